@@ -6,8 +6,8 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use larder_net::trace::{ExportError, Exporter};
 
 use crate::commands::{
-    bench, ca, completions, config, coordinator, dev, doctor, lookup, man, metrics, node, pin, plan, policy,
-    replay, size, status, top, unpin, r#where,
+    bench, ca, completions, config, coordinator, dev, doctor, events, health, list, lookup, man, metrics,
+    node, pin, plan, policy, replay, size, status, top, unpin, r#where,
 };
 use crate::logging::LogOptions;
 use crate::tracing::{self, host_name};
@@ -21,7 +21,7 @@ use crate::tracing::{self, host_name};
 Examples:
   larder replay --dev 4            Play a generated trace through four nodes, check every byte
   larder dev --nodes 1             Run a development cluster here until Ctrl-C
-  larder status                    Show the newest development cluster
+  larder status                    Show a cluster, and what is wrong with it
   larder top                       Watch its nodes
   larder plan trace.jsonl          Predict a trace's hit rates by policy, capacity and node count
   larder size config.json          Compute the size of a model's KV
@@ -29,9 +29,12 @@ Examples:
   larder ca init --dir ca          Make a certificate authority for a cluster
   larder help replay               Show the options of `replay`
 
+Commands that ask a cluster choose it by --coordinator, by LARDER_COORDINATOR, by the context file
+(LARDER_CONTEXT, or ~/.config/larder/context.toml), or else take the newest development cluster.
+
 Exit status:
-  0  success
-  1  the run failed: a wrong byte, a failed request, a process that died
+  0  success; for `status` and `health`: all is well
+  1  the run failed: a wrong byte, a failed request, a process that died, a degraded cluster
   2  wrong arguments, configuration or input file"
 )]
 pub(crate) struct Larder {
@@ -48,7 +51,10 @@ pub(crate) enum Command {
     Replay(replay::Args),
     Dev(dev::Args),
     Status(status::Args),
+    Health(health::Args),
     Top(top::Args),
+    List(list::Args),
+    Events(events::Args),
     Lookup(lookup::Args),
     Where(r#where::Args),
     Pin(pin::Args),
@@ -104,7 +110,10 @@ impl Command {
             Self::Replay(args) => replay::run(&args),
             Self::Dev(args) => dev::run(args),
             Self::Status(args) => status::run(&args),
+            Self::Health(args) => health::run(&args),
             Self::Top(args) => top::run(&args),
+            Self::List(args) => list::run(&args),
+            Self::Events(args) => events::run(&args),
             Self::Lookup(args) => lookup::run(&args),
             Self::Where(args) => r#where::run(&args),
             Self::Pin(args) => pin::run(&args),

@@ -1,12 +1,15 @@
-//! Where the processes of a cluster can be reached.
+//! The processes of a cluster: their addresses, and what they say. Whoever answers must be the one that was asked.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use anyhow::Context as _;
-use larder_coordinator::Status;
+use anyhow::{Context as _, bail, ensure};
+use larder_coordinator::{NodeStatus as Member, Status as CoordinatorStatus};
+use larder_node::Status as NodeStatus;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::http;
 
@@ -30,34 +33,165 @@ pub struct NodeAddress {
     pub sockets: BTreeMap<String, PathBuf>,
 }
 
-impl Addresses {
+impl NodeAddress {
     /// Asks a coordinator for its nodes, and each node for its session sockets. A node that does not answer has none.
     ///
     /// # Errors
     /// The coordinator does not answer.
-    pub fn discover(coordinator: SocketAddr) -> anyhow::Result<Self> {
-        let status: Status =
-            http::get_json(coordinator, "/status").context("cannot ask the coordinator for its nodes")?;
-        let ask = |node: larder_coordinator::NodeStatus| {
-            NodeAddress::discover(node.http).unwrap_or_else(|error| {
-                tracing::warn!(node = node.name, "a node cannot be asked for its sockets: {error:#}");
-                NodeAddress { name: node.name, http: node.http, sockets: BTreeMap::new() }
-            })
+    pub fn discover(coordinator: &impl Display) -> anyhow::Result<Vec<Self>> {
+        let (_, status) = ask_coordinator(coordinator).context("cannot ask the coordinator for its nodes")?;
+        let ask = |member: Member| {
+            let sockets = ask_member(&member).map(|(_, status)| status.sockets).unwrap_or_else(|error| {
+                tracing::warn!(node = member.name, "a node cannot be asked for its sockets: {error:#}");
+                BTreeMap::new()
+            });
+            Self { name: member.name, http: member.http, sockets }
         };
-        Ok(Self { coordinator: Some(coordinator), nodes: status.nodes.into_iter().map(ask).collect() })
+        Ok(status.nodes.into_iter().map(ask).collect())
+    }
+
+    /// Asks the node anew for its session sockets.
+    ///
+    /// # Errors
+    /// It does not answer, or another node does.
+    pub fn ask_again(self) -> anyhow::Result<Self> {
+        let (_, status) = ask_node(&self.http)?;
+        ensure!(status.name == self.name, is_another(&self.http, &status.name, &self.name));
+        Ok(Self { sockets: status.sockets, ..self })
     }
 }
 
-impl NodeAddress {
-    /// Asks a node for its name and session sockets.
-    ///
-    /// # Errors
-    /// The node does not answer.
-    pub fn discover(http: SocketAddr) -> anyhow::Result<Self> {
-        let larder_node::Status { name, sockets, .. } = http::get_json(http, "/status")?;
-        Ok(Self { name, http, sockets })
+/// What a coordinator says, in its own words and as far as they are understood.
+///
+/// # Errors
+/// It does not answer, or is none.
+pub(crate) fn ask_coordinator(address: &impl Display) -> anyhow::Result<(Value, CoordinatorStatus)> {
+    let said: Value = http::get_json(address, "/status")?;
+    if said["role"] == "node" || said.get("actors").is_some() {
+        bail!("{address} is a node, not a coordinator: ask it by --node {address}");
     }
+    let understood = CoordinatorStatus::deserialize(&said);
+    Ok((said, understood.with_context(|| http::not_larder(address))?))
+}
+
+/// What a node says, in its own words and as far as they are understood.
+///
+/// # Errors
+/// It does not answer, or is none.
+pub(crate) fn ask_node(address: &impl Display) -> anyhow::Result<(Value, NodeStatus)> {
+    let said: Value = http::get_json(address, "/status")?;
+    if said["role"] == "coordinator" {
+        bail!("{address} is a coordinator, not a node: ask it by --coordinator {address}");
+    }
+    let understood = NodeStatus::deserialize(&said);
+    Ok((said, understood.with_context(|| http::not_larder(address))?))
+}
+
+/// What a member of a cluster says: the node and the life of it that the coordinator knows, nobody else.
+///
+/// # Errors
+/// It does not answer, or another node or another life of it does.
+pub(crate) fn ask_member(member: &Member) -> anyhow::Result<(Value, NodeStatus)> {
+    let (said, status) = ask_node(&member.http)?;
+    ensure!(status.name == member.name, is_another(&member.http, &status.name, &member.name));
+    let (found, known) = (status.incarnation, member.incarnation);
+    ensure!(
+        found == known,
+        "{} at {} is in another life ({found}) than the coordinator knows ({known}): it joins within seconds of a \
+         restart, or its clock is wrong",
+        member.name,
+        member.http
+    );
+    Ok((said, status))
+}
+
+fn is_another(address: &impl Display, found: &str, asked: &str) -> String {
+    format!(
+        "{address} is {found}, not {asked}: {asked} registers an address that is not its own for others. Let its [http] \
+         listen and its [cluster] coordinator name addresses that other hosts reach, or set [cluster] advertise"
+    )
 }
 
 /// The tenant of a development cluster.
 pub const TENANT: &str = "default";
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::net::TcpListener;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// A server that gives this answer to everybody, as long as the test runs.
+    fn server(answer: Value) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+                while lines.next().is_some_and(|line| !line.unwrap().is_empty()) {}
+                let body = answer.to_string();
+                let head =
+                    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+                stream.write_all((head + &body).as_bytes()).unwrap();
+            }
+        });
+        address
+    }
+
+    fn node(name: &str, incarnation: u64) -> SocketAddr {
+        let words = json!({"name": name, "incarnation": incarnation, "ready": true, "uptime_seconds": 1.0, "actors": []});
+        server(words)
+    }
+
+    fn member(name: &str, incarnation: u64, http: SocketAddr) -> Member {
+        let peer = "127.0.0.1:1";
+        serde_json::from_value(json!({"name": name, "incarnation": incarnation, "http": http, "peer": peer}))
+            .unwrap()
+    }
+
+    fn error<T>(result: anyhow::Result<T>) -> String {
+        format!("{:#}", result.err().unwrap())
+    }
+
+    #[test]
+    fn only_the_node_and_the_life_that_were_asked_count_as_an_answer() {
+        let http = node("node-1", 7);
+        assert_eq!(ask_member(&member("node-1", 7, http)).unwrap().1.name, "node-1");
+        let another = error(ask_member(&member("node-0", 7, http)));
+        assert!(another.starts_with(&format!("{http} is node-1, not node-0: ")), "{another}");
+        let life = error(ask_member(&member("node-1", 8, http)));
+        assert!(life.contains("in another life (7) than the coordinator knows (8)"), "{life}");
+    }
+
+    #[test]
+    fn a_node_that_is_asked_as_coordinator_and_the_other_way_round_are_named() {
+        let http = node("node-1", 7);
+        let text = error(ask_coordinator(&http));
+        assert_eq!(text, format!("{http} is a node, not a coordinator: ask it by --node {http}"));
+        let words = json!({"role": "coordinator", "version": "1", "uptime_seconds": 1.0, "nodes": []});
+        let http = server(words);
+        assert!(ask_coordinator(&http).is_ok());
+        let text = error(ask_node(&http));
+        assert_eq!(text, format!("{http} is a coordinator, not a node: ask it by --coordinator {http}"));
+    }
+
+    #[test]
+    fn a_server_of_another_kind_is_named() {
+        let http = server(json!({"hello": 1}));
+        let expected = format!("{http} does not answer as a Larder server of this version");
+        assert!(
+            error(ask_node(&http)).starts_with(&expected)
+                && error(ask_coordinator(&http)).starts_with(&expected)
+        );
+    }
+
+    #[test]
+    fn a_node_whose_place_another_took_is_not_asked_for_its_sockets() {
+        let known = NodeAddress { name: "node-0".into(), http: node("node-1", 7), sockets: BTreeMap::new() };
+        assert!(error(known.ask_again()).contains("is node-1, not node-0"));
+    }
+}

@@ -220,7 +220,7 @@ async fn start_processes(options: &DevOptions, files: &Files) -> Result<(Address
 
 /// How many members the table has that a node follows; 0 if it does not answer yet.
 async fn members_in_table_of(node: SocketAddr) -> usize {
-    let asked = tokio::task::spawn_blocking(move || http::get_json::<Status>(node, "/status"));
+    let asked = tokio::task::spawn_blocking(move || http::get_json::<Status>(&node, "/status"));
     let status = asked.await.ok().and_then(Result::ok);
     status.and_then(|status| status.cluster).map_or(0, |cluster| cluster.members)
 }

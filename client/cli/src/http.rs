@@ -1,6 +1,7 @@
 //! Asks Larder's own servers.
 
-use std::net::SocketAddr;
+use std::fmt::Display;
+use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -10,26 +11,39 @@ use ureq::Body;
 use ureq::http::Response;
 
 /// `GET http://ADDRESS PATH` as JSON.
-pub(crate) fn get_json<T: DeserializeOwned>(address: SocketAddr, path: &str) -> anyhow::Result<T> {
+pub(crate) fn get_json<T: DeserializeOwned>(address: &impl Display, path: &str) -> anyhow::Result<T> {
     let url = format!("http://{address}{path}");
     json(&url, read(&url, agent().get(&url).call())?)
 }
 
 /// `GET http://ADDRESS PATH` as text.
-pub(crate) fn get_text(address: SocketAddr, path: &str) -> anyhow::Result<String> {
+pub(crate) fn get_text(address: &impl Display, path: &str) -> anyhow::Result<String> {
     let url = format!("http://{address}{path}");
     Ok(String::from_utf8_lossy(&read(&url, agent().get(&url).call())?).into_owned())
 }
 
 /// `POST http://ADDRESS PATH` with JSON, answered in JSON.
 pub(crate) fn post_json<T: DeserializeOwned>(
-    address: SocketAddr,
+    address: &impl Display,
     path: &str,
     body: &impl Serialize,
 ) -> anyhow::Result<T> {
     let url = format!("http://{address}{path}");
     let request = agent().post(&url).content_type("application/json");
     json(&url, read(&url, request.send(serde_json::to_vec(body)?))?)
+}
+
+/// `GET http://ADDRESS PATH` as lines, for as long as the server sends them.
+pub(crate) fn get_lines(
+    address: &str,
+    path: &str,
+) -> anyhow::Result<impl Iterator<Item = std::io::Result<String>> + use<>> {
+    let url = format!("http://{address}{path}");
+    let agent =
+        ureq::Agent::config_builder().timeout_connect(Some(TIMEOUT)).timeout_recv_response(Some(TIMEOUT));
+    let answer = ureq::Agent::from(agent.build()).get(&url).call();
+    let answer = answer.with_context(|| format!("no answer from {url}"))?;
+    Ok(BufReader::new(answer.into_body().into_reader()).lines())
 }
 
 fn agent() -> ureq::Agent {
@@ -43,8 +57,12 @@ fn read(url: &str, answer: Result<Response<Body>, ureq::Error>) -> anyhow::Resul
 }
 
 fn json<T: DeserializeOwned>(url: &str, body: Vec<u8>) -> anyhow::Result<T> {
-    serde_json::from_slice(&body)
-        .with_context(|| format!("{url} does not answer as a Larder server of this version"))
+    serde_json::from_slice(&body).with_context(|| not_larder(&url))
+}
+
+/// The sentence about a server whose answer is not understood.
+pub(crate) fn not_larder(server: &impl Display) -> String {
+    format!("{server} does not answer as a Larder server of this version")
 }
 
 const TIMEOUT: Duration = Duration::from_secs(5);

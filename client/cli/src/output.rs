@@ -43,6 +43,27 @@ pub(crate) fn count(number: u64) -> String {
     indicatif::HumanCount(number).to_string()
 }
 
+/// A part of a whole. Only the whole is 100 %, and only nothing is 0 %.
+pub(crate) fn percent(share: f64) -> String {
+    let percent = 100.0 * share;
+    match share {
+        share if share < 1.0 && percent >= 99.95 => "99.9 %".to_owned(),
+        share if share > 0.0 && percent < 0.05 => "0.1 %".to_owned(),
+        _ => format!("{percent:.1} %"),
+    }
+}
+
+/// A time in the unit that people read.
+pub(crate) fn duration(seconds: f64) -> String {
+    match seconds as u64 {
+        0..=9 => format!("{seconds:.1} s"),
+        s @ 10..=119 => format!("{s} s"),
+        s @ 120..=7_199 => format!("{} min", s / 60),
+        s @ 7_200..=172_799 => format!("{} h", s / 3_600),
+        s => format!("{} d", s / 86_400),
+    }
+}
+
 /// `1 node`, `2 nodes`.
 pub(crate) fn counted(number: usize, noun: &str) -> String {
     format!("{} {noun}{}", count(number as u64), if number == 1 { "" } else { "s" })
@@ -55,6 +76,18 @@ fn closed_pipe_is_fine(result: io::Result<()>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_whole_is_a_hundred_percent_and_only_nothing_none() {
+        let shown = [0.0, 0.000_1, 0.25, 0.999_9, 1.0].map(percent);
+        assert_eq!(shown, ["0.0 %", "0.1 %", "25.0 %", "99.9 %", "100.0 %"]);
+    }
+
+    #[test]
+    fn times_are_shown_in_one_unit() {
+        let shown = [0.04, 12.7, 200.0, 7_200.0, 200_000.0].map(duration);
+        assert_eq!(shown, ["0.0 s", "12 s", "3 min", "2 h", "2 d"]);
+    }
 
     #[test]
     fn only_a_closed_pipe_is_fine() {

@@ -22,7 +22,7 @@ use crate::{namespace_file, values};
 #[derive(Debug, clap::Args)]
 pub(crate) struct PromptArgs {
     /// Ids of the prompt's full blocks in the trace, first to last
-    #[arg(required_unless_present_any = ["tokens", "hashes"], conflicts_with_all = ["namespace"], value_name = "BLOCK_ID")]
+    #[arg(conflicts_with_all = ["namespace"], value_name = "BLOCK_ID")]
     block_ids: Vec<u64>,
 
     /// The blocks' trace [default: the trace that `larder replay` generates]
@@ -63,8 +63,11 @@ impl PromptArgs {
     /// The namespace, and the prompt in it.
     ///
     /// # Errors
-    /// A file cannot be read, or the namespace's chunks are not hashed from tokens.
+    /// No prompt is named, a file cannot be read, or the namespace's chunks are not hashed from tokens.
     pub(crate) fn read(&self) -> anyhow::Result<(NamespaceSpec, Prompt)> {
+        if self.block_ids.is_empty() && self.tokens.is_none() && self.hashes.is_none() {
+            return Err(Usage(NO_PROMPT.into()).into());
+        }
         let spec = match &self.namespace {
             Some(path) => namespace_file::read(path)?,
             None => replay_namespace(self.block_bytes),
@@ -157,6 +160,10 @@ fn parse_list<T>(text: &str, parse: impl Fn(&str) -> anyhow::Result<T>) -> anyho
     };
     words.iter().map(|word| parse(word).with_context(|| format!("`{word}`"))).collect()
 }
+
+/// What a command line without a prompt is told.
+const NO_PROMPT: &str = "name a prompt: the ids of its blocks in a trace (`0 1 2`), its tokens (`--namespace FILE --tokens FILE`), \
+    or the hashes of its chunks (`--namespace FILE --hashes FILE`)";
 
 /// Far more than the longest prompt has.
 const MAX_INPUT_BYTES: u64 = 256 << 20;

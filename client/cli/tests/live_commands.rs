@@ -64,7 +64,11 @@ impl Drop for Played {
 
 fn command(runtime: &TempDir, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
-    command.args(args).env("XDG_RUNTIME_DIR", runtime.path()).env_remove("LARDER_LOG");
+    command
+        .args(args)
+        .env("XDG_RUNTIME_DIR", runtime.path())
+        .env_remove("LARDER_LOG")
+        .env_remove("LARDER_COORDINATOR");
     command
 }
 
@@ -76,6 +80,11 @@ fn a_pin_outlives_the_command_that_made_it_and_ends_by_its_number() {
     let made: Vec<&Value> = pinned.as_array().unwrap().iter().filter(|row| !row["pin"].is_null()).collect();
     assert!(!made.is_empty(), "{pinned}");
     assert_eq!(played.pins().iter().sum::<u64>(), made.len() as u64);
+    let listed = played.json(&["list", "pins"]);
+    let listed: Vec<(&Value, &Value)> =
+        listed.as_array().unwrap().iter().map(|pin| (&pin["node"], &pin["pin"])).collect();
+    let expected: Vec<(&Value, &Value)> = made.iter().map(|pin| (&pin["node"], &pin["pin"])).collect();
+    assert_eq!(listed, expected);
     for pin in made {
         assert_eq!(pin["seconds"], 300.0);
         assert!(pin["chunks"].as_u64().unwrap() > 0, "{pin}");
@@ -83,7 +92,10 @@ fn a_pin_outlives_the_command_that_made_it_and_ends_by_its_number() {
         assert_eq!(played.run(&["unpin", &number]).status.code(), Some(2), "two nodes: which one's?");
         let unpinned = played.json(&["unpin", &number, "--socket", socket]);
         assert_eq!(unpinned["unpinned"].to_string(), number);
-        assert_eq!(played.run(&["unpin", &number, "--socket", socket]).status.code(), Some(1), "it is gone");
+        let gone = played.run(&["unpin", &number, "--socket", socket]);
+        assert_eq!(gone.status.code(), Some(1), "it is gone");
+        let said = String::from_utf8(gone.stderr).unwrap();
+        assert!(said.contains(&format!("this tenant has no pin {number} on this device")), "{said}");
     }
     assert_eq!(played.pins(), [0, 0]);
 
@@ -108,6 +120,42 @@ fn where_says_what_the_directory_knows_of_a_prompt() {
     let stranger = played.json(&["where", "0", "--block-bytes", "4096", "--tenant", "red"]);
     assert_eq!(stranger["cluster"]["chunks"], 0, "another tenant's chunks have other names");
     assert_eq!(played.run(&["where", "0", "--tenant", "no/name"]).status.code(), Some(2));
+}
+
+#[test]
+fn lists_and_events_show_what_nodes_hold_as_lines_for_scripts() {
+    let played = Played::new();
+    let text = |args: &[&str]| {
+        let output = played.run(args);
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let chunks: u64 = text(&["status", "-o", "tsv"])
+        .lines()
+        .skip(1)
+        .map(|line| line.split('\t').nth(4).unwrap().parse::<u64>().unwrap())
+        .sum();
+    let held = text(&["events"]);
+    assert_eq!(held.lines().filter(|line| line.contains("\theld\t")).count() as u64, chunks);
+    let tenants = text(&["list", "tenants", "-o", "tsv"]);
+    let tenants: Vec<Vec<&str>> = tenants.lines().map(|line| line.split('\t').collect()).collect();
+    assert_eq!((tenants.len(), tenants[1][1], tenants[1].len()), (3, "default", 8), "{tenants:?}");
+    let namespaces = played.json(&["list", "namespaces"]);
+    assert_eq!(namespaces[0]["tenant"], "default", "{namespaces}");
+    assert_eq!(played.json(&["list", "sessions"]), serde_json::json!([]), "the replay has ended");
+    let plain = text(&["status"]);
+    assert!(plain.is_ascii() && plain.lines().all(|line| line.len() <= 80), "{plain}");
+}
+
+#[test]
+fn a_command_without_a_prompt_says_what_names_one() {
+    let runtime = tempfile::tempdir().unwrap();
+    for name in ["lookup", "where", "pin"] {
+        let output = command(&runtime, &[name]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("name a prompt") && said.contains("--tokens FILE"), "{said}");
+    }
 }
 
 #[test]
@@ -163,6 +211,11 @@ fn top_shows_one_interval_of_every_node() {
         "{text}"
     );
     assert!(!text.contains('\x1b'), "{text}");
+    let twice = played.json(&["top", "--interval", "50ms", "--node", address, "--node", address]);
+    assert_eq!(
+        (&twice["total"]["arena_bytes"], twice["nodes"].as_array().unwrap().len()),
+        (&(16 << 20).into(), 1)
+    );
     let silent = played.json(&["top", "--node", "127.0.0.1:9", "--interval", "1ms"]);
     assert_eq!(silent["nodes"][0]["state"], "silent");
 }

@@ -23,7 +23,11 @@ impl Place {
 
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
-        command.args(args).env("XDG_RUNTIME_DIR", self.runtime.path()).env_remove("LARDER_LOG");
+        command
+            .args(args)
+            .env("XDG_RUNTIME_DIR", self.runtime.path())
+            .env_remove("LARDER_LOG")
+            .env_remove("LARDER_COORDINATOR");
         command
     }
 
@@ -157,7 +161,7 @@ fn a_replay_through_the_nodes_of_a_coordinator_shows_in_status_and_lookup() {
     assert_eq!(actor["tokens_asked"], report["tokens_asked"]);
     assert_eq!(actor["tokens_hit"], report["tokens_hit"]);
     assert_eq!((&actor["sessions"], &actor["leases"]), (&0.into(), &0.into()), "{status}");
-    let table = String::from_utf8(place.run(&["status"]).stdout).unwrap();
+    let table = String::from_utf8(place.run(&["status", "-o", "wide"]).stdout).unwrap();
     assert!(
         table.contains("1 node, epoch 1.1\n") && table.contains("node-0") && table.contains("adaptive"),
         "{table}"

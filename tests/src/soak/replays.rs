@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use larder_cli::cluster::Addresses;
+use larder_cli::cluster::{Addresses, NodeAddress};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdout};
@@ -155,7 +155,7 @@ impl DevCluster {
         let addresses = self.addresses.clone();
         let serve = move || {
             let Some(coordinator) = addresses.coordinator else { return false };
-            let nodes = Addresses::discover(coordinator).map(|found| found.nodes.len());
+            let nodes = NodeAddress::discover(&coordinator).map(|found| found.len());
             nodes.is_ok_and(|nodes| nodes == addresses.nodes.len())
         };
         let start = now();

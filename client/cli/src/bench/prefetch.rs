@@ -135,7 +135,7 @@ impl PrefetchBench {
 fn wait_for_disk(node: SocketAddr) -> anyhow::Result<()> {
     let start = now();
     loop {
-        let status: Status = http::get_json(node, "/status")?;
+        let status: Status = http::get_json(&node, "/status")?;
         let disk = status.actors.first().and_then(|actor| actor.disk);
         if disk.context("the node has a disk")?.waiting_bytes == 0 {
             return Ok(());

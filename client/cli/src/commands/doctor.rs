@@ -1,20 +1,20 @@
 //! `larder doctor`: what of this machine is in a node's way, and what to do about it.
 
 use std::io::IsTerminal as _;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::Context as _;
-use larder_coordinator::Status;
 use larder_node::Config;
 use larder_node::host::HostFacts;
 use serde::Serialize;
 
+use crate::address::HostPort;
+use crate::cluster::ask_coordinator;
 use crate::doctor::{Files, Finding, Level, Probes, Subject};
 use crate::failure::{FAILED, Usage};
-use crate::{http, output};
+use crate::output;
 
 /// Find this machine's problems for a node, and say what to do
 ///
@@ -45,8 +45,8 @@ pub(crate) struct Args {
     peers: Vec<String>,
 
     /// Check the paths to all members that this coordinator knows
-    #[arg(long, value_name = "ADDR")]
-    coordinator: Option<SocketAddr>,
+    #[arg(long, value_name = "ADDR", value_parser = HostPort::of_coordinator)]
+    coordinator: Option<HostPort>,
 
     /// Check this folder for the disk tier [default: the folder in the configuration]
     #[arg(long, value_name = "DIR")]
@@ -84,8 +84,8 @@ fn subject(args: &Args) -> anyhow::Result<Subject> {
     let config = config.context(Usage("the configuration cannot be used".into()))?.unwrap_or_default();
     let mut targets: Vec<String> = config.cluster.iter().map(|cluster| cluster.coordinator.clone()).collect();
     targets.extend(args.peers.iter().cloned());
-    if let Some(coordinator) = args.coordinator {
-        let status: Status = http::get_json(coordinator, "/status")?;
+    if let Some(coordinator) = &args.coordinator {
+        let (_, status) = ask_coordinator(coordinator)?;
         targets.extend(status.nodes.iter().map(|node| node.peer.to_string()));
     }
     let host = HostFacts::read(root)?;

@@ -10,6 +10,7 @@ use larder_protocol::NamespaceSpec;
 use larder_protocol::session::{Found, Span};
 use serde::Serialize;
 
+use crate::listing::{Cell, Format, FormatArgs, Listing, column};
 use crate::prompt::{Prompt, PromptArgs};
 use crate::{output, visit};
 
@@ -41,9 +42,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// Print JSON: an array with one object for each device
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    format: FormatArgs,
 }
 
 /// The part of the prompt that one device of a node holds.
@@ -52,6 +52,8 @@ struct PrefixHeld {
     node: String,
     device: u16,
     prompt_tokens: u64,
+    /// The most that may be found: full chunks, before the last token, which is always computed.
+    tokens_possible: u64,
     tokens_found: u64,
     spans: Vec<HeldSpan>,
 }
@@ -74,10 +76,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             held.push(answer.with_context(|| format!("node {}", session.node()))?);
         }
     }
-    if args.json {
-        output::print_json(&held)?;
-    } else {
-        output::print(&table(&held))?;
+    match args.format.format() {
+        Format::Json => output::print_json(&held)?,
+        format => output::print(&list(&held).text(format))?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -107,26 +108,54 @@ fn ask(
         node: session.node().to_owned(),
         device: session.device(),
         prompt_tokens,
+        tokens_possible: possible(prompt_tokens, chunk_tokens),
         tokens_found: tokens,
         spans: spans.into_iter().map(span).collect(),
     })
 }
 
-fn table(held: &[PrefixHeld]) -> String {
-    let mut table = output::table(&["node", "device", "tier", "chunks", "tokens found", "of prompt"]);
-    for PrefixHeld { node, device, prompt_tokens, tokens_found, spans } in held {
-        let share = 100.0 * *tokens_found as f64 / (*prompt_tokens).max(1) as f64;
-        let total = [String::new(), "all".into(), tokens_found.to_string(), format!("{share:.1} %")];
-        let rows = spans.iter().map(|span| {
+/// The most tokens of a prompt that a lookup may find.
+fn possible(prompt_tokens: u64, chunk_tokens: u64) -> u64 {
+    let before_last = prompt_tokens.saturating_sub(1);
+    before_last - before_last % chunk_tokens.max(1)
+}
+
+fn list(held: &[PrefixHeld]) -> Listing {
+    let mut list =
+        Listing::new(&["node", "device", "tier", "chunks", "tokens found", "of possible"].map(column));
+    for PrefixHeld { node, device, tokens_possible, tokens_found, spans, .. } in held {
+        let first = || [node.as_str().into(), Cell::Count((*device).into())].into_iter();
+        for span in spans {
             let chunks = format!("{} to {}", span.from_chunk, span.to_chunk.saturating_sub(1));
-            [span.tier.to_owned(), chunks, span.tokens.to_string(), String::new()]
-        });
-        for row in rows.chain([total]) {
-            table.add_row([node.clone(), device.to_string()].into_iter().chain(row));
+            list.add(first().chain([span.tier.into(), chunks.into(), Cell::Count(span.tokens)]));
         }
+        let share = *tokens_found as f64 / (*tokens_possible).max(1) as f64;
+        let all = ["all".into(), Cell::Unknown, Cell::Count(*tokens_found), Cell::Share(share)];
+        list.add(first().chain(all));
     }
-    for column in [4, 5] {
-        output::align_right(&mut table, column);
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_hit_is_a_hundred_percent_though_a_token_is_left_to_compute() {
+        for (prompt_tokens, chunk_tokens, most) in
+            [(1_025, 512, 1_024), (1_024, 512, 512), (1, 512, 0), (0, 512, 0)]
+        {
+            assert_eq!(possible(prompt_tokens, chunk_tokens), most);
+        }
+        let full = PrefixHeld {
+            node: "a".into(),
+            device: 0,
+            prompt_tokens: 1_025,
+            tokens_possible: 1_024,
+            tokens_found: 1_024,
+            spans: Vec::new(),
+        };
+        let text = list(&[full]).text(Format::Table);
+        assert!(text.contains("100.0 %"), "{text}");
     }
-    table.to_string()
 }

@@ -3,7 +3,6 @@
 mod live;
 
 use std::fmt::Write as _;
-use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use larder_coordinator::COORDINATOR;
@@ -11,6 +10,7 @@ use larder_net::metrics::{Kind, Label, Metric, Section, Values};
 use larder_node::metrics::table::NODE;
 use serde::Serialize;
 
+use crate::address::HostPort;
 use crate::{http, output};
 use live::{Sample, Samples};
 
@@ -25,12 +25,12 @@ Examples:
   larder metrics --markdown > docs/metrics.md     The page of the documentation")]
 pub(crate) struct Args {
     /// Show the present values of this node
-    #[arg(long, value_name = "ADDR")]
-    node: Option<SocketAddr>,
+    #[arg(long, value_name = "ADDR", value_parser = HostPort::of_node)]
+    node: Option<HostPort>,
 
     /// Show the present values of this coordinator
-    #[arg(long, value_name = "ADDR", conflicts_with = "node")]
-    coordinator: Option<SocketAddr>,
+    #[arg(long, value_name = "ADDR", value_parser = HostPort::of_coordinator, conflicts_with = "node")]
+    coordinator: Option<HostPort>,
 
     /// Print JSON: an array with one object a metric
     #[arg(long)]
@@ -77,8 +77,8 @@ struct LabelRow {
 type Table = (&'static str, &'static [Section]);
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let asked = [("node", args.node), ("coordinator", args.coordinator)];
-    let asked = asked.into_iter().find_map(|(server, address)| Some((server, address?)));
+    let asked = [("node", &args.node), ("coordinator", &args.coordinator)];
+    let asked = asked.into_iter().find_map(|(server, address)| Some((server, address.as_ref()?)));
     let samples = asked.map(|(_, address)| http::get_text(address, "/metrics")).transpose()?;
     let samples = samples.map(|text| Samples::parse(&text));
     let tables: Vec<Table> = [("node", NODE), ("coordinator", COORDINATOR)]

@@ -10,6 +10,7 @@ use larder_protocol::NamespaceSpec;
 use serde::Serialize;
 
 use crate::failure::FAILED;
+use crate::listing::{Cell, Format, FormatArgs, Listing, column};
 use crate::prompt::{Prompt, PromptArgs};
 use crate::{output, values, visit};
 
@@ -39,9 +40,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// Print JSON: an array with one object for each device
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    format: FormatArgs,
 }
 
 /// The part of the prompt that one device pinned.
@@ -66,10 +66,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             pinned.push(answer.with_context(|| format!("node {}", session.node()))?);
         }
     }
-    if args.json {
-        output::print_json(&pinned)?;
-    } else {
-        output::print(&table(&pinned))?;
+    match args.format.format() {
+        Format::Json => output::print_json(&pinned)?,
+        format => output::print(&list(&pinned).text(format))?,
     }
     let any = pinned.iter().any(|pinned| pinned.pin.is_some());
     Ok(if any { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
@@ -95,15 +94,16 @@ fn pin(
     })
 }
 
-fn table(pinned: &[Pinned]) -> String {
-    let mut table = output::table(&["node", "device", "pin", "chunks", "tokens", "for"]);
+fn list(pinned: &[Pinned]) -> Listing {
+    let mut list = Listing::new(&["node", "device", "pin", "chunks", "tokens", "for"].map(column));
     for Pinned { node, device, pin, chunks, tokens, seconds, .. } in pinned {
         let (pin, seconds) = match pin {
-            Some(pin) => (pin.to_string(), format!("{seconds} s")),
-            None => ("nothing to pin".into(), String::new()),
+            Some(pin) => (pin.to_string(), Cell::Seconds(*seconds)),
+            None => ("nothing to pin".into(), Cell::Unknown),
         };
-        let device = device.to_string();
-        table.add_row([node.clone(), device, pin, chunks.to_string(), tokens.to_string(), seconds]);
+        let numbers = [Cell::Count((*chunks).into()), Cell::Count(*tokens), seconds];
+        let first = [node.as_str().into(), Cell::Count((*device).into()), pin.into()];
+        list.add(first.into_iter().chain(numbers));
     }
-    table.to_string()
+    list
 }

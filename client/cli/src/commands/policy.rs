@@ -1,6 +1,5 @@
 //! `larder policy`: which chunks nodes evict first.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,8 +15,11 @@ use larder_protocol::peer::{PeerRequest, PeerResponse};
 use serde::Serialize;
 use tokio::time::timeout;
 
+use crate::cluster::{ask_coordinator, ask_member};
+use crate::context::{Chosen, ClusterArg};
 use crate::failure::{FAILED, Usage};
-use crate::{dev, http, output, values};
+use crate::listing::{Cell, Format, FormatArgs, Listing, column};
+use crate::{output, values};
 
 /// Show the eviction policies of nodes, or set one while they run
 ///
@@ -40,9 +42,8 @@ pub(crate) struct Args {
     #[arg(value_name = "POLICY", value_parser = values::policy())]
     policy: Option<PolicyName>,
 
-    /// Ask the nodes that this coordinator knows [default: the newest development cluster]
-    #[arg(long, value_name = "ADDR")]
-    coordinator: Option<SocketAddr>,
+    #[command(flatten)]
+    cluster: ClusterArg,
 
     /// Ask this member only; may be given several times
     #[arg(long = "member", value_name = "NAME")]
@@ -60,9 +61,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", requires = "ca")]
     key: Option<PathBuf>,
 
-    /// Print JSON: one object with `nodes`
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    format: FormatArgs,
 }
 
 /// The output of `--json`.
@@ -81,11 +81,8 @@ struct NodeReport {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let coordinator = match args.coordinator {
-        Some(coordinator) => coordinator,
-        None => dev::newest()?.coordinator.context("the development cluster has no coordinator")?,
-    };
-    let status: larder_coordinator::Status = http::get_json(coordinator, "/status")?;
+    let Chosen { coordinator, admin } = args.cluster.choose()?;
+    let (_, status) = ask_coordinator(&coordinator)?;
     let mut members = status.nodes;
     if let Some(unknown) = args.members.iter().find(|&name| members.iter().all(|node| node.name != *name)) {
         return Err(Usage(format!("--member: the coordinator knows no node `{unknown}`")).into());
@@ -94,14 +91,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     members.sort_by(|one, other| one.name.cmp(&other.name));
     let mut errors: Vec<Option<String>> = vec![None; members.len()];
     if let Some(policy) = args.policy {
-        errors = set(&args.credentials()?, policy, &members)?;
+        errors = set(&args.credentials(admin)?, policy, &members)?;
     }
     let report = |(member, error)| NodeReport::of(member, error);
     let report = Report { nodes: members.iter().zip(errors).map(report).collect() };
-    if args.json {
-        output::print_json(&report)?;
-    } else {
-        output::print(&report.table())?;
+    match args.format.format() {
+        Format::Json => output::print_json(&report)?,
+        format => output::print(&report.list().text(format))?,
     }
     let failed = report.nodes.iter().any(|node| node.error.is_some());
     Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
@@ -147,8 +143,8 @@ async fn ask(credentials: &Credentials, policy: PolicyName, member: &NodeStatus)
 impl NodeReport {
     fn of(member: &NodeStatus, error: Option<String>) -> Self {
         let name = member.name.clone();
-        match http::get_json::<larder_node::Status>(member.http, "/status") {
-            Ok(status) => {
+        match ask_member(member) {
+            Ok((_, status)) => {
                 Self { name, policies: status.actors.into_iter().map(|actor| actor.policy).collect(), error }
             }
             Err(silent) => {
@@ -159,35 +155,35 @@ impl NodeReport {
 }
 
 impl Report {
-    fn table(&self) -> String {
-        let mut table = output::table(&["node", "device", "policy", "what goes first"]);
+    fn list(&self) -> Listing {
+        let mut list = Listing::new(&["node", "device", "policy", "what goes first"].map(column));
         for NodeReport { name, policies, error } in &self.nodes {
             for (device, policy) in policies.iter().enumerate() {
                 let about = policy.parse().map_or("", PolicyName::about);
-                table.add_row([name, &device.to_string(), policy, about]);
+                let device = Cell::Count(device as u64);
+                list.add([name.as_str().into(), device, policy.as_str().into(), about.into()]);
             }
             if let Some(error) = error {
-                table.add_row([name, "", "", &format!("failed: {error}")]);
+                list.add([
+                    name.as_str().into(),
+                    Cell::Unknown,
+                    Cell::Unknown,
+                    format!("failed: {error}").into(),
+                ]);
             }
         }
-        table.to_string()
+        list
     }
 }
 
 impl Args {
-    /// An admin's: those given, or the development cluster's own.
-    fn credentials(&self) -> anyhow::Result<Credentials> {
-        let files = match (&self.ca, &self.certificate, &self.key) {
-            (Some(ca), Some(certificate), Some(key)) => {
-                CredentialFiles { ca: ca.clone(), certificate: certificate.clone(), key: key.clone() }
-            }
-            _ if self.coordinator.is_none() => dev::newest_admin()?,
-            _ => {
-                let text =
-                    "a change needs an admin's --ca, --certificate and --key: `larder ca issue admin NAME`";
-                return Err(Usage(text.into()).into());
-            }
-        };
+    /// An admin's: those given, or those that the chosen cluster comes with.
+    fn credentials(&self, of_cluster: Option<CredentialFiles>) -> anyhow::Result<Credentials> {
+        let given = self.ca.clone().zip(self.certificate.clone()).zip(self.key.clone());
+        let given = given.map(|((ca, certificate), key)| CredentialFiles { ca, certificate, key });
+        let files = given.or(of_cluster).context(Usage(
+            "a change needs an admin's --ca, --certificate and --key: `larder ca issue admin NAME`".into(),
+        ))?;
         let credentials = Credentials::load(&files).context(Usage("cannot use the certificate".into()))?;
         let role = credentials.identity().role;
         if role != Role::Admin {

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal as _};
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::process::ExitCode;
@@ -10,8 +9,9 @@ use std::time::Duration;
 
 use larder_core::store::policy::PolicyName;
 
+use crate::address::HostPort;
 use crate::clock::now;
-use crate::cluster::{Addresses, NodeAddress};
+use crate::cluster::NodeAddress;
 use crate::content::TraceName;
 use crate::dev::{DevCluster, DevDisk, DevOptions};
 use crate::failure::{FAILED, Usage};
@@ -59,8 +59,8 @@ pub(crate) struct Args {
     dev: u16,
 
     /// Use the nodes that this coordinator knows
-    #[arg(long, value_name = "ADDR")]
-    coordinator: Option<SocketAddr>,
+    #[arg(long, value_name = "ADDR", value_parser = HostPort::of_coordinator)]
+    coordinator: Option<HostPort>,
 
     /// Limit of chunks that each node keeps, for all its actors together
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNKS_PER_NODE, conflicts_with = "coordinator",
@@ -232,8 +232,9 @@ impl Args {
 
     /// The nodes to play through, with the cluster that was started for it.
     async fn nodes(&self) -> anyhow::Result<(Option<DevCluster>, Vec<NodeAddress>)> {
-        if let Some(coordinator) = self.coordinator {
-            let nodes = tokio::task::spawn_blocking(move || Addresses::discover(coordinator)).await??.nodes;
+        if let Some(coordinator) = self.coordinator.clone() {
+            let asked = coordinator.clone();
+            let nodes = tokio::task::spawn_blocking(move || NodeAddress::discover(&asked)).await??;
             if nodes.is_empty() {
                 bail!("the coordinator at {coordinator} knows no nodes");
             }
@@ -256,7 +257,7 @@ impl Args {
             None => format!("{requests} of a generated trace"),
         };
         let block = output::bytes(self.block_bytes);
-        let capacity = match self.coordinator {
+        let capacity = match &self.coordinator {
             Some(_) => format!("chunks of {block}"),
             None => format!("{} chunks of {block}, {}", output::count(self.chunks_per_node), self.policy),
         };

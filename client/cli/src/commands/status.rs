@@ -1,245 +1,243 @@
-//! `larder status`: what nodes and coordinator say of themselves.
+//! `larder status`: what nodes and coordinator say of themselves, and what is wrong.
 
-use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use larder_coordinator::Status as CoordinatorStatus;
+use larder_coordinator::{LostStatus, Status as CoordinatorStatus};
+use larder_node::ActorStatus;
 use larder_node::metrics::TenantRates;
-use larder_node::{ActorStatus, ObjectStatus, Status as NodeStatus};
-use serde::{Deserialize, Serialize};
+use serde_json::json;
 
-use crate::cluster::Addresses;
-use crate::{dev, http, output};
+use crate::failure::FAILED;
+use crate::listing::{Cell, Format, FormatArgs, Listing, column, wide};
+use crate::output::{self, counted, duration};
+use crate::survey::{Servers, Survey, Surveyed};
 
-/// Show the state of nodes and coordinator
+/// Show the state of nodes and coordinator, and what is wrong
+///
+/// A member that was removed after long silence stays in the list as `lost`, until it comes back or the coordinator forgets it
+/// (membership.remember_lost_ms). A node counts as answering only if it has the name and the incarnation that the coordinator
+/// knows.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  larder status                                The newest development cluster
-  larder status --coordinator 127.0.0.1:7600   The nodes that this coordinator knows
-  larder status --node 127.0.0.1:7601 --json   One node, as JSON")]
+  larder status                                The cluster of the context, or the newest development cluster
+  larder status --coordinator larder.example   The nodes that this coordinator knows
+  larder status --node 127.0.0.1:9440 --json   One node, as JSON
+  larder status -o tsv | cut -f 1,2            Names and states, for scripts
+
+JSON is one object: `health`, `troubles`, and each server's own words in `coordinator` and `nodes`. A node that does not answer
+has `name`, `http` and `error` instead.
+
+Exit status: 0 if all is well; 1 if something is wrong (`degraded`), or nobody answers; 2 after wrong arguments.")]
 pub(crate) struct Args {
-    /// Ask this coordinator and its nodes
-    #[arg(long, value_name = "ADDR")]
-    coordinator: Option<SocketAddr>,
+    #[command(flatten)]
+    servers: Servers,
 
-    /// Ask this node; may be given several times
-    #[arg(long = "node", value_name = "ADDR", conflicts_with = "coordinator")]
-    nodes: Vec<SocketAddr>,
-
-    /// Print JSON: one object with `coordinator` and `nodes`
-    #[arg(long)]
-    json: bool,
-}
-
-/// What `--json` prints: each server's own words. A node that does not answer has `name`, `http` and `error` instead.
-#[derive(Debug, Serialize)]
-struct ClusterStatus {
-    coordinator: Option<serde_json::Value>,
-    nodes: Vec<serde_json::Value>,
-}
-
-/// A node that does not answer.
-#[derive(Debug, Serialize, Deserialize)]
-struct SilentNode {
-    name: String,
-    http: SocketAddr,
-    error: String,
+    #[command(flatten)]
+    format: FormatArgs,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let status = ask(args)?;
-    if args.json {
-        output::print_json(&status)?;
-    } else {
-        output::print(&tables(&status)?)?;
+    let survey = args.servers.targets()?.survey()?;
+    let troubles = survey.troubles();
+    let format = args.format.format();
+    match format {
+        Format::Json => output::print_json(&json!({
+            "health": health(&troubles),
+            "troubles": troubles,
+            "coordinator": survey.coordinator.as_ref().map(|(words, _)| words),
+            "nodes": survey.nodes.iter().map(Surveyed::json).collect::<Vec<_>>(),
+        }))?,
+        Format::Tsv => output::print(&nodes(&survey).text(format))?,
+        Format::Table | Format::Wide => output::print(&text(&survey, &troubles, format))?,
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if troubles.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
-fn ask(args: &Args) -> anyhow::Result<ClusterStatus> {
-    let dev = if args.coordinator.is_none() && args.nodes.is_empty() { Some(dev::newest()?) } else { None };
-    let coordinator = args.coordinator.or_else(|| dev.as_ref()?.coordinator);
-    let coordinator: Option<serde_json::Value> =
-        coordinator.map(|address| http::get_json(address, "/status")).transpose()?;
-    let nodes: Vec<(String, SocketAddr)> = match (&coordinator, dev) {
-        (Some(known), _) => {
-            let known = CoordinatorStatus::deserialize(known)?;
-            known.nodes.into_iter().map(|node| (node.name, node.http)).collect()
-        }
-        (None, Some(Addresses { nodes, .. })) => {
-            nodes.into_iter().map(|node| (node.name, node.http)).collect()
-        }
-        (None, None) => args.nodes.iter().map(|&address| (address.to_string(), address)).collect(),
-    };
-    let get = |(name, http): (String, SocketAddr)| match http::get_json(http, "/status") {
-        Ok(status) => Ok(status),
-        Err(error) if args.nodes.is_empty() => {
-            Ok(serde_json::to_value(SilentNode { name, http, error: format!("{error:#}") })?)
-        }
-        Err(error) => Err(error),
-    };
-    Ok(ClusterStatus { coordinator, nodes: nodes.into_iter().map(get).collect::<anyhow::Result<_>>()? })
+fn health(troubles: &[String]) -> &'static str {
+    if troubles.is_empty() { "healthy" } else { "degraded" }
 }
 
-fn tables(status: &ClusterStatus) -> anyhow::Result<String> {
-    let (mut text, mut troubles) = (String::new(), String::new());
-    if let Some(coordinator) = &status.coordinator {
-        text += &members(CoordinatorStatus::deserialize(coordinator)?);
+fn text(survey: &Survey, troubles: &[String], format: Format) -> String {
+    let mut text = String::new();
+    if let Some((_, coordinator)) = &survey.coordinator {
+        let CoordinatorStatus { version, uptime_seconds, epoch, nodes, lost, .. } = coordinator;
+        let nodes = counted(nodes.len(), "node");
+        let lost = if lost.is_empty() { String::new() } else { format!(" and {} lost", lost.len()) };
+        let up = duration(*uptime_seconds);
+        text = format!("coordinator: version {version}, up {up}, {nodes}{lost}, epoch {epoch}\n");
     }
-    let mut table = output::table(&[
-        "node",
-        "up",
-        "device",
-        "policy",
-        "chunks",
-        "on disk",
-        "used",
-        "quarantined",
-        "sessions",
-        "leases",
-        "token hit rate",
+    text += &nodes(survey).text(format);
+    let tenants = tenants(survey);
+    if !tenants.is_empty() {
+        text += &format!("\n{}", tenants.text(format));
+    }
+    let troubles: String = troubles.iter().map(|trouble| format!("\n  {trouble}")).collect();
+    format!("{text}\n{}{troubles}", if troubles.is_empty() { "healthy" } else { "degraded:" })
+}
+
+/// A row for each actor, for each node without one, and for each lost node.
+fn nodes(survey: &Survey) -> Listing {
+    let mut list = Listing::new(&[
+        column("node"),
+        column("state"),
+        column("up"),
+        column("device"),
+        column("chunks"),
+        column("memory"),
+        column("sessions"),
+        column("hit rate"),
+        wide("on disk"),
+        wide("used"),
+        wide("arena"),
+        wide("quarantined"),
+        wide("most chunks"),
+        wide("leases"),
+        wide("policy"),
+        wide("number"),
+        wide("partitions"),
+        wide("heard"),
+        wide("http"),
+        wide("peer"),
     ]);
-    let mut tenants = output::table(&[
-        "node",
-        "device",
-        "tenant",
-        "window",
-        "tokens asked",
-        "token hit rate",
-        "with an infinite cache",
-    ]);
-    for node in &status.nodes {
-        if let Ok(SilentNode { name, error, .. }) = SilentNode::deserialize(node) {
-            table.add_row([name, format!("does not answer: {error}")]);
-            continue;
+    for node in &survey.nodes {
+        let actors = node.said.as_ref().map_or(&[][..], |(_, status)| &status.actors);
+        let up = node.said.as_ref().map_or(Cell::Unknown, |(_, status)| Cell::Seconds(status.uptime_seconds));
+        let rows = actors.iter().map(Some).chain(actors.is_empty().then_some(None));
+        for actor in rows {
+            let first = [node.name.as_str().into(), node.state().into(), up.clone()];
+            let actor = actor.map_or_else(|| vec![Cell::Unknown; ACTOR_COLUMNS], actor_cells);
+            list.add(first.into_iter().chain(actor).chain(member_cells(node)));
         }
-        let NodeStatus { name, ready, uptime_seconds, actors, object, .. } = NodeStatus::deserialize(node)?;
-        if let Some(ObjectStatus { url, trouble: Some(trouble), .. }) = object {
-            troubles += &format!("\n{name} does without {url}: {trouble}");
-        }
-        let up = if ready { duration(uptime_seconds) } else { "not ready".into() };
-        for actor in actors {
-            let cells = [name.clone(), up.clone()].into_iter().chain(actor_cells(&actor));
-            table.add_row(cells);
+    }
+    for LostStatus { name, number, silent_seconds, http, .. } in
+        survey.coordinator.iter().flat_map(|(_, coordinator)| &coordinator.lost)
+    {
+        let known = [Cell::Count((*number).into()), Cell::Count(0), Cell::Seconds(*silent_seconds)];
+        let unknown = vec![Cell::Unknown; ACTOR_COLUMNS + 1];
+        let first = [name.as_str().into(), "lost".into()].into_iter().chain(unknown);
+        list.add(first.chain(known).chain([http.to_string().into()]));
+    }
+    list
+}
+
+fn actor_cells(actor: &ActorStatus) -> Vec<Cell> {
+    let share =
+        |part: u64, whole: u64| Cell::of((whole > 0).then(|| part as f64 / whole as f64), Cell::Share);
+    let on_disk = match (&actor.disk, &actor.disk_trouble) {
+        (_, Some(_)) => "closed".into(),
+        (disk, None) => Cell::of(disk.as_ref(), |disk| Cell::Count(disk.chunks)),
+    };
+    vec![
+        Cell::Count(actor.device.into()),
+        Cell::Count(actor.chunks),
+        share(actor.used_bytes, actor.arena_bytes),
+        Cell::Count(actor.sessions),
+        share(actor.tokens_hit, actor.tokens_asked),
+        on_disk,
+        Cell::Bytes(actor.used_bytes),
+        Cell::Bytes(actor.arena_bytes),
+        Cell::Bytes(actor.quarantined_bytes),
+        Cell::of(actor.capacity_chunks, Cell::Count),
+        Cell::Count(actor.leases),
+        actor.policy.as_str().into(),
+    ]
+}
+
+fn member_cells(node: &Surveyed) -> [Cell; 5] {
+    let member = node.member.as_ref();
+    [
+        Cell::of(member, |member| Cell::Count(member.number.into())),
+        Cell::of(member, |member| Cell::Count(member.partitions as u64)),
+        Cell::of(member, |member| Cell::Seconds(member.silent_seconds)),
+        node.http.as_str().into(),
+        Cell::of(member, |member| member.peer.to_string().into()),
+    ]
+}
+
+/// A row for each tenant that asked for something lately.
+fn tenants(survey: &Survey) -> Listing {
+    let names = ["node", "device", "tenant", "window", "tokens asked", "hit rate", "if infinite"];
+    let mut list = Listing::new(&names.map(column));
+    for node in &survey.nodes {
+        for actor in node.said.iter().flat_map(|(_, status)| &status.actors) {
             for rates in actor.tenants.iter().filter(|rates| rates.tokens_asked > 0) {
-                let cells = [name.clone(), actor.device.to_string()].into_iter().chain(tenant_cells(rates));
-                tenants.add_row(cells);
+                let TenantRates { tenant, window, tokens_asked, hit_rate, infinite_hit_rate } = rates;
+                list.add([
+                    node.name.as_str().into(),
+                    Cell::Count(actor.device.into()),
+                    tenant.as_str().into(),
+                    window.as_str().into(),
+                    Cell::Count(*tokens_asked),
+                    Cell::Share(*hit_rate),
+                    Cell::Share(*infinite_hit_rate),
+                ]);
             }
         }
     }
-    let tenants = if tenants.is_empty() { String::new() } else { format!("\n{tenants}") };
-    Ok(format!("{text}{table}{tenants}{troubles}"))
+    list
 }
 
-/// What the coordinator says of the members.
-fn members(coordinator: CoordinatorStatus) -> String {
-    let CoordinatorStatus { version, uptime_seconds, epoch, nodes, .. } = coordinator;
-    let mut table = output::table(&["member", "number", "state", "peer address", "partitions", "heard of"]);
-    for node in &nodes {
-        table.add_row([
-            node.name.clone(),
-            node.number.to_string(),
-            node.state.clone(),
-            node.peer.to_string(),
-            output::count(node.partitions as u64),
-            format!("{:.1} s ago", node.silent_seconds),
-        ]);
-    }
-    let nodes = output::counted(nodes.len(), "node");
-    format!(
-        "coordinator: version {version}, up {}, {nodes}, epoch {epoch}\n{table}\n",
-        duration(uptime_seconds)
-    )
-}
-
-fn actor_cells(actor: &ActorStatus) -> [String; 9] {
-    let chunks = match actor.capacity_chunks {
-        Some(capacity) => format!("{} of {capacity}", actor.chunks),
-        None => actor.chunks.to_string(),
-    };
-    let hit = 100.0 * actor.tokens_hit as f64 / actor.tokens_asked.max(1) as f64;
-    [
-        actor.device.to_string(),
-        actor.policy.clone(),
-        chunks,
-        match (&actor.disk, &actor.disk_trouble) {
-            (_, Some(_)) => "closed".to_owned(),
-            (disk, None) => disk.as_ref().map_or_else(String::new, |disk| disk.chunks.to_string()),
-        },
-        format!("{} of {}", output::bytes(actor.used_bytes), output::bytes(actor.arena_bytes)),
-        output::bytes(actor.quarantined_bytes),
-        actor.sessions.to_string(),
-        actor.leases.to_string(),
-        format!("{hit:.1} %"),
-    ]
-}
-
-fn tenant_cells(rates: &TenantRates) -> [String; 5] {
-    let percent = |rate: f64| format!("{:.1} %", rate * 100.0);
-    [
-        rates.tenant.clone(),
-        rates.window.clone(),
-        output::count(rates.tokens_asked),
-        percent(rates.hit_rate),
-        percent(rates.infinite_hit_rate),
-    ]
-}
-
-fn duration(seconds: f64) -> String {
-    match seconds as u64 {
-        s @ 0..=119 => format!("{s} s"),
-        s @ 120..=7_199 => format!("{} min", s / 60),
-        s @ 7_200..=172_799 => format!("{} h", s / 3_600),
-        s => format!("{} d", s / 86_400),
-    }
-}
+/// Columns that tell of an actor.
+const ACTOR_COLUMNS: usize = 12;
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, from_value};
 
     use super::*;
 
+    fn answering(words: Value, member: Option<Value>) -> Surveyed {
+        let status: larder_node::Status = from_value(words.clone()).unwrap();
+        let member = member.map(|member| from_value(member).unwrap());
+        Surveyed { name: status.name.clone(), http: "127.0.0.1:1".into(), member, said: Ok((words, status)) }
+    }
+
+    fn survey() -> Survey {
+        let member = json!({
+            "name": "node-0", "http": "127.0.0.1:1", "number": 7, "state": "suspect",
+            "peer": "127.0.0.1:2", "partitions": 4096, "silent_seconds": 3.21, "later": 1
+        });
+        let coordinator = json!({
+            "role": "coordinator", "version": "9.9.9", "uptime_seconds": 200.0, "epoch": "3.14", "later": 1,
+            "nodes": [member.clone()],
+            "lost": [{"name": "node-9", "http": "10.0.0.9:9440", "number": 9, "incarnation": 1, "silent_seconds": 300.0}]
+        });
+        let node = json!({
+            "name": "node-0", "ready": true, "uptime_seconds": 5.5, "later": {},
+            "object": {"url": "s3://b/p", "reads": false, "trouble": "no such bucket"}, "actors": [{
+                "device": 0, "policy": "lru", "chunks": 12, "capacity_chunks": 3000, "used_bytes": 1 << 20,
+                "arena_bytes": 1 << 30, "quarantined_bytes": 0, "sessions": 1, "leases": 2,
+                "tokens_asked": 1000, "tokens_hit": 512, "later": true, "tenants": [
+                    {"tenant": "red", "window": "1h", "tokens_asked": 70123, "hit_rate": 0.312,
+                     "infinite_hit_rate": 0.423},
+                    {"tenant": "idle", "window": "1h", "tokens_asked": 0, "hit_rate": 0.0, "infinite_hit_rate": 0.0}
+                ]
+            }]
+        });
+        let understood = from_value(coordinator.clone()).unwrap();
+        Survey { coordinator: Some((coordinator, understood)), nodes: vec![answering(node, Some(member))] }
+    }
+
     #[test]
     fn the_tables_show_each_actor_and_let_unknown_fields_pass() {
-        let status = ClusterStatus {
-            coordinator: Some(json!({
-                "role": "coordinator", "version": "9.9.9", "uptime_seconds": 200.0, "epoch": "3.14", "later": 1,
-                "nodes": [{
-                    "name": "node-0", "http": "127.0.0.1:1", "number": 7, "state": "suspect",
-                    "peer": "127.0.0.1:2", "partitions": 4096, "silent_seconds": 3.21, "later": 1
-                }]
-            })),
-            nodes: vec![json!({
-                "name": "node-0", "ready": true, "uptime_seconds": 5.5, "later": {},
-                "object": {"url": "s3://b/p", "reads": false, "trouble": "no such bucket"}, "actors": [{
-                    "device": 0, "policy": "lru", "chunks": 12, "capacity_chunks": 3000, "used_bytes": 1 << 20,
-                    "arena_bytes": 1 << 30, "quarantined_bytes": 0, "sessions": 1, "leases": 2,
-                    "tokens_asked": 1000, "tokens_hit": 512, "later": true, "tenants": [
-                        {"tenant": "red", "window": "1h", "tokens_asked": 70123, "hit_rate": 0.312,
-                         "infinite_hit_rate": 0.423},
-                        {"tenant": "idle", "window": "1h", "tokens_asked": 0, "hit_rate": 0.0,
-                         "infinite_hit_rate": 0.0}
-                    ]
-                }]
-            })],
-        };
-        let text = tables(&status).unwrap();
+        let survey = survey();
+        let text = text(&survey, &survey.troubles(), Format::Wide);
         let parts = [
-            "version 9.9.9, up 3 min",
-            "epoch 3.14",
+            "version 9.9.9, up 3 min, 1 node and 1 lost, epoch 3.14",
             "suspect",
             "4,096",
-            "3.2 s ago",
-            "node-0",
-            "12 of 3000",
-            "1.0 MiB of 1.0 GiB",
+            "3.2 s",
+            "3,000",
+            "1.0 MiB",
             "51.2 %",
             "70,123",
             "31.2 %",
             "42.3 %",
+            "degraded:",
             "node-0 does without s3://b/p: no such bucket",
+            "node-0 is suspect: the coordinator has not heard it for 3.2 s",
+            "node-9 is lost: it was heard 5 min ago, at 10.0.0.9:9440",
         ];
         for part in parts {
             assert!(text.contains(part), "{part} is not in\n{text}");
@@ -248,9 +246,50 @@ mod tests {
     }
 
     #[test]
+    fn the_columns_that_everybody_sees_fit_80_characters() {
+        let text = text(&survey(), &[], Format::Table);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.ends_with("healthy"), "{text}");
+        let rows: Vec<&str> = text.lines().filter(|line| line.contains("node-")).collect();
+        assert!(rows[1].contains("lost"), "{text}");
+    }
+
+    #[test]
+    fn a_row_has_a_field_for_each_column() {
+        let text = nodes(&survey()).text(Format::Tsv);
+        let fields: Vec<usize> = text.lines().map(|line| line.split('\t').count()).collect();
+        assert_eq!(fields, [20, 20, 20], "{text}");
+        let node: Vec<&str> = text.lines().nth(1).unwrap().split('\t').collect();
+        assert_eq!((node[14], node[15], node[19]), ("lru", "7", "127.0.0.1:2"), "{text}");
+        let lost: Vec<&str> = text.lines().nth(2).unwrap().split('\t').collect();
+        assert_eq!((lost[15], lost[18]), ("9", "10.0.0.9:9440"), "{text}");
+    }
+
+    #[test]
     fn a_node_that_does_not_answer_is_shown_as_such() {
-        let silent = json!({"name": "node-1", "http": "127.0.0.1:1", "error": "connection refused"});
-        let text = tables(&ClusterStatus { coordinator: None, nodes: vec![silent] }).unwrap();
-        assert!(text.contains("node-1") && text.contains("does not answer: connection refused"), "{text}");
+        let said = Err("connection refused".to_owned());
+        let silent = Surveyed { name: "node-1".into(), http: "127.0.0.1:1".into(), member: None, said };
+        let survey = Survey { coordinator: None, nodes: vec![silent] };
+        let text = text(&survey, &survey.troubles(), Format::Table);
+        assert!(
+            text.contains("silent") && text.contains("node-1 does not answer: connection refused"),
+            "{text}"
+        );
+        assert_eq!(survey.nodes[0].json()["error"], "connection refused");
+    }
+
+    #[test]
+    fn a_member_on_loopback_among_others_is_named() {
+        let member = |name: &str, peer: &str| {
+            let ready = json!({"name": name, "ready": true, "uptime_seconds": 1.0, "actors": []});
+            answering(ready, Some(json!({"name": name, "http": peer, "peer": peer})))
+        };
+        let survey = |peers: [&str; 2]| {
+            let nodes = vec![member("a", peers[0]), member("b", peers[1])];
+            Survey { coordinator: None, nodes }.troubles()
+        };
+        assert!(survey(["127.0.0.1:1", "127.0.0.1:2"]).is_empty(), "one host");
+        let troubles = survey(["127.0.0.1:1", "10.0.0.2:2"]);
+        assert!(troubles.len() == 1 && troubles[0].starts_with("other hosts cannot reach a"), "{troubles:?}");
     }
 }

@@ -1,7 +1,6 @@
 //! `larder top`: what nodes do, as it happens.
 
 use std::io::{self, IsTerminal as _};
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,31 +8,27 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::top::render::{Order, Sort, render};
-use crate::top::sample::{Sample, Targets};
-use crate::top::terminal::{Screen, keys};
+use crate::survey::{Servers, Targets};
+use crate::top::render::{Look, Sort, render};
+use crate::top::sample::Sample;
+use crate::top::terminal::{Key, Screen, keys};
 use crate::top::view::View;
 use crate::{output, signals, values};
 
 /// Watch the nodes' work, live
 ///
 /// Rates are those of the last interval: `in` counts bytes that engines commit, `out` bytes that are leased to them. Keys: q
-/// quits, s sorts by the next column, r reverses.
+/// quits, s sorts by the next column, r reverses; arrows, or h, j, k and l, show other nodes and columns.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  larder top                                   The newest development cluster
+  larder top                                   The cluster of the context, or the newest development cluster
   larder top --coordinator 10.0.0.10:7600 --sort hit
   larder top --node 127.0.0.1:9440 --once      One interval, as text
   larder top --json --interval 10s             One interval, as one JSON object with `seconds`, `total` and `nodes`")]
 pub(crate) struct Args {
-    /// Ask this coordinator and its nodes
-    #[arg(long, value_name = "ADDR")]
-    coordinator: Option<SocketAddr>,
-
-    /// Ask this node; may be given several times
-    #[arg(long = "node", value_name = "ADDR", conflicts_with = "coordinator")]
-    nodes: Vec<SocketAddr>,
+    #[command(flatten)]
+    servers: Servers,
 
     /// Column by which nodes are sorted
     #[arg(long, value_enum, value_name = "COLUMN", default_value_t)]
@@ -53,19 +48,19 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let targets = Targets::of(args.coordinator, &args.nodes)?;
+    let targets = args.servers.targets()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let order = Order { sort: args.sort, reversed: false };
+    let look = Look::by(args.sort, false);
     if args.json || args.once || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let view = runtime.block_on(once(&targets, args.interval))?;
         if args.json {
             output::print_json(&view)?;
         } else {
-            let text = render(&view, order, usize::MAX, usize::MAX);
+            let text = render(&view, look, usize::MAX, usize::MAX);
             output::print(text.rsplit_once('\n').map_or(&*text, |(without_keys, _)| without_keys))?;
         }
     } else {
-        runtime.block_on(watch(&targets, args.interval, order))?;
+        runtime.block_on(watch(&targets, args.interval, look))?;
     }
     // Nobody waits for a sample that is under way.
     runtime.shutdown_background();
@@ -78,7 +73,7 @@ async fn once(targets: &Targets, interval: Duration) -> anyhow::Result<View> {
     Ok(View::between(&before, &sample(targets).await?))
 }
 
-async fn watch(targets: &Targets, every: Duration, mut order: Order) -> anyhow::Result<()> {
+async fn watch(targets: &Targets, every: Duration, mut look: Look) -> anyhow::Result<()> {
     let mut stop = pin!(signals::stop()?);
     let mut before = sample(targets).await?;
     let mut view = View::between(&before, &before);
@@ -90,14 +85,15 @@ async fn watch(targets: &Targets, every: Duration, mut order: Order) -> anyhow::
     let screen = Screen::open()?;
     loop {
         let (columns, rows) = screen.size();
-        screen.draw(&render(&view, order, columns, rows))?;
+        screen.draw(&render(&view, look, columns, rows))?;
         tokio::select! {
             () = &mut stop => return Ok(()),
             Some(key) = keys.recv() => match key {
-                b'q' | b'Q' => return Ok(()),
-                b's' => order = order.next(),
-                b'r' => order.reversed = !order.reversed,
-                _ => {}
+                Key::Quit => return Ok(()),
+                Key::Sort => look.order = look.order.next(),
+                Key::Reverse => look.order.reversed = !look.order.reversed,
+                Key::Scroll(rows) => look.scroll(rows, view.nodes.len()),
+                Key::Pan(columns) => look.pan(columns),
             },
             _ = ticks.tick() => {
                 let after = sample(targets).await?;
@@ -110,5 +106,5 @@ async fn watch(targets: &Targets, every: Duration, mut order: Order) -> anyhow::
 
 async fn sample(targets: &Targets) -> anyhow::Result<Sample> {
     let targets = targets.clone();
-    spawn_blocking(move || targets.sample()).await?
+    spawn_blocking(move || Sample::of(&targets)).await?
 }

@@ -1,15 +1,15 @@
 //! `larder where`: who in a cluster holds how much of a prompt's prefix.
 
-use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use larder_coordinator::{NodeHeld, PrefixAnswer, PrefixHeld};
 use larder_protocol::ChunkHash;
 use larder_protocol::identity::Identity;
 use serde::Serialize;
 
+use crate::context::ClusterArg;
 use crate::failure::{FAILED, Usage};
+use crate::listing::{Cell, Format, FormatArgs, Listing, column};
 use crate::prompt::PromptArgs;
 use crate::{dev, http, output};
 
@@ -34,13 +34,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TENANT", default_value = dev::TENANT)]
     tenant: String,
 
-    /// Ask this coordinator [default: that of the newest development cluster]
-    #[arg(long, value_name = "ADDR")]
-    coordinator: Option<SocketAddr>,
+    #[command(flatten)]
+    cluster: ClusterArg,
 
-    /// Print JSON: the coordinator's answer, with `prompt_chunks` and `chunk_tokens`
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    format: FormatArgs,
 }
 
 /// The question, as the coordinator reads it.
@@ -68,10 +66,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if Identity::engine(&args.tenant, "x").to_string().parse::<Identity>().is_err() {
         return Err(Usage(format!("--tenant: `{}` is no tenant's name", args.tenant)).into());
     }
-    let coordinator = match args.coordinator {
-        Some(coordinator) => coordinator,
-        None => dev::newest()?.coordinator.context("the development cluster has no coordinator")?,
-    };
+    let coordinator = args.cluster.choose()?.coordinator;
     let fingerprint = spec.fingerprint(&args.tenant);
     let hashes = prompt.hashes(fingerprint, spec.chunk_tokens);
     let question = Question {
@@ -79,37 +74,31 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         chunk_tokens: spec.chunk_tokens,
         hashes: hashes.iter().map(ToString::to_string).collect(),
     };
-    let holdings = http::post_json(coordinator, "/v1/prefix", &question)?;
+    let holdings = http::post_json(&coordinator, "/v1/prefix", &question)?;
     let answer = Answer { prompt_chunks: hashes.len(), chunk_tokens: spec.chunk_tokens, holdings };
-    if args.json {
-        output::print_json(&answer)?;
-    } else {
-        output::print(&answer.text())?;
+    match args.format.format() {
+        Format::Json => output::print_json(&answer)?,
+        format => output::print(&answer.text(format))?,
     }
     let complete = answer.holdings.silent_homes.is_empty();
     Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
 impl Answer {
-    fn text(&self) -> String {
-        let mut table = output::table(&["holder", "chunks", "of", "tokens"]);
+    fn text(&self, format: Format) -> String {
+        let mut list = Listing::new(&["holder", "chunks", "of", "tokens"].map(column));
         let PrefixAnswer { cluster, nodes, silent_homes } = &self.holdings;
         let row = |name: &str, held: &PrefixHeld| {
-            let numbers = [held.chunks, self.prompt_chunks].map(|chunks| output::count(chunks as u64));
-            [name.to_owned()].into_iter().chain(numbers).chain([output::count(held.tokens)])
+            let numbers = [held.chunks as u64, self.prompt_chunks as u64, held.tokens].map(Cell::Count);
+            [Cell::from(name)].into_iter().chain(numbers)
         };
         let mut nodes: Vec<&NodeHeld> = nodes.iter().collect();
         nodes.sort_by(|a, b| b.held.chunks.cmp(&a.held.chunks).then_with(|| a.name.cmp(&b.name)));
-        for NodeHeld { name, held } in nodes {
-            table.add_row(row(name, held));
-        }
-        table.add_row(row("all together", cluster));
-        for column in 1..4 {
-            output::align_right(&mut table, column);
-        }
-        let mut text = table.to_string();
-        if !silent_homes.is_empty() {
-            text += &format!("\n{} did not answer: more may be held.", silent_homes.join(", "));
+        nodes.into_iter().for_each(|NodeHeld { name, held }| list.add(row(name, held)));
+        list.add(row("all together", cluster));
+        let mut text = list.text(format);
+        if format != Format::Tsv && !silent_homes.is_empty() {
+            text += &format!("{} did not answer: more may be held.", silent_homes.join(", "));
         }
         text
     }
@@ -129,8 +118,8 @@ mod tests {
             "silent_homes": ["c"]
         });
         let holdings = serde_json::from_value(holdings).unwrap();
-        let text = Answer { prompt_chunks: 4, chunk_tokens: 512, holdings }.text();
-        assert!(text.find(" b ").unwrap() < text.find(" a ").unwrap(), "{text}");
+        let text = Answer { prompt_chunks: 4, chunk_tokens: 512, holdings }.text(Format::Table);
+        assert!(text.find("\nb ").unwrap() < text.find("\na ").unwrap(), "{text}");
         assert!(text.contains("1,536") && text.ends_with("c did not answer: more may be held."), "{text}");
     }
 }

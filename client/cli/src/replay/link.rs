@@ -244,8 +244,9 @@ fn is_of_a_node_that_is_down(error: &SessionError) -> bool {
 
 /// A node's address, which it did not tell before.
 async fn ask_again(known: NodeAddress) -> Result<NodeAddress, LinkError> {
-    let asked = tokio::task::spawn_blocking(move || NodeAddress::discover(known.http)).await;
-    asked.ok().and_then(Result::ok).ok_or(LinkError::Silent { node: known.name })
+    let node = known.name.clone();
+    let asked = tokio::task::spawn_blocking(move || known.ask_again()).await;
+    asked.ok().and_then(Result::ok).ok_or(LinkError::Silent { node })
 }
 
 impl std::fmt::Debug for Link {

@@ -32,6 +32,33 @@ pub(crate) struct Order {
     pub(crate) reversed: bool,
 }
 
+/// How a view is looked at.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Look {
+    pub(crate) order: Order,
+    /// Nodes above the first that is shown.
+    first_node: usize,
+    /// Columns between the node's name and the first that is shown.
+    first_column: usize,
+}
+
+impl Look {
+    /// The first nodes and columns, in this order.
+    pub(crate) fn by(sort: Sort, reversed: bool) -> Self {
+        Self { order: Order { sort, reversed }, ..Self::default() }
+    }
+
+    /// Shows the nodes so many rows further down.
+    pub(crate) fn scroll(&mut self, rows: isize, nodes: usize) {
+        self.first_node = self.first_node.saturating_add_signed(rows).min(nodes.saturating_sub(1));
+    }
+
+    /// Shows the columns so much further to the right.
+    pub(crate) fn pan(&mut self, columns: isize) {
+        self.first_column = self.first_column.saturating_add_signed(columns).min(COLUMNS - 2);
+    }
+}
+
 impl Order {
     /// By the next of what nodes can be sorted by.
     pub(crate) fn next(self) -> Self {
@@ -41,8 +68,10 @@ impl Order {
     }
 }
 
-/// At most so many lines of at most so many characters; none is longer, so that nothing wraps.
-pub(crate) fn render(view: &View, order: Order, columns: usize, rows: usize) -> String {
+/// At most so many lines of at most so many characters; none is longer, so that nothing wraps. The sum of all nodes is always
+/// shown.
+pub(crate) fn render(view: &View, look: Look, columns: usize, rows: usize) -> String {
+    let Look { order, first_node, first_column } = look;
     let mut nodes: Vec<_> = view.nodes.iter().collect();
     nodes.sort_by(|a, b| {
         compare(order.sort, a.numbers.as_ref(), b.numbers.as_ref()).then(a.name.cmp(&b.name))
@@ -52,18 +81,24 @@ pub(crate) fn render(view: &View, order: Order, columns: usize, rows: usize) -> 
     }
     let room = rows.saturating_sub(FIXED_ROWS).max(1);
     let mut lines: Vec<[String; COLUMNS]> = vec![HEADINGS.map(str::to_owned)];
-    for node in nodes.iter().take(room) {
+    // At the end of the list, the room is still used.
+    let first_node = first_node.min(nodes.len().saturating_sub(room));
+    for node in nodes.iter().skip(first_node).take(room) {
         lines.push(cells(&node.name, &node.state, node.numbers.as_ref()));
     }
     if nodes.len() > 1 {
         lines.push(cells("all together", "", Some(&view.total)));
     }
     let mut text = vec![headline(view, order)];
-    text.extend(aligned(&lines));
+    let (table, last_column) = aligned(&lines, first_column, columns);
+    text.extend(table);
     if nodes.len() > room {
-        text.push(format!("and {} more", output::counted(nodes.len() - room, "node")));
+        let last = first_node + room;
+        text.push(format!("nodes {} to {last} of {}", first_node + 1, output::count(nodes.len() as u64)));
     }
-    text.push("q quit   s sort by the next column   r reverse".to_owned());
+    let shown = format!("columns {} to {last_column} of {}", first_column + 1, COLUMNS - 1);
+    let shown = if last_column - first_column < COLUMNS - 1 { shown } else { String::new() };
+    text.push(format!("q quit  s sort  r reverse  arrows scroll  {shown}"));
     let cut = |line: String| line.chars().take(columns).collect::<String>().trim_end().to_owned();
     text.into_iter().map(cut).collect::<Vec<_>>().join("\n")
 }
@@ -105,15 +140,26 @@ fn cells(name: &str, state: &str, numbers: Option<&Numbers>) -> [String; COLUMNS
     ]
 }
 
-/// Columns under each other: names to the left, numbers to the right.
-fn aligned(lines: &[[String; COLUMNS]]) -> Vec<String> {
+/// Columns under each other: names to the left, numbers to the right. The names stay; of the others, those from `first` on that
+/// fit `most` characters, and the number of the last.
+fn aligned(lines: &[[String; COLUMNS]], first: usize, most: usize) -> (Vec<String>, usize) {
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; COLUMNS] = std::array::from_fn(width);
     let cell = |(column, cell): (usize, &String)| match column {
         0 | 1 => format!("{cell:<width$}", width = widths[column]),
         _ => format!("{cell:>width$}", width = widths[column]),
     };
-    lines.iter().map(|line| line.iter().enumerate().map(cell).collect::<Vec<_>>().join("  ")).collect()
+    let mut used = widths[0];
+    let mut end = first + 1;
+    while end < COLUMNS && (end == first + 1 || used + 2 + widths[end] <= most) {
+        used += 2 + widths[end];
+        end += 1;
+    }
+    let is_shown = |&(column, _): &(usize, &String)| column == 0 || (first + 1..end).contains(&column);
+    let line = |line: &[String; COLUMNS]| {
+        line.iter().enumerate().filter(is_shown).map(cell).collect::<Vec<_>>().join("  ")
+    };
+    (lines.iter().map(line).collect(), end - 1)
 }
 
 fn compare(sort: Sort, a: Option<&Numbers>, b: Option<&Numbers>) -> Ordering {
@@ -201,7 +247,7 @@ mod tests {
 
     #[test]
     fn every_node_has_a_line_and_what_is_not_known_a_dash() {
-        let text = render(&view(), Order::default(), 220, 50);
+        let text = render(&view(), Look::default(), 220, 50);
         let expected = "\
 larder: 3 nodes, 2 alive, over 1.0 s, by name
 node          state   hit rate  requests/s  in GB/s   out  from peers  to peers              memory  chunks  on disk  written GB/s  read  to objects  from objects  evicted/s  sessions  leases
@@ -209,26 +255,53 @@ a             alive     50.0 %       1,234        -  2.50           -         - 
 b             alive     25.0 %       1,234        -  2.50           -         -  1.0 GiB of 4.0 GiB   3,000        -             -     -           -             -          -         0       0
 c             silent
 all together                 -           -        -     -           -         -          0 B of 0 B       0        -             -     -           -             -          -         0       0
-q quit   s sort by the next column   r reverse";
+q quit  s sort  r reverse  arrows scroll";
         assert_eq!(text, expected);
     }
 
     #[test]
     fn nodes_are_sorted_as_asked_and_the_silent_ones_come_last() {
-        let with = |sort, reversed| order(&render(&view(), Order { sort, reversed }, 200, 50));
+        let with = |sort, reversed| order(&render(&view(), Look::by(sort, reversed), 200, 50));
         assert_eq!(with(Sort::Name, false), ['a', 'b', 'c']);
         assert_eq!(with(Sort::Name, true), ['c', 'b', 'a']);
         let mut unequal = view();
         unequal.nodes[0].numbers.as_mut().unwrap().hit_rate = Some(0.9);
-        let text = render(&unequal, Order { sort: Sort::Hit, reversed: false }, 200, 50);
+        let text = render(&unequal, Look::by(Sort::Hit, false), 200, 50);
         assert_eq!(order(&text), ['b', 'a', 'c']);
     }
 
     #[test]
     fn a_small_terminal_shows_what_fits_and_says_what_does_not() {
-        let text = render(&view(), Order::default(), 30, 7);
-        assert!(text.lines().all(|line| line.chars().count() <= 30), "{text}");
-        assert!(text.lines().count() <= 7 && text.contains("and 1 node more"), "{text}");
+        let text = render(&view(), Look::default(), 60, 7);
+        assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
+        assert!(text.lines().count() <= 7 && text.contains("nodes 1 to 2 of 3"), "{text}");
+        assert!(text.contains("columns 1 to 4 of 17"), "{text}");
+    }
+
+    #[test]
+    fn scrolling_shows_every_node_and_every_column_and_stops_at_the_ends() {
+        let mut look = Look::default();
+        look.scroll(100, 3);
+        let text = render(&view(), look, 220, 7);
+        assert_eq!(order(&text), ['b', 'c'], "{text}");
+        assert!(text.contains("nodes 2 to 3 of 3") && text.contains("all together"), "{text}");
+        look.scroll(-100, 3);
+        assert_eq!(order(&render(&view(), look, 220, 7)), ['a', 'b']);
+        let mut seen = String::new();
+        for _ in 0..2 * COLUMNS {
+            let text = render(&view(), look, 80, 20);
+            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+            seen += text.lines().nth(1).unwrap();
+            look.pan(1);
+        }
+        for heading in HEADINGS {
+            assert!(seen.contains(heading), "{heading} is never shown");
+        }
+        let text = render(&view(), look, 80, 20);
+        assert!(
+            text.lines().nth(1).unwrap().ends_with("leases") && text.contains("columns 17 to 17 of 17"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -1,24 +1,14 @@
 //! What nodes and coordinator say at one time.
 
-use std::net::SocketAddr;
 use std::thread;
 use std::time::Instant;
 
-use larder_coordinator::NodeStatus as Member;
 use larder_node::Status;
 
 use super::exposition::sum;
 use crate::clock::now;
-use crate::{dev, http};
-
-/// Whom to ask.
-#[derive(Debug, Clone)]
-pub(crate) enum Targets {
-    /// A coordinator, and the nodes that it knows at the time.
-    Cluster(SocketAddr),
-    /// These nodes.
-    Nodes(Vec<SocketAddr>),
-}
+use crate::http;
+use crate::survey::{Surveyed, Targets};
 
 /// All nodes at one time.
 #[derive(Debug, Clone)]
@@ -31,7 +21,7 @@ pub(crate) struct Sample {
 #[derive(Debug, Clone)]
 pub(crate) struct NodeSample {
     pub(crate) name: String,
-    /// `alive`, `suspect`, `not ready` or `silent`.
+    /// `alive`, `suspect`, `not ready`, `silent` or `lost`.
     pub(crate) state: String,
     /// What it said; `None` if it is silent.
     pub(crate) said: Option<Said>,
@@ -76,59 +66,39 @@ pub(crate) struct Gauges {
     pub(crate) leases: u64,
 }
 
-impl Targets {
-    /// Those named, or the newest development cluster.
-    ///
-    /// # Errors
-    /// Nothing is named, and no development cluster runs.
-    pub(crate) fn of(coordinator: Option<SocketAddr>, nodes: &[SocketAddr]) -> anyhow::Result<Self> {
-        if !nodes.is_empty() {
-            return Ok(Self::Nodes(nodes.to_vec()));
-        }
-        if let Some(coordinator) = coordinator {
-            return Ok(Self::Cluster(coordinator));
-        }
-        let dev = dev::newest()?;
-        let nodes = || dev.nodes.iter().map(|node| node.http).collect();
-        Ok(dev.coordinator.map_or_else(|| Self::Nodes(nodes()), Self::Cluster))
-    }
-
+impl Sample {
     /// Asks all of them at once.
     ///
     /// # Errors
     /// The coordinator does not answer. A node that does not is shown as silent.
-    pub(crate) fn sample(&self) -> anyhow::Result<Sample> {
-        let nodes: Vec<(String, SocketAddr, Option<String>)> = match self {
-            Self::Cluster(coordinator) => {
-                let status: larder_coordinator::Status = http::get_json(*coordinator, "/status")?;
-                let known = |member: Member| (member.name, member.http, Some(member.state));
-                status.nodes.into_iter().map(known).collect()
-            }
-            Self::Nodes(nodes) => nodes.iter().map(|node| (node.to_string(), *node, None)).collect(),
-        };
-        let nodes = thread::scope(|scope| {
-            let asked: Vec<_> = nodes
-                .into_iter()
-                .map(|(name, address, state)| scope.spawn(move || NodeSample::ask(name, address, state)))
-                .collect();
+    pub(crate) fn of(targets: &Targets) -> anyhow::Result<Self> {
+        let survey = targets.survey()?;
+        let mut nodes: Vec<NodeSample> = thread::scope(|scope| {
+            let asked = survey.nodes.iter().map(|node| scope.spawn(|| NodeSample::of(node)));
+            let asked: Vec<_> = asked.collect();
             asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
         });
-        Ok(Sample { at: now(), nodes })
+        let lost = survey.coordinator.iter().flat_map(|(_, coordinator)| &coordinator.lost);
+        nodes.extend(lost.map(|lost| NodeSample {
+            name: lost.name.clone(),
+            state: "lost".into(),
+            said: None,
+        }));
+        Ok(Self { at: now(), nodes })
     }
 }
 
 impl NodeSample {
-    fn ask(name: String, address: SocketAddr, state: Option<String>) -> Self {
-        let answers = http::get_json::<Status>(address, "/status")
-            .and_then(|status| Ok((status, http::get_text(address, "/metrics")?)));
+    fn of(node: &Surveyed) -> Self {
+        let answers = node.said.clone().and_then(|(_, status)| {
+            let metrics = http::get_text(&node.http, "/metrics");
+            metrics.map(|metrics| Said::of(&status, &metrics)).map_err(|error| format!("{error:#}"))
+        });
+        let name = node.name.clone();
         match answers {
-            Ok((status, metrics)) => {
-                let own = if status.ready { "alive" } else { "not ready" };
-                let state = state.filter(|_| status.ready).unwrap_or_else(|| own.to_owned());
-                Self { state, said: Some(Said::of(&status, &metrics)), name: status.name }
-            }
+            Ok(said) => Self { state: node.state().to_owned(), said: Some(said), name },
             Err(error) => {
-                tracing::debug!(name, %error, "a node does not answer");
+                tracing::debug!(name, error, "a node does not answer");
                 Self { name, state: "silent".to_owned(), said: None }
             }
         }

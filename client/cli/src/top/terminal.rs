@@ -50,19 +50,53 @@ impl Drop for Screen {
     }
 }
 
+/// What a key asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Key {
+    Quit,
+    Sort,
+    Reverse,
+    /// So many rows further down.
+    Scroll(isize),
+    /// So many columns further to the right.
+    Pan(isize),
+}
+
 /// The keys that are pressed from now on, until standard input ends.
-pub(crate) fn keys() -> mpsc::Receiver<u8> {
+pub(crate) fn keys() -> mpsc::Receiver<Key> {
     let (sender, receiver) = mpsc::channel(MAX_KEYS);
     // It reads until the process ends.
     thread::spawn(move || {
-        for key in io::stdin().lock().bytes() {
-            match key {
-                Ok(key) if sender.blocking_send(key).is_ok() => {}
-                _ => return,
+        let mut sequence = Vec::new();
+        for byte in io::stdin().lock().bytes() {
+            let Ok(byte) = byte else { return };
+            let key = read_key(&mut sequence, byte);
+            if key.is_some_and(|key| sender.blocking_send(key).is_err()) {
+                return;
             }
         }
     });
     receiver
+}
+
+/// The key that this byte completes. A terminal sends three or four bytes for an arrow: ESC, `[`, and which.
+fn read_key(sequence: &mut Vec<u8>, byte: u8) -> Option<Key> {
+    sequence.push(byte);
+    let key = match &sequence[..] {
+        [ESC] | [ESC, b'['] | [ESC, b'[', b'0'..=b'9'] => return None,
+        [b'q' | b'Q'] => Some(Key::Quit),
+        [b's'] => Some(Key::Sort),
+        [b'r'] => Some(Key::Reverse),
+        [b'j'] | [ESC, b'[', b'B'] => Some(Key::Scroll(1)),
+        [b'k'] | [ESC, b'[', b'A'] => Some(Key::Scroll(-1)),
+        [b' '] | [ESC, b'[', b'6', b'~'] => Some(Key::Scroll(PAGE_ROWS)),
+        [b'b'] | [ESC, b'[', b'5', b'~'] => Some(Key::Scroll(-PAGE_ROWS)),
+        [b'l'] | [ESC, b'[', b'C'] => Some(Key::Pan(1)),
+        [b'h'] | [ESC, b'[', b'D'] => Some(Key::Pan(-1)),
+        _ => None,
+    };
+    sequence.clear();
+    key
 }
 
 fn write(text: &str) -> io::Result<()> {
@@ -78,5 +112,25 @@ const HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[K\x1b[J";
 
+/// The byte with which a terminal starts a sequence.
+const ESC: u8 = 0x1b;
+
+/// Rows that a page key moves.
+const PAGE_ROWS: isize = 10;
+
 /// Keys that wait to be read.
 const MAX_KEYS: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrows_and_letters_are_keys_and_anything_else_is_left_out() {
+        let mut sequence = Vec::new();
+        let typed = b"q\x1b[B\x1b[5~xl\x1b[Z\x1bxk";
+        let keys: Vec<Key> = typed.iter().filter_map(|&byte| read_key(&mut sequence, byte)).collect();
+        assert_eq!(keys, [Key::Quit, Key::Scroll(1), Key::Scroll(-10), Key::Pan(1), Key::Scroll(-1)]);
+        assert!(sequence.is_empty());
+    }
+}

@@ -1,0 +1,87 @@
+//! `larder health`: one word about a cluster or a node, for probes and scripts.
+
+use std::process::ExitCode;
+
+use larder_coordinator::Status as CoordinatorStatus;
+
+use crate::failure::FAILED;
+use crate::output;
+use crate::survey::{Servers, Survey};
+
+/// Print one word about a cluster or a node: healthy, degraded or down
+///
+/// `degraded`: something is wrong, and the rest serves. `down`: the coordinator, or every node that was asked, does not answer or
+/// is not ready. Standard error says what is wrong, a line each.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder health                          The cluster of the context, or the newest development cluster
+  larder health --node 127.0.0.1:9440    One node, for a probe
+  larder health --json                   One object with `health` and `troubles`
+  [ \"$(larder health)\" != down ]         Serves, well or not
+
+Exit status: 0 if healthy; 1 if degraded or down; 2 after wrong arguments.")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    servers: Servers,
+
+    /// Print JSON: one object with `health` and `troubles`
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let (health, troubles) = match args.servers.targets()?.survey() {
+        Ok(survey) => (health(&survey), survey.troubles()),
+        Err(error) => ("down", vec![format!("{error:#}")]),
+    };
+    if args.json {
+        output::print_json(&serde_json::json!({"health": health, "troubles": troubles}))?;
+    } else {
+        output::print(health)?;
+        troubles.iter().for_each(|trouble| eprintln!("{trouble}"));
+    }
+    Ok(if health == "healthy" { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}
+
+fn health(survey: &Survey) -> &'static str {
+    let serves = survey.nodes.iter().any(|node| matches!(node.state(), "alive" | "suspect"));
+    let is_new = |(_, coordinator): &(_, CoordinatorStatus)| {
+        coordinator.nodes.is_empty() && coordinator.lost.is_empty()
+    };
+    let is_expected = !survey.coordinator.as_ref().is_some_and(is_new);
+    match (is_expected && !serves, survey.troubles().is_empty()) {
+        (true, _) => "down",
+        (false, false) => "degraded",
+        (false, true) => "healthy",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::survey::Surveyed;
+
+    fn node(ready: Option<bool>) -> Surveyed {
+        let said = ready.ok_or_else(|| "no answer".to_owned()).map(|ready| {
+            let words = json!({"name": "a", "ready": ready, "uptime_seconds": 1.0, "actors": []});
+            (words.clone(), serde_json::from_value(words).unwrap())
+        });
+        Surveyed { name: "a".into(), http: "a:1".into(), member: None, said }
+    }
+
+    fn of(nodes: Vec<Surveyed>) -> &'static str {
+        health(&Survey { coordinator: None, nodes })
+    }
+
+    #[test]
+    fn a_cluster_is_down_when_no_node_serves_and_degraded_when_some_do_not() {
+        assert_eq!(of(vec![node(Some(true))]), "healthy");
+        assert_eq!(of(vec![node(Some(true)), node(None)]), "degraded");
+        assert_eq!(of(vec![node(Some(true)), node(Some(false))]), "degraded");
+        assert_eq!(of(vec![node(None)]), "down");
+        assert_eq!(of(vec![node(Some(false))]), "down");
+    }
+}

@@ -1,0 +1,178 @@
+//! The cluster that a command asks: named by an argument, the environment or a file, or the newest development cluster.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow};
+use larder_net::quic::CredentialFiles;
+use serde::Deserialize;
+
+use crate::address::HostPort;
+use crate::dev;
+use crate::failure::Usage;
+
+/// The argument that names a cluster.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct ClusterArg {
+    /// Ask this coordinator and its nodes: HOST or HOST:PORT, or `dev` for the newest development cluster [default:
+    /// LARDER_COORDINATOR, then the context file, then `dev`]
+    #[arg(long, value_name = "ADDR", value_parser = Named::parse)]
+    coordinator: Option<Named>,
+}
+
+/// A cluster as people name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Named {
+    Dev,
+    At(HostPort),
+}
+
+/// The cluster that was chosen.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    /// The address of its coordinator.
+    pub(crate) coordinator: HostPort,
+    /// The certificate to change it with, where one is known.
+    pub(crate) admin: Option<CredentialFiles>,
+}
+
+/// The context file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ContextFile {
+    coordinator: Option<String>,
+    ca: Option<PathBuf>,
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+}
+
+impl ClusterArg {
+    /// The cluster to ask.
+    ///
+    /// # Errors
+    /// What was written is no address or no context file, or nothing is named and no development cluster runs.
+    pub(crate) fn choose(&self) -> anyhow::Result<Chosen> {
+        let environment = std::env::var("LARDER_COORDINATOR").ok();
+        let named = self.named(environment.as_deref(), context_file().as_deref())?;
+        named.map_or_else(newest_dev, Ok)
+    }
+
+    /// The cluster that is named; `None` stands for the newest development cluster.
+    fn named(&self, environment: Option<&str>, file: Option<&Path>) -> anyhow::Result<Option<Chosen>> {
+        let of_environment = || {
+            let text = environment.filter(|text| !text.is_empty())?;
+            let wrong = |error| anyhow!("`{text}`: {error}").context(Usage("LARDER_COORDINATOR".into()));
+            Some(Named::parse(text).map_err(wrong))
+        };
+        let named = self.coordinator.clone().map(Ok).or_else(of_environment).transpose()?;
+        match (named, file) {
+            (Some(Named::Dev), _) => Ok(None),
+            (Some(Named::At(coordinator)), _) => Ok(Some(Chosen { coordinator, admin: None })),
+            (None, Some(file)) => ContextFile::read(file)?.map_or(Ok(None), |context| context.chosen(file)),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+impl Named {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == "dev" { Ok(Self::Dev) } else { HostPort::of_coordinator(text).map(Self::At) }
+    }
+}
+
+impl ContextFile {
+    /// Reads the file; `None` if there is none.
+    fn read(path: &Path) -> anyhow::Result<Option<Self>> {
+        let wrong = || Usage(format!("cannot use the context file {}", path.display()));
+        match fs::read_to_string(path) {
+            Ok(text) => Ok(Some(toml::from_str(&text).with_context(wrong)?)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(wrong),
+        }
+    }
+
+    fn chosen(self, path: &Path) -> anyhow::Result<Option<Chosen>> {
+        let wrong = || Usage(format!("cannot use the context file {}", path.display()));
+        let text = self.coordinator.context("it names no `coordinator`").with_context(wrong)?;
+        let named = Named::parse(&text).map_err(|error| anyhow!("coordinator `{text}`: {error}"));
+        let coordinator = match named.with_context(wrong)? {
+            Named::At(coordinator) => coordinator,
+            Named::Dev => return Ok(None),
+        };
+        let admin = match (self.ca, self.certificate, self.key) {
+            (Some(ca), Some(certificate), Some(key)) => Some(CredentialFiles { ca, certificate, key }),
+            (None, None, None) => None,
+            _ => return Err(anyhow!("`ca`, `certificate` and `key` go together")).with_context(wrong),
+        };
+        Ok(Some(Chosen { coordinator, admin }))
+    }
+}
+
+/// `$LARDER_CONTEXT`, or `larder/context.toml` in the user's folder of configurations.
+fn context_file() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value: &OsString| !value.is_empty()).map(PathBuf::from);
+    let usual = || {
+        let folder = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")));
+        Some(folder?.join("larder/context.toml"))
+    };
+    set("LARDER_CONTEXT").or_else(usual)
+}
+
+fn newest_dev() -> anyhow::Result<Chosen> {
+    let coordinator = dev::newest()?.coordinator.context("the development cluster has no coordinator")?;
+    Ok(Chosen { coordinator: coordinator.into(), admin: Some(dev::newest_admin()?) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(argument: &str, environment: &str, file: &str) -> anyhow::Result<Option<Chosen>> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("context.toml");
+        if !file.is_empty() {
+            fs::write(&path, file).unwrap();
+        }
+        let coordinator = (!argument.is_empty()).then(|| Named::parse(argument).unwrap());
+        ClusterArg { coordinator }.named(Some(environment), Some(&path))
+    }
+
+    fn coordinator(argument: &str, environment: &str, file: &str) -> Option<String> {
+        Some(named(argument, environment, file).unwrap()?.coordinator.to_string())
+    }
+
+    #[test]
+    fn the_argument_goes_before_the_environment_and_that_before_the_file() {
+        const FILE: &str = "coordinator = 'c.example'";
+        assert_eq!(coordinator("a", "b", FILE).as_deref(), Some("a:7600"));
+        assert_eq!(coordinator("", "b:1", FILE).as_deref(), Some("b:1"));
+        assert_eq!(coordinator("", "", FILE).as_deref(), Some("c.example:7600"));
+        assert_eq!(coordinator("", "", ""), None, "the newest development cluster");
+        assert_eq!(coordinator("dev", "b", FILE), None);
+        assert_eq!(coordinator("", "dev", FILE), None);
+    }
+
+    #[test]
+    fn a_file_brings_the_admins_certificate_and_only_to_its_own_cluster() {
+        const FILE: &str = "coordinator = 'c'\nca = 'a.pem'\ncertificate = 'b.pem'\nkey = 'b.key'";
+        let admin = named("", "", FILE).unwrap().unwrap().admin.unwrap();
+        assert_eq!(admin.key, Path::new("b.key"));
+        assert_eq!(named("a", "", FILE).unwrap().unwrap().admin, None);
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_named() {
+        for (environment, file, part) in [
+            ("a:b", "", "LARDER_COORDINATOR: `a:b`: write HOST"),
+            ("", "coordinator = 'a b'", "coordinator `a b`: write HOST"),
+            ("", "ca = 'x'", "it names no `coordinator`"),
+            ("", "coordinator = 'a'\nca = 'x'", "`ca`, `certificate` and `key` go together"),
+            ("", "coordinater = 'a'", "unknown field `coordinater`"),
+        ] {
+            let error = named("", environment, file).unwrap_err();
+            assert!(format!("{error:#}").contains(part) && error.is::<Usage>(), "{error:#}");
+        }
+    }
+}

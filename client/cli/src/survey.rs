@@ -1,0 +1,189 @@
+//! A survey of a cluster: what each server says, and what is wrong with the whole.
+
+use std::collections::BTreeSet;
+use std::thread;
+
+use larder_coordinator::{NodeStatus as Member, Status as CoordinatorStatus};
+use larder_node::{ActorStatus, ObjectStatus, Status as NodeStatus};
+use serde_json::{Value, json};
+
+use crate::address::HostPort;
+use crate::cluster::{ask_coordinator, ask_member, ask_node};
+use crate::context::ClusterArg;
+use crate::output::duration;
+
+/// Which servers a command asks.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Servers {
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArg,
+
+    /// Ask this node, HOST or HOST:PORT, and nobody else; may be given several times
+    #[arg(long = "node", value_name = "ADDR", value_parser = HostPort::of_node, conflicts_with = "coordinator")]
+    pub(crate) nodes: Vec<HostPort>,
+}
+
+/// Whom to ask.
+#[derive(Debug, Clone)]
+pub(crate) enum Targets {
+    /// A coordinator, and the nodes that it knows at the time.
+    Cluster(HostPort),
+    /// These nodes.
+    Nodes(Vec<HostPort>),
+}
+
+/// What all of them say.
+#[derive(Debug)]
+pub(crate) struct Survey {
+    /// The coordinator: in its own words, and as they are understood.
+    pub(crate) coordinator: Option<(Value, CoordinatorStatus)>,
+    pub(crate) nodes: Vec<Surveyed>,
+}
+
+/// One node, and what it says.
+#[derive(Debug)]
+pub(crate) struct Surveyed {
+    pub(crate) name: String,
+    pub(crate) http: String,
+    /// What the coordinator says of it.
+    pub(crate) member: Option<Member>,
+    /// Its own words; an error says why there are none.
+    pub(crate) said: Result<(Value, NodeStatus), String>,
+}
+
+impl Servers {
+    /// Whom to ask: those named, or the cluster of the context.
+    ///
+    /// # Errors
+    /// Nothing is named, and no development cluster runs.
+    pub(crate) fn targets(&self) -> anyhow::Result<Targets> {
+        if self.nodes.is_empty() {
+            Ok(Targets::Cluster(self.cluster.choose()?.coordinator))
+        } else {
+            Ok(Targets::Nodes(self.nodes.clone()))
+        }
+    }
+}
+
+impl Targets {
+    /// Asks all of them at once. A node that is named twice is asked twice, and counted once.
+    ///
+    /// # Errors
+    /// The coordinator does not answer. A node that does not is part of the survey.
+    pub(crate) fn survey(&self) -> anyhow::Result<Survey> {
+        match self {
+            Self::Cluster(address) => {
+                let coordinator = ask_coordinator(address)?;
+                let members = coordinator.1.nodes.clone();
+                Ok(Survey { nodes: together(members, Surveyed::member), coordinator: Some(coordinator) })
+            }
+            Self::Nodes(addresses) => {
+                let mut nodes = together(addresses.clone(), Surveyed::node);
+                let mut seen = BTreeSet::new();
+                nodes.retain(|node| match &node.said {
+                    Ok((_, said)) => seen.insert((said.name.clone(), said.incarnation)),
+                    Err(_) => true,
+                });
+                Ok(Survey { coordinator: None, nodes })
+            }
+        }
+    }
+}
+
+impl Surveyed {
+    fn member(member: Member) -> Self {
+        let said = ask_member(&member).map_err(|error| format!("{error:#}"));
+        Self { name: member.name.clone(), http: member.http.to_string(), member: Some(member), said }
+    }
+
+    fn node(address: HostPort) -> Self {
+        let said = ask_node(&address).map_err(|error| format!("{error:#}"));
+        let name = said.as_ref().map_or_else(|_| address.to_string(), |(_, status)| status.name.clone());
+        Self { name, http: address.to_string(), member: None, said }
+    }
+
+    /// Whether the node serves: `alive`, `suspect`, `not ready` or `silent`.
+    pub(crate) fn state(&self) -> &str {
+        match (&self.said, &self.member) {
+            (Err(_), _) => "silent",
+            (Ok((_, status)), _) if !status.ready => "not ready",
+            (Ok(_), Some(member)) if !member.state.is_empty() => &member.state,
+            (Ok(_), _) => "alive",
+        }
+    }
+
+    /// Its own words; for a silent node, `name`, `http` and `error`.
+    pub(crate) fn json(&self) -> Value {
+        match &self.said {
+            Ok((words, _)) => words.clone(),
+            Err(error) => json!({"name": self.name, "http": self.http, "error": error}),
+        }
+    }
+
+    fn troubles(&self, troubles: &mut Vec<String>) {
+        let name = &self.name;
+        let status = match &self.said {
+            Err(error) => return troubles.push(format!("{name} does not answer: {error}")),
+            Ok((_, status)) => status,
+        };
+        match self.state() {
+            "suspect" => {
+                let silent = self.member.as_ref().map_or(0.0, |member| member.silent_seconds);
+                troubles.push(format!(
+                    "{name} is suspect: the coordinator has not heard it for {}",
+                    duration(silent)
+                ));
+            }
+            "not ready" => {
+                troubles.push(format!("{name} is not ready: it starts, or an actor does not answer"))
+            }
+            _ => {}
+        }
+        if let Some(ObjectStatus { url, trouble: Some(trouble), .. }) = &status.object {
+            troubles.push(format!("{name} does without {url}: {trouble}"));
+        }
+        for ActorStatus { device, disk_trouble, .. } in &status.actors {
+            if let Some(trouble) = disk_trouble {
+                troubles.push(format!("{name}, device {device}, does without its disk: {trouble}"));
+            }
+        }
+        if let Some(cluster) = &status.cluster {
+            if let Some(refused) = &cluster.refused {
+                troubles.push(format!("{name} may not join its cluster: {refused}"));
+            }
+            if !cluster.silent.is_empty() {
+                troubles.push(format!("{name} gets no answer from {}", cluster.silent.join(", ")));
+            }
+        }
+    }
+}
+
+impl Survey {
+    /// What is wrong, a sentence each; none if all is well.
+    pub(crate) fn troubles(&self) -> Vec<String> {
+        let mut troubles = Vec::new();
+        for lost in self.coordinator.iter().flat_map(|(_, coordinator)| &coordinator.lost) {
+            let silent = duration(lost.silent_seconds);
+            troubles.push(format!("{} is lost: it was heard {silent} ago, at {}", lost.name, lost.http));
+        }
+        self.nodes.iter().for_each(|node| node.troubles(&mut troubles));
+        let members = || self.nodes.iter().filter_map(|node| node.member.as_ref());
+        if members().any(|member| !member.peer.ip().is_loopback()) {
+            for Member { name, peer, .. } in members().filter(|member| member.peer.ip().is_loopback()) {
+                troubles.push(format!(
+                    "other hosts cannot reach {name} at {peer}: let its [cluster] coordinator name an address of the \
+                     network, or set [cluster] advertise"
+                ));
+            }
+        }
+        troubles
+    }
+}
+
+/// Asks each on a thread of its own.
+fn together<T: Send>(all: Vec<T>, ask: fn(T) -> Surveyed) -> Vec<Surveyed> {
+    thread::scope(|scope| {
+        let asked: Vec<_> = all.into_iter().map(|one| scope.spawn(move || ask(one))).collect();
+        asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
+    })
+}
