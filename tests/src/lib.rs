@@ -6,6 +6,7 @@ pub mod collector;
 pub mod content;
 pub mod engine;
 pub mod flip;
+pub mod hosts;
 pub mod impostor;
 pub mod model;
 pub mod node;

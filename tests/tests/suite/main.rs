@@ -14,6 +14,7 @@ mod faults;
 mod gpu_pages;
 mod handoff;
 mod hostile;
+mod hosts;
 mod lifecycle;
 mod metrics;
 mod object;
