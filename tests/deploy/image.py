@@ -14,10 +14,10 @@ from tools import ROOT, Missing, found, run
 CARGO = """#!/bin/sh
 # Stands for the toolchain: checks what it was given, and hands out a program that was built before.
 set -eu
-[ "$*" = "build --release --locked --package larder-cli --bin larder" ]
+[ "$*" = "build --profile dist --locked --package larder-cli --bin larder" ]
 [ "$(ls -A | tr '\\n' ' ')" = "CONTEXT" ]
-mkdir -p target/release
-cp /prebuilt/larder target/release/larder
+mkdir -p target/dist
+cp /prebuilt/larder target/dist/larder
 """
 CONTEXT = "Cargo.lock Cargo.toml README.md client coordinator deploy node tests "
 ISOLATION = ["--isolation", "chroot"]

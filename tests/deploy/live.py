@@ -25,7 +25,7 @@ GPUS = {
 
 def larder():
     """The program: $LARDER, or the newest build in target."""
-    built = [ROOT / "target" / profile / "larder" for profile in ["release", "debug"]]
+    built = [ROOT / "target" / profile / "larder" for profile in ["dist", "release", "debug"]]
     built = sorted((path for path in built if path.exists()), key=lambda path: path.stat().st_mtime)
     path = os.environ.get("LARDER") or (built[-1] if built else None)
     if path is None:
