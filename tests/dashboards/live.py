@@ -64,19 +64,21 @@ class Cluster(Process):
 
 
 class Prometheus(Process):
-    """Scrapes every second, and evaluates rules as often."""
+    """Scrapes clusters, by name, and evaluates rules as often."""
 
-    def __init__(self, cluster, folder, rules):
+    def __init__(self, clusters, folder, rules, interval="1s"):
         address = f"127.0.0.1:{free_port()}"
         self.url = f"http://{address}"
         self.started = time.time()
-        targets = [
-            {"targets": [http], "labels": {"cluster": "dev", "node": name}} for name, http in cluster.nodes.items()
-        ]
-        targets.append({"targets": [cluster.coordinator], "labels": {"cluster": "dev"}})
+        targets = []
+        for label, cluster in clusters.items():
+            targets += [
+                {"targets": [http], "labels": {"cluster": label, "node": name}} for name, http in cluster.nodes.items()
+            ]
+            targets.append({"targets": [cluster.coordinator], "labels": {"cluster": label}})
         # JSON is YAML.
         config = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "global": {"scrape_interval": interval, "evaluation_interval": interval},
             "rule_files": [str(path) for path in rules],
             "scrape_configs": [{"job_name": "larder", "static_configs": targets}],
         }
@@ -89,7 +91,7 @@ class Prometheus(Process):
         command = ["prometheus", f"--config.file={path}", f"--storage.tsdb.path={folder / 'tsdb'}"]
         with (folder / "prometheus.log").open("w") as log:
             self.process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         # What happens only once, as the first play of a trace does, is seen by who has seen what was before.
         while not (self.is_ready() and self.has_scraped(len(targets))):
             assert self.process.poll() is None and time.monotonic() < deadline, (folder / "prometheus.log").read_text()
