@@ -80,6 +80,7 @@ impl Place {
                 suspect_after_ms: 300,
                 remove_after_ms: 1_500,
                 grace_ms: 100,
+                remember_lost_ms: 60_000,
             },
             tracing: TracingConfig::default(),
         };
