@@ -94,7 +94,10 @@ pub(crate) fn ask_node(address: &impl Display) -> anyhow::Result<(Value, NodeSta
 pub(crate) fn ask_member(member: &Member) -> anyhow::Result<(Value, NodeStatus)> {
     let (said, status) = ask_node(&member.http)?;
     ensure!(status.name == member.name, is_another(&member.http, &status.name, &member.name));
-    let (found, known) = (status.incarnation, member.incarnation);
+    // A node of an older version tells its life in another place.
+    let older = status.cluster.as_ref().map_or(0, |cluster| cluster.incarnation);
+    let found = if status.incarnation == 0 { older } else { status.incarnation };
+    let known = member.incarnation;
     ensure!(
         found == known,
         "{} at {} is in another life ({found}) than the coordinator knows ({known}): it joins within seconds of a \
@@ -165,6 +168,16 @@ mod tests {
         assert!(another.starts_with(&format!("{http} is node-1, not node-0: ")), "{another}");
         let life = error(ask_member(&member("node-1", 8, http)));
         assert!(life.contains("in another life (7) than the coordinator knows (8)"), "{life}");
+    }
+
+    #[test]
+    fn a_node_of_an_older_version_is_known_by_the_life_that_it_joined_as() {
+        let cluster = json!({"number": 1, "incarnation": 7, "epoch": "1.1", "members": 1, "suspects": 0, "silent": [], "shares": true});
+        let words =
+            json!({"name": "node-1", "ready": true, "uptime_seconds": 1.0, "actors": [], "cluster": cluster});
+        let http = server(words);
+        assert!(ask_member(&member("node-1", 7, http)).is_ok());
+        assert!(ask_member(&member("node-1", 8, http)).is_err());
     }
 
     #[test]

@@ -11,6 +11,18 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     closed_pipe_is_fine(writeln!(stdout, "{}", text.trim_end_matches('\n')).and_then(|()| stdout.flush()))
 }
 
+/// Prints one line of many, and says whether anybody still reads them.
+pub(crate) fn print_line(text: &str) -> io::Result<bool> {
+    write_line(&mut io::stdout().lock(), text)
+}
+
+fn write_line(to: &mut impl io::Write, text: &str) -> io::Result<bool> {
+    match writeln!(to, "{text}").and_then(|()| to.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        written => written.map(|()| true),
+    }
+}
+
 /// Prints one JSON value on one line.
 pub(crate) fn print_json(value: &impl Serialize) -> io::Result<()> {
     print(&serde_json::to_string(value)?)
@@ -87,6 +99,14 @@ mod tests {
     fn times_are_shown_in_one_unit() {
         let shown = [0.04, 12.7, 200.0, 7_200.0, 200_000.0].map(duration);
         assert_eq!(shown, ["0.0 s", "12 s", "3 min", "2 h", "2 d"]);
+    }
+
+    #[test]
+    fn who_prints_line_by_line_hears_that_the_reader_has_gone() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        assert!(write_line(&mut writer, "one").unwrap());
+        drop(reader);
+        assert!(!write_line(&mut writer, "two").unwrap());
     }
 
     #[test]

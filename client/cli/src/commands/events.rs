@@ -88,8 +88,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut all_answer = true;
     for line in lines {
         match line {
-            Ok(line) if format == Format::Json => output::print_json(&line)?,
-            Ok(line) => output::print(&line.text(format))?,
+            Ok(line) => {
+                let text =
+                    if format == Format::Json { serde_json::to_string(&line)? } else { line.text(format) };
+                if !output::print_line(&text)? {
+                    // As `head` leaves.
+                    break;
+                }
+            }
             Err(error) => {
                 eprintln!("error: {error:#}");
                 all_answer = false;
