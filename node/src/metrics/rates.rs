@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use larder_core::Millis;
-use prometheus::{Gauge, GaugeVec};
+use prometheus::{Gauge, GaugeVec, IntGaugeVec};
 use serde::{Deserialize, Serialize};
 
 use super::table::{Tenants, Value};
@@ -24,7 +24,7 @@ pub struct TenantRates {
     pub tokens_asked: u64,
     /// By this cache.
     pub hit_rate: f64,
-    /// By an infinite one: where it is close, more memory buys nothing.
+    /// By an infinite one of all nodes together: where it is close, more memory buys nothing.
     pub infinite_hit_rate: f64,
 }
 
@@ -33,6 +33,7 @@ pub struct TenantRates {
 pub(super) struct Rates {
     of_namespaces: [GaugeVec; 2],
     of_tenants: [GaugeVec; 2],
+    tenant_tokens: IntGaugeVec,
     device: String,
     namespaces: HashMap<u32, Namespace>,
 }
@@ -49,6 +50,7 @@ impl Rates {
         Self {
             of_namespaces: [&value.hit_rate, &value.infinite_hit_rate].map(Clone::clone),
             of_tenants: [&tenants.hit_rate, &tenants.infinite_hit_rate].map(Clone::clone),
+            tenant_tokens: tenants.window_tokens.clone(),
             device: device.to_owned(),
             namespaces: HashMap::new(),
         }
@@ -87,6 +89,11 @@ impl Rates {
         let rates = |((tenant, window), tokens): ((String, &'static str), Tokens)| {
             let labels = [tenant.as_str(), &self.device, window];
             set(self.of_tenants.each_ref().map(|g| g.with_label_values(&labels)), tokens);
+            let Tokens { asked, hit, reusable } = tokens;
+            for (which, tokens) in [("asked", asked), ("hit", hit), ("reusable", reusable)] {
+                let labels = [tenant.as_str(), &self.device, window, which];
+                self.tenant_tokens.with_label_values(&labels).set(tokens.try_into().unwrap_or(i64::MAX));
+            }
             TenantRates {
                 tenant,
                 window: window.to_owned(),
@@ -146,10 +153,14 @@ mod tests {
         let row = |tenant: &str| found.iter().find(|row| row.tenant == tenant && row.window == "1h").unwrap();
         assert_eq!(row("red").tokens_asked, 2 * 40 * (16 + 48));
         assert!((row("red").hit_rate - 0.0625).abs() < 1e-9, "{found:?}");
-        assert!((row("red").infinite_hit_rate - 0.5).abs() < 0.02, "{found:?}");
+        // Of 80 chunks of 16 tokens 30 were new, of 80 chunks of 48 tokens 40.
+        assert!((row("red").infinite_hit_rate - 2_720.0 / 5_120.0).abs() < 0.02, "{found:?}");
         assert!(row("blue").infinite_hit_rate < 0.02, "each of its chunks came once: {found:?}");
         let text = text(&registry);
         assert!(text.contains(r#"larder_tenant_hit_rate{device="0",tenant="red",window="10m"} 0.0625"#));
+        assert!(text.contains(
+            r#"larder_tenant_window_tokens{device="0",tenant="red",tokens="hit",window="10m"} 320"#
+        ));
         assert!(text.contains(r#"larder_hit_rate{device="0",namespace="01",tenant="red",window="1h"} 0"#));
     }
 
@@ -162,6 +173,6 @@ mod tests {
         }
         let text = text(&registry);
         let lines = text.lines().filter(|line| line.starts_with("larder_"));
-        assert_eq!(lines.count(), (8 + 1) * 2 * Window::ALL.len(), "{text}");
+        assert_eq!(lines.count(), ((8 + 1) * 2 + 3) * Window::ALL.len(), "{text}");
     }
 }

@@ -135,6 +135,9 @@ metrics_table! {
             "Tokens hit of tokens asked in a sliding window";
         infinite_hit_rate: GaugeVec = "larder_tenant_infinite_hit_rate", "ratio", [TENANT, DEVICE, WINDOW],
             "The same for an infinite cache";
+        window_tokens: IntGaugeVec = "larder_tenant_window_tokens", "tokens",
+            [TENANT, DEVICE, WINDOW, Label::one_of("tokens", &["asked", "hit", "reusable"])],
+            "Prompt tokens of lookups in a sliding window: all, those found, and those that an infinite cache would have had; the sum over nodes is the cluster's";
         arena_bytes: IntGaugeVec = "larder_tenant_arena_bytes", "bytes",
             [TENANT, DEVICE, Label::one_of("state", &["held", "limit"])],
             "Bytes of extents that the tenant holds, whether or not blocks are in them, and how many it may hold";
