@@ -15,6 +15,7 @@ DASHBOARD = Dashboard(
             {"hint accuracy": 'sum(rate(larder_peer_fetches_total{@n,outcome="here"}[$__rate_interval]))'
              ' / sum(rate(larder_peer_fetches_total{@n,outcome=~"here|not_held"}[$__rate_interval]))'},
             most=1,
+            alert="LarderHintsWrong", below=0.9,
         ),
         Panel(
             "How many hints are stale?",
@@ -33,6 +34,7 @@ DASHBOARD = Dashboard(
                 "99 %": "histogram_quantile(0.99, sum by (le) "
                 "(rate(larder_directory_announce_lag_seconds_bucket{@n}[$__rate_interval])))",
             },
+            alert="LarderAnnouncesLag", above=5,
         ),
         Panel(
             "How many rows does each home have?",

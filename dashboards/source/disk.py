@@ -89,6 +89,7 @@ DASHBOARD = Dashboard(
             "1 where it did, after a failure of the drive: the node serves on from memory.",
             {"{{node}}": "larder_disk_closed{@n}"},
             zero_is_fine=True, most=1,
+            alert="LarderDiskClosed", above=1,
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """Grafana's JSON for panels that are described in a few words."""
 
+import re
 from dataclasses import dataclass, field
 
 # What stands for the choice of cluster, node and tenant in a query.
@@ -30,6 +31,10 @@ class Panel:
     stacked: bool = False
     most: float | None = None
     width: int = 12
+    # The alert about this figure, and the value from which it counts: above, or below.
+    alert: str | None = None
+    above: float | None = None
+    below: float | None = None
 
     def expressions(self):
         for legend, query in self.queries.items():
@@ -76,6 +81,15 @@ def dashboard_json(dashboard, all_):
 
 def variables(dashboard):
     result = [{"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}]
+    result.append(
+        {
+            "name": "runbooks",
+            "label": "Runbooks",
+            "type": "textbox",
+            "query": RUNBOOKS,
+            "current": {"text": RUNBOOKS, "value": RUNBOOKS},
+        }
+    )
     for name, label, query in VARIABLES:
         result.append(
             {
@@ -133,8 +147,20 @@ def panel_json(panel, number, position):
     defaults = result["fieldConfig"]["defaults"]
     if panel.most is not None:
         defaults["max"] = panel.most
+    if panel.alert:
+        page = re.sub(r"(?<!^)(?=[A-Z])", "-", panel.alert).lower()
+        title = f"What to do: {panel.alert}"
+        result["links"] = [{"title": title, "url": f"${{runbooks}}/{page}.md", "targetBlank": True}]
+    if panel.above is not None or panel.below is not None:
+        edge, first, then = (panel.above, "green", "red") if panel.below is None else (panel.below, "red", "green")
+        steps = [{"color": first, "value": None}, {"color": then, "value": edge}]
+        defaults["thresholds"] = {"mode": "absolute", "steps": steps}
+        if panel.kind == "timeseries":
+            defaults["custom"] = {"thresholdsStyle": {"mode": "dashed"}}
+        elif panel.kind == "stat":
+            result["options"] = OPTIONS["stat"] | {"colorMode": "value"}
     if panel.kind == "timeseries":
-        defaults["custom"] = {
+        defaults["custom"] = defaults.get("custom", {}) | {
             "drawStyle": "line",
             "lineWidth": 1,
             "fillOpacity": 25 if panel.stacked else 5,
@@ -150,6 +176,9 @@ def panel_json(panel, number, position):
         ]
     return result
 
+
+# Where the pages of docs/runbooks are served; each installation sets its own.
+RUNBOOKS = "https://larder.example/docs/runbooks"
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 HEIGHT = 8

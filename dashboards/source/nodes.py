@@ -63,6 +63,7 @@ DASHBOARD = Dashboard(
             "of a conversation, the second turn finds nothing.",
             {"{{node}}": "sum by (node) (rate(larder_evicted_residence_seconds_total{@n}[$__rate_interval]))"
              " / sum by (node) (rate(larder_evicted_chunks_total{@n}[$__rate_interval]))"},
+            alert="LarderChunksLeaveSoon", below=60,
         ),
         Panel(
             "How much goes to the object store and comes from there?",
@@ -99,6 +100,7 @@ DASHBOARD = Dashboard(
             "1 where it does.",
             {"{{node}}, device {{device}}": "larder_actor_up{@n}"},
             most=1,
+            alert="LarderActorSilent", below=1,
         ),
         Panel(
             "How much CPU does each process use?",
@@ -120,6 +122,7 @@ DASHBOARD = Dashboard(
             "Open ones of those that there may be. Every extent, session and engine process takes one.",
             {"{{node}}": "process_open_fds{@n} / process_max_fds{@n}"},
             most=1,
+            alert="LarderFilesRunOut", above=0.8,
         ),
         Panel(
             "How do sessions end?",

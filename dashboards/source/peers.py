@@ -29,6 +29,7 @@ DASHBOARD = Dashboard(
             {"": "sum by (node, peer) (rate(larder_peer_lost_packets_total{@n}[10m]))"
              " / sum by (node, peer) (rate(larder_peer_sent_packets_total{@n}[10m]))"},
             kind="table", zero_is_fine=True,
+            alert="LarderPacketLoss", above=0.02,
         ),
         Panel(
             "Who waits for credits of whom?",
@@ -81,6 +82,7 @@ DASHBOARD = Dashboard(
             "Nodes that do not answer this one, and are left out until they do.",
             {"{{node}}": "larder_peer_silent{@n}"},
             zero_is_fine=True,
+            alert="LarderPeersSilent", above=1,
         ),
         Panel(
             "What is asked of nodes?",

@@ -13,6 +13,7 @@ DASHBOARD = Dashboard(
             "Lookups answered within 10 ms, over an hour. Objective: 99 %.",
             {"in time": "1 - avg(larder:lookups_late:ratio_rate1h{@c})"},
             kind="stat", most=1, width=6,
+            below=0.99,
         ),
         Panel(
             "Do loads come?",
@@ -20,6 +21,7 @@ DASHBOARD = Dashboard(
             "Chunks wanted from other nodes that came, over an hour. Objective: 99 %.",
             {"came": "1 - avg(larder:loads_failed:ratio_rate1h{@c})"},
             kind="stat", most=1, width=6,
+            below=0.99,
         ),
         Panel(
             "Are requests served?",
@@ -27,6 +29,7 @@ DASHBOARD = Dashboard(
             "Requests that were neither busy nor refused, over five minutes.",
             {"served": "1 - avg(larder:requests_not_served:ratio_rate5m{@c})"},
             kind="stat", most=1, width=6,
+            below=0.99,
         ),
         Panel(
             "Were wrong bytes found?",

@@ -9,7 +9,7 @@ DASHBOARD = Dashboard(
     panels=[
         Panel(
             "Who asks how much?",
-            "short",
+            "suffix: tokens/s",
             "Prompt tokens a second, by tenant.",
             {"{{tenant}}": "sum by (tenant) (rate(larder_tokens_asked_total{@t}[$__rate_interval]))"},
         ),
@@ -24,9 +24,10 @@ DASHBOARD = Dashboard(
         Panel(
             "Who would gain by more memory?",
             "percentunit",
-            "What an infinite cache would hit beyond this one, in the last hour, by tenant; the mean of the actors.",
-            {"{{tenant}}": 'avg by (tenant) (larder_tenant_infinite_hit_rate{@t,window="1h"}'
-             ' - larder_tenant_hit_rate{@t,window="1h"})'},
+            "What an infinite cache would hit beyond this one, in the last hour, by tenant, over all chosen nodes.",
+            {"{{tenant}}": '(sum by (tenant) (larder_tenant_window_tokens{@t,window="1h",tokens="reusable"})'
+             ' - sum by (tenant) (larder_tenant_window_tokens{@t,window="1h",tokens="hit"}))'
+             ' / sum by (tenant) (larder_tenant_window_tokens{@t,window="1h",tokens="asked"})'},
         ),
         Panel(
             "Who holds how much of the arenas?",

@@ -19,14 +19,15 @@ DASHBOARD = Dashboard(
         Panel(
             "How much would an infinite cache hit?",
             "percentunit",
-            "Over the last ten minutes, the mean of the actors. Where it is close to the hit rate, more memory buys "
-            "nothing. Each actor counts what it is asked itself.",
-            {"infinite": 'avg(larder_tenant_infinite_hit_rate{@t,window="10m"})'},
+            "Over the last ten minutes, all nodes together. Where it is close to the hit rate, more memory buys nothing. A chunk "
+            "that two nodes missed counts as new at each, so the figure may be too low by these.",
+            {"infinite": 'sum(larder_tenant_window_tokens{@t,window="10m",tokens="reusable"})'
+             ' / sum(larder_tenant_window_tokens{@t,window="10m",tokens="asked"})'},
             kind="stat", most=1, width=6,
         ),
         Panel(
             "How many tokens are not computed again?",
-            "short",
+            "suffix: tokens/s",
             "Prompt tokens hit in a second, over all tiers.",
             {"tokens/s": "sum(rate(larder_tokens_hit_total{@t}[$__rate_interval]))"},
             kind="stat", width=6,
@@ -42,7 +43,7 @@ DASHBOARD = Dashboard(
         ),
         Panel(
             "Where are tokens hit?",
-            "short",
+            "suffix: tokens/s",
             "Prompt tokens a second: asked; found in the memory of the node itself (host); found in other nodes (peer).",
             {
                 "asked": "sum(rate(larder_tokens_asked_total{@t}[$__rate_interval]))",
@@ -52,11 +53,13 @@ DASHBOARD = Dashboard(
         Panel(
             "Would more memory help?",
             "percentunit",
-            "The hit rate of the last ten minutes beside that of an infinite cache, by node. The distance between both is "
-            "what more memory, or another policy, could win at most.",
+            "The hit rate of the last ten minutes beside that of an infinite cache, of all chosen nodes together: both count hits "
+            "in every node. The distance between both is what more memory, or another policy, could win.",
             {
-                "{{node}}": 'avg by (node) (larder_tenant_hit_rate{@t,window="10m"})',
-                "{{node}}, infinite": 'avg by (node) (larder_tenant_infinite_hit_rate{@t,window="10m"})',
+                "this cache": 'sum(larder_tenant_window_tokens{@t,window="10m",tokens="hit"})'
+                ' / sum(larder_tenant_window_tokens{@t,window="10m",tokens="asked"})',
+                "an infinite cache": 'sum(larder_tenant_window_tokens{@t,window="10m",tokens="reusable"})'
+                ' / sum(larder_tenant_window_tokens{@t,window="10m",tokens="asked"})',
             },
             most=1,
         ),
