@@ -99,9 +99,12 @@ fn a_coordinator_config_with_an_unknown_key_ends_with_status_2_and_names_it() {
 
 #[test]
 fn a_server_that_does_not_answer_ends_with_status_1() {
-    let (status, text) = refusal(&["status", "--node", "127.0.0.1:9"]);
-    assert_eq!(status, Some(1));
-    assert!(text.contains("no answer from http://127.0.0.1:9/status"), "{text}");
+    let output = larder(&["status", "--node", "127.0.0.1:9"]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("silent") && text.contains("no answer from http://127.0.0.1:9/status"), "{text}");
+    let (status, text) = refusal(&["status", "--coordinator", "127.0.0.1:9"]);
+    assert!(status == Some(1) && text.contains("no answer from http://127.0.0.1:9/status"), "{text}");
 }
 
 #[test]
@@ -110,6 +113,8 @@ fn without_a_cluster_status_says_how_to_start_one() {
     let output = Command::new(env!("CARGO_BIN_EXE_larder"))
         .arg("status")
         .env("XDG_RUNTIME_DIR", empty.path())
+        .env("XDG_CONFIG_HOME", empty.path())
+        .env_remove("LARDER_COORDINATOR")
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
