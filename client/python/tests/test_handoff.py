@@ -1,11 +1,12 @@
 """Layers that are given and taken while their chunks are being written, by sessions and by the connector's threads."""
 
 import asyncio
+import logging
 import time
 
 import larder_kv
 import pytest
-from conftest import LAYER_BYTES, LAYERS, content, spec, until
+from conftest import LAYER_BYTES, LAYERS, content, spec, start_cluster, until
 from larder_kv.vllm.handoff import Writer, attempt_of, params_for_decode, writer_of
 from larder_kv.vllm.node import Open
 from larder_kv.vllm.plan import Load, Save
@@ -208,3 +209,34 @@ def test_the_answer_of_a_prefill_is_what_its_decode_asks_with(session):
     assert attempt_of(None) is None and writer_of(None) is None
     assert writer_of({"do_remote_prefill": True}) is None
     assert params_for_decode(None, 0, hashes(2)) is None
+
+
+def test_a_prefill_that_is_too_slow_is_no_error(ranks, caplog):
+    prefill, decode = ranks
+    computed = LayerGate(RANK_LAYERS)
+    prefill.saver.save_soon([Save("a", hashes(1), 0, [0, 1], attempt=0)], computed)
+    prefetch = decode.prefetcher.start("b", hashes(1), 1_000, False, writer_at(prefill))
+    computed.open(0)
+    until(lambda: prefetch.chunks == 1)
+    decode.loader._patience = 0.05
+    with caplog.at_level(logging.INFO, "vllm.larder"):
+        decode.loader.load_soon([Load("b", hashes(1), 0, [3, 4], writer_at(prefill))])
+        until(lambda: decode.loader.take_done() == {"b"})
+    assert decode.loader.take_failed() == {3, 4}
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info] == []
+    assert "request b computes the rest of its prompt: its prefill handed over 0 of 1 chunks in time" in caplog.text
+    computed.open_all()
+
+
+def test_a_node_that_goes_away_during_a_hand_over_is_no_error(caplog):
+    """The request that follows is computed here, and the next one begins."""
+    own = start_cluster("--nodes", "1", "--arena-bytes", "16MiB")
+    decode = Rank(own.sockets[0], "gone")
+    with caplog.at_level(logging.INFO, "vllm.larder"):
+        decode.loader.load_soon([Load("b", hashes(1), 0, [3, 4], Writer("node-0"))])
+        until(lambda: decode.counts.take().get("loads") == 1)
+        own.stop()
+        until(lambda: decode.loader.take_done() == {"b"})
+    assert decode.loader.take_failed() == {3, 4}
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    decode.close()

@@ -33,7 +33,7 @@ class Rank:
     def __init__(self, socket: str, model: str, window_bytes: int = 1 << 20):
         self.counts = Counts()
         settings = NodeSettings(socket, window_bytes=window_bytes, reconnect_seconds=0.01, verify="always")
-        self.link = settings.link("test", LOG)
+        self.link = settings.link("test", LOG, self.counts.add)
         self.link.wait_for_first_try(10)
         self.keyed = Keyed(self.link, self.counts, 5.0, LOG)
         self.spec = spec(model, pools=(larder_kv.Pool(layers=1, layer_bytes=BLOCK),), flat=True)

@@ -87,19 +87,6 @@ def test_ranks_of_any_number_share_what_is_the_same_on_all_of_them():
     assert FACTS.namespace(replicated) == alone.namespace(replicated)
 
 
-def test_settings_that_are_not_known_or_impossible_are_refused():
-    assert NodeSettings.parse({"socket": "/s", "device": 1}, "it") == NodeSettings("/s", device=1)
-    for given, reason in (
-        ({}, "needs `socket`"),
-        ({"socket": "/s", "colour": 1}, "`colour`"),
-        ({"socket": "/s", "timeout_seconds": 0}, "a number above 0, not 0"),
-    ):
-        with pytest.raises(UnsupportedError, match=reason):
-            NodeSettings.parse(given, "it")
-    with pytest.raises(UnsupportedError, match="window_bytes"):
-        NodeSettings("/s", window_bytes=100).check_block("a page", 101)
-
-
 def test_keys_of_lmcache_differ_wherever_their_fields_do():
     assert digest("a", "bc") != digest("ab", "c") and digest("a", b"") != digest("a")
     assert len(digest(b"x", 1, "salt")) == 32

@@ -1,6 +1,9 @@
 """The tier below vLLM's own offloading against a real node, and the node's events, without vLLM."""
 
+import http.server
 import json
+import logging
+import threading
 
 import larder_kv
 import pytest
@@ -157,3 +160,47 @@ def test_a_nodes_events_are_followed(tmp_path):
     assert seen[2] == stored(3, parent=2)
     events.close()
     running.stop()
+
+
+def test_a_lookup_that_fails_in_any_way_is_a_miss(tiers, monkeypatch):
+    first, _ = tiers
+
+    class Broken:
+        @property
+        def session(self):
+            raise BaseException("a panic")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first.node, "current", Broken)
+        assert first.found(keys(2)) == [False, False]
+        first.offload.store(1, keys(2), [0, 1])
+        first.offload.drain()
+    assert [ended.success for ended in first.offload.finished()] == [False]
+
+
+def test_events_that_are_none_end_their_stream_and_the_next_one_is_followed(caplog):
+    streams = [
+        'event: held\ndata: {"device": 0, "namespace": "n", "index": 0}\n',
+        "event: held\ndata: []\n",
+        'event: held\ndata: {"device": 0, "namespace": "n", "index": 0, "hash": "%s"}\n' % ("07" * 32),
+    ]
+
+    class Node(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(streams.pop(0).encode() if streams else b"")
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Node) as server, caplog.at_level(logging.WARNING, "vllm.larder"):
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        events = NodeEvents(f"127.0.0.1:{server.server_address[1]}", lambda: "n", 0, 0.001)
+        seen: list[Event] = []
+        until(lambda: seen.extend(events.take()) or seen)
+        events.close()
+        server.shutdown()
+    assert seen == [stored(7)]
+    assert "no events from http://127.0.0.1:" in caplog.text

@@ -212,3 +212,9 @@ def test_threads_end_with_their_engine(cluster):
     rank = Rank(cluster.sockets[0], "threads end")
     rank.close()
     assert {thread for thread in threading.enumerate() if thread.name.startswith("larder-")} <= before
+
+
+def test_a_prompt_without_a_whole_chunk_is_counted_and_not_looked_up(rank):
+    prefetch = rank.prefetcher.start("short", [], 20, False)
+    assert prefetch.chunks == 0
+    assert rank.counts.take() == {"short_prompts": 1}

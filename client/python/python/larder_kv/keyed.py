@@ -35,6 +35,7 @@ COUNTERS = {
     "without_node": "Calls while the node was absent: lookups and loads miss, saves are dropped.",
     "busy": "Calls for which the node had no room.",
     "failures": "Calls that failed for another reason.",
+    "failed_connects": "Tries to open a session with the node that failed.",
 }
 """Each counter and its meaning."""
 
@@ -170,6 +171,9 @@ class Keyed:
             # A node that does not answer would hold up every call: without it they miss at once, until it answers again.
             self._counts.add("failures")
             self._link.lost(opened)
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        # Panics of native code too: a call from the engine never fails.
+        except BaseException:
             self._counts.add("failures")
             self._logger.exception("a call to the Larder node failed")

@@ -10,6 +10,14 @@ import larder_kv
 T = TypeVar("T")
 
 
+MOST_REASONS = 16
+"""Different reasons that are logged while a node is absent."""
+
+
+def uncounted(_: str) -> None:
+    """Counts nothing."""
+
+
 class Opened:
     """An open session, and the namespaces that were registered with it so far."""
 
@@ -33,8 +41,15 @@ class Link(Generic[T]):
     """Keeps a session, or what is made of one, open from a thread of its own: nobody else ever waits for a node that is not
     there."""
 
-    def __init__(self, connect: Callable[[], T], reconnect_seconds: float, logger: logging.Logger) -> None:
-        self._connect, self._reconnect_seconds, self._logger = connect, reconnect_seconds, logger
+    def __init__(
+        self,
+        connect: Callable[[], T],
+        reconnect_seconds: float,
+        logger: logging.Logger,
+        count: Callable[[str], None] = uncounted,
+    ) -> None:
+        """`count` hears "failed_connects" for each try that failed."""
+        self._connect, self._reconnect_seconds, self._logger, self._count = connect, reconnect_seconds, logger, count
         self._opened: T | None = None
         self._wanted = threading.Event()
         self._tried = threading.Event()
@@ -66,24 +81,31 @@ class Link(Generic[T]):
         self._opened = None
 
     def _keep_open(self) -> None:
-        warned = False
+        reasons: set[str] = set()
         while not self._closed.is_set():
             self._wanted.wait()
             if self._closed.is_set():
                 return
             try:
                 opened = self._connect()
-            # Whatever it is: without this thread the engine would never have a cache again.
-            except Exception as error:
-                if not warned:
-                    is_known = isinstance(error, (larder_kv.LarderError, ValueError, OSError))
-                    self._logger.warning("no Larder node for now: %s", error, exc_info=not is_known)
-                warned = True
+                self._logger.info("using the Larder node %s", opened)
+            # Whatever it is, panics of native code included: without this thread the engine would never have a cache again.
+            except BaseException as error:
+                self._failed(error, reasons)
                 self._tried.set()
                 self._closed.wait(self._reconnect_seconds)
                 continue
-            self._logger.info("using the Larder node %s", opened)
-            warned = False
+            reasons.clear()
             self._wanted.clear()
             self._opened = opened
             self._tried.set()
+
+    def _failed(self, error: BaseException, reasons: set[str]) -> None:
+        """Counts a try, and logs each reason once until the node is there again."""
+        self._count("failed_connects")
+        reason = f"{type(error).__name__}: {error}"
+        if reason in reasons or len(reasons) == MOST_REASONS:
+            return
+        reasons.add(reason)
+        is_known = isinstance(error, (larder_kv.LarderError, ValueError, OSError))
+        self._logger.warning("no Larder node for now: %s", error, exc_info=None if is_known else error)

@@ -1,9 +1,14 @@
-"""The settings by which an adapter reaches its node, checked once."""
+"""The settings by which an adapter reaches its node, each declared once and checked when the engine starts.
 
+A declaration (`setting`) has the type, the default, the range and the meaning. The check and the tables of the book are made
+of it.
+"""
+
+import difflib
 import logging
-import math
+import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Literal, Self, TypeAlias, TypeVar, get_args, get_origin
 
@@ -19,100 +24,181 @@ class UnsupportedError(ValueError):
 
 Verify: TypeAlias = Literal["off", "sample", "always"]
 
-AT_LEAST_0: Mapping[str, float] = {"least": 0}
-AT_LEAST_1: Mapping[str, float] = {"least": 1}
-ABOVE_0: Mapping[str, float] = {"above": 0}
-"""Metadata of a field of settings: which numbers it takes."""
 
-KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+@dataclass(frozen=True)
+class Form:
+    """The form of a text."""
+
+    words: str
+    fits: Callable[[str], bool]
+
+
+def is_path(text: str) -> bool:
+    """Whether a Unix socket can have this path."""
+    return 0 < len(text.encode()) <= PATH_BYTES and "\0" not in text and "://" not in text
+
+
+def is_address(text: str) -> bool:
+    """Whether it is HOST:PORT, where HOST may be an IPv6 address in brackets."""
+    found = re.fullmatch(r"(?:[^\s:/@\[\]]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", text)
+    return found is not None and 0 < int(found[1]) <= 65_535
+
+
+PATH_BYTES, NAME_BYTES = 107, 256
+PATH = Form(f"a path of 1 to {PATH_BYTES} bytes", is_path)
+NAME = Form(f"text of at most {NAME_BYTES} bytes", lambda text: len(text.encode()) <= NAME_BYTES)
+ADDRESS = Form("HOST:PORT", is_address)
+HOUR = 3_600
+
+
+def setting(
+    meaning: str,
+    *,
+    default: Any = MISSING,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    form: Form | None = None,
+) -> Any:
+    """A field of settings. A number is at least `least`, or above `above`, and at most `most`; a text has a `form`."""
+    metadata = {"meaning": meaning, "least": least, "above": above, "most": most, "form": form}
+    return field(default=default, metadata=metadata)
 
 
 def read_settings(cls: type[S], given: Mapping[str, Any], where: str) -> S:
-    """Makes settings of class `cls`, a dataclass, of what stands in `where`, the configuration's name. Raises `UnsupportedError` for
-    a key that is no field, a field that is missing, a value of another type than the field's (`None` as if it were not given, where
-    the field has a default) and a number out of its range."""
+    """Makes settings of class `cls`, a dataclass, of what stands in `where`, the configuration's name. `None` counts as not given
+    where the field has a default. Raises `UnsupportedError` with everything that is wrong: keys that are no fields, fields that
+    are missing, and values of another type, range or form than the field's."""
     known: dict[str, Field[Any]] = {known.name: known for known in fields(cls)}  # type: ignore[arg-type]
-    for key in given:
-        if key not in known:
-            raise UnsupportedError(f"{where} has `{key}`, which is none of {sorted(known)}")
-    chosen = {key: value for key, value in given.items() if value is not None or known[key].default is MISSING}
+    chosen = {key: value for key, value in given.items() if key not in known or needs(known[key], value)}
+    problems = [unknown(key, value, list(known)) for key, value in chosen.items() if key not in known]
     for name, setting in known.items():
-        if name in chosen:
-            check_setting(setting, chosen[name], where)
-        elif setting.default is MISSING:
-            raise UnsupportedError(f"{where} needs `{name}`")
+        if name in chosen and not fits(setting, chosen[name]):
+            problems.append(f"`{name}` is {chosen[name]!r}: it must be {allowed(setting)}{advice(setting, chosen[name])}")
+        elif name not in chosen and setting.default is MISSING:
+            problems.append(f"`{name}` is missing: it must be {allowed(setting)}")
+    if problems:
+        raise UnsupportedError(f"{where} is wrong: {'; '.join(problems)}")
     return cls(**chosen)
 
 
-def check_setting(setting: Field[Any], value: Any, where: str) -> None:
-    """Raises `UnsupportedError` where the value of one setting is impossible."""
+def needs(setting: Field[Any], value: Any) -> bool:
+    """Whether a value counts as given."""
+    return value is not None or setting.default is MISSING
 
-    def refuse(takes: str, advice: str = "") -> UnsupportedError:
-        return UnsupportedError(f"`{setting.name}` in {where} is {takes}, not {value!r}{advice}")
 
+def unknown(key: str, value: Any, known: list[str]) -> str:
+    """A key that is no setting."""
+    near = difflib.get_close_matches(str(key), known, n=1)
+    instead = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(f'`{name}`' for name in known)}"
+    return f"`{key}` (with the value {value!r}) is no setting: {instead}"
+
+
+def fits(setting: Field[Any], value: Any) -> bool:
+    """Whether a setting may have this value."""
+    kind = kind_of(setting)
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        return False
+    least, above, most, form = (setting.metadata[name] for name in ("least", "above", "most", "form"))
+    if form is not None:
+        return bool(form.fits(value))
+    if kind is bool:
+        return True
+    # Whatever is no number fails each comparison.
+    return (least is None or value >= least) and (above is None or value > above) and (most is None or value <= most)
+
+
+def allowed(setting: Field[Any]) -> str:
+    """The values that a setting may have, in words."""
+    kind = kind_of(setting)
+    if get_origin(kind) is Literal:
+        return " or ".join(f'"{word}"' for word in get_args(kind))
+    least, above, most, form = (setting.metadata[name] for name in ("least", "above", "most", "form"))
+    if kind is bool:
+        return "true or false"
+    if form is not None:
+        return str(form.words)
+    number = "a whole number" if kind is int else "a number"
+    return f"{number} above {above} up to {most}" if least is None else f"{number} from {least} to {most}"
+
+
+def advice(setting: Field[Any], value: Any) -> str:
+    """The end of an error about a value of another type."""
+    if isinstance(value, str) and kind_of(setting) in (int, float, bool):
+        return ", without quotes"
+    if setting.metadata["form"] is PATH and isinstance(value, str) and "://" in value:
+        return ", not a URL"
+    return ""
+
+
+def kind_of(setting: Field[Any]) -> Any:
+    """A setting's type, without `None`."""
     kind: Any = setting.type
     if isinstance(kind, types.UnionType):
-        kind = next(member for member in get_args(kind) if member is not types.NoneType)
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise refuse(" or ".join(f'"{word}"' for word in get_args(kind)))
-        return
-    fits = type(value) is kind or (kind is float and type(value) is int)
-    if not fits:
-        raise refuse(KINDS[kind], ": write it without quotes" if isinstance(value, str) else "")
-    if kind is str:
-        if not value and setting.default is MISSING:
-            raise refuse("not empty")
-        return
-    least, above = setting.metadata.get("least"), setting.metadata.get("above")
-    if least is not None and not value >= least:
-        raise refuse(f"{KINDS[kind]} of at least {least}")
-    if above is not None and not (value > above and math.isfinite(value)):
-        raise refuse(f"{KINDS[kind]} above {above}")
+        return next(member for member in get_args(kind) if member is not types.NoneType)
+    return kind
 
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """Settings that the adapters for caches have in common."""
+    """Settings that all adapters have in common."""
 
-    socket: str
-    """The tenant's socket of the node on this host."""
-    device: int | None = field(default=None, metadata=AT_LEAST_0)
-    """Which of the node's actors the engine talks to, by number; the node chooses where not given."""
-    window_bytes: int = field(default=64 << 20, metadata=AT_LEAST_1)
-    """Write window that each rank asks of the node: room for two blocks at least."""
-    timeout_seconds: float = field(default=5.0, metadata=ABOVE_0)
-    """How long one request to the node may take. A call from the engine begins none later than that."""
-    reconnect_seconds: float = field(default=1.0, metadata=ABOVE_0)
-    """How often a node that is not there is tried again."""
-    verify: Verify = "sample"
-    """Which blocks are verified as they are loaded: "off", "sample" (one in 64) or "always". One that is wrong is a miss, and the
-    node drops its chunk."""
-    model_revision: str = ""
-    """Says which weights the model has where the engine does not; part of every key."""
+    socket: str = setting("the tenant's socket of the node on this host", form=PATH)
+    device: int | None = setting(
+        "the number of the node's actor that the engine talks to, for nodes with several GPUs; by default the actor with the "
+        "fewest sessions",
+        default=None,
+        least=0,
+        most=65_535,
+    )
+    window_bytes: int = setting(
+        "write window of each rank: room for two blocks at least", default=64 << 20, least=1, most=1 << 40
+    )
+    timeout_seconds: float = setting(
+        "how long one request to the node may take; one call of the engine's starts no request after that time",
+        default=5.0,
+        above=0,
+        most=HOUR,
+    )
+    reconnect_seconds: float = setting("how often an absent node is tried again", default=1.0, above=0, most=HOUR)
+    verify: Verify = setting(
+        "the loaded blocks to verify; `sample` is one in 64; a wrong block is a miss, and the node drops its chunk",
+        default="sample",
+    )
+    model_revision: str = setting(
+        "names the model's weights if neither the engine nor the files do", default="", form=NAME
+    )
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], where: str) -> Self:
         """Reads what stands in `where`, the configuration's name."""
         return read_settings(cls, given, where)
 
-    def link(self, client: str, logger: logging.Logger) -> Link[Opened]:
-        """Keeps a session open as `client`."""
+    def link(self, client: str, logger: logging.Logger, count: Callable[[str], None]) -> Link[Opened]:
+        """Keeps a session open as `client`; `count` is as for `Link`."""
 
         def connect() -> Opened:
-            session = larder_kv.Session(
-                self.socket,
-                client=client,
-                device=self.device,
-                window_bytes=self.window_bytes,
-                timeout=self.timeout_seconds,
-                verify=self.verify,
-            )
-            return Opened(session)
+            return Opened(self.open_session(client, self.window_bytes))
 
-        return Link(connect, self.reconnect_seconds, logger)
+        return Link(connect, self.reconnect_seconds, logger, count)
+
+    def open_session(self, client: str, window_bytes: int) -> larder_kv.Session:
+        """Opens a session as `client`."""
+        return larder_kv.Session(
+            self.socket,
+            client=client,
+            device=self.device,
+            window_bytes=window_bytes,
+            timeout=self.timeout_seconds,
+            verify=self.verify,
+        )
 
     def check_block(self, what: str, block_bytes: int) -> None:
         """Raises `UnsupportedError` where a block has no room in the window."""
         if block_bytes > self.window_bytes:
-            raise UnsupportedError(f"{what} has {block_bytes} bytes: set `window_bytes` to twice that, or more")
+            raise UnsupportedError(
+                f"{what} has {block_bytes} bytes, and `window_bytes` is {self.window_bytes}: set it to twice the former or more, "
+                "and the node's `session.max_window_bytes` too"
+            )

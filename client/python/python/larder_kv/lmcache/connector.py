@@ -64,7 +64,7 @@ class LarderConnector(RemoteConnector):
         labels = {"model_name": str(metadata.model_name), "worker_id": str(metadata.worker_id)}
         self.counts = Counts(exporter("lmcache:larder", labels))
         client = f"lmcache {metadata.model_name} rank {metadata.worker_id}"
-        self._link = settings.link(client, logger)
+        self._link = settings.link(client, logger, self.counts.add)
         self._keyed = Keyed(self._link, self.counts, settings.timeout_seconds, logger)
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "larder")
         self._saves = threading.BoundedSemaphore(QUEUED_SAVES)

@@ -38,7 +38,7 @@ class LarderL2Adapter(L2AdapterInterface):
         super().__init__()
         self.settings = settings = NodeSettings.parse(config, "adapter_params")
         self.counts = Counts(exporter("lmcache:larder_l2", {}))
-        self._link = settings.link("lmcache server", logger)
+        self._link = settings.link("lmcache server", logger, self.counts.add)
         self._keyed = Keyed(self._link, self.counts, settings.timeout_seconds, logger)
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "larder")
         self._waiting = threading.BoundedSemaphore(TASKS)

@@ -50,7 +50,7 @@ class LarderStorage(HiCacheStorage):
         self._transfers = Transfers()
 
         client = f"sglang {storage_config.model_name} rank {storage_config.tp_rank}"
-        self._link = settings.link(client, logger)
+        self._link = settings.link(client, logger, self.counts.add)
         self._keyed = Keyed(self._link, self.counts, settings.timeout_seconds, logger)
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:

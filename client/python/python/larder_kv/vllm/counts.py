@@ -4,7 +4,9 @@ import threading
 from collections.abc import Mapping
 
 COUNTERS = {
+    "failed_connects": "Tries to open a session with the node that failed.",
     "lookups": "Prompts looked up.",
+    "short_prompts": "Prompts too short for a hit: they have no whole chunk ahead of their last token.",
     "lookups_without_node": "Prompts not looked up because the node was absent.",
     "lookups_failed": "Prompts whose lookup or prefetch failed.",
     "found_tokens": "Usable cached tokens of the prompts looked up.",

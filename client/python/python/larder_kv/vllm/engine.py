@@ -21,6 +21,7 @@ from vllm.v1.kv_cache_interface import (
 import larder_kv
 from larder_kv.identity import weights_digest
 from larder_kv.settings import UnsupportedError
+from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.facts import Facts
 from larder_kv.vllm.groups import Group, GroupPool, Kind, pools_of
 from larder_kv.vllm.hashes import checked_seed
@@ -106,21 +107,14 @@ class Engine:
         """Whether this rank is the one that saves its slice."""
         return self.settings.save and self.tensor_rank % self.replicas == 0
 
-    def open_node(self, slices: Sequence[int], window_bytes: int) -> Node:
+    def open_node(self, slices: Sequence[int], window_bytes: int, counts: Counts) -> Node:
         """Opens the way to the node on this host."""
         settings = self.settings
 
         def open_session() -> larder_kv.Session:
-            return larder_kv.Session(
-                settings.socket,
-                client="larder-kv for vLLM",
-                device=settings.device,
-                window_bytes=window_bytes,
-                timeout=settings.timeout_seconds,
-                verify=settings.verify,
-            )
+            return settings.open_session("larder-kv for vLLM", window_bytes)
 
-        return Node(open_session, self.facts.namespace(), list(slices), settings.reconnect_seconds)
+        return Node(open_session, self.facts.namespace(), list(slices), settings.reconnect_seconds, counts.add)
 
 
 @dataclass(frozen=True)

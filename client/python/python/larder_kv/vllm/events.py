@@ -74,6 +74,7 @@ class NodeEvents:
         self._closed = threading.Event()
         self._held: Held | None = None
         self._connection: http.client.HTTPConnection | None = None
+        self._is_quiet = False
         self._thread = threading.Thread(target=self._run, name="larder-events", daemon=True)
         self._thread.start()
 
@@ -98,9 +99,18 @@ class NodeEvents:
             if namespace is not None:
                 try:
                     self._follow(namespace)
-                except (OSError, http.client.HTTPException, ValueError) as error:
-                    logger.debug("the node's events end: %s", error)
+                # Whatever it is: without this thread routers would hear nothing again.
+                except BaseException as error:
+                    self._ended(error)
             self._closed.wait(self._pause)
+
+    def _ended(self, error: BaseException) -> None:
+        """Logs why a stream ended, once until one begins again."""
+        if self._is_quiet or self._closed.is_set():
+            return
+        self._is_quiet = True
+        is_known = isinstance(error, (OSError, http.client.HTTPException, ValueError))
+        logger.warning("no events from http://%s for now: %s", self._address, error, exc_info=None if is_known else error)
 
     def _follow(self, namespace: str) -> None:
         held = self._held = self._held or Held(namespace, self._device)
@@ -112,6 +122,7 @@ class NodeEvents:
             answer = self._connection.getresponse()
             if answer.status != 200:
                 raise ValueError(f"the node answers {answer.status}")
+            self._is_quiet = False
             for line in answer:
                 if self._closed.is_set():
                     return

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import larder_kv
-from larder_kv.link import Link
+from larder_kv.link import Link, uncounted
 
 logger = logging.getLogger("vllm.larder")
 
@@ -30,9 +30,10 @@ class Node(Link[Open]):
         spec: larder_kv.NamespaceSpec,
         slices: Sequence[int],
         reconnect_seconds: float,
+        count: Callable[[str], None] = uncounted,
     ) -> None:
         def connect() -> Open:
             session = open_session()
             return Open(session, session.register(spec, slices=slices))
 
-        super().__init__(connect, reconnect_seconds, logger)
+        super().__init__(connect, reconnect_seconds, logger, count)

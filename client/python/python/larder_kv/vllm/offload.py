@@ -123,6 +123,9 @@ class Offload:
                 found = {at for span in spans for at in range(span.start, span.end)}
             except larder_kv.LarderError as error:
                 self._heard(node, error)
+            # Whatever it is: the engine would ask for these keys for ever.
+            except BaseException:
+                logger.exception("a lookup failed")
         with self._lock:
             self._known.update({key: at in found for at, key in enumerate(keys)})
 
@@ -144,7 +147,7 @@ class Offload:
                     done += move(node, keys[start : start + AT_ONCE], rows[start : start + AT_ONCE])
                 except larder_kv.LarderError as error:
                     self._heard(node, error)
-        except Exception:
+        except BaseException:
             logger.exception("an offloading job failed")
         ended = Finished(
             job, done, len(done) == len(keys), time.monotonic() - started, len(done) * self._row_bytes

@@ -60,7 +60,7 @@ class Prefetcher:
         prefetch = Prefetch(hashes, prompt_tokens, preempted, writer)
         self._known[request] = prefetch
         if self._node.current() is None or not hashes:
-            self._counts.add("lookups_without_node" if hashes else "lookups")
+            self._counts.add("lookups_without_node" if hashes else "short_prompts")
             prefetch.chunks = 0
             return prefetch
         if writer is not None:
@@ -144,7 +144,8 @@ class Prefetcher:
             if not prefetch.dropped:
                 self._counts.add("lookups_failed")
             return 0
-        except Exception:
+        # Whatever it is: without this thread requests would wait for ever.
+        except BaseException:
             logger.exception("a prefetch failed")
             self._counts.add("lookups_failed")
             return 0

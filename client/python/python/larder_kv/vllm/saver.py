@@ -87,6 +87,7 @@ class Saver:
     def __init__(self, node: Node, memory: Memory, shape: Shape, counts: Counts, queue_chunks: int) -> None:
         self._node, self._memory, self._shape, self._counts = node, memory, shape, counts
         self._queue_chunks = queue_chunks
+        self._warned = False
         self._lock = threading.Lock()
         self._copying = threading.Lock()
         self._jobs: list[SaveJob] = []
@@ -210,11 +211,19 @@ class Saver:
             done = write(node, job)
         except larder_kv.BusyError:
             return "shed_chunks_room"
+        except larder_kv.WindowError as error:
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "nothing is saved: %s. Raise `window_bytes`, here and in the node's configuration for its tenant", error
+                )
+            return "shed_chunks_room"
         except larder_kv.LarderError as error:
             if isinstance(error, larder_kv.EndedError):
                 self._node.lost(node)
             return "shed_chunks_node"
-        except Exception:
+        # Whatever it is: without this thread nothing would be saved again.
+        except BaseException:
             logger.exception("a save failed")
             return "shed_chunks_node"
         return None if done else "shed_chunks_gone"

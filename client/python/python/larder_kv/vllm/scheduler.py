@@ -71,10 +71,10 @@ class SchedulerHalf:
         self.counts = Counts()
         self._ranks = engine.ranks
         self._held: HeldBlocks | None = None
-        self._warned = False
+        self._warned = self._explained = False
         self._loads, self._saves = loads, saves
         # It reads every rank's slice, so that what it brings is there for all of them.
-        self._node = engine.open_node(range(engine.facts.slices), window_bytes=0)
+        self._node = engine.open_node(range(engine.facts.slices), 0, self.counts)
         self._node.wait_for_first_try(self.settings.reconnect_seconds)
         self._events = self._follow_events() if self.settings.events else None
         self._prefetcher = Prefetcher(self._node, self.counts, self.settings)
@@ -259,9 +259,22 @@ class SchedulerHalf:
     def _start(self, request: "Request") -> Prefetch:
         chunks = self.shape.usable_chunks(request.num_tokens)
         hashes = self.shape.chunk_hashes(request.block_hashes, chunks)
+        if not hashes:
+            self._explain_short_prompts(request.num_tokens)
         preempted = request.num_preemptions > 0
         writer = self._writer_of(request)
         return self._prefetcher.start(request.request_id, hashes, request.num_tokens, preempted, writer)
+
+    def _explain_short_prompts(self, tokens: int) -> None:
+        """Says once why short prompts never hit."""
+        if not self._explained:
+            self._explained = True
+            logger.info(
+                "a prompt of %d tokens is too short for a hit: whole chunks of %d tokens are loaded, and one token at least is "
+                "computed; `chunk_tokens` sets the size of chunks",
+                tokens,
+                self.shape.chunk_tokens,
+            )
 
     def _plan_save(self, name: str, tokens: int, state: "KVConnectorBlockState") -> Save | None:
         """What a step completes of a request."""

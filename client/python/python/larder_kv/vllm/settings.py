@@ -1,75 +1,90 @@
-"""The users' settings: `kv_connector_extra_config`, parsed once."""
+"""The users' settings of the connector (`kv_connector_extra_config`) and of the tier."""
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
-from larder_kv.settings import ABOVE_0, AT_LEAST_0, AT_LEAST_1, Verify, read_settings
+from larder_kv.settings import ADDRESS, HOUR, NodeSettings, setting
 from larder_kv.settings import UnsupportedError as UnsupportedError
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(NodeSettings):
     """The connector's settings."""
 
-    socket: str
-    """The tenant's socket of the node on this host."""
-    device: int = field(default=0, metadata=AT_LEAST_0)
-    """Which of the node's actors the engine talks to, by number: one for each GPU of its configuration. All ranks of an engine
-    use the same, since a chunk is whole in one of them; other engines get it from there."""
-    chunk_tokens: int | None = field(default=None, metadata=AT_LEAST_1)
-    """Tokens of one chunk: a whole number of engine blocks. The largest one up to 256 tokens where not given."""
-    load: Literal["async", "sync"] = "async"
-    """How hits are loaded: "async" (between steps, while others compute) or "sync" (layer by layer ahead of the step that
-    needs them; for engines of one rank)."""
-    save: bool = True
-    """Whether what this engine computes is saved."""
-    events: str | None = None
-    """The node's HTTP address, HOST:PORT: vLLM's own publisher then tells what the node gains and loses too."""
-    prefetch_seconds: float = field(default=1.0, metadata=AT_LEAST_0)
-    """How long a request waits for what was found of it on disk and other nodes; then it takes what has come."""
-    prefill_tokens_per_second: float | None = field(default=None, metadata=ABOVE_0)
-    """How fast this engine computes prompts: then only what comes sooner than it is computed is loaded, and the node counts
-    the seconds that hits save."""
-    prefetches: int = field(default=16, metadata=AT_LEAST_1)
-    """Requests whose prefixes are brought at the same time; others wait for their turn."""
-    save_queue_chunks: int = field(default=256, metadata=AT_LEAST_1)
-    """Chunks that wait to be saved at the same time; beyond it saves are shed and counted."""
-    window_bytes: int = field(default=64 << 20, metadata=AT_LEAST_1)
-    """Write window that each rank asks of the node."""
-    handoffs: int = field(default=64, metadata=AT_LEAST_1)
-    """Requests that wait at the same time for their prompts to be computed by another engine."""
-    handoff_seconds: float = field(default=10.0, metadata=ABOVE_0)
-    """For how long such an engine may hand nothing over: then the prompt is computed here."""
-    timeout_seconds: float = field(default=10.0, metadata=ABOVE_0)
-    """How long a request to the node may take."""
-    reconnect_seconds: float = field(default=1.0, metadata=ABOVE_0)
-    """How often a node that is not there is tried again."""
-    verify: Verify = "sample"
-    """Which blocks are verified as they are loaded: "off", "sample" (one in 64) or "always". One that is wrong is computed, and the
-    node drops its chunk."""
-    model_revision: str = ""
-    """Says which weights the model has where neither vLLM nor the files do; part of every key."""
+    device: int = setting(
+        "the number of the node's actor that the engine talks to, for nodes with several GPUs; all ranks of an engine use the "
+        "same actor; other engines reach its chunks through theirs",
+        default=0,
+        least=0,
+        most=65_535,
+    )
+    timeout_seconds: float = setting("how long a request to the node may take", default=10.0, above=0, most=HOUR)
+    chunk_tokens: int | None = setting(
+        "tokens of one chunk, a whole number of engine blocks; by default the largest up to 256",
+        default=None,
+        least=1,
+        most=65_536,
+    )
+    load: Literal["async", "sync"] = setting(
+        '`"async"`: hits are loaded between steps, while other requests compute; `"sync"`: layer by layer ahead of the step '
+        "that needs them, for engines of one rank and models whose layers are alike",
+        default="async",
+    )
+    save: bool = setting("whether the engine's computed KV is saved", default=True)
+    events: str | None = setting(
+        "the node's HTTP address: vLLM's publisher then publishes the node's chunks too, see below",
+        default=None,
+        form=ADDRESS,
+    )
+    prefetch_seconds: float = setting(
+        "how long a request waits for chunks from disk and other nodes; then it takes those that have come",
+        default=1.0,
+        least=0,
+        most=HOUR,
+    )
+    prefill_tokens_per_second: float | None = setting(
+        "how fast this engine computes prompts: then the node loads only chunks that come sooner than they are computed, and "
+        "counts the seconds that hits save",
+        default=None,
+        above=0,
+        most=1_000_000_000,
+    )
+    prefetches: int = setting(
+        "requests whose prefixes are brought at the same time", default=16, least=1, most=1_024
+    )
+    save_queue_chunks: int = setting(
+        "chunks that may wait for their save; further ones are dropped and counted", default=256, least=1, most=1_000_000
+    )
+    handoffs: int = setting(
+        "requests that may wait at the same time for another engine to compute their prompts",
+        default=64,
+        least=1,
+        most=1_024,
+    )
+    handoff_seconds: float = setting(
+        "how long that engine may hand nothing over; then this engine computes the prompt", default=10.0, above=0, most=HOUR
+    )
 
     @classmethod
-    def parse(cls, extra: Mapping[str, Any]) -> "Settings":
+    def parse(cls, given: Mapping[str, Any], where: str = "kv_connector_extra_config") -> Self:
         """Reads `kv_connector_extra_config`."""
-        settings = read_settings(cls, extra, "kv_connector_extra_config")
-        events = settings.events
-        if events is not None and not ADDRESS.fullmatch(events):
-            raise UnsupportedError(
-                f"`events` in kv_connector_extra_config is HOST:PORT, the node's HTTP address, not {events!r}"
-            )
-        return settings
+        return super().parse(given, where)
 
     def chunk_for(self, block_tokens: int) -> int:
         """Tokens of one chunk, for engine blocks of `block_tokens` tokens."""
         chunk = self.chunk_tokens or max(256 // block_tokens, 1) * block_tokens
-        if chunk < 1 or chunk % block_tokens != 0:
+        if chunk % block_tokens != 0:
             raise UnsupportedError(f"chunk_tokens is {chunk}: it must be a multiple of the block size, {block_tokens}")
         return chunk
 
 
-ADDRESS = re.compile(r"([^\s:/@]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}")
-"""HOST:PORT, where HOST may be an IPv6 address in brackets."""
+@dataclass(frozen=True)
+class TierSettings(NodeSettings):
+    """What users choose: the tier's entry in vLLM's configuration."""
+
+    device: int = setting(
+        "the number of the node's actor that the engine talks to, for nodes with several GPUs", default=0, least=0, most=65_535
+    )
+    timeout_seconds: float = setting("how long a request to the node may take", default=10.0, above=0, most=HOUR)
+    threads: int = setting("loads and stores that are under way at the same time", default=4, least=1, most=256)

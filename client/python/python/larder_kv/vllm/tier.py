@@ -7,7 +7,6 @@ vLLM moves blocks between GPUs and host memory; this moves them between host mem
 import hashlib
 import json
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.v1.kv_offload.base import (
@@ -22,23 +21,13 @@ from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 import larder_kv
-from larder_kv.settings import ABOVE_0, AT_LEAST_0, AT_LEAST_1, NodeSettings
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.offload import Offload
+from larder_kv.vllm.settings import TierSettings
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
-
-
-@dataclass(frozen=True)
-class TierSettings(NodeSettings):
-    """What users choose: the tier's entry in vLLM's configuration."""
-
-    device: int | None = field(default=0, metadata=AT_LEAST_0)
-    timeout_seconds: float = field(default=10.0, metadata=ABOVE_0)
-    threads: int = field(default=4, metadata=AT_LEAST_1)
-    """Loads and stores that are under way at the same time."""
 
 
 class LarderTier(SecondaryTierManager):
@@ -60,14 +49,8 @@ class LarderTier(SecondaryTierManager):
         namespace = namespace_of(offloading_spec, self.block_size_bytes, settings.model_revision)
 
         def open_session() -> larder_kv.Session:
-            return larder_kv.Session(
-                settings.socket,
-                client="larder-kv tier for vLLM",
-                device=settings.device,
-                window_bytes=max(settings.window_bytes, self.block_size_bytes),
-                timeout=settings.timeout_seconds,
-                verify=settings.verify,
-            )
+            window_bytes = max(settings.window_bytes, self.block_size_bytes)
+            return settings.open_session("larder-kv tier for vLLM", window_bytes)
 
         self._node = Node(open_session, namespace, [0], settings.reconnect_seconds)
         self._node.wait_for_first_try(settings.reconnect_seconds)

@@ -103,8 +103,11 @@ class Loader:
 
     def load_now(self, loads: Sequence[Load], free: Mark = done) -> LayerGate:
         """Leases what the coming step needs, and begins to copy it layer by layer once `free` is reached."""
-        begun = [self._follow(load) if load.writer is not None else self._lease(load) for load in loads]
-        ready = [one for one in begun if one is not None]
+        ready: list[Leased | Followed] = []
+        for load in loads:
+            with self._failing([load]):
+                begun = self._follow(load) if load.writer is not None else self._lease(load)
+                ready += [begun] if begun is not None else []
         gate = LayerGate(self._memory.layers)
         if not ready:
             gate.open_all()
@@ -147,13 +150,14 @@ class Loader:
             work()
 
     def _follow_one(self, load: Load, free: Mark) -> None:
-        followed = self._follow(load)
-        if followed is not None:
-            with self._failing([load]):
-                free()
-                for layer in range(self._memory.layers):
-                    self._load_followed(followed, layer)
-            followed.follow.release()
+        with self._failing([load]):
+            followed = self._follow(load)
+            if followed is not None:
+                with self._failing([load]):
+                    free()
+                    for layer in range(self._memory.layers):
+                        self._load_followed(followed, layer)
+                followed.follow.release()
         with self._lock:
             self._done.add(load.request)
 
@@ -181,6 +185,13 @@ class Loader:
         come = one.node.session.wait_for_layers(one.follow, layer + 1, seconds=self._patience)
         here = min(come.chunks, chunks) if come.layers > layer else 0
         left = len(one.load.pages) - len(failed_pages(one.load, self._shape, here))
+        if left < len(one.pages):
+            logger.info(
+                "request %s computes the rest of its prompt: its prefill handed over %d of %d chunks in time",
+                one.load.request,
+                here,
+                chunks,
+            )
         self._fail(one.load, one.pages[left:])
         one.pages = one.pages[:left]
         lease = one.follow.lease
@@ -217,16 +228,17 @@ class Loader:
         self._counts.add("failed_blocks", len(new))
 
     def _load_one(self, load: Load, free: Mark) -> None:
-        leased = self._lease(load)
-        if leased is not None:
-            with self._failing([load]):
-                free()
-                try:
-                    self._memory.load(leased.lease, leased.runs)
-                except larder_kv.DamagedError as error:
-                    come = error.position if self._memory.loads_in_order else 0
-                    self._damaged(load, error, failed_pages(load, self._shape, come))
-            leased.lease.release()
+        with self._failing([load]):
+            leased = self._lease(load)
+            if leased is not None:
+                with self._failing([load]):
+                    free()
+                    try:
+                        self._memory.load(leased.lease, leased.runs)
+                    except larder_kv.DamagedError as error:
+                        come = error.position if self._memory.loads_in_order else 0
+                        self._damaged(load, error, failed_pages(load, self._shape, come))
+                leased.lease.release()
         with self._lock:
             self._done.add(load.request)
 
@@ -252,13 +264,19 @@ class Loader:
 
     @contextmanager
     def _failing(self, loads: Sequence[Load]) -> Iterator[None]:
-        """Whatever goes wrong, the engine must hear of it, and not wait."""
+        """Whatever goes wrong, panics of native code included, the engine must hear of it, and not wait."""
         try:
             yield
-        except Exception:
-            logger.exception("a load failed")
+        except BaseException as error:
+            if isinstance(error, larder_kv.LarderError):
+                # A node that goes away, or an engine that computes a prompt too slowly: that happens.
+                logger.warning("blocks are computed here, since they did not come: %s", error)
+            else:
+                logger.exception("a load failed")
             for load in loads:
                 self._fail(load, load.pages)
+            if isinstance(error, KeyboardInterrupt):
+                raise
 
     def _lease(self, load: Load) -> Leased | None:
         """Leases a load's chunks; blocks that will not come are failed at once."""

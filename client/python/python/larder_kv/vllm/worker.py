@@ -65,9 +65,11 @@ class WorkerHalf:
         storages = list({storage.data_ptr(): storage for storage in all_storages}.values())
         self._device = device_of(list(tensors.values()), storages)
         memory = memory_of(engine, tensors, storages, self._device)
+        if engine.writes_its_slice():
+            engine.settings.check_block("a chunk of this rank", memory.chunk_bytes)
         self._layers = {name: number for number, name in enumerate(names)}
         slice_number = engine.slice_of_rank()
-        self._node = engine.open_node([slice_number], engine.settings.window_bytes)
+        self._node = engine.open_node([slice_number], engine.settings.window_bytes, self.counts)
         self._node.wait_for_first_try(engine.settings.reconnect_seconds)
         self._loader = Loader(self._node, memory, engine.shape, self.counts, engine.settings)
         if engine.writes_its_slice():

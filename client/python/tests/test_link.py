@@ -1,0 +1,96 @@
+"""The thread that keeps a session open, and the connector's other threads: nothing ends them."""
+
+import logging
+import threading
+
+from conftest import until
+from larder_kv.link import MOST_REASONS, Link
+from larder_kv.vllm.plan import Load
+from test_vllm_transfers import Rank, hashes
+
+
+class Panic(BaseException):
+    """As native code panics."""
+
+
+def test_a_link_outlives_whatever_a_try_raises_and_logs_each_reason_once(caplog):
+    reasons = [OSError("absent"), Panic("bug"), OSError("absent"), SystemExit(3), KeyError("x"), Panic("bug")]
+    waiting, counted = list(reasons), []
+
+    def connect() -> str:
+        if waiting:
+            raise waiting.pop(0)
+        return "a session"
+
+    with caplog.at_level(logging.INFO, "test"):
+        link = Link(connect, 0.001, logging.getLogger("test"), counted.append)
+        until(lambda: link.current() == "a session")
+    assert counted == ["failed_connects"] * len(reasons)
+    warned = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.getMessage() for record in warned] == [
+        "no Larder node for now: absent",
+        "no Larder node for now: bug",
+        "no Larder node for now: 3",
+        "no Larder node for now: 'x'",
+    ]
+    # Only the reasons that nobody expects come with a traceback.
+    assert [bool(record.exc_info) for record in warned] == [False, True, True, True]
+    link.close()
+
+
+def test_a_link_that_was_lost_tells_again_why_and_bounds_what_it_tells(caplog):
+    ready, failed = threading.Event(), []
+    ready.set()
+
+    def connect() -> str:
+        if not ready.is_set():
+            failed.append(None)
+            raise OSError(f"reason {len(failed)}")
+        return "a session"
+
+    with caplog.at_level(logging.INFO, "test"):
+        link = Link(connect, 0.0001, logging.getLogger("test"))
+        until(lambda: link.current() is not None)
+        ready.clear()
+        link.lost("a session")
+        until(lambda: len(failed) > 3 * MOST_REASONS)
+        ready.set()
+        until(lambda: link.current() is not None)
+    link.close()
+    assert sum(record.getMessage().startswith("no Larder node") for record in caplog.records) == MOST_REASONS
+
+
+def test_a_load_that_cannot_be_asked_for_is_computed_and_the_next_one_comes(cluster):
+    rank = Rank(cluster.sockets[0], "impossible loads")
+    rank.fill(0, 1)
+    rank.fill(1, 2)
+    rank.save("a", 1)
+    impossible = Load("b", [b"no hash of 32 bytes"], 0, [3, 4])
+    rank.loader.load_soon([impossible])
+    until(lambda: rank.loader.take_done() == {"b"})
+    assert rank.loader.take_failed() == {3, 4}
+    rank.loader.load_now([impossible]).wait_all()
+    assert rank.loader.take_failed() == {3, 4}
+    rank.loader.load_soon([Load("c", hashes(1), 0, [5, 6])])
+    until(lambda: rank.loader.take_done() == {"c"})
+    assert rank.loader.take_failed() == set() and rank.values(5) == [1, 2, 3]
+    rank.close()
+
+
+def test_a_prefetch_that_panics_is_a_miss_and_the_next_one_is_found(cluster, monkeypatch):
+    rank = Rank(cluster.sockets[0], "panics")
+    rank.save("a", 1)
+
+    class Broken:
+        @property
+        def session(self):
+            raise Panic("bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rank.node, "current", Broken)
+        first = rank.prefetcher.start("b", hashes(1), 1_000, False)
+        until(lambda: first.chunks == 0)
+    second = rank.prefetcher.start("c", hashes(1), 1_000, False)
+    until(lambda: second.chunks == 1)
+    assert all(thread.is_alive() for thread in rank.prefetcher._threads)
+    rank.close()
