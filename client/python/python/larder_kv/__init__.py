@@ -14,6 +14,8 @@ A `Session` (for threads) or an `AsyncSession` (for asyncio) talks to the node o
 `larder_kv.vllm` has the connector for vLLM, `larder_kv.sglang` a storage for SGLang, `larder_kv.lmcache` one for LMCache.
 """
 
+from typing import TYPE_CHECKING
+
 from larder_kv._native import (
     AsyncSession,
     BlockView,
@@ -54,6 +56,18 @@ from larder_kv.errors import (
     WindowError,
 )
 from larder_kv.namespace import DescriptorMemory, IpcMemory, LayerPages, NamespaceSpec, Pool
+
+if TYPE_CHECKING:
+    __version__: str
+else:
+
+    def __getattr__(name):
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("larder-kv")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "AsyncSession",
