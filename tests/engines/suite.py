@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import adapters as lora
+import fixed_cost as fixed
 import hybrid
 import kv_groups
 import on_gpu
 import prefill_decode as prefill_and_decode
 import secondary_tier as tier
 from answers import computed, counted, loaded, prompt, same
-from driver import HERE, Cluster, Engine
+from driver import BLOCK_TOKENS, HERE, Cluster, Engine
 from router_suite import conversations
 from scenarios import ROWS, Scenarios, row, until
 
@@ -129,7 +130,8 @@ def wrong_bytes(world: World, cluster: Cluster, tokens: list[int], expected: dic
         found = cluster.metric(1, "larder_peer_fetches_total", outcome="checksum")
         assert found > 0, "the wrong bytes were not noticed"
         row("stored bytes altered behind its back", f"a miss ({found:.0f} checksums differed), identical")
-    with Engine(world.scratch, "control", {"socket": cluster.sockets[0]}) as engine:
+    # One block in 64 would be verified, and that one computed.
+    with Engine(world.scratch, "control", {"socket": cluster.sockets[0], "verify": "off"}) as engine:
         answer = engine.ask(tokens)
         assert loaded(answer) == 192 and answer["logprobs"] != expected["logprobs"], (
             "the output does not depend on what is loaded"
@@ -324,7 +326,17 @@ def overhead(world: World) -> None:
         spent = answers[-1]["connector_seconds"] - before["connector_seconds"]
         whole = sum(answer["seconds"] for answer in answers)
         row("connector on a miss", f"{100 * spent / whole:.2f} % of the engine's time, saves included")
+        short = [engine.ask(prompt(300 + n, BLOCK_TOKENS)) for n in range(2)]
+        assert [counted(answer, "short_prompts") for answer in short] == [1, 1], f"{short[0]['counts']}"
+        assert engine.log.read_text().count("is too short for a hit") == 1, "it is explained once"
+        row("prompts of one chunk", "counted, and explained once")
     cluster.stop()
+
+
+@scenario
+def fixed_cost(world: World) -> None:
+    """The first token of a hit and of a miss, against vLLM's own."""
+    fixed.run(world, row, until)
 
 
 @scenario

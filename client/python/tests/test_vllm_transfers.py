@@ -216,5 +216,20 @@ def test_threads_end_with_their_engine(cluster):
 
 def test_a_prompt_without_a_whole_chunk_is_counted_and_not_looked_up(rank):
     prefetch = rank.prefetcher.start("short", [], 20, False)
-    assert prefetch.chunks == 0
+    assert prefetch.chunks == 0 and prefetch.ended.is_set()
     assert rank.counts.take() == {"short_prompts": 1}
+
+
+def test_a_step_without_work_waits_for_a_load_and_no_longer(rank):
+    rank.save("a", 1)
+    rank.loader.wait_for_one(60)
+    rank.loader.load_soon([Load("b", hashes(1), 0, [5, 6])])
+    rank.loader.wait_for_one(60)
+    assert rank.loader.take_done() == {"b"}
+    rank.loader.wait_for_one(60)
+
+
+def test_whoever_waits_for_a_lookup_hears_of_its_end(rank):
+    rank.save("a", 1)
+    prefetch = rank.prefetcher.start("b", hashes(2), 1_000, False)
+    assert prefetch.ended.wait(60) and prefetch.chunks == 1

@@ -21,6 +21,8 @@ class StepPlan(KVConnectorMetadata):
     saves: list[Save] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     """Requests whose blocks are about to be overwritten."""
+    is_idle: bool = False
+    """Whether the engine computes nothing in it."""
     finished: list[str] = field(default_factory=list)
     """Requests whose blocks are freed when the workers say that they read them no more."""
 

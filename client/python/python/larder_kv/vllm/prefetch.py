@@ -33,6 +33,10 @@ class Prefetch:
     follow: larder_kv.Follow | None = None
     """The same for those that are still being written."""
     dropped: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Set when `chunks` is known."""
+    was_waited_for: bool = False
+    """Whether a step has waited for it."""
 
 
 class Prefetcher:
@@ -62,6 +66,7 @@ class Prefetcher:
         if self._node.current() is None or not hashes:
             self._counts.add("lookups_without_node" if hashes else "short_prompts")
             prefetch.chunks = 0
+            prefetch.ended.set()
             return prefetch
         if writer is not None:
             self._handoffs.submit(self._finish, prefetch)
@@ -112,6 +117,7 @@ class Prefetcher:
         chunks = self._bring(prefetch)
         with self._changed:
             prefetch.chunks = chunks
+            prefetch.ended.set()
             dropped = prefetch.dropped
         if dropped:
             release(prefetch)

@@ -1,4 +1,4 @@
-"""The connector's scheduler half: prefetches, loads and saves. Nothing here waits.
+"""The connector's scheduler half: prefetches, loads and saves. It waits for lookups for a moment at most.
 
 Threads hold a prefetch's lease until the workers have their own. A prompt that another engine computes is scheduled when
 layer 0 of its chunks is there; its load waits for each further layer.
@@ -6,6 +6,7 @@ layer 0 of its chunks is there; its load waits for each further layer.
 
 import atexit
 import logging
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,8 @@ SOURCES = {
 
 
 LOCAL, OWNER = "LOCAL", "larder"
+IDLE_SECONDS, BUSY_SECONDS = 0.002, 0.000_5
+"""How long a step may wait for lookups, by whether the engine computed something in the step before."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ class SchedulerHalf:
         self._unlucky: set[str] = set()
         self._finished: list[str] = []
         self._step, self._recovered = 0, -1
+        # Whether the last step computed nothing, and how long the rest of this one may wait for lookups.
+        self._is_idle, self._patience = True, IDLE_SECONDS
         atexit.register(self.close)
 
     def bind(self, pool: "BlockPool") -> None:
@@ -101,6 +106,8 @@ class SchedulerHalf:
     def on_new_request(self, request: "Request") -> None:
         self._requests[request.request_id] = request
         self._saved[request.request_id] = Saved(attempt=self._attempt_of(request))
+        if len(self._requests) == 1:
+            self._is_idle, self._patience = True, IDLE_SECONDS
         if self._may_load(request):
             self._start(request)
 
@@ -111,6 +118,8 @@ class SchedulerHalf:
         prefetch = self._prefetcher.find(name)
         if prefetch is None:
             prefetch = self._start(request)
+        if prefetch.chunks is None:
+            self._wait_for(prefetch)
         if prefetch.chunks is None:
             return None, False
         tokens = min(prefetch.chunks, self.shape.usable_chunks(request.num_tokens)) * self.shape.chunk_tokens
@@ -159,8 +168,11 @@ class SchedulerHalf:
                 self._saved[name] = Saved(attempt=self._saved[name].attempt)
             self._prefetcher.drop(name)
             self._loading.pop(name, None)
-        plan = StepPlan(self._step, self._recovered, loads=self._planned, preempted=preempted, finished=self._finished)
+        self._is_idle = output.total_num_scheduled_tokens == 0
+        plan = StepPlan(self._step, self._recovered, self._planned, is_idle=self._is_idle)
+        plan.preempted, plan.finished = preempted, self._finished
         self._planned, self._finished = [], []
+        self._patience = IDLE_SECONDS if self._is_idle else BUSY_SECONDS
         if self._saves and output.kv_connector_block_state is not None:
             for name, tokens in output.num_scheduled_tokens.items():
                 save = self._plan_save(name, tokens, output.kv_connector_block_state)
@@ -264,6 +276,16 @@ class SchedulerHalf:
         preempted = request.num_preemptions > 0
         writer = self._writer_of(request)
         return self._prefetcher.start(request.request_id, hashes, request.num_tokens, preempted, writer)
+
+    def _wait_for(self, prefetch: Prefetch) -> None:
+        """Waits a moment for a lookup: once where the engine computes for others, since a prompt that is not known yet waits for a
+        whole step; else as often as it is asked for, since asking keeps the interpreter's lock from the thread that looks up."""
+        if prefetch.was_waited_for and not self._is_idle:
+            return
+        before = time.monotonic()
+        prefetch.ended.wait(self._patience)
+        prefetch.was_waited_for = True
+        self._patience = max(self._patience - (time.monotonic() - before), 0)
 
     def _explain_short_prompts(self, tokens: int) -> None:
         """Says once why short prompts never hit."""

@@ -85,6 +85,8 @@ class Loader:
         # What another engine computes comes as slowly as that does: it has a thread of its own.
         self._handoffs = ThreadPoolExecutor(settings.handoffs, thread_name_prefix="larder-handoff")
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._under_way = 0
         self._done: set[str] = set()
         self._failed: set[int] = set()
         self._failed_requests: set[str] = set()
@@ -95,6 +97,8 @@ class Loader:
 
     def load_soon(self, loads: Sequence[Load], free: Mark = done) -> None:
         """Begins asynchronous loads, whose blocks are free once `free` is reached; `take_done` tells when they have ended."""
+        with self._lock:
+            self._under_way += len(loads)
         for load in loads:
             if load.writer is not None:
                 self._handoffs.submit(self._follow_one, load, free)
@@ -114,6 +118,11 @@ class Loader:
             return gate
         self._work.put(partial(self._load_layers, ready, gate, free))
         return gate
+
+    def wait_for_one(self, seconds: float) -> None:
+        """Waits until an asynchronous load has ended, if one is under way."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._done or not self._under_way, seconds)
 
     def take_done(self) -> set[str]:
         """Requests whose asynchronous loads have ended, however they did, since the last call."""
@@ -158,8 +167,14 @@ class Loader:
                     for layer in range(self._memory.layers):
                         self._load_followed(followed, layer)
                 followed.follow.release()
-        with self._lock:
+        self._ended(load)
+
+    def _ended(self, load: Load) -> None:
+        """An asynchronous load has ended, however it did."""
+        with self._changed:
             self._done.add(load.request)
+            self._under_way -= 1
+            self._changed.notify_all()
 
     def _follow(self, load: Load) -> Followed | None:
         """Follows a load's chunks; where that cannot be, its blocks are failed at once."""
@@ -239,8 +254,7 @@ class Loader:
                         come = error.position if self._memory.loads_in_order else 0
                         self._damaged(load, error, failed_pages(load, self._shape, come))
                 leased.lease.release()
-        with self._lock:
-            self._done.add(load.request)
+        self._ended(load)
 
     def _load_layers(self, loads: Sequence[Leased | Followed], gate: LayerGate, free: Mark) -> None:
         with self._failing([one.load for one in loads]):

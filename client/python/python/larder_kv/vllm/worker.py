@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.larder")
 
+IDLE_SECONDS = 0.002
+"""How long a step without anything to compute waits for a load."""
 DRAIN_SECONDS = 10.0
 """How long an engine that ends waits for its last saves."""
 
@@ -125,7 +127,10 @@ class WorkerHalf:
             self._computed = None
 
     def finished(self, plan: StepPlan) -> tuple[set[str], set[str]]:
-        """Requests whose blocks are read no more, and those whose loads have ended."""
+        """Requests whose blocks are read no more, and those whose loads have ended. A step without anything to compute waits a
+        moment for a load: the engine would only ask again, and keep the interpreter's lock from the thread that loads."""
+        if plan.is_idle and self._loader is not None:
+            self._loader.wait_for_one(IDLE_SECONDS)
         self._finished.update(plan.finished)
         saver = self._saver
         sent = {name for name in self._finished if saver is None or not saver.is_reading(name)}
