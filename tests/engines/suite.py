@@ -14,6 +14,7 @@ import hybrid
 import kv_groups
 import on_gpu
 import prefill_decode as prefill_and_decode
+import router_events as routers
 import secondary_tier as tier
 from answers import computed, counted, loaded, prompt, same
 from driver import BLOCK_TOKENS, HERE, Cluster, Engine
@@ -367,6 +368,12 @@ def recurrent_state(world: World) -> None:
 def kv_on_a_gpu(world: World) -> None:
     """KV caches on a GPU, here a CUDA driver over host memory."""
     on_gpu.run(world)
+
+
+@scenario
+def router_events(world: World) -> None:
+    """KV events as routers decode them."""
+    routers.run(world, row, until)
 
 
 @scenario

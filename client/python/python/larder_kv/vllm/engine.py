@@ -62,6 +62,7 @@ class Engine:
         assert transfer is not None
         settings = Settings.parse(transfer.kv_connector_extra_config)
         refuse_unsupported(config, kv, settings)
+        settings.check_events(endpoints_of(config))
         groups = groups_of(kv)
         spec = spec_of(groups[0].spec)
         parallel = config.parallel_config
@@ -197,6 +198,14 @@ def refuse_unsupported(config: "VllmConfig", kv: "KVCacheConfig", settings: Sett
         raise UnsupportedError('`load` is "sync": with several ranks only "async" is supported')
     if settings.load == "sync" and len(kv.kv_cache_groups) > 1:
         raise UnsupportedError('`load` is "sync": for a hybrid model (several KV cache groups) only "async" is supported')
+
+
+def endpoints_of(config: "VllmConfig") -> list[str] | None:
+    """Where vLLM publishes KV events, and again on demand; None where it does not."""
+    events = config.kv_events_config
+    if events is None or not events.enable_kv_cache_events or events.publisher == "null":
+        return None
+    return [endpoint for endpoint in (events.endpoint, events.replay_endpoint) if endpoint]
 
 
 def details(

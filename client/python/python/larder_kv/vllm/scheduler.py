@@ -7,12 +7,11 @@ layer 0 of its chunks is there; its load waits for each further layer.
 import atexit
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
-from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from larder_kv.vllm.counts import Counts
@@ -32,8 +31,11 @@ from larder_kv.vllm.plan import (
     tokens_by_tier,
 )
 from larder_kv.vllm.prefetch import Prefetch, Prefetcher
+from larder_kv.vllm.published import Published, Removed, Stored
+from larder_kv.vllm.router_events import chunk_of, event_of
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
@@ -52,7 +54,8 @@ SOURCES = {
 }
 
 
-LOCAL, OWNER = "LOCAL", "larder"
+AGAIN_AT_ONCE = 256
+"""Chunks that are published again with one step."""
 IDLE_SECONDS, BUSY_SECONDS = 0.002, 0.000_5
 """How long a step may wait for lookups, by whether the engine computed something in the step before."""
 
@@ -80,6 +83,9 @@ class SchedulerHalf:
         self._node = engine.open_node(range(engine.facts.slices), 0, self.counts)
         self._node.wait_for_first_try(self.settings.reconnect_seconds)
         self._events = self._follow_events() if self.settings.events else None
+        self._published = Published(self.shape.chunk_tokens)
+        self._again: deque[Stored] = deque()
+        self._again_at = 0.0
         self._prefetcher = Prefetcher(self._node, self.counts, self.settings)
         self._requests: dict[str, Request] = {}
         self._saved: dict[str, Saved] = {}
@@ -225,29 +231,18 @@ class SchedulerHalf:
         self._finished.append(name)
         return True
 
-    def take_events(self) -> list[KVCacheEvent]:
-        """What the node gained and lost, as vLLM tells of its own blocks. Chunks are named by their last block; which tokens
-        they have, the node does not know."""
-        events: list[KVCacheEvent] = []
-        for event in self._events.take() if self._events else ():
-            name = maybe_convert_block_hash(BlockHash(event.hash))
-            if not event.is_stored:
-                events.append(BlockRemoved(block_hashes=[name], medium=MEDIUM_CPU, locality=LOCAL, ownership=OWNER))
-                continue
-            parent = maybe_convert_block_hash(BlockHash(event.parent)) if event.parent else None
-            stored = BlockStored(
-                block_hashes=[name],
-                parent_block_hash=parent,
-                token_ids=[],
-                block_size=self.shape.chunk_tokens,
-                lora_id=None,
-                medium=MEDIUM_CPU,
-                lora_name=None,
-                locality=LOCAL,
-                ownership=OWNER,
-            )
-            events.append(stored)
-        return events
+    def take_events(self) -> "list[KVCacheEvent]":
+        """What the node gained and lost, as vLLM tells of its own blocks."""
+        if self._events is None:
+            return []
+        told: list[Stored | Removed] = list(self._published.take(self._events.take()))
+        again = self.settings.events_again_seconds
+        if again is not None and time.monotonic() >= self._again_at:
+            self._again_at = time.monotonic() + again
+            self._again.clear()
+            self._again.extend(self._published.again())
+        told += [self._again.popleft() for _ in range(min(len(self._again), AGAIN_AT_ONCE))]
+        return [event_of(one) for one in told]
 
     def close(self) -> None:
         """Ends what this half has begun. Threads must not be in native code when the interpreter goes down."""
@@ -273,6 +268,7 @@ class SchedulerHalf:
         hashes = self.shape.chunk_hashes(request.block_hashes, chunks)
         if not hashes:
             self._explain_short_prompts(request.num_tokens)
+        self._describe(request, 0, len(hashes))
         preempted = request.num_preemptions > 0
         writer = self._writer_of(request)
         return self._prefetcher.start(request.request_id, hashes, request.num_tokens, preempted, writer)
@@ -286,6 +282,13 @@ class SchedulerHalf:
         prefetch.ended.wait(self._patience)
         prefetch.was_waited_for = True
         self._patience = max(self._patience - (time.monotonic() - before), 0)
+
+    def _describe(self, request: "Request", first: int, end: int) -> None:
+        """Tells of these chunks what routers need to know."""
+        if self._events is not None and self.settings.events_tokens != "off":
+            for chunk in range(first, end):
+                if not self._published.knows(bytes(request.block_hashes[(chunk + 1) * self.shape.hashes_per_chunk - 1])):
+                    self._published.describe(chunk_of(request, self.shape, chunk))
 
     def _explain_short_prompts(self, tokens: int) -> None:
         """Says once why short prompts never hit."""
@@ -310,6 +313,8 @@ class SchedulerHalf:
         if not tables:
             return None
         save = plan_save(self.shape, name, saved, request.block_hashes, computed, tables[self.shape.number])
+        if save is not None:
+            self._describe(request, save.first_chunk, len(save.hashes))
         if save is None or not self.shape.others:
             return save
         assert self._held is not None, "vLLM binds its blocks before the first request"

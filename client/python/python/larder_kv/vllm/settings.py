@@ -1,6 +1,7 @@
 """The users' settings of the connector (`kv_connector_extra_config`) and of the tier."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -37,6 +38,17 @@ class Settings(NodeSettings):
         default=None,
         form=ADDRESS,
     )
+    events_tokens: Literal["off", "local", "encrypted"] = setting(
+        "whether these events have the tokens of the chunks that this engine knows, as routers need them; `local`: vLLM's publisher "
+        "must be on loopback or a Unix socket; `encrypted`: you say that the way to its subscribers is encrypted",
+        default="off",
+    )
+    events_again_seconds: float | None = setting(
+        "how often everything that is held is published again, for subscribers that came later",
+        default=None,
+        least=1,
+        most=86_400,
+    )
     prefetch_seconds: float = setting(
         "how long a request waits for chunks from disk and other nodes; then it takes those that have come",
         default=1.0,
@@ -71,12 +83,33 @@ class Settings(NodeSettings):
         """Reads `kv_connector_extra_config`."""
         return super().parse(given, where)
 
+    def check_events(self, endpoints: Sequence[str] | None) -> None:
+        """Raises `UnsupportedError` where events would go nowhere, or tokens to anybody. `endpoints` are those of vLLM's publisher, None
+        where it publishes nothing."""
+        if self.events is None:
+            if self.events_tokens != "off" or self.events_again_seconds is not None:
+                raise UnsupportedError("`events_tokens` and `events_again_seconds` need `events`, the node's HTTP address")
+            return
+        if endpoints is None:
+            raise UnsupportedError("`events` is set, but vLLM publishes nothing: set its --kv-events-config, or leave `events` out")
+        public = [endpoint for endpoint in endpoints if not LOCAL.match(endpoint)]
+        if self.events_tokens == "local" and public:
+            raise UnsupportedError(
+                f"`events_tokens` publishes the tokens of prompts, and vLLM's publisher is at {public[0]}: give --kv-events-config an "
+                'endpoint on loopback (tcp://127.0.0.1:PORT) or a Unix socket (ipc://PATH), or set `events_tokens` to "encrypted" where '
+                "the way to its subscribers is"
+            )
+
     def chunk_for(self, block_tokens: int) -> int:
         """Tokens of one chunk, for engine blocks of `block_tokens` tokens."""
         chunk = self.chunk_tokens or max(256 // block_tokens, 1) * block_tokens
         if chunk % block_tokens != 0:
             raise UnsupportedError(f"chunk_tokens is {chunk}: it must be a multiple of the block size, {block_tokens}")
         return chunk
+
+
+LOCAL = re.compile(r"ipc://|inproc://|tcp://(127(\.\d+){3}|localhost|\[::1\]):")
+"""Endpoints of ZeroMQ that only this host reaches."""
 
 
 @dataclass(frozen=True)

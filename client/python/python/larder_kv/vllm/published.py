@@ -1,0 +1,92 @@
+"""What routers are told of the node's chunks: events that stand alone where this engine knows the chunk's tokens.
+
+A node knows names of chunks, not tokens. The engine knows those of the prompts that it was asked. An event of a chunk that
+both know has all that vLLM's own events have: the hash of each block, its tokens, its parent, LoRA adapter and extra keys.
+An event of another chunk has the chunk's name alone, and is told again when a prompt brings the tokens.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from larder_kv.vllm.events import Event
+
+MOST_DESCRIBED = 16_384
+"""Chunks whose tokens are remembered: some kilobytes each."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A chunk that is there, block by block."""
+
+    hashes: Sequence[bytes]
+    parent: bytes | None
+    block_tokens: int
+    tokens: Sequence[int] = ()
+    """Empty where they are not known: then there is one hash, the chunk's, and `block_tokens` are the chunk's."""
+    lora_id: int | None = None
+    lora_name: str | None = None
+    extra_keys: Sequence[tuple[Any, ...] | None] | None = None
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A chunk that has gone, by the hashes under which it was told."""
+
+    hashes: Sequence[bytes]
+
+
+class Published:
+    """Turns a node's events into what is told, once for each chunk."""
+
+    def __init__(self, chunk_tokens: int) -> None:
+        self._chunk_tokens = chunk_tokens
+        # By the chunk's name, the one that was used last at the end.
+        self._described: OrderedDict[bytes, Stored] = OrderedDict()
+        # What was told and is there: the hashes under which it was.
+        self._told: dict[bytes, Sequence[bytes]] = {}
+        # Those that were told without tokens.
+        self._bare: set[bytes] = set()
+        self._better: list[Stored | Removed] = []
+
+    def knows(self, name: bytes) -> bool:
+        """Whether a chunk's tokens are known."""
+        if name not in self._described:
+            return False
+        self._described.move_to_end(name)
+        return True
+
+    def describe(self, chunk: Stored) -> None:
+        """Takes what a prompt says of a chunk; one that was told without tokens is told again."""
+        name = chunk.hashes[-1]
+        self._described[name] = replace(chunk, tokens=array("I", chunk.tokens))
+        self._described.move_to_end(name)
+        if len(self._described) > MOST_DESCRIBED:
+            self._described.popitem(last=False)
+        if name in self._bare:
+            self._better += [Removed([name]), self._stored(name, None)]
+
+    def take(self, events: Iterable[Event]) -> list[Stored | Removed]:
+        """What is to be told of these events, and of chunks that were described since the last call."""
+        told, self._better = self._better, []
+        for event in events:
+            if event.is_stored:
+                told.append(self._stored(event.hash, event.parent))
+                continue
+            known = self._told.pop(event.hash, None)
+            self._bare.discard(event.hash)
+            if known is not None:
+                told.append(Removed(known))
+        return told
+
+    def again(self) -> list[Stored]:
+        """Everything that is there and whose tokens are known, for those who came later. Parents come before their children."""
+        return [self._described[name] for name in self._told if name in self._described]
+
+    def _stored(self, name: bytes, parent: bytes | None) -> Stored:
+        told = self._described.get(name) or Stored([name], parent, self._chunk_tokens)
+        self._told[name] = told.hashes
+        (self._bare.discard if told.tokens else self._bare.add)(name)
+        return told

@@ -1,0 +1,123 @@
+"""What routers are told of the node's chunks, without vLLM."""
+
+import random
+
+import pytest
+from larder_kv.settings import UnsupportedError
+from larder_kv.vllm import published
+from larder_kv.vllm.events import Event
+from larder_kv.vllm.published import Published, Removed, Stored
+from larder_kv.vllm.settings import Settings
+
+CHUNK_TOKENS, BLOCK_TOKENS = 8, 4
+
+
+def name(chunk: int) -> bytes:
+    return bytes([chunk, 1]) * 16
+
+
+def chunk(number: int) -> Stored:
+    """A chunk of two blocks behind the one before it."""
+    hashes = [bytes([number, 0]) * 16, name(number)]
+    tokens = range(number * CHUNK_TOKENS, (number + 1) * CHUNK_TOKENS)
+    parent = name(number - 1) if number else None
+    return Stored(hashes, parent, BLOCK_TOKENS, tokens, 7, "adapter", [("adapter",), ("adapter",)])
+
+
+def came(number: int) -> Event:
+    return Event(name(number), name(number - 1) if number else None, True)
+
+
+def went(number: int) -> Event:
+    return Event(name(number), None, False)
+
+
+def test_a_chunk_whose_tokens_are_known_is_told_block_by_block():
+    told = Published(CHUNK_TOKENS)
+    told.describe(chunk(1))
+    (event,) = told.take([came(1)])
+    assert isinstance(event, Stored)
+    assert (list(event.tokens), event.block_tokens, event.parent) == ([8, 9, 10, 11, 12, 13, 14, 15], 4, name(0))
+    assert list(event.hashes) == chunk(1).hashes and (event.lora_id, event.lora_name) == (7, "adapter")
+    assert len(event.tokens) == len(event.hashes) * event.block_tokens == CHUNK_TOKENS
+    assert told.take([went(1)]) == [Removed(chunk(1).hashes)]
+
+
+def test_a_chunk_whose_tokens_come_later_is_told_again():
+    told = Published(CHUNK_TOKENS)
+    assert told.take([came(1)]) == [Stored([name(1)], name(0), CHUNK_TOKENS)]
+    told.describe(chunk(1))
+    removed, stored = told.take([])
+    assert removed == Removed([name(1)]) and list(stored.tokens) == list(range(8, 16))
+    assert told.take([]) == [] and told.take([went(1)]) == [Removed(chunk(1).hashes)]
+
+
+def test_what_is_told_again_is_all_that_is_there_and_stands_alone():
+    told = Published(CHUNK_TOKENS)
+    for number in range(3):
+        told.describe(chunk(number))
+    told.take([came(0), came(1), came(2), came(9), went(2)])
+    assert [one.hashes[-1] for one in told.again()] == [name(0), name(1)]
+    assert all(one.tokens for one in told.again())
+
+
+def test_what_goes_without_having_been_told_is_not_told():
+    assert Published(CHUNK_TOKENS).take([went(1)]) == []
+
+
+def test_whatever_happens_a_router_knows_what_the_node_has(monkeypatch):
+    """Chunks come, go and are described in any order, with less memory for descriptions than chunks."""
+    monkeypatch.setattr(published, "MOST_DESCRIBED", 5)
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance, told, held, known = random.Random(seed), Published(CHUNK_TOKENS), set(), set()
+    for _ in range(2_000):
+        number = chance.randrange(12)
+        events = []
+        if chance.random() < 0.4:
+            told.describe(chunk(number))
+        elif number in held:
+            held.discard(number)
+            events = [went(number)]
+        else:
+            held.add(number)
+            events = [came(number)]
+        for event in told.take(events):
+            if isinstance(event, Removed):
+                assert set(event.hashes) <= known, "a router is told that something has gone that it never had"
+                known -= set(event.hashes)
+            else:
+                assert not set(event.hashes) & known, "a router is told twice"
+                assert not event.tokens or len(event.tokens) == len(event.hashes) * event.block_tokens
+                known |= set(event.hashes)
+        assert {number for number in range(12) if name(number) in known} == held
+        assert {one.hashes[-1] for one in told.again()} <= {name(number) for number in held}
+
+
+@pytest.mark.parametrize(
+    ("given", "endpoints", "words"),
+    [
+        ({"events_tokens": "local"}, ["ipc:///e"], "need `events`"),
+        ({"events_again_seconds": 5}, None, "need `events`"),
+        ({"events": "h:1"}, None, "vLLM publishes nothing"),
+        ({"events": "h:1", "events_tokens": "local"}, ["tcp://*:5557"], "vLLM's publisher is at tcp://*:5557"),
+        ({"events": "h:1", "events_tokens": "local"}, ["tcp://127.0.0.1:1", "tcp://10.0.0.1:2"], "at tcp://10.0.0.1:2"),
+        ({"events": "h:1", "events_tokens": "local"}, ["tcp://127.0.0.1.example.org:1"], "example.org"),
+    ],
+)
+def test_tokens_go_only_to_this_host_unless_somebody_says_that_the_way_is_encrypted(given, endpoints, words):
+    with pytest.raises(UnsupportedError) as refused:
+        Settings.parse({"socket": "/s", **given}).check_events(endpoints)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "endpoints"),
+    [
+        ("off", ["tcp://*:5557"]),
+        ("encrypted", ["tcp://*:5557"]),
+        ("local", ["ipc:///run/e", "tcp://127.0.0.1:1", "tcp://localhost:2", "tcp://[::1]:3"]),
+    ],
+)
+def test_events_without_tokens_may_go_anywhere(tokens, endpoints):
+    Settings.parse({"socket": "/s", "events": "h:1", "events_tokens": tokens}).check_events(endpoints)
