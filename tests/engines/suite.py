@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import adapters as lora
+import first_hour as hour
 import fixed_cost as fixed
 import hybrid
 import kv_groups
@@ -338,6 +339,12 @@ def overhead(world: World) -> None:
 def fixed_cost(world: World) -> None:
     """The first token of a hit and of a miss, against vLLM's own."""
     fixed.run(world, row, until)
+
+
+@scenario
+def first_hour(world: World) -> None:
+    """The commands of the book's first hour with vLLM."""
+    hour.run(world, row)
 
 
 @scenario
