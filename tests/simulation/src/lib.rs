@@ -27,6 +27,7 @@ mod platter;
 mod process;
 mod queue;
 mod run;
+pub mod scale;
 mod serve;
 mod space;
 mod streams;

@@ -3,6 +3,7 @@
 mod plant;
 mod report;
 
+use std::alloc::System;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -11,9 +12,15 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use larder_simulation::coverage::Coverage;
+use larder_simulation::scale::Options;
 use larder_simulation::{Outcome, run, shrink};
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
 use report::{Failure, Report};
+
+/// Counts what is allocated: so the scale mode tells the memory of a node's parts.
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 /// Lives through whole clusters in virtual time, with every fault that they must endure.
 ///
@@ -73,6 +80,8 @@ enum Command {
         #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))]
         sources: PathBuf,
     },
+    /// Plays large clusters without payload, and prints what their directory, tables and coordinator cost.
+    Scale(Options),
 }
 
 fn main() -> ExitCode {
@@ -93,8 +102,21 @@ fn main() -> ExitCode {
                 }
             }
         }
+        Some(Command::Scale(options)) => match options.play(arguments.json, Some(allocated)) {
+            Ok(text) => report::print_scale(&text),
+            Err(error) => {
+                eprintln!("{error:#}");
+                ExitCode::from(1)
+            }
+        },
         None => live(&arguments),
     }
+}
+
+/// Bytes that are allocated now.
+fn allocated() -> usize {
+    let stats = ALLOCATOR.stats();
+    stats.bytes_allocated.wrapping_sub(stats.bytes_deallocated)
 }
 
 #[expect(clippy::disallowed_methods, reason = "how long seeds take is told, and decides nothing within them")]

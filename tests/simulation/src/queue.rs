@@ -28,6 +28,11 @@ impl<T> Queue<T> {
         self.heap.push(Reverse(Planned { at, number: self.last_number, what }));
     }
 
+    /// When the next thing happens.
+    pub(crate) fn next_at(&self) -> Option<Duration> {
+        self.heap.peek().map(|Reverse(planned)| planned.at)
+    }
+
     /// The next thing that happens, and when.
     pub(crate) fn next(&mut self) -> Option<(Duration, T)> {
         self.heap.pop().map(|Reverse(planned)| (planned.at, planned.what))

@@ -1,0 +1,112 @@
+//! What nodes tell homes, with the real outboxes and shards.
+
+use std::time::Duration;
+
+use larder_core::directory::{Answered, BatchId, Moved, Outgoing};
+use larder_core::store::ChangeKind;
+use larder_protocol::peer::Announced;
+use larder_protocol::table::NodeNumber;
+
+use super::blocks::Id;
+use super::cluster::{Cluster, Happening, ONE_WAY, gained};
+use super::tally::Kind;
+use crate::directory::millis;
+
+impl Cluster<'_> {
+    /// Sends what is due. What this node is home to goes to its own shard at once.
+    pub(super) fn send_due(&mut self, node: usize) {
+        loop {
+            let now = millis(self.now);
+            let own = &mut self.nodes[node];
+            let Some(player) = own.player.as_mut().filter(|_| own.is_alive) else { return };
+            let mut has_own = false;
+            for outgoing in player.outbox.due(now) {
+                let own = &mut self.nodes[node];
+                if outgoing.home == own.number {
+                    has_own = true;
+                    let answers = outgoing.announces.iter().map(|announce| own.shard.announce(announce));
+                    let answers = answers.collect();
+                    self.announced(node, &outgoing, Some(answers));
+                } else if own
+                    .player
+                    .as_ref()
+                    .is_some_and(|player| player.view.silent.contains(&outgoing.home))
+                {
+                    self.plan(ONE_WAY, Happening::Announced(node, outgoing, None));
+                } else {
+                    self.plan(ONE_WAY, Happening::Announce(node, outgoing));
+                }
+            }
+            if !has_own {
+                return;
+            }
+        }
+    }
+
+    /// Batches come to a home.
+    pub(super) fn announces(&mut self, from: usize, outgoing: Outgoing) {
+        let changes: usize = outgoing.announces.iter().map(|announce| announce.changes.len()).sum();
+        let kind = if changes == 0 { Kind::Compare } else { Kind::Announce };
+        let bytes = self.sizes.announce.of(changes) + self.sizes.announced;
+        self.tell(from, outgoing.home, kind, bytes);
+        let Some(home) = self.node(outgoing.home) else {
+            self.unanswered(from, outgoing.home, SILENCE);
+            return self.plan(ANNOUNCE_DEADLINE, Happening::Announced(from, outgoing, None));
+        };
+        let answers = outgoing.announces.iter().map(|announce| home.shard.announce(announce)).collect();
+        self.plan(ONE_WAY, Happening::Announced(from, outgoing, Some(answers)));
+    }
+
+    /// A home answered.
+    pub(super) fn announced(&mut self, node: usize, outgoing: &Outgoing, answers: Option<Vec<Announced>>) {
+        let now = millis(self.now);
+        let answers = answers.unwrap_or_default().into_iter().map(Some).chain(std::iter::repeat(None));
+        let mut told = Vec::new();
+        let Some(player) = &mut self.nodes[node].player else { return };
+        for (announce, answer) in outgoing.announces.iter().zip(answers) {
+            let batch = BatchId::new(outgoing.home, announce);
+            match player.outbox.answered(&batch, answer, now) {
+                Answered::Known { changes, moved, .. } => {
+                    if changes > 0 {
+                        self.tally.known_at = self.now;
+                        self.tally.known += changes as u64;
+                    }
+                    told.extend(moved);
+                }
+                Answered::Restarted => self.tally.restarts += 1,
+                Answered::Again | Answered::Late => {}
+            }
+        }
+        for Moved { holder, hashes, .. } in told {
+            let bytes = self.sizes.moved.of(hashes.len()) + self.sizes.announced;
+            self.tell(node, holder.node, Kind::Moved, bytes);
+            let ids = hashes.iter().map(Id::named).collect();
+            self.plan(ONE_WAY, Happening::Moved(holder.node, ids));
+        }
+    }
+
+    /// Others have these chunks from now on.
+    pub(super) fn gives_up(&mut self, holder: NodeNumber, ids: &[Id]) {
+        let Some(node) = self.node(holder) else { return };
+        let Some(player) = &mut node.player else { return };
+        let gone = ids.iter().filter_map(|&id| Some(gained(id, player.blocks.remove(id)?, ChangeKind::Lost)));
+        let gone = gone.collect();
+        self.changed(super::cluster::index(holder), gone);
+    }
+
+    /// One node speaks to another, and is answered.
+    pub(super) fn tell(&mut self, from: usize, to: NodeNumber, kind: Kind, bytes: u64) {
+        let to = super::cluster::index(to);
+        self.nodes[from].contacts.add(to, self.now);
+        if let Some(to) = self.nodes.get_mut(to) {
+            to.contacts.add(from, self.now);
+        }
+        self.tally.message(to, kind, bytes);
+    }
+}
+
+/// A peer that sends nothing for so long, though it was asked, counts as silent.
+pub(super) const SILENCE: Duration = Duration::from_millis(500);
+
+/// How long an announcement waits for its answer.
+const ANNOUNCE_DEADLINE: Duration = Duration::from_secs(1);

@@ -1,0 +1,110 @@
+//! The command line of the scale mode.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use serde::Serialize;
+
+use super::{Figures, Goal, Load, Measured, Trace, goals, pictures, run, table};
+
+/// Which clusters, and what they have to do.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Nodes of each cluster.
+    #[arg(long, value_delimiter = ',', default_value = "16,128,1024", value_name = "NUMBERS")]
+    nodes: Vec<usize>,
+    /// Nodes that play requests and hold chunks, at most; all others are homes alone.
+    #[arg(long, default_value_t = 1_024, value_name = "COUNT")]
+    players: usize,
+    /// Chunks that a node has room for; it starts full.
+    #[arg(long, default_value_t = 10_000, value_name = "COUNT")]
+    chunks: usize,
+    /// Bytes of the blocks of one chunk.
+    #[arg(long, default_value_t = 16 << 20, value_name = "BYTES")]
+    block_bytes: u64,
+    /// Requests a second and node.
+    #[arg(long, default_value_t = 2.0, value_name = "COUNT")]
+    rate: f64,
+    /// How long requests come, in virtual time.
+    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
+    seconds: u64,
+    /// The source of all chance.
+    #[arg(long, default_value_t = 1, value_name = "SEED")]
+    seed: u64,
+    /// Traces to play, in Mooncake's JSON lines [default: those of ../shared/traces beside the project, else a generated one]
+    #[arg(long, value_name = "FILE")]
+    trace: Vec<PathBuf>,
+    /// Plays a generated trace.
+    #[arg(long, conflicts_with = "trace")]
+    generated: bool,
+    /// Draws the figures into this folder.
+    #[arg(long, value_name = "FOLDER")]
+    pictures: Option<PathBuf>,
+}
+
+/// A cluster of one size.
+#[derive(Debug, Serialize)]
+pub struct Played {
+    /// What follows from the load.
+    pub figures: Figures,
+    /// What was measured.
+    pub measured: Measured,
+    /// How both compare with the goals.
+    pub goals: Vec<Goal>,
+}
+
+impl Options {
+    /// Plays all clusters; the report, as JSON or as a table.
+    ///
+    /// # Errors
+    /// Traces that cannot be read, impossible loads, pictures that cannot be written.
+    pub fn play(&self, as_json: bool, allocated: Option<fn() -> usize>) -> Result<String> {
+        for &nodes in &self.nodes {
+            anyhow::ensure!((4..=MOST_NODES).contains(&nodes), "a cluster here has 4 to {MOST_NODES} nodes");
+        }
+        anyhow::ensure!(self.players >= 4, "at least four nodes must play");
+        anyhow::ensure!((100..=MOST_CHUNKS).contains(&self.chunks), "a node has 100 to {MOST_CHUNKS} chunks");
+        anyhow::ensure!(
+            self.rate > 0.0 && self.rate <= 1_000.0,
+            "a node serves up to 1,000 requests a second"
+        );
+        anyhow::ensure!(self.seconds > 0, "requests must come for a second at least");
+        let trace = self.traces()?;
+        let mut all = Vec::new();
+        for &nodes in &self.nodes {
+            let load = Load {
+                seed: self.seed,
+                nodes,
+                players: self.players,
+                chunks: self.chunks,
+                block_bytes: self.block_bytes,
+                rate: self.rate,
+                seconds: self.seconds,
+                trace: trace.clone(),
+            };
+            let (figures, measured) = run(&load, allocated);
+            let goals = goals(&figures, &measured);
+            all.push(Played { figures, measured, goals });
+        }
+        if let Some(folder) = &self.pictures {
+            pictures::draw(folder, &all).context("cannot draw the pictures")?;
+        }
+        if as_json { Ok(serde_json::to_string_pretty(&all)?) } else { Ok(table::table(&all)) }
+    }
+
+    fn traces(&self) -> Result<Trace> {
+        if self.generated {
+            return Ok(Trace::generated(self.seed));
+        }
+        if !self.trace.is_empty() {
+            return Trace::read(&self.trace);
+        }
+        Ok(Trace::published()?.unwrap_or_else(|| Trace::generated(self.seed)))
+    }
+}
+
+/// Nodes of the largest cluster that is played.
+const MOST_NODES: usize = 20_000;
+
+const MOST_CHUNKS: usize = 10_000_000;

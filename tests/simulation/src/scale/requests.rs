@@ -1,0 +1,277 @@
+//! The way of a request: the node's own chunks, the homes, the holders, then computing the rest.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use larder_core::directory::Holders;
+use larder_core::directory::lookup::{HomeAsk, Lookup, row_keys};
+use larder_core::placement::{Placement, place};
+use larder_core::store::ChangeKind;
+use larder_protocol::peer::{Repair, Rows};
+use larder_protocol::table::{Holder, NodeNumber};
+
+use super::arrivals::Arrival;
+use super::blocks::Id;
+use super::cluster::{Cluster, Happening, NAMESPACE, ONE_WAY, gained, index};
+use super::directory::SILENCE;
+use super::tally::Kind;
+use super::trace::CHUNK_TOKENS;
+use crate::directory::millis;
+
+/// A request under way.
+pub(super) struct Asking {
+    node: usize,
+    tokens: u64,
+    blocks: Vec<(Id, Id)>,
+    lookup: Option<Lookup>,
+    /// The chunks that the node lacks.
+    absent: Vec<u32>,
+    /// Their holders that were not asked yet.
+    holders: Vec<Holders>,
+    /// Copies that there are, as the homes said.
+    copies: Vec<usize>,
+    /// The chunks that the request has.
+    has: Vec<bool>,
+    /// Answers that have not come.
+    left: usize,
+}
+
+impl Cluster<'_> {
+    /// A request comes to a node.
+    pub(super) fn arrives(&mut self, number: u64, arrival: Arrival) {
+        let Arrival { node, tokens, blocks, .. } = arrival;
+        let now = millis(self.now);
+        let Some(player) = &mut self.nodes[node].player else { return };
+        let has: Vec<bool> = blocks.iter().map(|(id, _)| player.blocks.has(*id)).collect();
+        let absent: Vec<u32> = (0..).zip(&has).filter(|(_, has)| !**has).map(|(at, _)| at).collect();
+        self.tally.local_chunks += (blocks.len() - absent.len()) as u64;
+        let chunks: Vec<_> = absent.iter().map(|&at| blocks[at as usize]).collect();
+        let chunks: Vec<_> = chunks.into_iter().map(|(id, anchor)| id.chunk(anchor)).collect();
+        let asking = |lookup| Asking {
+            node,
+            tokens,
+            blocks,
+            lookup,
+            holders: vec![Holders::new(); absent.len()],
+            copies: vec![0; absent.len()],
+            absent,
+            has,
+            left: 0,
+        };
+        if chunks.is_empty() {
+            self.asking.insert(number, asking(None));
+            return self.is_there(number);
+        }
+        let mut lookup = Lookup::new(&NAMESPACE, &chunks, &player.view, &player.cache, now);
+        let own = player.view.own;
+        let (at_home, others): (Vec<_>, Vec<_>) =
+            lookup.take_asks().into_iter().partition(|ask| ask.home == own);
+        self.tally.lookup(others.len());
+        for HomeAsk { find, positions, .. } in at_home {
+            let rows = self.nodes[node].shard.find(&find, now);
+            let Some(player) = &mut self.nodes[node].player else { return };
+            lookup.fill(&positions, &rows, &player.view, None, now);
+        }
+        let left = others.len();
+        self.asking.insert(number, Asking { left, ..asking(Some(lookup)) });
+        others.into_iter().for_each(|ask| self.plan(ONE_WAY, Happening::Find(number, ask)));
+        if left == 0 {
+            self.located(number);
+        }
+    }
+
+    /// A question comes to a home.
+    pub(super) fn finds(&mut self, number: u64, HomeAsk { home, find, positions }: HomeAsk) {
+        let now = millis(self.now);
+        let Some(asking) = self.asking.get(&number) else { return };
+        let asker = asking.node;
+        let rows = self.node(home).map(|home| home.shard.find(&find, now));
+        let spans = rows.as_ref().map_or(0, |rows| rows.spans.len());
+        let bytes = self.sizes.find.of(find.rows.len()) + self.sizes.rows.of(spans);
+        self.tell(asker, home, Kind::Find, bytes);
+        let after = if rows.is_some() { ONE_WAY } else { FIND_DEADLINE };
+        if rows.is_none() {
+            // The first question is too short to tell; the sign of life that is asked for then is not.
+            self.unanswered(asker, home, FIND_DEADLINE + SILENCE);
+        }
+        self.plan(after, Happening::Found(number, home, positions, rows));
+    }
+
+    /// A home answered, or did not.
+    pub(super) fn found(&mut self, number: u64, home: NodeNumber, positions: &[u32], rows: Option<Rows>) {
+        let now = millis(self.now);
+        let Some(asking) = self.asking.get_mut(&number) else { return };
+        let Some(player) = &mut self.nodes[asking.node].player else { return };
+        match &rows {
+            None => player.view.is_late(home, now),
+            Some(_) => player.view.answers(home),
+        }
+        if let (Some(rows), Some(lookup)) = (rows, &mut asking.lookup) {
+            lookup.fill(positions, &rows, &player.view, Some(&mut player.cache), now);
+        }
+        asking.left -= 1;
+        if asking.left == 0 {
+            self.located(number);
+        }
+    }
+
+    /// All is known: the chunks up to the first that nobody has are asked for, of one holder as many as possible.
+    fn located(&mut self, number: u64) {
+        let Some(asking) = self.asking.get_mut(&number) else { return };
+        let Some(player) = &mut self.nodes[asking.node].player else { return };
+        if let Some(lookup) = asking.lookup.take() {
+            asking.holders = lookup.finish(&player.view);
+            asking.copies = asking.holders.iter().map(|holders| holders.len()).collect();
+        }
+        let mut by_holder = BTreeMap::<NodeNumber, Vec<u32>>::new();
+        let mut last = None;
+        for (place, &at) in asking.absent.iter().enumerate() {
+            if asking.has[at as usize] {
+                continue;
+            }
+            let holders = &mut asking.holders[place];
+            holders.retain(|holder| !player.view.silent.contains(&holder.node));
+            // As the real exchange does: the last holder again, or else the first that is named.
+            let again = holders.iter().position(|holder| Some(*holder) == last).unwrap_or(0);
+            if again >= holders.len() {
+                break;
+            }
+            last = Some(holders.remove(again));
+            by_holder.entry(holders_node(last)).or_default().push(place as u32);
+        }
+        asking.left = by_holder.len();
+        if by_holder.is_empty() {
+            return self.is_there(number);
+        }
+        for (holder, places) in by_holder {
+            self.plan(ONE_WAY, Happening::Fetch(number, holder, places));
+        }
+    }
+
+    /// A request for blocks comes to a holder.
+    pub(super) fn fetches(&mut self, number: u64, holder: NodeNumber, places: Vec<u32>) {
+        let Some(asking) = self.asking.get(&number) else { return };
+        let (asker, block_bytes) = (asking.node, self.load.block_bytes);
+        let ids: Vec<Id> =
+            places.iter().map(|&place| asking.blocks[asking.absent[place as usize] as usize].0).collect();
+        let bytes = self.sizes.fetch.of(ids.len());
+        self.tell(asker, holder, Kind::Fetch, bytes);
+        let Some(player) = self.node(holder).and_then(|node| node.player.as_mut()) else {
+            self.unanswered(asker, holder, SILENCE);
+            let nothing = places.into_iter().map(|place| (place, None)).collect();
+            return self.plan(SILENCE, Happening::Fetched(number, holder, nothing));
+        };
+        let reads: Vec<Option<u32>> = ids.iter().map(|&id| player.blocks.touch(id)).collect();
+        let sent = reads.iter().flatten().count() as u64 * block_bytes;
+        self.tally.served(index(holder), sent);
+        let took = ONE_WAY + Duration::from_secs_f64(sent as f64 / BLOCK_BYTES_A_SECOND);
+        let chunks = places.into_iter().zip(reads).collect();
+        self.plan(took, Happening::Fetched(number, holder, chunks));
+    }
+
+    /// Blocks came. Placement decides where they stay.
+    pub(super) fn fetched(&mut self, number: u64, holder: NodeNumber, chunks: &[(u32, Option<u32>)]) {
+        let from = Holder { node: holder, device: 0 };
+        let Some(asking) = self.asking.get_mut(&number) else { return };
+        let (node, mut changes, mut stale) = (asking.node, Vec::new(), Vec::new());
+        let Some(player) = &mut self.nodes[node].player else { return };
+        // The last first, so that no chunk goes before those behind it.
+        for &(place, reads) in chunks.iter().rev() {
+            let at = asking.absent[place as usize] as usize;
+            let (id, anchor) = asking.blocks[at];
+            let Some(reads) = reads else {
+                stale.push(id.chunk(anchor));
+                continue;
+            };
+            asking.has[at] = true;
+            let kind = match place_of(asking.copies[place as usize], reads) {
+                Placement::Migrate => ChangeKind::MovedFrom(from),
+                Placement::Replicate => ChangeKind::Gained,
+                Placement::Pass => continue,
+            };
+            if !player.blocks.has(id) {
+                let gone = player.blocks.insert(id, anchor);
+                changes.push(gained(id, anchor, kind));
+                changes.extend(gone.map(|(id, anchor)| gained(id, anchor, ChangeKind::Lost)));
+            }
+        }
+        asking.left -= 1;
+        let is_last = asking.left == 0;
+        self.tally.fetched += (chunks.len() - stale.len()) as u64;
+        self.tally.stale += stale.len() as u64;
+        self.changed(node, changes);
+        if !stale.is_empty() {
+            self.repair(node, from, &stale);
+        }
+        if is_last {
+            if stale.is_empty() { self.is_there(number) } else { self.located(number) }
+        }
+    }
+
+    /// A holder has no such chunks: the homes are told.
+    fn repair(&mut self, node: usize, holder: Holder, chunks: &[larder_protocol::ChunkRef]) {
+        let now = millis(self.now);
+        let rows = row_keys(&NAMESPACE, chunks);
+        let Some(player) = &mut self.nodes[node].player else { return };
+        player.cache.not_held(holder, &rows);
+        let mut by_home = BTreeMap::<NodeNumber, Vec<_>>::new();
+        for row in rows {
+            let home = player.view.table.home(row.run.partition());
+            home.into_iter().for_each(|home| by_home.entry(home).or_default().push(row));
+        }
+        for (home, rows) in by_home {
+            if home == self.nodes[node].number {
+                self.nodes[node].shard.not_held(holder, &rows, now);
+            } else {
+                let bytes = self.sizes.repair.of(rows.len()) + self.sizes.announced;
+                self.tell(node, home, Kind::Repair, bytes);
+                self.plan(ONE_WAY, Happening::Repair(home, Repair { holder, rows }));
+            }
+        }
+    }
+
+    /// The node has what it can get; the engine computes the rest.
+    fn is_there(&mut self, number: u64) {
+        let Some(asking) = self.asking.get(&number) else { return };
+        let hit = asking.has.iter().take_while(|has| **has).count();
+        self.tally.rate.add(hit, asking.tokens);
+        self.tally.chunks += asking.blocks.len() as u64;
+        self.tally.requests += 1;
+        let tokens = asking.tokens.saturating_sub(hit as u64 * CHUNK_TOKENS);
+        let took = Duration::from_secs_f64(tokens as f64 / TOKENS_A_SECOND);
+        self.plan(took, Happening::Computed(number));
+    }
+
+    /// What was computed is committed.
+    pub(super) fn computed(&mut self, number: u64) {
+        let Some(asking) = self.asking.remove(&number) else { return };
+        let Some(player) = &mut self.nodes[asking.node].player else { return };
+        let hit = asking.has.iter().take_while(|has| **has).count();
+        let mut changes = Vec::new();
+        for (at, &(id, anchor)) in asking.blocks.iter().enumerate().rev() {
+            if player.blocks.touch(id).is_none() && at >= hit {
+                let gone = player.blocks.insert(id, anchor);
+                changes.push(gained(id, anchor, ChangeKind::Gained));
+                changes.extend(gone.map(|(id, anchor)| gained(id, anchor, ChangeKind::Lost)));
+            }
+        }
+        self.changed(asking.node, changes);
+    }
+}
+
+fn place_of(copies: usize, reads: u32) -> Placement {
+    place(copies, reads, false)
+}
+
+fn holders_node(holder: Option<Holder>) -> NodeNumber {
+    holder.map(|holder| holder.node).unwrap_or_default()
+}
+
+/// How long a question waits for its answer, as by default.
+const FIND_DEADLINE: Duration = Duration::from_millis(250);
+
+/// The rate at which blocks come from one holder.
+const BLOCK_BYTES_A_SECOND: f64 = 5e9;
+
+/// The rate at which a node's engines compute a prompt.
+const TOKENS_A_SECOND: f64 = 40_000.0;

@@ -1,0 +1,172 @@
+//! What is counted while a cluster is under load.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::alone::Rate;
+
+/// All counts.
+#[derive(Debug)]
+pub(super) struct Tally {
+    /// Whether messages and lookups count.
+    pub(super) is_on: bool,
+    /// Homes that lookups asked: how often how many.
+    homes: Vec<u64>,
+    pub(super) messages: [u64; Kind::ALL.len()],
+    pub(super) bytes: [u64; Kind::ALL.len()],
+    /// By node: messages of metadata to it, and bytes of blocks that it served.
+    pub(super) received: Vec<u64>,
+    pub(super) served: Vec<u64>,
+    pub(super) rate: Rate,
+    pub(super) requests: u64,
+    pub(super) chunks: u64,
+    pub(super) local_chunks: u64,
+    pub(super) fetched: u64,
+    pub(super) stale: u64,
+    pub(super) restarts: u64,
+    /// Changes that homes know, and when a home took the last of them.
+    pub(super) known: u64,
+    pub(super) known_at: Duration,
+}
+
+/// A kind of message between nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Find,
+    Announce,
+    Compare,
+    Repair,
+    Moved,
+    /// Its head alone: the blocks count as blocks.
+    Fetch,
+}
+
+/// The nodes that a node has spoken with.
+#[derive(Debug)]
+pub(super) struct Contacts {
+    ever: Vec<u64>,
+    /// For some nodes: when they spoke last.
+    last: Option<HashMap<usize, Duration>>,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 6] =
+        [Self::Find, Self::Announce, Self::Compare, Self::Repair, Self::Moved, Self::Fetch];
+}
+
+impl Tally {
+    pub(super) fn new(nodes: usize) -> Self {
+        Self {
+            is_on: false,
+            homes: Vec::new(),
+            messages: [0; Kind::ALL.len()],
+            bytes: [0; Kind::ALL.len()],
+            received: vec![0; nodes],
+            served: vec![0; nodes],
+            rate: Rate::default(),
+            requests: 0,
+            chunks: 0,
+            local_chunks: 0,
+            fetched: 0,
+            stale: 0,
+            restarts: 0,
+            known: 0,
+            known_at: Duration::ZERO,
+        }
+    }
+
+    pub(super) fn message(&mut self, to: usize, kind: Kind, bytes: u64) {
+        if self.is_on {
+            self.messages[kind as usize] += 1;
+            self.bytes[kind as usize] += bytes;
+            self.received[to] += 1;
+        }
+    }
+
+    pub(super) fn served(&mut self, node: usize, bytes: u64) {
+        if self.is_on {
+            self.served[node] += bytes;
+        }
+    }
+
+    pub(super) fn lookup(&mut self, homes: usize) {
+        if self.is_on {
+            self.homes.resize(self.homes.len().max(homes + 1), 0);
+            self.homes[homes] += 1;
+        }
+    }
+
+    pub(super) fn homes_mean(&self) -> f64 {
+        let asked: u64 = (0..).zip(&self.homes).map(|(homes, lookups): (u64, &u64)| homes * lookups).sum();
+        asked as f64 / self.homes.iter().sum::<u64>().max(1) as f64
+    }
+
+    /// So many homes at most are asked by all but one lookup in a hundred.
+    pub(super) fn homes_p99(&self) -> usize {
+        let lookups: u64 = self.homes.iter().sum();
+        let mut seen = 0;
+        let is_far = |count: &u64| {
+            seen += count;
+            seen * 100 >= lookups * 99
+        };
+        self.homes.iter().position(is_far).unwrap_or(0)
+    }
+}
+
+impl Contacts {
+    pub(super) fn new(nodes: usize, index: usize) -> Self {
+        let last = (index < WATCHED).then(HashMap::new);
+        Self { ever: vec![0; nodes.div_ceil(64)], last }
+    }
+
+    pub(super) fn add(&mut self, node: usize, now: Duration) {
+        self.ever[node / 64] |= 1 << (node % 64);
+        if let Some(last) = &mut self.last {
+            last.insert(node, now);
+        }
+    }
+
+    /// Nodes that it ever spoke with.
+    pub(super) fn ever(&self) -> u32 {
+        self.ever.iter().map(|bits| bits.count_ones()).sum()
+    }
+
+    /// Nodes that it spoke with since then; `None` where nobody looks.
+    pub(super) fn since(&self, then: Duration) -> Option<usize> {
+        Some(self.last.as_ref()?.values().filter(|&&at| at >= then).count())
+    }
+}
+
+/// The busiest of some nodes, as a multiple of their mean.
+pub(super) fn skew(of: impl IntoIterator<Item = u64>) -> f64 {
+    let (mut most, mut all, mut count) = (0, 0, 0);
+    for one in of {
+        (most, all, count) = (most.max(one), all + one, count + 1);
+    }
+    if all == 0 { 0.0 } else { most as f64 * f64::from(count) / all as f64 }
+}
+
+/// Nodes whose last words are kept.
+const WATCHED: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_busiest_is_a_multiple_of_the_mean() {
+        assert!((skew([1, 1, 4]) - 2.0).abs() < 1e-9);
+        assert!((skew([0, 0]) - 0.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn homes_are_counted_by_lookup() {
+        let mut tally = Tally::new(1);
+        tally.lookup(9);
+        tally.is_on = true;
+        (0..99).for_each(|_| tally.lookup(2));
+        tally.lookup(102);
+        assert!((tally.homes_mean() - 3.0).abs() < 1e-9);
+        assert_eq!(tally.homes_p99(), 2);
+    }
+}

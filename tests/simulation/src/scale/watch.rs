@@ -1,0 +1,122 @@
+//! Joins, leavings and crashes, and when all is as it should be again.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use larder_core::directory::MAX_FOUND_HOLDERS;
+use larder_protocol::peer::Find;
+use larder_protocol::table::{Holder, RowKey};
+
+use super::cluster::{Cluster, NAMESPACE, index};
+use crate::directory::millis;
+
+/// What a change of the members brings about.
+#[derive(Debug, Clone, Default, Serialize, PartialEq)]
+pub struct Change {
+    /// From the event to the table that has it.
+    pub table_after_seconds: f64,
+    /// From that table to the moment when the last node has it.
+    pub everywhere_after_seconds: f64,
+    /// From that table to the moment when the last home knows what it should.
+    pub repaired_after_seconds: f64,
+    /// Partitions that have another home.
+    pub moved_partitions: u64,
+    /// Rows that homes were told.
+    pub told_rows: u64,
+    /// Bytes of the tables for one node.
+    pub table_bytes: u64,
+    /// Of a thousand chunks that nodes hold, those whose home does not know it in the end.
+    pub unknown_of_1000: usize,
+}
+
+impl Cluster<'_> {
+    /// Lives until homes hear nothing new and all nodes have the last table; how long that took.
+    pub(super) fn settle(&mut self) -> f64 {
+        let from = self.now;
+        loop {
+            self.run_until(self.now + Duration::from_millis(500));
+            let last = self.tally.known_at.max(self.coordinator.arrived_at).max(from);
+            if self.now > last + QUIET || self.now > from + LONGEST {
+                return (last - from).as_secs_f64();
+            }
+        }
+    }
+
+    /// A node joins that has chunks already.
+    pub(super) fn join(&mut self) -> Change {
+        self.add_node();
+        self.watch(self.nodes.len())
+    }
+
+    /// A node leaves in order.
+    pub(super) fn leave(&mut self) -> Change {
+        let members = self.coordinator.table().members.len();
+        let which = self.random.usize(..self.load.nodes);
+        self.leaves(which);
+        self.watch(members - 1)
+    }
+
+    /// One node in twenty crashes, all at once.
+    pub(super) fn crash(&mut self) -> Change {
+        let members = self.coordinator.table().members.len();
+        let mut alive: Vec<usize> = (0..self.nodes.len()).filter(|&node| self.nodes[node].is_alive).collect();
+        self.random.shuffle(&mut alive);
+        let crashed = (self.load.nodes / 20).max(1);
+        alive.iter().take(crashed).for_each(|&node| self.nodes[node].is_alive = false);
+        self.watch(members - crashed)
+    }
+
+    /// Waits for a table with so many members, and for what follows from it.
+    fn watch(&mut self, members: usize) -> Change {
+        let (began, tables, known) = (self.now, self.coordinator.published.len(), self.tally.known);
+        while self.coordinator.table().members.len() != members && self.now < began + LONGEST {
+            self.run_until(self.now + Duration::from_millis(100));
+        }
+        self.settle();
+        let published = &self.coordinator.published[tables..];
+        let there = published.iter().find(|table| table.members == members).map_or(began, |table| table.at);
+        let after = |then: Duration| then.saturating_sub(there).as_secs_f64();
+        Change {
+            table_after_seconds: (there - began).as_secs_f64(),
+            everywhere_after_seconds: after(self.coordinator.arrived_at),
+            repaired_after_seconds: after(self.tally.known_at),
+            moved_partitions: published.iter().map(|table| table.moved).sum(),
+            told_rows: self.tally.known - known,
+            table_bytes: published.iter().map(|table| table.bytes).sum(),
+            unknown_of_1000: self.unknown(),
+        }
+    }
+
+    /// Of a thousand chunks that nodes hold, those whose home does not know it.
+    fn unknown(&mut self) -> usize {
+        let now = millis(self.now);
+        let players: Vec<usize> = (0..self.nodes.len())
+            .filter(|&node| self.nodes[node].is_alive && self.nodes[node].player.is_some())
+            .collect();
+        let mut unknown = 0;
+        for _ in 0..1_000 {
+            let node = &self.nodes[players[self.random.usize(..players.len())]];
+            let holder = Holder { node: node.number, device: 0 };
+            let held = node
+                .player
+                .as_ref()
+                .and_then(|player| player.blocks.iter().nth(self.random.usize(..player.blocks.len().max(1))));
+            let Some((id, anchor)) = held else { continue };
+            let row = RowKey::new(&NAMESPACE, &id.chunk(anchor));
+            let table = self.coordinator.table();
+            let Some(home) = table.home(row.run.partition()) else { continue };
+            let rows = self.nodes[index(home)].shard.find(&Find { epoch: table.epoch, rows: vec![row] }, now);
+            // Of a chunk that many hold, a home names some.
+            let is_known = rows.spans.iter().any(|span| span.holder == holder);
+            unknown += usize::from(!is_known && rows.spans.len() < MAX_FOUND_HOLDERS);
+        }
+        unknown
+    }
+}
+
+/// Nothing happens any more when nothing happened for so long.
+const QUIET: Duration = Duration::from_secs(6);
+
+/// Nobody waits for longer.
+const LONGEST: Duration = Duration::from_secs(300);
