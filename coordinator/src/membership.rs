@@ -54,6 +54,7 @@ pub struct Membership {
     numbers: BTreeMap<String, Given>,
     /// How often somebody left: later is more.
     leavings: u64,
+    most_members: usize,
     members: BTreeMap<NodeNumber, Known>,
     /// Members that were removed and did not come back, by name; at most [`MAX_LOST`].
     lost: BTreeMap<String, Lost>,
@@ -195,11 +196,18 @@ impl Membership {
             table: Arc::new(table),
             leavings: numbers.len() as u64,
             numbers: given(numbers),
+            most_members: MAX_MEMBERS,
             started: now,
             last_tick: now,
             published: None,
             counts: Counts::default(),
         }
+    }
+
+    /// Lets so many nodes join. A table of more than [`MAX_MEMBERS`] may be too long for a message: this is for simulations of
+    /// larger clusters.
+    pub fn set_most_members(&mut self, most: usize) {
+        self.most_members = most;
     }
 
     /// A node wants to be a member. Its earlier life, if there is one, ends here, once that is not heard of any more.
@@ -401,7 +409,7 @@ impl Membership {
         if let Some(given) = self.numbers.get(name) {
             return Ok(given.number);
         }
-        if self.members.len() >= MAX_MEMBERS {
+        if self.members.len() >= self.most_members {
             return Err(JoinRefused::Full);
         }
         let last = self.numbers.values().map(|given| given.number.0).max().unwrap_or(0);

@@ -78,6 +78,9 @@ fn a_full_cluster_says_so_and_what_to_do() {
     let refused = membership.join("one-more", &join(1), 0).unwrap_err();
     assert_eq!(refused, JoinRefused::Full);
     assert!(refused.to_string().contains("stop one of them"), "{refused}");
+    membership.set_most_members(MAX_MEMBERS + 1);
+    assert!(membership.join("one-more", &join(1), 0).is_ok());
+    assert_eq!(membership.join("another", &join(1), 0), Err(JoinRefused::Full));
 }
 
 #[test]

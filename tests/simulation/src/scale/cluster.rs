@@ -85,7 +85,7 @@ impl<'a> Cluster<'a> {
             load,
             now: Duration::ZERO,
             nodes: Vec::new(),
-            coordinator: Coordinator::new(),
+            coordinator: Coordinator::new(load.nodes + 1),
             asking: HashMap::new(),
             sizes: Sizes::new(),
             tally: Tally::new(load.nodes + 1),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_coordinator::membership::{Membership, Patience, State};
+use larder_protocol::limits::MAX_MEMBERS;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, Join};
 use larder_protocol::peer::Message;
 use larder_protocol::table::{Epoch, NodeNumber, Table};
@@ -47,9 +48,11 @@ pub(super) struct Published {
 }
 
 impl Coordinator {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(nodes: usize) -> Self {
+        let mut membership = Membership::new(PATIENCE, State::default(), 0);
+        membership.set_most_members(MAX_MEMBERS.max(nodes));
         Self {
-            membership: Membership::new(PATIENCE, State::default(), 0),
+            membership,
             table: Arc::default(),
             table_bytes: 0,
             encoding: Duration::ZERO,

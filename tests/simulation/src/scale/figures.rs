@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use larder_protocol::limits::{MAX_MEMBERS, MAX_PEER_MESSAGE_BYTES};
+use serde::{Deserialize, Serialize};
 
 use super::Load;
 use super::cluster::Cluster;
@@ -10,7 +11,7 @@ use super::tally::{Kind, skew};
 use super::watch::Change;
 
 /// What follows from the load alone.
-#[derive(Debug, Clone, Default, Serialize, PartialEq)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq)]
 pub struct Figures {
     /// Nodes of the cluster.
     pub nodes: usize,
@@ -85,7 +86,7 @@ pub struct Figures {
 }
 
 /// What was measured of a run: it differs a little from run to run.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Measured {
     /// CPU of the coordinator under load, without the network's share.
     pub coordinator_cpu: f64,
@@ -104,10 +105,10 @@ pub struct Measured {
 }
 
 /// A goal, with the figure beside it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Goal {
     /// What is counted.
-    pub name: &'static str,
+    pub name: String,
     /// The figure.
     pub is: f64,
     /// How much it may be.
@@ -195,7 +196,12 @@ impl Measured {
 /// The goals of a cluster of any size.
 #[must_use]
 pub fn goals(figures: &Figures, measured: &Measured) -> Vec<Goal> {
-    let goal = |name, is: f64, at_most: f64| Goal { name, is, at_most, is_met: is <= at_most };
+    let goal = |name: &str, is: f64, at_most: f64| Goal {
+        name: name.to_owned(),
+        is,
+        at_most,
+        is_met: is <= at_most,
+    };
     vec![
         goal("homes a lookup asks", figures.homes_mean, 3.0),
         goal("busiest node, rows", figures.skew_rows, 1.5),
@@ -206,6 +212,8 @@ pub fn goals(figures: &Figures, measured: &Measured) -> Vec<Goal> {
         goal("seconds from a crash to the removal", figures.crash.table_after_seconds, 10.0),
         goal("seconds from the removal to a repaired directory", figures.crash.repaired_after_seconds, 10.0),
         goal("cores of the coordinator", measured.coordinator_cpu, 0.1),
+        goal("nodes that may join", figures.nodes as f64, MAX_MEMBERS as f64),
+        goal("bytes of a table", figures.table_bytes as f64, MAX_PEER_MESSAGE_BYTES as f64),
     ]
 }
 

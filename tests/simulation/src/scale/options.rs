@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Figures, Goal, Load, Measured, Trace, goals, pictures, run, table};
 
@@ -38,13 +38,16 @@ pub struct Options {
     /// Plays a generated trace.
     #[arg(long, conflicts_with = "trace")]
     generated: bool,
+    /// Plays nothing, and takes what `--json` printed before.
+    #[arg(long, value_name = "FILE")]
+    from: Vec<PathBuf>,
     /// Draws the figures into this folder.
     #[arg(long, value_name = "FOLDER")]
     pictures: Option<PathBuf>,
 }
 
 /// A cluster of one size.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Played {
     /// What follows from the load.
     pub figures: Figures,
@@ -60,6 +63,14 @@ impl Options {
     /// # Errors
     /// Traces that cannot be read, impossible loads, pictures that cannot be written.
     pub fn play(&self, as_json: bool, allocated: Option<fn() -> usize>) -> Result<String> {
+        let all = if self.from.is_empty() { self.play_all(allocated)? } else { self.read_all()? };
+        if let Some(folder) = &self.pictures {
+            pictures::draw(folder, &all).context("cannot draw the pictures")?;
+        }
+        if as_json { Ok(serde_json::to_string_pretty(&all)?) } else { Ok(table::table(&all)) }
+    }
+
+    fn play_all(&self, allocated: Option<fn() -> usize>) -> Result<Vec<Played>> {
         for &nodes in &self.nodes {
             anyhow::ensure!((4..=MOST_NODES).contains(&nodes), "a cluster here has 4 to {MOST_NODES} nodes");
         }
@@ -87,10 +98,19 @@ impl Options {
             let goals = goals(&figures, &measured);
             all.push(Played { figures, measured, goals });
         }
-        if let Some(folder) = &self.pictures {
-            pictures::draw(folder, &all).context("cannot draw the pictures")?;
+        Ok(all)
+    }
+
+    fn read_all(&self) -> Result<Vec<Played>> {
+        let mut all = Vec::new();
+        for file in &self.from {
+            let text =
+                std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+            let played: Vec<Played> = serde_json::from_str(&text)
+                .with_context(|| format!("{} is not what `scale --json` prints", file.display()))?;
+            all.extend(played);
         }
-        if as_json { Ok(serde_json::to_string_pretty(&all)?) } else { Ok(table::table(&all)) }
+        Ok(all)
     }
 
     fn traces(&self) -> Result<Trace> {

@@ -7,10 +7,9 @@ use super::options::Played;
 pub(super) fn table(all: &[Played]) -> String {
     let Some(first) = all.first().map(|played| &played.figures) else { return String::new() };
     let mut text = format!(
-        "Load: {} requests a second and node for {} s of virtual time, each of {:.0} chunks; {} chunks of {} MiB a node, all full\n\
-         at the start; a copy of {} with names of its own for each 16 nodes; seed {}. A light list of names stands for the store.\n",
+        "Load: {} requests a second and node, each of {:.0} chunks; {} chunks of {} MiB a node, all full at the start; for each\n\
+         16 nodes a copy of {} with names of its own; seed {}. A light list of names stands for the store.\n",
         first.rate,
-        first.seconds,
         first.request_chunks,
         first.chunks,
         first.block_bytes >> 20,
@@ -47,6 +46,8 @@ type Row = (&'static str, fn(&Played) -> String);
 fn rows() -> Vec<Row> {
     let mut rows: Vec<Row> = vec![
         ("nodes", |played| played.figures.nodes.to_string()),
+        ("of these play requests", |played| played.figures.players.to_string()),
+        ("requests come for, s", |played| played.figures.seconds.to_string()),
         ("homes a lookup asks, mean", |played| format!("{:.2}", played.figures.homes_mean)),
         ("homes a lookup asks, p99", |played| played.figures.homes_p99.to_string()),
         ("questions to homes, a second and node", |played| format!("{:.1}", played.figures.finds_a_second)),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use larder_core::directory::MAX_FOUND_HOLDERS;
 use larder_protocol::peer::Find;
@@ -12,7 +12,7 @@ use super::cluster::{Cluster, NAMESPACE, index};
 use crate::directory::millis;
 
 /// What a change of the members brings about.
-#[derive(Debug, Clone, Default, Serialize, PartialEq)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq)]
 pub struct Change {
     /// From the event to the table that has it.
     pub table_after_seconds: f64,
