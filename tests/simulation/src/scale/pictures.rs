@@ -130,7 +130,7 @@ fn labels(mut names: Vec<(f64, &str, &str)>, goal: Option<f64>) -> String {
     let mut taken: Vec<f64> = goal.into_iter().collect();
     for (at, name, color) in names {
         let mut at = at;
-        while let Some(other) = taken.iter().find(|other| (at - **other).abs() < LINE) {
+        while let Some(other) = taken.iter().find(|other| (at - **other).abs() < LINE - 0.5) {
             at = other + LINE;
         }
         taken.push(at);
