@@ -42,7 +42,7 @@ fn a_cluster_under_load_shares_what_it_has_and_its_directory_is_right_after_each
 fn a_trace_that_is_none_is_refused_by_its_line() {
     let file = std::env::temp_dir().join(format!("larder-scale-{}.jsonl", std::process::id()));
     std::fs::write(&file, "{\"timestamp\":1,\"input_length\":600,\"hash_ids\":[1,2]}\nno\n").unwrap();
-    let error = format!("{:#}", Trace::read(&[file.clone()]).unwrap_err());
+    let error = format!("{:#}", Trace::read(std::slice::from_ref(&file)).unwrap_err());
     assert!(error.contains("line 2"), "{error}");
     std::fs::remove_file(file).unwrap();
 }
