@@ -181,8 +181,13 @@ pub(super) fn thread_cpu() -> Duration {
 const TICK: Duration = Duration::from_millis(20);
 
 /// The patience of a coordinator by default.
-const PATIENCE: Patience =
-    Patience { heartbeat_ms: 1_000, suspect_after_ms: 3_000, remove_after_ms: 30_000, grace_ms: 3_000 };
+const PATIENCE: Patience = Patience {
+    heartbeat_ms: 1_000,
+    suspect_after_ms: 3_000,
+    remove_after_ms: 30_000,
+    grace_ms: 3_000,
+    remember_lost_ms: 86_400_000,
+};
 
 /// The rate at which one coordinator sends tables: what QUIC does on one core.
 const TABLE_BYTES_A_SECOND: f64 = 1e9;

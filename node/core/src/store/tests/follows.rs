@@ -172,11 +172,11 @@ fn a_reader_sees_each_layer_when_it_is_handed_over_and_others_only_the_commit() 
 
 #[test]
 fn layers_that_changed_after_they_were_handed_over_are_not_committed() {
-    for pieces in [vec![0..1, 1..LAYERS], vec![0..LAYERS]] {
+    for pieces in [&[(0, 1), (1, LAYERS)][..], &[(0, LAYERS)]] {
         let mut w = World::new();
         let reserved = w.reserve("ab");
         let follow = w.follow("ab");
-        pieces.iter().for_each(|layers| w.hand_over(&reserved, layers.start, layers.end));
+        pieces.iter().for_each(|&(from, to)| w.hand_over(&reserved, from, to));
         let order = w.f.store.begin_commit(w.f.session, reserved.reservation, &reserved.chunks, &[]).unwrap();
         let mut sums = layer_sums(&order);
         sums.last_mut().unwrap().ranges = Ranges::One(0);
