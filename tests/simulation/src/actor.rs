@@ -445,6 +445,13 @@ impl World {
         let Some(actor) = self.actor(at) else { return };
         let is_used = actor.uses.uses(extent);
         actor.uses.renew(extent);
+        let memory = actor.memory[extent as usize].clone();
+        if let Some(engine) = memory.and_then(|memory| self.engine_that_maps(at, extent, &memory)) {
+            self.violate(|| {
+                format!("{at:?}: extent {extent} gets new memory while engine {engine} maps the old one")
+            });
+        }
+        let Some(actor) = self.actor(at) else { return };
         actor.memory[extent as usize] = None;
         if is_used {
             self.violate(|| format!("{at:?}: extent {extent} gets new memory while an effect uses it"));

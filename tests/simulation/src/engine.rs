@@ -384,6 +384,17 @@ impl World {
         }
     }
 
+    /// An engine whose session has mapped this memory of an extent.
+    pub(crate) fn engine_that_maps(&self, at: At, extent: u32, memory: &Arc<ExtentMemory>) -> Option<usize> {
+        let memory = Arc::downgrade(memory);
+        self.engines.iter().position(|engine| {
+            let session = engine.session.as_ref().filter(|session| session.at == at);
+            session
+                .and_then(|session| session.mapped.get(&extent))
+                .is_some_and(|mapped| mapped.ptr_eq(&memory))
+        })
+    }
+
     /// What an engine is shown lies in memory that it has mapped, and that the extent still has.
     fn must_be_mapped(&mut self, at: At, engine: usize, session: SessionId, extent: u32) {
         let Some(held) = self.engines[engine].session.as_ref().filter(|held| held.id == session) else {

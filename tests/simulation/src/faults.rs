@@ -38,9 +38,11 @@ pub(crate) enum Kind {
     Slow(usize, u64),
     /// A process crashes, and comes back at the end.
     Crash(usize),
-    /// The same, and power is lost.
+    /// A process crashes, and comes back so many milliseconds later.
+    Restart(usize, u64),
+    /// A process crashes, power is lost, and it comes back at the end.
     PowerLoss(usize),
-    /// The same, and it comes back with an empty disk.
+    /// A process crashes, and comes back with an empty disk at the end.
     LostDisk(usize),
     /// A process stands still.
     Stop(usize),
@@ -116,7 +118,7 @@ pub(crate) fn plan(random: &mut fastrand::Rng, nodes: usize) -> Vec<Fault> {
 fn some_kind(random: &mut fastrand::Rng, nodes: usize) -> Kind {
     let host = random.usize(..nodes);
     let other = (host + random.usize(1..nodes)) % nodes;
-    match random.u8(..41) {
+    match random.u8(..45) {
         0 => Kind::Delay(random.u64(500..40_000)),
         1 => Kind::Loss(random.u32(10..300)),
         2 => Kind::Double(random.u32(50..500)),
@@ -155,6 +157,7 @@ fn some_kind(random: &mut fastrand::Rng, nodes: usize) -> Kind {
         35 => Kind::ExchangePanic(host),
         36 => Kind::EnginesDie(host),
         37 | 38 => Kind::Displaced(host),
+        39..=42 => Kind::Restart(host, random.u64(20..600)),
         _ => Kind::Liars(host),
     }
 }
@@ -170,6 +173,10 @@ impl World {
         match fault.kind {
             Kind::Crash(host) | Kind::PowerLoss(host) | Kind::LostDisk(host) => {
                 self.crash_fault(fault.kind, host, begins);
+            }
+            Kind::Restart(host, after_ms) if begins => {
+                self.crash(host, false);
+                self.plan(Duration::from_millis(after_ms), Happening::Start(host));
             }
             Kind::Stop(host) if begins => self.hosts[host].paused_until = fault.until,
             Kind::CoordinatorStops if begins => self.coordinator.paused_until = fault.until,

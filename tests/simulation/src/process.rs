@@ -179,8 +179,8 @@ impl World {
         // Microseconds since 1970 on a clock that may have been set back.
         let incarnation = 1_000_000_000 + self.now.as_micros() as u64;
         let exchange_limits = ExchangeLimits {
-            streams_per_peer: 3,
-            credit_bytes: 64 << 10,
+            streams_per_peer: self.random.usize(1..=3),
+            credit_bytes: self.random.u64(8 << 10..=64 << 10),
             sending_bytes: 96 << 10,
             batch_bytes: 24 << 10,
             send_bytes_per_second: None,

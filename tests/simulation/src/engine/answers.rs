@@ -28,11 +28,7 @@ impl World {
         }
         let Some(asked) = self.engines[engine].asked.remove(&tag) else { return };
         match answer {
-            Answer::Done => {
-                if let What::Abort { from, to } = asked.what {
-                    self.scribble(engine, from, to);
-                }
-            }
+            Answer::Done => {}
             Answer::Found(found) => {
                 self.found(engine, asked, found.spans.last().map_or(0, |span| span.to as usize))
             }
@@ -184,6 +180,7 @@ impl World {
                     self.will(engine, after, Deed::AskInPlace { space, chain, follow, layers });
                 }
             }
+            (Response::Aborted, What::Abort { from, to }) => self.scribble(engine, from, to),
             (Response::Checked(Checked::Right), What::Report { lease, key }) => {
                 self.must_be_right(engine, lease, &key);
             }
