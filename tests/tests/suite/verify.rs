@@ -300,6 +300,30 @@ fn layer_of(hash: &ChunkHash, layer: u32) -> Vec<u8> {
 }
 
 #[test]
+fn layers_that_changed_since_they_were_handed_over_are_not_committed() {
+    let node = NodeProcess::small(LARDER).unwrap();
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let options = SessionOptions { window_bytes: 1 << 20, ..SessionOptions::default() };
+        let session = Session::connect(node.socket("default"), options).await.unwrap();
+        let bytes = [u64::from(LAYERS) * LAYER_BYTES as u64];
+        let namespace = session.register(&layered(), &[0], &bytes).await.unwrap();
+        let hashes = prompt(b'h', 1);
+        let chain = namespace.chain(hashes.clone());
+        let reservation = session.reserve(&namespace, &chain, 0).await.unwrap();
+        for layer in 0..LAYERS {
+            let mut staged = session.stage_layers(&reservation, &[0], 0, layer..layer + 1).await.unwrap();
+            staged.copy_from(0, 0, 0, &layer_of(&hashes[0], layer));
+            session.hand_over(staged).await.unwrap();
+        }
+        let wrong = vec![0x5a; LAYER_BYTES];
+        assert_eq!(replace_block(node.pid(), &layer_of(&hashes[0], 2), &wrong).unwrap(), 1);
+        assert_eq!(session.commit_handed_over(&reservation, &[0]).await.unwrap(), 0);
+        assert_eq!(session.lease(&namespace, &chain).await.unwrap().chunks(), 0);
+    });
+}
+
+#[test]
 fn layers_that_are_followed_are_verified_as_they_come_and_the_whole_once_it_is_committed() {
     let node = NodeProcess::small(LARDER).unwrap();
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -315,14 +339,14 @@ fn layers_that_are_followed_are_verified_as_they_come_and_the_whole_once_it_is_c
         let follow = FollowOptions { writer: None, attempt: 0, patience };
         let follow = session.follow(&namespace, &chain, follow).await.unwrap();
         let reservation = session.reserve(&namespace, &chain, 0).await.unwrap();
+        let wrong = vec![0x5a; LAYER_BYTES];
         for layer in 0..LAYERS {
             let mut staged = session.stage_layers(&reservation, &[0, 1], 0, layer..layer + 1).await.unwrap();
             (0..2).for_each(|chunk| staged.copy_from(chunk, 0, 0, &layer_of(&hashes[chunk], layer)));
             session.hand_over(staged).await.unwrap();
             if layer == 1 {
-                // The second chunk's second layer has the first chunk's bytes.
-                let (right, wrong) = (layer_of(&hashes[1], 1), layer_of(&hashes[0], 1));
-                assert_eq!(replace_block(node.pid(), &right, &wrong).unwrap(), 1);
+                // Something else stands where the second chunk's second layer should.
+                assert_eq!(replace_block(node.pid(), &layer_of(&hashes[1], 1), &wrong).unwrap(), 1);
             }
             session.wait_for_layers(&follow, layer + 1, patience).await.unwrap();
             let lease = follow.lease().unwrap();
@@ -339,7 +363,8 @@ fn layers_that_are_followed_are_verified_as_they_come_and_the_whole_once_it_is_c
             }
         }
         assert_eq!(session.counters().blocks_damaged, 1);
-        session.commit_handed_over(&reservation, &[0, 1]).await.unwrap();
+        assert_eq!(replace_block(node.pid(), &wrong, &layer_of(&hashes[1], 1)).unwrap(), 1);
+        assert_eq!(session.commit_handed_over(&reservation, &[0, 1]).await.unwrap(), 2);
         let news = session.wait_for_layers(&follow, LAYERS + 1, patience).await.unwrap();
         assert!(news.is_whole);
         // What was right layer by layer is verified once more, as what it was committed as.

@@ -168,7 +168,7 @@ impl Hasher for IdHasher {
     }
 
     fn write_u64(&mut self, id: u64) {
-        let spread = u128::from(id ^ 0x9e37_79b9_7f4a_7c15) * 0xa076_1d64_78bd_642f_e703_7ed1_a0b4_28db_u128;
+        let spread = u128::from(id ^ 0x9e37_79b9_7f4a_7c15) * 0xa076_1d64_78bd_642f_u128;
         self.0 = (spread >> 64) as u64 ^ spread as u64;
     }
 }
