@@ -135,6 +135,25 @@ async fn connects(from: &Endpoint, to: &Endpoint, role: Role) -> bool {
 }
 
 #[tokio::test]
+async fn certificates_that_change_between_their_first_use_and_the_first_look_are_noticed() {
+    let dir = authority();
+    let dir = dir.path();
+    // The tasks that look have not run yet when the files change.
+    let (node, coordinator) = (endpoint(dir, "a"), endpoint(dir, "c"));
+    for step in ["start", "reissue", "finish"] {
+        done(dir, &["rotate", step]);
+    }
+    let renewed = endpoint(dir, "a");
+    let mut tries = 0..400;
+    while !connects(&renewed, &coordinator, Role::Coordinator).await
+        || !connects(&renewed, &node, Role::Node).await
+    {
+        assert!(tries.next().is_some(), "they use the certificates that they began with");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
 async fn new_connections_come_about_at_every_step_of_a_rotation() {
     let dir = authority();
     let dir = dir.path();

@@ -3,6 +3,7 @@
 //! Both sides show a certificate. A node speaks for itself alone: others refuse its announcements for another node.
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,6 +35,8 @@ pub struct CredentialFiles {
 #[derive(Clone)]
 pub struct Credentials {
     identity: Identity,
+    /// The text that they were made of.
+    pem: u64,
     client: Arc<QuicClientConfig>,
     server: Arc<QuicServerConfig>,
 }
@@ -103,6 +106,7 @@ impl Credentials {
     /// # Errors
     /// [`CredentialsError`] says which part is wrong.
     pub fn from_pem(ca: &[u8], certificate: &[u8], key: &[u8]) -> Result<Self, CredentialsError> {
+        let pem = digest([ca, certificate, key]);
         let mut roots = RootCertStore::empty();
         for authority in certificates(ca, Part::Ca)? {
             roots.add(authority).map_err(CredentialsError::Tls)?;
@@ -117,6 +121,7 @@ impl Credentials {
         let tls = |_| CredentialsError::Tls(rustls::Error::General("the cipher is not for QUIC".into()));
         Ok(Self {
             identity,
+            pem,
             client: Arc::new(QuicClientConfig::try_from(client).map_err(tls)?),
             server: Arc::new(QuicServerConfig::try_from(server).map_err(tls)?),
         })
@@ -128,6 +133,11 @@ impl Credentials {
         &self.identity
     }
 
+    /// A number that tells the text they were made of from another one: [`digest`].
+    pub(super) fn pem(&self) -> u64 {
+        self.pem
+    }
+
     pub(super) fn client(&self) -> Arc<QuicClientConfig> {
         Arc::clone(&self.client)
     }
@@ -135,6 +145,13 @@ impl Credentials {
     pub(super) fn server(&self) -> Arc<QuicServerConfig> {
         Arc::clone(&self.server)
     }
+}
+
+/// A number that tells authorities, certificate and key from others.
+pub(super) fn digest(pem: [&[u8]; 3]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    pem.hash(&mut hasher);
+    hasher.finish()
 }
 
 impl fmt::Debug for Credentials {

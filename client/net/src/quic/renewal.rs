@@ -1,8 +1,8 @@
 //! Certificates that are renewed while a process runs: it looks for changed files every [`RENEWAL_CHECK`].
 
-use std::io;
 use std::time::{Duration, SystemTime};
 
+use super::credentials::digest;
 use super::{CredentialFiles, Credentials, Endpoint, InspectError, Inspected, inspect};
 
 /// Makes `endpoint` use the certificates in `files` whenever they change, for connections made from then on. `credentials`
@@ -19,28 +19,29 @@ pub async fn renew_when_changed(
     every: Duration,
     expires: impl Fn(Option<SystemTime>),
 ) {
-    // An error: they have gone since they were read, and count as changed when they are back.
-    let mut in_use = contents(&files).unwrap_or_default();
+    // The files may have changed since these were read.
+    let mut in_use = credentials.pem();
     let mut next_warning = SystemTime::UNIX_EPOCH;
     loop {
         let now = SystemTime::now();
-        if now >= next_warning && contents(&files).is_ok_and(|now| now == in_use) {
+        if now >= next_warning && files.read().is_ok_and(|pem| is(&pem, in_use)) {
             judge(&files, now, &expires);
             next_warning = now + WARNED_EVERY;
         }
         tokio::time::sleep(every).await;
-        let now = match contents(&files) {
-            Ok(now) if now != in_use => now,
-            Ok(_) => continue,
+        let pem = match files.read() {
+            Ok(pem) if is(&pem, in_use) => continue,
+            Ok(pem) => pem,
             Err(error) => {
                 tracing::warn!(%error, ?files, "the certificates cannot be read: the old ones stay in use");
                 continue;
             }
         };
-        match Credentials::load(&files) {
+        let [ca, certificate, key] = &pem;
+        match Credentials::from_pem(ca, certificate, key) {
             Ok(new) if new.identity() == credentials.identity() => {
                 endpoint.renew(&new);
-                in_use = now;
+                in_use = new.pem();
                 next_warning = SystemTime::UNIX_EPOCH;
                 tracing::info!(identity = %new.identity(), "the certificates are renewed");
             }
@@ -90,6 +91,7 @@ const SOON: Duration = Duration::from_secs(7 * SECONDS_OF_A_DAY);
 
 const SECONDS_OF_A_DAY: u64 = 86_400;
 
-fn contents(files: &CredentialFiles) -> io::Result<[Vec<u8>; 3]> {
-    Ok([std::fs::read(&files.ca)?, std::fs::read(&files.certificate)?, std::fs::read(&files.key)?])
+/// Whether credentials in use were made of this.
+fn is([ca, certificate, key]: &[Vec<u8>; 3], in_use: u64) -> bool {
+    digest([ca, certificate, key]) == in_use
 }
