@@ -169,7 +169,7 @@ mod tests {
             ("", "coordinator = 'a b'", "coordinator `a b`: write HOST"),
             ("", "ca = 'x'", "it names no `coordinator`"),
             ("", "coordinator = 'a'\nca = 'x'", "`ca`, `certificate` and `key` go together"),
-            ("", "coordinater = 'a'", "unknown field `coordinater`"),
+            ("", "coordinators = 'a'", "unknown field `coordinators`"),
         ] {
             let error = named("", environment, file).unwrap_err();
             assert!(format!("{error:#}").contains(part) && error.is::<Usage>(), "{error:#}");

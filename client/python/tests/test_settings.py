@@ -60,7 +60,7 @@ def test_a_wrong_setting_is_refused_by_name_with_its_value_and_what_is_allowed(g
 
 def test_all_that_is_wrong_is_said_at_once():
     with pytest.raises(UnsupportedError) as refused:
-        NodeSettings.parse({"socket": "/s", "device": "0", "verfy": "off", "timeout_seconds": -1}, "it")
+        NodeSettings.parse({"socket": "/s", "device": "0", "verify_": "off", "timeout_seconds": -1}, "it")
     for word in ("it is wrong: ", "`verify`", "`device` is '0'", "`timeout_seconds` is -1"):
         assert word in str(refused.value)
 
