@@ -221,9 +221,11 @@ def default_files(folder):
         "/var/lib/larder": str(folder),
         "/run/larder": str(folder),
         "/var/log/larder": str(folder),
-        "127.0.0.1:7600": f"127.0.0.1:{http}",
+        "0.0.0.0:7600": f"127.0.0.1:{http}",
         "0.0.0.0:7601": f"127.0.0.1:{peer}",
-        "127.0.0.1:9440": f"127.0.0.1:{node_http}",
+        # A node without a cluster would take the default port.
+        '# listen = "0.0.0.0:9440"': f'listen = "127.0.0.1:{node_http}"',
+        "0.0.0.0:9440": f"127.0.0.1:{node_http}",
         "0.0.0.0:9441": f"127.0.0.1:{node_peer}",
         "coordinator.example:7601": f"127.0.0.1:{peer}",
         "192.0.2.1:9441": f"127.0.0.1:{node_peer}",
