@@ -17,6 +17,7 @@
 //! heartbeat_ms = 1000
 //! suspect_after_ms = 3000
 //! remove_after_ms = 30000
+//! remove_reported_after_ms = 8000
 //! grace_ms = 3000
 //! remember_lost_ms = 86400000
 //!
@@ -89,6 +90,8 @@ pub struct MembershipConfig {
     pub suspect_after_ms: u64,
     /// Silence after which a node is removed: other nodes become home to its partitions.
     pub remove_after_ms: u64,
+    /// Silence after which a node is removed where two other nodes get no answer from it, either.
+    pub remove_reported_after_ms: u64,
     /// Grace period after a start, for members to come back: their silence counts from its end.
     pub grace_ms: u64,
     /// How long `larder status` shows a removed node as lost, if it does not come back. A restart of the coordinator forgets it
@@ -118,13 +121,15 @@ pub enum ConfigError {
     },
     /// Times that contradict each other.
     #[error(
-        "membership: heartbeat_ms ({heartbeat_ms}) < suspect_after_ms ({suspect_after_ms}) < remove_after_ms ({remove_after_ms}) must hold, and heartbeat_ms be at least 1"
+        "membership: heartbeat_ms ({heartbeat_ms}) < suspect_after_ms ({suspect_after_ms}) < remove_after_ms ({remove_after_ms}) and remove_reported_after_ms ({remove_reported_after_ms}) must hold, and heartbeat_ms be at least 1"
     )]
     Impatient {
         /// The value found.
         heartbeat_ms: u64,
         /// The value found.
         suspect_after_ms: u64,
+        /// The value found.
+        remove_reported_after_ms: u64,
         /// The value found.
         remove_after_ms: u64,
     },
@@ -154,9 +159,21 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        let MembershipConfig { heartbeat_ms, suspect_after_ms, remove_after_ms, .. } = self.membership;
-        if !(0 < heartbeat_ms && heartbeat_ms < suspect_after_ms && suspect_after_ms < remove_after_ms) {
-            return Err(ConfigError::Impatient { heartbeat_ms, suspect_after_ms, remove_after_ms });
+        let MembershipConfig {
+            heartbeat_ms,
+            suspect_after_ms,
+            remove_after_ms,
+            remove_reported_after_ms,
+            ..
+        } = self.membership;
+        let removed_ms = remove_after_ms.min(remove_reported_after_ms);
+        if !(0 < heartbeat_ms && heartbeat_ms < suspect_after_ms && suspect_after_ms < removed_ms) {
+            return Err(ConfigError::Impatient {
+                heartbeat_ms,
+                suspect_after_ms,
+                remove_reported_after_ms,
+                remove_after_ms,
+            });
         }
         let found = self.tracing.sample_ratio;
         if !(0.0..=1.0).contains(&found) {
@@ -178,8 +195,22 @@ impl PeerConfig {
 
 impl MembershipConfig {
     pub(crate) fn patience(&self) -> Patience {
-        let Self { heartbeat_ms, suspect_after_ms, remove_after_ms, grace_ms, remember_lost_ms } = *self;
-        Patience { heartbeat_ms, suspect_after_ms, remove_after_ms, grace_ms, remember_lost_ms }
+        let Self {
+            heartbeat_ms,
+            suspect_after_ms,
+            remove_after_ms,
+            remove_reported_after_ms,
+            grace_ms,
+            remember_lost_ms,
+        } = *self;
+        Patience {
+            heartbeat_ms,
+            suspect_after_ms,
+            remove_after_ms,
+            remove_reported_after_ms,
+            grace_ms,
+            remember_lost_ms,
+        }
     }
 }
 
@@ -212,6 +243,7 @@ impl Default for MembershipConfig {
             heartbeat_ms: 1_000,
             suspect_after_ms: 3_000,
             remove_after_ms: 30_000,
+            remove_reported_after_ms: 8_000,
             grace_ms: 3_000,
             remember_lost_ms: 86_400_000,
         }

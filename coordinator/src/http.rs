@@ -69,7 +69,7 @@ pub struct NodeStatus {
     /// The node's incarnation.
     #[serde(default)]
     pub incarnation: u64,
-    /// `alive` or `suspect`.
+    /// `alive`, `suspect` or `draining`.
     #[serde(default)]
     pub state: String,
     /// Address for peers.
@@ -161,6 +161,7 @@ fn node_status(report: MemberReport) -> NodeStatus {
         state: match member.state {
             MemberState::Alive => "alive".into(),
             MemberState::Suspect => "suspect".into(),
+            MemberState::Draining => "draining".into(),
         },
         peer: member.peer,
         devices: member.devices,

@@ -1,11 +1,13 @@
 //! Membership: knows the cluster's members, and makes the table that names them.
 //!
 //! Pure: it takes `now` and returns tables. A node is a member from its join on, with an incarnation that grows with every
-//! start. A node that is silent for a while is suspect; a node that is silent for long, or that others report as silent, is
-//! removed. A node that comes back is another incarnation, and everything known of the earlier one is void at once. Every
+//! start. A node that is silent for a while is suspect; a node that is silent for long is removed, and much earlier where
+//! others report it as silent, too. A node that comes back is another incarnation, and everything known of the earlier one is void at once. Every
 //! change makes a new table with a higher epoch; changes that come together share one table. A coordinator that starts opens
 //! a new term, removes nobody for its grace time, and refuses to fall behind an epoch that nodes have seen. Of two processes
 //! with one name, the one that is heard stays: the other may join when the first has missed [`MISSED_HEARTBEATS`].
+
+mod lost;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,6 +18,8 @@ use larder_protocol::membership::{Heartbeat, Join, Joined};
 use larder_protocol::table::{Epoch, Member, MemberState, NodeNumber, Table};
 use rkyv::{Archive, Deserialize, Serialize};
 
+use self::lost::LostMembers;
+pub use self::lost::{Lost, MAX_LOST};
 use crate::ring::{Weighted, assign};
 
 /// Milliseconds of the coordinator's clock.
@@ -30,6 +34,8 @@ pub struct Patience {
     pub suspect_after_ms: u64,
     /// Silence after which it is removed.
     pub remove_after_ms: u64,
+    /// Silence after which it is removed where [`REPORTERS`] other members get no answer from it, either.
+    pub remove_reported_after_ms: u64,
     /// Grace period after a start, for members to come back: their silence counts from its end.
     pub grace_ms: u64,
     /// How long a removed member is remembered as lost.
@@ -54,10 +60,8 @@ pub struct Membership {
     numbers: BTreeMap<String, Given>,
     /// How often somebody left: later is more.
     leavings: u64,
-    most_members: usize,
     members: BTreeMap<NodeNumber, Known>,
-    /// Members that were removed and did not come back, by name; at most [`MAX_LOST`].
-    lost: BTreeMap<String, Lost>,
+    lost: LostMembers,
     started: Millis,
     last_tick: Millis,
     published: Option<Millis>,
@@ -82,6 +86,8 @@ pub struct Counts {
     pub contests: u64,
     /// Numbers that were given to another name, since there was no other.
     pub reused_numbers: u64,
+    /// Nodes that began to drain.
+    pub drains: u64,
 }
 
 /// Why a node is no member.
@@ -137,17 +143,6 @@ pub struct MemberReport {
     pub silent_ms: u64,
 }
 
-/// A member that was removed after long silence.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lost {
-    /// The member, as the last table with it showed it.
-    pub member: Member,
-    /// When it was heard of last.
-    pub heard: Millis,
-    /// When it was removed.
-    pub removed: Millis,
-}
-
 /// A number that was given out.
 #[derive(Debug)]
 struct Given {
@@ -162,6 +157,8 @@ struct Known {
     heard: Millis,
     /// It was a member of the coordinator before this one, and has not come back yet.
     is_awaited: bool,
+    /// It leaves soon: it is home to nothing, as long as there is another home.
+    drains: bool,
     /// The times of reports that it does not answer, by reporter.
     reports: BTreeMap<NodeNumber, Millis>,
     rival: Option<Rival>,
@@ -183,8 +180,9 @@ impl Membership {
     pub fn new(patience: Patience, state: State, now: Millis) -> Self {
         let State { table, numbers } = state;
         let known = |member: &Member| {
-            let member = Member { state: MemberState::Alive, ..member.clone() };
-            (member.number, Known { is_awaited: true, ..Known::new(member, now) })
+            let drains = member.state == MemberState::Draining;
+            let member = Member { state: well(drains), ..member.clone() };
+            (member.number, Known { is_awaited: true, drains, ..Known::new(member, now) })
         };
         let members: BTreeMap<_, _> = table.members.iter().map(known).collect();
         Self {
@@ -192,22 +190,15 @@ impl Membership {
             epoch: next_term(table.epoch),
             is_changed: !members.is_empty(),
             members,
-            lost: BTreeMap::new(),
+            lost: LostMembers::default(),
             table: Arc::new(table),
             leavings: numbers.len() as u64,
             numbers: given(numbers),
-            most_members: MAX_MEMBERS,
             started: now,
             last_tick: now,
             published: None,
             counts: Counts::default(),
         }
-    }
-
-    /// Lets so many nodes join. A table of more than [`MAX_MEMBERS`] may be too long for a message: this is for simulations of
-    /// larger clusters.
-    pub fn set_most_members(&mut self, most: usize) {
-        self.most_members = most;
     }
 
     /// A node wants to be a member. Its earlier life, if there is one, ends here, once that is not heard of any more.
@@ -237,13 +228,15 @@ impl Membership {
             weight: join.weight.max(1),
             state: MemberState::Alive,
         };
+        let drains = self.current(number, incarnation).is_some_and(|known| known.drains);
+        let member = Member { state: well(drains), ..member };
         let is_new = self.members.get(&number).is_none_or(|known| known.member != member);
         if is_new {
             self.counts.joins += 1;
             self.is_changed = true;
         }
-        self.members.insert(number, Known::new(member, now));
-        self.lost.remove(name);
+        self.members.insert(number, Known { drains, ..Known::new(member, now) });
+        self.lost.came_back(name);
         Ok(Joined { number, heartbeat_ms: self.patience.heartbeat_ms })
     }
 
@@ -267,7 +260,7 @@ impl Membership {
         };
         known.reports.clear();
         if known.member.state == MemberState::Suspect {
-            known.member.state = MemberState::Alive;
+            known.member.state = well(known.drains);
             self.is_changed = true;
         }
         for silent in &heartbeat.silent {
@@ -276,6 +269,19 @@ impl Membership {
             }
         }
         beat
+    }
+
+    /// A node leaves soon, or does not. The partitions that it is home to move now: others know them when it leaves.
+    pub fn drains(&mut self, number: NodeNumber, incarnation: u64, drains: bool) {
+        let Some(known) = self.current(number, incarnation).filter(|known| known.drains != drains) else {
+            return;
+        };
+        known.drains = drains;
+        if known.member.state != MemberState::Suspect {
+            known.member.state = well(drains);
+        }
+        self.is_changed = true;
+        self.counts.drains += u64::from(drains);
     }
 
     /// A node goes, in order.
@@ -303,8 +309,11 @@ impl Membership {
         self.published = Some(now);
         self.epoch.number += 1;
         let members: Vec<Member> = self.members.values().map(|known| known.member.clone()).collect();
-        let weights: Vec<Weighted> =
-            members.iter().map(|member| Weighted { node: member.number, weight: member.weight }).collect();
+        let all_drain = self.members.values().all(|known| known.drains);
+        let homes = self.members.values().filter(|known| all_drain || !known.drains);
+        let weights: Vec<Weighted> = homes
+            .map(|Known { member, .. }| Weighted { node: member.number, weight: member.weight })
+            .collect();
         let homes = assign(&self.table.homes, &weights);
         let moved = homes.iter().zip(&self.table.homes).filter(|(now, before)| now != before).count();
         self.counts.moved_partitions += moved as u64;
@@ -354,9 +363,7 @@ impl Membership {
     /// Every member that was removed and did not come back, of late, and how long it was not heard of.
     #[must_use]
     pub fn lost(&self, now: Millis) -> Vec<(Lost, Millis)> {
-        let is_late = |lost: &&Lost| now.saturating_sub(lost.removed) < self.patience.remember_lost_ms;
-        let lost = self.lost.values().filter(is_late);
-        lost.map(|lost| (lost.clone(), now.saturating_sub(lost.heard))).collect()
+        self.lost.since(now, self.patience.remember_lost_ms)
     }
 
     fn current(&mut self, number: NodeNumber, incarnation: u64) -> Option<&mut Known> {
@@ -409,7 +416,7 @@ impl Membership {
         if let Some(given) = self.numbers.get(name) {
             return Ok(given.number);
         }
-        if self.members.len() >= self.most_members {
+        if self.members.len() >= MAX_MEMBERS {
             return Err(JoinRefused::Full);
         }
         let last = self.numbers.values().map(|given| given.number.0).max().unwrap_or(0);
@@ -437,26 +444,30 @@ impl Membership {
     }
 
     fn judge(&mut self, now: Millis) {
-        let Patience { heartbeat_ms, suspect_after_ms, remove_after_ms, .. } = self.patience;
+        let Patience { heartbeat_ms, suspect_after_ms, remember_lost_ms, .. } = self.patience;
         let graced = self.started + self.patience.grace_ms;
         let silent_ms = |known: &Known| {
             let since = if known.is_awaited { known.heard.max(graced) } else { known.heard };
             now.saturating_sub(since)
         };
-        let is_gone =
-            |(&number, known): (&NodeNumber, &Known)| (silent_ms(known) >= remove_after_ms).then_some(number);
+        for known in self.members.values_mut() {
+            known.reports.retain(|_, &mut then| now.saturating_sub(then) < suspect_after_ms);
+        }
+        let is_gone = |(&number, known): (&NodeNumber, &Known)| {
+            let Patience { remove_after_ms, remove_reported_after_ms, .. } = self.patience;
+            let reported_ms = if known.is_reported() { remove_reported_after_ms } else { remove_after_ms };
+            (silent_ms(known) >= reported_ms.min(remove_after_ms)).then_some(number)
+        };
         let gone: Vec<NodeNumber> = self.members.iter().filter_map(is_gone).collect();
         let removed = gone.iter().filter_map(|number| self.members.remove(number));
         let lost = removed.map(|Known { member, heard, .. }| Lost { member, heard, removed: now });
-        self.lost.extend(lost.map(|lost| (lost.member.name.clone(), lost)));
-        self.forget_lost(now);
+        self.lost.add(lost, now, remember_lost_ms);
         self.counts.removals += gone.len() as u64;
         self.is_changed |= !gone.is_empty();
         for known in self.members.values_mut() {
             let silent_ms = silent_ms(known);
-            known.reports.retain(|_, &mut then| now.saturating_sub(then) < suspect_after_ms);
-            let is_reported = known.reports.len() >= REPORTERS && silent_ms > 2 * heartbeat_ms;
-            if known.member.state == MemberState::Alive && (silent_ms >= suspect_after_ms || is_reported) {
+            let is_reported = known.is_reported() && silent_ms > 2 * heartbeat_ms;
+            if known.member.state != MemberState::Suspect && (silent_ms >= suspect_after_ms || is_reported) {
                 known.member.state = MemberState::Suspect;
                 self.counts.suspects += 1;
                 self.is_changed = true;
@@ -468,23 +479,20 @@ impl Membership {
     }
 }
 
-impl Membership {
-    /// Forgets members that were lost long ago, and the longest lost of too many.
-    fn forget_lost(&mut self, now: Millis) {
-        let patience_ms = self.patience.remember_lost_ms;
-        self.lost.retain(|_, lost| now.saturating_sub(lost.removed) < patience_ms);
-        while self.lost.len() > MAX_LOST {
-            let longest = self.lost.iter().min_by_key(|(_, lost)| lost.removed);
-            let Some(name) = longest.map(|(name, _)| name.clone()) else { return };
-            self.lost.remove(&name);
-        }
+impl Known {
+    fn new(member: Member, heard: Millis) -> Self {
+        Self { member, heard, is_awaited: false, drains: false, reports: BTreeMap::new(), rival: None }
+    }
+
+    /// Whether enough others get no answer from it.
+    fn is_reported(&self) -> bool {
+        self.reports.len() >= REPORTERS
     }
 }
 
-impl Known {
-    fn new(member: Member, heard: Millis) -> Self {
-        Self { member, heard, is_awaited: false, reports: BTreeMap::new(), rival: None }
-    }
+/// The state of a member that is heard of.
+fn well(drains: bool) -> MemberState {
+    if drains { MemberState::Draining } else { MemberState::Alive }
 }
 
 /// Numbers that an earlier coordinator gave out, in the order in which their nodes left.
@@ -504,9 +512,6 @@ fn next_term(epoch: Epoch) -> Epoch {
 /// started again at once is a member this many heartbeats after the last one, and one round trip.
 pub const MISSED_HEARTBEATS: u64 = 2;
 
-/// Lost members that are remembered.
-pub const MAX_LOST: usize = 256;
-
 /// The time after which the log names the same rival again.
 const RIVAL_IS_NEWS_MS: u64 = 60_000;
 
@@ -516,8 +521,8 @@ const BATCH_MS: u64 = 50;
 /// A pause between two ticks that only a process makes that stood still.
 const STALL_MS: u64 = 1_000;
 
-/// Members whose word makes another one suspect early.
-const REPORTERS: usize = 2;
+/// Members whose word makes another one suspect early, and has it removed early. One alone may be cut off itself.
+pub const REPORTERS: usize = 2;
 
 #[cfg(test)]
 mod tests;

@@ -37,7 +37,7 @@ metrics_table! {
     /// What a coordinator counts of its cluster, and of itself.
     struct Cluster: "Membership", "" => {
         members: IntGaugeVec = "larder_coordinator_members", "nodes",
-            [Label::one_of("state", &["alive", "suspect"])],
+            [Label::one_of("state", &["alive", "suspect", "draining"])],
             "Nodes of the cluster, by state";
         epoch: IntGaugeVec = "larder_coordinator_epoch", "", [Label::one_of("part", &["term", "number"])],
             "The epoch of the last table: its term and its number";
@@ -49,8 +49,8 @@ metrics_table! {
             "Members not heard of for more than two heartbeats";
         events: IntCounterVec = "larder_coordinator_events_total", "events",
             [Label::one_of("event", &["join", "leave", "suspect", "remove", "partition_moved", "contest",
-                "number_reused"])],
-            "Nodes that joined, left, became suspect or were removed; partitions that moved; joins under the name of a member that lives; numbers given to another name";
+                "number_reused", "drain"])],
+            "Nodes that joined, left, became suspect, were removed or began to drain; partitions that moved; joins under the name of a member that lives; numbers given to another name";
         table_pushes: IntCounter = "larder_coordinator_table_pushes_total", "tables", [],
             "Tables sent to followers";
         rejected: IntCounterVec = "larder_coordinator_rejected_total", "refusals",
@@ -108,7 +108,12 @@ impl Metrics {
         heartbeat_ms: u64,
     ) -> prometheus::Result<String> {
         self.cluster.uptime.set(uptime.as_secs_f64());
-        for (name, state) in [("alive", MemberState::Alive), ("suspect", MemberState::Suspect)] {
+        let states = [
+            ("alive", MemberState::Alive),
+            ("suspect", MemberState::Suspect),
+            ("draining", MemberState::Draining),
+        ];
+        for (name, state) in states {
             let count = members.iter().filter(|report| report.member.state == state).count();
             self.cluster.members.with_label_values(&[name]).set(count as i64);
         }
@@ -119,8 +124,8 @@ impl Metrics {
         self.cluster.longest_silence.set(longest as f64 / 1_000.0);
         let late = members.iter().filter(|report| report.silent_ms > 2 * heartbeat_ms).count();
         self.cluster.late_heartbeats.set(late as i64);
-        let Counts { joins, leaves, suspects, removals, moved_partitions, contests, reused_numbers } =
-            *counts;
+        let Counts { joins, leaves, suspects, removals, moved_partitions, .. } = *counts;
+        let Counts { contests, reused_numbers, drains, .. } = *counts;
         let events = [
             ("join", joins),
             ("leave", leaves),
@@ -129,6 +134,7 @@ impl Metrics {
             ("partition_moved", moved_partitions),
             ("contest", contests),
             ("number_reused", reused_numbers),
+            ("drain", drains),
         ];
         show_totals(&self.cluster.events, events);
         self.process.show();

@@ -18,6 +18,8 @@ use serde::Serialize;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
+use crate::published::Published;
+
 /// A question, and where its answer goes.
 pub(crate) struct Question {
     pub(crate) fingerprint: Fingerprint,
@@ -41,7 +43,7 @@ pub(crate) struct Holdings {
 /// Answers questions, one after the other's homes were asked together. Lives on the endpoint's thread.
 pub(crate) async fn answer(
     endpoint: Endpoint,
-    tables: watch::Receiver<Arc<Table>>,
+    tables: watch::Receiver<Arc<Published>>,
     mut questions: mpsc::Receiver<Question>,
 ) {
     let asker = std::rc::Rc::new(Asker { endpoint, connections: RefCell::default() });
@@ -49,7 +51,7 @@ pub(crate) async fn answer(
     while let Some(Question { fingerprint, chain, trace, answer }) = questions.recv().await {
         // An error: never, since nobody closes it.
         let Ok(place) = Arc::clone(&asking).acquire_owned().await else { return };
-        let (asker, table) = (std::rc::Rc::clone(&asker), Arc::clone(&tables.borrow()));
+        let (asker, table) = (std::rc::Rc::clone(&asker), Arc::clone(tables.borrow().table()));
         actix_rt::spawn(async move {
             let holdings = asker.holdings(&table, &fingerprint, &chain, &trace).await;
             trace.count("larder.chunks_here", holdings.cluster_chunks as u64);

@@ -49,14 +49,30 @@ pub fn assign(previous: &[NodeNumber], nodes: &[Weighted]) -> Vec<NodeNumber> {
 
 /// Gives nodes below their share partitions of those most above theirs, first the partitions that the ring would give them.
 fn fill_up(plan: &mut Plan, ring: &Ring<'_>, homes: &mut [NodeNumber]) {
-    let favourites: Vec<NodeNumber> = (0..PARTITIONS)
-        .map(|partition| ring.calc_candidates(&partition).next().map_or(NodeNumber(0), |node| node.key))
-        .collect();
-    while let Some(taker) = plan.neediest() {
-        let Some(giver) = plan.richest() else { return };
-        let of_giver = || (0..homes.len()).filter(|&partition| homes[partition] == giver);
-        let favourite = of_giver().find(|&partition| favourites[partition] == taker);
-        let Some(partition) = favourite.or_else(|| of_giver().next()) else { return };
+    if plan.neediest().is_none() {
+        return;
+    }
+    // The partitions of each home, and those that the ring would give a certain other node; the first stands last.
+    let mut all: BTreeMap<NodeNumber, Vec<usize>> = BTreeMap::new();
+    let mut wanted: BTreeMap<(NodeNumber, NodeNumber), Vec<usize>> = BTreeMap::new();
+    for (partition, &home) in homes.iter().enumerate().rev() {
+        all.entry(home).or_default().push(partition);
+        if let Some(favourite) = ring.calc_candidates(&(partition as u16)).next() {
+            wanted.entry((home, favourite.key)).or_default().push(partition);
+        }
+    }
+    while let (Some(taker), Some(giver)) = (plan.neediest(), plan.richest()) {
+        let favourites = wanted.get_mut(&(giver, taker));
+        let mut of_giver = favourites.into_iter().chain(all.get_mut(&giver));
+        // Some were given away already.
+        let next = |partitions: &mut Vec<usize>| loop {
+            match partitions.pop() {
+                Some(partition) if homes[partition] == giver => return Some(partition),
+                Some(_) => {}
+                None => return None,
+            }
+        };
+        let Some(partition) = of_giver.find_map(next) else { return };
         homes[partition] = taker;
         plan.give(giver, taker);
     }
@@ -240,7 +256,7 @@ mod tests {
         let nodes = [1, 2, 5].map(|weight| Weighted { node: NodeNumber(weight as u16), weight });
         let loads = loads(&assign(&[], &nodes));
         for node in nodes {
-            let share = 512.0 * node.weight as f64;
+            let share = f64::from(PARTITIONS) / 8.0 * node.weight as f64;
             let has = loads[&node.node] as f64;
             assert!((share * 0.89..=share * 1.11).contains(&has), "{node:?} has {has}, not {share}");
         }

@@ -5,17 +5,20 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use larder_net::quic::{Asked, Endpoint, Guest, GuestLimits, Guests, Incoming, MessageError, write_message};
+use larder_net::quic::{
+    Asked, Endpoint, Guest, GuestLimits, Guests, Incoming, MessageError, write_encoded, write_message,
+};
 use larder_protocol::identity::Role;
 use larder_protocol::limits::MAX_MEMBERS;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Join};
-use larder_protocol::table::{NodeNumber, Table};
+use larder_protocol::table::{Epoch, NodeNumber};
 use quinn::{RecvStream, SendStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use crate::membership::{Beat, JoinRefused, Membership};
 use crate::metrics::Metrics;
+use crate::published::Published;
 use crate::uptime::Uptime;
 
 /// The membership, shared with HTTP. It is locked for moments only.
@@ -35,7 +38,7 @@ impl SharedMembership {
 /// The server of followers.
 pub(crate) struct Server {
     pub(crate) membership: SharedMembership,
-    pub(crate) tables: watch::Receiver<Arc<Table>>,
+    pub(crate) tables: watch::Receiver<Arc<Published>>,
     pub(crate) metrics: Metrics,
     pub(crate) uptime: Uptime,
 }
@@ -172,6 +175,12 @@ impl Server {
                         return;
                     }
                 }
+                Ok(Some(FollowerMessage::Drains(drains))) => {
+                    let node = &guest.connection().peer().name;
+                    let did = if drains { "a node drains" } else { "a node does not drain any more" };
+                    tracing::info!(node, "{did}");
+                    self.membership.lock().drains(number, incarnation, drains);
+                }
                 Ok(Some(FollowerMessage::Leave)) => {
                     tracing::info!(node = guest.connection().peer().name, "a node leaves");
                     self.membership.lock().leave(number, incarnation);
@@ -186,14 +195,16 @@ impl Server {
     }
 }
 
-/// Sends a follower its messages, and every new table; of several tables that came while it did not read, the last.
+/// Sends a follower its messages, and what changes in tables; of several tables that came while it did not read, the last one
+/// whole.
 async fn write(
     mut send: SendStream,
     mut messages: mpsc::Receiver<CoordinatorMessage>,
-    mut tables: watch::Receiver<Arc<Table>>,
+    mut tables: watch::Receiver<Arc<Published>>,
     metrics: &Metrics,
 ) {
     tables.mark_changed();
+    let mut last = Epoch::default();
     loop {
         let message = tokio::select! {
             biased;
@@ -205,12 +216,18 @@ async fn write(
                 if changed.is_err() {
                     break;
                 }
-                let table = Arc::clone(&tables.borrow_and_update());
-                if table.epoch.number == 0 {
-                    continue;
+                let published = Arc::clone(&tables.borrow_and_update());
+                let epoch = published.table().epoch;
+                if epoch.number > 0 {
+                    metrics.table_pushed();
+                    for page in published.messages(last) {
+                        if write_encoded(&mut send, page).await.is_err() {
+                            return;
+                        }
+                    }
+                    last = epoch;
                 }
-                metrics.table_pushed();
-                CoordinatorMessage::Table((*table).clone())
+                continue;
             }
             _ = send.stopped() => return,
         };

@@ -11,7 +11,6 @@ use larder_net::quic::{
     BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
 };
 use larder_protocol::identity::{Identity, Role};
-use larder_protocol::table::Table;
 use tokio::sync::{mpsc, watch};
 
 use crate::config::Config;
@@ -19,6 +18,7 @@ use crate::http::{Bodies, State, routes};
 use crate::membership::Membership;
 use crate::metrics::Metrics;
 use crate::prefix;
+use crate::published::Published;
 use crate::serve::{self, Server, SharedMembership};
 use crate::state::{StateError, StateFile};
 use crate::uptime::Uptime;
@@ -109,7 +109,7 @@ pub async fn run(
     let (files, certificate) = (config.peer.credentials(), metrics.certificate());
     let expires = move |time| certificate.show(time);
     actix_rt::spawn(renew_when_changed(endpoint.clone(), files, credentials, RENEWAL_CHECK, expires));
-    let (publish, tables) = watch::channel(Arc::new(Table::default()));
+    let (publish, tables) = watch::channel(Arc::<Published>::default());
     let (questions, asked) = mpsc::channel(WAITING_QUESTIONS);
 
     let listen = config.http.listen;
@@ -154,7 +154,7 @@ pub async fn run(
 async fn keep(
     membership: &SharedMembership,
     file: &StateFile,
-    publish: &watch::Sender<Arc<Table>>,
+    publish: &watch::Sender<Arc<Published>>,
     uptime: Uptime,
 ) -> StateError {
     let mut ticks = tokio::time::interval(TICK);
@@ -170,7 +170,8 @@ async fn keep(
             return error;
         }
         tracing::info!(epoch = %table.epoch, members = table.members.len(), "a new table");
-        publish.send_replace(table);
+        let published = Published::new(publish.borrow().table(), table);
+        publish.send_replace(Arc::new(published));
     }
 }
 

@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use larder_protocol::table::{PARTITIONS, Table};
 use redb::{Database, ReadableDatabase as _, TableDefinition};
 use rkyv::rancor;
 
@@ -73,7 +74,7 @@ impl StateFile {
         let (database, bytes) =
             open().map_err(|source| StateError::Open { path: path.to_owned(), source: Box::new(source) })?;
         let damaged = || StateError::Damaged { path: path.to_owned() };
-        let state = match bytes {
+        let mut state = match bytes {
             None => State::default(),
             Some(bytes) => {
                 let mut aligned = rkyv::util::AlignedVec::<16>::with_capacity(bytes.len());
@@ -81,6 +82,7 @@ impl StateFile {
                 rkyv::from_bytes::<State, rancor::Error>(&aligned).map_err(|_| damaged())?
             }
         };
+        split_partitions(&mut state.table);
         if !state.table.is_consistent() {
             return Err(damaged());
         }
@@ -104,12 +106,22 @@ impl StateFile {
     }
 }
 
+/// Splits the partitions of a table that an earlier version wrote: the names of a partition's parts begin with its own, and they
+/// keep its home.
+fn split_partitions(table: &mut Table) {
+    let parts = usize::from(PARTITIONS).checked_div(table.homes.len()).unwrap_or(1);
+    if parts > 1 {
+        let split = table.homes.iter().flat_map(|&home| std::iter::repeat_n(home, parts));
+        table.homes = split.collect();
+    }
+}
+
 const TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("larder coordinator 1");
 const KEY: &str = "state";
 
 #[cfg(test)]
 mod tests {
-    use larder_protocol::table::{Epoch, NodeNumber, Table};
+    use larder_protocol::table::{Epoch, Member, MemberState, NodeNumber, RunKey, Table};
 
     use super::*;
 
@@ -124,6 +136,34 @@ mod tests {
         file.write(&state).unwrap();
         drop(file);
         assert_eq!(StateFile::open(&path).unwrap().1, state);
+    }
+
+    #[test]
+    fn the_partitions_of_an_earlier_version_are_split_and_keep_their_homes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.redb");
+        let address = ([127, 0, 0, 1], 1).into();
+        let member = |number| Member {
+            number: NodeNumber(number),
+            name: format!("node-{number}"),
+            incarnation: 1,
+            peer: address,
+            http: address,
+            devices: 1,
+            weight: 1,
+            state: MemberState::Alive,
+        };
+        let homes: Vec<_> = (0..4_096).map(|partition| NodeNumber(partition % 3 + 1)).collect();
+        let table =
+            Table { epoch: Epoch { term: 3, number: 9 }, members: (1..=3).map(member).collect(), homes };
+        let state = State { table, numbers: Vec::new() };
+        let file = StateFile::open(&path).unwrap().0;
+        file.write(&state).unwrap();
+        drop(file);
+        let read = StateFile::open(&path).unwrap().1.table;
+        let run = RunKey(0xabcd << 112);
+        assert_eq!(read.home(run.partition()), Some(state.table.homes[0xabc]));
+        assert!(read.is_consistent());
     }
 
     #[test]

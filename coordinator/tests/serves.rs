@@ -16,7 +16,7 @@ use larder_net::trace::TracingConfig;
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::membership::FollowerMessage;
 use larder_protocol::peer::{PeerRequest, PeerResponse, RowSpan, Rows};
-use larder_protocol::table::{Holder, MemberState, NodeNumber};
+use larder_protocol::table::{Holder, MemberState, NodeNumber, PARTITIONS};
 use tempfile::TempDir;
 use tokio::sync::{oneshot, watch};
 
@@ -79,6 +79,7 @@ impl Place {
                 heartbeat_ms: 50,
                 suspect_after_ms: 300,
                 remove_after_ms: 1_500,
+                remove_reported_after_ms: 1_000,
                 grace_ms: 100,
                 remember_lost_ms: 60_000,
             },
@@ -105,6 +106,7 @@ impl Place {
             devices: 1,
             weight: 1,
             silent: Box::new(Vec::new),
+            drains: watch::channel(false).1,
         };
         Follower::start(endpoint, coordinator.ready.peer, FollowAs::Node(facts))
     }
@@ -192,7 +194,10 @@ fn a_coordinator_serves_health_metrics_and_status_until_it_is_told_to_stop() {
         node.sees("itself", members(1)).await;
         let status: Status = serde_json::from_str(&coordinator.get("/status")).unwrap();
         let [shown] = &status.nodes[..] else { panic!("{status:?}") };
-        assert_eq!((shown.name.as_str(), shown.incarnation, shown.partitions), ("node-0", 5, 4_096));
+        assert_eq!(
+            (shown.name.as_str(), shown.incarnation, shown.partitions),
+            ("node-0", 5, usize::from(PARTITIONS))
+        );
         let http = coordinator.ready.http;
         coordinator.stop();
         assert!(ureq::get(format!("http://{http}/healthz")).call().is_err());
@@ -336,6 +341,7 @@ fn a_router_is_told_how_much_of_a_prefix_each_node_holds() {
             devices: 1,
             weight: 1,
             silent: Box::new(Vec::new),
+            drains: watch::channel(false).1,
         };
         let mut node = Follower::start(home.clone(), coordinator.ready.peer, FollowAs::Node(facts));
         let own = node.sees("itself", members(1)).await.own;

@@ -10,6 +10,7 @@ mod below;
 mod copies;
 mod device_lane;
 mod disk;
+mod drain;
 mod handoff;
 mod lives;
 mod messages;
@@ -39,8 +40,8 @@ pub use self::disk::DiskParts;
 use self::handoff::PeerFollowers;
 use self::lives::Lives;
 pub use self::messages::{
-    Answer, Ask, AskHoldings, AskNamespaces, AskReport, Client, Close, Holdings, Open, ProcessGone, ReplyTo,
-    Report,
+    Answer, Ask, AskDrain, AskHoldings, AskNamespaces, AskReport, Client, Close, Drain, Holdings, Open,
+    ProcessGone, ReplyTo, Report, TakersAre,
 };
 use self::peers::EndedGrants;
 pub use self::peers::{Fetcher, FollowStarter, Peers};

@@ -26,8 +26,9 @@ use tokio::sync::{oneshot, watch};
 use crate::actor::{GpuActor, Peers};
 use crate::clock::Clock;
 use crate::directory::{DirectoryActor, DirectoryLimits, DirectoryMetrics};
+use crate::drain::Drains;
 use crate::exchange::{
-    ExchangeHandle, ExchangeLimits, ExchangeMetrics, NewTable, PeerActor, Serve, Services, SilentPeers,
+    ExchangeHandle, ExchangeLimits, ExchangeMetrics, NewTable, PeerActor, Rooms, Serve, Services, SilentPeers,
 };
 use crate::limits::ClusterLimits;
 use crate::metrics::table::Membership;
@@ -43,6 +44,7 @@ pub(crate) struct Cluster {
     endpoint: Endpoint,
     sharing: Option<Sharing>,
     silent: SilentPeers,
+    rooms: Rooms,
     watch: Watch,
     known: watch::Sender<Known>,
     gauges: Membership,
@@ -151,9 +153,9 @@ impl Cluster {
             let expires = move |time| certificate.show(time);
             renew_when_changed(renewed.clone(), files.clone(), in_use.clone(), RENEWAL_CHECK, expires)
         }));
-        let silent = SilentPeers::default();
+        let (silent, rooms) = (SilentPeers::default(), Rooms::default());
         let sharing = if limits.share {
-            Some(Sharing::start(limits, &arbiter, &endpoint, registry, clock, (&silent, &watch))?)
+            Some(Sharing::start(limits, &arbiter, &endpoint, registry, clock, (&silent, &rooms, &watch))?)
         } else {
             None
         };
@@ -167,6 +169,7 @@ impl Cluster {
             endpoint,
             sharing,
             silent,
+            rooms,
             watch,
             known,
             gauges,
@@ -177,7 +180,7 @@ impl Cluster {
 
     /// How the actor of a device reaches other nodes; `None` if chunks are not shared.
     pub(crate) fn peers(&self, device: u16) -> Option<Peers> {
-        let Sharing { handle, directory, restarts, .. } = self.sharing.as_ref()?;
+        let Sharing { handle, peer, directory, restarts } = self.sharing.as_ref()?;
         let (handle, following) = (handle.clone(), handle.clone());
         Some(Peers {
             device,
@@ -185,8 +188,11 @@ impl Cluster {
             changed: directory.clone().recipient(),
             restarts: restarts.clone(),
             stale: directory.clone().recipient(),
+            ask: peer.clone().recipient(),
             fetch: Box::new(move |order| handle.fetch(order)),
             follow: Box::new(move |order| following.follow(order)),
+            rooms: self.rooms.clone(),
+            news: 0,
             node: self.name.clone(),
             deadline: self.limits.fetch_deadline,
         })
@@ -199,14 +205,21 @@ impl Cluster {
         http: SocketAddr,
         incarnation: u64,
         weight: u64,
+        drains: &Drains,
     ) {
         if let Some(Sharing { peer, directory, .. }) = &self.sharing {
             let services = Services {
                 blocks: actors.iter().map(|actor| actor.clone().recipient()).collect(),
                 give_up: actors.iter().map(|actor| actor.clone().recipient()).collect(),
                 follow: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+                take_in: actors.iter().map(|actor| actor.clone().recipient()).collect(),
                 verify: actors.iter().map(|actor| actor.clone().recipient()).collect(),
                 policy: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+                take: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+                drain: {
+                    let drains = drains.clone();
+                    Box::new(move |admin, command| drains.command(admin, command))
+                },
                 find: directory.clone().recipient(),
                 announce: directory.clone().recipient(),
                 repair: directory.clone().recipient(),
@@ -219,11 +232,11 @@ impl Cluster {
         let port = self.endpoint.local_address().port();
         let peer = self.limits.advertise.unwrap_or_else(|| SocketAddr::new(self.limits.listen.ip(), port));
         let http = self.limits.reached_at(http);
-        let (silent, devices) = (self.silent.clone(), actors.len() as u16);
+        let (silent, devices, drains) = (self.silent.clone(), actors.len() as u16, drains.watch());
         let facts = move || {
             let silent = silent.clone();
             let silent = Box::new(move || silent.get().into_iter().collect());
-            NodeFacts { incarnation, peer, http, devices, weight, silent }
+            NodeFacts { incarnation, peer, http, devices, weight, silent, drains: drains.clone() }
         };
         let (stop, stopped) = oneshot::channel::<()>();
         let (left, leaving) = oneshot::channel();
@@ -276,6 +289,11 @@ impl Cluster {
         }
     }
 
+    /// What the node knows of its cluster.
+    pub(crate) fn known(&self) -> watch::Receiver<Known> {
+        self.known.subscribe()
+    }
+
     /// Leaves the cluster in order.
     pub(crate) async fn leave(mut self) {
         drop(self.stop.take());
@@ -296,7 +314,12 @@ impl Membership {
     fn show(&self, table: &Table) {
         self.epoch.with_label_values(&["term"]).set(table.epoch.term as i64);
         self.epoch.with_label_values(&["number"]).set(table.epoch.number as i64);
-        for (name, state) in [("alive", MemberState::Alive), ("suspect", MemberState::Suspect)] {
+        let states = [
+            ("alive", MemberState::Alive),
+            ("suspect", MemberState::Suspect),
+            ("draining", MemberState::Draining),
+        ];
+        for (name, state) in states {
             let members = table.members.iter().filter(|member| member.state == state);
             self.members.with_label_values(&[name]).set(members.count() as i64);
         }
@@ -310,15 +333,15 @@ impl Sharing {
         endpoint: &Endpoint,
         registry: &Registry,
         clock: Clock,
-        (silent, watch): (&SilentPeers, &Watch),
+        (silent, rooms, watch): (&SilentPeers, &Rooms, &Watch),
     ) -> Result<Self, ClusterError> {
         let send_bytes_per_second = limits.send_bytes_per_second;
         let exchange_limits = ExchangeLimits { send_bytes_per_second, ..ExchangeLimits::default() };
         let (handle, orders) = ExchangeHandle::new();
         let metrics = ExchangeMetrics::register(registry)?;
-        let (endpoint, known_silent, watches) = (endpoint.clone(), silent.clone(), watch.clone());
+        let (endpoint, others, watches) = (endpoint.clone(), (silent.clone(), rooms.clone()), watch.clone());
         let peer = PeerActor::start_in_arbiter(&arbiter.handle(), move |_| {
-            PeerActor::new(endpoint, exchange_limits, metrics, clock, known_silent, watches, orders)
+            PeerActor::new(endpoint, exchange_limits, metrics, clock, others, watches, orders)
         });
         let directory_limits = DirectoryLimits {
             find_deadline: limits.find_deadline,

@@ -11,6 +11,7 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
+use larder_core::placement::PlacementRule;
 use larder_core::store::WritePolicy;
 use larder_core::store::policy::PolicyName;
 use larder_net::quic::CredentialFiles;
@@ -242,6 +243,9 @@ pub struct ClusterConfig {
     /// Whether chunks are shared with other nodes.
     #[serde(default = "yes")]
     pub share: bool,
+    /// The rule by which chunks are placed: `worth`, or the former `reads`.
+    #[serde(default)]
+    pub placement: PlacementRule,
     /// Memory of each arena that may hold blocks of other nodes for as long as they are read, and no longer.
     #[serde(default = "mib::<STAGING_MIB>", serialize_with = "exact", deserialize_with = "size")]
     pub staging_bytes: ByteSize,
@@ -258,6 +262,12 @@ pub struct ClusterConfig {
     /// it is not given.
     #[serde(default, serialize_with = "exact", deserialize_with = "size")]
     pub send_bytes_per_second: Option<ByteSize>,
+    /// How long a node that is told to stop moves its warm chunks to others before it leaves; 0 leaves at once.
+    #[serde(default)]
+    pub drain_ms: u64,
+    /// Bytes of blocks that a node that drains has others fetch in a second at most.
+    #[serde(default = "mib::<DRAIN_MIB>", serialize_with = "exact", deserialize_with = "size")]
+    pub drain_bytes_per_second: ByteSize,
 }
 
 /// Why a configuration file cannot be used.
@@ -376,11 +386,14 @@ impl ClusterConfig {
             certificate,
             key,
             share: true,
+            placement: PlacementRule::default(),
             staging_bytes: mib::<STAGING_MIB>(),
             fetch_deadline_ms: FETCH_DEADLINE_MS.into(),
             find_deadline_ms: FIND_DEADLINE_MS.into(),
             max_datagram_bytes: DATAGRAM_BYTES,
             send_bytes_per_second: None,
+            drain_ms: 0,
+            drain_bytes_per_second: mib::<DRAIN_MIB>(),
         }
     }
 }
@@ -506,6 +519,7 @@ const READ_DEADLINE_MS: u16 = 5_000;
 
 /// What a node keeps for blocks of other nodes, how long it waits for these nodes, and its largest datagram.
 const STAGING_MIB: u64 = 256;
+const DRAIN_MIB: u64 = 1_024;
 const FETCH_DEADLINE_MS: u16 = 2_000;
 const FIND_DEADLINE_MS: u16 = 100;
 const DATAGRAM_BYTES: u16 = 8_900;

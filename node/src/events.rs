@@ -58,10 +58,15 @@ pub struct Page {
 /// The data of an event.
 #[derive(Debug, Serialize)]
 struct Data<'a> {
+    /// The device whose chunk it is.
     device: u16,
+    /// The fingerprint of its namespace: 64 hexadecimal digits.
     namespace: &'a str,
+    /// Its hash.
     hash: String,
+    /// The hash of the chunk before it; the root of the namespace for the first chunk of a prompt.
     parent: String,
+    /// Its place in the prompt, from 0.
     index: u32,
 }
 

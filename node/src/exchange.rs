@@ -14,6 +14,7 @@ mod home;
 pub(crate) mod metrics;
 mod peers;
 mod place;
+mod rooms;
 mod serve;
 
 use std::rc::Rc;
@@ -23,13 +24,15 @@ use std::time::Duration;
 use actix::prelude::*;
 use larder_core::Arrival;
 pub use larder_core::exchange::ExchangeLimits;
+use larder_core::placement::Worth;
 use larder_core::reports::Reporter;
 use larder_core::store::policy::PolicyName;
 use larder_net::quic::Endpoint;
 use larder_net::trace::Trace;
+use larder_protocol::drain::{TakeChunk, TakeNamespace, Taken};
 use larder_protocol::peer::{Class, PeerRequest, PeerResponse};
 use larder_protocol::table::{Holder, NodeNumber};
-use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::handoff::{AskFollow, FollowOrder, PeerNews, PeerStep};
@@ -37,6 +40,7 @@ pub use self::home::{NewTable, ServeAnnounce, ServeFind, ServeRepair};
 pub use self::metrics::ExchangeMetrics;
 use self::peers::Peers;
 pub use self::peers::SilentPeers;
+pub use self::rooms::Rooms;
 pub use self::serve::Services;
 use crate::arena::{Destination, ExtentMemory};
 use crate::clock::Clock;
@@ -73,11 +77,11 @@ impl PeerActor {
         limits: ExchangeLimits,
         metrics: ExchangeMetrics,
         clock: Clock,
-        silent: SilentPeers,
+        (silent, rooms): (SilentPeers, Rooms),
         watch: Watch,
         orders: ExchangeOrders,
     ) -> Self {
-        let peers = Peers::new(endpoint.clone(), limits, metrics, clock, silent, watch.clone());
+        let peers = Peers::new(endpoint.clone(), limits, metrics, clock, (silent, rooms), watch.clone());
         Self { peers, endpoint, watch, orders: Some(orders.0) }
     }
 }
@@ -276,6 +280,20 @@ pub struct GiveUp {
     pub hashes: Vec<ChunkHash>,
 }
 
+/// Offers an actor chunks that another node evicts. The answer says which of them it fetches, in their order.
+#[derive(Message, Debug)]
+#[rtype(result = "Vec<bool>")]
+pub struct TakeIn {
+    /// The actor that has them for a moment.
+    pub holder: Holder,
+    /// The namespace.
+    pub fingerprint: Fingerprint,
+    /// The chunks.
+    pub chunks: Vec<ChunkRef>,
+    /// Each is worth no less to its holder.
+    pub worth: Worth,
+}
+
 /// Reports chunks to an actor as damaged: the actor verifies those in its memory, and drops wrong ones.
 #[derive(Message, Debug)]
 #[rtype(result = "()")]
@@ -286,6 +304,18 @@ pub struct VerifyChunks {
     pub fingerprint: Fingerprint,
     /// The chunks.
     pub hashes: Vec<ChunkHash>,
+}
+
+/// Asks an actor to keep chunks of a node that drains; `None` if it cannot say.
+#[derive(Message, Debug)]
+#[rtype(result = "Option<Taken>")]
+pub struct TakeChunks {
+    /// The actor that has them.
+    pub from: Holder,
+    /// Their namespace, if there are chunks.
+    pub namespace: Option<TakeNamespace>,
+    /// The chunks.
+    pub chunks: Vec<TakeChunk>,
 }
 
 /// Has an actor evict by this policy from now on.

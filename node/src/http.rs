@@ -17,6 +17,7 @@ use actix_web::{HttpRequest, HttpResponse, error};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use larder_net::http::{Open, in_pieces};
+use larder_protocol::drain::{DrainCounts, DrainReport};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
@@ -24,6 +25,7 @@ pub use self::lists::{HashStatus, NamespaceStatus, PinStatus, SessionStatus, Ten
 use crate::actor::{AskReport, GpuActor, Report};
 use crate::clock::Clock;
 use crate::cluster::ClusterStatus;
+use crate::drain::Drains;
 use crate::events::{self, Feed};
 use crate::hardware::HardwareStatus;
 use crate::metrics::{SharedMetrics, TenantRates};
@@ -59,6 +61,29 @@ pub struct Status {
     pub object: Option<ObjectStatus>,
     /// The address at which the node publishes vLLM's events; `None` if it does not.
     pub kv_events: Option<SocketAddr>,
+    /// How far the node's drain is; `None` if it does not drain.
+    #[serde(default)]
+    pub drain: Option<DrainStatus>,
+}
+
+/// A drain in [`Status`].
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DrainStatus {
+    /// Seconds until the node leaves at the latest.
+    pub left_seconds: f64,
+    /// Chunks that were in memory at the start.
+    pub found_chunks: u64,
+    /// Chunks that moved to other nodes.
+    pub moved_chunks: u64,
+    /// Their bytes.
+    pub moved_bytes: u64,
+    /// Chunks that other nodes have anyway.
+    pub elsewhere_chunks: u64,
+    /// Chunks that the disk or the object store keeps.
+    pub kept_below_chunks: u64,
+    /// Chunks that nobody takes.
+    pub left_chunks: u64,
 }
 
 /// One actor in [`Status`].
@@ -105,6 +130,9 @@ pub struct ActorStatus {
     pub tokens_hit: u64,
     /// Chunks evicted.
     pub evictions: u64,
+    /// Chunks that other nodes evicted and that came here instead.
+    #[serde(default)]
+    pub forwarded_chunks: u64,
     /// The contents of the disk tier; `None` if there is no disk tier, or it is closed.
     pub disk: Option<DiskStatus>,
     /// The reason why the disk tier is closed, and the remedy; `None` if it is open, or there is none.
@@ -151,6 +179,8 @@ pub(crate) struct State {
     pub(crate) actors: OnceLock<Vec<(Feed, Addr<GpuActor>)>>,
     /// The address at which events are published, once they are.
     pub(crate) kv_events: OnceLock<SocketAddr>,
+    /// The node's drain, if it is in a cluster.
+    pub(crate) drains: OnceLock<Drains>,
     /// Reports the node's view of its cluster.
     pub(crate) cluster: OnceLock<Box<dyn Fn() -> ClusterStatus + Send + Sync>>,
     /// Tells how the object store does, if there is one.
@@ -181,10 +211,13 @@ async fn healthy() -> &'static str {
     "ok\n"
 }
 
-/// Ready means serving: every actor answers.
+/// Ready means serving: every actor answers, and the node does not leave soon.
 async fn ready(state: Data<Arc<State>>) -> HttpResponse {
     if state.actors.get().is_none() {
         return HttpResponse::ServiceUnavailable().body("the arena is being made\n");
+    }
+    if state.drains.get().is_some_and(Drains::is_draining) {
+        return HttpResponse::ServiceUnavailable().body("the node drains\n");
     }
     let silent: Vec<u16> = state
         .ask()
@@ -251,7 +284,21 @@ async fn status(state: Data<Arc<State>>) -> Json<Status> {
         hardware: state.hardware.get().cloned(),
         object: state.object.get().map(|report| report()),
         kv_events: state.kv_events.get().copied(),
+        drain: state.drains.get().map(Drains::report).filter(|report| report.is_draining).map(drain_status),
     })
+}
+
+fn drain_status(report: DrainReport) -> DrainStatus {
+    let DrainCounts { found, moved, moved_bytes, elsewhere, kept_below, left } = report.chunks;
+    DrainStatus {
+        left_seconds: report.left_ms as f64 / 1_000.0,
+        found_chunks: found,
+        moved_chunks: moved,
+        moved_bytes,
+        elsewhere_chunks: elsewhere,
+        kept_below_chunks: kept_below,
+        left_chunks: left,
+    }
 }
 
 impl State {
@@ -301,6 +348,7 @@ fn actor_status(device: u16, report: &Report) -> ActorStatus {
             shed: disk.shed,
         }),
         disk_trouble: report.disk_trouble.clone(),
+        forwarded_chunks: usage.forwards.taken_in,
         evictions: usage.evictions.watermark + usage.evictions.need + usage.evictions.clearing,
         tenants: report.tenants.clone(),
     }

@@ -22,6 +22,7 @@ pub mod copy;
 pub mod device_lane;
 pub mod directory;
 pub mod disk;
+pub mod drain;
 pub mod events;
 pub mod exchange;
 pub mod hardware;
@@ -44,6 +45,7 @@ pub mod window;
 
 pub use cluster::{ClusterError, ClusterStatus};
 pub use config::Config;
+pub use drain::Ended;
 pub use http::{
     ActorStatus, DiskStatus, HashStatus, NamespaceStatus, ObjectStatus, PinStatus, SessionStatus, Status,
     TenantStatus,

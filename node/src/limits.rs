@@ -102,6 +102,10 @@ pub struct ClusterLimits {
     pub max_datagram_bytes: u16,
     /// Bytes of blocks that are sent a second at most.
     pub send_bytes_per_second: Option<NonZeroU64>,
+    /// How long a node that is told to stop drains.
+    pub drain: Duration,
+    /// Bytes of blocks that move in a second at most while it drains.
+    pub drain_bytes_per_second: u64,
     /// Rows of the directory that it keeps.
     pub directory_rows: u64,
     /// The CPUs of its thread.

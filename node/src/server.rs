@@ -16,6 +16,7 @@ use actix::{Actor, Addr};
 use actix_rt::Arbiter;
 use actix_web::web::{Data, ServiceConfig};
 use larder_core::store::ids::TenantId;
+
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Semaphore, watch};
 
@@ -28,6 +29,7 @@ use crate::config::RecordConfig;
 use crate::copy::CopyPool;
 use crate::device_lane::{DevicePlace, Devices};
 use crate::disk::DiskMetrics;
+use crate::drain::{Drains, Ended};
 use crate::events::Feed;
 use crate::hardware::{DeviceHardware, HardwareStatus};
 use crate::http::{MAX_FOLLOWERS, State, routes};
@@ -149,7 +151,7 @@ pub async fn run(
     limits: Limits,
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
-) -> Result<(), ServeError> {
+) -> Result<Ended, ServeError> {
     run_on(Devices::cuda(), limits, on_ready, stop).await
 }
 
@@ -165,7 +167,7 @@ pub async fn run_on(
     limits: Limits,
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
-) -> Result<(), ServeError> {
+) -> Result<Ended, ServeError> {
     let clock = Clock::start();
     raise_open_files();
     let metrics: SharedMetrics = Arc::new(Metrics::new()?);
@@ -195,22 +197,23 @@ pub async fn run_on(
     let sessions: Vec<SessionActor> = actors.iter().map(|actor| actor.0.clone()).collect();
     let listening = listen_on_sockets(&limits, sessions.clone(), &metrics, watch_stopping)?;
     let addresses: Vec<_> = sessions.iter().map(|actor| actor.address.clone()).collect();
-    if let Some(cluster) = &mut cluster {
-        _ = state.cluster.set(Box::new(cluster.reporter()));
-        let arena_bytes: u64 = limits.actors.iter().map(|actor| actor.arena.bytes()).sum();
-        cluster.join(&addresses, http, state.incarnation, arena_bytes / WEIGHT_BYTES).await;
-    }
+    let drains = join_cluster(cluster.as_mut(), &limits, &state, &addresses, http).await;
     _ = state.hardware.set(hardware);
-    let feeds: Vec<_> = feeds.into_iter().zip(addresses).collect();
+    let feeds: Vec<_> = feeds.into_iter().zip(addresses.iter().cloned()).collect();
     let publishing = publish_events(&limits, &feeds, &state).await?;
     _ = state.actors.set(feeds);
     tracing::info!(node = limits.name, %http, "the node serves");
     on_ready(Ready { http, sockets });
 
     let mut serving = pin!(serving);
+    let drain = limits.cluster.as_ref().map_or(Duration::ZERO, |cluster| cluster.drain);
+    let mut how = Ended::Stopped;
     let ended = tokio::select! {
         ended = &mut serving => Some(ended),
-        () = stop => None,
+        ended = to_leave(stop, drains.as_ref(), drain, &addresses) => {
+            how = ended;
+            None
+        }
         device = actor_ended(&sessions) => return Err(ServeError::Actor(device)),
     };
     tracing::info!(node = limits.name, "the node stops");
@@ -231,7 +234,52 @@ pub async fn run_on(
         Some(ended) => ended.unwrap_or_else(|error| Err(error.into())),
         None => serving.await.unwrap_or_else(|error| Err(error.into())),
     }
-    .map_err(|source| ServeError::Serve { http, source })
+    .map_err(|source| ServeError::Serve { http, source })?;
+    Ok(how)
+}
+
+/// Joins the cluster, if there is one; how the node may drain into it.
+async fn join_cluster(
+    cluster: Option<&mut Cluster>,
+    limits: &Limits,
+    state: &State,
+    actors: &[Addr<GpuActor>],
+    http: SocketAddr,
+) -> Option<Drains> {
+    let (cluster, cluster_limits) = (cluster?, limits.cluster.as_ref()?);
+    let drains = Drains::new(state.clock, cluster_limits.drain_bytes_per_second, cluster.known());
+    _ = state.drains.set(drains.clone());
+    _ = state.cluster.set(Box::new(cluster.reporter()));
+    let arena_bytes: u64 = limits.actors.iter().map(|actor| actor.arena.bytes()).sum();
+    cluster.join(actors, http, state.incarnation, arena_bytes / WEIGHT_BYTES, &drains).await;
+    Some(drains)
+}
+
+/// Waits until the node is to leave: it was told to stop, and drained for as long as it may then; or it has drained since
+/// somebody asked for that.
+async fn to_leave(
+    stop: impl Future<Output = ()>,
+    drains: Option<&Drains>,
+    within: Duration,
+    actors: &[Addr<GpuActor>],
+) -> Ended {
+    let Some(drains) = drains else {
+        stop.await;
+        return Ended::Stopped;
+    };
+    let drained = drains.carry_out(actors);
+    tokio::pin!(drained);
+    tokio::select! {
+        () = stop => {
+            if within.is_zero() {
+                return Ended::Stopped;
+            }
+            tracing::info!(?within, "the node drains before it stops");
+            drains.stop_within(within);
+            drained.await
+        }
+        ended = &mut drained => ended,
+    }
 }
 
 /// The state that HTTP shows before anything runs.
@@ -251,6 +299,7 @@ fn new_state(
         hardware: OnceLock::new(),
         object: OnceLock::new(),
         kv_events: OnceLock::new(),
+        drains: OnceLock::new(),
         followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
         metrics: Arc::clone(metrics),
         clock,

@@ -93,9 +93,11 @@ impl Cluster {
             fs::write(&config, text)?;
             cluster.nodes.push(Server::start(program, "node", &config)?);
         }
-        // The coordinator knows of a member before it makes the table.
-        wait::until("all nodes are in the table", || {
-            cluster.table().ok().filter(|table| table.members.len() == nodes)
+        // The coordinator knows of a member before it makes the table, and has the table before the nodes have it.
+        wait::until("all nodes are in the table, and know it", || {
+            let table = cluster.table().ok().filter(|table| table.members.len() == nodes)?;
+            let knows = |node: &Server| members_known(node).is_some_and(|known| known == table.members.len());
+            cluster.nodes.iter().all(knows).then_some(())
         });
         Ok(cluster)
     }
@@ -131,6 +133,15 @@ impl Cluster {
     /// Fails if there is none, or it cannot be signalled.
     pub fn stop_last_node(&mut self) -> anyhow::Result<ExitStatus> {
         self.nodes.pop().context("there is a node")?.stop()
+    }
+
+    /// Waits until the last node ends by itself; how it ended.
+    ///
+    /// # Errors
+    /// Fails if there is none, or the system does not say.
+    pub fn wait_for_end_of_last_node(&mut self) -> anyhow::Result<ExitStatus> {
+        let mut node = self.nodes.pop().context("there is a node")?;
+        wait::until("the node ends", || node.ended().transpose()).context("the system says how it ended")
     }
 
     /// Where the authority's files, and the certificates and keys of its processes are.
@@ -224,12 +235,26 @@ impl Cluster {
     }
 }
 
+/// Writes an admin's certificate and key into the cluster's folder.
+///
+/// # Errors
+/// Fails if they cannot be made.
+pub fn issue_admin(cluster: &Cluster, name: &str) -> anyhow::Result<()> {
+    issue(&cluster.authority, cluster.dir.path(), &Identity::new(Role::Admin, name))
+}
+
 /// The members of a cluster, as its coordinator's status has them; none while that does not answer.
 #[must_use]
 pub fn members(coordinator_http: &str) -> Vec<Value> {
     let status = crate::server::get(coordinator_http, "/status").ok();
     let status = status.and_then(|text| serde_json::from_str::<Value>(&text).ok());
     status.and_then(|mut status| Some(status["nodes"].as_array_mut()?.split_off(0))).unwrap_or_default()
+}
+
+/// How many members a node knows.
+fn members_known(node: &Server) -> Option<usize> {
+    let status: Value = serde_json::from_str(&node.get("/status").ok()?).ok()?;
+    Some(status["cluster"]["members"].as_u64()? as usize)
 }
 
 fn credentials(ca_pem: &str, issued: &Issued) -> anyhow::Result<Credentials> {

@@ -16,7 +16,7 @@ use larder_protocol::peer::{
     Announce, Announced, Fetch, FetchedChunk, HeldBlock, HeldChunk, PeerRequest, PeerResponse, RowChange,
     RowSpan, Rows,
 };
-use larder_protocol::table::{Epoch, Holder, NodeNumber, RowKey, Table};
+use larder_protocol::table::{Epoch, Holder, NodeNumber, RowKey, Table, TableReader};
 use larder_protocol::{ChunkHash, Fingerprint};
 use quinn::{RecvStream, SendStream};
 use tokio::sync::oneshot;
@@ -130,28 +130,31 @@ impl Member {
             weight: 1,
         };
         write_message(&mut send, &FollowerMessage::Join(join)).await?;
-        let mut table = Table::default();
+        let mut reader = TableReader::default();
+        let mut table = Arc::default();
         let joined = loop {
             match read_message(&mut receive).await?.context("the coordinator ended the stream")? {
                 CoordinatorMessage::Joined(joined) => break joined,
-                CoordinatorMessage::Table(newer) => table = newer,
+                CoordinatorMessage::Table(page) => table = reader.take(page)?.unwrap_or(table),
                 other => anyhow::bail!("not joined: {other:?}"),
             }
         };
         let number = joined.number;
-        let table = Arc::new(Mutex::new(table));
+        let table = Arc::new(Mutex::new(Table::clone(&table)));
         let member = Self { endpoint, number, incarnation, manners, table };
-        spawn_local(member.clone().follow(connection, receive));
+        spawn_local(member.clone().follow(connection, receive, reader));
         spawn_local(member.clone().live(send, Duration::from_millis(joined.heartbeat_ms)));
         spawn_local(member.clone().serve());
         Ok(member)
     }
 
     /// Keeps the latest table. The connection lives as long as this runs.
-    async fn follow(self, _connection: Connection, mut receive: RecvStream) {
+    async fn follow(self, _connection: Connection, mut receive: RecvStream, mut reader: TableReader) {
         while let Ok(Some(message)) = read_message(&mut receive).await {
-            if let CoordinatorMessage::Table(table) = message {
-                *self.table.lock().unwrap_or_else(PoisonError::into_inner) = table;
+            if let CoordinatorMessage::Table(page) = message
+                && let Ok(Some(table)) = reader.take(page)
+            {
+                *self.table.lock().unwrap_or_else(PoisonError::into_inner) = Table::clone(&table);
             }
         }
     }

@@ -10,7 +10,7 @@ use larder_net::quic::{
 use larder_protocol::identity::Role;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
 use larder_protocol::peer::{PeerRequest, PeerResponse};
-use larder_protocol::table::Table;
+use larder_protocol::table::{Table, TableReader};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
@@ -122,9 +122,12 @@ impl Visitor {
             let connection = self.endpoint.connect(coordinator, Role::Coordinator, None).await?;
             let (mut send, mut receive) = connection.quic().open_bi().await?;
             write_message(&mut send, &FollowerMessage::Watch).await?;
+            let mut reader = TableReader::default();
             while let Some(message) = read_message(&mut receive).await? {
-                if let CoordinatorMessage::Table(table) = message {
-                    return Ok(table);
+                if let CoordinatorMessage::Table(page) = message
+                    && let Some(table) = reader.take(page)?
+                {
+                    return Ok(Table::clone(&table));
                 }
             }
             anyhow::bail!("the coordinator gives no table")

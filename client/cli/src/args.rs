@@ -6,8 +6,8 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use larder_net::trace::{ExportError, Exporter};
 
 use crate::commands::{
-    bench, ca, completions, config, coordinator, dev, doctor, events, health, list, lookup, man, metrics,
-    node, pin, plan, policy, replay, size, status, top, unpin, r#where,
+    bench, ca, completions, config, coordinator, dev, doctor, drain, events, health, list, lookup, man,
+    metrics, node, pin, plan, policy, replay, restart, size, status, top, unpin, r#where,
 };
 use crate::logging::LogOptions;
 use crate::tracing::{self, host_name};
@@ -60,6 +60,8 @@ pub(crate) enum Command {
     Pin(pin::Args),
     Unpin(unpin::Args),
     Policy(policy::Args),
+    Drain(drain::Args),
+    Restart(restart::Args),
     Doctor(doctor::Args),
     Metrics(metrics::Args),
     Bench(bench::Args),
@@ -119,6 +121,8 @@ impl Command {
             Self::Pin(args) => pin::run(&args),
             Self::Unpin(args) => unpin::run(&args),
             Self::Policy(args) => policy::run(&args),
+            Self::Drain(args) => drain::run(&args),
+            Self::Restart(args) => restart::run(&args),
             Self::Doctor(args) => doctor::run(&args),
             Self::Metrics(args) => metrics::run(&args),
             Self::Bench(args) => bench::run(&args),

@@ -58,6 +58,7 @@ impl ConfigReport {
         report.add("heartbeat ms", membership.heartbeat_ms);
         report.add("suspect after ms", membership.suspect_after_ms);
         report.add("removed after ms", membership.remove_after_ms);
+        report.add("removed where reported after ms", membership.remove_reported_after_ms);
         report.add("grace ms", membership.grace_ms);
         report.add("lost remembered ms", membership.remember_lost_ms);
         report.add("traces to", config.tracing.endpoint.clone().unwrap_or_else(|| "nowhere".to_owned()));
@@ -137,6 +138,8 @@ impl ConfigReport {
         self.add("trusts", cluster.credentials.ca.display().to_string());
         self.add("shares chunks", cluster.share);
         self.add("fetch deadline ms", cluster.fetch_deadline.as_millis() as u64);
+        self.add("drain ms", cluster.drain.as_millis() as u64);
+        self.add("drain bytes per second", cluster.drain_bytes_per_second);
         self.add("peer thread cpus", cluster.place.cpus.to_string());
     }
 }

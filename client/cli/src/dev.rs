@@ -21,7 +21,7 @@ use larder_protocol::identity::Role;
 
 pub use crate::cluster::TENANT;
 pub use arena::DEFAULT_ARENA_BYTES;
-pub(crate) use child::ReadyLine;
+pub(crate) use child::{DrainedLine, ReadyLine};
 pub use disk::DevDisk;
 pub use error::{DevError, Died, LogTail};
 pub use files::Announcement;
@@ -70,6 +70,12 @@ impl DevCluster {
         let (addresses, children) = start_processes(&options, &files).await?;
         let announcement = Announcement::publish(&runtime_dir, files.dir(), &addresses)?;
         Ok(Self { addresses, children, announcement, ready_after: now() - started, files })
+    }
+
+    /// An admin's certificate.
+    #[must_use]
+    pub fn admin(&self) -> CredentialFiles {
+        admin_in(self.files.dir())
     }
 
     /// Waits until every node has a table of all nodes.
@@ -129,9 +135,13 @@ impl DevCluster {
         loop {
             let ended = self.children.iter_mut().map(|child| Box::pin(child.died()));
             let (died, number, _) = select_all(ended).await;
-            let Some(pause) = recent.next(now()) else { return died };
-            tracing::warn!("{died}: it is started again");
-            tokio::time::sleep(pause).await;
+            if died.is_to_restart() {
+                tracing::info!("{died}: it is started again");
+            } else {
+                let Some(pause) = recent.next(now()) else { return died };
+                tracing::warn!("{died}: it is started again");
+                tokio::time::sleep(pause).await;
+            }
             while let Err(error) = self.children[number].restart().await {
                 let Some(pause) = recent.next(now()) else { return died };
                 tracing::warn!(%error, "a process does not start again: one more try follows");
@@ -202,7 +212,8 @@ async fn start_processes(options: &DevOptions, files: &Files) -> Result<(Address
         let name = format!("node-{number}");
         let socket = files.socket(&name)?;
         let credentials = files.issue(&authority, Role::Node, &name)?;
-        let file = |http| node_config(&name, options, socket.clone(), peer, credentials.clone(), http);
+        let own = options.of_node(number);
+        let file = |http| node_config(&name, &own, socket.clone(), peer, credentials.clone(), http);
         let config = files.write_config(&name, &file(None))?;
         let (child, ready) = Child::start(spec("node", &name, config)).await?;
         files.write_config(&name, &file(Some(ready.http)))?;
@@ -239,8 +250,13 @@ pub fn newest() -> Result<Addresses, DevError> {
 /// [`DevError`] if there is no cluster, or its file cannot be read.
 pub fn newest_admin() -> Result<CredentialFiles, DevError> {
     let dir = Announcement::dir_of_newest(&runtime_dir()?)?;
+    Ok(admin_in(&dir))
+}
+
+/// The admin's certificate in a cluster's folder.
+fn admin_in(dir: &Path) -> CredentialFiles {
     let [ca, certificate, key] = ["ca.pem", "admin.pem", "admin.key"].map(|name| dir.join(name));
-    Ok(CredentialFiles { ca, certificate, key })
+    CredentialFiles { ca, certificate, key }
 }
 
 /// How long nodes may take to become members.

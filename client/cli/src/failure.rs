@@ -8,6 +8,9 @@ pub(crate) const FAILED: u8 = 1;
 /// Wrong arguments, configuration or input files. The same status as clap's own.
 pub(crate) const USAGE: u8 = 2;
 
+/// A node has drained and is to be started again by its supervisor (`EX_TEMPFAIL` of sysexits.h).
+pub(crate) const TO_RESTART: u8 = 75;
+
 /// Marks an error as the asker's: put it into the chain as a context.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]

@@ -8,6 +8,7 @@ pub mod namespace;
 pub mod progress;
 pub mod report;
 pub mod tally;
+pub(crate) mod upkeep;
 
 pub use driver::Driver;
 pub use report::{Report, WrongBlock};

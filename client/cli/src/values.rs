@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use larder_core::placement::PlacementRule;
 use larder_core::store::policy::PolicyName;
 
 /// Bytes as people write them: `4096`, `64KiB`, `1.5 GB`; at least 1.
@@ -27,6 +28,12 @@ pub(crate) fn time(text: &str) -> Result<Duration, String> {
 pub(crate) fn policy() -> impl TypedValueParser<Value = PolicyName> {
     let values = PolicyName::ALL.map(|name| PossibleValue::new(name.as_str()).help(name.about()));
     PossibleValuesParser::new(values).try_map(|name| name.parse::<PolicyName>())
+}
+
+/// The rules by which nodes place chunks, by name.
+pub(crate) fn placement() -> impl TypedValueParser<Value = PlacementRule> {
+    let values = PlacementRule::ALL.map(|rule| PossibleValue::new(<&str>::from(rule)));
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<PlacementRule>())
 }
 
 #[cfg(test)]

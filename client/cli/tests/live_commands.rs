@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, Command, Output, Stdio};
@@ -81,10 +82,9 @@ fn a_pin_outlives_the_command_that_made_it_and_ends_by_its_number() {
     assert!(!made.is_empty(), "{pinned}");
     assert_eq!(played.pins().iter().sum::<u64>(), made.len() as u64);
     let listed = played.json(&["list", "pins"]);
-    let listed: Vec<(&Value, &Value)> =
-        listed.as_array().unwrap().iter().map(|pin| (&pin["node"], &pin["pin"])).collect();
-    let expected: Vec<(&Value, &Value)> = made.iter().map(|pin| (&pin["node"], &pin["pin"])).collect();
-    assert_eq!(listed, expected);
+    let name = |pin: &Value| (pin["node"].to_string(), pin["pin"].to_string());
+    let listed: BTreeSet<_> = listed.as_array().unwrap().iter().map(name).collect();
+    assert_eq!(listed, made.iter().map(|&pin| name(pin)).collect());
     for pin in made {
         assert_eq!(pin["seconds"], 300.0);
         assert!(pin["chunks"].as_u64().unwrap() > 0, "{pin}");
@@ -185,7 +185,7 @@ fn a_policy_is_set_on_running_nodes_by_an_admin() {
     ];
     let as_node = played.run(&[&["policy", "fifo"], &files[..]].concat());
     assert_eq!(as_node.status.code(), Some(2));
-    assert!(String::from_utf8(as_node.stderr).unwrap().contains("only an admin may set a policy"));
+    assert!(String::from_utf8(as_node.stderr).unwrap().contains("only an admin may"));
     assert_eq!(played.run(&["policy", "fifo", "--member", "node-7"]).status.code(), Some(2));
 }
 

@@ -60,7 +60,7 @@ impl Node {
         runtime.block_on(async {
             let driver = Driver::connect(std::slice::from_ref(&self.address), settings).await.unwrap();
             driver.play(trace, None, &Progress::new(0, true)).await;
-            driver.report(Duration::ZERO)
+            driver.report(Duration::ZERO, 0)
         })
     }
 

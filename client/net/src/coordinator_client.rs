@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use larder_protocol::identity::Role;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, InUse, Join};
-use larder_protocol::table::{Epoch, NodeNumber, Table};
+use larder_protocol::table::{Epoch, NodeNumber, Table, TablePage, TableReader, WrongPage};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -36,6 +36,8 @@ pub struct NodeFacts {
     pub weight: u64,
     /// The members that do not answer the node at present.
     pub silent: Box<dyn Fn() -> Vec<NodeNumber> + Send>,
+    /// Whether the node drains.
+    pub drains: watch::Receiver<bool>,
 }
 
 /// The latest table.
@@ -65,8 +67,18 @@ pub async fn follow(
 ) {
     let incarnation = if let FollowAs::Node(facts) = &follow_as { facts.incarnation } else { 0 };
     let (retry_after, warned) = (None, None);
-    let mut follower =
-        CoordinatorClient { endpoint, coordinator, follow_as, known, incarnation, retry_after, warned };
+    let reader = TableReader::default();
+    let mut follower = CoordinatorClient {
+        endpoint,
+        coordinator,
+        follow_as,
+        known,
+        incarnation,
+        reader,
+        retry_after,
+        warned,
+        has_drained: false,
+    };
     tokio::pin!(stop);
     let mut pause = FIRST_PAUSE;
     loop {
@@ -104,10 +116,14 @@ struct CoordinatorClient {
     follow_as: FollowAs,
     known: watch::Sender<Known>,
     incarnation: u64,
+    /// The tables of the present stream.
+    reader: TableReader,
     /// When the coordinator wants to be asked again.
     retry_after: Option<Duration>,
     /// The last refusal that the log has, and since when.
     warned: Option<(String, Instant)>,
+    /// Whether a coordinator was told that the node drains, or does no more.
+    has_drained: bool,
 }
 
 type Ended = Box<dyn std::error::Error>;
@@ -121,6 +137,7 @@ impl CoordinatorClient {
         let connection = timeout(DIAL_DEADLINE, dial).await??;
         let (mut send, mut receive) = connection.quic().open_bi().await?;
         write_message(&mut send, &self.first_message()).await?;
+        self.reader = TableReader::default();
         let (sender, mut messages) = mpsc::channel(WAITING_MESSAGES);
         // Reading is not cancel safe: it has a task of its own.
         let reader = tokio::spawn(async move {
@@ -145,7 +162,17 @@ impl CoordinatorClient {
         let mut next_beat = Instant::now() + every;
         let mut heard = Instant::now();
         let is_node = matches!(self.follow_as, FollowAs::Node(_));
+        let mut drains = match &self.follow_as {
+            FollowAs::Node(facts) => facts.drains.clone(),
+            FollowAs::Watcher => watch::channel(false).1,
+        };
+        let (mut is_joined, mut told) = (false, None);
         loop {
+            let wish = *drains.borrow_and_update();
+            if is_joined && told != Some(wish) {
+                write_message(send, &FollowerMessage::Drains(wish)).await?;
+                (told, self.has_drained) = (Some(wish), true);
+            }
             tokio::select! {
                 message = messages.recv() => {
                     heard = Instant::now();
@@ -153,8 +180,12 @@ impl CoordinatorClient {
                     if let Some(heartbeat) = self.hear(message)? {
                         every = heartbeat;
                         next_beat = Instant::now() + every;
+                        is_joined = true;
+                        // Of a node that began to drain the coordinator may know it, or have forgotten it.
+                        told = if self.has_drained { None } else { Some(false) };
                     }
                 }
+                Ok(()) = drains.changed(), if is_joined => {}
                 () = sleep_until(next_beat), if is_node => {
                     next_beat = Instant::now() + every;
                     let silent = if let FollowAs::Node(facts) = &self.follow_as { (facts.silent)() } else { Vec::new() };
@@ -208,7 +239,7 @@ impl CoordinatorClient {
                 tracing::warn!(%rival, own, "another process wants to join under this node's name: it may not while this node lives");
             }
             CoordinatorMessage::Removed => return Err("this node was removed".into()),
-            CoordinatorMessage::Table(table) => self.learn(table),
+            CoordinatorMessage::Table(page) => self.learn(page)?,
             CoordinatorMessage::Heard => {}
         }
         Ok(None)
@@ -254,19 +285,21 @@ impl CoordinatorClient {
         self.known.borrow().table.epoch
     }
 
-    /// Takes a table that is whole and newer than the one known.
-    fn learn(&self, table: Table) {
-        if !table.is_consistent() {
-            tracing::warn!(epoch = %table.epoch, "the coordinator sent a table that is not whole");
-            return;
+    /// Takes some of a table; one that is whole is known from now on, if it is newer than the one before.
+    fn learn(&mut self, page: TablePage) -> Result<(), WrongPage> {
+        let taken = self.reader.take(page);
+        if let Err(wrong) = &taken {
+            tracing::warn!(%wrong, "the coordinator sent a table that is not whole: it is dialled again");
         }
+        let Some(table) = taken? else { return Ok(()) };
         self.known.send_if_modified(|known| {
             let is_newer = table.epoch > known.table.epoch;
             if is_newer {
-                known.table = Arc::new(table);
+                known.table = table;
             }
             is_newer
         });
+        Ok(())
     }
 }
 

@@ -14,6 +14,6 @@ pub use credentials::{CredentialFiles, Credentials, CredentialsError, Part};
 pub use endpoint::{BindError, ConnectError, Connection, Endpoint, IdentityError, Incoming, Rejected};
 pub use guests::{Asked, Guest, GuestLimits, Guests, TurnedAway};
 pub use inspect::{InspectError, Inspected, inspect, inspect_pem};
-pub use messages::{MessageError, read_message, write_message};
+pub use messages::{MessageError, read_message, write_encoded, write_message};
 pub use renewal::{RENEWAL_CHECK, renew_when_changed};
 pub use settings::{MAX_STREAMS, TransportSettings};

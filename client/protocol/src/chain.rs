@@ -228,18 +228,18 @@ mod tests {
     fn every_chunk_names_its_parent_index_and_anchor() {
         let chunks: Vec<ChunkRef> = chain(40).chunks().collect();
         assert_eq!(chunks[0], ChunkRef { hash: hash(0), parent: hash(255), index: 0, anchor: hash(0) });
-        assert_eq!(chunks[7], ChunkRef { hash: hash(7), parent: hash(6), index: 7, anchor: hash(4) });
-        assert_eq!(chunks[35], ChunkRef { hash: hash(35), parent: hash(34), index: 35, anchor: hash(32) });
+        assert_eq!(chunks[7], ChunkRef { hash: hash(7), parent: hash(6), index: 7, anchor: hash(1) });
+        assert_eq!(chunks[35], ChunkRef { hash: hash(35), parent: hash(34), index: 35, anchor: hash(8) });
     }
 
     #[test]
     fn a_part_of_a_chain_has_the_same_chunks_as_the_whole() {
-        let whole = chain(60);
-        for from in 0..60 {
-            let part = whole.part(from, 60);
+        let whole = chain(80);
+        for from in 0..80 {
+            let part = whole.part(from, 80);
             assert!(part.chunks().eq(whole.chunks().skip(from)), "from {from}");
-            let again = part.tail(60_usize.saturating_sub(from) / 2);
-            assert!(again.chunks().eq(part.chunks().skip((60 - from) / 2)), "tail of the tail from {from}");
+            let again = part.tail(80_usize.saturating_sub(from) / 2);
+            assert!(again.chunks().eq(part.chunks().skip((80 - from) / 2)), "tail of the tail from {from}");
         }
     }
 

@@ -58,7 +58,7 @@ pub const MAX_ANNOUNCES: usize = 256;
 pub const MAX_FETCH_CHUNKS: usize = 256;
 
 /// Nodes of one cluster.
-pub const MAX_MEMBERS: usize = 4_096;
+pub const MAX_MEMBERS: usize = 16_384;
 
 /// Tensors that one session makes known.
 pub const MAX_SESSION_TENSORS: usize = 64;

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use crate::table::{Epoch, NodeNumber, Table};
+use crate::table::{Epoch, NodeNumber, TablePage};
 
 /// A message of a follower.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub enum FollowerMessage {
     Leave,
     /// Somebody wants to know tables.
     Watch,
+    /// The node drains from now on, or does no more. Said again after each join.
+    Drains(bool),
 }
 
 /// A node wants to be a member.
@@ -59,8 +61,8 @@ pub enum CoordinatorMessage {
     Outdated(u64),
     /// The node is no member any more, after long silence: it joins again.
     Removed,
-    /// The table that counts from now on.
-    Table(Table),
+    /// Some of the table that counts from now on.
+    Table(TablePage),
     /// A heartbeat was heard.
     Heard,
     /// The node is not a member: another process of its name is, and is heard of.

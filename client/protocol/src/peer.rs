@@ -14,7 +14,8 @@
 use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize, rancor};
 
-use crate::chunk::ChunkHash;
+use crate::chunk::{ChunkHash, ChunkRef};
+use crate::drain::{DrainCommand, DrainReport, Take, Taken};
 use crate::frame::MalformedMessage;
 use crate::membership::{CoordinatorMessage, FollowerMessage};
 use crate::namespace::Fingerprint;
@@ -50,6 +51,13 @@ pub enum PeerRequest {
     /// Tells a holder that it sent other bytes than were committed under these names. The holder verifies its own chunks and
     /// drops wrong ones; it answers [`PeerResponse::Done`] before that.
     Damaged(Chunks),
+    /// Offers chunks that the asker evicts. The node that wants some fetches them from the asker, and
+    /// then says [`PeerRequest::Moved`]; answered [`PeerResponse::Wanted`].
+    Offer(OfferChunks),
+    /// Asks a node to keep chunks of the asker's, which drains; answered [`PeerResponse::Taken`] when it does.
+    Take(Box<Take>),
+    /// Has a node drain, or asks how far it is; answered [`PeerResponse::Drains`]. Only an admin may.
+    Drain(DrainCommand),
 }
 
 /// Asks the home who holds chunks.
@@ -120,6 +128,19 @@ pub struct Fetch {
     pub block_bytes: Vec<u64>,
     /// The urgency of the request.
     pub class: Class,
+}
+
+/// Offers chunks that the asker evicts.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct OfferChunks {
+    /// The asker's actor that has them for a moment.
+    pub device: u16,
+    /// Their namespace.
+    pub fingerprint: Fingerprint,
+    /// Each is worth no less to the asker: millionths of a token of prefill saved for each GiB and second.
+    pub worth: u64,
+    /// The chunks; at most [`MAX_FETCH_CHUNKS`](crate::limits::MAX_FETCH_CHUNKS).
+    pub chunks: Vec<ChunkRef>,
 }
 
 /// Asks for chunks while they are being written. The asker has room for all of them.
@@ -198,6 +219,15 @@ pub enum PeerResponse {
     Busy(RetryAfter),
     /// The request is impossible, or not for this node or this asker.
     Refused(String),
+    /// Stands before another answer on the same stream: what the answering node evicts next is worth this much, in the unit of
+    /// [`OfferChunks::worth`]. A node that says nothing has free room.
+    Room(u64),
+    /// Which of the offered chunks the node fetches, in the order of the offer.
+    Wanted(Vec<bool>),
+    /// The chunks that are kept.
+    Taken(Taken),
+    /// How far the drain is.
+    Drains(Box<DrainReport>),
 }
 
 /// The holders of chunks, as spans over the chunks of the request.

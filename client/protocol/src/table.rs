@@ -2,6 +2,8 @@
 //!
 //! The coordinator makes the table, and numbers every version with an epoch; nodes and clients only read it.
 
+mod pages;
+
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -11,8 +13,10 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 use crate::chunk::{ChunkHash, ChunkRef};
 use crate::namespace::Fingerprint;
 
-/// Partitions of the chunk-hash space.
-pub const PARTITIONS: u16 = 4_096;
+pub use pages::{NewHome, TablePage, TableReader, WrongPage, pages};
+
+/// Partitions of the chunk-hash space: enough that each of [`MAX_MEMBERS`](crate::limits::MAX_MEMBERS) nodes is home to one.
+pub const PARTITIONS: u16 = 1 << PARTITION_BITS;
 
 /// The version of a table. A later term beats every number of an earlier one.
 #[derive(
@@ -74,6 +78,8 @@ pub enum MemberState {
     Alive,
     /// It has been silent for some time: ask others first.
     Suspect,
+    /// It leaves soon: nothing new is kept there, and it is home to nothing.
+    Draining,
 }
 
 /// Members and homes.
@@ -134,10 +140,10 @@ impl RunKey {
         Self(xxh3_128(&name))
     }
 
-    /// The partition that the run belongs to: its first 12 bits.
+    /// The partition that the run belongs to: its first 14 bits.
     #[must_use]
     pub fn partition(self) -> u16 {
-        (self.0 >> (128 - 12)) as u16
+        (self.0 >> (128 - PARTITION_BITS)) as u16
     }
 }
 
@@ -183,6 +189,8 @@ impl fmt::Debug for RunKey {
     }
 }
 
+const PARTITION_BITS: u32 = 14;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,7 +199,7 @@ mod tests {
     fn run_keys_and_partitions_are_what_they_always_were() {
         let run = RunKey::new(&Fingerprint([1; 32]), &ChunkHash([2; 32]));
         assert_eq!(format!("{run:?}"), GOLDEN_RUN);
-        assert_eq!(format!("{:03x}", run.partition()), GOLDEN_RUN[..3]);
+        assert_eq!(u16::from_str_radix(&GOLDEN_RUN[..4], 16), Ok(run.partition() << 2));
         assert!((0..=255).all(|byte| {
             RunKey::new(&Fingerprint([byte; 32]), &ChunkHash([byte; 32])).partition() < PARTITIONS
         }));

@@ -5,12 +5,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_protocol::TraceContext;
 use tokio::time::Instant;
 
 use crate::error::SessionError;
+use crate::link::round_trip::RoundTrip;
+use crate::link::{Link, within};
 use crate::opening::Opening;
-use crate::round_trip::RoundTrip;
-use crate::session::Session;
 use crate::window::{Window, WindowRange};
 
 /// A request of a session: await it in a task, or [wait](Call::wait) for it on a thread. Nothing is sent before.
@@ -37,10 +38,10 @@ pub type CallFuture<T> = Pin<Box<dyn Future<Output = Result<T, SessionError>> + 
     reason = "nearly all calls ask, and a box would cost each of them an allocation"
 )]
 enum Work<T> {
-    /// Opens a session; the function is the identity.
-    Open(Opening, fn(Session) -> T),
+    Open(Opening, fn(Arc<Link>) -> T),
     Ask {
-        session: Session,
+        link: Arc<Link>,
+        trace: Option<TraceContext>,
         step: Step<T>,
         /// Decides what follows an answer; without it the answer is the result.
         then: Option<Then<T>>,
@@ -70,17 +71,17 @@ impl<T: Send + 'static> Call<T> {
     /// # Errors
     /// As the method that made the call says; `Timeout`.
     pub fn wait(self) -> Result<T, SessionError> {
-        let (session, mut step, mut then) = match self.0 {
+        let (link, trace, mut step, mut then) = match self.0 {
             Work::Open(opening, done) => return opening.wait().map(done),
-            Work::Ask { session, step, then } => (session, step, then),
+            Work::Ask { link, trace, step, then } => (link, trace, step, then),
         };
         loop {
             let value = match step {
                 Step::Done(result) => return result,
-                Step::Ask(round_trip) => session.link.ask_on_this_thread(round_trip, session.trace)?,
+                Step::Ask(round_trip) => link.ask_on_this_thread(round_trip, trace)?,
                 Step::TakeRoom(RoomFor { window, bytes, mut value, give }) => {
-                    session.link.deliver_late_answers();
-                    let range = window.take_within(bytes, session.link.timeout);
+                    link.deliver_late_answers();
+                    let range = window.take_within(bytes, link.timeout);
                     give(&mut value, range.ok_or(SessionError::Timeout)?);
                     value
                 }
@@ -93,17 +94,17 @@ impl<T: Send + 'static> Call<T> {
     }
 
     async fn run(self) -> Result<T, SessionError> {
-        let (session, mut step, mut then) = match self.0 {
+        let (link, trace, mut step, mut then) = match self.0 {
             Work::Open(opening, done) => return opening.run().await.map(done),
-            Work::Ask { session, step, then } => (session, step, then),
+            Work::Ask { link, trace, step, then } => (link, trace, step, then),
         };
         loop {
             let value = match step {
                 Step::Done(result) => return result,
-                Step::Ask(round_trip) => session.link.ask(round_trip, session.trace).await?,
+                Step::Ask(round_trip) => link.ask(round_trip, trace).await?,
                 Step::TakeRoom(RoomFor { window, bytes, mut value, give }) => {
                     let range = async { Ok(window.take(bytes).await) };
-                    give(&mut value, within(session.link.timeout, range).await?);
+                    give(&mut value, within(link.timeout, range).await?);
                     value
                 }
             };
@@ -114,8 +115,13 @@ impl<T: Send + 'static> Call<T> {
         }
     }
 
-    pub(crate) fn new(session: &Session, step: Step<T>) -> Self {
-        Self(Work::Ask { session: session.clone(), step, then: None })
+    /// Opens a session, which `done` makes of its link.
+    pub(crate) fn open(opening: Opening, done: fn(Arc<Link>) -> T) -> Self {
+        Self(Work::Open(opening, done))
+    }
+
+    pub(crate) fn new(link: &Arc<Link>, trace: Option<TraceContext>, step: Step<T>) -> Self {
+        Self(Work::Ask { link: Arc::clone(link), trace, step, then: None })
     }
 
     /// The same call, unless a check says that it is in vain.
@@ -137,12 +143,13 @@ impl<T: Send + 'static> Call<T> {
     /// Asks for news until `known` finds the result in those that came, or `patience` has passed. `ask` is told how long the node
     /// may wait for news.
     pub(crate) fn until(
-        session: &Session,
+        link: &Arc<Link>,
+        trace: Option<TraceContext>,
         patience: Duration,
         known: impl Fn() -> Option<T> + Send + 'static,
         ask: impl Fn(Duration) -> RoundTrip<T> + Send + 'static,
     ) -> Self {
-        let (until, longest) = (Instant::now() + patience, session.link.timeout / 4);
+        let (until, longest) = (Instant::now() + patience, link.timeout / 4);
         let mut is_last = false;
         let mut next = move |news: Option<T>| {
             if let Some(news) = known().or(news.filter(|_| is_last)) {
@@ -153,13 +160,7 @@ impl<T: Send + 'static> Call<T> {
             Step::Ask(ask(left.min(longest)))
         };
         let first = next(None);
-        Self::new(session, first).then(move |news| next(Some(news)))
-    }
-}
-
-impl Call<Session> {
-    pub(crate) fn open(opening: Opening) -> Self {
-        Self(Work::Open(opening, |session| session))
+        Self::new(link, trace, first).then(move |news| next(Some(news)))
     }
 }
 
@@ -170,11 +171,4 @@ impl<T: Send + 'static> IntoFuture for Call<T> {
     fn into_future(self) -> CallFuture<T> {
         Box::pin(self.run())
     }
-}
-
-pub(crate) async fn within<T>(
-    timeout: Duration,
-    work: impl Future<Output = Result<T, SessionError>>,
-) -> Result<T, SessionError> {
-    tokio::time::timeout(timeout, work).await.unwrap_or(Err(SessionError::Timeout))
 }

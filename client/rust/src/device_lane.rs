@@ -20,16 +20,15 @@ pub use messages::layout_message;
 
 use crate::call::{Call, Step};
 use crate::engine_lane::{CopyFlags, LoadPages};
-use crate::error::SessionError;
+use crate::error::{Damaged, SessionError};
 use crate::lease::LeaseGuard;
 use crate::link::Link;
+use crate::link::round_trip::RoundTrip;
 use crate::lock;
 use crate::namespace::Namespace;
 use crate::options::millis;
 use crate::reservation::Reservation;
-use crate::round_trip::RoundTrip;
 use crate::session::Session;
-use crate::verify::Damaged;
 use larder_ipc::Mapping;
 
 /// An engine's tensors that the node knows, until the session ends. Cheap to clone.
@@ -176,7 +175,7 @@ impl Session {
         let blocks = namespace.blocks_per_chunk();
         assert!(block < blocks, "a chunk has {blocks} blocks, not {block}");
         let Some((memory, descriptors)) = messages::shared(memory) else {
-            return Call::new(self, Step::Done(Err(SessionError::NotShared)));
+            return self.call(Step::Done(Err(SessionError::NotShared)));
         };
         let request = Request::RegisterTensors(RegisterTensors {
             namespace: namespace.number(),
@@ -198,7 +197,7 @@ impl Session {
             Ok(NodeTensors(Arc::new(Known { number: known.tensors, namespace, block, layout, words })))
         });
         round_trip.descriptors = descriptors;
-        Call::new(self, Step::Ask(round_trip))
+        self.call(Step::Ask(round_trip))
     }
 
     /// Has the node begin to copy what is leased into pages. The lease may be given back when the copy has begun. Blocks that the
@@ -256,7 +255,7 @@ impl Session {
             let progress = *lock(&known.progress);
             (progress.end.is_some() || progress.layers >= layers).then_some(progress)
         };
-        Call::until(self, patience, known, move |wait| news(&asked, layers, wait))
+        Call::until(&self.link, self.trace, patience, known, move |wait| news(&asked, layers, wait))
     }
 
     fn copy(&self, request: Request) -> Call<NodeCopy> {

@@ -22,10 +22,10 @@ use larder_device::{
 
 pub use copies::{Copied, CopyHandle};
 
+use crate::error::Damaged;
 use crate::lease::LeaseGuard;
 use crate::lock;
 use crate::reservation::{StagedChunk, StagedLayers};
-use crate::verify::Damaged;
 use copies::{Copies, CopyClaims};
 use larder_ipc::Mapping;
 use regions::Regions;

@@ -5,13 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_protocol::ChainError;
 use larder_protocol::frame::FrameError;
 use larder_protocol::frame::MalformedMessage;
 use larder_protocol::limits::SESSION_VERSION;
 use larder_protocol::session::{Refusal, Scarce};
+use larder_protocol::{ChainError, ChunkHash};
 
-use crate::verify::Damaged;
 use larder_ipc::MappingError;
 use larder_ipc::socket::ReceiveError;
 
@@ -73,6 +72,21 @@ pub enum SessionError {
     /// The socket failed in another way than by its end, while the session was being opened.
     #[error("the socket failed: {0}")]
     Socket(#[source] io::Error),
+}
+
+/// A block has other bytes than were committed under its name. The node was told, and verifies it: do as if the block were not
+/// there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "block {block} of the chunk at {position} ({hash}) has other bytes than were committed under its name: compute it instead"
+)]
+pub struct Damaged {
+    /// Position of the chunk among those leased.
+    pub position: usize,
+    /// The block.
+    pub block: usize,
+    /// The chunk.
+    pub hash: ChunkHash,
 }
 
 /// How a node does not keep to the protocol.

@@ -12,10 +12,10 @@ use crate::call::Call;
 use crate::error::SessionError;
 use crate::follow::{Follow, FollowOptions, Followed, InPlace};
 use crate::lease::LeaseGuard;
+use crate::link::round_trip::RoundTrip;
 use crate::namespace::Namespace;
 use crate::options::millis;
 use crate::reservation::{LayersPart, Reservation, StagedLayers};
-use crate::round_trip::RoundTrip;
 use crate::session::Session;
 
 impl Session {
@@ -127,7 +127,7 @@ impl Session {
             let is_enough = in_place.has(layers) && (known.lease().is_some() || in_place.chunks == 0);
             is_enough.then_some(in_place)
         };
-        Call::until(self, patience, known, move |wait| news(&asked, wait))
+        Call::until(&self.link, self.trace, patience, known, move |wait| news(&asked, wait))
     }
 }
 

@@ -8,12 +8,12 @@ use larder_protocol::ChunkHash;
 use larder_protocol::handoff::LayersSum;
 use larder_protocol::session::{Leased, Request};
 
-use crate::error::SessionError;
+use crate::error::{Damaged, SessionError};
 use crate::extents::Placed;
 use crate::link::Link;
 use crate::lock;
 use crate::namespace::Namespace;
-use crate::verify::{Damaged, Proofs, Reading};
+use crate::verify::{Proofs, Reading};
 use larder_ipc::Mapping;
 
 /// The right to read the first [`LeaseGuard::chunks`] chunks of a chain; 0 of them on a miss. While it lives the node

@@ -24,26 +24,25 @@ mod namespace;
 mod opening;
 mod options;
 mod reservation;
-mod round_trip;
 mod session;
 mod ticket;
 mod traffic;
+mod verifier;
 mod verify;
 mod window;
 
 pub use call::{Call, CallFuture};
 pub use device_lane::{NodeCopy, NodeTensors};
 pub use engine_lane::EngineLane;
-pub use error::{ProtocolError, SessionError};
+pub use error::{Damaged, ProtocolError, SessionError};
 pub use follow::{Follow, FollowOptions, InPlace};
 pub use lease::LeaseGuard;
 pub use namespace::Namespace;
-pub use options::{LookupOptions, SessionOptions};
+pub use options::{LookupOptions, SessionOptions, UnknownVerify, Verify};
 pub use reservation::{Reservation, StagedChunk, StagedLayers};
 pub use session::Session;
 pub use ticket::Ticket;
 pub use traffic::Counters;
-pub use verify::{Damaged, UnknownVerify, Verify};
 
 /// README's example compiles.
 #[cfg(doctest)]

@@ -1,5 +1,6 @@
 //! An open session: the socket, the requests that wait for answers, the extents, the window.
 
+pub(crate) mod round_trip;
 mod task;
 mod thread;
 
@@ -18,14 +19,13 @@ use larder_protocol::limits::MAX_OUTSTANDING_REQUESTS;
 use larder_protocol::session::{Request, Response, Welcome, decode_response};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
+use self::round_trip::{Answer, Deliver, RoundTrip};
 use crate::error::{ProtocolError, SessionError};
 use crate::extents::Extents;
 use crate::lock;
-use crate::opening::HELLO_NUMBER;
 use crate::options::SessionOptions;
-use crate::round_trip::{Answer, Deliver, RoundTrip};
 use crate::traffic::Traffic;
-use crate::verify::Verifier;
+use crate::verifier::Verifier;
 use crate::window::Window;
 use larder_ipc::Mapping;
 use larder_ipc::socket::{Frame, FrameReader, FrameWriter};
@@ -273,6 +273,17 @@ impl Drop for Link {
         self.shut_down();
     }
 }
+
+/// The result of some work, if it comes in time.
+pub(crate) async fn within<T>(
+    timeout: Duration,
+    work: impl Future<Output = Result<T, SessionError>>,
+) -> Result<T, SessionError> {
+    tokio::time::timeout(timeout, work).await.unwrap_or(Err(SessionError::Timeout))
+}
+
+/// The number of the first request of a session.
+pub(crate) const HELLO_NUMBER: u64 = 1;
 
 /// Of the requests that a session may have outstanding, those kept for giving back what a dropped value held: that may
 /// not wait for callers.

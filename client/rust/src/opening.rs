@@ -12,12 +12,10 @@ use larder_protocol::session::{Hello, Request, Response, Welcome, decode_respons
 use tokio::io::Interest;
 use tokio::time::Instant;
 
-use crate::call::within;
 use crate::error::{ProtocolError, SessionError};
-use crate::link::Link;
+use crate::link::round_trip::granted;
+use crate::link::{HELLO_NUMBER, Link, within};
 use crate::options::SessionOptions;
-use crate::round_trip::granted;
-use crate::session::Session;
 use crate::window::Window;
 use larder_ipc::Mapping;
 use larder_ipc::socket::{FrameReader, FrameWriter};
@@ -43,7 +41,7 @@ struct Handshake {
 
 impl Opening {
     /// Opens the session on this thread.
-    pub(crate) fn wait(self) -> Result<Session, SessionError> {
+    pub(crate) fn wait(self) -> Result<Arc<Link>, SessionError> {
         let Self { to, options } = self;
         let deadline = Instant::now() + options.timeout;
         let socket = match to {
@@ -69,7 +67,7 @@ impl Opening {
     }
 
     /// Opens the session in this task.
-    pub(crate) async fn run(self) -> Result<Session, SessionError> {
+    pub(crate) async fn run(self) -> Result<Arc<Link>, SessionError> {
         let Self { to, options } = self;
         let opened = async {
             let socket = match to {
@@ -146,9 +144,8 @@ impl Handshake {
         socket: UnixStream,
         (welcome, window): (Welcome, Option<Window>),
         options: &SessionOptions,
-    ) -> Session {
-        let link = Link::new(socket, self.reader, welcome, window.map(Arc::new), options);
-        Session { link: Arc::new(link), trace: None }
+    ) -> Arc<Link> {
+        Arc::new(Link::new(socket, self.reader, welcome, window.map(Arc::new), options))
     }
 }
 
@@ -177,6 +174,3 @@ fn opening(error: io::Error) -> SessionError {
         _ => SessionError::Socket(error),
     }
 }
-
-/// The number of the first request.
-pub(crate) const HELLO_NUMBER: u64 = 1;

@@ -1,10 +1,9 @@
 //! What callers choose.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use larder_protocol::session::Tier;
-
-use crate::verify::Verify;
 
 /// How to open a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +23,23 @@ pub struct SessionOptions {
     pub verify_seed: Option<u64>,
 }
 
+/// Which blocks a session verifies as it reads them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum Verify {
+    /// None.
+    Off,
+    /// One in 64, chosen at random: a memory that damages blocks is found, a single damaged block most likely not.
+    #[default]
+    Sample,
+    /// All of them: no byte is read as that of another block.
+    Always,
+}
+
+/// A word that is none of "off", "sample" and "always".
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`verify` is \"off\", \"sample\" or \"always\", not {0:?}")]
+pub struct UnknownVerify(String);
+
 /// What to ask of a lookup besides the chain.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct LookupOptions {
@@ -40,6 +56,19 @@ pub struct LookupOptions {
     /// Tokens that the engine computes in a second. Where it is given, a prefetch brings only what comes sooner than it is
     /// computed, and the node counts the seconds of prefill that a hit saves.
     pub prefill_tokens_per_second: Option<f64>,
+}
+
+impl FromStr for Verify {
+    type Err = UnknownVerify;
+
+    fn from_str(word: &str) -> Result<Self, UnknownVerify> {
+        match word {
+            "off" => Ok(Self::Off),
+            "sample" => Ok(Self::Sample),
+            "always" => Ok(Self::Always),
+            _ => Err(UnknownVerify(word.to_owned())),
+        }
+    }
 }
 
 impl Default for SessionOptions {

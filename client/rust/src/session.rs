@@ -14,9 +14,9 @@ use larder_protocol::session::{Request, Response};
 use crate::call::{Call, Step};
 use crate::error::SessionError;
 use crate::link::Link;
+use crate::link::round_trip::RoundTrip;
 use crate::opening::{Node, Opening};
 use crate::options::SessionOptions;
-use crate::round_trip::RoundTrip;
 use crate::traffic::Counters;
 
 /// A session with the node on this host. Clones share it.
@@ -41,7 +41,7 @@ impl Session {
     /// # Errors
     /// [`SessionError::Connect`] where nobody listens there; `Refused` and `Busy` where the node wants no session now.
     pub fn connect(path: impl AsRef<Path>, options: SessionOptions) -> Call<Self> {
-        Call::open(Opening { to: Node::At(path.as_ref().to_owned()), options })
+        Call::open(Opening { to: Node::At(path.as_ref().to_owned()), options }, Self::new)
     }
 
     /// Opens a session on a socket that is connected already.
@@ -51,7 +51,7 @@ impl Session {
     /// # Errors
     /// `Refused` and `Busy` where the node wants no session now.
     pub fn open(socket: UnixStream, options: SessionOptions) -> Call<Self> {
-        Call::open(Opening { to: Node::On(socket), options })
+        Call::open(Opening { to: Node::On(socket), options }, Self::new)
     }
 
     /// The same session, for a request of the engine's that is traced: what is asked through this handle belongs to that
@@ -97,6 +97,15 @@ impl Session {
         request: Request,
         accept: impl FnOnce(&Arc<Link>, Response, Vec<OwnedFd>) -> Result<T, SessionError> + Send + 'static,
     ) -> Call<T> {
-        Call::new(self, Step::Ask(RoundTrip::new(request, accept)))
+        self.call(Step::Ask(RoundTrip::new(request, accept)))
+    }
+
+    /// A call that begins with this step.
+    pub(crate) fn call<T: Send + 'static>(&self, step: Step<T>) -> Call<T> {
+        Call::new(&self.link, self.trace, step)
+    }
+
+    fn new(link: Arc<Link>) -> Self {
+        Self { link, trace: None }
     }
 }

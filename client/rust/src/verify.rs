@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::str::FromStr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -14,50 +13,11 @@ use larder_protocol::checksum::{BlockKey, BlockSummer, RangeChecksum, layers_che
 use larder_protocol::handoff::LayersSum;
 use larder_protocol::session::{ReportDamage, Request};
 
-use crate::error::SessionError;
+use crate::error::{Damaged, SessionError};
 use crate::link::Link;
 use crate::lock;
 use crate::namespace::Namespace;
 use larder_ipc::Mapping;
-
-/// Which blocks a session verifies as it reads them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
-pub enum Verify {
-    /// None.
-    Off,
-    /// One in 64, chosen at random: a memory that damages blocks is found, a single damaged block most likely not.
-    #[default]
-    Sample,
-    /// All of them: no byte is read as that of another block.
-    Always,
-}
-
-/// A word that is none of "off", "sample" and "always".
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`verify` is \"off\", \"sample\" or \"always\", not {0:?}")]
-pub struct UnknownVerify(String);
-
-/// A block has other bytes than were committed under its name. The node was told, and verifies it: do as if the block were not
-/// there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "block {block} of the chunk at {position} ({hash}) has other bytes than were committed under its name: compute it instead"
-)]
-pub struct Damaged {
-    /// Position of the chunk among those leased.
-    pub position: usize,
-    /// The block.
-    pub block: usize,
-    /// The chunk.
-    pub hash: ChunkHash,
-}
-
-/// What a session verifies.
-#[derive(Debug)]
-pub(crate) struct Verifier {
-    verify: Verify,
-    seed: u64,
-}
 
 /// What proves that leased blocks are right.
 pub(crate) struct Proofs {
@@ -105,38 +65,6 @@ pub(crate) struct Reading<'a> {
     pub(crate) offset: u64,
 }
 
-impl FromStr for Verify {
-    type Err = UnknownVerify;
-
-    fn from_str(word: &str) -> Result<Self, UnknownVerify> {
-        match word {
-            "off" => Ok(Self::Off),
-            "sample" => Ok(Self::Sample),
-            "always" => Ok(Self::Always),
-            _ => Err(UnknownVerify(word.to_owned())),
-        }
-    }
-}
-
-impl Verifier {
-    pub(crate) fn new(verify: Verify, seed: Option<u64>) -> Self {
-        Self { verify, seed: seed.unwrap_or_else(|| fastrand::u64(..)) }
-    }
-
-    /// Whether a block is among those to verify: chosen by the session's seed and the block's place in the series of its
-    /// leases, so that it does not depend on when it is read.
-    fn picks(&self, lease: u64, index: usize) -> bool {
-        match self.verify {
-            Verify::Off => false,
-            Verify::Always => true,
-            Verify::Sample => {
-                let place = lease.wrapping_mul(1 << 20).wrapping_add(index as u64);
-                fastrand::Rng::with_seed(self.seed ^ place.wrapping_mul(SPREAD)).u64(..SAMPLE_ONE_IN) == 0
-            }
-        }
-    }
-}
-
 impl Proofs {
     /// # Errors
     /// Where there is not one checksum for each place.
@@ -157,7 +85,7 @@ impl Proofs {
     }
 
     fn new(link: &Link, hashes: &[ChunkHash], places: usize, sums: Sums) -> Self {
-        let places = if link.verifier.verify == Verify::Off { 0 } else { places };
+        let places = if link.verifier.is_off() { 0 } else { places };
         let verdicts = (0..places).map(|_| AtomicU8::new(UNKNOWN)).collect();
         Self { hashes: hashes.into(), verdicts, sums }
     }
@@ -323,41 +251,9 @@ impl Proofs {
     }
 }
 
-/// One block in so many is verified where a sample is.
-const SAMPLE_ONE_IN: u64 = 64;
-
-/// An odd number whose multiples differ in all bits.
-const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-
 /// A piece that is summed while the core's own cache has it.
 const COPIED_PIECE_BYTES: usize = 128 << 10;
 
 const UNKNOWN: u8 = 0;
 const RIGHT: u8 = 1;
 const WRONG: u8 = 2;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_sample_is_one_block_in_sixty_four_and_depends_on_the_seed_alone() {
-        let picked = |seed| {
-            let verifier = Verifier::new(Verify::Sample, Some(seed));
-            (1..=1_000_u64)
-                .flat_map(|lease| (0..64).map(move |index| (lease, index)))
-                .filter(|&(lease, index)| verifier.picks(lease, index))
-                .collect::<Vec<_>>()
-        };
-        let first = picked(1);
-        assert!((900..1_100).contains(&first.len()), "{} of 64,000", first.len());
-        assert_eq!(first, picked(1));
-        assert_ne!(first, picked(2));
-    }
-
-    #[test]
-    fn off_picks_nothing_and_always_everything() {
-        let picks = |verify| (0..1_000).filter(|&index| Verifier::new(verify, None).picks(7, index)).count();
-        assert_eq!((picks(Verify::Off), picks(Verify::Always)), (0, 1_000));
-    }
-}

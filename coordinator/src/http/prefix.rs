@@ -47,14 +47,19 @@ struct EnginePrompt {
     seed: Option<String>,
     /// Tokens of the engine's own blocks; by default, the tokens of a chunk.
     block_tokens: Option<u32>,
+    /// The request's `cache_salt`.
     cache_salt: Option<String>,
+    /// The request's LoRA adapter.
     lora: Option<Lora>,
 }
 
+/// A LoRA adapter, as vLLM names it.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Lora {
+    /// Its name.
     name: String,
+    /// The path of its files.
     path: String,
 }
 

@@ -9,6 +9,7 @@ fn patience() -> Patience {
         heartbeat_ms: 1_000,
         suspect_after_ms: 3_000,
         remove_after_ms: 30_000,
+        remove_reported_after_ms: 8_000,
         grace_ms: 3_000,
         remember_lost_ms: 100_000,
     }
@@ -78,9 +79,8 @@ fn a_full_cluster_says_so_and_what_to_do() {
     let refused = membership.join("one-more", &join(1), 0).unwrap_err();
     assert_eq!(refused, JoinRefused::Full);
     assert!(refused.to_string().contains("stop one of them"), "{refused}");
-    membership.set_most_members(MAX_MEMBERS + 1);
+    membership.leave(NodeNumber(1), 1);
     assert!(membership.join("one-more", &join(1), 0).is_ok());
-    assert_eq!(membership.join("another", &join(1), 0), Err(JoinRefused::Full));
 }
 
 #[test]
@@ -125,6 +125,37 @@ fn two_who_get_no_answer_make_a_node_suspect_early() {
     membership.heartbeat(numbers[1], 1, &silent(numbers[2]), 6_100);
     let table = run(&mut membership, 6_200, 6_400).unwrap();
     assert_eq!(table.member(numbers[2]).unwrap().state, MemberState::Suspect);
+}
+
+#[test]
+fn two_who_get_no_answer_have_a_silent_node_removed_early_and_one_alone_does_not() {
+    let (mut membership, numbers) = cluster(4);
+    let mut removed = BTreeMap::new();
+    for now in (1_000..=40_000).step_by(500) {
+        for &living in &numbers[..2] {
+            // Both miss the third node; one alone misses the fourth.
+            let silent = [&numbers[2..3], &numbers[2..4]][usize::from(living == numbers[0])].to_vec();
+            membership.heartbeat(living, 1, &Heartbeat { silent, ..beat() }, now);
+        }
+        membership.tick(now);
+        for number in numbers.iter().filter(|&&number| membership.table().member(number).is_none()) {
+            removed.entry(*number).or_insert(now);
+        }
+    }
+    assert_eq!(removed, BTreeMap::from([(numbers[2], 8_000), (numbers[3], 30_000)]));
+}
+
+#[test]
+fn a_node_that_the_coordinator_hears_stays_whatever_others_say() {
+    let (mut membership, numbers) = cluster(3);
+    for now in (1_000..=40_000).step_by(500) {
+        membership.heartbeat(numbers[2], 1, &beat(), now);
+        for &other in &numbers[..2] {
+            membership.heartbeat(other, 1, &Heartbeat { silent: vec![numbers[2]], ..beat() }, now);
+        }
+        membership.tick(now);
+    }
+    assert_eq!(membership.table().members.len(), 3);
 }
 
 #[test]
@@ -360,4 +391,75 @@ fn in_the_end_the_members_are_the_living_nodes() {
         living.sort_unstable();
         assert_eq!(members_by_name, living, "seed {seed}");
     }
+}
+
+#[test]
+fn a_node_that_drains_is_home_to_nothing_until_it_drains_no_more() {
+    let (mut membership, numbers) = cluster(3);
+    membership.tick(10);
+    let homes = |table: &Table, node| table.homes.iter().filter(|&&home| home == node).count();
+    membership.drains(numbers[1], 1, true);
+    let table = membership.tick(100).unwrap();
+    assert_eq!(table.member(numbers[1]).unwrap().state, MemberState::Draining);
+    assert_eq!(homes(&table, numbers[1]), 0);
+    membership.drains(numbers[1], 1, true);
+    assert!(membership.tick(200).is_none(), "that is no news");
+    membership.drains(numbers[1], 1, false);
+    let table = membership.tick(300).unwrap();
+    assert_eq!(table.member(numbers[1]).unwrap().state, MemberState::Alive);
+    assert!(homes(&table, numbers[1]) > 1_000);
+    assert_eq!(membership.counts().drains, 1);
+}
+
+#[test]
+fn a_node_that_drained_leaves_and_is_not_lost() {
+    let (mut membership, numbers) = cluster(2);
+    membership.tick(10);
+    membership.drains(numbers[1], 1, true);
+    membership.tick(100);
+    membership.leave(numbers[1], 1);
+    assert_eq!(membership.tick(200).unwrap().members.len(), 1);
+    assert_eq!((membership.lost(300), membership.counts().removals), (Vec::new(), 0));
+}
+
+#[test]
+fn where_every_node_drains_partitions_stay_where_they_are() {
+    let (mut membership, numbers) = cluster(2);
+    let before = membership.tick(10).unwrap();
+    numbers.iter().for_each(|&number| membership.drains(number, 1, true));
+    assert_eq!(membership.tick(100).unwrap().homes, before.homes);
+}
+
+#[test]
+fn a_coordinator_that_starts_again_knows_who_drains_and_a_new_life_does_not() {
+    let (mut membership, numbers) = cluster(2);
+    membership.tick(10);
+    membership.drains(numbers[0], 1, true);
+    membership.tick(100);
+    let mut next = Membership::new(patience(), membership.state(), 0);
+    assert_eq!(next.join("node-0", &join(1), 0).map(|joined| joined.number), Ok(numbers[0]));
+    let table = next.tick(10).unwrap();
+    assert_eq!(table.member(numbers[0]).unwrap().state, MemberState::Draining);
+    let later = 3 * patience().heartbeat_ms;
+    run(&mut next, 100, later);
+    next.join("node-0", &join(2), later).unwrap();
+    let table = run(&mut next, later, later + 100).unwrap();
+    assert_eq!(table.member(numbers[0]).unwrap().state, MemberState::Alive);
+    next.drains(numbers[0], 1, true);
+    assert!(next.tick(later + 200).is_none(), "the life before has no say");
+}
+
+#[test]
+fn a_draining_node_that_falls_silent_is_suspect_and_drains_again_when_it_is_heard() {
+    let (mut membership, numbers) = cluster(2);
+    membership.tick(10);
+    membership.drains(numbers[1], 1, true);
+    for now in (1_000..=7_000).step_by(500) {
+        membership.heartbeat(numbers[0], 1, &beat(), now);
+        membership.tick(now);
+    }
+    assert_eq!(membership.table().member(numbers[1]).unwrap().state, MemberState::Suspect);
+    membership.heartbeat(numbers[1], 1, &beat(), 7_100);
+    let table = membership.tick(7_200).unwrap();
+    assert_eq!(table.member(numbers[1]).unwrap().state, MemberState::Draining);
 }

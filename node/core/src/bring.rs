@@ -12,6 +12,7 @@
 //! asks for all of them, and ends where the received state can be restored.
 
 mod fetch;
+mod forward;
 mod gather;
 mod handoff;
 mod locate;
@@ -26,6 +27,7 @@ use larder_protocol::table::Holder;
 use crate::cause::Cause;
 use crate::event::{Below, OrderNumber, QuestionId, ReadId, RequestId};
 use crate::loading::Meter;
+use crate::placement::Gaps;
 use crate::store::FetchId;
 use crate::store::ids::{ChunkKey, SessionId};
 use crate::tiers::known::{Known, Lifetimes};
@@ -66,6 +68,10 @@ pub(crate) struct Bring {
     /// The object store's recent answers, so that a lookup and its lease ask once.
     pub(crate) known: Known<ChunkKey>,
     meters: HashMap<Holder, Meter>,
+    /// How often this actor reads chunks of others.
+    gaps: Gaps,
+    /// Loads of chunks with several holders so far.
+    turn: usize,
     followers: handoff::Followers,
     /// Peers that wait for chunks from disk.
     recalls: HashMap<FetchId, Vec<recall::Recalled>>,
@@ -97,6 +103,8 @@ impl Bring {
             object: sources.object.map(|_| Reads::new(Below::Object)),
             known: Known::new(sources.known_chunks, LIFETIMES),
             meters: HashMap::new(),
+            gaps: Gaps::default(),
+            turn: 0,
             followers: handoff::Followers::default(),
             recalls: HashMap::new(),
             retries: BTreeMap::new(),

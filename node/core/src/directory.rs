@@ -15,8 +15,8 @@
 //! All three are told of each new table before anything else ([`Outbox::new_table`], [`Shard::new_table`],
 //! [`Cache::new_table`](cache::Cache::new_table)).
 //!
-//! The chunks 0; 1; 2-3; 4-7; 8-15; then sixteen at a time share a home ([`larder_protocol::run`]). So a prompt needs few
-//! messages, and no system prompt makes one node hot.
+//! The chunks 0; 1-7; 8-63; then 64 at a time share a home ([`larder_protocol::run`]). So a prompt needs few messages,
+//! and no system prompt makes one node hot.
 
 mod agenda;
 pub mod cache;

@@ -5,6 +5,7 @@ mod device;
 use std::time::Duration;
 
 use larder_protocol::checksum::BlockKey;
+use larder_protocol::drain::{TakeChunk, TakeNamespace, Taken};
 use larder_protocol::handoff::Writer;
 use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::peer::Class;
@@ -15,14 +16,27 @@ use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 use crate::cause::Cause;
 use crate::directory::Page;
 use crate::event::{
-    Below, CopyNumber, OrderNumber, QuestionId, ReadId, RecallId, RequestId, Ticket, WriteNumber,
+    Below, CopyNumber, OrderNumber, QuestionId, ReadId, RecallId, RequestId, TakeNumber, Ticket, WriteNumber,
 };
 use crate::placement::Placement;
 use crate::reports::Reporter;
 use crate::store::ids::{ChunkKey, SessionId};
-use crate::store::{BlockMove, Change, ChunkWrite, FetchId, FollowNews, Granted, Leased, Refused};
+use crate::store::{BlockMove, Change, ChunkWrite, FetchId, FollowNews, Granted, Leased, Offered, Refused};
 
 pub use device::{BlockAt, DeviceOrder, DeviceWork, PagesCopy, Promoted, Way};
+
+/// An actor of another node is asked to keep chunks.
+#[derive(Debug)]
+pub struct TakeOrder {
+    /// Its number.
+    pub take: TakeNumber,
+    /// The actor to ask.
+    pub taker: Holder,
+    /// The chunks' namespace; `None` if only the room is of interest.
+    pub namespace: Option<TakeNamespace>,
+    /// The chunks.
+    pub chunks: Vec<TakeChunk>,
+}
 
 /// Something to do. Each is handed out once, in order.
 #[derive(Debug)]
@@ -231,6 +245,16 @@ pub enum Effect {
         /// The chunk.
         hash: ChunkHash,
     },
+    /// Asks an actor of another node to keep chunks, since this one drains: [`Event::TakeAnswered`](crate::Event::TakeAnswered)
+    /// answers.
+    AskToTake(TakeOrder),
+    /// Answers a node that drains.
+    Taken {
+        /// The number under which its chunks were taken.
+        take: TakeNumber,
+        /// The answer.
+        taken: Taken,
+    },
     /// Answers a peer that waited for a chunk from disk.
     Granted {
         /// Its number.
@@ -245,6 +269,8 @@ pub enum Effect {
         /// Its blocks.
         keys: Vec<BlockKey>,
     },
+    /// Offers a node chunks that are evicted here: [`Event::OfferEnded`](crate::Event::OfferEnded) answers.
+    Offer(Offered),
     /// Counts something.
     Count(Counted),
 }

@@ -1,6 +1,10 @@
 //! The events that a shell tells its core.
 
+use std::time::Duration;
+
+use larder_protocol::drain::Taken;
 use larder_protocol::session::Request;
+use larder_protocol::table::Holder;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
 use crate::cause::Cause;
@@ -11,6 +15,17 @@ use crate::store::ids::{ChunkKey, ProcessId, SessionId};
 use crate::store::policy::PolicyName;
 
 pub use crate::store::ids::Below;
+
+/// How an actor is to drain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DrainOrder {
+    /// When it is over at the latest, since the node started.
+    pub until: Duration,
+    /// Whether the node will read its disk again.
+    pub keeps_disk: bool,
+    /// Limit of the bytes of blocks that move in a second.
+    pub bytes_per_second: Option<u64>,
+}
 
 /// A request of a session. The shell chooses the number; the core answers each of them once, by an effect that repeats it,
 /// unless the session ends before.
@@ -33,6 +48,11 @@ pub struct OrderNumber(pub u64);
 /// A chunk that a tier is asked for. The core chooses the number, and uses none twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReadId(pub(crate) u64);
+
+/// A question of a node that drains: whether another keeps its chunks. The core of each side chooses a number of its own, and
+/// uses none twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TakeNumber(pub(crate) u64);
 
 /// A chunk that is written to a tier. The core chooses the number, and uses none twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -106,6 +126,19 @@ pub enum Event {
         fingerprint: Fingerprint,
         /// The chunks.
         hashes: Vec<ChunkHash>,
+    },
+    /// The node leaves: the actor moves its warm chunks to others, and keeps nothing new.
+    Drain(DrainOrder),
+    /// The node does not leave.
+    DrainCancelled,
+    /// These actors of other nodes may keep chunks of this one, the first are asked first.
+    TakersAre(Vec<Holder>),
+    /// An actor of another node was asked to keep chunks.
+    TakeAnswered {
+        /// The question.
+        take: TakeNumber,
+        /// The answer; `None` if there is none.
+        taken: Option<Taken>,
     },
     /// A peer lets go of a grant or a follow.
     GrantEnded(u64),
@@ -191,6 +224,13 @@ pub enum Event {
     LeftDisk(Vec<ChunkKey>),
     /// The disk is closed: nothing on it can be read or written any more.
     DiskClosed,
+    /// A node answered an offer.
+    OfferEnded {
+        /// The offer.
+        offer: u64,
+        /// Which of the chunks it wants, in their order; none if it did not answer.
+        wanted: Vec<bool>,
+    },
     /// Chunks moved to another actor.
     Moved {
         /// The namespace.

@@ -28,6 +28,7 @@ pub mod cause;
 mod copies;
 mod device;
 pub mod directory;
+pub mod drain;
 mod effect;
 mod event;
 pub mod exchange;
@@ -49,21 +50,27 @@ use std::time::Duration;
 
 pub use bring::{Offer, Sources};
 pub use device::{DeviceLimits, SESSION_WORDS, Tensors};
+pub use drain::DrainProgress;
+pub use drain::take::TakeReply;
 pub use effect::{
     BlockAt, Counted, DeviceCopyEnd, DeviceOrder, DeviceWork, Effect, FetchOrder, FollowOrder, PagesCopy,
-    Promoted, Started, Way,
+    Promoted, Started, TakeOrder, Way,
 };
 pub use event::{
-    Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceEvent, DeviceFailure, Event,
-    FetchFailure, LayersArrived, OrderNumber, QuestionId, ReadAnswer, ReadId, RecallId, RequestId, Ticket,
-    WriteNumber, Written,
+    Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceEvent, DeviceFailure, DrainOrder,
+    Event, FetchFailure, LayersArrived, OrderNumber, QuestionId, ReadAnswer, ReadId, RecallId, RequestId,
+    TakeNumber, Ticket, WriteNumber, Written,
 };
 pub use time::Millis;
+
+use larder_protocol::table::Holder;
 
 use announce::Untold;
 use bring::Bring;
 use copies::Copies;
 use device::Device;
+use drain::Drain;
+use drain::take::Takes;
 use give_up::Moved;
 use store::ids::{ProcessId, SessionId, TenantId};
 use store::{Refused, Store, StoreLimits};
@@ -82,6 +89,10 @@ pub struct Core {
     device: Device,
     untold: Untold,
     moved: Moved,
+    drain: Option<Drain>,
+    takes: Takes,
+    /// Actors of other nodes that may keep chunks of this one.
+    takers: Vec<Holder>,
     effects: VecDeque<Effect>,
     /// Since the node started, as the last event says.
     now: Duration,
@@ -103,6 +114,9 @@ impl Core {
             device: Device::new(device),
             untold: Untold::default(),
             moved: Moved::default(),
+            drain: None,
+            takes: Takes::default(),
+            takers: Vec::new(),
             effects: VecDeque::new(),
             now: Duration::ZERO,
         }
@@ -111,6 +125,7 @@ impl Core {
     /// Takes an event, and decides its effects.
     pub fn handle(&mut self, now: Duration, event: Event) {
         self.now = self.now.max(now);
+        self.store.is_now(self.millis());
         match event {
             Event::Asked { request, ask, cause } => {
                 let done = self.asked(request, ask, cause);
@@ -129,6 +144,10 @@ impl Core {
             Event::ExtentRenewed(extent) => self.store.extent_renewed(extent),
             Event::ExtentLeft { extent, may_renew } => self.extent_left(extent, may_renew),
             Event::Damaged { by, fingerprint, hashes } => self.doubt(&by, fingerprint, hashes),
+            Event::Drain(order) => self.drain(order),
+            Event::DrainCancelled => self.drain_cancelled(),
+            Event::TakersAre(takers) => self.takers_are(takers),
+            Event::TakeAnswered { take, taken } => self.take_answered(take, taken),
             Event::GrantEnded(grant) => self.store.end_grant(grant),
             Event::LayersCame { order, chunk, layers } => self.layers_came(order, chunk, layers),
             Event::FollowedCame { order, chunk, came } => self.followed_came(order, chunk, came),
@@ -145,6 +164,7 @@ impl Core {
             Event::LeftDisk(keys) => self.store.left_disk(&keys),
             Event::DiskClosed => self.store.disk_closed(),
             Event::Moved { fingerprint, hashes } => self.give_up(fingerprint, &hashes, give_up::TRIES),
+            Event::OfferEnded { offer, wanted } => self.store.offer_ended(offer, &wanted),
             Event::Announced(announced) => self.announced(announced),
             Event::PageAnnounced { next } => self.page_announced(next),
             Event::Tick => {
@@ -160,7 +180,9 @@ impl Core {
             Event::Alarm => {}
         }
         self.order_busy_again();
+        self.go_on_draining();
         self.give_up_again();
+        self.offer_evicted();
         self.tell_changes();
         self.stop_abandoned();
         self.tell_followers();
@@ -181,7 +203,9 @@ impl Core {
     /// When [`Event::Alarm`] is due.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
-        let due = [self.bring.next_deadline(), self.untold.next_deadline(), self.moved.next_deadline()];
+        let drain = self.drain.as_ref().and_then(Drain::next_deadline);
+        let due =
+            [self.bring.next_deadline(), self.untold.next_deadline(), self.moved.next_deadline(), drain];
         due.into_iter().flatten().min()
     }
 
@@ -214,6 +238,7 @@ impl Core {
         self.copies.begin_anew();
         self.untold.begin_anew();
         self.moved = Moved::default();
+        self.drain_anew();
         self.begin_device_anew();
         self.know_again();
     }

@@ -65,6 +65,19 @@ impl Core {
     fn reserve(&mut self, request: RequestId, ask: &Reserve) -> Result<(), Refused> {
         let now = self.millis();
         let Reserve { namespace, ref chain, ref pools, priority, attempt } = *ask;
+        if self.is_draining() {
+            self.store.find(request.session, namespace, chain)?;
+            let nothing = Reserved {
+                reservation: 0,
+                chunks: Vec::new(),
+                pools: Vec::new(),
+                places: Vec::new(),
+                deadline_ms: 0,
+                extents: Vec::new(),
+            };
+            self.answer(request, Response::Reserved(nothing));
+            return Ok(());
+        }
         let reserved =
             self.store.reserve_attempt(request.session, namespace, chain, pools, priority, attempt, now)?;
         let response = Response::Reserved(Reserved {

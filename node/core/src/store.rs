@@ -27,8 +27,10 @@
 mod admission;
 mod checksums;
 mod commit;
+mod copies;
 mod disk;
 mod follow;
+mod forward;
 mod gather;
 mod grants;
 mod hand_out;
@@ -63,6 +65,7 @@ use larder_protocol::session::Registered;
 use larder_protocol::{ChunkHash, Fingerprint};
 
 use crate::Millis;
+use crate::placement::Pressure;
 use ids::{ChunkId, NamespaceId, ProcessId, SessionId, TenantId};
 use index::{Block, Index};
 use namespaces::Namespaces;
@@ -77,7 +80,8 @@ pub use disk::{DiskStoreLimits, DiskUsage};
 pub use follow::{
     FollowNews, FollowProgress, FollowProofs, FollowRequest, FollowStarted, LayersInPlace, News,
 };
-pub use gather::{Came, FetchId, Gathered, Recall, Source, Wanted};
+pub use forward::{Forwards, Offered};
+pub use gather::{Came, FetchId, FreeRoom, Gathered, Leaving, Recall, Source, TakeIn, Wanted};
 pub use grants::{Granted, GrantedBlock};
 pub use holdings::{PinFacts, SessionFacts};
 pub use journal::{Change, ChangeKind};
@@ -128,6 +132,10 @@ pub struct Store {
     refused_names: u64,
     /// When it last ticked, in tenths of a second since the node started.
     tenths: u32,
+    now: Millis,
+    pressure: Pressure,
+    copies: copies::Copies,
+    departing: forward::Departing,
 }
 
 impl Store {
@@ -162,6 +170,10 @@ impl Store {
             misnamed: 0,
             refused_names: 0,
             tenths: 0,
+            now: Millis::default(),
+            pressure: Pressure::default(),
+            copies: copies::Copies::default(),
+            departing: forward::Departing::default(),
         }
     }
 
@@ -256,12 +268,19 @@ impl Store {
 
     /// Ends pins and reservations that have passed their deadline.
     pub fn tick(&mut self, now: Millis) {
+        self.is_now(now);
         self.tenths = self.tenths.max(u32::try_from(now.0 / 100).unwrap_or(u32::MAX));
         for (session, reservation) in self.sessions.lapsed(now) {
             self.lapse(session, reservation);
         }
         self.expire_pins(now);
         self.expire_follows(now);
+        self.expire_forwards();
+    }
+
+    /// Takes the time, by which uses are dated.
+    pub fn is_now(&mut self, now: Millis) {
+        self.now = self.now.max(now);
     }
 
     /// The open sessions.
@@ -359,11 +378,25 @@ impl Store {
         self.namespaces.get(self.index.get(id).namespace).tenant
     }
 
+    /// This moment, as the index dates uses.
+    fn used_now(&self) -> u32 {
+        (self.now.0 / USE_MS) as u32
+    }
+
+    /// The time of a use that the index dated so; wrong for one of 497 days ago.
+    fn used_ms(&self, used: u32) -> u64 {
+        let ago = self.used_now().wrapping_sub(used);
+        (self.now.0 / USE_MS).saturating_sub(u64::from(ago)) * USE_MS
+    }
+
     fn next_number(&mut self) -> u64 {
         self.last_number += 1;
         self.last_number
     }
 }
+
+/// The precision of a use's date.
+const USE_MS: u64 = 10;
 
 fn check_block_sizes(spec: &NamespaceSpec, block_bytes: &[u64]) -> Result<(), Refused> {
     if block_bytes.len() != spec.pools.len() {

@@ -4,6 +4,8 @@ mod announced;
 mod below;
 mod copies;
 mod device;
+mod drains;
+mod forwards;
 mod handoffs;
 mod histories;
 mod holders;
@@ -63,7 +65,11 @@ fn limits() -> StoreLimits {
         max_pinned_bytes: 1_000 * BLOCK,
         reservation_ttl_ms: 1_000,
         max_pin_ms: 10_000,
-        peers: Some(PeerStoreLimits { passing_bytes: 16 * BLOCK, max_granted_chunks: 16 }),
+        peers: Some(PeerStoreLimits {
+            passing_bytes: 16 * BLOCK,
+            max_granted_chunks: 16,
+            placement: crate::placement::PlacementRule::Reads,
+        }),
         disk: Some(DiskStoreLimits {
             write: WritePolicy::default(),
             write_after_uses: 2,

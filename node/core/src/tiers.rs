@@ -153,7 +153,8 @@ impl Core {
         // What only a peer asked for stays no longer than it is sent.
         let kept = self.store.is_leased_soon(id).then_some(ChangeKind::Gained);
         let is_stored = tier == Below::Object;
-        let came = Came { checksums, pools, reads: 1, is_on_disk_elsewhere: false, is_stored };
+        let came =
+            Came { checksums, pools, reads: 1, is_on_disk_elsewhere: false, is_stored, is_copy: false };
         self.end_fetch(id, Some(came), kept);
     }
 

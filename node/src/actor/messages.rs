@@ -7,8 +7,10 @@ use actix::prelude::*;
 use larder_core::store::ids::{ProcessId, SessionId, TenantId};
 use larder_core::store::policy::PolicyName;
 use larder_core::store::{NamespaceFacts, PinFacts, SessionFacts, Usage};
+use larder_core::{DrainOrder, DrainProgress};
 use larder_net::trace::Trace;
 use larder_protocol::session::{Request, Response};
+use larder_protocol::table::Holder;
 use tokio::sync::mpsc;
 
 use crate::metrics::TenantRates;
@@ -97,6 +99,21 @@ pub struct AskReport;
 #[derive(Debug, Message)]
 #[rtype(result = "Vec<NamespaceFacts>")]
 pub struct AskNamespaces;
+
+/// Has an actor drain by this order, or drain no more.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct Drain(pub Option<DrainOrder>);
+
+/// The actors of other nodes that may keep chunks of an actor that drains.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct TakersAre(pub Vec<Holder>);
+
+/// Asks how far an actor's drain is; `None` if there is none.
+#[derive(Debug, Message)]
+#[rtype(result = "Option<DrainProgress>")]
+pub struct AskDrain;
 
 /// Asks an actor what its sessions and pins hold.
 #[derive(Debug, Message)]

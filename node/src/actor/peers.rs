@@ -6,8 +6,10 @@ use std::time::Duration;
 use actix::prelude::*;
 use larder_core::directory::Changes;
 use larder_core::store::Change;
-use larder_core::store::Granted;
+use larder_core::store::{Granted, Offered};
 use larder_core::{Announced, Arrival, Event, Offer};
+use larder_net::trace::Trace;
+use larder_protocol::peer::{OfferChunks, PeerRequest, PeerResponse};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 
@@ -17,7 +19,8 @@ use crate::arena::Arena;
 use crate::directory::{AskHolders, Changed, Stale};
 use crate::events::{AskPage, PAGE_CHUNKS, Page};
 use crate::exchange::{
-    AskBlocks, FetchOrder, FollowOrder, GiveUp, Grant, GrantedBlock, GrantedChunk, PeerLease, VerifyChunks,
+    AskBlocks, AskPeer, FetchOrder, FollowOrder, GiveUp, Grant, GrantedBlock, GrantedChunk, PeerLease, Rooms,
+    TakeIn, VerifyChunks,
 };
 
 /// How an actor reaches other nodes.
@@ -32,8 +35,14 @@ pub struct Peers {
     pub restarts: watch::Receiver<u64>,
     /// Hears of wrong rows.
     pub stale: Recipient<Stale>,
+    /// Asks another node.
+    pub ask: Recipient<AskPeer>,
     /// Fetches.
     pub fetch: Fetcher,
+    /// What the nodes' next victims are worth.
+    pub rooms: Rooms,
+    /// The news of that which the core has heard.
+    pub news: u64,
     /// Follows chunks at their writers' nodes.
     pub follow: FollowStarter,
     /// The node's name.
@@ -61,6 +70,23 @@ impl GpuActor {
         if to_directory {
             self.announce(Changes::Since(changes), Event::Announced(Announced::Taken));
         }
+    }
+
+    /// Offers a node chunks that are evicted here. No answer in time means that it wants none.
+    pub(super) fn offer(&mut self, offered: Offered, ctx: &mut Context<Self>) {
+        let Some(peers) = &self.peers else { return };
+        let Offered { number, to, fingerprint, worth, chunks } = offered;
+        let request =
+            PeerRequest::Offer(OfferChunks { device: peers.device, fingerprint, worth: worth.0, chunks });
+        let ask = AskPeer { node: to, request, deadline: OFFER_DEADLINE, trace: Trace::default() };
+        let answered = peers.ask.send(ask).into_actor(self).map(move |answer, actor, ctx| {
+            let wanted = match answer {
+                Ok(Ok(PeerResponse::Wanted(wanted))) => wanted,
+                _ => Vec::new(),
+            };
+            actor.decide(Event::OfferEnded { offer: number, wanted }, ctx);
+        });
+        self.spawn(ctx, answered);
     }
 
     /// Announces to the directory; the core hears whether the directory took it.
@@ -154,6 +180,20 @@ impl Handler<GiveUp> for GpuActor {
     }
 }
 
+impl Handler<TakeIn> for GpuActor {
+    type Result = MessageResult<TakeIn>;
+
+    fn handle(&mut self, offered: TakeIn, ctx: &mut Self::Context) -> Self::Result {
+        let TakeIn { holder, fingerprint, chunks, worth } = offered;
+        let wanted = self.guard(ctx, |actor, ctx| {
+            let wanted = actor.core.take_in(actor.clock.elapsed(), holder, fingerprint, &chunks, worth);
+            actor.settle(ctx);
+            wanted
+        });
+        MessageResult(wanted.unwrap_or_default())
+    }
+}
+
 impl Handler<VerifyChunks> for GpuActor {
     type Result = ();
 
@@ -174,6 +214,9 @@ impl StreamHandler<u64> for GpuActor {
     /// The actor holds a sender itself: the stream ends only with the actor.
     fn finished(&mut self, _: &mut Self::Context) {}
 }
+
+/// How long a node may take to say which of the chunks it wants that are evicted here: less than they wait for it.
+const OFFER_DEADLINE: Duration = Duration::from_millis(500);
 
 /// How long a peer waits when too much is being sent.
 const GRANT_RETRY_MS: u64 = 5;

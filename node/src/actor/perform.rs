@@ -10,8 +10,11 @@ use larder_core::placement::Placement;
 use larder_core::reports::Reporter;
 use larder_core::store::ids::SessionId;
 use larder_core::store::{self, FetchId, Granted, Wanted};
-use larder_core::{Arrival, Counted, Effect, Event, OrderNumber, QuestionId, RecallId, RequestId, Started};
+use larder_core::{
+    Arrival, Counted, Effect, Event, OrderNumber, QuestionId, RecallId, RequestId, Started, TakeNumber,
+};
 use larder_protocol::checksum::BlockKey;
+use larder_protocol::drain::Taken;
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Found, Lookup, Prefetching, Response};
 use larder_protocol::table::{Holder, NodeNumber};
@@ -40,6 +43,8 @@ pub(super) struct Pending {
     pub(super) orders: HashMap<OrderNumber, OrderHandles>,
     /// Peers that wait for chunks from disk.
     pub(super) recalls: HashMap<RecallId, oneshot::Sender<Grant>>,
+    /// Nodes that drain and wait for an answer.
+    pub(super) takes: HashMap<TakeNumber, oneshot::Sender<Taken>>,
     /// When the core is to be told that time has passed, where that is before the next tick.
     alarm: Option<Duration>,
 }
@@ -191,6 +196,7 @@ impl GpuActor {
             Effect::TellFollower(told) => self.tell_follower(told),
             Effect::Condemned { by, keys } => condemned(&by, &keys),
             Effect::Count(counted) => self.count(counted),
+            effect => self.perform_move(effect, ctx),
         }
     }
 
@@ -243,7 +249,16 @@ impl GpuActor {
             peers.restarts.mark_unchanged();
             self.core.directory_began_again();
         }
-        self.core.handle(self.clock.elapsed(), event);
+        let now = self.clock.elapsed();
+        if let Some(peers) = &mut self.peers {
+            for (node, least) in peers.rooms.since(&mut peers.news) {
+                self.core.neighbour_says(now, node, least);
+            }
+        }
+        self.core.handle(now, event);
+        if let Some(peers) = &self.peers {
+            peers.rooms.is_worth(peers.device, self.core.store().least_worth());
+        }
     }
 
     fn answer_request(&mut self, request: RequestId, answer: Answer) {
@@ -359,6 +374,7 @@ fn placed(placement: Option<Placement>) -> Placed {
         Some(Placement::Migrate) => Placed::Migrated,
         Some(Placement::Replicate) => Placed::Replicated,
         Some(Placement::Pass) => Placed::Passed,
+        Some(Placement::Forwarded) => Placed::Forwarded,
         None => Placed::Missed,
     }
 }

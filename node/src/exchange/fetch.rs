@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use larder_core::exchange::{Turn, Wanted};
 use larder_core::store::Checksums;
 use larder_core::{Arrival, FetchFailure};
-use larder_net::quic::{Connection, read_message, write_message};
+use larder_net::quic::{Connection, write_message};
 use larder_net::trace::{SpanKind, Trace};
 use larder_protocol::checksum::RangeChecksum;
 use larder_protocol::peer::{
@@ -22,6 +22,7 @@ use tokio::time::timeout;
 use super::metrics::Counted;
 use super::peers::{Link, Peers, write_trace};
 use super::place::InLine;
+use super::rooms::read_answer;
 use super::{FetchChunk, FetchOrder};
 use crate::arena::Destination;
 use crate::watched::here;
@@ -174,7 +175,7 @@ async fn receive_batch(
     trace.count("larder.chunks", batch.chunks.len() as u64);
     trace.count("larder.bytes", batch.bytes);
     trace.set("larder.peer", &*link.name);
-    let asked = ask(&connection, order, class, batch, &trace).await;
+    let asked = ask((peers, &connection), order, class, batch, &trace).await;
     if asked.is_ok() {
         peers.heard(link);
     }
@@ -217,7 +218,7 @@ enum Asked {
 }
 
 async fn ask(
-    connection: &Connection,
+    (peers, connection): (&Peers, &Connection),
     order: &FetchOrder,
     class: Class,
     batch: &Batch<'_>,
@@ -234,7 +235,11 @@ async fn ask(
     write_trace(&mut send, trace).await.map_err(|_| FetchFailure::Broken)?;
     write_message(&mut send, &request).await.map_err(|_| FetchFailure::Broken)?;
     send.finish().map_err(|_| FetchFailure::Broken)?;
-    match read_message(&mut receive).await {
+    let answer = read_answer(&mut receive).await;
+    if let Ok(Some((least, _))) = &answer {
+        peers.rooms().heard(order.holder.node, *least);
+    }
+    match answer.map(|answer| answer.map(|(_, answer)| answer)) {
         Ok(Some(PeerResponse::Fetched(held))) if held.len() == batch.chunks.len() => {
             Ok(Asked::Coming(receive, held))
         }

@@ -48,7 +48,7 @@ metrics_table! {
         connections: IntGauge = "larder_peer_connections", "connections", [],
             "Connections that others made to this node";
         requests: IntCounterVec = "larder_peer_requests_total", "requests",
-            [Label::one_of("request", &["find", "announce", "repair", "fetch", "moved", "damaged", "ping"])],
+            [Label::one_of("request", &["find", "announce", "repair", "fetch", "moved", "damaged", "ping", "take"])],
             "Requests that other processes made, by kind";
         rejected: IntCounterVec = "larder_peer_rejected_total", "refusals",
             [Label::one_of("reason", &["handshakes", "connections", "certificate", "identity", "handshake",

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use larder_core::exchange::{BusyPause, Effect, Exchange, NoPeer, PeerId, RequestId};
-use larder_net::quic::{Connection, Endpoint, MessageError, read_message, write_message};
+use larder_core::placement::Worth;
+use larder_net::quic::{Connection, Endpoint, MessageError, write_message};
 use larder_net::trace::Trace;
 use larder_protocol::identity::Role;
 use larder_protocol::peer::{Chunks, PeerRequest, PeerResponse, RetryAfter};
@@ -19,6 +20,7 @@ use tokio::time::{sleep, timeout};
 
 use super::metrics::{OTHER, Watched};
 use super::place::TurnSignal;
+use super::rooms::{Rooms, read_answer};
 use super::{ExchangeLimits, ExchangeMetrics, PeerUnavailable};
 use crate::clock::Clock;
 use crate::watched::Watch;
@@ -38,6 +40,7 @@ struct Shared {
     clock: Clock,
     links: RefCell<BTreeMap<PeerId, Rc<Link>>>,
     silent: SilentPeers,
+    rooms: Rooms,
     watched: RefCell<Watched>,
     watch: Watch,
     /// Bounds the reports of damage that are under way.
@@ -81,7 +84,7 @@ impl Peers {
         limits: ExchangeLimits,
         metrics: ExchangeMetrics,
         clock: Clock,
-        silent: SilentPeers,
+        (silent, rooms): (SilentPeers, Rooms),
         watch: Watch,
     ) -> Self {
         Self(Rc::new(Shared {
@@ -93,6 +96,7 @@ impl Peers {
             clock,
             links: RefCell::default(),
             silent,
+            rooms,
             watched: RefCell::default(),
             watch,
             reports: Arc::new(Semaphore::new(MOST_REPORTS)),
@@ -192,6 +196,11 @@ impl Peers {
         });
     }
 
+    /// What the nodes' next victims are worth.
+    pub(super) fn rooms(&self) -> &Rooms {
+        &self.0.rooms
+    }
+
     /// The table that counts.
     pub(super) fn table(&self) -> Arc<Table> {
         Arc::clone(self.0.exchange.borrow().table())
@@ -274,7 +283,9 @@ impl Peers {
                 let connection = self.connection(&link).await;
                 let connection = connection.ok_or_else(|| unavailable(&"no connection can be made"))?;
                 let answer = converse(&connection, request, trace).await;
-                match answer.map_err(|error| unavailable(&error))? {
+                let (least, answer) = answer.map_err(|error| unavailable(&error))?;
+                self.0.rooms.heard(node, least);
+                match answer {
                     PeerResponse::Busy(retry) => {
                         busy.set(Some(retry));
                         sleep(self.pause(&mut pause, retry, Duration::MAX).unwrap_or_default()).await;
@@ -369,7 +380,10 @@ impl Peers {
     /// Whether a node gives a sign of life.
     async fn answers(&self, link: &Rc<Link>) -> bool {
         let Some(connection) = self.dial(link).await else { return false };
-        matches!(converse(&connection, &PeerRequest::Ping, &Trace::default()).await, Ok(PeerResponse::Done))
+        matches!(
+            converse(&connection, &PeerRequest::Ping, &Trace::default()).await,
+            Ok((_, PeerResponse::Done))
+        )
     }
 
     fn note_silent(&self, change: impl FnOnce(&mut BTreeSet<NodeNumber>) -> bool) {
@@ -394,13 +408,13 @@ async fn converse(
     connection: &Connection,
     request: &PeerRequest,
     trace: &Trace,
-) -> Result<PeerResponse, Box<dyn std::error::Error>> {
+) -> Result<(Worth, PeerResponse), Box<dyn std::error::Error>> {
     let (mut send, mut receive) = connection.quic().open_bi().await?;
     send.set_priority(SMALL_FIRST)?;
     write_trace(&mut send, trace).await?;
     write_message(&mut send, request).await?;
     send.finish()?;
-    read_message(&mut receive).await?.ok_or_else(|| "no answer on the stream".into())
+    read_answer(&mut receive).await?.ok_or_else(|| "no answer on the stream".into())
 }
 
 /// Sends the trace of the following request, if it is recorded.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use actix::Recipient;
 use bytes::Bytes;
+use larder_core::placement::Worth;
 use larder_core::reports::Reporter;
 use larder_net::quic::{
     Asked, Connection, Endpoint, Guest, GuestLimits, Guests, Incoming, MAX_STREAMS, MessageError,
@@ -15,13 +16,17 @@ use larder_net::quic::{
 };
 use larder_net::trace::{Sampler, Trace};
 use larder_protocol::TraceContext;
+use larder_protocol::drain::{DrainCommand, DrainReport};
+use larder_protocol::drain::{Take, Taken};
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::limits::{
     MAX_ANNOUNCE_CHANGES, MAX_ANNOUNCES, MAX_FETCH_CHUNKS, MAX_FIND_ROWS, MAX_PEER_MESSAGE_BYTES,
 };
 use larder_protocol::peer::{
-    Announce, Chunks, Class, Fetch, FetchedChunk, HeldBlock, HeldChunk, PeerRequest, PeerResponse, RetryAfter,
+    Announce, Chunks, Class, Fetch, FetchedChunk, HeldBlock, HeldChunk, OfferChunks, PeerRequest,
+    PeerResponse, RetryAfter,
 };
+use larder_protocol::table::Holder;
 use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
@@ -30,9 +35,12 @@ use super::metrics::Counted;
 use super::peers::{Peers, SMALL_FIRST};
 use super::{
     AskBlocks, AskFollow, GiveUp, Grant, GrantedChunk, ServeAnnounce, ServeFind, ServeRepair, SetPolicy,
-    VerifyChunks,
+    TakeChunks, TakeIn, VerifyChunks,
 };
 use crate::watched::here;
+
+/// Does what an admin, by name, wants of the node's drain; the error is for people.
+pub(super) type DrainByAdmin = Box<dyn Fn(&str, DrainCommand) -> Result<DrainReport, String> + Send>;
 
 /// The receivers of requests.
 pub struct Services {
@@ -43,9 +51,15 @@ pub struct Services {
     /// The same actors, by device.
     pub give_up: Vec<Recipient<GiveUp>>,
     /// The same actors, by device.
+    pub take_in: Vec<Recipient<TakeIn>>,
+    /// The same actors, by device.
     pub verify: Vec<Recipient<VerifyChunks>>,
     /// The same actors, by device.
     pub policy: Vec<Recipient<SetPolicy>>,
+    /// The same actors, by device.
+    pub take: Vec<Recipient<TakeChunks>>,
+    /// The node's drain.
+    pub drain: DrainByAdmin,
     /// The directory.
     pub find: Recipient<ServeFind>,
     /// The directory.
@@ -148,7 +162,16 @@ impl Server {
             }
         };
         // Errors here: the asker went away.
-        if send.set_priority(SMALL_FIRST).is_ok() && write_message(&mut send, &response).await.is_ok() {
+        let is_told = match connection.peer().role {
+            Role::Node if response != PeerResponse::Done => {
+                self.peers.rooms().write_before(&mut send).await.is_ok()
+            }
+            _ => true,
+        };
+        if is_told
+            && send.set_priority(SMALL_FIRST).is_ok()
+            && write_message(&mut send, &response).await.is_ok()
+        {
             let _ = send.finish();
         }
     }
@@ -178,7 +201,10 @@ impl Server {
         let is_node = peer.role == Role::Node;
         match request {
             PeerRequest::Ping => Ok(()),
-            PeerRequest::SetPolicy(_) if peer.role == Role::Admin => Ok(()),
+            PeerRequest::SetPolicy(_) | PeerRequest::Drain(_) if peer.role == Role::Admin => Ok(()),
+            PeerRequest::Take(take) if take.chunks.len() > MAX_FETCH_CHUNKS => {
+                Err("too many chunks in one take")
+            }
             PeerRequest::Find(find) if find.rows.len() > MAX_FIND_ROWS => {
                 Err("too many rows in one question")
             }
@@ -201,11 +227,16 @@ impl Server {
             PeerRequest::Damaged(chunks) if chunks.hashes.len() > MAX_FETCH_CHUNKS => {
                 Err("too many chunks in one report")
             }
+            PeerRequest::Offer(offer) if offer.chunks.len() > MAX_FETCH_CHUNKS => {
+                Err("too many chunks in one offer")
+            }
             PeerRequest::Fetch(_)
             | PeerRequest::Follow(_)
             | PeerRequest::Damaged(_)
             | PeerRequest::Moved(_)
+            | PeerRequest::Offer(_)
             | PeerRequest::Repair(_)
+            | PeerRequest::Take(_)
                 if is_node =>
             {
                 Ok(())
@@ -246,6 +277,17 @@ impl Server {
                 let given_up = actor.send(GiveUp { fingerprint, hashes }).await;
                 given_up.map_or(busy, |()| PeerResponse::Done)
             }
+            PeerRequest::Offer(offer) => {
+                let Some(node) = self.peers.number_of(&peer.name) else { return busy };
+                let cheapest = self.peers.rooms().cheapest_actor().map_or(0, |(device, _)| device);
+                let Some(actor) = self.services.take_in.get(usize::from(cheapest)) else {
+                    return PeerResponse::Refused("nobody takes chunks here".to_owned());
+                };
+                let OfferChunks { device, fingerprint, worth, chunks } = offer;
+                let holder = Holder { node, device };
+                let wanted = actor.send(TakeIn { holder, fingerprint, chunks, worth: Worth(worth) }).await;
+                wanted.map_or(busy, PeerResponse::Wanted)
+            }
             PeerRequest::Damaged(Chunks { device, fingerprint, hashes }) => {
                 let Some(actor) = self.services.verify.get(usize::from(device)) else {
                     return PeerResponse::Refused("there is no such device".to_owned());
@@ -255,11 +297,26 @@ impl Server {
                 told.map_or(busy, |()| PeerResponse::Done)
             }
             PeerRequest::SetPolicy(name) => self.set_policy(&name).await,
+            PeerRequest::Take(take) => self.take(peer, *take).await.map_or(busy, PeerResponse::Taken),
+            PeerRequest::Drain(command) => match (self.services.drain)(&peer.name, command) {
+                Ok(report) => PeerResponse::Drains(Box::new(report)),
+                Err(refused) => PeerResponse::Refused(refused),
+            },
             PeerRequest::Fetch(_) | PeerRequest::Follow(_) => {
                 PeerResponse::Refused("a fetch or follow has a stream of its own".to_owned())
             }
             PeerRequest::Trace(_) => PeerResponse::Refused("a trace goes before a request".to_owned()),
         }
+    }
+
+    /// Has an actor keep chunks of a node that drains; `None` if it is stopping.
+    async fn take(&self, peer: &Identity, take: Take) -> Option<Taken> {
+        let Take { from: device, to, namespace, chunks } = take;
+        let all_refused = Taken { is_kept: vec![false; chunks.len()], ..Taken::default() };
+        let Some(node) = self.peers.number_of(&peer.name) else { return Some(all_refused) };
+        let Some(actor) = self.services.take.get(usize::from(to)) else { return Some(all_refused) };
+        let from = Holder { node, device };
+        actor.send(TakeChunks { from, namespace, chunks }).await.ok().flatten()
     }
 
     /// Tells every actor. Asking again is right if one was too busy.
@@ -307,10 +364,11 @@ impl Server {
         trace.count("larder.chunks_here", held);
         trace.set("larder.peer", &*peer.name);
         let sent = async {
-            timeout(STALL_DEADLINE, write_message(&mut send, &PeerResponse::Fetched(said)))
-                .await
-                .ok()?
-                .ok()?;
+            let head = async {
+                self.peers.rooms().write_before(&mut send).await?;
+                write_message(&mut send, &PeerResponse::Fetched(said)).await
+            };
+            timeout(STALL_DEADLINE, head).await.ok()?.ok()?;
             for block in blocks {
                 self.write_while_read(&mut send, block).await?;
             }
@@ -426,9 +484,12 @@ fn name_of(request: &PeerRequest) -> &'static str {
         PeerRequest::Follow(_) => "follow",
         PeerRequest::Moved(_) => "moved",
         PeerRequest::Damaged(_) => "damaged",
+        PeerRequest::Offer(_) => "offer",
         PeerRequest::Ping => "ping",
         PeerRequest::SetPolicy(_) => "set_policy",
         PeerRequest::Trace(_) => "trace",
+        PeerRequest::Take(_) => "take",
+        PeerRequest::Drain(_) => "drain",
     }
 }
 

@@ -195,7 +195,15 @@ impl Asker {
         let known = silent.clone();
         let (clock, watch) = (Clock::start(), Watch::in_test());
         let watches = watch.clone();
-        let actor = PeerActor::new(endpoint, limits.clone(), metrics.clone(), clock, known, watches, orders);
+        let actor = PeerActor::new(
+            endpoint,
+            limits.clone(),
+            metrics.clone(),
+            clock,
+            (known, Rooms::default()),
+            watches,
+            orders,
+        );
         actor.peers.set_table(Arc::new(table), NodeNumber(1));
         let (memory, next) = (Arc::clone(arena(2).extent(1)), Cell::new(0));
         let (actor, has_others) = (actor.start(), Cell::new(false));

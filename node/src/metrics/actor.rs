@@ -28,7 +28,7 @@ pub struct ActorMetrics {
     /// By [`Movement`].
     moved_bytes: [IntCounter; 2],
     /// By [`Placed`].
-    fetched: [IntCounter; 4],
+    fetched: [IntCounter; 5],
     /// By [`HandedOver`].
     handed_over_layers: [IntCounter; 3],
     handed_over_bytes: [IntCounter; 3],
@@ -64,6 +64,8 @@ pub enum Placed {
     Passed,
     /// It did not come.
     Missed,
+    /// Its holder evicts it and offered it: it is kept.
+    Forwarded,
 }
 
 /// The direction in which bytes move between engine and node.
@@ -303,6 +305,14 @@ impl ActorMetrics {
             let shed = more(|usage| usage.object.unwrap_or_default().shed);
             object.shed.with_label_values(&[device]).inc_by(shed);
         }
+        self.count_departures(usage, &before);
+        self.rates.observe(now)
+    }
+
+    /// Counts what was evicted, forwarded and refused since.
+    fn count_departures(&self, usage: &Usage, before: &Usage) {
+        let (device, tiers) = (&*self.device, &self.metrics.tiers);
+        let more = |total: fn(&Usage) -> u64| total(usage) - total(before);
         for (reason, more) in [
             ("watermark", more(|usage| usage.evictions.watermark)),
             ("need", more(|usage| usage.evictions.need)),
@@ -312,7 +322,15 @@ impl ActorMetrics {
         }
         let resided_ms = more(|usage| usage.evictions.resided_ms);
         tiers.residence_seconds.with_label_values(&[device]).inc_by(resided_ms as f64 / 1e3);
+        for (how, more) in [
+            ("offered", more(|usage| usage.forwards.offered)),
+            ("sent", more(|usage| usage.forwards.taken)),
+            ("taken", more(|usage| usage.forwards.taken_in)),
+        ] {
+            tiers.forwarded.with_label_values(&[device, how]).inc_by(more);
+        }
         for (counter, more) in [
+            (&tiers.forwarded_bytes, more(|usage| usage.forwards.taken_bytes)),
             (&tiers.device_evictions, more(|usage| usage.device_tier.evicted)),
             (&tiers.given_up, more(|usage| usage.given_up)),
             (&tiers.misnamed, more(|usage| usage.misnamed)),
@@ -321,7 +339,6 @@ impl ActorMetrics {
         ] {
             counter.with_label_values(&[device]).inc_by(more);
         }
-        self.rates.observe(now)
     }
 }
 

@@ -119,6 +119,11 @@ metrics_table! {
             "Chunks that were followed and did not come: their writer ended or failed, or was silent for too long";
         given_up: IntCounterVec = "larder_given_up_chunks_total", "chunks", [DEVICE],
             "Chunks that moved to other nodes, or other GPUs of this one";
+        forwarded: IntCounterVec = "larder_forwarded_chunks_total", "chunks",
+            [DEVICE, Label::one_of("how", &["offered", "sent", "taken"])],
+            "Evicted chunks that only this node had, by how they went to other nodes; offered: to one with room of less worth; sent: it has them; taken: they came here";
+        forwarded_bytes: IntCounterVec = "larder_forwarded_bytes_total", "bytes", [DEVICE],
+            "Bytes of those that were sent";
         misnamed: IntCounterVec = "larder_misnamed_chunks_total", "chunks", [DEVICE],
             "Chunks that did not have the name under which their bytes were asked for: faults of Larder, answered as misses";
         refused_names: IntCounterVec = "larder_refused_chunk_names_total", "chunks", [DEVICE],
@@ -161,7 +166,7 @@ metrics_table! {
         epoch: IntGaugeVec = "larder_membership_epoch", "", [Label::one_of("part", &["term", "number"])],
             "The epoch of the node's table; it follows larder_coordinator_epoch";
         members: IntGaugeVec = "larder_membership_members", "nodes",
-            [Label::one_of("state", &["alive", "suspect"])],
+            [Label::one_of("state", &["alive", "suspect", "draining"])],
             "Nodes in the node's table, by state";
         panics: IntCounterVec = "larder_peer_task_panics_total", "panics",
             [Label::one_of("task", &["directory", "peers", "orders", "accept", "serve", "fetch", "follow",
@@ -209,7 +214,7 @@ const REQUEST: Label = Label::one_of(
 pub(super) const MOVEMENTS: [&str; 2] = ["leased", "committed"];
 
 /// What becomes of chunks that are fetched: see [`super::Placed`].
-pub(super) const PLACEMENTS: [&str; 4] = ["migrated", "replicated", "passed", "missed"];
+pub(super) const PLACEMENTS: [&str; 5] = ["migrated", "replicated", "passed", "missed", "forwarded"];
 
 /// Where layers are handed over: see [`super::HandedOver`].
 pub(super) const HANDED_OVER: [&str; 3] = ["given", "sent", "came"];

@@ -6,12 +6,12 @@ use std::net::{Ipv4Addr, SocketAddr};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, Join};
 use larder_protocol::peer::{
     Announce, BlockLayers, Chunks, Class, Fetch, FetchedChunk, Find, FollowStep, Followed, HeldBlock,
-    HeldChunk, Message, PeerRequest, PeerResponse, RowChange, RowSpan, Rows,
+    HeldChunk, Message, OfferChunks, PeerRequest, PeerResponse, RowChange, RowSpan, Rows,
 };
 use larder_protocol::table::{
-    Epoch, Holder, Member, MemberState, NodeNumber, PARTITIONS, RowKey, RunKey, Table,
+    Epoch, Holder, Member, MemberState, NodeNumber, PARTITIONS, RowKey, RunKey, Table, TableReader, pages,
 };
-use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
 use crate::message;
 
@@ -27,8 +27,8 @@ pub fn peer_messages(bytes: &[u8]) -> bool {
     let is_answer = hold::<PeerResponse>(bytes).is_some();
     let is_of_a_follower = hold::<FollowerMessage>(bytes).is_some();
     let of_a_coordinator = hold::<CoordinatorMessage>(bytes);
-    if let Some(CoordinatorMessage::Table(table)) = &of_a_coordinator
-        && table.is_consistent()
+    if let Some(CoordinatorMessage::Table(page)) = &of_a_coordinator
+        && let Ok(Some(table)) = TableReader::default().take(page.clone())
         && !table.members.is_empty()
     {
         let home = |partition| table.home(partition).and_then(|home| table.member(home));
@@ -57,7 +57,7 @@ pub(crate) fn examples() -> Vec<Vec<u8>> {
         FollowerMessage::Heartbeat(Heartbeat { epoch: EPOCH, silent: vec![NodeNumber(3)] }),
     ];
     let coordinator = [
-        CoordinatorMessage::Table(table()),
+        CoordinatorMessage::Table(pages(&Table::default(), &table()).remove(0)),
         CoordinatorMessage::Refused("no".into()),
         CoordinatorMessage::Contested(address(3)),
     ];
@@ -77,11 +77,19 @@ fn requests() -> Vec<PeerRequest> {
         digest: Some(11),
         changes: vec![RowChange { row: ROW, is_held: true }, RowChange { row: ROW, is_held: false }],
     };
+    let chunk = ChunkRef {
+        hash: ChunkHash([1; 32]),
+        parent: ChunkHash([2; 32]),
+        index: 3,
+        anchor: ChunkHash([4; 32]),
+    };
+    let offer = OfferChunks { device: 0, fingerprint: chunks.fingerprint, worth: 7, chunks: vec![chunk] };
     vec![
         PeerRequest::Find(Find { epoch: EPOCH, rows: vec![ROW; 3] }),
         PeerRequest::Announce(vec![announce]),
         PeerRequest::Fetch(Fetch { chunks: chunks.clone(), block_bytes: vec![4_096], class: Class::Decode }),
         PeerRequest::Damaged(chunks),
+        PeerRequest::Offer(offer),
         PeerRequest::SetPolicy("lru".into()),
         PeerRequest::Ping,
     ]
@@ -93,6 +101,8 @@ fn responses() -> Vec<PeerResponse> {
     let layers = BlockLayers { block: 0, offset: 0, bytes: 2_048, checksum: 13 };
     vec![
         PeerResponse::Rows(Rows { epoch: EPOCH, spans: vec![RowSpan { from: 0, to: 3, holder: HOLDER }] }),
+        PeerResponse::Room(7),
+        PeerResponse::Wanted(vec![true, false]),
         PeerResponse::Fetched(vec![FetchedChunk::Held(held), FetchedChunk::NotHeld]),
         PeerResponse::Followed(Followed { order: 1, message: 1, chunk: 0, step: FollowStep::Layers(layers) }),
         PeerResponse::Followed(Followed {

@@ -9,7 +9,7 @@ use larder_core::store::ids::{ProcessId, SessionId};
 use larder_core::store::{
     DiskStoreLimits, FetchId, ObjectStoreLimits, PeerStoreLimits, StoreLimits, WritePolicy,
 };
-use larder_core::{Announced, Core, Effect, Event, OrderNumber, RecallId, RequestId};
+use larder_core::{Announced, Core, Counted, Effect, Event, OrderNumber, RecallId, RequestId};
 use larder_node::arena::ExtentMemory;
 use larder_node::siblings::Siblings;
 use larder_protocol::checksum::BlockKey;
@@ -46,6 +46,8 @@ pub(crate) struct Actor {
     /// Peers and siblings that wait for blocks, and which chunks they wait for from disk.
     pub(crate) asks: BTreeMap<u64, AskBlocks>,
     pub(crate) recalls: BTreeMap<RecallId, (u64, usize)>,
+    /// Peers that drain and wait for an answer.
+    pub(crate) takes: crate::drain::Taking,
     /// Orders that siblings carry out.
     pub(crate) from_siblings: BTreeMap<(u64, OrderNumber), Vec<Destination>>,
     pub(crate) disk: Option<Tier>,
@@ -71,6 +73,7 @@ impl Actor {
             last_request: 0,
             asks: BTreeMap::new(),
             recalls: BTreeMap::new(),
+            takes: BTreeMap::new(),
             from_siblings: BTreeMap::new(),
             disk: None,
             gpu: Gpu::default(),
@@ -98,7 +101,11 @@ pub(crate) fn limits(settings: &Settings, has_disk: bool) -> StoreLimits {
         max_pinned_bytes: 48 << 10,
         reservation_ttl_ms: 400,
         max_pin_ms: 3_000,
-        peers: Some(PeerStoreLimits { passing_bytes: 32 << 10, max_granted_chunks: 12 }),
+        peers: Some(PeerStoreLimits {
+            passing_bytes: 32 << 10,
+            max_granted_chunks: 12,
+            placement: settings.placement,
+        }),
         disk: has_disk.then_some(DiskStoreLimits {
             write: settings.write,
             write_after_uses: 2,
@@ -152,8 +159,10 @@ impl World {
                 self.peer_follows(at.life, number, follow);
                 self.tell(at, Event::Alarm);
             }
+            ActorHappening::TakeIn(offered) => self.take_in(at, offered),
             ActorHappening::Imported(import) => self.imported(at, import),
             ActorHappening::GrantEnded(grant) => self.tell(at, Event::GrantEnded(grant)),
+            ActorHappening::Take(from, call, take) => self.take(at, from, call, &take),
             ActorHappening::SiblingLate(life, order) => {
                 let Some(actor) = self.actor(at) else { return };
                 if actor.from_siblings.remove(&(life, order)).is_some() {
@@ -356,7 +365,19 @@ impl World {
                 self.tell_soon_in_any_life(At { actor: device, ..at }, event);
             }
             Effect::Granted { recall, granted } => self.recalled(at, recall, granted),
+            Effect::AskToTake(order) => {
+                let life = self.actor(at).map_or(0, |actor| actor.life);
+                self.plan_local(at.life, MAILBOX, Own::AskToTake(at.actor, life, order));
+            }
+            Effect::Taken { take, taken } => self.taken(at, take, taken),
             Effect::Condemned { keys, .. } => self.condemned(at, &keys),
+            Effect::Offer(offered) => {
+                let life = self.actor(at).map_or(0, |actor| actor.life);
+                self.plan_local(at.life, MAILBOX, Own::Offer(at.actor, life, offered));
+            }
+            Effect::Count(Counted::Placed(Some(placement))) => {
+                self.coverage.note(crate::coverage::placed(&placement));
+            }
             _ => {}
         }
     }
@@ -432,7 +453,7 @@ impl World {
     /// Tells the directory something, which may have too much to do.
     fn announce(&mut self, at: At, changes: Changes, taken: Event) {
         if self.chance(self.hosts[at.life.host].busy_disk / 2) {
-            let announced = if self.random.u8(..4) == 0 { Announced::Lost } else { Announced::Full(changes) };
+            let announced = if self.random.bool() { Announced::Lost } else { Announced::Full(changes) };
             return self.tell_at_once(at, Event::Announced(announced));
         }
         self.plan_local(at.life, MAILBOX, Own::Changed(at.actor, changes));
@@ -484,6 +505,7 @@ impl World {
         actor.windows.clear();
         actor.requests.clear();
         actor.recalls.clear();
+        actor.takes.clear();
         actor.core.begin_anew();
         actor.siblings.forget_all();
         let waiting = std::mem::take(&mut actor.asks);
@@ -504,6 +526,7 @@ impl World {
                 self.plan_local(at.life, MAILBOX, Own::Granted(ask));
             }
         }
+        self.cut_followees(at);
         self.note("panic", &[at.life.host as u64, at.actor.into()]);
         for engine in 0..self.engines.len() {
             if self.engines[engine].is_at(at) {

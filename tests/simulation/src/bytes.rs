@@ -1,6 +1,6 @@
 //! Memory: copies into it, sums over it, and who may read and write where.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use larder_core::store::ids::{ProcessId, SessionId};
@@ -60,6 +60,8 @@ pub(crate) struct Uses {
     flips: BTreeSet<(u32, u64)>,
     /// Whose bytes an extent has.
     pub(crate) tenants: BTreeMap<u32, u16>,
+    /// Where the last bytes of engines were copied to: an extent, an offset, and how many.
+    pub(crate) fresh: VecDeque<(u32, u64, u64)>,
 }
 
 /// Bytes of an extent, and whether they are written.
@@ -250,7 +252,7 @@ impl World {
     /// A copy has ended.
     pub(crate) fn copied(&mut self, at: At, life: u64, copying: Copying) {
         let Copying { copy, moves, memory, session, sources, fails } = copying;
-        let mut sums = Vec::new();
+        let (mut sums, mut fresh) = (Vec::new(), Vec::new());
         let scribbled =
             session.and_then(|session| self.actor(at)?.scribbled.get(&session).cloned()).unwrap_or_default();
         for ((block, memory), source) in moves.iter().zip(&memory).zip(sources) {
@@ -262,10 +264,16 @@ impl World {
                 };
                 let copied = memory.copy_in(block.place.offset, &bytes);
                 debug_assert!(copied.is_ok(), "places are checked when the copy begins");
+                fresh.push((block.place.extent, block.place.offset, block.bytes));
             }
             sums.push(sums_of_place(block, memory));
         }
         drop(memory);
+        if let Some(actor) = self.actor(at) {
+            actor.uses.fresh.extend(fresh);
+            let old = actor.uses.fresh.len().saturating_sub(MOST_FRESH);
+            actor.uses.fresh.drain(..old);
+        }
         let answer = fails.unwrap_or(CopyAnswer::Done(sums));
         self.coverage.note(crate::coverage::copied(&answer));
         self.tell_in_life(at, life, Event::Copied { copy, answer });
@@ -277,6 +285,9 @@ impl World {
         self.must_hold(at, &reading);
     }
 }
+
+/// So many places are known where bytes were copied to.
+const MOST_FRESH: usize = 4;
 
 /// New memory for an extent: all zeros.
 pub(crate) fn new_extent() -> Option<Arc<ExtentMemory>> {

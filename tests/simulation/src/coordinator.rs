@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_coordinator::Published;
 use larder_coordinator::membership::{Beat, JoinRefused, Membership, Patience, State};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, InUse, Join};
-use larder_protocol::table::{Epoch, NodeNumber, Table};
+use larder_protocol::peer::Message as _;
+use larder_protocol::table::{Epoch, NodeNumber, Table, TableReader};
 
 use crate::process::Own;
 use crate::world::{CoordinatorHappening, CoordinatorSays, Happening, Life, World};
@@ -19,11 +21,21 @@ pub(crate) struct Coordinator {
     /// Which life of it this is.
     life: u64,
     started: Duration,
-    streams: BTreeMap<(Life, u64), (NodeNumber, u64)>,
+    streams: BTreeMap<(Life, u64), Followed>,
     pub(crate) paused_until: Duration,
     /// The leader of each term so far: a life of a coordinator.
     terms: BTreeMap<u64, u64>,
-    published: Epoch,
+    /// Every table so far.
+    tables: BTreeMap<Epoch, Arc<Table>>,
+    published: Published,
+}
+
+/// A member that follows on a stream.
+struct Followed {
+    number: NodeNumber,
+    incarnation: u64,
+    /// The last table that it was sent.
+    sent: Epoch,
 }
 
 /// How a node follows the coordinator.
@@ -31,6 +43,7 @@ pub(crate) struct Coordinator {
 pub(crate) struct Follower {
     stream: u64,
     pub(crate) known: Arc<Table>,
+    reader: TableReader,
     pub(crate) own: NodeNumber,
     pub(crate) incarnation: u64,
     heard: Duration,
@@ -38,6 +51,8 @@ pub(crate) struct Follower {
     is_joined: bool,
     retry_after: Option<Duration>,
     pause: Duration,
+    /// Whether a coordinator was told that the node drains.
+    pub(crate) has_drained: bool,
 }
 
 impl Coordinator {
@@ -50,7 +65,8 @@ impl Coordinator {
             streams: BTreeMap::new(),
             paused_until: Duration::ZERO,
             terms: BTreeMap::new(),
-            published: Epoch::default(),
+            tables: BTreeMap::new(),
+            published: Published::default(),
         }
     }
 
@@ -71,6 +87,7 @@ impl Follower {
         Self {
             stream: 0,
             known: Arc::default(),
+            reader: TableReader::default(),
             own: NodeNumber::default(),
             incarnation,
             heard: Duration::ZERO,
@@ -78,7 +95,13 @@ impl Follower {
             is_joined: false,
             retry_after: None,
             pause: FIRST_PAUSE,
+            has_drained: false,
         }
+    }
+
+    /// The stream on which the coordinator knows the node.
+    pub(crate) fn joined_stream(&self) -> Option<u64> {
+        self.is_joined.then_some(self.stream)
     }
 }
 
@@ -91,6 +114,7 @@ impl World {
         coordinator.life += 1;
         coordinator.started = self.now;
         coordinator.streams.clear();
+        coordinator.published = Published::default();
         coordinator.membership = Some(Membership::new(PATIENCE, coordinator.written.clone(), 0));
         let life = coordinator.life;
         self.plan(COORDINATOR_TICK, Happening::Coordinator(CoordinatorHappening::Tick(life)));
@@ -124,8 +148,10 @@ impl World {
         let (life, epoch) = (coordinator.life, table.epoch);
         let leader = *coordinator.terms.entry(epoch.term).or_insert(life);
         let streams: Vec<(Life, u64)> = coordinator.streams.keys().copied().collect();
-        let is_newer = epoch > coordinator.published || self.faults_forget();
-        self.coordinator.published = epoch;
+        let last = coordinator.tables.last_key_value().map(|(&epoch, _)| epoch);
+        coordinator.tables.insert(epoch, Arc::clone(&table));
+        let is_newer = last.is_none_or(|last| epoch > last) || self.faults_forget();
+        self.coordinator.published = Published::new(self.coordinator.published.table(), Arc::clone(&table));
         self.note("table", &[epoch.term, epoch.number, table.members.len() as u64]);
         if leader != life && !self.faults_forget() {
             self.violate(|| format!("two coordinators of term {}", epoch.term));
@@ -136,9 +162,25 @@ impl World {
         if !table.is_consistent() {
             self.violate(|| format!("table {epoch} is not whole"));
         }
-        for (life, stream) in streams {
-            let message = CoordinatorMessage::Table((*table).clone());
-            self.tell_follower(life, CoordinatorSays { stream, message });
+        for stream in streams {
+            self.tell_table(stream);
+        }
+    }
+
+    /// Tells a follower what it lacks of the last table.
+    fn tell_table(&mut self, (life, stream): (Life, u64)) {
+        let Coordinator { streams, published, .. } = &mut self.coordinator;
+        let Some(follower) = streams.get_mut(&(life, stream)) else { return };
+        let last = std::mem::replace(&mut follower.sent, published.table().epoch);
+        if published.table().epoch.number == 0 {
+            return;
+        }
+        let pages = published.messages(last).iter().map(|page| CoordinatorMessage::decode(page));
+        for message in pages.collect::<Vec<_>>() {
+            match message {
+                Ok(message) => self.tell_follower(life, CoordinatorSays { stream, message }),
+                Err(_) => self.violate(|| "a page of a table is no message".to_owned()),
+            }
         }
     }
 
@@ -150,18 +192,16 @@ impl World {
         let answer = match message {
             FollowerMessage::Join(join) => {
                 let answer = membership.join(&name, &join, now);
-                let table = membership.table();
                 match answer {
                     Ok(joined) => {
-                        self.coordinator.streams.insert(key, (joined.number, join.incarnation));
+                        let (number, incarnation) = (joined.number, join.incarnation);
+                        let follower = Followed { number, incarnation, sent: Epoch::default() };
+                        self.coordinator.streams.insert(key, follower);
                         self.tell_follower(
                             life,
                             CoordinatorSays { stream, message: CoordinatorMessage::Joined(joined) },
                         );
-                        if table.epoch.number == 0 {
-                            return;
-                        }
-                        CoordinatorMessage::Table((*table).clone())
+                        return self.tell_table(key);
                     }
                     Err(JoinRefused::Outdated(at_least)) => CoordinatorMessage::Outdated(at_least),
                     Err(JoinRefused::InUse { address, retry_after_ms, .. }) => {
@@ -171,7 +211,9 @@ impl World {
                 }
             }
             FollowerMessage::Heartbeat(beat) => {
-                let Some(&(number, incarnation)) = self.coordinator.streams.get(&key) else { return };
+                let Some(&Followed { number, incarnation, .. }) = self.coordinator.streams.get(&key) else {
+                    return;
+                };
                 match membership.heartbeat(number, incarnation, &beat, now) {
                     Beat::Heard => CoordinatorMessage::Heard,
                     Beat::Contested(address) => CoordinatorMessage::Contested(address),
@@ -182,8 +224,16 @@ impl World {
                 }
             }
             FollowerMessage::Leave => {
-                let Some((number, incarnation)) = self.coordinator.streams.remove(&key) else { return };
+                let Some(Followed { number, incarnation, .. }) = self.coordinator.streams.remove(&key) else {
+                    return;
+                };
                 return membership.leave(number, incarnation);
+            }
+            FollowerMessage::Drains(drains) => {
+                let Some(&Followed { number, incarnation, .. }) = self.coordinator.streams.get(&key) else {
+                    return;
+                };
+                return membership.drains(number, incarnation, drains);
             }
             FollowerMessage::Watch => return,
         };
@@ -198,6 +248,7 @@ impl World {
         let follower = &mut process.follower;
         (follower.stream, follower.heard, follower.is_joined) = (stream, local, false);
         follower.every = Duration::from_secs(1);
+        follower.reader = TableReader::default();
         let join = Join {
             incarnation: follower.incarnation,
             epoch: follower.known.epoch,
@@ -256,15 +307,23 @@ impl World {
                 (follower.own, follower.is_joined) = (joined.number, true);
                 follower.every = Duration::from_millis(joined.heartbeat_ms.max(1));
                 follower.pause = FIRST_PAUSE;
-                self.spread_table(life);
-            }
-            CoordinatorMessage::Table(table) => {
-                if table.epoch <= follower.known.epoch {
-                    return;
+                let drains = process.drain.is_some();
+                if drains || process.follower.has_drained {
+                    self.say_drains(life, drains);
                 }
-                follower.known = Arc::new(table);
                 self.spread_table(life);
             }
+            CoordinatorMessage::Table(page) => match follower.reader.take(page) {
+                Ok(Some(table)) if table.epoch > follower.known.epoch => {
+                    follower.known = Arc::clone(&table);
+                    if self.coordinator.tables.get(&table.epoch) != Some(&table) && !self.faults_forget() {
+                        self.violate(|| format!("{life:?}: table {} is not the coordinator's", table.epoch));
+                    }
+                    self.spread_table(life);
+                }
+                Ok(_) => {}
+                Err(_) => self.dial_again(life),
+            },
             CoordinatorMessage::Outdated(at_least) => {
                 follower.incarnation = at_least.max(follower.incarnation + 1);
                 self.dial_again(life);
@@ -299,6 +358,7 @@ const PATIENCE: Patience = Patience {
     heartbeat_ms: 200,
     suspect_after_ms: 700,
     remove_after_ms: 2_500,
+    remove_reported_after_ms: 1_500,
     grace_ms: 2_000,
     remember_lost_ms: 60_000,
 };

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use larder_core::directory::Outgoing;
 use larder_core::exchange::{BusyPause, Effect, PeerId, RequestId, Turn, Wanted as WantedBytes};
-use larder_core::store::{Checksums, Wanted};
+use larder_core::placement::Worth;
+use larder_core::store::{Checksums, Offered, Wanted};
 use larder_core::{Arrival, Event, FetchFailure, FetchOrder, OrderNumber};
 use larder_node::arena::ExtentMemory;
 use larder_protocol::peer::{
-    Chunks, Class, Fetch, FetchedChunk, Followed, HeldChunk, PeerRequest, PeerResponse, RetryAfter,
+    Chunks, Class, Fetch, FetchedChunk, Followed, HeldChunk, OfferChunks, PeerRequest, PeerResponse,
+    RetryAfter,
 };
 use larder_protocol::table::NodeNumber;
 
@@ -50,6 +52,10 @@ pub(crate) enum Body {
     Stop {
         call: u64,
     },
+    /// Nothing more comes of what is followed.
+    End {
+        call: u64,
+    },
 }
 
 /// What a process asks of others.
@@ -70,8 +76,11 @@ pub(crate) enum For {
     Nothing,
     Announce(Outgoing),
     Find(u64, Vec<u32>),
+    /// The actor, the life of its store, and the offer.
+    Offer(u16, u64, u64),
     Probe(u64),
     FollowProbe(u64),
+    Take(At, u64, larder_core::TakeNumber),
 }
 
 struct Call {
@@ -130,7 +139,8 @@ impl Body {
             | Self::Blocks { call, .. }
             | Self::Step { call, .. }
             | Self::Read { call, .. }
-            | Self::Stop { call } => call,
+            | Self::Stop { call }
+            | Self::End { call } => call,
         }
     }
 
@@ -139,7 +149,7 @@ impl Body {
             Self::Ask { .. } | Self::Answer { .. } => 300,
             Self::Blocks { blocks, .. } => blocks.iter().map(|block| block.len() as u64).sum::<u64>() + 40,
             Self::Step { bytes, .. } => bytes.len() as u64 + 100,
-            Self::Read { .. } | Self::Stop { .. } => 40,
+            Self::Read { .. } | Self::Stop { .. } | Self::End { .. } => 40,
         }
     }
 }
@@ -251,6 +261,13 @@ impl World {
         }
     }
 
+    /// An actor offers a peer chunks that it evicts.
+    pub(crate) fn offer(&mut self, life: Life, actor: u16, store: u64, offered: Offered) {
+        let Offered { number, to, fingerprint, worth, chunks } = offered;
+        let request = PeerRequest::Offer(OfferChunks { device: actor, fingerprint, worth: worth.0, chunks });
+        self.ask_peer(life, to, request, OFFER_DEADLINE, For::Offer(actor, store, number));
+    }
+
     fn begin_call(&mut self, life: Life, peer: PeerId, request: PeerRequest, deadline: Duration, then: For) {
         let (number, asked_at) = (self.next_number(), self.local(life.host));
         let Some(host) = self.host_of(life, peer) else {
@@ -315,6 +332,14 @@ impl World {
             For::Find(number, positions) => {
                 self.home_answers(life, peer.node, (number, positions), answer);
             }
+            For::Offer(actor, store, offer) => {
+                let wanted = match answer {
+                    Some(PeerResponse::Wanted(wanted)) => wanted,
+                    _ => Vec::new(),
+                };
+                self.tell_in_life(At { life, actor }, store, Event::OfferEnded { offer, wanted });
+            }
+            For::Take(at, store, take) => self.take_answered(at, store, take, answer),
             For::FollowProbe(follow) => self.follow_probed(life, follow, answer.is_some()),
             For::Nothing | For::Probe(_) => {}
         }
@@ -324,6 +349,15 @@ impl World {
     pub(crate) fn answered(&mut self, life: Life, number: u64, response: PeerResponse) {
         let now = self.local(life.host);
         let Some(process) = self.process(life) else { return };
+        if let PeerResponse::Room(least) = response {
+            let Asking { calls, batches, .. } = &process.asking;
+            let batch = batches.values().find(|batch| batch.call == number).map(|batch| batch.peer);
+            let peer = calls.get(&number).map(|call| call.peer).or(batch);
+            for actor in &mut process.actors {
+                peer.into_iter().for_each(|peer| actor.core.neighbour_says(now, peer.node, Worth(least)));
+            }
+            return;
+        }
         if let Some(call) = process.asking.calls.get_mut(&number) {
             if let PeerResponse::Busy(retry) = response {
                 call.busy = Some(retry);
@@ -632,3 +666,6 @@ fn receive(to: &Destination, held: &HeldChunk, blocks: &[Vec<u8>]) -> Arrival {
 }
 
 const REPORT_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How long a peer may take to say which chunks of an offer it wants.
+const OFFER_DEADLINE: Duration = Duration::from_millis(500);

@@ -96,10 +96,26 @@ pub(crate) enum Kind {
     EnginesDie(usize),
     /// Engines of a host lie.
     Liars(usize),
+    /// A process drains within the time of the fault, and leaves; or the drain is cancelled.
+    Drain(usize, bool),
 }
 
-/// The faults of a seed: at least three, of different kinds.
+/// The faults of a seed: at least three, of different kinds; and drains.
 pub(crate) fn plan(random: &mut fastrand::Rng, nodes: usize) -> Vec<Fault> {
+    // Chance of its own: what else goes wrong in a seed does not depend on its drains.
+    let mut of_drains = random.clone();
+    of_drains.seed(random.clone().u64(..) ^ 0xd4a1);
+    let mut faults = plan_faults(random, nodes);
+    for _ in 0..of_drains.usize(..4) {
+        let kind = Kind::Drain(of_drains.usize(..nodes), of_drains.u8(..4) == 0);
+        let from = Duration::from_millis(of_drains.u64(3_000..42_000));
+        let lasts = Duration::from_millis(of_drains.u64(200..8_000));
+        faults.push(Fault { from, until: from + lasts, kind });
+    }
+    faults
+}
+
+fn plan_faults(random: &mut fastrand::Rng, nodes: usize) -> Vec<Fault> {
     let count = random.usize(4..12);
     let mut faults = Vec::<Fault>::new();
     while faults.len() < count {
@@ -211,6 +227,9 @@ impl World {
                     .into_iter()
                     .for_each(|engine| self.engine_dies(engine));
             }
+            Kind::Drain(host, gives_up) if begins => {
+                self.drain_begins(host, fault.until - fault.from, gives_up);
+            }
             Kind::Liars(host) => {
                 let engines = self.engines.iter_mut().filter(|engine| engine.host == host);
                 engines.for_each(|engine| engine.lies = begins);
@@ -316,10 +335,17 @@ impl World {
         let Some(life) = self.hosts[host].process.as_ref().map(|process| process.life) else { return };
         for actor in 0..self.settings.actors {
             for _ in 0..4 {
-                let (extent, offset) =
-                    (self.random.u32(..crate::actor::EXTENTS), self.random.u64(..crate::actor::EXTENT_BYTES));
+                let at = At { life, actor };
+                let Some(fresh) = self.actor(at).map(|actor| actor.uses.fresh.clone()) else { return };
+                // Half of them where layers were handed over a moment ago, perhaps, and are not committed yet.
+                let (extent, offset) = if self.random.bool() && !fresh.is_empty() {
+                    let (extent, offset, bytes) = fresh[self.random.usize(..fresh.len())];
+                    (extent, offset + self.random.u64(..bytes))
+                } else {
+                    (self.random.u32(..crate::actor::EXTENTS), self.random.u64(..crate::actor::EXTENT_BYTES))
+                };
                 let bit = self.random.u32(..8);
-                let Some(actor) = self.actor(At { life, actor }) else { return };
+                let Some(actor) = self.actor(at) else { return };
                 let Some(memory) = &actor.memory[extent as usize] else { continue };
                 let mut byte = [0];
                 if memory.copy_out(offset, &mut byte).is_ok() {

@@ -223,6 +223,16 @@ impl World {
         self.send(life, host, None, &Body::Read { call, pieces: message });
     }
 
+    /// The peer's stream ends before its last word.
+    pub(crate) fn follow_is_cut(&mut self, life: Life, call: u64) {
+        let Some(process) = self.process(life) else { return };
+        let is_it = |following: &Following| following.link.as_ref().is_some_and(|link| link.call == call);
+        let found = process.asking.follows.iter().find(|(_, following)| is_it(following));
+        if let Some((&number, _)) = found {
+            self.end_follow(life, number);
+        }
+    }
+
     /// Nothing more comes of a follow.
     pub(crate) fn end_follow(&mut self, life: Life, number: u64) {
         let now = self.local(life.host);

@@ -14,6 +14,7 @@ mod content;
 mod coordinator;
 pub mod coverage;
 mod directory;
+mod drain;
 mod engine;
 mod exchange;
 mod faults;

@@ -87,6 +87,7 @@ impl World {
             ("fetches", store.fetches),
             ("passing bytes", store.passing_bytes),
             ("claimed chunks", actor.core.store().claimed_chunks() as u64),
+            ("chunks that are about to move", actor.core.store().departing_chunks() as u64),
             ("grants", store.grants),
             ("follows", store.follows),
             ("pins", store.pins),
@@ -100,6 +101,8 @@ impl World {
             ("copies of the simulated device", actor.gpu.under_way() as u64),
             ("requests", actor.requests.len() as u64),
             ("peers that wait for blocks", actor.asks.len() as u64),
+            ("peers that wait for chunks to be taken", actor.takes.len() as u64),
+            ("takes", actor.core.takes_under_way() as u64),
             ("orders of the disk", actor.disk.as_ref().map_or(0, |disk| disk.waiting() as u64)),
         ];
         let secluded = actor.core.store().secluded().len() as u64;

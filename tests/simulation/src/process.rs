@@ -55,6 +55,8 @@ pub(crate) struct Process {
     pub(crate) streams: crate::streams::Streams,
     pub(crate) follower: Follower,
     pub(crate) silent: BTreeSet<NodeNumber>,
+    /// Its drain, if it leaves soon.
+    pub(crate) drain: Option<crate::drain::Draining>,
     /// The epoch of the last table that it took.
     epoch: larder_protocol::table::Epoch,
 }
@@ -98,6 +100,8 @@ pub(crate) enum Own {
     Stale(larder_protocol::table::Holder, Fingerprint, Vec<larder_protocol::ChunkRef>),
     /// An actor wants chunks of a peer.
     Order(crate::exchange::Ordered),
+    /// An actor, in a life of its store, offers a peer chunks that it evicts.
+    Offer(u16, u64, larder_core::store::Offered),
     /// An actor wants to follow chunks at a peer.
     Follow(crate::follow::Ordered),
     /// An actor hurries an order.
@@ -108,6 +112,12 @@ pub(crate) enum Own {
     Granted(crate::serve::AskBlocks),
     /// An actor has news for a peer that follows.
     FollowNews(u16, larder_core::store::FollowNews),
+    /// It is looked how far the drain is.
+    DrainGoesOn,
+    /// The drain is cancelled.
+    DrainCancelled,
+    /// An actor that drains asks another node to keep chunks.
+    AskToTake(u16, u64, larder_core::TakeOrder),
 }
 
 impl Host {
@@ -197,6 +207,7 @@ impl World {
             streams: crate::streams::Streams::default(),
             follower: Follower::new(incarnation),
             silent: BTreeSet::new(),
+            drain: None,
             epoch: larder_protocol::table::Epoch::default(),
         };
         self.note("start", &[host as u64, life.number]);
@@ -296,11 +307,15 @@ impl World {
             Own::Changed(actor, changes) => self.directory_changed(life, actor, &changes),
             Own::Stale(holder, fingerprint, chunks) => self.stale(life, holder, &fingerprint, &chunks),
             Own::Order(order) => self.order(life, order),
+            Own::Offer(actor, store, offered) => self.offer(life, actor, store, offered),
             Own::Follow(order) => self.order_follow(life, order),
             Own::Hurry(actor, order) => self.hurry(life, actor, order),
             Own::Cancel(actor, order) => self.cancel_order(life, actor, order),
             Own::Granted(ask) => self.granted_to_peer(life, ask),
             Own::FollowNews(actor, told) => self.follow_news(life, actor, told),
+            Own::DrainGoesOn => self.drain_goes_on(life),
+            Own::DrainCancelled => self.drain_cancelled(life),
+            Own::AskToTake(actor, store, order) => self.ask_to_take(At { life, actor }, store, order),
         }
     }
 }

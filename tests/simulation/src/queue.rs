@@ -4,57 +4,39 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-/// What is planned to happen.
+/// What is planned to happen. The heap moves numbers, since what happens may be large.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
-    heap: BinaryHeap<Reverse<Planned<T>>>,
+    heap: BinaryHeap<Reverse<(Duration, u64, usize)>>,
+    planned: Vec<Option<T>>,
+    free: Vec<usize>,
     last_number: u64,
-}
-
-#[derive(Debug)]
-struct Planned<T> {
-    at: Duration,
-    number: u64,
-    what: T,
 }
 
 impl<T> Queue<T> {
     pub(crate) fn new() -> Self {
-        Self { heap: BinaryHeap::new(), last_number: 0 }
+        Self { heap: BinaryHeap::new(), planned: Vec::new(), free: Vec::new(), last_number: 0 }
     }
 
     pub(crate) fn plan(&mut self, at: Duration, what: T) {
         self.last_number += 1;
-        self.heap.push(Reverse(Planned { at, number: self.last_number, what }));
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.planned.push(None);
+            self.planned.len() - 1
+        });
+        self.planned[place] = Some(what);
+        self.heap.push(Reverse((at, self.last_number, place)));
     }
 
     /// When the next thing happens.
     pub(crate) fn next_at(&self) -> Option<Duration> {
-        self.heap.peek().map(|Reverse(planned)| planned.at)
+        self.heap.peek().map(|&Reverse((at, ..))| at)
     }
 
     /// The next thing that happens, and when.
     pub(crate) fn next(&mut self) -> Option<(Duration, T)> {
-        self.heap.pop().map(|Reverse(planned)| (planned.at, planned.what))
-    }
-}
-
-impl<T> PartialEq for Planned<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.number == other.number
-    }
-}
-
-impl<T> Eq for Planned<T> {}
-
-impl<T> PartialOrd for Planned<T> {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<T> Ord for Planned<T> {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
+        let Reverse((at, _, place)) = self.heap.pop()?;
+        self.free.push(place);
+        Some((at, self.planned[place].take()?))
     }
 }

@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use larder_core::placement::PlacementRule;
 use larder_core::store::WritePolicy;
 use larder_core::store::policy::PolicyName;
 
@@ -31,7 +32,7 @@ pub struct Outcome {
 #[must_use]
 pub fn run(seed: u64, only: Option<&[usize]>, is_traced: bool) -> Outcome {
     let mut random = fastrand::Rng::with_seed(seed);
-    let settings = settings(&mut random);
+    let settings = settings(seed, &mut random);
     let planned = faults::plan(&mut random, settings.nodes);
     let chosen: Vec<(usize, Fault)> = planned
         .into_iter()
@@ -75,7 +76,7 @@ pub fn shrink(seed: u64, faults: &[(usize, String)]) -> Vec<usize> {
     kept
 }
 
-fn settings(random: &mut fastrand::Rng) -> Settings {
+fn settings(seed: u64, random: &mut fastrand::Rng) -> Settings {
     let policies = PolicyName::ALL;
     let writes = [WritePolicy::WriteThrough, WritePolicy::WriteThroughSelective, WritePolicy::WriteBack];
     Settings {
@@ -83,6 +84,7 @@ fn settings(random: &mut fastrand::Rng) -> Settings {
         actors: 2,
         policy: policies[random.usize(..policies.len())],
         write: writes[random.usize(..writes.len())],
+        placement: if seed % 4 == 3 { PlacementRule::Reads } else { PlacementRule::Worth },
         capacity_chunks: random.bool().then(|| random.u64(8..24)),
         has_disk: random.u8(..5) > 0,
         has_objects: random.bool(),

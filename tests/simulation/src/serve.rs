@@ -4,14 +4,16 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_core::placement::Worth;
 use larder_core::reports::Reporter;
 use larder_core::store::{FollowNews, Granted, GrantedBlock, News};
 use larder_core::{Arrival, Event, FetchFailure, Offer, OrderNumber, RecallId};
 use larder_node::arena::ExtentMemory;
 use larder_protocol::peer::{
     BlockLayers, Chunks, Class, Fetch, FetchedChunk, FollowChunks, FollowStep, Followed, HeldBlock,
-    HeldChunk, PeerRequest, PeerResponse, RetryAfter,
+    HeldChunk, OfferChunks, PeerRequest, PeerResponse, RetryAfter,
 };
+use larder_protocol::table::Holder;
 use larder_protocol::{ChunkHash, Fingerprint};
 
 use crate::bytes::{Reader, Reading, sums_of_bytes};
@@ -71,6 +73,14 @@ pub(crate) struct AskBlocks {
     pub(crate) block_bytes: Vec<u64>,
     pub(crate) class: Class,
     pub(crate) grants: Vec<Option<Given>>,
+}
+
+/// A peer offers an actor chunks that it evicts.
+pub(crate) struct TakeIn {
+    asker: Life,
+    call: u64,
+    holder: Holder,
+    offer: OfferChunks,
 }
 
 /// What of a chunk is granted.
@@ -136,6 +146,7 @@ impl World {
             Body::Step { call, followed, bytes } => self.step_came(life, from.host, call, followed, &bytes),
             Body::Read { call, pieces } => self.was_read(life, from, call, pieces),
             Body::Stop { call } => self.stops(life, from, call),
+            Body::End { call } => self.follow_is_cut(life, call),
         }
     }
 
@@ -173,8 +184,26 @@ impl World {
                 let ask = AskBlocks { asker, fingerprint, hashes, block_bytes, class, grants };
                 return self.plan_actor(at, MAILBOX, ActorHappening::Grant(ask));
             }
+            PeerRequest::Offer(offer) => {
+                let Some(process) = self.process(life) else { return };
+                let members = &process.exchange.table().members;
+                let Some(node) =
+                    members.iter().find(|member| member.name == name).map(|member| member.number)
+                else {
+                    return;
+                };
+                let worth = |actor: &u16| process.actors[usize::from(*actor)].core.store().least_worth();
+                let actor = (0..actors).min_by_key(worth).unwrap_or_default();
+                let holder = Holder { node, device: offer.device };
+                let offered = TakeIn { asker: from, call, holder, offer };
+                return self.plan_actor(At { life, actor }, MAILBOX, ActorHappening::TakeIn(offered));
+            }
             PeerRequest::Follow(ask) if ask.chunks.device < actors => {
                 return self.serve_follow(life, from, call, ask);
+            }
+            PeerRequest::Take(take) if take.to < actors => {
+                let at = At { life, actor: take.to };
+                return self.plan_actor(at, MAILBOX, ActorHappening::Take(from, call, take));
             }
             PeerRequest::SetPolicy(name) => {
                 if let Ok(policy) = name.parse() {
@@ -186,7 +215,27 @@ impl World {
             }
             _ => PeerResponse::Refused("not here".to_owned()),
         };
+        self.say_room(life, from, call);
         self.send(life, from.host, Some(from), &Body::Answer { call, response });
+    }
+
+    /// What the next victim here is worth stands before an answer.
+    fn say_room(&mut self, life: Life, to: Life, call: u64) {
+        let Some(process) = self.process(life) else { return };
+        let least = process.actors.iter().map(|actor| actor.core.store().least_worth().0).min();
+        let response = PeerResponse::Room(least.unwrap_or_default());
+        self.send(life, to.host, Some(to), &Body::Answer { call, response });
+    }
+
+    /// An actor takes chunks that a peer evicts, or not.
+    pub(crate) fn take_in(&mut self, at: At, TakeIn { asker, call, holder, offer }: TakeIn) {
+        let now = self.local(at.life.host);
+        let Some(actor) = self.actor(at) else { return };
+        let OfferChunks { fingerprint, worth, chunks, .. } = offer;
+        let wanted = actor.core.take_in(now, holder, fingerprint, &chunks, Worth(worth));
+        self.tell(at, Event::Alarm);
+        let response = PeerResponse::Wanted(wanted);
+        self.send(at.life, asker.host, Some(asker), &Body::Answer { call, response });
     }
 
     /// Keeps chunks for whoever asks, those on disk included.
@@ -319,6 +368,7 @@ impl World {
         for grant in over {
             self.end_grant(actor, grant);
         }
+        self.say_room(life, to, call);
         self.send(life, to.host, Some(to), &Body::Answer { call, response: PeerResponse::Fetched(said) });
         self.plan_local(life, STALL_DEADLINE, Own::SendStalls(number, 0));
         self.plan_local(life, Duration::from_micros(20), Own::SendNext(number));
@@ -488,6 +538,18 @@ impl World {
             follows.iter().filter(|(_, follow)| to(follow.to)).map(|(&number, _)| number).collect();
         sendings.into_iter().for_each(|number| self.end_sending(life, number));
         follows.into_iter().for_each(|number| self.end_followee(life, number));
+    }
+
+    /// An actor begins anew: nobody tells those who follow there any more.
+    pub(crate) fn cut_followees(&mut self, at: At) {
+        let Some(process) = self.process(at.life) else { return };
+        let is_told = |followee: &Followee| followee.actor == at && followee.follow.is_some();
+        let (cut, left): (BTreeMap<_, _>, _) =
+            std::mem::take(&mut process.serving.follows).into_iter().partition(|(_, other)| is_told(other));
+        process.serving.follows = left;
+        for Followee { to, call, .. } in cut.into_values() {
+            self.send(at.life, to.host, Some(to), &Body::End { call });
+        }
     }
 
     fn end_followee(&mut self, life: Life, number: u64) {

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use larder_core::placement::PlacementRule;
 use larder_core::store::WritePolicy;
 use larder_core::store::policy::PolicyName;
 
@@ -16,6 +17,7 @@ fn cluster(seed: u64) -> World {
         actors: 2,
         policy: PolicyName::Lru,
         write: WritePolicy::WriteThrough,
+        placement: PlacementRule::Worth,
         capacity_chunks: None,
         has_disk: true,
         has_objects: false,

@@ -94,7 +94,10 @@ impl World {
 
     fn order_of_disk(&mut self, at: At, order: Waiting) {
         let host = &self.hosts[at.life.host];
-        let after = if host.slow_disk { self.some_us(1_000, 1_500_000) } else { self.some_us(50, 3_000) };
+        // A large disk is read for a while before it says what it has; engines write meanwhile.
+        let is_first = matches!(order, Waiting::Snapshot(0));
+        let after =
+            if host.slow_disk || is_first { self.some_us(1_000, 1_500_000) } else { self.some_us(50, 3_000) };
         let Some(actor) = self.actor(at) else { return };
         let life = actor.life;
         let Some(tier) = &mut actor.disk else { return };

@@ -53,6 +53,7 @@ pub(crate) struct Settings {
     pub(crate) policy: PolicyName,
     pub(crate) write: larder_core::store::WritePolicy,
     pub(crate) capacity_chunks: Option<u64>,
+    pub(crate) placement: larder_core::placement::PlacementRule,
     pub(crate) has_disk: bool,
     pub(crate) has_objects: bool,
 }
@@ -123,10 +124,14 @@ pub(crate) enum ActorHappening {
         attempt: u64,
         patience_ms: u64,
     },
+    /// A peer offers chunks that it evicts.
+    TakeIn(crate::serve::TakeIn),
     /// Blocks of a sibling are copied.
     Imported(crate::serve::Import),
     /// Nobody reads a grant any more.
     GrantEnded(u64),
+    /// A peer that drains asks to keep chunks.
+    Take(Life, u64, Box<larder_protocol::drain::Take>),
     /// A sibling did not answer.
     SiblingLate(u64, larder_core::OrderNumber),
 }

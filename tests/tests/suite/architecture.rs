@@ -77,6 +77,7 @@ const WITHOUT_CYCLES: &[&str] = &[
     "client/device",
     "client/ipc",
     "client/net",
+    "client/rust",
     "client/python",
     "client/cli",
     "node/core",

@@ -66,9 +66,9 @@ fn the_conversation_trace_hits_what_was_foretold_shared_and_alone() {
     near(100.0 * number(&shared, "token_hit_rate"), 24.1, 0.8);
     near(100.0 * number(&alone, "token_hit_rate"), 9.8, 0.7);
     near(100.0 * number(&shared, "token_hit_rate_infinite"), 37.3, 0.1);
-    // Three quarters of all chunks that hit would be 4.2: so many lie elsewhere where nothing ever migrates. What has
-    // migrated is read at home the next time.
-    near(number(&shared, "peer_chunks_per_request"), 3.5, 0.5);
+    // Three quarters of all chunks that hit would be 4.2: so many lie elsewhere. Copies that were made while there was free
+    // room are read at home.
+    near(number(&shared, "peer_chunks_per_request"), 3.8, 0.6);
 }
 
 #[test]

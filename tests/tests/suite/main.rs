@@ -6,6 +6,7 @@ mod cluster;
 mod device_lane;
 mod devices;
 mod disk;
+mod drain;
 mod edges;
 mod engine_lane;
 mod events;

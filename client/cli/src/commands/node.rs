@@ -7,16 +7,17 @@ use anyhow::Context as _;
 use larder_node::config::RecordConfig;
 use larder_node::host::HostFacts;
 use larder_node::limits::Limits;
-use larder_node::{Config, Ready};
+use larder_node::{Config, Ended, Ready};
 
 use crate::commands::config;
-use crate::dev::ReadyLine;
-use crate::failure::Usage;
+use crate::dev::{DrainedLine, ReadyLine};
+use crate::failure::{TO_RESTART, Usage};
 use crate::{output, parent, signals};
 
 /// Run a node until Ctrl-C or SIGTERM
 ///
-/// When the node serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","sockets":{"TENANT":"PATH"}}.
+/// When the node serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","sockets":{"TENANT":"PATH"}}; when it
+/// has drained for good, {"drained":true}. Exit status 75 asks the supervisor to start it again (`larder restart`).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -59,7 +60,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     actix_rt::System::new().block_on(async {
         let stop = signals::stop()?;
         match larder_node::run(limits, announce, stop).await {
-            Ok(()) => Ok(ExitCode::SUCCESS),
+            Ok(Ended::Stopped) => Ok(ExitCode::SUCCESS),
+            Ok(Ended::Drained) => {
+                DrainedLine { drained: true }.print();
+                Ok(ExitCode::SUCCESS)
+            }
+            Ok(Ended::ToRestart) => Ok(ExitCode::from(TO_RESTART)),
             Err(error) if error.is_the_askers() => Err(error).context(Usage("the node cannot start".into())),
             Err(error) => Err(error.into()),
         }

@@ -1,20 +1,15 @@
 //! `larder policy`: which chunks nodes evict first.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use larder_coordinator::NodeStatus;
 use larder_core::store::policy::PolicyName;
-use larder_net::quic::{
-    CredentialFiles, Credentials, Endpoint, TransportSettings, read_message, write_message,
-};
-use larder_protocol::identity::Role;
+use larder_net::quic::Credentials;
 use larder_protocol::peer::{PeerRequest, PeerResponse};
 use serde::Serialize;
-use tokio::time::timeout;
 
+use crate::admin::{AdminArgs, AdminLink};
 use crate::cluster::{ask_coordinator, ask_member};
 use crate::context::{Chosen, ClusterArg};
 use crate::failure::{FAILED, Usage};
@@ -49,17 +44,8 @@ pub(crate) struct Args {
     #[arg(long = "member", value_name = "NAME")]
     members: Vec<String>,
 
-    /// Certificates of the nodes' authorities
-    #[arg(long, value_name = "FILE", requires_all = ["certificate", "key"])]
-    ca: Option<PathBuf>,
-
-    /// An admin's certificate
-    #[arg(long, value_name = "FILE", requires = "ca")]
-    certificate: Option<PathBuf>,
-
-    /// The certificate's key
-    #[arg(long, value_name = "FILE", requires = "ca")]
-    key: Option<PathBuf>,
+    #[command(flatten)]
+    admin: AdminArgs,
 
     #[command(flatten)]
     format: FormatArgs,
@@ -91,7 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     members.sort_by(|one, other| one.name.cmp(&other.name));
     let mut errors: Vec<Option<String>> = vec![None; members.len()];
     if let Some(policy) = args.policy {
-        errors = set(&args.credentials(admin)?, policy, &members)?;
+        errors = set(&args.admin.credentials(admin)?, policy, &members)?;
     }
     let report = |(member, error)| NodeReport::of(member, error);
     let report = Report { nodes: members.iter().zip(errors).map(report).collect() };
@@ -113,10 +99,7 @@ fn set(
     runtime.block_on(async {
         let mut errors = Vec::new();
         for member in members {
-            let asked = timeout(PATIENCE, ask(credentials, policy, member)).await;
-            let asked = asked.unwrap_or_else(|_| {
-                bail!("no answer from {} within {} s; does it share chunks?", member.peer, PATIENCE.as_secs())
-            });
+            let asked = ask(credentials, policy, member).await;
             errors.push(asked.err().map(|error| format!("{error:#}")));
         }
         Ok(errors)
@@ -124,18 +107,11 @@ fn set(
 }
 
 async fn ask(credentials: &Credentials, policy: PolicyName, member: &NodeStatus) -> anyhow::Result<()> {
-    let any = if member.peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let endpoint = Endpoint::bind(any.parse()?, credentials, &TransportSettings::default())?;
-    let connection = endpoint.connect(member.peer, Role::Node, Some(&member.name)).await?;
-    let (mut send, mut receive) = connection.quic().open_bi().await?;
-    write_message(&mut send, &PeerRequest::SetPolicy(policy.to_string())).await?;
-    send.finish()?;
-    let answer = read_message(&mut receive).await?;
-    endpoint.close().await;
-    match answer {
-        Some(PeerResponse::Done) => Ok(()),
-        Some(PeerResponse::Refused(why)) => bail!("refused: {why}"),
-        Some(PeerResponse::Busy(_)) => bail!("the node has too much to do: try again"),
+    let link = AdminLink::connect(credentials, member).await?;
+    let answer = link.ask(&PeerRequest::SetPolicy(policy.to_string())).await;
+    link.close().await;
+    match answer? {
+        PeerResponse::Done => Ok(()),
         _ => bail!("the node sent an unexpected answer"),
     }
 }
@@ -175,26 +151,3 @@ impl Report {
         list
     }
 }
-
-impl Args {
-    /// An admin's: those given, or those that the chosen cluster comes with.
-    fn credentials(&self, of_cluster: Option<CredentialFiles>) -> anyhow::Result<Credentials> {
-        let given = self.ca.clone().zip(self.certificate.clone()).zip(self.key.clone());
-        let given = given.map(|((ca, certificate), key)| CredentialFiles { ca, certificate, key });
-        let files = given.or(of_cluster).context(Usage(
-            "a change needs an admin's --ca, --certificate and --key: `larder ca issue admin NAME`".into(),
-        ))?;
-        let credentials = Credentials::load(&files).context(Usage("cannot use the certificate".into()))?;
-        let role = credentials.identity().role;
-        if role != Role::Admin {
-            return Err(Usage(format!(
-                "the certificate belongs to a {role}; only an admin may set a policy"
-            ))
-            .into());
-        }
-        Ok(credentials)
-    }
-}
-
-/// How long a node may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);

@@ -7,17 +7,20 @@ use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use larder_core::placement::PlacementRule;
 use larder_core::store::policy::PolicyName;
 
 use crate::address::HostPort;
 use crate::clock::now;
-use crate::cluster::NodeAddress;
+use crate::cluster::{NodeAddress, ask_node};
 use crate::content::TraceName;
 use crate::dev::{DevCluster, DevDisk, DevOptions};
+use crate::drain::Drained;
 use crate::failure::{FAILED, Usage};
 use crate::generator::{DEFAULT_REQUESTS, Generator};
 use crate::replay::link::LinkSettings;
 use crate::replay::progress::Progress;
+use crate::replay::upkeep::{Upkeep, watch_drains};
 use crate::replay::{
     DEFAULT_BLOCK_BYTES, DEFAULT_CHUNKS_PER_NODE, Driver, MAX_REQUESTS_IN_FLIGHT, REQUESTS_IN_FLIGHT, Report,
     USUAL_REQUESTS_IN_FLIGHT,
@@ -26,6 +29,8 @@ use crate::trace::{Request, TraceReader};
 use crate::tracing::TraceOptions;
 use crate::{output, signals, values};
 use anyhow::{Context as _, bail};
+use larder_net::quic::CredentialFiles;
+use serde::Serialize;
 
 /// Play a trace through real engine sessions and check every byte that they read
 ///
@@ -41,6 +46,7 @@ Examples:
   larder replay trace.jsonl --speed 60 --disk-chunks-per-node 30000
   larder replay trace.jsonl --limit 1000 --json   1,000 requests; results as one JSON object
   larder replay --coordinator 127.0.0.1:7600      Through the nodes of a running cluster
+  larder replay --dev 8 --restart-at 500           All nodes restart meanwhile, one after the other
   larder replay --dev 2 --trace-endpoint http://127.0.0.1:4318   Every request as a trace
 
 Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt:
@@ -75,9 +81,25 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "coordinator", value_parser = clap::value_parser!(u64).range(1..))]
     disk_chunks_per_node: Option<u64>,
 
+    /// Limit of chunks of the last node, where it has less memory than the others
+    #[arg(long, value_name = "N", conflicts_with = "coordinator", value_parser = clap::value_parser!(u64).range(1..))]
+    last_node_chunks: Option<u64>,
+
+    /// Drain the last node when request N starts
+    #[arg(long, value_name = "N", conflicts_with = "coordinator", value_parser = at_least_one)]
+    drain_at: Option<usize>,
+
+    /// Restart all nodes one after the other, from when request N starts
+    #[arg(long, value_name = "N", conflicts_with = "coordinator", value_parser = at_least_one)]
+    restart_at: Option<usize>,
+
     /// Eviction policy
     #[arg(long, value_parser = values::policy(), default_value_t, conflicts_with = "coordinator")]
     policy: PolicyName,
+
+    /// Rule by which nodes place chunks: `worth`, or the former `reads`
+    #[arg(long, value_parser = values::placement(), default_value_t, conflicts_with = "coordinator")]
+    placement: PlacementRule,
 
     /// Each node serves only the chunks of its own engines
     #[arg(long, conflicts_with = "coordinator")]
@@ -141,16 +163,17 @@ async fn replay(args: &Args, requests: &[Request]) -> anyhow::Result<ExitCode> {
     };
     let (mut cluster, nodes) = started?;
     args.say_what_is_played(requests.len(), nodes.len());
+    let watched = args.watched(cluster.as_ref());
     let (played, died) = match &mut cluster {
         Some(cluster) => {
-            let playing = play(args, requests, &nodes, stop);
+            let playing = play(args, requests, &nodes, watched, stop);
             tokio::pin!(playing);
             tokio::select! {
                 played = &mut playing => (Some(played?), None),
                 died = cluster.supervise() => (None, Some(died)),
             }
         }
-        None => (Some(play(args, requests, &nodes, stop).await?), None),
+        None => (Some(play(args, requests, &nodes, watched, stop).await?), None),
     };
     let stopped = match cluster {
         Some(cluster) => cluster.stop().await,
@@ -165,19 +188,32 @@ async fn replay(args: &Args, requests: &[Request]) -> anyhow::Result<ExitCode> {
     if played.interrupted {
         bail!("interrupted after {} of {} requests", played.report.requests, requests.len());
     }
-    Ok(if played.report.passed() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+    let is_well = played.report.passed() && played.upkeep.iter().all(Drained::is_well);
+    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
 /// The result of a replay, however it ended.
 struct Played {
     report: Report,
+    /// The nodes that drained or restarted meanwhile.
+    upkeep: Vec<Drained>,
     interrupted: bool,
+}
+
+/// The output of `--json`.
+#[derive(Serialize)]
+struct Printed<'a> {
+    #[serde(flatten)]
+    report: &'a Report,
+    #[serde(skip_serializing_if = "<[Drained]>::is_empty")]
+    upkeep: &'a [Drained],
 }
 
 async fn play(
     args: &Args,
     requests: &[Request],
     nodes: &[NodeAddress],
+    watched: Option<(HostPort, CredentialFiles)>,
     mut stop: Pin<&mut impl Future<Output = ()>>,
 ) -> anyhow::Result<Played> {
     let settings = LinkSettings {
@@ -190,20 +226,56 @@ async fn play(
         driver = Driver::connect(nodes, settings) => driver?.named(args.trace_name(requests)).traced(args.tracing.config().sampler()),
         () = &mut stop => bail!("interrupted before the first request"),
     };
+    let before = forwarded_chunks(nodes).await;
     let progress = Progress::new(requests.len() as u64, args.quiet);
     let start = now();
-    let interrupted = tokio::select! {
-        () = driver.play(requests, args.speed, &progress) => false,
-        () = stop => true,
+    let (mut interrupted, mut upkeep) = (false, Vec::new());
+    let playing = async {
+        let playing = driver.play(requests, args.speed, &progress);
+        match &watched {
+            None => {
+                playing.await;
+                Ok(Vec::new())
+            }
+            Some((coordinator, admin)) => {
+                let playing =
+                    async { tokio::join!(playing, args.upkeep().carry_out(&driver, coordinator, admin)).1 };
+                tokio::select! {
+                    done = playing => done,
+                    () = watch_drains(&driver, coordinator) => Ok(Vec::new()),
+                }
+            }
+        }
     };
+    tokio::select! {
+        done = playing => upkeep = done?,
+        () = stop => interrupted = true,
+    }
     let took = now() - start;
     progress.finish();
-    Ok(Played { report: driver.report(took), interrupted })
+    let forwarded = forwarded_chunks(nodes).await.saturating_sub(before);
+    Ok(Played { report: driver.report(took, forwarded), upkeep, interrupted })
+}
+
+/// Chunks that nodes have forwarded to each other, as far as the nodes answer.
+async fn forwarded_chunks(nodes: &[NodeAddress]) -> u64 {
+    let nodes = nodes.to_vec();
+    let count = move || {
+        let status = |node: &NodeAddress| ask_node(&node.http).ok();
+        let actors = nodes.iter().filter_map(status).flat_map(|(_, status)| status.actors);
+        actors.map(|actor| actor.forwarded_chunks).sum()
+    };
+    tokio::task::spawn_blocking(count).await.unwrap_or_default()
 }
 
 impl Played {
     fn print(&self, json: bool) -> io::Result<()> {
-        if json { output::print_json(&self.report) } else { output::print(&self.report.table()) }
+        let Self { report, upkeep, .. } = self;
+        if json {
+            return output::print_json(&Printed { report, upkeep });
+        }
+        output::print(&report.table())?;
+        upkeep.iter().try_for_each(|node| output::print(&node.line()))
     }
 }
 
@@ -246,6 +318,16 @@ impl Args {
         Ok((Some(cluster), nodes))
     }
 
+    /// The coordinator of the cluster that was started, and who may change it, if anything is to happen to its nodes.
+    fn watched(&self, cluster: Option<&DevCluster>) -> Option<(HostPort, CredentialFiles)> {
+        let cluster = cluster.filter(|_| self.drain_at.is_some() || self.restart_at.is_some())?;
+        Some((cluster.addresses().coordinator?.into(), cluster.admin()))
+    }
+
+    fn upkeep(&self) -> Upkeep {
+        Upkeep { drain_at: self.drain_at, restart_at: self.restart_at }
+    }
+
     /// Prints the replay's settings on standard error, for people.
     fn say_what_is_played(&self, requests: usize, nodes: usize) {
         if self.quiet || !io::stderr().is_terminal() {
@@ -268,10 +350,12 @@ impl Args {
         Ok(DevOptions {
             nodes: self.dev,
             chunks_per_node: Some(self.chunks_per_node),
+            chunks_of_last_node: self.last_node_chunks,
             block_bytes: Some(self.block_bytes),
             disk: self.disk_chunks_per_node.map(|chunks| DevDisk::of_chunks(chunks, self.block_bytes)),
             policy: self.policy,
             share: !self.no_share,
+            placement: self.placement,
             tracing: self.tracing.of_followers(),
             requests_in_flight: self.in_flight.max(USUAL_REQUESTS_IN_FLIGHT),
             ..DevOptions::new()?

@@ -33,6 +33,22 @@ pub(crate) struct ReadyLine {
     pub(crate) sockets: BTreeMap<String, PathBuf>,
 }
 
+/// The line that a node prints when it has drained for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DrainedLine {
+    /// Always true.
+    pub(crate) drained: bool,
+}
+
+impl DrainedLine {
+    /// Prints it, so that whoever started this node does not start it again.
+    pub(crate) fn print(self) {
+        if let Err(error) = output::print_json(&self) {
+            tracing::warn!(%error, "cannot say that it has drained");
+        }
+    }
+}
+
 impl ReadyLine {
     /// Prints it, so that whoever started this server knows.
     pub(crate) fn print(&self) {
@@ -49,6 +65,8 @@ pub(super) struct Child {
     process: tokio::process::Child,
     /// Kept open, so that a process that prints more does not die.
     stdout: BufReader<ChildStdout>,
+    /// Whether it has ended, and is not to be started again.
+    has_left: bool,
 }
 
 /// How a process is started, again and again.
@@ -84,7 +102,7 @@ impl Child {
             .map_err(spawn_error)?;
         let stdout =
             process.stdout.take().ok_or_else(|| spawn_error(std::io::ErrorKind::BrokenPipe.into()))?;
-        let mut child = Self { spec, process, stdout: BufReader::new(stdout) };
+        let mut child = Self { spec, process, stdout: BufReader::new(stdout), has_left: false };
         match timeout(READY_TIMEOUT, child.ready_line()).await {
             Ok(ready) => Ok((child, ready?)),
             Err(_) => {
@@ -113,9 +131,16 @@ impl Child {
         &self.spec.log
     }
 
-    /// Ready when the process has ended.
+    /// Ready when the process has ended, unless it is a node that has drained for good.
     pub(super) async fn died(&mut self) -> Died {
+        if self.has_left {
+            return std::future::pending().await;
+        }
         let status = self.process.wait().await.ok();
+        if status.is_some_and(|status| status.success()) && self.says_drained().await {
+            self.has_left = true;
+            return std::future::pending().await;
+        }
         Died { name: self.spec.name.clone(), status, log: tail(&self.spec.log) }
     }
 
@@ -136,6 +161,13 @@ impl Child {
         // An error here: it has ended in this very moment.
         let _ = self.process.kill().await;
         Err(DevError::Killed { name: self.spec.name.clone(), after: STOP_GRACE, log: tail(&self.spec.log) })
+    }
+
+    /// Whether the last line of a process that has ended says that it has drained.
+    async fn says_drained(&mut self) -> bool {
+        let mut line = String::new();
+        let read = (&mut self.stdout).take(MAX_READY_LINE_BYTES).read_line(&mut line).await;
+        read.is_ok() && serde_json::from_str::<DrainedLine>(&line).is_ok_and(|line| line.drained)
     }
 
     async fn ready_line(&mut self) -> Result<ReadyLine, DevError> {

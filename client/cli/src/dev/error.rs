@@ -6,6 +6,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use super::runtime_dir::RuntimeDirError;
+use crate::failure::TO_RESTART;
 
 /// Why a development cluster does not run.
 #[derive(Debug, thiserror::Error)]
@@ -130,6 +131,13 @@ pub struct Died {
 pub struct LogTail {
     /// The lines; empty if there are none.
     pub lines: String,
+}
+
+impl Died {
+    /// Whether it has drained, and asks to be started again.
+    pub(crate) fn is_to_restart(&self) -> bool {
+        self.status.and_then(|status| status.code()) == Some(TO_RESTART.into())
+    }
 }
 
 impl fmt::Display for Died {

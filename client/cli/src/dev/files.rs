@@ -177,6 +177,7 @@ pub(super) fn node_config(
         cluster: Some(ClusterConfig {
             listen: any_port(),
             share: options.share,
+            placement: options.placement,
             staging_bytes: size.staging_bytes.map_or(cluster.staging_bytes, ByteSize),
             send_bytes_per_second: options.send_bytes_per_second.map(ByteSize),
             ..cluster

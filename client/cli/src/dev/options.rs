@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use larder_core::placement::PlacementRule;
 use larder_core::store::policy::PolicyName;
 use larder_net::trace::TracingConfig;
 
@@ -21,6 +22,8 @@ pub struct DevOptions {
     pub arena_bytes: Option<u64>,
     /// Limit of chunks that each node keeps, over all its actors; `None`: as many as the arena holds.
     pub chunks_per_node: Option<u64>,
+    /// Limit of chunks of the last node, where it differs.
+    pub chunks_of_last_node: Option<u64>,
     /// Bytes of one chunk's block, where only one size will be used.
     pub block_bytes: Option<u64>,
     /// Bytes of the pieces in which engines map the arena; `None`: what suits the block, or the node's own choice.
@@ -33,6 +36,8 @@ pub struct DevOptions {
     pub policy: PolicyName,
     /// Whether nodes share what they have.
     pub share: bool,
+    /// The rule by which nodes place chunks.
+    pub placement: PlacementRule,
     /// Bytes of blocks that a node sends to others a second at most.
     pub send_bytes_per_second: Option<u64>,
     /// The collector of spans, and the fraction of traced requests.
@@ -56,18 +61,27 @@ impl DevOptions {
             nodes: 1,
             arena_bytes: None,
             chunks_per_node: None,
+            chunks_of_last_node: None,
             block_bytes: None,
             extent_bytes: None,
             disk: None,
             object_store: None,
             policy: PolicyName::default(),
             share: true,
+            placement: PlacementRule::default(),
             send_bytes_per_second: None,
             tracing: TracingConfig::default(),
             requests_in_flight: USUAL_REQUESTS_IN_FLIGHT,
             dir: None,
             runtime_dir: None,
         })
+    }
+
+    /// The options of one of the nodes.
+    pub(super) fn of_node(&self, number: u16) -> Self {
+        let is_last = number + 1 == self.nodes;
+        let chunks_per_node = self.chunks_of_last_node.filter(|_| is_last).or(self.chunks_per_node);
+        Self { chunks_per_node, ..self.clone() }
     }
 
     pub(super) fn check(&self) -> Result<(), DevError> {

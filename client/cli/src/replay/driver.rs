@@ -14,6 +14,7 @@ use larder_client::{LookupOptions, Reservation, SessionError};
 use larder_net::trace::{Sampler, Trace};
 use larder_protocol::Chain;
 use larder_protocol::session::{Found, Tier};
+use tokio::sync::watch;
 
 use super::assignment::LeastRecomputed;
 use super::infinite::InfiniteCache;
@@ -38,6 +39,8 @@ pub struct Driver {
     trace: TraceName,
     /// Decides which requests are traced.
     sampler: Sampler,
+    /// Requests that were started.
+    started: watch::Sender<usize>,
     /// Never borrowed across an await.
     state: RefCell<State>,
 }
@@ -80,6 +83,7 @@ impl Driver {
             prefill_tokens_per_s,
             trace: TraceName::default(),
             sampler: Sampler::default(),
+            started: watch::Sender::default(),
             state: RefCell::new(state),
         })
     }
@@ -111,6 +115,7 @@ impl Driver {
                 let after_ms = request.timestamp_ms.saturating_sub(first_ms) as f64 / speed;
                 tokio::time::sleep_until(start + Duration::from_secs_f64(after_ms / 1e3)).await;
             }
+            self.started.send_modify(|started| *started += 1);
             self.play_one(request).await;
         });
         let mut playing = stream::iter(playing).buffer_unordered(self.in_flight.into());
@@ -119,12 +124,24 @@ impl Driver {
         }
     }
 
-    /// The results so far, `took` after the start.
+    /// Waits until so many requests were started.
+    pub async fn reached(&self, requests: usize) {
+        // An error: never, since this has the sender.
+        let _ = self.started.subscribe().wait_for(|&started| started >= requests).await;
+    }
+
+    /// Says which nodes serve and do not leave soon, by name: these get the requests, as long as there are any.
+    pub fn serving(&self, names: &[String]) {
+        self.nodes.iter().for_each(|link| link.set_leaves(!names.contains(&link.node())));
+    }
+
+    /// The results so far, `took` after the start, where nodes have forwarded so many chunks meanwhile.
     #[must_use]
-    pub fn report(&self, took: Duration) -> Report {
+    pub fn report(&self, took: Duration, forwarded_chunks: u64) -> Report {
         let transport = Transport {
             bytes_moved: self.nodes.iter().map(Link::bytes_moved).sum(),
             sessions_reconnected: self.nodes.iter().map(Link::reconnected).sum(),
+            forwarded_chunks,
         };
         let state = self.state.borrow();
         state.tally.clone().finish(transport, state.infinite.hit_rate(), took)
@@ -134,7 +151,10 @@ impl Driver {
         let node = {
             let state = &mut *self.state.borrow_mut();
             state.infinite.ask(request);
-            let node = state.loads.choose_among(request.timestamp_ms, |node| self.nodes[node].may_serve());
+            let may_serve = |node: usize| self.nodes[node].may_serve();
+            let is_well = |node: usize| may_serve(node) && !self.nodes[node].leaves();
+            let node = state.loads.choose_among(request.timestamp_ms, is_well);
+            let node = node.or_else(|| state.loads.choose_among(request.timestamp_ms, may_serve));
             if let Some(node) = node {
                 state.loads.recomputed(node, request.timestamp_ms, request.input_tokens);
             }

@@ -22,6 +22,8 @@ pub struct Link {
     state: RefCell<State>,
     /// Bytes that earlier sessions moved.
     earlier_bytes: Cell<u64>,
+    /// Whether its node leaves soon or has left, as the coordinator says.
+    leaves: Cell<bool>,
     reconnected: Cell<u64>,
 }
 
@@ -127,6 +129,7 @@ impl Link {
             settings,
             state: RefCell::new(state),
             earlier_bytes: Cell::new(0),
+            leaves: Cell::new(false),
             reconnected: Cell::new(0),
         })
     }
@@ -135,6 +138,23 @@ impl Link {
     #[must_use]
     pub fn is_open(&self) -> bool {
         matches!(&*self.state.borrow(), State::Open(_))
+    }
+
+    /// The node's name.
+    #[must_use]
+    pub fn node(&self) -> String {
+        self.name()
+    }
+
+    /// Says whether the node leaves soon, or has left.
+    pub fn set_leaves(&self, leaves: bool) {
+        self.leaves.set(leaves);
+    }
+
+    /// Whether requests should rather go elsewhere: the node is not there, or keeps nothing new.
+    #[must_use]
+    pub fn leaves(&self) -> bool {
+        self.leaves.get()
     }
 
     /// Whether it is worth asking: it serves, or it is time to see whether it does again.

@@ -42,6 +42,9 @@ pub struct Report {
     pub lease_shortfalls: u64,
     /// Chunks per request that came from another node than the asked one.
     pub peer_chunks_per_request: f64,
+    /// Chunks per request that a node evicted and another kept instead: they went over the network besides.
+    #[serde(default)]
+    pub forwarded_chunks_per_request: f64,
     /// Bytes of blocks read and written, from the transport's counters.
     pub bytes_moved: u64,
     /// Median time of a lookup, in microseconds.
@@ -133,6 +136,7 @@ impl Report {
         }
         if self.peer_chunks_per_request > 0.0 {
             row("chunks from peers a request", format!("{:.2}", self.peer_chunks_per_request));
+            row("chunks forwarded a request", format!("{:.2}", self.forwarded_chunks_per_request));
             row("fetch with peers p50 / p99", pair(self.peer_fetch_p50_us, self.peer_fetch_p99_us));
         }
         row("bytes moved", output::bytes(self.bytes_moved));
@@ -184,6 +188,7 @@ mod tests {
             "prefill_seconds_avoided",
             "recomputed_after_failure",
             "peer_chunks_per_request",
+            "forwarded_chunks_per_request",
         ];
         for field in fields {
             assert!(json.get(field).is_some(), "{field} is missing");

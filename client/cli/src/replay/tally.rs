@@ -40,6 +40,8 @@ pub struct Transport {
     pub bytes_moved: u64,
     /// Sessions that were opened again after their node had gone.
     pub sessions_reconnected: u64,
+    /// Chunks that nodes forwarded to each other when they evicted them.
+    pub forwarded_chunks: u64,
 }
 
 impl Tally {
@@ -162,6 +164,7 @@ impl Tally {
             sessions_reconnected: transport.sessions_reconnected,
             lease_shortfalls: self.lease_shortfalls,
             peer_chunks_per_request: (from_peers / CHUNK_TOKENS) as f64 / self.requests.max(1) as f64,
+            forwarded_chunks_per_request: transport.forwarded_chunks as f64 / self.requests.max(1) as f64,
             bytes_moved: transport.bytes_moved,
             lookup_p50_us: quantile_us(&self.lookups, 0.5),
             lookup_p99_us: quantile_us(&self.lookups, 0.99),

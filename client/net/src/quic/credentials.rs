@@ -214,4 +214,4 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 /// The protocol's name in the handshake.
-const ALPN: &[u8] = b"larder/1";
+const ALPN: &[u8] = b"larder/2";

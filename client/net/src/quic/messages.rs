@@ -43,11 +43,21 @@ pub enum MessageError {
 /// # Cancel safety
 /// Dropped, it may leave half a message on the stream: reset it.
 pub async fn write_message<M: Message>(stream: &mut SendStream, message: &M) -> Result<(), MessageError> {
-    let message = message.encode();
+    write_encoded(stream, &message.encode()).await
+}
+
+/// Writes a message that is encoded already.
+///
+/// # Errors
+/// [`MessageError`]: the stream is of no use any more.
+///
+/// # Cancel safety
+/// Dropped, it may have written half a message: reset the stream.
+pub async fn write_encoded(stream: &mut SendStream, message: &[u8]) -> Result<(), MessageError> {
     let mut header = [0; HEADER_BYTES];
     header[..4].copy_from_slice(&(message.len() as u32).to_le_bytes());
     stream.write_all(&header).await?;
-    stream.write_all(&message).await?;
+    stream.write_all(message).await?;
     Ok(())
 }
 

@@ -10,10 +10,9 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
 
-use super::Link;
-use crate::call::within;
+use super::round_trip::RoundTrip;
+use super::{Link, within};
 use crate::error::SessionError;
-use crate::round_trip::RoundTrip;
 
 /// Closes the session when its task ends, in whatever way.
 struct CloseAtEnd(Weak<Link>);

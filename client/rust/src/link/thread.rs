@@ -14,9 +14,9 @@ use tokio::sync::TryAcquireError;
 use tokio::sync::oneshot::error::TryRecvError;
 
 use super::Link;
+use super::round_trip::RoundTrip;
 use crate::error::SessionError;
 use crate::lock;
-use crate::round_trip::RoundTrip;
 
 impl Link {
     /// Sends a request and receives until its answer is here. Other threads wait until then.

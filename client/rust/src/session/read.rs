@@ -13,9 +13,9 @@ use super::Session;
 use crate::call::{Call, Step};
 use crate::error::SessionError;
 use crate::lease::LeaseGuard;
+use crate::link::round_trip::RoundTrip;
 use crate::namespace::Namespace;
 use crate::options::{LookupOptions, millis};
-use crate::round_trip::RoundTrip;
 use crate::ticket::{NOTHING_TO_BRING, Ticket};
 
 impl Session {
@@ -64,7 +64,7 @@ impl Session {
             Response::Found(found) => Ok(found),
             _ => Err(SessionError::wrong_answer("a lookup finds")),
         });
-        Call::new(self, Step::Ask(round_trip)).checked(namespace.check(chain))
+        self.call(Step::Ask(round_trip)).checked(namespace.check(chain))
     }
 
     /// Asks to read the longest prefix of `chain` that is here. A miss is a lease of 0 chunks.
@@ -98,7 +98,7 @@ impl Session {
             Response::Prefetching(prefetching) => Ticket::accept(link, known, asked, prefetching),
             _ => Err(SessionError::wrong_answer("a prefetch begins")),
         });
-        Call::new(self, Step::Ask(round_trip)).checked(namespace.check(chain))
+        self.call(Step::Ask(round_trip)).checked(namespace.check(chain))
     }
 
     /// Asks how far a prefetch is.
@@ -109,7 +109,7 @@ impl Session {
     /// The general ones of [`SessionError`].
     pub fn progress(&self, ticket: &Ticket) -> Call<Progress> {
         if ticket.number() == 0 {
-            return Call::new(self, Step::Done(Ok(NOTHING_TO_BRING)));
+            return self.call(Step::Done(Ok(NOTHING_TO_BRING)));
         }
         let request = Request::Progress(ticket.number());
         self.ask(request, |_, response, _| match response {
@@ -128,7 +128,7 @@ impl Session {
     pub fn collect(&self, ticket: Ticket, wait: Wait) -> Call<LeaseGuard> {
         let namespace = ticket.namespace().clone();
         if ticket.number() == 0 {
-            return Call::new(self, Step::Done(LeaseGuard::nothing(&self.link, namespace)));
+            return self.call(Step::Done(LeaseGuard::nothing(&self.link, namespace)));
         }
         let asked = Arc::clone(ticket.chunks());
         let request = Request::Collect(Collect { ticket: ticket.number(), wait });
@@ -162,7 +162,7 @@ impl Session {
                 _ => Err(SessionError::wrong_answer("a pin pins chunks that were asked for")),
             },
         );
-        Call::new(self, Step::Ask(round_trip)).checked(namespace.check(chain))
+        self.call(Step::Ask(round_trip)).checked(namespace.check(chain))
     }
 
     /// Ends a pin before its deadline.

@@ -8,9 +8,9 @@ use larder_protocol::{Chain, PoolSet};
 use super::Session;
 use crate::call::{Call, RoomFor, Step};
 use crate::error::SessionError;
+use crate::link::round_trip::RoundTrip;
 use crate::namespace::Namespace;
 use crate::reservation::{CommitPart, Reservation, StagedChunk};
-use crate::round_trip::RoundTrip;
 use crate::window::{Window, WindowRange};
 
 impl Session {
@@ -96,8 +96,8 @@ impl Session {
     /// One message after the other; the sum of what the node keeps.
     pub(crate) fn commit_parts(&self, parts: Vec<CommitPart>) -> Call<u32> {
         let mut parts = parts.into_iter();
-        let Some(first) = parts.next() else { return Call::new(self, Step::Done(Ok(0))) };
-        let call = Call::new(self, Step::Ask(commit(first)));
+        let Some(first) = parts.next() else { return self.call(Step::Done(Ok(0))) };
+        let call = self.call(Step::Ask(commit(first)));
         if parts.len() == 0 {
             return call;
         }
@@ -122,7 +122,7 @@ impl Session {
             Ok(None) => Step::Done(Ok(value)),
             Err(error) => Step::Done(Err(error)),
         };
-        Call::new(self, step)
+        self.call(step)
     }
 }
 

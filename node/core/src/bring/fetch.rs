@@ -15,7 +15,7 @@ use crate::directory::Holders;
 use crate::effect::{Counted, Effect, FetchOrder};
 use crate::event::{Arrival, Below, FetchFailure, OrderNumber};
 use crate::loading::Meter;
-use crate::placement::{Placement, place};
+use crate::placement::{Placement, PlacementRule, earns_its_place, place_by_reads};
 use crate::store::ids::ChunkKey;
 use crate::store::{Came, ChangeKind, FetchId, Wanted};
 use crate::tiers::known::Fact;
@@ -35,6 +35,8 @@ pub(crate) struct Fetch {
     pub(crate) is_asked_again: bool,
     /// Whether the object store was asked.
     pub(crate) is_object_asked: bool,
+    /// Whether its holder drains, and this actor keeps it.
+    pub(crate) is_taken: bool,
     /// Until when other actors are asked.
     deadline: Duration,
     /// The order that asks an actor for it.
@@ -56,7 +58,7 @@ pub(super) struct Order {
 
 impl Fetch {
     /// A fetch of a chunk that these actors hold, if any do.
-    pub(super) fn new(
+    pub(crate) fn new(
         wanted: Wanted,
         fingerprint: Fingerprint,
         class: Class,
@@ -75,10 +77,16 @@ impl Fetch {
             copies,
             is_asked_again,
             is_object_asked,
+            is_taken: false,
             deadline,
             order,
             cause,
         }
+    }
+
+    /// Its holder drains: it comes from there, or not at all, and stays.
+    pub(crate) fn is_from_a_drain(&mut self) {
+        (self.is_taken, self.is_asked_again, self.is_object_asked) = (true, true, true);
     }
 
     /// Its name.
@@ -283,8 +291,14 @@ impl Core {
             fetch.order = None;
             match came {
                 Arrival::Here { checksums, pools, reads, is_on_disk } => {
-                    let came =
-                        Came { checksums, pools, reads, is_on_disk_elsewhere: is_on_disk, is_stored: false };
+                    let came = Came {
+                        checksums,
+                        pools,
+                        reads,
+                        is_on_disk_elsewhere: is_on_disk,
+                        is_stored: false,
+                        is_copy: false,
+                    };
                     self.came(id, holder, came);
                     continue;
                 }
@@ -367,16 +381,26 @@ impl Core {
         meters.entry(holder).or_default()
     }
 
-    fn came(&mut self, id: FetchId, holder: Holder, came: Came) {
+    fn came(&mut self, id: FetchId, holder: Holder, mut came: Came) {
         let Some(fetch) = self.bring.fetches.remove(&id) else { return };
-        let placement = place(fetch.copies, came.reads, came.is_on_disk_elsewhere);
+        // The disk of a holder that leaves is of no use.
+        came.is_on_disk_elsewhere &= !fetch.is_taken;
+        let rule = self.store.placement();
+        let placement = match rule {
+            _ if self.is_draining() => Placement::Pass,
+            _ if fetch.is_taken => Placement::Migrate,
+            _ if self.store.is_taken_in(id) => Placement::Forwarded,
+            PlacementRule::Reads => place_by_reads(fetch.copies, came.reads, came.is_on_disk_elsewhere),
+            PlacementRule::Worth => self.place_by_worth(&fetch),
+        };
+        came.is_copy = rule == PlacementRule::Worth && placement == Placement::Replicate;
         let kept = match placement {
-            Placement::Migrate if holder.node == NodeNumber::THIS_NODE => {
+            Placement::Migrate | Placement::Forwarded if holder.node == NodeNumber::THIS_NODE => {
                 let (device, fingerprint, hash) = (holder.device, fetch.fingerprint, fetch.wanted.chunk.hash);
                 self.effects.push_back(Effect::TellMoved { device, fingerprint, hash });
                 Some(ChangeKind::Gained)
             }
-            Placement::Migrate => Some(ChangeKind::MovedFrom(holder)),
+            Placement::Migrate | Placement::Forwarded => Some(ChangeKind::MovedFrom(holder)),
             Placement::Replicate => Some(ChangeKind::Gained),
             Placement::Pass => None,
         };
@@ -384,10 +408,25 @@ impl Core {
         self.end_fetch(id, Some(came), kept);
     }
 
+    /// Keeps a copy where it earns its place. A chunk that is read for the first time counts as read once in the time for which
+    /// this store keeps a chunk that nobody uses.
+    fn place_by_worth(&mut self, fetch: &Fetch) -> Placement {
+        let gap_ms = self.bring.gaps.read(&fetch.wanted.chunk.hash, self.now.as_millis() as u64);
+        let every_ms = gap_ms.unwrap_or_else(|| self.store.keeps_ms());
+        let copy = self.store.worth_of_copy(&fetch.fingerprint, every_ms);
+        match copy.is_some_and(|copy| earns_its_place(copy, self.store.least())) {
+            true => Placement::Replicate,
+            false => Placement::Pass,
+        }
+    }
+
     /// A chunk will not come.
     pub(crate) fn did_not_come(&mut self, id: FetchId) {
         if self.bring.fetches.remove(&id).is_some() {
-            self.count(Counted::Placed(None));
+            // Nobody here asked for a chunk that another node offered.
+            if !self.store.is_taken_in(id) || self.store.is_leased_soon(id) {
+                self.count(Counted::Placed(None));
+            }
             self.end_fetch(id, None, None);
         }
     }
@@ -396,6 +435,7 @@ impl Core {
     pub(crate) fn end_fetch(&mut self, id: FetchId, came: Option<Came>, kept: Option<ChangeKind>) {
         let ready = self.store.fetched(id, came, kept);
         self.end_recalls(id);
+        self.end_takes(id);
         self.finish_gathers(&ready);
     }
 }

@@ -175,11 +175,21 @@ impl Core {
         let (mut held, mut on_disk, mut stored) = (Vec::with_capacity(wanted.len()), Vec::new(), Vec::new());
         let (disk, object) =
             (read_cause(cause, Below::Disk, &wanted), read_cause(cause, Below::Object, &wanted));
+        let turn = self.bring.turn;
         for wanted in wanted {
             let (candidates, ids, cause) = match wanted.from {
                 Source::Disk => (Holders::default(), &mut on_disk, &disk),
                 Source::Object => (Holders::default(), &mut stored, &object),
-                Source::Sibling | Source::Peer => (located.holders(wanted.position), &mut held, cause),
+                Source::Sibling | Source::Peer => {
+                    let mut holders = located.holders(wanted.position);
+                    if holders.len() > 1 {
+                        // The holders of a chunk are asked in turn, so that none serves all readers.
+                        let first = turn % holders.len();
+                        holders.rotate_left(first);
+                        self.bring.turn = turn.wrapping_add(1);
+                    }
+                    (holders, &mut held, cause)
+                }
             };
             let id = wanted.fetch;
             ids.push(id);

@@ -131,7 +131,8 @@ impl Core {
         self.bring.fetches.remove(&id);
         self.count(Counted::Came(0, bytes));
         self.count(Counted::Placed(Some(Placement::Replicate)));
-        let came = Came { checksums, pools, reads, is_on_disk_elsewhere: false, is_stored: false };
+        let came =
+            Came { checksums, pools, reads, is_on_disk_elsewhere: false, is_stored: false, is_copy: false };
         // The next turn of a conversation begins with what this one was handed: it stays.
         self.end_fetch(id, Some(came), Some(ChangeKind::Gained));
     }

@@ -57,6 +57,8 @@ pub(super) enum Purpose {
     Prefetch(RequestId, Lookup),
     /// Chunks whose holders did not have them.
     Again(Vec<FetchId>),
+    /// Chunks that are to leave.
+    Drain,
 }
 
 /// The place whose answer a question waits for.
@@ -116,7 +118,7 @@ impl Question {
             Purpose::Lookup(request, _) | Purpose::Lease(request, _) | Purpose::Prefetch(request, _) => {
                 Some(request.session)
             }
-            Purpose::Again(_) => None,
+            Purpose::Again(_) | Purpose::Drain => None,
         }
     }
 }
@@ -126,7 +128,7 @@ impl Purpose {
         match self {
             Self::Lookup(_, ask) | Self::Prefetch(_, ask) => Some((ask.namespace, &ask.chain)),
             Self::Lease(_, ask) => Some((ask.namespace, &ask.chain)),
-            Self::Again(_) => None,
+            Self::Again(_) | Self::Drain => None,
         }
     }
 }
@@ -200,6 +202,21 @@ impl Core {
         self.effects.push_back(Effect::FindHolders { question, fingerprint, chunks, cause });
     }
 
+    /// Asks the directory who else has chunks that are to leave.
+    pub(crate) fn ask_for_drain(&mut self, fingerprint: Fingerprint, chunks: Vec<ChunkRef>) -> QuestionId {
+        let question = self.ask(Question {
+            purpose: Purpose::Drain,
+            cause: Cause::default(),
+            missing: Missing::default(),
+            located: Located::default(),
+            asks: Asks::Directory,
+            until: Duration::ZERO,
+        });
+        let cause = Cause::default();
+        self.effects.push_back(Effect::FindHolders { question, fingerprint, chunks, cause });
+        question
+    }
+
     /// Other actors of this node said which chunks they hold.
     pub(crate) fn siblings_found(&mut self, number: QuestionId, holders: Vec<Holders>) {
         let Some(mut question) = self.answered(number, |asks| matches!(asks, Asks::Siblings)) else { return };
@@ -214,8 +231,10 @@ impl Core {
         let Some(mut question) = self.answered(number, |asks| matches!(asks, Asks::Directory)) else {
             return;
         };
-        if let Purpose::Again(ids) = question.purpose {
-            return self.found_again(ids, holders);
+        match question.purpose {
+            Purpose::Again(ids) => return self.found_again(ids, holders),
+            Purpose::Drain => return self.drain_located(number, &holders),
+            _ => {}
         }
         let unheld: Vec<usize> = question.located.unheld().collect();
         unheld.into_iter().zip(holders).for_each(|(at, others)| question.located.holders[at] = others);
@@ -294,7 +313,7 @@ impl Core {
             Purpose::Lookup(request, ask) => (request, self.look_up_located(request, ask, &located)),
             Purpose::Lease(request, ask) => (request, self.lease_located(request, &ask, &located, &cause)),
             Purpose::Prefetch(request, ask) => (request, self.start_prefetch(request, ask, &located, &cause)),
-            Purpose::Again(_) => return,
+            Purpose::Again(_) | Purpose::Drain => return,
         };
         if let Err(refused) = done {
             self.effects.push_back(Effect::Refused { request, refused });

@@ -1,6 +1,6 @@
 //! The chunks that one actor holds, by partition.
 //!
-//! Sorted lists cost hardly more than the keys themselves. They stay short: an actor with a million chunks has 244 a
+//! Sorted lists cost hardly more than the keys themselves. They stay short: an actor with a million chunks has 61 a
 //! partition, and moving half of those for an insertion takes some tens of nanoseconds.
 
 use larder_protocol::table::{PARTITIONS, RowKey, RunKey};

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use larder_protocol::limits::MAX_MEMBERS;
 use larder_protocol::table::{Holder, Table};
 
 /// The number of a holder in its home's rows.
@@ -151,5 +152,5 @@ impl HolderState {
     }
 }
 
-/// Holders of one home: every node of the largest cluster with 16 actors each.
-const MAX_HOLDERS: usize = 1 << 16;
+/// Holders of one home: every node of the largest cluster with four actors each.
+const MAX_HOLDERS: usize = MAX_MEMBERS * 4;

@@ -288,8 +288,11 @@ impl Store {
         });
         for (&id, (was_held, was_cached)) in chunks.iter().zip(before).rev() {
             self.tell(id, was_held, ChangeKind::Gained);
+            let used = self.used_now();
             let chunk = self.index.get_mut(id);
             chunk.claims -= 1;
+            chunk.used = used;
+            chunk.set_copy(false);
             if chunk.disk == OnDisk::Elsewhere {
                 // The record there lacks what was written here.
                 chunk.disk = OnDisk::Nowhere;
@@ -299,12 +302,12 @@ impl Store {
                 chunk.stored = Stored::Unknown;
             }
             if !was_cached {
-                chunk.since_tenths = self.tenths;
                 self.cached_chunks += 1;
                 self.policy.insert(id.number(), facts(chunk));
                 if !chunk.may_go() {
                     self.policy.block(id.number());
                 }
+                self.index.set_since(id, self.tenths);
             } else if chunk.may_go() {
                 self.policy.unblock(id.number());
             }

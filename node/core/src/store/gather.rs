@@ -4,6 +4,7 @@
 //! wait for it. When the last has come or failed, the gather ends as a lease of the prefix that is here.
 
 mod fetch;
+mod taken;
 
 use std::collections::BTreeMap;
 
@@ -20,6 +21,7 @@ use super::{Refused, Store};
 use crate::store::ChangeKind;
 
 pub use fetch::{Came, FetchId, Recall, Source, Wanted};
+pub use taken::{FreeRoom, Leaving, TakeIn};
 
 /// Gathers and fetches under way.
 #[derive(Debug, Default)]
@@ -53,6 +55,8 @@ struct Coming {
     gathers: Vec<u64>,
     /// Peers that wait for it.
     recalls: u32,
+    /// Whether another node evicts it, and it is to stay here instead.
+    is_taken_in: bool,
 }
 
 /// A gather's step for one chunk.
@@ -103,6 +107,14 @@ impl Gathers {
         self.fetches.contains_key(&id)
     }
 
+    pub(super) fn take_in(&mut self, id: ChunkId) {
+        self.fetches.entry(id).and_modify(|fetch| fetch.is_taken_in = true);
+    }
+
+    pub(super) fn is_taken_in(&self, id: ChunkId) -> bool {
+        self.fetches.get(&id).is_some_and(|fetch| fetch.is_taken_in)
+    }
+
     /// Whether this fetch has this number.
     pub(super) fn is_fetch(&self, FetchId(id): FetchId, number: u64) -> bool {
         self.fetches.get(&id).is_some_and(|fetch| fetch.number == number)
@@ -120,7 +132,11 @@ impl Gathers {
         let Some(fetch) = self.fetches.get_mut(&id) else { return };
         let waited = fetch.gathers.len();
         fetch.gathers.retain(|&other| other != number);
-        if fetch.gathers.len() < waited && fetch.gathers.is_empty() && fetch.recalls == 0 {
+        if fetch.gathers.len() < waited
+            && fetch.gathers.is_empty()
+            && fetch.recalls == 0
+            && !fetch.is_taken_in
+        {
             self.abandoned.push(FetchId(id));
         }
     }
@@ -252,10 +268,12 @@ impl Store {
     /// are to stay, and why; else they pass. Answers the gathers that are now ready.
     pub fn fetched(&mut self, fetch: FetchId, came: Option<Came>, kept: Option<ChangeKind>) -> Vec<u64> {
         let FetchId(id) = fetch;
-        let Some(Coming { gathers, .. }) = self.gathers.fetches.remove(&id) else { return Vec::new() };
+        let Some(Coming { gathers, is_taken_in, .. }) = self.gathers.fetches.remove(&id) else {
+            return Vec::new();
+        };
         let number = self.index.get(id).namespace;
         match came {
-            Some(Came { checksums, pools, reads, is_on_disk_elsewhere, is_stored })
+            Some(Came { checksums, pools, reads, is_on_disk_elsewhere, is_stored, is_copy })
                 if pools.has_all(self.namespaces.get(number).rules.obligatory()) =>
             {
                 self.make_readable(id, pools, checksums, reads);
@@ -266,6 +284,12 @@ impl Store {
                 self.came_stored(id, is_stored);
                 if let Some(kind) = kept {
                     self.admit(id, kind);
+                    if is_copy {
+                        self.is_copy(id);
+                    }
+                    if is_taken_in && gathers.is_empty() {
+                        self.was_taken_in(id);
+                    }
                     self.queue_disk_write(id);
                 }
             }

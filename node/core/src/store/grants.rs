@@ -122,6 +122,9 @@ impl Store {
         let mut used = Vec::new();
         for hash in hashes {
             let Some(id) = self.named(fingerprint, hash) else { continue };
+            if self.was_taken(id) {
+                continue;
+            }
             let chunk = self.index.get(id);
             if chunk.claims > 0 || chunk.pins > 0 || !chunk.is_cached() {
                 used.extend((chunk.claims > 0 || chunk.pins > 0).then_some(*hash));

@@ -17,6 +17,8 @@ use super::ids::{ChunkId, ChunkNumber, NamespaceId, Slot};
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     entries: Vec<Entry>,
+    /// By place: since when the chunk there is cached, in tenths of a second since the node started. Only eviction asks.
+    since_tenths: Vec<u32>,
     vacant: Vec<ChunkNumber>,
     /// Chunks that were taken out but still stand in the table, with the hashes of their keys.
     departed: Vec<(u64, ChunkNumber)>,
@@ -77,12 +79,36 @@ pub(crate) struct Chunk {
     pub(crate) standing: Standing,
     pub(crate) disk: OnDisk,
     pub(crate) stored: Stored,
-    /// Whether it is in memory, or about to be; else it is on disk alone.
-    is_resident: bool,
-    /// Since when it is cached, in tenths of a second since the node started.
-    pub(crate) since_tenths: u32,
+    marks: Marks,
+    /// Its last use, in hundredths of a second since the node started.
+    pub(crate) used: u32,
     /// By slice, then pool.
     pub(crate) blocks: SmallVec<[Block; 1]>,
+}
+
+/// Facts of a chunk, a bit each.
+#[derive(Debug, Clone, Copy, Default)]
+struct Marks(u8);
+
+#[derive(Debug, Clone, Copy)]
+enum Mark {
+    /// It is in memory, or about to be; else it is on disk alone.
+    Resident = 1,
+    Copy = 2,
+    Forwarded = 4,
+}
+
+impl Marks {
+    fn has(self, mark: Mark) -> bool {
+        self.0 & mark as u8 != 0
+    }
+
+    /// Sets or takes a mark; whether it was set.
+    fn set(&mut self, mark: Mark, is_set: bool) -> bool {
+        let was_set = self.has(mark);
+        self.0 = if is_set { self.0 | mark as u8 } else { self.0 & !(mark as u8) };
+        was_set
+    }
 }
 
 /// Whether a chunk counts as cached.
@@ -160,8 +186,8 @@ impl Chunk {
             standing: Standing::Kept,
             disk: OnDisk::Nowhere,
             stored: Stored::Unknown,
-            is_resident: false,
-            since_tenths: 0,
+            marks: Marks::default(),
+            used: 0,
             blocks: smallvec::smallvec![Block::Absent; blocks],
         }
     }
@@ -192,8 +218,10 @@ impl Chunk {
     }
 
     /// Counts that it was read.
-    pub(crate) fn count_read(&mut self) {
+    pub(crate) fn count_read(&mut self, now: u32) {
         self.reads = self.reads.saturating_add(1);
+        self.used = now;
+        self.set_forwarded(false);
     }
 
     /// Whether eviction may take it.
@@ -203,12 +231,30 @@ impl Chunk {
 
     /// Whether it is in memory, or about to be.
     pub(crate) fn is_resident(&self) -> bool {
-        self.is_resident
+        self.marks.has(Mark::Resident)
+    }
+
+    /// Whether another node holds it too.
+    pub(crate) fn is_copy(&self) -> bool {
+        self.marks.has(Mark::Copy)
+    }
+
+    pub(crate) fn set_copy(&mut self, is_copy: bool) {
+        self.marks.set(Mark::Copy, is_copy);
+    }
+
+    /// Whether another node evicted it and sent it here, and nobody has used it since.
+    pub(crate) fn was_forwarded(&self) -> bool {
+        self.marks.has(Mark::Forwarded)
+    }
+
+    pub(crate) fn set_forwarded(&mut self, was_forwarded: bool) {
+        self.marks.set(Mark::Forwarded, was_forwarded);
     }
 
     /// Whether it has a place on this node's disk, and nowhere else here.
     pub(crate) fn is_on_disk_alone(&self) -> bool {
-        self.disk == OnDisk::Here && !self.is_resident
+        self.disk == OnDisk::Here && !self.is_resident()
     }
 
     /// The slots of its readable blocks.
@@ -289,6 +335,16 @@ impl Index {
             _ => None,
         }
         .expect(OUTLIVED)
+    }
+
+    /// Since when a chunk is cached, in tenths of a second since the node started.
+    pub(crate) fn since_tenths(&self, id: ChunkId) -> u32 {
+        self.since_tenths[id.number().position()]
+    }
+
+    /// A chunk is cached since then.
+    pub(crate) fn set_since(&mut self, id: ChunkId, tenths: u32) {
+        self.since_tenths[id.number().position()] = tenths;
     }
 
     /// The chunk that has a place now.
@@ -393,6 +449,7 @@ impl Index {
     ) -> ChunkId {
         let number = self.vacant.pop().unwrap_or_else(|| {
             self.entries.push(Entry::Vacant(0));
+            self.since_tenths.push(0);
             ChunkNumber::at(self.entries.len() - 1)
         });
         let generation = match self.entries[number.position()] {
@@ -456,7 +513,7 @@ impl Index {
 
     fn set_resident(&mut self, id: ChunkId, is_resident: bool) {
         let chunk = self.get_mut(id);
-        if std::mem::replace(&mut chunk.is_resident, is_resident) == is_resident {
+        if chunk.marks.set(Mark::Resident, is_resident) == is_resident {
             return;
         }
         if let Some(parent) = chunk.parent {
@@ -491,7 +548,7 @@ impl Index {
                 child = self.at(number).next_sibling;
             }
         }
-        let resident = found.into_iter().rev().filter(|&number| self.at(number).is_resident);
+        let resident = found.into_iter().rev().filter(|&number| self.at(number).is_resident());
         resident.map(|number| self.id(number)).collect()
     }
 
@@ -548,7 +605,7 @@ impl Index {
         }
     }
 
-    /// The first chunk of a chunk's run: at most 15 steps up, or as far as the tree is here.
+    /// The first chunk of a chunk's run: at most 63 steps up, or as far as the tree is here.
     fn anchor(&self, mut number: ChunkNumber) -> ChunkHash {
         let start = run_start(self.at(number).index);
         loop {
@@ -571,7 +628,7 @@ impl Index {
                 self.above.remove(&orphan);
                 let chunk = self.at_mut(orphan);
                 chunk.parent = Some(number);
-                resident += u32::from(chunk.is_resident);
+                resident += u32::from(chunk.is_resident());
                 child = chunk.next_sibling;
             }
             self.at_mut(number).resident_children = resident;

@@ -8,6 +8,7 @@ use std::num::NonZeroU32;
 use super::disk::DiskStoreLimits;
 use super::object::ObjectStoreLimits;
 use super::policy::PolicyName;
+use crate::placement::PlacementRule;
 
 /// The limits of a store; every value is resolved from the configuration once.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,4 +84,6 @@ pub struct PeerStoreLimits {
     pub passing_bytes: u64,
     /// Chunks that other nodes are being sent at a time.
     pub max_granted_chunks: u64,
+    /// The rule by which chunks are placed.
+    pub placement: PlacementRule,
 }

@@ -30,7 +30,7 @@ impl Store {
         let mut next = Self::new(self.limits.clone());
         next.journal.keep_as(&self.journal);
         next.last_number = self.last_number;
-        next.tenths = self.tenths;
+        (next.tenths, next.now) = (self.tenths, self.now);
         next.sessions = Sessions::after(&self.sessions);
         next.slab.seclude_all(&self.slab);
         let shown = |extent| {

@@ -339,7 +339,8 @@ impl Store {
         if self.index.get(id).is_cached() {
             self.policy.touch(id.number());
         }
-        self.index.get_mut(id).count_read();
+        let now = self.used_now();
+        self.index.get_mut(id).count_read(now);
         self.queue_writes_after_use(id);
     }
 

@@ -36,6 +36,8 @@ pub(crate) struct Namespace {
     pub(crate) sessions: u32,
     /// Chunks of it in the index.
     pub(crate) chunks: u32,
+    /// Its description: a node that drains tells it to those who take its chunks.
+    pub(crate) spec: NamespaceSpec,
     /// The facts for people and routers.
     facts: NamespaceFacts,
 }
@@ -69,6 +71,11 @@ pub(crate) struct Pool {
 }
 
 impl Namespace {
+    /// The name of the tenant whose it is.
+    pub(crate) fn tenant_name(&self) -> &str {
+        &self.facts.tenant
+    }
+
     /// Blocks of one chunk over all slices.
     pub(crate) fn blocks(&self) -> usize {
         usize::from(self.slices) * self.pools.len()
@@ -136,6 +143,7 @@ impl Namespaces {
             pools,
             sessions: 0,
             chunks: 0,
+            spec: spec.clone(),
             facts: NamespaceFacts {
                 tenant: tenant_name.to_owned(),
                 fingerprint,

@@ -9,6 +9,7 @@ use super::index::{Chunk, OnDisk};
 use super::policy::{Facts, PolicyName, Removal, Verdict};
 use super::slab::ClassId;
 use super::{Store, StoreLimits};
+use crate::placement::Saves;
 
 /// Why chunks were evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -73,6 +74,11 @@ impl Store {
     pub(super) fn take_slot(&mut self, class: ClassId, owner: ChunkId) -> Option<Slot> {
         if let Some(slot) = self.take_free_slot(class, owner) {
             return Some(slot);
+        }
+        while self.drop_departing() {
+            if let Some(slot) = self.take_free_slot(class, owner) {
+                return Some(slot);
+            }
         }
         // What frees a slot of this class, by policy; then what frees a whole extent.
         while let Some(victim) = self.victim_of(class) {
@@ -154,6 +160,10 @@ impl Store {
     }
 
     fn evict_next(&mut self, reason: EvictionReason) -> bool {
+        if let Some(copy) = self.next_copy() {
+            self.evict(copy, reason);
+            return true;
+        }
         let victim = self.policy.victim(&mut |_| Verdict::Take);
         victim.map(|victim| self.evict(self.index.id(victim), reason)).is_some()
     }
@@ -167,16 +177,28 @@ impl Store {
             EvictionReason::Need => self.evictions.need += 1,
             EvictionReason::Clearing => self.evictions.clearing += 1,
         }
-        self.evictions.resided_ms += u64::from(self.tenths - self.index.get(id).since_tenths) * 100;
+        self.evictions.resided_ms += u64::from(self.tenths - self.index.since_tenths(id)) * 100;
+        let idle_ms = self.note_pressure(id);
         let why = if reason == EvictionReason::Clearing { Removal::Dropped } else { Removal::Evicted };
         self.policy.remove(id.number(), why);
-        if reason == EvictionReason::Watermark && self.demote(id) {
+        if reason == EvictionReason::Watermark && (self.demote(id) || self.forward(id, idle_ms)) {
             return;
         }
         self.take_out(id);
         if reason != EvictionReason::Watermark {
             self.index.settle();
         }
+    }
+
+    /// A chunk is evicted: says for how long nobody had used it, and remembers what its place was worth.
+    fn note_pressure(&mut self, id: ChunkId) -> u64 {
+        let chunk = self.index.get(id);
+        let idle_ms = self.now.0.saturating_sub(self.used_ms(chunk.used));
+        if !chunk.is_copy() {
+            let saves = if chunk.disk == OnDisk::Nowhere { Saves::Prefill } else { Saves::Transfer };
+            self.pressure.evicted(self.stake(chunk.namespace), saves, idle_ms, self.now.0);
+        }
+        idle_ms
     }
 
     /// A chunk that was cached is so no longer.

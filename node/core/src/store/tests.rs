@@ -4,6 +4,7 @@ mod behaviour;
 mod disk;
 mod follow_histories;
 mod follows;
+mod forwards;
 mod gathers;
 mod histories;
 mod loads;

@@ -2,7 +2,7 @@
 
 use super::disk::Disk;
 use super::object::Objects;
-use super::{Bytes, DiskUsage, Evictions, ObjectUsage, Store};
+use super::{Bytes, DiskUsage, Evictions, Forwards, ObjectUsage, Store};
 
 /// The contents of a device tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -38,6 +38,8 @@ pub struct Usage {
     pub follows_lost: u64,
     /// Chunks that moved to other nodes so far.
     pub given_up: u64,
+    /// Only copies that moved when they were evicted.
+    pub forwards: Forwards,
     /// Copies by the device that it has not let go of; the actor knows.
     pub device_copies: u64,
     /// The contents of the device tier; the actor fills this in.
@@ -89,6 +91,7 @@ impl Store {
             follows: self.follows.len(),
             follows_lost: self.follows.lost(),
             given_up: self.grants.given_up,
+            forwards: self.forwards(),
             device_copies: 0,
             device_tier: TierUsage::default(),
             capacity_chunks: self.limits.capacity_chunks,

@@ -132,7 +132,11 @@ impl History {
             capacity_chunks: Some(12),
             reservation_ttl_ms: 300,
             tenant_bytes: vec![20 * BLOCK, 20 * BLOCK],
-            peers: Some(PeerStoreLimits { passing_bytes: 8 * BLOCK, max_granted_chunks: 4 }),
+            peers: Some(PeerStoreLimits {
+                passing_bytes: 8 * BLOCK,
+                max_granted_chunks: 4,
+                placement: crate::placement::PlacementRule::Reads,
+            }),
             ..limits()
         };
         let mut history = Self {

@@ -99,6 +99,27 @@ impl Core {
         Ok(())
     }
 
+    /// Makes a namespace known whose chunks come from a node that drains.
+    ///
+    /// # Errors
+    /// [`Refused`] if it is of no tenant here, or does not fit this node.
+    pub(crate) fn know_of_another(
+        &mut self,
+        tenant_name: &str,
+        fingerprint: Fingerprint,
+        spec: &NamespaceSpec,
+    ) -> Result<(), Refused> {
+        let unknown = Refused::Unknown { what: "tenant", number: 0 };
+        let tenant = self.tenants.iter().position(|known| known == tenant_name).ok_or(unknown)?;
+        let tenant = TenantId(tenant as u16);
+        self.know_in_store(tenant, fingerprint, spec)?;
+        if self.bring.sources.disk.is_some() {
+            let namespace = || Namespace { tenant, spec: spec.clone(), state: State::Missing };
+            self.described.known.entry(fingerprint).or_insert_with(namespace);
+        }
+        Ok(())
+    }
+
     fn know_in_store(
         &mut self,
         tenant: TenantId,

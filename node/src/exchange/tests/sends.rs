@@ -69,16 +69,20 @@ impl Serving {
         let metrics = ExchangeMetrics::register(&Registry::new()).unwrap();
         let watch = Watch::in_test();
         let (_handle, orders) = ExchangeHandle::new();
-        let (counts, silent, watches) = (metrics.clone(), SilentPeers::default(), watch.clone());
-        let actor = PeerActor::new(holder, limits, counts, Clock::start(), silent, watches, orders).start();
+        let others = (SilentPeers::default(), Rooms::default());
+        let (counts, watches) = (metrics.clone(), watch.clone());
+        let actor = PeerActor::new(holder, limits, counts, Clock::start(), others, watches, orders).start();
         let (ended, ends) = unbounded_channel();
         let all = HasAll { memory: Arc::clone(arena(2).extent(1)), ended }.start();
         let services = Services {
             blocks: vec![all.clone().recipient()],
             follow: Vec::new(),
             give_up: Vec::new(),
+            take_in: Vec::new(),
             verify: Vec::new(),
             policy: Vec::new(),
+            take: Vec::new(),
+            drain: Box::new(|_, _| Err(String::new())),
             find: all.clone().recipient(),
             announce: all.clone().recipient(),
             repair: all.clone().recipient(),

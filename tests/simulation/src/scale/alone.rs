@@ -18,7 +18,7 @@ pub(super) fn local(load: &Load) -> f64 {
     for arrival in Arrivals::new(load) {
         let node = &mut nodes[arrival.node];
         rate.add(node.prefix(&arrival.blocks), arrival.tokens);
-        use_all(node, &arrival.blocks, |_, _| {});
+        use_all(node, &arrival.blocks, arrival.at, |_, _| {});
     }
     rate.rate()
 }
@@ -49,7 +49,7 @@ pub(super) fn routed(load: &Load) -> f64 {
         let work = cost(&node);
         backlogs[node] = (work, arrival.at);
         rate.add(nodes[node].prefix(blocks), arrival.tokens);
-        use_all(&mut nodes[node], blocks, |id, is_there| {
+        use_all(&mut nodes[node], blocks, arrival.at, |id, is_there| {
             let holders = index.entry(id).or_default();
             if is_there {
                 holders.push(node as u16);
@@ -65,10 +65,11 @@ pub(super) fn routed(load: &Load) -> f64 {
 }
 
 /// Uses all chunks of a prompt, the last first, so that no chunk goes before those behind it.
-fn use_all(node: &mut Blocks, blocks: &[(Id, Id)], mut changed: impl FnMut(Id, bool)) {
+fn use_all(node: &mut Blocks, blocks: &[(Id, Id)], at: Duration, mut changed: impl FnMut(Id, bool)) {
+    let now_ms = at.as_millis() as u64;
     for &(id, anchor) in blocks.iter().rev() {
-        if node.touch(id).is_none() {
-            let gone = node.insert(id, anchor);
+        if node.touch(id, now_ms).is_none() {
+            let gone = node.insert(id, anchor, now_ms);
             changed(id, true);
             if let Some((gone, _)) = gone {
                 changed(gone, false);

@@ -1,8 +1,9 @@
 //! What holds a node's chunks: names in the order of their use, without bytes, in place of the real store.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
+use larder_core::placement::{Pressure, Saves, Stake, Worth, copy_goes_first};
 use larder_protocol::{ChunkHash, ChunkRef};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -19,6 +20,9 @@ pub(super) struct Blocks {
     oldest: u32,
     free: Vec<u32>,
     capacity: usize,
+    /// Copies of chunks that others have, with the time when each was made, those that were used longest ago first.
+    copies: VecDeque<(Id, u64)>,
+    pressure: Pressure,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +32,8 @@ struct Chunk {
     newer: u32,
     older: u32,
     reads: u32,
+    used_ms: u64,
+    is_copy: bool,
 }
 
 impl Id {
@@ -40,7 +46,7 @@ impl Id {
         Self(1 << 63 | (node as u64) << 32 | number)
     }
 
-    fn hash(self) -> ChunkHash {
+    pub(super) fn hash(self) -> ChunkHash {
         let mut hash = [0; 32];
         hash[..8].copy_from_slice(&xxh3_64(&self.0.to_le_bytes()).to_le_bytes());
         hash[8..16].copy_from_slice(&self.0.to_le_bytes());
@@ -69,6 +75,8 @@ impl Blocks {
             oldest: NOTHING,
             free: Vec::new(),
             capacity,
+            copies: VecDeque::new(),
+            pressure: Pressure::default(),
         }
     }
 
@@ -85,23 +93,40 @@ impl Blocks {
         blocks.iter().take_while(|(id, _)| self.has(*id)).count()
     }
 
+    /// How long a chunk stays that nobody uses.
+    pub(super) fn keeps_ms(&self, now_ms: u64) -> u64 {
+        self.pressure.keeps_ms(now_ms).unwrap_or(u64::MAX)
+    }
+
+    /// The worth of the chunk that goes next; `None` where nothing goes.
+    pub(super) fn least(&self, now_ms: u64) -> Option<Worth> {
+        if self.len() < self.capacity { None } else { self.pressure.least(now_ms) }
+    }
+
     /// A chunk is used; the number of its reads so far, this one included.
-    pub(super) fn touch(&mut self, id: Id) -> Option<u32> {
+    pub(super) fn touch(&mut self, id: Id, now_ms: u64) -> Option<u32> {
         let at = *self.places.get(&id)?;
         self.unlink(at);
         self.link(at);
         let chunk = &mut self.chunks[at as usize];
         chunk.reads += 1;
+        chunk.used_ms = now_ms;
         Some(chunk.reads)
     }
 
     /// A chunk comes, which is not there yet. The chunk that goes for it, with its anchor.
-    pub(super) fn insert(&mut self, id: Id, anchor: Id) -> Option<(Id, Id)> {
-        let gone = (self.len() >= self.capacity).then(|| self.chunks[self.oldest as usize]);
+    pub(super) fn insert(&mut self, id: Id, anchor: Id, now_ms: u64) -> Option<(Id, Id)> {
+        let victim = (self.len() >= self.capacity).then(|| self.victim(now_ms));
+        let gone = victim.map(|at| self.chunks[at as usize]);
         if let Some(gone) = gone {
+            if !gone.is_copy {
+                let idle_ms = now_ms.saturating_sub(gone.used_ms);
+                self.pressure.evicted(STAKE, Saves::Prefill, idle_ms, now_ms);
+            }
             self.remove(gone.id);
         }
-        let chunk = Chunk { id, anchor, newer: NOTHING, older: NOTHING, reads: 0 };
+        let (used_ms, is_copy) = (now_ms, false);
+        let chunk = Chunk { id, anchor, newer: NOTHING, older: NOTHING, reads: 0, used_ms, is_copy };
         let at = self.free.pop().unwrap_or(self.chunks.len() as u32);
         match self.chunks.get_mut(at as usize) {
             Some(place) => *place = chunk,
@@ -110,6 +135,35 @@ impl Blocks {
         self.places.insert(id, at);
         self.link(at);
         gone.map(|gone| (gone.id, gone.anchor))
+    }
+
+    /// A chunk that was just inserted is a copy of another node's.
+    pub(super) fn is_copy(&mut self, id: Id, now_ms: u64) {
+        if let Some(&at) = self.places.get(&id) {
+            self.chunks[at as usize].is_copy = true;
+            self.copies.push_back((id, now_ms));
+        }
+    }
+
+    /// The chunk that goes next: a copy, unless its transfers are worth more than the chunk that nobody used for longest.
+    fn victim(&mut self, now_ms: u64) -> u32 {
+        let keeps_ms = self.keeps_ms(now_ms);
+        while let Some(&(id, made_ms)) = self.copies.front() {
+            let at = self.places.get(&id).copied().filter(|&at| self.chunks[at as usize].is_copy);
+            if let Some(at) = at
+                && now_ms.saturating_sub(made_ms) <= keeps_ms
+            {
+                let idle_ms = now_ms.saturating_sub(self.chunks[at as usize].used_ms);
+                let worth = STAKE.worth(Saves::Transfer, idle_ms);
+                if copy_goes_first(worth, self.pressure.least(now_ms)) {
+                    return at;
+                }
+                break;
+            }
+            self.copies.pop_front();
+            at.into_iter().for_each(|at| self.chunks[at as usize].is_copy = false);
+        }
+        self.oldest
     }
 
     /// A chunk goes; its anchor.
@@ -173,6 +227,9 @@ impl Hasher for IdHasher {
     }
 }
 
+/// Every chunk's, whatever its size: all are of one model.
+pub(super) const STAKE: Stake = Stake { tokens: 512, bytes: 16 << 20 };
+
 /// The place of no chunk.
 const NOTHING: u32 = u32::MAX;
 
@@ -184,15 +241,26 @@ mod tests {
     fn the_chunk_that_nobody_used_for_longest_goes_first() {
         let [a, b, c] = [1, 2, 3].map(|block| Id::of(0, block));
         let mut blocks = Blocks::new(2);
-        assert_eq!(blocks.insert(a, a), None);
-        assert_eq!(blocks.insert(b, a), None);
-        assert_eq!(blocks.touch(a), Some(1));
-        assert_eq!(blocks.insert(c, c), Some((b, a)));
+        assert_eq!(blocks.insert(a, a, 0), None);
+        assert_eq!(blocks.insert(b, a, 0), None);
+        assert_eq!(blocks.touch(a, 1), Some(1));
+        assert_eq!(blocks.insert(c, c, 2), Some((b, a)));
         assert_eq!(blocks.iter().map(|(id, _)| id).collect::<Vec<_>>(), [a, c]);
         assert_eq!(blocks.remove(a), Some(a));
-        assert_eq!((blocks.remove(a), blocks.touch(a), blocks.len()), (None, None, 1));
-        assert_eq!(blocks.insert(b, b), None);
-        assert_eq!(blocks.insert(a, b), Some((c, c)));
+        assert_eq!((blocks.remove(a), blocks.touch(a, 3), blocks.len()), (None, None, 1));
+        assert_eq!(blocks.insert(b, b, 3), None);
+        assert_eq!(blocks.insert(a, b, 4), Some((c, c)));
+    }
+
+    #[test]
+    fn a_copy_that_nobody_reads_goes_before_an_older_only_copy() {
+        let [a, b, c, d] = [1, 2, 3, 4].map(|block| Id::of(0, block));
+        let mut blocks = Blocks::new(2);
+        blocks.insert(a, a, 0);
+        blocks.insert(b, b, 1_000);
+        blocks.is_copy(b, 1_000);
+        assert_eq!(blocks.insert(c, c, 2_000), Some((b, b)));
+        assert_eq!(blocks.insert(d, d, 3_000), Some((a, a)));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use larder_core::directory::cache::Cache;
 use larder_core::directory::lookup::{HomeAsk, View};
 use larder_core::directory::{Changes, FLUSH_MS, Outbox, Outgoing, Shard};
+use larder_core::placement::Gaps;
 use larder_core::store::{Change, ChangeKind};
 use larder_protocol::Fingerprint;
 use larder_protocol::peer::{Announced, Repair, Rows};
@@ -56,6 +57,8 @@ pub(super) struct Player {
     pub(super) cache: Cache,
     pub(super) view: View,
     pub(super) blocks: Blocks,
+    /// How often it reads chunks of others.
+    pub(super) gaps: Gaps,
     /// Members that did not answer: they are silent soon, or are so already.
     pub(super) doubted: BTreeSet<NodeNumber>,
 }
@@ -85,7 +88,7 @@ impl<'a> Cluster<'a> {
             load,
             now: Duration::ZERO,
             nodes: Vec::new(),
-            coordinator: Coordinator::new(load.nodes + 1),
+            coordinator: Coordinator::new(),
             asking: HashMap::new(),
             sizes: Sizes::new(),
             tally: Tally::new(load.nodes + 1),
@@ -243,13 +246,13 @@ impl Player {
         let mut outbox = Outbox::default();
         let gained = |number: u64| {
             let (id, anchor) = filler(number);
-            blocks.insert(id, anchor);
+            blocks.insert(id, anchor, 0);
             gained(id, anchor, ChangeKind::Gained)
         };
         let changes = (0..chunks as u64).map(gained).collect();
         outbox.changed(0, &Changes::Since(changes), millis(Duration::ZERO));
         let (cache, view) = (Cache::default(), View::default());
-        Self { outbox, cache, view, blocks, doubted: BTreeSet::new() }
+        Self { outbox, cache, view, blocks, gaps: Gaps::default(), doubted: BTreeSet::new() }
     }
 }
 

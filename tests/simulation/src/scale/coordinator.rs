@@ -5,29 +5,26 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_coordinator::Published;
 use larder_coordinator::membership::{Membership, Patience, State};
-use larder_protocol::limits::MAX_MEMBERS;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, Join};
 use larder_protocol::peer::Message;
 use larder_protocol::table::{Epoch, NodeNumber, Table};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::cluster::{Cluster, HEARTBEAT, Happening, ONE_WAY};
-use super::sizes::bytes;
+use super::sizes::HEAD_BYTES;
 
 /// The coordinator, and how far its followers are.
 pub(super) struct Coordinator {
     membership: Membership,
-    table: Arc<Table>,
-    /// Bytes of the last table's message, and the CPU that its encoding takes.
-    table_bytes: u64,
-    encoding: Duration,
+    last: Published,
     /// By node: the table that was sent to it last.
     sent: Vec<Epoch>,
     waiting: VecDeque<usize>,
     is_sending: bool,
     /// Every table, when it was published.
-    pub(super) published: Vec<Published>,
+    pub(super) published: Vec<PublishedAt>,
     /// When a node took a table last.
     pub(super) arrived_at: Duration,
     /// Bytes to and from the coordinator.
@@ -39,23 +36,20 @@ pub(super) struct Coordinator {
 
 /// A table.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Published {
+pub(super) struct PublishedAt {
     pub(super) at: Duration,
     pub(super) members: usize,
     /// Partitions that have another home than before.
     pub(super) moved: u64,
+    /// Bytes of what has changed since the one before.
     pub(super) bytes: u64,
 }
 
 impl Coordinator {
-    pub(super) fn new(nodes: usize) -> Self {
-        let mut membership = Membership::new(PATIENCE, State::default(), 0);
-        membership.set_most_members(MAX_MEMBERS.max(nodes));
+    pub(super) fn new() -> Self {
         Self {
-            membership,
-            table: Arc::default(),
-            table_bytes: 0,
-            encoding: Duration::ZERO,
+            membership: Membership::new(PATIENCE, State::default(), 0),
+            last: Published::default(),
             sent: Vec::new(),
             waiting: VecDeque::new(),
             is_sending: false,
@@ -69,12 +63,12 @@ impl Coordinator {
 
     /// The last table.
     pub(super) fn table(&self) -> &Arc<Table> {
-        &self.table
+        self.last.table()
     }
 
-    /// The bytes of the last table's message.
+    /// The bytes of the whole of the last table.
     pub(super) fn table_bytes(&self) -> u64 {
-        self.table_bytes
+        bytes(self.last.messages(Epoch::default()))
     }
 }
 
@@ -138,13 +132,12 @@ impl Cluster<'_> {
             coordinator.beats_cpu += took;
             return;
         };
-        coordinator.tables_cpu += took;
         let cpu = thread_cpu();
-        coordinator.table_bytes = bytes(&CoordinatorMessage::Table((*table).clone()));
-        coordinator.encoding = thread_cpu() - cpu;
-        let (at, members, bytes) = (self.now, table.members.len(), coordinator.table_bytes);
-        coordinator.published.push(Published { at, members, moved, bytes });
-        coordinator.table = table;
+        let (at, members, before) = (self.now, table.members.len(), Arc::clone(coordinator.last.table()));
+        coordinator.last = Published::new(&before, table);
+        coordinator.tables_cpu += took + (thread_cpu() - cpu);
+        let bytes = bytes(coordinator.last.messages(before.epoch));
+        coordinator.published.push(PublishedAt { at, members, moved, bytes });
         coordinator.waiting.extend(0..self.nodes.len());
         if !std::mem::replace(&mut coordinator.is_sending, true) {
             self.plan(Duration::ZERO, Happening::SendTable);
@@ -154,21 +147,28 @@ impl Cluster<'_> {
     /// The next node that lacks the last table gets it.
     pub(super) fn sends_table(&mut self) {
         let coordinator = &mut self.coordinator;
-        let epoch = coordinator.table.epoch;
+        let epoch = coordinator.last.table().epoch;
         while let Some(node) = coordinator.waiting.pop_front() {
             if !self.nodes[node].is_alive || coordinator.sent[node] == epoch {
                 continue;
             }
-            coordinator.sent[node] = epoch;
-            coordinator.bytes += coordinator.table_bytes;
-            coordinator.tables_cpu += coordinator.encoding;
-            let took = Duration::from_secs_f64(coordinator.table_bytes as f64 / TABLE_BYTES_A_SECOND);
-            let table = Arc::clone(&coordinator.table);
+            let before = std::mem::replace(&mut coordinator.sent[node], epoch);
+            let cpu = thread_cpu();
+            let sent = bytes(coordinator.last.messages(before));
+            coordinator.tables_cpu += thread_cpu() - cpu;
+            coordinator.bytes += sent;
+            let took = Duration::from_secs_f64(sent as f64 / TABLE_BYTES_A_SECOND);
+            let table = Arc::clone(coordinator.last.table());
             self.plan(took, Happening::SendTable);
             return self.plan(took + ONE_WAY, Happening::Table(node, table));
         }
         coordinator.is_sending = false;
     }
+}
+
+/// Bytes of messages on a stream.
+fn bytes(messages: &[impl AsRef<[u8]>]) -> u64 {
+    messages.iter().map(|message| message.as_ref().len() as u64 + HEAD_BYTES).sum()
 }
 
 /// CPU that this thread has used.
@@ -185,6 +185,7 @@ const PATIENCE: Patience = Patience {
     heartbeat_ms: 1_000,
     suspect_after_ms: 3_000,
     remove_after_ms: 30_000,
+    remove_reported_after_ms: 8_000,
     grace_ms: 3_000,
     remember_lost_ms: 86_400_000,
 };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use larder_protocol::limits::{MAX_MEMBERS, MAX_PEER_MESSAGE_BYTES};
+use larder_protocol::limits::MAX_MEMBERS;
 use serde::{Deserialize, Serialize};
 
 use super::Load;
@@ -213,7 +213,6 @@ pub fn goals(figures: &Figures, measured: &Measured) -> Vec<Goal> {
         goal("seconds from the removal to a repaired directory", figures.crash.repaired_after_seconds, 10.0),
         goal("cores of the coordinator", measured.coordinator_cpu, 0.1),
         goal("nodes that may join", figures.nodes as f64, MAX_MEMBERS as f64),
-        goal("bytes of a table", figures.table_bytes as f64, MAX_PEER_MESSAGE_BYTES as f64),
     ]
 }
 

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use larder_core::directory::Holders;
 use larder_core::directory::lookup::{HomeAsk, Lookup, row_keys};
-use larder_core::placement::{Placement, place};
+use larder_core::placement::{Saves, earns_its_place};
 use larder_core::store::ChangeKind;
 use larder_protocol::peer::{Repair, Rows};
 use larder_protocol::table::{Holder, NodeNumber};
 
 use super::arrivals::Arrival;
-use super::blocks::Id;
-use super::cluster::{Cluster, Happening, NAMESPACE, ONE_WAY, gained, index};
+use super::blocks::{Id, STAKE};
+use super::cluster::{Cluster, Happening, NAMESPACE, ONE_WAY, Player, gained, index};
 use super::directory::SILENCE;
 use super::tally::Kind;
 use super::trace::CHUNK_TOKENS;
@@ -28,8 +28,6 @@ pub(super) struct Asking {
     absent: Vec<u32>,
     /// Their holders that were not asked yet.
     holders: Vec<Holders>,
-    /// Copies that there are, as the homes said.
-    copies: Vec<usize>,
     /// The chunks that the request has.
     has: Vec<bool>,
     /// Answers that have not come.
@@ -53,7 +51,6 @@ impl Cluster<'_> {
             blocks,
             lookup,
             holders: vec![Holders::new(); absent.len()],
-            copies: vec![0; absent.len()],
             absent,
             has,
             left: 0,
@@ -121,7 +118,6 @@ impl Cluster<'_> {
         let Some(player) = &mut self.nodes[asking.node].player else { return };
         if let Some(lookup) = asking.lookup.take() {
             asking.holders = lookup.finish(&player.view);
-            asking.copies = asking.holders.iter().map(|holders| holders.len()).collect();
         }
         let mut by_holder = BTreeMap::<NodeNumber, Vec<u32>>::new();
         let mut last = None;
@@ -131,11 +127,12 @@ impl Cluster<'_> {
             }
             let holders = &mut asking.holders[place];
             holders.retain(|holder| !player.view.silent.contains(&holder.node));
-            // As the real exchange does: the last holder again, or else the first that is named.
-            let again = holders.iter().position(|holder| Some(*holder) == last).unwrap_or(0);
-            if again >= holders.len() {
+            if holders.is_empty() {
                 break;
             }
+            // As the real exchange does: the last holder again, or else all in turn.
+            let turn = number as usize % holders.len();
+            let again = holders.iter().position(|holder| Some(*holder) == last).unwrap_or(turn);
             last = Some(holders.remove(again));
             by_holder.entry(holders_node(last)).or_default().push(place as u32);
         }
@@ -154,14 +151,14 @@ impl Cluster<'_> {
         let (asker, block_bytes) = (asking.node, self.load.block_bytes);
         let ids: Vec<Id> =
             places.iter().map(|&place| asking.blocks[asking.absent[place as usize] as usize].0).collect();
-        let bytes = self.sizes.fetch.of(ids.len());
+        let (bytes, now_ms) = (self.sizes.fetch.of(ids.len()), millis(self.now).0);
         self.tell(asker, holder, Kind::Fetch, bytes);
         let Some(player) = self.node(holder).and_then(|node| node.player.as_mut()) else {
             self.unanswered(asker, holder, SILENCE);
             let nothing = places.into_iter().map(|place| (place, None)).collect();
             return self.plan(SILENCE, Happening::Fetched(number, holder, nothing));
         };
-        let reads: Vec<Option<u32>> = ids.iter().map(|&id| player.blocks.touch(id)).collect();
+        let reads: Vec<Option<u32>> = ids.iter().map(|&id| player.blocks.touch(id, now_ms)).collect();
         let sent = reads.iter().flatten().count() as u64 * block_bytes;
         self.tally.served(index(holder), sent);
         let took = ONE_WAY + Duration::from_secs_f64(sent as f64 / BLOCK_BYTES_A_SECOND);
@@ -171,7 +168,7 @@ impl Cluster<'_> {
 
     /// Blocks came. Placement decides where they stay.
     pub(super) fn fetched(&mut self, number: u64, holder: NodeNumber, chunks: &[(u32, Option<u32>)]) {
-        let from = Holder { node: holder, device: 0 };
+        let (from, now_ms) = (Holder { node: holder, device: 0 }, millis(self.now).0);
         let Some(asking) = self.asking.get_mut(&number) else { return };
         let (node, mut changes, mut stale) = (asking.node, Vec::new(), Vec::new());
         let Some(player) = &mut self.nodes[node].player else { return };
@@ -179,19 +176,15 @@ impl Cluster<'_> {
         for &(place, reads) in chunks.iter().rev() {
             let at = asking.absent[place as usize] as usize;
             let (id, anchor) = asking.blocks[at];
-            let Some(reads) = reads else {
+            let Some(_) = reads else {
                 stale.push(id.chunk(anchor));
                 continue;
             };
             asking.has[at] = true;
-            let kind = match place_of(asking.copies[place as usize], reads) {
-                Placement::Migrate => ChangeKind::MovedFrom(from),
-                Placement::Replicate => ChangeKind::Gained,
-                Placement::Pass => continue,
-            };
-            if !player.blocks.has(id) {
-                let gone = player.blocks.insert(id, anchor);
-                changes.push(gained(id, anchor, kind));
+            if keeps_copy(player, id, now_ms) && !player.blocks.has(id) {
+                let gone = player.blocks.insert(id, anchor, now_ms);
+                player.blocks.is_copy(id, now_ms);
+                changes.push(gained(id, anchor, ChangeKind::Gained));
                 changes.extend(gone.map(|(id, anchor)| gained(id, anchor, ChangeKind::Lost)));
             }
         }
@@ -247,10 +240,10 @@ impl Cluster<'_> {
         let Some(asking) = self.asking.remove(&number) else { return };
         let Some(player) = &mut self.nodes[asking.node].player else { return };
         let hit = asking.has.iter().take_while(|has| **has).count();
-        let mut changes = Vec::new();
+        let (mut changes, now_ms) = (Vec::new(), millis(self.now).0);
         for (at, &(id, anchor)) in asking.blocks.iter().enumerate().rev() {
-            if player.blocks.touch(id).is_none() && at >= hit {
-                let gone = player.blocks.insert(id, anchor);
+            if player.blocks.touch(id, now_ms).is_none() && at >= hit {
+                let gone = player.blocks.insert(id, anchor, now_ms);
                 changes.push(gained(id, anchor, ChangeKind::Gained));
                 changes.extend(gone.map(|(id, anchor)| gained(id, anchor, ChangeKind::Lost)));
             }
@@ -259,8 +252,11 @@ impl Cluster<'_> {
     }
 }
 
-fn place_of(copies: usize, reads: u32) -> Placement {
-    place(copies, reads, false)
+/// Whether a chunk that came earns a place beside its holder's, as the real placement has it.
+fn keeps_copy(player: &mut Player, id: Id, now_ms: u64) -> bool {
+    let gap_ms = player.gaps.read(&id.hash(), now_ms);
+    let copy = STAKE.worth(Saves::Transfer, gap_ms.unwrap_or_else(|| player.blocks.keeps_ms(now_ms)));
+    earns_its_place(copy, player.blocks.least(now_ms))
 }
 
 fn holders_node(holder: Option<Holder>) -> NodeNumber {

@@ -94,7 +94,7 @@ const HOLDER: Holder = Holder { node: NodeNumber(1), device: 0 };
 const ROW: RowKey = RowKey { run: RunKey(1), chunk: 1 };
 
 /// Length and zeros before each message.
-const HEAD_BYTES: u64 = 8;
+pub(super) const HEAD_BYTES: u64 = 8;
 
 /// Rows by which two messages differ that are measured.
 const MANY: usize = 1_024;

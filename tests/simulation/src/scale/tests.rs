@@ -1,5 +1,7 @@
 //! Small clusters with a generated trace.
 
+use larder_protocol::table::PARTITIONS;
+
 use super::*;
 
 fn load(nodes: usize) -> Load {
@@ -35,7 +37,7 @@ fn a_cluster_under_load_shares_what_it_has_and_its_directory_is_right_after_each
         assert!(change.moved_partitions > 0 && change.told_rows > 0, "{figures:?}");
         assert!(change.repaired_after_seconds < 10.0, "{figures:?}");
     }
-    assert!(figures.leave.moved_partitions < 2 * 4_096 / 48, "{figures:?}");
+    assert!(figures.leave.moved_partitions < 2 * u64::from(PARTITIONS) / 48, "{figures:?}");
 }
 
 #[test]

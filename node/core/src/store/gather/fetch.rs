@@ -63,6 +63,8 @@ pub struct Came {
     pub is_on_disk_elsewhere: bool,
     /// Whether it came from the object store.
     pub is_stored: bool,
+    /// Whether its holder keeps it too, so that here is a copy.
+    pub is_copy: bool,
 }
 
 /// The source of a chunk that is not in memory.
@@ -104,9 +106,11 @@ impl Store {
         self.gathers.take_passing(self.tenant_of(id), bytes);
         self.cached_chunks += 1;
         self.cached_bytes += bytes;
+        let used = self.used_now();
         let chunk = self.index.get_mut(id);
         chunk.standing = Standing::Kept;
-        chunk.since_tenths = self.tenths;
+        chunk.used = used;
+        self.index.set_since(id, self.tenths);
         self.occupy(id);
         let chunk = self.index.get(id);
         self.policy.insert(id.number(), facts(chunk));
@@ -174,7 +178,7 @@ impl Store {
     #[must_use]
     pub fn is_awaited(&self, FetchId(id): FetchId) -> bool {
         let fetch = self.gathers.fetches.get(&id);
-        fetch.is_some_and(|fetch| !fetch.gathers.is_empty() || fetch.recalls > 0)
+        fetch.is_some_and(|fetch| !fetch.gathers.is_empty() || fetch.recalls > 0 || fetch.is_taken_in)
     }
 
     /// Enters a chunk and takes slots for all blocks that may come; `None` if there is no room for a passing chunk.
@@ -198,8 +202,10 @@ impl Store {
             Source::Object => self.object.as_ref().map_or(0, Objects::max_reading_bytes),
         };
         let tenant = self.namespaces.get(number).tenant;
-        if !self.gathers.may_pass(tenant, bytes, most, self.limits.tenant_bytes.len()) {
-            return None;
+        while !self.gathers.may_pass(tenant, bytes, most, self.limits.tenant_bytes.len()) {
+            if !self.drop_departing() {
+                return None;
+            }
         }
         let all = self.all_slices(number);
         let chunk = self.insert(number, name).ok()?;

@@ -22,7 +22,11 @@ fn with_disk(slots: u32, capacity_chunks: u64, write: WritePolicy) -> StoreLimit
         max_waiting_bytes: 4 * BLOCK,
         max_reading_bytes: 4 * BLOCK,
     };
-    let peers = Some(PeerStoreLimits { passing_bytes: 4 * BLOCK, max_granted_chunks: 2 });
+    let peers = Some(PeerStoreLimits {
+        passing_bytes: 4 * BLOCK,
+        max_granted_chunks: 2,
+        placement: crate::placement::PlacementRule::Reads,
+    });
     StoreLimits { disk: Some(disk), peers, ..limits(slots, capacity_chunks) }
 }
 
@@ -33,6 +37,7 @@ fn came() -> Option<Came> {
         reads: 1,
         is_on_disk_elsewhere: false,
         is_stored: false,
+        is_copy: false,
     })
 }
 

@@ -27,7 +27,11 @@ pub(super) fn layered() -> NamespaceSpec {
 
 pub(super) fn shared_limits(slots: u32) -> StoreLimits {
     StoreLimits {
-        peers: Some(PeerStoreLimits { passing_bytes: u64::MAX, max_granted_chunks: 8 }),
+        peers: Some(PeerStoreLimits {
+            passing_bytes: u64::MAX,
+            max_granted_chunks: 8,
+            placement: crate::placement::PlacementRule::Reads,
+        }),
         ..limits(slots, 100)
     }
 }
@@ -563,6 +567,7 @@ pub(super) fn came() -> Came {
         reads: 1,
         is_on_disk_elsewhere: false,
         is_stored: false,
+        is_copy: false,
     }
 }
 

@@ -8,7 +8,11 @@ use super::*;
 use crate::store::ChangeKind;
 
 fn shared(slots: u32, capacity_chunks: u64, passing: u64) -> Fixture {
-    let peers = Some(PeerStoreLimits { passing_bytes: passing * BLOCK, max_granted_chunks: 2 });
+    let peers = Some(PeerStoreLimits {
+        passing_bytes: passing * BLOCK,
+        max_granted_chunks: 2,
+        placement: crate::placement::PlacementRule::Reads,
+    });
     // One tenant alone may have all that passes.
     Fixture::new(StoreLimits { peers, tenant_bytes: vec![u64::MAX], ..limits(slots, capacity_chunks) })
 }
@@ -31,6 +35,7 @@ impl Fixture {
             reads: 1,
             is_on_disk_elsewhere: false,
             is_stored: false,
+            is_copy: false,
         };
         gathered
             .wanted
@@ -139,6 +144,7 @@ fn a_chunk_that_does_not_come_ends_the_lease_before_it() {
             reads: 1,
             is_on_disk_elsewhere: false,
             is_stored: false,
+            is_copy: false,
         })
     };
     assert!(f.store.fetched(c, came(), None).is_empty());

@@ -99,7 +99,11 @@ impl World {
             policy: *rng.choice(&PolicyName::ALL).unwrap(),
             disk: rng.bool().then_some(disk),
             object: rng.bool().then_some(object),
-            peers: Some(PeerStoreLimits { passing_bytes: 16 * BLOCK, max_granted_chunks: 8 }),
+            peers: Some(PeerStoreLimits {
+                passing_bytes: 16 * BLOCK,
+                max_granted_chunks: 8,
+                placement: crate::placement::PlacementRule::Reads,
+            }),
             high_watermark_bytes: bytes * 3 / 4,
             low_watermark_bytes: bytes / 2,
             ..limits(EXTENTS * 4, u64::MAX)
@@ -375,7 +379,14 @@ impl World {
                     wanted.blocks.iter().for_each(|block| self.write(block));
                     let checksums = wanted.blocks.iter().map(|_| Checksums::default()).collect();
                     let is_stored = wanted.from == Source::Object;
-                    Came { checksums, pools: PoolSet::ANY, reads: 1, is_on_disk_elsewhere: false, is_stored }
+                    Came {
+                        checksums,
+                        pools: PoolSet::ANY,
+                        reads: 1,
+                        is_on_disk_elsewhere: false,
+                        is_stored,
+                        is_copy: false,
+                    }
                 });
                 let kept = self.rng.bool().then_some(ChangeKind::Gained);
                 self.store.fetched(wanted.fetch, came, kept);

@@ -8,7 +8,11 @@ use super::super::{PeerStoreLimits, Refused};
 use super::*;
 
 fn shared(slots: u32, capacity: u64) -> Fixture {
-    let peers = Some(PeerStoreLimits { passing_bytes: 8 * BLOCK, max_granted_chunks: 2 });
+    let peers = Some(PeerStoreLimits {
+        passing_bytes: 8 * BLOCK,
+        max_granted_chunks: 2,
+        placement: crate::placement::PlacementRule::Reads,
+    });
     Fixture::new(StoreLimits { peers, ..limits(slots, capacity) })
 }
 

@@ -53,6 +53,7 @@ impl Fixture {
                 reads: 1,
                 is_on_disk_elsewhere: false,
                 is_stored,
+                is_copy: false,
             });
             self.store.fetched(wanted.fetch, came, Some(ChangeKind::Gained));
         }
@@ -258,6 +259,7 @@ fn random_tickets_with_cancels_and_failures_end_with_nothing_held() {
                 reads: 1,
                 is_on_disk_elsewhere: false,
                 is_stored: true,
+                is_copy: false,
             });
             f.store.fetched(fetch, came, rng.bool().then_some(ChangeKind::Gained));
         }

@@ -16,7 +16,11 @@ fn with_disk(capacity_chunks: u64, write: WritePolicy) -> StoreLimits {
         max_waiting_bytes: 100 * BLOCK,
         max_reading_bytes: 100 * BLOCK,
     };
-    let peers = Some(PeerStoreLimits { passing_bytes: 100 * BLOCK, max_granted_chunks: 8 });
+    let peers = Some(PeerStoreLimits {
+        passing_bytes: 100 * BLOCK,
+        max_granted_chunks: 8,
+        placement: crate::placement::PlacementRule::Reads,
+    });
     StoreLimits { disk: Some(disk), peers, ..limits(64, capacity_chunks) }
 }
 
@@ -45,6 +49,7 @@ impl Fixture {
                 reads: 1,
                 is_on_disk_elsewhere: false,
                 is_stored: false,
+                is_copy: false,
             };
             self.store.fetched(wanted.fetch, Some(came), Some(ChangeKind::Gained));
         }
@@ -155,7 +160,14 @@ fn a_holder_sends_the_pools_that_it_has_and_the_lease_ends_where_they_can_be_res
         assert_eq!(bytes, pools.len() as u64 * BLOCK);
         holder.store.end_grant(grant);
         let checksums = vec![Checksums::default(); blocks.len()];
-        let came = Came { checksums, pools, reads: 1, is_on_disk_elsewhere: false, is_stored: false };
+        let came = Came {
+            checksums,
+            pools,
+            reads: 1,
+            is_on_disk_elsewhere: false,
+            is_stored: false,
+            is_copy: false,
+        };
         let kept = (wanted.position == 0).then_some(ChangeKind::Gained);
         reader.store.fetched(wanted.fetch, Some(came), kept);
     }
@@ -186,6 +198,7 @@ fn a_pool_that_a_passing_chunk_gets_makes_it_stay() {
             reads: 1,
             is_on_disk_elsewhere: false,
             is_stored: false,
+            is_copy: false,
         };
         f.store.fetched(gathered.wanted[0].fetch, Some(came), None);
         let reserved = f.try_reserve("a", &[2]);
@@ -229,8 +242,14 @@ fn a_ticket_tells_of_legal_boundaries_alone() {
         let progress = f.store.progress(f.session, gathered.gather).unwrap();
         told.push((progress.tokens_in_place / 16, progress.tokens_expected / 16));
         let checksums = vec![Checksums::default(); wanted.blocks.len()];
-        let came =
-            Came { checksums, pools: PoolSet::ANY, reads: 1, is_on_disk_elsewhere: false, is_stored: false };
+        let came = Came {
+            checksums,
+            pools: PoolSet::ANY,
+            reads: 1,
+            is_on_disk_elsewhere: false,
+            is_stored: false,
+            is_copy: false,
+        };
         f.store.fetched(wanted.fetch, (wanted.position < 3).then_some(came), Some(ChangeKind::Gained));
     }
     assert_eq!(told, [(0, 4), (0, 4), (2, 4), (2, 4)]);

@@ -37,7 +37,11 @@ fn on_disk(write: WritePolicy) -> StoreLimits {
         max_waiting_bytes: 8 * BLOCK,
         max_reading_bytes: 8 * BLOCK,
     };
-    let peers = Some(PeerStoreLimits { passing_bytes: 4 * BLOCK, max_granted_chunks: 4 });
+    let peers = Some(PeerStoreLimits {
+        passing_bytes: 4 * BLOCK,
+        max_granted_chunks: 4,
+        placement: crate::placement::PlacementRule::Reads,
+    });
     StoreLimits { disk: Some(disk), peers, ..limits(8, 100) }
 }
 
@@ -218,6 +222,7 @@ fn a_damaged_chunk_that_only_passes_is_forgotten() {
         reads: 1,
         is_on_disk_elsewhere: false,
         is_stored: false,
+        is_copy: false,
     };
     f.store.fetched(gathered.wanted[0].fetch, Some(came), None);
     let leased = f.store.finish_gather(gathered.gather).unwrap();

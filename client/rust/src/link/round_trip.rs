@@ -7,8 +7,8 @@ use std::time::Duration;
 use larder_protocol::session::{Busy, Request, Response};
 use tokio::sync::oneshot;
 
+use super::Link;
 use crate::error::SessionError;
-use crate::link::Link;
 
 /// A request, and the way in which its answer becomes a result.
 ///

@@ -1,0 +1,113 @@
+//! What an admin asks of nodes: over QUIC, with a certificate, since HTTP has no authentication and changes nothing.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use larder_coordinator::NodeStatus;
+use larder_net::quic::{
+    Connection, CredentialFiles, Credentials, Endpoint, TransportSettings, read_message, write_message,
+};
+use larder_protocol::identity::Role;
+use larder_protocol::peer::{PeerRequest, PeerResponse};
+use tokio::time::timeout;
+
+use crate::failure::Usage;
+
+/// The arguments that name an admin's certificate.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct AdminArgs {
+    /// Certificates of the nodes' authorities
+    #[arg(long, value_name = "FILE", requires_all = ["certificate", "key"])]
+    ca: Option<PathBuf>,
+
+    /// An admin's certificate
+    #[arg(long, value_name = "FILE", requires = "ca")]
+    certificate: Option<PathBuf>,
+
+    /// The certificate's key
+    #[arg(long, value_name = "FILE", requires = "ca")]
+    key: Option<PathBuf>,
+}
+
+/// A connection to one node.
+pub(crate) struct AdminLink {
+    endpoint: Endpoint,
+    connection: Connection,
+    /// Where the node is, for people.
+    peer: String,
+}
+
+impl AdminArgs {
+    /// An admin's: those given, or those that the chosen cluster comes with.
+    ///
+    /// # Errors
+    /// There are none, they cannot be used, or they are not an admin's.
+    pub(crate) fn credentials(&self, of_cluster: Option<CredentialFiles>) -> anyhow::Result<Credentials> {
+        let given = self.ca.clone().zip(self.certificate.clone()).zip(self.key.clone());
+        let given = given.map(|((ca, certificate), key)| CredentialFiles { ca, certificate, key });
+        let files = given.or(of_cluster).context(Usage(
+            "a change needs an admin's --ca, --certificate and --key: `larder ca issue admin NAME`".into(),
+        ))?;
+        credentials(&files)
+    }
+}
+
+/// An admin's credentials.
+///
+/// # Errors
+/// They cannot be used, or are not an admin's.
+pub(crate) fn credentials(files: &CredentialFiles) -> anyhow::Result<Credentials> {
+    let credentials = Credentials::load(files).context(Usage("cannot use the certificate".into()))?;
+    let role = credentials.identity().role;
+    if role != Role::Admin {
+        return Err(Usage(format!("the certificate belongs to a {role}; only an admin may do this")).into());
+    }
+    Ok(credentials)
+}
+
+impl AdminLink {
+    /// Connects to a node.
+    ///
+    /// # Errors
+    /// It does not answer, or is another one.
+    pub(crate) async fn connect(credentials: &Credentials, member: &NodeStatus) -> anyhow::Result<Self> {
+        let any = if member.peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let endpoint = Endpoint::bind(any.parse()?, credentials, &TransportSettings::default())?;
+        let peer = member.peer.to_string();
+        let connecting = endpoint.connect(member.peer, Role::Node, Some(&member.name));
+        let connection = timeout(PATIENCE, connecting).await.map_err(|_| late(&peer))??;
+        Ok(Self { endpoint, connection, peer })
+    }
+
+    /// Asks the node something.
+    ///
+    /// # Errors
+    /// It does not answer, refuses, or has too much to do.
+    pub(crate) async fn ask(&self, request: &PeerRequest) -> anyhow::Result<PeerResponse> {
+        let answer = async {
+            let (mut send, mut receive) = self.connection.quic().open_bi().await?;
+            write_message(&mut send, request).await?;
+            send.finish()?;
+            anyhow::Ok(read_message(&mut receive).await?)
+        };
+        match timeout(PATIENCE, answer).await.map_err(|_| late(&self.peer))?? {
+            Some(PeerResponse::Refused(why)) => bail!("refused: {why}"),
+            Some(PeerResponse::Busy(_)) => bail!("the node has too much to do: try again"),
+            Some(answer) => Ok(answer),
+            None => bail!("the node sent no answer"),
+        }
+    }
+
+    /// Ends the connection.
+    pub(crate) async fn close(self) {
+        self.endpoint.close().await;
+    }
+}
+
+fn late(peer: &str) -> anyhow::Error {
+    anyhow::anyhow!("no answer from {peer} within {} s; does it share chunks?", PATIENCE.as_secs())
+}
+
+/// How long a node may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);

@@ -1,0 +1,92 @@
+//! `larder restart`: has nodes drain and come back, one after the other.
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::admin::AdminArgs;
+use crate::cluster::ask_coordinator;
+use crate::commands::drain::Report;
+use crate::context::{Chosen, ClusterArg};
+use crate::drain::{Drained, find};
+use crate::failure::{FAILED, Usage};
+use crate::listing::{Format, FormatArgs};
+use crate::restart::Restart;
+use crate::values;
+
+/// Restart nodes one after the other, without losing their warm chunks
+///
+/// Each node moves its warm chunks to the others (`larder drain`), except those that its disk keeps, and leaves the cluster.
+/// Its process ends with status 75, and its supervisor starts it again: systemd (Restart=on-failure), Kubernetes or `larder
+/// dev` do. The next node follows when this one is a member again and ready. A node that does not leave or come back ends the
+/// command; nothing else has changed then.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder restart --rolling                 Every node of the newest development cluster
+  larder restart node-3 node-4 --within 5m --coordinator 10.0.0.10:7600 \\
+      --ca ca.pem --certificate me.pem --key me.key
+  larder restart --rolling --json          One object with `nodes`: chunks by what became of them, times
+
+Exit status: 1 if a node refuses, dies, or does not come back; the nodes after it are left alone.")]
+pub(crate) struct Args {
+    /// The nodes, in this order
+    #[arg(value_name = "NODE", required_unless_present = "rolling", conflicts_with = "rolling")]
+    nodes: Vec<String>,
+
+    /// Every node of the cluster
+    #[arg(long)]
+    rolling: bool,
+
+    /// Time for each drain: then the node leaves, whatever has moved
+    #[arg(long, value_name = "TIME", value_parser = values::time, default_value = "2m")]
+    within: Duration,
+
+    /// Time for each node to come back
+    #[arg(long, value_name = "TIME", value_parser = values::time, default_value = "5m")]
+    back_within: Duration,
+
+    /// Limit of the bytes of chunks that move in a second [default: the node's drain_bytes_per_second]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
+    bytes_per_second: Option<u64>,
+
+    #[command(flatten)]
+    cluster: ClusterArg,
+
+    #[command(flatten)]
+    admin: AdminArgs,
+
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let Chosen { coordinator, admin } = args.cluster.choose()?;
+    let (_, status) = ask_coordinator(&coordinator)?;
+    let mut names: Vec<String> = status.nodes.iter().map(|node| node.name.clone()).collect();
+    if !args.rolling {
+        names = args.nodes.clone();
+    }
+    for name in &names {
+        find(&status.nodes, name)?;
+    }
+    if status.nodes.len() < 2 {
+        return Err(Usage(
+            "the cluster has one node: nobody would take its chunks; restart its process".into(),
+        )
+        .into());
+    }
+    let credentials = args.admin.credentials(admin)?;
+    let shows = args.format.format() != Format::Json && std::io::stderr().is_terminal();
+    let how = Restart {
+        within: args.within,
+        back_within: args.back_within,
+        bytes_per_second: args.bytes_per_second,
+        shows,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let nodes = runtime.block_on(how.all(&credentials, &coordinator, &names));
+    let is_well = nodes.len() == names.len() && nodes.iter().all(Drained::is_well);
+    Report { nodes }.print(args.format)?;
+    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}

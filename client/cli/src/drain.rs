@@ -1,0 +1,249 @@
+//! Drains of nodes, from outside: begins them, watches them, waits for nodes that come back.
+
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use larder_coordinator::{NodeStatus, Status as CoordinatorStatus};
+use larder_net::quic::Credentials;
+use larder_protocol::drain::{DrainCommand, DrainReport};
+use larder_protocol::peer::{PeerRequest, PeerResponse};
+use serde::Serialize;
+
+use crate::address::HostPort;
+use crate::admin::AdminLink;
+use crate::clock::now;
+use crate::cluster::{ask_coordinator, ask_member};
+use crate::failure::Usage;
+use crate::output;
+
+/// How a drain ended.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Drained {
+    /// The node.
+    pub(crate) node: String,
+    /// `left`, `cancelled`, `given up`, `died`, `draining` or `failed`.
+    pub(crate) outcome: &'static str,
+    /// Why, where it did not leave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+    /// How long it took.
+    pub(crate) seconds: f64,
+    /// Chunks that were in its memory at the start.
+    pub(crate) found_chunks: u64,
+    /// Those that moved to other nodes.
+    pub(crate) moved_chunks: u64,
+    /// Their bytes.
+    pub(crate) moved_bytes: u64,
+    /// Those that others had.
+    pub(crate) elsewhere_chunks: u64,
+    /// Those that disk or object store keep.
+    pub(crate) kept_below_chunks: u64,
+    /// Those that nobody took.
+    pub(crate) left_chunks: u64,
+    /// How long the node took to come back, where it was to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) back_after_seconds: Option<f64>,
+}
+
+impl Drained {
+    fn new(node: &str, outcome: &'static str, report: &DrainReport, started: Instant) -> Self {
+        let chunks = report.chunks;
+        Self {
+            node: node.to_owned(),
+            outcome,
+            reason: report.trouble.clone(),
+            seconds: (now() - started).as_secs_f64(),
+            found_chunks: chunks.found,
+            moved_chunks: chunks.moved,
+            moved_bytes: chunks.moved_bytes,
+            elsewhere_chunks: chunks.elsewhere,
+            kept_below_chunks: chunks.kept_below,
+            left_chunks: chunks.left,
+            back_after_seconds: None,
+        }
+    }
+
+    /// What a node says of a drain that nobody watches.
+    pub(crate) fn of_report(node: &str, outcome: &'static str, report: &DrainReport) -> Self {
+        Self::new(node, outcome, report, now())
+    }
+
+    /// A node that could not be asked to drain.
+    pub(crate) fn failed(node: &str, error: &anyhow::Error) -> Self {
+        let reason = Some(format!("{error:#}"));
+        Self { reason, ..Self::new(node, "failed", &DrainReport::default(), now()) }
+    }
+
+    /// It in words.
+    pub(crate) fn line(&self) -> String {
+        let Self { node, outcome, seconds, found_chunks, moved_chunks, elsewhere_chunks, .. } = self;
+        let Self { kept_below_chunks, left_chunks, .. } = self;
+        let back = self.back_after_seconds.map_or(String::new(), |back| format!("; back after {back:.1} s"));
+        format!(
+            "{node}: {outcome} after {seconds:.1} s; of {found_chunks} chunks {moved_chunks} moved, {elsewhere_chunks} others had, \
+             {kept_below_chunks} are kept below, {left_chunks} were left{back}"
+        )
+    }
+
+    /// Whether the node did what was wanted.
+    pub(crate) fn is_well(&self) -> bool {
+        matches!(self.outcome, "left" | "draining")
+    }
+}
+
+/// Tells a node something about its drain; returns how far that is.
+///
+/// # Errors
+/// The node does not answer, or refuses.
+pub(crate) async fn command(
+    credentials: &Credentials,
+    member: &NodeStatus,
+    command: DrainCommand,
+) -> anyhow::Result<DrainReport> {
+    let link = AdminLink::connect(credentials, member).await?;
+    let report = ask(&link, command).await;
+    link.close().await;
+    report
+}
+
+async fn ask(link: &AdminLink, command: DrainCommand) -> anyhow::Result<DrainReport> {
+    match link.ask(&PeerRequest::Drain(command)).await? {
+        PeerResponse::Drains(report) => Ok(*report),
+        _ => bail!("the node sent an unexpected answer"),
+    }
+}
+
+/// Begins a drain, if there is something to begin, and watches it to its end. `show` hears how far it is.
+///
+/// # Errors
+/// The node does not answer, or refuses; or nobody knows what became of it.
+pub(crate) async fn drain(
+    credentials: &Credentials,
+    coordinator: &HostPort,
+    member: &NodeStatus,
+    first: DrainCommand,
+    mut show: impl FnMut(&DrainReport),
+) -> anyhow::Result<Drained> {
+    let started = now();
+    let link = AdminLink::connect(credentials, member).await?;
+    let mut last = ask(&link, first).await?;
+    let mut silent_since = None;
+    loop {
+        show(&last);
+        if !last.is_draining {
+            let outcome = if last.trouble.is_some() { "given up" } else { "cancelled" };
+            link.close().await;
+            return Ok(Drained::new(&member.name, outcome, &last, started));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+        match ask(&link, DrainCommand::Report).await {
+            Ok(report) => (last, silent_since) = (report, None),
+            Err(error) => {
+                // It has left, most likely: the coordinator knows.
+                let since = *silent_since.get_or_insert_with(now);
+                match fate(coordinator, member).await {
+                    Some(outcome) => return Ok(Drained::new(&member.name, outcome, &last, started)),
+                    None if now() - since > SILENCE => {
+                        return Err(error).context(format!(
+                            "{} does not answer, and the coordinator still has it as a member: see `larder status`",
+                            member.name
+                        ));
+                    }
+                    None => {}
+                }
+            }
+        }
+    }
+}
+
+/// What became of a life of a node that does not answer; `None` while it is a member.
+async fn fate(coordinator: &HostPort, member: &NodeStatus) -> Option<&'static str> {
+    let status = status_of(coordinator).await.ok()?;
+    let is_it = |name: &str, incarnation: u64| name == member.name && incarnation == member.incarnation;
+    if status.lost.iter().any(|lost| is_it(&lost.name, lost.incarnation)) {
+        return Some("died");
+    }
+    let is_member = status.nodes.iter().any(|node| is_it(&node.name, node.incarnation));
+    (!is_member).then_some("left")
+}
+
+/// Waits until another life of a node is a member that is ready, and has found what its disk keeps.
+///
+/// # Errors
+/// It takes longer than `within`.
+pub(crate) async fn comes_back(
+    coordinator: &HostPort,
+    before: &NodeStatus,
+    within: Duration,
+) -> anyhow::Result<()> {
+    let started = now();
+    let mut on_disk = None;
+    loop {
+        if now() - started > within {
+            bail!(
+                "{} did not come back within {} s: does its supervisor start it again? `larder restart` goes on from the others",
+                before.name,
+                within.as_secs()
+            );
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+        let Ok(status) = status_of(coordinator).await else { continue };
+        let is_back = |node: &&NodeStatus| {
+            node.name == before.name && node.incarnation != before.incarnation && node.state == "alive"
+        };
+        let Some(member) = status.nodes.iter().find(is_back).cloned() else { continue };
+        let said = tokio::task::spawn_blocking(move || ask_member(&member)).await?;
+        let Ok((_, said)) = said else { continue };
+        let is_in_table = said.cluster.as_ref().is_some_and(|cluster| cluster.members > 0);
+        // What a disk keeps is found piece by piece.
+        let chunks: u64 = said.actors.iter().filter_map(|actor| actor.disk).map(|disk| disk.chunks).sum();
+        if said.ready && is_in_table && on_disk.replace(chunks) == Some(chunks) {
+            return Ok(());
+        }
+    }
+}
+
+/// What the coordinator says now.
+///
+/// # Errors
+/// It does not answer.
+pub(crate) async fn status_of(coordinator: &HostPort) -> anyhow::Result<CoordinatorStatus> {
+    let coordinator = coordinator.clone();
+    Ok(tokio::task::spawn_blocking(move || ask_coordinator(&coordinator)).await??.1)
+}
+
+/// The member of a name.
+///
+/// # Errors
+/// There is none.
+pub(crate) fn find<'a>(nodes: &'a [NodeStatus], name: &str) -> anyhow::Result<&'a NodeStatus> {
+    let found = nodes.iter().find(|node| node.name == name);
+    found.ok_or_else(|| Usage(format!("the coordinator knows no node `{name}`: see `larder status`")).into())
+}
+
+/// Shows people how far a drain is, on one line of a terminal.
+pub(crate) fn show(shows: bool, node: &str, report: &DrainReport) {
+    if !shows {
+        return;
+    }
+    let chunks = report.chunks;
+    let done = chunks.moved + chunks.elsewhere + chunks.kept_below + chunks.left;
+    let (done, found, moved) =
+        (output::count(done), output::count(chunks.found), output::bytes(chunks.moved_bytes));
+    let left = output::duration(report.left_ms as f64 / 1_000.0);
+    eprint!("\r\x1b[K{node}: {done} of {found} chunks, {moved} moved, at most {left} left");
+    // A terminal that is gone shows nothing.
+    _ = std::io::stderr().flush();
+}
+
+/// Takes the line away.
+pub(crate) fn clear() {
+    eprint!("\r\x1b[K");
+}
+
+/// How often a node is asked how far it is.
+const LOOK_EVERY: Duration = Duration::from_millis(150);
+
+/// How long a node may be silent that the coordinator still has as a member.
+const SILENCE: Duration = Duration::from_secs(30);

@@ -1,0 +1,136 @@
+//! Messages about nodes that drain: what an admin asks, and what a draining node asks of others.
+//!
+//! A draining node asks a peer to *take* some of its chunks ([`Take`]). The peer fetches the chunks that it has room for as it
+//! fetches any others, and answers when it keeps them ([`Taken`]).
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use crate::chunk::ChunkRef;
+use crate::namespace::NamespaceSpec;
+
+/// What an admin wants of a node.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrainCommand {
+    /// Move the warm chunks to others, then leave the cluster and end.
+    Start(DrainStart),
+    /// Drain no more: the node goes on. Chunks that have moved stay where they are.
+    Cancel,
+    /// Only tell how far it is.
+    Report,
+}
+
+/// How a node is to drain.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrainStart {
+    /// How long it may take, in milliseconds: then the node leaves, whatever has moved.
+    pub within_ms: u64,
+    /// Limit of the bytes of blocks that move in a second; the node's own limit where there is none.
+    pub bytes_per_second: Option<u64>,
+    /// What the node does in the end.
+    pub then: AfterDrain,
+}
+
+/// What a node does once it has drained.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterDrain {
+    /// It ends, and does not come back: what its disk has moves too, as far as memory has it.
+    Stop,
+    /// It ends so that its supervisor starts it again: what its disk has stays there.
+    Restart,
+}
+
+/// How far a drain is.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct DrainReport {
+    /// Whether the node drains.
+    pub is_draining: bool,
+    /// Whether it has moved all that it will: it leaves now.
+    pub is_over: bool,
+    /// What the node does in the end, if it drains.
+    pub then: Option<AfterDrain>,
+    /// Milliseconds until it leaves at the latest.
+    pub left_ms: u64,
+    /// Why the last drain was given up, if it was.
+    pub trouble: Option<String>,
+    /// The chunks.
+    pub chunks: DrainCounts,
+}
+
+/// The chunks of a drain so far, by what became of them.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrainCounts {
+    /// Those that were in memory at the start.
+    pub found: u64,
+    /// Moved to other nodes.
+    pub moved: u64,
+    /// Their bytes.
+    pub moved_bytes: u64,
+    /// Held by another node anyway.
+    pub elsewhere: u64,
+    /// Kept by the node's disk or the object store.
+    pub kept_below: u64,
+    /// Worth less than all that the other nodes have, or refused: these are lost.
+    pub left: u64,
+}
+
+impl DrainCounts {
+    /// The sums of two actors' counts.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            found: self.found + other.found,
+            moved: self.moved + other.moved,
+            moved_bytes: self.moved_bytes + other.moved_bytes,
+            elsewhere: self.elsewhere + other.elsewhere,
+            kept_below: self.kept_below + other.kept_below,
+            left: self.left + other.left,
+        }
+    }
+}
+
+/// Asks an actor of another node to keep chunks of the asker's, which leaves soon.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Take {
+    /// The asker's actor that has them.
+    pub from: u16,
+    /// The asked actor.
+    pub to: u16,
+    /// Their namespace; `None` if there are no chunks, and only the room is of interest.
+    pub namespace: Option<TakeNamespace>,
+    /// The chunks; at most [`MAX_FETCH_CHUNKS`](crate::limits::MAX_FETCH_CHUNKS). The most worth first.
+    pub chunks: Vec<TakeChunk>,
+}
+
+/// A namespace that the asked node may not know yet.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct TakeNamespace {
+    /// The tenant's name.
+    pub tenant: String,
+    /// Its description.
+    pub spec: NamespaceSpec,
+}
+
+/// A chunk to keep.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TakeChunk {
+    /// Its name.
+    pub chunk: ChunkRef,
+    /// Its rank among the chunks of the actor that drains, in millionths: 0 would be evicted last there, a million first.
+    pub rank_ppm: u32,
+}
+
+/// What became of the chunks to keep.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// For each chunk, in the order of the request, whether it is kept from now on.
+    pub is_kept: Vec<bool>,
+    /// Chunks that there is room for before one has to be evicted.
+    pub free_chunks: u64,
+    /// Bytes of slots that there are for such.
+    pub free_bytes: u64,
+    /// Beyond that room, chunks below this rank are kept, in millionths; 0 keeps none.
+    pub rank_limit_ppm: u32,
+}
+
+/// Ranks are in parts of this.
+pub const WHOLE_RANK_PPM: u32 = 1_000_000;

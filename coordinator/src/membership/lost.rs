@@ -1,0 +1,49 @@
+//! Members that were removed after silence and did not come back.
+
+use std::collections::BTreeMap;
+
+use larder_protocol::table::Member;
+
+use super::Millis;
+
+/// A member that was removed after long silence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lost {
+    /// The member, as the last table with it showed it.
+    pub member: Member,
+    /// When it was heard of last.
+    pub heard: Millis,
+    /// When it was removed.
+    pub removed: Millis,
+}
+
+/// All of them, by name; at most [`MAX_LOST`].
+#[derive(Debug, Default)]
+pub(super) struct LostMembers(BTreeMap<String, Lost>);
+
+impl LostMembers {
+    /// Adds some. Forgets those that were removed `patience_ms` ago, and the longest lost of too many.
+    pub(super) fn add(&mut self, lost: impl Iterator<Item = Lost>, now: Millis, patience_ms: u64) {
+        self.0.extend(lost.map(|lost| (lost.member.name.clone(), lost)));
+        self.0.retain(|_, lost| now.saturating_sub(lost.removed) < patience_ms);
+        while self.0.len() > MAX_LOST {
+            let longest = self.0.iter().min_by_key(|(_, lost)| lost.removed);
+            let Some(name) = longest.map(|(name, _)| name.clone()) else { return };
+            self.0.remove(&name);
+        }
+    }
+
+    /// A node is a member again.
+    pub(super) fn came_back(&mut self, name: &str) {
+        self.0.remove(name);
+    }
+
+    /// Those that were removed within `patience_ms`, and how long each was not heard of.
+    pub(super) fn since(&self, now: Millis, patience_ms: u64) -> Vec<(Lost, Millis)> {
+        let lost = self.0.values().filter(|lost| now.saturating_sub(lost.removed) < patience_ms);
+        lost.map(|lost| (lost.clone(), now.saturating_sub(lost.heard))).collect()
+    }
+}
+
+/// Lost members that are remembered.
+pub const MAX_LOST: usize = 256;

@@ -1,0 +1,48 @@
+//! Tables with the messages that tell them: encoded once, for all followers.
+
+use std::sync::{Arc, OnceLock};
+
+use larder_protocol::membership::CoordinatorMessage;
+use larder_protocol::peer::Message as _;
+use larder_protocol::table::{Epoch, Table, pages};
+use rkyv::util::AlignedVec;
+
+/// A table, and what followers are sent to know it.
+#[derive(Debug, Default)]
+pub struct Published {
+    table: Arc<Table>,
+    /// The table before it.
+    before: Epoch,
+    /// The pages that change that one into this one.
+    change: Vec<AlignedVec>,
+    whole: OnceLock<Vec<AlignedVec>>,
+}
+
+impl Published {
+    /// A table that follows another one, which may be the empty table.
+    #[must_use]
+    pub fn new(before: &Table, table: Arc<Table>) -> Self {
+        let change = encode(before, &table);
+        Self { table, before: before.epoch, change, whole: OnceLock::new() }
+    }
+
+    /// The table.
+    #[must_use]
+    pub fn table(&self) -> &Arc<Table> {
+        &self.table
+    }
+
+    /// The messages for a follower whose last table on its stream was of this epoch: what has changed since, or else the whole.
+    #[must_use]
+    pub fn messages(&self, last: Epoch) -> &[AlignedVec] {
+        if last == self.before {
+            &self.change
+        } else {
+            self.whole.get_or_init(|| encode(&Table::default(), &self.table))
+        }
+    }
+}
+
+fn encode(from: &Table, to: &Table) -> Vec<AlignedVec> {
+    pages(from, to).into_iter().map(|page| CoordinatorMessage::Table(page).encode()).collect()
+}

@@ -1,0 +1,59 @@
+//! Forwards between nodes: offers the chunks that the store evicts and another node may keep, and takes such chunks.
+
+use std::time::Duration;
+
+use larder_protocol::peer::Class;
+use larder_protocol::table::{Holder, NodeNumber};
+use larder_protocol::{ChunkRef, Fingerprint};
+
+use super::Fetch;
+use crate::Core;
+use crate::cause::Cause;
+use crate::effect::Effect;
+use crate::placement::Worth;
+
+impl Core {
+    /// Takes chunks that another actor evicts and offers, as far as they are worth their place here: which ones, in their
+    /// order. They are fetched as all chunks are, and their holder hears that they moved.
+    pub fn take_in(
+        &mut self,
+        now: Duration,
+        holder: Holder,
+        fingerprint: Fingerprint,
+        chunks: &[ChunkRef],
+        worth: Worth,
+    ) -> Vec<bool> {
+        self.now = self.now.max(now);
+        self.store.is_now(self.millis());
+        let mut ids = Vec::new();
+        let mut is_wanted = Vec::with_capacity(chunks.len());
+        let deadline = self.now + self.bring.others_deadline();
+        for &chunk in chunks {
+            let wanted = self.store.take_in(&fingerprint, chunk, worth);
+            is_wanted.push(wanted.is_some());
+            let Some(wanted) = wanted else { continue };
+            let (id, candidates) = (wanted.fetch, std::iter::once(holder).collect());
+            ids.push(id);
+            let mut fetch =
+                Fetch::new(wanted, fingerprint, Class::Prefetch, candidates, deadline, Cause::default());
+            // Nobody else has it.
+            (fetch.is_asked_again, fetch.is_object_asked) = (true, true);
+            self.bring.fetches.insert(id, fetch);
+        }
+        self.order_fetches(ids);
+        is_wanted
+    }
+
+    /// A node's answer said what its next victim is worth.
+    pub fn neighbour_says(&mut self, now: Duration, node: NodeNumber, least: Worth) {
+        self.now = self.now.max(now);
+        self.store.neighbours().heard(node, least, self.now);
+    }
+
+    /// Offers chunks that the store has evicted and that are worth their transfer.
+    pub(crate) fn offer_evicted(&mut self) {
+        while let Some(offered) = self.store.next_offer() {
+            self.effects.push_back(Effect::Offer(offered));
+        }
+    }
+}

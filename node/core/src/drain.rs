@@ -1,0 +1,367 @@
+//! Drains: a node that leaves moves its warm chunks to others first.
+//!
+//! Chunks move in the order of their worth here, the last to be evicted first. A chunk that another node holds too stays, as
+//! does one that the object store has, or the disk of a node that comes back. The others are offered in batches: the actor
+//! asks the directory who else has them, then asks the taker with the most room to keep the rest, and waits for its answer.
+//! The taker fetches as always ([`take`]), so names, checksums and bounds are checked by the one path that there is. A taker
+//! that does not answer is asked no more. A drain is over when nothing is left to offer, when everybody's least is worth
+//! more than what is left, when nobody takes anything, or when its time is up.
+//!
+//! While it drains, an actor serves reads and keeps nothing new: engines are told that there is nothing to write, and fetched
+//! chunks pass.
+
+pub mod take;
+mod takers;
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use larder_protocol::Fingerprint;
+use larder_protocol::drain::{DrainCounts, TakeChunk, TakeNamespace, Taken, WHOLE_RANK_PPM};
+use larder_protocol::table::Holder;
+
+use crate::Core;
+use crate::directory::Holders;
+use crate::effect::{Effect, TakeOrder};
+use crate::event::{DrainOrder, QuestionId, TakeNumber};
+use crate::store::Leaving;
+use crate::store::ids::ChunkId;
+use takers::Takers;
+
+/// How far an actor's drain is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DrainProgress {
+    /// The chunks.
+    pub chunks: DrainCounts,
+    /// Whether nothing more will move.
+    pub is_over: bool,
+}
+
+/// A drain under way.
+#[derive(Debug)]
+pub(crate) struct Drain {
+    order: DrainOrder,
+    takers: Takers,
+    /// Chunks that were not considered yet, the most worth last.
+    queue: Vec<Candidate>,
+    /// Chunks that need not be considered again.
+    seen: HashSet<ChunkId>,
+    step: Step,
+    /// When the budget allows the next batch.
+    not_before: Duration,
+    counts: DrainCounts,
+    is_over: bool,
+}
+
+/// A chunk that may have to move.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Candidate {
+    id: ChunkId,
+    rank_ppm: u32,
+    /// How often it was refused.
+    refusals: u8,
+}
+
+/// Chunks of one namespace that are offered together.
+#[derive(Debug)]
+struct Batch {
+    fingerprint: Fingerprint,
+    chunks: Vec<(Candidate, TakeChunk, u64)>,
+}
+
+/// What a drain waits for.
+#[derive(Debug)]
+enum Step {
+    /// The takers' room.
+    Polling(BTreeMap<TakeNumber, Holder>, Duration),
+    /// Nothing.
+    Ready,
+    /// The directory: who else has the batch.
+    Asking(QuestionId, Batch),
+    /// A taker's answer.
+    Moving { take: TakeNumber, taker: Holder, batch: Batch, until: Duration },
+}
+
+impl Drain {
+    /// When something is to be done that does not wait for a tick.
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        match self.step {
+            Step::Ready if !self.is_over => Some(self.not_before.min(self.order.until)),
+            _ => None,
+        }
+    }
+
+    /// A batch of the most worth that the best taker would keep; `None` if there is none.
+    fn next_batch(&mut self, leaving: impl Fn(ChunkId) -> Leaving) -> Option<Batch> {
+        let most = self.takers.best().map_or(0, |(_, room)| room.rank_limit_ppm());
+        let (mut batch, mut others, mut bytes) = (None::<Batch>, Vec::new(), 0);
+        while let Some(candidate) = self.queue.pop() {
+            let Leaving::Moves { fingerprint, chunk, bytes: more } = leaving(candidate.id) else {
+                let is_kept = leaving(candidate.id) == Leaving::KeptBelow;
+                self.counts.kept_below += u64::from(is_kept);
+                continue;
+            };
+            let is_full = batch
+                .as_ref()
+                .is_some_and(|batch| batch.chunks.len() >= BATCH_CHUNKS || bytes + more > BATCH_BYTES);
+            if is_full || candidate.rank_ppm >= most || others.len() >= LOOK_AHEAD {
+                self.queue.push(candidate);
+                break;
+            }
+            let batch = batch.get_or_insert_with(|| Batch { fingerprint, chunks: Vec::new() });
+            if batch.fingerprint == fingerprint {
+                bytes += more;
+                let take = TakeChunk { chunk, rank_ppm: candidate.rank_ppm };
+                batch.chunks.push((candidate, take, more));
+            } else {
+                others.push(candidate);
+            }
+        }
+        self.queue.extend(others.into_iter().rev());
+        batch
+    }
+
+    /// What is left will not move.
+    fn end(&mut self) {
+        if let Step::Moving { batch, .. } | Step::Asking(_, batch) =
+            std::mem::replace(&mut self.step, Step::Ready)
+        {
+            self.counts.left += batch.chunks.len() as u64;
+        }
+        self.counts.left += std::mem::take(&mut self.queue).len() as u64;
+        self.seen = HashSet::new();
+        self.is_over = true;
+    }
+}
+
+impl Core {
+    /// Drains from now on. A drain that is under way goes on, by this order.
+    pub(crate) fn drain(&mut self, order: DrainOrder) {
+        if let Some(drain) = &mut self.drain {
+            drain.order = order;
+            return;
+        }
+        let mut drain = Drain {
+            order,
+            takers: Takers::default(),
+            queue: Vec::new(),
+            seen: HashSet::new(),
+            step: Step::Ready,
+            not_before: self.now,
+            counts: DrainCounts::default(),
+            is_over: false,
+        };
+        drain.takers.are(&self.takers);
+        let polled: Vec<Holder> = drain.takers.all().take(MOST_POLLED).collect();
+        let mut polls = BTreeMap::new();
+        for taker in polled {
+            let take = TakeNumber(self.bring.next_number());
+            polls.insert(take, taker);
+            let order = TakeOrder { take, taker, namespace: None, chunks: Vec::new() };
+            self.effects.push_back(Effect::AskToTake(order));
+        }
+        if !polls.is_empty() {
+            drain.step = Step::Polling(polls, self.now + POLL_DEADLINE);
+        }
+        self.drain = Some(drain);
+        self.queue_leaving();
+    }
+
+    /// Drains no more. Chunks that moved stay where they are.
+    pub(crate) fn drain_cancelled(&mut self) {
+        self.drain = None;
+    }
+
+    /// These actors of other nodes may keep chunks of this one, should it drain; the first are asked first.
+    pub(crate) fn takers_are(&mut self, takers: Vec<Holder>) {
+        self.takers = takers;
+        if let Some(drain) = &mut self.drain {
+            drain.takers.are(&self.takers);
+        }
+    }
+
+    /// How far the drain is; `None` if there is none.
+    #[must_use]
+    pub fn drain_progress(&self) -> Option<DrainProgress> {
+        self.drain.as_ref().map(|drain| DrainProgress { chunks: drain.counts, is_over: drain.is_over })
+    }
+
+    /// Goes on as far as nothing is waited for.
+    pub(crate) fn go_on_draining(&mut self) {
+        while let Some(drain) = self.drain.as_mut().filter(|drain| !drain.is_over) {
+            if self.now >= drain.order.until {
+                return drain.end();
+            }
+            match drain.step {
+                Step::Polling(_, until) if self.now >= until => drain.step = Step::Ready,
+                Step::Moving { take, until, .. } if self.now >= until => self.take_answered(take, None),
+                Step::Ready if self.now >= drain.not_before => {
+                    if !self.offer_next() {
+                        return;
+                    }
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// Asks who else has the next batch; whether there was anything to do.
+    fn offer_next(&mut self) -> bool {
+        let (Some(drain), store) = (&mut self.drain, &self.store) else { return false };
+        let keeps_disk = drain.order.keeps_disk;
+        let batch = drain.next_batch(|id| store.leaving(id, keeps_disk));
+        let Some(batch) = batch else {
+            // What was committed since the start is the warmest.
+            if !drain.queue.is_empty() || !self.queue_leaving() {
+                self.drain.iter_mut().for_each(Drain::end);
+            }
+            return self.drain.as_ref().is_some_and(|drain| !drain.is_over);
+        };
+        let (fingerprint, chunks) = (batch.fingerprint, batch.chunks.iter().map(|(_, take, _)| take.chunk));
+        let chunks = chunks.collect();
+        let question = self.ask_for_drain(fingerprint, chunks);
+        if let Some(drain) = &mut self.drain {
+            drain.step = Step::Asking(question, batch);
+        }
+        true
+    }
+
+    /// Puts all chunks that were not considered yet in line; whether there are any.
+    fn queue_leaving(&mut self) -> bool {
+        let Some(drain) = &mut self.drain else { return false };
+        let order = self.store.by_worth();
+        let all = order.len().max(1) as u64;
+        let ranked = (0..).zip(order).map(|(rank, id): (u64, ChunkId)| {
+            let rank_ppm = (rank * u64::from(WHOLE_RANK_PPM) / all) as u32;
+            Candidate { id, rank_ppm, refusals: 0 }
+        });
+        let mut queue: Vec<Candidate> = ranked.filter(|candidate| drain.seen.insert(candidate.id)).collect();
+        queue.reverse();
+        drain.counts.found += queue.len() as u64;
+        drain.queue = queue;
+        !drain.queue.is_empty()
+    }
+
+    /// The directory said who else has a batch: the rest moves.
+    pub(crate) fn drain_located(&mut self, question: QuestionId, holders: &[Holders]) {
+        let Some(drain) = &mut self.drain else { return };
+        let step = std::mem::replace(&mut drain.step, Step::Ready);
+        let mut batch = match step {
+            Step::Asking(asked, batch) if asked == question => batch,
+            // It belongs to a drain that was cancelled.
+            step => return drain.step = step,
+        };
+        let mut holders = holders.iter();
+        let takers = &drain.takers;
+        let all = batch.chunks.len();
+        batch.chunks.retain(|_| {
+            let others = holders.next();
+            !others.is_some_and(|others| others.iter().any(|holder| takers.has_node(holder.node)))
+        });
+        drain.counts.elsewhere += (all - batch.chunks.len()) as u64;
+        if batch.chunks.is_empty() {
+            return;
+        }
+        let spec = self.store.described(&batch.fingerprint);
+        let (Some((taker, _)), Some((tenant, spec))) = (drain.takers.best(), spec) else {
+            drain.counts.left += batch.chunks.len() as u64;
+            return;
+        };
+        let namespace = Some(TakeNamespace { tenant: tenant.to_owned(), spec: spec.clone() });
+        let bytes: u64 = batch.chunks.iter().map(|(_, _, bytes)| bytes).sum();
+        if let Some(budget) = drain.order.bytes_per_second {
+            let takes = Duration::from_secs_f64(bytes as f64 / budget.max(1) as f64);
+            drain.not_before = drain.not_before.max(self.now) + takes;
+        }
+        let take = TakeNumber(self.bring.next_number());
+        let chunks = batch.chunks.iter().map(|(_, take, _)| *take).collect();
+        drain.step = Step::Moving { take, taker, batch, until: self.now + TAKE_DEADLINE };
+        self.effects.push_back(Effect::AskToTake(TakeOrder { take, taker, namespace, chunks }));
+    }
+
+    /// A taker answered; `None` if it could not be asked, or did not answer.
+    pub(crate) fn take_answered(&mut self, number: TakeNumber, taken: Option<Taken>) {
+        let Some(drain) = self.drain.as_mut().filter(|drain| !drain.is_over) else { return };
+        match &mut drain.step {
+            Step::Polling(polls, _) => {
+                match (polls.remove(&number), &taken) {
+                    (Some(taker), Some(taken)) => drain.takers.answered(taker, taken),
+                    (Some(taker), None) => drain.takers.failed(taker),
+                    (None, _) => return,
+                }
+                if polls.is_empty() {
+                    drain.step = Step::Ready;
+                }
+            }
+            Step::Moving { take, .. } if *take == number => {
+                let Step::Moving { taker, batch, .. } = std::mem::replace(&mut drain.step, Step::Ready)
+                else {
+                    return;
+                };
+                drain.moved(taker, batch, taken);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether nothing new is kept here.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.drain.is_some()
+    }
+
+    /// The store is a new one: nothing of it is warm, and nobody is answered about the old one.
+    pub(crate) fn drain_anew(&mut self) {
+        self.takes = take::Takes::default();
+        if let Some(drain) = &mut self.drain {
+            drain.end();
+        }
+    }
+}
+
+impl Drain {
+    /// Counts a batch that a taker answered. What it did not keep others are asked for.
+    fn moved(&mut self, taker: Holder, batch: Batch, taken: Option<Taken>) {
+        match &taken {
+            Some(taken) => self.takers.answered(taker, taken),
+            None => self.takers.failed(taker),
+        }
+        let is_kept = taken.map(|taken| taken.is_kept).unwrap_or_default();
+        let is_kept = is_kept.into_iter().chain(std::iter::repeat(false));
+        for ((mut candidate, _, bytes), is_kept) in
+            batch.chunks.into_iter().zip(is_kept).collect::<Vec<_>>().into_iter().rev()
+        {
+            if is_kept {
+                self.counts.moved += 1;
+                self.counts.moved_bytes += bytes;
+                continue;
+            }
+            candidate.refusals += 1;
+            if candidate.refusals < MOST_REFUSALS {
+                self.queue.push(candidate);
+            } else {
+                self.counts.left += 1;
+            }
+        }
+    }
+}
+
+/// Chunks of a batch: a question of the directory, and enough for a connection.
+const BATCH_CHUNKS: usize = 64;
+
+/// Bytes of a batch, where one chunk is not more.
+const BATCH_BYTES: u64 = 4 << 20;
+
+/// Chunks of other namespaces that are passed over for a batch.
+const LOOK_AHEAD: usize = 256;
+
+/// Takers whose room is asked for at the start.
+const MOST_POLLED: usize = 64;
+
+/// How long the takers' room is waited for.
+const POLL_DEADLINE: Duration = Duration::from_secs(1);
+
+/// How long a taker may take to fetch a batch.
+const TAKE_DEADLINE: Duration = Duration::from_secs(8);
+
+/// Takers that may refuse a chunk before it is left.
+const MOST_REFUSALS: u8 = 3;

@@ -1,0 +1,138 @@
+//! The worth of memory that a chunk takes: time that it saves, for each byte and second that it is held.
+//!
+//! Engines of one model compute a token in about the same time. So tokens of prefill stand for that time, and a chunk whose
+//! tokens need few bytes is worth more than one whose tokens need many. A chunk that nobody used for a time is expected to be
+//! used once in that time: recency says as much, and costs nothing.
+
+/// Millionths of a token of prefill saved for each GiB and second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Worth(pub u64);
+
+/// What a use of a chunk saves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Saves {
+    /// Its prefill: no other node has the chunk.
+    Prefill,
+    /// Its transfer: another node has it, or the node's own disk.
+    Transfer,
+}
+
+/// A chunk's tokens, and the bytes that they take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stake {
+    /// Its tokens.
+    pub tokens: u32,
+    /// Bytes of its blocks.
+    pub bytes: u64,
+}
+
+/// How much a store is in need of room: smoothed over its last evictions.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Pressure(Option<Evicted>);
+
+#[derive(Debug, Clone, Copy)]
+struct Evicted {
+    /// Tokens saved by a use of what was evicted, for each GiB.
+    tokens: f64,
+    /// How long nobody had used it.
+    idle_ms: f64,
+    /// When the last chunk was evicted.
+    at_ms: u64,
+}
+
+impl Worth {
+    /// The worth of free room.
+    pub const NOTHING: Self = Self(0);
+
+    fn of(tokens: f64, every_ms: f64) -> Self {
+        Self((tokens * 1e9 / every_ms.max(1.0)) as u64)
+    }
+}
+
+impl Stake {
+    /// The worth of a chunk that is used once in `every_ms`.
+    #[must_use]
+    pub fn worth(self, saves: Saves, every_ms: u64) -> Worth {
+        Worth::of(self.tokens(saves), every_ms as f64)
+    }
+
+    fn tokens(self, saves: Saves) -> f64 {
+        let share = match saves {
+            Saves::Prefill => 1.0,
+            Saves::Transfer => TRANSFER_SHARE,
+        };
+        f64::from(self.tokens) * share * GIB / self.bytes.max(1) as f64
+    }
+}
+
+impl Pressure {
+    /// A chunk that nobody used for `idle_ms` was evicted.
+    pub fn evicted(&mut self, stake: Stake, saves: Saves, idle_ms: u64, now_ms: u64) {
+        let (tokens, idle_ms) = (stake.tokens(saves), idle_ms as f64);
+        let Some(Evicted { tokens: mean_tokens, idle_ms: mean_ms, at_ms }) = &mut self.0 else {
+            self.0 = Some(Evicted { tokens, idle_ms, at_ms: now_ms });
+            return;
+        };
+        *mean_tokens += (tokens - *mean_tokens) * NEWEST_SHARE;
+        *mean_ms += (idle_ms - *mean_ms) * NEWEST_SHARE;
+        *at_ms = now_ms;
+    }
+
+    /// How long the store keeps a chunk that nobody uses; `None` before its first eviction. It grows while nothing is evicted.
+    #[must_use]
+    pub fn keeps_ms(&self, now_ms: u64) -> Option<u64> {
+        self.0.map(|last| last.idle_ms as u64 + now_ms.saturating_sub(last.at_ms))
+    }
+
+    /// The worth of the chunk that goes next; `None` before the first eviction.
+    #[must_use]
+    pub fn least(&self, now_ms: u64) -> Option<Worth> {
+        let keeps_ms = self.keeps_ms(now_ms)?;
+        self.0.map(|last| Worth::of(last.tokens, keeps_ms as f64))
+    }
+}
+
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// What a transfer takes of the time that the prefill of its tokens takes: about a tenth, from the network as from a drive.
+/// Routers weigh tokens that must be moved the same.
+const TRANSFER_SHARE: f64 = 0.1;
+
+/// The weight of the last eviction: one long prompt that displaces a fifth of a small cache shows at once.
+const NEWEST_SHARE: f64 = 1.0 / 16.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHUNK: Stake = Stake { tokens: 512, bytes: 16 << 20 };
+
+    #[test]
+    fn worth_grows_with_tokens_and_uses_and_falls_with_bytes() {
+        let worth = CHUNK.worth(Saves::Prefill, 1_000);
+        assert_eq!(worth, Worth(512 * 64 * 1_000_000));
+        assert!(Stake { tokens: 1_024, ..CHUNK }.worth(Saves::Prefill, 1_000) > worth);
+        assert!(Stake { bytes: 32 << 20, ..CHUNK }.worth(Saves::Prefill, 1_000) < worth);
+        assert!(CHUNK.worth(Saves::Prefill, 500) > worth);
+        assert_eq!(CHUNK.worth(Saves::Transfer, 100), worth);
+    }
+
+    #[test]
+    fn no_chunk_is_out_of_the_units_range() {
+        let least = Stake { tokens: 16, bytes: 1 << 30 }.worth(Saves::Transfer, 1_000 * 3_600 * 24);
+        assert!(least > Worth::NOTHING);
+        let most = Stake { tokens: 512, bytes: 512 }.worth(Saves::Prefill, 0);
+        assert!(most < Worth(u64::MAX / 4));
+    }
+
+    #[test]
+    fn pressure_follows_the_last_evictions_and_falls_while_nothing_is_evicted() {
+        let mut pressure = Pressure::default();
+        assert_eq!((pressure.least(9), pressure.keeps_ms(9)), (None, None));
+        pressure.evicted(CHUNK, Saves::Prefill, 1_000, 0);
+        assert_eq!(pressure.least(0), Some(CHUNK.worth(Saves::Prefill, 1_000)));
+        assert_eq!(pressure.least(1_000), Some(CHUNK.worth(Saves::Prefill, 2_000)));
+        (0..100).for_each(|_| pressure.evicted(CHUNK, Saves::Prefill, 3_000, 0));
+        assert!((2_950..=3_000).contains(&pressure.keeps_ms(0).unwrap()));
+    }
+}

@@ -1,0 +1,67 @@
+//! Copies of chunks that other nodes hold: they go first when room is scarce.
+//!
+//! Nobody tells a node that the chunk left the other node. But the other node used the chunk when it sent it, so it keeps it for
+//! about as long as this node keeps a chunk that nobody uses. After that time, a copy counts as an only copy.
+
+use std::collections::VecDeque;
+
+use super::Store;
+use super::ids::ChunkId;
+use super::index::OnDisk;
+use crate::placement::{Saves, copy_goes_first};
+
+/// The copies of a store, those that nobody used for longest first.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    line: VecDeque<Copy>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Copy {
+    id: ChunkId,
+    made_ms: u64,
+    /// Its last use, when it was looked at last.
+    used_ms: u64,
+}
+
+impl Store {
+    /// A chunk that was just admitted is a copy of one that another node holds.
+    pub(super) fn is_copy(&mut self, id: ChunkId) {
+        let now = self.now.0;
+        let chunk = self.index.get_mut(id);
+        chunk.set_copy(true);
+        if chunk.disk == OnDisk::Nowhere {
+            // Its node sees to that.
+            chunk.disk = OnDisk::Elsewhere;
+        }
+        self.copies.line.push_back(Copy { id, made_ms: now, used_ms: now });
+    }
+
+    /// The copy that goes before any only copy, if one does.
+    pub(super) fn next_copy(&mut self) -> Option<ChunkId> {
+        let (now, least, keeps_ms) = (self.now.0, self.pressure.least(self.now.0), self.keeps_ms());
+        for _ in 0..self.copies.line.len().min(MOST_LOOKED_AT) {
+            let copy = self.copies.line.pop_front()?;
+            let Some(chunk) = self.index.known(copy.id).filter(|chunk| chunk.is_copy()) else { continue };
+            if now.saturating_sub(copy.made_ms) > keeps_ms {
+                self.index.get_mut(copy.id).set_copy(false);
+                continue;
+            }
+            let used_ms = self.used_ms(chunk.used);
+            let (is_free, is_unused) = (chunk.is_cached() && chunk.may_go(), used_ms <= copy.used_ms);
+            if is_free && is_unused {
+                let worth = self.stake(chunk.namespace).worth(Saves::Transfer, now.saturating_sub(used_ms));
+                if copy_goes_first(worth, least) {
+                    return Some(copy.id);
+                }
+                self.copies.line.push_front(copy);
+                return None;
+            }
+            self.copies.line.push_back(Copy { used_ms, ..copy });
+        }
+        None
+    }
+}
+
+/// Copies that one search for a victim looks at.
+const MOST_LOOKED_AT: usize = 8;

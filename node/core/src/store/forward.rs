@@ -1,0 +1,293 @@
+//! Forwards: only copies that are evicted here and go to a node whose next victim is worth less.
+//!
+//! An evicted chunk that is worth its transfer leaves the cache at once. It keeps its slots for a moment ([`Standing::Leaving`]):
+//! it is offered to the other node, which fetches it as it fetches any chunk, and says [moved](Store::give_up) when it has it.
+//! No commit and no lease waits for that. The slots are a bounded part of staging, and whoever needs a slot or staging takes
+//! them back ([`Store::drop_departing`]). A refused or lost offer is a later miss.
+//!
+//! A chunk is forwarded once: until it is used at its new node, it is not forwarded again.
+
+use std::collections::VecDeque;
+
+use larder_protocol::table::NodeNumber;
+use larder_protocol::{ChunkRef, Fingerprint};
+
+use super::Store;
+use super::gather::{FetchId, Source, Wanted};
+use super::hand_out::Named;
+use super::ids::{ChunkId, NamespaceId};
+use super::index::{Chunk, OnDisk, Standing, Stored};
+use crate::Millis;
+use crate::placement::{Neighbours, PlacementRule, Saves, Stake, Worth, pays_to_forward};
+
+/// Chunks that are about to move to other nodes.
+#[derive(Debug, Default)]
+pub(super) struct Departing {
+    neighbours: Neighbours,
+    /// Claimed; the oldest first.
+    line: VecDeque<Leaving>,
+    bytes: u64,
+    counts: Forwards,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Leaving {
+    named: Named,
+    to: NodeNumber,
+    worth: Worth,
+    bytes: u64,
+    /// The offer that it is in.
+    offer: Option<u64>,
+    until: Millis,
+}
+
+/// Chunks that were evicted and went, or were to go, to other nodes, so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Forwards {
+    /// Chunks that were offered.
+    pub offered: u64,
+    /// Chunks that other nodes have taken.
+    pub taken: u64,
+    /// Their bytes.
+    pub taken_bytes: u64,
+    /// Chunks that came from other nodes so.
+    pub taken_in: u64,
+}
+
+/// Chunks that are offered to a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offered {
+    /// The offer's number.
+    pub number: u64,
+    /// The node.
+    pub to: NodeNumber,
+    /// Their namespace.
+    pub fingerprint: Fingerprint,
+    /// The worth of each here.
+    pub worth: Worth,
+    /// The chunks.
+    pub chunks: Vec<ChunkRef>,
+}
+
+impl Store {
+    /// What the other nodes' next victims are worth.
+    pub fn neighbours(&mut self) -> &mut Neighbours {
+        &mut self.departing.neighbours
+    }
+
+    /// The worth of the chunk that goes next, for other nodes: nothing while there is free room.
+    #[must_use]
+    pub fn least_worth(&self) -> Worth {
+        self.least().unwrap_or(Worth::NOTHING)
+    }
+
+    /// How long a chunk stays that nobody uses.
+    #[must_use]
+    pub fn keeps_ms(&self) -> u64 {
+        self.pressure.keeps_ms(self.now.0).unwrap_or(u64::MAX)
+    }
+
+    /// The worth of the chunk that goes next here; `None` where there is free room, or nothing was evicted yet.
+    #[must_use]
+    pub fn least(&self) -> Option<Worth> {
+        if self.has_free_room() { None } else { self.pressure.least(self.now.0) }
+    }
+
+    /// The worth of a copy of a chunk of a namespace that is read once in `every_ms`; `None` for a namespace that nobody
+    /// registered.
+    #[must_use]
+    pub fn worth_of_copy(&self, fingerprint: &Fingerprint, every_ms: u64) -> Option<Worth> {
+        let number = self.namespaces.of(fingerprint)?;
+        Some(self.stake(number).worth(Saves::Transfer, every_ms))
+    }
+
+    /// The rule by which chunks are placed.
+    #[must_use]
+    pub fn placement(&self) -> PlacementRule {
+        self.limits.peers.as_ref().map(|peers| peers.placement).unwrap_or_default()
+    }
+
+    /// Whether more fits without an eviction.
+    #[must_use]
+    pub fn has_free_room(&self) -> bool {
+        let is_below = |used: u64, most: u64| used < most - most / FREE_SHARE;
+        self.limits.capacity_chunks.is_none_or(|most| is_below(self.cached_chunks, most))
+            && is_below(self.cached_bytes, self.limits.high_watermark_bytes)
+    }
+
+    /// Tokens and bytes of a chunk of a namespace.
+    pub(super) fn stake(&self, number: NamespaceId) -> Stake {
+        let tokens = self.namespaces.get(number).chunk_tokens;
+        Stake { tokens, bytes: self.whole_chunk_bytes(number) }
+    }
+
+    /// Forwards a chunk that is evicted, if that pays and there is room for it until it is gone. It is no longer counted as
+    /// cached, and the policy does not know it any more.
+    pub(super) fn forward(&mut self, id: ChunkId, idle_ms: u64) -> bool {
+        let Some(most) = self.forwarding_bytes() else { return false };
+        let now = std::time::Duration::from_millis(self.now.0);
+        let chunk = self.index.get(id);
+        if !is_only_copy(chunk) || chunk.was_forwarded() {
+            return false;
+        }
+        let Some((to, there)) = self.departing.neighbours.cheapest(now) else { return false };
+        // A policy that learns evicts young chunks of no worth: none counts for more than its like did lately.
+        let least = self.pressure.least(self.now.0).unwrap_or_default();
+        let worth = self.stake(chunk.namespace).worth(Saves::Prefill, idle_ms).min(least);
+        let (bytes, tenant) = (self.readable_bytes(id), self.tenant_of(id));
+        if !pays_to_forward(worth, there)
+            || self.departing.bytes + bytes > most
+            || !self.gathers.may_pass(tenant, bytes, most, self.limits.tenant_bytes.len())
+        {
+            return false;
+        }
+        self.index.get_mut(id).standing = Standing::Leaving;
+        self.gathers.add_passing(tenant, bytes);
+        self.vacate(id);
+        self.change(id, |chunk| chunk.claims += 1);
+        let (named, until) = (self.name_now(id), self.now + LEAVES_WITHIN_MS);
+        self.departing.bytes += bytes;
+        self.departing.line.push_back(Leaving { named, to, worth, bytes, offer: None, until });
+        true
+    }
+
+    /// The next chunks to offer to a node; [`Store::offer_ended`] must follow.
+    pub fn next_offer(&mut self) -> Option<Offered> {
+        let first = self.departing.line.iter().find(|leaving| leaving.offer.is_none()).copied()?;
+        let (to, namespace) = (first.to, first.named.namespace);
+        let number = self.next_number();
+        let mut worth = first.worth;
+        let mut chunks = Vec::new();
+        let is_alike = |leaving: &&mut Leaving| {
+            leaving.offer.is_none() && leaving.to == to && leaving.named.namespace == namespace
+        };
+        for leaving in self.departing.line.iter_mut().filter(is_alike).take(MOST_OFFERED) {
+            leaving.offer = Some(number);
+            worth = worth.min(leaving.worth);
+            chunks.push(self.index.name(leaving.named.id));
+        }
+        self.departing.counts.offered += chunks.len() as u64;
+        let fingerprint = self.namespaces.get(namespace).fingerprint;
+        Some(Offered { number, to, fingerprint, worth, chunks })
+    }
+
+    /// A node answered an offer: which of the chunks it wants, in their order; none if it did not answer. Those it wants stay
+    /// until it has them.
+    pub fn offer_ended(&mut self, number: u64, wanted: &[bool]) {
+        let offered = self.departing.line.iter().filter(|leaving| leaving.offer == Some(number));
+        let offered: Vec<Leaving> = offered.copied().collect();
+        if !wanted.contains(&true)
+            && let Some(leaving) = offered.first()
+        {
+            self.departing.neighbours.forget(leaving.to);
+        }
+        // Those that came to their end meanwhile leave the others' order as it was only if none did.
+        let is_whole = offered.len() == wanted.len();
+        for (at, leaving) in offered.iter().enumerate() {
+            if wanted.is_empty() || (is_whole && !wanted[at]) {
+                self.departed(leaving.named.id);
+            }
+        }
+        self.evict_above_watermark();
+    }
+
+    /// Another node has a chunk that was offered to it; whether there was one.
+    pub(super) fn was_taken(&mut self, id: ChunkId) -> bool {
+        let bytes = self.departed(id);
+        self.departing.counts.taken += u64::from(bytes.is_some());
+        self.departing.counts.taken_bytes += bytes.unwrap_or(0);
+        bytes.is_some()
+    }
+
+    /// Ends the forwards that nobody took in time.
+    pub(super) fn expire_forwards(&mut self) {
+        while let Some(leaving) = self.departing.line.front().copied()
+            && leaving.until <= self.now
+        {
+            self.departed(leaving.named.id);
+        }
+    }
+
+    /// Drops the oldest chunk that is about to move and that nobody else uses: its room is needed. Whether there was one.
+    pub(super) fn drop_departing(&mut self) -> bool {
+        let is_free = |leaving: &&Leaving| {
+            self.index.known(leaving.named.id).is_some_and(|chunk| chunk.claims == 1 && chunk.pins == 0)
+        };
+        let Some(id) = self.departing.line.iter().find(is_free).map(|leaving| leaving.named.id) else {
+            return false;
+        };
+        self.departed(id).is_some()
+    }
+
+    /// Begins to take a chunk that another node offers and evicts, if it is worth its place here. [`Store::fetched`] must follow.
+    pub fn take_in(&mut self, fingerprint: &Fingerprint, name: ChunkRef, worth: Worth) -> Option<Wanted> {
+        let most = self.forwarding_bytes()?;
+        let number = self.namespaces.of(fingerprint)?;
+        if self.index.find(number, &name.hash).is_some() || !pays_to_forward(worth, self.least_worth()) {
+            return None;
+        }
+        let (tenant, bytes) = (self.namespaces.get(number).tenant, self.whole_chunk_bytes(number));
+        if !self.gathers.may_pass(tenant, bytes, most, self.limits.tenant_bytes.len()) {
+            return None;
+        }
+        let id = self.start_fetch(number, name, Source::Peer)?;
+        self.gathers.take_in(id);
+        Some(self.wanted(number, id, 0, Source::Peer))
+    }
+
+    /// Whether a fetch is of a chunk that another node forwards.
+    #[must_use]
+    pub fn is_taken_in(&self, fetch: FetchId) -> bool {
+        self.gathers.is_taken_in(fetch.chunk())
+    }
+
+    /// A forwarded chunk has come.
+    pub(super) fn was_taken_in(&mut self, id: ChunkId) {
+        self.index.get_mut(id).set_forwarded(true);
+        self.departing.counts.taken_in += 1;
+    }
+
+    /// The forwards so far.
+    #[must_use]
+    pub fn forwards(&self) -> Forwards {
+        self.departing.counts
+    }
+
+    /// Chunks that are about to move: none when nothing is under way.
+    #[must_use]
+    pub fn departing_chunks(&self) -> usize {
+        self.departing.line.len()
+    }
+
+    /// Ends the claim on a chunk that was about to move; its bytes, if it was.
+    fn departed(&mut self, id: ChunkId) -> Option<u64> {
+        let at = self.departing.line.iter().position(|leaving| leaving.named.id == id)?;
+        let leaving = self.departing.line.remove(at)?;
+        self.departing.bytes -= leaving.bytes;
+        self.unclaim(&[id]);
+        Some(leaving.bytes)
+    }
+
+    /// Bytes of staging that forwards may take; `None` if this store forwards nothing.
+    fn forwarding_bytes(&self) -> Option<u64> {
+        let peers = self.limits.peers.as_ref().filter(|peers| peers.placement == PlacementRule::Worth)?;
+        Some(peers.passing_bytes / FORWARDING_SHARE)
+    }
+}
+
+/// Whether a complete chunk is nowhere else, as far as this store knows.
+fn is_only_copy(chunk: &Chunk) -> bool {
+    chunk.is_complete() && !chunk.is_copy() && chunk.disk == OnDisk::Nowhere && chunk.stored != Stored::There
+}
+
+/// The part of staging that forwards may take, of what leaves and of what comes.
+const FORWARDING_SHARE: u64 = 4;
+
+/// One part in so many of the room is free room.
+const FREE_SHARE: u64 = 20;
+
+/// How long an evicted chunk keeps its slots for a node that wants it.
+const LEAVES_WITHIN_MS: u64 = 1_000;
+
+/// Chunks of one offer.
+const MOST_OFFERED: usize = 256;

@@ -1,0 +1,140 @@
+//! Chunks that leave with a node that drains, and chunks that come from one.
+
+use larder_protocol::namespace::NamespaceSpec;
+use larder_protocol::{ChunkRef, Fingerprint};
+
+use super::fetch::{FetchId, Source, Wanted};
+use crate::store::Store;
+use crate::store::ids::{ChunkId, ChunkKey};
+use crate::store::index::{OnDisk, Stored};
+use crate::store::journal::is_held;
+
+/// What becomes of a chunk that another node wants this one to keep.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TakeIn {
+    /// It is here already.
+    Here,
+    /// It is being fetched already, or has to be: [`Store::end_recall`] must follow.
+    Coming {
+        /// Its fetch.
+        fetch: FetchId,
+        /// The fetch to start, unless it is under way.
+        wanted: Option<Wanted>,
+    },
+    /// There is no room for it on its way, it is being written, or its name contradicts others.
+    Refused,
+}
+
+/// How a chunk of a draining store is to be treated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leaving {
+    /// It has to move, or it is lost.
+    Moves {
+        /// Its namespace.
+        fingerprint: Fingerprint,
+        /// Its name.
+        chunk: ChunkRef,
+        /// Bytes of its slots.
+        bytes: u64,
+    },
+    /// The disk or the object store keeps it.
+    KeptBelow,
+    /// It is not here any more, or not whole.
+    Gone,
+}
+
+/// Room for chunks before one has to be evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FreeRoom {
+    /// Chunks.
+    pub chunks: u64,
+    /// Bytes of their slots.
+    pub bytes: u64,
+}
+
+impl Store {
+    /// All cached chunks, from the last to go by the policy to the first.
+    #[must_use]
+    pub fn by_worth(&self) -> Vec<ChunkId> {
+        self.policy.order().into_iter().rev().map(|number| self.index.id(number)).collect()
+    }
+
+    /// How a cached chunk is to be treated when the node leaves; `keeps_disk` says that its disk will be read again.
+    #[must_use]
+    pub fn leaving(&self, id: ChunkId, keeps_disk: bool) -> Leaving {
+        let Some(chunk) = self.index.known(id).filter(|chunk| chunk.is_cached() && chunk.is_complete())
+        else {
+            return Leaving::Gone;
+        };
+        let is_on_disk = chunk.disk == OnDisk::Here && !chunk.outgrew_disk();
+        if (keeps_disk && is_on_disk) || chunk.stored == Stored::There {
+            return Leaving::KeptBelow;
+        }
+        let fingerprint = self.namespaces.get(chunk.namespace).fingerprint;
+        Leaving::Moves { fingerprint, chunk: self.index.name(id), bytes: self.readable_bytes(id) }
+    }
+
+    /// A namespace's tenant and description.
+    #[must_use]
+    pub fn described(&self, fingerprint: &Fingerprint) -> Option<(&str, &NamespaceSpec)> {
+        let namespace = self.namespaces.get(self.namespaces.of(fingerprint)?);
+        Some((namespace.tenant_name(), &namespace.spec))
+    }
+
+    /// Room for chunks before one has to be evicted.
+    #[must_use]
+    pub fn free_room(&self) -> FreeRoom {
+        let limits = &self.limits;
+        FreeRoom {
+            chunks: limits.capacity_chunks.map_or(u64::MAX, |most| most.saturating_sub(self.cached_chunks)),
+            bytes: limits.high_watermark_bytes.saturating_sub(self.cached_bytes),
+        }
+    }
+
+    /// Bytes of the slots of a whole chunk of a namespace; 0 if it is not known.
+    #[must_use]
+    pub fn chunk_bytes_by(&self, fingerprint: &Fingerprint) -> u64 {
+        self.namespaces.of(fingerprint).map_or(0, |number| self.whole_chunk_bytes(number))
+    }
+
+    /// Bytes of chunks that were fetched, or are on their way, and do not stay so far.
+    #[must_use]
+    pub fn passing_bytes(&self) -> u64 {
+        self.gathers.passing_bytes()
+    }
+
+    /// Chunks that are cached.
+    #[must_use]
+    pub fn cached_chunks(&self) -> u64 {
+        self.cached_chunks
+    }
+
+    /// Whether others could read a chunk here.
+    #[must_use]
+    pub fn holds(&self, ChunkKey { fingerprint, hash }: &ChunkKey) -> bool {
+        self.named(fingerprint, hash).is_some_and(|id| is_held(self.index.get(id)))
+    }
+
+    /// Starts to bring a chunk from a node that drains, to keep it.
+    pub fn take_from_leaver(&mut self, fingerprint: &Fingerprint, name: ChunkRef) -> TakeIn {
+        let Some(number) = self.namespaces.of(fingerprint) else { return TakeIn::Refused };
+        let known = self.index.find(number, &name.hash);
+        if known.is_some_and(|id| is_held(self.index.get(id))) {
+            return TakeIn::Here;
+        }
+        let coming = known.filter(|id| self.gathers.fetches.contains_key(id));
+        let (id, wanted) = match (coming, known) {
+            (Some(id), _) => (id, None),
+            (None, Some(_)) => return TakeIn::Refused,
+            (None, None) => {
+                let Some(id) = self.start_fetch(number, name, Source::Peer) else { return TakeIn::Refused };
+                (id, Some(self.wanted(number, id, 0, Source::Peer)))
+            }
+        };
+        if let Some(fetch) = self.gathers.fetches.get_mut(&id) {
+            fetch.recalls += 1;
+        }
+        self.change(id, |chunk| chunk.claims += 1);
+        TakeIn::Coming { fetch: FetchId(id), wanted }
+    }
+}

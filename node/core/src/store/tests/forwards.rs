@@ -1,0 +1,273 @@
+//! Copies that go first, and only copies that go to other nodes when they are evicted.
+
+use larder_protocol::PoolSet;
+use larder_protocol::table::NodeNumber;
+
+use super::super::{Came, PeerStoreLimits, Source, StoreLimits, Wanted};
+use super::*;
+use crate::placement::{PlacementRule, Saves, Stake, Worth};
+use crate::store::ChangeKind;
+
+const OTHER: NodeNumber = NodeNumber(2);
+
+fn store(capacity_chunks: u64, passing: u64, placement: PlacementRule) -> Fixture {
+    let peers = PeerStoreLimits { passing_bytes: passing * BLOCK, max_granted_chunks: 4, placement };
+    let limits = limits(capacity_chunks as u32 + 32, capacity_chunks);
+    Fixture::new(StoreLimits { peers: Some(peers), tenant_bytes: vec![u64::MAX], ..limits })
+}
+
+fn by_worth(capacity_chunks: u64) -> Fixture {
+    store(capacity_chunks, 16, PlacementRule::Worth)
+}
+
+impl Fixture {
+    fn passes(&mut self, milliseconds: u64) {
+        let now = self.store.now + milliseconds;
+        self.store.tick(now);
+    }
+
+    /// A node that evicts nothing says so.
+    fn other_has_free_room(&mut self) {
+        let now = std::time::Duration::from_millis(self.store.now.0);
+        self.store.neighbours().heard(OTHER, Worth::NOTHING, now);
+    }
+
+    /// A chunk comes from another node and stays, as a copy or as the only one.
+    fn comes(&mut self, word: &str, is_copy: bool) {
+        let chain = self.chain(word);
+        let mut elsewhere = vec![None; word.len()];
+        *elsewhere.last_mut().unwrap() = PEER;
+        let gathered = self.store.gather(self.session, self.namespace, &chain, &elsewhere).unwrap();
+        let came = Came { is_copy, ..came() };
+        for Wanted { fetch, .. } in &gathered.wanted {
+            self.store.fetched(*fetch, Some(came.clone()), Some(ChangeKind::Gained));
+        }
+        let leased = self.store.finish_gather(gathered.gather).unwrap();
+        self.store.release(self.session, leased.lease).unwrap();
+    }
+
+    fn forwards(&mut self) -> Vec<ChunkHash> {
+        self.store
+            .next_offer()
+            .map_or(Vec::new(), |offered| offered.chunks.iter().map(|chunk| chunk.hash).collect())
+    }
+}
+
+fn came() -> Came {
+    Came {
+        checksums: vec![Checksums::default()],
+        pools: PoolSet::ANY,
+        reads: 1,
+        is_on_disk_elsewhere: false,
+        is_stored: false,
+        is_copy: false,
+    }
+}
+
+#[test]
+fn a_copy_goes_before_an_older_only_copy() {
+    let mut f = by_worth(3);
+    f.put("a");
+    f.passes(1_000);
+    f.comes("b", true);
+    f.put("c");
+    f.passes(1_000);
+    f.put("d");
+    assert_eq!(["a", "b", "c", "d"].map(|word| f.found(word)), [1, 0, 1, 1]);
+    f.store.assert_consistent();
+}
+
+#[test]
+fn a_copy_that_is_read_all_the_time_stays_while_only_copies_go() {
+    let mut f = by_worth(3);
+    ["a", "b", "c"].iter().for_each(|word| f.put(word));
+    f.passes(10_000);
+    f.put("d");
+    f.comes("e", true);
+    f.passes(100);
+    let leased = f.lease("e");
+    f.store.release(f.session, leased.lease).unwrap();
+    f.passes(100);
+    f.put("f");
+    assert_eq!(f.found("e"), 1, "it was read a hundredth of the time ago for which an only copy stays");
+    f.passes(9_000);
+    f.put("g");
+    assert_eq!((f.found("e"), f.found("d")), (0, 1));
+    f.store.assert_consistent();
+}
+
+#[test]
+fn a_copy_that_outlived_its_original_counts_as_an_only_copy() {
+    let mut f = by_worth(2);
+    f.put("a");
+    f.passes(50);
+    f.put("b");
+    f.put("c");
+    f.comes("d", true);
+    let is_copy =
+        |f: &Fixture| f.store.index.get(f.store.named(&f.fingerprint(), &name("d")).unwrap()).is_copy();
+    assert!(is_copy(&f));
+    for word in ["e", "f"] {
+        f.passes(1_000);
+        let leased = f.lease("d");
+        f.store.release(f.session, leased.lease).unwrap();
+        f.put(word);
+    }
+    assert!(!is_copy(&f), "a node keeps what nobody uses for a shorter time");
+}
+
+#[test]
+fn an_evicted_only_copy_is_offered_and_stays_until_the_other_node_has_it() {
+    let mut f = by_worth(2);
+    f.put("a");
+    f.passes(1_000);
+    f.other_has_free_room();
+    f.put("b");
+    f.put("c");
+    let offered = f.store.next_offer().unwrap();
+    assert_eq!((offered.to, offered.chunks.len(), offered.chunks[0].hash), (OTHER, 1, name("a")));
+    assert_eq!(f.store.next_offer(), None, "it is offered once");
+    assert_eq!((f.store.usage().cached_chunks, f.store.usage().passing_bytes), (2, BLOCK));
+    f.store.take_changes();
+    f.store.offer_ended(offered.number, &[true]);
+    assert_eq!(f.found("a"), 1, "it can be read until it is gone");
+    assert_eq!(f.store.give_up(&f.fingerprint(), &[name("a")]), []);
+    let lost: Vec<_> = f.store.take_changes().iter().map(|change| (change.chunk.hash, change.kind)).collect();
+    assert_eq!((f.found("a"), lost), (0, vec![(name("a"), ChangeKind::Lost)]));
+    assert_eq!((f.store.forwards().taken, f.store.forwards().taken_bytes), (1, BLOCK));
+    assert_eq!((f.store.usage().passing_bytes, f.store.departing_chunks()), (0, 0));
+    f.store.assert_consistent();
+}
+
+#[test]
+fn a_chunk_that_the_other_node_refuses_or_does_not_fetch_in_time_is_gone() {
+    for wanted in [&[][..], &[false], &[true]] {
+        let mut f = by_worth(1);
+        f.put("a");
+        f.passes(1_000);
+        f.other_has_free_room();
+        f.put("b");
+        let offered = f.store.next_offer().unwrap();
+        f.store.offer_ended(offered.number, wanted);
+        let is_refused = !wanted.contains(&true);
+        assert_eq!(f.found("a"), u64::from(!is_refused));
+        f.passes(999);
+        assert_eq!(f.found("a"), u64::from(!is_refused));
+        f.passes(1);
+        assert_eq!((f.found("a"), f.store.usage().bytes.used, f.store.departing_chunks()), (0, BLOCK, 0));
+        f.store.assert_consistent();
+    }
+}
+
+#[test]
+fn nothing_is_offered_where_the_neighbours_are_as_pressed_as_this_node_or_are_not_known() {
+    let mut f = by_worth(2);
+    f.put("a");
+    f.passes(1_000);
+    f.put("b");
+    f.put("c");
+    assert_eq!(f.forwards(), [], "nobody is known");
+    let alike = Stake { tokens: 16, bytes: BLOCK }.worth(Saves::Prefill, 2_000);
+    let now = std::time::Duration::from_millis(f.store.now.0);
+    f.store.neighbours().heard(OTHER, alike, now);
+    f.put("d");
+    assert_eq!(f.forwards(), [], "it would stay there twice as long, which does not pay");
+    f.other_has_free_room();
+    f.put("e");
+    assert_eq!(f.forwards(), [name("c")]);
+}
+
+#[test]
+fn by_reads_nothing_is_offered_and_no_copy_goes_first() {
+    let mut f = store(2, 16, PlacementRule::Reads);
+    f.put("a");
+    f.passes(1_000);
+    f.other_has_free_room();
+    f.put("b");
+    f.put("c");
+    assert_eq!((f.forwards(), f.found("a")), (vec![], 0));
+    let wanted = f.store.take_in(&f.fingerprint(), f.chain("x").chunk(0), Worth(u64::MAX));
+    assert_eq!(wanted, None);
+}
+
+#[test]
+fn chunks_that_are_about_to_move_make_way_for_whoever_needs_their_room() {
+    let mut f = by_worth(4);
+    ["a", "b", "c", "d"].iter().for_each(|word| f.put(word));
+    f.passes(1_000);
+    f.other_has_free_room();
+    f.put("efgh");
+    assert_eq!(f.store.departing_chunks(), 4, "a quarter of staging is full of them");
+    let elsewhere = vec![PEER; 14];
+    let chain = f.chain("stuvwxyzqrstuv");
+    let gathered = f.store.gather(f.session, f.namespace, &chain, &elsewhere).unwrap();
+    assert_eq!((gathered.wanted.len(), f.store.departing_chunks()), (14, 2));
+    f.store.cancel_gather(f.session, gathered.gather);
+    gathered.wanted.iter().for_each(|wanted| _ = f.store.fetched(wanted.fetch, None, None));
+    f.passes(1_000);
+    assert_eq!((f.store.usage().passing_bytes, f.store.claimed_chunks()), (0, 0));
+    f.store.assert_consistent();
+}
+
+#[test]
+fn a_chunk_that_an_engine_reads_while_it_is_about_to_move_stays_until_it_lets_go() {
+    let mut f = by_worth(1);
+    f.put("a");
+    f.passes(1_000);
+    f.other_has_free_room();
+    f.put("b");
+    let leased = f.lease("a");
+    assert_eq!(leased.chunks, 1);
+    let offered = f.store.next_offer().unwrap();
+    f.store.offer_ended(offered.number, &[true]);
+    assert_eq!(f.store.give_up(&f.fingerprint(), &[name("a")]), []);
+    assert_eq!(f.found("a"), 1);
+    f.store.release(f.session, leased.lease).unwrap();
+    assert_eq!((f.found("a"), f.store.usage().bytes.used), (0, BLOCK));
+    f.store.assert_consistent();
+}
+
+#[test]
+fn an_offered_chunk_is_taken_where_it_is_worth_its_place_and_is_not_forwarded_again_before_it_is_used() {
+    let mut f = by_worth(2);
+    let worth = Stake { tokens: 16, bytes: BLOCK }.worth(Saves::Prefill, 1_000);
+    let (fingerprint, chunk) = (f.fingerprint(), f.chain("a").chunk(0));
+    let wanted = f.store.take_in(&fingerprint, chunk, worth).unwrap();
+    assert_eq!((wanted.from, f.store.take_in(&fingerprint, chunk, worth)), (Source::Peer, None));
+    assert!(f.store.is_awaited(wanted.fetch), "the node itself waits for it");
+    let from = larder_protocol::table::Holder { node: OTHER, device: 0 };
+    f.store.fetched(wanted.fetch, Some(came()), Some(ChangeKind::MovedFrom(from)));
+    assert_eq!((f.found("a"), f.store.forwards().taken_in), (1, 1));
+    f.passes(1_000);
+    f.other_has_free_room();
+    f.put("b");
+    f.put("c");
+    assert_eq!((f.found("a"), f.forwards()), (0, vec![]), "once is enough");
+    let unknown = spec().fingerprint("nobody");
+    assert_eq!(
+        f.store.take_in(&unknown, f.chain("x").chunk(0), worth),
+        None,
+        "a namespace that nobody uses here"
+    );
+    assert_eq!(f.store.take_in(&fingerprint, f.chain("b").chunk(0), worth), None, "it is here");
+    let little = Stake { tokens: 16, bytes: BLOCK }.worth(Saves::Prefill, 3_000);
+    assert_eq!(
+        f.store.take_in(&fingerprint, f.chain("x").chunk(0), little),
+        None,
+        "what goes for it is worth more"
+    );
+    f.store.assert_consistent();
+}
+
+#[test]
+fn a_chunk_that_came_by_a_forward_and_was_used_is_forwarded_again() {
+    let mut f = by_worth(1);
+    let wanted = f.store.take_in(&f.fingerprint(), f.chain("a").chunk(0), Worth(u64::MAX / 8)).unwrap();
+    f.store.fetched(wanted.fetch, Some(came()), Some(ChangeKind::Gained));
+    let leased = f.lease("a");
+    f.store.release(f.session, leased.lease).unwrap();
+    f.passes(1_000);
+    f.other_has_free_room();
+    f.put("b");
+    assert_eq!(f.forwards(), [name("a")]);
+}

@@ -1,0 +1,323 @@
+//! Drains: which chunks move, to whom, and when that is over; and which chunks a node takes.
+
+use larder_protocol::drain::{DrainCounts, TakeChunk, TakeNamespace, Taken, WHOLE_RANK_PPM};
+use larder_protocol::session::Reserve;
+
+use super::*;
+use crate::event::TakeNumber;
+use crate::store::{Change, ChangeKind};
+use crate::{DrainOrder, DrainProgress, TakeOrder, TakeReply};
+
+fn order(seconds: u64) -> DrainOrder {
+    DrainOrder { until: Duration::from_secs(seconds), keeps_disk: true, bytes_per_second: None }
+}
+
+/// What a taker says that keeps these, and has so much room.
+fn says(is_kept: &[bool], free_chunks: u64, rank_limit_ppm: u32) -> Option<Taken> {
+    Some(Taken { is_kept: is_kept.to_vec(), free_chunks, free_bytes: free_chunks * BLOCK, rank_limit_ppm })
+}
+
+impl World {
+    /// Drains, with these takers, each of which says how many free chunks it has.
+    fn drains(&mut self, takers: &[(u16, u64)]) {
+        self.tell(Event::TakersAre(takers.iter().map(|&(number, _)| node(number)).collect()));
+        self.tell(Event::Drain(order(100)));
+        let polls: Vec<TakeOrder> = takers.iter().map(|_| self.asks_to_take()).collect();
+        for (poll, &(number, free)) in polls.into_iter().zip(takers) {
+            assert_eq!((poll.taker, poll.namespace.is_none(), poll.chunks.len()), (node(number), true, 0));
+            self.tell(Event::TakeAnswered { take: poll.take, taken: says(&[], free, 0) });
+        }
+    }
+
+    fn asks_to_take(&mut self) -> TakeOrder {
+        match self.next() {
+            Effect::AskToTake(order) => order,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn progress(&self) -> DrainProgress {
+        self.core.drain_progress().expect("it drains")
+    }
+
+    fn counts(&self) -> DrainCounts {
+        self.progress().chunks
+    }
+
+    /// Offers chunks of a prompt that another node has, of these ranks.
+    fn is_offered(&mut self, from: u16, word: &str, ranks: &[u32]) -> TakeReply {
+        let chain = self.chain(word);
+        let first = word.len() - ranks.len();
+        let chunks =
+            (first..).zip(ranks).map(|(at, &rank_ppm)| TakeChunk { chunk: chain.chunk(at), rank_ppm });
+        let chunks: Vec<TakeChunk> = chunks.collect();
+        let namespace = TakeNamespace { tenant: "a".into(), spec: spec(1) };
+        self.core.take(self.now, node(from), Some(&namespace), &chunks)
+    }
+
+    fn taken(&mut self) -> (TakeNumber, Taken) {
+        match self.next() {
+            Effect::Taken { take, taken } => (take, taken),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn names(order: &TakeOrder) -> Vec<ChunkHash> {
+    order.chunks.iter().map(|taken| taken.chunk.hash).collect()
+}
+
+#[test]
+fn the_warmest_chunks_are_offered_first_to_the_node_with_the_most_room() {
+    let mut w = World::new(PEERS);
+    w.put("a");
+    w.put("b");
+    let request = w.lease("a");
+    let leased = w.leased(request);
+    w.core.store.release(w.session, leased.lease).unwrap();
+    w.drains(&[(2, 1), (3, 5)]);
+    assert_eq!(w.directory_says(&[&[], &[]]), 2);
+    let offer = w.asks_to_take();
+    assert_eq!((offer.taker, names(&offer)), (node(3), vec![name("a"), name("b")]));
+    assert!(offer.chunks[0].rank_ppm < offer.chunks[1].rank_ppm);
+    w.tell(Event::TakeAnswered { take: offer.take, taken: says(&[true, true], 3, 0) });
+    assert!(w.progress().is_over);
+    assert_eq!(
+        w.counts(),
+        DrainCounts { found: 2, moved: 2, moved_bytes: 2 * BLOCK, ..DrainCounts::default() }
+    );
+}
+
+#[test]
+fn a_chunk_that_another_node_holds_is_not_moved() {
+    let mut w = World::new(PEERS);
+    w.put("ab");
+    w.drains(&[(2, 9)]);
+    w.directory_says(&[&[2], &[]]);
+    let offer = w.asks_to_take();
+    assert_eq!(offer.chunks.len(), 1);
+    w.tell(Event::TakeAnswered { take: offer.take, taken: says(&[true], 8, 0) });
+    assert_eq!((w.counts().elsewhere, w.counts().moved), (1, 1));
+}
+
+#[test]
+fn a_holder_that_leaves_too_does_not_count() {
+    let mut w = World::new(PEERS);
+    w.put("a");
+    w.drains(&[(2, 9)]);
+    w.directory_says(&[&[7]]);
+    assert_eq!(w.asks_to_take().chunks.len(), 1);
+}
+
+#[test]
+fn what_the_disk_keeps_stays_if_the_node_comes_back_and_moves_if_it_does_not() {
+    for keeps_disk in [true, false] {
+        let mut w = World::new(Sources { disk: Some(DEADLINE), ..PEERS });
+        w.on_disk("a");
+        w.put("a");
+        w.tell(Event::TakersAre(vec![node(2)]));
+        w.tell(Event::Drain(DrainOrder { keeps_disk, ..order(100) }));
+        let poll = w.asks_to_take();
+        w.tell(Event::TakeAnswered { take: poll.take, taken: says(&[], 9, 0) });
+        assert_eq!(w.progress().is_over, keeps_disk);
+        assert_eq!(w.counts().kept_below, u64::from(keeps_disk));
+    }
+}
+
+#[test]
+fn without_free_room_chunks_move_as_long_as_their_rank_beats_what_goes_for_them() {
+    let mut w = World::new(PEERS);
+    w.put("abcd");
+    w.tell(Event::TakersAre(vec![node(2)]));
+    w.tell(Event::Drain(order(100)));
+    let poll = w.asks_to_take();
+    w.tell(Event::TakeAnswered { take: poll.take, taken: says(&[], 0, WHOLE_RANK_PPM / 2) });
+    w.directory_says(&[&[], &[]]);
+    let offer = w.asks_to_take();
+    assert_eq!(offer.chunks.len(), 2, "the better half");
+    w.tell(Event::TakeAnswered { take: offer.take, taken: says(&[true, true], 0, 400_000) });
+    assert!(w.progress().is_over);
+    assert_eq!((w.counts().moved, w.counts().left), (2, 2));
+}
+
+#[test]
+fn a_taker_that_does_not_answer_is_asked_no_more_and_its_chunks_go_to_another() {
+    let mut w = World::new(PEERS);
+    w.put("a");
+    w.drains(&[(2, 9), (3, 5)]);
+    w.directory_says(&[&[]]);
+    let first = w.asks_to_take();
+    assert_eq!(first.taker, node(2));
+    w.tell(Event::TakeAnswered { take: first.take, taken: None });
+    w.directory_says(&[&[]]);
+    let second = w.asks_to_take();
+    assert_eq!(second.taker, node(3));
+    w.tell(Event::TakeAnswered { take: second.take, taken: says(&[true], 4, 0) });
+    assert_eq!((w.counts().moved, w.counts().left), (1, 0));
+}
+
+#[test]
+fn an_answer_that_never_comes_ends_neither_the_drain_nor_its_deadline() {
+    let mut w = World::new(PEERS);
+    w.put("a");
+    w.drains(&[(2, 9)]);
+    w.directory_says(&[&[]]);
+    let lost = w.asks_to_take();
+    w.pass(Duration::from_secs(8));
+    assert!(w.progress().is_over, "nobody else is there");
+    assert_eq!(w.counts().left, 1);
+    w.tell(Event::TakeAnswered { take: lost.take, taken: says(&[true], 8, 0) });
+    assert_eq!(w.counts().moved, 0, "it comes too late");
+}
+
+#[test]
+fn a_drain_is_over_at_its_deadline_whatever_it_waits_for() {
+    let mut w = World::new(PEERS);
+    w.put("ab");
+    w.drains(&[(2, 9)]);
+    w.pass(Duration::from_secs(100));
+    assert!(w.progress().is_over);
+    assert_eq!(w.counts().left, 2);
+}
+
+#[test]
+fn a_budget_spreads_batches_over_time() {
+    let mut w = World::new(PEERS);
+    w.put("a");
+    w.put("b");
+    w.tell(Event::TakersAre(vec![node(2)]));
+    w.tell(Event::Drain(DrainOrder { bytes_per_second: Some(BLOCK), ..order(100) }));
+    let poll = w.asks_to_take();
+    w.tell(Event::TakeAnswered { take: poll.take, taken: says(&[], 9, 0) });
+    w.directory_says(&[&[], &[]]);
+    let offer = w.asks_to_take();
+    w.tell(Event::TakeAnswered { take: offer.take, taken: says(&[true, false], 8, 0) });
+    assert!(w.is_idle(), "two blocks take two seconds");
+    w.pass(Duration::from_millis(3));
+    assert!(w.is_idle(), "only the news were due");
+    assert_eq!(w.core.next_deadline(), Some(Duration::from_secs(2)));
+    w.pass(Duration::from_secs(2));
+    assert_eq!(w.directory_says(&[&[]]), 1, "what was refused is offered again");
+}
+
+#[test]
+fn a_draining_node_reserves_nothing_and_serves_what_it_has() {
+    let mut w = World::new(PEERS);
+    w.put("a");
+    w.drains(&[]);
+    let (namespace, chain) = (w.namespace, w.chain("xyz"));
+    let reserve = Reserve { namespace, chain, pools: Vec::new(), priority: 0, attempt: 0 };
+    let request = w.asks(w.session, Request::Reserve(reserve));
+    let Response::Reserved(reserved) = w.answered(request) else { panic!("reserved") };
+    assert_eq!((reserved.reservation, reserved.chunks), (0, Vec::new()));
+    let request = w.lease("a");
+    assert_eq!(w.leased(request).chunks, 1);
+    w.tell(Event::DrainCancelled);
+    w.put("xyz");
+    assert!(w.core.drain_progress().is_none());
+}
+
+#[test]
+fn what_a_draining_node_fetches_passes() {
+    let mut w = World::new(PEERS);
+    w.drains(&[]);
+    let request = w.lease("a");
+    w.directory_says(&[&[2]]);
+    let asked = w.fetch();
+    w.ended(asked.order, vec![here(9)]);
+    let leased = w.leased(request);
+    assert_eq!(leased.chunks, 1);
+    w.core.store.release(w.session, leased.lease).unwrap();
+    assert_eq!(w.core.store.cached_chunks(), 0);
+}
+
+#[test]
+fn a_new_life_of_the_store_has_nothing_to_move() {
+    let mut w = World::new(PEERS);
+    w.put("ab");
+    w.drains(&[(2, 9)]);
+    w.core.begin_anew();
+    assert!(w.progress().is_over);
+}
+
+#[test]
+fn chunks_of_a_draining_node_are_fetched_and_kept_and_it_hears_when() {
+    let mut w = World::new(PEERS);
+    w.sees_news = true;
+    let TakeReply::Later(number) = w.is_offered(4, "ab", &[0, 1]) else { panic!("they have to come") };
+    let asked = w.fetch();
+    assert_eq!((asked.holder, asked.chunks.len()), (node(4), 2));
+    w.ended(asked.order, vec![here(1), FAILED]);
+    let (take, taken) = w.taken();
+    assert_eq!((take, taken.is_kept), (number, vec![true, false]));
+    assert_eq!(w.core.store.cached_chunks(), 1);
+    assert!(w.is_idle());
+    w.pass(Duration::from_millis(3));
+    let Effect::Changed { changes, .. } = w.next() else { panic!("the news") };
+    let chunk = w.chain("ab").chunk(0);
+    let fingerprint = w.fingerprint;
+    assert_eq!(changes, [Change { fingerprint, chunk, kind: ChangeKind::MovedFrom(node(4)) }]);
+    w.sees_news = false;
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn a_chunk_that_is_here_is_kept_without_a_fetch() {
+    let mut w = World::new(PEERS);
+    w.put("a");
+    let TakeReply::Now(taken) = w.is_offered(4, "a", &[0]) else { panic!("it is here") };
+    assert_eq!(taken.is_kept, [true]);
+}
+
+#[test]
+fn of_a_full_store_the_first_to_be_evicted_goes_for_a_chunk_of_better_rank_and_no_other() {
+    let mut w = World::new(PEERS);
+    for word in ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p"] {
+        w.put(word);
+    }
+    let TakeReply::Later(_) = w.is_offered(4, "xyz", &[0, 900_000, 999_999]) else {
+        panic!("some are taken")
+    };
+    let asked = w.fetch();
+    assert_eq!(asked.chunks.len(), 2, "beyond 15 of 16 nothing is better than what is here");
+    w.ended(asked.order, vec![here(1), here(1)]);
+    let (_, taken) = w.taken();
+    assert_eq!(taken.is_kept, [true, true, false]);
+    assert_eq!(taken.rank_limit_ppm, WHOLE_RANK_PPM / 16 * 14);
+    let request = w.lookup("a");
+    assert_eq!(w.directory_says(&[&[]]), 1, "the coldest went");
+    let Effect::Found { request: of, .. } = w.next() else { panic!("found") };
+    assert_eq!(of, request);
+}
+
+#[test]
+fn a_node_that_drains_itself_takes_nothing() {
+    let mut w = World::new(PEERS);
+    w.drains(&[]);
+    let TakeReply::Now(taken) = w.is_offered(4, "ab", &[0, 1]) else { panic!("nothing comes") };
+    assert_eq!(taken, Taken { is_kept: vec![false, false], ..Taken::default() });
+}
+
+#[test]
+fn chunks_of_a_tenant_that_is_not_here_are_refused() {
+    let mut w = World::new(PEERS);
+    let chunk = w.chain("a").chunk(0);
+    let namespace = TakeNamespace { tenant: "somebody".into(), spec: spec(1) };
+    let reply = w.core.take(w.now, node(4), Some(&namespace), &[TakeChunk { chunk, rank_ppm: 0 }]);
+    assert!(matches!(reply, TakeReply::Now(taken) if taken.is_kept == [false]));
+}
+
+#[test]
+fn a_namespace_that_no_engine_named_yet_is_made_known() {
+    let mut w = World::new(PEERS);
+    let namespace = TakeNamespace { tenant: "b".into(), spec: spec(2) };
+    let root = spec(2).fingerprint("b").root();
+    let chain = Chain::from_root(root, vec![name("a")]);
+    let chunks = [TakeChunk { chunk: chain.chunk(0), rank_ppm: 0 }];
+    let TakeReply::Later(_) = w.core.take(w.now, node(4), Some(&namespace), &chunks) else {
+        panic!("it comes")
+    };
+    let asked = w.fetch();
+    w.ended(asked.order, vec![here(1)]);
+    assert_eq!(w.taken().1.is_kept, [true]);
+}

@@ -1,0 +1,134 @@
+//! What placement by worth makes of fetched chunks, and chunks that other nodes evict and offer.
+
+use super::*;
+use crate::placement::{Placement, PlacementRule, Saves, Stake, Worth};
+use crate::store::{Change, ChangeKind, Offered};
+
+fn by_worth(capacity_chunks: u64) -> World {
+    let peers = limits().peers.map(|peers| PeerStoreLimits { placement: PlacementRule::Worth, ..peers });
+    let limits = StoreLimits { peers, disk: None, capacity_chunks: Some(capacity_chunks), ..limits() };
+    World::with(limits, PEERS)
+}
+
+impl World {
+    /// Reads a chunk that another node has; where it was placed.
+    fn reads(&mut self, word: &str) -> Placement {
+        let request = self.lease(word);
+        self.directory_says(&[&[2]]);
+        let asked = self.fetch();
+        self.ended(asked.order, vec![here(1)]);
+        let placed = loop {
+            match self.core.poll_effect() {
+                Some(Effect::Count(Counted::Placed(Some(placement)))) => break placement,
+                Some(_) => {}
+                None => panic!("it was not placed"),
+            }
+        };
+        let leased = self.leased(request);
+        self.core.store.release(self.session, leased.lease).unwrap();
+        placed
+    }
+
+    fn offer(&mut self) -> Offered {
+        match self.next() {
+            Effect::Offer(offered) => offered,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn in_free_room_a_copy_is_kept_and_its_holder_keeps_its_own() {
+    let mut w = by_worth(4);
+    assert_eq!(w.reads("a"), Placement::Replicate);
+    let changes = w.core.store.take_changes();
+    assert!(changes.iter().all(|&Change { kind, .. }| kind == ChangeKind::Gained), "{changes:?}");
+}
+
+#[test]
+fn a_chunk_passes_until_it_is_read_far_more_often_than_what_goes_for_it() {
+    let mut w = by_worth(2);
+    w.put("x");
+    w.pass(Duration::from_secs(10));
+    w.put("y");
+    w.put("z");
+    assert_eq!(w.reads("a"), Placement::Pass, "nobody knows how often it is read");
+    w.pass(Duration::from_secs(5));
+    assert_eq!(w.reads("a"), Placement::Pass, "it is read as often as what would go");
+    w.pass(Duration::from_millis(100));
+    assert_eq!(w.reads("a"), Placement::Pass);
+    w.pass(Duration::from_millis(100));
+    assert_eq!(w.reads("a"), Placement::Replicate, "its mean gap is a tenth of that by now");
+}
+
+#[test]
+fn an_offered_chunk_is_fetched_and_moves_here() {
+    let mut w = by_worth(4);
+    let chunks = [w.chain("a").chunk(0), w.chain("b").chunk(0)];
+    w.put("b");
+    let worth = Stake { tokens: 16, bytes: BLOCK }.worth(Saves::Prefill, 1_000);
+    let wanted = w.core.take_in(w.now, node(2), w.fingerprint, &chunks, worth);
+    assert_eq!(wanted, [true, false], "the second is here");
+    let asked = w.fetch();
+    assert_eq!(
+        (asked.holder, asked.chunks.len(), asked.class),
+        (node(2), 1, larder_protocol::peer::Class::Prefetch)
+    );
+    w.core.store.take_changes();
+    w.ended(asked.order, vec![here(1)]);
+    let kinds: Vec<_> = w.core.store.take_changes().iter().map(|change| change.kind).collect();
+    assert_eq!(kinds, [ChangeKind::MovedFrom(node(2))], "its holder hears of it and gives its own up");
+    assert_eq!(w.core.store.forwards().taken_in, 1);
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn an_offered_chunk_that_does_not_come_is_asked_of_nobody_else() {
+    for came in [Arrival::NotHeld, FAILED, Arrival::Damaged, Arrival::Busy { retry_after_ms: 5 }] {
+        let mut w = by_worth(4);
+        let chunk = w.chain("a").chunk(0);
+        w.core.take_in(w.now, node(2), w.fingerprint, &[chunk], Worth(u64::MAX / 8));
+        let asked = w.fetch();
+        let is_stale = came == Arrival::NotHeld;
+        w.ended(asked.order, vec![came]);
+        if is_stale {
+            assert!(matches!(w.next(), Effect::Stale { .. }));
+        }
+        assert!(w.is_at_rest());
+    }
+}
+
+#[test]
+fn what_is_evicted_is_offered_to_a_node_with_room_and_goes_when_it_has_it() {
+    let mut w = by_worth(1);
+    w.put("a");
+    w.pass(Duration::from_secs(1));
+    w.core.neighbour_says(w.now, NodeNumber(2), Worth::NOTHING);
+    w.put("b");
+    w.tell(Event::Alarm);
+    let offered = w.offer();
+    assert_eq!((offered.to, offered.fingerprint, offered.chunks.len()), (NodeNumber(2), w.fingerprint, 1));
+    w.tell(Event::OfferEnded { offer: offered.number, wanted: vec![true] });
+    assert_eq!(w.core.store.departing_chunks(), 1);
+    w.tell(Event::Moved { fingerprint: w.fingerprint, hashes: vec![name("a")] });
+    assert_eq!(w.core.store.departing_chunks(), 0);
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn a_node_that_does_not_answer_an_offer_gets_no_other_before_it_is_heard_again() {
+    let mut w = by_worth(1);
+    w.put("a");
+    w.pass(Duration::from_secs(1));
+    w.core.neighbour_says(w.now, NodeNumber(2), Worth::NOTHING);
+    w.put("b");
+    w.tell(Event::Alarm);
+    let offered = w.offer();
+    w.tell(Event::OfferEnded { offer: offered.number, wanted: Vec::new() });
+    assert!(w.is_at_rest());
+    w.put("c");
+    w.tell(Event::Alarm);
+    assert!(w.is_at_rest());
+    w.tell(Event::OfferEnded { offer: offered.number, wanted: vec![true] });
+    assert!(w.is_at_rest(), "an answer that comes twice means nothing");
+}

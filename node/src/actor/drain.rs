@@ -1,0 +1,106 @@
+//! The actor's part in drains: it asks others to keep its chunks, and keeps those of others.
+
+use actix::prelude::*;
+use larder_core::{Effect, Event, TakeNumber, TakeOrder, TakeReply};
+use larder_protocol::drain::{Take, Taken};
+use larder_protocol::peer::{PeerRequest, PeerResponse};
+use tokio::sync::oneshot;
+
+use super::GpuActor;
+use super::messages::{AskDrain, Drain, TakersAre};
+use crate::exchange::{AskPeer, TakeChunks};
+use larder_net::trace::Trace;
+use std::time::Duration;
+
+impl GpuActor {
+    /// Performs an effect that moves chunks to other nodes.
+    pub(super) fn perform_move(&mut self, effect: Effect, ctx: &mut Context<Self>) {
+        match effect {
+            Effect::Offer(offered) => self.offer(offered, ctx),
+            Effect::AskToTake(order) => self.ask_to_take(order, ctx),
+            Effect::Taken { take, taken } => self.answer_take(take, taken),
+            effect => unreachable!("{effect:?} moves nothing"),
+        }
+    }
+
+    /// Asks an actor of another node to keep chunks; the core hears the answer.
+    fn ask_to_take(&mut self, order: TakeOrder, ctx: &mut Context<Self>) {
+        let TakeOrder { take, taker, namespace, chunks } = order;
+        let Some(peers) = &self.peers else {
+            return self.tell(Event::TakeAnswered { take, taken: None });
+        };
+        let request = Take { from: peers.device, to: taker.device, namespace, chunks };
+        let ask = AskPeer {
+            node: taker.node,
+            request: PeerRequest::Take(Box::new(request)),
+            deadline: TAKE_DEADLINE,
+            trace: Trace::default(),
+        };
+        let finish = peers.ask.send(ask).into_actor(self).map(move |answer, actor, ctx| {
+            let taken = match answer {
+                Ok(Ok(PeerResponse::Taken(taken))) => Some(taken),
+                _ => None,
+            };
+            actor.decide(Event::TakeAnswered { take, taken }, ctx);
+        });
+        self.spawn(ctx, finish);
+    }
+
+    /// Answers a node that drains.
+    fn answer_take(&mut self, take: TakeNumber, taken: Taken) {
+        // Whoever asked went away where there is nobody to tell.
+        let _ = self.pending.takes.remove(&take).map(|answer| answer.send(taken));
+    }
+
+    fn take(&mut self, asked: TakeChunks, ctx: &mut Context<Self>) -> Response<Option<Taken>> {
+        let TakeChunks { from, namespace, chunks } = asked;
+        let now = self.clock.elapsed();
+        let reply = self.core.take(now, from, namespace.as_ref(), &chunks);
+        let response = match reply {
+            TakeReply::Now(taken) => Response::reply(Some(taken)),
+            TakeReply::Later(take) => {
+                let (answer, taken) = oneshot::channel();
+                self.pending.takes.insert(take, answer);
+                // An error: the actor is stopping, or its life ended.
+                Response::fut(async move { taken.await.ok() })
+            }
+        };
+        self.settle(ctx);
+        response
+    }
+}
+
+impl Handler<TakeChunks> for GpuActor {
+    type Result = Response<Option<Taken>>;
+
+    fn handle(&mut self, asked: TakeChunks, ctx: &mut Self::Context) -> Self::Result {
+        self.guard(ctx, |actor, ctx| actor.take(asked, ctx)).unwrap_or_else(|| Response::reply(None))
+    }
+}
+
+impl Handler<Drain> for GpuActor {
+    type Result = ();
+
+    fn handle(&mut self, Drain(order): Drain, ctx: &mut Self::Context) {
+        self.guard(ctx, |actor, ctx| actor.decide(order.map_or(Event::DrainCancelled, Event::Drain), ctx));
+    }
+}
+
+impl Handler<TakersAre> for GpuActor {
+    type Result = ();
+
+    fn handle(&mut self, TakersAre(takers): TakersAre, ctx: &mut Self::Context) {
+        self.guard(ctx, |actor, ctx| actor.decide(Event::TakersAre(takers), ctx));
+    }
+}
+
+impl Handler<AskDrain> for GpuActor {
+    type Result = MessageResult<AskDrain>;
+
+    fn handle(&mut self, _: AskDrain, _: &mut Self::Context) -> Self::Result {
+        MessageResult(self.core.drain_progress())
+    }
+}
+
+/// How long another node may take to fetch chunks that it is to keep.
+const TAKE_DEADLINE: Duration = Duration::from_secs(8);

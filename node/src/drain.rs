@@ -1,0 +1,306 @@
+//! The node's drain: it is asked for by an admin or by SIGTERM, and carried out by the actors.
+//!
+//! The wish stands here; the coordinator's client tells the coordinator, so a coordinator that starts again hears of it too.
+//! One task ([`Drains::carry_out`]) tells the actors who may take their chunks, adds up how far they are, and says when the
+//! node is to leave: when no actor has anything more to move, or when the time is up. Where every other node drains or is
+//! gone, an admin's drain is given up: the node goes on. A node that was told to stop leaves all the same.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use actix::Addr;
+use futures_util::future::join_all;
+use larder_core::{DrainOrder, DrainProgress};
+use larder_net::coordinator_client::Known;
+use larder_protocol::drain::{AfterDrain, DrainCommand, DrainCounts, DrainReport, DrainStart};
+use larder_protocol::table::{Holder, MemberState};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use crate::actor::{AskDrain, Drain, GpuActor, TakersAre};
+use crate::clock::Clock;
+
+/// The node's drain. Cloning shares.
+#[derive(Debug, Clone)]
+pub struct Drains(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    clock: Clock,
+    /// Bytes that move in a second at most, where nobody says otherwise.
+    bytes_per_second: u64,
+    known: watch::Receiver<Known>,
+    wish: watch::Sender<Option<Wish>>,
+    drains: watch::Sender<bool>,
+    state: Mutex<State>,
+}
+
+/// How the node ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// It was told to stop.
+    Stopped,
+    /// It has drained for good.
+    Drained,
+    /// It has drained, and is to be started again.
+    ToRestart,
+}
+
+/// A drain that is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Wish {
+    until: Duration,
+    bytes_per_second: u64,
+    then: AfterDrain,
+    /// Whether the node leaves in any case.
+    is_stopping: bool,
+    keeps_disk: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    chunks: DrainCounts,
+    is_over: bool,
+    trouble: Option<String>,
+}
+
+impl Drains {
+    /// No drain so far. `known` has the tables of the cluster.
+    pub(crate) fn new(clock: Clock, bytes_per_second: u64, known: watch::Receiver<Known>) -> Self {
+        Self(Arc::new(Shared {
+            clock,
+            bytes_per_second,
+            known,
+            wish: watch::Sender::default(),
+            drains: watch::Sender::default(),
+            state: Mutex::default(),
+        }))
+    }
+
+    /// Does what an admin wants, and tells how far the drain is then.
+    ///
+    /// # Errors
+    /// Why it cannot be done, for people.
+    pub(crate) fn command(&self, admin: &str, command: DrainCommand) -> Result<DrainReport, String> {
+        match command {
+            DrainCommand::Report => {}
+            DrainCommand::Start(start) => {
+                self.start(start)?;
+                let DrainStart { within_ms, then, .. } = start;
+                tracing::info!(admin, within_ms, ?then, "an admin has this node drain");
+            }
+            DrainCommand::Cancel => {
+                if self.report().is_over || self.0.wish.borrow().is_some_and(|wish| wish.is_stopping) {
+                    return Err("the node is leaving already".to_owned());
+                }
+                if self.0.wish.send_replace(None).is_none() {
+                    return Err("the node does not drain".to_owned());
+                }
+                tracing::info!(admin, "an admin has this node drain no more");
+            }
+        }
+        Ok(self.report())
+    }
+
+    fn start(&self, DrainStart { within_ms, bytes_per_second, then }: DrainStart) -> Result<(), String> {
+        if self.0.wish.borrow().is_some() {
+            return Err(
+                "the node drains already: watch it by `larder drain --watch`, or end it by `--cancel`"
+                    .to_owned(),
+            );
+        }
+        let Known { table, own, .. } = self.0.known.borrow().clone();
+        if table.member(own).is_none() {
+            return Err("the node is no member of its cluster: nobody would take its chunks".to_owned());
+        }
+        if self.takers().is_empty() {
+            return Err("every other node drains or is gone: nobody would take its chunks; to end it all the same, stop its process".to_owned());
+        }
+        let within = Duration::from_millis(within_ms.min(MOST_WITHIN_MS));
+        self.wish(Wish {
+            until: self.0.clock.elapsed() + within,
+            bytes_per_second: bytes_per_second.unwrap_or(self.0.bytes_per_second),
+            then,
+            is_stopping: false,
+            keeps_disk: then == AfterDrain::Restart,
+        });
+        Ok(())
+    }
+
+    /// The node is told to stop: it drains for so long at most. What its disk has stays there. A drain that is under way has
+    /// no longer than that either.
+    pub(crate) fn stop_within(&self, within: Duration) {
+        let until = self.0.clock.elapsed() + within;
+        let before = *self.0.wish.borrow();
+        self.wish(match before {
+            Some(wish) => Wish { until: wish.until.min(until), is_stopping: true, ..wish },
+            None => Wish {
+                until,
+                bytes_per_second: self.0.bytes_per_second,
+                then: AfterDrain::Stop,
+                is_stopping: true,
+                keeps_disk: true,
+            },
+        });
+    }
+
+    fn wish(&self, wish: Wish) {
+        self.state().trouble = None;
+        self.0.wish.send_replace(Some(wish));
+    }
+
+    /// How far the drain is.
+    #[must_use]
+    pub fn report(&self) -> DrainReport {
+        let wish = *self.0.wish.borrow();
+        let state = self.state();
+        let left = wish.map(|wish| wish.until.saturating_sub(self.0.clock.elapsed()));
+        DrainReport {
+            is_draining: wish.is_some(),
+            is_over: state.is_over,
+            then: wish.map(|wish| wish.then),
+            left_ms: left.map_or(0, |left| left.as_millis() as u64),
+            trouble: state.trouble.clone(),
+            chunks: state.chunks,
+        }
+    }
+
+    /// Whether the node drains, for those who tell others.
+    pub(crate) fn watch(&self) -> watch::Receiver<bool> {
+        self.0.drains.subscribe()
+    }
+
+    /// Whether the node drains.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.0.wish.borrow().is_some()
+    }
+
+    /// Carries drains out, until one is over: says what the node does then.
+    ///
+    /// # Cancel safety
+    /// Dropped, it leaves the actors draining.
+    pub(crate) async fn carry_out(&self, actors: &[Addr<GpuActor>]) -> Ended {
+        let mut wishes = self.0.wish.subscribe();
+        loop {
+            let wish = *wishes.borrow_and_update();
+            let Some(wish) = wish else {
+                // An error: never, since this has the sender.
+                let _ = wishes.changed().await;
+                continue;
+            };
+            self.0.drains.send_replace(true);
+            *self.state() = State::default();
+            if let Some(ended) = self.drain(wish, actors).await {
+                let chunks = self.state().chunks;
+                tracing::info!(
+                    moved = chunks.moved,
+                    bytes = chunks.moved_bytes,
+                    elsewhere = chunks.elsewhere,
+                    kept_below = chunks.kept_below,
+                    left = chunks.left,
+                    "the node has drained"
+                );
+                self.state().is_over = true;
+                if ended != Ended::Stopped {
+                    // Whoever watches hears how it ended.
+                    sleep(LAST_WORDS).await;
+                }
+                return ended;
+            }
+            self.0.drains.send_replace(false);
+            for actor in actors {
+                _ = actor.send(Drain(None)).await;
+            }
+        }
+    }
+
+    /// Carries one drain out; `None` if it was cancelled or given up.
+    async fn drain(&self, first: Wish, actors: &[Addr<GpuActor>]) -> Option<Ended> {
+        let mut told: (Option<Wish>, Vec<Holder>) = (None, Vec::new());
+        loop {
+            let wish = (*self.0.wish.borrow())?;
+            let takers = self.takers();
+            if takers.is_empty() && !wish.is_stopping {
+                self.give_up();
+                return None;
+            }
+            if told != (Some(wish), takers.clone()) {
+                self.tell(wish, &takers, actors).await;
+                told = (Some(wish), takers);
+            }
+            let asked = actors.iter().map(|actor| actor.send(AskDrain));
+            // An actor that began a new life has nothing to move.
+            let over = DrainProgress { is_over: true, ..DrainProgress::default() };
+            let progress = join_all(asked).await.into_iter().map(|said| said.ok().flatten().unwrap_or(over));
+            let progress: Vec<DrainProgress> = progress.collect();
+            let chunks = progress
+                .iter()
+                .map(|progress| progress.chunks)
+                .fold(DrainCounts::default(), DrainCounts::and);
+            self.state().chunks = chunks;
+            let is_late = self.0.clock.elapsed() >= wish.until + LATE;
+            if is_late || progress.iter().all(|progress| progress.is_over) {
+                return Some(match (wish.is_stopping, first.then) {
+                    (true, _) => Ended::Stopped,
+                    (false, AfterDrain::Stop) => Ended::Drained,
+                    (false, AfterDrain::Restart) => Ended::ToRestart,
+                });
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    async fn tell(&self, wish: Wish, takers: &[Holder], actors: &[Addr<GpuActor>]) {
+        let order = DrainOrder {
+            until: wish.until,
+            keeps_disk: wish.keeps_disk,
+            bytes_per_second: Some((wish.bytes_per_second / actors.len().max(1) as u64).max(1)),
+        };
+        for actor in actors {
+            // Errors: the actor is stopping.
+            _ = actor.send(TakersAre(takers.to_vec())).await;
+            _ = actor.send(Drain(Some(order))).await;
+        }
+    }
+
+    fn give_up(&self) {
+        let trouble = "every other node drains or is gone: the drain is given up, and the node goes on";
+        tracing::warn!("{trouble}");
+        self.state().trouble = Some(trouble.to_owned());
+        self.0.wish.send_replace(None);
+    }
+
+    /// The actors of other nodes that may take chunks: those of the node before this one first, which may have started again
+    /// just now, and then the one before that.
+    fn takers(&self) -> Vec<Holder> {
+        let Known { table, own, .. } = self.0.known.borrow().clone();
+        let takes = |member: &&larder_protocol::table::Member| {
+            member.number != own && member.state == MemberState::Alive
+        };
+        let members = || table.members.iter().filter(takes).rev();
+        let before = members().filter(|member| member.number < own);
+        let after = members().filter(|member| member.number > own);
+        let actors = |member: &larder_protocol::table::Member| {
+            let node = member.number;
+            (0..member.devices).map(move |device| Holder { node, device })
+        };
+        before.chain(after).flat_map(actors).collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How often the actors are asked how far they are.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How late actors may be that should have ended: then the node leaves without their word.
+const LATE: Duration = Duration::from_secs(1);
+
+/// How long a node stays after a drain, for those who watch it.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// The longest drain: a day.
+const MOST_WITHIN_MS: u64 = 24 * 60 * 60 * 1_000;

@@ -1,0 +1,198 @@
+//! Drains: nodes that leave on purpose, while everything goes wrong around them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use larder_core::{DrainOrder, Event, TakeNumber, TakeOrder, TakeReply};
+use larder_protocol::drain::{Take, Taken};
+use larder_protocol::membership::FollowerMessage;
+use larder_protocol::peer::{PeerRequest, PeerResponse};
+use larder_protocol::table::{Holder, MemberState};
+
+use crate::exchange::{Body, For};
+use crate::process::Own;
+use crate::world::{At, Happening, Life, World};
+
+/// The drain of a process.
+#[derive(Debug)]
+pub(crate) struct Draining {
+    until: Duration,
+    keeps_disk: bool,
+    takers: Vec<Holder>,
+    /// Until when the process stood still last, as known when the drain began.
+    paused_until: Duration,
+}
+
+/// Peers that wait until an actor has taken chunks.
+pub(crate) type Taking = BTreeMap<TakeNumber, (Life, u64)>;
+
+impl World {
+    /// An admin has a process drain.
+    pub(crate) fn drain_begins(&mut self, host: usize, within: Duration, gives_up: bool) {
+        let until = self.local(host) + within;
+        let (keeps_disk, paused_until) = (self.random.bool(), self.hosts[host].paused_until);
+        let cancelled_after = self.random.u64(..within.as_millis() as u64);
+        let Some(process) = &mut self.hosts[host].process else { return };
+        let life = process.life;
+        if process.drain.is_some() {
+            return;
+        }
+        process.drain = Some(Draining { until, keeps_disk, takers: Vec::new(), paused_until });
+        self.note("drain", &[host as u64, life.number]);
+        if self.takers(life).is_empty() {
+            if let Some(process) = self.process(life) {
+                process.drain = None;
+            }
+            return;
+        }
+        if let Some(process) = self.process(life) {
+            process.follower.has_drained = true;
+        }
+        self.say_drains(life, true);
+        self.drain_goes_on(life);
+        if gives_up {
+            self.plan_local(life, Duration::from_millis(cancelled_after), Own::DrainCancelled);
+        }
+    }
+
+    /// Tells the coordinator, if it knows the process.
+    pub(crate) fn say_drains(&mut self, life: Life, drains: bool) {
+        let Some(stream) = self.process(life).and_then(|process| process.follower.joined_stream()) else {
+            return;
+        };
+        self.say(life, stream, FollowerMessage::Drains(drains));
+    }
+
+    pub(crate) fn drain_cancelled(&mut self, life: Life) {
+        let Some(process) = self.process(life) else { return };
+        if process.drain.take().is_none() {
+            return;
+        }
+        self.note("drains no more", &[life.host as u64]);
+        for actor in 0..self.settings.actors {
+            self.tell(At { life, actor }, Event::DrainCancelled);
+        }
+        self.say_drains(life, false);
+    }
+
+    /// Looks how far a drain is: the process leaves when it is over.
+    pub(crate) fn drain_goes_on(&mut self, life: Life) {
+        let (takers, now) = (self.takers(life), self.local(life.host));
+        let Some(process) = self.process(life) else { return };
+        let Some(drain) = &mut process.drain else { return };
+        if takers.is_empty() {
+            return self.drain_cancelled(life);
+        }
+        let order =
+            DrainOrder { until: drain.until, keeps_disk: drain.keeps_disk, bytes_per_second: Some(400_000) };
+        let (until, paused_until) = (drain.until, drain.paused_until);
+        if drain.takers != takers {
+            drain.takers.clone_from(&takers);
+            for actor in 0..self.settings.actors {
+                self.tell(At { life, actor }, Event::TakersAre(takers.clone()));
+                self.tell(At { life, actor }, Event::Drain(order));
+            }
+        }
+        let Some(process) = self.process(life) else { return };
+        let is_over =
+            |actor: &crate::actor::Actor| actor.core.drain_progress().is_none_or(|progress| progress.is_over);
+        let is_over = process.actors.iter().all(is_over);
+        if !is_over && now > until + LATE && self.hosts[life.host].paused_until == paused_until {
+            self.violate(|| format!("{life:?}: a drain is not over {:?} after its deadline", now - until));
+        }
+        if is_over {
+            return self.leaves(life);
+        }
+        self.plan_local(life, LOOK_EVERY, Own::DrainGoesOn);
+    }
+
+    /// A process leaves the cluster in order, ends, and is started again.
+    fn leaves(&mut self, life: Life) {
+        let counts = self.process(life).map(|process| {
+            let chunks = process.actors.iter().filter_map(|actor| actor.core.drain_progress());
+            chunks.fold((0, 0), |(moved, left), progress| {
+                (moved + progress.chunks.moved, left + progress.chunks.left)
+            })
+        });
+        let (moved, left) = counts.unwrap_or_default();
+        self.note("drained", &[life.host as u64, moved, left]);
+        if let Some(stream) = self.process(life).and_then(|process| process.follower.joined_stream()) {
+            self.say(life, stream, FollowerMessage::Leave);
+        }
+        self.crash(life.host, false);
+        let after = Duration::from_millis(self.random.u64(100..2_000));
+        self.plan(after, Happening::Start(life.host));
+    }
+
+    /// The actors that may take chunks of a process, as it knows them.
+    fn takers(&mut self, life: Life) -> Vec<Holder> {
+        let actors = self.settings.actors;
+        let Some(process) = self.process(life) else { return Vec::new() };
+        let (table, own) = (process.exchange.table(), process.directory.own());
+        let others = table.members.iter().filter(|member| member.number != own);
+        let well = others.filter(|member| member.state == MemberState::Alive);
+        well.flat_map(|member| (0..actors).map(|device| Holder { node: member.number, device })).collect()
+    }
+
+    /// An actor asks one of another node to keep chunks.
+    pub(crate) fn ask_to_take(&mut self, at: At, store: u64, order: TakeOrder) {
+        let TakeOrder { take, taker, namespace, chunks } = order;
+        let request = Take { from: at.actor, to: taker.device, namespace, chunks };
+        let request = PeerRequest::Take(Box::new(request));
+        self.ask_peer(at.life, taker.node, request, TAKE_DEADLINE, For::Take(at, store, take));
+    }
+
+    /// The answer came, or none.
+    pub(crate) fn take_answered(
+        &mut self,
+        at: At,
+        store: u64,
+        take: TakeNumber,
+        answer: Option<PeerResponse>,
+    ) {
+        let taken = match answer {
+            Some(PeerResponse::Taken(taken)) => Some(taken),
+            _ => None,
+        };
+        self.tell_soon(at, store, Event::TakeAnswered { take, taken });
+    }
+
+    /// A peer that drains asks an actor to keep chunks.
+    pub(crate) fn take(&mut self, at: At, from: Life, call: u64, take: &Take) {
+        let now = self.local(at.life.host);
+        let name = self.host_name(from.host);
+        let Some(process) = self.process(at.life) else { return };
+        let table = process.exchange.table();
+        let member = table.members.iter().find(|member| member.name == name);
+        let Some(node) = member.map(|member| member.number) else { return };
+        let Some(actor) = self.actor(at) else { return };
+        let holder = Holder { node, device: take.from };
+        match actor.core.take(now, holder, take.namespace.as_ref(), &take.chunks) {
+            TakeReply::Now(taken) => self.answer_take(at.life, from, call, taken),
+            // It comes again where the answer was lost: the first one counts no more.
+            TakeReply::Later(number) => _ = actor.takes.insert(number, (from, call)),
+        }
+        self.tell(at, Event::Alarm);
+    }
+
+    /// An actor has taken what it will.
+    pub(crate) fn taken(&mut self, at: At, number: TakeNumber, taken: Taken) {
+        let waiting = self.actor(at).and_then(|actor| actor.takes.remove(&number));
+        if let Some((from, call)) = waiting {
+            self.answer_take(at.life, from, call, taken);
+        }
+    }
+
+    fn answer_take(&mut self, life: Life, from: Life, call: u64, taken: Taken) {
+        let response = PeerResponse::Taken(taken);
+        self.send(life, from.host, Some(from), &Body::Answer { call, response });
+    }
+}
+
+/// How often it is looked how far a drain is.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How late a drain may be over: actors look at deadlines each time they tick.
+const LATE: Duration = Duration::from_millis(200);
+
+const TAKE_DEADLINE: Duration = Duration::from_secs(8);
