@@ -72,9 +72,10 @@ DASHBOARD = Dashboard(
         Panel(
             "Can the drive read what it holds?",
             "short",
-            "Records and pages that it could not read, in the last ten minutes. Each is a miss; after many the tier closes itself.",
-            {"{{node}}": "sum by (node) (increase(larder_disk_read_errors_total{@n}[10m]))"},
+            "Records and pages that it could not read, in the last hour. Each is a miss; after many the tier closes itself.",
+            {"{{node}}": "sum by (node) (increase(larder_disk_read_errors_total{@n}[1h]))"},
             zero_is_fine=True,
+            alert="LarderDiskReadErrors", above=1,
         ),
         Panel(
             "How much does the scrubber verify?",

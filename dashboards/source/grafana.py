@@ -44,6 +44,36 @@ class Panel:
 
 
 @dataclass
+class Mark:
+    """What a vertical line in every panel tells of."""
+
+    name: str
+    color: str
+    query: str
+    # What a line says, with labels of its series.
+    text: str
+    # Whether the query's value is the time of the line, in milliseconds since 1970; otherwise a line is where it has a value.
+    is_time: bool = False
+
+
+MARKS = [
+    Mark("Starts", "blue", 'process_start_time_seconds{cluster=~"$cluster",node=~"$node"} * 1000', "{{node}} {{instance}} started", True),
+    Mark(
+        "Emptied actors",
+        "red",
+        'increase(larder_actor_restarts_total{cluster=~"$cluster",node=~"$node"}[$__rate_interval]) > 0',
+        "{{node}}: a fault of Larder emptied device {{device}}",
+    ),
+    Mark(
+        "Lost nodes",
+        "orange",
+        'increase(larder_coordinator_events_total{cluster=~"$cluster",event="remove"}[$__rate_interval]) > 0',
+        "{{cluster}}: the coordinator removed a silent node",
+    ),
+]
+
+
+@dataclass
 class Dashboard:
     uid: str
     title: str
@@ -74,8 +104,23 @@ def dashboard_json(dashboard, all_):
             for other in all_
             if other.uid != dashboard.uid
         ],
+        "annotations": {"list": [mark_json(mark) for mark in MARKS]},
         "templating": {"list": variables(dashboard)},
         "panels": list(panels(dashboard.panels)),
+    }
+
+
+def mark_json(mark):
+    return {
+        "name": mark.name,
+        "datasource": SOURCE,
+        "enable": True,
+        "iconColor": mark.color,
+        "expr": mark.query,
+        "step": "15s",
+        "titleFormat": mark.name,
+        "textFormat": mark.text,
+        "useValueForTime": mark.is_time,
     }
 
 
@@ -150,7 +195,7 @@ def panel_json(panel, number, position):
     if panel.alert:
         page = re.sub(r"(?<!^)(?=[A-Z])", "-", panel.alert).lower()
         title = f"What to do: {panel.alert}"
-        result["links"] = [{"title": title, "url": f"${{runbooks}}/{page}.md", "targetBlank": True}]
+        result["links"] = [{"title": title, "url": f"${{runbooks}}/{page}.html", "targetBlank": True}]
     if panel.above is not None or panel.below is not None:
         edge, first, then = (panel.above, "green", "red") if panel.below is None else (panel.below, "red", "green")
         steps = [{"color": first, "value": None}, {"color": then, "value": edge}]
@@ -177,8 +222,8 @@ def panel_json(panel, number, position):
     return result
 
 
-# Where the pages of docs/runbooks are served; each installation sets its own.
-RUNBOOKS = "https://larder.example/docs/runbooks"
+# Where the book's runbooks are served. An installation sets its own, and runs dashboards/make.
+RUNBOOKS = "https://larder.example/runbooks"
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 HEIGHT = 8

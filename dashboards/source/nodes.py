@@ -44,6 +44,24 @@ DASHBOARD = Dashboard(
             zero_is_fine=True,
         ),
         Panel(
+            "Which part of each arena is pinned?",
+            "percentunit",
+            "Bytes that pins keep from eviction, of the arena's, by node.",
+            {"{{node}}": 'sum by (node) (larder_arena_bytes{@n,state="pinned"})'
+             ' / sum by (node) (larder_arena_bytes{@n,state="total"})'},
+            most=1, zero_is_fine=True,
+            alert="LarderPinnedFull", above=0.4,
+        ),
+        Panel(
+            "Which part of each arena is quarantined?",
+            "percentunit",
+            "Bytes that vanished processes or devices may still touch, of the arena's, by node.",
+            {"{{node}}": 'sum by (node) (larder_arena_bytes{@n,state="quarantined"})'
+             ' / sum by (node) (larder_arena_bytes{@n,state="total"})'},
+            most=1, zero_is_fine=True,
+            alert="LarderQuarantineStays", above=0.1,
+        ),
+        Panel(
             "How many chunks are cached?",
             "short",
             "Chunks in host memory, by node.",
@@ -88,6 +106,14 @@ DASHBOARD = Dashboard(
             zero_is_fine=True,
         ),
         Panel(
+            "Does a node leave the object store alone?",
+            "bool",
+            "1 where it does, after failures, by side of the store. Nothing where no node has an object store.",
+            {"{{node}}, {{side}}": "larder_object_closed{@n}"},
+            zero_is_fine=True, most=1,
+            alert="LarderObjectStoreLeftAlone", above=1,
+        ),
+        Panel(
             "What do engines and peers hold?",
             "short",
             "Open sessions, leases, reservations and pins of engines; fetches from other nodes and grants to them; "
@@ -101,6 +127,29 @@ DASHBOARD = Dashboard(
             {"{{node}}, device {{device}}": "larder_actor_up{@n}"},
             most=1,
             alert="LarderActorSilent", below=1,
+        ),
+        Panel(
+            "Does Prometheus reach every process?",
+            "bool",
+            "1 where it does.",
+            {"{{instance}}": "up{@c}"},
+            most=1,
+            alert="LarderTargetUnreachable", below=1,
+        ),
+        Panel(
+            "Did a fault of Larder empty an actor?",
+            "short",
+            "Times in the last half hour that a fault ended the sessions of an actor and emptied its memory.",
+            {"{{node}}, device {{device}}": "sum by (node, device) (increase(larder_actor_restarts_total{@n}[30m]))"},
+            zero_is_fine=True,
+            alert="LarderActorRestarted", above=1,
+        ),
+        Panel(
+            "How long do certificates last?",
+            "s",
+            "Time until each process's own certificate expires.",
+            {"{{instance}}": "(larder_certificate_expires_timestamp_seconds{@c} > 0) - time()"},
+            alert="LarderCertificateExpires", below=604800,
         ),
         Panel(
             "How much CPU does each process use?",

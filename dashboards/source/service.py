@@ -29,7 +29,7 @@ DASHBOARD = Dashboard(
             "Requests that were neither busy nor refused, over five minutes.",
             {"served": "1 - avg(larder:requests_not_served:ratio_rate5m{@c})"},
             kind="stat", most=1, width=6,
-            below=0.99,
+            alert="LarderRequestsNotServed", below=0.99,
         ),
         Panel(
             "Were wrong bytes found?",
@@ -41,6 +41,7 @@ DASHBOARD = Dashboard(
                 ' + sum(increase(larder_damage_reports_total{@c,found="damaged"}[1d]))'
             },
             kind="stat", width=6, zero_is_fine=True,
+            alert="LarderWrongBytes", above=1,
         ),
         Panel(
             "How fast is the budget for late lookups spent?",

@@ -45,6 +45,15 @@ DASHBOARD = Dashboard(
             most=1,
         ),
         Panel(
+            "Whose write windows are near their limit?",
+            "percentunit",
+            "Bytes of write windows, of those that the tenant may have (max_window_bytes). At the limit, no session opens.",
+            {"{{node}}, {{tenant}}": 'sum by (node, tenant) (larder_tenant_window_bytes{@t,state="held"})'
+             ' / sum by (node, tenant) (larder_tenant_window_bytes{@t,state="limit"})'},
+            most=1, zero_is_fine=True,
+            alert="LarderWindowsFull", above=0.9,
+        ),
+        Panel(
             "Which namespaces hit how much?",
             "percentunit",
             "In the last ten minutes, by namespace (its first eight digits): a model, its chunk size, and all else that "

@@ -52,6 +52,13 @@ def variables(folder):
     return list(found.items())
 
 
+def marks(folder):
+    """What all dashboards mark in their panels, each once."""
+    return {
+        mark["name"]: mark for path in sorted(folder.glob("*.json")) for mark in json.loads(path.read_text())["annotations"]["list"]
+    }
+
+
 class Asked:
     """Asks a Prometheus, and notes what is wrong."""
 
@@ -78,6 +85,14 @@ class Asked:
             self.ask(f"rule {rule['name']}", rule["name"])
         for operand in operands(rule["query"]):
             self.ask(f"rule {rule['name']}", operand)
+
+    def mark(self, mark):
+        """Most have nothing to mark: what they compare has data, and the labels that a line shows."""
+        for operand in operands(mark["expr"]):
+            series = self.ask(f"mark {mark['name']}", filled(operand))
+            for label in re.findall(r"\{\{(\w+)\}\}", mark["textFormat"]):
+                if series and not any(label in one["metric"] for one in series):
+                    self.problems.append(f"mark {mark['name']}: no series has the label `{label}`")
 
     def variable(self, name, query):
         self.count += 1

@@ -152,6 +152,7 @@ def values_are_checked():
         {"node": {"disk": {"capacity_bytes": "1TiB", "folder": "/var/lib/other"}}},
         {"tracing": {"endpoint": "collector:4317"}},
         {"tracing": {"sampleRatio": 2}},
+        {"monitoring": {"runbooks": "docs.example/runbooks/"}},
     ]
     for values in wrong:
         try:
@@ -165,7 +166,7 @@ def values_are_checked():
                 "image": {"repository": "registry.example/larder", "tag": "9"},
                 "imagePullSecrets": [{"name": "registry"}],
                 "tracing": {"endpoint": "http://collector.traces:4318", "sampleRatio": 0.25, "namespace": "traces"},
-                "monitoring": {"labels": {"release": "prometheus"}},
+                "monitoring": {"labels": {"release": "prometheus"}, "runbooks": "https://docs.example/runbooks"},
                 "coordinator": {"storageClassName": "fast", "membership": {"grace_ms": 5000}},
                 "node": {
                     "arenaMiB": 1048577,
@@ -188,6 +189,9 @@ def values_are_checked():
     assert all(
         one["metadata"]["labels"]["release"] == "prometheus" for one in Manifests(documents).of("ServiceMonitor")
     )
+    monitoring = json.dumps([Manifests(documents).of("PrometheusRule"), Manifests(documents).of("ConfigMap")])
+    assert "https://docs.example/runbooks/larder-member-lost.html" in monitoring
+    assert "larder.example/runbooks" not in monitoring, "an alert or a dashboard links to somewhere else"
     node, coordinator = Manifests(documents).config("node"), Manifests(documents).config("coordinator")
     assert node["host"] == {
         "arena_bytes": "1048577MiB",

@@ -153,6 +153,11 @@ def monitors(all_):
 
 
 def disruption(all_):
+    pod = all_.workload("node")["spec"]["template"]["spec"]
+    drain_ms = all_.config("node")["cluster"].get("drain_ms", 0)
+    # It stops within a few seconds after it has drained.
+    if pod.get("terminationGracePeriodSeconds", 30) * 1000 < drain_ms + 10_000:
+        yield f"a node has no time to drain for {drain_ms} ms before it is killed"
     for budget in all_.of("PodDisruptionBudget"):
         wanted = budget["spec"]["selector"]["matchLabels"]
         if not any(selects(wanted, pod_labels(all_, one)) for one in ["node", "coordinator"]):
