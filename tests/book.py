@@ -2,8 +2,8 @@
 """Checks the documentation in docs/book, and builds it where mdbook is found.
 
     tests/book.py          every page is in SUMMARY.md and every link, anchor, picture and include is there;
-                           the configuration reference is that of deploy/config
-    tests/book.py write    makes the configuration reference anew
+                           the configuration reference is that of deploy/config, and the HTTP reference that of the code
+    tests/book.py write    makes both references anew
 """
 
 import re
@@ -13,6 +13,9 @@ import sys
 import xml.etree.ElementTree
 from pathlib import Path
 
+sys.dont_write_bytecode = True
+
+import http_reference
 from parts import skip
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,8 +40,10 @@ This page lists every key of the two configuration files (`deploy/config`) with 
 def main():
     if sys.argv[1:] == ["write"]:
         REFERENCE.write_text(reference())
+        http_reference.PAGE.write_text(http_reference.written(http_reference.PAGE.read_text()))
         return
     problems = pages_and_summary() + links() + reference_is_current() + pictures()
+    problems += http_reference.problems(http_reference.PAGE.read_text())
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:

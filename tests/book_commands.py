@@ -1,0 +1,359 @@
+#!/usr/bin/env python3
+"""Runs the commands of pages of the book, as they stand there, on two hosts: network namespaces of this machine with an /etc, /usr,
+/run, /var/lib and home of their own. systemd and ssh are played by short scripts. Then holds the answers of the running cluster
+against the book's HTTP reference.
+
+    tests/book_commands.py
+
+Needs root, for the namespaces. The program is target/debug/larder, or what $LARDER names.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+import http_reference
+from parts import NOTHING_DONE, skip
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "docs/book/src"
+LARDER = Path(os.environ.get("LARDER", Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug/larder")).resolve()
+ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2"}
+# The address that pages give the coordinator, which runs on `a`.
+COORDINATOR = "10.0.0.10"
+BLOCK = re.compile(r"(?:<!-- (run|not run): (.+?) -->\n)?```sh\n(.*?)```", re.S)
+# What the pages leave to the machine: a test machine may lack huge pages and large socket buffers, and doctor says so.
+MAY_FAIL = {"doctor", "begin", "own-doctor", "wrong"}
+# The other pages: what runs their commands, or why nothing does. That every `larder` line is a command is tested in
+# client/cli/src/args.rs.
+ENGINE = "starts an engine with the reader's model; tests/engines/run starts it with the same settings"
+ELSEWHERE = {
+    "first-hour.md": "run by tests/engines/run first_hour",
+    "kubernetes.md": "run, as far as a machine can, by tests/deploy/run",
+    "gpu.md": "needs a GPU: tests/gpu/run",
+    "lmcache.md": ENGINE,
+    "sglang.md": ENGINE,
+    "vllm.md": ENGINE,
+    "routing.md": ENGINE,
+    "router-dynamo.md": ENGINE,
+    "router-llm-d.md": ENGINE,
+    "python.md": "builds a package: client/python/tests/run",
+    "network.md": "changes the machine's settings",
+    "sizing.md": "needs a model's configuration and a trace",
+    "tracing.md": "needs a collector: tests/tracing/run",
+}
+NAMESPACE = {
+    "model": "qwen",
+    "kv_dtype": "bfloat16",
+    "layout": "nhd",
+    "pools": [{"name": "kv", "layers": 2, "layer_bytes": 4096}],
+}
+
+# Starts what a unit starts, as its user, with its folders.
+SYSTEMCTL = """#!/bin/sh
+verb=$1; shift
+[ "$1" = --now ] && shift
+for unit; do
+  file=/etc/systemd/system/$unit.service
+  value() { sed -n "s/^$1=//p" $file; }
+  [ -f $file ] || { echo "no unit $unit" >&2; exit 5; }
+  if [ $verb != enable ] && [ -f /run/$unit.pid ]; then
+    pid=$(cat /run/$unit.pid); kill $pid; while [ -d /proc/$pid ] && ! grep -q '^State:.Z' /proc/$pid/status; do sleep 0.05; done
+    rm /run/$unit.pid
+  fi
+  [ $verb = stop ] && continue
+  user=$(value User)
+  for folder in $(value RuntimeDirectory); do install -d -o $user -g $user /run/$folder; done
+  for folder in $(value StateDirectory); do install -d -m 0750 -o $user -g $user /var/lib/$folder; done
+  setsid setpriv --reuid $user --regid $user --init-groups $(value ExecStart) >> /run/$unit.log 2>&1 < /dev/null &
+  echo $! > /run/$unit.pid
+done
+"""
+# Copies to the home of the other host: HOST: is the last argument.
+SCP = """#!/bin/sh
+for last; do :; done
+while [ $# -gt 1 ]; do cp "$1" "$HOMES/${last%:}/"; shift; done
+"""
+
+
+class Hosts:
+    def __init__(self, folder):
+        self.folder, self.holders = folder, {}
+        self.network = {name: f"larder-book-{os.getpid()}-{name}" for name in ADDRESSES}
+
+    def __enter__(self):
+        try:
+            for name in ADDRESSES:
+                quiet("ip", "netns", "add", self.network[name])
+                quiet("ip", "-n", self.network[name], "link", "set", "lo", "up")
+            one, other = self.network.values()
+            quiet("ip", "-n", one, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", other)
+            for name, address in ADDRESSES.items():
+                quiet("ip", "-n", self.network[name], "address", "add", f"{address}/24", "dev", "cable")
+                quiet("ip", "-n", self.network[name], "link", "set", "cable", "up")
+                self.furnish(name)
+            quiet("ip", "-n", one, "address", "add", f"{COORDINATOR}/24", "dev", "cable")
+        except (subprocess.CalledProcessError, OSError) as error:
+            self.__exit__()
+            raise Impossible(f"no namespaces here: {error}") from error
+        return self
+
+    def furnish(self, name):
+        """A host's own files, and what stands for systemd and ssh."""
+        own = self.folder / name
+        tree = own / "tree"
+        (tree / "target/dist").mkdir(parents=True)
+        (tree / "deploy").symlink_to(ROOT / "deploy")
+        (tree / "target/dist/larder").symlink_to(LARDER)
+        (tree / "qwen.json").write_text(json.dumps(NAMESPACE))
+        (tree / "prompt.json").write_text(json.dumps(list(range(2_000))))
+        (self.folder / "homes" / ADDRESSES[name]).mkdir(parents=True)
+        layers = "".join(
+            f"mkdir -p {own}/ram{place}/up {own}/ram{place}/work\n"
+            f"mount -t overlay overlay -o lowerdir={place},upperdir={own}/ram{place}/up,workdir={own}/ram{place}/work {place}\n"
+            for place in ["/etc", "/usr", "/var/lib"]
+        )
+        script = f"set -e\nmkdir {own}/ram\nmount -t tmpfs tmpfs {own}/ram\n{layers}mount -t tmpfs tmpfs /run\n"
+        script += f"mkdir -m 700 /run/user-0\nhostname {name}\necho ready\nexec sleep infinity\n"
+        command = ["ip", "netns", "exec", self.network[name], "unshare", "--mount", "--uts", "sh", "-c", script]
+        holder = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.holders[name] = holder
+        if holder.stdout.readline() != "ready\n":
+            raise OSError(holder.stderr.read())
+        for program, text in {"systemctl": SYSTEMCTL, "scp": SCP}.items():
+            self.run(name, f"cat > /usr/local/bin/{program}; chmod 755 /usr/local/bin/{program}", input=text)
+
+    def run(self, name, command, **options):
+        """Runs a command to its end."""
+        options = {"text": True, "capture_output": True, "check": False, "timeout": 240} | options
+        return subprocess.run(self.entered(name, command), env=self.environment(name), **options)
+
+    @contextmanager
+    def running(self, name, command):
+        """Runs a command as in a terminal of its own, until Ctrl-C: the process, and the file of what it prints."""
+        terminal = self.folder / name / "terminal"
+        with terminal.open("w") as output:
+            options = {"stdout": output, "stderr": output, "start_new_session": True}
+            process = subprocess.Popen(self.entered(name, f"exec {command}"), env=self.environment(name), **options)
+        try:
+            yield process, terminal
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=60)
+
+    def entered(self, name, command):
+        enter = ["nsenter", f"--target={self.holders[name].pid}", "--mount", "--uts", "--net", "sh", "-ec"]
+        return [*enter, f"cd {self.folder / name / 'tree'}\n{command}"]
+
+    def environment(self, name):
+        homes = self.folder / "homes"
+        # A program that is not installed yet is found where it was built.
+        path = f"/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin:{self.folder / name / 'tree/target/dist'}"
+        own = {"PATH": path, "HOME": str(homes / ADDRESSES[name]), "HOMES": str(homes)}
+        return own | {"XDG_RUNTIME_DIR": "/run/user-0", "LANG": "C.UTF-8"}
+
+    def logs(self):
+        return "\n".join(self.run(name, "tail -n 20 /run/*.log").stdout for name in self.holders)
+
+    def __exit__(self, *_):
+        for name, holder in self.holders.items():
+            if holder.poll() is None:
+                self.run(name, "for file in /run/*.pid; do kill -9 $(cat $file) || true; done")
+                holder.kill()
+            holder.wait()
+        for network in self.network.values():
+            subprocess.run(["ip", "netns", "delete", network], capture_output=True, check=False)
+
+
+class Impossible(Exception):
+    """This machine cannot play two hosts."""
+
+
+class Page:
+    """The commands of a page, by name. Each says on which hosts it runs, or why it does not."""
+
+    def __init__(self, name):
+        self.name, self.commands, self.ran = name, {}, set()
+        for mark, what, command in BLOCK.findall((PAGES / name).read_text()):
+            assert mark, f"{name}: nothing says where this runs:\n{command}"
+            if mark == "run":
+                label, hosts = what.split(" on ")
+                assert label not in self.commands, f"{name}: {label} comes twice"
+                self.commands[label] = (hosts.split(), command)
+
+    def running(self, hosts, label):
+        """Runs a command until Ctrl-C."""
+        (name,), command = self.commands[label]
+        self.ran.add(label)
+        say(self.name, f"{label}: {name}")
+        return hosts.running(name, command)
+
+    def run(self, hosts, label, until=None, **replaced):
+        """Runs a command on each of its hosts, again until it succeeds in what it is for; what it printed on each. `replaced` is what
+        a reader would write in place of words in capitals."""
+        names, command = self.commands[label]
+        for old, new in replaced.items():
+            assert old in command, f"{self.name}: {label} has no {old}"
+            command = command.replace(old, new)
+        self.ran.add(label)
+        printed = {}
+        for name in names:
+            deadline = time.monotonic() + 120
+            while True:
+                done = hosts.run(name, command)
+                fine = done.returncode == 0 or label in MAY_FAIL
+                if fine and (until is None or until(done.stdout)):
+                    break
+                assert until and time.monotonic() < deadline, (
+                    f"{self.name}: {label} on {name}: {done.returncode}\n{command}\n{done.stdout}{done.stderr}\n{hosts.logs()}"
+                )
+                time.sleep(0.3)
+            printed[name] = done.stdout
+        say(self.name, f"{label}: {' and '.join(names)}")
+        return printed
+
+    def end(self):
+        assert self.ran == set(self.commands), f"{self.name}: not run: {set(self.commands) - self.ran}"
+
+
+def main():
+    if not LARDER.exists():
+        sys.exit(f"{LARDER} is not there: cargo build, or set LARDER")
+    every_page_is_checked()
+    with tempfile.TemporaryDirectory(prefix="larder-book-") as folder:
+        os.chmod(folder, 0o755)
+        try:
+            with Hosts(Path(folder)) as hosts:
+                pages_run(hosts)
+        except Impossible as error:
+            skip("commands of the book", error)
+            sys.exit(NOTHING_DONE)
+
+
+def every_page_is_checked():
+    """A page with commands runs here, or has a reason not to."""
+    here = set(re.findall(r'Page\("([\w-]+\.md)"\)', Path(__file__).read_text()))
+    pages = {page.name for page in PAGES.glob("*.md") if "```sh" in page.read_text()}
+    assert pages == here | set(ELSEWHERE), f"not checked, or without commands: {pages ^ (here | set(ELSEWHERE))}"
+    assert not here & set(ELSEWHERE)
+
+
+def quick_start_runs(hosts):
+    page = Page("quick-start.md")
+    page.run(hosts, "replay")
+    with page.running(hosts, "dev") as (_, terminal):
+        printed = wait_for(terminal.read_text, lambda said: "Ctrl-C" in said)
+        address = re.search(r"coordinator\W+([\d.:]+)", printed)[1]
+        looked = page.run(hosts, "look", ADDR=address)["a"]
+        assert "all together" in looked, looked
+    page.run(hosts, "own")
+    page.run(hosts, "own-doctor")
+    with page.running(hosts, "own-node"):
+        wait_for(lambda: hosts.run("a", "curl -s http://127.0.0.1:9440/readyz").stdout, lambda said: said == "ok\n")
+    page.end()
+
+
+def operators_work(hosts):
+    """On the cluster of two hosts, with the files that the page's reader would have."""
+    page = Page("operations.md")
+    hosts.run("a", "larder ca issue admin me --dir ca; cp ca/ca.pem ca/me.pem ca/me.key /etc/larder/node.toml .", check=True)
+    for label in ["watch", "prompt", "policy", "wrong"]:
+        page.run(hosts, label)
+    with page.running(hosts, "follow") as (following, _):
+        time.sleep(1)
+        assert following.poll() is None, "it ended by itself"
+    page.end()
+    page = Page("http.md")
+    for label in ["node", "coordinator"]:
+        assert json.loads(page.run(hosts, label)["a"])["role"] == label
+    page.end()
+    page = Page("commands.md")
+    page.run(hosts, "install")
+    page.end()
+    page = Page("security.md")
+    hosts.run("a", "mv ca ca-of-hosts", check=True)
+    for label in ["issue", "rotate"]:
+        page.run(hosts, label)
+    page.end()
+
+
+def pages_run(hosts):
+    quick_start_runs(hosts)
+    page = Page("hosts.md")
+    for label in ["install", "install-coordinator", "certificates", "certificates-of-b", "configuration"]:
+        page.run(hosts, label)
+    for label in ["configuration-of-coordinator", "start-coordinator", "start"]:
+        page.run(hosts, label)
+    for printed in page.run(hosts, "see", both_are_alive).values():
+        assert "lost" not in printed, printed
+    for printed in page.run(hosts, "doctor").values():
+        assert "certificate" in printed, printed
+    trouble = Page("troubleshooting.md")
+    assert "alive" in trouble.run(hosts, "begin")["a"]
+    asked = trouble.run(hosts, "ask")["a"]
+    assert asked.startswith("ok\n") and json.loads(asked.split("\n", 1)[1])["name"] == "a", asked
+    for label in ["check", "hits", "report"]:
+        trouble.run(hosts, label)
+    trouble.end()
+    answers_are_described(hosts)
+    operators_work(hosts)
+    upgrade = Page("upgrade.md")
+    for label in ["upgrade", "healthy", "coordinator"]:
+        upgrade.run(hosts, label)
+    upgrade.end()
+    page.run(hosts, "leave")
+    left = wait_for(lambda: hosts.run("a", "larder status").stdout, lambda text: text and "\nb " not in text)
+    assert "lost" not in left and hosts.run("a", "larder health").stdout == "healthy\n", left
+    page.end()
+
+
+def both_are_alive(printed):
+    return printed.startswith("healthy\n") and set(re.findall(r"^(\w) +alive", printed, re.M)) == {"a", "b"}
+
+
+def answers_are_described(hosts):
+    """Every path of the HTTP reference answers, and every answer has the fields of its table."""
+    checked = 0
+    for heading, address in [("A node", "10.0.0.1:9440"), ("The coordinator", "10.0.0.1:7600")]:
+        for method, path, root in http_reference.roots(heading):
+            if method == "POST" or path == "/events":
+                continue
+            answer = hosts.run("a", f"curl -s --fail http://{address}{path}")
+            assert answer.returncode == 0, f"{address}{path}: {answer.stderr}"
+            if root:
+                wrong = http_reference.differences(json.loads(answer.stdout), *root)
+                assert not wrong, f"{address}{path}: {wrong}"
+                checked += 1
+    question = {"fingerprint": "ab" * 32, "chunk_tokens": 256, "tokens": list(range(512))}
+    answer = hosts.run("a", f"curl -s --fail http://10.0.0.1:7600/v1/prefix -d '{json.dumps(question)}'")
+    wrong = http_reference.differences(json.loads(answer.stdout), "coordinator/src/http/prefix.rs", "PrefixAnswer")
+    assert not wrong, wrong
+    say("http.md", f"{checked + 1} JSON answers have the fields of their tables")
+
+
+def wait_for(ask, is_so):
+    deadline = time.monotonic() + 120
+    while not is_so(said := ask()):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.3)
+    return said
+
+
+def quiet(*command):
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def say(what, detail):
+    print(f"{what}: {detail}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
