@@ -6,6 +6,8 @@ never counts as passed:
 - A test or a step appends a line `NAME<tab>REASON` to the file that the environment's LARDER_SKIPS names.
 - A command that could do nothing of its part does so too, and ends with the status 77.
 - pytest has its own skips; they come with its JUnit file.
+
+A test that fails and passes when it is tried again is named in the table: it does not fail the run, and is a fault all the same.
 """
 
 import os
@@ -40,11 +42,14 @@ class Part:
     tests_failed: int = 0
     # Names and reasons of what was skipped in it.
     skips: list = field(default_factory=list)
+    # Names of tests that failed at first, and passed when they were tried again.
+    flaky: list = field(default_factory=list)
 
     def detail(self):
         counts = []
         if self.tests_passed is not None:
-            counts.append(f"{self.tests_passed:,} tests passed")
+            flaky = f" ({len(self.flaky):,} at the second try)" if self.flaky else ""
+            counts.append(f"{self.tests_passed:,} tests passed{flaky}")
         if self.tests_failed:
             counts.append(f"{self.tests_failed:,} failed")
         if self.skips and self.result != "skipped":
@@ -117,6 +122,7 @@ class Run:
         for part in self.parts:
             line = f"{part.name:<{width}}  {part.result:<7}  {minutes(part.seconds):>6}  {part.detail()}"
             lines.append(line.rstrip())
+            lines += [f"{'':<{width}}  - {name}: FLAKY, look into it" for name in part.flaky]
             for name, reason in part.skips:
                 lines.append(f"{'':<{width}}  - {reason}" if name == part.name else f"{'':<{width}}  - {name}: {reason}")
         results = [part.result for part in self.parts]
@@ -150,6 +156,7 @@ def count(part, junit):
     for case in cases:
         if (skipped := case.find("skipped")) is not None:
             part.skips.append((case.get("name"), skipped.get("message", "")))
+    part.flaky = [case.get("name") for case in cases if case.find("flakyFailure") is not None]
     part.tests_failed = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
     part.tests_passed = len(cases) - part.tests_failed - len(part.skipped())
 
