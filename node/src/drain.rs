@@ -1,9 +1,12 @@
 //! The node's drain: it is asked for by an admin or by SIGTERM, and carried out by the actors.
 //!
 //! The wish stands here; the coordinator's client tells the coordinator, so a coordinator that starts again hears of it too.
-//! One task ([`Drains::carry_out`]) tells the actors who may take their chunks, adds up how far they are, and says when the
+//! One task (`Drains::carry_out`) tells the actors who may take their chunks, adds up how far they are, and says when the
 //! node is to leave: when no actor has anything more to move, or when the time is up. Where every other node drains or is
 //! gone, an admin's drain is given up: the node goes on. A node that was told to stop leaves all the same.
+//!
+//! Of several nodes that drain at once, one stays: an admin's drain ends only when the table has this node as draining. That
+//! table has those as draining too that the coordinator heard of before.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -240,7 +243,8 @@ impl Drains {
                 .fold(DrainCounts::default(), DrainCounts::and);
             self.state().chunks = chunks;
             let is_late = self.0.clock.elapsed() >= wish.until + LATE;
-            if is_late || progress.iter().all(|progress| progress.is_over) {
+            let may_leave = wish.is_stopping || (self.is_known_to_drain() && !self.takers().is_empty());
+            if is_late || (may_leave && progress.iter().all(|progress| progress.is_over)) {
                 return Some(match (wish.is_stopping, first.then) {
                     (true, _) => Ended::Stopped,
                     (false, AfterDrain::Stop) => Ended::Drained,
@@ -262,6 +266,12 @@ impl Drains {
             _ = actor.send(TakersAre(takers.to_vec())).await;
             _ = actor.send(Drain(Some(order))).await;
         }
+    }
+
+    /// Whether the table has this node as draining.
+    fn is_known_to_drain(&self) -> bool {
+        let Known { table, own, .. } = &*self.0.known.borrow();
+        table.member(*own).is_none_or(|member| member.state == MemberState::Draining)
     }
 
     fn give_up(&self) {
