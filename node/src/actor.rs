@@ -40,8 +40,8 @@ pub use self::disk::DiskParts;
 use self::handoff::PeerFollowers;
 use self::lives::Lives;
 pub use self::messages::{
-    Answer, Ask, AskDrain, AskHoldings, AskNamespaces, AskReport, Client, Close, Drain, Holdings, Open,
-    ProcessGone, ReplyTo, Report, TakersAre,
+    Answer, Ask, AskDrain, AskHoldings, AskNamespaces, AskReport, Client, Close, Drain, Holdings, LimitsAre,
+    Open, ProcessGone, ReplyTo, Report, TakersAre,
 };
 use self::peers::EndedGrants;
 pub use self::peers::{Fetcher, FollowStarter, Peers};
@@ -335,6 +335,14 @@ impl Handler<SetPolicy> for GpuActor {
 
     fn handle(&mut self, SetPolicy(policy): SetPolicy, ctx: &mut Self::Context) {
         self.guard(ctx, |actor, ctx| actor.decide(Event::PolicyIs(policy), ctx));
+    }
+}
+
+impl Handler<LimitsAre> for GpuActor {
+    type Result = ();
+
+    fn handle(&mut self, LimitsAre(limits): LimitsAre, ctx: &mut Self::Context) {
+        self.guard(ctx, |actor, ctx| actor.decide(Event::LimitsAre(Box::new(limits)), ctx));
     }
 }
 

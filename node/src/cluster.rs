@@ -32,6 +32,7 @@ use crate::exchange::{
 };
 use crate::limits::ClusterLimits;
 use crate::metrics::table::Membership;
+use crate::reload::Reloads;
 use crate::threads;
 use crate::watched::Watch;
 
@@ -206,6 +207,7 @@ impl Cluster {
         incarnation: u64,
         weight: u64,
         drains: &Drains,
+        reloads: &Reloads,
     ) {
         if let Some(Sharing { peer, directory, .. }) = &self.sharing {
             let services = Services {
@@ -219,6 +221,13 @@ impl Cluster {
                 drain: {
                     let drains = drains.clone();
                     Box::new(move |admin, command| drains.command(admin, command))
+                },
+                reload: {
+                    let reloads = reloads.clone();
+                    Box::new(move |by| {
+                        let reloads = reloads.clone();
+                        async move { reloads.reload(&by).await }.boxed_local()
+                    })
                 },
                 find: directory.clone().recipient(),
                 announce: directory.clone().recipient(),
@@ -292,6 +301,11 @@ impl Cluster {
     /// What the node knows of its cluster.
     pub(crate) fn known(&self) -> watch::Receiver<Known> {
         self.known.subscribe()
+    }
+
+    /// The actor that asks and serves other nodes, if chunks are shared.
+    pub(crate) fn peer_actor(&self) -> Option<Addr<PeerActor>> {
+        self.sharing.as_ref().map(|sharing| sharing.peer.clone())
     }
 
     /// Leaves the cluster in order.

@@ -33,6 +33,9 @@ use crate::host::PciAddress;
 pub struct Config {
     /// The node's name; the host's if there is none.
     pub name: Option<String>,
+    /// The filter of the log, as `info` or `larder_node=debug,warn`. The options `--log` and `-v` and the variable LARDER_LOG go
+    /// before it.
+    pub log: Option<String>,
     /// Lets engines write straight into the arena, which saves a copy: a faulty engine can then spoil any block. Only
     /// for one tenant.
     pub trust_engines: bool,
@@ -335,6 +338,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             name: None,
+            log: None,
             trust_engines: false,
             http: HttpConfig::default(),
             host: HostConfig::default(),

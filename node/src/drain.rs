@@ -30,8 +30,8 @@ pub struct Drains(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     clock: Clock,
-    /// Bytes that move in a second at most, where nobody says otherwise.
-    bytes_per_second: u64,
+    /// How long a node that is told to stop drains, and the bytes that move in a second at most, where nobody says otherwise.
+    limits: Mutex<(Duration, u64)>,
     known: watch::Receiver<Known>,
     wish: watch::Sender<Option<Wish>>,
     drains: watch::Sender<bool>,
@@ -69,15 +69,34 @@ struct State {
 
 impl Drains {
     /// No drain so far. `known` has the tables of the cluster.
-    pub(crate) fn new(clock: Clock, bytes_per_second: u64, known: watch::Receiver<Known>) -> Self {
+    pub(crate) fn new(
+        clock: Clock,
+        at_stop: Duration,
+        bytes_per_second: u64,
+        known: watch::Receiver<Known>,
+    ) -> Self {
         Self(Arc::new(Shared {
             clock,
-            bytes_per_second,
+            limits: Mutex::new((at_stop, bytes_per_second)),
             known,
             wish: watch::Sender::default(),
             drains: watch::Sender::default(),
             state: Mutex::default(),
         }))
+    }
+
+    /// Drains by other limits from the next drain on.
+    pub(crate) fn change(&self, at_stop: Duration, bytes_per_second: u64) {
+        *self.limits() = (at_stop, bytes_per_second);
+    }
+
+    /// How long a node that is told to stop drains.
+    pub(crate) fn at_stop(&self) -> Duration {
+        self.limits().0
+    }
+
+    fn limits(&self) -> MutexGuard<'_, (Duration, u64)> {
+        self.0.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does what an admin wants, and tells how far the drain is then.
@@ -122,7 +141,7 @@ impl Drains {
         let within = Duration::from_millis(within_ms.min(MOST_WITHIN_MS));
         self.wish(Wish {
             until: self.0.clock.elapsed() + within,
-            bytes_per_second: bytes_per_second.unwrap_or(self.0.bytes_per_second),
+            bytes_per_second: bytes_per_second.unwrap_or(self.limits().1),
             then,
             is_stopping: false,
             keeps_disk: then == AfterDrain::Restart,
@@ -139,7 +158,7 @@ impl Drains {
             Some(wish) => Wish { until: wish.until.min(until), is_stopping: true, ..wish },
             None => Wish {
                 until,
-                bytes_per_second: self.0.bytes_per_second,
+                bytes_per_second: self.limits().1,
                 then: AfterDrain::Stop,
                 is_stopping: true,
                 keeps_disk: true,

@@ -17,6 +17,7 @@ mod place;
 mod rooms;
 mod serve;
 
+use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -165,6 +166,14 @@ impl Handler<AskPeer> for PeerActor {
             let panicked = || Err(PeerUnavailable { node, reason: "asking it panicked".to_owned() });
             peers.watched("peers", Some(node), asked).await.unwrap_or_else(panicked)
         })
+    }
+}
+
+impl Handler<SetPace> for PeerActor {
+    type Result = ();
+
+    fn handle(&mut self, SetPace(bytes_per_second): SetPace, _: &mut Self::Context) {
+        self.peers.decide(|exchange, _| exchange.pace.set(bytes_per_second));
     }
 }
 
@@ -317,6 +326,11 @@ pub struct TakeChunks {
     /// The chunks.
     pub chunks: Vec<TakeChunk>,
 }
+
+/// Bounds the bytes of blocks that are sent a second, to all peers, from now on; there is no bound without a number.
+#[derive(Message, Debug, Clone, Copy)]
+#[rtype(result = "()")]
+pub struct SetPace(pub Option<NonZeroU64>);
 
 /// Has an actor evict by this policy from now on.
 #[derive(Message, Debug, Clone, Copy)]

@@ -36,6 +36,7 @@ pub mod metrics;
 pub mod object;
 mod private;
 pub mod processes;
+mod reload;
 mod server;
 pub mod session;
 pub mod siblings;
@@ -50,4 +51,5 @@ pub use http::{
     ActorStatus, DiskStatus, HashStatus, NamespaceStatus, ObjectStatus, PinStatus, SessionStatus, Status,
     TenantStatus,
 };
+pub use reload::{Reloadable, SetLog};
 pub use server::{Ready, STOP_WITHIN, ServeError, run, run_on};

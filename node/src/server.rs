@@ -38,6 +38,7 @@ use crate::limits::{ActorLimits, Limits, TenantLimits};
 use crate::lookup_log::Recorder;
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::processes::Processes;
+use crate::reload::{Changeable, Reloadable, Reloads};
 use crate::session::{BindError, Listener, Listening, SessionActor, SessionSettings};
 use crate::siblings::{Sibling, Siblings};
 use crate::threads;
@@ -140,7 +141,7 @@ impl ServeError {
 }
 
 /// Serves until `stop` is ready, then ends the running work within [`STOP_WITHIN`]. `on_ready` is called once, when sessions
-/// are accepted. Needs an actix system.
+/// are accepted. With `reloadable`, the configuration can change meanwhile. Needs an actix system.
 ///
 /// # Errors
 /// [`ServeError`]: it never served, or could not serve on.
@@ -149,10 +150,11 @@ impl ServeError {
 /// Dropped, it stops serving without a grace time.
 pub async fn run(
     limits: Limits,
+    reloadable: Option<Reloadable>,
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<Ended, ServeError> {
-    run_on(Devices::cuda(), limits, on_ready, stop).await
+    run_on(Devices::cuda(), limits, reloadable, on_ready, stop).await
 }
 
 /// As [`run`], on other devices than the machine's GPUs.
@@ -165,6 +167,7 @@ pub async fn run(
 pub async fn run_on(
     devices: Devices,
     limits: Limits,
+    reloadable: Option<Reloadable>,
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<Ended, ServeError> {
@@ -197,7 +200,9 @@ pub async fn run_on(
     let sessions: Vec<SessionActor> = actors.iter().map(|actor| actor.0.clone()).collect();
     let listening = listen_on_sockets(&limits, sessions.clone(), &metrics, watch_stopping)?;
     let addresses: Vec<_> = sessions.iter().map(|actor| actor.address.clone()).collect();
-    let drains = join_cluster(cluster.as_mut(), &limits, &state, &addresses, http).await;
+    let reloads = Reloads::new(reloadable);
+    let drains = join_cluster(cluster.as_mut(), &limits, &state, &addresses, http, &reloads).await;
+    let reloading = start_reloading(reloads, &addresses, cluster.as_ref(), drains.as_ref());
     _ = state.hardware.set(hardware);
     let feeds: Vec<_> = feeds.into_iter().zip(addresses.iter().cloned()).collect();
     let publishing = publish_events(&limits, &feeds, &state).await?;
@@ -206,17 +211,17 @@ pub async fn run_on(
     on_ready(Ready { http, sockets });
 
     let mut serving = pin!(serving);
-    let drain = limits.cluster.as_ref().map_or(Duration::ZERO, |cluster| cluster.drain);
     let mut how = Ended::Stopped;
     let ended = tokio::select! {
         ended = &mut serving => Some(ended),
-        ended = to_leave(stop, drains.as_ref(), drain, &addresses) => {
+        ended = to_leave(stop, drains.as_ref(), &addresses) => {
             how = ended;
             None
         }
         device = actor_ended(&sessions) => return Err(ServeError::Actor(device)),
     };
     tracing::info!(node = limits.name, "the node stops");
+    reloading.abort();
     drop(listening);
     if let Some(publishing) = publishing {
         publishing.abort();
@@ -238,6 +243,21 @@ pub async fn run_on(
     Ok(how)
 }
 
+/// Takes changes of the configuration from now on.
+fn start_reloading(
+    reloads: Reloads,
+    actors: &[Addr<GpuActor>],
+    cluster: Option<&Cluster>,
+    drains: Option<&Drains>,
+) -> tokio::task::JoinHandle<()> {
+    reloads.begin(Changeable {
+        actors: actors.to_vec(),
+        peers: cluster.and_then(Cluster::peer_actor),
+        drains: drains.cloned(),
+    });
+    actix_rt::spawn(reloads.watch())
+}
+
 /// Joins the cluster, if there is one; how the node may drain into it.
 async fn join_cluster(
     cluster: Option<&mut Cluster>,
@@ -245,13 +265,19 @@ async fn join_cluster(
     state: &State,
     actors: &[Addr<GpuActor>],
     http: SocketAddr,
+    reloads: &Reloads,
 ) -> Option<Drains> {
     let (cluster, cluster_limits) = (cluster?, limits.cluster.as_ref()?);
-    let drains = Drains::new(state.clock, cluster_limits.drain_bytes_per_second, cluster.known());
+    let drains = Drains::new(
+        state.clock,
+        cluster_limits.drain,
+        cluster_limits.drain_bytes_per_second,
+        cluster.known(),
+    );
     _ = state.drains.set(drains.clone());
     _ = state.cluster.set(Box::new(cluster.reporter()));
     let arena_bytes: u64 = limits.actors.iter().map(|actor| actor.arena.bytes()).sum();
-    cluster.join(actors, http, state.incarnation, arena_bytes / WEIGHT_BYTES, &drains).await;
+    cluster.join(actors, http, state.incarnation, arena_bytes / WEIGHT_BYTES, &drains, reloads).await;
     Some(drains)
 }
 
@@ -260,7 +286,6 @@ async fn join_cluster(
 async fn to_leave(
     stop: impl Future<Output = ()>,
     drains: Option<&Drains>,
-    within: Duration,
     actors: &[Addr<GpuActor>],
 ) -> Ended {
     let Some(drains) = drains else {
@@ -271,6 +296,7 @@ async fn to_leave(
     tokio::pin!(drained);
     tokio::select! {
         () = stop => {
+            let within = drains.at_stop();
             if within.is_zero() {
                 return Ended::Stopped;
             }

@@ -7,7 +7,7 @@ use larder_net::trace::{ExportError, Exporter};
 
 use crate::commands::{
     bench, ca, completions, config, coordinator, dev, doctor, drain, events, health, list, lookup, man,
-    metrics, node, pin, plan, policy, replay, restart, size, status, top, unpin, r#where,
+    metrics, node, pin, plan, policy, reload, replay, restart, size, status, top, unpin, r#where,
 };
 use crate::logging::LogOptions;
 use crate::tracing::{self, host_name};
@@ -62,6 +62,7 @@ pub(crate) enum Command {
     Policy(policy::Args),
     Drain(drain::Args),
     Restart(restart::Args),
+    Reload(reload::Args),
     Doctor(doctor::Args),
     Metrics(metrics::Args),
     Bench(bench::Args),
@@ -76,11 +77,12 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// The log level without any other choice.
-    pub(crate) fn default_log_level(&self) -> &'static str {
+    /// The log filter without any other choice.
+    pub(crate) fn default_log_filter(&self) -> String {
         match self {
-            Self::Node(_) | Self::Coordinator(_) => "info",
-            _ => "warn",
+            Self::Node(args) => args.log_filter(),
+            Self::Coordinator(_) => node::LOG_FILTER.to_owned(),
+            _ => "warn".to_owned(),
         }
     }
 
@@ -123,6 +125,7 @@ impl Command {
             Self::Policy(args) => policy::run(&args),
             Self::Drain(args) => drain::run(&args),
             Self::Restart(args) => restart::run(&args),
+            Self::Reload(args) => reload::run(&args),
             Self::Doctor(args) => doctor::run(&args),
             Self::Metrics(args) => metrics::run(&args),
             Self::Bench(args) => bench::run(&args),

@@ -11,6 +11,7 @@ use larder_node::Status as NodeStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::failure::Usage;
 use crate::http;
 
 /// The processes of one cluster.
@@ -85,6 +86,19 @@ pub(crate) fn ask_node(address: &impl Display) -> anyhow::Result<(Value, NodeSta
     }
     let understood = NodeStatus::deserialize(&said);
     Ok((said, understood.with_context(|| http::not_larder(address))?))
+}
+
+/// The members of these names, or all of them without any; by name.
+///
+/// # Errors
+/// The coordinator knows no member of one of the names.
+pub(crate) fn chosen_members(mut members: Vec<Member>, names: &[String]) -> anyhow::Result<Vec<Member>> {
+    if let Some(unknown) = names.iter().find(|&name| members.iter().all(|node| node.name != *name)) {
+        return Err(Usage(format!("--member: the coordinator knows no node `{unknown}`")).into());
+    }
+    members.retain(|node| names.is_empty() || names.contains(&node.name));
+    members.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(members)
 }
 
 /// What a member of a cluster says: the node and the life of it that the coordinator knows, nobody else.

@@ -1,13 +1,14 @@
 //! Logs on standard error.
 
 use std::io::IsTerminal as _;
+use std::sync::OnceLock;
 
 use anyhow::Context as _;
 use clap::{ArgAction, Args, ValueEnum};
 use larder_net::trace::{Exporter, TARGET};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Layer as _, registry};
+use tracing_subscriber::{EnvFilter, Layer as _, Registry, registry, reload};
 
 use crate::failure::Usage;
 
@@ -38,12 +39,12 @@ enum LogFormat {
 }
 
 impl LogOptions {
-    /// Starts logging; `default_level` counts without any other choice. Spans go to `exporter` alone.
-    pub(crate) fn start(&self, default_level: &str, exporter: Option<&Exporter>) -> anyhow::Result<()> {
-        let filter = self.filter(std::env::var("LARDER_LOG").ok(), default_level);
-        let filter = EnvFilter::try_new(format!("{filter},{TARGET}=off")).with_context(|| {
-            Usage(format!("`{filter}` is no log filter: try `info` or `larder_node=debug`"))
-        })?;
+    /// Starts logging; `default_filter` counts without any other choice. Spans go to `exporter` alone.
+    pub(crate) fn start(&self, default_filter: &str, exporter: Option<&Exporter>) -> anyhow::Result<()> {
+        let from_environment = std::env::var("LARDER_LOG").ok();
+        let is_chosen = self.log.is_some() || self.verbose > 0 || from_environment.is_some();
+        let filter = env_filter(&self.filter(from_environment, default_filter))?;
+        let (filter, handle) = reload::Layer::new(filter);
         let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
         let log = match self.log_format {
             LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal()).boxed(),
@@ -55,6 +56,7 @@ impl LogOptions {
             Some(exporter) => subscriber.with(exporter.layer()).try_init(),
             None => subscriber.try_init(),
         };
+        _ = RUNNING.set(Running { filter: handle, is_chosen });
         Ok(())
     }
 
@@ -68,6 +70,34 @@ impl LogOptions {
         let filter = self.log.clone().or(by_count).or(from_environment);
         filter.unwrap_or_else(|| default_level.to_owned())
     }
+}
+
+/// The log of this process, once it runs.
+static RUNNING: OnceLock<Running> = OnceLock::new();
+
+struct Running {
+    filter: reload::Handle<EnvFilter, Registry>,
+    /// Whether the command line or the environment chose the filter.
+    is_chosen: bool,
+}
+
+/// Logs by another filter from now on.
+///
+/// # Errors
+/// It is no filter, or the command line or the environment chose the filter.
+pub(crate) fn set_filter(filter: &str) -> anyhow::Result<()> {
+    let new = env_filter(filter)?;
+    let running = RUNNING.get().context("nothing is logged")?;
+    anyhow::ensure!(
+        !running.is_chosen,
+        "--log, -v or LARDER_LOG has set the log filter, and goes before the configuration's"
+    );
+    Ok(running.filter.reload(new)?)
+}
+
+fn env_filter(filter: &str) -> anyhow::Result<EnvFilter> {
+    EnvFilter::try_new(format!("{filter},{TARGET}=off"))
+        .with_context(|| Usage(format!("`{filter}` is no log filter: try `info` or `larder_node=debug`")))
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ pub mod membership;
 pub mod namespace;
 pub mod peer;
 pub mod pools;
+pub mod reload;
 pub mod run;
 pub mod session;
 pub mod sha256_cbor;

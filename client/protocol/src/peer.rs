@@ -20,6 +20,7 @@ use crate::frame::MalformedMessage;
 use crate::membership::{CoordinatorMessage, FollowerMessage};
 use crate::namespace::Fingerprint;
 use crate::pools::PoolSet;
+use crate::reload::Reloaded;
 use crate::table::{Epoch, Holder, RowKey};
 use crate::trace::TraceContext;
 
@@ -58,6 +59,8 @@ pub enum PeerRequest {
     Take(Box<Take>),
     /// Has a node drain, or asks how far it is; answered [`PeerResponse::Drains`]. Only an admin may.
     Drain(DrainCommand),
+    /// Has a node read its configuration again; answered [`PeerResponse::Reloaded`]. Only an admin may.
+    Reload,
 }
 
 /// Asks the home who holds chunks.
@@ -228,6 +231,8 @@ pub enum PeerResponse {
     Taken(Taken),
     /// How far the drain is.
     Drains(Box<DrainReport>),
+    /// What became of the changed configuration.
+    Reloaded(Box<Reloaded>),
 }
 
 /// The holders of chunks, as spans over the chunks of the request.

@@ -10,9 +10,9 @@ use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 use crate::cause::Cause;
 use crate::directory::{Changes, Holders};
 use crate::reports::Reporter;
-use crate::store::Checksums;
 use crate::store::ids::{ChunkKey, ProcessId, SessionId};
 use crate::store::policy::PolicyName;
+use crate::store::{Checksums, StoreLimits};
 
 pub use crate::store::ids::Below;
 
@@ -100,6 +100,8 @@ pub enum Event {
     ProcessGone(ProcessId),
     /// This policy is in force from now on.
     PolicyIs(PolicyName),
+    /// These limits are in force from now on, as far as they can change ([`Store::change_limits`](crate::store::Store::change_limits)).
+    LimitsAre(Box<StoreLimits>),
     /// A copy has ended: nothing is written to its places any more.
     Copied {
         /// The copy.

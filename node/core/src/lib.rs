@@ -139,6 +139,7 @@ impl Core {
             }
             Event::ProcessGone(process) => self.store.process_gone(process),
             Event::PolicyIs(policy) => self.store.set_policy(policy),
+            Event::LimitsAre(limits) => self.store.change_limits(&limits),
             Event::Copied { copy, answer } => self.copied(copy, answer),
             Event::Device(event) => self.device_says(event),
             Event::ExtentRenewed(extent) => self.store.extent_renewed(extent),

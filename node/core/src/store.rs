@@ -142,10 +142,8 @@ impl Store {
     /// An empty store.
     #[must_use]
     pub fn new(limits: StoreLimits) -> Self {
-        let most_extents = |&bytes: &u64| u32::try_from(bytes / limits.extent_bytes).unwrap_or(u32::MAX);
-        let most_extents: Vec<u32> = limits.tenant_bytes.iter().map(most_extents).collect();
         Self {
-            slab: Slab::new(limits.extents, limits.extent_bytes, &most_extents),
+            slab: Slab::new(limits.extents, limits.extent_bytes, &limits.most_extents()),
             policy: limits.policy.build(limits.recompute_doubles_at),
             policy_name: limits.policy,
             journal: journal::Journal::default(),
@@ -276,6 +274,7 @@ impl Store {
         self.expire_pins(now);
         self.expire_follows(now);
         self.expire_forwards();
+        self.shrink_tenants();
     }
 
     /// Takes the time, by which uses are dated.

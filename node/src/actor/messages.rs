@@ -6,7 +6,7 @@ use std::sync::Arc;
 use actix::prelude::*;
 use larder_core::store::ids::{ProcessId, SessionId, TenantId};
 use larder_core::store::policy::PolicyName;
-use larder_core::store::{NamespaceFacts, PinFacts, SessionFacts, Usage};
+use larder_core::store::{NamespaceFacts, PinFacts, SessionFacts, StoreLimits, Usage};
 use larder_core::{DrainOrder, DrainProgress};
 use larder_net::trace::Trace;
 use larder_protocol::session::{Request, Response};
@@ -99,6 +99,11 @@ pub struct AskReport;
 #[derive(Debug, Message)]
 #[rtype(result = "Vec<NamespaceFacts>")]
 pub struct AskNamespaces;
+
+/// Has an actor work within these limits from now on, as far as they can change.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct LimitsAre(pub StoreLimits);
 
 /// Has an actor drain by this order, or drain no more.
 #[derive(Debug, Clone, Copy, Message)]

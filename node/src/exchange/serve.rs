@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use actix::Recipient;
 use bytes::Bytes;
+use futures_util::future::LocalBoxFuture;
 use larder_core::placement::Worth;
 use larder_core::reports::Reporter;
 use larder_net::quic::{
@@ -26,6 +27,7 @@ use larder_protocol::peer::{
     Announce, Chunks, Class, Fetch, FetchedChunk, HeldBlock, HeldChunk, OfferChunks, PeerRequest,
     PeerResponse, RetryAfter,
 };
+use larder_protocol::reload::Reloaded;
 use larder_protocol::table::Holder;
 use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::Semaphore;
@@ -41,6 +43,10 @@ use crate::watched::here;
 
 /// Does what an admin, by name, wants of the node's drain; the error is for people.
 pub(super) type DrainByAdmin = Box<dyn Fn(&str, DrainCommand) -> Result<DrainReport, String> + Send>;
+
+/// Has the node read its configuration again, as an admin, by name, wants; the error is for people.
+pub(super) type ReloadByAdmin =
+    Box<dyn Fn(String) -> LocalBoxFuture<'static, Result<Reloaded, String>> + Send>;
 
 /// The receivers of requests.
 pub struct Services {
@@ -60,6 +66,8 @@ pub struct Services {
     pub take: Vec<Recipient<TakeChunks>>,
     /// The node's drain.
     pub drain: DrainByAdmin,
+    /// The node's configuration.
+    pub reload: ReloadByAdmin,
     /// The directory.
     pub find: Recipient<ServeFind>,
     /// The directory.
@@ -201,7 +209,11 @@ impl Server {
         let is_node = peer.role == Role::Node;
         match request {
             PeerRequest::Ping => Ok(()),
-            PeerRequest::SetPolicy(_) | PeerRequest::Drain(_) if peer.role == Role::Admin => Ok(()),
+            PeerRequest::SetPolicy(_) | PeerRequest::Drain(_) | PeerRequest::Reload
+                if peer.role == Role::Admin =>
+            {
+                Ok(())
+            }
             PeerRequest::Take(take) if take.chunks.len() > MAX_FETCH_CHUNKS => {
                 Err("too many chunks in one take")
             }
@@ -300,6 +312,10 @@ impl Server {
             PeerRequest::Take(take) => self.take(peer, *take).await.map_or(busy, PeerResponse::Taken),
             PeerRequest::Drain(command) => match (self.services.drain)(&peer.name, command) {
                 Ok(report) => PeerResponse::Drains(Box::new(report)),
+                Err(refused) => PeerResponse::Refused(refused),
+            },
+            PeerRequest::Reload => match (self.services.reload)(format!("admin {}", peer.name)).await {
+                Ok(reloaded) => PeerResponse::Reloaded(Box::new(reloaded)),
                 Err(refused) => PeerResponse::Refused(refused),
             },
             PeerRequest::Fetch(_) | PeerRequest::Follow(_) => {
@@ -490,6 +506,7 @@ fn name_of(request: &PeerRequest) -> &'static str {
         PeerRequest::Trace(_) => "trace",
         PeerRequest::Take(_) => "take",
         PeerRequest::Drain(_) => "drain",
+        PeerRequest::Reload => "reload",
     }
 }
 

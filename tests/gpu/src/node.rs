@@ -41,7 +41,7 @@ pub(crate) fn serve(folder: &str) -> anyhow::Result<()> {
     );
     let limits = Config::parse(&config)?.resolve(&HostFacts::read(Path::new("/"))?)?;
     let ready = |node: Ready| drop(writeln!(std::io::stdout(), "{}", node.http));
-    actix_rt::System::new().block_on(larder_node::run(limits, ready, std::future::pending()))?;
+    actix_rt::System::new().block_on(larder_node::run(limits, None, ready, std::future::pending()))?;
     Ok(())
 }
 

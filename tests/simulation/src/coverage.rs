@@ -48,7 +48,7 @@ macro_rules! names {
 }
 
 names!(EVENTS, event of Event as "Event":
-    Asked, Closed, ProcessGone, PolicyIs, Copied, Device, ExtentRenewed, ExtentLeft, Damaged, GrantEnded, SiblingsFound,
+    Asked, Closed, ProcessGone, PolicyIs, LimitsAre, Copied, Device, ExtentRenewed, ExtentLeft, Damaged, GrantEnded, SiblingsFound,
     HoldersFound, StoredFound, OrderEnded, OrderRefused, LayersCame, FollowedCame, FollowEnded, ReadEnded, WriteEnded,
     Described, Recovered, LeftDisk, DiskClosed, OfferEnded, Moved, Announced, PageAnnounced, Tick, Alarm, Drain, DrainCancelled,
     TakersAre, TakeAnswered);

@@ -93,7 +93,7 @@ impl Node {
             actix_rt::System::new().block_on(async move {
                 let on_ready = move |node| ready.send(node).unwrap();
                 let stop = async { _ = stopping.await };
-                larder_node::run_on(Devices::stand_in(open), limits, on_ready, stop).await.unwrap();
+                larder_node::run_on(Devices::stand_in(open), limits, None, on_ready, stop).await.unwrap();
             });
         });
         let ready = is_ready.recv().unwrap();

@@ -74,7 +74,7 @@ impl Node {
         let thread = std::thread::spawn(move || {
             actix_rt::System::new().block_on(async move {
                 let on_ready = move |node| ready.send(node).unwrap();
-                larder_node::run(limits, on_ready, async { _ = stopping.await }).await.unwrap();
+                larder_node::run(limits, None, on_ready, async { _ = stopping.await }).await.unwrap();
             });
         });
         let http = is_ready.recv().unwrap().http;

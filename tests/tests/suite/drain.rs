@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{Engine, LARDER};
 
 /// Runs a command of an admin of the cluster; its status, its JSON, and what it said.
-fn admin(cluster: &Cluster, arguments: &[&str]) -> (Option<i32>, Value, String) {
+pub(super) fn admin(cluster: &Cluster, arguments: &[&str]) -> (Option<i32>, Value, String) {
     let output = ask(cluster, "admin", arguments);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     (output.status.code(), serde_json::from_slice(&output.stdout).unwrap_or(Value::Null), said)
@@ -29,7 +29,7 @@ fn ask(cluster: &Cluster, name: &str, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-fn cluster(nodes: usize, more: &str) -> Cluster {
+pub(super) fn cluster(nodes: usize, more: &str) -> Cluster {
     let cluster = Cluster::start_with(LARDER, nodes, 3_000, more).unwrap();
     issue_admin(&cluster, "admin").unwrap();
     cluster

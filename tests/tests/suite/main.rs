@@ -22,6 +22,7 @@ mod object;
 mod peers;
 mod pools;
 mod prefetch;
+mod reload;
 mod replay;
 mod rotation;
 mod routing;

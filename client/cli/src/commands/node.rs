@@ -7,16 +7,16 @@ use anyhow::Context as _;
 use larder_node::config::RecordConfig;
 use larder_node::host::HostFacts;
 use larder_node::limits::Limits;
-use larder_node::{Config, Ended, Ready};
+use larder_node::{Config, Ended, Ready, Reloadable};
 
 use crate::commands::config;
 use crate::dev::{DrainedLine, ReadyLine};
 use crate::failure::{TO_RESTART, Usage};
-use crate::{output, parent, signals};
+use crate::{logging, output, parent, signals};
 
 /// Run a node until Ctrl-C or SIGTERM
 ///
-/// When the node serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","sockets":{"TENANT":"PATH"}}; when it
+/// Settings that can change while it runs do so when the configuration file changes, at SIGHUP, and by `larder reload`. When the node serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","sockets":{"TENANT":"PATH"}}; when it
 /// has drained for good, {"drained":true}. Exit status 75 asks the supervisor to start it again (`larder restart`).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -55,11 +55,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     args.parent.map_or(Ok(()), parent::die_with)?;
-    let limits = limits(args.config.as_deref(), args.record.as_deref())
+    let (limits, reloadable) = limits(args.config.as_deref(), args.record.as_deref())
         .context(Usage("the node cannot start".into()))?;
     actix_rt::System::new().block_on(async {
         let stop = signals::stop()?;
-        match larder_node::run(limits, announce, stop).await {
+        match larder_node::run(limits, reloadable, announce, stop).await {
             Ok(Ended::Stopped) => Ok(ExitCode::SUCCESS),
             Ok(Ended::Drained) => {
                 DrainedLine { drained: true }.print();
@@ -73,6 +73,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Args {
+    /// The log filter without any other choice.
+    pub(crate) fn log_filter(&self) -> String {
+        self.config_file().and_then(|config| config.log).unwrap_or_else(|| LOG_FILTER.to_owned())
+    }
+
     /// The configuration file, if it can be read.
     pub(crate) fn config_file(&self) -> Option<Config> {
         if self.print_config {
@@ -82,12 +87,13 @@ impl Args {
     }
 }
 
-/// The limits of the configuration file, or of the defaults, on this machine.
-fn limits(config: Option<&Path>, record: Option<&Path>) -> anyhow::Result<Limits> {
-    let mut config = match config {
+/// The limits of the configuration file, or of the defaults, on this machine; and how the file's changes are taken.
+fn limits(file: Option<&Path>, record: Option<&Path>) -> anyhow::Result<(Limits, Option<Reloadable>)> {
+    let mut config = match file {
         Some(path) => Config::load(path)?,
         None => Config::default(),
     };
+    let in_file = config.clone();
     config.tracing = config.tracing.or_from_environment();
     if let Some(path) = record {
         config.record = Some(RecordConfig::to(path.to_owned()));
@@ -96,8 +102,19 @@ fn limits(config: Option<&Path>, record: Option<&Path>) -> anyhow::Result<Limits
     let limits = config.resolve(&host)?;
     limits.check_available(&host)?;
     config::check_sockets(&limits)?;
-    Ok(limits)
+    let reloadable = file.map(|file| Reloadable {
+        config: in_file,
+        file: file.to_owned(),
+        host,
+        set_log: Box::new(|filter| {
+            logging::set_filter(filter.unwrap_or(LOG_FILTER)).map_err(|error| format!("{error:#}"))
+        }),
+    });
+    Ok((limits, reloadable))
 }
+
+/// What a server logs unless somebody says otherwise.
+pub(crate) const LOG_FILTER: &str = "info";
 
 fn announce(ready: Ready) {
     ReadyLine { ready: true, http: ready.http, peer: None, sockets: ready.sockets }.print();

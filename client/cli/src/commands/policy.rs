@@ -10,9 +10,9 @@ use larder_protocol::peer::{PeerRequest, PeerResponse};
 use serde::Serialize;
 
 use crate::admin::{AdminArgs, AdminLink};
-use crate::cluster::{ask_coordinator, ask_member};
+use crate::cluster::{ask_coordinator, ask_member, chosen_members};
 use crate::context::{Chosen, ClusterArg};
-use crate::failure::{FAILED, Usage};
+use crate::failure::FAILED;
 use crate::listing::{Cell, Format, FormatArgs, Listing, column};
 use crate::{output, values};
 
@@ -69,12 +69,7 @@ struct NodeReport {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let Chosen { coordinator, admin } = args.cluster.choose()?;
     let (_, status) = ask_coordinator(&coordinator)?;
-    let mut members = status.nodes;
-    if let Some(unknown) = args.members.iter().find(|&name| members.iter().all(|node| node.name != *name)) {
-        return Err(Usage(format!("--member: the coordinator knows no node `{unknown}`")).into());
-    }
-    members.retain(|node| args.members.is_empty() || args.members.contains(&node.name));
-    members.sort_by(|one, other| one.name.cmp(&other.name));
+    let members = chosen_members(status.nodes, &args.members)?;
     let mut errors: Vec<Option<String>> = vec![None; members.len()];
     if let Some(policy) = args.policy {
         errors = set(&args.admin.credentials(admin)?, policy, &members)?;

@@ -17,6 +17,11 @@ impl Pace {
         Self { bytes_per_second, over: Duration::ZERO }
     }
 
+    /// Limits the rate anew, from the next piece on.
+    pub fn set(&mut self, bytes_per_second: Option<NonZeroU64>) {
+        self.bytes_per_second = bytes_per_second;
+    }
+
     /// How long a piece waits before it goes; if its sender stops waiting, its turn is used all the same. Of the time in which
     /// nothing went a little is made up for, since timers are late.
     pub fn pause(&mut self, now: Duration, bytes: u64) -> Duration {

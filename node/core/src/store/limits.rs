@@ -51,6 +51,12 @@ pub struct StoreLimits {
 }
 
 impl StoreLimits {
+    /// Extents that each tenant may hold.
+    pub(super) fn most_extents(&self) -> Vec<u32> {
+        let extents = |&bytes: &u64| u32::try_from(bytes / self.extent_bytes).unwrap_or(u32::MAX);
+        self.tenant_bytes.iter().map(extents).collect()
+    }
+
     /// Bounds a store of one tenant by its memory and `capacity_chunks` alone: nothing is pinned, nothing stands below or
     /// beside the store, and what engines hold has no bound.
     #[must_use]

@@ -50,6 +50,48 @@ impl Store {
         self.policy_name = name;
     }
 
+    /// Takes over the limits that can change while the store is in use: capacity, watermarks, the tenants' parts, cost, and the
+    /// limits of sessions and pins. The others stay. What is cached beyond the new limits is evicted; what engines hold stays
+    /// until they let go.
+    pub fn change_limits(&mut self, new: &StoreLimits) {
+        let before = self.limits.recompute_doubles_at;
+        self.limits = StoreLimits {
+            capacity_chunks: new.capacity_chunks,
+            high_watermark_bytes: new.high_watermark_bytes,
+            low_watermark_bytes: new.low_watermark_bytes,
+            recompute_doubles_at: new.recompute_doubles_at,
+            max_leased_blocks: new.max_leased_blocks,
+            max_pinned_bytes: new.max_pinned_bytes,
+            reservation_ttl_ms: new.reservation_ttl_ms,
+            max_pin_ms: new.max_pin_ms,
+            ..self.limits.clone()
+        };
+        if new.tenant_bytes.len() == self.limits.tenant_bytes.len() {
+            self.limits.tenant_bytes.clone_from(&new.tenant_bytes);
+            self.slab.bound_tenants(&self.limits.most_extents());
+        }
+        if before != new.recompute_doubles_at {
+            self.set_policy(self.policy_name);
+        }
+        self.shrink_tenants();
+        self.evict_above_watermark();
+    }
+
+    /// Evicts what tenants have beyond their parts, as far as nobody holds it.
+    pub(super) fn shrink_tenants(&mut self) {
+        for tenant in self.slab.tenants_beyond_their_parts() {
+            for chunks in self.slab.extents_of(tenant) {
+                if !self.slab.is_beyond_its_part(tenant) {
+                    break;
+                }
+                for id in self.subtrees(&chunks).unwrap_or_default() {
+                    self.evict(id, EvictionReason::Clearing);
+                }
+            }
+        }
+        self.index.settle();
+    }
+
     /// Evicts until no more is cached than allowed, or nothing may go. Runs whenever something was added or let go,
     /// so that a reservation seldom has to.
     pub(super) fn evict_above_watermark(&mut self) {

@@ -299,6 +299,39 @@ impl Slab {
         })
     }
 
+    /// Bounds the extents of each tenant anew. A tenant that has more keeps them until they are cleared.
+    pub(crate) fn bound_tenants(&mut self, most_extents: &[u32]) {
+        for (tenant, &most) in self.tenants.iter_mut().zip(most_extents) {
+            tenant.most = most;
+        }
+    }
+
+    /// The tenants that hold more than they may.
+    pub(crate) fn tenants_beyond_their_parts(&self) -> Vec<TenantId> {
+        let tenants = (0..self.tenants.len() as u16).map(TenantId);
+        tenants.filter(|&tenant| self.is_beyond_its_part(tenant)).collect()
+    }
+
+    /// Whether a tenant holds more than it may.
+    pub(crate) fn is_beyond_its_part(&self, tenant: TenantId) -> bool {
+        let TenantExtents { held, most } = self.tenants[usize::from(tenant.0)];
+        held > most
+    }
+
+    /// The chunks of each extent of a tenant that no vanished process may touch; the extent with the fewest first.
+    pub(crate) fn extents_of(&self, tenant: TenantId) -> Vec<Vec<ChunkNumber>> {
+        let assigned = self.extents.iter().filter_map(|extent| match &extent.state {
+            State::Assigned(assigned) => Some(assigned),
+            _ => None,
+        });
+        let is_its = |assigned: &&Assigned| {
+            self.classes[assigned.class.0 as usize].tenant == tenant && assigned.quarantined == 0
+        };
+        let mut found: Vec<&Assigned> = assigned.filter(is_its).collect();
+        found.sort_by_key(|assigned| assigned.taken);
+        found.into_iter().map(|assigned| assigned.owners.iter().flatten().copied().collect()).collect()
+    }
+
     /// The extents kept for a tenant, used or not: half of the arena is kept for all tenants in equal parts. An extent that a
     /// living engine has mapped stays its tenant's, however idle, so one tenant could otherwise leave the others none.
     fn part(&self, tenant: TenantId) -> u32 {

@@ -7,6 +7,7 @@ mod follows;
 mod forwards;
 mod gathers;
 mod histories;
+mod limits;
 mod loads;
 mod mixed_histories;
 mod model;

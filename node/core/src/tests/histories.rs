@@ -123,22 +123,27 @@ struct History {
     processes: u32,
 }
 
+/// The limits of a history's store at its start.
+fn history_limits() -> StoreLimits {
+    StoreLimits {
+        extents: 8,
+        capacity_chunks: Some(12),
+        reservation_ttl_ms: 300,
+        tenant_bytes: vec![20 * BLOCK, 20 * BLOCK],
+        peers: Some(PeerStoreLimits {
+            passing_bytes: 8 * BLOCK,
+            max_granted_chunks: 4,
+            placement: crate::placement::PlacementRule::Reads,
+        }),
+        ..limits()
+    }
+}
+
 impl History {
     fn new(seed: u64) -> Self {
         let every = Some(DEADLINE);
         let sources = Sources { siblings: every, peers: every, disk: every, object: every, known_chunks: 20 };
-        let limits = StoreLimits {
-            extents: 8,
-            capacity_chunks: Some(12),
-            reservation_ttl_ms: 300,
-            tenant_bytes: vec![20 * BLOCK, 20 * BLOCK],
-            peers: Some(PeerStoreLimits {
-                passing_bytes: 8 * BLOCK,
-                max_granted_chunks: 4,
-                placement: crate::placement::PlacementRule::Reads,
-            }),
-            ..limits()
-        };
+        let limits = history_limits();
         let mut history = Self {
             seed,
             random: fastrand::Rng::with_seed(seed),
@@ -521,7 +526,12 @@ impl History {
         let event = match self.random.u8(..20) {
             0 => Event::DiskClosed,
             1..5 => Event::PolicyIs([PolicyName::Lru, PolicyName::S3Fifo][self.random.usize(..2)]),
-            5..12 => Event::LeftDisk(hashes.iter().map(key).collect()),
+            5..8 => Event::LimitsAre(Box::new(StoreLimits {
+                capacity_chunks: Some(self.random.u64(3..16)),
+                tenant_bytes: vec![self.random.u64(4..=20) * BLOCK, 20 * BLOCK],
+                ..history_limits()
+            })),
+            8..13 => Event::LeftDisk(hashes.iter().map(key).collect()),
             _ => Event::Moved { fingerprint, hashes },
         };
         self.tell(event);

@@ -43,7 +43,7 @@ impl Node {
             actix_rt::System::new().block_on(async move {
                 let on_ready = move |node| ready.send(node).unwrap();
                 let stop = async { _ = stopping.await };
-                crate::run_on(Devices::cuda(), limits, on_ready, stop).await.unwrap();
+                crate::run_on(Devices::cuda(), limits, None, on_ready, stop).await.unwrap();
             });
         });
         let ready = is_ready.recv().unwrap();

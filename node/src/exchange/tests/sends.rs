@@ -83,6 +83,7 @@ impl Serving {
             policy: Vec::new(),
             take: Vec::new(),
             drain: Box::new(|_, _| Err(String::new())),
+            reload: Box::new(|_| Box::pin(async { Err(String::new()) })),
             find: all.clone().recipient(),
             announce: all.clone().recipient(),
             repair: all.clone().recipient(),

@@ -12,6 +12,7 @@ use larder_protocol::session::{Collect, Commit, Lease, Lookup, Pin, Register, Re
 use larder_protocol::{Chain, PoolSet};
 
 use super::{Deed, Loading, Session, WINDOW_BYTES, What, Writing};
+use crate::actor::limits;
 use crate::content::content;
 use crate::gpu::PAGES;
 use crate::space::TENANTS;
@@ -137,8 +138,25 @@ impl World {
                 let ask = larder_protocol::session::ReportDamage { namespace, hash };
                 self.ask_only(engine, Request::ReportDamage(ask));
             }
-            994..997 => self.change_policy(),
+            994..996 => self.change_policy(),
+            996..998 => self.change_limits(),
             _ => self.engine_dies(engine),
+        }
+    }
+
+    /// A node reads its configuration again, which has other limits.
+    fn change_limits(&mut self) {
+        let host = self.random.usize(..self.settings.nodes);
+        let Some(life) = self.hosts[host].process.as_ref().map(|process| process.life) else { return };
+        let mut new = limits(&self.settings, false);
+        new.capacity_chunks = self.random.bool().then(|| self.random.u64(4..24));
+        let tenths = |bytes: &mut u64, tenths| *bytes = *bytes * tenths / 8;
+        new.tenant_bytes.iter_mut().for_each(|bytes| tenths(bytes, self.random.u64(2..=8)));
+        let share = self.random.u64(4..=8);
+        tenths(&mut new.high_watermark_bytes, share);
+        tenths(&mut new.low_watermark_bytes, share);
+        for actor in 0..self.settings.actors {
+            self.tell_soon_in_any_life(At { life, actor }, Event::LimitsAre(Box::new(new.clone())));
         }
     }
 

@@ -1,0 +1,148 @@
+//! `larder reload`: has nodes read their configuration again.
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+use larder_coordinator::NodeStatus;
+use larder_net::quic::Credentials;
+use larder_protocol::peer::{PeerRequest, PeerResponse};
+use larder_protocol::reload::Reloaded;
+use serde::Serialize;
+
+use crate::admin::{AdminArgs, AdminLink};
+use crate::cluster::{ask_coordinator, chosen_members};
+use crate::context::{Chosen, ClusterArg};
+use crate::failure::FAILED;
+use crate::listing::{Cell, Format, FormatArgs, Listing, column};
+use crate::output;
+
+/// Have nodes read their configuration files again
+///
+/// Settings that can change while a node runs count at once: `log`, the eviction policy, capacity and watermarks, the tenants'
+/// `max_bytes`, the limits of sessions and pins, and how fast a node sends and drains. The others count from its next start on,
+/// and are listed. A file with a fault changes nothing. A node also reads its file when it changed, and at SIGHUP. Certificates
+/// are read again when their files change.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder reload                      All nodes of the newest development cluster
+  larder reload --member node-3 --coordinator 10.0.0.10:7600 \\
+      --ca ca.pem --certificate me.pem --key me.key
+  larder reload --json               One object with `nodes`: `name`, `applied`, `at_restart`, or `error`
+
+An admin's certificate: `larder ca issue admin me`. A development cluster has one of its own.
+Exit status: 1 if a node refuses or does not answer.")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    cluster: ClusterArg,
+
+    /// Ask this member only; may be given several times
+    #[arg(long = "member", value_name = "NAME")]
+    members: Vec<String>,
+
+    #[command(flatten)]
+    admin: AdminArgs,
+
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+/// The output of `--json`.
+#[derive(Debug, Serialize)]
+struct Report {
+    nodes: Vec<NodeReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct NodeReport {
+    name: String,
+    applied: Vec<Setting>,
+    /// Keys.
+    at_restart: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Setting {
+    key: String,
+    before: String,
+    after: String,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let Chosen { coordinator, admin } = args.cluster.choose()?;
+    let (_, status) = ask_coordinator(&coordinator)?;
+    let members = chosen_members(status.nodes, &args.members)?;
+    let credentials = args.admin.credentials(admin)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let nodes = runtime.block_on(async {
+        let mut nodes = Vec::new();
+        for member in &members {
+            nodes.push(NodeReport::new(&member.name, ask(&credentials, member).await));
+        }
+        nodes
+    });
+    let report = Report { nodes };
+    match args.format.format() {
+        Format::Json => output::print_json(&report)?,
+        format => output::print(&report.list().text(format))?,
+    }
+    let failed = report.nodes.iter().any(|node| node.error.is_some());
+    Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
+}
+
+async fn ask(credentials: &Credentials, member: &NodeStatus) -> anyhow::Result<Reloaded> {
+    let link = AdminLink::connect(credentials, member).await?;
+    let answer = link.ask(&PeerRequest::Reload).await;
+    link.close().await;
+    match answer? {
+        PeerResponse::Reloaded(reloaded) => Ok(*reloaded),
+        _ => bail!("the node sent an unexpected answer"),
+    }
+}
+
+impl NodeReport {
+    fn new(name: &str, answer: anyhow::Result<Reloaded>) -> Self {
+        let error = answer.as_ref().err().map(|error| format!("{error:#}"));
+        let Reloaded { applied, at_restart } = answer.unwrap_or_default();
+        let setting = |setting: larder_protocol::reload::ChangedSetting| Setting {
+            key: setting.key,
+            before: setting.before,
+            after: setting.after,
+        };
+        Self { name: name.to_owned(), applied: applied.into_iter().map(setting).collect(), at_restart, error }
+    }
+}
+
+impl Report {
+    fn list(&self) -> Listing {
+        let mut list = Listing::new(&["node", "setting", "before", "now"].map(column));
+        for NodeReport { name, applied, at_restart, error } in &self.nodes {
+            let is_same = applied.is_empty() && at_restart.is_empty() && error.is_none();
+            if is_same {
+                list.add([name.as_str().into(), "nothing has changed".into(), Cell::Unknown, Cell::Unknown]);
+            }
+            for Setting { key, before, after } in applied {
+                list.add([name, key, before, after].map(|text| text.as_str().into()));
+            }
+            for key in at_restart {
+                list.add([
+                    name.as_str().into(),
+                    key.as_str().into(),
+                    Cell::Unknown,
+                    "counts from the next start on".into(),
+                ]);
+            }
+            if let Some(error) = error {
+                list.add([
+                    name.as_str().into(),
+                    Cell::Unknown,
+                    Cell::Unknown,
+                    format!("failed: {error}").into(),
+                ]);
+            }
+        }
+        list
+    }
+}

@@ -1,0 +1,256 @@
+//! Changes of the configuration while the node runs. An admin asks for them (`larder reload`), SIGHUP does, or the file changed.
+//!
+//! The file is read and checked as at a start; a file with a fault changes nothing. The settings that can change count at once
+//! ([`with_changes`] has all of them). The others count from the next start on, and the answer names them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use actix::Addr;
+use larder_protocol::reload::{ChangedSetting, Reloaded};
+use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Mutex;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::actor::{GpuActor, LimitsAre};
+use crate::config::Config;
+use crate::drain::Drains;
+use crate::exchange::{PeerActor, SetPace, SetPolicy};
+use crate::host::HostFacts;
+use crate::limits::Limits;
+
+/// Sets the filter of the log; `None` is the default one. The error says why it cannot, for people.
+pub type SetLog = Box<dyn Fn(Option<&str>) -> Result<(), String> + Send + Sync>;
+
+/// A configuration that may change while its node runs.
+pub struct Reloadable {
+    /// The configuration in force.
+    pub config: Config,
+    /// Its file.
+    pub file: PathBuf,
+    /// The machine.
+    pub host: HostFacts,
+    /// Sets the filter of the log.
+    pub set_log: SetLog,
+}
+
+/// The changes of a running node's configuration. Cloning shares.
+#[derive(Clone)]
+pub(crate) struct Reloads(Arc<Shared>);
+
+struct Shared {
+    reloadable: Option<Reloadable>,
+    running: Mutex<Config>,
+    parts: OnceLock<Changeable>,
+}
+
+/// The parts of a node that take changes.
+pub(crate) struct Changeable {
+    pub(crate) actors: Vec<Addr<GpuActor>>,
+    pub(crate) peers: Option<Addr<PeerActor>>,
+    pub(crate) drains: Option<Drains>,
+}
+
+impl Reloads {
+    /// Without a configuration that may change, each reload is refused.
+    pub(crate) fn new(reloadable: Option<Reloadable>) -> Self {
+        let running = reloadable.as_ref().map(|reloadable| reloadable.config.clone()).unwrap_or_default();
+        Self(Arc::new(Shared { reloadable, running: Mutex::new(running), parts: OnceLock::new() }))
+    }
+
+    /// These parts take changes from now on.
+    pub(crate) fn begin(&self, parts: Changeable) {
+        _ = self.0.parts.set(parts);
+    }
+
+    /// Reads the file again, and changes what can change. `by` says who wants it.
+    ///
+    /// # Errors
+    /// Why nothing has changed, for people.
+    ///
+    /// # Cancel safety
+    /// Dropped, a part of the changes may be made; the next reload makes all.
+    pub(crate) async fn reload(&self, by: &str) -> Result<Reloaded, String> {
+        let reloaded = self.try_reload().await;
+        match &reloaded {
+            Ok(Reloaded { applied, at_restart }) => {
+                for ChangedSetting { key, before, after } in applied {
+                    tracing::info!(by, key, before, after, "a setting has changed");
+                }
+                for key in at_restart {
+                    tracing::warn!(by, key, "this setting counts from the next start on");
+                }
+                if applied.is_empty() && at_restart.is_empty() {
+                    tracing::info!(by, "the configuration is the one in force");
+                }
+            }
+            Err(error) => tracing::error!(by, error, "the configuration is not taken: nothing has changed"),
+        }
+        reloaded
+    }
+
+    async fn try_reload(&self) -> Result<Reloaded, String> {
+        let reloadable =
+            self.0.reloadable.as_ref().ok_or("the node was started without a configuration file")?;
+        let parts = self.0.parts.get().ok_or("the node is starting: try again")?;
+        let new = Config::load(&reloadable.file).map_err(|error| in_one_line(&error))?;
+        // Whatever would stop the node at its next start is told now.
+        new.resolve(&reloadable.host).map_err(|error| in_one_line(&error))?;
+        let mut running = self.0.running.lock().await;
+        let merged = with_changes(&running, &new);
+        let limits = merged.resolve(&reloadable.host).map_err(|error| in_one_line(&error))?;
+        let others = differences(&merged, &new).into_iter().map(|setting| setting.key);
+        let reloaded = Reloaded { applied: differences(&running, &merged), at_restart: others.collect() };
+        if merged.log != running.log {
+            (reloadable.set_log)(merged.log.as_deref())?;
+        }
+        parts.change(&limits, merged.host.policy != running.host.policy).await;
+        *running = merged;
+        Ok(reloaded)
+    }
+
+    /// Reloads at every SIGHUP, and when the file changed.
+    ///
+    /// # Cancel safety
+    /// Dropped, it reloads no more.
+    pub(crate) async fn watch(self) {
+        let Some(reloadable) = &self.0.reloadable else { return };
+        let mut hangup = match signal(SignalKind::hangup()) {
+            Ok(hangup) => hangup,
+            Err(error) => {
+                return tracing::error!(%error, "SIGHUP and changes of the configuration are not noticed");
+            }
+        };
+        let mut look = interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let stamp =
+            || std::fs::metadata(&reloadable.file).ok().map(|file| (file.modified().ok(), file.len()));
+        let mut known: Option<(Option<SystemTime>, u64)> = stamp();
+        loop {
+            let by = tokio::select! {
+                Some(()) = hangup.recv() => "SIGHUP",
+                _ = look.tick() => "the changed file",
+            };
+            let now = stamp();
+            if by == "SIGHUP" || (now.is_some() && now != known) {
+                // Errors are logged.
+                _ = self.reload(by).await;
+            }
+            known = now.or(known);
+        }
+    }
+}
+
+impl Changeable {
+    async fn change(&self, limits: &Limits, has_other_policy: bool) {
+        for (actor, limits) in self.actors.iter().zip(&limits.actors) {
+            // Errors: the actor is stopping.
+            _ = actor.send(LimitsAre(limits.store.clone())).await;
+            if has_other_policy {
+                _ = actor.send(SetPolicy(limits.store.policy)).await;
+            }
+        }
+        if let Some(cluster) = &limits.cluster {
+            if let Some(peers) = &self.peers {
+                _ = peers.send(SetPace(cluster.send_bytes_per_second)).await;
+            }
+            if let Some(drains) = &self.drains {
+                drains.change(cluster.drain, cluster.drain_bytes_per_second);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Reloads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reloads").finish_non_exhaustive()
+    }
+}
+
+/// The configuration in force, with those settings of a new one that can change while a node runs.
+fn with_changes(running: &Config, new: &Config) -> Config {
+    let mut merged = running.clone();
+    merged.log.clone_from(&new.log);
+    merged.host.capacity_chunks = new.host.capacity_chunks;
+    merged.host.high_watermark = new.host.high_watermark;
+    merged.host.low_watermark = new.host.low_watermark;
+    merged.host.policy.clone_from(&new.host.policy);
+    merged.host.recompute_doubles_at = new.host.recompute_doubles_at;
+    merged.session.max_leased_blocks = new.session.max_leased_blocks;
+    merged.session.max_pinned_fraction = new.session.max_pinned_fraction;
+    merged.session.reservation_ttl_ms = new.session.reservation_ttl_ms;
+    merged.session.max_pin_ms = new.session.max_pin_ms;
+    for tenant in &mut merged.tenants {
+        if let Some(same) = new.tenants.iter().find(|other| other.name == tenant.name) {
+            tenant.max_bytes = same.max_bytes;
+        }
+    }
+    if let (Some(cluster), Some(new)) = (&mut merged.cluster, &new.cluster) {
+        cluster.send_bytes_per_second = new.send_bytes_per_second;
+        cluster.drain_ms = new.drain_ms;
+        cluster.drain_bytes_per_second = new.drain_bytes_per_second;
+    }
+    merged
+}
+
+/// The settings in which two configurations differ.
+fn differences(before: &Config, after: &Config) -> Vec<ChangedSetting> {
+    let (before, after) = (settings(before), settings(after));
+    let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    let value = |settings: &BTreeMap<String, Value>, key: &String| {
+        settings.get(key).map_or_else(|| "null".to_owned(), Value::to_string)
+    };
+    let setting = |key: &String| ChangedSetting {
+        key: key.clone(),
+        before: value(&before, key),
+        after: value(&after, key),
+    };
+    keys.into_iter().map(setting).filter(|setting| setting.before != setting.after).collect()
+}
+
+/// Every setting by its key.
+fn settings(config: &Config) -> BTreeMap<String, Value> {
+    let mut all = BTreeMap::new();
+    // An error: never, since a configuration is made of texts and numbers.
+    add_settings(&mut all, String::new(), serde_json::to_value(config).unwrap_or_default());
+    all
+}
+
+fn add_settings(all: &mut BTreeMap<String, Value>, key: String, value: Value) {
+    let below = |name: &str| if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                // What has a name is known by it.
+                if name != "name" || key.is_empty() {
+                    add_settings(all, below(&name), field);
+                }
+            }
+        }
+        Value::Array(items) => {
+            for (at, item) in items.into_iter().enumerate() {
+                let name =
+                    item.get("name").and_then(Value::as_str).map_or_else(|| at.to_string(), str::to_owned);
+                add_settings(all, below(&name), item);
+            }
+        }
+        Value::Null => {}
+        value => _ = all.insert(key, value),
+    }
+}
+
+/// An error and its causes.
+fn in_one_line(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// How often the file is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,45 @@
+//! Which settings change at once, and which wait.
+
+use bytesize::ByteSize;
+
+use super::*;
+use crate::config::TenantConfig;
+
+fn keys(settings: &[ChangedSetting]) -> Vec<&str> {
+    settings.iter().map(|setting| setting.key.as_str()).collect()
+}
+
+fn tenant(name: &str, max_bytes: Option<ByteSize>) -> TenantConfig {
+    let socket = format!("/run/{name}.sock").into();
+    TenantConfig { name: name.to_owned(), socket, max_bytes, max_window_bytes: None }
+}
+
+#[test]
+fn what_can_change_does_and_the_rest_is_named() {
+    let running = Config { tenants: vec![tenant("a", None), tenant("b", None)], ..Config::default() };
+    let mut new = running.clone();
+    new.log = Some("debug".to_owned());
+    new.host.policy = "sieve".to_owned();
+    new.host.arena_bytes = ByteSize::gib(3);
+    new.tenants = vec![tenant("b", Some(ByteSize::gib(1))), tenant("a", None)];
+    let merged = with_changes(&running, &new);
+    let applied = differences(&running, &merged);
+    assert_eq!(keys(&applied), ["host.policy", "log", "tenants.b.max_bytes"]);
+    assert_eq!((applied[1].before.as_str(), applied[1].after.as_str()), ("null", "\"debug\""));
+    assert_eq!(keys(&differences(&merged, &new)), ["host.arena_bytes"], "the order of tenants is none");
+}
+
+#[test]
+fn a_tenant_that_comes_or_goes_waits_for_the_next_start() {
+    let running = Config { tenants: vec![tenant("a", None)], ..Config::default() };
+    let new = Config { tenants: vec![tenant("c", Some(ByteSize::gib(1)))], ..Config::default() };
+    let merged = with_changes(&running, &new);
+    assert_eq!(merged, running);
+    let others = differences(&merged, &new);
+    assert_eq!(keys(&others), ["tenants.a.socket", "tenants.c.max_bytes", "tenants.c.socket"]);
+}
+
+#[test]
+fn the_same_configuration_has_no_differences() {
+    assert_eq!(differences(&Config::default(), &Config::default()), []);
+}
