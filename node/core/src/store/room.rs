@@ -51,8 +51,8 @@ impl Store {
     }
 
     /// Takes over the limits that can change while the store is in use: capacity, watermarks, the tenants' parts, cost, and the
-    /// limits of sessions and pins. The others stay. What is cached beyond the new limits is evicted; what engines hold stays
-    /// until they let go.
+    /// limits of sessions and pins. The others stay. What is cached beyond the new limits is evicted, what tenants have beyond
+    /// their parts by and by; what engines hold stays until they let go.
     pub fn change_limits(&mut self, new: &StoreLimits) {
         let before = self.limits.recompute_doubles_at;
         self.limits = StoreLimits {
@@ -77,19 +77,16 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Evicts what tenants have beyond their parts, as far as nobody holds it.
+    /// Clears an extent of each tenant that has more than its part, as far as nobody holds its chunks. Every tick clears one
+    /// more, so that nobody waits long.
     pub(super) fn shrink_tenants(&mut self) {
         for tenant in self.slab.tenants_beyond_their_parts() {
-            for chunks in self.slab.extents_of(tenant) {
-                if !self.slab.is_beyond_its_part(tenant) {
-                    break;
-                }
-                for id in self.subtrees(&chunks).unwrap_or_default() {
-                    self.evict(id, EvictionReason::Clearing);
-                }
+            let extents = self.slab.extents_to_clear(tenant);
+            let doomed = extents.iter().filter_map(|chunks| self.subtrees(chunks)).min_by_key(Vec::len);
+            for id in doomed.unwrap_or_default() {
+                self.evict(id, EvictionReason::Clearing);
             }
         }
-        self.index.settle();
     }
 
     /// Evicts until no more is cached than allowed, or nothing may go. Runs whenever something was added or let go,

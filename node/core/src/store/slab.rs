@@ -308,19 +308,14 @@ impl Slab {
 
     /// The tenants that hold more than they may.
     pub(crate) fn tenants_beyond_their_parts(&self) -> Vec<TenantId> {
-        let tenants = (0..self.tenants.len() as u16).map(TenantId);
-        tenants.filter(|&tenant| self.is_beyond_its_part(tenant)).collect()
+        let tenants = (0..).map(TenantId).zip(&self.tenants);
+        tenants.filter(|(_, tenant)| tenant.held > tenant.most).map(|(id, _)| id).collect()
     }
 
-    /// Whether a tenant holds more than it may.
-    pub(crate) fn is_beyond_its_part(&self, tenant: TenantId) -> bool {
-        let TenantExtents { held, most } = self.tenants[usize::from(tenant.0)];
-        held > most
-    }
-
-    /// The chunks of each extent of a tenant that no vanished process may touch; the extent with the fewest first.
-    pub(crate) fn extents_of(&self, tenant: TenantId) -> Vec<Vec<ChunkNumber>> {
-        let assigned = self.extents.iter().filter_map(|extent| match &extent.state {
+    /// The chunks of each of the few extents of a tenant that hold the fewest, and that no vanished process may touch. The last
+    /// ones first: they hold the ends of prompts.
+    pub(crate) fn extents_to_clear(&self, tenant: TenantId) -> Vec<Vec<ChunkNumber>> {
+        let assigned = self.extents.iter().rev().filter_map(|extent| match &extent.state {
             State::Assigned(assigned) => Some(assigned),
             _ => None,
         });
@@ -329,7 +324,8 @@ impl Slab {
         };
         let mut found: Vec<&Assigned> = assigned.filter(is_its).collect();
         found.sort_by_key(|assigned| assigned.taken);
-        found.into_iter().map(|assigned| assigned.owners.iter().flatten().copied().collect()).collect()
+        let owners = |assigned: &Assigned| assigned.owners.iter().flatten().copied().collect();
+        found.into_iter().take(CLEARABLE_TRIES).map(owners).collect()
     }
 
     /// The extents kept for a tenant, used or not: half of the arena is kept for all tenants in equal parts. An extent that a
