@@ -21,6 +21,13 @@
 //! grace_ms = 3000
 //! remember_lost_ms = 86400000
 //!
+//! [election]
+//! backend = "embedded"
+//! lease_ms = 6000
+//! renew_within_ms = 4000
+//! retry_ms = 1000
+//! name = "larder-coordinator"
+//!
 //! [tracing]
 //! sample_ratio = 0.0
 //! ```
@@ -32,6 +39,7 @@ use larder_net::quic::CredentialFiles;
 use larder_net::trace::{InvalidEndpoint, TracingConfig};
 use serde::{Deserialize, Serialize};
 
+use crate::election::Timing;
 use crate::membership::Patience;
 
 /// The coordinator's configuration file. Unknown keys are refused.
@@ -46,6 +54,8 @@ pub struct Config {
     pub state: StateConfig,
     /// How patient the coordinator is.
     pub membership: MembershipConfig,
+    /// How several coordinators elect the one that leads.
+    pub election: ElectionConfig,
     /// The collector of traces; without an endpoint, nothing is traced.
     pub tracing: TracingConfig,
 }
@@ -99,6 +109,39 @@ pub struct MembershipConfig {
     pub remember_lost_ms: u64,
 }
 
+/// How several coordinators elect the one that leads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ElectionConfig {
+    /// Where the coordinators meet.
+    pub backend: Backend,
+    /// Another coordinator takes over when the leader has not renewed its lease for so long.
+    pub lease_ms: u64,
+    /// A leader that cannot renew its lease stops leading after so long.
+    pub renew_within_ms: u64,
+    /// Time between renewals, and between looks at the lease.
+    pub retry_ms: u64,
+    /// The name of the Lease, or etcd's key. Clusters that share a place have different names.
+    pub name: String,
+    /// The host at which nodes and other coordinators reach this one; by default, the address that it listens on.
+    pub advertise: Option<String>,
+    /// URLs of etcd's members.
+    pub endpoints: Option<Vec<String>>,
+}
+
+/// Where coordinators meet to elect a leader.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Backend {
+    /// Nowhere: there is one coordinator.
+    #[default]
+    Embedded,
+    /// A key in etcd.
+    Etcd,
+    /// A Lease of Kubernetes.
+    Kubernetes,
+}
+
 /// Why a config file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -133,6 +176,21 @@ pub enum ConfigError {
         /// The value found.
         remove_after_ms: u64,
     },
+    /// Times of the election that contradict each other.
+    #[error(
+        "election: retry_ms ({retry_ms}) < renew_within_ms ({renew_within_ms}) < lease_ms ({lease_ms}) must hold, and retry_ms be at least 1"
+    )]
+    Hasty {
+        /// The value found.
+        retry_ms: u64,
+        /// The value found.
+        renew_within_ms: u64,
+        /// The value found.
+        lease_ms: u64,
+    },
+    /// etcd is nowhere.
+    #[error("election: name etcd's members, as endpoints = [\"http://etcd.example:2379\"]")]
+    NoEndpoints,
     /// A fraction outside of 0 to 1.
     #[error("`tracing.sample_ratio` is {found}: set it to between 0 and 1")]
     SampleRatio {
@@ -175,6 +233,13 @@ impl Config {
                 remove_after_ms,
             });
         }
+        let ElectionConfig { backend, lease_ms, renew_within_ms, retry_ms, .. } = self.election;
+        if !(0 < retry_ms && retry_ms < renew_within_ms && renew_within_ms < lease_ms) {
+            return Err(ConfigError::Hasty { retry_ms, renew_within_ms, lease_ms });
+        }
+        if backend == Backend::Etcd && self.election.endpoints.as_ref().is_none_or(Vec::is_empty) {
+            return Err(ConfigError::NoEndpoints);
+        }
         let found = self.tracing.sample_ratio;
         if !(0.0..=1.0).contains(&found) {
             return Err(ConfigError::SampleRatio { found });
@@ -214,6 +279,13 @@ impl MembershipConfig {
     }
 }
 
+impl ElectionConfig {
+    pub(crate) fn timing(&self) -> Timing {
+        let Self { lease_ms, renew_within_ms, retry_ms, .. } = *self;
+        Timing { lease_ms, renew_within_ms, retry_ms }
+    }
+}
+
 impl Default for HttpConfig {
     fn default() -> Self {
         Self { listen: (Ipv4Addr::UNSPECIFIED, DEFAULT_HTTP_PORT).into() }
@@ -246,6 +318,20 @@ impl Default for MembershipConfig {
             remove_reported_after_ms: 8_000,
             grace_ms: 3_000,
             remember_lost_ms: 86_400_000,
+        }
+    }
+}
+
+impl Default for ElectionConfig {
+    fn default() -> Self {
+        Self {
+            backend: Backend::Embedded,
+            lease_ms: 6_000,
+            renew_within_ms: 4_000,
+            retry_ms: 1_000,
+            name: "larder-coordinator".into(),
+            advertise: None,
+            endpoints: None,
         }
     }
 }
@@ -300,6 +386,15 @@ mod tests {
     fn times_that_contradict_each_other_are_refused() {
         let error = read("[membership]\nsuspect_after_ms = 500").unwrap_err();
         assert!(error.to_string().contains("heartbeat_ms (1000) < suspect_after_ms (500)"), "{error}");
+    }
+
+    #[test]
+    fn an_election_that_cannot_work_is_refused() {
+        let error = read("[election]\nlease_ms = 3000").unwrap_err();
+        assert!(error.to_string().contains("renew_within_ms (4000) < lease_ms (3000)"), "{error}");
+        let error = read("[election]\nbackend = 'etcd'").unwrap_err();
+        assert!(error.to_string().contains("endpoints = [\"http://"), "{error}");
+        assert!(read("[election]\nbackend = 'zookeeper'").is_err());
     }
 
     #[test]

@@ -15,10 +15,11 @@ use tokio::sync::mpsc;
 
 pub(crate) use self::bodies::Bodies;
 pub use self::prefix::{NodeHeld, PrefixAnswer, PrefixHeld};
+use crate::elect::Place;
 use crate::membership::{Lost, MemberReport, Millis, Patience};
 use crate::metrics::{Metrics, Shown};
 use crate::prefix::Question;
-use crate::serve::SharedMembership;
+use crate::shared::SharedMembership;
 use crate::uptime::Uptime;
 
 /// The body of `GET /status`. Parts of it that a coordinator of another version does not tell are read as empty.
@@ -34,6 +35,12 @@ pub struct Status {
     /// The epoch of the last table, `TERM.NUMBER`.
     #[serde(default)]
     pub epoch: String,
+    /// Whether this coordinator does not lead. Then it knows of the nodes what the leader's tables say.
+    #[serde(default)]
+    pub follows: bool,
+    /// The leader's HTTP address, `HOST:PORT`, if another coordinator leads.
+    #[serde(default)]
+    pub leader: Option<String>,
     /// The members.
     pub nodes: Vec<NodeStatus>,
     /// Members that were removed after long silence and did not come back, of late.
@@ -88,6 +95,7 @@ pub struct NodeStatus {
 /// The state that all requests share.
 pub(crate) struct State {
     pub(crate) membership: SharedMembership,
+    pub(crate) place: Place,
     pub(crate) patience: Patience,
     pub(crate) questions: mpsc::Sender<Question>,
     /// Bodies of questions that are being read and understood.
@@ -129,6 +137,7 @@ async fn metrics(state: Data<State>) -> actix_web::Result<HttpResponse> {
             members: membership.report(now),
             lost: membership.lost(now).len(),
             epoch: membership.table().epoch,
+            leads: membership.leads(now),
             counts: membership.counts(),
         }
     };
@@ -138,14 +147,19 @@ async fn metrics(state: Data<State>) -> actix_web::Result<HttpResponse> {
 }
 
 async fn status(state: Data<State>) -> actix_web::Result<HttpResponse> {
+    let now = state.uptime.now();
     let membership = state.membership.lock();
+    let leads = membership.leads(now);
+    let leader = state.place.leader.borrow().as_ref().map(|leader| leader.http.clone());
     let status = Status {
         role: "coordinator".into(),
         version: env!("CARGO_PKG_VERSION").into(),
         uptime_seconds: state.uptime.elapsed().as_secs_f64(),
         epoch: membership.table().epoch.to_string(),
-        nodes: membership.report(state.uptime.now()).into_iter().map(node_status).collect(),
-        lost: membership.lost(state.uptime.now()).into_iter().map(lost_status).collect(),
+        follows: !leads,
+        leader: leader.filter(|_| !leads),
+        nodes: membership.report(now).into_iter().map(node_status).collect(),
+        lost: membership.lost(now).into_iter().map(lost_status).collect(),
     };
     drop(membership);
     Ok(in_pieces("application/json", serde_json::to_vec(&status)?))

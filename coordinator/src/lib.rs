@@ -1,19 +1,25 @@
 //! The Larder coordinator: membership, the ring, the partition table. It is off the data path.
 
 mod config;
+mod elect;
+pub mod election;
 mod http;
 pub mod membership;
 mod metrics;
 mod prefix;
 mod published;
+pub mod register;
 pub mod ring;
 mod serve;
 mod server;
+mod shared;
 pub mod state;
 mod uptime;
 
-pub use config::{Config, ConfigError, HttpConfig, MembershipConfig, PeerConfig, StateConfig};
+pub use config::{
+    Backend, Config, ConfigError, ElectionConfig, HttpConfig, MembershipConfig, PeerConfig, StateConfig,
+};
 pub use http::{LostStatus, NodeHeld, NodeStatus, PrefixAnswer, PrefixHeld, Status};
 pub use metrics::COORDINATOR;
 pub use published::Published;
-pub use server::{Ready, STOP_WITHIN, ServeError, run};
+pub use server::{Ready, STOP_WITHIN, ServeError, run, run_elected};

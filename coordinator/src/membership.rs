@@ -4,10 +4,11 @@
 //! start. A node that is silent for a while is suspect; a node that is silent for long is removed, and much earlier where
 //! others report it as silent, too. A node that comes back is another incarnation, and everything known of the earlier one is void at once. Every
 //! change makes a new table with a higher epoch; changes that come together share one table. A coordinator that starts opens
-//! a new term, removes nobody for its grace time, and refuses to fall behind an epoch that nodes have seen. Of two processes
-//! with one name, the one that is heard stays: the other may join when the first has missed [`MISSED_HEARTBEATS`].
+//! a new term, removes nobody for its grace time, and refuses to fall behind an epoch that nodes have seen. One of several
+//! coordinators leads while it is elected ([`crate::election`]), in the term of the election. Of two processes with one name, the one that is heard stays: the other may join when the first has missed [`MISSED_HEARTBEATS`].
 
 mod lost;
+mod reign;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,6 +21,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use self::lost::LostMembers;
 pub use self::lost::{Lost, MAX_LOST};
+use self::reign::Office;
 use crate::ring::{Weighted, assign};
 
 /// Milliseconds of the coordinator's clock.
@@ -67,6 +69,11 @@ pub struct Membership {
     published: Option<Millis>,
     is_changed: bool,
     counts: Counts,
+    office: Office,
+    /// Nodes that were asked for their table in this term.
+    bringers: u32,
+    /// Whether one of them has not answered.
+    awaits_table: bool,
 }
 
 /// The counts of events so far.
@@ -106,6 +113,12 @@ pub enum JoinRefused {
         /// Whether nobody was told of this rival lately.
         is_news: bool,
     },
+    /// This coordinator does not lead.
+    #[error("this coordinator does not lead")]
+    NotLeading,
+    /// The node knows a table of a later term: this coordinator may lead on only in a term after that.
+    #[error("the node knows a table of term {0}, and this coordinator leads in an earlier one")]
+    LaterTerm(u64),
     /// The cluster is full.
     #[error("the cluster has {MAX_MEMBERS} nodes, the limit: stop one of them first")]
     Full,
@@ -130,6 +143,10 @@ pub enum Beat {
     Contested(SocketAddr),
     /// It is no member's (any more).
     Removed,
+    /// This coordinator does not lead.
+    NotLeading,
+    /// The node knows a table of this later term.
+    LaterTerm(u64),
 }
 
 /// A member, for reports.
@@ -198,6 +215,9 @@ impl Membership {
             last_tick: now,
             published: None,
             counts: Counts::default(),
+            office: Office::Alone,
+            bringers: 0,
+            awaits_table: false,
         }
     }
 
@@ -211,10 +231,16 @@ impl Membership {
         if incarnation > MAX_INCARNATION || epoch.term > MAX_TERM {
             return Err(JoinRefused::Implausible { incarnation, term: epoch.term });
         }
+        if !self.leads(now) {
+            return Err(JoinRefused::NotLeading);
+        }
+        if self.is_outdone_by(epoch) {
+            return Err(JoinRefused::LaterTerm(epoch.term));
+        }
         self.end_earlier_life(name, incarnation, peer, now)?;
         let number = self.number_of(name)?;
         // A coordinator that lost its state is told by its nodes how far it had come. Its own tables are no news.
-        if epoch > self.epoch {
+        if self.office == Office::Alone && epoch > self.epoch {
             self.epoch = next_term(epoch);
             self.is_changed = true;
         }
@@ -249,8 +275,14 @@ impl Membership {
         now: Millis,
     ) -> Beat {
         self.wake(now);
+        if !self.leads(now) {
+            return Beat::NotLeading;
+        }
+        if self.is_outdone_by(heartbeat.epoch) && heartbeat.epoch.term <= MAX_TERM {
+            return Beat::LaterTerm(heartbeat.epoch.term);
+        }
         let Some(known) = self.current(number, incarnation) else { return Beat::Removed };
-        known.heard = now;
+        (known.heard, known.is_awaited) = (now, false);
         let beat = match &mut known.rival {
             Some(rival) if !rival.is_told => {
                 rival.is_told = true;
@@ -294,15 +326,19 @@ impl Membership {
         }
     }
 
-    /// Judges silence; a new table where something changed, and the last one is old enough. Call it often.
+    /// Judges silence; a new table where something changed, and the last one is old enough. Call it often. A coordinator that
+    /// does not lead makes none.
     pub fn tick(&mut self, now: Millis) -> Option<Arc<Table>> {
         self.wake(now);
         self.last_tick = now;
+        if !self.leads(now) {
+            return None;
+        }
         if now.saturating_sub(self.started) >= self.patience.grace_ms {
             self.judge(now);
         }
         let is_due = self.published.is_none_or(|then| now.saturating_sub(then) >= BATCH_MS);
-        if !(self.is_changed && is_due) {
+        if !(self.is_changed && is_due && self.has_gathered(now)) {
             return None;
         }
         self.is_changed = false;
@@ -327,10 +363,11 @@ impl Membership {
         Arc::clone(&self.table)
     }
 
-    /// Whether a table of this term was published.
+    /// Whether a table of this term was published, or a table of the leader is known.
     #[must_use]
     pub fn is_serving(&self, now: Millis) -> bool {
-        self.published.is_some() || now.saturating_sub(self.started) >= self.patience.grace_ms
+        let follows = !self.leads(now) && self.table.epoch.number > 0;
+        follows || self.published.is_some() || now.saturating_sub(self.started) >= self.patience.grace_ms
     }
 
     /// The counts of events so far.
@@ -355,7 +392,8 @@ impl Membership {
         let report = |known: &Known| MemberReport {
             member: known.member.clone(),
             partitions: partitions(known.member.number),
-            silent_ms: now.saturating_sub(known.heard),
+            // A coordinator that follows hears none of them.
+            silent_ms: if self.leads(now) { now.saturating_sub(known.heard) } else { 0 },
         };
         self.members.values().map(report).collect()
     }
@@ -364,6 +402,12 @@ impl Membership {
     #[must_use]
     pub fn lost(&self, now: Millis) -> Vec<(Lost, Millis)> {
         self.lost.since(now, self.patience.remember_lost_ms)
+    }
+
+    /// Whether an elected coordinator must not lead on in its term: a later table than it can have made is known.
+    fn is_outdone_by(&self, epoch: Epoch) -> bool {
+        let is_own = epoch.term < self.epoch.term || epoch <= self.table.epoch;
+        self.office != Office::Alone && !is_own
     }
 
     fn current(&mut self, number: NodeNumber, incarnation: u64) -> Option<&mut Known> {

@@ -19,6 +19,7 @@ pub(crate) struct Shown {
     /// Lost members.
     pub(crate) lost: usize,
     pub(crate) epoch: Epoch,
+    pub(crate) leads: bool,
     pub(crate) counts: Counts,
 }
 
@@ -41,6 +42,8 @@ metrics_table! {
             "Nodes of the cluster, by state";
         epoch: IntGaugeVec = "larder_coordinator_epoch", "", [Label::one_of("part", &["term", "number"])],
             "The epoch of the last table: its term and its number";
+        leads: IntGauge = "larder_coordinator_leads", "", [],
+            "1 while this coordinator leads, 0 while it follows another one";
         lost: IntGauge = "larder_coordinator_lost_members", "nodes", [],
             "Nodes that were removed after long silence and did not come back (membership.remember_lost_ms)";
         longest_silence: Gauge = "larder_coordinator_longest_silence_seconds", "seconds", [],
@@ -55,7 +58,8 @@ metrics_table! {
             "Tables sent to followers";
         rejected: IntCounterVec = "larder_coordinator_rejected_total", "refusals",
             [Label::one_of("reason", &["handshakes", "connections", "certificate", "identity", "handshake",
-                "malformed", "too_long", "not_allowed", "full", "implausible", "in_use", "out_of_order"])],
+                "malformed", "too_long", "not_allowed", "full", "implausible", "in_use", "out_of_order",
+                "not_leading", "later_term"])],
             "Connections and streams turned away, by reason";
         uptime: Gauge = "larder_uptime_seconds", "seconds", [], "Seconds since the process began to serve";
         build: IntGaugeVec = "larder_build_info", "",
@@ -104,7 +108,7 @@ impl Metrics {
     pub(crate) fn render(
         &self,
         uptime: Duration,
-        Shown { members, lost, epoch, counts }: &Shown,
+        Shown { members, lost, epoch, leads, counts }: &Shown,
         heartbeat_ms: u64,
     ) -> prometheus::Result<String> {
         self.cluster.uptime.set(uptime.as_secs_f64());
@@ -117,6 +121,7 @@ impl Metrics {
             let count = members.iter().filter(|report| report.member.state == state).count();
             self.cluster.members.with_label_values(&[name]).set(count as i64);
         }
+        self.cluster.leads.set(i64::from(*leads));
         self.cluster.lost.set(*lost as i64);
         self.cluster.epoch.with_label_values(&["term"]).set(epoch.term as i64);
         self.cluster.epoch.with_label_values(&["number"]).set(epoch.number as i64);

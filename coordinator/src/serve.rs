@@ -2,38 +2,27 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use larder_net::coordinator_client::who;
 use larder_net::quic::{
     Asked, Endpoint, Guest, GuestLimits, Guests, Incoming, MessageError, write_encoded, write_message,
 };
 use larder_protocol::identity::Role;
-use larder_protocol::limits::MAX_MEMBERS;
-use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Join};
-use larder_protocol::table::{Epoch, NodeNumber};
+use larder_protocol::limits::MAX_PEER_MESSAGE_BYTES;
+use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Join, Standing};
+use larder_protocol::table::{Epoch, NodeNumber, TableReader};
 use quinn::{RecvStream, SendStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use crate::membership::{Beat, JoinRefused, Membership};
+use crate::elect::{Place, Rival};
+use crate::membership::{Beat, JoinRefused};
 use crate::metrics::Metrics;
 use crate::published::Published;
+use crate::shared::SharedMembership;
 use crate::uptime::Uptime;
-
-/// The membership, shared with HTTP. It is locked for moments only.
-#[derive(Debug, Clone)]
-pub(crate) struct SharedMembership(Arc<Mutex<Membership>>);
-
-impl SharedMembership {
-    pub(crate) fn new(membership: Membership) -> Self {
-        Self(Arc::new(Mutex::new(membership)))
-    }
-
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Membership> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// The server of followers.
 pub(crate) struct Server {
@@ -41,6 +30,8 @@ pub(crate) struct Server {
     pub(crate) tables: watch::Receiver<Arc<Published>>,
     pub(crate) metrics: Metrics,
     pub(crate) uptime: Uptime,
+    pub(crate) place: Place,
+    pub(crate) endpoint: Endpoint,
 }
 
 /// Serves until the endpoint is closed.
@@ -79,8 +70,19 @@ impl Server {
             (FollowerMessage::Join(join), Role::Node) => {
                 self.serve_node(&guest, join, send, receive).await;
             }
-            (FollowerMessage::Watch, Role::Node | Role::Engine | Role::Admin) => {
-                let (_keep, messages) = mpsc::channel(1);
+            (FollowerMessage::Watch, Role::Node | Role::Engine | Role::Admin | Role::Coordinator) => {
+                let (keep, messages) = mpsc::channel(1);
+                // There is room for one.
+                let _ = keep.try_send(CoordinatorMessage::Standing(self.standing()));
+                write(send, messages, self.tables.clone(), &self.metrics).await;
+            }
+            (FollowerMessage::Who(asker), role) => {
+                if let Some(asker) = asker.filter(|_| role == Role::Coordinator) {
+                    self.compare(remote, &asker);
+                }
+                let (keep, messages) = mpsc::channel(1);
+                let _ = keep.try_send(CoordinatorMessage::Standing(self.standing()));
+                drop(keep);
                 write(send, messages, self.tables.clone(), &self.metrics).await;
             }
             _ => {
@@ -100,19 +102,30 @@ impl Server {
             }
         }
         let incarnation = join.incarnation;
-        let joined = self.membership.lock().join(name, &join, self.uptime.now());
+        let (joined, wants) = {
+            let mut membership = self.membership.lock();
+            let joined = membership.join(name, &join, self.uptime.now());
+            let wants = joined.is_ok() && membership.wants(join.epoch);
+            (joined, wants)
+        };
         let (sender, messages) = mpsc::channel(WAITING_MESSAGES);
         let (metrics, tables) = (self.metrics.clone(), self.tables.clone());
         let writing = actix_rt::spawn(async move { write(send, messages, tables, &metrics).await });
+        // The writer is there until this returns.
+        let _ = sender.send(CoordinatorMessage::Standing(self.standing())).await;
         let number = match joined {
             Ok(joined) => {
                 tracing::info!(node = name, number = joined.number.0, incarnation, "a node joined");
-                // The writer is there until this returns.
                 let _ = sender.send(CoordinatorMessage::Joined(joined)).await;
+                if wants {
+                    let _ = sender.send(CoordinatorMessage::Bring).await;
+                }
                 joined.number
             }
             Err(refused) => {
-                let _ = sender.send(self.refusal(name, join.peer, refused)).await;
+                if let Some(refusal) = self.refusal(name, join.peer, refused) {
+                    let _ = sender.send(refusal).await;
+                }
                 drop(sender);
                 let _ = writing.await;
                 return;
@@ -125,9 +138,31 @@ impl Server {
         }
     }
 
-    /// The answer to a node that may not join.
-    fn refusal(&self, name: &str, address: SocketAddr, refused: JoinRefused) -> CoordinatorMessage {
-        match refused {
+    fn standing(&self) -> Standing {
+        self.place.standing(&self.membership, self.uptime)
+    }
+
+    /// Yields to another coordinator that leads in a higher term, and of which this one did not know.
+    fn compare(&self, address: SocketAddr, other: &Standing) {
+        if self.standing().yields_to(other) {
+            // An error: it stops already.
+            let _ = self.place.rivals.try_send(Rival { address, term: other.term });
+        }
+    }
+
+    /// The answer to a node that may not join, beside how this coordinator stands.
+    fn refusal(&self, name: &str, address: SocketAddr, refused: JoinRefused) -> Option<CoordinatorMessage> {
+        Some(match refused {
+            JoinRefused::NotLeading => {
+                self.metrics.rejected("not_leading");
+                return None;
+            }
+            JoinRefused::LaterTerm(term) => {
+                self.metrics.rejected("later_term");
+                // An error: others have said so.
+                let _ = self.place.later_terms.try_send(term);
+                return None;
+            }
             JoinRefused::Outdated(at_least) => CoordinatorMessage::Outdated(at_least),
             JoinRefused::InUse { address: other, retry_after_ms, is_news } => {
                 self.metrics.rejected("in_use");
@@ -147,7 +182,7 @@ impl Server {
                 tracing::warn!(node = name, %address, reason, "a node may not join");
                 CoordinatorMessage::Refused(reason)
             }
-        }
+        })
     }
 
     /// Hears a node until its stream ends.
@@ -159,6 +194,7 @@ impl Server {
         receive: &mut RecvStream,
         sender: &mpsc::Sender<CoordinatorMessage>,
     ) {
+        let mut brought = TableReader::default();
         loop {
             let message = guest.read(receive).await;
             match message.map(|asked| asked.map(|asked| asked.message)) {
@@ -170,10 +206,28 @@ impl Server {
                         Beat::Heard => CoordinatorMessage::Heard,
                         Beat::Contested(address) => CoordinatorMessage::Contested(address),
                         Beat::Removed => CoordinatorMessage::Removed,
+                        Beat::NotLeading | Beat::LaterTerm(_) => {
+                            CoordinatorMessage::Standing(self.standing())
+                        }
                     });
-                    if beat == Beat::Removed {
+                    if let Beat::LaterTerm(term) = beat {
+                        let _ = self.place.later_terms.try_send(term);
+                    }
+                    if !matches!(beat, Beat::Heard | Beat::Contested(_)) {
                         return;
                     }
+                }
+                Ok(Some(FollowerMessage::Brings(page))) => {
+                    let Ok(table) = brought.take(page) else { return self.metrics.rejected("malformed") };
+                    let now = self.uptime.now();
+                    if table.is_some_and(|table| self.membership.lock().adopt(&table, now)) {
+                        let node = &guest.connection().peer().name;
+                        tracing::info!(node, "this leader goes on from the table that a node brought");
+                    }
+                }
+                Ok(Some(FollowerMessage::Rival(address))) => self.meet(address).await,
+                Ok(Some(FollowerMessage::Drains(_) | FollowerMessage::Leave)) if !self.standing().leads => {
+                    return;
                 }
                 Ok(Some(FollowerMessage::Drains(drains))) => {
                     let node = &guest.connection().peer().name;
@@ -186,11 +240,18 @@ impl Server {
                     self.membership.lock().leave(number, incarnation);
                     return;
                 }
-                Ok(Some(FollowerMessage::Join(_) | FollowerMessage::Watch)) => {
+                Ok(Some(FollowerMessage::Join(_) | FollowerMessage::Watch | FollowerMessage::Who(_))) => {
                     return self.metrics.rejected("out_of_order");
                 }
                 Ok(None) | Err(_) => return,
             }
+        }
+    }
+
+    /// Asks a coordinator of which a node says that it leads too. One of the two yields: the other is told by the question.
+    async fn meet(&self, address: SocketAddr) {
+        if let Some(other) = who(&self.endpoint, address, Some(self.standing())).await {
+            self.compare(address, &other);
         }
     }
 }
@@ -248,16 +309,15 @@ fn plain(address: IpAddr) -> IpAddr {
 /// The limits of those who connect, by role: nodes report silent nodes, others only watch, and none needs more than one
 /// stream a connection.
 fn limits_of(role: Role) -> GuestLimits {
-    let (connections, message_bytes) = match role {
-        Role::Node => (4, MAX_HEARTBEAT_BYTES),
-        Role::Engine | Role::Admin => (64, SMALL_MESSAGE_BYTES),
-        Role::Coordinator => (1, SMALL_MESSAGE_BYTES),
+    let (connections, message_bytes, waiting_bytes) = match role {
+        // Pages of a table are the longest.
+        Role::Node => (4, MAX_PEER_MESSAGE_BYTES, MAX_PEER_MESSAGE_BYTES),
+        Role::Engine | Role::Admin => (64, SMALL_MESSAGE_BYTES, 64 * SMALL_MESSAGE_BYTES),
+        // All coordinators may have one certificate.
+        Role::Coordinator => (16, SMALL_MESSAGE_BYTES, 16 * SMALL_MESSAGE_BYTES),
     };
-    GuestLimits { connections, streams: 1, message_bytes, waiting_bytes: connections * message_bytes }
+    GuestLimits { connections, streams: 1, message_bytes, waiting_bytes }
 }
-
-/// Bytes of a heartbeat: at worst it names every other member.
-const MAX_HEARTBEAT_BYTES: usize = 4 * MAX_MEMBERS;
 
 /// Bytes of a message that names nothing.
 const SMALL_MESSAGE_BYTES: usize = 256;

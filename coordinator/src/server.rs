@@ -7,19 +7,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::web::{Data, ServiceConfig};
+use larder_net::coordinator_client::Known;
 use larder_net::quic::{
     BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
 };
 use larder_protocol::identity::{Identity, Role};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::config::Config;
+use crate::config::{Backend, Config};
+use crate::elect::{Elect, Place, Rival, follow_leader, followed};
+use crate::election::{Candidate, Election};
 use crate::http::{Bodies, State, routes};
 use crate::membership::Membership;
 use crate::metrics::Metrics;
 use crate::prefix;
 use crate::published::Published;
-use crate::serve::{self, Server, SharedMembership};
+#[cfg(feature = "etcd")]
+use crate::register::etcd::Etcd;
+use crate::register::{Memory, Register, Trouble};
+use crate::serve::{Server, serve as serve_followers};
+use crate::shared::SharedMembership;
 use crate::state::{StateError, StateFile};
 use crate::uptime::Uptime;
 
@@ -64,6 +71,34 @@ pub enum ServeError {
     /// The metrics contradict each other.
     #[error("cannot register the metrics")]
     Metrics(#[from] prometheus::Error),
+    /// This program has no such election.
+    #[error(
+        "this program was built without the election backend `{backend}`: build it with `--features {backend}`"
+    )]
+    NotBuilt {
+        /// The feature.
+        backend: &'static str,
+    },
+    /// Others cannot find this coordinator.
+    #[error(
+        "coordinators that elect a leader must find each other: set [election] advertise to this host's name or address"
+    )]
+    NoAddress,
+    /// The election's register cannot be used.
+    #[error("cannot use the election's register")]
+    Register(#[source] Trouble),
+    /// Another coordinator leads, and this one was not elected with it.
+    #[error(
+        "another coordinator leads the same nodes: it is at {address}, in term {term}, and this one leads in the lower term {own}. This one stops. Let only one of them run, or let them elect the leader ([election])"
+    )]
+    Rival {
+        /// The other one.
+        address: SocketAddr,
+        /// Its term.
+        term: u64,
+        /// The term of this coordinator.
+        own: u64,
+    },
     /// Serving failed.
     #[error("cannot serve HTTP on {http}")]
     Serve {
@@ -78,7 +113,8 @@ impl ServeError {
     /// Whether another start can help only after a change of the configuration, or of the things it names.
     #[must_use]
     pub fn is_the_askers(&self) -> bool {
-        matches!(self, Self::Credentials(_) | Self::NotACoordinator { .. })
+        let is_of_the_election = matches!(self, Self::NotBuilt { .. } | Self::NoAddress | Self::Rival { .. });
+        is_of_the_election || matches!(self, Self::Credentials(_) | Self::NotACoordinator { .. })
     }
 }
 
@@ -95,6 +131,43 @@ pub async fn run(
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
+    match config.election.backend {
+        Backend::Embedded => serve(config, None::<Memory>, on_ready, stop).await,
+        #[cfg(feature = "etcd")]
+        Backend::Etcd => {
+            let endpoints = config.election.endpoints.clone().unwrap_or_default();
+            let register = Etcd::new(&endpoints, config.election.name.clone()).await;
+            let register = register.map_err(ServeError::Register)?;
+            serve(config, Some(register), on_ready, stop).await
+        }
+        #[cfg(not(feature = "etcd"))]
+        Backend::Etcd => Err(ServeError::NotBuilt { backend: "etcd" }),
+        Backend::Kubernetes => Err(ServeError::NotBuilt { backend: "kubernetes" }),
+    }
+}
+
+/// The same, elected over this register.
+///
+/// # Errors
+/// As [`run`].
+///
+/// # Cancel safety
+/// As [`run`].
+pub async fn run_elected(
+    config: Config,
+    register: impl Register + 'static,
+    on_ready: impl FnOnce(Ready),
+    stop: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    serve(config, Some(register), on_ready, stop).await
+}
+
+async fn serve<R: Register + 'static>(
+    config: Config,
+    register: Option<R>,
+    on_ready: impl FnOnce(Ready),
+    stop: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
     let uptime = Uptime::start();
     let credentials = Credentials::load(&config.peer.credentials())?;
     let found = credentials.identity();
@@ -104,7 +177,9 @@ pub async fn run(
     let endpoint = Endpoint::bind(config.peer.listen, &credentials, &TransportSettings::default())?;
     let (file, state) = StateFile::open(&config.state.path)?;
     let patience = config.membership.patience();
-    let membership = SharedMembership::new(Membership::new(patience.clone(), state, uptime.now()));
+    let highest_term = state.table.epoch.term;
+    let begin = if register.is_some() { Membership::candidate } else { Membership::new };
+    let membership = SharedMembership::new(begin(patience.clone(), state, uptime.now()));
     let metrics = Metrics::new()?;
     let (files, certificate) = (config.peer.credentials(), metrics.certificate());
     let expires = move |time| certificate.show(time);
@@ -116,8 +191,10 @@ pub async fn run(
     let listener = TcpListener::bind(listen).map_err(|source| ServeError::Listen { listen, source })?;
     let http = listener.local_addr().map_err(|source| ServeError::Listen { listen, source })?;
     let connections = metrics.connections();
+    let (place, mut office) = Office::new(life());
     let state = Data::new(State {
         membership: membership.clone(),
+        place: place.clone(),
         patience,
         questions,
         bodies: Bodies::new(),
@@ -131,48 +208,136 @@ pub async fn run(
     let handle = server.handle();
     let serving = actix_rt::spawn(server);
 
-    let server = Server { membership: membership.clone(), tables: tables.clone(), metrics, uptime };
-    actix_rt::spawn(serve::serve(endpoint.clone(), server));
+    let server = Server {
+        membership: membership.clone(),
+        tables: tables.clone(),
+        metrics,
+        uptime,
+        place: place.clone(),
+        endpoint: endpoint.clone(),
+    };
+    actix_rt::spawn(serve_followers(endpoint.clone(), server));
     actix_rt::spawn(prefix::answer(endpoint.clone(), tables, asked));
     let peer = endpoint.local_address();
+    let (stop_election, election_stops) = oneshot::channel::<()>();
+    let election = match register {
+        Some(register) => {
+            let own = Candidate { life: place.life, ..candidate(&config, http, peer)? };
+            let election = Election::new(own, config.election.timing(), highest_term);
+            let stop = async { drop(election_stops.await) };
+            let elect = office.elect(&config, election, &membership, uptime, &endpoint);
+            Some(actix_rt::spawn(elect.run(register, stop)))
+        }
+        None => None,
+    };
     tracing::info!(%http, %peer, "the coordinator serves");
     on_ready(Ready { http, peer });
 
     let mut serving = pin!(serving);
     tokio::select! {
         ended = &mut serving => return ended.unwrap_or_else(|error| Err(error.into())).map_err(failed),
-        failed = keep(&membership, &file, &publish, uptime) => return Err(failed.into()),
+        failed = keep(&membership, &file, &publish, uptime, office.tables.subscribe()) => return Err(failed.into()),
+        Some(Rival { address, term }) = office.rivals.recv() => {
+            let own = membership.lock().term();
+            return Err(ServeError::Rival { address, term, own });
+        }
         () = stop => tracing::info!("the coordinator stops"),
+    }
+    drop(stop_election);
+    if let Some(election) = election {
+        // An error: it panicked, and the others wait until its lease is over.
+        let _ = election.await;
     }
     endpoint.close().await;
     handle.stop(true).await;
     serving.await.unwrap_or_else(|error| Err(error.into())).map_err(failed)
 }
 
-/// Makes tables, writes them down, and then publishes them, until writing fails: a table that this coordinator might forget
-/// is told to nobody.
+/// The coordinator's part in an election.
+struct Office {
+    leader: watch::Sender<Option<Candidate>>,
+    later_terms: Option<mpsc::Receiver<u64>>,
+    rivals: mpsc::Receiver<Rival>,
+    /// The tables of the leader, while another one leads.
+    tables: watch::Sender<Known>,
+}
+
+impl Office {
+    fn new(life: u64) -> (Place, Self) {
+        let (leader, known) = watch::channel(None);
+        let (later_terms, heard) = mpsc::channel(1);
+        let (rivals, met) = mpsc::channel(1);
+        let place = Place { life, leader: known, later_terms, rivals };
+        (place, Self { leader, later_terms: Some(heard), rivals: met, tables: watch::Sender::default() })
+    }
+
+    /// Follows the leader from now on; the rest of the part in the election.
+    fn elect(
+        &mut self,
+        config: &Config,
+        election: Election,
+        membership: &SharedMembership,
+        uptime: Uptime,
+        endpoint: &Endpoint,
+    ) -> Elect {
+        let known = self.tables.clone();
+        actix_rt::spawn(follow_leader(endpoint.clone(), self.leader.subscribe(), known));
+        // It is there: nobody else takes it.
+        let later_terms = self.later_terms.take().unwrap_or_else(|| mpsc::channel(1).1);
+        let (membership, leader) = (membership.clone(), self.leader.clone());
+        // A leader whose register hangs asks it twice before its right to lead is over.
+        let deadline = Duration::from_millis(config.election.renew_within_ms / 2);
+        Elect { election, membership, uptime, leader, later_terms, deadline, led: None }
+    }
+}
+
+/// Makes tables, or takes the leader's; writes them down, and then publishes them, until writing fails: a table that this
+/// coordinator might forget is told to nobody, nor one of a leader whose time is over.
 async fn keep(
     membership: &SharedMembership,
     file: &StateFile,
     publish: &watch::Sender<Arc<Published>>,
     uptime: Uptime,
+    mut leaders: watch::Receiver<Known>,
 ) -> StateError {
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
-        let changed = {
-            let mut membership = membership.lock();
-            membership.tick(uptime.now()).map(|table| (table, membership.state()))
+        let changed = tokio::select! {
+            _ = ticks.tick() => membership.lock().tick(uptime.now()).map(|table| (table, true)),
+            table = followed(&mut leaders, membership, uptime) => Some((table, false)),
         };
-        let Some((table, state)) = changed else { continue };
+        let Some((table, is_own)) = changed else { continue };
+        let state = membership.lock().state();
         if let Err(error) = file.write(&state) {
             return error;
+        }
+        if is_own && !membership.lock().leads(uptime.now()) {
+            tracing::warn!(epoch = %table.epoch, "a table came too late: this coordinator leads no more");
+            membership.lock().resign();
+            continue;
         }
         tracing::info!(epoch = %table.epoch, members = table.members.len(), "a new table");
         let published = Published::new(publish.borrow().table(), table);
         publish.send_replace(Arc::new(published));
     }
+}
+
+/// Where others find this coordinator.
+fn candidate(config: &Config, http: SocketAddr, peer: SocketAddr) -> Result<Candidate, ServeError> {
+    let at = |address: SocketAddr| match &config.election.advertise {
+        Some(host) if host.contains(':') => Ok(format!("[{host}]:{}", address.port())),
+        Some(host) => Ok(format!("{host}:{}", address.port())),
+        None if address.ip().is_unspecified() => Err(ServeError::NoAddress),
+        None => Ok(address.to_string()),
+    };
+    Ok(Candidate { life: 0, peer: at(peer)?, http: at(http)? })
+}
+
+/// A number for this life of this coordinator that no other has: microseconds since 1970, or a moment more.
+fn life() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    (since.as_micros() as u64).wrapping_shl(10) | u64::from(std::process::id() % 1_024)
 }
 
 /// How long running work may take when the coordinator stops.

@@ -4,19 +4,25 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use larder_coordinator::{Config, HttpConfig, MembershipConfig, PeerConfig, Ready, StateConfig, Status, run};
+use larder_coordinator::election::{Record, Version};
+use larder_coordinator::register::{Memory, Register, Trouble};
+use larder_coordinator::{
+    Config, ElectionConfig, HttpConfig, MembershipConfig, PeerConfig, Ready, ServeError, StateConfig, Status,
+    run, run_elected,
+};
 use larder_net::coordinator_client::{FollowAs, Known, NodeFacts, follow};
 use larder_net::quic::ca::{Authority, Validity};
 use larder_net::quic::{Credentials, Endpoint, TransportSettings, read_message, write_message};
 use larder_net::trace::TracingConfig;
 use larder_protocol::identity::{Identity, Role};
-use larder_protocol::membership::FollowerMessage;
+use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Joined, Standing};
 use larder_protocol::peer::{PeerRequest, PeerResponse, RowSpan, Rows};
-use larder_protocol::table::{Holder, MemberState, NodeNumber, PARTITIONS};
+use larder_protocol::table::{Holder, Member, MemberState, NodeNumber, PARTITIONS};
 use tempfile::TempDir;
 use tokio::sync::{oneshot, watch};
 
@@ -29,7 +35,14 @@ struct Place {
 struct Coordinator {
     ready: Ready,
     stop: oneshot::Sender<()>,
-    thread: JoinHandle<()>,
+    thread: JoinHandle<Result<(), ServeError>>,
+}
+
+/// A register in memory from which a coordinator can be cut off.
+#[derive(Clone, Default)]
+struct Cable {
+    register: Memory,
+    is_cut: Arc<AtomicBool>,
 }
 
 /// A follower that can be told to leave, or be dropped without a word.
@@ -66,7 +79,28 @@ impl Place {
 
     /// Starts a coordinator, with the state that an earlier one left; on the same address if one is given.
     fn start(&self, peer: Option<SocketAddr>) -> Coordinator {
-        let config = Config {
+        let config = self.config("state.redb", peer);
+        Coordinator::start(move |ready, stop| actix_rt::System::new().block_on(run(config, ready, stop)))
+    }
+
+    /// Starts one of several coordinators, with a state of its own.
+    fn start_elected(&self, state: &str, cable: Cable) -> Coordinator {
+        let election = ElectionConfig {
+            lease_ms: 900,
+            renew_within_ms: 600,
+            retry_ms: 100,
+            ..ElectionConfig::default()
+        };
+        let mut config = Config { election, ..self.config(state, None) };
+        // A busy machine may let nodes wait.
+        config.membership.grace_ms = 2_000;
+        Coordinator::start(move |ready, stop| {
+            actix_rt::System::new().block_on(run_elected(config, cable, ready, stop))
+        })
+    }
+
+    fn config(&self, state: &str, peer: Option<SocketAddr>) -> Config {
+        Config {
             http: HttpConfig { listen: any_port() },
             peer: PeerConfig {
                 listen: peer.unwrap_or_else(any_port),
@@ -74,7 +108,7 @@ impl Place {
                 certificate: self.file("c.pem"),
                 key: self.file("c.key"),
             },
-            state: StateConfig { path: self.file("state.redb") },
+            state: StateConfig { path: self.file(state) },
             membership: MembershipConfig {
                 heartbeat_ms: 50,
                 suspect_after_ms: 300,
@@ -83,21 +117,26 @@ impl Place {
                 grace_ms: 100,
                 remember_lost_ms: 60_000,
             },
+            election: ElectionConfig::default(),
             tracing: TracingConfig::default(),
-        };
-        let (stop, stopped) = oneshot::channel();
-        let (ready, told) = mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            let stop = async {
-                let _ = stopped.await;
-            };
-            let server = run(config, |r| ready.send(r).unwrap(), stop);
-            actix_rt::System::new().block_on(server).unwrap();
-        });
-        Coordinator { ready: told.recv().unwrap(), stop, thread }
+        }
     }
 
     fn node(&self, name: &str, incarnation: u64, coordinator: &Coordinator) -> Follower {
+        self.node_of(name, incarnation, vec![coordinator.ready.peer])
+    }
+
+    fn node_of(&self, name: &str, incarnation: u64, coordinators: Vec<SocketAddr>) -> Follower {
+        self.node_that_knows(name, incarnation, coordinators, Known::default())
+    }
+
+    fn node_that_knows(
+        &self,
+        name: &str,
+        incarnation: u64,
+        coordinators: Vec<SocketAddr>,
+        known: Known,
+    ) -> Follower {
         let endpoint = self.endpoint(&Identity::new(Role::Node, name));
         let facts = NodeFacts {
             incarnation,
@@ -108,11 +147,63 @@ impl Place {
             silent: Box::new(Vec::new),
             drains: watch::channel(false).1,
         };
-        Follower::start(endpoint, coordinator.ready.peer, FollowAs::Node(facts))
+        Follower::start_with(endpoint, coordinators, FollowAs::Node(facts), known)
+    }
+}
+
+impl Register for Cable {
+    async fn read(&self) -> Result<Option<(Version, Record)>, Trouble> {
+        self.passes().await;
+        self.register.read().await
+    }
+
+    async fn write(&self, record: &Record, over: Option<&Version>) -> Result<Option<Version>, Trouble> {
+        self.passes().await;
+        self.register.write(record, over).await
+    }
+}
+
+impl Cable {
+    /// Another coordinator's cable to the same register.
+    fn another(&self) -> Self {
+        Self { register: self.register.clone(), is_cut: Arc::default() }
+    }
+
+    fn cut(&self, is_cut: bool) {
+        self.is_cut.store(is_cut, Ordering::Relaxed);
+    }
+
+    async fn passes(&self) {
+        if self.is_cut.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
     }
 }
 
 impl Coordinator {
+    fn start(
+        serve: impl FnOnce(
+            Box<dyn FnOnce(Ready)>,
+            std::pin::Pin<Box<dyn Future<Output = ()>>>,
+        ) -> Result<(), ServeError>
+        + Send
+        + 'static,
+    ) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        let (ready, told) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let stop = async {
+                let _ = stopped.await;
+            };
+            serve(Box::new(move |r| ready.send(r).unwrap()), Box::pin(stop))
+        });
+        Self { ready: told.recv().unwrap(), stop, thread }
+    }
+
+    fn status(&self) -> Status {
+        serde_json::from_str(&self.get("/status")).unwrap()
+    }
+
     fn get(&self, path: &str) -> String {
         let url = format!("http://{}{path}", self.ready.http);
         ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap()
@@ -120,7 +211,7 @@ impl Coordinator {
 
     fn stop(self) {
         self.stop.send(()).unwrap();
-        self.thread.join().unwrap();
+        self.thread.join().unwrap().unwrap();
     }
 
     /// Waits until a line is among the metrics.
@@ -131,11 +222,21 @@ impl Coordinator {
 
 impl Follower {
     fn start(endpoint: Endpoint, coordinator: SocketAddr, follow_as: FollowAs) -> Self {
-        let (known, knows) = watch::channel(Known::default());
+        Self::start_with(endpoint, vec![coordinator], follow_as, Known::default())
+    }
+
+    fn start_with(
+        endpoint: Endpoint,
+        coordinators: Vec<SocketAddr>,
+        follow_as: FollowAs,
+        known: Known,
+    ) -> Self {
+        let coordinators = coordinators.iter().map(ToString::to_string).collect();
+        let (known, knows) = watch::channel(known);
         let (leave, leaving) = oneshot::channel::<()>();
         let task = tokio::task::spawn_local(async move {
             let stop = async { drop(leaving.await) };
-            follow(endpoint, coordinator.to_string(), follow_as, known, stop).await;
+            follow(endpoint, coordinators, follow_as, known, stop).await;
         });
         Self { known: knows, leave: Some(leave), task }
     }
@@ -314,7 +415,7 @@ fn who_may_not_follow_is_turned_away_and_counted() {
             weight: 1,
         };
         write_message(&mut send, &FollowerMessage::Join(join)).await.unwrap();
-        let answer = read_message::<larder_protocol::membership::CoordinatorMessage>(&mut receive).await;
+        let answer = read_message::<CoordinatorMessage>(&mut receive).await;
         assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
         coordinator.counted("larder_coordinator_rejected_total{reason=\"not_allowed\"} 1").await;
 
@@ -386,6 +487,164 @@ fn a_router_is_told_how_much_of_a_prefix_each_node_holds() {
         let wrong = ask(body("\"ab\"")).await.unwrap();
         assert!(wrong.contains("fingerprint: a chunk hash has 64"), "{wrong}");
         assert_ne!(own, NodeNumber(0));
+    });
+}
+
+#[test]
+fn of_three_coordinators_one_leads_and_the_others_answer_reads_and_name_it() {
+    on_one_thread(async {
+        let (place, cable) = (Place::new(), Cable::default());
+        let all = ["1", "2", "3"].map(|state| place.start_elected(state, cable.another()));
+        until("one leads", || all.iter().filter(|one| !one.status().follows).count() == 1).await;
+        let leader = all.iter().find(|one| !one.status().follows).unwrap();
+        let follower = all.iter().find(|one| one.status().follows).unwrap();
+        until("it is named", || follower.status().leader == Some(leader.ready.http.to_string())).await;
+
+        // A node that knows only another coordinator is sent to the leader; a watcher may stay.
+        let mut node = place.node("a", 1, follower);
+        node.sees("itself", members(1)).await;
+        let watcher = place.endpoint(&Identity::engine("red", "vllm-0"));
+        let mut watcher = Follower::start(watcher, follower.ready.peer, FollowAs::Watcher);
+        let seen = watcher.sees("the node", members(1)).await.table;
+        assert_eq!(seen, node.known.borrow().table);
+        assert_eq!(follower.status().nodes[0].name, "a");
+        assert!(follower.get("/metrics").contains("larder_coordinator_leads 0\n"));
+        leader.counted("larder_coordinator_leads 1\n").await;
+    });
+}
+
+#[test]
+fn a_leader_that_is_cut_off_stops_and_the_next_one_moves_no_partition() {
+    on_one_thread(async {
+        let (place, cable) = (Place::new(), Cable::default());
+        let cables = [(); 3].map(|()| cable.another());
+        let all = [0, 1, 2].map(|at| place.start_elected(&at.to_string(), cables[at].clone()));
+        let addresses: Vec<SocketAddr> = all.iter().map(|one| one.ready.peer).collect();
+        let mut nodes = ["a", "b", "c"].map(|name| place.node_of(name, 1, addresses.clone()));
+        let mut before = Known::default();
+        for node in &mut nodes {
+            before = node.sees("all three", members(3)).await;
+        }
+        let leader = all.iter().position(|one| !one.status().follows).unwrap();
+        cables[leader].cut(true);
+        for node in &mut nodes {
+            let after =
+                node.sees("a later term", |known| known.table.epoch.term > before.table.epoch.term).await;
+            assert_eq!(
+                (&after.table.homes, &after.table.members),
+                (&before.table.homes, &before.table.members)
+            );
+        }
+        assert!(all[leader].status().follows);
+        cables[leader].cut(false);
+        let epoch = nodes[0].known.borrow().table.epoch.to_string();
+        until("it follows the new leader", || all[leader].status().epoch == epoch).await;
+        let calm = all
+            .iter()
+            .map(|one| one.get("/metrics"))
+            .filter(|text| text.contains("event=\"remove\"} 0") && text.contains("event=\"suspect\"} 0"));
+        assert_eq!(calm.count(), 3, "nobody was removed or suspect");
+    });
+}
+
+#[test]
+fn a_leader_without_any_state_goes_on_from_the_table_that_nodes_bring() {
+    on_one_thread(async {
+        let (place, cable) = (Place::new(), Cable::default());
+        let first = place.start_elected("first", cable.another());
+        // It takes the first one's place, and was never told a table.
+        let second = place.start_elected("second", cable.another());
+        let addresses = vec![first.ready.peer, second.ready.peer];
+        let mut nodes = ["a", "b", "c"].map(|name| place.node_of(name, 1, addresses.clone()));
+        for node in &mut nodes {
+            node.sees("all three", members(3)).await;
+        }
+        let before = nodes[0].known.borrow().clone();
+        first.stop();
+        second.stop();
+        let third = place.start_elected("third", cable.another());
+        let mut addresses = addresses;
+        addresses[0] = third.ready.peer;
+        for node in &nodes {
+            node.task.abort();
+        }
+        let mut late = place.node_of("d", 9, addresses.clone());
+        // Followers live as long as they are kept.
+        let mut back = Vec::new();
+        for (name, node) in ["a", "b", "c"].iter().zip(&nodes) {
+            back.push(place.node_that_knows(name, 1, addresses.clone(), node.known.borrow().clone()));
+        }
+        let after = late.sees("all four", members(4)).await.table;
+        for member in &before.table.members {
+            let again = after.member(member.number).unwrap();
+            assert_eq!(again, &Member { peer: again.peer, ..member.clone() }, "numbers stay with names");
+        }
+        let moved = before.table.homes.iter().zip(&after.homes).filter(|(then, now)| then != now).count();
+        assert!(moved <= usize::from(PARTITIONS) / 4 + 1, "{moved} partitions moved for one new node");
+    });
+}
+
+#[test]
+fn two_coordinators_that_do_not_know_of_each_other_are_noticed_and_the_lower_one_stops() {
+    on_one_thread(async {
+        let place = Place::new();
+        let first = place.start(None);
+        let mut node = place.node("a", 1, &first);
+        node.sees("itself", members(1)).await;
+        node.leave().await;
+        first.stop();
+        std::fs::copy(place.file("state.redb"), place.file("copied.redb")).unwrap();
+        let copied = place.config("copied.redb", None);
+        let [one, other] = [
+            place.start(None),
+            Coordinator::start(move |ready, stop| actix_rt::System::new().block_on(run(copied, ready, stop))),
+        ];
+        let addresses = vec![one.ready.peer, other.ready.peer];
+        let mut node = place.node_of("a", 2, addresses);
+        node.sees("itself", members(1)).await;
+        until("one of them stops", || one.thread.is_finished() || other.thread.is_finished()).await;
+        let (lower, higher) = if one.thread.is_finished() { (one, other) } else { (other, one) };
+        let error = lower.thread.join().unwrap().unwrap_err();
+        assert!(error.is_the_askers() && error.to_string().contains("another coordinator leads"), "{error}");
+        node.sees("the other one's table", |known| {
+            known.table.epoch.to_string() == higher.status().epoch && known.table.members.len() == 1
+        })
+        .await;
+        higher.stop();
+    });
+}
+
+#[test]
+fn a_node_obeys_no_coordinator_of_an_earlier_term() {
+    on_one_thread(async {
+        let place = Place::new();
+        let coordinator = place.start(None);
+        let mut node = place.node("a", 1, &coordinator);
+        let before = node.sees("itself", members(1)).await;
+        node.task.abort();
+        // A coordinator that stood still since an earlier term.
+        let old = place.endpoint(&Identity::new(Role::Coordinator, "c"));
+        let address = old.local_address();
+        let (told, mut tells) = tokio::sync::mpsc::channel(1);
+        tokio::task::spawn_local(async move {
+            while let Some(incoming) = old.accept().await {
+                let connection = incoming.accept().await.unwrap();
+                let Ok((mut send, mut receive)) = connection.quic().accept_bi().await else { continue };
+                let _: Result<Option<FollowerMessage>, _> = read_message(&mut receive).await;
+                let standing = Standing { term: 0, life: 1, leads: true, leader: None };
+                let joined = Joined { number: NodeNumber(77), heartbeat_ms: 1 };
+                for message in [CoordinatorMessage::Standing(standing), CoordinatorMessage::Joined(joined)] {
+                    let _ = write_message(&mut send, &message).await;
+                }
+                connection.quic().closed().await;
+                let _ = told.send(()).await;
+            }
+        });
+        let node = place.node_that_knows("a", 1, vec![address], before.clone());
+        for _ in 0..3 {
+            tells.recv().await.unwrap();
+        }
+        assert_eq!(node.known.borrow().own, before.own);
     });
 }
 

@@ -249,14 +249,14 @@ impl Cluster {
         };
         let (stop, stopped) = oneshot::channel::<()>();
         let (left, leaving) = oneshot::channel();
-        let (endpoint, coordinator) = (self.endpoint.clone(), self.limits.coordinator.clone());
+        let (endpoint, coordinators) = (self.endpoint.clone(), self.limits.coordinators.clone());
         let (known, watch) = (self.known.clone(), self.watch.clone());
         self.arbiter.spawn_fn(move || {
             actix_rt::spawn(async move {
                 let stop = async { drop(stopped.await) }.boxed_local().shared();
                 let begin = || {
-                    let (endpoint, coordinator) = (endpoint.clone(), coordinator.clone());
-                    follow(endpoint, coordinator, FollowAs::Node(facts()), known.clone(), stop.clone())
+                    let (endpoint, coordinators) = (endpoint.clone(), coordinators.clone());
+                    follow(endpoint, coordinators, FollowAs::Node(facts()), known.clone(), stop.clone())
                 };
                 watch.keep("follower", begin).await;
                 endpoint.close().await;

@@ -230,7 +230,7 @@ pub struct RecordConfig {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterConfig {
-    /// The coordinator's address for nodes, as `host:port`.
+    /// The address of each coordinator for nodes, as `host:port`, with commas between them. A name may have several addresses.
     pub coordinator: String,
     /// The address for peers (UDP).
     #[serde(default = "default_peer_listen")]

@@ -84,8 +84,8 @@ impl ClusterLimits {
 /// The limits of a cluster's member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterLimits {
-    /// The coordinator's `host:port`.
-    pub coordinator: String,
+    /// Each coordinator's `host:port`.
+    pub coordinators: Vec<String>,
     /// The address for peers.
     pub listen: SocketAddr,
     /// The node's address as peers see it, if it differs from the one that the coordinator sees.

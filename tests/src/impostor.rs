@@ -136,6 +136,7 @@ impl Member {
             match read_message(&mut receive).await?.context("the coordinator ended the stream")? {
                 CoordinatorMessage::Joined(joined) => break joined,
                 CoordinatorMessage::Table(page) => table = reader.take(page)?.unwrap_or(table),
+                CoordinatorMessage::Standing(_) => {}
                 other => anyhow::bail!("not joined: {other:?}"),
             }
         };

@@ -54,6 +54,38 @@ impl HostPort {
     }
 }
 
+/// All coordinators of a cluster: any of them answers, and the one that leads answers best.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Coordinators(Vec<HostPort>);
+
+impl Coordinators {
+    /// Reads addresses of coordinators with commas between them.
+    ///
+    /// # Errors
+    /// As [`HostPort::parse`].
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        text.split(',').map(|one| HostPort::of_coordinator(one.trim())).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Each address.
+    pub(crate) fn each(&self) -> impl Iterator<Item = &HostPort> {
+        self.0.iter()
+    }
+}
+
+impl From<SocketAddr> for Coordinators {
+    fn from(address: SocketAddr) -> Self {
+        Self(vec![address.into()])
+    }
+}
+
+impl fmt::Display for Coordinators {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&all.join(","))
+    }
+}
+
 impl From<SocketAddr> for HostPort {
     fn from(address: SocketAddr) -> Self {
         let host = match address.ip() {
@@ -94,6 +126,8 @@ mod tests {
         ] {
             assert_eq!(HostPort::of_coordinator(text).unwrap().to_string(), read);
         }
+        assert_eq!(Coordinators::parse("a, b:1,::1").unwrap().to_string(), "a:7600,b:1,[::1]:7600");
+        assert!(Coordinators::parse("a,").is_err() && Coordinators::parse("").is_err());
         assert_eq!(HostPort::of_node("a").unwrap().to_string(), "a:9440");
     }
 

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use larder_coordinator::{NodeStatus as Member, Status as CoordinatorStatus};
 use larder_node::Status as NodeStatus;
 use serde::{Deserialize, Serialize};
@@ -62,11 +62,31 @@ impl NodeAddress {
     }
 }
 
-/// What a coordinator says, in its own words and as far as they are understood.
+/// What a cluster says: the coordinator that leads, or another one where none that leads answers. `addresses` has commas between
+/// several. Words are its own, and as far as they are understood.
 ///
 /// # Errors
-/// It does not answer, or is none.
-pub(crate) fn ask_coordinator(address: &impl Display) -> anyhow::Result<(Value, CoordinatorStatus)> {
+/// None answers, or one of them is no coordinator.
+pub(crate) fn ask_coordinator(addresses: &impl Display) -> anyhow::Result<(Value, CoordinatorStatus)> {
+    let addresses = addresses.to_string();
+    let mut open: Vec<String> = addresses.rsplit(',').map(str::to_owned).collect();
+    let (mut follower, mut error, mut asked) = (None, None, Vec::new());
+    while let Some(address) = open.pop() {
+        match ask_one_coordinator(&address) {
+            Ok(answer) if !answer.1.follows => return Ok(answer),
+            Ok(answer) => {
+                // It names the leader, which may have another name among the addresses.
+                open.extend(answer.1.leader.clone().filter(|leader| !asked.contains(leader)));
+                follower = follower.or(Some(answer));
+            }
+            Err(failed) => error = error.or(Some(failed)),
+        }
+        asked.push(address);
+    }
+    follower.ok_or_else(|| error.unwrap_or_else(|| anyhow!("no coordinator is named")))
+}
+
+fn ask_one_coordinator(address: &impl Display) -> anyhow::Result<(Value, CoordinatorStatus)> {
     let said: Value = http::get_json(address, "/status")?;
     if said["role"] == "node" || said.get("actors").is_some() {
         bail!("{address} is a node, not a coordinator: ask it by --node {address}");
@@ -204,6 +224,22 @@ mod tests {
         assert!(ask_coordinator(&http).is_ok());
         let text = error(ask_node(&http));
         assert_eq!(text, format!("{http} is a coordinator, not a node: ask it by --coordinator {http}"));
+    }
+
+    #[test]
+    fn of_several_coordinators_the_one_that_leads_is_asked_and_another_where_none_does() {
+        let words = |leads: bool, leader: Option<SocketAddr>, epoch: &str| {
+            let leader = leader.map(|leader| leader.to_string());
+            json!({"role": "coordinator", "version": "1", "uptime_seconds": 1.0, "nodes": [], "epoch": epoch,
+                "follows": !leads, "leader": leader})
+        };
+        let leader = server(words(true, None, "2.9"));
+        let knows = server(words(false, Some(leader), "2.8"));
+        let lost = server(words(false, Some(([127, 0, 0, 1], 1).into()), "2.7"));
+        let epoch = |addresses: String| ask_coordinator(&addresses).unwrap().1.epoch;
+        assert_eq!(epoch(format!("127.0.0.1:1,{lost},{leader}")), "2.9");
+        assert_eq!(epoch(knows.to_string()), "2.9", "it names the leader");
+        assert_eq!(epoch(lost.to_string()), "2.7", "the leader does not answer");
     }
 
     #[test]

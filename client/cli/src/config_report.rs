@@ -129,7 +129,7 @@ impl ConfigReport {
 
     fn add_cluster(&mut self, limits: &Limits) {
         let Some(cluster) = &limits.cluster else { return };
-        self.add("coordinator", cluster.coordinator.clone());
+        self.add("coordinator", cluster.coordinators.join(", "));
         self.add("peers", cluster.listen.to_string());
         if let Some(advertise) = cluster.advertise {
             self.add("peers find it at", advertise.to_string());

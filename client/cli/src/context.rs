@@ -9,15 +9,15 @@ use anyhow::{Context as _, anyhow};
 use larder_net::quic::CredentialFiles;
 use serde::Deserialize;
 
-use crate::address::HostPort;
+use crate::address::Coordinators;
 use crate::dev;
 use crate::failure::Usage;
 
 /// The argument that names a cluster.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct ClusterArg {
-    /// Ask this coordinator and its nodes: HOST or HOST:PORT, or `dev` for the newest development cluster [default:
-    /// LARDER_COORDINATOR, then the context file, then `dev`]
+    /// Ask this coordinator and its nodes: HOST or HOST:PORT, commas between several coordinators, or `dev` for the newest
+    /// development cluster [default: LARDER_COORDINATOR, then the context file, then `dev`]
     #[arg(long, value_name = "ADDR", value_parser = Named::parse)]
     coordinator: Option<Named>,
 }
@@ -26,14 +26,14 @@ pub(crate) struct ClusterArg {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Named {
     Dev,
-    At(HostPort),
+    At(Coordinators),
 }
 
 /// The cluster that was chosen.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Chosen {
-    /// The address of its coordinator.
-    pub(crate) coordinator: HostPort,
+    /// The addresses of its coordinators.
+    pub(crate) coordinator: Coordinators,
     /// The certificate to change it with, where one is known.
     pub(crate) admin: Option<CredentialFiles>,
 }
@@ -78,7 +78,7 @@ impl ClusterArg {
 
 impl Named {
     fn parse(text: &str) -> Result<Self, String> {
-        if text == "dev" { Ok(Self::Dev) } else { HostPort::of_coordinator(text).map(Self::At) }
+        if text == "dev" { Ok(Self::Dev) } else { Coordinators::parse(text).map(Self::At) }
     }
 }
 

@@ -10,7 +10,7 @@ use larder_protocol::drain::{DrainCommand, DrainReport};
 use larder_protocol::peer::{PeerRequest, PeerResponse};
 use serde::Serialize;
 
-use crate::address::HostPort;
+use crate::address::Coordinators;
 use crate::admin::AdminLink;
 use crate::clock::now;
 use crate::cluster::{ask_coordinator, ask_member};
@@ -120,7 +120,7 @@ async fn ask(link: &AdminLink, command: DrainCommand) -> anyhow::Result<DrainRep
 /// The node does not answer, or refuses; or nobody knows what became of it.
 pub(crate) async fn drain(
     credentials: &Credentials,
-    coordinator: &HostPort,
+    coordinator: &Coordinators,
     member: &NodeStatus,
     first: DrainCommand,
     mut show: impl FnMut(&DrainReport),
@@ -158,7 +158,7 @@ pub(crate) async fn drain(
 }
 
 /// What became of a life of a node that does not answer; `None` while it is a member.
-async fn fate(coordinator: &HostPort, member: &NodeStatus) -> Option<&'static str> {
+async fn fate(coordinator: &Coordinators, member: &NodeStatus) -> Option<&'static str> {
     let status = status_of(coordinator).await.ok()?;
     let is_it = |name: &str, incarnation: u64| name == member.name && incarnation == member.incarnation;
     if status.lost.iter().any(|lost| is_it(&lost.name, lost.incarnation)) {
@@ -173,7 +173,7 @@ async fn fate(coordinator: &HostPort, member: &NodeStatus) -> Option<&'static st
 /// # Errors
 /// It takes longer than `within`.
 pub(crate) async fn comes_back(
-    coordinator: &HostPort,
+    coordinator: &Coordinators,
     before: &NodeStatus,
     within: Duration,
 ) -> anyhow::Result<()> {
@@ -208,7 +208,7 @@ pub(crate) async fn comes_back(
 ///
 /// # Errors
 /// It does not answer.
-pub(crate) async fn status_of(coordinator: &HostPort) -> anyhow::Result<CoordinatorStatus> {
+pub(crate) async fn status_of(coordinator: &Coordinators) -> anyhow::Result<CoordinatorStatus> {
     let coordinator = coordinator.clone();
     Ok(tokio::task::spawn_blocking(move || ask_coordinator(&coordinator)).await??.1)
 }

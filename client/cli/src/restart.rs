@@ -6,7 +6,7 @@ use larder_coordinator::NodeStatus;
 use larder_net::quic::Credentials;
 use larder_protocol::drain::{AfterDrain, DrainCommand, DrainStart};
 
-use crate::address::HostPort;
+use crate::address::Coordinators;
 use crate::clock::now;
 use crate::drain::{self, Drained, clear, find, show};
 
@@ -25,7 +25,7 @@ impl Restart {
     pub(crate) async fn all(
         self,
         credentials: &Credentials,
-        coordinator: &HostPort,
+        coordinator: &Coordinators,
         names: &[String],
     ) -> Vec<Drained> {
         let mut done = Vec::new();
@@ -44,7 +44,7 @@ impl Restart {
     async fn by_name(
         self,
         credentials: &Credentials,
-        coordinator: &HostPort,
+        coordinator: &Coordinators,
         name: &str,
     ) -> anyhow::Result<Drained> {
         let status = drain::status_of(coordinator).await?;
@@ -54,7 +54,7 @@ impl Restart {
     async fn one(
         self,
         credentials: &Credentials,
-        coordinator: &HostPort,
+        coordinator: &Coordinators,
         member: &NodeStatus,
     ) -> anyhow::Result<Drained> {
         let start = DrainCommand::Start(DrainStart {

@@ -7,7 +7,7 @@ use larder_coordinator::{NodeStatus as Member, Status as CoordinatorStatus};
 use larder_node::{ActorStatus, ObjectStatus, Status as NodeStatus};
 use serde_json::{Value, json};
 
-use crate::address::HostPort;
+use crate::address::{Coordinators, HostPort};
 use crate::cluster::{ask_coordinator, ask_member, ask_node};
 use crate::context::ClusterArg;
 use crate::output::duration;
@@ -27,7 +27,7 @@ pub(crate) struct Servers {
 #[derive(Debug, Clone)]
 pub(crate) enum Targets {
     /// A coordinator, and the nodes that it knows at the time.
-    Cluster(HostPort),
+    Cluster(Coordinators),
     /// These nodes.
     Nodes(Vec<HostPort>),
 }
@@ -165,6 +165,9 @@ impl Survey {
         for lost in self.coordinator.iter().flat_map(|(_, coordinator)| &coordinator.lost) {
             let silent = duration(lost.silent_seconds);
             troubles.push(format!("{} is lost: it was heard {silent} ago, at {}", lost.name, lost.http));
+        }
+        if self.coordinator.as_ref().is_some_and(|(_, coordinator)| coordinator.follows) {
+            troubles.push("no coordinator that leads answers: nobody joins or leaves until one does".into());
         }
         self.nodes.iter().for_each(|node| node.troubles(&mut troubles));
         let members = || self.nodes.iter().filter_map(|node| node.member.as_ref());

@@ -1,18 +1,26 @@
-//! The coordinator's client: keeps a stream to the coordinator, and knows the latest table.
+//! The coordinators' client: keeps a stream to the coordinator that leads, and knows the latest table.
 //!
-//! It dials again for ever. While the coordinator is away, its followers go on with the last table.
+//! It dials all coordinators again for ever. While none leads, their followers go on with the last table. A coordinator of an
+//! earlier term than the table's is not obeyed. Where several addresses are known, a node looks from time to time whether two
+//! coordinators lead that do not know of each other, and tells its own.
 
+mod rivals;
+
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use larder_protocol::identity::Role;
-use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, InUse, Join};
-use larder_protocol::table::{Epoch, NodeNumber, Table, TablePage, TableReader, WrongPage};
+use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, InUse, Join, Standing};
+use larder_protocol::table::{Epoch, NodeNumber, Table, TablePage, TableReader, WrongPage, pages};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::quic::{Endpoint, read_message, write_message};
+pub use self::rivals::who;
+use crate::quic::{Connection, Endpoint, read_message, write_message};
 
 /// The role of a follower.
 pub enum FollowAs {
@@ -53,14 +61,15 @@ pub struct Known {
     pub refused: Option<String>,
 }
 
-/// Follows a coordinator until `stop` is ready, and tells every newer table. `coordinator` is `host:port`, and is resolved
-/// anew at each attempt. Needs the runtime of the endpoint.
+/// Follows the coordinator that leads until `stop` is ready, and tells every newer table. Each of `coordinators` is `host:port`;
+/// all are resolved anew and all their addresses are dialled at each attempt. A watcher follows any coordinator. Needs the
+/// runtime of the endpoint.
 ///
 /// # Cancel safety
 /// Dropped, it leaves without a word: the coordinator finds out by silence.
 pub async fn follow(
     endpoint: Endpoint,
-    coordinator: String,
+    coordinators: Vec<String>,
     follow_as: FollowAs,
     known: watch::Sender<Known>,
     stop: impl Future<Output = ()>,
@@ -70,10 +79,12 @@ pub async fn follow(
     let reader = TableReader::default();
     let mut follower = CoordinatorClient {
         endpoint,
-        coordinator,
+        coordinators,
+        leader: None,
         follow_as,
         known,
         incarnation,
+        is_taken: false,
         reader,
         retry_after,
         warned,
@@ -97,7 +108,7 @@ pub async fn follow(
                 }
             }
         };
-        tracing::debug!(coordinator = follower.coordinator, ended = ?ended, "the coordinator is dialled again");
+        tracing::debug!(coordinators = ?follower.coordinators, ended = ?ended, "the coordinators are dialled again");
         if started.elapsed() > LAST_PAUSE {
             pause = FIRST_PAUSE;
         }
@@ -112,10 +123,14 @@ pub async fn follow(
 
 struct CoordinatorClient {
     endpoint: Endpoint,
-    coordinator: String,
+    coordinators: Vec<String>,
+    /// Where the leader is, as another coordinator said.
+    leader: Option<String>,
     follow_as: FollowAs,
     known: watch::Sender<Known>,
     incarnation: u64,
+    /// Whether the other side of the present stream leads, or is good enough for a watcher.
+    is_taken: bool,
     /// The tables of the present stream.
     reader: TableReader,
     /// When the coordinator wants to be asked again.
@@ -129,12 +144,42 @@ struct CoordinatorClient {
 type Ended = Box<dyn std::error::Error>;
 
 impl CoordinatorClient {
-    /// Follows over one stream, from its start to its end.
+    /// Dials all coordinators, and follows the first that leads, to the end of its stream.
     async fn follow_once(&mut self, mut leaving: watch::Receiver<bool>) -> Result<(), Ended> {
-        let address =
-            tokio::net::lookup_host(&self.coordinator).await?.next().ok_or("its name has no address")?;
-        let dial = self.endpoint.connect(address, Role::Coordinator, None);
-        let connection = timeout(DIAL_DEADLINE, dial).await??;
+        let names: Vec<String> = self.leader.take().into_iter().chain(self.coordinators.clone()).collect();
+        let addresses = resolve(&names).await;
+        let endpoint = self.endpoint.clone();
+        let dial = |address| {
+            let dial = endpoint.connect(address, Role::Coordinator, None);
+            async move { Ok::<_, Ended>(timeout(DIAL_DEADLINE, dial).await??) }
+        };
+        let mut dials: FuturesUnordered<_> = addresses.iter().map(|&address| dial(address)).collect();
+        let mut ended: Ended = "no name of a coordinator has an address".into();
+        let mut patience = DIAL_DEADLINE;
+        while let Ok(Some(dialled)) = timeout(patience, dials.next()).await {
+            self.is_taken = false;
+            let followed = match dialled {
+                Ok(connection) => {
+                    // The others answer as fast, or are dead.
+                    patience = OTHERS_DEADLINE;
+                    self.follow_over(&connection, &mut leaving).await
+                }
+                Err(error) => Err(error),
+            };
+            match followed {
+                Err(error) if !self.is_taken => ended = error,
+                followed => return followed,
+            }
+        }
+        Err(ended)
+    }
+
+    /// Follows over one stream, from its start to its end.
+    async fn follow_over(
+        &mut self,
+        connection: &Connection,
+        leaving: &mut watch::Receiver<bool>,
+    ) -> Result<(), Ended> {
         let (mut send, mut receive) = connection.quic().open_bi().await?;
         write_message(&mut send, &self.first_message()).await?;
         self.reader = TableReader::default();
@@ -147,7 +192,7 @@ impl CoordinatorClient {
                 }
             }
         });
-        let ended = self.talk(&mut send, &mut messages, &mut leaving).await;
+        let ended = self.talk(&mut send, &mut messages, leaving).await;
         reader.abort();
         ended
     }
@@ -167,6 +212,8 @@ impl CoordinatorClient {
             FollowAs::Watcher => watch::channel(false).1,
         };
         let (mut is_joined, mut told) = (false, None);
+        let (found, mut rivals) = mpsc::channel(1);
+        let mut looking = None;
         loop {
             let wish = *drains.borrow_and_update();
             if is_joined && told != Some(wish) {
@@ -177,6 +224,16 @@ impl CoordinatorClient {
                 message = messages.recv() => {
                     heard = Instant::now();
                     let message = message.ok_or("the coordinator closed the stream")?;
+                    if let CoordinatorMessage::Standing(standing) = &message && is_node && standing.leads {
+                        let look = rivals::look(self.endpoint.clone(), self.coordinators.clone(), standing.life, found.clone());
+                        looking = Some(AbortOnDrop(tokio::spawn(look)));
+                    }
+                    if message == CoordinatorMessage::Bring && self.is_taken {
+                        let table = Arc::clone(&self.known.borrow().table);
+                        for page in pages(&Table::default(), &table) {
+                            write_message(send, &FollowerMessage::Brings(page)).await?;
+                        }
+                    }
                     if let Some(heartbeat) = self.hear(message)? {
                         every = heartbeat;
                         next_beat = Instant::now() + every;
@@ -186,6 +243,9 @@ impl CoordinatorClient {
                     }
                 }
                 Ok(()) = drains.changed(), if is_joined => {}
+                Some(rival) = rivals.recv(), if looking.is_some() => {
+                    write_message(send, &FollowerMessage::Rival(rival)).await?;
+                }
                 () = sleep_until(next_beat), if is_node => {
                     next_beat = Instant::now() + every;
                     let silent = if let FollowAs::Node(facts) = &self.follow_as { (facts.silent)() } else { Vec::new() };
@@ -209,6 +269,8 @@ impl CoordinatorClient {
     /// Takes a message of the coordinator. Returns the interval of heartbeats, if the message names one.
     fn hear(&mut self, message: CoordinatorMessage) -> Result<Option<Duration>, Ended> {
         match message {
+            CoordinatorMessage::Standing(standing) => self.judge(standing)?,
+            _ if !self.is_taken => return Err("the coordinator does not say whether it leads".into()),
             CoordinatorMessage::Joined(joined) => {
                 let incarnation = self.incarnation;
                 self.known.send_modify(|known| {
@@ -240,9 +302,29 @@ impl CoordinatorClient {
             }
             CoordinatorMessage::Removed => return Err("this node was removed".into()),
             CoordinatorMessage::Table(page) => self.learn(page)?,
-            CoordinatorMessage::Heard => {}
+            CoordinatorMessage::Heard | CoordinatorMessage::Bring => {}
         }
         Ok(None)
+    }
+
+    /// Decides whether this coordinator is followed.
+    fn judge(&mut self, standing: Standing) -> Result<(), Ended> {
+        let Standing { term, leads, leader, .. } = standing;
+        self.is_taken = false;
+        if !leads && matches!(self.follow_as, FollowAs::Node(_)) {
+            if leader.is_some() {
+                self.retry_after = Some(FIRST_PAUSE);
+            }
+            self.leader = leader;
+            return Err("the coordinator does not lead".into());
+        }
+        let known = self.epoch().term;
+        if term < known {
+            tracing::warn!(term, known, "a coordinator of an earlier term is not obeyed");
+            return Err("the coordinator is of an earlier term".into());
+        }
+        self.is_taken = true;
+        Ok(())
     }
 
     /// Notes why this node is no member. The log has it at first, and from time to time.
@@ -303,8 +385,38 @@ impl CoordinatorClient {
     }
 }
 
+/// A task that ends with its owner.
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// All addresses of these names, each once. A name that has none now may have one at the next attempt.
+async fn resolve(names: &[String]) -> Vec<SocketAddr> {
+    let mut addresses = Vec::new();
+    for name in names {
+        match tokio::net::lookup_host(name).await {
+            Ok(found) => addresses.extend(found),
+            Err(error) => tracing::debug!(name, %error, "the name of a coordinator has no address"),
+        }
+    }
+    let mut seen = HashSet::new();
+    addresses.retain(|address| seen.insert(*address));
+    addresses.truncate(MAX_ADDRESSES);
+    addresses
+}
+
+/// Addresses of coordinators that are dialled: five coordinators, each with three.
+const MAX_ADDRESSES: usize = 16;
+
 /// How long a handshake may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How much longer the handshakes of the other coordinators may take once one has answered.
+const OTHERS_DEADLINE: Duration = Duration::from_millis(300);
 
 /// How long a goodbye may take.
 const LEAVE_DEADLINE: Duration = Duration::from_millis(500);

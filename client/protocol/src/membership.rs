@@ -2,7 +2,8 @@
 //!
 //! A follower opens one bidirectional QUIC stream to the coordinator and keeps it. Both sides write messages on it, framed as
 //! in [`crate::peer`]. A node (role `node` in its certificate) starts with `Join`; a process that only wants tables (an
-//! engine or admin) starts with `Watch`.
+//! engine, an admin or another coordinator) starts with `Watch`. The coordinator's first message is `Standing`: it fences all
+//! that follows on the stream, since one stream is one coordinator's in one term or later ones.
 
 use std::net::SocketAddr;
 
@@ -23,6 +24,25 @@ pub enum FollowerMessage {
     Watch,
     /// The node drains from now on, or does no more. Said again after each join.
     Drains(bool),
+    /// Some of the table that the node knows, since the coordinator asked for it ([`CoordinatorMessage::Bring`]).
+    Brings(TablePage),
+    /// Another coordinator leads too, at this address for peers: the coordinator asks it, and one of the two stops.
+    Rival(SocketAddr),
+    /// The question who leads; it is the only message of its stream. A coordinator that asks says how it stands itself.
+    Who(Option<Standing>),
+}
+
+/// How a coordinator stands.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// The term of its tables.
+    pub term: u64,
+    /// This life of this coordinator: no other has this number.
+    pub life: u64,
+    /// Whether it leads. A coordinator that does not lead tells its leader's tables, and lets nobody join.
+    pub leads: bool,
+    /// Where the leader is for nodes, as `HOST:PORT`, if another one leads.
+    pub leader: Option<String>,
 }
 
 /// A node wants to be a member.
@@ -71,6 +91,21 @@ pub enum CoordinatorMessage {
     Contested(SocketAddr),
     /// The node cannot be a member, for this reason. Asking again may help once that is mended.
     Refused(String),
+    /// How the coordinator stands. A follower that knows a later term obeys nothing on this stream.
+    Standing(Standing),
+    /// The node knows a later table than this leader, which has made none yet: the node brings it.
+    Bring,
+}
+
+impl Standing {
+    /// Whether this coordinator stops where it and `other` lead and do not know of each other. Of the two exactly one does.
+    #[must_use]
+    pub fn yields_to(&self, other: &Self) -> bool {
+        self.leads
+            && other.leads
+            && self.life != other.life
+            && (self.term, self.life) < (other.term, other.life)
+    }
 }
 
 /// Another process has the node's name.
@@ -89,4 +124,23 @@ pub struct Joined {
     pub number: NodeNumber,
     /// How often to send a heartbeat.
     pub heartbeat_ms: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leader(term: u64, life: u64) -> Standing {
+        Standing { term, life, leads: true, leader: None }
+    }
+
+    #[test]
+    fn of_two_leaders_exactly_one_yields_and_nobody_to_itself_or_to_a_follower() {
+        for (one, other) in [((1, 1), (1, 2)), ((1, 9), (2, 1)), ((3, 4), (7, 5))] {
+            let (one, other) = (leader(one.0, one.1), leader(other.0, other.1));
+            assert!(one.yields_to(&other) && !other.yields_to(&one));
+        }
+        assert!(!leader(1, 1).yields_to(&leader(2, 1)), "it heard of itself, in a later term");
+        assert!(!leader(1, 1).yields_to(&Standing { leads: false, ..leader(9, 9) }));
+    }
 }

@@ -23,7 +23,7 @@ pub const PARTITIONS: u16 = 1 << PARTITION_BITS;
     Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
 )]
 pub struct Epoch {
-    /// Grows with each start of a coordinator.
+    /// Grows with each start of a coordinator, and with each change of the leader.
     pub term: u64,
     /// Grows with each table of a term.
     pub number: u64,

@@ -178,7 +178,9 @@ pub enum ConfigError {
     #[error("[cluster] advertise is {0}: write an address and a port at which other nodes reach this node")]
     Advertise(SocketAddr),
     /// The coordinator's address cannot be dialled.
-    #[error("[cluster] coordinator is `{0}`: write HOST:PORT, as coordinator.example:7601 or [::1]:7601")]
+    #[error(
+        "[cluster] coordinator is `{0}`: write HOST:PORT, as coordinator.example:7601 or [::1]:7601, and commas between several"
+    )]
     Coordinator(String),
     /// A datagram of no possible size.
     #[error(

@@ -361,14 +361,16 @@ fn cluster_limits(
     {
         return Err(ConfigError::Advertise(address));
     }
-    if !is_host_and_port(&cluster.coordinator) {
-        return Err(ConfigError::Coordinator(cluster.coordinator.clone()));
+    let coordinators: Vec<String> =
+        cluster.coordinator.split(',').map(|coordinator| coordinator.trim().to_owned()).collect();
+    if let Some(wrong) = coordinators.iter().find(|coordinator| !is_host_and_port(coordinator)) {
+        return Err(ConfigError::Coordinator(wrong.clone()));
     }
     if !(MIN_DATAGRAM_BYTES..=MAX_DATAGRAM_BYTES).contains(&cluster.max_datagram_bytes) {
         return Err(ConfigError::Datagram(cluster.max_datagram_bytes));
     }
     Ok(ClusterLimits {
-        coordinator: cluster.coordinator.clone(),
+        coordinators,
         listen: cluster.listen,
         advertise: cluster.advertise,
         credentials: CredentialFiles {

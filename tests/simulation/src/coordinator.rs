@@ -217,7 +217,8 @@ impl World {
                 match membership.heartbeat(number, incarnation, &beat, now) {
                     Beat::Heard => CoordinatorMessage::Heard,
                     Beat::Contested(address) => CoordinatorMessage::Contested(address),
-                    Beat::Removed => {
+                    // It is the only coordinator: it always leads.
+                    Beat::Removed | Beat::NotLeading | Beat::LaterTerm(_) => {
                         self.coordinator.streams.remove(&key);
                         CoordinatorMessage::Removed
                     }
@@ -235,7 +236,10 @@ impl World {
                 };
                 return membership.drains(number, incarnation, drains);
             }
-            FollowerMessage::Watch => return,
+            FollowerMessage::Watch
+            | FollowerMessage::Brings(_)
+            | FollowerMessage::Rival(_)
+            | FollowerMessage::Who(_) => return,
         };
         self.tell_follower(life, CoordinatorSays { stream, message: answer });
     }
@@ -338,7 +342,10 @@ impl World {
                 self.dial_again(life);
             }
             CoordinatorMessage::Removed => self.dial_again(life),
-            CoordinatorMessage::Contested(_) | CoordinatorMessage::Heard => {}
+            CoordinatorMessage::Contested(_)
+            | CoordinatorMessage::Heard
+            | CoordinatorMessage::Standing(_)
+            | CoordinatorMessage::Bring => {}
         }
     }
 

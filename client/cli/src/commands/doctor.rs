@@ -10,7 +10,7 @@ use larder_node::Config;
 use larder_node::host::HostFacts;
 use serde::Serialize;
 
-use crate::address::HostPort;
+use crate::address::Coordinators;
 use crate::cluster::ask_coordinator;
 use crate::doctor::{Files, Finding, Level, Probes, Subject};
 use crate::failure::{FAILED, Usage};
@@ -45,8 +45,8 @@ pub(crate) struct Args {
     peers: Vec<String>,
 
     /// Check the paths to all members that this coordinator knows
-    #[arg(long, value_name = "ADDR", value_parser = HostPort::of_coordinator)]
-    coordinator: Option<HostPort>,
+    #[arg(long, value_name = "ADDR", value_parser = Coordinators::parse)]
+    coordinator: Option<Coordinators>,
 
     /// Check this folder for the disk tier [default: the folder in the configuration]
     #[arg(long, value_name = "DIR")]
@@ -82,7 +82,8 @@ fn subject(args: &Args) -> anyhow::Result<Subject> {
     let root = Path::new("/");
     let config = args.config.as_deref().map(Config::load).transpose();
     let config = config.context(Usage("the configuration cannot be used".into()))?.unwrap_or_default();
-    let mut targets: Vec<String> = config.cluster.iter().map(|cluster| cluster.coordinator.clone()).collect();
+    let coordinators = config.cluster.iter().flat_map(|cluster| cluster.coordinator.split(','));
+    let mut targets: Vec<String> = coordinators.map(|coordinator| coordinator.trim().to_owned()).collect();
     targets.extend(args.peers.iter().cloned());
     if let Some(coordinator) = &args.coordinator {
         let (_, status) = ask_coordinator(coordinator)?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use larder_core::placement::PlacementRule;
 use larder_core::store::policy::PolicyName;
 
-use crate::address::HostPort;
+use crate::address::Coordinators;
 use crate::clock::now;
 use crate::cluster::{NodeAddress, ask_node};
 use crate::content::TraceName;
@@ -65,8 +65,8 @@ pub(crate) struct Args {
     dev: u16,
 
     /// Use the nodes that this coordinator knows
-    #[arg(long, value_name = "ADDR", value_parser = HostPort::of_coordinator)]
-    coordinator: Option<HostPort>,
+    #[arg(long, value_name = "ADDR", value_parser = Coordinators::parse)]
+    coordinator: Option<Coordinators>,
 
     /// Limit of chunks that each node keeps, for all its actors together
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNKS_PER_NODE, conflicts_with = "coordinator",
@@ -213,7 +213,7 @@ async fn play(
     args: &Args,
     requests: &[Request],
     nodes: &[NodeAddress],
-    watched: Option<(HostPort, CredentialFiles)>,
+    watched: Option<(Coordinators, CredentialFiles)>,
     mut stop: Pin<&mut impl Future<Output = ()>>,
 ) -> anyhow::Result<Played> {
     let settings = LinkSettings {
@@ -319,7 +319,7 @@ impl Args {
     }
 
     /// The coordinator of the cluster that was started, and who may change it, if anything is to happen to its nodes.
-    fn watched(&self, cluster: Option<&DevCluster>) -> Option<(HostPort, CredentialFiles)> {
+    fn watched(&self, cluster: Option<&DevCluster>) -> Option<(Coordinators, CredentialFiles)> {
         let cluster = cluster.filter(|_| self.drain_at.is_some() || self.restart_at.is_some())?;
         Some((cluster.addresses().coordinator?.into(), cluster.admin()))
     }

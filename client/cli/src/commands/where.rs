@@ -2,11 +2,13 @@
 
 use std::process::ExitCode;
 
+use anyhow::anyhow;
 use larder_coordinator::{NodeHeld, PrefixAnswer, PrefixHeld};
 use larder_protocol::ChunkHash;
 use larder_protocol::identity::Identity;
 use serde::Serialize;
 
+use crate::address::HostPort;
 use crate::context::ClusterArg;
 use crate::failure::{FAILED, Usage};
 use crate::listing::{Cell, Format, FormatArgs, Listing, column};
@@ -74,7 +76,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         chunk_tokens: spec.chunk_tokens,
         hashes: hashes.iter().map(ToString::to_string).collect(),
     };
-    let holdings = http::post_json(&coordinator, "/v1/prefix", &question)?;
+    let ask = |one: &HostPort| http::post_json(one, "/v1/prefix", &question);
+    let holdings = first_answer(coordinator.each(), ask)?;
     let answer = Answer { prompt_chunks: hashes.len(), chunk_tokens: spec.chunk_tokens, holdings };
     match args.format.format() {
         Format::Json => output::print_json(&answer)?,
@@ -82,6 +85,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let complete = answer.holdings.silent_homes.is_empty();
     Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}
+
+/// The answer of the first that gives one: every coordinator can.
+fn first_answer<'a, T>(
+    coordinators: impl Iterator<Item = &'a HostPort>,
+    ask: impl Fn(&HostPort) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let mut last = Err(anyhow!("no coordinator is named"));
+    for coordinator in coordinators {
+        last = ask(coordinator);
+        if last.is_ok() {
+            break;
+        }
+    }
+    last
 }
 
 impl Answer {

@@ -6,7 +6,7 @@ use larder_net::quic::CredentialFiles;
 use larder_protocol::drain::{AfterDrain, DrainCommand, DrainStart};
 
 use super::Driver;
-use crate::address::HostPort;
+use crate::address::Coordinators;
 use crate::admin;
 use crate::drain::{self, Drained};
 use crate::restart::Restart;
@@ -28,7 +28,7 @@ impl Upkeep {
     pub(crate) async fn carry_out(
         self,
         driver: &Driver,
-        coordinator: &HostPort,
+        coordinator: &Coordinators,
         admin: &CredentialFiles,
     ) -> anyhow::Result<Vec<Drained>> {
         let mut done = Vec::new();
@@ -55,7 +55,7 @@ impl Upkeep {
 }
 
 /// Tells the replay, again and again, which nodes take requests, as a router would find out.
-pub(crate) async fn watch_drains(driver: &Driver, coordinator: &HostPort) {
+pub(crate) async fn watch_drains(driver: &Driver, coordinator: &Coordinators) {
     loop {
         if let Ok(status) = drain::status_of(coordinator).await {
             let well = status.nodes.into_iter().filter(|node| node.state != "draining");

@@ -62,8 +62,14 @@ fn write_windows_get_half_of_what_the_arena_leaves_unless_the_configuration_says
 fn a_coordinator_is_named_by_host_or_address_and_port() {
     for found in ["coordinator:7601", "10.0.0.1:7601", "[::1]:7601", "a.b.example:1"] {
         let keys = format!("coordinator = '{found}', ca = '/ca', certificate = '/c', key = '/k'");
-        assert_eq!(resolve(&format!("cluster = {{ {keys} }}")).unwrap().cluster.unwrap().coordinator, found);
+        assert_eq!(
+            resolve(&format!("cluster = {{ {keys} }}")).unwrap().cluster.unwrap().coordinators,
+            [found]
+        );
     }
+    let several = "coordinator = 'a:1, b:2,[::1]:3', ca = '/ca', certificate = '/c', key = '/k'";
+    let cluster = resolve(&format!("cluster = {{ {several} }}")).unwrap().cluster.unwrap();
+    assert_eq!(cluster.coordinators, ["a:1", "b:2", "[::1]:3"]);
 }
 
 #[test]
@@ -215,6 +221,7 @@ fn names_sizes_and_addresses_that_nobody_could_use_are_refused() {
             "[[tenants]] t: max_bytes is 1.0 KiB, less than a tenant's smallest part of the arena: set it to",
         ),
         (&cluster("coordinator = 'host'"), "[cluster] coordinator is `host`: write HOST:PORT"),
+        (&cluster("coordinator = 'host:1,'"), "[cluster] coordinator is ``: write HOST:PORT"),
         (&cluster("coordinator = 'host:0'"), "[cluster] coordinator is `host:0`: write HOST:PORT"),
         (&cluster("coordinator = ':7601'"), "[cluster] coordinator is `:7601`: write HOST:PORT"),
         (&cluster("coordinator = '::1:7601'"), "[cluster] coordinator is `::1:7601`: write HOST:PORT"),

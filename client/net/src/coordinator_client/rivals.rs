@@ -1,0 +1,62 @@
+//! Finds coordinators that lead beside the one that is followed.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use larder_protocol::identity::Role;
+use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Standing};
+use tokio::sync::mpsc;
+use tokio::time::{interval, timeout};
+
+use super::resolve;
+use crate::quic::{Endpoint, read_message, write_message};
+
+/// Asks the coordinator at an address how it stands; `None` if none answers in time. A coordinator that asks tells how it
+/// stands itself.
+///
+/// # Cancel safety
+/// Dropped, it gives up the question.
+pub async fn who(endpoint: &Endpoint, address: SocketAddr, own: Option<Standing>) -> Option<Standing> {
+    let ask = async {
+        let connection = endpoint.connect(address, Role::Coordinator, None).await.ok()?;
+        let (mut send, mut receive) = connection.quic().open_bi().await.ok()?;
+        write_message(&mut send, &FollowerMessage::Who(own)).await.ok()?;
+        match read_message(&mut receive).await {
+            Ok(Some(CoordinatorMessage::Standing(standing))) => Some(standing),
+            _ => None,
+        }
+    };
+    timeout(DEADLINE, ask).await.ok().flatten()
+}
+
+/// Asks all coordinators from time to time how they stand, for as long as it runs. Tells the address of each that leads and is
+/// not the life `followed`.
+pub(super) async fn look(
+    endpoint: Endpoint,
+    coordinators: Vec<String>,
+    followed: u64,
+    found: mpsc::Sender<SocketAddr>,
+) {
+    let mut rounds = interval(EVERY);
+    loop {
+        rounds.tick().await;
+        let addresses = resolve(&coordinators).await;
+        if addresses.len() < 2 {
+            continue;
+        }
+        for address in addresses {
+            let standing = who(&endpoint, address, None).await;
+            if standing.is_some_and(|standing| standing.leads && standing.life != followed)
+                && found.send(address).await.is_err()
+            {
+                return;
+            }
+        }
+    }
+}
+
+/// How often a node asks. Each question costs a handshake.
+const EVERY: Duration = Duration::from_secs(60);
+
+/// How long an answer may take.
+const DEADLINE: Duration = Duration::from_secs(2);

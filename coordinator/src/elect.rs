@@ -1,0 +1,163 @@
+//! Takes part in an election: asks the register, and lets the membership lead or follow.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_net::coordinator_client::{FollowAs, Known, follow};
+use larder_net::quic::Endpoint;
+use larder_protocol::membership::Standing;
+use larder_protocol::table::Table;
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
+
+use crate::election::{Candidate, Election};
+use crate::register::{Register, ask};
+use crate::shared::SharedMembership;
+use crate::uptime::Uptime;
+
+/// How this coordinator stands among the others.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    /// This life of this coordinator.
+    pub(crate) life: u64,
+    /// The leader, as long as another coordinator leads.
+    pub(crate) leader: watch::Receiver<Option<Candidate>>,
+    /// Hears of later terms than that of this leader.
+    pub(crate) later_terms: mpsc::Sender<u64>,
+    /// Hears of a leader that this one does not know of, and to which it yields.
+    pub(crate) rivals: mpsc::Sender<Rival>,
+}
+
+/// A coordinator that leads in a higher term, and has not been elected where this one was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rival {
+    pub(crate) address: SocketAddr,
+    pub(crate) term: u64,
+}
+
+impl Place {
+    /// What others are told.
+    pub(crate) fn standing(&self, membership: &SharedMembership, uptime: Uptime) -> Standing {
+        let membership = membership.lock();
+        let leads = membership.leads(uptime.now());
+        let leader = self.leader.borrow().as_ref().map(|leader| leader.peer.clone()).filter(|_| !leads);
+        Standing { term: membership.term(), life: self.life, leads, leader }
+    }
+}
+
+/// A part in an election.
+pub(crate) struct Elect {
+    pub(crate) election: Election,
+    pub(crate) membership: SharedMembership,
+    pub(crate) uptime: Uptime,
+    pub(crate) leader: watch::Sender<Option<Candidate>>,
+    pub(crate) later_terms: mpsc::Receiver<u64>,
+    /// How long the register may take for an answer.
+    pub(crate) deadline: Duration,
+    /// The term in which this coordinator led when that was looked at last.
+    pub(crate) led: Option<u64>,
+}
+
+impl Elect {
+    /// Takes part until `stop` is ready, and frees the lease then.
+    ///
+    /// # Cancel safety
+    /// Dropped, the others wait until its lease is over.
+    pub(crate) async fn run(mut self, register: impl Register, stop: impl Future<Output = ()>) {
+        tokio::pin!(stop);
+        loop {
+            let now = self.uptime.now();
+            if let Some(asked) = self.election.poll(now) {
+                let answer = tokio::select! {
+                    answer = ask(&register, &asked, self.deadline) => answer,
+                    () = &mut stop => break,
+                };
+                self.election.answer(answer, self.uptime.now());
+            } else {
+                let pause = self.election.wakes().saturating_sub(now).max(1);
+                tokio::select! {
+                    () = sleep(Duration::from_millis(pause)) => {}
+                    Some(term) = self.later_terms.recv() => {
+                        tracing::warn!(term, "nodes know tables of a later term: this coordinator leads on in a term after it");
+                        self.election.heard_of(term, self.uptime.now());
+                    }
+                    () = &mut stop => break,
+                }
+            }
+            self.apply();
+        }
+        let freed = self.election.resign();
+        self.apply();
+        if let Some(freed) = freed {
+            ask(&register, &freed, FREE_DEADLINE).await;
+        }
+    }
+
+    /// Lets the membership lead or follow.
+    fn apply(&mut self) {
+        let now = self.uptime.now();
+        let reign = self.election.reign(now);
+        let leads = reign.map(|reign| reign.term);
+        let led = std::mem::replace(&mut self.led, leads);
+        let mut membership = self.membership.lock();
+        match reign {
+            Some(reign) => membership.lead(reign.term, reign.until, now),
+            None => membership.resign(),
+        }
+        drop(membership);
+        match (led, leads) {
+            (led, Some(term)) if led != leads => tracing::info!(term, "this coordinator leads"),
+            (Some(term), None) => tracing::warn!(term, "this coordinator leads no more"),
+            _ => {}
+        }
+        let leader = self.election.leader(now).cloned();
+        self.leader.send_if_modified(|known| {
+            let is_news = *known != leader;
+            *known = leader;
+            is_news
+        });
+    }
+}
+
+/// Follows the tables of whoever leads; tells each that is newer than all before.
+pub(crate) async fn follow_leader(
+    endpoint: Endpoint,
+    mut leader: watch::Receiver<Option<Candidate>>,
+    known: watch::Sender<Known>,
+) {
+    loop {
+        let Some(address) = leader.borrow_and_update().as_ref().map(|leader| leader.peer.clone()) else {
+            if leader.changed().await.is_err() {
+                return;
+            }
+            continue;
+        };
+        let mut changes = leader.clone();
+        let changed = async move { _ = changes.changed().await };
+        follow(endpoint.clone(), vec![address], FollowAs::Watcher, known.clone(), changed).await;
+        if leader.has_changed().is_err() {
+            return;
+        }
+    }
+}
+
+/// Hands the tables of the leader on to the membership; returns when one of them is news.
+pub(crate) async fn followed(
+    known: &mut watch::Receiver<Known>,
+    membership: &SharedMembership,
+    uptime: Uptime,
+) -> Arc<Table> {
+    loop {
+        if known.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        let table = Arc::clone(&known.borrow_and_update().table);
+        if membership.lock().follow(&table, uptime.now()) {
+            return table;
+        }
+    }
+}
+
+/// How long freeing the lease may take while the coordinator stops.
+const FREE_DEADLINE: Duration = Duration::from_millis(500);

@@ -1,0 +1,232 @@
+//! Election: decides when this coordinator leads, and in which term.
+//!
+//! Pure: it takes the time and the answers of a register, and returns the next question. All coordinators share the register: it
+//! keeps one record and writes it only over a version that the writer names. Whoever wrote the record last holds it, and writes
+//! it again and again. A leader leads for `renew_within_ms` after it *sent* the last renewal that was confirmed. The others take
+//! over when they saw no change for `lease_ms`, which is longer; so no two lead at once as long as no clock runs faster than
+//! another by `lease_ms / renew_within_ms`. Every coordinator judges by its own clock alone, and no time is compared between
+//! hosts. Each taking of the record opens a higher term.
+
+use serde::{Deserialize, Serialize};
+
+use crate::membership::Millis;
+
+/// The times of an election.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    /// The others take over after this long without a change of the record.
+    pub lease_ms: u64,
+    /// A leader leads for so long after it sent its last confirmed renewal; less than the lease.
+    pub renew_within_ms: u64,
+    /// Time between renewals, and between looks at the record.
+    pub retry_ms: u64,
+}
+
+/// One life of a coordinator, and where others reach it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// A number that no other life has. 0 is nobody.
+    pub life: u64,
+    /// Its `HOST:PORT` for nodes and other coordinators.
+    pub peer: String,
+    /// Its `HOST:PORT` for HTTP.
+    pub http: String,
+}
+
+/// What the register keeps.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Who holds it.
+    pub holder: Candidate,
+    /// The term that the holder opened.
+    pub term: u64,
+    /// How often the holder renewed it: each renewal is a change that others can see.
+    pub renewals: u64,
+    /// The holder's lease.
+    pub lease_ms: u64,
+}
+
+/// A version of the record, as the register names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Version(pub String);
+
+/// A question to the register.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ask {
+    /// What is the record?
+    Read,
+    /// Write this record over this version; over nothing where there is no version.
+    Write(Record, Option<Version>),
+}
+
+/// The register's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// The record and its version; `None` if there is none.
+    Found(Option<(Version, Record)>),
+    /// It was written, and this is its version.
+    Written(Version),
+    /// It was not written: the record has another version.
+    Conflict,
+    /// Nobody knows whether it was done.
+    Failed,
+}
+
+/// A coordinator in an election.
+#[derive(Debug)]
+pub struct Election {
+    own: Candidate,
+    timing: Timing,
+    /// The record as it was read or written last.
+    seen: Option<Seen>,
+    /// Whether the record may be another one by now: it is read before it is written.
+    is_doubtful: bool,
+    reign: Option<Reign>,
+    /// The highest term of which this coordinator has heard.
+    highest_term: u64,
+    /// When the register is asked next.
+    next: Millis,
+    /// The question that waits for its answer, and when it was sent.
+    asked: Option<(Ask, Millis)>,
+}
+
+/// The right to lead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reign {
+    /// The term.
+    pub term: u64,
+    /// The end of the right, unless it is prolonged.
+    pub until: Millis,
+}
+
+#[derive(Debug)]
+struct Seen {
+    version: Version,
+    record: Record,
+    /// Since when it is known to be unchanged.
+    since: Millis,
+}
+
+impl Election {
+    /// A coordinator that does not lead yet. Its tables are of `highest_term` at most.
+    #[must_use]
+    pub fn new(own: Candidate, timing: Timing, highest_term: u64) -> Self {
+        Self { own, timing, seen: None, is_doubtful: true, reign: None, highest_term, next: 0, asked: None }
+    }
+
+    /// The next question to the register, if it is time for one. It must be answered before there is another one.
+    pub fn poll(&mut self, now: Millis) -> Option<Ask> {
+        self.lapse(now);
+        if self.asked.is_some() || now < self.next {
+            return None;
+        }
+        let over = self.seen.as_ref().map(|seen| seen.version.clone());
+        let ask = match self.reign {
+            _ if self.is_doubtful => Ask::Read,
+            Some(Reign { term, .. }) => {
+                let renewals = self.seen.as_ref().map_or(0, |seen| seen.record.renewals) + 1;
+                Ask::Write(self.record(term, renewals), over)
+            }
+            None if self.may_take(now) => Ask::Write(self.record(self.highest_term + 1, 0), over),
+            None => Ask::Read,
+        };
+        self.asked = Some((ask.clone(), now));
+        Some(ask)
+    }
+
+    /// Takes the answer to the last question.
+    pub fn answer(&mut self, answer: Answer, now: Millis) {
+        let Some((ask, sent)) = self.asked.take() else { return };
+        let retry = now + self.timing.retry_ms;
+        match (answer, ask) {
+            (Answer::Found(found), _) => {
+                self.is_doubtful = false;
+                self.found(found, now);
+                self.lapse(now);
+                self.next = if self.reign.is_some() || self.may_take(now) { now } else { retry };
+            }
+            (Answer::Written(version), Ask::Write(record, _)) => {
+                self.highest_term = self.highest_term.max(record.term);
+                let until = sent + self.timing.renew_within_ms;
+                self.reign = Some(Reign { term: record.term, until }).filter(|_| record.holder == self.own);
+                self.seen = Some(Seen { version, record, since: now });
+                self.next = sent + self.timing.retry_ms;
+            }
+            (Answer::Conflict, _) => (self.is_doubtful, self.next) = (true, now),
+            (Answer::Failed | Answer::Written(_), _) => {
+                self.is_doubtful = true;
+                self.next = retry;
+            }
+        }
+        self.lapse(now);
+    }
+
+    /// Somebody has tables of this term. A leader of an earlier one leads no more, before it opens a later one.
+    pub fn heard_of(&mut self, term: u64, now: Millis) {
+        self.highest_term = self.highest_term.max(term);
+        if self.reign.is_some_and(|reign| reign.term <= term) {
+            (self.reign, self.is_doubtful, self.next) = (None, true, now);
+        }
+    }
+
+    /// Leads no more. Returns the question that frees the record for the others, if this coordinator holds it.
+    pub fn resign(&mut self) -> Option<Ask> {
+        let reign = self.reign.take()?;
+        self.is_doubtful = true;
+        let seen = self.seen.as_ref()?;
+        let nobody = Candidate::default();
+        let record = Record { holder: nobody, ..self.record(reign.term, seen.record.renewals + 1) };
+        Some(Ask::Write(record, Some(seen.version.clone())))
+    }
+
+    /// The right to lead, if this coordinator has it now.
+    #[must_use]
+    pub fn reign(&self, now: Millis) -> Option<Reign> {
+        self.reign.filter(|reign| now < reign.until)
+    }
+
+    /// Another coordinator that holds the record, as far as is known.
+    #[must_use]
+    pub fn leader(&self, now: Millis) -> Option<&Candidate> {
+        let seen = self.seen.as_ref().filter(|seen| !self.is_over(seen, now))?;
+        Some(&seen.record.holder).filter(|holder| holder.life != self.own.life)
+    }
+
+    /// When to poll next, or to look whether the right to lead has ended.
+    #[must_use]
+    pub fn wakes(&self) -> Millis {
+        self.reign.map_or(self.next, |reign| self.next.min(reign.until))
+    }
+
+    fn found(&mut self, found: Option<(Version, Record)>, now: Millis) {
+        let Some((version, record)) = found else {
+            (self.seen, self.reign) = (None, None);
+            return;
+        };
+        self.highest_term = self.highest_term.max(record.term);
+        let is_own = record.holder == self.own;
+        self.reign = self.reign.filter(|reign| is_own && reign.term == record.term);
+        if self.seen.as_ref().is_none_or(|seen| seen.version != version) {
+            self.seen = Some(Seen { version, record, since: now });
+        }
+    }
+
+    fn lapse(&mut self, now: Millis) {
+        self.reign = self.reign(now);
+    }
+
+    /// Whether nobody else can have the right to lead. A record of its own it may take at once: the version tells if another
+    /// one was faster.
+    fn may_take(&self, now: Millis) -> bool {
+        self.seen.as_ref().is_none_or(|seen| seen.record.holder == self.own || self.is_over(seen, now))
+    }
+
+    fn is_over(&self, seen: &Seen, now: Millis) -> bool {
+        let lease_ms = seen.record.lease_ms.max(self.timing.lease_ms);
+        seen.record.holder.life == 0 || now.saturating_sub(seen.since) >= lease_ms
+    }
+
+    fn record(&self, term: u64, renewals: u64) -> Record {
+        Record { holder: self.own.clone(), term, renewals, lease_ms: self.timing.lease_ms }
+    }
+}

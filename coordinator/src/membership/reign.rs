@@ -1,0 +1,146 @@
+//! A coordinator that is one of several: it follows, begins to lead, and leads only while its right lasts.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use larder_protocol::table::{Epoch, MemberState, NodeNumber, Table};
+
+use super::{Given, Known, Membership, Millis, Patience, State, well};
+
+/// How a coordinator comes to lead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Office {
+    /// It is the only one.
+    Alone,
+    /// It is elected, and leads until then.
+    Elected(Millis),
+}
+
+impl Membership {
+    /// One of several coordinators. It follows until it is elected.
+    #[must_use]
+    pub fn candidate(patience: Patience, state: State, now: Millis) -> Self {
+        let mut candidate = Self::new(patience, state, now);
+        candidate.epoch = candidate.table.epoch;
+        candidate.office = Office::Elected(0);
+        candidate.is_changed = false;
+        candidate
+    }
+
+    /// Whether it leads: it makes tables and hears nodes.
+    #[must_use]
+    pub fn leads(&self, now: Millis) -> bool {
+        match self.office {
+            Office::Alone => true,
+            Office::Elected(until) => now < until,
+        }
+    }
+
+    /// The term of its tables.
+    #[must_use]
+    pub fn term(&self) -> u64 {
+        self.epoch.term
+    }
+
+    /// Leads until then, in this term; a new term begins with the members of the last table, who are awaited for the grace time.
+    pub fn lead(&mut self, term: u64, until: Millis, now: Millis) {
+        // A table that was made too late to be told is made again.
+        self.is_changed |= self.office == Office::Elected(0);
+        self.office = Office::Elected(until);
+        if self.epoch.term == term {
+            return;
+        }
+        self.epoch = Epoch { term, number: 0 };
+        (self.started, self.last_tick, self.published, self.bringers) = (now, now, None, 0);
+        self.awaits_table = false;
+        for known in self.members.values_mut() {
+            *known = awaited(known, now);
+        }
+    }
+
+    /// Leads no more.
+    pub fn resign(&mut self) {
+        if self.office != Office::Alone {
+            self.office = Office::Elected(0);
+        }
+    }
+
+    /// Takes a table of the leader, if it is newer than the last one; whether it is. A coordinator that leads takes none.
+    pub fn follow(&mut self, table: &Arc<Table>, now: Millis) -> bool {
+        if self.leads(now) || table.epoch <= self.table.epoch || !table.is_consistent() {
+            return false;
+        }
+        self.members.clear();
+        self.take_over(table, now);
+        self.epoch = table.epoch;
+        true
+    }
+
+    /// Whether a node that knows this table is to bring it: the leader is new, and its own table is older. A few are asked.
+    pub fn wants(&mut self, epoch: Epoch) -> bool {
+        let wants = self.is_gathering() && epoch > self.table.epoch && self.bringers < MAX_BRINGERS;
+        self.bringers += u32::from(wants);
+        self.awaits_table |= wants;
+        wants
+    }
+
+    /// Takes a table that a node brings, if this leader is new and the table is newer than its own; whether it did. Those who
+    /// have joined meanwhile stay.
+    pub fn adopt(&mut self, table: &Arc<Table>, now: Millis) -> bool {
+        let is_earlier = table.epoch.term < self.epoch.term;
+        if !self.is_gathering() || !is_earlier || table.epoch <= self.table.epoch || !table.is_consistent() {
+            return false;
+        }
+        self.awaits_table = false;
+        self.take_over(table, now);
+        for known in self.members.values_mut().filter(|known| known.is_awaited) {
+            *known = awaited(known, now);
+        }
+        true
+    }
+
+    /// A new leader waits for the members of the last table, so that it moves no partition for want of news.
+    pub(super) fn is_gathering(&self) -> bool {
+        self.office != Office::Alone && self.published.is_none()
+    }
+
+    /// Whether a new leader has waited long enough.
+    pub(super) fn has_gathered(&self, now: Millis) -> bool {
+        // A leader that knows no members may have forgotten them: it waits for nodes that bring them.
+        let is_lost = self.table.members.is_empty() || self.awaits_table;
+        let is_complete = !is_lost && self.members.values().all(|known| !known.is_awaited);
+        !self.is_gathering() || is_complete || now.saturating_sub(self.started) >= self.patience.grace_ms
+    }
+
+    /// Continues from another coordinator's table. Members that joined this coordinator stay as they joined; one that was given
+    /// another one's number joins again.
+    fn take_over(&mut self, table: &Arc<Table>, now: Millis) {
+        let numbers: BTreeMap<&str, NodeNumber> =
+            table.members.iter().map(|member| (member.name.as_str(), member.number)).collect();
+        self.members.retain(|number, known| match numbers.get(known.member.name.as_str()) {
+            Some(given) => given == number,
+            None => !known.is_awaited,
+        });
+        for member in &table.members {
+            let has_joined = |known: &Known| !known.is_awaited && known.member.name == member.name;
+            if !self.members.get(&member.number).is_some_and(has_joined) {
+                let known = Known { is_awaited: true, ..Known::new(member.clone(), now) };
+                self.members.insert(member.number, known);
+            }
+            self.numbers.retain(|_, given| given.number != member.number);
+            let given = Given { number: member.number, left: self.leavings };
+            self.numbers.insert(member.name.clone(), given);
+        }
+        self.table = Arc::clone(table);
+    }
+}
+
+fn awaited(known: &Known, now: Millis) -> Known {
+    let drains = known.drains || known.member.state == MemberState::Draining;
+    let mut member = known.member.clone();
+    member.state = well(drains);
+    Known { is_awaited: true, drains, ..Known::new(member, now) }
+}
+
+/// Nodes that a new leader asks for their table: one may die before it answers.
+const MAX_BRINGERS: u32 = 3;

@@ -1,0 +1,65 @@
+//! The register that coordinators share in an election: one record with a version.
+//!
+//! Whatever keeps the record must do one thing right: of two writes over one version, at most one is done. Times, watches and
+//! expiry of the place that keeps it do not matter ([`crate::election`]). All backends pass one contract test.
+
+#[cfg(feature = "etcd")]
+pub mod etcd;
+mod memory;
+
+use std::time::Duration;
+
+pub use self::memory::Memory;
+use crate::election::{Answer, Ask, Record, Version};
+
+/// A failure of the place that keeps the record.
+pub type Trouble = Box<dyn std::error::Error + Send + Sync>;
+
+/// The place that keeps the record.
+pub trait Register {
+    /// The record and its version; `None` if there is none.
+    ///
+    /// # Errors
+    /// The place does not answer, or keeps something else under this name.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    fn read(&self) -> impl Future<Output = Result<Option<(Version, Record)>, Trouble>>;
+
+    /// Writes the record over this version of it, or over nothing. Returns the new version; `None` if the record has another
+    /// version.
+    ///
+    /// # Errors
+    /// Nobody knows whether it was written.
+    ///
+    /// # Cancel safety
+    /// Dropped, nobody knows whether it was written.
+    fn write(
+        &self,
+        record: &Record,
+        over: Option<&Version>,
+    ) -> impl Future<Output = Result<Option<Version>, Trouble>>;
+}
+
+/// Asks a register, and waits for the answer no longer than that.
+pub(crate) async fn ask(register: &impl Register, ask: &Ask, deadline: Duration) -> Answer {
+    let asked = async {
+        Ok::<_, Trouble>(match ask {
+            Ask::Read => Answer::Found(register.read().await?),
+            Ask::Write(record, over) => {
+                register.write(record, over.as_ref()).await?.map_or(Answer::Conflict, Answer::Written)
+            }
+        })
+    };
+    match tokio::time::timeout(deadline, asked).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "the election's register does not answer well");
+            Answer::Failed
+        }
+        Err(_) => {
+            tracing::warn!(?deadline, "the election's register does not answer in time");
+            Answer::Failed
+        }
+    }
+}

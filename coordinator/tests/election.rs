@@ -1,0 +1,232 @@
+//! Elections: over a register that answers at once, and over one that loses, delays and stops.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+
+use larder_coordinator::election::{Answer, Ask, Candidate, Election, Record, Reign, Timing, Version};
+use larder_coordinator::membership::Millis;
+
+const TIMING: Timing = Timing { lease_ms: 6_000, renew_within_ms: 4_000, retry_ms: 1_000 };
+
+fn candidate(life: u64) -> Candidate {
+    Candidate { life, peer: format!("c-{life}:7601"), http: format!("c-{life}:7600") }
+}
+
+fn election(life: u64) -> Election {
+    Election::new(candidate(life), TIMING, 0)
+}
+
+/// A register that answers at once.
+#[derive(Default)]
+struct Register {
+    record: Option<Record>,
+    version: u64,
+}
+
+impl Register {
+    fn answer(&mut self, ask: Ask) -> Answer {
+        let version = Version(self.version.to_string());
+        match ask {
+            Ask::Read => Answer::Found(self.record.clone().map(|record| (version, record))),
+            Ask::Write(record, over) => {
+                if over != self.record.is_some().then_some(version) {
+                    return Answer::Conflict;
+                }
+                self.version += 1;
+                self.record = Some(record);
+                Answer::Written(Version(self.version.to_string()))
+            }
+        }
+    }
+
+    /// Lets a coordinator ask for as long as it has questions.
+    fn serve(&mut self, election: &mut Election, now: Millis) {
+        while let Some(ask) = election.poll(now) {
+            let answer = self.answer(ask);
+            election.answer(answer, now);
+        }
+    }
+}
+
+#[test]
+fn the_first_leads_at_once_and_for_as_long_as_it_renews() {
+    let (mut register, mut first) = (Register::default(), election(1));
+    for now in 0..20_000 {
+        register.serve(&mut first, now);
+        assert_eq!(first.reign(now).map(|reign| reign.term), Some(1));
+    }
+    assert_eq!(register.record.unwrap().renewals, 19);
+}
+
+#[test]
+fn another_takes_over_when_it_saw_no_change_for_a_lease_and_opens_a_later_term() {
+    let (mut register, mut first, mut second) = (Register::default(), election(1), election(2));
+    register.serve(&mut first, 0);
+    register.serve(&mut second, 500);
+    assert_eq!(second.leader(500), Some(&candidate(1)));
+    let led = (500..).find(|&now| {
+        register.serve(&mut second, now);
+        second.reign(now).is_some()
+    });
+    assert_eq!(led, Some(6_500));
+    assert_eq!(second.reign(6_500).unwrap().term, 2);
+    // The first one wakes up: it finds another leader.
+    assert_eq!(first.reign(4_000), None);
+    register.serve(&mut first, 6_600);
+    assert_eq!((first.reign(6_600), first.leader(6_600)), (None, Some(&candidate(2))));
+}
+
+#[test]
+fn a_leader_whose_renewals_fail_stops_before_the_others_may_take_over() {
+    let (mut register, mut first) = (Register::default(), election(1));
+    register.serve(&mut first, 0);
+    let mut last = 0;
+    for now in 1..6_000 {
+        if first.poll(now).is_some() {
+            first.answer(Answer::Failed, now);
+        }
+        if first.reign(now).is_some() {
+            last = now;
+        }
+    }
+    assert_eq!(last, TIMING.renew_within_ms - 1);
+}
+
+#[test]
+fn a_renewal_whose_answer_was_lost_is_found_and_the_leader_goes_on() {
+    let (mut register, mut first) = (Register::default(), election(1));
+    register.serve(&mut first, 0);
+    let ask = first.poll(1_000).unwrap();
+    register.answer(ask);
+    first.answer(Answer::Failed, 1_500);
+    register.serve(&mut first, 2_500);
+    assert_eq!(first.reign(2_500), Some(Reign { term: 1, until: 6_500 }));
+}
+
+#[test]
+fn a_leader_that_resigns_is_followed_at_once() {
+    let (mut register, mut first, mut second) = (Register::default(), election(1), election(2));
+    register.serve(&mut first, 0);
+    register.serve(&mut second, 0);
+    let freed = first.resign().unwrap();
+    assert!(matches!(register.answer(freed), Answer::Written(_)));
+    assert_eq!(first.reign(0), None);
+    register.serve(&mut second, 1_000);
+    assert_eq!(second.reign(1_000).unwrap().term, 2);
+}
+
+#[test]
+fn a_record_that_somebody_deleted_or_set_back_lowers_no_term() {
+    let (mut register, mut first) = (Register::default(), election(1));
+    register.serve(&mut first, 0);
+    first.heard_of(41, 10);
+    assert_eq!(first.reign(10), None);
+    register.serve(&mut first, 10);
+    assert_eq!(first.reign(10).unwrap().term, 42);
+    register.record = None;
+    register.serve(&mut first, 1_010);
+    assert_eq!(first.reign(1_010).unwrap().term, 43);
+}
+
+/// A coordinator with a clock of its own, which may stand still for a while, and a register that is far away.
+struct Remote {
+    life: u64,
+    election: Election,
+    rate: f64,
+    stopped_until: u64,
+    /// A question on its way, and when it arrives; `None` if it never does.
+    asked: Option<(Ask, Option<u64>)>,
+    /// The answer on its way.
+    answered: Option<(Answer, u64)>,
+    gives_up: u64,
+}
+
+/// Lives through one history. Returns how often somebody took over.
+fn live(seed: u64) -> usize {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut register = Register::default();
+    // Clocks differ by a fifth at most: the lease allows a half.
+    let mut all: Vec<Remote> = (1..=random.u64(2..=4))
+        .map(|life| Remote {
+            life,
+            election: election(life),
+            rate: 0.9 + 0.2 * random.f64(),
+            stopped_until: 0,
+            asked: None,
+            answered: None,
+            gives_up: 0,
+        })
+        .collect();
+    let mut terms = BTreeMap::new();
+    let mut last_term = 0;
+    for at in (0..120_000_u64).step_by(10) {
+        let is_calm = at > 90_000;
+        for remote in &mut all {
+            // What is on its way arrives, whether or not anybody is awake.
+            if let Some((ask, arrives)) = remote.asked.clone()
+                && arrives == Some(at)
+            {
+                let answer = register.answer(ask);
+                let record = register.record.as_ref().unwrap_or(const { &EMPTY });
+                assert!(record.term >= last_term, "seed {seed}: term {} after {last_term}", record.term);
+                last_term = record.term;
+                let is_lost = !is_calm && random.u8(..10) == 0;
+                remote.answered = (!is_lost).then(|| (answer, at + delay(&mut random, is_calm)));
+                remote.asked = Some((Ask::Read, None));
+            }
+            if at < remote.stopped_until {
+                continue;
+            }
+            if !is_calm && random.u32(..2_000) == 0 {
+                remote.stopped_until = at + random.u64(..15_000);
+                continue;
+            }
+            let now = (at as f64 * remote.rate) as Millis;
+            if let Some((answer, _)) = remote.answered.take_if(|(_, arrives)| *arrives <= at) {
+                remote.asked = None;
+                remote.election.answer(answer, now);
+            } else if remote.asked.is_some() && at >= remote.gives_up {
+                (remote.asked, remote.answered) = (None, None);
+                remote.election.answer(Answer::Failed, now);
+            }
+            if let Some(ask) = remote.election.poll(now) {
+                let is_lost = !is_calm && random.u8(..10) == 0;
+                let arrives = (!is_lost).then(|| at + delay(&mut random, is_calm));
+                (remote.asked, remote.gives_up) = (Some((ask, arrives)), at + 2_000);
+            }
+        }
+        let leads = |remote: &&Remote| remote.election.reign((at as f64 * remote.rate) as Millis).is_some();
+        let leaders: Vec<&Remote> = all.iter().filter(leads).collect();
+        assert!(leaders.len() <= 1, "seed {seed}: two lead at {at} ms");
+        for leader in leaders {
+            let reign = leader.election.reign((at as f64 * leader.rate) as Millis).unwrap();
+            assert_eq!(
+                *terms.entry(reign.term).or_insert(leader.life),
+                leader.life,
+                "seed {seed}: a term has one leader"
+            );
+        }
+        if at > 115_000 {
+            assert_eq!(all.iter().filter(leads).count(), 1, "seed {seed}: somebody leads once all is calm");
+        }
+    }
+    terms.len()
+}
+
+fn delay(random: &mut fastrand::Rng, is_calm: bool) -> u64 {
+    10 * if is_calm { random.u64(1..5) } else { random.u64(1..250) }
+}
+
+static EMPTY: Record = Record {
+    holder: Candidate { life: 0, peer: String::new(), http: String::new() },
+    term: 0,
+    renewals: 0,
+    lease_ms: 0,
+};
+
+#[test]
+fn whatever_is_lost_late_or_stopped_no_two_lead_at_once_and_terms_only_grow() {
+    let changes: usize = (0..1_000).map(live).sum();
+    assert!(changes > 3_000, "{changes} terms: the histories were too calm to show anything");
+}

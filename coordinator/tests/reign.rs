@@ -1,0 +1,140 @@
+//! A membership that is one of several: it follows, is elected, gathers, and leads only while its right lasts.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+
+use larder_coordinator::membership::{Beat, JoinRefused, Membership, Patience, State};
+use larder_protocol::membership::{Heartbeat, Join};
+use larder_protocol::table::{Epoch, NodeNumber, Table};
+
+const PATIENCE: Patience = Patience {
+    heartbeat_ms: 1_000,
+    suspect_after_ms: 3_000,
+    remove_after_ms: 30_000,
+    remove_reported_after_ms: 8_000,
+    grace_ms: 3_000,
+    remember_lost_ms: 60_000,
+};
+
+fn join(incarnation: u64, epoch: Epoch) -> Join {
+    let address = ([10, 0, 0, incarnation as u8], 1).into();
+    Join { incarnation, epoch, peer: address, http: address, devices: 1, weight: 1 }
+}
+
+fn candidate(state: State) -> Membership {
+    Membership::candidate(PATIENCE, state, 0)
+}
+
+/// A leader of term 1 with the nodes `a`, `b` and `c`, and its table.
+fn leader() -> (Membership, Arc<Table>) {
+    let mut leader = candidate(State::default());
+    leader.lead(1, 10_000, 0);
+    for (name, incarnation) in [("a", 1), ("b", 2), ("c", 3)] {
+        leader.join(name, &join(incarnation, Epoch::default()), 0).unwrap();
+    }
+    let table = leader.tick(PATIENCE.grace_ms).unwrap();
+    (leader, table)
+}
+
+#[test]
+fn a_coordinator_that_does_not_lead_lets_nobody_join_and_makes_no_table() {
+    let mut follower = candidate(State::default());
+    assert_eq!(follower.join("a", &join(1, Epoch::default()), 0), Err(JoinRefused::NotLeading));
+    let (_, table) = leader();
+    assert!(follower.follow(&table, 10));
+    assert!(!follower.follow(&table, 20), "it is no news");
+    assert_eq!((follower.table(), follower.report(30).len()), (table, 3));
+    let beat = Heartbeat { epoch: Epoch::default(), silent: Vec::new() };
+    assert_eq!(follower.heartbeat(NodeNumber(1), 1, &beat, 40), Beat::NotLeading);
+    assert_eq!(follower.tick(60_000), None, "and it removes nobody");
+    assert_eq!(follower.report(60_000).len(), 3);
+}
+
+#[test]
+fn a_leader_whose_right_is_over_makes_no_table_until_it_is_prolonged() {
+    let (mut leader, table) = leader();
+    leader.join("d", &join(4, Epoch::default()), 9_999).unwrap();
+    assert_eq!(leader.tick(10_000), None);
+    assert_eq!(leader.join("e", &join(5, Epoch::default()), 10_000), Err(JoinRefused::NotLeading));
+    leader.lead(1, 20_000, 10_100);
+    let next = leader.tick(10_100).unwrap();
+    assert_eq!((next.epoch.term, next.epoch.number), (1, table.epoch.number + 1));
+    // A table that came too late is made again, under another number.
+    leader.join("e", &join(5, Epoch::default()), 10_200).unwrap();
+    let late = leader.tick(10_200).unwrap();
+    leader.resign();
+    assert_eq!(leader.tick(10_300), None);
+    leader.lead(1, 20_000, 10_400);
+    assert!(leader.tick(10_400).unwrap().epoch > late.epoch);
+}
+
+#[test]
+fn a_new_leader_waits_for_the_members_and_then_moves_no_partition() {
+    let (first, table) = leader();
+    let mut next = candidate(first.state());
+    next.lead(2, 100_000, 0);
+    for (name, incarnation) in [("a", 1), ("b", 2)] {
+        next.join(name, &join(incarnation, table.epoch), 100).unwrap();
+        assert_eq!(next.tick(100), None, "not all are back");
+    }
+    next.join("c", &join(3, table.epoch), 200).unwrap();
+    let after = next.tick(200).unwrap();
+    assert_eq!((&after.homes, &after.members), (&table.homes, &table.members));
+    assert_eq!(after.epoch, Epoch { term: 2, number: 1 });
+}
+
+#[test]
+fn a_new_leader_waits_no_longer_than_its_grace_time_and_removes_nobody_in_it() {
+    let (first, table) = leader();
+    let mut next = candidate(first.state());
+    next.lead(2, 100_000, 50_000);
+    assert_eq!(next.tick(50_000 + PATIENCE.grace_ms - 1), None);
+    let after = next.tick(50_000 + PATIENCE.grace_ms).unwrap();
+    assert_eq!((&after.homes, &after.members), (&table.homes, &table.members));
+    assert_eq!((next.counts().removals, next.counts().moved_partitions), (0, 0));
+}
+
+#[test]
+fn a_leader_without_state_adopts_the_highest_table_of_an_earlier_term() {
+    let (mut first, older) = leader();
+    first.join("d", &join(4, Epoch::default()), 4_000).unwrap();
+    let table = first.tick(4_000).unwrap();
+    let mut next = candidate(State::default());
+    next.lead(2, 100_000, 0);
+    // Somebody new comes before those who know the table, and is given a number that is another one's.
+    let new = next.join("new", &join(9, Epoch::default()), 10).unwrap();
+    // So is a member that comes back before the table.
+    let early = next.join("c", &join(3, Epoch::default()), 15).unwrap();
+    assert!(next.wants(older.epoch) && next.wants(table.epoch));
+    assert!(next.adopt(&older, 20) && next.adopt(&table, 30) && !next.adopt(&older, 40));
+    let beat = Heartbeat { epoch: Epoch::default(), silent: Vec::new() };
+    for (number, incarnation) in [(new.number, 9), (early.number, 3)] {
+        assert_eq!(next.heartbeat(number, incarnation, &beat, 50), Beat::Removed, "it joins again");
+    }
+    let own = Table { epoch: Epoch { term: 2, number: 9 }, ..Table::clone(&table) };
+    assert!(!next.adopt(&Arc::new(own), 60), "nobody else has tables of its term");
+    for member in &table.members {
+        let join = Join { peer: member.peer, http: member.http, ..join(member.incarnation, table.epoch) };
+        assert_eq!(next.join(&member.name, &join, 70).unwrap().number, member.number);
+    }
+    let after = next.tick(80).unwrap();
+    assert_eq!((&after.homes, &after.members), (&table.homes, &table.members));
+    assert!(!next.wants(table.epoch) && !next.adopt(&table, 90), "it has made its first table");
+}
+
+#[test]
+fn a_leader_that_hears_of_a_later_table_than_its_own_says_so_and_a_follower_takes_no_earlier_one() {
+    let (mut leader, table) = leader();
+    let later = Epoch { term: 7, number: 1 };
+    assert_eq!(leader.join("d", &join(4, later), 4_000), Err(JoinRefused::LaterTerm(7)));
+    let beat = |epoch| Heartbeat { epoch, silent: Vec::new() };
+    assert_eq!(leader.heartbeat(NodeNumber(1), 1, &beat(later), 4_000), Beat::LaterTerm(7));
+    assert_eq!(leader.heartbeat(NodeNumber(1), 1, &beat(table.epoch), 4_000), Beat::Heard);
+    leader.resign();
+    let newer = Table { epoch: later, ..Table::clone(&table) };
+    assert!(leader.follow(&Arc::new(newer), 5_000));
+    let older = Table { epoch: Epoch { term: 1, number: 99 }, ..Table::clone(&table) };
+    assert!(!leader.follow(&Arc::new(older), 5_100));
+    assert_eq!(leader.table().epoch, later);
+}
