@@ -257,7 +257,7 @@ fn members_known(node: &Server) -> Option<usize> {
     Some(status["cluster"]["members"].as_u64()? as usize)
 }
 
-fn credentials(ca_pem: &str, issued: &Issued) -> anyhow::Result<Credentials> {
+pub(crate) fn credentials(ca_pem: &str, issued: &Issued) -> anyhow::Result<Credentials> {
     let (certificate, key) = (issued.certificate_pem.as_bytes(), issued.key_pem.as_bytes());
     Credentials::from_pem(ca_pem.as_bytes(), certificate, key).context("credentials of the test's own")
 }
@@ -286,7 +286,7 @@ pub(crate) fn coordinator_config(dir: &Path, http: &str, peer: &str) -> String {
 }
 
 /// A node with room for so many chunks of 4 KiB, and what is written and passes through beside them.
-fn node_config(dir: &Path, name: &str, coordinator: &str, capacity_chunks: u64) -> String {
+pub(crate) fn node_config(dir: &Path, name: &str, coordinator: &str, capacity_chunks: u64) -> String {
     let files = credential_files(dir, name);
     format!(
         "name = \"{name}\"\n[http]\nlisten = \"{ANY_PORT}\"\n\

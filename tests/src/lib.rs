@@ -4,7 +4,9 @@
 pub mod cluster;
 pub mod collector;
 pub mod content;
+pub mod coordinators;
 pub mod engine;
+pub mod etcd;
 pub mod flip;
 pub mod hosts;
 pub mod impostor;

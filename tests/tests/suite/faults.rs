@@ -23,7 +23,7 @@ fn fault_seconds(usual: u64, heavy: u64) -> u64 {
 }
 
 /// A replay that lasts about so long on this machine.
-fn replay_lasting(seconds: u64, arguments: &[&str]) -> (Replay, u64) {
+pub(super) fn replay_lasting(seconds: u64, arguments: &[&str]) -> (Replay, u64) {
     let trial = play(&[arguments, &["--requests", "2000"]].concat());
     let requests = (seconds as f64 * 2_000.0 / number(&trial, "seconds")) as u64;
     let replay = Replay::start(LARDER, &[arguments, &["--requests", &requests.to_string()]].concat());

@@ -8,6 +8,7 @@ mod devices;
 mod disk;
 mod drain;
 mod edges;
+mod elections;
 mod engine_lane;
 mod events;
 mod examples;
