@@ -121,7 +121,7 @@ pub struct ElectionConfig {
     pub renew_within_ms: u64,
     /// Time between renewals, and between looks at the lease.
     pub retry_ms: u64,
-    /// The name of the Lease, or etcd's key. Clusters that share a place have different names.
+    /// The key in etcd. Clusters that share etcd have different names.
     pub name: String,
     /// The host at which nodes and other coordinators reach this one; by default, the address that it listens on.
     pub advertise: Option<String>,
@@ -138,8 +138,6 @@ pub enum Backend {
     Embedded,
     /// A key in etcd.
     Etcd,
-    /// A Lease of Kubernetes.
-    Kubernetes,
 }
 
 /// Why a config file cannot be used.

@@ -6,6 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use actix_web::dev::ServerHandle;
 use actix_web::web::{Data, ServiceConfig};
 use larder_net::coordinator_client::Known;
 use larder_net::quic::{
@@ -13,6 +14,7 @@ use larder_net::quic::{
 };
 use larder_protocol::identity::{Identity, Role};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
 
 use crate::config::{Backend, Config};
 use crate::elect::{Elect, Place, Rival, follow_leader, followed};
@@ -142,7 +144,6 @@ pub async fn run(
         }
         #[cfg(not(feature = "etcd"))]
         Backend::Etcd => Err(ServeError::NotBuilt { backend: "etcd" }),
-        Backend::Kubernetes => Err(ServeError::NotBuilt { backend: "kubernetes" }),
     }
 }
 
@@ -187,10 +188,8 @@ async fn serve<R: Register + 'static>(
     let (publish, tables) = watch::channel(Arc::<Published>::default());
     let (questions, asked) = mpsc::channel(WAITING_QUESTIONS);
 
-    let listen = config.http.listen;
-    let listener = TcpListener::bind(listen).map_err(|source| ServeError::Listen { listen, source })?;
-    let http = listener.local_addr().map_err(|source| ServeError::Listen { listen, source })?;
-    let connections = metrics.connections();
+    let listener = Listener::bind(config.http.listen)?;
+    let http = listener.address;
     let (place, mut office) = Office::new(life());
     let state = Data::new(State {
         membership: membership.clone(),
@@ -203,10 +202,7 @@ async fn serve<R: Register + 'static>(
         sampler: config.tracing.sampler(),
     });
     let failed = |source| ServeError::Serve { http, source };
-    let configure = move |service: &mut ServiceConfig| _ = service.app_data(state.clone()).configure(routes);
-    let server = larder_net::http::serve(listener, connections, STOP_WITHIN, configure).map_err(failed)?;
-    let handle = server.handle();
-    let serving = actix_rt::spawn(server);
+    let (handle, serving) = listener.serve(state)?;
 
     let server = Server {
         membership: membership.clone(),
@@ -220,16 +216,13 @@ async fn serve<R: Register + 'static>(
     actix_rt::spawn(prefix::answer(endpoint.clone(), tables, asked));
     let peer = endpoint.local_address();
     let (stop_election, election_stops) = oneshot::channel::<()>();
-    let election = match register {
-        Some(register) => {
-            let own = Candidate { life: place.life, ..candidate(&config, http, peer)? };
-            let election = Election::new(own, config.election.timing(), highest_term);
-            let stop = async { drop(election_stops.await) };
-            let elect = office.elect(&config, election, &membership, uptime, &endpoint);
-            Some(actix_rt::spawn(elect.run(register, stop)))
-        }
-        None => None,
-    };
+    let mut election = None;
+    if let Some(register) = register {
+        let own = Candidate { life: place.life, ..candidate(&config, http, peer)? };
+        let part = Election::new(own, config.election.timing(), highest_term);
+        let elect = office.elect(&config, part, &membership, uptime, &endpoint);
+        election = Some(actix_rt::spawn(elect.run(register, async { drop(election_stops.await) })));
+    }
     tracing::info!(%http, %peer, "the coordinator serves");
     on_ready(Ready { http, peer });
 
@@ -251,6 +244,34 @@ async fn serve<R: Register + 'static>(
     endpoint.close().await;
     handle.stop(true).await;
     serving.await.unwrap_or_else(|error| Err(error.into())).map_err(failed)
+}
+
+/// The address of HTTP, before it is served.
+struct Listener {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl Listener {
+    fn bind(listen: SocketAddr) -> Result<Self, ServeError> {
+        let failed = |source| ServeError::Listen { listen, source };
+        let listener = TcpListener::bind(listen).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Self { listener, address })
+    }
+
+    fn serve(
+        self,
+        state: Data<State>,
+    ) -> Result<(ServerHandle, JoinHandle<std::io::Result<()>>), ServeError> {
+        let Self { listener, address } = self;
+        let connections = state.metrics.connections();
+        let configure =
+            move |service: &mut ServiceConfig| _ = service.app_data(state.clone()).configure(routes);
+        let server = larder_net::http::serve(listener, connections, STOP_WITHIN, configure)
+            .map_err(|source| ServeError::Serve { http: address, source })?;
+        Ok((server.handle(), actix_rt::spawn(server)))
+    }
 }
 
 /// The coordinator's part in an election.

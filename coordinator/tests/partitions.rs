@@ -1,8 +1,6 @@
 //! Coordinators and nodes in virtual time, with links that are cut and processes that stand still: the real election and the real
 //! membership of each coordinator, over a register that some of them cannot reach.
 
-#![expect(clippy::print_stdout, reason = "a test says what it measured")]
-
 use std::sync::Arc;
 
 use larder_coordinator::election::{Answer, Ask, Candidate, Election, Record, Timing, Version};

@@ -75,7 +75,8 @@ fn a_key_in_etcd_holds_the_contract() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let key = async |name: &str| Key::new(&endpoints, name.to_owned()).await.unwrap();
-        holds_the_contract(key("one").await, key("one").await).await;
+        let (one, same) = (key("one").await, key("one").await);
+        Box::pin(holds_the_contract(one, same)).await;
         let other = key("two").await;
         assert_eq!(other.read().await.unwrap(), None, "clusters with other names do not meet");
         // It dies: that is a failure, and no record that nobody wrote.
