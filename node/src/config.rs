@@ -122,6 +122,9 @@ pub struct HostConfig {
     /// Number of chunks after which recomputing a chunk costs twice as much as the first of a prompt: `adaptive` then weighs
     /// the cost that a hit saves, and keeps the ends of long prompts longer. `None`: all chunks cost the same.
     pub recompute_doubles_at: Option<NonZeroU32>,
+    /// How many times as fast as time the ages of chunks grow: above 1 only where a trace is replayed faster than it was
+    /// recorded.
+    pub age_speed: NonZeroU32,
     /// Whether to use huge pages.
     pub huge_pages: HugePages,
 }
@@ -420,6 +423,7 @@ impl Default for HostConfig {
             low_watermark: 0.93,
             policy: PolicyName::default().to_string(),
             recompute_doubles_at: None,
+            age_speed: NonZeroU32::MIN,
             huge_pages: HugePages::Auto,
         }
     }

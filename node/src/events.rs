@@ -13,7 +13,7 @@ use std::sync::Arc;
 use actix::{Message, Recipient};
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
-use larder_core::store::{Change, ChangeKind};
+use larder_core::store::{Change, ChangeKind, EvictionReason};
 use larder_protocol::{ChunkRef, Fingerprint};
 use serde::Serialize;
 use tokio::sync::broadcast::error::RecvError;
@@ -68,6 +68,8 @@ struct Data<'a> {
     parent: String,
     /// Its place in the prompt, from 0.
     index: u32,
+    /// Why it was evicted: `watermark`, `need` or `clearing`; `null` if it was not.
+    evicted: Option<&'a str>,
 }
 
 /// The state of a follower's stream.
@@ -149,8 +151,9 @@ impl EventSubscriber {
         // The thread that writes answers has health checks to answer meanwhile.
         let written = spawn_blocking(move || {
             let mut text = String::new();
-            for (fingerprint, chunk) in &chunks {
-                write_event(&mut text, "held", None, device, fingerprint, chunk);
+            for (fingerprint, chunk) in chunks {
+                let held = Change { fingerprint, chunk, kind: ChangeKind::Gained, evicted: None };
+                write_event(&mut text, "held", None, device, &held);
             }
             text
         });
@@ -171,7 +174,7 @@ impl EventSubscriber {
                 let mut text = String::new();
                 for (sequence, change) in (batch.sequence..).zip(&batch.changes) {
                     let event = if change.kind == ChangeKind::Lost { "evict" } else { "admit" };
-                    write_event(&mut text, event, Some(sequence), device, &change.fingerprint, &change.chunk);
+                    write_event(&mut text, event, Some(sequence), device, change);
                 }
                 text
             }
@@ -185,18 +188,27 @@ impl EventSubscriber {
     }
 }
 
+/// As metrics name it.
+fn eviction_name(reason: EvictionReason) -> &'static str {
+    match reason {
+        EvictionReason::Watermark => "watermark",
+        EvictionReason::Need => "need",
+        EvictionReason::Clearing => "clearing",
+    }
+}
+
 fn write_event(
     text: &mut String,
     event: &str,
     sequence: Option<u64>,
     device: u16,
-    fingerprint: &Fingerprint,
-    chunk: &ChunkRef,
+    &Change { fingerprint, chunk, evicted, .. }: &Change,
 ) {
     use std::fmt::Write as _;
     let namespace = format!("{fingerprint:x}");
     let (hash, parent) = (chunk.hash.to_string(), chunk.parent.to_string());
-    let data = Data { device, namespace: &namespace, hash, parent, index: chunk.index };
+    let evicted = evicted.map(eviction_name);
+    let data = Data { device, namespace: &namespace, hash, parent, index: chunk.index, evicted };
     let data = serde_json::to_string(&data).unwrap_or_default();
     // Writing to a string cannot fail.
     let _ = writeln!(text, "event: {event}");

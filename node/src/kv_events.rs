@@ -116,7 +116,12 @@ impl KvEvents {
             let mut from = Some(0);
             while let Some(position) = from {
                 let Ok(page) = actor.send(AskPage { from: position }).await else { return };
-                let gained = |&(fingerprint, chunk)| Change { kind: ChangeKind::Gained, fingerprint, chunk };
+                let gained = |&(fingerprint, chunk)| Change {
+                    kind: ChangeKind::Gained,
+                    fingerprint,
+                    chunk,
+                    evicted: None,
+                };
                 let changes: Vec<Change> = page.chunks.iter().map(gained).collect();
                 self.publish_changes(device, actors, &changes).await;
                 from = page.next;
@@ -237,7 +242,7 @@ mod tests {
             index: u32::from(number) - 1,
             anchor: ChunkHash([1; 32]),
         };
-        Change { kind, fingerprint: Fingerprint([9; 32]), chunk }
+        Change { kind, fingerprint: Fingerprint([9; 32]), chunk, evicted: None }
     }
 
     fn int(byte: u8) -> Hash {

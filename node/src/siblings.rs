@@ -74,7 +74,7 @@ impl Siblings {
 
     /// Notes this actor's gained and lost chunks.
     pub fn note(&self, changes: &[Change]) {
-        for Change { fingerprint, chunk, kind } in changes {
+        for Change { fingerprint, chunk, kind, .. } in changes {
             self.map.note(self.device, fingerprint, &chunk.hash, *kind != ChangeKind::Lost);
         }
     }
@@ -182,7 +182,12 @@ mod tests {
 
     fn change(name: u8, kind: ChangeKind) -> Change {
         let hash = ChunkHash([name; 32]);
-        Change { fingerprint: SPACE, chunk: ChunkRef { hash, parent: hash, index: 0, anchor: hash }, kind }
+        Change {
+            fingerprint: SPACE,
+            chunk: ChunkRef { hash, parent: hash, index: 0, anchor: hash },
+            kind,
+            evicted: None,
+        }
     }
 
     fn holders(of: &Siblings, name: u8) -> Vec<u16> {

@@ -377,15 +377,20 @@ impl Store {
         self.namespaces.get(self.index.get(id).namespace).tenant
     }
 
+    /// This moment on the clock of ages, which runs at the speed of the limits: on it stand uses, and what they are worth.
+    pub(crate) fn age_ms(&self) -> u64 {
+        self.now.0.saturating_mul(self.limits.age_speed.get().into())
+    }
+
     /// This moment, as the index dates uses.
     fn used_now(&self) -> u32 {
-        (self.now.0 / USE_MS) as u32
+        (self.age_ms() / USE_MS) as u32
     }
 
     /// The time of a use that the index dated so; wrong for one of 497 days ago.
     fn used_ms(&self, used: u32) -> u64 {
         let ago = self.used_now().wrapping_sub(used);
-        (self.now.0 / USE_MS).saturating_sub(u64::from(ago)) * USE_MS
+        (self.age_ms() / USE_MS).saturating_sub(u64::from(ago)) * USE_MS
     }
 
     fn next_number(&mut self) -> u64 {

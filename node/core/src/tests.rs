@@ -12,6 +12,7 @@ mod holders;
 mod prefetches;
 mod written;
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use larder_protocol::namespace::{HashAlgorithm, NamespaceSpec};
@@ -58,6 +59,7 @@ fn limits() -> StoreLimits {
         low_watermark_bytes: u64::MAX,
         policy: PolicyName::Lru,
         recompute_doubles_at: None,
+        age_speed: NonZeroU32::MIN,
         trust_engines: false,
         tenant_bytes: vec![u64::MAX, u64::MAX],
         max_leased_blocks: 1_000,

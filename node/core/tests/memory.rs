@@ -168,8 +168,12 @@ fn directory() -> (Outbox, Shard) {
     let mut now = Millis(0);
     for prompt in 0..CHUNKS / PROMPT {
         let chain = chain(root, prompt);
-        let gained =
-            |position| Change { fingerprint, chunk: chain.chunk(position), kind: ChangeKind::Gained };
+        let gained = |position| Change {
+            fingerprint,
+            chunk: chain.chunk(position),
+            kind: ChangeKind::Gained,
+            evicted: None,
+        };
         outbox.changed(0, &Changes::Since((0..chain.len()).map(gained).collect()), now);
         loop {
             now = now + 1_000;

@@ -208,6 +208,7 @@ impl Config {
             low_watermark_bytes: fraction(bytes, self.host.low_watermark),
             policy: self.host.policy.parse()?,
             recompute_doubles_at: self.host.recompute_doubles_at,
+            age_speed: self.host.age_speed,
             reservation_ttl_ms: self.session.reservation_ttl_ms,
             max_pin_ms: self.session.max_pin_ms,
             max_pinned_bytes: fraction(bytes, self.session.max_pinned_fraction),

@@ -1,6 +1,7 @@
 //! An actor: a real core, and whoever performs for it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -94,6 +95,7 @@ pub(crate) fn limits(settings: &Settings, has_disk: bool) -> StoreLimits {
         low_watermark_bytes: most / 2,
         policy: settings.policy,
         recompute_doubles_at: None,
+        age_speed: NonZeroU32::MIN,
         trust_engines: false,
         tenant_bytes: vec![most * 8 / 10, most * 8 / 10],
         max_leased_blocks: 48,

@@ -411,7 +411,7 @@ impl Core {
     /// Keeps a copy where it earns its place. A chunk that is read for the first time counts as read once in the time for which
     /// this store keeps a chunk that nobody uses.
     fn place_by_worth(&mut self, fetch: &Fetch) -> Placement {
-        let gap_ms = self.bring.gaps.read(&fetch.wanted.chunk.hash, self.now.as_millis() as u64);
+        let gap_ms = self.bring.gaps.read(&fetch.wanted.chunk.hash, self.store.age_ms());
         let every_ms = gap_ms.unwrap_or_else(|| self.store.keeps_ms());
         let copy = self.store.worth_of_copy(&fetch.fingerprint, every_ms);
         match copy.is_some_and(|copy| earns_its_place(copy, self.store.least())) {

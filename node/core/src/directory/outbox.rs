@@ -328,7 +328,7 @@ impl Device {
     }
 
     fn change(&mut self, place: &ClusterView, agenda: &mut Agenda, change: &Change, now: Millis) {
-        let &Change { fingerprint, chunk, kind } = change;
+        let &Change { fingerprint, chunk, kind, .. } = change;
         let key = PackedKey::from(RowKey::new(&fingerprint, &chunk));
         if let Some(paged) = &mut self.paged {
             match kind {

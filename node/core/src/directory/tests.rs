@@ -70,6 +70,6 @@ pub(super) fn key(number: u64) -> RowKey {
 }
 
 pub(super) fn changes(kind: ChangeKind, numbers: impl IntoIterator<Item = u64>) -> Changes {
-    let change = |number| Change { fingerprint: SPACE, chunk: chunk(number), kind };
+    let change = |number| Change { fingerprint: SPACE, chunk: chunk(number), kind, evicted: None };
     Changes::Since(numbers.into_iter().map(change).collect())
 }

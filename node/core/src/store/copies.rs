@@ -27,7 +27,7 @@ struct Copy {
 impl Store {
     /// A chunk that was just admitted is a copy of one that another node holds.
     pub(super) fn is_copy(&mut self, id: ChunkId) {
-        let now = self.now.0;
+        let now = self.age_ms();
         let chunk = self.index.get_mut(id);
         chunk.set_copy(true);
         if chunk.disk == OnDisk::Nowhere {
@@ -39,7 +39,7 @@ impl Store {
 
     /// The copy that goes before any only copy, if one does.
     pub(super) fn next_copy(&mut self) -> Option<ChunkId> {
-        let (now, least, keeps_ms) = (self.now.0, self.pressure.least(self.now.0), self.keeps_ms());
+        let (now, least, keeps_ms) = (self.age_ms(), self.pressure.least(self.age_ms()), self.keeps_ms());
         for _ in 0..self.copies.line.len().min(MOST_LOOKED_AT) {
             let copy = self.copies.line.pop_front()?;
             let Some(chunk) = self.index.known(copy.id).filter(|chunk| chunk.is_copy()) else { continue };

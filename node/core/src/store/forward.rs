@@ -17,6 +17,7 @@ use super::gather::{FetchId, Source, Wanted};
 use super::hand_out::Named;
 use super::ids::{ChunkId, NamespaceId};
 use super::index::{Chunk, OnDisk, Standing, Stored};
+use super::room::EvictionReason;
 use crate::Millis;
 use crate::placement::{Neighbours, PlacementRule, Saves, Stake, Worth, pays_to_forward};
 
@@ -84,13 +85,13 @@ impl Store {
     /// How long a chunk stays that nobody uses.
     #[must_use]
     pub fn keeps_ms(&self) -> u64 {
-        self.pressure.keeps_ms(self.now.0).unwrap_or(u64::MAX)
+        self.pressure.keeps_ms(self.age_ms()).unwrap_or(u64::MAX)
     }
 
     /// The worth of the chunk that goes next here; `None` where there is free room, or nothing was evicted yet.
     #[must_use]
     pub fn least(&self) -> Option<Worth> {
-        if self.has_free_room() { None } else { self.pressure.least(self.now.0) }
+        if self.has_free_room() { None } else { self.pressure.least(self.age_ms()) }
     }
 
     /// The worth of a copy of a chunk of a namespace that is read once in `every_ms`; `None` for a namespace that nobody
@@ -132,7 +133,7 @@ impl Store {
         }
         let Some((to, there)) = self.departing.neighbours.cheapest(now) else { return false };
         // A policy that learns evicts young chunks of no worth: none counts for more than its like did lately.
-        let least = self.pressure.least(self.now.0).unwrap_or_default();
+        let least = self.pressure.least(self.age_ms()).unwrap_or_default();
         let worth = self.stake(chunk.namespace).worth(Saves::Prefill, idle_ms).min(least);
         let (bytes, tenant) = (self.readable_bytes(id), self.tenant_of(id));
         if !pays_to_forward(worth, there)
@@ -264,7 +265,9 @@ impl Store {
         let at = self.departing.line.iter().position(|leaving| leaving.named.id == id)?;
         let leaving = self.departing.line.remove(at)?;
         self.departing.bytes -= leaving.bytes;
+        self.journal.evicting = Some(EvictionReason::Watermark);
         self.unclaim(&[id]);
+        self.journal.evicting = None;
         Some(leaving.bytes)
     }
 

@@ -6,6 +6,7 @@ use larder_protocol::{ChunkRef, Fingerprint};
 use super::Store;
 use super::ids::ChunkId;
 use super::index::{Chunk, OnDisk, Standing};
+use super::room::EvictionReason;
 
 /// A chunk that was gained or lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub struct Change {
     pub chunk: ChunkRef,
     /// The change.
     pub kind: ChangeKind,
+    /// Why a lost chunk was evicted; `None` if it was not evicted.
+    pub evicted: Option<EvictionReason>,
 }
 
 /// The change of a chunk.
@@ -34,6 +37,8 @@ pub enum ChangeKind {
 pub(super) struct Journal {
     is_kept: bool,
     changes: Vec<Change>,
+    /// Why chunks that leave now are evicted.
+    pub(super) evicting: Option<EvictionReason>,
 }
 
 impl Journal {
@@ -64,7 +69,8 @@ impl Store {
         };
         if self.journal.is_kept {
             let fingerprint = self.namespaces.get(chunk.namespace).fingerprint;
-            self.journal.changes.push(Change { fingerprint, chunk: self.index.name(id), kind });
+            let chunk = self.index.name(id);
+            self.journal.changes.push(Change { fingerprint, chunk, kind, evicted: None });
         }
     }
 
@@ -74,7 +80,8 @@ impl Store {
         if self.journal.is_kept && is_held(chunk) {
             let fingerprint = self.namespaces.get(chunk.namespace).fingerprint;
             let chunk = self.index.name(id);
-            self.journal.changes.push(Change { fingerprint, chunk, kind: ChangeKind::Lost });
+            let evicted = self.journal.evicting;
+            self.journal.changes.push(Change { fingerprint, chunk, kind: ChangeKind::Lost, evicted });
         }
     }
 

@@ -28,6 +28,8 @@ pub struct StoreLimits {
     /// Number of chunks after which recomputing a chunk costs twice as much as the first of a prompt; `adaptive` weighs this
     /// cost. `None`: all chunks cost the same.
     pub recompute_doubles_at: Option<NonZeroU32>,
+    /// How many times as fast as time the ages of chunks grow: above 1 only where a trace is played faster than it was recorded.
+    pub age_speed: NonZeroU32,
     /// Whether engines write straight into the arena.
     pub trust_engines: bool,
     /// Bytes of extents that each tenant may hold, by its place in the configuration.
@@ -69,6 +71,7 @@ impl StoreLimits {
             low_watermark_bytes: u64::MAX,
             policy,
             recompute_doubles_at: None,
+            age_speed: NonZeroU32::MIN,
             trust_engines: false,
             tenant_bytes: vec![u64::MAX],
             max_leased_blocks: u64::MAX,

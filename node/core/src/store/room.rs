@@ -223,7 +223,9 @@ impl Store {
         if reason == EvictionReason::Watermark && (self.demote(id) || self.forward(id, idle_ms)) {
             return;
         }
+        self.journal.evicting = Some(reason);
         self.take_out(id);
+        self.journal.evicting = None;
         if reason != EvictionReason::Watermark {
             self.index.settle();
         }
@@ -232,10 +234,10 @@ impl Store {
     /// A chunk is evicted: says for how long nobody had used it, and remembers what its place was worth.
     fn note_pressure(&mut self, id: ChunkId) -> u64 {
         let chunk = self.index.get(id);
-        let idle_ms = self.now.0.saturating_sub(self.used_ms(chunk.used));
+        let idle_ms = self.age_ms().saturating_sub(self.used_ms(chunk.used));
         if !chunk.is_copy() {
             let saves = if chunk.disk == OnDisk::Nowhere { Saves::Prefill } else { Saves::Transfer };
-            self.pressure.evicted(self.stake(chunk.namespace), saves, idle_ms, self.now.0);
+            self.pressure.evicted(self.stake(chunk.namespace), saves, idle_ms, self.age_ms());
         }
         idle_ms
     }

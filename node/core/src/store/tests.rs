@@ -20,6 +20,8 @@ mod pool_tiers;
 mod pools;
 mod verify;
 
+use std::num::NonZeroU32;
+
 use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::{Chain, ChunkHash, HitPolicy, PoolSpec};
 
@@ -45,6 +47,7 @@ fn limits(slots: u32, capacity_chunks: u64) -> StoreLimits {
         low_watermark_bytes: u64::MAX,
         policy: PolicyName::Lru,
         recompute_doubles_at: None,
+        age_speed: NonZeroU32::MIN,
         trust_engines: false,
         tenant_bytes: vec![u64::MAX, u64::MAX],
         max_leased_blocks: 1_000,
@@ -176,4 +179,12 @@ impl Store {
             }
         }
     }
+}
+
+#[test]
+fn ages_grow_as_fast_as_the_limits_say() {
+    let age_speed = NonZeroU32::new(60).unwrap();
+    let mut store = Store::new(StoreLimits { age_speed, ..limits(8, 4) });
+    store.is_now(Millis(1_000));
+    assert_eq!(store.age_ms(), 60_000);
 }

@@ -256,7 +256,7 @@ fn chunks_of_a_draining_node_are_fetched_and_kept_and_it_hears_when() {
     let Effect::Changed { changes, .. } = w.next() else { panic!("the news") };
     let chunk = w.chain("ab").chunk(0);
     let fingerprint = w.fingerprint;
-    assert_eq!(changes, [Change { fingerprint, chunk, kind: ChangeKind::MovedFrom(node(4)) }]);
+    assert_eq!(changes, [Change { fingerprint, chunk, kind: ChangeKind::MovedFrom(node(4)), evicted: None }]);
     w.sees_news = false;
     assert!(w.is_at_rest());
 }

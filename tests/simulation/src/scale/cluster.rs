@@ -257,7 +257,7 @@ impl Player {
 }
 
 pub(super) fn gained(id: Id, anchor: Id, kind: ChangeKind) -> Change {
-    Change { fingerprint: NAMESPACE, chunk: id.chunk(anchor), kind }
+    Change { fingerprint: NAMESPACE, chunk: id.chunk(anchor), kind, evicted: None }
 }
 
 /// The place of a node: numbers are given out in the order in which nodes join.

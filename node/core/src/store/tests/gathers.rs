@@ -117,6 +117,16 @@ fn what_is_fetched_to_stay_counts_against_the_capacity_and_is_announced() {
 }
 
 #[test]
+fn a_change_says_why_a_chunk_was_evicted() {
+    let mut f = shared(8, 2, 8);
+    f.put("xy");
+    f.put("ab");
+    let lost = f.store.take_changes().into_iter().filter(|change| change.kind == ChangeKind::Lost);
+    let why: Vec<_> = lost.map(|change| change.evicted).collect();
+    assert_eq!(why, [Some(crate::store::EvictionReason::Watermark); 2]);
+}
+
+#[test]
 fn a_chunk_is_fetched_once_for_all_who_wait() {
     let mut f = shared(8, 8, 8);
     let first = f.gather("ab", &[PEER, PEER]);
