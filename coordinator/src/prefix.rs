@@ -12,7 +12,7 @@ use larder_net::quic::{Connection, Endpoint, read_message, write_message};
 use larder_net::trace::{SpanKind, Trace};
 use larder_protocol::identity::Role;
 use larder_protocol::peer::{Find, PeerRequest, PeerResponse, RowSpan};
-use larder_protocol::table::{Holder, NodeNumber, RowKey, Table};
+use larder_protocol::table::{Holder, Member, NodeNumber, RowKey, Table};
 use larder_protocol::{Chain, Fingerprint};
 use serde::Serialize;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
@@ -36,6 +36,8 @@ pub(crate) struct Holdings {
     pub(crate) cluster_chunks: usize,
     /// Chunks of the longest prefix that each member holds alone, by name.
     pub(crate) chunks: BTreeMap<String, usize>,
+    /// Chunks of the first of these prefixes that each member holds, wherever they stand in it, by name.
+    pub(crate) held: BTreeMap<String, usize>,
     /// Homes that did not answer: their rows are missing above.
     pub(crate) silent_homes: Vec<String>,
 }
@@ -155,13 +157,15 @@ fn note(holders: &mut [Vec<Holder>], positions: &[u32], spans: &[RowSpan]) {
 /// The prefixes that follow from the holders of single chunks.
 fn fold(table: &Table, holders: &[Vec<Holder>], silent_homes: Vec<String>) -> Holdings {
     let prefix = |holds: &dyn Fn(&Vec<Holder>) -> bool| holders.iter().take_while(|held| holds(held)).count();
-    let of_member = |member: &larder_protocol::table::Member| {
-        let chunks = prefix(&|held| held.iter().any(|holder| holder.node == member.number));
-        (member.name.clone(), chunks)
+    let cluster_chunks = prefix(&|held| !held.is_empty());
+    let has = |held: &[Holder], member: &Member| held.iter().any(|holder| holder.node == member.number);
+    let by_member = |count: &dyn Fn(&Member) -> usize| {
+        table.members.iter().map(|member| (member.name.clone(), count(member))).collect()
     };
     Holdings {
-        cluster_chunks: prefix(&|held| !held.is_empty()),
-        chunks: table.members.iter().map(of_member).collect(),
+        cluster_chunks,
+        chunks: by_member(&|member| prefix(&|held| has(held, member))),
+        held: by_member(&|member| holders[..cluster_chunks].iter().filter(|held| has(held, member)).count()),
         silent_homes,
     }
 }

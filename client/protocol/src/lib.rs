@@ -18,6 +18,7 @@ pub mod namespace;
 pub mod peer;
 pub mod pools;
 pub mod reload;
+pub mod routing;
 pub mod run;
 pub mod session;
 pub mod sha256_cbor;

@@ -1,4 +1,4 @@
-"""Sends each request to the vLLM whose node holds most of its prompt, less what that engine has to do already:
+"""Sends each request to the vLLM where it costs least: that engine's backlog, the tokens to compute, and those to move there:
 
 python router.py --coordinator 10.0.0.10:7600 --node 10.0.0.1:9440 \
     --engine node-0=http://10.0.0.1:8000 --engine node-1=http://10.0.0.2:8000
@@ -18,8 +18,8 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-BUSY_TOKENS = 1_000
-"""A request that an engine has in hand counts as so many tokens that it would have to compute."""
+UNKNOWN_TOKENS = 1_000
+"""The cost of a request where nobody says what is cached."""
 REFRESH_SECONDS, DEADLINE_SECONDS = 10.0, 0.5
 
 
@@ -34,31 +34,34 @@ class Router:
     def __init__(self, coordinator: str, node: str, tenant: str, engines: dict[str, str]) -> None:
         self.coordinator, self.node, self.tenant, self.engines = coordinator, node, tenant, engines
         self.lock, self.turn = threading.Lock(), itertools.count()
-        self.in_hand: Counter[str] = Counter()
+        self.backlog: Counter[str] = Counter()
         self.namespaces: list[dict[str, Any]] = []
         self.refreshed = float("-inf")
 
-    def ranked(self, body: dict[str, Any]) -> list[str]:
-        """The nodes whose engines could serve a request, best first."""
-        held, turn = self.held(body), next(self.turn)
+    def ranked(self, body: dict[str, Any]) -> list[tuple[str, int]]:
+        """The nodes whose engines could serve a request, best first, each with the tokens that the request costs there."""
+        backlogs = {node: self.backlog[node] for node in self.engines}
+        costs, turn = self.costs(body, backlogs), next(self.turn)
         nodes = list(self.engines)
         nodes = nodes[turn % len(nodes) :] + nodes[: turn % len(nodes)]
-        return sorted(nodes, key=lambda node: BUSY_TOKENS * self.in_hand[node] - held[node])
+        cost = {node: costs.get(node, backlogs[node] + UNKNOWN_TOKENS) for node in nodes}
+        return [(node, cost[node] - backlogs[node]) for node in sorted(nodes, key=lambda node: cost[node])]
 
-    def held(self, body: dict[str, Any]) -> Counter[str]:
-        """Tokens of its prompt that each node holds: the most of any namespace that engines of this tenant have."""
-        most: Counter[str] = Counter()
+    def costs(self, body: dict[str, Any], backlogs: dict[str, int]) -> dict[str, int]:
+        """Its cost at each node: the least of any namespace that engines of this tenant have."""
+        least: dict[str, int] = {}
         try:
             tokens = self.tokens(body)
             for namespace in self.known():
                 question = {"fingerprint": namespace["fingerprint"], "chunk_tokens": namespace["chunk_tokens"]}
                 hashing = namespace["hash"] | {"cache_salt": body.get("cache_salt")}
-                question |= {"tokens": tokens, "hash": hashing}
+                question |= {"tokens": tokens, "hash": hashing, "backlog_tokens": backlogs}
                 for node in get_json(f"http://{self.coordinator}/v1/prefix", question)["nodes"]:
-                    most[node["name"]] = max(most[node["name"]], node["tokens"])
+                    name, cost = node["name"], node["cost_tokens"]
+                    least[name] = min(least.get(name, cost), cost)
         except (OSError, ValueError, KeyError) as error:
             print(f"routed by load alone: {error}", flush=True)
-        return most
+        return least
 
     def known(self) -> list[dict[str, Any]]:
         if time.monotonic() - self.refreshed > REFRESH_SECONDS or not self.namespaces:
@@ -82,16 +85,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        for node in self.router.ranked(json.loads(body)):
+        for node, tokens in self.router.ranked(json.loads(body)):
             with self.router.lock:
-                self.router.in_hand[node] += 1
+                self.router.backlog[node] += tokens
             try:
                 return self.forward(node, body)
             except ConnectionRefusedError:
                 print(f"the engine of {node} is not there", flush=True)
             finally:
                 with self.router.lock:
-                    self.router.in_hand[node] -= 1
+                    self.router.backlog[node] -= tokens
         self.send_error(503, "no engine is there")
 
     def forward(self, node: str, body: bytes) -> None:

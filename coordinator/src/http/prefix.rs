@@ -1,10 +1,13 @@
 //! `POST /v1/prefix`: how much of a prompt each node holds.
 
+use std::collections::BTreeMap;
+
 use actix_web::web::{Data, Json, Payload};
 use actix_web::{HttpRequest, error};
 use larder_net::http::Open;
 use larder_protocol::hashing::{PromptExtra, hash_prompt};
 use larder_protocol::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_TOKENS};
+use larder_protocol::routing::{Candidate, Prompt};
 use larder_protocol::{Chain, ChunkHash, Fingerprint, sha256_cbor};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -24,6 +27,11 @@ struct PrefixRequest {
     hashes: Option<Vec<String>>,
     /// The prompt's tokens, where the coordinator knows the hash.
     tokens: Option<Vec<u32>>,
+    /// Tokens of the prompt, where hashes are given: by default, those of the hashed chunks.
+    prompt_tokens: Option<u64>,
+    /// Tokens that the engines of nodes have yet to compute for other requests, by the nodes' names; 0 for others.
+    #[serde(default)]
+    backlog_tokens: BTreeMap<String, u64>,
     /// How the namespace's chunks are hashed from tokens; by Larder's own hash if it is not given.
     #[serde(default)]
     hash: Hash,
@@ -82,6 +90,13 @@ pub struct NodeHeld {
     /// What it has.
     #[serde(flatten)]
     pub held: PrefixHeld,
+    /// Tokens of the cluster's prefix that it has, wherever they stand in it.
+    #[serde(default)]
+    pub held_tokens: u64,
+    /// The cost of the request at this node, in tokens of prefill: its backlog, the tokens to compute, and a tenth of those to
+    /// move there.
+    #[serde(default)]
+    pub cost_tokens: u64,
 }
 
 /// How much of a prompt's prefix is held.
@@ -98,6 +113,8 @@ struct Asked {
     fingerprint: Fingerprint,
     chain: Chain,
     chunk_tokens: u32,
+    prompt_tokens: u64,
+    backlog_tokens: BTreeMap<String, u64>,
 }
 
 /// How much of a prompt's prefix each node holds. The question belongs to the trace of its header `traceparent`; an invalid
@@ -113,7 +130,8 @@ pub(super) async fn answer(
     let trace = state.sampler.request("prefix", parent);
     let body = state.bodies.read(&head, payload).await?;
     let _busy = head.conn_data::<Open>().map(Open::busy);
-    let Asked { fingerprint, chain, chunk_tokens } = body.understand(|body| Asked::of(&body)).await?;
+    let Asked { fingerprint, chain, chunk_tokens, prompt_tokens, backlog_tokens } =
+        body.understand(|body| Asked::of(&body)).await?;
     if trace.is_recorded() {
         trace.set("larder.namespace", tracing::field::display(fingerprint));
         trace.count("larder.chunks", chain.hashes.len() as u64);
@@ -123,11 +141,19 @@ pub(super) async fn answer(
         return Err(error::ErrorServiceUnavailable("too many questions at a time: ask again in a moment\n"));
     }
     let answered = answered.await.map_err(|_| error::ErrorServiceUnavailable("the coordinator stops\n"))?;
-    let Holdings { cluster_chunks, chunks, silent_homes } = answered;
-    let held = |chunks: usize| PrefixHeld { chunks, tokens: chunks as u64 * u64::from(chunk_tokens) };
+    let Holdings { cluster_chunks, chunks, held, silent_homes } = answered;
+    let tokens = |chunks: usize| chunks as u64 * u64::from(chunk_tokens);
+    let prefix = |chunks: usize| PrefixHeld { chunks, tokens: tokens(chunks) };
+    let prompt = Prompt { tokens: prompt_tokens, cluster_tokens: tokens(cluster_chunks) };
+    let node = |(name, chunks): (String, usize)| {
+        let held_tokens = held.get(&name).map_or(0, |&chunks| tokens(chunks));
+        let backlog_tokens = backlog_tokens.get(&name).copied().unwrap_or(0);
+        let cost_tokens = prompt.cost_tokens(Candidate { backlog_tokens, held_tokens });
+        NodeHeld { name, held: prefix(chunks), held_tokens, cost_tokens }
+    };
     Ok(Json(PrefixAnswer {
-        cluster: held(cluster_chunks),
-        nodes: chunks.into_iter().map(|(name, chunks)| NodeHeld { name, held: held(chunks) }).collect(),
+        cluster: prefix(cluster_chunks),
+        nodes: chunks.into_iter().map(node).collect(),
         silent_homes,
     }))
 }
@@ -135,11 +161,14 @@ pub(super) async fn answer(
 impl Asked {
     /// Parses a body.
     fn of(body: &[u8]) -> Result<Self, String> {
-        let request: PrefixRequest =
+        let mut request: PrefixRequest =
             serde_json::from_slice(body).map_err(|error| format!("the body is no question: {error}\n"))?;
         let chunk_tokens = request.chunk_tokens;
+        let backlog_tokens = std::mem::take(&mut request.backlog_tokens);
+        let known = request.tokens.as_ref().map(|tokens| tokens.len() as u64).or(request.prompt_tokens);
         let (fingerprint, chain) = request.chain()?;
-        Ok(Self { fingerprint, chain, chunk_tokens })
+        let prompt_tokens = known.unwrap_or(chain.len() as u64 * u64::from(chunk_tokens));
+        Ok(Self { fingerprint, chain, chunk_tokens, prompt_tokens, backlog_tokens })
     }
 }
 

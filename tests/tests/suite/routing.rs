@@ -77,6 +77,14 @@ fn a_router_with_tokens_learns_which_node_holds_how_much_of_a_vllm_prompt() {
         (of("node-0"), of("node-1"))
     };
     wait::until("the directory has heard of all", || (held(&told["hash"]) == (320, 96)).then_some(()));
+    let mut asked = question(&told["hash"]);
+    asked["backlog_tokens"] = json!({"node-0": 500});
+    let nodes = ask(&cluster, &asked).unwrap()["nodes"].clone();
+    let costs =
+        |node: &Value| (node["name"].clone(), node["held_tokens"].clone(), node["cost_tokens"].clone());
+    let costs: Vec<_> = nodes.as_array().unwrap().iter().map(costs).collect();
+    let (busy, idle) = ((json!("node-0"), json!(320), json!(510)), (json!("node-1"), json!(96), json!(32)));
+    assert_eq!(costs, [busy, idle], "a transfer costs less than the backlog");
     let mut with_extra = told["hash"].clone();
     with_extra["cache_salt"] = json!("alice");
     assert_eq!(held(&with_extra), (0, 0), "a salt alone names another prompt");

@@ -112,7 +112,7 @@ impl Answer {
         };
         let mut nodes: Vec<&NodeHeld> = nodes.iter().collect();
         nodes.sort_by(|a, b| b.held.chunks.cmp(&a.held.chunks).then_with(|| a.name.cmp(&b.name)));
-        nodes.into_iter().for_each(|NodeHeld { name, held }| list.add(row(name, held)));
+        nodes.into_iter().for_each(|NodeHeld { name, held, .. }| list.add(row(name, held)));
         list.add(row("all together", cluster));
         let mut text = list.text(format);
         if format != Format::Tsv && !silent_homes.is_empty() {
