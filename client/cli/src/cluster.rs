@@ -11,6 +11,7 @@ use larder_node::Status as NodeStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::address::HostPort;
 use crate::failure::Usage;
 use crate::http;
 
@@ -84,6 +85,24 @@ pub(crate) fn ask_coordinator(addresses: &impl Display) -> anyhow::Result<(Value
         asked.push(address);
     }
     follower.ok_or_else(|| error.unwrap_or_else(|| anyhow!("no coordinator is named")))
+}
+
+/// The answer of the first coordinator that gives one, where every coordinator can.
+///
+/// # Errors
+/// None of them answers: the error of the last.
+pub(crate) fn first_answer<'a, T>(
+    coordinators: impl Iterator<Item = &'a HostPort>,
+    ask: impl Fn(&HostPort) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let mut last = Err(anyhow!("no coordinator is named"));
+    for coordinator in coordinators {
+        last = ask(coordinator);
+        if last.is_ok() {
+            break;
+        }
+    }
+    last
 }
 
 fn ask_one_coordinator(address: &impl Display) -> anyhow::Result<(Value, CoordinatorStatus)> {

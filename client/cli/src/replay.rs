@@ -2,11 +2,16 @@
 
 pub mod assignment;
 pub mod driver;
+mod engine;
+pub(crate) mod holdings;
 pub mod infinite;
 pub mod link;
+pub mod losses;
 pub mod namespace;
 pub mod progress;
 pub mod report;
+pub mod route;
+pub mod sessions;
 pub mod tally;
 pub(crate) mod upkeep;
 
@@ -14,11 +19,10 @@ pub use driver::Driver;
 pub use report::{Report, WrongBlock};
 pub use tally::Tally;
 
-/// Requests of a replay that are under way at a time.
+/// Sessions of a replay that are in flight at a time.
 ///
-/// What they have not saved yet takes no room from what others look up, so that hit rates differ from those of one
-/// request after the other: on the public traces by up to 0.15 points with 4, by up to 0.6 with 16, which would be faster
-/// by a fifth.
+/// Requests for the same chunks that come at once find none of them saved. So hit rates differ from those of one session after
+/// the other: on the public traces by up to 0.15 points with 4.
 pub const REQUESTS_IN_FLIGHT: u16 = 4;
 
 /// The most requests of a replay that may be under way at a time.

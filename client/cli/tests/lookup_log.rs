@@ -53,6 +53,7 @@ impl Node {
         let settings = LinkSettings {
             block_bytes: 4_096,
             in_flight: 1,
+            prefills: 1,
             deadline: Duration::from_secs(30),
             prefill_tokens_per_s: 1e4,
         };

@@ -68,8 +68,20 @@ fn a_node_killed_with_a_hundred_fetches_under_way_fails_no_request_either() {
     kill_in_the_middle(Replay::start(LARDER, &arguments).unwrap(), 100.0, requests);
 }
 
-const IN_FLIGHT_128: [&str; 10] =
-    ["--dev", "4", "--in-flight", "128", SMALL[0], SMALL[1], SMALL[2], SMALL[3], SMALL[4], SMALL[5]];
+const IN_FLIGHT_128: [&str; 12] = [
+    "--dev",
+    "4",
+    "--in-flight",
+    "128",
+    "--prefills",
+    "128",
+    SMALL[0],
+    SMALL[1],
+    SMALL[2],
+    SMALL[3],
+    SMALL[4],
+    SMALL[5],
+];
 
 /// The trace so many times, one after the other, each time with other prompts.
 fn repeated(trace: &Path, folder: &Path, times: u64) -> (PathBuf, u64) {
@@ -121,7 +133,7 @@ fn requests_go_on_while_the_coordinator_is_down() {
     let mut cluster = Cluster::start(LARDER, 3).unwrap();
     let http = cluster.coordinator_http().to_owned();
     let down = fault_seconds(3, 20);
-    let arguments = ["--coordinator", &http, "--block-bytes", "4096", "--in-flight", "32"];
+    let arguments = ["--coordinator", &http, "--block-bytes", "4096", "--in-flight", "32", "--prefills", "8"];
     let (mut replay, requests) = replay_lasting(3 * down, &arguments);
     (0..3).for_each(|node| wait_until_asked(cluster.node(node).http()));
     let (term, before) = (cluster.table().unwrap().epoch.term, lives(&cluster));
@@ -222,7 +234,8 @@ fn no_node_is_suspect_because_the_coordinator_started_again() {
 #[test]
 fn nobody_waits_for_a_stopped_node_longer_than_a_fetch_may_take() {
     let deadlines = ["--node-deadline-ms", "1000"];
-    let arguments = [&["--dev", "4", "--in-flight", "64"], &deadlines[..], &SMALL[..]].concat();
+    let arguments =
+        [&["--dev", "4", "--in-flight", "64", "--prefills", "16"], &deadlines[..], &SMALL[..]].concat();
     let stopped = fault_seconds(3, 10);
     let (mut replay, requests) = replay_lasting(3 * stopped, &arguments);
     let addresses = replay.addresses();

@@ -181,6 +181,23 @@ fn a_node_that_is_killed_half_way_loses_no_hit_that_its_disk_should_give() {
 }
 
 #[test]
+fn every_token_that_was_not_hit_has_a_reason_and_a_router_that_knows_moves_fewer_chunks() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = generated(folder.path(), 600);
+    let shared = [trace.to_str().unwrap(), "--dev", "3", "--chunks-per-node", "200", "--block-bytes", "4096"];
+    let moved = ["load", "cache"].map(|route| {
+        let (report, output) = replay(&[&shared[..], &["--in-flight", "8", "--route", route]].concat());
+        assert_eq!((output.status.code(), &report["wrong_bytes"]), (Some(0), &Value::from(0)), "{report}");
+        let lost = report["tokens_lost"].as_object().unwrap();
+        let reasons: u64 = lost.values().filter_map(Value::as_u64).sum();
+        assert_eq!(report["tokens_computed"], reasons, "{lost:?}");
+        assert!(lost["evicted"].as_u64() > Some(0) && lost["never_seen"].as_u64() > Some(0), "{lost:?}");
+        report["peer_chunks_per_request"].as_f64().unwrap()
+    });
+    assert!(moved[1] < moved[0], "{moved:?}");
+}
+
+#[test]
 fn a_flipped_bit_in_the_arena_fails_the_replay_and_names_the_key() {
     let folder = tempfile::tempdir().unwrap();
     let trace = generated(folder.path(), 200);

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal as _};
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::process::ExitCode;
@@ -12,14 +13,16 @@ use larder_core::store::policy::PolicyName;
 
 use crate::address::Coordinators;
 use crate::clock::now;
-use crate::cluster::{NodeAddress, ask_node};
+use crate::cluster::{NodeAddress, TENANT, ask_node};
 use crate::content::TraceName;
 use crate::dev::{DevCluster, DevDisk, DevOptions};
 use crate::drain::Drained;
 use crate::failure::{FAILED, Usage};
 use crate::generator::{DEFAULT_REQUESTS, Generator};
 use crate::replay::link::LinkSettings;
+use crate::replay::namespace::replay_namespace;
 use crate::replay::progress::Progress;
+use crate::replay::route::{Route, Router};
 use crate::replay::upkeep::{Upkeep, watch_drains};
 use crate::replay::{
     DEFAULT_BLOCK_BYTES, DEFAULT_CHUNKS_PER_NODE, Driver, MAX_REQUESTS_IN_FLIGHT, REQUESTS_IN_FLIGHT, Report,
@@ -35,8 +38,8 @@ use serde::Serialize;
 /// Play a trace through real engine sessions and check every byte that they read
 ///
 /// Each request looks its prompt up, leases the hits and copies them out, compares the bytes with those that the keys imply,
-/// "computes" the rest, and saves it. Full chunks of 512 tokens are cached. Requests start in the order of the trace, four at
-/// a time. The command fails on a wrong byte or a failed request.
+/// "computes" the rest, and saves it. Full chunks of 512 tokens are cached. Requests start in the order of the trace, four
+/// sessions at a time; a session's next turn starts when the turn before was saved. The command fails on a wrong byte or a failed request.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -53,7 +56,7 @@ Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt:
   {\"timestamp\": MS, \"input_length\": TOKENS, \"output_length\": TOKENS, \"hash_ids\": [...]}
 
 Several nodes: each request goes to the node that recomputed least lately (half-life 30 s of trace
-time). Chunks that only another node holds come from there; with --no-share they are computed. A node
+time), or with --route cache to the one where it costs least (POST /v1/prefix). Chunks that only another node holds come from there; with --no-share they are computed. A node
 that dies is started again; its requests are computed meanwhile, and counted.")]
 pub(crate) struct Args {
     /// The trace, `-` for standard input [default: a generated trace]
@@ -105,12 +108,22 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "coordinator")]
     no_share: bool,
 
-    /// Limit of requests in flight
+    /// Rule by which requests are given to nodes
+    #[arg(long, value_enum, default_value_t)]
+    route: Route,
+
+    /// Limit of sessions in flight
     #[arg(long, value_name = "N", default_value_t = REQUESTS_IN_FLIGHT,
           value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_REQUESTS_IN_FLIGHT)))]
     in_flight: u16,
 
-    /// Start requests at the times of the trace, this many times as fast [default: as soon as the nodes serve them]
+    /// Limit of requests that the engine of one node prefills at a time; the others wait in its queue
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_REQUESTS_IN_FLIGHT)))]
+    prefills: u16,
+
+    /// Start requests at the times of the trace, this many times as fast; the ages of chunks grow as fast at nodes that were
+    /// started for it [default: as soon as the nodes serve them]
     #[arg(long, value_name = "FACTOR", value_parser = positive)]
     speed: Option<f64>,
 
@@ -164,16 +177,17 @@ async fn replay(args: &Args, requests: &[Request]) -> anyhow::Result<ExitCode> {
     let (mut cluster, nodes) = started?;
     args.say_what_is_played(requests.len(), nodes.len());
     let watched = args.watched(cluster.as_ref());
+    let router = args.router(cluster.as_ref())?;
     let (played, died) = match &mut cluster {
         Some(cluster) => {
-            let playing = play(args, requests, &nodes, watched, stop);
+            let playing = play(args, requests, &nodes, router, watched, stop);
             tokio::pin!(playing);
             tokio::select! {
                 played = &mut playing => (Some(played?), None),
                 died = cluster.supervise() => (None, Some(died)),
             }
         }
-        None => (Some(play(args, requests, &nodes, watched, stop).await?), None),
+        None => (Some(play(args, requests, &nodes, router, watched, stop).await?), None),
     };
     let stopped = match cluster {
         Some(cluster) => cluster.stop().await,
@@ -213,17 +227,21 @@ async fn play(
     args: &Args,
     requests: &[Request],
     nodes: &[NodeAddress],
+    router: Option<Router>,
     watched: Option<(Coordinators, CredentialFiles)>,
     mut stop: Pin<&mut impl Future<Output = ()>>,
 ) -> anyhow::Result<Played> {
     let settings = LinkSettings {
         block_bytes: args.block_bytes,
         in_flight: args.in_flight,
+        prefills: args.prefills,
         deadline: Duration::from_millis(args.node_deadline_ms),
         prefill_tokens_per_s: args.prefill_tokens_per_s,
     };
     let driver = tokio::select! {
-        driver = Driver::connect(nodes, settings) => driver?.named(args.trace_name(requests)).traced(args.tracing.config().sampler()),
+        driver = Driver::connect(nodes, settings) => {
+            driver?.named(args.trace_name(requests)).routed(router).traced(args.tracing.config().sampler())
+        }
         () = &mut stop => bail!("interrupted before the first request"),
     };
     let before = forwarded_chunks(nodes).await;
@@ -324,6 +342,18 @@ impl Args {
         Some((cluster.addresses().coordinator?.into(), cluster.admin()))
     }
 
+    /// The router that is asked where requests cost least, if the cache is to decide.
+    fn router(&self, cluster: Option<&DevCluster>) -> anyhow::Result<Option<Router>> {
+        if self.route == Route::Load {
+            return Ok(None);
+        }
+        let started = cluster.and_then(|cluster| cluster.addresses().coordinator).map(Coordinators::from);
+        let coordinator = started.or_else(|| self.coordinator.clone());
+        let coordinator = coordinator.context("there is no coordinator to ask: --route cache needs one")?;
+        let namespace = replay_namespace(self.block_bytes).fingerprint(TENANT);
+        Ok(Some(Router::new(coordinator, &namespace)))
+    }
+
     fn upkeep(&self) -> Upkeep {
         Upkeep { drain_at: self.drain_at, restart_at: self.restart_at }
     }
@@ -346,6 +376,12 @@ impl Args {
         eprintln!("Playing {trace} through {} ({capacity})", output::counted(nodes, "node"));
     }
 
+    /// The speed of the nodes' clock of ages: the trace's, so that an age is what it was when the trace was recorded.
+    fn age_speed(&self) -> NonZeroU32 {
+        let whole = self.speed.unwrap_or(1.0).round().min(u32::MAX.into()) as u32;
+        NonZeroU32::new(whole).unwrap_or(NonZeroU32::MIN)
+    }
+
     fn cluster(&self) -> anyhow::Result<DevOptions> {
         Ok(DevOptions {
             nodes: self.dev,
@@ -356,6 +392,7 @@ impl Args {
             policy: self.policy,
             share: !self.no_share,
             placement: self.placement,
+            age_speed: self.age_speed(),
             tracing: self.tracing.of_followers(),
             requests_in_flight: self.in_flight.max(USUAL_REQUESTS_IN_FLIGHT),
             ..DevOptions::new()?

@@ -2,13 +2,13 @@
 
 use std::process::ExitCode;
 
-use anyhow::anyhow;
 use larder_coordinator::{NodeHeld, PrefixAnswer, PrefixHeld};
 use larder_protocol::ChunkHash;
 use larder_protocol::identity::Identity;
 use serde::Serialize;
 
 use crate::address::HostPort;
+use crate::cluster::first_answer;
 use crate::context::ClusterArg;
 use crate::failure::{FAILED, Usage};
 use crate::listing::{Cell, Format, FormatArgs, Listing, column};
@@ -85,21 +85,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let complete = answer.holdings.silent_homes.is_empty();
     Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
-}
-
-/// The answer of the first that gives one: every coordinator can.
-fn first_answer<'a, T>(
-    coordinators: impl Iterator<Item = &'a HostPort>,
-    ask: impl Fn(&HostPort) -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
-    let mut last = Err(anyhow!("no coordinator is named"));
-    for coordinator in coordinators {
-        last = ask(coordinator);
-        if last.is_ok() {
-            break;
-        }
-    }
-    last
 }
 
 impl Answer {

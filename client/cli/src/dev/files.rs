@@ -150,6 +150,7 @@ pub(super) fn node_config(
         capacity_chunks: options.chunks_per_node,
         extent_bytes: size.extent_bytes.map(ByteSize),
         policy: options.policy.to_string(),
+        age_speed: options.age_speed,
         ..HostConfig::default()
     };
     let (low_watermark, high_watermark) =

@@ -1,5 +1,6 @@
 //! The options of a development cluster.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use larder_core::placement::PlacementRule;
@@ -40,6 +41,8 @@ pub struct DevOptions {
     pub placement: PlacementRule,
     /// Bytes of blocks that a node sends to others a second at most.
     pub send_bytes_per_second: Option<u64>,
+    /// How many times as fast as time the ages of chunks grow.
+    pub age_speed: NonZeroU32,
     /// The collector of spans, and the fraction of traced requests.
     pub tracing: TracingConfig,
     /// Requests of a replay that it is sized for.
@@ -70,6 +73,7 @@ impl DevOptions {
             share: true,
             placement: PlacementRule::default(),
             send_bytes_per_second: None,
+            age_speed: NonZeroU32::MIN,
             tracing: TracingConfig::default(),
             requests_in_flight: USUAL_REQUESTS_IN_FLIGHT,
             dir: None,

@@ -34,9 +34,27 @@ impl LeastRecomputed {
     /// As [`Self::choose`], among the nodes that `may_serve`; `None` if none may.
     #[must_use]
     pub fn choose_among(&self, now_ms: u64, may_serve: impl Fn(usize) -> bool) -> Option<usize> {
-        (0..self.nodes.len())
-            .filter(|&node| may_serve(node))
-            .min_by(|&a, &b| self.nodes[a].tokens_at(now_ms).total_cmp(&self.nodes[b].tokens_at(now_ms)))
+        self.cheapest_among(now_ms, may_serve, |_| 0)
+    }
+
+    /// The node with the least `cost` among those that `may_serve`; of equal ones, the one that recomputed least.
+    #[must_use]
+    pub fn cheapest_among(
+        &self,
+        now_ms: u64,
+        may_serve: impl Fn(usize) -> bool,
+        cost: impl Fn(usize) -> u64,
+    ) -> Option<usize> {
+        let tokens = |node: usize| self.nodes[node].tokens_at(now_ms);
+        let dearer = |a: usize, b: usize| cost(a).cmp(&cost(b)).then(tokens(a).total_cmp(&tokens(b)));
+        (0..self.nodes.len()).filter(|&node| may_serve(node)).min_by(|&a, &b| dearer(a, b))
+    }
+
+    /// Tokens that come to `node` in a second, as they came lately: a router takes them for its backlog.
+    #[must_use]
+    pub fn backlog(&self, node: usize, now_ms: u64) -> u64 {
+        let fades_in_s = HALF_LIFE_MS as f64 / 1e3 / std::f64::consts::LN_2;
+        (self.nodes[node].tokens_at(now_ms).max(0.0) / fades_in_s) as u64
     }
 
     /// Tokens that `node` recomputed, as they count at `now_ms`.
@@ -53,8 +71,8 @@ impl LeastRecomputed {
         self.add(node, now_ms, tokens as f64);
     }
 
-    /// Takes back tokens that were counted as recomputed when a request was given to `node`, and that were served: what is
-    /// under way must count, or requests that come close together all go to one node.
+    /// Takes back tokens that were counted as recomputed when a request was given to `node`, now that its hits are known: what
+    /// is under way must count, or requests that come close together all go to one node.
     pub fn served(&mut self, node: usize, now_ms: u64, tokens: u64) {
         self.add(node, now_ms, -(tokens as f64));
     }
@@ -89,6 +107,22 @@ mod tests {
         assert_eq!(nodes.choose(0), 1);
         assert_eq!(nodes.choose_among(0, |node| node != 1), Some(2), "one that is gone gets none");
         assert_eq!(nodes.choose_among(0, |_| false), None);
+    }
+
+    #[test]
+    fn the_cheapest_node_is_chosen_and_of_equal_ones_the_least_loaded() {
+        let mut nodes = LeastRecomputed::new(3);
+        nodes.recomputed(0, 0, 100);
+        assert_eq!(nodes.cheapest_among(0, |_| true, |node| [5, 9, 9][node]), Some(0));
+        assert_eq!(nodes.cheapest_among(0, |_| true, |node| [5, 5, 9][node]), Some(1));
+        assert_eq!(nodes.cheapest_among(0, |node| node != 0, |node| [5, 9, 9][node]), Some(1));
+    }
+
+    #[test]
+    fn the_backlog_is_what_comes_in_a_second() {
+        let mut nodes = LeastRecomputed::new(1);
+        (0..600).for_each(|second| nodes.recomputed(0, second * 1_000, 10_000));
+        assert!((9_500..10_500).contains(&nodes.backlog(0, 600_000)), "{}", nodes.backlog(0, 600_000));
     }
 
     #[test]

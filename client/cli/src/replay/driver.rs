@@ -1,29 +1,36 @@
 //! Plays requests through engine sessions.
 //!
-//! One request after the other is started, in the order of the trace, at most so many at a time: look
-//! the prompt up, lease and copy out what is there, compare it, "compute" the rest, save it. Bytes come from the
-//! sessions' descriptors alone. All of it runs on the caller's thread.
+//! Requests start in the order of the trace, at most so many sessions at a time, a turn when the turn before was saved: look the
+//! prompt up, lease and copy out what is there, compare it, "compute" the rest, save it. Bytes come from the sessions'
+//! descriptors alone. All of it runs on the caller's thread.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use futures_util::stream;
-use larder_client::{LookupOptions, Reservation, SessionError};
+use futures_util::stream::FuturesUnordered;
+use larder_client::{LeaseGuard, LookupOptions, Reservation, SessionError};
 use larder_net::trace::{Sampler, Trace};
-use larder_protocol::Chain;
+use larder_protocol::routing::queue_key;
 use larder_protocol::session::{Found, Tier};
+use larder_protocol::{Chain, ChunkHash};
 use tokio::sync::watch;
 
 use super::assignment::LeastRecomputed;
+use super::engine::Engine;
+use super::holdings::Holdings;
 use super::infinite::InfiniteCache;
 use super::link::{Link, LinkError, LinkSettings, Open, RequestError};
+use super::losses::{Losses, Served, Short};
+use super::namespace::replay_namespace;
 use super::progress::Progress;
+use super::route::Router;
+use super::sessions::Schedule;
 use super::tally::Transport;
 use super::{Report, Tally, part_chunks};
 use crate::clock::now;
-use crate::cluster::NodeAddress;
+use crate::cluster::{NodeAddress, TENANT};
 use crate::content::{self, TraceName};
 use crate::trace::{CHUNK_TOKENS, Request};
 
@@ -41,6 +48,11 @@ pub struct Driver {
     sampler: Sampler,
     /// Requests that were started.
     started: watch::Sender<usize>,
+    holdings: Holdings,
+    /// The engines of the nodes.
+    engines: Vec<Engine>,
+    /// Says where requests cost least; `None`: the load alone decides.
+    router: Option<Router>,
     /// Never borrowed across an await.
     state: RefCell<State>,
 }
@@ -49,9 +61,20 @@ pub struct Driver {
 struct State {
     tally: Tally,
     infinite: InfiniteCache,
+    losses: Losses,
     loads: LeastRecomputed,
     /// A block, on its way in or out.
     block: Vec<u8>,
+}
+
+/// A request whose hits were read.
+struct Got<'a> {
+    link: &'a Link,
+    opened: Rc<Open>,
+    /// The same session, traced where the request is.
+    open: Rc<Open>,
+    chain: Chain,
+    served: Served,
 }
 
 impl Driver {
@@ -67,14 +90,17 @@ impl Driver {
         if !links.iter().any(Link::is_open) {
             return Err(LinkError::AllDown);
         }
-        let LinkSettings { block_bytes, in_flight, deadline, prefill_tokens_per_s } = settings;
+        let LinkSettings { block_bytes, in_flight, prefills, deadline, prefill_tokens_per_s } = settings;
         let state = State {
             tally: Tally::new(prefill_tokens_per_s),
             infinite: InfiniteCache::default(),
+            losses: Losses::default(),
             loads: LeastRecomputed::new(links.len()),
             block: vec![0; block_bytes as usize],
         };
         let part_chunks = part_chunks(block_bytes, in_flight) as usize;
+        let namespace = replay_namespace(block_bytes).fingerprint(TENANT);
+        let holdings = Holdings::follow(nodes.iter().map(|node| node.http), &namespace);
         Ok(Self {
             nodes: links,
             part_chunks,
@@ -84,6 +110,9 @@ impl Driver {
             trace: TraceName::default(),
             sampler: Sampler::default(),
             started: watch::Sender::default(),
+            holdings,
+            engines: nodes.iter().map(|_| Engine::new(prefills)).collect(),
+            router: None,
             state: RefCell::new(state),
         })
     }
@@ -94,14 +123,20 @@ impl Driver {
         Self { trace, ..self }
     }
 
+    /// Routes requests by what is cached.
+    #[must_use]
+    pub fn routed(self, router: Option<Router>) -> Self {
+        Self { router, ..self }
+    }
+
     /// Traces some of the requests.
     #[must_use]
     pub fn traced(self, sampler: Sampler) -> Self {
         Self { sampler, ..self }
     }
 
-    /// Plays the requests, as many at a time as the links are set for. One that fails is counted, and the others go on. What
-    /// a node that is gone does not serve is computed, and the next requests go to the others until it is back.
+    /// Plays the requests, as many sessions at a time as the links are set for. One that fails is counted, and the others go
+    /// on. What a node that is gone does not serve is computed, and the next requests go to the others until it is back.
     ///
     /// With a `speed`, no request starts before its time in the trace, run this many times as fast.
     ///
@@ -110,16 +145,24 @@ impl Driver {
     pub async fn play(&self, requests: &[Request], speed: Option<f64>, progress: &Progress) {
         let start = tokio::time::Instant::now();
         let first_ms = requests.first().map_or(0, |request| request.timestamp_ms);
-        let playing = requests.iter().map(async |request| {
+        let play = async |number: usize| {
+            let request = &requests[number];
             if let Some(speed) = speed {
                 let after_ms = request.timestamp_ms.saturating_sub(first_ms) as f64 / speed;
                 tokio::time::sleep_until(start + Duration::from_secs_f64(after_ms / 1e3)).await;
             }
             self.started.send_modify(|started| *started += 1);
             self.play_one(request).await;
-        });
-        let mut playing = stream::iter(playing).buffer_unordered(self.in_flight.into());
-        while playing.next().await.is_some() {
+            number
+        };
+        let mut schedule = Schedule::new(requests, self.in_flight.into());
+        let mut playing = FuturesUnordered::new();
+        loop {
+            while let Some(number) = schedule.start() {
+                playing.push(play(number));
+            }
+            let Some(number) = playing.next().await else { break };
+            schedule.done(number);
             progress.advance(self.state.borrow().tally.hit_rate());
         }
     }
@@ -144,45 +187,97 @@ impl Driver {
             forwarded_chunks,
         };
         let state = self.state.borrow();
-        state.tally.clone().finish(transport, state.infinite.hit_rate(), took)
+        let tally = state.tally.clone();
+        tally.finish(transport, state.infinite.hit_rate(), state.losses.reasons(), took)
     }
 
     async fn play_one(&self, request: &Request) {
-        let node = {
-            let state = &mut *self.state.borrow_mut();
-            state.infinite.ask(request);
-            let may_serve = |node: usize| self.nodes[node].may_serve();
-            let is_well = |node: usize| may_serve(node) && !self.nodes[node].leaves();
-            let node = state.loads.choose_among(request.timestamp_ms, is_well);
-            let node = node.or_else(|| state.loads.choose_among(request.timestamp_ms, may_serve));
-            if let Some(node) = node {
-                state.loads.recomputed(node, request.timestamp_ms, request.input_tokens);
-            }
-            node
-        };
-        let mut hit = 0;
         let trace = self.sampler.begin("replay_request");
-        let served = match node {
-            Some(node) => self.serve(&self.nodes[node], request, &trace, &mut hit).await.err(),
+        let hashes: Vec<ChunkHash> = request.full_chunks().iter().map(|&id| self.trace.chunk(id)).collect();
+        let (node, expected) = self.choose(request, &hashes).await;
+        // Further requests wait in the engine's queue, and look their prompts up when it begins with them.
+        let _prefill = match node {
+            Some(node) => {
+                let arrived = Duration::from_millis(request.timestamp_ms);
+                let known = if self.router.is_some() { expected } else { 0 };
+                let key = queue_key(arrived, known, self.prefill_tokens_per_s);
+                Some(self.engines[node].begin(key).await)
+            }
+            None => None,
+        };
+        self.state.borrow_mut().infinite.ask(request);
+        let begun = self.losses().begin(request.timestamp_ms, hashes.clone(), request.usable_chunks());
+        let got = match node {
+            Some(node) => self.get(&self.nodes[node], request, hashes, &trace).await,
             None => {
                 self.wait_for_a_node().await;
-                Some(RequestError::Lost { node: "every node".to_owned() })
+                Err(RequestError::Lost { node: "every node".to_owned() })
             }
+        };
+        let served = got.as_ref().map_or(Served::NODE_GONE, |got| got.served);
+        let hit = served.leased as u64 * CHUNK_TOKENS;
+        self.losses().served(&begun, request.input_tokens, served);
+        if let Some(node) = node {
+            let loads = &mut self.state.borrow_mut().loads;
+            loads.served(node, request.timestamp_ms, expected);
+            loads.recomputed(node, request.timestamp_ms, request.input_tokens - hit);
+        }
+        let done = match got {
+            Ok(got) => self.put(&got).await,
+            Err(error) => Err(error),
         };
         trace.count("larder.tokens", request.input_tokens);
         trace.count("larder.tokens_found", hit);
-        trace.set("larder.outcome", if served.is_none() { "done" } else { "failed" });
+        trace.set("larder.outcome", if done.is_ok() { "done" } else { "failed" });
+        self.losses().end(begun);
         let state = &mut *self.state.borrow_mut();
         state.tally.asked(request.input_tokens);
-        let recomputed = request.input_tokens - hit;
-        match served {
-            None => {}
-            Some(RequestError::Lost { .. }) => state.tally.recomputed_after_failure(recomputed),
-            Some(error) => state.tally.failed(&error),
+        match done {
+            Ok(()) => {}
+            Err(RequestError::Lost { .. }) => {
+                state.tally.recomputed_after_failure(request.input_tokens - hit);
+            }
+            Err(error) => state.tally.failed(&error),
         }
+    }
+
+    /// The node of a request, if any serves, and the tokens that count as recomputed there until its hits are known.
+    async fn choose(&self, request: &Request, hashes: &[ChunkHash]) -> (Option<usize>, u64) {
+        let now_ms = request.timestamp_ms;
+        let costs = match &self.router {
+            None => None,
+            Some(router) => {
+                let backlogs = {
+                    let loads = &self.state.borrow().loads;
+                    let backlog = |(node, link): (usize, &Link)| (link.node(), loads.backlog(node, now_ms));
+                    self.nodes.iter().enumerate().map(backlog).collect()
+                };
+                router.ask(hashes, request.input_tokens, backlogs).await
+            }
+        };
+        let cost = |node: usize| {
+            let name = self.nodes[node].node();
+            let costs = costs.iter().flat_map(|costs| &costs.nodes);
+            costs.into_iter().find(|cost| cost.name == name).map_or(0, |cost| cost.cost_tokens)
+        };
+        let state = &mut *self.state.borrow_mut();
+        let may_serve = |node: usize| self.nodes[node].may_serve();
+        let is_well = |node: usize| may_serve(node) && !self.nodes[node].leaves();
+        let node = state.loads.cheapest_among(now_ms, is_well, cost);
+        let node = node.or_else(|| state.loads.cheapest_among(now_ms, may_serve, cost));
+        let cached = costs.as_ref().map_or(0, |costs| costs.cluster.tokens);
+        let expected = request.input_tokens.saturating_sub(cached);
         if let Some(node) = node {
-            state.loads.served(node, request.timestamp_ms, hit);
+            state.loads.recomputed(node, now_ms, expected);
         }
+        (node, expected)
+    }
+
+    /// The losses, with all that nodes have told until now.
+    fn losses(&self) -> RefMut<'_, Losses> {
+        let mut losses = RefMut::map(self.state.borrow_mut(), |state| &mut state.losses);
+        self.holdings.changes().for_each(|(node, change)| losses.changed(node, change));
+        losses
     }
 
     /// Waits until some node may serve again, or so long as computing the request may take.
@@ -193,29 +288,33 @@ impl Driver {
         }
     }
 
-    /// Plays one request; `hit` becomes how many of its tokens were served.
-    async fn serve(
+    /// Looks a request's prompt up, and reads what is there.
+    async fn get<'a>(
         &self,
-        link: &Link,
+        link: &'a Link,
         request: &Request,
+        hashes: Vec<ChunkHash>,
         trace: &Trace,
-        hit: &mut u64,
-    ) -> Result<(), RequestError> {
-        let opened = &link.open().await?;
+    ) -> Result<Got<'a>, RequestError> {
+        let opened = link.open().await?;
         let traced = trace.context().map(|context| Rc::new(opened.traced(context)));
-        let open = traced.as_ref().unwrap_or(opened);
-        let hashes = request.full_chunks().iter().map(|&id| self.trace.chunk(id)).collect();
+        let open = traced.unwrap_or_else(|| Rc::clone(&opened));
         let chain = open.namespace.chain(hashes);
-        let failed = |error| link.failed(opened, error);
-        let found = self.look_up(open, &chain, request.input_tokens).await.map_err(failed)?;
-        let chunks = self.fetch(open, &chain, &found).await.map_err(failed)?;
-        *hit = chunks as u64 * CHUNK_TOKENS;
-        for from in (chunks..chain.len()).step_by(self.part_chunks) {
+        let failed = |error| link.failed(&opened, error);
+        let found = self.look_up(&open, &chain, request.input_tokens).await.map_err(failed)?;
+        let served = self.fetch(&open, &chain, &found).await.map_err(failed)?;
+        Ok(Got { link, opened, open, chain, served })
+    }
+
+    /// Saves the chunks that were not served.
+    async fn put(&self, Got { link, opened, open, chain, served }: &Got<'_>) -> Result<(), RequestError> {
+        for from in (served.leased..chain.len()).step_by(self.part_chunks) {
             let part = chain.part(from, chain.len().min(from + self.part_chunks));
-            if !self.save(open, &part).await.map_err(failed)? {
+            if !self.save(open, &part).await.map_err(|error| link.failed(opened, error))? {
                 self.state.borrow_mut().tally.save_shed();
                 break;
             }
+            self.losses().saved(&part.hashes);
         }
         Ok(())
     }
@@ -230,18 +329,27 @@ impl Driver {
     }
 
     /// Leases the found chunks, copies them out and compares them. A node that grants fewer chunks, or stays busy, leaves the
-    /// rest to be computed. Returns how many chunks were served.
-    async fn fetch(&self, link: &Open, chain: &Chain, found: &Found) -> Result<usize, SessionError> {
+    /// rest to be computed.
+    async fn fetch(&self, link: &Open, chain: &Chain, found: &Found) -> Result<Served, SessionError> {
         let chunks = (found.tokens / CHUNK_TOKENS) as usize;
+        let mut served = Served { found: chunks, ..Served::default() };
         if chunks == 0 {
-            return Ok(0);
+            return Ok(served);
         }
         let chain = chain.part(0, chunks);
         let start = now();
         let lease = self.patiently(async || link.session.lease(&link.namespace, &chain).await).await?;
-        let Some(lease) = lease else { return Ok(0) };
         let mut took = now() - start;
         let State { tally, block, .. } = &mut *self.state.borrow_mut();
+        served.leased = lease.as_ref().map_or(0, LeaseGuard::chunks);
+        let tier_of = |at: usize| found.spans.iter().find(|span| at < span.to as usize).map(|span| span.tier);
+        served.short = match tier_of(served.leased) {
+            _ if took >= LEASE_DEADLINE => Short::Deadline,
+            Some(Tier::Peer) if lease.is_some() => Short::Peer,
+            _ => Short::Unsaid,
+        };
+        tally.lease_fell_short((chunks - served.leased) as u64);
+        let Some(lease) = lease else { return Ok(served) };
         for (position, hash) in chain.hashes.iter().enumerate().take(lease.chunks()) {
             let start = now();
             lease.copy_block(position, 0, block)?;
@@ -249,12 +357,11 @@ impl Driver {
             tally.check(hash, block);
         }
         tally.fetched(took, found.spans.iter().any(|span| span.tier == Tier::Peer));
-        tally.lease_fell_short((chunks - lease.chunks()) as u64);
         for span in &found.spans {
             let served = (span.to as usize).min(lease.chunks()).saturating_sub(span.from as usize);
             tally.hit(span.tier, served as u64 * CHUNK_TOKENS);
         }
-        Ok(lease.chunks())
+        Ok(served)
     }
 
     /// Writes those chunks of a part of a chain that the node lacks; whether it had room.
@@ -302,6 +409,9 @@ impl Driver {
         Ok(None)
     }
 }
+
+/// How long a node lets a lease wait for other nodes, unless its `cluster.fetch_deadline_ms` says otherwise.
+const LEASE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// How often it is looked whether a node serves again, when none does.
 const NODE_POLL: Duration = Duration::from_millis(20);

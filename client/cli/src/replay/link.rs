@@ -32,8 +32,10 @@ pub struct Link {
 pub struct LinkSettings {
     /// Bytes of one chunk's block.
     pub block_bytes: u64,
-    /// Requests under way at a time.
+    /// Sessions in flight.
     pub in_flight: u16,
+    /// Requests that the engine of a node prefills at a time.
+    pub prefills: u16,
     /// How long a node may take to answer.
     pub deadline: Duration,
     /// Tokens that an engine computes in a second of prefill, as the nodes are told.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use comfy_table::Table;
 use serde::{Deserialize, Serialize};
 
+use super::losses::{Evicted, Loss};
 use crate::output;
 
 /// The results of a replay. Serialised, it is the one object that `--json` prints.
@@ -22,6 +23,12 @@ pub struct Report {
     pub tokens_hit_by_tier: BTreeMap<String, u64>,
     /// Tokens that had to be computed.
     pub tokens_computed: u64,
+    /// Why they were not hit: tokens by reason, all of those of requests that have ended, and of leases that have come.
+    #[serde(default)]
+    pub tokens_lost: BTreeMap<Loss, u64>,
+    /// The evicted among them, by the rule that evicted their chunks.
+    #[serde(default)]
+    pub evicted: BTreeMap<String, Evicted>,
     /// Seconds of prefill that one engine would have taken for the tokens hit.
     pub prefill_seconds_avoided: f64,
     /// `tokens_hit / tokens_asked`.
@@ -122,6 +129,16 @@ impl Report {
             "tokens computed",
             format!("{}  ({})", output::count(self.tokens_computed), rate(self.tokens_computed)),
         );
+        for (loss, &tokens) in &self.tokens_lost {
+            row(&format!("  {}", loss.about()), format!("{}  ({})", output::count(tokens), rate(tokens)));
+        }
+        for (rule, Evicted { tokens, ago_p50_ms, ago_p99_ms }) in &self.evicted {
+            let [p50, p99] = [ago_p50_ms, ago_p99_ms].map(|&ms| output::duration(ms as f64 / 1e3));
+            row(
+                &format!("    by {rule}, p50 / p99 before"),
+                format!("{}  ({p50} / {p99})", output::count(*tokens)),
+            );
+        }
         let avoided = output::count(self.prefill_seconds_avoided.round() as u64);
         row("prefill avoided", format!("{avoided} s"));
         row("token hit rate", percent(self.token_hit_rate));
@@ -163,11 +180,17 @@ mod tests {
 
     use crate::content;
     use crate::replay::Tally;
+    use crate::replay::losses::Reasons;
     use crate::replay::tally::Transport;
 
     #[test]
     fn the_json_object_has_every_promised_field() {
-        let report = Tally::new(1_000.0).finish(Transport::default(), 0.25, Duration::from_secs(2));
+        let report = Tally::new(1_000.0).finish(
+            Transport::default(),
+            0.25,
+            Reasons::default(),
+            Duration::from_secs(2),
+        );
         let json = serde_json::to_value(&report).unwrap();
         let fields = [
             "requests",
@@ -185,6 +208,8 @@ mod tests {
             "fetch_p99_us",
             "seconds",
             "tokens_computed",
+            "tokens_lost",
+            "evicted",
             "prefill_seconds_avoided",
             "recomputed_after_failure",
             "peer_chunks_per_request",
@@ -204,7 +229,7 @@ mod tests {
         let mut tally = Tally::new(1_000.0);
         tally.check(&content::chunk_hash(5), &[0; 64]);
         let moved = Transport { bytes_moved: 1 << 30, ..Transport::default() };
-        let text = tally.finish(moved, 0.5, Duration::from_secs(2)).table();
+        let text = tally.finish(moved, 0.5, Reasons::default(), Duration::from_secs(2)).table();
         assert!(text.contains(&content::chunk_hash(5).to_string()), "{text}");
         assert!(text.contains("1.0 GiB") && text.contains("50.00 %"), "{text}");
     }

@@ -8,6 +8,7 @@ use larder_node::metrics::tier_name;
 use larder_protocol::ChunkHash;
 use larder_protocol::session::Tier;
 
+use super::losses::Reasons;
 use super::report::{Report, WrongBlock};
 use crate::content;
 use crate::trace::CHUNK_TOKENS;
@@ -138,9 +139,15 @@ impl Tally {
         self.tokens_hit_total() as f64 / self.tokens_asked.max(1) as f64
     }
 
-    /// The results, with facts from elsewhere: the transport's bytes, the bound, the time it took.
+    /// The results, with facts from elsewhere: the transport's bytes, the bound, why tokens were lost, the time it took.
     #[must_use]
-    pub fn finish(self, transport: Transport, token_hit_rate_infinite: f64, took: Duration) -> Report {
+    pub fn finish(
+        self,
+        transport: Transport,
+        token_hit_rate_infinite: f64,
+        lost: Reasons,
+        took: Duration,
+    ) -> Report {
         let tokens_hit = self.tokens_hit_total();
         let from_peers = self.tokens_hit.get(tier_name(Tier::Peer)).copied().unwrap_or_default();
         Report {
@@ -154,6 +161,8 @@ impl Tally {
                 .map(|(&tier, &tokens)| (tier.to_owned(), tokens))
                 .collect(),
             tokens_computed: self.tokens_asked - tokens_hit,
+            tokens_lost: lost.tokens,
+            evicted: lost.evicted,
             prefill_seconds_avoided: tokens_hit as f64 / self.prefill_tokens_per_s,
             token_hit_rate: self.hit_rate(),
             token_hit_rate_infinite,
@@ -214,7 +223,8 @@ mod tests {
         tally.asked(1_048);
         tally.looked_up(Duration::from_micros(100));
         tally.looked_up(Duration::from_micros(300));
-        let report = tally.finish(Transport::default(), 0.5, Duration::from_millis(1_500));
+        let report =
+            tally.finish(Transport::default(), 0.5, Reasons::default(), Duration::from_millis(1_500));
         assert_eq!((report.requests, report.tokens_computed), (2, 1_536));
         assert!((report.prefill_seconds_avoided - 0.512).abs() < 1e-12);
         assert!((report.token_hit_rate - 0.25).abs() < 1e-12);
@@ -234,7 +244,7 @@ mod tests {
             block[99] ^= 1;
             assert!(!tally.check(&content::chunk_hash(id), &block));
         }
-        let report = tally.finish(Transport::default(), 0.0, Duration::ZERO);
+        let report = tally.finish(Transport::default(), 0.0, Reasons::default(), Duration::ZERO);
         assert_eq!(report.wrong_bytes, 4);
         let first = report.first_wrong.as_ref().unwrap();
         assert_eq!((first.chunk.as_str(), first.offset), (content::chunk_hash(1).to_string().as_str(), 77));
@@ -246,7 +256,7 @@ mod tests {
         let mut tally = Tally::new(1_000.0);
         tally.failed(&std::io::Error::other("the node is gone"));
         tally.failed(&std::io::Error::other("later"));
-        let report = tally.finish(Transport::default(), 0.0, Duration::ZERO);
+        let report = tally.finish(Transport::default(), 0.0, Reasons::default(), Duration::ZERO);
         assert_eq!(report.failed_requests, 2);
         assert_eq!(report.first_failure.as_deref(), Some("the node is gone"));
         assert!(!report.passed());
