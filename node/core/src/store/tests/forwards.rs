@@ -167,11 +167,11 @@ fn nothing_is_offered_where_the_neighbours_are_as_pressed_as_this_node_or_are_no
     f.put("b");
     f.put("c");
     assert_eq!(f.forwards(), [], "nobody is known");
-    let alike = Stake { tokens: 16, bytes: BLOCK }.worth(Saves::Prefill, 1_500);
+    let alike = Stake { tokens: 16, bytes: BLOCK }.worth(Saves::Prefill, 2_000);
     let now = std::time::Duration::from_millis(f.store.now.0);
     f.store.neighbours().heard(OTHER, alike, now);
     f.put("d");
-    assert_eq!(f.forwards(), [], "it would stay there half as long again, which does not pay");
+    assert_eq!(f.forwards(), [], "it would stay there twice as long, which does not pay");
     f.other_has_free_room();
     f.put("e");
     assert_eq!(f.forwards(), [name("c")]);
