@@ -170,11 +170,7 @@ async fn serve<R: Register + 'static>(
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let uptime = Uptime::start();
-    let credentials = Credentials::load(&config.peer.credentials())?;
-    let found = credentials.identity();
-    if found.role != Role::Coordinator {
-        return Err(ServeError::NotACoordinator { found: found.clone() });
-    }
+    let credentials = credentials(&config)?;
     let endpoint = Endpoint::bind(config.peer.listen, &credentials, &TransportSettings::default())?;
     let (file, state) = StateFile::open(&config.state.path)?;
     let patience = config.membership.patience();
@@ -244,6 +240,15 @@ async fn serve<R: Register + 'static>(
     endpoint.close().await;
     handle.stop(true).await;
     serving.await.unwrap_or_else(|error| Err(error.into())).map_err(failed)
+}
+
+fn credentials(config: &Config) -> Result<Credentials, ServeError> {
+    let credentials = Credentials::load(&config.peer.credentials())?;
+    let found = credentials.identity();
+    if found.role != Role::Coordinator {
+        return Err(ServeError::NotACoordinator { found: found.clone() });
+    }
+    Ok(credentials)
 }
 
 /// The address of HTTP, before it is served.
