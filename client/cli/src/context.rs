@@ -120,6 +120,17 @@ fn context_file() -> Option<PathBuf> {
     set("LARDER_CONTEXT").or_else(usual)
 }
 
+/// The coordinators of a cluster as people name it, for a command that changes nothing.
+///
+/// # Errors
+/// It is no address, or no development cluster runs.
+pub(crate) fn coordinators(text: &str) -> Result<Coordinators, String> {
+    match Named::parse(text)? {
+        Named::At(coordinators) => Ok(coordinators),
+        Named::Dev => newest_dev().map(|chosen| chosen.coordinator).map_err(|error| format!("{error:#}")),
+    }
+}
+
 fn newest_dev() -> anyhow::Result<Chosen> {
     let coordinator = dev::newest()?.coordinator.context("the development cluster has no coordinator")?;
     Ok(Chosen { coordinator: coordinator.into(), admin: Some(dev::newest_admin()?) })

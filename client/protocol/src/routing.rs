@@ -44,7 +44,7 @@ impl Prompt {
 #[must_use]
 pub fn queue_key(arrived: Duration, to_compute_tokens: u64, prefill_tokens_per_s: f64) -> Duration {
     let prefill = to_compute_tokens as f64 / prefill_tokens_per_s.max(1.0);
-    arrived.saturating_add(Duration::from_secs_f64(prefill))
+    arrived.saturating_add(Duration::try_from_secs_f64(prefill).unwrap_or(Duration::MAX))
 }
 
 /// Tokens whose blocks move in the time in which one token is computed: about ten, as placement weighs them.
@@ -81,5 +81,6 @@ mod tests {
         let cold = queue_key(second(10), 50_000, 10_000.0);
         assert!(queue_key(second(14), 100, 10_000.0) < cold);
         assert!(queue_key(second(16), 100, 10_000.0) > cold);
+        assert_eq!(queue_key(second(1), u64::MAX, 0.0), Duration::MAX);
     }
 }

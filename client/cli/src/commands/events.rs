@@ -23,7 +23,8 @@ Examples:
   larder events --follow                       The cluster's chunks, then every change, until Ctrl-C
   larder events --follow -o json | jq .hash    One JSON object a line
 
-Fields: node, device, event, index of the chunk in its prompt, hash, parent, namespace.
+Fields: node, device, event, index of the chunk in its prompt, hash, parent, namespace, and why it was evicted if it was: \
+`watermark` (the cache is full), `need` or `clearing` (a block of another size or tenant needs the room).
 Exit status: 1 if a node does not answer, or its stream ends.")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -59,6 +60,9 @@ struct Chunk {
     hash: String,
     parent: String,
     index: u32,
+    /// Why it was evicted: `watermark`, `need` or `clearing`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    evicted: Option<String>,
 }
 
 /// How a node's stream ended.
@@ -151,15 +155,19 @@ fn read(
 impl Line {
     fn text(&self, format: Format) -> String {
         let Self { node, event, chunk } = self;
-        let Some(Chunk { device, namespace, hash, parent, index }) = chunk else {
+        let Some(Chunk { device, namespace, hash, parent, index, evicted }) = chunk else {
             return format!("{node}\t\t{event}");
         };
         match format {
             Format::Table => {
                 let hash = hash.get(..SHORT_HASH).unwrap_or(hash);
-                format!("{node}\t{device}\t{event}\t{index}\t{hash}")
+                let why = evicted.as_ref().map_or(String::new(), |why| format!("\t{why}"));
+                format!("{node}\t{device}\t{event}\t{index}\t{hash}{why}")
             }
-            _ => format!("{node}\t{device}\t{event}\t{index}\t{hash}\t{parent}\t{namespace}"),
+            _ => {
+                let why = evicted.as_deref().unwrap_or_default();
+                format!("{node}\t{device}\t{event}\t{index}\t{hash}\t{parent}\t{namespace}\t{why}")
+            }
         }
     }
 }
@@ -199,6 +207,15 @@ mod tests {
             (seen, ended.unwrap()),
             (["held", "evict", "lagged"].map(str::to_owned).into(), Ended::Lagged)
         );
+    }
+
+    #[test]
+    fn a_line_says_why_a_chunk_was_evicted() {
+        let chunk = r#"{"device":0,"namespace":"n","hash":"h","parent":"p","index":3,"evicted":"need"}"#;
+        let chunk = Some(serde_json::from_str(chunk).unwrap());
+        let line = Line { node: "a".to_owned(), event: "evict".to_owned(), chunk };
+        assert_eq!(line.text(Format::Table), "a\t0\tevict\t3\th\tneed");
+        assert_eq!(line.text(Format::Tsv), "a\t0\tevict\t3\th\tp\tn\tneed");
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::replay::{
 };
 use crate::trace::{Request, TraceReader};
 use crate::tracing::TraceOptions;
-use crate::{output, signals, values};
+use crate::{context, output, signals, values};
 use anyhow::{Context as _, bail};
 use larder_net::quic::CredentialFiles;
 use serde::Serialize;
@@ -67,8 +67,8 @@ pub(crate) struct Args {
           value_parser = clap::value_parser!(u16).range(1..=64))]
     dev: u16,
 
-    /// Use the nodes that this coordinator knows
-    #[arg(long, value_name = "ADDR", value_parser = Coordinators::parse)]
+    /// Use the nodes that this coordinator knows; `dev` is the newest development cluster
+    #[arg(long, value_name = "ADDR", value_parser = context::coordinators)]
     coordinator: Option<Coordinators>,
 
     /// Limit of chunks that each node keeps, for all its actors together

@@ -11,6 +11,8 @@ use super::Worth;
 #[derive(Debug, Clone, Default)]
 pub struct Neighbours {
     least: BTreeMap<NodeNumber, (Worth, Duration)>,
+    /// The answer to [`Neighbours::cheapest`] as it was found last, so that an eviction does not look at all nodes.
+    cheapest: Option<(NodeNumber, Worth, Duration)>,
 }
 
 impl Neighbours {
@@ -18,21 +20,34 @@ impl Neighbours {
     pub fn heard(&mut self, node: NodeNumber, least: Worth, now: Duration) {
         if self.least.len() >= MAX_NEIGHBOURS && !self.least.contains_key(&node) {
             self.least.clear();
+            self.cheapest = None;
         }
         self.least.insert(node, (least, now));
+        match self.cheapest {
+            Some((cheapest, worth, _)) if cheapest != node && worth < least => {}
+            // Others may be cheaper than this one is now.
+            Some((cheapest, worth, _)) if cheapest == node && worth < least => self.cheapest = None,
+            Some(_) => self.cheapest = Some((node, least, now)),
+            None => {}
+        }
     }
 
     /// A node did not take what it was offered: it gets no more until it is heard again.
     pub fn forget(&mut self, node: NodeNumber) {
         self.least.remove(&node);
+        self.cheapest.take_if(|(cheapest, ..)| *cheapest == node);
     }
 
     /// The node whose next victim is worth least, and that worth. The node that was heard last goes first among equals.
     #[must_use]
-    pub fn cheapest(&self, now: Duration) -> Option<(NodeNumber, Worth)> {
-        let fresh = self.least.iter().filter(|(_, (_, at))| now.saturating_sub(*at) < FRESH);
-        let cheapest = fresh.min_by_key(|&(_, &(worth, at))| (worth, std::cmp::Reverse(at)));
-        cheapest.map(|(&node, &(worth, _))| (node, worth))
+    pub fn cheapest(&mut self, now: Duration) -> Option<(NodeNumber, Worth)> {
+        let is_fresh = |at: Duration| now.saturating_sub(at) < FRESH;
+        if !self.cheapest.is_some_and(|(.., at)| is_fresh(at)) {
+            self.least.retain(|_, (_, at)| is_fresh(*at));
+            let cheapest = self.least.iter().min_by_key(|&(_, &(worth, at))| (worth, std::cmp::Reverse(at)));
+            self.cheapest = cheapest.map(|(&node, &(worth, at))| (node, worth, at));
+        }
+        self.cheapest.map(|(node, worth, _)| (node, worth))
     }
 }
 
