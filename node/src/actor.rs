@@ -49,6 +49,7 @@ use self::perform::Pending;
 use self::traces::cause_of;
 
 use crate::arena::{Arena, Renewal};
+use crate::audit::Audit;
 use crate::clock::Clock;
 use crate::copy::CopyPool;
 use crate::device_lane::{DeviceLane, DevicePlace};
@@ -80,6 +81,8 @@ pub struct GpuActor {
     renewals: Vec<Renewal>,
     /// The lookup log.
     recorder: Option<Recorder>,
+    /// Who pins what.
+    audit: Audit,
     /// Other actors of this node, if there are any.
     siblings: Option<Siblings>,
     /// Other nodes, if there are any.
@@ -118,6 +121,8 @@ pub struct Parts {
     pub tenants: Arc<[String]>,
     /// The lookup log.
     pub recorder: Option<Recorder>,
+    /// The audit log.
+    pub audit: Audit,
     /// Other actors of this node, if there are any.
     pub siblings: Option<Siblings>,
     /// Other nodes, if there are any.
@@ -138,7 +143,7 @@ impl GpuActor {
     /// An actor over an empty store; `peers` if there are other nodes.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { store, arena, lane, metrics, clock, tenants, recorder, feed, .. } = parts;
+        let Parts { store, arena, lane, metrics, clock, tenants, recorder, audit, feed, .. } = parts;
         let (place, device_limits) = parts.device;
         let (siblings, peers, disk, object) = (parts.siblings, parts.peers, parts.disk, parts.object);
         let sources = Sources {
@@ -163,6 +168,7 @@ impl GpuActor {
             clients: HashMap::new(),
             renewals: Vec::new(),
             recorder,
+            audit,
             siblings,
             peers,
             feed,

@@ -229,6 +229,7 @@ impl Cluster {
                         async move { reloads.reload(&by).await }.boxed_local()
                     })
                 },
+                audit: reloads.audit(),
                 find: directory.clone().recipient(),
                 announce: directory.clone().recipient(),
                 repair: directory.clone().recipient(),

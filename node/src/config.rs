@@ -57,6 +57,8 @@ pub struct Config {
     pub session: SessionConfig,
     /// The lookup log; without it, nothing is recorded.
     pub record: Option<RecordConfig>,
+    /// The audit log: who changed what; without it, only the node's own log says so.
+    pub audit: Option<RecordConfig>,
     /// The publisher of vLLM's events; without it, nothing is published.
     pub kv_events: Option<KvEventsConfig>,
     /// The collector of traces; without an endpoint, nothing is traced.
@@ -215,7 +217,7 @@ pub struct SessionConfig {
     pub max_lingering_processes: u32,
 }
 
-/// The lookup log: hashes only.
+/// A log of lines: the lookup log (hashes only), or the audit log.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct RecordConfig {
@@ -357,6 +359,7 @@ impl Default for Config {
             object: None,
             session: SessionConfig::default(),
             record: None,
+            audit: None,
             kv_events: None,
             tracing: TracingConfig::default(),
             cluster: None,
@@ -406,7 +409,7 @@ impl ClusterConfig {
 }
 
 impl RecordConfig {
-    /// Records to `path`, in files of the usual size and number.
+    /// Writes to `path`, in files of the usual size and number.
     #[must_use]
     pub fn to(path: PathBuf) -> Self {
         Self { path, max_bytes: mib::<RECORD_MIB>(), old_files: OLD_FILES.into() }

@@ -15,6 +15,7 @@
 
 pub mod actor;
 pub mod arena;
+pub mod audit;
 pub mod clock;
 mod cluster;
 pub mod config;
@@ -31,6 +32,7 @@ mod http;
 pub mod infinite_cache;
 mod kv_events;
 pub mod limits;
+pub mod line_file;
 pub mod lookup_log;
 pub mod metrics;
 pub mod object;

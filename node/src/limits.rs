@@ -43,6 +43,8 @@ pub struct Limits {
     pub session: SessionLimits,
     /// The lookup log.
     pub record: Option<RecordConfig>,
+    /// The audit log.
+    pub audit: Option<RecordConfig>,
     /// The publisher of vLLM's events.
     pub kv_events: Option<KvEventsConfig>,
     /// Decides which requests are traced.

@@ -17,6 +17,7 @@ use tokio::sync::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::actor::{GpuActor, LimitsAre};
+use crate::audit::Audit;
 use crate::config::Config;
 use crate::drain::Drains;
 use crate::exchange::{PeerActor, SetPace, SetPolicy};
@@ -45,6 +46,7 @@ pub(crate) struct Reloads(Arc<Shared>);
 struct Shared {
     reloadable: Option<Reloadable>,
     running: Mutex<Config>,
+    audit: Audit,
     parts: OnceLock<Changeable>,
 }
 
@@ -57,9 +59,14 @@ pub(crate) struct Changeable {
 
 impl Reloads {
     /// Without a configuration that may change, each reload is refused.
-    pub(crate) fn new(reloadable: Option<Reloadable>) -> Self {
+    pub(crate) fn new(reloadable: Option<Reloadable>, audit: Audit) -> Self {
         let running = reloadable.as_ref().map(|reloadable| reloadable.config.clone()).unwrap_or_default();
-        Self(Arc::new(Shared { reloadable, running: Mutex::new(running), parts: OnceLock::new() }))
+        Self(Arc::new(Shared { reloadable, running: Mutex::new(running), audit, parts: OnceLock::new() }))
+    }
+
+    /// The audit log that hears of changes.
+    pub(crate) fn audit(&self) -> Audit {
+        self.0.audit.clone()
     }
 
     /// These parts take changes from now on.
@@ -78,6 +85,10 @@ impl Reloads {
         let reloaded = self.try_reload().await;
         match &reloaded {
             Ok(Reloaded { applied, at_restart }) => {
+                let settings =
+                    applied.iter().map(|ChangedSetting { key, after, .. }| format!("{key} = {after}"));
+                let what: Vec<String> = settings.collect();
+                self.0.audit.note(by, "reload", &what.join(", "), Ok::<_, &str>(()));
                 for ChangedSetting { key, before, after } in applied {
                     tracing::info!(by, key, before, after, "a setting has changed");
                 }
@@ -88,7 +99,10 @@ impl Reloads {
                     tracing::info!(by, "the configuration is the one in force");
                 }
             }
-            Err(error) => tracing::error!(by, error, "the configuration is not taken: nothing has changed"),
+            Err(error) => {
+                self.0.audit.note(by, "reload", "", Err(error));
+                tracing::error!(by, error, "the configuration is not taken: nothing has changed");
+            }
         }
         reloaded
     }

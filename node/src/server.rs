@@ -23,6 +23,7 @@ use tokio::sync::{Semaphore, watch};
 use self::object::Objects;
 use crate::actor::{GpuActor, Parts, Peers};
 use crate::arena::{Arena, MemoryError};
+use crate::audit::Audit;
 use crate::clock::Clock;
 use crate::cluster::{Cluster, ClusterError};
 use crate::config::RecordConfig;
@@ -107,6 +108,14 @@ pub enum ServeError {
         /// The system's error.
         source: std::io::Error,
     },
+    /// The audit log cannot be written.
+    #[error("cannot write the audit log {}: set [audit] path to a file that this user may write", path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
     /// It cannot be a member of its cluster.
     #[error("cannot be a member of the cluster")]
     Cluster(#[from] ClusterError),
@@ -185,6 +194,7 @@ pub async fn run_on(
 
     let tenants: Arc<[String]> = limits.tenants.iter().map(|tenant| tenant.name.clone()).collect();
     let (recorder, recording) = start_recorder(&limits, &metrics)?.unzip();
+    let (audit, auditing) = start_audit(&limits)?;
     let mut cluster = match &limits.cluster {
         Some(cluster) => {
             Some(Cluster::start(cluster, limits.sampler, &limits.name, metrics.registry(), clock).await?)
@@ -192,7 +202,15 @@ pub async fn run_on(
         None => None,
     };
     let objects = Objects::start(limits.object.as_ref(), &metrics, &state).await;
-    let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, recorder, objects, devices };
+    let shared = Shared {
+        metrics: Arc::clone(&metrics),
+        clock,
+        tenants,
+        recorder,
+        audit: audit.clone(),
+        objects,
+        devices,
+    };
     let mut hardware = HardwareStatus::new(&limits, &metrics);
     let (actors, feeds) = start_actors(&limits.actors, &shared, cluster.as_ref(), &mut hardware).await?;
     drop(shared);
@@ -200,7 +218,7 @@ pub async fn run_on(
     let sessions: Vec<SessionActor> = actors.iter().map(|actor| actor.0.clone()).collect();
     let listening = listen_on_sockets(&limits, sessions.clone(), &metrics, watch_stopping)?;
     let addresses: Vec<_> = sessions.iter().map(|actor| actor.address.clone()).collect();
-    let reloads = Reloads::new(reloadable);
+    let reloads = Reloads::new(reloadable, audit.clone());
     let drains = join_cluster(cluster.as_mut(), &limits, &state, &addresses, http, &reloads).await;
     let reloading = start_reloading(reloads, &addresses, cluster.as_ref(), drains.as_ref());
     _ = state.hardware.set(hardware);
@@ -214,7 +232,7 @@ pub async fn run_on(
     let mut how = Ended::Stopped;
     let ended = tokio::select! {
         ended = &mut serving => Some(ended),
-        ended = to_leave(stop, drains.as_ref(), &addresses) => {
+        ended = to_leave(stop, drains.as_ref(), &addresses, &audit) => {
             how = ended;
             None
         }
@@ -235,6 +253,7 @@ pub async fn run_on(
         server.stop(true).await;
     }
     end_threads(actors.into_iter().map(|(_, arbiter)| arbiter), recording).await;
+    last_lines(auditing).await;
     match ended {
         Some(ended) => ended.unwrap_or_else(|error| Err(error.into())),
         None => serving.await.unwrap_or_else(|error| Err(error.into())),
@@ -287,6 +306,7 @@ async fn to_leave(
     stop: impl Future<Output = ()>,
     drains: Option<&Drains>,
     actors: &[Addr<GpuActor>],
+    audit: &Audit,
 ) -> Ended {
     let Some(drains) = drains else {
         stop.await;
@@ -300,6 +320,7 @@ async fn to_leave(
             if within.is_zero() {
                 return Ended::Stopped;
             }
+            audit.note("a signal", "drain", &format!("within {} ms", within.as_millis()), Ok::<_, &str>(()));
             tracing::info!(?within, "the node drains before it stops");
             drains.stop_within(within);
             drained.await
@@ -379,6 +400,17 @@ async fn end_threads(arbiters: impl Iterator<Item = Arbiter>, recording: Option<
     }
 }
 
+/// Waits until the audit log has its last lines. Its thread may go on for those that hold the log still.
+async fn last_lines(auditing: Option<JoinHandle<()>>) {
+    let Some(auditing) = auditing else { return };
+    for _ in 0..LAST_LINES_LOOKS {
+        if auditing.is_finished() {
+            return;
+        }
+        tokio::time::sleep(LAST_LINES_LOOK).await;
+    }
+}
+
 /// Every extent, session and engine process has a descriptor: takes as many as the system allows this process.
 fn raise_open_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -410,6 +442,7 @@ struct Shared {
     clock: Clock,
     tenants: Arc<[String]>,
     recorder: Option<Recorder>,
+    audit: Audit,
     objects: Option<Objects>,
     devices: Devices,
 }
@@ -423,6 +456,14 @@ fn start_recorder(
         Recorder::start(config, metrics.unrecorded()).map_err(|source| ServeError::Record { path, source })
     };
     limits.record.clone().map(start).transpose()
+}
+
+fn start_audit(limits: &Limits) -> Result<(Audit, Option<JoinHandle<()>>), ServeError> {
+    let Some(config) = limits.audit.clone() else { return Ok((Audit::default(), None)) };
+    let path = config.path.clone();
+    let started = Audit::start(config, &limits.name);
+    let (audit, thread) = started.map_err(|source| ServeError::Audit { path, source })?;
+    Ok((audit, Some(thread)))
 }
 
 /// Starts all actors, one after the other, and adds their parts of the machine to `hardware`.
@@ -457,7 +498,7 @@ async fn start_actors(
 async fn start_actor(
     device: u16,
     limits: &ActorLimits,
-    Shared { metrics, clock, tenants, recorder, objects, devices }: &Shared,
+    Shared { metrics, clock, tenants, recorder, audit, objects, devices }: &Shared,
     feed: Feed,
     siblings: Option<Siblings>,
     peers: Option<Peers>,
@@ -490,6 +531,7 @@ async fn start_actor(
         clock: *clock,
         tenants: Arc::clone(tenants),
         recorder: recorder.clone(),
+        audit: audit.clone(),
         siblings,
         peers,
         feed,
@@ -564,6 +606,10 @@ pub const STOP_WITHIN: Duration = Duration::from_secs(2);
 
 /// How often somebody looks whether all actors are there.
 const ACTORS_LOOKED_AT: Duration = Duration::from_millis(500);
+
+/// How often, and how many times, a stopping node looks whether the audit log has its last lines.
+const LAST_LINES_LOOK: Duration = Duration::from_millis(20);
+const LAST_LINES_LOOKS: u32 = 25;
 
 /// A node's weight in the ring is its arena in these.
 const WEIGHT_BYTES: u64 = 1 << 20;

@@ -16,7 +16,7 @@ use larder_core::{
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::drain::Taken;
 use larder_protocol::peer::Class;
-use larder_protocol::session::{Found, Lookup, Prefetching, Response};
+use larder_protocol::session::{Found, Lookup, Pinned, Prefetching, Response};
 use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 use tokio::sync::{oneshot, watch};
@@ -24,10 +24,11 @@ use tokio::sync::{oneshot, watch};
 use super::answer::Asked;
 use super::traces::trace_of;
 use super::{Answer, GpuActor, NO_ANSWER};
+use crate::audit;
 use crate::directory::{AskHolders, Stale};
 use crate::disk::namespaces::KnownNamespace;
 use crate::exchange::{FetchChunk, FetchOrder, Grant};
-use crate::metrics::{HandedOver, Movement, Placed};
+use crate::metrics::{HandedOver, Movement, Outcome, Placed};
 use crate::object::metrics::Side;
 use crate::siblings::Siblings;
 
@@ -263,7 +264,32 @@ impl GpuActor {
 
     fn answer_request(&mut self, request: RequestId, answer: Answer) {
         if let Some(asked) = self.pending.answered(request) {
+            if self.audit.is_on() && matches!(asked.request, "pin" | "unpin") {
+                self.note_pin(request.session, asked.request, &answer);
+            }
             self.reply(asked, answer);
+        }
+    }
+
+    /// Notes in the audit log that an engine keeps chunks from eviction, or does so no more.
+    fn note_pin(&self, session: SessionId, request: &'static str, answer: &Answer) {
+        let facts = self.core.store().session_facts().find(|facts| facts.session == session);
+        let tenant = facts.and_then(|facts| self.tenants.get(usize::from(facts.tenant.0)));
+        let client = self.clients.get(&session).cloned().unwrap_or_default();
+        let by = audit::engine(tenant.map_or("", String::as_str), &client.name, client.pid);
+        match &answer.response {
+            Some(Response::Pinned(Pinned { pin, chunks, duration_ms })) => {
+                let what = format!("pin {pin}: {chunks} chunks for {duration_ms} ms");
+                self.audit.note(&by, request, &what, Ok::<_, &str>(()));
+            }
+            _ => {
+                let outcome = match answer.outcome() {
+                    Outcome::Done => Ok(()),
+                    Outcome::Busy => Err("busy"),
+                    Outcome::Refused => Err("refused"),
+                };
+                self.audit.note(&by, request, "", outcome);
+            }
         }
     }
 

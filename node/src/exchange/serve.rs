@@ -39,6 +39,7 @@ use super::{
     AskBlocks, AskFollow, GiveUp, Grant, GrantedChunk, ServeAnnounce, ServeFind, ServeRepair, SetPolicy,
     TakeChunks, TakeIn, VerifyChunks,
 };
+use crate::audit::Audit;
 use crate::watched::here;
 
 /// Does what an admin, by name, wants of the node's drain; the error is for people.
@@ -68,6 +69,8 @@ pub struct Services {
     pub drain: DrainByAdmin,
     /// The node's configuration.
     pub reload: ReloadByAdmin,
+    /// Who changed what.
+    pub audit: Audit,
     /// The directory.
     pub find: Recipient<ServeFind>,
     /// The directory.
@@ -308,12 +311,27 @@ impl Server {
                 let told = actor.send(VerifyChunks { by, fingerprint, hashes }).await;
                 told.map_or(busy, |()| PeerResponse::Done)
             }
-            PeerRequest::SetPolicy(name) => self.set_policy(&name).await,
+            PeerRequest::SetPolicy(name) => {
+                let response = self.set_policy(&name).await;
+                self.note(peer, "set_policy", &name, &response);
+                response
+            }
             PeerRequest::Take(take) => self.take(peer, *take).await.map_or(busy, PeerResponse::Taken),
-            PeerRequest::Drain(command) => match (self.services.drain)(&peer.name, command) {
-                Ok(report) => PeerResponse::Drains(Box::new(report)),
-                Err(refused) => PeerResponse::Refused(refused),
-            },
+            PeerRequest::Drain(command) => {
+                let response = match (self.services.drain)(&peer.name, command) {
+                    Ok(report) => PeerResponse::Drains(Box::new(report)),
+                    Err(refused) => PeerResponse::Refused(refused),
+                };
+                match command {
+                    DrainCommand::Start(start) => {
+                        let what = format!("within {} ms, then {:?}", start.within_ms, start.then);
+                        self.note(peer, "drain", &what, &response);
+                    }
+                    DrainCommand::Cancel => self.note(peer, "cancel_drain", "", &response),
+                    DrainCommand::Report => {}
+                }
+                response
+            }
             PeerRequest::Reload => match (self.services.reload)(format!("admin {}", peer.name)).await {
                 Ok(reloaded) => PeerResponse::Reloaded(Box::new(reloaded)),
                 Err(refused) => PeerResponse::Refused(refused),
@@ -323,6 +341,16 @@ impl Server {
             }
             PeerRequest::Trace(_) => PeerResponse::Refused("a trace goes before a request".to_owned()),
         }
+    }
+
+    /// Notes in the audit log what an admin did.
+    fn note(&self, admin: &Identity, action: &str, what: &str, response: &PeerResponse) {
+        let outcome = match response {
+            PeerResponse::Refused(refused) => Err(refused.as_str()),
+            PeerResponse::Busy(_) => Err("busy"),
+            _ => Ok(()),
+        };
+        self.services.audit.note(&format!("admin {}", admin.name), action, what, outcome);
     }
 
     /// Has an actor keep chunks of a node that drains; `None` if it is stopping.

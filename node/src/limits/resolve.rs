@@ -46,6 +46,7 @@ impl Config {
             return Err(ConfigError::TrustWithSeveralTenants(self.tenants.len()));
         }
         nonzero("record.max_bytes", self.record.as_ref().map_or(1, |record| record.max_bytes.0))?;
+        nonzero("audit.max_bytes", self.audit.as_ref().map_or(1, |audit| audit.max_bytes.0))?;
         let session = self.session_limits()?;
         let (extents, extent_bytes) = extents(&self.host, self.gpus.len().max(1) as u64)?;
         check_tenant_bytes(&self.tenants, extent_bytes * self.gpus.len().max(1) as u64)?;
@@ -62,6 +63,7 @@ impl Config {
             actors,
             session,
             record: self.record.clone(),
+            audit: self.audit.clone(),
             kv_events: self.kv_events.clone(),
             sampler: self.sampler()?,
             cluster: self

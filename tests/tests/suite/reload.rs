@@ -1,6 +1,7 @@
 //! Nodes that read their configuration again while they run.
 
 use std::fs;
+use std::time::Duration;
 
 use larder_tests::cluster::Cluster;
 use larder_tests::server::signal;
@@ -95,4 +96,35 @@ fn only_an_admin_has_a_node_read_its_configuration() {
         .unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("only an admin may do this"));
+}
+
+#[test]
+fn the_audit_log_says_who_changed_what() {
+    let cluster = cluster(1, "[audit]\npath = \"{name}.audit\"\n");
+    let engine = Engine::connect(&cluster.socket(0));
+    let hashes = larder_tests::content::prompt(b'a', 5);
+    engine.put(&hashes);
+    let chain = engine.namespace.chain(hashes.clone());
+    engine.session.pin(&engine.namespace, &chain, Duration::from_secs(5)).wait().unwrap();
+    assert_eq!(admin(&cluster, &["policy", "sieve"]).0, Some(0));
+    edit(&cluster, "node-0", |text| text.replace("capacity_chunks = 3000", "capacity_chunks = 10"));
+    assert_eq!(admin(&cluster, &["reload"]).0, Some(0));
+    assert_eq!(admin(&cluster, &["drain", "node-0"]).0, Some(1), "it is the only node");
+    let file = cluster.dir().join("node-0.audit");
+    let lines = wait::until("all lines are there", || {
+        let text = fs::read_to_string(&file).ok()?;
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        lines.iter().any(|line| line["action"] == "drain").then_some(lines)
+    });
+    let of = |action: &str| lines.iter().find(|line| line["action"] == action).unwrap();
+    let pin = of("pin");
+    let by = pin["by"].as_str().unwrap();
+    assert!(by.contains("of tenant default pid "), "{by}");
+    assert!(pin["what"].as_str().unwrap().contains("5 chunks for "), "{pin}");
+    let policy = of("set_policy");
+    assert_eq!((&policy["by"], &policy["what"]), (&"admin admin".into(), &"sieve".into()));
+    assert_eq!((&policy["node"], &policy["outcome"]), (&"node-0".into(), &"done".into()));
+    let changed = lines.iter().filter(|line| line["action"] == "reload").map(|line| line["what"].clone());
+    assert!(changed.collect::<Vec<_>>().contains(&"host.capacity_chunks = 10".into()), "{lines:?}");
+    assert!(of("drain")["outcome"].as_str().unwrap().contains("nobody would take its chunks"));
 }

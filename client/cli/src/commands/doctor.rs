@@ -14,7 +14,7 @@ use crate::address::Coordinators;
 use crate::cluster::ask_coordinator;
 use crate::doctor::{Files, Finding, Level, Probes, Subject};
 use crate::failure::{FAILED, Usage};
-use crate::output;
+use crate::{context, output};
 
 /// Find this machine's problems for a node, and say what to do
 ///
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     peers: Vec<String>,
 
     /// Check the paths to all members that this coordinator knows
-    #[arg(long, value_name = "ADDR", value_parser = Coordinators::parse)]
+    #[arg(long, value_name = "ADDR", value_parser = context::coordinators)]
     coordinator: Option<Coordinators>,
 
     /// Check this folder for the disk tier [default: the folder in the configuration]
