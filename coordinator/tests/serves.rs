@@ -483,7 +483,10 @@ fn a_router_is_told_how_much_of_a_prefix_each_node_holds() {
         let answer = ask(body(&hash("ab"))).await.unwrap();
         let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
         assert_eq!(answer["cluster"], serde_json::json!({"chunks": 2, "tokens": 512}));
-        assert_eq!(answer["nodes"], serde_json::json!([{"name": "home", "chunks": 2, "tokens": 512}]));
+        let held = serde_json::json!(
+            [{"name": "home", "chunks": 2, "tokens": 512, "held_tokens": 512, "cost_tokens": 256}]
+        );
+        assert_eq!(answer["nodes"], held, "the third chunk must be computed");
         let wrong = ask(body("\"ab\"")).await.unwrap();
         assert!(wrong.contains("fingerprint: a chunk hash has 64"), "{wrong}");
         assert_ne!(own, NodeNumber(0));
