@@ -183,9 +183,7 @@ pub async fn run_on(
     let clock = Clock::start();
     raise_open_files();
     let metrics: SharedMetrics = Arc::new(Metrics::new()?);
-    let listen = limits.http_listen;
-    let listener = TcpListener::bind(listen).map_err(|source| ServeError::Listen { listen, source })?;
-    let http = listener.local_addr().map_err(|source| ServeError::Listen { listen, source })?;
+    let (listener, http) = bind(limits.http_listen)?;
     let sockets: BTreeMap<String, PathBuf> =
         limits.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.socket.clone())).collect();
     let state = new_state(&limits, &sockets, &metrics, clock);
@@ -195,22 +193,10 @@ pub async fn run_on(
     let tenants: Arc<[String]> = limits.tenants.iter().map(|tenant| tenant.name.clone()).collect();
     let (recorder, recording) = start_recorder(&limits, &metrics)?.unzip();
     let (audit, auditing) = start_audit(&limits)?;
-    let mut cluster = match &limits.cluster {
-        Some(cluster) => {
-            Some(Cluster::start(cluster, limits.sampler, &limits.name, metrics.registry(), clock).await?)
-        }
-        None => None,
-    };
+    let mut cluster = start_cluster(&limits, &metrics, clock).await?;
     let objects = Objects::start(limits.object.as_ref(), &metrics, &state).await;
-    let shared = Shared {
-        metrics: Arc::clone(&metrics),
-        clock,
-        tenants,
-        recorder,
-        audit: audit.clone(),
-        objects,
-        devices,
-    };
+    let logs = (recorder, audit.clone());
+    let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, logs, objects, devices };
     let mut hardware = HardwareStatus::new(&limits, &metrics);
     let (actors, feeds) = start_actors(&limits.actors, &shared, cluster.as_ref(), &mut hardware).await?;
     drop(shared);
@@ -260,6 +246,22 @@ pub async fn run_on(
     }
     .map_err(|source| ServeError::Serve { http, source })?;
     Ok(how)
+}
+
+fn bind(listen: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> {
+    let failed = |source| ServeError::Listen { listen, source };
+    let listener = TcpListener::bind(listen).map_err(failed)?;
+    let http = listener.local_addr().map_err(failed)?;
+    Ok((listener, http))
+}
+
+async fn start_cluster(
+    limits: &Limits,
+    metrics: &Metrics,
+    clock: Clock,
+) -> Result<Option<Cluster>, ServeError> {
+    let Some(cluster) = &limits.cluster else { return Ok(None) };
+    Ok(Some(Cluster::start(cluster, limits.sampler, &limits.name, metrics.registry(), clock).await?))
 }
 
 /// Takes changes of the configuration from now on.
@@ -441,8 +443,7 @@ struct Shared {
     metrics: SharedMetrics,
     clock: Clock,
     tenants: Arc<[String]>,
-    recorder: Option<Recorder>,
-    audit: Audit,
+    logs: (Option<Recorder>, Audit),
     objects: Option<Objects>,
     devices: Devices,
 }
@@ -498,7 +499,7 @@ async fn start_actors(
 async fn start_actor(
     device: u16,
     limits: &ActorLimits,
-    Shared { metrics, clock, tenants, recorder, audit, objects, devices }: &Shared,
+    Shared { metrics, clock, tenants, logs: (recorder, audit), objects, devices }: &Shared,
     feed: Feed,
     siblings: Option<Siblings>,
     peers: Option<Peers>,

@@ -311,12 +311,25 @@ impl Server {
                 let told = actor.send(VerifyChunks { by, fingerprint, hashes }).await;
                 told.map_or(busy, |()| PeerResponse::Done)
             }
+            PeerRequest::Take(take) => self.take(peer, *take).await.map_or(busy, PeerResponse::Taken),
+            PeerRequest::SetPolicy(_) | PeerRequest::Drain(_) | PeerRequest::Reload => {
+                self.answer_admin(peer, request).await
+            }
+            PeerRequest::Fetch(_) | PeerRequest::Follow(_) => {
+                PeerResponse::Refused("a fetch or follow has a stream of its own".to_owned())
+            }
+            PeerRequest::Trace(_) => PeerResponse::Refused("a trace goes before a request".to_owned()),
+        }
+    }
+
+    /// Does what an admin asks for.
+    async fn answer_admin(&self, peer: &Identity, request: PeerRequest) -> PeerResponse {
+        match request {
             PeerRequest::SetPolicy(name) => {
                 let response = self.set_policy(&name).await;
                 self.note(peer, "set_policy", &name, &response);
                 response
             }
-            PeerRequest::Take(take) => self.take(peer, *take).await.map_or(busy, PeerResponse::Taken),
             PeerRequest::Drain(command) => {
                 let response = match (self.services.drain)(&peer.name, command) {
                     Ok(report) => PeerResponse::Drains(Box::new(report)),
@@ -336,10 +349,7 @@ impl Server {
                 Ok(reloaded) => PeerResponse::Reloaded(Box::new(reloaded)),
                 Err(refused) => PeerResponse::Refused(refused),
             },
-            PeerRequest::Fetch(_) | PeerRequest::Follow(_) => {
-                PeerResponse::Refused("a fetch or follow has a stream of its own".to_owned())
-            }
-            PeerRequest::Trace(_) => PeerResponse::Refused("a trace goes before a request".to_owned()),
+            _ => PeerResponse::Refused("this is nothing for an admin".to_owned()),
         }
     }
 
