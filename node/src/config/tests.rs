@@ -24,17 +24,18 @@ fn what_is_commented_out_in_the_deployed_file_is_the_default_too() {
     };
     let lines = optional.lines().filter_map(|line| line.strip_prefix("# "));
     let set: String = lines
-        .filter(|line| ["[cluster]", "[disk]", "[object]"].contains(line) || is_key(line))
+        .filter(|line| ["[audit]", "[cluster]", "[disk]", "[object]"].contains(line) || is_key(line))
         .map(|line| format!("{line}\n"))
         .collect();
     let all = Config::parse(&format!("[record]\n{set}")).unwrap();
     let (record, disk, cluster) = (all.record.unwrap(), all.disk.unwrap(), all.cluster.unwrap());
-    let object = all.object.unwrap();
+    let (object, audit) = (all.object.unwrap(), all.audit.unwrap());
     let least = Config::parse(&format!(
-        "[record]\npath = {:?}\n[disk]\nfolder = {:?}\ncapacity_bytes = \"1TiB\"\n[object]\nurl = {:?}\nendpoint = {:?}\n\
+        "[record]\npath = {:?}\n[audit]\npath = {:?}\n[disk]\nfolder = {:?}\ncapacity_bytes = \"1TiB\"\n[object]\nurl = {:?}\nendpoint = {:?}\n\
          settings = {{ region = {:?} }}\n[cluster]\ncoordinator = {:?}\nca = {:?}\ncertificate = {:?}\nkey = {:?}\n\
          advertise = \"{}\"\nsend_bytes_per_second = {}\n",
         record.path,
+        audit.path,
         disk.folder,
         object.url,
         object.endpoint.clone().unwrap(),
@@ -48,7 +49,7 @@ fn what_is_commented_out_in_the_deployed_file_is_the_default_too() {
     ));
     let least = least.unwrap();
     assert_eq!((Some(record), Some(disk), Some(cluster)), (least.record, least.disk, least.cluster));
-    assert_eq!(Some(object), least.object);
+    assert_eq!((Some(object), Some(audit)), (least.object, least.audit));
 }
 
 #[test]
