@@ -189,6 +189,12 @@ impl fmt::Debug for Reloads {
 fn with_changes(running: &Config, new: &Config) -> Config {
     let mut merged = running.clone();
     merged.log.clone_from(&new.log);
+    if let (Some(running), Some(new)) = (running.http.listen, new.http.listen)
+        && (running.ip(), running.port()) == (new.ip(), 0)
+    {
+        // The system chose the port, and the file names it now, as that of a development cluster does.
+        merged.http.listen = Some(new);
+    }
     merged.host.capacity_chunks = new.host.capacity_chunks;
     merged.host.high_watermark = new.host.high_watermark;
     merged.host.low_watermark = new.host.low_watermark;

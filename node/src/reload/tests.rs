@@ -43,3 +43,16 @@ fn a_tenant_that_comes_or_goes_waits_for_the_next_start() {
 fn the_same_configuration_has_no_differences() {
     assert_eq!(differences(&Config::default(), &Config::default()), []);
 }
+
+#[test]
+fn a_port_that_the_system_chose_may_stand_in_the_file() {
+    let listening = |listen: &str| {
+        let mut config = Config::default();
+        config.http.listen = Some(listen.parse().unwrap());
+        config
+    };
+    let (running, new) = (listening("127.0.0.1:0"), listening("127.0.0.1:9440"));
+    assert_eq!(with_changes(&running, &new), new);
+    let running = listening("127.0.0.1:9441");
+    assert_eq!(with_changes(&running, &new), running);
+}
