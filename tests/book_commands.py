@@ -47,6 +47,7 @@ ELSEWHERE = {
     "router-llm-d.md": ENGINE,
     "python.md": "builds a package: client/python/tests/run",
     "network.md": "changes the machine's settings",
+    "replay.md": "needs traces: tests/tests/suite/replay.rs plays some",
     "coordinators.md": "needs several coordinators: tests/tests/suite/elections.rs starts them",
     "sizing.md": "needs a model's configuration and a trace",
     "tracing.md": "needs a collector: tests/tracing/run",

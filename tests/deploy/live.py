@@ -238,7 +238,7 @@ def default_files(folder):
     }
     text = (ROOT / "deploy/config/node.toml").read_text()
     # No GPU can be named here, and the object store is a folder; every other key that is commented out is set.
-    everything = re.sub(r"^# (?=\[(?:record|kv_events|disk|object|cluster)\]$|[a-z_]+ = )", "", text, flags=re.M)
+    everything = re.sub(r"^# (?=\[(?:record|audit|kv_events|disk|object|cluster)\]$|[a-z_]+ = )", "", text, flags=re.M)
     everything = re.sub(r'^(?:pci = "0000:65:00.0"|endpoint = "https://s3.*|settings = .*)$', "", everything, flags=re.M)
     (folder / "objects").mkdir()
     here["s3://bucket/prefix"] = f"file://{folder}/objects"
