@@ -81,17 +81,17 @@ struct Running {
     is_chosen: bool,
 }
 
-/// Logs by another filter from now on.
+/// Logs by another filter from now on, unless the command line or the environment chose the filter.
 ///
 /// # Errors
-/// It is no filter, or the command line or the environment chose the filter.
+/// It is no filter, or nothing is logged.
 pub(crate) fn set_filter(filter: &str) -> anyhow::Result<()> {
     let new = env_filter(filter)?;
     let running = RUNNING.get().context("nothing is logged")?;
-    anyhow::ensure!(
-        !running.is_chosen,
-        "--log, -v or LARDER_LOG has set the log filter, and goes before the configuration's"
-    );
+    if running.is_chosen {
+        tracing::warn!("--log, -v or LARDER_LOG has set the log filter, and goes before the configuration's");
+        return Ok(());
+    }
     Ok(running.filter.reload(new)?)
 }
 
