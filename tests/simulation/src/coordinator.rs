@@ -1,176 +1,224 @@
-//! The coordinator, with its real membership and ring, and how nodes follow it.
+//! The coordinators, with their real membership, ring and election: one, or three of which one leads.
+
+mod election;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use larder_coordinator::Published;
-use larder_coordinator::membership::{Beat, JoinRefused, Membership, Patience, State};
-use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, InUse, Join};
+use larder_coordinator::election::Election;
+use larder_coordinator::membership::{Beat, JoinRefused, Membership, Millis, Patience, State};
+use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Join, Standing};
 use larder_protocol::peer::Message as _;
-use larder_protocol::table::{Epoch, NodeNumber, Table, TableReader};
+use larder_protocol::table::{Epoch, NodeNumber, Table, TablePage, TableReader};
 
-use crate::process::Own;
+pub(crate) use self::election::{Register, at_address};
+use crate::clock::Clock;
+use crate::network::Party;
 use crate::world::{CoordinatorHappening, CoordinatorSays, Happening, Life, World};
 
-/// The coordinator.
-pub(crate) struct Coordinator {
-    membership: Option<Membership>,
-    /// What it wrote down last.
-    written: State,
-    /// Which life of it this is.
-    life: u64,
-    started: Duration,
-    streams: BTreeMap<(Life, u64), Followed>,
-    pub(crate) paused_until: Duration,
+/// All coordinators, and what they made together.
+pub(crate) struct Coordinators {
+    pub(crate) all: Vec<Coordinator>,
+    /// The record of their election.
+    pub(crate) register: Register,
     /// The leader of each term so far: a life of a coordinator.
     terms: BTreeMap<u64, u64>,
     /// Every table so far.
-    tables: BTreeMap<Epoch, Arc<Table>>,
-    published: Published,
+    pub(crate) made: BTreeMap<Epoch, Arc<Table>>,
 }
 
-/// A member that follows on a stream.
+/// A coordinator.
+pub(crate) struct Coordinator {
+    membership: Option<Membership>,
+    /// Its part in the election; `None` for a coordinator that is alone.
+    election: Option<Election>,
+    /// The question to the register that has no answer yet.
+    asked: Option<u64>,
+    /// What it wrote down last.
+    written: State,
+    /// Which life of it this is: no other life of any coordinator has this number.
+    life: u64,
+    clock: Clock,
+    /// How fast its clock goes.
+    rate: f64,
+    streams: BTreeMap<Stream, Followed>,
+    pub(crate) paused_until: Duration,
+    published: Published,
+    /// The stream on which it follows the leader.
+    watches: Option<u64>,
+    watched: TableReader,
+}
+
+/// A stream of a follower.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Stream {
+    pub(crate) of: Follows,
+    pub(crate) number: u64,
+}
+
+/// Who follows a coordinator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Follows {
+    Node(Life),
+    /// Another coordinator, in one of its lives.
+    Coordinator(usize, u64),
+}
+
+/// A follower that is told tables.
+#[derive(Default)]
 struct Followed {
-    number: NodeNumber,
-    incarnation: u64,
+    /// The number and the incarnation of a member.
+    member: Option<(NodeNumber, u64)>,
     /// The last table that it was sent.
     sent: Epoch,
+    /// What it brings of its own table.
+    brought: TableReader,
 }
 
-/// How a node follows the coordinator.
-#[derive(Debug)]
-pub(crate) struct Follower {
-    stream: u64,
-    pub(crate) known: Arc<Table>,
-    reader: TableReader,
-    pub(crate) own: NodeNumber,
-    pub(crate) incarnation: u64,
-    heard: Duration,
-    every: Duration,
-    is_joined: bool,
-    retry_after: Option<Duration>,
-    pause: Duration,
-    /// Whether a coordinator was told that the node drains.
-    pub(crate) has_drained: bool,
+impl Follows {
+    pub(crate) fn party(self) -> Party {
+        match self {
+            Self::Node(life) => Party::Host(life.host),
+            Self::Coordinator(at, _) => Party::Coordinator(at),
+        }
+    }
+}
+
+impl Coordinators {
+    pub(crate) fn new(random: &mut fastrand::Rng, count: usize) -> Self {
+        let all = (0..count).map(|_| Coordinator::new(0.9 + 0.2 * random.f64())).collect();
+        Self { all, register: Register::default(), terms: BTreeMap::new(), made: BTreeMap::new() }
+    }
 }
 
 impl Coordinator {
-    pub(crate) fn new() -> Self {
+    fn new(rate: f64) -> Self {
         Self {
             membership: None,
+            election: None,
+            asked: None,
             written: State::default(),
             life: 0,
-            started: Duration::ZERO,
+            clock: Clock::new(Duration::ZERO, rate),
+            rate,
             streams: BTreeMap::new(),
             paused_until: Duration::ZERO,
-            terms: BTreeMap::new(),
-            tables: BTreeMap::new(),
             published: Published::default(),
+            watches: None,
+            watched: TableReader::default(),
         }
     }
 
-    /// The last table.
-    pub(crate) fn table(&self) -> Option<Arc<Table>> {
-        self.membership.as_ref().map(Membership::table)
+    /// The time on its clock.
+    fn millis(&self, now: Duration) -> Millis {
+        self.clock.shows(now).as_millis() as Millis
+    }
+
+    /// The last table of a coordinator that leads.
+    fn table(&self, now: Duration) -> Option<Arc<Table>> {
+        let membership = self.membership.as_ref()?;
+        membership.leads(self.millis(now)).then(|| membership.table())
     }
 
     /// It is gone, with all its streams.
     pub(crate) fn crash(&mut self) {
-        self.membership = None;
+        (self.membership, self.election, self.asked, self.watches) = (None, None, None, None);
         self.streams.clear();
     }
 }
 
-impl Follower {
-    pub(crate) fn new(incarnation: u64) -> Self {
-        Self {
-            stream: 0,
-            known: Arc::default(),
-            reader: TableReader::default(),
-            own: NodeNumber::default(),
-            incarnation,
-            heard: Duration::ZERO,
-            every: Duration::from_secs(1),
-            is_joined: false,
-            retry_after: None,
-            pause: FIRST_PAUSE,
-            has_drained: false,
-        }
-    }
-
-    /// The stream on which the coordinator knows the node.
-    pub(crate) fn joined_stream(&self) -> Option<u64> {
-        self.is_joined.then_some(self.stream)
-    }
-}
-
 impl World {
-    pub(crate) fn coordinator_starts(&mut self, forgets: bool) {
-        let coordinator = &mut self.coordinator;
+    /// The last table of the coordinator that leads, if one alone does.
+    pub(crate) fn leaders_table(&self) -> Option<Arc<Table>> {
+        let mut tables = self.coordinators.all.iter().filter_map(|coordinator| coordinator.table(self.now));
+        tables.next().filter(|_| tables.next().is_none())
+    }
+
+    pub(crate) fn coordinator_starts(&mut self, at: usize, forgets: bool) {
+        let life = self.next_number();
+        let (now, is_alone) = (self.now, self.coordinators.all.len() == 1);
+        let coordinator = &mut self.coordinators.all[at];
         if forgets {
             coordinator.written = State::default();
         }
-        coordinator.life += 1;
-        coordinator.started = self.now;
-        coordinator.streams.clear();
+        (coordinator.life, coordinator.clock) = (life, Clock::new(now, coordinator.rate));
         coordinator.published = Published::default();
-        coordinator.membership = Some(Membership::new(PATIENCE, coordinator.written.clone(), 0));
-        let life = coordinator.life;
-        self.plan(COORDINATOR_TICK, Happening::Coordinator(CoordinatorHappening::Tick(life)));
+        let state = coordinator.written.clone();
+        coordinator.election = (!is_alone).then(|| election::takes_part(at, life, state.table.epoch.term));
+        let begin = if is_alone { Membership::new } else { Membership::candidate };
+        coordinator.membership = Some(begin(PATIENCE, state, 0));
+        self.plan(COORDINATOR_TICK, Happening::Coordinator(at, CoordinatorHappening::Tick(life)));
     }
 
-    pub(crate) fn coordinator_happens(&mut self, what: CoordinatorHappening) {
+    pub(crate) fn coordinator_happens(&mut self, at: usize, what: CoordinatorHappening) {
+        let Some(coordinator) = self.coordinators.all.get_mut(at) else { return };
         match what {
             CoordinatorHappening::Start(forgets) => {
-                if self.coordinator.membership.is_none() {
-                    self.coordinator_starts(forgets);
+                if coordinator.membership.is_none() {
+                    self.coordinator_starts(at, forgets);
                 }
             }
-            CoordinatorHappening::Tick(life) if life == self.coordinator.life => {
-                self.plan(COORDINATOR_TICK, Happening::Coordinator(CoordinatorHappening::Tick(life)));
-                self.publish();
+            CoordinatorHappening::Tick(life)
+                if life == coordinator.life && coordinator.membership.is_some() =>
+            {
+                self.plan(COORDINATOR_TICK, Happening::Coordinator(at, CoordinatorHappening::Tick(life)));
+                self.elect(at);
+                self.publish(at);
             }
             CoordinatorHappening::Tick(_) => {}
-            CoordinatorHappening::Said { life, stream, message } => {
-                self.coordinator_hears(life, stream, message)
+            CoordinatorHappening::Said { stream, message } => self.coordinator_hears(at, stream, message),
+            CoordinatorHappening::Told { life, says } if life == coordinator.life => {
+                self.coordinator_follows(at, says);
             }
+            CoordinatorHappening::Answered { life, number, answer } if life == coordinator.life => {
+                self.register_answered(at, number, answer);
+            }
+            CoordinatorHappening::Watches(life) if life == coordinator.life => self.watch(at),
+            CoordinatorHappening::Told { .. }
+            | CoordinatorHappening::Answered { .. }
+            | CoordinatorHappening::Watches(_) => {}
         }
     }
 
-    fn publish(&mut self) {
-        let now = (self.now - self.coordinator.started).as_millis() as u64;
-        let coordinator = &mut self.coordinator;
+    /// Makes a table, if there is news, and tells it.
+    fn publish(&mut self, at: usize) {
+        let coordinator = &mut self.coordinators.all[at];
+        let now = coordinator.millis(self.now);
         let Some(membership) = &mut coordinator.membership else { return };
         let Some(table) = membership.tick(now) else { return };
-        // It is written down before anybody hears of it.
-        coordinator.written = membership.state();
-        let (life, epoch) = (coordinator.life, table.epoch);
-        let leader = *coordinator.terms.entry(epoch.term).or_insert(life);
-        let streams: Vec<(Life, u64)> = coordinator.streams.keys().copied().collect();
-        let last = coordinator.tables.last_key_value().map(|(&epoch, _)| epoch);
-        coordinator.tables.insert(epoch, Arc::clone(&table));
-        let is_newer = last.is_none_or(|last| epoch > last) || self.faults_forget();
-        self.coordinator.published = Published::new(self.coordinator.published.table(), Arc::clone(&table));
-        self.note("table", &[epoch.term, epoch.number, table.members.len() as u64]);
-        if leader != life && !self.faults_forget() {
+        let (life, epoch, forgets) = (coordinator.life, table.epoch, self.faults_forget());
+        let Coordinators { terms, made, .. } = &mut self.coordinators;
+        let leader = *terms.entry(epoch.term).or_insert(life);
+        let last = made.last_key_value().map(|(&epoch, _)| epoch);
+        made.insert(epoch, Arc::clone(&table));
+        self.note("table", &[at as u64, epoch.term, epoch.number, table.members.len() as u64]);
+        if leader != life && !forgets {
             self.violate(|| format!("two coordinators of term {}", epoch.term));
         }
-        if !is_newer {
+        if last.is_some_and(|last| epoch <= last) && !forgets {
             self.violate(|| format!("epoch {epoch} is not newer than the last"));
         }
         if !table.is_consistent() {
             self.violate(|| format!("table {epoch} is not whole"));
         }
-        for stream in streams {
-            self.tell_table(stream);
-        }
+        self.tell_all(at, table);
+    }
+
+    /// Writes a table down, and then tells it to those who follow.
+    fn tell_all(&mut self, at: usize, table: Arc<Table>) {
+        let coordinator = &mut self.coordinators.all[at];
+        coordinator.written = coordinator.membership.as_ref().map(Membership::state).unwrap_or_default();
+        coordinator.published = Published::new(coordinator.published.table(), table);
+        let streams: Vec<Stream> = coordinator.streams.keys().copied().collect();
+        streams.into_iter().for_each(|stream| self.tell_table(at, stream));
     }
 
     /// Tells a follower what it lacks of the last table.
-    fn tell_table(&mut self, (life, stream): (Life, u64)) {
-        let Coordinator { streams, published, .. } = &mut self.coordinator;
-        let Some(follower) = streams.get_mut(&(life, stream)) else { return };
+    fn tell_table(&mut self, at: usize, stream: Stream) {
+        let Coordinator { streams, published, .. } = &mut self.coordinators.all[at];
+        let Some(follower) = streams.get_mut(&stream) else { return };
         let last = std::mem::replace(&mut follower.sent, published.table().epoch);
         if published.table().epoch.number == 0 {
             return;
@@ -178,185 +226,134 @@ impl World {
         let pages = published.messages(last).iter().map(|page| CoordinatorMessage::decode(page));
         for message in pages.collect::<Vec<_>>() {
             match message {
-                Ok(message) => self.tell_follower(life, CoordinatorSays { stream, message }),
+                Ok(message) => self.tell_follower(at, stream, message),
                 Err(_) => self.violate(|| "a page of a table is no message".to_owned()),
             }
         }
     }
 
-    fn coordinator_hears(&mut self, life: Life, stream: u64, message: FollowerMessage) {
-        let now = (self.now - self.coordinator.started).as_millis() as u64;
-        let name = self.host_name(life.host);
-        let Some(membership) = &mut self.coordinator.membership else { return };
-        let key = (life, stream);
-        let answer = match message {
-            FollowerMessage::Join(join) => {
-                let answer = membership.join(&name, &join, now);
-                match answer {
-                    Ok(joined) => {
-                        let (number, incarnation) = (joined.number, join.incarnation);
-                        let follower = Followed { number, incarnation, sent: Epoch::default() };
-                        self.coordinator.streams.insert(key, follower);
-                        self.tell_follower(
-                            life,
-                            CoordinatorSays { stream, message: CoordinatorMessage::Joined(joined) },
-                        );
-                        return self.tell_table(key);
-                    }
-                    Err(JoinRefused::Outdated(at_least)) => CoordinatorMessage::Outdated(at_least),
-                    Err(JoinRefused::InUse { address, retry_after_ms, .. }) => {
-                        CoordinatorMessage::InUse(InUse { address, retry_after_ms })
-                    }
-                    Err(refused) => CoordinatorMessage::Refused(refused.to_string()),
-                }
+    fn coordinator_hears(&mut self, at: usize, stream: Stream, message: FollowerMessage) {
+        let coordinator = &mut self.coordinators.all[at];
+        let now = coordinator.millis(self.now);
+        let Some(membership) = &mut coordinator.membership else { return };
+        let member = coordinator.streams.get(&stream).and_then(|followed| followed.member);
+        match message {
+            FollowerMessage::Join(join) => self.joins(at, stream, &join),
+            FollowerMessage::Watch => {
+                coordinator.streams.retain(|other, _| other.of != stream.of);
+                coordinator.streams.insert(stream, Followed::default());
+                self.tell_standing(at, stream);
+                self.tell_table(at, stream);
             }
             FollowerMessage::Heartbeat(beat) => {
-                let Some(&Followed { number, incarnation, .. }) = self.coordinator.streams.get(&key) else {
-                    return;
-                };
-                match membership.heartbeat(number, incarnation, &beat, now) {
-                    Beat::Heard => CoordinatorMessage::Heard,
-                    Beat::Contested(address) => CoordinatorMessage::Contested(address),
-                    // It is the only coordinator: it always leads.
-                    Beat::Removed | Beat::NotLeading | Beat::LaterTerm(_) => {
-                        self.coordinator.streams.remove(&key);
-                        CoordinatorMessage::Removed
+                let Some((number, incarnation)) = member else { return };
+                let beat = membership.heartbeat(number, incarnation, &beat, now);
+                self.coverage.note(crate::coverage::beat(&beat));
+                match beat {
+                    Beat::Heard => self.tell_follower(at, stream, CoordinatorMessage::Heard),
+                    Beat::Contested(address) => {
+                        self.tell_follower(at, stream, CoordinatorMessage::Contested(address));
+                    }
+                    Beat::Removed => {
+                        coordinator.streams.remove(&stream);
+                        self.tell_follower(at, stream, CoordinatorMessage::Removed);
+                    }
+                    Beat::NotLeading => {
+                        coordinator.streams.remove(&stream);
+                        self.tell_standing(at, stream);
+                    }
+                    Beat::LaterTerm(term) => {
+                        coordinator.streams.remove(&stream);
+                        self.tell_standing(at, stream);
+                        self.later_term(at, term);
                     }
                 }
+            }
+            FollowerMessage::Brings(page) => self.brings(at, stream, page),
+            FollowerMessage::Leave | FollowerMessage::Drains(_) if !membership.leads(now) => {
+                coordinator.streams.remove(&stream);
             }
             FollowerMessage::Leave => {
-                let Some(Followed { number, incarnation, .. }) = self.coordinator.streams.remove(&key) else {
-                    return;
-                };
-                return membership.leave(number, incarnation);
+                coordinator.streams.remove(&stream);
+                if let Some((number, incarnation)) = member {
+                    membership.leave(number, incarnation);
+                }
             }
             FollowerMessage::Drains(drains) => {
-                let Some(&Followed { number, incarnation, .. }) = self.coordinator.streams.get(&key) else {
-                    return;
-                };
-                return membership.drains(number, incarnation, drains);
-            }
-            FollowerMessage::Watch
-            | FollowerMessage::Brings(_)
-            | FollowerMessage::Rival(_)
-            | FollowerMessage::Who(_) => return,
-        };
-        self.tell_follower(life, CoordinatorSays { stream, message: answer });
-    }
-
-    /// A node dials the coordinator.
-    pub(crate) fn dial_coordinator(&mut self, life: Life) {
-        let stream = self.next_number();
-        let (peer, actors, local) = (self.address(life.host), self.settings.actors, self.local(life.host));
-        let Some(process) = self.process(life) else { return };
-        let follower = &mut process.follower;
-        (follower.stream, follower.heard, follower.is_joined) = (stream, local, false);
-        follower.every = Duration::from_secs(1);
-        follower.reader = TableReader::default();
-        let join = Join {
-            incarnation: follower.incarnation,
-            epoch: follower.known.epoch,
-            peer,
-            http: peer,
-            devices: actors,
-            weight: 1,
-        };
-        self.say(life, stream, FollowerMessage::Join(join));
-        self.plan_local(life, Duration::from_secs(1), Own::Beat(stream));
-    }
-
-    /// It is time for a heartbeat, or to dial again.
-    pub(crate) fn beat(&mut self, life: Life, stream: u64) {
-        let local = self.local(life.host);
-        let Some(process) = self.process(life) else { return };
-        let silent = process.silent.iter().copied().collect();
-        let follower = &mut process.follower;
-        if follower.stream != stream {
-            return;
-        }
-        if local >= follower.heard + (follower.every * 5 / 2).max(LEAST_PATIENCE) {
-            return self.dial_again(life);
-        }
-        let (every, epoch) = (follower.every, follower.known.epoch);
-        if follower.is_joined {
-            self.say(life, stream, FollowerMessage::Heartbeat(Heartbeat { epoch, silent }));
-        }
-        self.plan_local(life, every, Own::Beat(stream));
-    }
-
-    fn dial_again(&mut self, life: Life) {
-        let Some(process) = self.process(life) else { return };
-        let follower = &mut process.follower;
-        follower.stream = 0;
-        let pause = follower.retry_after.take().unwrap_or(follower.pause);
-        follower.pause = (follower.pause * 2).min(LAST_PAUSE);
-        self.plan_local(life, pause, Own::Dial);
-    }
-
-    /// The coordinator said something.
-    pub(crate) fn follower_hears(
-        &mut self,
-        life: Life,
-        CoordinatorSays { stream, message }: CoordinatorSays,
-    ) {
-        let local = self.local(life.host);
-        let Some(process) = self.process(life) else { return };
-        let follower = &mut process.follower;
-        if follower.stream != stream {
-            return;
-        }
-        follower.heard = local;
-        match message {
-            CoordinatorMessage::Joined(joined) => {
-                (follower.own, follower.is_joined) = (joined.number, true);
-                follower.every = Duration::from_millis(joined.heartbeat_ms.max(1));
-                follower.pause = FIRST_PAUSE;
-                let drains = process.drain.is_some();
-                if drains || process.follower.has_drained {
-                    self.say_drains(life, drains);
+                if let Some((number, incarnation)) = member {
+                    membership.drains(number, incarnation, drains);
                 }
-                self.spread_table(life);
             }
-            CoordinatorMessage::Table(page) => match follower.reader.take(page) {
-                Ok(Some(table)) if table.epoch > follower.known.epoch => {
-                    follower.known = Arc::clone(&table);
-                    if self.coordinator.tables.get(&table.epoch) != Some(&table) && !self.faults_forget() {
-                        self.violate(|| format!("{life:?}: table {} is not the coordinator's", table.epoch));
-                    }
-                    self.spread_table(life);
-                }
-                Ok(_) => {}
-                Err(_) => self.dial_again(life),
-            },
-            CoordinatorMessage::Outdated(at_least) => {
-                follower.incarnation = at_least.max(follower.incarnation + 1);
-                self.dial_again(life);
-            }
-            CoordinatorMessage::InUse(InUse { retry_after_ms, .. }) => {
-                let retry = Duration::from_millis(retry_after_ms);
-                follower.retry_after = Some(retry.clamp(FIRST_PAUSE, LONGEST_WAIT));
-                self.dial_again(life);
-            }
-            CoordinatorMessage::Refused(_) => {
-                follower.retry_after = Some(LAST_PAUSE);
-                self.dial_again(life);
-            }
-            CoordinatorMessage::Removed => self.dial_again(life),
-            CoordinatorMessage::Contested(_)
-            | CoordinatorMessage::Heard
-            | CoordinatorMessage::Standing(_)
-            | CoordinatorMessage::Bring => {}
+            FollowerMessage::Rival(_) | FollowerMessage::Who(_) => {}
         }
     }
 
-    /// Tells a table that names this life of the node to those who go by it.
-    fn spread_table(&mut self, life: Life) {
-        let Some(process) = self.process(life) else { return };
-        let Follower { known, own, incarnation, .. } = &process.follower;
-        let (table, own, incarnation) = (Arc::clone(known), *own, *incarnation);
-        if table.member(own).is_some_and(|member| member.incarnation == incarnation) {
-            self.take_table(life, table, own);
+    fn joins(&mut self, at: usize, stream: Stream, join: &Join) {
+        let Follows::Node(life) = stream.of else { return };
+        let name = self.host_name(life.host);
+        let coordinator = &mut self.coordinators.all[at];
+        let now = coordinator.millis(self.now);
+        let Some(membership) = &mut coordinator.membership else { return };
+        let joined = membership.join(&name, join, now);
+        let wants = joined.is_ok() && membership.wants(join.epoch);
+        if let Err(refused) = &joined {
+            self.coverage.note(crate::coverage::join_refused(refused));
         }
+        self.tell_standing(at, stream);
+        let refusal = match joined {
+            Ok(joined) => {
+                let member = Some((joined.number, join.incarnation));
+                let followed = Followed { member, ..Followed::default() };
+                self.coordinators.all[at].streams.insert(stream, followed);
+                self.tell_follower(at, stream, CoordinatorMessage::Joined(joined));
+                if wants {
+                    self.tell_follower(at, stream, CoordinatorMessage::Bring);
+                }
+                return self.tell_table(at, stream);
+            }
+            Err(JoinRefused::NotLeading) => return,
+            Err(JoinRefused::LaterTerm(term)) => return self.later_term(at, term),
+            Err(JoinRefused::Outdated(at_least)) => CoordinatorMessage::Outdated(at_least),
+            Err(JoinRefused::InUse { address, retry_after_ms, .. }) => {
+                CoordinatorMessage::InUse(InUse { address, retry_after_ms })
+            }
+            Err(refused) => CoordinatorMessage::Refused(refused.to_string()),
+        };
+        self.tell_follower(at, stream, refusal);
+    }
+
+    /// A node brings its table to a leader that is new.
+    fn brings(&mut self, at: usize, stream: Stream, page: TablePage) {
+        let coordinator = &mut self.coordinators.all[at];
+        let now = coordinator.millis(self.now);
+        let (Some(membership), Some(followed)) =
+            (&mut coordinator.membership, coordinator.streams.get_mut(&stream))
+        else {
+            return;
+        };
+        match followed.brought.take(page) {
+            Ok(table) => {
+                let has_adopted = table.is_some_and(|table| membership.adopt(&table, now));
+                self.note("brings", &[at as u64, has_adopted.into()]);
+            }
+            Err(_) => self.violate(|| "a page that a node brings is none of its table".to_owned()),
+        }
+    }
+
+    fn tell_standing(&mut self, at: usize, stream: Stream) {
+        let coordinator = &self.coordinators.all[at];
+        let Some(membership) = &coordinator.membership else { return };
+        let now = coordinator.millis(self.now);
+        let leads = membership.leads(now);
+        let known = coordinator.election.as_ref().and_then(|election| election.leader(now));
+        let leader = known.map(|leader| leader.peer.clone()).filter(|_| !leads);
+        let standing = Standing { term: membership.term(), life: coordinator.life, leads, leader };
+        self.tell_follower(at, stream, CoordinatorMessage::Standing(standing));
+    }
+
+    /// A coordinator says something on a stream.
+    fn tell_follower(&mut self, at: usize, stream: Stream, message: CoordinatorMessage) {
+        self.tell_on_stream(at, stream.of, CoordinatorSays { stream: stream.number, message });
     }
 }
 
@@ -371,7 +368,3 @@ const PATIENCE: Patience = Patience {
 };
 
 const COORDINATOR_TICK: Duration = Duration::from_millis(50);
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LAST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
-const LEAST_PATIENCE: Duration = Duration::from_millis(500);

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use larder_coordinator::election::Answer;
+use larder_coordinator::membership::{Beat, JoinRefused};
 use larder_core::exchange::Effect as Exchanged;
 use larder_core::placement::Placement;
 use larder_core::store::Refused;
@@ -82,11 +84,19 @@ names!(REQUESTS, request of Request as "Request":
     Hello, Register, Lookup, Reserve, Commit, Abort, Lease, Release, Pin, Unpin, Prefetch, Progress, Collect, Cancel, HandOver,
     Follow, AskInPlace, Trace, RegisterTensors, LoadPages, SavePages, AskCopy, ForgetCopy, ReportDamage);
 
-const TABLES: [&[&str]; 11] =
-    [EVENTS, EFFECTS, PLACEMENTS, REFUSALS, ARRIVALS, READS, WRITES, COPIES, DEVICE, EXCHANGE, REQUESTS];
+names!(JOINS, join_refused of JoinRefused as "JoinRefused": Outdated, InUse, NotLeading, LaterTerm, Full, Implausible);
+
+names!(BEATS, beat of Beat as "Beat": Heard, Contested, Removed, NotLeading, LaterTerm);
+
+names!(ANSWERS, answer of Answer as "election::Answer": Found, Written, Conflict, Failed);
+
+const TABLES: [&[&str]; 14] = [
+    EVENTS, EFFECTS, PLACEMENTS, REFUSALS, ARRIVALS, READS, WRITES, COPIES, DEVICE, EXCHANGE, REQUESTS,
+    JOINS, BEATS, ANSWERS,
+];
 
 /// Variants that cannot occur here, or not once in thousands of seeds, and why.
-const EXCUSED: [(&str, &str); 5] = [
+const EXCUSED: [(&str, &str); 7] = [
     (
         "Effect::Disagrees",
         "a record under a wrong name would have to outlive a restart, and be contradicted before it is read; a test of the core does so",
@@ -95,4 +105,6 @@ const EXCUSED: [(&str, &str); 5] = [
     ("Refused::Internal", "only a fault of the product brings it about"),
     ("ReadAnswer::Impossible", "the store would have to order a read outside its memory"),
     ("CopyAnswer::Impossible", "the store would have to order a copy outside its memory"),
+    ("JoinRefused::Full", "it takes more members than a cluster may have"),
+    ("JoinRefused::Implausible", "no node names a number that no clock and no coordinator brings about"),
 ];

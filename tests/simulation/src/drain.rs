@@ -57,10 +57,9 @@ impl World {
 
     /// Tells the coordinator, if it knows the process.
     pub(crate) fn say_drains(&mut self, life: Life, drains: bool) {
-        let Some(stream) = self.process(life).and_then(|process| process.follower.joined_stream()) else {
-            return;
-        };
-        self.say(life, stream, FollowerMessage::Drains(drains));
+        if self.process(life).is_some_and(|process| process.follower.is_joined()) {
+            self.say(life, FollowerMessage::Drains(drains));
+        }
     }
 
     pub(crate) fn drain_cancelled(&mut self, life: Life) {
@@ -116,8 +115,8 @@ impl World {
         });
         let (moved, left) = counts.unwrap_or_default();
         self.note("drained", &[life.host as u64, moved, left]);
-        if let Some(stream) = self.process(life).and_then(|process| process.follower.joined_stream()) {
-            self.say(life, stream, FollowerMessage::Leave);
+        if self.process(life).is_some_and(|process| process.follower.is_joined()) {
+            self.say(life, FollowerMessage::Leave);
         }
         self.crash(life.host, false);
         let after = Duration::from_millis(self.random.u64(100..2_000));

@@ -30,10 +30,18 @@ pub(crate) enum Kind {
     CutOneWay(usize, usize),
     /// Nothing comes between two hosts.
     Cut(usize, usize),
-    /// Nothing comes between a host and all others, the coordinator included.
+    /// Nothing comes between a host and all others, coordinators included.
     Isolate(usize),
-    /// Nothing comes between a host and the coordinator.
-    CutCoordinator(usize),
+    /// Nothing comes between a host and all coordinators.
+    CutCoordinators(usize),
+    /// Nothing comes between a host and one coordinator.
+    CutCoordinator(usize, usize),
+    /// Nothing comes between a coordinator and all nodes and other coordinators.
+    IsolateCoordinator(usize),
+    /// Nothing comes between a coordinator and the register of the election.
+    CutRegister(usize),
+    /// No coordinator reaches the register.
+    NoRegister,
     /// A host is slow to reach.
     Slow(usize, u64),
     /// A process crashes, and comes back at the end.
@@ -80,12 +88,12 @@ pub(crate) enum Kind {
     NoObjects,
     /// Bits of objects flip.
     FlipObjects,
-    /// The coordinator crashes, and comes back at the end.
-    CoordinatorCrash,
+    /// A coordinator crashes, and comes back at the end.
+    CoordinatorCrash(usize),
     /// The same, without its file.
-    CoordinatorForgets,
-    /// The coordinator stands still.
-    CoordinatorStops,
+    CoordinatorForgets(usize),
+    /// A coordinator stands still.
+    CoordinatorStops(usize),
     /// An actor's life ends by a panic.
     ActorPanic(usize),
     /// The directory begins again after a panic.
@@ -101,11 +109,11 @@ pub(crate) enum Kind {
 }
 
 /// The faults of a seed: at least three, of different kinds; and drains.
-pub(crate) fn plan(random: &mut fastrand::Rng, nodes: usize) -> Vec<Fault> {
+pub(crate) fn plan(random: &mut fastrand::Rng, nodes: usize, coordinators: usize) -> Vec<Fault> {
     // Chance of its own: what else goes wrong in a seed does not depend on its drains.
     let mut of_drains = random.clone();
     of_drains.seed(random.clone().u64(..) ^ 0xd4a1);
-    let mut faults = plan_faults(random, nodes);
+    let mut faults = plan_faults(random, nodes, coordinators);
     for _ in 0..of_drains.usize(..4) {
         let kind = Kind::Drain(of_drains.usize(..nodes), of_drains.u8(..4) == 0);
         let from = Duration::from_millis(of_drains.u64(3_000..42_000));
@@ -115,11 +123,16 @@ pub(crate) fn plan(random: &mut fastrand::Rng, nodes: usize) -> Vec<Fault> {
     faults
 }
 
-fn plan_faults(random: &mut fastrand::Rng, nodes: usize) -> Vec<Fault> {
+fn plan_faults(random: &mut fastrand::Rng, nodes: usize, coordinators: usize) -> Vec<Fault> {
     let count = random.usize(4..12);
     let mut faults = Vec::<Fault>::new();
     while faults.len() < count {
-        let kind = some_kind(random, nodes);
+        let is_of_coordinators = coordinators > 1 && random.u8(..4) == 0;
+        let kind = if is_of_coordinators {
+            some_kind_of_coordinators(random, nodes, coordinators)
+        } else {
+            some_kind(random, nodes)
+        };
         let is_known = |fault: &Fault| std::mem::discriminant(&fault.kind) == std::mem::discriminant(&kind);
         if faults.iter().filter(|fault| is_known(fault)).count() > faults.len() / 3 {
             continue;
@@ -143,7 +156,7 @@ fn some_kind(random: &mut fastrand::Rng, nodes: usize) -> Kind {
         5 => Kind::CutOneWay(host, other),
         6 => Kind::Cut(host, other),
         7 => Kind::Isolate(host),
-        8 => Kind::CutCoordinator(host),
+        8 => Kind::CutCoordinators(host),
         9 => Kind::Slow(host, random.u64(5_000..600_000)),
         10 => Kind::Crash(host),
         11 => Kind::PowerLoss(host),
@@ -165,9 +178,9 @@ fn some_kind(random: &mut fastrand::Rng, nodes: usize) -> Kind {
         27 => Kind::SlowObjects,
         28 => Kind::NoObjects,
         29 => Kind::FlipObjects,
-        30 => Kind::CoordinatorCrash,
-        31 => Kind::CoordinatorForgets,
-        32 => Kind::CoordinatorStops,
+        30 => Kind::CoordinatorCrash(0),
+        31 => Kind::CoordinatorForgets(0),
+        32 => Kind::CoordinatorStops(0),
         33 => Kind::ActorPanic(host),
         34 => Kind::DirectoryPanic(host),
         35 => Kind::ExchangePanic(host),
@@ -175,6 +188,20 @@ fn some_kind(random: &mut fastrand::Rng, nodes: usize) -> Kind {
         37 | 38 => Kind::Displaced(host),
         39..=42 => Kind::Restart(host, random.u64(20..600)),
         _ => Kind::Liars(host),
+    }
+}
+
+/// What goes wrong with coordinators that elect a leader.
+fn some_kind_of_coordinators(random: &mut fastrand::Rng, nodes: usize, coordinators: usize) -> Kind {
+    let (host, at) = (random.usize(..nodes), random.usize(..coordinators));
+    match random.u8(..8) {
+        0 => Kind::CoordinatorCrash(at),
+        1 => Kind::CoordinatorForgets(at),
+        2 | 3 => Kind::CoordinatorStops(at),
+        4 => Kind::CutCoordinator(host, at),
+        5 => Kind::IsolateCoordinator(at),
+        6 => Kind::CutRegister(at),
+        _ => Kind::NoRegister,
     }
 }
 
@@ -195,7 +222,7 @@ impl World {
                 self.plan(Duration::from_millis(after_ms), Happening::Start(host));
             }
             Kind::Stop(host) if begins => self.hosts[host].paused_until = fault.until,
-            Kind::CoordinatorStops if begins => self.coordinator.paused_until = fault.until,
+            Kind::CoordinatorStops(at) if begins => self.coordinators.all[at].paused_until = fault.until,
             Kind::Twice(host) => self.twice(host, begins),
             Kind::Displaced(host) => {
                 if begins {
@@ -204,14 +231,18 @@ impl World {
                 self.twice(host, begins);
             }
             Kind::Drift(host, millionths) => {
-                // What is planned keeps its time; a clock does not jump.
-                if begins && self.hosts[host].process.is_none() {
-                    self.hosts[host].rate = 1.0 + f64::from(millionths) / 1e6;
+                // What is planned keeps its time, so that some of it comes early.
+                let host = &mut self.hosts[host];
+                host.rate = if begins { 1.0 + f64::from(millionths) / 1e6 } else { 1.0 };
+                if let Some(process) = &mut host.process {
+                    process.clock.drift(self.now, host.rate);
                 }
             }
-            Kind::CoordinatorCrash | Kind::CoordinatorForgets if begins => self.coordinator.crash(),
-            Kind::CoordinatorCrash => self.coordinator_happens(CoordinatorHappening::Start(false)),
-            Kind::CoordinatorForgets => self.coordinator_happens(CoordinatorHappening::Start(true)),
+            Kind::CoordinatorCrash(at) | Kind::CoordinatorForgets(at) if begins => {
+                self.coordinators.all[at].crash();
+            }
+            Kind::CoordinatorCrash(at) => self.coordinator_happens(at, CoordinatorHappening::Start(false)),
+            Kind::CoordinatorForgets(at) => self.coordinator_happens(at, CoordinatorHappening::Start(true)),
             Kind::ActorPanic(host) if begins => {
                 let actor = self.random.u16(..self.settings.actors);
                 if let Some(life) = self.hosts[host].process.as_ref().map(|process| process.life) {
@@ -252,9 +283,14 @@ impl World {
             Kind::Reorder(us) => network.reorder_us = if begins { us } else { 0 },
             Kind::Throttle(rate) => network.bytes_per_second = begins.then_some(rate),
             Kind::Slow(host, us) => network.slow = begins.then_some((host, us)),
-            Kind::CutOneWay(..) | Kind::Cut(..) | Kind::Isolate(_) | Kind::CutCoordinator(_) => {
-                self.cut(kind, begins)
-            }
+            Kind::CutOneWay(..)
+            | Kind::Cut(..)
+            | Kind::Isolate(_)
+            | Kind::CutCoordinators(_)
+            | Kind::CutCoordinator(..)
+            | Kind::IsolateCoordinator(_)
+            | Kind::CutRegister(_)
+            | Kind::NoRegister => self.cut(kind, begins),
             Kind::SlowCopies(host) => self.hosts[host].slow_copies = begins,
             Kind::FailingCopies(host, per_mille) => self.hosts[host].failing_copies = on(per_mille),
             Kind::StuckGpu(host) => self.stick_gpu(host, begins),
@@ -279,17 +315,23 @@ impl World {
     }
 
     fn cut(&mut self, kind: Kind, begins: bool) {
-        let all: Vec<Party> = (0..self.hosts.len()).map(Party::Host).chain([Party::Coordinator]).collect();
+        let coordinators: Vec<Party> = (0..self.settings.coordinators).map(Party::Coordinator).collect();
+        let hosts = (0..self.hosts.len()).map(Party::Host);
+        let all: Vec<Party> = hosts.chain(coordinators.iter().copied()).collect();
         let mut ways = Vec::new();
-        let mut both = |one, other| ways.extend([(one, other), (other, one)]);
+        let mut both = |one: Party, others: &[Party]| {
+            let others = others.iter().filter(|&&other| other != one);
+            ways.extend(others.flat_map(|&other| [(one, other), (other, one)]));
+        };
         match kind {
             Kind::CutOneWay(from, to) => ways.push((Party::Host(from), Party::Host(to))),
-            Kind::Cut(one, other) => both(Party::Host(one), Party::Host(other)),
-            Kind::Isolate(host) => {
-                let others = all.iter().filter(|&&party| party != Party::Host(host));
-                others.for_each(|&other| both(Party::Host(host), other));
-            }
-            Kind::CutCoordinator(host) => both(Party::Host(host), Party::Coordinator),
+            Kind::Cut(one, other) => both(Party::Host(one), &[Party::Host(other)]),
+            Kind::Isolate(host) => both(Party::Host(host), &all),
+            Kind::CutCoordinators(host) => both(Party::Host(host), &coordinators),
+            Kind::CutCoordinator(host, at) => both(Party::Host(host), &[Party::Coordinator(at)]),
+            Kind::IsolateCoordinator(at) => both(Party::Coordinator(at), &all),
+            Kind::CutRegister(at) => both(Party::Register, &[Party::Coordinator(at)]),
+            Kind::NoRegister => both(Party::Register, &coordinators),
             _ => {}
         }
         for (from, to) in ways {
@@ -358,9 +400,10 @@ impl World {
         }
     }
 
-    /// Whether the coordinator lost its file in this run.
+    /// Whether the only coordinator lost its file in this run. Of several, each learns from the others how far they came.
     pub(crate) fn faults_forget(&self) -> bool {
-        self.faults.iter().any(|fault| fault.kind == Kind::CoordinatorForgets)
+        let is_alone = self.settings.coordinators == 1;
+        is_alone && self.faults.iter().any(|fault| matches!(fault.kind, Kind::CoordinatorForgets(_)))
     }
 
     /// Everything that goes wrong ends.

@@ -5,11 +5,12 @@
 //! one source of chance and one queue of events, and no thread. A seed decides everything: the same seed has the same history.
 //!
 //! [`run`](run()) lives through one seed: a minute with faults, then some time without, in which everything must come to rest.
-//! `world` is what there is; `process`, `actor`, `tiers`, `gpu`, `exchange`, `serve`, `follow`, `directory` and `coordinator` perform
+//! `world` is what there is; `process`, `actor`, `tiers`, `gpu`, `exchange`, `serve`, `follow`, `directory`, `coordinator` and `follower` perform
 //! what the real decisions want; `network`, `streams`, `platter`, `objects` are what fails; `engine` asks; `oracles` says what must hold.
 
 mod actor;
 mod bytes;
+mod clock;
 mod content;
 mod coordinator;
 pub mod coverage;
@@ -19,6 +20,7 @@ mod engine;
 mod exchange;
 mod faults;
 mod follow;
+mod follower;
 mod gpu;
 mod network;
 mod objects;

@@ -1,7 +1,11 @@
 //! The network: it delays, loses, doubles, reorders, throttles, and cuts one way or both.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use larder_protocol::membership::FollowerMessage;
+
+use crate::coordinator::{Follows, Stream};
 use crate::streams::Message;
 use crate::world::{CoordinatorHappening, CoordinatorSays, Happening, Life, World};
 
@@ -9,7 +13,9 @@ use crate::world::{CoordinatorHappening, CoordinatorSays, Happening, Life, World
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Party {
     Host(usize),
-    Coordinator,
+    Coordinator(usize),
+    /// The register of the coordinators' election.
+    Register,
 }
 
 /// Something on its way to a host.
@@ -32,11 +38,14 @@ pub(crate) enum Packed {
 /// How the network does.
 #[derive(Debug)]
 pub(crate) struct Network {
+    hosts: usize,
     parties: usize,
     /// By sender, then receiver: whether nothing comes through.
     pub(crate) cuts: Vec<bool>,
     /// Until when a way is taken by what was sent before, where it is throttled.
     busy_until: Vec<Duration>,
+    /// When the last message on each way of a coordinator's stream comes; `None` once one was lost for good.
+    streams: BTreeMap<(usize, u64), Option<Duration>>,
     pub(crate) delay_us: u64,
     pub(crate) lost_per_mille: u32,
     pub(crate) doubled_per_mille: u32,
@@ -50,17 +59,21 @@ impl Party {
     pub(crate) fn host(self) -> Option<usize> {
         match self {
             Self::Host(host) => Some(host),
-            Self::Coordinator => None,
+            Self::Coordinator(_) | Self::Register => None,
         }
     }
 }
 
 impl Network {
-    pub(crate) fn new(parties: usize) -> Self {
+    /// A network of hosts, of coordinators, and of their register.
+    pub(crate) fn new(hosts: usize, coordinators: usize) -> Self {
+        let parties = hosts + coordinators + 1;
         Self {
+            hosts,
             parties,
             cuts: vec![false; parties * parties],
             busy_until: vec![Duration::ZERO; parties * parties],
+            streams: BTreeMap::new(),
             delay_us: 0,
             lost_per_mille: 0,
             doubled_per_mille: 0,
@@ -73,7 +86,8 @@ impl Network {
     pub(crate) fn way(&self, from: Party, to: Party) -> usize {
         let number = |party| match party {
             Party::Host(host) => host,
-            Party::Coordinator => self.parties - 1,
+            Party::Coordinator(at) => self.hosts + at,
+            Party::Register => self.parties - 1,
         };
         number(from) * self.parties + number(to)
     }
@@ -115,31 +129,43 @@ impl World {
     }
 
     /// When something arrives that is said on a stream: what is lost is sent again, as long as there is a way.
-    fn arrival_on_stream(&mut self, from: Party, to: Party, bytes: u64) -> Option<Duration> {
+    pub(crate) fn arrival_on_stream(&mut self, from: Party, to: Party, bytes: u64) -> Option<Duration> {
         (0..MOST_SENDINGS).find_map(|again| Some(RESEND * again + *self.arrivals(from, to, bytes).first()?))
     }
 
-    /// Says something to the coordinator. What is said on one stream is in order.
-    pub(crate) fn say(
-        &mut self,
-        life: Life,
-        stream: u64,
-        message: larder_protocol::membership::FollowerMessage,
-    ) {
-        if let Some(after) = self.arrival_on_stream(Party::Host(life.host), Party::Coordinator, 100) {
-            self.plan(after, Happening::Coordinator(CoordinatorHappening::Said { life, stream, message }));
+    /// When a message comes that is said on a coordinator's stream: after those before it, and never after one that was lost.
+    fn arrival_in_order(&mut self, from: Party, to: Party, stream: u64, bytes: u64) -> Option<Duration> {
+        let key = (self.network.way(from, to), stream);
+        let last = self.network.streams.get(&key).copied().unwrap_or(Some(Duration::ZERO));
+        let arrives = last.and_then(|last| {
+            let after = self.arrival_on_stream(from, to, bytes)?;
+            Some(last.max(self.now + after))
+        });
+        self.network.streams.insert(key, arrives);
+        Some(arrives? - self.now)
+    }
+
+    /// Says something to a coordinator.
+    pub(crate) fn say_on_stream(&mut self, to: usize, stream: Stream, message: FollowerMessage) {
+        let (from, to_party) = (stream.of.party(), Party::Coordinator(to));
+        if let Some(after) = self.arrival_in_order(from, to_party, stream.number, 100) {
+            self.plan(after, Happening::Coordinator(to, CoordinatorHappening::Said { stream, message }));
         }
     }
 
-    /// The coordinator says something.
-    pub(crate) fn tell_follower(&mut self, life: Life, told: CoordinatorSays) {
-        let (from, to) = (Party::Coordinator, Party::Host(life.host));
-        if let Some(after) = self.arrival_on_stream(from, to, 10_000) {
-            self.plan(
-                after,
-                Happening::Packet(Packet { from, to, body: Packed::CoordinatorSays(life, told) }),
-            );
-        }
+    /// A coordinator says something.
+    pub(crate) fn tell_on_stream(&mut self, at: usize, follower: Follows, says: CoordinatorSays) {
+        let (from, to) = (Party::Coordinator(at), follower.party());
+        let Some(after) = self.arrival_in_order(from, to, says.stream, 10_000) else { return };
+        let happening = match follower {
+            Follows::Node(life) => {
+                Happening::Packet(Packet { from, to, body: Packed::CoordinatorSays(life, says) })
+            }
+            Follows::Coordinator(other, life) => {
+                Happening::Coordinator(other, CoordinatorHappening::Told { life, says })
+            }
+        };
+        self.plan(after, happening);
     }
 }
 

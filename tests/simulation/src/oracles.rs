@@ -120,14 +120,16 @@ impl World {
 
     /// Rows that should be at their homes and are not, or the reverse.
     pub(crate) fn rows_that_differ(&mut self) -> Option<String> {
-        let table = self.coordinator.table()?;
+        let Some(table) = self.leaders_table() else {
+            return Some("no coordinator leads, or several do".to_owned());
+        };
         let (mut expected, mut found) = (BTreeSet::new(), BTreeSet::new());
         for host in 0..self.hosts.len() {
             let now = crate::directory::millis(self.local(host));
             let Some(process) = &self.hosts[host].process else { continue };
             let own = process.directory.own();
             if process.directory.table().epoch != table.epoch {
-                return Some(format!("host {host} has another table than the coordinator"));
+                return Some(format!("host {host} has another table than the leader"));
             }
             if table.member(own).is_none() {
                 return Some(format!("host {host} is no member"));

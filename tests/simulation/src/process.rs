@@ -13,9 +13,10 @@ use larder_protocol::table::{NodeNumber, Table};
 use larder_protocol::{Fingerprint, NamespaceSpec};
 
 use crate::actor::Actor;
-use crate::coordinator::Follower;
+use crate::clock::Clock;
 use crate::directory::Directory;
 use crate::exchange::Asking;
+use crate::follower::Follower;
 use crate::platter::Platter;
 use crate::space::TENANTS;
 use crate::world::{ActorHappening, At, Happening, Life, World};
@@ -46,7 +47,7 @@ pub(crate) struct Host {
 /// One life of a node process.
 pub(crate) struct Process {
     pub(crate) life: Life,
-    started: Duration,
+    pub(crate) clock: Clock,
     pub(crate) actors: Vec<Actor>,
     pub(crate) directory: Directory,
     pub(crate) exchange: Exchange,
@@ -70,7 +71,7 @@ pub(crate) enum Own {
     SlowTick,
     /// The exchange is to be told the time.
     ExchangeAlarm,
-    /// The coordinator is dialled.
+    /// The coordinators are dialled.
     Dial,
     /// A heartbeat is due on a stream.
     Beat(u64),
@@ -161,21 +162,23 @@ impl World {
 
     /// The time on the clock of a host's process.
     pub(crate) fn local(&self, host: usize) -> Duration {
-        let host = &self.hosts[host];
-        let started = host.process.as_ref().map_or(self.now, |process| process.started);
-        (self.now - started).mul_f64(host.rate)
+        self.hosts[host].process.as_ref().map_or(Duration::ZERO, |process| process.clock.shows(self.now))
     }
 
     /// Has something happen after a while on the clock of a process.
     pub(crate) fn plan_local(&mut self, life: Life, after: Duration, what: Own) {
-        let after = after.div_f64(self.hosts[life.host].rate);
+        let after = self.takes(life.host, after);
         self.plan(after, Happening::Process(life, what));
     }
 
     /// Has something happen to an actor after a while on its clock.
     pub(crate) fn plan_actor(&mut self, at: At, after: Duration, what: ActorHappening) {
-        let after = after.div_f64(self.hosts[at.life.host].rate);
+        let after = self.takes(at.life.host, after);
         self.plan(after, Happening::Actor(at, what));
+    }
+
+    fn takes(&self, host: usize, after: Duration) -> Duration {
+        self.hosts[host].process.as_ref().map_or(after, |process| process.clock.takes(after))
     }
 
     /// A process starts, unless there is one.
@@ -187,7 +190,8 @@ impl World {
         self.hosts[host].lives += 1;
         let life = Life { host, number: self.hosts[host].lives };
         // Microseconds since 1970 on a clock that may have been set back.
-        let incarnation = 1_000_000_000 + self.now.as_micros() as u64;
+        let set_back = if self.random.u8(..8) == 0 { self.random.u64(..60_000_000) } else { 0 };
+        let incarnation = 1_000_000_000 + self.now.as_micros() as u64 - set_back;
         let exchange_limits = ExchangeLimits {
             streams_per_peer: self.random.usize(1..=3),
             credit_bytes: self.random.u64(8 << 10..=64 << 10),
@@ -198,7 +202,7 @@ impl World {
         let seed = self.random.u64(..);
         let process = Process {
             life,
-            started: self.now,
+            clock: Clock::new(self.now, self.hosts[host].rate),
             actors: Vec::new(),
             directory: Directory::new(),
             exchange: Exchange::new(exchange_limits, seed),
@@ -292,7 +296,7 @@ impl World {
                 self.directory_slow_tick(life);
             }
             Own::ExchangeAlarm => self.exchange_alarm(life),
-            Own::Dial => self.dial_coordinator(life),
+            Own::Dial => self.dial_coordinators(life),
             Own::Beat(stream) => self.beat(life, stream),
             Own::SendAgain(again) => self.send_again(life, again),
             Own::CallLate(call) => self.call_is_late(life, call),

@@ -33,7 +33,7 @@ pub struct Outcome {
 pub fn run(seed: u64, only: Option<&[usize]>, is_traced: bool) -> Outcome {
     let mut random = fastrand::Rng::with_seed(seed);
     let settings = settings(seed, &mut random);
-    let planned = faults::plan(&mut random, settings.nodes);
+    let planned = faults::plan(&mut random, settings.nodes, settings.coordinators);
     let chosen: Vec<(usize, Fault)> = planned
         .into_iter()
         .enumerate()
@@ -82,6 +82,7 @@ fn settings(seed: u64, random: &mut fastrand::Rng) -> Settings {
     Settings {
         nodes: 5,
         actors: 2,
+        coordinators: [1, 1, 2, 3, 5][random.usize(..5)],
         policy: policies[random.usize(..policies.len())],
         write: writes[random.usize(..writes.len())],
         placement: if seed % 4 == 3 { PlacementRule::Reads } else { PlacementRule::Worth },

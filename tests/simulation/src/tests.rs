@@ -15,6 +15,7 @@ fn cluster(seed: u64) -> World {
     let settings = Settings {
         nodes: 3,
         actors: 2,
+        coordinators: 1,
         policy: PolicyName::Lru,
         write: WritePolicy::WriteThrough,
         placement: PlacementRule::Worth,
@@ -89,7 +90,7 @@ fn writing_where_somebody_reads_is_seen() {
 fn an_older_epoch_is_seen() {
     let said = violation(cluster(1), |world| {
         let life = first_life(world);
-        let table = world.coordinator.table().expect("there is a table");
+        let table = world.leaders_table().expect("there is a table");
         let own = world.process(life).map(|process| process.follower.own).unwrap_or_default();
         let mut older = (*table).clone();
         older.epoch.number -= 1;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_coordinator::election::{Answer, Ask};
 use larder_core::Event;
 use larder_core::store::policy::PolicyName;
 use larder_node::arena::ExtentMemory;
@@ -10,7 +11,7 @@ use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
 use larder_protocol::{ChunkHash, Fingerprint};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::coordinator::Coordinator;
+use crate::coordinator::{Coordinators, Stream};
 use crate::coverage::Coverage;
 use crate::engine::{Deed, Engine, Reply};
 use crate::faults::Fault;
@@ -29,7 +30,7 @@ pub(crate) struct World {
     pub(crate) spaces: Vec<Space>,
     pub(crate) hosts: Vec<Host>,
     pub(crate) engines: Vec<Engine>,
-    pub(crate) coordinator: Coordinator,
+    pub(crate) coordinators: Coordinators,
     pub(crate) network: Network,
     pub(crate) objects: Objects,
     pub(crate) faults: Vec<Fault>,
@@ -50,6 +51,7 @@ pub(crate) struct World {
 pub(crate) struct Settings {
     pub(crate) nodes: usize,
     pub(crate) actors: u16,
+    pub(crate) coordinators: usize,
     pub(crate) policy: PolicyName,
     pub(crate) write: larder_core::store::WritePolicy,
     pub(crate) capacity_chunks: Option<u64>,
@@ -86,8 +88,10 @@ pub(crate) enum Happening {
     Reply(usize, u64, Reply),
     /// A process of an engine is gone, as its node hears.
     EngineGone(At, larder_core::store::ids::ProcessId),
-    /// To the coordinator.
-    Coordinator(CoordinatorHappening),
+    /// To a coordinator.
+    Coordinator(usize, CoordinatorHappening),
+    /// A question of a coordinator comes to the register of the election.
+    Register { at: usize, life: u64, number: u64, ask: Ask },
     /// A fault begins or ends.
     Fault(usize, bool),
     /// A process starts on a host.
@@ -136,17 +140,23 @@ pub(crate) enum ActorHappening {
     SiblingLate(u64, larder_core::OrderNumber),
 }
 
-/// Something that happens to the coordinator.
+/// Something that happens to a coordinator.
 pub(crate) enum CoordinatorHappening {
     /// Time passes, in one of its lives.
     Tick(u64),
     /// A follower says something on a stream.
-    Said { life: Life, stream: u64, message: FollowerMessage },
+    Said { stream: Stream, message: FollowerMessage },
+    /// The leader says something to one of its lives.
+    Told { life: u64, says: CoordinatorSays },
+    /// The register answers one of its lives.
+    Answered { life: u64, number: u64, answer: Answer },
+    /// It follows the leader anew, in one of its lives.
+    Watches(u64),
     /// It is started again, with or without its state.
     Start(bool),
 }
 
-/// What the coordinator says on a stream.
+/// What a coordinator says on a stream.
 pub(crate) struct CoordinatorSays {
     pub(crate) stream: u64,
     pub(crate) message: CoordinatorMessage,
@@ -154,15 +164,17 @@ pub(crate) struct CoordinatorSays {
 
 impl World {
     pub(crate) fn new(seed: u64, settings: Settings, faults: Vec<Fault>, is_traced: bool) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let coordinators = Coordinators::new(&mut random, settings.coordinators);
         let mut world = Self {
             now: Duration::ZERO,
-            random: fastrand::Rng::with_seed(seed),
+            random,
             coverage: Coverage::default(),
             spaces: crate::space::all(),
             hosts: Vec::new(),
             engines: Vec::new(),
-            coordinator: Coordinator::new(),
-            network: Network::new(settings.nodes + 2),
+            coordinators,
+            network: Network::new(settings.nodes + 1, settings.coordinators),
             objects: Objects::default(),
             faults,
             violation: None,
@@ -183,7 +195,7 @@ impl World {
             // The last host is a spare one, on which a process of another's name may start.
             self.hosts.push(Host::new(host, self.settings.actors, seed));
         }
-        self.coordinator_starts(false);
+        (0..self.settings.coordinators).for_each(|at| self.coordinator_starts(at, false));
         for host in 0..self.settings.nodes {
             let after = self.random.u64(..300);
             self.plan(Duration::from_millis(after), Happening::Start(host));
@@ -228,7 +240,8 @@ impl World {
             Happening::Engine(engine, life, deed) => self.engine_does(engine, life, deed),
             Happening::Reply(engine, life, reply) => self.engine_hears(engine, life, reply),
             Happening::EngineGone(at, process) => self.engine_is_gone(at, process),
-            Happening::Coordinator(what) => self.coordinator_happens(what),
+            Happening::Coordinator(at, what) => self.coordinator_happens(at, what),
+            Happening::Register { at, life, number, ask } => self.register_hears(at, life, number, ask),
             Happening::Fault(number, begins) => self.fault(number, begins),
             Happening::Start(host) => self.start_process(host),
         }
@@ -240,8 +253,8 @@ impl World {
             Happening::Actor(at, _) | Happening::EngineGone(at, _) => at.life.host,
             Happening::Process(life, _) => life.host,
             Happening::Packet(packet) => packet.to.host()?,
-            Happening::Coordinator(_) => {
-                return Some(self.coordinator.paused_until).filter(|&until| until > self.now);
+            Happening::Coordinator(at, _) => {
+                return Some(self.coordinators.all[*at].paused_until).filter(|&until| until > self.now);
             }
             _ => return None,
         };

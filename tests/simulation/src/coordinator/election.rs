@@ -1,0 +1,172 @@
+//! The election: a register that all coordinators share, over the network, and how those who do not lead follow the leader.
+
+use std::time::Duration;
+
+use larder_coordinator::election::{Answer, Ask, Candidate, Election, Record, Timing, Version};
+use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
+use larder_protocol::table::TableReader;
+
+use super::{Follows, Stream};
+use crate::network::Party;
+use crate::world::{CoordinatorHappening, CoordinatorSays, Happening, World};
+
+/// The record that the coordinators share, with the number of its version.
+#[derive(Debug, Default)]
+pub(crate) struct Register(Option<(u64, Record)>);
+
+impl Register {
+    fn take(&mut self, ask: Ask) -> Answer {
+        let version = |number: u64| Version(number.to_string());
+        match ask {
+            Ask::Read => Answer::Found(self.0.clone().map(|(number, record)| (version(number), record))),
+            Ask::Write(record, over) => {
+                let number = self.0.as_ref().map(|(number, _)| *number);
+                if over != number.map(version) {
+                    return Answer::Conflict;
+                }
+                let next = number.unwrap_or(0) + 1;
+                self.0 = Some((next, record));
+                Answer::Written(version(next))
+            }
+        }
+    }
+}
+
+/// The part of a coordinator in the election.
+pub(super) fn takes_part(at: usize, life: u64, highest_term: u64) -> Election {
+    let own = Candidate { life, peer: address(at), http: address(at) };
+    Election::new(own, TIMING, highest_term)
+}
+
+/// Where a coordinator is reached.
+fn address(at: usize) -> String {
+    format!("10.0.1.{at}:7601")
+}
+
+/// The coordinator at an address.
+pub(crate) fn at_address(address: &str) -> Option<usize> {
+    address.strip_prefix("10.0.1.")?.strip_suffix(":7601")?.parse().ok()
+}
+
+impl World {
+    /// Asks the register, if it is time; leads or follows.
+    pub(super) fn elect(&mut self, at: usize) {
+        let number = self.next_number();
+        let coordinator = &mut self.coordinators.all[at];
+        let (now, life) = (coordinator.millis(self.now), coordinator.life);
+        let Some(election) = &mut coordinator.election else { return };
+        if coordinator.asked.is_none()
+            && let Some(ask) = election.poll(now)
+        {
+            coordinator.asked = Some(number);
+            let (from, to) = (Party::Coordinator(at), Party::Register);
+            if let Some(after) = self.arrival_on_stream(from, to, 200) {
+                self.plan(after, Happening::Register { at, life, number, ask });
+            }
+            let answer = Answer::Failed;
+            let late = CoordinatorHappening::Answered { life, number, answer };
+            self.plan(REGISTER_DEADLINE, Happening::Coordinator(at, late));
+        }
+        self.take_office(at);
+    }
+
+    /// A question comes to the register, after its asker has given it up perhaps. The answer may be lost.
+    pub(crate) fn register_hears(&mut self, at: usize, life: u64, number: u64, ask: Ask) {
+        let answer = self.coordinators.register.take(ask);
+        let (from, to) = (Party::Register, Party::Coordinator(at));
+        if let Some(after) = self.arrival_on_stream(from, to, 200) {
+            let answered = CoordinatorHappening::Answered { life, number, answer };
+            self.plan(after, Happening::Coordinator(at, answered));
+        }
+    }
+
+    pub(super) fn register_answered(&mut self, at: usize, number: u64, answer: Answer) {
+        let coordinator = &mut self.coordinators.all[at];
+        if coordinator.asked.take_if(|asked| *asked == number).is_none() {
+            return;
+        }
+        let now = coordinator.millis(self.now);
+        self.coverage.note(crate::coverage::answer(&answer));
+        if let Some(election) = &mut coordinator.election {
+            election.answer(answer, now);
+        }
+        self.take_office(at);
+        self.elect(at);
+    }
+
+    /// Nodes know tables of a later term.
+    pub(super) fn later_term(&mut self, at: usize, term: u64) {
+        let coordinator = &mut self.coordinators.all[at];
+        let now = coordinator.millis(self.now);
+        if let Some(election) = &mut coordinator.election {
+            election.heard_of(term, now);
+        }
+        self.take_office(at);
+    }
+
+    /// Lets the membership lead or follow, as the election says.
+    fn take_office(&mut self, at: usize) {
+        let coordinator = &mut self.coordinators.all[at];
+        let now = coordinator.millis(self.now);
+        let (Some(election), Some(membership)) = (&coordinator.election, &mut coordinator.membership) else {
+            return;
+        };
+        let led = membership.leads(now);
+        match election.reign(now) {
+            Some(reign) => membership.lead(reign.term, reign.until, now),
+            None => membership.resign(),
+        }
+        let (leads, term, life) = (membership.leads(now), membership.term(), coordinator.life);
+        let must_watch = !leads && coordinator.watches.is_none() && election.leader(now).is_some();
+        if led != leads {
+            self.note("leads", &[at as u64, term, leads.into()]);
+        }
+        if must_watch {
+            self.coordinator_happens(at, CoordinatorHappening::Watches(life));
+        }
+    }
+
+    /// Follows the leader on a stream, as long as another one leads. The stream is opened again and again, as one is that breaks.
+    pub(super) fn watch(&mut self, at: usize) {
+        let number = self.next_number();
+        let coordinator = &mut self.coordinators.all[at];
+        let (now, life) = (coordinator.millis(self.now), coordinator.life);
+        let leader = coordinator.election.as_ref().and_then(|election| election.leader(now));
+        let Some(leader) = leader.and_then(|leader| at_address(&leader.peer)) else {
+            coordinator.watches = None;
+            return;
+        };
+        (coordinator.watches, coordinator.watched) = (Some(number), TableReader::default());
+        let stream = Stream { of: Follows::Coordinator(at, life), number };
+        self.say_on_stream(leader, stream, FollowerMessage::Watch);
+        self.plan(WATCH_AGAIN, Happening::Coordinator(at, CoordinatorHappening::Watches(life)));
+    }
+
+    /// The leader said something to a coordinator that follows it.
+    pub(super) fn coordinator_follows(
+        &mut self,
+        at: usize,
+        CoordinatorSays { stream, message }: CoordinatorSays,
+    ) {
+        let coordinator = &mut self.coordinators.all[at];
+        let now = coordinator.millis(self.now);
+        let Some(membership) = &mut coordinator.membership else { return };
+        let CoordinatorMessage::Table(page) = message else { return };
+        if coordinator.watches != Some(stream) {
+            return;
+        }
+        let Ok(Some(table)) = coordinator.watched.take(page) else { return };
+        if membership.follow(&table, now) {
+            self.tell_all(at, table);
+        }
+    }
+}
+
+/// Short, so that a minute sees many takeovers. Clocks differ by less than these allow.
+const TIMING: Timing = Timing { lease_ms: 1_500, renew_within_ms: 1_000, retry_ms: 250 };
+
+/// How long the register may take for an answer.
+const REGISTER_DEADLINE: Duration = Duration::from_millis(500);
+
+/// When the leader is asked for its tables again.
+const WATCH_AGAIN: Duration = Duration::from_secs(2);
