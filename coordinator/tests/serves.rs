@@ -15,7 +15,7 @@ use larder_coordinator::{
     Config, ElectionConfig, HttpConfig, MembershipConfig, PeerConfig, Ready, ServeError, StateConfig, Status,
     run, run_elected,
 };
-use larder_net::coordinator_client::{FollowAs, Known, NodeFacts, follow};
+use larder_net::coordinator_client::{Candidate, FollowAs, Known, NodeFacts, follow};
 use larder_net::quic::ca::{Authority, Validity};
 use larder_net::quic::{Credentials, Endpoint, TransportSettings, read_message, write_message};
 use larder_net::trace::TracingConfig;
@@ -138,12 +138,9 @@ impl Place {
         known: Known,
     ) -> Follower {
         let endpoint = self.endpoint(&Identity::new(Role::Node, name));
+        let peer = endpoint.local_address();
         let facts = NodeFacts {
-            incarnation,
-            peer: endpoint.local_address(),
-            http: any_port(),
-            devices: 1,
-            weight: 1,
+            candidate: Candidate { incarnation, peer, http: any_port(), devices: 1, weight: 1 },
             silent: Box::new(Vec::new),
             drains: watch::channel(false).1,
         };
@@ -435,12 +432,9 @@ fn a_router_is_told_how_much_of_a_prefix_each_node_holds() {
         let coordinator = place.start(None);
         let identity = Identity::new(Role::Node, "home");
         let home = place.endpoint(&identity);
+        let peer = home.local_address();
         let facts = NodeFacts {
-            incarnation: 1,
-            peer: home.local_address(),
-            http: any_port(),
-            devices: 1,
-            weight: 1,
+            candidate: Candidate { incarnation: 1, peer, http: any_port(), devices: 1, weight: 1 },
             silent: Box::new(Vec::new),
             drains: watch::channel(false).1,
         };

@@ -11,7 +11,7 @@ use std::time::Duration;
 use actix::prelude::*;
 use actix_rt::Arbiter;
 use futures_util::FutureExt as _;
-use larder_net::coordinator_client::{FollowAs, Known, NodeFacts, follow};
+use larder_net::coordinator_client::{Candidate, FollowAs, Known, NodeFacts, follow};
 use larder_net::metrics::{CertificateMetrics, Part as _};
 use larder_net::quic::{
     BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
@@ -246,7 +246,8 @@ impl Cluster {
         let facts = move || {
             let silent = silent.clone();
             let silent = Box::new(move || silent.get().into_iter().collect());
-            NodeFacts { incarnation, peer, http, devices, weight, silent, drains: drains.clone() }
+            let candidate = Candidate { incarnation, peer, http, devices, weight };
+            NodeFacts { candidate, silent, drains: drains.clone() }
         };
         let (stop, stopped) = oneshot::channel::<()>();
         let (left, leaving) = oneshot::channel();

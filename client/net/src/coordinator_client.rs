@@ -1,24 +1,26 @@
 //! The coordinators' client: keeps a stream to the coordinator that leads, and knows the latest table.
 //!
-//! It dials all coordinators again for ever. While none leads, their followers go on with the last table. A coordinator of an
-//! earlier term than the table's is not obeyed. Where several addresses are known, a node looks from time to time whether two
-//! coordinators lead that do not know of each other, and tells its own.
+//! It dials all coordinators again for ever. While none leads, their followers go on with the last table. [`following`] decides,
+//! without IO. Where several addresses are known, a node looks from time to time whether two coordinators lead that do not know of
+//! each other, and tells its own.
 
+pub mod following;
 mod rivals;
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use larder_protocol::identity::Role;
-use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, InUse, Join, Standing};
-use larder_protocol::table::{Epoch, NodeNumber, Table, TablePage, TableReader, WrongPage, pages};
+use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
+use larder_protocol::table::NodeNumber;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+pub use self::following::{Candidate, Known};
+use self::following::{Ended, Following};
 pub use self::rivals::who;
 use crate::quic::{Connection, Endpoint, read_message, write_message};
 
@@ -32,33 +34,12 @@ pub enum FollowAs {
 
 /// The facts that a node tells the coordinator.
 pub struct NodeFacts {
-    /// The node's incarnation: microseconds since 1970 at its start.
-    pub incarnation: u64,
-    /// Address for peers; for an unspecified IP address the coordinator takes the one that it sees.
-    pub peer: SocketAddr,
-    /// Address of its HTTP server.
-    pub http: SocketAddr,
-    /// GPU actors it has.
-    pub devices: u16,
-    /// Its share of the partitions.
-    pub weight: u64,
+    /// The node, as it joins.
+    pub candidate: Candidate,
     /// The members that do not answer the node at present.
     pub silent: Box<dyn Fn() -> Vec<NodeNumber> + Send>,
     /// Whether the node drains.
     pub drains: watch::Receiver<bool>,
-}
-
-/// The latest table.
-#[derive(Debug, Clone, Default)]
-pub struct Known {
-    /// The table.
-    pub table: Arc<Table>,
-    /// The follower's own number, if it is a node and was ever a member.
-    pub own: NodeNumber,
-    /// The incarnation that the follower joined as.
-    pub incarnation: u64,
-    /// Why the coordinator does not let the follower join, as long as it does not.
-    pub refused: Option<String>,
 }
 
 /// Follows the coordinator that leads until `stop` is ready, and tells every newer table. Each of `coordinators` is `host:port`;
@@ -74,90 +55,71 @@ pub async fn follow(
     known: watch::Sender<Known>,
     stop: impl Future<Output = ()>,
 ) {
-    let incarnation = if let FollowAs::Node(facts) = &follow_as { facts.incarnation } else { 0 };
-    let (retry_after, warned) = (None, None);
-    let reader = TableReader::default();
-    let mut follower = CoordinatorClient {
-        endpoint,
-        coordinators,
-        leader: None,
-        follow_as,
-        known,
-        incarnation,
-        is_taken: false,
-        reader,
-        retry_after,
-        warned,
-        has_drained: false,
+    let (following, node) = match follow_as {
+        FollowAs::Node(facts) => (Following::node(facts.candidate, known.borrow().clone()), Some(facts)),
+        FollowAs::Watcher => (Following::watcher(known.borrow().clone()), None),
     };
+    let started = Instant::now();
+    let mut client =
+        CoordinatorClient { endpoint, coordinators, following, node, known, started, warned: None };
     tokio::pin!(stop);
-    let mut pause = FIRST_PAUSE;
     loop {
-        let started = Instant::now();
         let (leave, leaving) = watch::channel(false);
         let ended = {
-            let following = follower.follow_once(leaving);
-            tokio::pin!(following);
+            let attempt = client.follow_once(leaving);
+            tokio::pin!(attempt);
             tokio::select! {
-                ended = &mut following => ended,
+                ended = &mut attempt => ended,
                 () = &mut stop => {
                     leave.send_replace(true);
                     // It says goodbye, if anybody hears it.
-                    let _ = timeout(LEAVE_DEADLINE, following).await;
+                    let _ = timeout(LEAVE_DEADLINE, attempt).await;
                     return;
                 }
             }
         };
-        tracing::debug!(coordinators = ?follower.coordinators, ended = ?ended, "the coordinators are dialled again");
-        if started.elapsed() > LAST_PAUSE {
-            pause = FIRST_PAUSE;
-        }
-        let asked = follower.retry_after.take();
+        tracing::debug!(coordinators = ?client.coordinators, ended = ?ended, "the coordinators are dialled again");
+        let pause = client.following.pause(client.now());
         tokio::select! {
-            () = sleep(asked.unwrap_or(pause)) => {}
+            () = sleep(pause) => {}
             () = &mut stop => return,
         }
-        pause = (pause * 2).min(LAST_PAUSE);
     }
 }
 
 struct CoordinatorClient {
     endpoint: Endpoint,
     coordinators: Vec<String>,
-    /// Where the leader is, as another coordinator said.
-    leader: Option<String>,
-    follow_as: FollowAs,
+    following: Following,
+    /// `None` for a watcher.
+    node: Option<NodeFacts>,
     known: watch::Sender<Known>,
-    incarnation: u64,
-    /// Whether the other side of the present stream leads, or is good enough for a watcher.
-    is_taken: bool,
-    /// The tables of the present stream.
-    reader: TableReader,
-    /// When the coordinator wants to be asked again.
-    retry_after: Option<Duration>,
+    started: Instant,
     /// The last refusal that the log has, and since when.
     warned: Option<(String, Instant)>,
-    /// Whether a coordinator was told that the node drains, or does no more.
-    has_drained: bool,
 }
 
-type Ended = Box<dyn std::error::Error>;
+type Failed = Box<dyn std::error::Error>;
 
 impl CoordinatorClient {
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
     /// Dials all coordinators, and follows the first that leads, to the end of its stream.
-    async fn follow_once(&mut self, mut leaving: watch::Receiver<bool>) -> Result<(), Ended> {
-        let names: Vec<String> = self.leader.take().into_iter().chain(self.coordinators.clone()).collect();
+    async fn follow_once(&mut self, mut leaving: watch::Receiver<bool>) -> Result<(), Failed> {
+        let leader = self.following.dial(self.now());
+        let names: Vec<String> = leader.into_iter().chain(self.coordinators.clone()).collect();
         let addresses = resolve(&names).await;
         let endpoint = self.endpoint.clone();
         let dial = |address| {
             let dial = endpoint.connect(address, Role::Coordinator, None);
-            async move { Ok::<_, Ended>(timeout(DIAL_DEADLINE, dial).await??) }
+            async move { Ok::<_, Failed>(timeout(DIAL_DEADLINE, dial).await??) }
         };
         let mut dials: FuturesUnordered<_> = addresses.iter().map(|&address| dial(address)).collect();
-        let mut ended: Ended = "no name of a coordinator has an address".into();
+        let mut ended: Failed = "no name of a coordinator has an address".into();
         let mut patience = DIAL_DEADLINE;
         while let Ok(Some(dialled)) = timeout(patience, dials.next()).await {
-            self.is_taken = false;
             let followed = match dialled {
                 Ok(connection) => {
                     // The others answer as fast, or are dead.
@@ -167,7 +129,7 @@ impl CoordinatorClient {
                 Err(error) => Err(error),
             };
             match followed {
-                Err(error) if !self.is_taken => ended = error,
+                Err(error) if !self.following.is_taken() => ended = error,
                 followed => return followed,
             }
         }
@@ -179,10 +141,9 @@ impl CoordinatorClient {
         &mut self,
         connection: &Connection,
         leaving: &mut watch::Receiver<bool>,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), Failed> {
         let (mut send, mut receive) = connection.quic().open_bi().await?;
-        write_message(&mut send, &self.first_message()).await?;
-        self.reader = TableReader::default();
+        self.following.begin(self.now());
         let (sender, mut messages) = mpsc::channel(WAITING_MESSAGES);
         // Reading is not cancel safe: it has a task of its own.
         let reader = tokio::spawn(async move {
@@ -202,62 +163,39 @@ impl CoordinatorClient {
         send: &mut quinn::SendStream,
         messages: &mut mpsc::Receiver<CoordinatorMessage>,
         leaving: &mut watch::Receiver<bool>,
-    ) -> Result<(), Ended> {
-        let mut every = Duration::from_secs(1);
-        let mut next_beat = Instant::now() + every;
-        let mut heard = Instant::now();
-        let is_node = matches!(self.follow_as, FollowAs::Node(_));
-        let mut drains = match &self.follow_as {
-            FollowAs::Node(facts) => facts.drains.clone(),
-            FollowAs::Watcher => watch::channel(false).1,
-        };
-        let (mut is_joined, mut told) = (false, None);
+    ) -> Result<(), Failed> {
+        let mut drains =
+            self.node.as_ref().map_or_else(|| watch::channel(false).1, |node| node.drains.clone());
         let (found, mut rivals) = mpsc::channel(1);
         let mut looking = None;
         loop {
-            let wish = *drains.borrow_and_update();
-            if is_joined && told != Some(wish) {
-                write_message(send, &FollowerMessage::Drains(wish)).await?;
-                (told, self.has_drained) = (Some(wish), true);
+            self.following.drains(*drains.borrow_and_update());
+            while let Some(message) = self.following.poll_message() {
+                write_message(send, &message).await?;
             }
+            let due = self.following.next_deadline();
             tokio::select! {
                 message = messages.recv() => {
-                    heard = Instant::now();
                     let message = message.ok_or("the coordinator closed the stream")?;
-                    if let CoordinatorMessage::Standing(standing) = &message && is_node && standing.leads {
+                    if let CoordinatorMessage::Standing(standing) = &message && self.node.is_some() && standing.leads {
                         let look = rivals::look(self.endpoint.clone(), self.coordinators.clone(), standing.life, found.clone());
                         looking = Some(AbortOnDrop(tokio::spawn(look)));
                     }
-                    if message == CoordinatorMessage::Bring && self.is_taken {
-                        let table = Arc::clone(&self.known.borrow().table);
-                        for page in pages(&Table::default(), &table) {
-                            write_message(send, &FollowerMessage::Brings(page)).await?;
-                        }
-                    }
-                    if let Some(heartbeat) = self.hear(message)? {
-                        every = heartbeat;
-                        next_beat = Instant::now() + every;
-                        is_joined = true;
-                        // Of a node that began to drain the coordinator may know it, or have forgotten it.
-                        told = if self.has_drained { None } else { Some(false) };
-                    }
+                    self.hear(message)?;
                 }
-                Ok(()) = drains.changed(), if is_joined => {}
+                Ok(()) = drains.changed(), if self.node.is_some() => {}
                 Some(rival) = rivals.recv(), if looking.is_some() => {
                     write_message(send, &FollowerMessage::Rival(rival)).await?;
                 }
-                () = sleep_until(next_beat), if is_node => {
-                    next_beat = Instant::now() + every;
-                    let silent = if let FollowAs::Node(facts) = &self.follow_as { (facts.silent)() } else { Vec::new() };
-                    let beat = Heartbeat { epoch: self.epoch(), silent };
-                    write_message(send, &FollowerMessage::Heartbeat(beat)).await?;
-                }
-                // It may have started again: nothing else would tell before the connection is idle for long.
-                () = sleep_until(heard + (every * 5 / 2).max(LEAST_PATIENCE)), if is_node => {
-                    return Err("the coordinator does not answer heartbeats".into());
+                () = sleep_until(self.started + due.unwrap_or_default()), if due.is_some() => {
+                    let silent = || self.node.as_ref().map(|node| (node.silent)()).unwrap_or_default();
+                    self.following.tick(self.started.elapsed(), silent)?;
                 }
                 _ = leaving.wait_for(|leaving| *leaving) => {
-                    write_message(send, &FollowerMessage::Leave).await?;
+                    self.following.leave();
+                    while let Some(message) = self.following.poll_message() {
+                        write_message(send, &message).await?;
+                    }
                     send.finish()?;
                     send.stopped().await?;
                     return Ok(());
@@ -266,122 +204,36 @@ impl CoordinatorClient {
         }
     }
 
-    /// Takes a message of the coordinator. Returns the interval of heartbeats, if the message names one.
-    fn hear(&mut self, message: CoordinatorMessage) -> Result<Option<Duration>, Ended> {
-        match message {
-            CoordinatorMessage::Standing(standing) => self.judge(standing)?,
-            _ if !self.is_taken => return Err("the coordinator does not say whether it leads".into()),
-            CoordinatorMessage::Joined(joined) => {
-                let incarnation = self.incarnation;
-                self.known.send_modify(|known| {
-                    (known.own, known.incarnation) = (joined.number, incarnation);
-                    known.refused = None;
-                });
-                self.warned = None;
-                return Ok(Some(Duration::from_millis(joined.heartbeat_ms.max(1))));
-            }
-            CoordinatorMessage::Outdated(at_least) => {
-                self.incarnation = at_least.max(self.incarnation.saturating_add(1));
-                return Err("a later life of this node is known".into());
-            }
-            CoordinatorMessage::InUse(InUse { address, retry_after_ms }) => {
-                let retry_after = Duration::from_millis(retry_after_ms);
-                self.retry_after = Some(retry_after.clamp(FIRST_PAUSE, LONGEST_WAIT));
-                let own = self.own_address();
-                return Err(self.refused(format!(
-                    "another process of this node's name lives at {address}, this one at {own}: stop one of them, or give it a name and certificate of its own"
-                )));
-            }
-            CoordinatorMessage::Refused(reason) => {
-                self.retry_after = Some(LAST_PAUSE);
-                return Err(self.refused(reason));
-            }
+    /// Takes a message of the coordinator, and tells what is new.
+    fn hear(&mut self, message: CoordinatorMessage) -> Result<(), Ended> {
+        match &message {
             CoordinatorMessage::Contested(rival) => {
-                let own = self.own_address();
-                tracing::warn!(%rival, own, "another process wants to join under this node's name: it may not while this node lives");
+                tracing::warn!(%rival, "another process wants to join under this node's name: it may not while this node lives");
             }
-            CoordinatorMessage::Removed => return Err("this node was removed".into()),
-            CoordinatorMessage::Table(page) => self.learn(page)?,
-            CoordinatorMessage::Heard | CoordinatorMessage::Bring => {}
+            CoordinatorMessage::Joined(_) => self.warned = None,
+            _ => {}
         }
-        Ok(None)
+        let heard = self.following.hear(self.now(), message);
+        if let Some(known) = self.following.take_news() {
+            self.known.send_replace(known);
+        }
+        match &heard {
+            Err(Ended::Refused(reason)) => self.warn_refused(reason),
+            Err(ended @ (Ended::EarlierTerm { .. } | Ended::NotWhole(_))) => {
+                tracing::warn!(%ended, "this coordinator is not obeyed: all are dialled again");
+            }
+            _ => {}
+        }
+        heard
     }
 
-    /// Decides whether this coordinator is followed.
-    fn judge(&mut self, standing: Standing) -> Result<(), Ended> {
-        let Standing { term, leads, leader, .. } = standing;
-        self.is_taken = false;
-        if !leads && matches!(self.follow_as, FollowAs::Node(_)) {
-            if leader.is_some() {
-                self.retry_after = Some(FIRST_PAUSE);
-            }
-            self.leader = leader;
-            return Err("the coordinator does not lead".into());
-        }
-        let known = self.epoch().term;
-        if term < known {
-            tracing::warn!(term, known, "a coordinator of an earlier term is not obeyed");
-            return Err("the coordinator is of an earlier term".into());
-        }
-        self.is_taken = true;
-        Ok(())
-    }
-
-    /// Notes why this node is no member. The log has it at first, and from time to time.
-    fn refused(&mut self, reason: String) -> Ended {
+    /// The log has why this node is no member at first, and from time to time.
+    fn warn_refused(&mut self, reason: &str) {
         let is_old = |(said, since): &(String, Instant)| *said == reason && since.elapsed() < WARN_AGAIN;
         if !self.warned.as_ref().is_some_and(is_old) {
             tracing::warn!(reason, "the coordinator does not let this node join");
-            self.warned = Some((reason.clone(), Instant::now()));
+            self.warned = Some((reason.to_owned(), Instant::now()));
         }
-        self.known.send_if_modified(|known| {
-            let is_news = known.refused.as_ref() != Some(&reason);
-            known.refused = Some(reason.clone());
-            is_news
-        });
-        reason.into()
-    }
-
-    fn own_address(&self) -> String {
-        match &self.follow_as {
-            FollowAs::Node(facts) => facts.peer.to_string(),
-            FollowAs::Watcher => String::new(),
-        }
-    }
-
-    fn first_message(&self) -> FollowerMessage {
-        match &self.follow_as {
-            FollowAs::Watcher => FollowerMessage::Watch,
-            FollowAs::Node(facts) => FollowerMessage::Join(Join {
-                incarnation: self.incarnation,
-                epoch: self.epoch(),
-                peer: facts.peer,
-                http: facts.http,
-                devices: facts.devices,
-                weight: facts.weight,
-            }),
-        }
-    }
-
-    fn epoch(&self) -> Epoch {
-        self.known.borrow().table.epoch
-    }
-
-    /// Takes some of a table; one that is whole is known from now on, if it is newer than the one before.
-    fn learn(&mut self, page: TablePage) -> Result<(), WrongPage> {
-        let taken = self.reader.take(page);
-        if let Err(wrong) = &taken {
-            tracing::warn!(%wrong, "the coordinator sent a table that is not whole: it is dialled again");
-        }
-        let Some(table) = taken? else { return Ok(()) };
-        self.known.send_if_modified(|known| {
-            let is_newer = table.epoch > known.table.epoch;
-            if is_newer {
-                known.table = table;
-            }
-            is_newer
-        });
-        Ok(())
     }
 }
 
@@ -421,19 +273,8 @@ const OTHERS_DEADLINE: Duration = Duration::from_millis(300);
 /// How long a goodbye may take.
 const LEAVE_DEADLINE: Duration = Duration::from_millis(500);
 
-/// Pauses between two attempts.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LAST_PAUSE: Duration = Duration::from_secs(1);
-
-/// The longest that a node waits for another of its name to fall silent, before it asks again.
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
-
 /// The log is told again after this time why a node may not join.
 const WARN_AGAIN: Duration = Duration::from_secs(60);
-
-/// The coordinator is dialled again when two heartbeats are not answered; but it may be as late as this, however often it
-/// wants them.
-const LEAST_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Messages that were read and wait.
 const WAITING_MESSAGES: usize = 16;

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use larder_core::{DrainOrder, Event, TakeNumber, TakeOrder, TakeReply};
 use larder_protocol::drain::{Take, Taken};
-use larder_protocol::membership::FollowerMessage;
 use larder_protocol::peer::{PeerRequest, PeerResponse};
 use larder_protocol::table::{Holder, MemberState};
 
@@ -45,9 +44,6 @@ impl World {
             }
             return;
         }
-        if let Some(process) = self.process(life) {
-            process.follower.has_drained = true;
-        }
         self.say_drains(life, true);
         self.drain_goes_on(life);
         if gives_up {
@@ -55,10 +51,11 @@ impl World {
         }
     }
 
-    /// Tells the coordinator, if it knows the process.
-    pub(crate) fn say_drains(&mut self, life: Life, drains: bool) {
-        if self.process(life).is_some_and(|process| process.follower.is_joined()) {
-            self.say(life, FollowerMessage::Drains(drains));
+    /// Tells the coordinator.
+    fn say_drains(&mut self, life: Life, drains: bool) {
+        if let Some(process) = self.process(life) {
+            process.follower.following.drains(drains);
+            self.follows_on(life);
         }
     }
 
@@ -115,8 +112,9 @@ impl World {
         });
         let (moved, left) = counts.unwrap_or_default();
         self.note("drained", &[life.host as u64, moved, left]);
-        if self.process(life).is_some_and(|process| process.follower.is_joined()) {
-            self.say(life, FollowerMessage::Leave);
+        if let Some(process) = self.process(life) {
+            process.follower.following.leave();
+            self.follows_on(life);
         }
         self.crash(life.host, false);
         let after = Duration::from_millis(self.random.u64(100..2_000));

@@ -8,6 +8,7 @@ use std::time::Duration;
 use larder_core::exchange::{Exchange, ExchangeLimits};
 use larder_core::store::ids::TenantId;
 use larder_core::{Core, DeviceLimits, Sources};
+use larder_net::coordinator_client::following::Candidate;
 use larder_node::siblings::Siblings;
 use larder_protocol::table::{NodeNumber, Table};
 use larder_protocol::{Fingerprint, NamespaceSpec};
@@ -73,8 +74,10 @@ pub(crate) enum Own {
     ExchangeAlarm,
     /// The coordinators are dialled.
     Dial,
-    /// A heartbeat is due on a stream.
+    /// A heartbeat is due, or an answer to one.
     Beat(u64),
+    /// A coordinator that is dialled has not answered.
+    DialLate(u64),
     /// What was lost on a stream is sent again.
     SendAgain(crate::streams::Again),
     /// The answer to a request is late.
@@ -199,7 +202,7 @@ impl World {
             batch_bytes: 24 << 10,
             send_bytes_per_second: None,
         };
-        let seed = self.random.u64(..);
+        let (seed, peer) = (self.random.u64(..), self.address(host));
         let process = Process {
             life,
             clock: Clock::new(self.now, self.hosts[host].rate),
@@ -209,7 +212,7 @@ impl World {
             asking: Asking::default(),
             serving: crate::serve::Serving::default(),
             streams: crate::streams::Streams::default(),
-            follower: Follower::new(incarnation),
+            follower: Follower::new(Candidate { incarnation, peer, http: peer, devices: actors, weight: 1 }),
             silent: BTreeSet::new(),
             drain: None,
             epoch: larder_protocol::table::Epoch::default(),
@@ -297,7 +300,8 @@ impl World {
             }
             Own::ExchangeAlarm => self.exchange_alarm(life),
             Own::Dial => self.dial_coordinators(life),
-            Own::Beat(stream) => self.beat(life, stream),
+            Own::Beat(alarm) => self.beat(life, alarm),
+            Own::DialLate(stream) => self.dial_is_late(life, stream),
             Own::SendAgain(again) => self.send_again(life, again),
             Own::CallLate(call) => self.call_is_late(life, call),
             Own::CallAgain(call) => self.call_again(life, call),

@@ -91,7 +91,8 @@ fn an_older_epoch_is_seen() {
     let said = violation(cluster(1), |world| {
         let life = first_life(world);
         let table = world.leaders_table().expect("there is a table");
-        let own = world.process(life).map(|process| process.follower.own).unwrap_or_default();
+        let own =
+            world.process(life).map(|process| process.follower.following.known().own).unwrap_or_default();
         let mut older = (*table).clone();
         older.epoch.number -= 1;
         world.take_table(life, older.into(), own);

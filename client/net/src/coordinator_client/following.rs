@@ -1,0 +1,349 @@
+//! The decisions of a coordinators' client, without IO: whom it obeys, what it says and when, when it gives a stream up.
+//!
+//! 1. [`dial`](Following::dial) begins an attempt: the shell connects to the coordinators, first to the leader that it names.
+//! 2. [`begin`](Following::begin) begins a stream with one of them. [`hear`](Following::hear) takes each of its messages,
+//!    [`tick`](Following::tick) is called at [`next_deadline`](Following::next_deadline). After each of these the shell sends what
+//!    [`poll_message`](Following::poll_message) has and tells what [`take_news`](Following::take_news) has.
+//! 3. An [`Ended`] is the end of the stream. Where the coordinator was [taken](Following::is_taken), or none is left to try, the
+//!    attempt is over, and [`pause`](Following::pause) says how long to wait before the next one.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, InUse, Join, Standing};
+use larder_protocol::table::{NodeNumber, Table, TablePage, TableReader, WrongPage, pages};
+
+/// The latest table.
+#[derive(Debug, Clone, Default)]
+pub struct Known {
+    /// The table.
+    pub table: Arc<Table>,
+    /// The follower's own number, if it is a node and was ever a member.
+    pub own: NodeNumber,
+    /// The incarnation that the follower joined as.
+    pub incarnation: u64,
+    /// Why the coordinator does not let the follower join, as long as it does not.
+    pub refused: Option<String>,
+}
+
+/// A node that wants to be a member.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidate {
+    /// The node's incarnation: microseconds since 1970 at its start.
+    pub incarnation: u64,
+    /// Address for peers; for an unspecified IP address the coordinator takes the one that it sees.
+    pub peer: SocketAddr,
+    /// Address of its HTTP server.
+    pub http: SocketAddr,
+    /// GPU actors it has.
+    pub devices: u16,
+    /// Its share of the partitions.
+    pub weight: u64,
+}
+
+/// Why a stream is over.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Ended {
+    /// Another coordinator leads, or none does.
+    #[error("the coordinator does not lead")]
+    NotLeading,
+    /// Its term is not that of the last table, but an earlier one.
+    #[error("the coordinator is of term {term}, and the last table of term {known}")]
+    EarlierTerm {
+        /// The coordinator's term.
+        term: u64,
+        /// The table's term.
+        known: u64,
+    },
+    /// It broke the order of messages.
+    #[error("the coordinator does not say whether it leads")]
+    Unsaid,
+    /// The node joins again as a later incarnation.
+    #[error("a later life of this node is known")]
+    Outdated,
+    /// The node may not join.
+    #[error("{0}")]
+    Refused(String),
+    /// The coordinator removed the node, which joins again.
+    #[error("this node was removed")]
+    Removed,
+    /// A page belongs to no table.
+    #[error("the coordinator sent a table that is not whole")]
+    NotWhole(#[from] WrongPage),
+    /// Heartbeats are not answered.
+    #[error("the coordinator does not answer heartbeats")]
+    Silent,
+}
+
+/// A client of the coordinators.
+#[derive(Debug)]
+pub struct Following {
+    /// `None` for a watcher, which only gets tables.
+    node: Option<Candidate>,
+    known: Known,
+    has_news: bool,
+    /// Where the leader is, as another coordinator said.
+    leader: Option<String>,
+    /// When the coordinator wants to be asked again.
+    retry_after: Option<Duration>,
+    /// The pause after an attempt that fails, and when the present one began.
+    pause: Duration,
+    dialled_at: Duration,
+    /// Whether the node drains, and whether a coordinator was ever told so.
+    drains: bool,
+    has_drained: bool,
+    stream: Stream,
+    messages: VecDeque<FollowerMessage>,
+}
+
+/// The present stream.
+#[derive(Debug, Default)]
+struct Stream {
+    /// Whether its coordinator leads, or is good enough for a watcher.
+    is_taken: bool,
+    reader: TableReader,
+    every: Duration,
+    next_beat: Duration,
+    heard: Duration,
+    is_joined: bool,
+    /// Whether the coordinator was told that the node drains.
+    told: Option<bool>,
+}
+
+impl Following {
+    /// A client that is a watcher, which goes on from what is known.
+    #[must_use]
+    pub fn watcher(known: Known) -> Self {
+        Self {
+            node: None,
+            known,
+            has_news: false,
+            leader: None,
+            retry_after: None,
+            pause: FIRST_PAUSE,
+            dialled_at: Duration::ZERO,
+            drains: false,
+            has_drained: false,
+            stream: Stream::default(),
+            messages: VecDeque::new(),
+        }
+    }
+
+    /// The client of a node, which goes on from what is known.
+    #[must_use]
+    pub fn node(candidate: Candidate, known: Known) -> Self {
+        Self { node: Some(candidate), ..Self::watcher(known) }
+    }
+
+    /// Begins an attempt. Returns where the leader is, if another coordinator has said so: it is dialled with the others.
+    pub fn dial(&mut self, now: Duration) -> Option<String> {
+        self.dialled_at = now;
+        self.leader.take()
+    }
+
+    /// Begins a stream with a coordinator.
+    pub fn begin(&mut self, now: Duration) {
+        let every = FIRST_HEARTBEAT;
+        self.stream = Stream { every, next_beat: now + every, heard: now, ..Stream::default() };
+        self.messages.clear();
+        self.messages.push_back(self.first_message());
+    }
+
+    /// The next message to send on the stream.
+    pub fn poll_message(&mut self) -> Option<FollowerMessage> {
+        self.messages.pop_front()
+    }
+
+    /// The latest table and the node's own place in it, if any of these changed since the last call.
+    pub fn take_news(&mut self) -> Option<Known> {
+        std::mem::take(&mut self.has_news).then(|| self.known.clone())
+    }
+
+    /// The latest table and the node's own place in it.
+    #[must_use]
+    pub fn known(&self) -> &Known {
+        &self.known
+    }
+
+    /// Whether the present coordinator leads; a watcher follows any coordinator.
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        self.stream.is_taken
+    }
+
+    /// The node begins to drain, or does so no more.
+    pub fn drains(&mut self, drains: bool) {
+        self.drains = drains;
+        self.tell_drains();
+    }
+
+    /// The node leaves.
+    pub fn leave(&mut self) {
+        self.messages.push_back(FollowerMessage::Leave);
+    }
+
+    /// Takes a message of the coordinator.
+    ///
+    /// # Errors
+    /// The end of the stream.
+    pub fn hear(&mut self, now: Duration, message: CoordinatorMessage) -> Result<(), Ended> {
+        self.stream.heard = now;
+        match message {
+            CoordinatorMessage::Standing(standing) => self.judge(standing),
+            _ if !self.stream.is_taken => Err(Ended::Unsaid),
+            CoordinatorMessage::Joined(joined) => {
+                let incarnation = self.node.map_or(0, |node| node.incarnation);
+                (self.known.own, self.known.incarnation) = (joined.number, incarnation);
+                (self.known.refused, self.has_news) = (None, true);
+                let every = Duration::from_millis(joined.heartbeat_ms.max(1));
+                (self.stream.every, self.stream.next_beat) = (every, now + every);
+                self.stream.is_joined = true;
+                // A coordinator may know a drain that is over, or have forgotten one.
+                self.stream.told = if self.has_drained { None } else { Some(false) };
+                self.tell_drains();
+                Ok(())
+            }
+            CoordinatorMessage::Outdated(at_least) => {
+                if let Some(node) = &mut self.node {
+                    node.incarnation = at_least.max(node.incarnation.saturating_add(1));
+                }
+                Err(Ended::Outdated)
+            }
+            CoordinatorMessage::InUse(InUse { address, retry_after_ms }) => {
+                let retry_after = Duration::from_millis(retry_after_ms);
+                let own = self.node.map(|node| node.peer.to_string()).unwrap_or_default();
+                self.refused(
+                    retry_after.clamp(FIRST_PAUSE, LONGEST_WAIT),
+                    format!(
+                        "another process of this node's name lives at {address}, this one at {own}: stop one of them, or give it a name and certificate of its own"
+                    ),
+                )
+            }
+            CoordinatorMessage::Refused(reason) => self.refused(LAST_PAUSE, reason),
+            CoordinatorMessage::Removed => Err(Ended::Removed),
+            CoordinatorMessage::Table(page) => self.learn(page),
+            CoordinatorMessage::Bring => {
+                let brought = pages(&Table::default(), &self.known.table);
+                self.messages.extend(brought.into_iter().map(FollowerMessage::Brings));
+                Ok(())
+            }
+            CoordinatorMessage::Heard | CoordinatorMessage::Contested(_) => Ok(()),
+        }
+    }
+
+    /// When [`tick`](Self::tick) is due; `None` for a watcher.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.node.map(|_| self.stream.next_beat.min(self.stream.silent_at()))
+    }
+
+    /// Sends a heartbeat, if it is time, with the members that do not answer the node.
+    ///
+    /// # Errors
+    /// The end of the stream: heartbeats are not answered. The coordinator may have started again, and nothing else would tell
+    /// before the connection was idle for long.
+    pub fn tick(&mut self, now: Duration, silent: impl FnOnce() -> Vec<NodeNumber>) -> Result<(), Ended> {
+        if self.node.is_none() {
+            return Ok(());
+        }
+        if now >= self.stream.silent_at() {
+            return Err(Ended::Silent);
+        }
+        if now >= self.stream.next_beat {
+            self.stream.next_beat = now + self.stream.every;
+            let beat = Heartbeat { epoch: self.known.table.epoch, silent: silent() };
+            self.messages.push_back(FollowerMessage::Heartbeat(beat));
+        }
+        Ok(())
+    }
+
+    /// How long to wait after an attempt before the next one.
+    pub fn pause(&mut self, now: Duration) -> Duration {
+        self.stream = Stream::default();
+        if now.saturating_sub(self.dialled_at) > LAST_PAUSE {
+            self.pause = FIRST_PAUSE;
+        }
+        let pause = self.retry_after.take().unwrap_or(self.pause);
+        self.pause = (self.pause * 2).min(LAST_PAUSE);
+        pause
+    }
+
+    fn first_message(&self) -> FollowerMessage {
+        match self.node {
+            None => FollowerMessage::Watch,
+            Some(Candidate { incarnation, peer, http, devices, weight }) => {
+                let epoch = self.known.table.epoch;
+                FollowerMessage::Join(Join { incarnation, epoch, peer, http, devices, weight })
+            }
+        }
+    }
+
+    /// Decides whether this coordinator is followed.
+    fn judge(&mut self, standing: Standing) -> Result<(), Ended> {
+        let Standing { term, leads, leader, .. } = standing;
+        self.stream.is_taken = false;
+        if !leads && self.node.is_some() {
+            if leader.is_some() {
+                self.retry_after = Some(FIRST_PAUSE);
+            }
+            self.leader = leader;
+            return Err(Ended::NotLeading);
+        }
+        let known = self.known.table.epoch.term;
+        if term < known {
+            return Err(Ended::EarlierTerm { term, known });
+        }
+        self.stream.is_taken = true;
+        Ok(())
+    }
+
+    fn refused(&mut self, retry_after: Duration, reason: String) -> Result<(), Ended> {
+        self.retry_after = Some(retry_after);
+        self.has_news |= self.known.refused.as_ref() != Some(&reason);
+        self.known.refused = Some(reason.clone());
+        Err(Ended::Refused(reason))
+    }
+
+    /// Takes some of a table. A whole table is known from now on, if it is newer than the one before.
+    fn learn(&mut self, page: TablePage) -> Result<(), Ended> {
+        let table = self.stream.reader.take(page)?;
+        if let Some(table) = table.filter(|table| table.epoch > self.known.table.epoch) {
+            (self.known.table, self.has_news) = (table, true);
+        }
+        Ok(())
+    }
+
+    fn tell_drains(&mut self) {
+        if self.stream.is_joined && self.stream.told != Some(self.drains) {
+            (self.stream.told, self.has_drained) = (Some(self.drains), true);
+            self.messages.push_back(FollowerMessage::Drains(self.drains));
+        }
+    }
+}
+
+impl Stream {
+    /// When the coordinator is given up, unless it is heard of.
+    fn silent_at(&self) -> Duration {
+        self.heard + (self.every * 5 / 2).max(LEAST_PATIENCE)
+    }
+}
+
+/// The interval of heartbeats before a coordinator names its own.
+const FIRST_HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// The first and the longest pause between attempts.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest that a node waits for another of its name to fall silent, before it asks again.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
+/// The coordinator is dialled again when two heartbeats are not answered; but it may be as late as this, however often it
+/// wants them.
+const LEAST_PATIENCE: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests;

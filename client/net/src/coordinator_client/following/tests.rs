@@ -1,0 +1,151 @@
+use larder_protocol::membership::Joined;
+use larder_protocol::table::Epoch;
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn node() -> Following {
+    let address = ([10, 0, 0, 1], 7601).into();
+    let candidate = Candidate { incarnation: 7, peer: address, http: address, devices: 1, weight: 1 };
+    Following::node(candidate, Known::default())
+}
+
+fn standing(term: u64, leads: bool) -> CoordinatorMessage {
+    let leader = (!leads).then(|| "10.0.0.2:7602".to_owned());
+    CoordinatorMessage::Standing(Standing { term, life: 1, leads, leader })
+}
+
+fn joined() -> CoordinatorMessage {
+    CoordinatorMessage::Joined(Joined { number: NodeNumber(3), heartbeat_ms: 400 })
+}
+
+fn table(term: u64) -> Vec<CoordinatorMessage> {
+    let table = Table { epoch: Epoch { term, number: 1 }, ..Table::default() };
+    pages(&Table::default(), &table).into_iter().map(CoordinatorMessage::Table).collect()
+}
+
+fn said(following: &mut Following) -> Vec<FollowerMessage> {
+    std::iter::from_fn(|| following.poll_message()).collect()
+}
+
+/// A node that has joined, in a term.
+fn member(term: u64) -> Following {
+    let mut following = node();
+    following.begin(SECOND);
+    assert!(matches!(said(&mut following)[..], [FollowerMessage::Join(_)]));
+    following.hear(SECOND, standing(term, true)).unwrap();
+    following.hear(SECOND, joined()).unwrap();
+    table(term).into_iter().for_each(|page| following.hear(SECOND, page).unwrap());
+    following
+}
+
+#[test]
+fn a_node_obeys_only_who_says_first_that_it_leads() {
+    let mut following = node();
+    following.begin(SECOND);
+    assert!(matches!(following.hear(SECOND, joined()), Err(Ended::Unsaid)));
+    following.begin(SECOND);
+    assert!(matches!(following.hear(SECOND, standing(1, false)), Err(Ended::NotLeading)));
+    assert!(!following.is_taken());
+    assert_eq!(following.dial(SECOND).as_deref(), Some("10.0.0.2:7602"), "it dials the leader next");
+}
+
+#[test]
+fn a_watcher_follows_whoever_answers() {
+    let mut following = Following::watcher(Known::default());
+    following.begin(SECOND);
+    assert_eq!(said(&mut following), [FollowerMessage::Watch]);
+    following.hear(SECOND, standing(1, false)).unwrap();
+    table(1).into_iter().for_each(|page| following.hear(SECOND, page).unwrap());
+    assert_eq!(following.take_news().map(|known| known.table.epoch.term), Some(1));
+    assert_eq!(following.next_deadline(), None);
+}
+
+#[test]
+fn a_coordinator_of_an_earlier_term_is_not_obeyed() {
+    let mut following = member(2);
+    following.begin(SECOND);
+    let ended = following.hear(SECOND, standing(1, true));
+    assert!(matches!(ended, Err(Ended::EarlierTerm { term: 1, known: 2 })), "{ended:?}");
+    assert!(table(1).into_iter().all(|page| following.hear(SECOND, page).is_err()));
+    assert_eq!(following.known().table.epoch.term, 2);
+}
+
+#[test]
+fn heartbeats_go_out_at_the_interval_that_the_coordinator_names() {
+    let mut following = member(1);
+    said(&mut following);
+    let beat = SECOND + Duration::from_millis(400);
+    assert_eq!(following.next_deadline(), Some(beat));
+    following.tick(beat, || vec![NodeNumber(9)]).unwrap();
+    let said = said(&mut following);
+    assert!(
+        matches!(&said[..], [FollowerMessage::Heartbeat(beat)] if beat.silent == [NodeNumber(9)]),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn a_coordinator_that_answers_no_heartbeat_is_given_up() {
+    let mut following = member(1);
+    let late = SECOND + Duration::from_millis(999);
+    following.tick(late, Vec::new).unwrap();
+    assert!(matches!(following.tick(late + Duration::from_millis(1), Vec::new), Err(Ended::Silent)));
+}
+
+#[test]
+fn pauses_between_attempts_double_up_to_a_second_and_begin_anew_after_a_long_one() {
+    let mut following = node();
+    let pauses: Vec<u128> = (0..6)
+        .map(|_| {
+            following.dial(SECOND);
+            following.pause(SECOND).as_millis()
+        })
+        .collect();
+    assert_eq!(pauses, [50, 100, 200, 400, 800, 1_000]);
+    following.dial(SECOND);
+    assert_eq!(following.pause(SECOND * 3).as_millis(), 50);
+}
+
+#[test]
+fn a_refused_node_says_why_and_asks_when_it_is_told_to() {
+    let mut following = node();
+    following.dial(SECOND);
+    following.begin(SECOND);
+    following.hear(SECOND, standing(1, true)).unwrap();
+    let in_use = InUse { address: ([10, 0, 0, 9], 1).into(), retry_after_ms: 60_000 };
+    let ended = following.hear(SECOND, CoordinatorMessage::InUse(in_use)).unwrap_err();
+    assert!(ended.to_string().contains("10.0.0.9:1"), "{ended}");
+    assert_eq!(following.take_news().and_then(|known| known.refused), Some(ended.to_string()));
+    assert_eq!(following.pause(SECOND), LONGEST_WAIT);
+}
+
+#[test]
+fn a_node_whose_clock_was_set_back_joins_as_a_later_incarnation() {
+    let mut following = node();
+    following.begin(SECOND);
+    following.hear(SECOND, standing(1, true)).unwrap();
+    assert!(following.hear(SECOND, CoordinatorMessage::Outdated(100)).is_err());
+    following.begin(SECOND);
+    let said = said(&mut following);
+    assert!(matches!(&said[..], [FollowerMessage::Join(join)] if join.incarnation == 100), "{said:?}");
+}
+
+#[test]
+fn a_new_leader_hears_of_a_drain_and_of_its_end_and_is_brought_the_table() {
+    let mut following = member(1);
+    said(&mut following);
+    following.drains(true);
+    assert_eq!(said(&mut following), [FollowerMessage::Drains(true)]);
+    following.drains(true);
+    assert_eq!(said(&mut following), []);
+    following.begin(SECOND);
+    following.drains(false);
+    said(&mut following);
+    following.hear(SECOND, standing(2, true)).unwrap();
+    following.hear(SECOND, joined()).unwrap();
+    assert_eq!(said(&mut following), [FollowerMessage::Drains(false)]);
+    following.hear(SECOND, CoordinatorMessage::Bring).unwrap();
+    assert!(matches!(said(&mut following)[..], [FollowerMessage::Brings(_)]));
+}
