@@ -1,7 +1,7 @@
 //! A whole cluster in one deterministic simulation.
 //!
 //! Nodes, each of a few actors with real cores, the real directory and exchange decisions, the real disk tier over a simulated disk;
-//! the coordinator's real membership and ring; engines that behave as a connector does, and some that lie. Time is virtual, there is
+//! one to five coordinators with their real membership, ring and election; engines that behave as a connector does, and some that lie. Time is virtual, there is
 //! one source of chance and one queue of events, and no thread. A seed decides everything: the same seed has the same history.
 //!
 //! [`run`](run()) lives through one seed: a minute with faults, then some time without, in which everything must come to rest.
