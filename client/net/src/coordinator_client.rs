@@ -16,6 +16,9 @@ use futures_util::stream::FuturesUnordered;
 use larder_protocol::identity::Role;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, InUse, Join, Standing};
 use larder_protocol::table::{Epoch, NodeNumber, Table, TablePage, TableReader, WrongPage, pages};
+use larder_protocol::v1;
+use larder_protocol::version::Version;
+use quinn::RecvStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -59,6 +62,8 @@ pub struct Known {
     pub incarnation: u64,
     /// Why the coordinator does not let the follower join, as long as it does not.
     pub refused: Option<String>,
+    /// Whether the coordinator has no word for nodes that drain: one of version 1 has none.
+    pub lacks_drains: bool,
 }
 
 /// Follows the coordinator that leads until `stop` is ready, and tells every newer table. Each of `coordinators` is `host:port`;
@@ -89,6 +94,7 @@ pub async fn follow(
         retry_after,
         warned,
         has_drained: false,
+        version: Version::LATEST,
     };
     tokio::pin!(stop);
     let mut pause = FIRST_PAUSE;
@@ -139,6 +145,8 @@ struct CoordinatorClient {
     warned: Option<(String, Instant)>,
     /// Whether a coordinator was told that the node drains, or does no more.
     has_drained: bool,
+    /// The version of the present stream.
+    version: Version,
 }
 
 type Ended = Box<dyn std::error::Error>;
@@ -183,12 +191,19 @@ impl CoordinatorClient {
         let (mut send, mut receive) = connection.quic().open_bi().await?;
         write_message(&mut send, &self.first_message()).await?;
         self.reader = TableReader::default();
+        let version = connection.version();
+        self.version = version;
+        // A coordinator of version 1 does not say that it leads: there is no other.
+        self.is_taken = version < Version::SECOND;
+        self.known.send_modify(|known| known.lacks_drains = version < Version::SECOND);
         let (sender, mut messages) = mpsc::channel(WAITING_MESSAGES);
         // Reading is not cancel safe: it has a task of its own.
         let reader = tokio::spawn(async move {
-            while let Ok(Some(message)) = read_message::<CoordinatorMessage>(&mut receive).await {
-                if sender.send(message).await.is_err() {
-                    return;
+            while let Some(came) = read_messages(&mut receive, version).await {
+                for message in came {
+                    if sender.send(message).await.is_err() {
+                        return;
+                    }
                 }
             }
         });
@@ -216,7 +231,7 @@ impl CoordinatorClient {
         let mut looking = None;
         loop {
             let wish = *drains.borrow_and_update();
-            if is_joined && told != Some(wish) {
+            if is_joined && told != Some(wish) && self.version >= Version::SECOND {
                 write_message(send, &FollowerMessage::Drains(wish)).await?;
                 (told, self.has_drained) = (Some(wish), true);
             }
@@ -383,6 +398,18 @@ impl CoordinatorClient {
         });
         Ok(())
     }
+}
+
+/// The next message of a coordinator that speaks this version, as messages of today; `None` once there is none.
+///
+/// # Cancel safety
+/// Dropped, it may have taken half a message off the stream.
+pub async fn read_messages(receive: &mut RecvStream, version: Version) -> Option<Vec<CoordinatorMessage>> {
+    if version < Version::SECOND {
+        let message: v1::CoordinatorMessage = read_message(receive).await.ok()??;
+        return Some(message.today());
+    }
+    Some(vec![read_message(receive).await.ok()??])
 }
 
 /// A task that ends with its owner.
