@@ -10,6 +10,7 @@ use actix_web::{HttpResponse, error};
 use larder_net::http::in_pieces;
 use larder_net::trace::Sampler;
 use larder_protocol::table::MemberState;
+use larder_protocol::version::Version;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
@@ -87,6 +88,9 @@ pub struct NodeStatus {
     /// Partitions of the directory it is home to.
     #[serde(default)]
     pub partitions: usize,
+    /// Version of the protocol between nodes that it speaks with the coordinator; 0 where that is not known.
+    #[serde(default)]
+    pub protocol: u8,
     /// Seconds since it was heard of.
     #[serde(default)]
     pub silent_seconds: f64,
@@ -166,7 +170,7 @@ async fn status(state: Data<State>) -> actix_web::Result<HttpResponse> {
 }
 
 fn node_status(report: MemberReport) -> NodeStatus {
-    let MemberReport { member, partitions, silent_ms } = report;
+    let MemberReport { member, partitions, version, silent_ms } = report;
     NodeStatus {
         name: member.name,
         http: member.http,
@@ -180,6 +184,7 @@ fn node_status(report: MemberReport) -> NodeStatus {
         peer: member.peer,
         devices: member.devices,
         partitions,
+        protocol: version.map_or(0, Version::number),
         silent_seconds: silent_ms as f64 / 1_000.0,
     }
 }

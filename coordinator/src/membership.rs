@@ -17,12 +17,14 @@ use std::sync::Arc;
 use larder_protocol::limits::{MAX_INCARNATION, MAX_MEMBERS, MAX_TERM};
 use larder_protocol::membership::{Heartbeat, Join, Joined};
 use larder_protocol::table::{Epoch, Member, MemberState, NodeNumber, Table};
+use larder_protocol::v1;
+use larder_protocol::version::Version;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use self::lost::LostMembers;
 pub use self::lost::{Lost, MAX_LOST};
 use self::reign::Office;
-use crate::ring::{Weighted, assign};
+use crate::ring::{Weighted, assign, assign_for_v1};
 
 /// Milliseconds of the coordinator's clock.
 pub type Millis = u64;
@@ -70,6 +72,8 @@ pub struct Membership {
     is_changed: bool,
     counts: Counts,
     office: Office,
+    /// Whether the homes of the last table that it made are as nodes of version 1 know them.
+    served_v1: bool,
     /// Nodes that were asked for their table in this term.
     bringers: u32,
     /// Whether one of them has not answered.
@@ -156,6 +160,8 @@ pub struct MemberReport {
     pub member: Member,
     /// Partitions it is home to.
     pub partitions: usize,
+    /// The version that it speaks, if it has said so to this coordinator.
+    pub version: Option<Version>,
     /// Since it was last heard of.
     pub silent_ms: u64,
 }
@@ -176,6 +182,8 @@ struct Known {
     is_awaited: bool,
     /// It leaves soon: it is home to nothing, as long as there is another home.
     drains: bool,
+    /// The version that it speaks; the latest one where that is not known.
+    version: Version,
     /// The times of reports that it does not answer, by reporter.
     reports: BTreeMap<NodeNumber, Millis>,
     rival: Option<Rival>,
@@ -216,6 +224,7 @@ impl Membership {
             published: None,
             counts: Counts::default(),
             office: Office::Alone,
+            served_v1: false,
             bringers: 0,
             awaits_table: false,
         }
@@ -316,6 +325,14 @@ impl Membership {
         self.counts.drains += u64::from(drains);
     }
 
+    /// A node speaks this version. Versions of members that have not come back are not known.
+    pub fn speaks(&mut self, number: NodeNumber, incarnation: u64, version: Version) {
+        if let Some(known) = self.current(number, incarnation).filter(|known| known.version != version) {
+            known.version = version;
+            self.is_changed = true;
+        }
+    }
+
     /// A node goes, in order.
     pub fn leave(&mut self, number: NodeNumber, incarnation: u64) {
         if self.current(number, incarnation).is_some() {
@@ -337,11 +354,14 @@ impl Membership {
         if now.saturating_sub(self.started) >= self.patience.grace_ms {
             self.judge(now);
         }
+        let serves_v1 = self.serves_v1();
+        self.is_changed |= self.served_v1 && !serves_v1;
         let is_due = self.published.is_none_or(|then| now.saturating_sub(then) >= BATCH_MS);
         if !(self.is_changed && is_due && self.has_gathered(now)) {
             return None;
         }
         self.is_changed = false;
+        self.served_v1 = serves_v1;
         self.published = Some(now);
         self.epoch.number += 1;
         let members: Vec<Member> = self.members.values().map(|known| known.member.clone()).collect();
@@ -350,6 +370,7 @@ impl Membership {
         let weights: Vec<Weighted> = homes
             .map(|Known { member, .. }| Weighted { node: member.number, weight: member.weight })
             .collect();
+        let assign = if serves_v1 { assign_for_v1 } else { assign };
         let homes = assign(&self.table.homes, &weights);
         let moved = homes.iter().zip(&self.table.homes).filter(|(now, before)| now != before).count();
         self.counts.moved_partitions += moved as u64;
@@ -392,6 +413,7 @@ impl Membership {
         let report = |known: &Known| MemberReport {
             member: known.member.clone(),
             partitions: partitions(known.member.number),
+            version: Some(known.version).filter(|_| !known.is_awaited && self.leads(now)),
             // A coordinator that follows hears none of them.
             silent_ms: if self.leads(now) { now.saturating_sub(known.heard) } else { 0 },
         };
@@ -402,6 +424,14 @@ impl Membership {
     #[must_use]
     pub fn lost(&self, now: Millis) -> Vec<(Lost, Millis)> {
         self.lost.since(now, self.patience.remember_lost_ms)
+    }
+
+    /// Whether homes are to be as nodes of version 1 know them: there is one, or perhaps one that has not come back yet.
+    fn serves_v1(&self) -> bool {
+        let mut members = self.members.values();
+        let before = &self.table.homes;
+        members.clone().any(|known| known.version < Version::SECOND)
+            || (members.any(|known| known.is_awaited) && v1::is_merged(before))
     }
 
     /// Whether an elected coordinator must not lead on in its term: a later table than it can have made is known.
@@ -525,7 +555,15 @@ impl Membership {
 
 impl Known {
     fn new(member: Member, heard: Millis) -> Self {
-        Self { member, heard, is_awaited: false, drains: false, reports: BTreeMap::new(), rival: None }
+        Self {
+            member,
+            heard,
+            is_awaited: false,
+            drains: false,
+            version: Version::LATEST,
+            reports: BTreeMap::new(),
+            rival: None,
+        }
     }
 
     /// Whether enough others get no answer from it.

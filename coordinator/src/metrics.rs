@@ -57,7 +57,7 @@ metrics_table! {
         table_pushes: IntCounter = "larder_coordinator_table_pushes_total", "tables", [],
             "Tables sent to followers";
         rejected: IntCounterVec = "larder_coordinator_rejected_total", "refusals",
-            [Label::one_of("reason", &["handshakes", "connections", "certificate", "identity", "handshake",
+            [Label::one_of("reason", &["handshakes", "connections", "certificate", "identity", "version", "handshake",
                 "malformed", "too_long", "not_allowed", "full", "implausible", "in_use", "out_of_order",
                 "not_leading", "later_term"])],
             "Connections and streams turned away, by reason";

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use larder_protocol::membership::CoordinatorMessage;
 use larder_protocol::peer::Message as _;
 use larder_protocol::table::{Epoch, Table, pages};
+use larder_protocol::v1;
 use rkyv::util::AlignedVec;
 
 /// A table, and what followers are sent to know it.
@@ -16,6 +17,7 @@ pub struct Published {
     /// The pages that change that one into this one.
     change: Vec<AlignedVec>,
     whole: OnceLock<Vec<AlignedVec>>,
+    for_v1: OnceLock<AlignedVec>,
 }
 
 impl Published {
@@ -23,13 +25,20 @@ impl Published {
     #[must_use]
     pub fn new(before: &Table, table: Arc<Table>) -> Self {
         let change = encode(before, &table);
-        Self { table, before: before.epoch, change, whole: OnceLock::new() }
+        Self { table, before: before.epoch, change, whole: OnceLock::new(), for_v1: OnceLock::new() }
     }
 
     /// The table.
     #[must_use]
     pub fn table(&self) -> &Arc<Table> {
         &self.table
+    }
+
+    /// The message for a follower of version 1.
+    #[must_use]
+    pub fn message_for_v1(&self) -> &AlignedVec {
+        let encode = || v1::CoordinatorMessage::Table(v1::table_before(&self.table)).encode();
+        self.for_v1.get_or_init(encode)
     }
 
     /// The messages for a follower whose last table on its stream was of this epoch: what has changed since, or else the whole.

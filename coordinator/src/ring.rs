@@ -9,6 +9,7 @@ use std::hash::{Hash, Hasher};
 
 use consistent_hash::{Node, RingHash, StaticHashRing};
 use larder_protocol::table::{NodeNumber, PARTITIONS};
+use larder_protocol::v1;
 use xxhash_rust::xxh3::Xxh3;
 
 /// A node and its share, relative to the others'.
@@ -25,12 +26,35 @@ pub struct Weighted {
 /// No home has more than its share by weight, rounded up, or a tenth more, whichever is more.
 #[must_use]
 pub fn assign(previous: &[NodeNumber], nodes: &[Weighted]) -> Vec<NodeNumber> {
+    let mut homes = assign_of(PARTITIONS, previous, nodes);
+    set_apart(&mut homes);
+    homes
+}
+
+/// As [`assign`], for a cluster with nodes of version 1: all parts of each of their partitions have one home.
+#[must_use]
+pub fn assign_for_v1(previous: &[NodeNumber], nodes: &[Weighted]) -> Vec<NodeNumber> {
+    v1::split(&assign_of(v1::PARTITIONS_BEFORE as u16, &v1::merge(previous), nodes))
+}
+
+/// Lets two partitions change places where the homes look as if nodes of version 1 were there still, so that nobody asks for rows
+/// of those ([`v1::is_merged`]).
+fn set_apart(homes: &mut [NodeNumber]) {
+    let last = homes.len().saturating_sub(1);
+    if v1::is_merged(homes)
+        && let Some(other) = homes.iter().position(|home| *home != homes[last])
+    {
+        homes.swap(other, last);
+    }
+}
+
+fn assign_of(partitions: u16, previous: &[NodeNumber], nodes: &[Weighted]) -> Vec<NodeNumber> {
     if nodes.is_empty() {
         return Vec::new();
     }
-    let mut plan = Plan::new(nodes);
+    let mut plan = Plan::new(partitions, nodes);
     let ring = ring(nodes);
-    let mut homes: Vec<Option<NodeNumber>> = vec![None; usize::from(PARTITIONS)];
+    let mut homes: Vec<Option<NodeNumber>> = vec![None; usize::from(partitions)];
     for (home, &before) in homes.iter_mut().zip(previous) {
         *home = Some(before).filter(|&node| plan.take(node));
     }
@@ -42,7 +66,7 @@ pub fn assign(previous: &[NodeNumber], nodes: &[Weighted]) -> Vec<NodeNumber> {
         }
     }
     let mut homes: Vec<NodeNumber> = homes.into_iter().flatten().collect();
-    debug_assert_eq!(homes.len(), usize::from(PARTITIONS), "the bounds add up to all partitions");
+    debug_assert_eq!(homes.len(), usize::from(partitions), "the bounds add up to all partitions");
     fill_up(&mut plan, &ring, &mut homes);
     homes
 }
@@ -103,10 +127,10 @@ impl Load {
 }
 
 impl Plan {
-    fn new(nodes: &[Weighted]) -> Self {
+    fn new(partitions: u16, nodes: &[Weighted]) -> Self {
         let total: f64 = nodes.iter().map(|node| node.weight.max(1) as f64).sum();
         let load = |node: &Weighted| {
-            let share = f64::from(PARTITIONS) * node.weight.max(1) as f64 / total;
+            let share = f64::from(partitions) * node.weight.max(1) as f64 / total;
             let bound = share.ceil().max((share * MOST_ABOVE_SHARE).floor()) as u32;
             (node.node, Load { share, bound, has: 0 })
         };
@@ -280,6 +304,23 @@ mod tests {
             assert_balanced(&after, present.len());
             homes = after;
         }
+    }
+
+    #[test]
+    fn with_nodes_of_version_1_the_parts_of_their_partitions_stay_together_and_the_load_is_even() {
+        let homes = assign_for_v1(&[], &nodes(5));
+        assert!(v1::is_merged(&homes) && homes.len() == usize::from(PARTITIONS));
+        assert_eq!(v1::merge(&homes)[..16], GOLDEN.map(NodeNumber));
+        assert_balanced(&homes, 5);
+        let fine = assign(&homes, &nodes(5));
+        assert!(!v1::is_merged(&fine), "without such nodes everybody can see that");
+        assert_eq!(moved(&homes, &fine), 2);
+        assert_eq!(assign(&fine, &nodes(5)), fine);
+        let fine = assign(&homes, &nodes(6));
+        let merged = assign_for_v1(&fine, &nodes(6));
+        assert!(v1::is_merged(&merged));
+        assert_balanced(&merged, 6);
+        assert!(assign_for_v1(&homes, &[]).is_empty());
     }
 
     #[test]

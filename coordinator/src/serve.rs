@@ -13,6 +13,8 @@ use larder_protocol::identity::Role;
 use larder_protocol::limits::MAX_PEER_MESSAGE_BYTES;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Join, Standing};
 use larder_protocol::table::{Epoch, NodeNumber, TableReader};
+use larder_protocol::v1;
+use larder_protocol::version::Version;
 use quinn::{RecvStream, SendStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
@@ -74,7 +76,7 @@ impl Server {
                 let (keep, messages) = mpsc::channel(1);
                 // There is room for one.
                 let _ = keep.try_send(CoordinatorMessage::Standing(self.standing()));
-                write(send, messages, self.tables.clone(), &self.metrics).await;
+                write((send, connection.version()), messages, self.tables.clone(), &self.metrics).await;
             }
             (FollowerMessage::Who(asker), role) => {
                 if let Some(asker) = asker.filter(|_| role == Role::Coordinator) {
@@ -83,7 +85,7 @@ impl Server {
                 let (keep, messages) = mpsc::channel(1);
                 let _ = keep.try_send(CoordinatorMessage::Standing(self.standing()));
                 drop(keep);
-                write(send, messages, self.tables.clone(), &self.metrics).await;
+                write((send, connection.version()), messages, self.tables.clone(), &self.metrics).await;
             }
             _ => {
                 self.metrics.rejected("not_allowed");
@@ -101,23 +103,30 @@ impl Server {
                 address.set_ip(plain(seen));
             }
         }
-        let incarnation = join.incarnation;
+        let (incarnation, version) = (join.incarnation, connection.version());
         let (joined, wants) = {
             let mut membership = self.membership.lock();
             let joined = membership.join(name, &join, self.uptime.now());
+            if let Ok(joined) = &joined {
+                membership.speaks(joined.number, incarnation, version);
+            }
             let wants = joined.is_ok() && membership.wants(join.epoch);
             (joined, wants)
         };
         let (sender, messages) = mpsc::channel(WAITING_MESSAGES);
         let (metrics, tables) = (self.metrics.clone(), self.tables.clone());
-        let writing = actix_rt::spawn(async move { write(send, messages, tables, &metrics).await });
+        let writing =
+            actix_rt::spawn(async move { write((send, version), messages, tables, &metrics).await });
         // The writer is there until this returns.
         let _ = sender.send(CoordinatorMessage::Standing(self.standing())).await;
         let number = match joined {
             Ok(joined) => {
-                tracing::info!(node = name, number = joined.number.0, incarnation, "a node joined");
+                tracing::info!(node = name, number = joined.number.0, incarnation, %version, "a node joined");
+                if version < Version::LATEST {
+                    tracing::warn!(node = name, %version, latest = %Version::LATEST, "a node speaks an earlier version: upgrade it, too");
+                }
                 let _ = sender.send(CoordinatorMessage::Joined(joined)).await;
-                if wants {
+                if wants && version >= Version::SECOND {
                     let _ = sender.send(CoordinatorMessage::Bring).await;
                 }
                 joined.number
@@ -257,9 +266,9 @@ impl Server {
 }
 
 /// Sends a follower its messages, and what changes in tables; of several tables that came while it did not read, the last one
-/// whole.
+/// whole. A follower of version 1 gets whole tables only.
 async fn write(
-    mut send: SendStream,
+    (mut send, version): (SendStream, Version),
     mut messages: mpsc::Receiver<CoordinatorMessage>,
     mut tables: watch::Receiver<Arc<Published>>,
     metrics: &Metrics,
@@ -281,7 +290,11 @@ async fn write(
                 let epoch = published.table().epoch;
                 if epoch.number > 0 {
                     metrics.table_pushed();
-                    for page in published.messages(last) {
+                    let pages = match version {
+                        Version::FIRST => std::slice::from_ref(published.message_for_v1()),
+                        _ => published.messages(last),
+                    };
+                    for page in pages {
                         if write_encoded(&mut send, page).await.is_err() {
                             return;
                         }
@@ -292,7 +305,14 @@ async fn write(
             }
             _ = send.stopped() => return,
         };
-        if write_message(&mut send, &message).await.is_err() {
+        let written = match version {
+            Version::FIRST => match v1::CoordinatorMessage::before(message) {
+                Some(message) => write_message(&mut send, &message).await,
+                None => Ok(()),
+            },
+            _ => write_message(&mut send, &message).await,
+        };
+        if written.is_err() {
             return;
         }
     }

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use larder_protocol::table::{PARTITIONS, Table};
+use larder_protocol::v1;
 use redb::{Database, ReadableDatabase as _, TableDefinition};
 use rkyv::rancor;
 
@@ -82,7 +82,7 @@ impl StateFile {
                 rkyv::from_bytes::<State, rancor::Error>(&aligned).map_err(|_| damaged())?
             }
         };
-        split_partitions(&mut state.table);
+        state.table = v1::table_today(state.table);
         if !state.table.is_consistent() {
             return Err(damaged());
         }
@@ -106,22 +106,12 @@ impl StateFile {
     }
 }
 
-/// Splits the partitions of a table that an earlier version wrote: the names of a partition's parts begin with its own, and they
-/// keep its home.
-fn split_partitions(table: &mut Table) {
-    let parts = usize::from(PARTITIONS).checked_div(table.homes.len()).unwrap_or(1);
-    if parts > 1 {
-        let split = table.homes.iter().flat_map(|&home| std::iter::repeat_n(home, parts));
-        table.homes = split.collect();
-    }
-}
-
 const TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("larder coordinator 1");
 const KEY: &str = "state";
 
 #[cfg(test)]
 mod tests {
-    use larder_protocol::table::{Epoch, Member, MemberState, NodeNumber, RunKey, Table};
+    use larder_protocol::table::{Epoch, Member, MemberState, NodeNumber, PARTITIONS, RunKey, Table};
 
     use super::*;
 
@@ -138,32 +128,86 @@ mod tests {
         assert_eq!(StateFile::open(&path).unwrap().1, state);
     }
 
-    #[test]
-    fn the_partitions_of_an_earlier_version_are_split_and_keep_their_homes() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("state.redb");
-        let address = ([127, 0, 0, 1], 1).into();
-        let member = |number| Member {
+    /// A state that tells all its parts from each other.
+    fn golden(partitions: usize) -> State {
+        let member = |number: u16, state| Member {
             number: NodeNumber(number),
             name: format!("node-{number}"),
-            incarnation: 1,
-            peer: address,
-            http: address,
-            devices: 1,
-            weight: 1,
-            state: MemberState::Alive,
+            incarnation: 1_700_000_000_000_000 + u64::from(number),
+            peer: ([10, 0, 0, number as u8], 9_441).into(),
+            http: ([10, 0, 0, number as u8], 9_440).into(),
+            devices: 2,
+            weight: 1_024,
+            state,
         };
-        let homes: Vec<_> = (0..4_096).map(|partition| NodeNumber(partition % 3 + 1)).collect();
-        let table =
-            Table { epoch: Epoch { term: 3, number: 9 }, members: (1..=3).map(member).collect(), homes };
-        let state = State { table, numbers: Vec::new() };
-        let file = StateFile::open(&path).unwrap().0;
-        file.write(&state).unwrap();
-        drop(file);
-        let read = StateFile::open(&path).unwrap().1.table;
+        let members = vec![
+            member(1, MemberState::Alive),
+            member(2, MemberState::Suspect),
+            member(4, MemberState::Alive),
+        ];
+        let homes =
+            (0..partitions).map(|partition| NodeNumber([1, 2, 4][partition * 3 / partitions])).collect();
+        let table = Table { epoch: Epoch { term: 7, number: 42 }, members, homes };
+        let number = |number| (format!("node-{number}"), NodeNumber(number));
+        State { table, numbers: [3, 1, 2, 4].map(number).into() }
+    }
+
+    /// A file that a release wrote, from its lines: `OFFSET BYTES`, both in hex. Lines that equal the one before are left out.
+    fn read(file: &str) -> State {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(file);
+        let lines = std::fs::read_to_string(file).unwrap();
+        let (mut bytes, mut line): (Vec<u8>, Vec<u8>) = Default::default();
+        for text in lines.lines() {
+            let (offset, digits) = text.split_once(' ').unwrap();
+            let offset = usize::from_str_radix(offset, 16).unwrap();
+            while bytes.len() < offset {
+                bytes.extend(&line);
+            }
+            let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+            if digits != "end" {
+                line = digits.as_bytes().chunks_exact(2).map(byte).collect();
+                bytes.extend(&line);
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.redb");
+        std::fs::write(&path, bytes).unwrap();
+        StateFile::open(&path).unwrap().1
+    }
+
+    fn lines(file: &Path) -> String {
+        let (bytes, mut last, mut lines) = (std::fs::read(file).unwrap(), None, String::new());
+        for (number, line) in bytes.chunks(32).enumerate() {
+            if last.replace(line) != Some(line) {
+                let digits: String = line.iter().map(|byte| format!("{byte:02x}")).collect();
+                lines += &format!("{:06x} {digits}\n", number * 32);
+            }
+        }
+        lines + &format!("{:06x} end\n", bytes.len())
+    }
+
+    #[test]
+    fn the_file_of_version_1_is_read_and_each_partition_is_split_and_keeps_its_home() {
+        let (read, written) = (read("state-1.hex"), golden(v1::PARTITIONS_BEFORE));
+        assert_eq!((&read.numbers, &read.table.members), (&written.numbers, &written.table.members));
+        assert_eq!(read.table.epoch, written.table.epoch);
         let run = RunKey(0xabcd << 112);
-        assert_eq!(read.home(run.partition()), Some(state.table.homes[0xabc]));
-        assert!(read.is_consistent());
+        assert_eq!(read.table.home(run.partition()), Some(written.table.homes[0xabc]));
+        assert!(read.table.is_consistent());
+        let again = v1::merge(&read.table.homes);
+        assert_eq!(again, written.table.homes);
+    }
+
+    #[test]
+    fn the_file_of_version_2_is_read() {
+        // `GOLDEN=FILE cargo test -p larder-coordinator the_file_of_version` writes the file of a new version.
+        if let Ok(path) = std::env::var("GOLDEN") {
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join("state.redb");
+            StateFile::open(&file).unwrap().0.write(&golden(PARTITIONS.into())).unwrap();
+            std::fs::write(path, lines(&file)).unwrap();
+        }
+        assert_eq!(read("state-2.hex"), golden(PARTITIONS.into()));
     }
 
     #[test]

@@ -283,7 +283,7 @@ impl Cluster {
         let (known, silent, shares) = (self.known.subscribe(), self.silent.clone(), self.limits.share);
         let gauges = self.gauges.clone();
         move || {
-            let Known { table, own, incarnation, refused } = known.borrow().clone();
+            let Known { table, own, incarnation, refused, .. } = known.borrow().clone();
             gauges.show(&table);
             let name = |number: &NodeNumber| table.member(*number).map(|member| member.name.clone());
             let suspects = table.members.iter().filter(|member| member.state == MemberState::Suspect);

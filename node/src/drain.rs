@@ -287,10 +287,10 @@ impl Drains {
         }
     }
 
-    /// Whether the table has this node as draining.
+    /// Whether the table has this node as draining, as far as the coordinator has a word for that.
     fn is_known_to_drain(&self) -> bool {
-        let Known { table, own, .. } = &*self.0.known.borrow();
-        table.member(*own).is_none_or(|member| member.state == MemberState::Draining)
+        let Known { table, own, lacks_drains, .. } = &*self.0.known.borrow();
+        *lacks_drains || table.member(*own).is_none_or(|member| member.state == MemberState::Draining)
     }
 
     fn give_up(&self) {

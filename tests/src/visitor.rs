@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use larder_net::coordinator_client::read_messages;
 use larder_net::quic::{
     ConnectError, Connection, Credentials, Endpoint, TransportSettings, read_message, write_message,
 };
@@ -123,11 +124,13 @@ impl Visitor {
             let (mut send, mut receive) = connection.quic().open_bi().await?;
             write_message(&mut send, &FollowerMessage::Watch).await?;
             let mut reader = TableReader::default();
-            while let Some(message) = read_message(&mut receive).await? {
-                if let CoordinatorMessage::Table(page) = message
-                    && let Some(table) = reader.take(page)?
-                {
-                    return Ok(Table::clone(&table));
+            while let Some(messages) = read_messages(&mut receive, connection.version()).await {
+                for message in messages {
+                    if let CoordinatorMessage::Table(page) = message
+                        && let Some(table) = reader.take(page)?
+                    {
+                        return Ok(Table::clone(&table));
+                    }
                 }
             }
             anyhow::bail!("the coordinator gives no table")

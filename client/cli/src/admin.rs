@@ -85,6 +85,10 @@ impl AdminLink {
     /// # Errors
     /// It does not answer, refuses, or has too much to do.
     pub(crate) async fn ask(&self, request: &PeerRequest) -> anyhow::Result<PeerResponse> {
+        let version = self.connection.version();
+        if version < request.since() {
+            bail!("{} speaks {version}, which cannot do this: upgrade that node first", self.peer);
+        }
         let answer = async {
             let (mut send, mut receive) = self.connection.quic().open_bi().await?;
             write_message(&mut send, request).await?;

@@ -183,6 +183,21 @@ impl Survey {
     }
 }
 
+impl Survey {
+    /// Which nodes speak an earlier version than others. That is no trouble: an upgrade is under way.
+    pub(crate) fn upgrading(&self) -> Option<String> {
+        let members = || self.nodes.iter().filter_map(|node| node.member.as_ref());
+        let latest = members().map(|member| member.protocol).max()?;
+        let earlier = members().filter(|member| (1..latest).contains(&member.protocol));
+        let names: Vec<&str> = earlier.map(|member| member.name.as_str()).collect();
+        let text = format!(
+            "{} of an earlier version than the others (larder/{latest}): upgrade the rest, too",
+            names.join(", ")
+        );
+        (!names.is_empty()).then_some(text)
+    }
+}
+
 /// Asks each on a thread of its own.
 fn together<T: Send>(all: Vec<T>, ask: fn(T) -> Surveyed) -> Vec<Surveyed> {
     thread::scope(|scope| {

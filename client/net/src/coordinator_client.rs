@@ -16,6 +16,9 @@ use futures_util::stream::FuturesUnordered;
 use larder_protocol::identity::Role;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
 use larder_protocol::table::NodeNumber;
+use larder_protocol::v1;
+use larder_protocol::version::Version;
+use quinn::RecvStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -143,13 +146,17 @@ impl CoordinatorClient {
         leaving: &mut watch::Receiver<bool>,
     ) -> Result<(), Failed> {
         let (mut send, mut receive) = connection.quic().open_bi().await?;
-        self.following.begin(self.now());
+        let version = connection.version();
+        self.following.begin(self.now(), version);
+        self.tell_news();
         let (sender, mut messages) = mpsc::channel(WAITING_MESSAGES);
         // Reading is not cancel safe: it has a task of its own.
         let reader = tokio::spawn(async move {
-            while let Ok(Some(message)) = read_message::<CoordinatorMessage>(&mut receive).await {
-                if sender.send(message).await.is_err() {
-                    return;
+            while let Some(came) = read_messages(&mut receive, version).await {
+                for message in came {
+                    if sender.send(message).await.is_err() {
+                        return;
+                    }
                 }
             }
         });
@@ -214,9 +221,7 @@ impl CoordinatorClient {
             _ => {}
         }
         let heard = self.following.hear(self.now(), message);
-        if let Some(known) = self.following.take_news() {
-            self.known.send_replace(known);
-        }
+        self.tell_news();
         match &heard {
             Err(Ended::Refused(reason)) => self.warn_refused(reason),
             Err(ended @ (Ended::EarlierTerm { .. } | Ended::NotWhole(_))) => {
@@ -227,6 +232,12 @@ impl CoordinatorClient {
         heard
     }
 
+    fn tell_news(&mut self) {
+        if let Some(known) = self.following.take_news() {
+            self.known.send_replace(known);
+        }
+    }
+
     /// The log has why this node is no member at first, and from time to time.
     fn warn_refused(&mut self, reason: &str) {
         let is_old = |(said, since): &(String, Instant)| *said == reason && since.elapsed() < WARN_AGAIN;
@@ -235,6 +246,18 @@ impl CoordinatorClient {
             self.warned = Some((reason.to_owned(), Instant::now()));
         }
     }
+}
+
+/// The next message of a coordinator that speaks this version, as messages of today; `None` once there is none.
+///
+/// # Cancel safety
+/// Dropped, it may have taken half a message off the stream.
+pub async fn read_messages(receive: &mut RecvStream, version: Version) -> Option<Vec<CoordinatorMessage>> {
+    if version < Version::SECOND {
+        let message: v1::CoordinatorMessage = read_message(receive).await.ok()??;
+        return Some(message.today());
+    }
+    Some(vec![read_message(receive).await.ok()??])
 }
 
 /// A task that ends with its owner.

@@ -11,7 +11,9 @@ mod settings;
 mod socket;
 
 pub use credentials::{CredentialFiles, Credentials, CredentialsError, Part};
-pub use endpoint::{BindError, ConnectError, Connection, Endpoint, IdentityError, Incoming, Rejected};
+pub use endpoint::{
+    BindError, ConnectError, Connection, Endpoint, IdentityError, Incoming, NoVersion, Rejected,
+};
 pub use guests::{Asked, Guest, GuestLimits, Guests, TurnedAway};
 pub use inspect::{InspectError, Inspected, inspect, inspect_pem};
 pub use messages::{MessageError, read_message, write_encoded, write_message};

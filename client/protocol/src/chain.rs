@@ -1,18 +1,22 @@
 //! A stretch of consecutive chunks of one prompt, as messages carry it.
 
+use rkyv::with::Skip;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::chunk::{ChunkHash, ChunkRef};
 use crate::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_INDEX};
-use crate::run::run_start;
+use crate::run::{run_start, run_start_before};
 
 /// Consecutive chunks, each with all that its [`ChunkRef`] needs, at little more than 32 bytes a chunk.
-#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Archive, Serialize, Deserialize, Clone, Debug)]
 pub struct Chain {
     /// How the chunks hang together.
     pub links: Links,
     /// The chunks' hashes, first to last.
     pub hashes: Vec<ChunkHash>,
+    /// What sessions of version 5 take for the first chunk's anchor, where it is another chunk. It does not travel.
+    #[rkyv(with = Skip)]
+    pub anchor_before: Option<ChunkHash>,
 }
 
 /// How the chunks of a [`Chain`] hang together.
@@ -110,13 +114,17 @@ impl Chain {
     /// A prompt's chunks from its first one on, in the namespace whose root is `root`.
     #[must_use]
     pub fn from_root(root: ChunkHash, hashes: Vec<ChunkHash>) -> Self {
-        Self { links: Links::Linked(Start { index: 0, parent: root, anchor: root }), hashes }
+        Self {
+            links: Links::Linked(Start { index: 0, parent: root, anchor: root }),
+            hashes,
+            anchor_before: None,
+        }
     }
 
     /// Independent keys, in the flat namespace whose root is `root`.
     #[must_use]
     pub fn flat(root: ChunkHash, hashes: Vec<ChunkHash>) -> Self {
-        Self { links: Links::Flat(root), hashes }
+        Self { links: Links::Flat(root), hashes, anchor_before: None }
     }
 
     /// The chunks from position `from` on; empty if `from` is past the end.
@@ -142,7 +150,27 @@ impl Chain {
             }),
             links => links,
         };
-        Self { links, hashes }
+        let anchor_before = match self.links {
+            Links::Linked(start) if from > 0 => {
+                // As above, of the shorter runs.
+                let first = run_start_before(start.index + from as u32 - 1);
+                first.checked_sub(start.index).map_or(self.anchor_before, |at| Some(self.hashes[at as usize]))
+            }
+            _ => self.anchor_before,
+        };
+        Self { links, hashes, anchor_before }
+    }
+
+    /// The chain as a session of this version has it.
+    #[must_use]
+    pub fn for_session(&self, version: u16) -> Self {
+        let mut chain = self.clone();
+        if let (Links::Linked(start), Some(anchor)) = (&mut chain.links, self.anchor_before)
+            && version < 6
+        {
+            start.anchor = anchor;
+        }
+        chain
     }
 
     /// Chunks in the chain.
@@ -212,6 +240,15 @@ impl Chain {
     }
 }
 
+/// Equal chains are the same message.
+impl PartialEq for Chain {
+    fn eq(&self, other: &Self) -> bool {
+        (self.links, &self.hashes) == (other.links, &other.hashes)
+    }
+}
+
+impl Eq for Chain {}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,6 +281,30 @@ mod tests {
     }
 
     #[test]
+    fn a_session_of_version_5_gets_the_anchors_of_its_shorter_runs() {
+        let whole = chain(80);
+        let anchor = |chain: &Chain| match chain.links {
+            Links::Linked(start) => start.anchor,
+            Links::Flat(root) => root,
+        };
+        for from in 1..80 {
+            for chain in [whole.tail(from), whole.tail(from / 2).tail(from - from / 2)] {
+                let index = from as u32;
+                // Of a chunk that begins a run it is ignored.
+                if run_start_before(index) != index {
+                    assert_eq!(
+                        anchor(&chain.for_session(5)),
+                        hash(run_start_before(index) as u8),
+                        "from {from}"
+                    );
+                }
+                assert_eq!(chain.for_session(6), chain);
+            }
+        }
+        assert_eq!(whole.for_session(5), whole);
+    }
+
+    #[test]
     fn flat_chunks_stand_for_themselves() {
         let flat = Chain::flat(hash(255), vec![hash(1), hash(2)]);
         assert_eq!(flat.chunk(1), ChunkRef { hash: hash(2), parent: hash(255), index: 0, anchor: hash(2) });
@@ -261,6 +322,7 @@ mod tests {
         let far = Chain {
             links: Links::Linked(Start { index: MAX_CHUNK_INDEX, parent: hash(1), anchor: hash(1) }),
             hashes: vec![hash(2)],
+            anchor_before: None,
         };
         assert!(matches!(far.check(hash(255), false), Err(ChainError::IndexTooLarge { .. })));
         let long = Chain::from_root(hash(255), vec![hash(1); MAX_CHAIN_CHUNKS + 1]);

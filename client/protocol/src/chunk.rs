@@ -77,6 +77,15 @@ pub struct ChunkRef {
     pub anchor: ChunkHash,
 }
 
+impl ChunkRef {
+    /// Whether both names put the same chunk at the same place in a prompt. The anchor says nothing of that: it follows from
+    /// the chunks before, and an earlier version's is another one.
+    #[must_use]
+    pub fn stands_with(&self, other: &Self) -> bool {
+        (self.hash, self.parent, self.index) == (other.hash, other.parent, other.index)
+    }
+}
+
 /// Why a text is not a chunk hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -24,6 +24,8 @@ pub mod session;
 pub mod sha256_cbor;
 pub mod table;
 pub mod trace;
+pub mod v1;
+pub mod version;
 
 pub use chain::{Chain, ChainError};
 pub use chunk::{ChunkHash, ChunkRef};

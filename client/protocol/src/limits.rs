@@ -1,7 +1,11 @@
 //! Every bound of the protocols, in one place.
 
-/// Version of the session protocol. A node refuses any other.
-pub const SESSION_VERSION: u16 = 5;
+/// Version of the session protocol. It is the latest one that this release speaks; a session's is the lower one of both sides'.
+/// Sessions of the one before differ in nothing but anchors: theirs name shorter runs ([`crate::chain::Chain::for_session`]).
+pub const SESSION_VERSION: u16 = 6;
+
+/// The earliest version of the session protocol that this release speaks.
+pub const EARLIEST_SESSION_VERSION: u16 = 5;
 
 /// Bytes of one frame's payload.
 pub const MAX_FRAME_BYTES: usize = 1 << 20;

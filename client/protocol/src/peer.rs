@@ -23,6 +23,8 @@ use crate::pools::PoolSet;
 use crate::reload::Reloaded;
 use crate::table::{Epoch, Holder, RowKey};
 use crate::trace::TraceContext;
+use crate::v1;
+use crate::version::Version;
 
 /// A request between nodes.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -61,6 +63,17 @@ pub enum PeerRequest {
     Drain(DrainCommand),
     /// Has a node read its configuration again; answered [`PeerResponse::Reloaded`]. Only an admin may.
     Reload,
+}
+
+impl PeerRequest {
+    /// The first version that has this request: it is not sent to those who speak an earlier one.
+    #[must_use]
+    pub fn since(&self) -> Version {
+        match self {
+            Self::Offer(_) | Self::Take(_) | Self::Drain(_) | Self::Reload => Version::SECOND,
+            _ => Version::FIRST,
+        }
+    }
 }
 
 /// Asks the home who holds chunks.
@@ -337,4 +350,4 @@ macro_rules! message {
     )*};
 }
 
-message!(PeerRequest, PeerResponse, FollowerMessage, CoordinatorMessage);
+message!(PeerRequest, PeerResponse, FollowerMessage, CoordinatorMessage, v1::CoordinatorMessage);

@@ -16,6 +16,16 @@ pub fn run_start(index: u32) -> u32 {
     }
 }
 
+/// The same in version 1, whose runs are the chunks 0; 1; 2-3; 4-7; 8-15; 16-31; 32-47; ...
+#[must_use]
+pub fn run_start_before(index: u32) -> u32 {
+    match index {
+        0 | 1 => index,
+        2..16 => 1 << index.ilog2(),
+        _ => index - index % 16,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -26,5 +36,7 @@ mod tests {
         assert_eq!(starts, [0, 1, 8, 64, 128, 192]);
         assert!((0..10_000).all(|i| run_start(run_start(i)) == run_start(i) && run_start(i) <= i));
         assert_eq!(run_start(u32::MAX), u32::MAX - 63);
+        let before: Vec<u32> = (0..50).filter(|&i| run_start_before(i) == i).collect();
+        assert_eq!(before, [0, 1, 2, 4, 8, 16, 32, 48]);
     }
 }

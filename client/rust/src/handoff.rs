@@ -99,7 +99,7 @@ impl Session {
         let FollowOptions { writer, attempt, patience } = options;
         let request = Request::Follow(handoff::Follow {
             namespace: namespace.number(),
-            chain: chain.clone(),
+            chain: self.link.chain(chain),
             writer: writer.map(|(node, device)| Writer { node, device }),
             attempt,
             patience_ms: millis(patience),

@@ -14,9 +14,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use larder_protocol::TraceContext;
 use larder_protocol::limits::MAX_OUTSTANDING_REQUESTS;
 use larder_protocol::session::{Request, Response, Welcome, decode_response};
+use larder_protocol::{Chain, TraceContext};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use self::round_trip::{Answer, Deliver, RoundTrip};
@@ -111,6 +111,11 @@ impl Link {
             welcome,
             timeout,
         }
+    }
+
+    /// A chain as the node knows it.
+    pub(crate) fn chain(&self, chain: &Chain) -> Chain {
+        chain.for_session(self.welcome.version)
     }
 
     /// Sends a request, which belongs to `trace`, as far as the socket takes it.

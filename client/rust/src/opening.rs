@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_protocol::limits::SESSION_VERSION;
-use larder_protocol::session::{Hello, Request, Response, Welcome, decode_response};
+use larder_protocol::limits::{EARLIEST_SESSION_VERSION, SESSION_VERSION};
+use larder_protocol::session::{Hello, Refusal, RefusalCode, Request, Response, Welcome, decode_response};
 use tokio::io::Interest;
 use tokio::time::Instant;
 
@@ -37,12 +37,38 @@ pub(crate) enum Node {
 /// A session that waits for its Welcome.
 struct Handshake {
     reader: FrameReader,
+    /// The version that it asked for.
+    version: u16,
 }
 
 impl Opening {
-    /// Opens the session on this thread.
+    /// Opens the session on this thread, of an earlier version where the node speaks no later one.
     pub(crate) fn wait(self) -> Result<Arc<Link>, SessionError> {
         let Self { to, options } = self;
+        let again = to.again();
+        match (Self::wait_once(to, &options, SESSION_VERSION), again) {
+            (Err(refused), Some(to)) if is_of_version(&refused) => {
+                let opened = Self::wait_once(to, &options, EARLIEST_SESSION_VERSION);
+                opened.map_err(|error| if is_of_version(&error) { refused } else { error })
+            }
+            (opened, _) => opened,
+        }
+    }
+
+    /// Opens the session in this task, in the same way.
+    pub(crate) async fn run(self) -> Result<Arc<Link>, SessionError> {
+        let Self { to, options } = self;
+        let again = to.again();
+        match (Self::run_once(to, &options, SESSION_VERSION).await, again) {
+            (Err(refused), Some(to)) if is_of_version(&refused) => {
+                let opened = Self::run_once(to, &options, EARLIEST_SESSION_VERSION).await;
+                opened.map_err(|error| if is_of_version(&error) { refused } else { error })
+            }
+            (opened, _) => opened,
+        }
+    }
+
+    fn wait_once(to: Node, options: &SessionOptions, version: u16) -> Result<Arc<Link>, SessionError> {
         let deadline = Instant::now() + options.timeout;
         let socket = match to {
             Node::At(path) => {
@@ -51,14 +77,14 @@ impl Opening {
             Node::On(socket) => socket,
         };
         block_within(&socket, options.timeout)?;
-        let mut handshake = Handshake::start(socket.as_fd(), &options)?;
+        let mut handshake = Handshake::start(socket.as_fd(), options, version)?;
         loop {
             handshake.receive(socket.as_fd()).map_err(|error| match error.kind() {
                 io::ErrorKind::WouldBlock => SessionError::Timeout,
                 _ => opening(error),
             })?;
             if let Some(welcomed) = handshake.welcomed()? {
-                return Ok(handshake.finish(socket, welcomed, &options));
+                return Ok(handshake.finish(socket, welcomed, options));
             }
             if Instant::now() >= deadline {
                 return Err(SessionError::Timeout);
@@ -66,9 +92,7 @@ impl Opening {
         }
     }
 
-    /// Opens the session in this task.
-    pub(crate) async fn run(self) -> Result<Arc<Link>, SessionError> {
-        let Self { to, options } = self;
+    async fn run_once(to: Node, options: &SessionOptions, version: u16) -> Result<Arc<Link>, SessionError> {
         let opened = async {
             let socket = match to {
                 Node::At(path) => {
@@ -80,14 +104,14 @@ impl Opening {
                     tokio::net::UnixStream::from_std(socket).map_err(SessionError::Socket)?
                 }
             };
-            let mut handshake = Handshake::start(socket.as_fd(), &options)?;
+            let mut handshake = Handshake::start(socket.as_fd(), options, version)?;
             loop {
                 let receive = || handshake.receive(socket.as_fd());
                 socket.async_io(Interest::READABLE, receive).await.map_err(opening)?;
                 if let Some(welcomed) = handshake.welcomed()? {
                     let socket = socket.into_std().map_err(SessionError::Socket)?;
                     block_within(&socket, options.timeout)?;
-                    return Ok(handshake.finish(socket, welcomed, &options));
+                    return Ok(handshake.finish(socket, welcomed, options));
                 }
             }
         };
@@ -95,11 +119,21 @@ impl Opening {
     }
 }
 
+impl Node {
+    /// The same end once more, if another connection to it can be made.
+    fn again(&self) -> Option<Self> {
+        match self {
+            Self::At(path) => Some(Self::At(path.clone())),
+            Self::On(_) => None,
+        }
+    }
+}
+
 impl Handshake {
     /// Sends the Hello. The first message on a connection always fits in the socket's buffer.
-    fn start(socket: BorrowedFd<'_>, options: &SessionOptions) -> Result<Self, SessionError> {
+    fn start(socket: BorrowedFd<'_>, options: &SessionOptions, version: u16) -> Result<Self, SessionError> {
         let hello = Request::Hello(Hello {
-            version: SESSION_VERSION,
+            version,
             client: options.client.clone(),
             device: options.device,
             window_bytes: options.window_bytes,
@@ -107,7 +141,7 @@ impl Handshake {
         let mut writer = FrameWriter::new();
         writer.push_request(HELLO_NUMBER, &hello).map_err(ProtocolError::from)?;
         match writer.flush(socket).map_err(SessionError::Socket)? {
-            true => Ok(Self { reader: FrameReader::new() }),
+            true => Ok(Self { reader: FrameReader::new(), version }),
             false => Err(SessionError::Socket(io::ErrorKind::WouldBlock.into())),
         }
     }
@@ -129,6 +163,9 @@ impl Handshake {
         let response = decode_response(frame.payload).map_err(ProtocolError::from)?;
         match response {
             Response::Welcome(welcome) if frame.header.request == HELLO_NUMBER => {
+                if welcome.version != self.version {
+                    return Err(ProtocolError::Version { node: welcome.version }.into());
+                }
                 let window = window(&welcome, &frame.descriptors)?;
                 Ok(Some((welcome, window)))
             }
@@ -150,9 +187,6 @@ impl Handshake {
 }
 
 fn window(welcome: &Welcome, descriptors: &[OwnedFd]) -> Result<Option<Window>, SessionError> {
-    if welcome.version != SESSION_VERSION {
-        return Err(ProtocolError::Version { node: welcome.version }.into());
-    }
     let mapping = match (welcome.window_bytes, descriptors) {
         (0, []) => None,
         (1.., [descriptor]) => Some(Mapping::writable(descriptor.as_fd(), welcome.window_bytes)?),
@@ -165,6 +199,11 @@ fn window(welcome: &Welcome, descriptors: &[OwnedFd]) -> Result<Option<Window>, 
 fn block_within(socket: &UnixStream, timeout: Duration) -> Result<(), SessionError> {
     socket.set_nonblocking(false).map_err(SessionError::Socket)?;
     socket.set_read_timeout(Some(timeout.max(Duration::from_millis(1)))).map_err(SessionError::Socket)
+}
+
+/// Whether the node refuses the version that it was asked for.
+fn is_of_version(error: &SessionError) -> bool {
+    matches!(error, SessionError::Refused(Refusal { code: RefusalCode::Version, .. }))
 }
 
 /// The error of a socket while a session is being opened.

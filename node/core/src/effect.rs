@@ -169,7 +169,7 @@ pub enum Effect {
     Touch(Vec<ChunkKey>),
     /// Has the disk forget a chunk.
     Remove(ChunkKey),
-    /// Has the disk forget a chunk that disagrees with others in parent, index or anchor, and counts it.
+    /// Has the disk forget a chunk that disagrees with others in parent or index, and counts it.
     Disagrees {
         /// The namespace.
         fingerprint: Fingerprint,

@@ -108,10 +108,7 @@ impl GpuActor {
 
     /// A record contradicts the store's names of its chunk, parent or children: nobody can use it.
     pub(super) fn disagrees(&self, fingerprint: Fingerprint, chunk: &ChunkRef) {
-        tracing::warn!(
-            ?chunk,
-            "a chunk on disk contradicts others in parent, index or anchor: it is forgotten"
-        );
+        tracing::warn!(?chunk, "a chunk on disk contradicts others in parent or index: it is forgotten");
         self.count_unwritten("disagrees");
         self.remove_from_disk(ChunkKey { fingerprint, hash: chunk.hash });
     }

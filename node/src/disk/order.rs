@@ -116,7 +116,7 @@ pub enum ReadAnswer {
     OtherBlocks,
     /// It was damaged, or could not be read: it is forgotten. What is in the places is undefined.
     Damaged,
-    /// The record of this hash has another parent, index or anchor. The contents of the places are undefined.
+    /// The record of this hash has another parent or index. The contents of the places are undefined.
     Disagrees,
     /// The tier is closed.
     Closed,

@@ -237,7 +237,7 @@ async fn ask(
     send.finish().map_err(|_| FetchFailure::Broken)?;
     let answer = read_answer(&mut receive).await;
     if let Ok(Some((least, _))) = &answer {
-        peers.rooms().heard(order.holder.node, *least);
+        peers.rooms().heard(order.holder.node, *least, connection.version());
     }
     match answer.map(|answer| answer.map(|(_, answer)| answer)) {
         Ok(Some(PeerResponse::Fetched(held))) if held.len() == batch.chunks.len() => {

@@ -51,7 +51,7 @@ metrics_table! {
             [Label::one_of("request", &["find", "announce", "repair", "fetch", "moved", "damaged", "ping", "take"])],
             "Requests that other processes made, by kind";
         rejected: IntCounterVec = "larder_peer_rejected_total", "refusals",
-            [Label::one_of("reason", &["handshakes", "connections", "certificate", "identity", "handshake",
+            [Label::one_of("reason", &["handshakes", "connections", "certificate", "identity", "version", "handshake",
                 "malformed", "too_long", "not_allowed"])],
             "Connections and requests turned away, by reason";
     }

@@ -284,7 +284,7 @@ impl Peers {
                 let connection = connection.ok_or_else(|| unavailable(&"no connection can be made"))?;
                 let answer = converse(&connection, request, trace).await;
                 let (least, answer) = answer.map_err(|error| unavailable(&error))?;
-                self.0.rooms.heard(node, least);
+                self.0.rooms.heard(node, least, connection.version());
                 match answer {
                     PeerResponse::Busy(retry) => {
                         busy.set(Some(retry));
@@ -409,6 +409,10 @@ async fn converse(
     request: &PeerRequest,
     trace: &Trace,
 ) -> Result<(Worth, PeerResponse), Box<dyn std::error::Error>> {
+    let version = connection.version();
+    if version < request.since() {
+        return Err(format!("it speaks {version}, which has no such request: upgrade it").into());
+    }
     let (mut send, mut receive) = connection.quic().open_bi().await?;
     send.set_priority(SMALL_FIRST)?;
     write_trace(&mut send, trace).await?;

@@ -10,6 +10,7 @@ use larder_core::placement::Worth;
 use larder_net::quic::{MessageError, read_message, write_message};
 use larder_protocol::peer::PeerResponse;
 use larder_protocol::table::NodeNumber;
+use larder_protocol::version::Version;
 use quinn::{RecvStream, SendStream};
 
 /// What all threads of a node know of that. Cloning shares.
@@ -45,8 +46,12 @@ impl Rooms {
         own.iter().min_by_key(|&(_, &least)| least).map(|(&device, &least)| (device, Worth(least)))
     }
 
-    /// A node answered. What differs little from what was told is told on after some answers.
-    pub fn heard(&self, node: NodeNumber, least: Worth) {
+    /// A node answered, on a connection of this version: one of version 1 says no worth, and takes no chunks. What differs
+    /// little from what was told is told on after some answers.
+    pub fn heard(&self, node: NodeNumber, least: Worth, version: Version) {
+        if version < Version::SECOND {
+            return;
+        }
         let mut heard = self.0.heard.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = heard.get_mut(&node)
             && last.worth.0.abs_diff(least.0) <= last.worth.0 / SAME_SHARE
@@ -74,9 +79,13 @@ impl Rooms {
     }
 
     /// Writes what stands before an answer to another node.
-    pub(super) async fn write_before(&self, send: &mut SendStream) -> Result<(), MessageError> {
+    pub(super) async fn write_before(
+        &self,
+        send: &mut SendStream,
+        version: Version,
+    ) -> Result<(), MessageError> {
         match self.cheapest_actor() {
-            Some((_, least)) if least > Worth::NOTHING => {
+            Some((_, least)) if least > Worth::NOTHING && version >= Version::SECOND => {
                 write_message(send, &PeerResponse::Room(least.0)).await
             }
             _ => Ok(()),
@@ -108,12 +117,13 @@ mod tests {
     #[test]
     fn what_was_heard_is_told_once_to_each_who_asks() {
         let (rooms, mut one, mut other) = (Rooms::default(), 0, 0);
-        rooms.heard(NodeNumber(2), Worth(7));
-        rooms.heard(NodeNumber(3), Worth(5));
+        rooms.heard(NodeNumber(2), Worth(7), Version::LATEST);
+        rooms.heard(NodeNumber(3), Worth(5), Version::LATEST);
+        rooms.heard(NodeNumber(4), Worth::NOTHING, Version::FIRST);
         let both = [(NodeNumber(2), Worth(7)), (NodeNumber(3), Worth(5))];
         assert_eq!(rooms.since(&mut one), both);
         assert_eq!(rooms.since(&mut one), []);
-        rooms.heard(NodeNumber(2), Worth(1));
+        rooms.heard(NodeNumber(2), Worth(1), Version::LATEST);
         assert_eq!(rooms.since(&mut one), [(NodeNumber(2), Worth(1))]);
         assert_eq!(rooms.since(&mut other), [(NodeNumber(2), Worth(1)), both[1]]);
     }

@@ -175,7 +175,7 @@ impl Server {
         // Errors here: the asker went away.
         let is_told = match connection.peer().role {
             Role::Node if response != PeerResponse::Done => {
-                self.peers.rooms().write_before(&mut send).await.is_ok()
+                self.peers.rooms().write_before(&mut send, connection.version()).await.is_ok()
             }
             _ => true,
         };
@@ -419,7 +419,7 @@ impl Server {
         trace.set("larder.peer", &*peer.name);
         let sent = async {
             let head = async {
-                self.peers.rooms().write_before(&mut send).await?;
+                self.peers.rooms().write_before(&mut send, connection.version()).await?;
                 write_message(&mut send, &PeerResponse::Fetched(said)).await
             };
             timeout(STALL_DEADLINE, head).await.ok()?.ok()?;

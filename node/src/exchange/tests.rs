@@ -19,8 +19,9 @@ use larder_net::quic::{Connection, Credentials, TransportSettings, read_message,
 use larder_net::trace::Trace;
 use larder_protocol::checksum::{BlockKey, RangeChecksum, block_checksum};
 use larder_protocol::identity::{Identity, Role};
-use larder_protocol::peer::{FetchedChunk, HeldBlock, HeldChunk, RetryAfter};
+use larder_protocol::peer::{FetchedChunk, HeldBlock, HeldChunk, OfferChunks, RetryAfter};
 use larder_protocol::table::Table;
+use larder_protocol::version::Version;
 use prometheus::Registry;
 use quinn::SendStream;
 use tokio::sync::Notify;
@@ -261,12 +262,17 @@ impl Asker {
 
 /// Endpoints of nodes of these names.
 fn endpoints<const COUNT: usize>(names: [&str; COUNT]) -> [Endpoint; COUNT] {
+    endpoints_of(names.map(|name| (name, Version::LATEST)))
+}
+
+/// Endpoints of nodes of these names, that speak no later version than these.
+fn endpoints_of<const COUNT: usize>(nodes: [(&str, Version); COUNT]) -> [Endpoint; COUNT] {
     let (authority, files) = Authority::create(Validity::days(1)).unwrap();
-    names.map(|name| {
+    nodes.map(|(name, latest)| {
         let issued = authority.issue(&Identity::new(Role::Node, name), Validity::days(1)).unwrap();
         let [ca, certificate, key] =
             [&files.certificate_pem, &issued.certificate_pem, &issued.key_pem].map(String::as_bytes);
-        let credentials = Credentials::from_pem(ca, certificate, key).unwrap();
+        let credentials = Credentials::speaking(Version::EARLIEST..=latest, ca, certificate, key).unwrap();
         let any_port: SocketAddr = ([127, 0, 0, 1], 0).into();
         Endpoint::bind(any_port, &credentials, &TransportSettings::default()).unwrap()
     })
@@ -274,8 +280,17 @@ fn endpoints<const COUNT: usize>(names: [&str; COUNT]) -> [Endpoint; COUNT] {
 
 /// Runs a test between the two nodes.
 fn between(limits: ExchangeLimits, test: impl AsyncFnOnce(Asker, Rc<Holder2>)) {
+    between_versions([Version::LATEST; 2], limits, test);
+}
+
+/// The same, where they speak no later versions than these.
+fn between_versions(
+    [asks, holds]: [Version; 2],
+    limits: ExchangeLimits,
+    test: impl AsyncFnOnce(Asker, Rc<Holder2>),
+) {
     System::new().block_on(async {
-        let [asker, holder] = endpoints(["node-1", "node-2"]);
+        let [asker, holder] = endpoints_of([("node-1", asks), ("node-2", holds)]);
         let mut table = Table::clone(&table(1, &BTreeMap::from([(1, 10), (2, 20)])));
         table.members[1].peer = holder.local_address();
         test(Asker::new(asker, &limits, table), Holder2::serve(holder)).await;
@@ -314,6 +329,22 @@ fn blocks_come_into_their_slots() {
         asker.memory.copy_out(0, &mut bytes).unwrap();
         assert!(bytes.iter().all(|&byte| byte == CONTENT[0]));
     });
+}
+
+#[test]
+fn a_node_of_version_1_sends_blocks_and_is_asked_for_nothing_that_it_does_not_know() {
+    for versions in [[Version::LATEST, Version::FIRST], [Version::FIRST, Version::LATEST]] {
+        between_versions(versions, ExchangeLimits::default(), async |asker, _holder| {
+            assert!(is_here(&asker.fetch(3, LONG).await));
+            let (fingerprint, chunks) = (SPACE, Vec::new());
+            let request = PeerRequest::Offer(OfferChunks { device: 0, fingerprint, worth: 1, chunks });
+            let (node, trace) = (NodeNumber(2), Trace::default());
+            let answer = asker.actor.send(AskPeer { node, request, deadline: LONG, trace }).await.unwrap();
+            let error = answer.unwrap_err().to_string();
+            assert!(error.contains("it speaks larder/1, which has no such request"), "{error}");
+            assert!(asker.pings(LONG).await && asker.silent.get().is_empty());
+        });
+    }
 }
 
 #[test]

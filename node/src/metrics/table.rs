@@ -127,7 +127,7 @@ metrics_table! {
         misnamed: IntCounterVec = "larder_misnamed_chunks_total", "chunks", [DEVICE],
             "Chunks that did not have the name under which their bytes were asked for: faults of Larder, answered as misses";
         refused_names: IntCounterVec = "larder_refused_chunk_names_total", "chunks", [DEVICE],
-            "Chunks refused because their parent, index or anchor contradicts chunks that are here";
+            "Chunks refused because their parent or index contradicts chunks that are here";
         restarts: IntCounterVec = "larder_actor_restarts_total", "restarts", [DEVICE],
             "Times that a fault of Larder ended the actor's sessions and emptied its memory; it went on from nothing, or from disk";
     }

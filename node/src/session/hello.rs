@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use larder_core::store::ids::TenantId;
 use larder_ipc::socket::{FrameReader, FrameWriter};
-use larder_protocol::limits::{MAX_NAME_BYTES, SESSION_VERSION};
+use larder_protocol::limits::{EARLIEST_SESSION_VERSION, MAX_NAME_BYTES, SESSION_VERSION};
 use larder_protocol::session::{
     Busy, Hello, Refusal, RefusalCode, Request, Response, Scarce, Welcome, decode_request,
 };
@@ -95,7 +95,7 @@ async fn begin(actor: &SessionActor, socket: UnixStream, mut reader: FrameReader
     }
 }
 
-/// Reads the first frame, which has to be a hello of this version.
+/// Reads the first frame, which has to be a hello of a version that this node speaks.
 async fn read_hello(socket: &UnixStream, reader: &mut FrameReader) -> Result<(u64, Hello), (u64, Response)> {
     let malformed = |number, what: &dyn std::fmt::Display| (number, refusal(RefusalCode::Protocol, what));
     loop {
@@ -116,9 +116,9 @@ async fn read_hello(socket: &UnixStream, reader: &mut FrameReader) -> Result<(u6
                     &format!("a client's name has at most {MAX_NAME_BYTES} bytes"),
                 ));
             }
-            if hello.version != SESSION_VERSION {
+            if !(EARLIEST_SESSION_VERSION..=SESSION_VERSION).contains(&hello.version) {
                 let text = format!(
-                    "this node speaks session protocol {SESSION_VERSION}, the engine {}: install the same version on both",
+                    "this node speaks session protocols {EARLIEST_SESSION_VERSION} and {SESSION_VERSION}, the engine {}: two releases that follow each other work together, so upgrade the earlier one",
                     hello.version
                 );
                 return Err((number, refusal(RefusalCode::Version, &text)));
@@ -196,7 +196,7 @@ fn write_welcome(
     window: Option<&Window>,
 ) -> io::Result<FrameWriter> {
     let welcome = Response::Welcome(Welcome {
-        version: SESSION_VERSION,
+        version: guest.hello.version,
         node: settings.node.clone(),
         tenant: guest.name.as_ref().into(),
         device,

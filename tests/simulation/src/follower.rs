@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_net::coordinator_client::following::{Candidate, Following, Known};
+use larder_protocol::version::Version;
 
 use crate::coordinator::{Follows, Stream, at_address};
 use crate::process::Own;
@@ -53,7 +54,7 @@ impl World {
         };
         (follower.coordinator, follower.stream) = (next, stream);
         follower.alarm = (0, Duration::MAX);
-        follower.following.begin(local);
+        follower.following.begin(local, Version::LATEST);
         self.follows_on(life);
         self.plan_local(life, DIAL_DEADLINE, Own::DialLate(stream));
     }

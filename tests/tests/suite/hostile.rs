@@ -184,7 +184,7 @@ fn messages_out_of_order_are_refused() {
     future.send(&Request::Hello(next)).unwrap();
     let (code, text) = last_words(&mut future).unwrap();
     assert_eq!(code, RefusalCode::Version);
-    assert!(text.contains("install the same version on both"), "{text}");
+    assert!(text.contains("upgrade the earlier one"), "{text}");
     nothing_happened(&node, &innocent);
 }
 

@@ -72,6 +72,9 @@ fn text(survey: &Survey, troubles: &[String], format: Format) -> String {
     if !tenants.is_empty() {
         text += &format!("\n{}", tenants.text(format));
     }
+    if let Some(upgrading) = survey.upgrading() {
+        text += &format!("\n{upgrading}\n");
+    }
     let troubles: String = troubles.iter().map(|trouble| format!("\n  {trouble}")).collect();
     format!("{text}\n{}{troubles}", if troubles.is_empty() { "healthy" } else { "degraded:" })
 }
@@ -96,6 +99,7 @@ fn nodes(survey: &Survey) -> Listing {
         wide("policy"),
         wide("number"),
         wide("partitions"),
+        wide("protocol"),
         wide("heard"),
         wide("http"),
         wide("peer"),
@@ -113,7 +117,8 @@ fn nodes(survey: &Survey) -> Listing {
     for LostStatus { name, number, silent_seconds, http, .. } in
         survey.coordinator.iter().flat_map(|(_, coordinator)| &coordinator.lost)
     {
-        let known = [Cell::Count((*number).into()), Cell::Count(0), Cell::Seconds(*silent_seconds)];
+        let known =
+            [Cell::Count((*number).into()), Cell::Count(0), Cell::Unknown, Cell::Seconds(*silent_seconds)];
         let unknown = vec![Cell::Unknown; ACTOR_COLUMNS + 1];
         let first = [name.as_str().into(), "lost".into()].into_iter().chain(unknown);
         list.add(first.chain(known).chain([http.to_string().into()]));
@@ -144,11 +149,12 @@ fn actor_cells(actor: &ActorStatus) -> Vec<Cell> {
     ]
 }
 
-fn member_cells(node: &Surveyed) -> [Cell; 5] {
+fn member_cells(node: &Surveyed) -> [Cell; 6] {
     let member = node.member.as_ref();
     [
         Cell::of(member, |member| Cell::Count(member.number.into())),
         Cell::of(member, |member| Cell::Count(member.partitions as u64)),
+        Cell::of(member.filter(|member| member.protocol > 0), |member| Cell::Count(member.protocol.into())),
         Cell::of(member, |member| Cell::Seconds(member.silent_seconds)),
         node.http.as_str().into(),
         Cell::of(member, |member| member.peer.to_string().into()),

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, InUse, Join, Standing};
 use larder_protocol::table::{NodeNumber, Table, TablePage, TableReader, WrongPage, pages};
+use larder_protocol::version::Version;
 
 /// The latest table.
 #[derive(Debug, Clone, Default)]
@@ -26,6 +27,8 @@ pub struct Known {
     pub incarnation: u64,
     /// Why the coordinator does not let the follower join, as long as it does not.
     pub refused: Option<String>,
+    /// Whether the coordinator has no word for nodes that drain: one of version 1 has none.
+    pub lacks_drains: bool,
 }
 
 /// A node that wants to be a member.
@@ -144,10 +147,15 @@ impl Following {
         self.leader.take()
     }
 
-    /// Begins a stream with a coordinator.
-    pub fn begin(&mut self, now: Duration) {
+    /// Begins a stream with a coordinator that speaks this version.
+    pub fn begin(&mut self, now: Duration, version: Version) {
         let every = FIRST_HEARTBEAT;
-        self.stream = Stream { every, next_beat: now + every, heard: now, ..Stream::default() };
+        let lacks_drains = version < Version::SECOND;
+        // A coordinator of version 1 does not say that it leads: there is no other.
+        let is_taken = lacks_drains;
+        self.stream = Stream { is_taken, every, next_beat: now + every, heard: now, ..Stream::default() };
+        self.has_news |= self.known.lacks_drains != lacks_drains;
+        self.known.lacks_drains = lacks_drains;
         self.messages.clear();
         self.messages.push_back(self.first_message());
     }
@@ -317,7 +325,8 @@ impl Following {
     }
 
     fn tell_drains(&mut self) {
-        if self.stream.is_joined && self.stream.told != Some(self.drains) {
+        let is_told = self.known.lacks_drains || self.stream.told == Some(self.drains);
+        if self.stream.is_joined && !is_told {
             (self.stream.told, self.has_drained) = (Some(self.drains), true);
             self.messages.push_back(FollowerMessage::Drains(self.drains));
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use larder_protocol::identity::Role;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Standing};
+use larder_protocol::version::Version;
 use tokio::sync::mpsc;
 use tokio::time::{interval, timeout};
 
@@ -19,6 +20,9 @@ use crate::quic::{Endpoint, read_message, write_message};
 pub async fn who(endpoint: &Endpoint, address: SocketAddr, own: Option<Standing>) -> Option<Standing> {
     let ask = async {
         let connection = endpoint.connect(address, Role::Coordinator, None).await.ok()?;
+        if connection.version() < Version::SECOND {
+            return None;
+        }
         let (mut send, mut receive) = connection.quic().open_bi().await.ok()?;
         write_message(&mut send, &FollowerMessage::Who(own)).await.ok()?;
         match read_message(&mut receive).await {

@@ -5,10 +5,12 @@
 use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use larder_protocol::identity::Identity;
+use larder_protocol::version::Version;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
@@ -106,6 +108,20 @@ impl Credentials {
     /// # Errors
     /// [`CredentialsError`] says which part is wrong.
     pub fn from_pem(ca: &[u8], certificate: &[u8], key: &[u8]) -> Result<Self, CredentialsError> {
+        Self::speaking(Version::EARLIEST..=Version::LATEST, ca, certificate, key)
+    }
+
+    /// As [`Credentials::from_pem`], for a process that speaks these versions, so that tests have processes of other releases.
+    ///
+    /// # Errors
+    /// [`CredentialsError`] says which part is wrong.
+    #[doc(hidden)]
+    pub fn speaking(
+        spoken: RangeInclusive<Version>,
+        ca: &[u8],
+        certificate: &[u8],
+        key: &[u8],
+    ) -> Result<Self, CredentialsError> {
         let pem = digest([ca, certificate, key]);
         let mut roots = RootCertStore::empty();
         for authority in certificates(ca, Part::Ca)? {
@@ -116,8 +132,10 @@ impl Credentials {
         let identity = identity_of(&chain).map_err(CredentialsError::Identity)?;
         let key =
             PrivateKeyDer::from_pem_slice(key).map_err(|_| CredentialsError::Empty { part: Part::Key })?;
-        let client = client_config(Arc::clone(&roots), chain.clone(), key.clone_key())?;
-        let server = server_config(roots, chain, key)?;
+        let mut client = client_config(Arc::clone(&roots), chain.clone(), key.clone_key())?;
+        let mut server = server_config(roots, chain, key)?;
+        client.alpn_protocols = Version::names(spoken.clone());
+        server.alpn_protocols = [Version::names(spoken.clone()), Version::other_names(spoken)].concat();
         let tls = |_| CredentialsError::Tls(rustls::Error::General("the cipher is not for QUIC".into()));
         Ok(Self {
             identity,
@@ -185,7 +203,6 @@ fn client_config(
         .map_err(CredentialsError::Tls)?
         .with_root_certificates(roots);
     let mut config = builder.with_client_auth_cert(chain, key).map_err(CredentialsError::Tls)?;
-    config.alpn_protocols = vec![ALPN.to_vec()];
     // Each connection shows its certificate: one that has expired opens no more.
     config.resumption = Resumption::disabled();
     Ok(config)
@@ -202,7 +219,6 @@ fn server_config(
         .map_err(CredentialsError::Tls)?
         .with_client_cert_verifier(verifier.map_err(CredentialsError::Authorities)?);
     let mut config = builder.with_single_cert(chain, key).map_err(CredentialsError::Tls)?;
-    config.alpn_protocols = vec![ALPN.to_vec()];
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
@@ -212,6 +228,3 @@ fn server_config(
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider { cipher_suites: vec![TLS13_AES_128_GCM_SHA256], ..default_provider() })
 }
-
-/// The protocol's name in the handshake.
-const ALPN: &[u8] = b"larder/2";

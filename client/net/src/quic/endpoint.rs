@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use larder_protocol::identity::{Identity, ParseIdentityError, Role};
+use larder_protocol::version::Version;
+use quinn::crypto::rustls::HandshakeData;
 use quinn::{
     ClientConfig, ConnectionError, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt,
 };
@@ -33,6 +35,7 @@ pub struct Endpoint {
 pub struct Connection {
     quic: quinn::Connection,
     peer: Arc<Identity>,
+    version: Version,
 }
 
 /// A connection that came in and has not shown who it is.
@@ -64,6 +67,9 @@ pub enum ConnectError {
         "no connection: it must be reachable by UDP, and both certificates valid and of an authority that the other trusts"
     )]
     Handshake(#[from] ConnectionError),
+    /// The two speak no version of the protocol in common.
+    #[error(transparent)]
+    Version(#[from] NoVersion),
     /// It is not known who the other side is.
     #[error("the other side's certificate cannot be used")]
     Identity(#[from] IdentityError),
@@ -77,6 +83,19 @@ pub enum ConnectError {
         /// The name that was expected.
         name: Option<String>,
     },
+}
+
+/// There is no version of the protocol that both sides speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "this process speaks {} and {}, the other side {}: two releases that follow each other work together, so upgrade the earlier one, release by release",
+    Version::LATEST,
+    Version::EARLIEST,
+    .found.map_or_else(|| "none that it knows".to_owned(), |found| found.to_string())
+)]
+pub struct NoVersion {
+    /// The best version that the other side speaks, if this process has heard of it.
+    pub found: Option<Version>,
 }
 
 /// Why a certificate does not say who somebody is.
@@ -101,8 +120,8 @@ pub enum IdentityError {
 #[derive(Debug, thiserror::Error)]
 #[error("turned away: {reason}")]
 pub struct Rejected {
-    /// For metrics: `certificate` (not trusted, or expired), `identity` (it does not say who it is) or `handshake`
-    /// (anything else).
+    /// For metrics: `certificate` (not trusted, or expired), `identity` (it does not say who it is), `version` (it speaks no
+    /// version that this process speaks) or `handshake` (anything else).
     pub reason: &'static str,
     /// The cause.
     pub source: Box<dyn std::error::Error + Send + Sync>,
@@ -156,10 +175,15 @@ impl Endpoint {
         name: Option<&str>,
     ) -> Result<Connection, ConnectError> {
         let config = crate::lock(&self.client).clone();
-        let quic = self.endpoint.connect_with(config, address, role.server_name())?.await?;
+        let dialled = self.endpoint.connect_with(config, address, role.server_name())?.await;
+        let quic = dialled.map_err(|error| match crypto_alert(&error) {
+            Some(NO_APPLICATION_PROTOCOL) => NoVersion { found: None }.into(),
+            _ => ConnectError::Handshake(error),
+        })?;
+        let version = agreed(&quic)?;
         let peer = identified(&quic)?;
         if peer.role == role && name.is_none_or(|name| peer.name == name) {
-            return Ok(Connection { quic, peer: Arc::new(peer) });
+            return Ok(Connection { quic, peer: Arc::new(peer), version });
         }
         quic.close(CLOSED_FOR_IDENTITY, b"somebody else was expected here");
         Err(ConnectError::SomebodyElse { found: peer, role, name: name.map(str::to_owned) })
@@ -231,18 +255,17 @@ impl Incoming {
 /// Ends a handshake.
 async fn finish(accepted: Result<quinn::Connecting, ConnectionError>) -> Result<Connection, Rejected> {
     let failed = |error: ConnectionError| {
-        // TLS alerts have codes of their own (RFC 9001, section 4.8), whoever of the two raised them.
-        let code = match &error {
-            ConnectionError::TransportError(error) => u64::from(error.code),
-            ConnectionError::ConnectionClosed(close) => u64::from(close.error_code),
-            _ => 0,
+        let reason = match crypto_alert(&error) {
+            Some(NO_APPLICATION_PROTOCOL) => "version",
+            Some(_) => "certificate",
+            None => "handshake",
         };
-        let reason = if (0x100..0x200).contains(&code) { "certificate" } else { "handshake" };
         Rejected { reason, source: Box::new(error) }
     };
     let quic = accepted.map_err(failed)?.await.map_err(failed)?;
+    let version = agreed(&quic).map_err(|error| Rejected { reason: "version", source: Box::new(error) })?;
     match identified(&quic) {
-        Ok(peer) => Ok(Connection { quic, peer: Arc::new(peer) }),
+        Ok(peer) => Ok(Connection { quic, peer: Arc::new(peer), version }),
         Err(error) => {
             quic.close(CLOSED_FOR_IDENTITY, error.to_string().as_bytes());
             Err(Rejected { reason: "identity", source: Box::new(error) })
@@ -255,6 +278,12 @@ impl Connection {
     #[must_use]
     pub fn peer(&self) -> &Identity {
         &self.peer
+    }
+
+    /// The version of the protocol that both sides speak on it.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.version
     }
 
     /// Raises the limit of open streams for the other side; for a member, also the limit of bytes in flight.
@@ -287,6 +316,30 @@ fn identified(quic: &quinn::Connection) -> Result<Identity, IdentityError> {
     let shown = quic.peer_identity().ok_or(IdentityError::Unreadable)?;
     let chain = shown.downcast::<Vec<CertificateDer<'static>>>().map_err(|_| IdentityError::Unreadable)?;
     identity_of(&chain)
+}
+
+/// The version that the handshake agreed on. A connection without one is closed, and the other side told why.
+fn agreed(quic: &quinn::Connection) -> Result<Version, NoVersion> {
+    let data = quic.handshake_data().and_then(|data| data.downcast::<HandshakeData>().ok());
+    let found = data.and_then(|data| Version::named(&data.protocol?));
+    match found {
+        Some(version) if version.is_spoken() => Ok(version),
+        found => {
+            let error = NoVersion { found };
+            quic.close(CLOSED_FOR_VERSION, error.to_string().as_bytes());
+            Err(error)
+        }
+    }
+}
+
+/// The TLS alert that ended a handshake, whoever of the two raised it. Alerts have codes of their own (RFC 9001, section 4.8).
+fn crypto_alert(error: &ConnectionError) -> Option<u8> {
+    let code = match error {
+        ConnectionError::TransportError(error) => u64::from(error.code),
+        ConnectionError::ConnectionClosed(close) => u64::from(close.error_code),
+        _ => 0,
+    };
+    (0x100..0x200).contains(&code).then_some(code as u8)
 }
 
 fn client_config(credentials: &Credentials, transport: &Arc<TransportConfig>) -> ClientConfig {
@@ -326,3 +379,7 @@ const CLOSE_GRACE: Duration = Duration::from_millis(200);
 
 const CLOSED: VarInt = VarInt::from_u32(0);
 const CLOSED_FOR_IDENTITY: VarInt = VarInt::from_u32(1);
+const CLOSED_FOR_VERSION: VarInt = VarInt::from_u32(3);
+
+/// The alert of a server that speaks none of the client's protocols (RFC 7301, section 3.2).
+const NO_APPLICATION_PROTOCOL: u8 = 120;

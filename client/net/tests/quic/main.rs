@@ -5,6 +5,7 @@ mod guests;
 mod refusals;
 mod renewal;
 mod transport;
+mod versions;
 
 use std::net::SocketAddr;
 

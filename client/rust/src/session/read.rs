@@ -51,7 +51,7 @@ impl Session {
     /// # Errors
     /// `Chain` for an impossible chain; the general ones of [`SessionError`].
     pub fn lookup(&self, namespace: &Namespace, chain: &Chain, options: LookupOptions) -> Call<Found> {
-        let request = Request::Lookup(lookup_message(namespace, chain, options));
+        let request = Request::Lookup(lookup_message(namespace, self.link.chain(chain), options));
         let asked = chain.len() as u64;
         let most_tokens = asked * u64::from(namespace.chunk_tokens());
         let pin = |found: &Found| found.pin.unwrap_or(0);
@@ -74,7 +74,7 @@ impl Session {
     /// # Errors
     /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
     pub fn lease(&self, namespace: &Namespace, chain: &Chain) -> Call<LeaseGuard> {
-        let request = Request::Lease(Lease { namespace: namespace.number(), chain: chain.clone() });
+        let request = Request::Lease(Lease { namespace: namespace.number(), chain: self.link.chain(chain) });
         let (known, asked) = (namespace.clone(), chain.hashes.clone());
         let call = self.ask(request, move |link, response, descriptors| match response {
             Response::Leased(leased) => LeaseGuard::accept(link, known, &asked, leased, &descriptors),
@@ -91,7 +91,7 @@ impl Session {
     /// # Errors
     /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
     pub fn prefetch(&self, namespace: &Namespace, chain: &Chain, options: LookupOptions) -> Call<Ticket> {
-        let request = Request::Prefetch(lookup_message(namespace, chain, options));
+        let request = Request::Prefetch(lookup_message(namespace, self.link.chain(chain), options));
         let (known, asked) = (namespace.clone(), chain.hashes.as_slice().into());
         let pin = |ticket: &Ticket| ticket.found().pin.unwrap_or(0);
         let round_trip = RoundTrip::pinning(request, pin, |link, response, _| match response {
@@ -152,8 +152,11 @@ impl Session {
     /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
     pub fn pin(&self, namespace: &Namespace, chain: &Chain, duration: Duration) -> Call<Pinned> {
         let (number, asked) = (namespace.number(), chain.len());
-        let request =
-            Request::Pin(Pin { namespace: number, chain: chain.clone(), duration_ms: millis(duration) });
+        let request = Request::Pin(Pin {
+            namespace: number,
+            chain: self.link.chain(chain),
+            duration_ms: millis(duration),
+        });
         let round_trip = RoundTrip::pinning(
             request,
             |pinned: &Pinned| pinned.pin,
@@ -195,12 +198,12 @@ impl Session {
     }
 }
 
-fn lookup_message(namespace: &Namespace, chain: &Chain, options: LookupOptions) -> Lookup {
+fn lookup_message(namespace: &Namespace, chain: Chain, options: LookupOptions) -> Lookup {
     let LookupOptions { prompt_tokens, skip_read, preempted, tiers, pin, prefill_tokens_per_second } =
         options;
     Lookup {
         namespace: namespace.number(),
-        chain: chain.clone(),
+        chain,
         prompt_tokens,
         skip_read,
         preempted,

@@ -83,8 +83,13 @@ impl Session {
         attempt: u64,
     ) -> Call<Reservation> {
         let (number, pools) = (namespace.number(), pools.to_vec());
-        let request =
-            Request::Reserve(Reserve { namespace: number, chain: chain.clone(), priority, pools, attempt });
+        let request = Request::Reserve(Reserve {
+            namespace: number,
+            chain: self.link.chain(chain),
+            priority,
+            pools,
+            attempt,
+        });
         let (known, asked) = (namespace.clone(), chain.len());
         let call = self.ask(request, move |link, response, descriptors| match response {
             Response::Reserved(reserved) => Reservation::accept(link, known, asked, reserved, &descriptors),

@@ -43,7 +43,7 @@ pub(crate) fn node<T: Send + 'static>(
     script: impl FnOnce(FakeNode) -> T + Send + 'static,
 ) -> (UnixStream, JoinHandle<T>) {
     let (client, socket) = UnixStream::pair().unwrap();
-    let node = FakeNode { socket, reader: FrameReader::new(), writer: FrameWriter::new() };
+    let node = FakeNode::on(socket);
     (client, thread::spawn(move || script(node)))
 }
 
@@ -182,6 +182,18 @@ impl FakeNode {
         let (number, request) = self.next().unwrap();
         self.answer(number, response, descriptors);
         request
+    }
+
+    /// The node's end of this connection.
+    pub(crate) fn on(socket: UnixStream) -> Self {
+        Self { socket, reader: FrameReader::new(), writer: FrameWriter::new() }
+    }
+
+    /// Opens a session of this version without a window.
+    pub(crate) fn welcome_to(&mut self, hello: u64, version: u16) {
+        let (node, tenant) = ("node-1".into(), "acme".into());
+        let welcome = Welcome { version, node, tenant, device: 3, window_bytes: 0, trusted: false };
+        self.answer(hello, &Response::Welcome(welcome), Vec::new());
     }
 
     /// Opens the session, with a write window of so many bytes; returns the node's view of the window.

@@ -11,3 +11,4 @@ mod pools;
 mod put;
 mod traced;
 mod verify;
+mod versions;

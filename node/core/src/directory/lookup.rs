@@ -1,11 +1,14 @@
 //! One question of an actor: chooses the homes to ask and merges their answers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::iter;
 use std::sync::Arc;
 
 use larder_protocol::limits::{MAX_FIND_ROWS, MAX_MEMBERS};
 use larder_protocol::peer::{Find, Rows};
+use larder_protocol::run::{run_start, run_start_before};
 use larder_protocol::table::{Holder, MemberState, NodeNumber, RowKey, RunKey, Table};
+use larder_protocol::v1::is_merged;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 
 use super::Holders;
@@ -83,6 +86,11 @@ impl View {
         !self.silent.contains(&home) && self.late.get(&home).is_none_or(|late| late.until <= now)
     }
 
+    /// Whether nodes of version 1 may be members: then homes are as they know them.
+    fn may_have_v1(&self) -> bool {
+        is_merged(&self.table.homes)
+    }
+
     /// The holders worth asking: members other than this node; suspect or silent members only if nobody else has the chunk.
     fn choose(&self, holders: &mut Holders) {
         let member = |holder: &Holder| self.table.member(holder.node);
@@ -109,6 +117,7 @@ impl Lookup {
         now: Millis,
     ) -> Self {
         let keys = row_keys(fingerprint, chunks);
+        let before = if view.may_have_v1() { row_keys_before(fingerprint, chunks) } else { Vec::new() };
         let mut found = vec![Holders::new(); keys.len()];
         let mut by_home: BTreeMap<NodeNumber, HomeAsk> = BTreeMap::new();
         let mut cached = 0;
@@ -118,17 +127,22 @@ impl Lookup {
                 cached += 1;
                 continue;
             }
-            let Some(home) = view.table.home(key.run.partition()) else { continue };
-            if home != view.own && !view.may_ask(home, now) {
-                continue;
+            let before = before.get(position as usize).copied().flatten();
+            for key in iter::once(*key).chain(before) {
+                let Some(home) = view.table.home(key.run.partition()) else { continue };
+                if home != view.own && !view.may_ask(home, now) {
+                    continue;
+                }
+                let ask = by_home.entry(home).or_insert_with(|| HomeAsk {
+                    home,
+                    find: Find { epoch: view.table.epoch, rows: Vec::new() },
+                    positions: Vec::new(),
+                });
+                if ask.find.rows.len() < MAX_FIND_ROWS {
+                    ask.find.rows.push(key);
+                    ask.positions.push(position);
+                }
             }
-            let ask = by_home.entry(home).or_insert_with(|| HomeAsk {
-                home,
-                find: Find { epoch: view.table.epoch, rows: Vec::new() },
-                positions: Vec::new(),
-            });
-            ask.find.rows.push(*key);
-            ask.positions.push(position);
         }
         Self { keys, found, asks: by_home.into_values().collect(), cached }
     }
@@ -199,6 +213,21 @@ pub fn row_keys(fingerprint: &Fingerprint, chunks: &[ChunkRef]) -> Vec<RowKey> {
         RowKey { run, chunk: chunk.hash.short() }
     };
     chunks.iter().map(key).collect()
+}
+
+/// The keys under which nodes of version 1 announce, whose runs are shorter; none of a chunk whose anchor is the same, or is
+/// not among these chunks.
+fn row_keys_before(fingerprint: &Fingerprint, chunks: &[ChunkRef]) -> Vec<Option<RowKey>> {
+    let key = |(position, chunk): (usize, &ChunkRef)| {
+        let start = run_start_before(chunk.index);
+        if start == run_start(chunk.index) {
+            return None;
+        }
+        let anchor = chunks.get(position.checked_sub((chunk.index - start) as usize)?)?;
+        let run = RunKey::new(fingerprint, &anchor.hash);
+        (anchor.index == start).then(|| RowKey { run, chunk: chunk.hash.short() })
+    };
+    chunks.iter().enumerate().map(key).collect()
 }
 
 /// How long a home is left alone that was late twice in a row, and how long at most.

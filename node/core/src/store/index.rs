@@ -362,12 +362,6 @@ impl Index {
         ChunkRef { hash, parent: self.parent_hash(number), index, anchor: self.anchor(number) }
     }
 
-    /// The first chunk of a chunk's run.
-    pub(crate) fn anchor_of(&self, id: ChunkId) -> ChunkHash {
-        _ = self.get(id);
-        self.anchor(id.number())
-    }
-
     /// Whether a known chunk agrees with its name in a chain.
     pub(crate) fn agrees(&self, id: ChunkId, name: &ChunkRef) -> Result<(), ChainError> {
         let (known_index, known_parent) = (self.get(id).index, self.parent_hash(id.number()));
@@ -384,7 +378,7 @@ impl Index {
     }
 
     /// Whether a chunk of this name may stand here: its known name is the same, or it fits between the parent and the
-    /// children that are here. `flat` chunks have neither.
+    /// children that are here. `flat` chunks have neither. Anchors are not compared: the tree knows them better.
     ///
     /// # Errors
     /// [`ChainError::Disagrees`] if the chunk itself is known under another name, [`ChainError::Misplaced`] if its
@@ -395,47 +389,65 @@ impl Index {
         name: &ChunkRef,
         flat: bool,
     ) -> Result<(), ChainError> {
-        let starts_run = run_start(name.index) == name.index;
         let misplaced =
             |near: ChunkHash| Err(ChainError::Misplaced { hash: name.hash, index: name.index, near });
-        if starts_run && name.anchor != name.hash {
-            return misplaced(name.anchor);
-        }
         if name.parent == name.hash {
             return misplaced(name.parent);
         }
         if let Some(id) = self.find(namespace, &name.hash) {
-            self.agrees(id, name)?;
-            return if self.anchor_of(id) == name.anchor { Ok(()) } else { misplaced(name.anchor) };
+            return self.agrees(id, name);
         }
         if flat {
             return Ok(());
         }
-        if let Some(&child) = self.orphans.get(&(namespace, name.hash)) {
-            let child_index = self.at(child).index;
-            let shares_run = run_start(child_index) != child_index;
-            if Some(child_index) != name.index.checked_add(1)
-                || (shares_run && self.anchor(child) != name.anchor)
-            {
-                return misplaced(self.at(child).hash);
-            }
+        if let Some(&child) = self.orphans.get(&(namespace, name.hash))
+            && Some(self.at(child).index) != name.index.checked_add(1)
+        {
+            return misplaced(self.at(child).hash);
         }
         if name.index == 0 {
             return Ok(());
         }
-        let above = match self.number(namespace, &name.parent) {
-            Some(parent) => Some((self.at(parent).index.checked_add(1), self.anchor(parent))),
-            None => {
-                let sibling = self.orphans.get(&(namespace, name.parent));
-                sibling.map(|&sibling| (Some(self.at(sibling).index), self.anchor(sibling)))
-            }
+        let index = match self.number(namespace, &name.parent) {
+            Some(parent) => Some(self.at(parent).index.checked_add(1)),
+            None => self.orphans.get(&(namespace, name.parent)).map(|&sibling| Some(self.at(sibling).index)),
         };
-        match above {
-            Some((index, anchor)) if index != Some(name.index) || (!starts_run && anchor != name.anchor) => {
-                misplaced(name.parent)
-            }
+        match index {
+            Some(index) if index != Some(name.index) => misplaced(name.parent),
             _ => Ok(()),
         }
+    }
+
+    /// The chunks below the place of a chunk that is not here whose anchor is another one once it is: their names had none or
+    /// a wrong one, such as one of an earlier version's runs.
+    pub(crate) fn anchored_anew(&self, namespace: NamespaceId, name: &ChunkRef) -> Vec<ChunkId> {
+        let Some(&first) = self.orphans.get(&(namespace, name.hash)) else { return Vec::new() };
+        let start = run_start(name.index);
+        let anchor = match self.number(namespace, &name.parent) {
+            _ if start == name.index => name.hash,
+            Some(parent) => self.anchor(parent),
+            None => name.anchor,
+        };
+        let mut anew = Vec::new();
+        let mut next = Some(first);
+        while let Some(orphan) = next {
+            if run_start(self.at(orphan).index) == start && self.anchor(orphan) != anchor {
+                anew.push(orphan);
+            }
+            next = self.at(orphan).next_sibling;
+        }
+        let mut at = 0;
+        while let Some(&number) = anew.get(at) {
+            let mut child = self.at(number).first_child;
+            while let Some(number) = child {
+                if run_start(self.at(number).index) == start {
+                    anew.push(number);
+                }
+                child = self.at(number).next_sibling;
+            }
+            at += 1;
+        }
+        anew.into_iter().map(|number| self.id(number)).collect()
     }
 
     /// Adds a chunk that is not here and that [`Index::admits`], with `blocks` absent blocks, and links it to its parent and

@@ -85,6 +85,17 @@ impl Store {
         }
     }
 
+    /// Notes that a chunk has another anchor than before: others look for it in another run.
+    pub(super) fn tell_renamed(&mut self, id: ChunkId, before: ChunkRef) {
+        let chunk = self.index.get(id);
+        if self.journal.is_kept && is_held(chunk) {
+            let fingerprint = self.namespaces.get(chunk.namespace).fingerprint;
+            let change = |chunk, kind| Change { fingerprint, chunk, kind, evicted: None };
+            let now = self.index.name(id);
+            self.journal.changes.extend([change(before, ChangeKind::Lost), change(now, ChangeKind::Gained)]);
+        }
+    }
+
     /// Everything that other nodes could read here.
     pub fn held(&self) -> impl Iterator<Item = (Fingerprint, ChunkRef)> {
         self.held_from(0, usize::MAX).0.into_iter()

@@ -296,7 +296,11 @@ impl Store {
             return Ok(known);
         }
         namespace.chunks += 1;
-        Ok(self.index.insert(number, name, flat, blocks))
+        let anew = self.index.anchored_anew(number, &name);
+        let before: Vec<ChunkRef> = anew.iter().map(|&id| self.index.name(id)).collect();
+        let entered = self.index.insert(number, name, flat, blocks);
+        anew.into_iter().zip(before).for_each(|(id, before)| self.tell_renamed(id, before));
+        Ok(entered)
     }
 
     /// Finds a slot for each block of a chunk in these slices and pools; whether there was room.

@@ -64,7 +64,7 @@ pub struct Usage {
     pub namespaces: u64,
     /// Chunks evicted so far.
     pub evictions: Evictions,
-    /// Chunks refused so far because their parent, index or anchor contradicts chunks that are here.
+    /// Chunks refused so far because their parent or index contradicts chunks that are here.
     pub refused_names: u64,
     /// Chunks so far that did not have the name under which their bytes were to leave: faults of ours, each a miss.
     pub misnamed: u64,

@@ -287,11 +287,8 @@ fn a_damaged_chunk_is_not_moved() {
 fn a_record_with_another_place_in_its_prompt_is_a_miss_is_counted_and_can_be_written_again() {
     let mut rig = Rig::new();
     let right = TestChunk(1).chunk_ref();
-    let others = [
-        ChunkRef { parent: TestChunk(9).key().hash, ..right },
-        ChunkRef { index: right.index + 1, ..right },
-        ChunkRef { anchor: TestChunk(9).key().hash, ..right },
-    ];
+    let others =
+        [ChunkRef { parent: TestChunk(9).key().hash, ..right }, ChunkRef { index: right.index + 1, ..right }];
     for (count, other) in (1..).zip(others) {
         assert_eq!(rig.write(1), WriteAnswer::Durable);
         let (done, answer) = oneshot::channel();

@@ -324,7 +324,7 @@ fn place_blocks(header: &RecordHeader, destinations: &[BlockPlace]) -> Vec<Optio
 
 /// The answer for a record that is right by itself.
 pub(crate) fn answer(header: &RecordHeader, chunk: ChunkRef, destinations: &[BlockPlace]) -> ReadAnswer {
-    if header.chunk != chunk {
+    if !header.chunk.stands_with(&chunk) {
         return ReadAnswer::Disagrees;
     }
     let block_for = |place: &BlockPlace| header.blocks.iter().find(|block| fits(place, block));

@@ -49,7 +49,6 @@ async fn a_record_with_another_place_in_its_prompt_is_a_counted_miss_and_stays_f
     let others = [
         ChunkRef { parent: single(9).chunk_ref().hash, ..right },
         ChunkRef { index: right.index + 1, ..right },
-        ChunkRef { anchor: single(9).chunk_ref().hash, ..right },
     ];
     for (count, other) in (1..).zip(others) {
         let order = ReadOrder::new(single(3).key().fingerprint, other, rig.slots.destinations(single(3)));

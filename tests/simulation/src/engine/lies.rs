@@ -53,7 +53,8 @@ impl World {
             return;
         }
         let hash = chain.hashes[chain.len() - 1];
-        let wrong = Chain { links: Links::Linked(Start { anchor: hash, ..start }), hashes: vec![hash] };
+        let links = Links::Linked(Start { anchor: hash, ..start });
+        let wrong = Chain { links, hashes: vec![hash], anchor_before: None };
         let Some(session) = &self.engines[engine].session else { return };
         let (at, store) = (session.at, session.store);
         let (fingerprint, misnamed) = (self.spaces[space].fingerprint, wrong.chunk(0));

@@ -32,7 +32,7 @@ fn said(following: &mut Following) -> Vec<FollowerMessage> {
 /// A node that has joined, in a term.
 fn member(term: u64) -> Following {
     let mut following = node();
-    following.begin(SECOND);
+    following.begin(SECOND, Version::LATEST);
     assert!(matches!(said(&mut following)[..], [FollowerMessage::Join(_)]));
     following.hear(SECOND, standing(term, true)).unwrap();
     following.hear(SECOND, joined()).unwrap();
@@ -43,9 +43,9 @@ fn member(term: u64) -> Following {
 #[test]
 fn a_node_obeys_only_who_says_first_that_it_leads() {
     let mut following = node();
-    following.begin(SECOND);
+    following.begin(SECOND, Version::LATEST);
     assert!(matches!(following.hear(SECOND, joined()), Err(Ended::Unsaid)));
-    following.begin(SECOND);
+    following.begin(SECOND, Version::LATEST);
     assert!(matches!(following.hear(SECOND, standing(1, false)), Err(Ended::NotLeading)));
     assert!(!following.is_taken());
     assert_eq!(following.dial(SECOND).as_deref(), Some("10.0.0.2:7602"), "it dials the leader next");
@@ -54,7 +54,7 @@ fn a_node_obeys_only_who_says_first_that_it_leads() {
 #[test]
 fn a_watcher_follows_whoever_answers() {
     let mut following = Following::watcher(Known::default());
-    following.begin(SECOND);
+    following.begin(SECOND, Version::LATEST);
     assert_eq!(said(&mut following), [FollowerMessage::Watch]);
     following.hear(SECOND, standing(1, false)).unwrap();
     table(1).into_iter().for_each(|page| following.hear(SECOND, page).unwrap());
@@ -65,7 +65,7 @@ fn a_watcher_follows_whoever_answers() {
 #[test]
 fn a_coordinator_of_an_earlier_term_is_not_obeyed() {
     let mut following = member(2);
-    following.begin(SECOND);
+    following.begin(SECOND, Version::LATEST);
     let ended = following.hear(SECOND, standing(1, true));
     assert!(matches!(ended, Err(Ended::EarlierTerm { term: 1, known: 2 })), "{ended:?}");
     assert!(table(1).into_iter().all(|page| following.hear(SECOND, page).is_err()));
@@ -112,7 +112,7 @@ fn pauses_between_attempts_double_up_to_a_second_and_begin_anew_after_a_long_one
 fn a_refused_node_says_why_and_asks_when_it_is_told_to() {
     let mut following = node();
     following.dial(SECOND);
-    following.begin(SECOND);
+    following.begin(SECOND, Version::LATEST);
     following.hear(SECOND, standing(1, true)).unwrap();
     let in_use = InUse { address: ([10, 0, 0, 9], 1).into(), retry_after_ms: 60_000 };
     let ended = following.hear(SECOND, CoordinatorMessage::InUse(in_use)).unwrap_err();
@@ -124,10 +124,10 @@ fn a_refused_node_says_why_and_asks_when_it_is_told_to() {
 #[test]
 fn a_node_whose_clock_was_set_back_joins_as_a_later_incarnation() {
     let mut following = node();
-    following.begin(SECOND);
+    following.begin(SECOND, Version::LATEST);
     following.hear(SECOND, standing(1, true)).unwrap();
     assert!(following.hear(SECOND, CoordinatorMessage::Outdated(100)).is_err());
-    following.begin(SECOND);
+    following.begin(SECOND, Version::LATEST);
     let said = said(&mut following);
     assert!(matches!(&said[..], [FollowerMessage::Join(join)] if join.incarnation == 100), "{said:?}");
 }
@@ -140,7 +140,7 @@ fn a_new_leader_hears_of_a_drain_and_of_its_end_and_is_brought_the_table() {
     assert_eq!(said(&mut following), [FollowerMessage::Drains(true)]);
     following.drains(true);
     assert_eq!(said(&mut following), []);
-    following.begin(SECOND);
+    following.begin(SECOND, Version::LATEST);
     following.drains(false);
     said(&mut following);
     following.hear(SECOND, standing(2, true)).unwrap();
@@ -148,4 +148,15 @@ fn a_new_leader_hears_of_a_drain_and_of_its_end_and_is_brought_the_table() {
     assert_eq!(said(&mut following), [FollowerMessage::Drains(false)]);
     following.hear(SECOND, CoordinatorMessage::Bring).unwrap();
     assert!(matches!(said(&mut following)[..], [FollowerMessage::Brings(_)]));
+}
+
+#[test]
+fn a_coordinator_of_the_release_before_leads_without_a_word_and_hears_of_no_drain() {
+    let mut following = node();
+    following.begin(SECOND, Version::FIRST);
+    assert!(following.is_taken());
+    assert!(following.take_news().is_some_and(|known| known.lacks_drains));
+    following.hear(SECOND, joined()).unwrap();
+    following.drains(true);
+    assert!(matches!(said(&mut following)[..], [FollowerMessage::Join(_)]));
 }

@@ -1,5 +1,6 @@
 //! Which homes a question goes to, and what is made of their answers.
 
+use larder_protocol::Chain;
 use larder_protocol::peer::RowSpan;
 use larder_protocol::table::Epoch;
 
@@ -41,6 +42,32 @@ fn each_home_gets_one_message_with_its_chunks_alone() {
     positions.sort_unstable();
     assert_eq!(positions, (0..200).collect::<Vec<_>>());
     assert!(lookup.take_asks().is_empty());
+}
+
+#[test]
+fn what_nodes_of_version_1_announce_in_their_shorter_runs_is_found() {
+    let merged = table(1, &[(1, 1), (2, 2), (3, 3)].into());
+    let hashes = (0..100).map(|number| ChunkHash([number; 32])).collect();
+    let chunks: Vec<ChunkRef> = Chain::from_root(ChunkHash([255; 32]), hashes).chunks().collect();
+    let row_before = |number: usize| {
+        let anchor = &chunks[run_start_before(number as u32) as usize];
+        RowKey::new(&SPACE, &ChunkRef { anchor: anchor.hash, ..chunks[number] })
+    };
+    let found = |table: &Arc<Table>| {
+        let view = view(Arc::clone(table));
+        let mut lookup = Lookup::new(&SPACE, &chunks, &view, &Cache::default(), NOW);
+        for HomeAsk { find: Find { epoch, rows }, positions, .. } in lookup.take_asks() {
+            let is_there = |row: &RowKey| (0..chunks.len()).any(|number| row_before(number) == *row);
+            let at = (0..).zip(&rows).filter(|(_, row)| is_there(row));
+            let spans = at.map(|(at, _)| span(at, at + 1, 2)).collect();
+            lookup.fill(&positions, &Rows { epoch, spans }, &view, None, NOW);
+        }
+        lookup.finish(&view).iter().filter(|holders| holders.len() == 1).count()
+    };
+    assert_eq!(found(&merged), 100);
+    let mut fine = Table::clone(&merged);
+    fine.homes[0] = NodeNumber(if fine.homes[1] == NodeNumber(2) { 3 } else { 2 });
+    assert!(found(&Arc::new(fine)) < 50, "without such nodes nobody asks for their rows");
 }
 
 #[test]

@@ -226,7 +226,8 @@ fn chains_that_disagree_with_what_is_cached_are_refused() {
     let refused = f.store.reserve(f.session, f.namespace, &twice, 0, NOW);
     assert_eq!(refused, Err(Refused::Chain(ChainError::Duplicate { hash: name("x") })));
     let start = Start { index: 2, parent: name("q"), anchor: name("q") };
-    let foreign_parent = Chain { links: Links::Linked(start), hashes: vec![name("abc")] };
+    let foreign_parent =
+        Chain { links: Links::Linked(start), hashes: vec![name("abc")], anchor_before: None };
     let refused = f.store.reserve(f.session, f.namespace, &foreign_parent, 0, NOW);
     assert!(matches!(refused, Err(Refused::Chain(ChainError::Disagrees { .. }))));
     assert_eq!(f.store.index.len(), 3);

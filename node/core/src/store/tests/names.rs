@@ -4,6 +4,7 @@ use larder_protocol::chain::{Links, Start};
 use larder_protocol::{ChunkRef, PoolSet};
 
 use super::super::ids::NamespaceId;
+use super::super::journal::{Change, ChangeKind};
 use super::super::{PeerStoreLimits, Refused};
 use super::*;
 
@@ -18,7 +19,8 @@ fn shared(slots: u32, capacity: u64) -> Fixture {
 
 fn tail(index: u32, parent: &str, anchor: &str, hashes: &[&str]) -> Chain {
     let start = Start { index, parent: name(parent), anchor: name(anchor) };
-    Chain { links: Links::Linked(start), hashes: hashes.iter().map(|hash| name(hash)).collect() }
+    let hashes = hashes.iter().map(|hash| name(hash)).collect();
+    Chain { links: Links::Linked(start), hashes, anchor_before: None }
 }
 
 impl Fixture {
@@ -70,13 +72,56 @@ fn a_chunk_that_is_its_own_parent_or_comes_before_its_parent_in_one_list_is_refu
 }
 
 #[test]
-fn a_wrong_anchor_is_refused() {
+fn the_tree_knows_a_chunks_anchor_better_than_its_name() {
     let mut f = shared(16, 16);
     f.put("abcdefghij");
     let wrong = tail(10, "abcdefghij", "abcd", &["abcdefghijk"]);
-    f.refuses(&wrong);
-    let right = tail(10, "abcdefghij", "abcdefghi", &["abcdefghijk"]);
-    assert!(f.store.reserve(f.session, f.namespace, &right, 0, NOW).is_ok());
+    assert_eq!(f.store.reserve(f.session, f.namespace, &wrong, 0, NOW).unwrap().chunks.len(), 1);
+    let anchor = |chunk: &str| {
+        let id = f.store.index.find(NamespaceId::of(f.namespace), &name(chunk)).unwrap();
+        f.store.index.name(id).anchor
+    };
+    assert_eq!(anchor("abcdefghijk"), name("abcdefghi"));
+}
+
+#[test]
+fn what_an_earlier_version_anchored_otherwise_moves_to_its_run_when_its_parent_comes() {
+    let mut f = Fixture::new(limits(8, 8));
+    f.store.keep_journal();
+    let fingerprint = spec().fingerprint("a");
+    // Numbers 5, 6 and 7 of the run 1-7, which earlier versions split into 1, 2-3 and 4-7; number 8 begins another.
+    let record = |index: u32, hash: &str, parent: &str, anchor: &str| ChunkRef {
+        hash: name(hash),
+        parent: name(parent),
+        index,
+        anchor: name(anchor),
+    };
+    let children = [
+        record(6, "g", "f", "e"),
+        record(7, "h", "g", "e"),
+        record(7, "i", "g", "e"),
+        record(8, "j", "h", "j"),
+    ];
+    children.iter().for_each(|chunk| assert!(f.store.recovered(&fingerprint, *chunk, PoolSet::ANY)));
+    let changes = f.store.take_changes();
+    assert!(changes.iter().all(|change| change.kind == ChangeKind::Gained) && changes.len() == 4);
+    let parent = record(5, "f", "e", "b");
+    assert!(f.store.recovered(&fingerprint, parent, PoolSet::ANY));
+    let mut rows: Vec<(ChunkRef, bool)> = f
+        .store
+        .take_changes()
+        .into_iter()
+        .map(|Change { chunk, kind, .. }| (chunk, kind == ChangeKind::Gained))
+        .collect();
+    rows.sort_by_key(|(chunk, gained)| (chunk.hash, *gained));
+    let at_home = |chunk: ChunkRef| ChunkRef { anchor: name("b"), ..chunk };
+    let mut wanted = vec![(parent, true)];
+    for chunk in &children[..3] {
+        wanted.extend([(*chunk, false), (at_home(*chunk), true)]);
+    }
+    wanted.sort_by_key(|(chunk, gained)| (chunk.hash, *gained));
+    assert_eq!(rows, wanted);
+    assert_eq!(f.store.usage().refused_names, 0);
 }
 
 #[test]

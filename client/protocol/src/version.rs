@@ -1,0 +1,88 @@
+//! Versions of the protocol between nodes, coordinators and admins.
+//!
+//! The handshake of a connection agrees on the latest version that both sides speak: each names its own, as ALPN protocols
+//! `larder/N`. A release speaks its own version and the one before. Who accepts connections also takes every other version, after
+//! those: where one of them is agreed on, it knows why the two cannot work together, and says so as it closes the connection.
+//!
+//! | version | what is new |
+//! | --- | --- |
+//! | 1 | |
+//! | 2 | tables go as pages; a coordinator says how it stands; drains, offers and the worth of the next victim; 16,384 partitions |
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+/// A version of the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version(u8);
+
+impl Version {
+    /// The first one.
+    pub const FIRST: Self = Self(1);
+    /// The one with drains and offers.
+    pub const SECOND: Self = Self(2);
+    /// The latest one that this release speaks.
+    pub const LATEST: Self = Self::SECOND;
+    /// The earliest one that this release speaks.
+    pub const EARLIEST: Self = Self::FIRST;
+
+    /// Whether this release speaks it.
+    #[must_use]
+    pub fn is_spoken(self) -> bool {
+        (Self::EARLIEST..=Self::LATEST).contains(&self)
+    }
+
+    /// The names of these versions in the handshake, the latest first.
+    #[must_use]
+    pub fn names(spoken: RangeInclusive<Self>) -> Vec<Vec<u8>> {
+        (spoken.start().0..=spoken.end().0)
+            .rev()
+            .map(|number| Self(number).to_string().into_bytes())
+            .collect()
+    }
+
+    /// The names of all other versions that were and will be, the latest first.
+    #[must_use]
+    pub fn other_names(spoken: RangeInclusive<Self>) -> Vec<Vec<u8>> {
+        let mut names = Self::names(Self(0)..=Self(MAX_NUMBER));
+        names.retain(|name| Self::named(name).is_none_or(|version| !spoken.contains(&version)));
+        names
+    }
+
+    /// The version that a name of the handshake stands for.
+    #[must_use]
+    pub fn named(name: &[u8]) -> Option<Self> {
+        let number = name.strip_prefix(b"larder/").and_then(|number| std::str::from_utf8(number).ok());
+        number.and_then(|number| number.parse().ok()).map(Self)
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        self.0
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "larder/{}", self.0)
+    }
+}
+
+/// The highest number that releases to come may name.
+const MAX_NUMBER: u8 = 19;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_version_has_one_name_and_the_spoken_ones_are_apart() {
+        let spoken = || Version::EARLIEST..=Version::LATEST;
+        assert_eq!(Version::names(spoken()), [b"larder/2", b"larder/1"]);
+        let others = Version::other_names(spoken());
+        assert_eq!((others.len(), &others[0][..]), (18, &b"larder/19"[..]));
+        assert!(others.iter().all(|name| !Version::named(name).unwrap().is_spoken()));
+        assert_eq!(Version::named(b"h3"), None);
+    }
+}
