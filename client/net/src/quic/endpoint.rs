@@ -26,6 +26,7 @@ pub struct Endpoint {
     /// How connections of those begin who have not shown who they are.
     strangers: Arc<Mutex<Arc<ServerConfig>>>,
     local: SocketAddr,
+    window_bytes: u32,
 }
 
 /// A connection whose other side has shown who it is.
@@ -33,6 +34,7 @@ pub struct Endpoint {
 pub struct Connection {
     quic: quinn::Connection,
     peer: Arc<Identity>,
+    window_bytes: u32,
 }
 
 /// A connection that came in and has not shown who it is.
@@ -40,6 +42,7 @@ pub struct Connection {
 pub struct Incoming {
     incoming: quinn::Incoming,
     strangers: Arc<ServerConfig>,
+    window_bytes: u32,
 }
 
 /// Why an address cannot be used.
@@ -131,7 +134,8 @@ impl Endpoint {
         let local = endpoint.local_addr().map_err(failed)?;
         let client = Arc::new(Mutex::new(client_config(credentials, &transport)));
         let strangers = Arc::new(Mutex::new(Arc::new(server_config(credentials, &stranger_transport))));
-        Ok(Self { endpoint, transport, stranger_transport, client, strangers, local })
+        let window_bytes = settings.window_bytes;
+        Ok(Self { endpoint, transport, stranger_transport, client, strangers, local, window_bytes })
     }
 
     /// The local address.
@@ -159,7 +163,7 @@ impl Endpoint {
         let quic = self.endpoint.connect_with(config, address, role.server_name())?.await?;
         let peer = identified(&quic)?;
         if peer.role == role && name.is_none_or(|name| peer.name == name) {
-            return Ok(Connection { quic, peer: Arc::new(peer) });
+            return Ok(Connection { quic, peer: Arc::new(peer), window_bytes: self.window_bytes });
         }
         quic.close(CLOSED_FOR_IDENTITY, b"somebody else was expected here");
         Err(ConnectError::SomebodyElse { found: peer, role, name: name.map(str::to_owned) })
@@ -172,7 +176,7 @@ impl Endpoint {
     pub async fn accept(&self) -> Option<Incoming> {
         let incoming = self.endpoint.accept().await?;
         let strangers = Arc::clone(&crate::lock(&self.strangers));
-        Some(Incoming { incoming, strangers })
+        Some(Incoming { incoming, strangers, window_bytes: self.window_bytes })
     }
 
     /// Uses other credentials for connections from now on.
@@ -208,12 +212,12 @@ impl Incoming {
     /// # Cancel safety
     /// Dropped, the connection is closed.
     pub async fn accept(self) -> Result<Connection, Rejected> {
-        finish(self.incoming.accept()).await
+        finish(self.incoming.accept(), self.window_bytes).await
     }
 
     /// Accepts a connection that may send little until [`Connection::admit`].
     pub(super) async fn accept_stranger(self) -> Result<Connection, Rejected> {
-        finish(self.incoming.accept_with(self.strangers)).await
+        finish(self.incoming.accept_with(self.strangers), self.window_bytes).await
     }
 
     /// Whether the other side has proved that it receives at its address.
@@ -229,7 +233,10 @@ impl Incoming {
 }
 
 /// Ends a handshake.
-async fn finish(accepted: Result<quinn::Connecting, ConnectionError>) -> Result<Connection, Rejected> {
+async fn finish(
+    accepted: Result<quinn::Connecting, ConnectionError>,
+    window_bytes: u32,
+) -> Result<Connection, Rejected> {
     let failed = |error: ConnectionError| {
         // TLS alerts have codes of their own (RFC 9001, section 4.8), whoever of the two raised them.
         let code = match &error {
@@ -242,7 +249,7 @@ async fn finish(accepted: Result<quinn::Connecting, ConnectionError>) -> Result<
     };
     let quic = accepted.map_err(failed)?.await.map_err(failed)?;
     match identified(&quic) {
-        Ok(peer) => Ok(Connection { quic, peer: Arc::new(peer) }),
+        Ok(peer) => Ok(Connection { quic, peer: Arc::new(peer), window_bytes }),
         Err(error) => {
             quic.close(CLOSED_FOR_IDENTITY, error.to_string().as_bytes());
             Err(Rejected { reason: "identity", source: Box::new(error) })
@@ -263,6 +270,24 @@ impl Connection {
         if is_member {
             self.quic.set_receive_window(VarInt::from_u32(MEMBER_WINDOW_BYTES));
         }
+    }
+
+    /// Lets as many bytes be on their way to here as on a connection that this process made: blocks come on both.
+    pub fn take_blocks(&self) {
+        self.quic.set_receive_window(VarInt::from_u32(self.window_bytes));
+    }
+
+    /// Closes the connection because nothing is in flight on it. A request that is on its way is not served: its asker has to
+    /// ask again on another connection.
+    pub fn close_as_idle(&self) {
+        self.quic.close(CLOSED_AS_IDLE, b"nothing was in flight");
+    }
+
+    /// Whether the other side closed the connection as idle: then it served none of the requests that have no answer.
+    #[must_use]
+    pub fn was_closed_as_idle(&self) -> bool {
+        let reason = self.quic.close_reason();
+        matches!(reason, Some(ConnectionError::ApplicationClosed(close)) if close.error_code == CLOSED_AS_IDLE)
     }
 
     /// The connection, for streams.
@@ -326,3 +351,5 @@ const CLOSE_GRACE: Duration = Duration::from_millis(200);
 
 const CLOSED: VarInt = VarInt::from_u32(0);
 const CLOSED_FOR_IDENTITY: VarInt = VarInt::from_u32(1);
+/// Next to 2, which guests are closed with.
+const CLOSED_AS_IDLE: VarInt = VarInt::from_u32(3);
