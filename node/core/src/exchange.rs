@@ -36,6 +36,7 @@
 //! asked, since a long wait in line says nothing of the peer.
 
 mod busy;
+mod connections;
 mod fetch;
 mod gate;
 mod pace;
@@ -52,6 +53,7 @@ use larder_protocol::table::{NodeNumber, Table};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub use busy::BusyPause;
+pub use connections::{Closing, ConnectionId, Connections, Dialler, MAX_IDLE, MOST_CONNECTIONS};
 pub use fetch::{FOLLOW_PROBE, Turn, Wanted};
 pub use pace::Pace;
 pub use sending::Sending;
@@ -72,6 +74,10 @@ pub struct ExchangeLimits {
     pub batch_bytes: u64,
     /// Bytes of blocks that are sent a second at most, to all peers; as fast as the network is if there is no number.
     pub send_bytes_per_second: Option<NonZeroU64>,
+    /// Connections with other nodes; of more, idle ones are closed.
+    pub connections: usize,
+    /// A connection that nobody used for this time is closed.
+    pub connection_idle: Duration,
 }
 
 /// A node's decisions about its peers.
@@ -87,6 +93,8 @@ pub struct Exchange {
     pub sending: Sending,
     /// How fast it sends.
     pub pace: Pace,
+    /// The connections with other nodes. The shell closes those of [`Connections::poll_close`] after each call.
+    pub connections: Connections,
     effects: VecDeque<Effect>,
     seed: u64,
     last_number: u64,
@@ -123,7 +131,7 @@ pub enum Effect {
     Silent(PeerId),
     /// It answers again.
     Answers(PeerId),
-    /// The peer is no member any more, or its state was lost: close its connection.
+    /// The peer is no member any more, or its state was lost.
     Gone(PeerId),
 }
 
@@ -157,6 +165,7 @@ impl Exchange {
             alarms: BTreeSet::new(),
             sending: Sending::new(limits.sending_bytes),
             pace: Pace::new(limits.send_bytes_per_second),
+            connections: Connections::new(limits.connections, limits.connection_idle),
             effects: VecDeque::new(),
             limits,
             seed,
@@ -174,14 +183,15 @@ impl Exchange {
     pub fn set_table(&mut self, table: Arc<Table>, own: NodeNumber) {
         let before = std::mem::replace(&mut self.table, table);
         self.own = own;
-        for peer in self.peers.keys().copied().collect::<Vec<_>>() {
-            let (was, is) = (before.member(peer.node), self.table.member(peer.node));
-            let is_same = was
-                .zip(is)
-                .is_some_and(|(was, is)| (was.incarnation, &was.name) == (is.incarnation, &is.name));
-            if !is_same {
-                self.forget(peer);
+        for was in &before.members {
+            let is = self.table.member(was.number);
+            if is.is_none_or(|is| (was.incarnation, &was.name) != (is.incarnation, &is.name)) {
+                self.connections.gone(&was.name);
+                self.forget(PeerId { node: was.number, incarnation: was.incarnation });
             }
+        }
+        if let Some(own) = self.table.member(own) {
+            self.connections.set_own(&own.name);
         }
     }
 
@@ -198,6 +208,9 @@ impl Exchange {
 
     /// Drops a peer's state. Its requests end; a request that waits for its turn is told so.
     pub fn forget(&mut self, peer: PeerId) {
+        if let Some(member) = self.table.member(peer.node).filter(|now| now.incarnation == peer.incarnation) {
+            self.connections.gone(&member.name);
+        }
         if self.peers.remove(&peer).is_none() {
             return;
         }
@@ -209,6 +222,7 @@ impl Exchange {
 
     /// Drops the state of all peers, after a fault.
     pub fn begin_anew(&mut self) {
+        self.connections.close_all();
         self.peers.keys().copied().collect::<Vec<_>>().into_iter().for_each(|peer| self.forget(peer));
     }
 
@@ -232,12 +246,14 @@ impl Exchange {
                 Alarm::Probe(peer) => self.probe(peer),
             }
         }
+        self.connections.tick(now);
     }
 
     /// When [`Self::tick`] is due.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
-        self.alarms.first().map(|&(due, _)| due)
+        let alarm = self.alarms.first().map(|&(due, _)| due);
+        alarm.into_iter().chain(self.connections.next_deadline()).min()
     }
 
     /// The next thing to do.
@@ -271,6 +287,8 @@ impl Default for ExchangeLimits {
             sending_bytes: 256 << 20,
             batch_bytes: 4 << 20,
             send_bytes_per_second: None,
+            connections: MOST_CONNECTIONS,
+            connection_idle: MAX_IDLE,
         }
     }
 }

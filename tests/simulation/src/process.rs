@@ -200,7 +200,7 @@ impl World {
             credit_bytes: self.random.u64(8 << 10..=64 << 10),
             sending_bytes: 96 << 10,
             batch_bytes: 24 << 10,
-            send_bytes_per_second: None,
+            ..ExchangeLimits::default()
         };
         let (seed, peer) = (self.random.u64(..), self.address(host));
         let process = Process {

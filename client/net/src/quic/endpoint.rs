@@ -28,6 +28,7 @@ pub struct Endpoint {
     /// How connections of those begin who have not shown who they are.
     strangers: Arc<Mutex<Arc<ServerConfig>>>,
     local: SocketAddr,
+    window_bytes: u32,
 }
 
 /// A connection whose other side has shown who it is.
@@ -36,6 +37,7 @@ pub struct Connection {
     quic: quinn::Connection,
     peer: Arc<Identity>,
     version: Version,
+    window_bytes: u32,
 }
 
 /// A connection that came in and has not shown who it is.
@@ -43,6 +45,7 @@ pub struct Connection {
 pub struct Incoming {
     incoming: quinn::Incoming,
     strangers: Arc<ServerConfig>,
+    window_bytes: u32,
 }
 
 /// Why an address cannot be used.
@@ -150,7 +153,8 @@ impl Endpoint {
         let local = endpoint.local_addr().map_err(failed)?;
         let client = Arc::new(Mutex::new(client_config(credentials, &transport)));
         let strangers = Arc::new(Mutex::new(Arc::new(server_config(credentials, &stranger_transport))));
-        Ok(Self { endpoint, transport, stranger_transport, client, strangers, local })
+        let window_bytes = settings.window_bytes;
+        Ok(Self { endpoint, transport, stranger_transport, client, strangers, local, window_bytes })
     }
 
     /// The local address.
@@ -183,7 +187,7 @@ impl Endpoint {
         let version = agreed(&quic)?;
         let peer = identified(&quic)?;
         if peer.role == role && name.is_none_or(|name| peer.name == name) {
-            return Ok(Connection { quic, peer: Arc::new(peer), version });
+            return Ok(Connection { quic, peer: Arc::new(peer), version, window_bytes: self.window_bytes });
         }
         quic.close(CLOSED_FOR_IDENTITY, b"somebody else was expected here");
         Err(ConnectError::SomebodyElse { found: peer, role, name: name.map(str::to_owned) })
@@ -196,7 +200,7 @@ impl Endpoint {
     pub async fn accept(&self) -> Option<Incoming> {
         let incoming = self.endpoint.accept().await?;
         let strangers = Arc::clone(&crate::lock(&self.strangers));
-        Some(Incoming { incoming, strangers })
+        Some(Incoming { incoming, strangers, window_bytes: self.window_bytes })
     }
 
     /// Uses other credentials for connections from now on.
@@ -232,12 +236,12 @@ impl Incoming {
     /// # Cancel safety
     /// Dropped, the connection is closed.
     pub async fn accept(self) -> Result<Connection, Rejected> {
-        finish(self.incoming.accept()).await
+        finish(self.incoming.accept(), self.window_bytes).await
     }
 
     /// Accepts a connection that may send little until [`Connection::admit`].
     pub(super) async fn accept_stranger(self) -> Result<Connection, Rejected> {
-        finish(self.incoming.accept_with(self.strangers)).await
+        finish(self.incoming.accept_with(self.strangers), self.window_bytes).await
     }
 
     /// Whether the other side has proved that it receives at its address.
@@ -253,7 +257,10 @@ impl Incoming {
 }
 
 /// Ends a handshake.
-async fn finish(accepted: Result<quinn::Connecting, ConnectionError>) -> Result<Connection, Rejected> {
+async fn finish(
+    accepted: Result<quinn::Connecting, ConnectionError>,
+    window_bytes: u32,
+) -> Result<Connection, Rejected> {
     let failed = |error: ConnectionError| {
         let reason = match crypto_alert(&error) {
             Some(NO_APPLICATION_PROTOCOL) => "version",
@@ -265,7 +272,7 @@ async fn finish(accepted: Result<quinn::Connecting, ConnectionError>) -> Result<
     let quic = accepted.map_err(failed)?.await.map_err(failed)?;
     let version = agreed(&quic).map_err(|error| Rejected { reason: "version", source: Box::new(error) })?;
     match identified(&quic) {
-        Ok(peer) => Ok(Connection { quic, peer: Arc::new(peer), version }),
+        Ok(peer) => Ok(Connection { quic, peer: Arc::new(peer), version, window_bytes }),
         Err(error) => {
             quic.close(CLOSED_FOR_IDENTITY, error.to_string().as_bytes());
             Err(Rejected { reason: "identity", source: Box::new(error) })
@@ -292,6 +299,24 @@ impl Connection {
         if is_member {
             self.quic.set_receive_window(VarInt::from_u32(MEMBER_WINDOW_BYTES));
         }
+    }
+
+    /// Lets as many bytes be on their way to here as on a connection that this process made: blocks come on both.
+    pub fn take_blocks(&self) {
+        self.quic.set_receive_window(VarInt::from_u32(self.window_bytes));
+    }
+
+    /// Closes the connection because nothing is in flight on it. A request that is on its way is not served: its asker has to
+    /// ask again on another connection.
+    pub fn close_as_idle(&self) {
+        self.quic.close(CLOSED_AS_IDLE, b"nothing was in flight");
+    }
+
+    /// Whether the other side closed the connection as idle: then it served none of the requests that have no answer.
+    #[must_use]
+    pub fn was_closed_as_idle(&self) -> bool {
+        let reason = self.quic.close_reason();
+        matches!(reason, Some(ConnectionError::ApplicationClosed(close)) if close.error_code == CLOSED_AS_IDLE)
     }
 
     /// The connection, for streams.
@@ -380,6 +405,7 @@ const CLOSE_GRACE: Duration = Duration::from_millis(200);
 const CLOSED: VarInt = VarInt::from_u32(0);
 const CLOSED_FOR_IDENTITY: VarInt = VarInt::from_u32(1);
 const CLOSED_FOR_VERSION: VarInt = VarInt::from_u32(3);
+const CLOSED_AS_IDLE: VarInt = VarInt::from_u32(4);
 
 /// The alert of a server that speaks none of the client's protocols (RFC 7301, section 3.2).
 const NO_APPLICATION_PROTOCOL: u8 = 120;

@@ -122,7 +122,9 @@ impl Guests {
             Err(_) => return Err(TurnedAway { reason: "handshake", source: None }),
         };
         drop(handshake);
-        self.let_in(connection).map(Some)
+        let guest = self.welcome(connection)?;
+        guest.connection.admit(guest.limits.streams, is_member(guest.connection.peer().role));
+        Ok(Some(guest))
     }
 
     /// A place for a handshake with somebody at this address; whether there are many already.
@@ -137,7 +139,11 @@ impl Guests {
         Ok((Handshake { guests: self.clone(), source }, known.handshakes > MANY_HANDSHAKES))
     }
 
-    fn let_in(&self, connection: Connection) -> Result<Guest, TurnedAway> {
+    /// Lets in the other side of a connection that this process made, which may ask on it too.
+    ///
+    /// # Errors
+    /// [`TurnedAway`]: the connection is closed.
+    pub fn welcome(&self, connection: Connection) -> Result<Guest, TurnedAway> {
         let identity = connection.peer().clone();
         let limits = (self.0.limits)(identity.role);
         let is_member = is_member(identity.role);
@@ -174,7 +180,6 @@ impl Guests {
         connected.connections.insert(number, quic);
         *(if is_member { &mut known.members } else { &mut known.others }) += 1;
         drop(known);
-        connection.admit(limits.streams, is_member);
         Ok(Guest { connection, limits, waiting_bytes, guests: self.clone(), number })
     }
 }
@@ -237,7 +242,7 @@ fn is_member(role: Role) -> bool {
     matches!(role, Role::Node | Role::Coordinator)
 }
 
-/// Connections of nodes and coordinators: two of each in the largest cluster.
+/// Connections of nodes and coordinators.
 const MAX_MEMBER_CONNECTIONS: usize = 8_192;
 
 /// Connections of all others, however many they are.

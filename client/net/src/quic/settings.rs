@@ -52,11 +52,11 @@ impl TransportSettings {
         Arc::new(self.config())
     }
 
-    /// For connections of those who have not shown who they are, which only send requests.
+    /// For connections of those who have not shown who they are. A stream's limit cannot be raised later, so the
+    /// connection's bounds them.
     pub(super) fn transport_of_strangers(&self) -> Arc<TransportConfig> {
         let mut transport = self.config();
         transport
-            .stream_receive_window(VarInt::from_u32(STRANGER_STREAM_BYTES))
             .receive_window(VarInt::from_u32(STRANGER_WINDOW_BYTES))
             .max_concurrent_bidi_streams(VarInt::from_u32(1));
         Arc::new(transport)
@@ -86,9 +86,6 @@ impl TransportSettings {
 
 /// Limit of the streams that the other side may have open; further ones wait there.
 pub const MAX_STREAMS: u32 = 256;
-
-/// Bytes of a request that may be on their way before somebody reads it.
-const STRANGER_STREAM_BYTES: u32 = 512 << 10;
 
 /// Bytes of all requests of a connection, until it is known whose it is.
 const STRANGER_WINDOW_BYTES: u32 = 64 << 10;

@@ -1,6 +1,7 @@
 //! What the exchange decides, in virtual time.
 
 mod busy;
+mod connections;
 mod gate;
 mod histories;
 mod sending;
@@ -46,6 +47,8 @@ const LIMITS: ExchangeLimits = ExchangeLimits {
     sending_bytes: 1_000,
     batch_bytes: 4 * UNIT,
     send_bytes_per_second: None,
+    connections: 4,
+    connection_idle: ms(60_000),
 };
 
 const UNIT: u64 = 4 << 10;

@@ -1,0 +1,341 @@
+//! Decides which connections with other nodes are kept, and which one of a pair's is used.
+//!
+//! Two nodes use one connection, in both directions, whichever of them dialled it. Where both dial at once, both keep the one that
+//! the node with the lower name dialled; later the newer one is kept, since a peer that dials again does not see the older one.
+//! The other connection is a *double*: it gets no request from here and is closed once it is idle.
+//!
+//! A connection is idle while no request of either side is in flight on it. Closing an idle one loses no request: a request that
+//! is on its way then was not served, and its asker asks again on another connection. So each side closes without asking the
+//! other. A connection closes when nobody used it for a minute, and beyond a number of connections the one that was used longest
+//! ago. Some requests only ride: they go where a connection is open, and do not keep it open.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The connections of a node with other nodes.
+#[derive(Debug)]
+pub struct Connections {
+    own: Arc<str>,
+    most: usize,
+    max_idle: Duration,
+    kept: BTreeMap<ConnectionId, Kept>,
+    /// By peer: all of its connections.
+    by_peer: BTreeMap<Arc<str>, BTreeSet<ConnectionId>>,
+    /// The idle connections, by the time from which their rest counts.
+    idle: BTreeSet<(Duration, ConnectionId)>,
+    /// Idle ones that get no request from here.
+    idle_leaving: BTreeSet<(Duration, ConnectionId)>,
+    closing: VecDeque<(ConnectionId, Closing)>,
+    last_number: u64,
+}
+
+/// A connection, as long as its process lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(u64);
+
+/// The side that dialled a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialler {
+    /// This node.
+    Here,
+    /// The other node.
+    There,
+}
+
+/// Why a connection is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Closing {
+    /// Nobody used it for a while.
+    Idle,
+    /// There are too many, and it was used longest ago.
+    Bound,
+    /// Another connection with the same node is used, or the node began another life; it is idle.
+    Double,
+    /// The node is no member any more, or its state was lost: what is in flight is lost too.
+    Gone,
+}
+
+impl Closing {
+    /// Whether nothing was in flight, so that the other side asks again.
+    #[must_use]
+    pub fn is_idle(self) -> bool {
+        self != Self::Gone
+    }
+}
+
+#[derive(Debug)]
+struct Kept {
+    peer: Arc<str>,
+    dialler: Dialler,
+    opened: Duration,
+    /// When it was used last, but for requests that ride.
+    used: Duration,
+    in_flight: usize,
+    standing: Standing,
+}
+
+/// What a connection is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// It came from somewhere else than where the peer is: it carries the peer's requests alone.
+    Unknown,
+    /// The peer's connection.
+    Used,
+    /// Another one is used.
+    Double,
+    /// It leads to an earlier life of the peer.
+    Left,
+}
+
+impl Connections {
+    /// No connections. One is closed that nobody used for `max_idle`, and idle ones of more than `most`.
+    #[must_use]
+    pub fn new(most: usize, max_idle: Duration) -> Self {
+        Self {
+            own: Arc::from(""),
+            most,
+            max_idle,
+            kept: BTreeMap::new(),
+            by_peer: BTreeMap::new(),
+            idle: BTreeSet::new(),
+            idle_leaving: BTreeSet::new(),
+            closing: VecDeque::new(),
+            last_number: 0,
+        }
+    }
+
+    /// This node is called so.
+    pub fn set_own(&mut self, name: &str) {
+        if *self.own != *name {
+            self.own = Arc::from(name);
+        }
+    }
+
+    /// A connection with a node of this name is open. Of those dialled there, [`Self::is_at_home`] says which lead to the member.
+    pub fn opened(&mut self, now: Duration, peer: &str, dialler: Dialler) -> ConnectionId {
+        self.last_number += 1;
+        let id = ConnectionId(self.last_number);
+        let peer =
+            self.by_peer.get_key_value(peer).map_or_else(|| Arc::from(peer), |(name, _)| Arc::clone(name));
+        self.by_peer.entry(Arc::clone(&peer)).or_default().insert(id);
+        // A request is on its way from who dialled.
+        let used = if dialler == Dialler::There { now + SETTLES } else { now };
+        let standing = Standing::Unknown;
+        self.kept.insert(id, Kept { peer, dialler, opened: now, used, in_flight: 0, standing });
+        self.idle.insert((used, id));
+        if dialler == Dialler::Here {
+            self.is_at_home(id);
+        }
+        self.settle(now);
+        id
+    }
+
+    /// A connection leads to where the peer is: it is as good as one that was dialled here.
+    pub fn is_at_home(&mut self, id: ConnectionId) {
+        let Some(new) = self.kept.get(&id).filter(|kept| kept.standing == Standing::Unknown) else { return };
+        match self.used(&new.peer) {
+            Some(old) if !self.goes_before(id, old) => self.set_standing(id, Standing::Double),
+            old => {
+                old.into_iter().for_each(|old| self.set_standing(old, Standing::Double));
+                self.set_standing(id, Standing::Used);
+            }
+        }
+    }
+
+    /// Connections that were dialled there, of which nobody knows whether they lead to where the peer is.
+    pub fn unknown(&self) -> impl Iterator<Item = ConnectionId> {
+        self.kept.iter().filter(|(_, kept)| kept.standing == Standing::Unknown).map(|(&id, _)| id)
+    }
+
+    /// The connection for requests to a node.
+    #[must_use]
+    pub fn used(&self, peer: &str) -> Option<ConnectionId> {
+        self.of(peer).find(|id| self.kept[id].standing == Standing::Used)
+    }
+
+    /// A request of either side begins on a connection.
+    pub fn begins(&mut self, id: ConnectionId) {
+        let Some(kept) = self.kept.get_mut(&id) else { return };
+        kept.in_flight += 1;
+        if kept.in_flight == 1 {
+            let (from, set) = self.rests_in(id);
+            set.remove(&(from, id));
+        }
+    }
+
+    /// It has ended: nothing of it is under way any more. `rides` says that it did not count as use.
+    pub fn ends(&mut self, now: Duration, id: ConnectionId, rides: bool) {
+        let Some(kept) = self.kept.get_mut(&id) else { return };
+        if !rides {
+            kept.used = now;
+        }
+        kept.in_flight = kept.in_flight.saturating_sub(1);
+        if kept.in_flight == 0 {
+            let (from, set) = self.rests_in(id);
+            set.insert((from, id));
+        }
+        self.settle(now);
+    }
+
+    /// A connection is closed, by whomever.
+    pub fn closed(&mut self, id: ConnectionId) {
+        let Some(Kept { peer, standing, .. }) = self.remove(id) else { return };
+        if standing != Standing::Used {
+            return;
+        }
+        // The double may be the one that the other side uses.
+        let double = self.of(&peer).filter(|id| self.kept[id].standing == Standing::Double).last();
+        double.into_iter().for_each(|double| self.set_standing(double, Standing::Used));
+    }
+
+    /// A node is no member any more, or began another life. What was dialled here led to the earlier life.
+    pub fn gone(&mut self, peer: &str) {
+        for id in self.of(peer).collect::<Vec<_>>() {
+            match self.kept[&id].dialler {
+                Dialler::Here => self.close(id, Closing::Gone),
+                Dialler::There => self.set_standing(id, Standing::Left),
+            }
+        }
+    }
+
+    /// Closes all connections, after a fault.
+    pub fn close_all(&mut self) {
+        self.kept
+            .keys()
+            .copied()
+            .collect::<Vec<_>>()
+            .into_iter()
+            .for_each(|id| self.close(id, Closing::Gone));
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Duration) {
+        self.settle(now);
+    }
+
+    /// When [`Self::tick`] is due.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Duration> {
+        let pause = if self.is_over() { SETTLES.min(self.max_idle) } else { self.max_idle };
+        let idle = self.idle.first().map(|&(from, _)| from + pause);
+        let leaving = self.idle_leaving.first().map(|&(from, _)| from + MAX_LEAVING);
+        idle.into_iter().chain(leaving).min()
+    }
+
+    /// The next connection to close, and why. It counts no longer.
+    pub fn poll_close(&mut self) -> Option<(ConnectionId, Closing)> {
+        self.closing.pop_front()
+    }
+
+    /// How many are open.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// Whether none is open.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.kept.is_empty()
+    }
+
+    fn of(&self, peer: &str) -> impl DoubleEndedIterator<Item = ConnectionId> + use<'_> {
+        self.by_peer.get(peer).into_iter().flatten().copied()
+    }
+
+    fn is_over(&self) -> bool {
+        self.kept.len() > self.most
+    }
+
+    /// Whether a connection is used, and not the other one.
+    fn goes_before(&self, one: ConnectionId, other: ConnectionId) -> bool {
+        let (one, other) = (&self.kept[&one], &self.kept[&other]);
+        let is_by_lower = |kept: &Kept| (kept.dialler == Dialler::Here) == (*self.own < *kept.peer);
+        let are_together = one.opened.abs_diff(other.opened) <= TOGETHER;
+        if are_together && is_by_lower(one) != is_by_lower(other) {
+            is_by_lower(one)
+        } else {
+            one.opened >= other.opened
+        }
+    }
+
+    fn set_standing(&mut self, id: ConnectionId, standing: Standing) {
+        let (from, set) = self.rests_in(id);
+        let is_idle = set.remove(&(from, id));
+        let Some(kept) = self.kept.get_mut(&id) else { return };
+        kept.standing = standing;
+        if is_idle {
+            let (from, set) = self.rests_in(id);
+            set.insert((from, id));
+        }
+    }
+
+    /// Where a connection stands when it is idle, and since when.
+    fn rests_in(&mut self, id: ConnectionId) -> (Duration, &mut BTreeSet<(Duration, ConnectionId)>) {
+        let kept = self.kept.get(&id);
+        let from = kept.map_or(Duration::ZERO, |kept| kept.used);
+        match kept.map(|kept| kept.standing) {
+            Some(Standing::Double | Standing::Left) => (from, &mut self.idle_leaving),
+            _ => (from, &mut self.idle),
+        }
+    }
+
+    /// Closes what is idle for too long or too much.
+    fn settle(&mut self, now: Duration) {
+        let is_over = |first: Option<&(Duration, ConnectionId)>, pause| {
+            first.filter(|&&(from, _)| from + pause <= now).map(|&(_, id)| id)
+        };
+        while let Some(id) = is_over(self.idle_leaving.first(), MAX_LEAVING) {
+            self.close(id, Closing::Double);
+        }
+        while let Some(id) = is_over(self.idle.first(), self.max_idle) {
+            self.close(id, Closing::Idle);
+        }
+        while self.is_over()
+            && let Some(id) = is_over(self.idle.first(), SETTLES)
+        {
+            self.close(id, Closing::Bound);
+        }
+    }
+
+    fn close(&mut self, id: ConnectionId, why: Closing) {
+        if self.remove(id).is_some() {
+            self.closing.push_back((id, why));
+        }
+    }
+
+    fn remove(&mut self, id: ConnectionId) -> Option<Kept> {
+        let (from, set) = self.rests_in(id);
+        set.remove(&(from, id));
+        let kept = self.kept.remove(&id)?;
+        if let Some(of_peer) = self.by_peer.get_mut(&kept.peer) {
+            of_peer.remove(&id);
+            if of_peer.is_empty() {
+                self.by_peer.remove(&kept.peer);
+            }
+        }
+        Some(kept)
+    }
+}
+
+impl Default for Connections {
+    fn default() -> Self {
+        Self::new(MOST_CONNECTIONS, MAX_IDLE)
+    }
+}
+
+/// Connections with other nodes, by default: an idle one costs its peer and this node a packet every two seconds each.
+pub const MOST_CONNECTIONS: usize = 96;
+
+/// A connection that nobody used for this time is closed, by default.
+pub const MAX_IDLE: Duration = Duration::from_secs(60);
+
+/// A connection that gets no request from here is closed after this rest.
+const MAX_LEAVING: Duration = Duration::from_secs(1);
+
+/// A connection that was used within this time stays, though there are too many: its asker may only just have it.
+const SETTLES: Duration = Duration::from_millis(250);
+
+/// Connections between two nodes that were made within this time are of two dials at once.
+const TOGETHER: Duration = Duration::from_secs(3);
