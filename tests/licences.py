@@ -8,8 +8,10 @@ import tomllib
 
 with open("deny.toml", "rb") as file:
     allowed = set(tomllib.load(file)["licenses"]["allow"])
+# What the images have beyond the default.
+features = "larder-cli/etcd,larder-cli/kubernetes"
 # What is built for other systems is no part of Larder.
-command = ["cargo", "metadata", "--format-version", "1", "--locked"]
+command = ["cargo", "metadata", "--format-version", "1", "--locked", "--features", features]
 for target in ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"]:
     command += ["--filter-platform", target]
 metadata = json.loads(subprocess.check_output(command))

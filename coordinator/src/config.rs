@@ -121,12 +121,24 @@ pub struct ElectionConfig {
     pub renew_within_ms: u64,
     /// Time between renewals, and between looks at the lease.
     pub retry_ms: u64,
-    /// The key in etcd. Clusters that share etcd have different names.
+    /// The key in etcd, or the Lease in the account's own namespace. Clusters that share it have different names.
     pub name: String,
     /// The host at which nodes and other coordinators reach this one; by default, the address that it listens on.
     pub advertise: Option<String>,
     /// URLs of etcd's members.
     pub endpoints: Option<Vec<String>>,
+    /// Certificates of the authorities that etcd's members are trusted by (PEM). URLs with `https` need it.
+    pub ca: Option<PathBuf>,
+    /// The certificate chain that this coordinator shows to etcd (PEM).
+    pub certificate: Option<PathBuf>,
+    /// Its private key (PEM).
+    pub key: Option<PathBuf>,
+    /// The user in etcd.
+    pub user: Option<String>,
+    /// The file that has the user's password, and nothing else.
+    pub password_file: Option<PathBuf>,
+    /// The file that says how to reach the API server of Kubernetes; by default `KUBECONFIG`, or the pod's service account.
+    pub kubeconfig: Option<PathBuf>,
 }
 
 /// Where coordinators meet to elect a leader.
@@ -138,6 +150,8 @@ pub enum Backend {
     Embedded,
     /// A key in etcd.
     Etcd,
+    /// A Lease in Kubernetes.
+    Kubernetes,
 }
 
 /// Why a config file cannot be used.
@@ -189,6 +203,14 @@ pub enum ConfigError {
     /// etcd is nowhere.
     #[error("election: name etcd's members, as endpoints = [\"http://etcd.example:2379\"]")]
     NoEndpoints,
+    /// etcd's members cannot be trusted, or need no trust.
+    #[error(
+        "election: endpoints that begin with https:// need `ca`, and only they have `ca`, `certificate` and `key`"
+    )]
+    NoTrust,
+    /// Half of what proves an identity.
+    #[error("election: give both or none of `certificate` and `key`, and of `user` and `password_file`")]
+    HalfIdentity,
     /// A fraction outside of 0 to 1.
     #[error("`tracing.sample_ratio` is {found}: set it to between 0 and 1")]
     SampleRatio {
@@ -235,8 +257,8 @@ impl Config {
         if !(0 < retry_ms && retry_ms < renew_within_ms && renew_within_ms < lease_ms) {
             return Err(ConfigError::Hasty { retry_ms, renew_within_ms, lease_ms });
         }
-        if backend == Backend::Etcd && self.election.endpoints.as_ref().is_none_or(Vec::is_empty) {
-            return Err(ConfigError::NoEndpoints);
+        if backend == Backend::Etcd {
+            self.election.check_etcd()?;
         }
         let found = self.tracing.sample_ratio;
         if !(0.0..=1.0).contains(&found) {
@@ -281,6 +303,24 @@ impl ElectionConfig {
     pub(crate) fn timing(&self) -> Timing {
         let Self { lease_ms, renew_within_ms, retry_ms, .. } = *self;
         Timing { lease_ms, renew_within_ms, retry_ms }
+    }
+
+    fn check_etcd(&self) -> Result<(), ConfigError> {
+        let Some(endpoints) = self.endpoints.as_ref().filter(|endpoints| !endpoints.is_empty()) else {
+            return Err(ConfigError::NoEndpoints);
+        };
+        let is_secret = |endpoint: &String| endpoint.starts_with("https://");
+        if !endpoints.iter().all(|endpoint| is_secret(endpoint) == self.ca.is_some())
+            || (self.ca.is_none() && self.certificate.is_some())
+        {
+            return Err(ConfigError::NoTrust);
+        }
+        if self.certificate.is_some() != self.key.is_some()
+            || self.user.is_some() != self.password_file.is_some()
+        {
+            return Err(ConfigError::HalfIdentity);
+        }
+        Ok(())
     }
 }
 
@@ -330,6 +370,12 @@ impl Default for ElectionConfig {
             name: "larder-coordinator".into(),
             advertise: None,
             endpoints: None,
+            ca: None,
+            certificate: None,
+            key: None,
+            user: None,
+            password_file: None,
+            kubeconfig: None,
         }
     }
 }
@@ -393,6 +439,21 @@ mod tests {
         let error = read("[election]\nbackend = 'etcd'").unwrap_err();
         assert!(error.to_string().contains("endpoints = [\"http://"), "{error}");
         assert!(read("[election]\nbackend = 'zookeeper'").is_err());
+        let etcd = |scheme, more: &str| {
+            read(&format!("[election]\nbackend = 'etcd'\nendpoints = ['{scheme}://etcd:2379']\n{more}"))
+        };
+        for (scheme, more) in
+            [("https", ""), ("http", "ca = 'ca.pem'"), ("http", "certificate = 'c'\nkey = 'k'")]
+        {
+            assert!(matches!(etcd(scheme, more), Err(ConfigError::NoTrust)), "{scheme} {more}");
+        }
+        for more in ["key = 'k'", "user = 'larder'", "password_file = 'p'"] {
+            assert!(matches!(
+                etcd("https", &format!("ca = 'ca.pem'\n{more}")),
+                Err(ConfigError::HalfIdentity)
+            ));
+        }
+        assert!(etcd("https", "ca = 'ca.pem'\nuser = 'larder'\npassword_file = 'p'").is_ok());
     }
 
     #[test]

@@ -155,7 +155,8 @@ impl Election {
             (Answer::Conflict, _) => (self.is_doubtful, self.next) = (true, now),
             (Answer::Failed | Answer::Written(_), _) => {
                 self.is_doubtful = true;
-                self.next = retry;
+                // A leader that waited long for nothing has no time to wait again.
+                self.next = (sent + self.timing.retry_ms).max(now);
             }
         }
         self.lapse(now);

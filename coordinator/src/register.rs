@@ -5,15 +5,18 @@
 
 #[cfg(feature = "etcd")]
 pub mod etcd;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 mod memory;
 
+use std::error::Error;
 use std::time::Duration;
 
 pub use self::memory::Memory;
 use crate::election::{Answer, Ask, Record, Version};
 
 /// A failure of the place that keeps the record.
-pub type Trouble = Box<dyn std::error::Error + Send + Sync>;
+pub type Trouble = Box<dyn Error + Send + Sync>;
 
 /// The place that keeps the record.
 pub trait Register {
@@ -54,7 +57,10 @@ pub(crate) async fn ask(register: &impl Register, ask: &Ask, deadline: Duration)
     match tokio::time::timeout(deadline, asked).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => {
-            tracing::warn!(%error, "the election's register does not answer well");
+            let causes =
+                std::iter::successors(Some(&*error as &(dyn Error + 'static)), |&error| error.source());
+            let error = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+            tracing::warn!(error, "the election's register does not answer well");
             Answer::Failed
         }
         Err(_) => {

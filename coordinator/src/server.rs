@@ -26,6 +26,8 @@ use crate::prefix;
 use crate::published::Published;
 #[cfg(feature = "etcd")]
 use crate::register::etcd::Etcd;
+#[cfg(feature = "kubernetes")]
+use crate::register::kubernetes::Kubernetes;
 use crate::register::{Memory, Register, Trouble};
 use crate::serve::{Server, serve as serve_followers};
 use crate::shared::SharedMembership;
@@ -115,7 +117,8 @@ impl ServeError {
     /// Whether another start can help only after a change of the configuration, or of the things it names.
     #[must_use]
     pub fn is_the_askers(&self) -> bool {
-        let is_of_the_election = matches!(self, Self::NotBuilt { .. } | Self::NoAddress | Self::Rival { .. });
+        let is_of_the_election =
+            matches!(self, Self::NotBuilt { .. } | Self::NoAddress | Self::Register(_) | Self::Rival { .. });
         is_of_the_election || matches!(self, Self::Credentials(_) | Self::NotACoordinator { .. })
     }
 }
@@ -137,13 +140,20 @@ pub async fn run(
         Backend::Embedded => serve(config, None::<Memory>, on_ready, stop).await,
         #[cfg(feature = "etcd")]
         Backend::Etcd => {
-            let endpoints = config.election.endpoints.clone().unwrap_or_default();
-            let register = Etcd::new(&endpoints, config.election.name.clone()).await;
-            let register = register.map_err(ServeError::Register)?;
+            let register = Etcd::new(&config.election).map_err(|error| ServeError::Register(error.into()))?;
             serve(config, Some(register), on_ready, stop).await
         }
         #[cfg(not(feature = "etcd"))]
         Backend::Etcd => Err(ServeError::NotBuilt { backend: "etcd" }),
+        #[cfg(feature = "kubernetes")]
+        Backend::Kubernetes => {
+            let (file, name) = (config.election.kubeconfig.as_deref(), config.election.name.clone());
+            let register = Kubernetes::new(file, name).await;
+            let register = register.map_err(|error| ServeError::Register(error.into()))?;
+            serve(config, Some(register), on_ready, stop).await
+        }
+        #[cfg(not(feature = "kubernetes"))]
+        Backend::Kubernetes => Err(ServeError::NotBuilt { backend: "kubernetes" }),
     }
 }
 

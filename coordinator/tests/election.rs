@@ -105,6 +105,16 @@ fn a_renewal_whose_answer_was_lost_is_found_and_the_leader_goes_on() {
 }
 
 #[test]
+fn a_leader_that_waited_long_for_nothing_asks_again_at_once_and_goes_on() {
+    let (mut register, mut first) = (Register::default(), election(1));
+    register.serve(&mut first, 0);
+    assert!(matches!(first.poll(1_000), Some(Ask::Write(..))));
+    first.answer(Answer::Failed, 3_000);
+    register.serve(&mut first, 3_000);
+    assert_eq!(first.reign(3_000), Some(Reign { term: 1, until: 7_000 }));
+}
+
+#[test]
 fn a_leader_that_resigns_is_followed_at_once() {
     let (mut register, mut first, mut second) = (Register::default(), election(1), election(2));
     register.serve(&mut first, 0);

@@ -18,6 +18,7 @@ CHART = ROOT / "deploy/helm/larder"
 OVERLAYS = {
     "single": ["single"],
     "no-gpu": [],
+    "three-coordinators": ["three-coordinators"],
     "gpu": ["gpu"],
     "gpu-huge-pages": ["gpu", "gpu-huge-pages"],
     "gpu-disk": ["gpu", "disk"],
@@ -124,6 +125,7 @@ def other_charts_are_found(folder, overlays):
         "templates/monitoring.yaml": ("interval: 15s", "interval: 30s"),
         "templates/certificates.yaml": ("duration: 8760h", "duration: 24h"),
         "values-disk.yaml": ("1TiB", "2TiB"),
+        "values-three-coordinators.yaml": ("replicas: 3", "replicas: 2"),
         "values-gpu.yaml": ("arenaMiB: 65536", "arenaMiB: 65537"),
     }
     for i, (file, (old, new)) in enumerate(drifts.items()):
@@ -146,6 +148,9 @@ def values_are_checked():
         {"node": {"arenaMB": 1}},
         {"node": {"arenaMiB": "8Gi"}},
         {"certificates": {"source": "none"}},
+        {"coordinator": {"replicas": 0}},
+        {"coordinator": {"replicas": 6}},
+        {"coordinator": {"replicas": 3, "election": {"backend": "etcd"}}},
         {"node": {"tenants": [{"name": "../red"}]}},
         {"node": {"host": {"arena_bytes": 1}}},
         {"node": {"disk": {"write": "write_back"}}},
@@ -218,6 +223,11 @@ def values_are_checked():
         assert len(to_collector) == 1 and "traces" in json.dumps(to_collector), rules
     assert len(ways_out) == 2, "nodes and coordinator"
     assert coordinator["membership"] == {"grace_ms": 5000}, coordinator
+    documents = render_chart([{"coordinator": {"replicas": 2, "election": {"lease_ms": 15000}, "apiServerPorts": [443, 6443]}}])
+    found = schema_problems(documents) + problems(documents)
+    assert not found, found
+    elected = Manifests(documents).config("coordinator")["election"]
+    assert elected == {"backend": "kubernetes", "name": "larder-leader", "lease_ms": 15000}, elected
     # The store may be anywhere, so the nodes' way out is open at its port: only schemas are held against.
     store = {"url": "s3://chunks", "settings": {"region": "eu-central-1", "virtual_hosted_style_request": "true"}}
     documents = render_chart([{"node": {"object": store, "objectPort": 9000}}])

@@ -59,6 +59,28 @@ def planted(documents):
         "a claim without a size",
         lambda: coordinator["spec"]["volumeClaimTemplates"][0]["spec"].update(resources={"requests": "1Gi"}),
     )
+    peers = of("NetworkPolicy", "coordinator")["spec"]
+    if any(one["kind"] == "Lease" for one in documents):
+        candidate, role = coordinator["spec"]["template"]["spec"], of("Role")["rules"][0]
+        terms = "preferredDuringSchedulingIgnoredDuringExecution"
+        yield "a right to every Lease", lambda: role.pop("resourceNames")
+        yield "a right too many", lambda: role["verbs"].append("delete")
+        yield "a right too few", lambda: role["verbs"].remove("patch")
+        yield "a Lease of another name", lambda: of("Lease")["metadata"].update(name="larder")
+        yield "an election by another name", lambda: change("coordinator.toml", 'name = "', 'name = "my-')
+        yield "another's rights", lambda: of("RoleBinding")["subjects"][0].update(name="larder-node")
+        yield "coordinators that elect nobody", lambda: change("coordinator.toml", '"kubernetes"', '"embedded"')
+        yield "coordinators without a token", lambda: candidate.update(automountServiceAccountToken=False)
+        yield "coordinators without an address", lambda: candidate["containers"][0]["args"].pop()
+        yield "coordinators on one host", lambda: candidate["affinity"]["podAntiAffinity"].pop(terms)
+        yield "coordinators that cannot follow", lambda: peers["ingress"][0]["from"].pop()
+        yield "coordinators that cannot reach the API server", lambda: peers["egress"].pop()
+    else:
+        yield "two coordinators that elect nobody", lambda: coordinator["spec"].update(replicas=2)
+        yield (
+            "a coordinator with a needless token",
+            lambda: coordinator["spec"]["template"]["spec"].update(automountServiceAccountToken=True),
+        )
     if any(one["kind"] == "ServiceMonitor" for one in documents):
         endpoint = of("ServiceMonitor", "node")["spec"]["endpoints"][0]
         yield "a monitor of an unknown port", lambda: endpoint.update(port="metrics")

@@ -14,10 +14,17 @@ from tools import ROOT, Missing, found, run
 CARGO = """#!/bin/sh
 # Stands for the toolchain: checks what it was given, and hands out a program that was built before.
 set -eu
-[ "$*" = "build --profile dist --locked --package larder-cli --bin larder" ]
+[ "$*" = "build --profile dist --locked --package larder-cli --bin larder --features etcd,kubernetes" ]
 [ "$(ls -A | tr '\\n' ' ')" = "CONTEXT" ]
 mkdir -p target/dist
 cp /prebuilt/larder target/dist/larder
+"""
+APT = """#!/bin/sh
+# Stands for the system's packages: checks which are asked for.
+case "$*" in
+update | "install --yes --no-install-recommends protobuf-compiler libprotobuf-dev") ;;
+*) exit 1 ;;
+esac
 """
 CONTEXT = "Cargo.lock Cargo.toml README.md client coordinator deploy node tests "
 ISOLATION = ["--isolation", "chroot"]
@@ -35,8 +42,9 @@ def builds_twice_the_same(folder):
     stand_in(store, folder, "stand-in-base", base)
     (base / "prebuilt").mkdir()
     shutil.copy(program, base / "prebuilt/larder")
-    (base / "bin/cargo").write_text(CARGO.replace("CONTEXT", CONTEXT))
-    (base / "bin/cargo").chmod(0o755)
+    for name, script in [("cargo", CARGO.replace("CONTEXT", CONTEXT)), ("apt-get", APT)]:
+        (base / "bin" / name).write_text(script)
+        (base / "bin" / name).chmod(0o755)
     stand_in(store, folder, "stand-in-rust", base)
 
     identities = []

@@ -24,6 +24,9 @@ resources = load(ROOT / "deploy/kubernetes/resources")
 
 # What deploy/kubernetes/certificates makes.
 ISSUED_SECRETS = set(re.findall(r"^apply (\S+)", (ROOT / "deploy/kubernetes/certificates").read_text(), re.M))
+# What the program does with its Lease where somebody made it.
+REGISTER = (ROOT / "coordinator/src/register/kubernetes.rs").read_text()
+VERBS = [re.search(rf'^const {verb}: &str = "(\w+)";', REGISTER, re.M)[1] for verb in ["GET", "PATCH"]]
 SCRAPER = {"namespace": "monitoring", "labels": {"app": "prometheus"}}
 STRANGER = {"namespace": "larder", "labels": {"app": "stranger"}}
 
@@ -62,7 +65,7 @@ def problems(documents):
     """All that is wrong, a line each."""
     all_ = Manifests(copy.deepcopy(documents))
     found = []
-    for check in [pods, services, monitors, disruption, certificates, configurations, memory, network]:
+    for check in [pods, services, monitors, disruption, certificates, configurations, memory, election, network]:
         found += [f"{check.__name__}: {line}" for line in check(all_)]
     return found
 
@@ -245,8 +248,44 @@ def memory(all_):
         yield f"the node has {has}, its configuration needs {wanted}"
 
 
+def election(all_):
+    """Several coordinators elect a leader through one Lease, to which they have the rights that the program needs, and no more."""
+    stateful, config = all_.workload("coordinator"), all_.config("coordinator").get("election", {})
+    replicas, pod = stateful["spec"]["replicas"], stateful["spec"]["template"]["spec"]
+    if (config.get("backend") == "kubernetes") != (replicas > 1):
+        yield f"{replicas} coordinators, and the election backend {config.get('backend')}"
+    several = replicas > 1
+    if pod["automountServiceAccountToken"] is not several:
+        yield f"{replicas} coordinators, and automountServiceAccountToken {pod['automountServiceAccountToken']}"
+    rules = [rule for role in all_.of("Role") for rule in role["rules"]]
+    wanted = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [config.get("name")]}
+    if rules != ([wanted | {"verbs": VERBS}] if several else []) or all_.of("ClusterRole"):
+        yield f"rights to {rules}, where {replicas} coordinators elect a leader through {config.get('name')}"
+    if not several:
+        return
+    if all_.names("Lease") != {config.get("name")}:
+        yield f"there is no Lease {config.get('name')}, and nobody may make it"
+    bound = [(one["roleRef"]["name"], one["subjects"]) for one in all_.of("RoleBinding")]
+    account = {"kind": "ServiceAccount", "name": pod["serviceAccountName"], "namespace": "larder"}
+    if bound != [(role, [account]) for role in all_.names("Role")]:
+        yield f"the coordinators are not bound to their role: {bound}"
+    (container,) = pod["containers"]
+    fields = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in container.get("env", [])}
+    if container["args"][-2:] != ["--advertise", "$(POD_IP)"] or fields.get("POD_IP") != "status.podIP":
+        yield "the coordinators do not say where they are"
+    apart = pod.get("affinity", {}).get("podAntiAffinity", {}).get("preferredDuringSchedulingIgnoredDuringExecution", [])
+    terms = [one["podAffinityTerm"] for one in apart]
+    if not any(
+        one["topologyKey"] == "kubernetes.io/hostname"
+        and selects(one["labelSelector"]["matchLabels"], pod_labels(all_, "coordinator"))
+        for one in terms
+    ):
+        yield "the coordinators may all be on one host"
+
+
 def network(all_):
     """Who reaches whom: what the processes need, and no more."""
+    several = all_.workload("coordinator")["spec"]["replicas"] > 1
     node, coordinator = all_.config("node"), all_.config("coordinator")
     port = {
         ("node", "peer"): number(node["cluster"]["listen"]),
@@ -260,16 +299,18 @@ def network(all_):
     for to in inside:
         for source, peer in sources.items():
             for name, kind in [("peer", "UDP"), ("http", "TCP")]:
-                if source == to == "coordinator":
-                    continue
                 wanted = source in inside if name == "peer" else scraped and source == "scraper"
+                if source == to == "coordinator":
+                    wanted = name == "peer" and several
                 is_open = allowed(all_, "Ingress", inside[to], peer, kind, port[to, name])
                 is_open &= source not in inside or allowed(all_, "Egress", peer, inside[to], kind, port[to, name])
                 if is_open != wanted:
                     yield f"{source} to {to}, {kind} {port[to, name]}: {'open' if is_open else 'closed'}"
     for source in inside:
-        if allowed(all_, "Egress", inside[source], STRANGER, "TCP", 443):
-            yield f"{source} reaches anybody"
+        reaches = {port for port in [80, 443, 6443] if allowed(all_, "Egress", inside[source], STRANGER, "TCP", port)}
+        # The API server is anywhere.
+        if reaches != ({443, 6443} if several and source == "coordinator" else set()):
+            yield f"{source} reaches anybody at {reaches}"
     if not allowed(all_, "Egress", inside["node"], {"namespace": "kube-system", "labels": {}}, "UDP", 53):
         yield "the node cannot look up names"
 

@@ -92,35 +92,40 @@ def chart_renderer():
     """What renders a chart: render.go, built here."""
     source, binary = ROOT / "tests/deploy/render.go", GO / "render"
     if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
-        root = GO / "root"
-        if not (root / "installed").exists():
-            root.mkdir(parents=True, exist_ok=True)
-            try:
-                run(found("apt-get"), "download", "--quiet", *GO_PACKAGES, cwd=root)
-            except AssertionError as error:
-                said = str(error).strip().splitlines()[-1]
-                raise Missing(f"of Debian's packages of Go and sprig: {said}") from error
-            for package in root.glob("*.deb"):
-                run("dpkg", "-x", package, root)
-                package.unlink()
-            (root / "installed").touch()
-        # The packages' links point to /usr/share; here they are elsewhere.
-        go, share = root / "usr/lib/go-1.19", root / "usr/share/go-1.19"
-        for name in ["src", "api", "misc", "test"]:
-            if (go / name).is_symlink():
-                (go / name).unlink()
-                (go / name).symlink_to(share / name)
-        environment = {
-            "HOME": str(root),
-            "PATH": os.environ["PATH"],
-            "GOROOT": str(go),
-            "GOPATH": str(root / "usr/share/gocode"),
-            "GOCACHE": str(root / "cache"),
-            "GO111MODULE": "off",
-            "CGO_ENABLED": "0",
-        }
-        run(go / "bin/go", "build", "-o", binary, source, env=environment)
+        go, environment = compiler()
+        run(go, "build", "-o", binary, source, env=environment)
     return binary
+
+
+def compiler():
+    """Debian's compiler of Go, with the libraries that a chart needs, and the environment in which it runs."""
+    root = GO / "root"
+    if not (root / "installed").exists():
+        root.mkdir(parents=True, exist_ok=True)
+        try:
+            run(found("apt-get"), "download", "--quiet", *GO_PACKAGES, cwd=root)
+        except AssertionError as error:
+            said = str(error).strip().splitlines()[-1]
+            raise Missing(f"of Debian's packages of Go and sprig: {said}") from error
+        for package in root.glob("*.deb"):
+            run("dpkg", "-x", package, root)
+            package.unlink()
+        (root / "installed").touch()
+    # The packages' links point to /usr/share; here they are elsewhere.
+    go, share = root / "usr/lib/go-1.19", root / "usr/share/go-1.19"
+    for name in ["src", "api", "misc", "test"]:
+        if (go / name).is_symlink():
+            (go / name).unlink()
+            (go / name).symlink_to(share / name)
+    return go / "bin/go", {
+        "HOME": str(root),
+        "PATH": os.environ["PATH"],
+        "GOROOT": str(go),
+        "GOPATH": str(root / "usr/share/gocode"),
+        "GOCACHE": str(root / "cache"),
+        "GO111MODULE": "off",
+        "CGO_ENABLED": "0",
+    }
 
 
 def load_all(text):

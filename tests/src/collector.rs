@@ -1,7 +1,7 @@
 //! A collector of traces: what an OTLP exporter sends is decoded as the official protobuf has it.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write as _};
+use std::io::{BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -13,6 +13,7 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value::Valu
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use prost::Message as _;
 
+use crate::http::read_request;
 use crate::wait;
 
 /// A collector on a free port. Its threads live as long as the test.
@@ -87,33 +88,18 @@ fn serve(stream: TcpStream, seen: &Mutex<Vec<SpanSeen>>) -> anyhow::Result<()> {
     let mut answers = stream.try_clone()?;
     let mut requests = BufReader::new(stream);
     loop {
-        let body = read_request(&mut requests)?;
-        let request = ExportTraceServiceRequest::decode(body.as_slice())?;
+        let request = read_request(&mut requests)?;
+        let is_of_spans = request.method == "POST" && request.path == "/v1/traces";
+        anyhow::ensure!(is_of_spans, "not for spans: {} {}", request.method, request.path);
+        let kind = request.header("content-type");
+        anyhow::ensure!(kind == Some("application/x-protobuf"), "{kind:?}");
+        let request = ExportTraceServiceRequest::decode(request.body.as_slice())?;
         seen.lock().unwrap_or_else(PoisonError::into_inner).extend(spans_of(request));
         let answer = ExportTraceServiceResponse { partial_success: None }.encode_to_vec();
         let head = "HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: ";
         answers.write_all(format!("{head}{}\r\n\r\n", answer.len()).as_bytes())?;
         answers.write_all(&answer)?;
     }
-}
-
-/// The body of a request to take spans.
-fn read_request(stream: &mut impl BufRead) -> anyhow::Result<Vec<u8>> {
-    let mut lines = Vec::new();
-    loop {
-        let mut line = String::new();
-        anyhow::ensure!(stream.read_line(&mut line)? > 0, "the exporter closed the connection");
-        match line.trim_end() {
-            "" => break,
-            line => lines.push(line.to_ascii_lowercase()),
-        }
-    }
-    anyhow::ensure!(lines.iter().any(|line| line == "post /v1/traces http/1.1"), "not for spans: {lines:?}");
-    anyhow::ensure!(lines.iter().any(|line| line == "content-type: application/x-protobuf"), "{lines:?}");
-    let bytes = lines.iter().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
-    let mut body = vec![0; bytes.unwrap_or(0)];
-    stream.read_exact(&mut body)?;
-    Ok(body)
 }
 
 fn spans_of(request: ExportTraceServiceRequest) -> Vec<SpanSeen> {

@@ -1,14 +1,19 @@
 //! An etcd of one member, for elections.
 
-use std::net::TcpListener;
+use std::fs;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 
+use anyhow::Context as _;
+use serde_json::json;
 use tempfile::TempDir;
 
+use crate::tls::Authority;
 use crate::wait;
 
 /// A running etcd. Dropping it kills it.
 pub struct Etcd {
+    command: Command,
     child: Child,
     url: String,
     // Last: the directory goes when nobody writes there any more.
@@ -21,9 +26,59 @@ impl Etcd {
     /// # Errors
     /// Fails if there is one and it does not come up.
     pub fn start() -> anyhow::Result<Option<Self>> {
+        let Some(etcd) = Self::spawn(tempfile::tempdir()?, "http", &[])? else { return Ok(None) };
+        wait::until("etcd serves", || ureq::get(format!("{}/health", etcd.url)).call().ok());
+        Ok(Some(etcd))
+    }
+
+    /// The same with TLS: it serves those only who show a certificate of this authority.
+    ///
+    /// # Errors
+    /// Fails if there is one and it does not come up.
+    pub fn start_tls(authority: &Authority) -> anyhow::Result<Option<Self>> {
+        let files = authority.issue("etcd")?;
         let dir = tempfile::tempdir()?;
-        let [url, peers] = [free_url()?, free_url()?];
-        let folder = dir.path().to_string_lossy().into_owned();
+        let [ca, certificate, key] = ["ca.pem", "etcd.pem", "etcd.key"].map(|name| dir.path().join(name));
+        fs::write(&ca, files.ca_pem)?;
+        fs::write(&certificate, files.certificate_pem)?;
+        fs::write(&key, files.key_pem)?;
+        let flags = [
+            "--client-cert-auth".to_owned(),
+            format!("--trusted-ca-file={}", ca.display()),
+            format!("--cert-file={}", certificate.display()),
+            format!("--key-file={}", key.display()),
+        ];
+        let Some(etcd) = Self::spawn(dir, "https", &flags)? else { return Ok(None) };
+        let address = etcd.url.trim_start_matches("https://").to_owned();
+        wait::until("etcd listens", || TcpStream::connect(&address).ok());
+        Ok(Some(etcd))
+    }
+
+    /// From now on, it serves those only who say a name and a password. There are `root` and `larder`; the password of
+    /// both is their name. `larder` has the key `larder-coordinator` and no other.
+    ///
+    /// # Errors
+    /// Fails if etcd refuses.
+    pub fn require_passwords(&self) -> anyhow::Result<()> {
+        for (path, body) in [
+            ("user/add", json!({"name": "root", "password": "root"})),
+            ("role/add", json!({"name": "root"})),
+            ("user/grant", json!({"user": "root", "role": "root"})),
+            ("user/add", json!({"name": "larder", "password": "larder"})),
+            ("role/add", json!({"name": "election"})),
+            ("role/grant", json!({"name": "election", "perm": {"permType": "READWRITE", "key": KEY}})),
+            ("user/grant", json!({"user": "larder", "role": "election"})),
+            ("enable", json!({})),
+        ] {
+            let asked = ureq::post(format!("{}/v3/auth/{path}", self.url)).send(body.to_string().as_bytes());
+            asked.with_context(|| format!("etcd refuses {path} {body}"))?;
+        }
+        Ok(())
+    }
+
+    fn spawn(dir: TempDir, scheme: &str, more: &[String]) -> anyhow::Result<Option<Self>> {
+        let [url, peers] = [free_url(scheme)?, free_url("http")?];
+        let folder = dir.path().join("data").to_string_lossy().into_owned();
         let cluster = format!("default={peers}");
         let flags = [
             ("--data-dir", &folder),
@@ -35,15 +90,24 @@ impl Etcd {
         ];
         let mut command = Command::new("etcd");
         command.args(["--unsafe-no-fsync", "--logger", "zap"]).stdout(Stdio::null()).stderr(Stdio::null());
-        command.args(flags.iter().flat_map(|(flag, value)| [*flag, value.as_str()]));
+        command.args(flags.iter().flat_map(|(flag, value)| [*flag, value.as_str()])).args(more);
         let child = match command.spawn() {
             Ok(child) => child,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let etcd = Self { child, url, _dir: dir };
-        wait::until("etcd serves", || ureq::get(format!("{}/health", etcd.url)).call().ok());
-        Ok(Some(etcd))
+        Ok(Some(Self { command, child, url, _dir: dir }))
+    }
+
+    /// Kills it and starts it again with what it had written.
+    ///
+    /// # Errors
+    /// Fails if it cannot be started.
+    pub fn restart(&mut self) -> anyhow::Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        self.child = self.command.spawn()?;
+        Ok(())
     }
 
     /// Where clients reach it.
@@ -62,6 +126,9 @@ impl Drop for Etcd {
 }
 
 /// A URL with a port that was free a moment ago: etcd does not tell which port it took.
-fn free_url() -> anyhow::Result<String> {
-    Ok(format!("http://{}", TcpListener::bind("127.0.0.1:0")?.local_addr()?))
+fn free_url(scheme: &str) -> anyhow::Result<String> {
+    Ok(format!("{scheme}://{}", TcpListener::bind("127.0.0.1:0")?.local_addr()?))
 }
+
+/// `larder-coordinator`, as etcd's JSON has bytes.
+const KEY: &str = "bGFyZGVyLWNvb3JkaW5hdG9y";

@@ -1,61 +1,120 @@
-//! Two hosts: network namespaces of this machine, joined by a cable.
+//! Hosts: network namespaces of this machine, joined by a switch.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::PermissionsExt as _;
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 
 use anyhow::{Context as _, ensure};
 use larder_net::quic::ca::{Authority, Validity};
 use larder_protocol::identity::{Identity, Role};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::TempDir;
 
 use crate::cluster::{credential_files, issue};
 use crate::server::Server;
 
-/// Two network namespaces; dropping them removes them.
+/// Network namespaces, the last of them a switch; dropping them removes them.
 pub struct Hosts {
-    names: [String; 2],
-    programs: [String; 2],
+    names: Vec<String>,
+    programs: Vec<String>,
     // Last: the directory goes when nobody writes there any more.
     dir: TempDir,
 }
 
 impl Hosts {
-    /// Makes both hosts, an authority, and certificates for a coordinator and for `node-0` and `node-1`.
+    /// Makes two hosts, an authority, and certificates for a coordinator and for `node-0` and `node-1`.
     ///
     /// # Errors
     /// Fails where this process may make no network namespaces.
     pub fn new(program: &str) -> anyhow::Result<Self> {
+        Self::of(2, program)
+    }
+
+    /// The same with so many hosts, and as many certificates of nodes.
+    ///
+    /// # Errors
+    /// Fails where this process may make no network namespaces.
+    pub fn of(count: usize, program: &str) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let (authority, files) = Authority::create(Validity::days(1))?;
         fs::write(dir.path().join("ca.pem"), files.certificate_pem)?;
         issue(&authority, dir.path(), &Identity::new(Role::Coordinator, "coordinator"))?;
-        issue(&authority, dir.path(), &Identity::new(Role::Node, "node-0"))?;
-        issue(&authority, dir.path(), &Identity::new(Role::Node, "node-1"))?;
-        let pair = PAIRS.fetch_add(1, Ordering::Relaxed);
-        let names = [0, 1].map(|host| format!("larder-{}-{pair}-{host}", std::process::id()));
-        let programs = [0, 1].map(|host| dir.path().join(format!("on-host-{host}")).display().to_string());
+        let group = GROUPS.fetch_add(1, Ordering::Relaxed);
+        let name = |host| format!("larder-{}-{group}-{host}", std::process::id());
+        let names = (0..=count).map(name).collect();
+        let program_on = |host| dir.path().join(format!("on-host-{host}")).display().to_string();
+        let programs = (0..count).map(program_on).collect();
         let hosts = Self { names, programs, dir };
+        for host in 0..count {
+            issue(&authority, hosts.dir.path(), &Identity::new(Role::Node, &format!("node-{host}")))?;
+        }
         hosts.join(program)?;
         Ok(hosts)
     }
 
     fn join(&self, program: &str) -> anyhow::Result<()> {
-        let [one, other] = &self.names;
-        for (name, script) in self.names.iter().zip(&self.programs) {
+        for name in &self.names {
             ip(&["netns", "add", name])?;
             ip(&["-n", name, "link", "set", "lo", "up"])?;
+        }
+        ip(&["-n", self.switch(), "link", "add", "switch", "type", "bridge"])?;
+        ip(&["-n", self.switch(), "link", "set", "switch", "up"])?;
+        for (host, script) in self.programs.iter().enumerate() {
+            let (name, port) = (&self.names[host], port(host));
             fs::write(script, format!("#!/bin/sh\nexec ip netns exec {name} {program} \"$@\"\n"))?;
             fs::set_permissions(script, fs::Permissions::from_mode(0o755))?;
-        }
-        ip(&["-n", one, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", other])?;
-        for (host, name) in self.names.iter().enumerate() {
+            let peer = ["type", "veth", "peer", "name", &port, "netns", self.switch()];
+            ip(&[&["-n", name, "link", "add", "cable"], &peer[..]].concat())?;
             ip(&["-n", name, "address", "add", &format!("{}/24", Self::address(host)), "dev", "cable"])?;
             ip(&["-n", name, "link", "set", "cable", "up"])?;
+            ip(&["-n", self.switch(), "link", "set", &port, "up"])?;
+            self.plug_in(host)?;
         }
         Ok(())
+    }
+
+    fn switch(&self) -> &str {
+        &self.names[self.programs.len()]
+    }
+
+    /// Takes a host off the switch: all that it sends is lost, and it hears nobody. It sees no difference at its cable.
+    ///
+    /// # Errors
+    /// Fails if the system does not do it.
+    pub fn cut_off(&self, host: usize) -> anyhow::Result<()> {
+        ip(&["-n", self.switch(), "link", "set", &port(host), "nomaster"])
+    }
+
+    /// Joins a host that was cut off to the others again.
+    ///
+    /// # Errors
+    /// Fails if the system does not do it.
+    pub fn plug_in(&self, host: usize) -> anyhow::Result<()> {
+        ip(&["-n", self.switch(), "link", "set", &port(host), "master", "switch"])
+    }
+
+    /// Does something on a host: the sockets that it makes are of that host.
+    ///
+    /// # Errors
+    /// Fails if this thread may not go there.
+    ///
+    /// # Panics
+    /// Panics as `act` does.
+    pub fn on<T: Send>(&self, host: usize, act: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
+        let space = File::open(format!("/run/netns/{}", self.names[host]))?;
+        // A thread of its own goes there and never comes back.
+        thread::scope(|scope| {
+            let there = scope.spawn(move || {
+                move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))?;
+                Ok(act())
+            });
+            there.join().unwrap_or_else(|panic| resume_unwind(panic))
+        })
     }
 
     /// The address of a host.
@@ -64,26 +123,52 @@ impl Hosts {
         format!("198.18.0.{}", host + 1)
     }
 
-    /// Starts a server on a host. Its configuration is that of the book: certificates, names and places, no address but the
-    /// coordinator's, and `more`.
+    /// Starts a server on a host: the coordinator, or `node-0` and so on. Its configuration is that of the book: certificates,
+    /// names and places, no address but the coordinator's, which is on host 0, and `more`.
     ///
     /// # Errors
     /// Fails if it does not come up.
     pub fn start(&self, host: usize, name: &str, more: &str) -> anyhow::Result<Server> {
-        let dir = self.dir.path();
-        let (config, files) = (dir.join(name).with_extension("toml"), credential_files(dir, name));
-        let kind = if name == "coordinator" { "coordinator" } else { "node" };
-        let text = if kind == "coordinator" {
-            format!("[state]\npath = \"{}/state.redb\"\n{more}\n[peer]\n{files}", dir.display())
-        } else {
-            format!(
-                "name = \"{name}\"\n{more}\n[host]\narena_bytes = \"16MiB\"\n\
-                 [[tenants]]\nname = \"default\"\nsocket = \"{}/{name}.sock\"\n\
-                 [cluster]\ncoordinator = \"{}:7601\"\nstaging_bytes = \"2MiB\"\n{files}",
-                dir.display(),
-                Self::address(0)
-            )
-        };
+        if name == "coordinator" {
+            return self.start_coordinator(host, more);
+        }
+        self.start_node(host, name, &format!("{}:7601", Self::address(0)), more)
+    }
+
+    /// Starts a coordinator on a host, with more of its configuration.
+    ///
+    /// # Errors
+    /// Fails if it does not come up.
+    pub fn start_coordinator(&self, host: usize, more: &str) -> anyhow::Result<Server> {
+        let (dir, files) = (self.dir.path(), credential_files(self.dir.path(), "coordinator"));
+        let text =
+            format!("[state]\npath = \"{}/state-{host}.redb\"\n{more}\n[peer]\n{files}", dir.display());
+        self.start_with(host, "coordinator", &format!("coordinator-{host}"), &text)
+    }
+
+    /// Starts a node on a host, which finds its coordinators there.
+    ///
+    /// # Errors
+    /// Fails if it does not come up.
+    pub fn start_node(
+        &self,
+        host: usize,
+        name: &str,
+        coordinators: &str,
+        more: &str,
+    ) -> anyhow::Result<Server> {
+        let (dir, files) = (self.dir.path(), credential_files(self.dir.path(), name));
+        let text = format!(
+            "name = \"{name}\"\n{more}\n[host]\narena_bytes = \"16MiB\"\n\
+             [[tenants]]\nname = \"default\"\nsocket = \"{}/{name}.sock\"\n\
+             [cluster]\ncoordinator = \"{coordinators}\"\nstaging_bytes = \"2MiB\"\n{files}",
+            dir.display(),
+        );
+        self.start_with(host, "node", name, &text)
+    }
+
+    fn start_with(&self, host: usize, kind: &str, name: &str, text: &str) -> anyhow::Result<Server> {
+        let config = self.dir.path().join(name).with_extension("toml");
         fs::write(&config, text)?;
         Server::start(&self.programs[host], kind, &config)
     }
@@ -119,5 +204,10 @@ fn ip(args: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Pairs of hosts that this process made.
-static PAIRS: AtomicU32 = AtomicU32::new(0);
+/// The port of the switch for a host.
+fn port(host: usize) -> String {
+    format!("port-{host}")
+}
+
+/// Groups of hosts that this process made.
+static GROUPS: AtomicU32 = AtomicU32::new(0);

@@ -1,59 +1,33 @@
-//! Several coordinators: one contract for every register of an election, and whole clusters whose leader dies or stands still.
+//! Several coordinators: whole clusters whose leader dies, stands still or is left alone.
 
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use larder_coordinator::election::{Candidate, Record};
-use larder_coordinator::register::{Memory, Register};
+use larder_tests::api_server::Trouble::{
+    AnswerLost, Conflict, Failure, Garbage, Late, Lost, Skewed, Stale, Timeout, TooMany,
+};
+use larder_tests::api_server::{ALL_RIGHTS, ApiServer, NAMESPACE};
 use larder_tests::coordinators::Coordinators;
 use larder_tests::etcd::Etcd;
+use larder_tests::hosts::Hosts;
+use larder_tests::real_api_server::RealApiServer;
+use larder_tests::server::get;
+use larder_tests::tls::Authority;
 use larder_tests::wait;
 use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
 
 use super::LARDER;
 use super::cluster::well_ended;
 use super::faults::replay_lasting;
 
-/// Holds what an election needs of a register: two handles of one register that has no record yet.
-async fn holds_the_contract<R: Register>(one: R, other: R) {
-    let record = |life: u64, renewals| {
-        let holder = Candidate { life, peer: format!("c-{life}:1"), http: format!("[::{life}]:2") };
-        Record { holder, term: u64::MAX >> 2, renewals, lease_ms: 6_000 }
-    };
-    assert_eq!(one.read().await.unwrap(), None);
-    let first = one.write(&record(1, 0), None).await.unwrap().expect("nobody has written");
-    assert_eq!(other.read().await.unwrap(), Some((first.clone(), record(1, 0))));
-    assert_eq!(other.write(&record(2, 0), None).await.unwrap(), None, "there is a record");
-    let second = one.write(&record(1, 1), Some(&first)).await.unwrap().expect("nobody else has written");
-    assert_ne!(first, second, "every write is a change that others see");
-    assert_eq!(other.write(&record(2, 0), Some(&first)).await.unwrap(), None, "that is an old version");
-    assert_eq!(other.read().await.unwrap(), Some((second.clone(), record(1, 1))));
-    // The same record again is another version.
-    let third = other.write(&record(1, 1), Some(&second)).await.unwrap().expect("nobody else has written");
-    assert_ne!(second, third);
-    let mut version = third;
-    for round in 2..12 {
-        let (mine, theirs) = (record(1, round), record(2, round));
-        let (mine, theirs) =
-            futures_util::join!(one.write(&mine, Some(&version)), other.write(&theirs, Some(&version)));
-        let written = [mine.unwrap(), theirs.unwrap()];
-        assert_eq!(written.iter().flatten().count(), 1, "of two writes over one version exactly one is done");
-        let winner = if written[0].is_some() { 1 } else { 2 };
-        let kept = one.read().await.unwrap().expect("there is a record");
-        assert_eq!(Some(&kept.0), written.iter().flatten().next());
-        assert_eq!(kept.1, record(winner, round));
-        version = kept.0;
-    }
-}
-
-#[test]
-fn a_register_in_memory_holds_the_contract() {
-    let register = Memory::default();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(holds_the_contract(register.clone(), register));
-}
-
 /// An etcd, if this build and this machine have one.
-fn etcd() -> Option<Etcd> {
+pub(super) fn etcd() -> Option<Etcd> {
     if !cfg!(feature = "etcd") {
         larder_skips::skip("built without the feature `etcd`, which needs protoc");
         return None;
@@ -65,74 +39,117 @@ fn etcd() -> Option<Etcd> {
     started
 }
 
-#[cfg(feature = "etcd")]
-#[test]
-fn a_key_in_etcd_holds_the_contract() {
-    use larder_coordinator::register::etcd::Etcd as Key;
-
-    let Some(etcd) = etcd() else { return };
-    let endpoints = [etcd.url().to_owned()];
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let key = async |name: &str| Key::new(&endpoints, name.to_owned()).await.unwrap();
-        let (one, same) = (key("one").await, key("one").await);
-        Box::pin(holds_the_contract(one, same)).await;
-        let other = key("two").await;
-        assert_eq!(other.read().await.unwrap(), None, "clusters with other names do not meet");
-        // It dies: that is a failure, and no record that nobody wrote.
-        drop(etcd);
-        let read = tokio::time::timeout(Duration::from_secs(5), other.read()).await;
-        assert!(!matches!(read, Ok(Ok(_))), "{read:?}");
-    });
+/// A stand-in for Kubernetes, and the file that leads there; `None` where this build knows no Leases.
+fn kubernetes() -> Option<(ApiServer, TempDir)> {
+    if !cfg!(feature = "kubernetes") {
+        larder_skips::skip("built without the feature `kubernetes`");
+        return None;
+    }
+    Some((ApiServer::start().unwrap(), tempfile::tempdir().unwrap()))
 }
 
-fn election(etcd: &Etcd) -> String {
-    let times = "lease_ms = 2000\nrenew_within_ms = 1400\nretry_ms = 300";
+/// The keys of `[election]` for etcd.
+fn by_etcd(etcd: &Etcd, times: &str) -> String {
     format!("backend = \"etcd\"\nendpoints = [\"{}\"]\n{times}", etcd.url())
 }
+
+/// The keys of `[election]` for a Lease.
+fn by_lease(kubeconfig: &Path, times: &str) -> String {
+    format!("backend = \"kubernetes\"\nkubeconfig = \"{}\"\n{times}", kubeconfig.display())
+}
+
+fn kubeconfig((api, dir): &(ApiServer, TempDir)) -> PathBuf {
+    api.kubeconfig(dir.path(), &ALL_RIGHTS, NAMESPACE).unwrap()
+}
+
+/// For a register that is near and quick.
+const QUICK: &str = "lease_ms = 2000\nrenew_within_ms = 1400\nretry_ms = 300";
+
+/// The default times.
+const USUAL: &str = "lease_ms = 6000\nrenew_within_ms = 4000\nretry_ms = 1000";
 
 #[expect(clippy::disallowed_methods, reason = "tests of whole processes live in real time")]
 fn now() -> Instant {
     Instant::now()
 }
 
-/// A leader is killed, another one takes over, and the first one comes back.
-const SECONDS_A_KILL: u64 = 6;
+/// So many kills: a few, or as many as the heavy tests do.
+fn kills(usual: u64) -> u64 {
+    if std::env::var_os("LARDER_HEAVY_TESTS").is_some() { 20 } else { usual }
+}
 
 #[test]
 fn leaders_that_are_killed_under_load_fail_no_request_and_move_no_partition() {
     let Some(etcd) = etcd() else { return };
-    let kills = if std::env::var_os("LARDER_HEAVY_TESTS").is_some() { 20 } else { 3 };
-    let mut cluster = Coordinators::start(LARDER, 3, 3, &election(&etcd)).unwrap();
+    leaders_are_killed("etcd, lease 2 s", &by_etcd(&etcd, QUICK), kills(3), 6);
+}
+
+#[test]
+fn leaders_with_the_usual_times_are_killed_and_followed_through_etcd() {
+    let Some(etcd) = etcd() else { return };
+    leaders_are_killed("etcd, lease 6 s", &by_etcd(&etcd, USUAL), kills(1), 12);
+}
+
+#[test]
+fn leaders_with_the_usual_times_are_killed_and_followed_through_a_lease() {
+    let Some(kubernetes) = kubernetes() else { return };
+    leaders_are_killed("Lease, 6 s", &by_lease(&kubeconfig(&kubernetes), USUAL), kills(2), 12);
+}
+
+#[test]
+fn leaders_are_killed_and_followed_through_a_lease_of_a_real_api_server() {
+    if kubernetes().is_none() || std::env::var_os("LARDER_HEAVY_TESTS").is_none() {
+        return larder_skips::skip("only heavy tests start a real API server");
+    }
+    let Some(server) = RealApiServer::start().unwrap() else {
+        return larder_skips::skip("no API server here: tests/deploy/apiserver builds it");
+    };
+    leaders_are_killed("Lease of a real API server, 6 s", &by_lease(&server.admin().unwrap(), USUAL), 20, 12);
+}
+
+#[test]
+fn leaders_are_killed_and_followed_while_the_api_server_does_all_that_it_seldom_does() {
+    let Some(kubernetes) = kubernetes() else { return };
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let usual = [Conflict, Failure, Lost, AnswerLost, Timeout, Stale, Skewed(-30), Skewed(30), Garbage];
+    kubernetes.0.weather(seed, 15, &[&usual[..], &[Late(300), Late(2_500), TooMany(1)]].concat());
+    leaders_are_killed("Lease in bad weather, 6 s", &by_lease(&kubeconfig(&kubernetes), USUAL), kills(1), 15);
+    println!("{:?}", kubernetes.0.happened());
+}
+
+/// Kills the leader so many times under a replay, starts it again each time, and says how long it took to replace it.
+fn leaders_are_killed(what: &str, election: &str, kills: u64, seconds_a_kill: u64) {
+    let mut cluster = Coordinators::start(LARDER, 3, 3, election).unwrap();
     let http = cluster.http();
     let arguments = ["--coordinator", &http, "--block-bytes", "4096"];
-    let (mut replay, _) = replay_lasting(SECONDS_A_KILL * kills, &arguments);
-    let before = cluster.table(cluster.leader().unwrap()).unwrap();
+    let (mut replay, _) = replay_lasting(seconds_a_kill * kills, &arguments);
+    let leader_and_table = |cluster: &Coordinators| {
+        let leader = cluster.leader()?;
+        Some((leader, cluster.table(leader).ok()?))
+    };
+    let (_, before) = wait::until("one leads", || leader_and_table(&cluster));
     let (mut elected, mut followed, mut under_load) = (Vec::new(), Vec::new(), 0);
     for _ in 0..kills {
-        let leader = wait::until("one leads", || cluster.leader());
-        let term = cluster.table(leader).unwrap().epoch.term;
+        let (leader, table) = wait::until("one leads", || leader_and_table(&cluster));
         cluster.kill(leader);
         let killed = now();
-        let next = wait::until("another one leads", || cluster.leader());
+        wait::until("another one leads", || cluster.leader());
         elected.push(killed.elapsed());
         wait::until("all nodes follow it", || {
             let epochs = cluster.epochs_of_nodes();
-            (epochs.len() == 3 && epochs.iter().all(|epoch| epoch.0 > term)).then_some(())
+            (epochs.len() == 3 && epochs.iter().all(|epoch| epoch.0 > table.epoch.term)).then_some(())
         });
         followed.push(killed.elapsed());
-        let after = cluster.table(next).unwrap();
+        let (_, after) = wait::until("one leads", || leader_and_table(&cluster));
         assert_eq!((&after.homes, &after.members), (&before.homes, &before.members));
         cluster.start_again(leader).unwrap();
         under_load += u32::from(replay.is_under_way().unwrap());
     }
-    for (what, times) in [("another leads", &mut elected), ("all nodes follow", &mut followed)] {
+    for (done, times) in [("another leads", &mut elected), ("all nodes follow", &mut followed)] {
         times.sort();
-        println!(
-            "{what}: p50 {:?}, max {:?} after {kills} kills",
-            times[times.len() / 2],
-            times[times.len() - 1]
-        );
+        let (middle, last) = (times[times.len() / 2], times[times.len() - 1]);
+        println!("{what}: {done}: p50 {middle:.2?}, max {last:.2?} after {kills} kills");
     }
     println!("{under_load} of {kills} kills under load");
     assert!(under_load > 0, "the replay was over too early to show anything");
@@ -142,7 +159,7 @@ fn leaders_that_are_killed_under_load_fail_no_request_and_move_no_partition() {
 #[test]
 fn a_leader_that_stood_still_changes_nothing_when_it_wakes_up() {
     let Some(etcd) = etcd() else { return };
-    let cluster = Coordinators::start(LARDER, 3, 3, &election(&etcd)).unwrap();
+    let cluster = Coordinators::start(LARDER, 3, 3, &by_etcd(&etcd, QUICK)).unwrap();
     let old = cluster.leader().unwrap();
     let before = cluster.table(old).unwrap();
     cluster.coordinator(old).signal(Signal::STOP).unwrap();
@@ -162,4 +179,118 @@ fn a_leader_that_stood_still_changes_nothing_when_it_wakes_up() {
     wait::until("the old one follows too", || {
         (cluster.table(old).ok()?.epoch == cluster.table(leader).ok()?.epoch).then_some(())
     });
+}
+
+/// A pod's view: the files of its service account where they always are, and variables that say where the API server is.
+#[test]
+fn a_coordinator_in_a_pod_needs_no_configuration_but_the_backend() {
+    if kubernetes().is_none() {
+        return;
+    }
+    let files = Authority::create().unwrap().issue("server").unwrap();
+    let api = ApiServer::start_on(TcpListener::bind("127.0.0.1:0").unwrap(), Some(&files)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    for (name, content) in [("token", ALL_RIGHTS.token), ("namespace", NAMESPACE), ("ca.crt", &files.ca_pem)]
+    {
+        fs::write(dir.path().join(name), content).unwrap();
+    }
+    let (program, account) = (dir.path().join("larder"), "/var/run/secrets/kubernetes.io/serviceaccount");
+    let script = format!(
+        "#!/bin/sh\nunset KUBECONFIG\nexport HOME=/nowhere KUBERNETES_SERVICE_HOST=127.0.0.1 KUBERNETES_SERVICE_PORT={}\n\
+         exec unshare --mount sh -c 'mount -t tmpfs none /var/run/. && mkdir -p {account} && cp {}/* {account} && exec {LARDER} \"$@\"' sh \"$@\"\n",
+        api.address().port(),
+        dir.path().display()
+    );
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let probe =
+        Command::new("unshare").args(["--mount", "mount", "-t", "tmpfs", "none", "/var/run/."]).output();
+    if !probe.is_ok_and(|probe| probe.status.success()) {
+        return larder_skips::skip("no mount namespaces here");
+    }
+    let program = program.to_str().unwrap();
+    let election = format!("backend = \"kubernetes\"\n{QUICK}");
+    let cluster = Coordinators::start(program, 2, 1, &election).unwrap();
+    wait::until("one leads", || cluster.leader());
+    let holder = api.lease("larder-coordinator").unwrap()["spec"]["holderIdentity"].clone();
+    let leader = cluster.leader().unwrap();
+    assert_eq!(holder, cluster.coordinator(leader).ready("peer"));
+}
+
+/// The leader and its node are taken off the network; the others go on. Nobody obeys a lower term, then or later.
+#[test]
+fn a_leader_that_is_left_alone_stops_and_nobody_obeys_it_then_or_later() {
+    if kubernetes().is_none() {
+        return;
+    }
+    let hosts = match Hosts::of(4, LARDER) {
+        Ok(hosts) => hosts,
+        Err(error) => return larder_skips::skip(&format!("no network namespaces: {error:#}")),
+    };
+    // The register is on host 3, with nobody else.
+    let listener = hosts.on(3, || TcpListener::bind((Hosts::address(3), 0)).unwrap()).unwrap();
+    let api = ApiServer::start_on(listener, None).unwrap();
+    let kubeconfig = api.kubeconfig(hosts.dir(), &ALL_RIGHTS, NAMESPACE).unwrap();
+    let times = "lease_ms = 6000\nrenew_within_ms = 4000\nretry_ms = 300";
+    let election = |host| {
+        format!("[election]\n{}\nadvertise = \"{}\"", by_lease(&kubeconfig, times), Hosts::address(host))
+    };
+    // So impatient that a leader that hears nobody removes them before its right to lead is over.
+    let patience = "[membership]\nheartbeat_ms = 100\nsuspect_after_ms = 300\nremove_after_ms = 900\nremove_reported_after_ms = 900\ngrace_ms = 100";
+    let start = |host| hosts.start_coordinator(host, &format!("{patience}\n{}", election(host))).unwrap();
+    let mut coordinators = [start(0), start(1), start(2)];
+    let all = [0, 1, 2].map(|host| format!("{}:7601", Hosts::address(host))).join(",");
+    let nodes = [0, 1, 2].map(|host| hosts.start_node(host, &format!("node-{host}"), &all, "").unwrap());
+    let status = |host: usize, port: u16| -> Option<Value> {
+        let asked = hosts.on(host, || get(&format!("127.0.0.1:{port}"), "/status")).unwrap();
+        serde_json::from_str(&asked.ok()?).ok()
+    };
+    let epoch = |host: usize| -> Option<(u64, u64)> {
+        let status = status(host, 9440)?;
+        let (term, number) = status["cluster"]["epoch"].as_str()?.split_once('.')?;
+        Some((term.parse().ok()?, number.parse().ok()?))
+    };
+    let members = |host: usize| status(host, 9440).map(|status| status["cluster"]["members"].clone());
+    let leads = |host: &usize| status(*host, 7600).is_some_and(|status| status["follows"] == false);
+    wait::until("all are members", || (0..3).all(|host| members(host) == Some(3.into())).then_some(()));
+    let old = wait::until("one leads", || (0..3).find(leads));
+    let others: Vec<usize> = (0..3).filter(|&host| host != old).collect();
+    let before = epoch(old).unwrap();
+    let mut last = [(0, 0); 3];
+    let mut look = || {
+        for host in 0..3 {
+            let Some(now) = epoch(host) else { continue };
+            assert!(now >= last[host], "node {host} went back from {:?} to {now:?}", last[host]);
+            last[host] = now;
+        }
+        last
+    };
+
+    hosts.cut_off(old).unwrap();
+
+    let alone = wait::until("the old leader makes a table for its node alone", || {
+        look();
+        (members(old) == Some(1.into())).then(|| epoch(old).unwrap())
+    });
+    assert!(alone > before && alone.0 == before.0, "in its own term: {alone:?} after {before:?}");
+    wait::until("the others follow another one", || {
+        let last = look();
+        (others.iter().all(|&host| last[host].0 > before.0) && !leads(&old)).then_some(())
+    });
+    assert_eq!(look()[old].0, before.0, "nobody told the node that was cut off");
+
+    hosts.plug_in(old).unwrap();
+
+    wait::until("all know one table, with all in it", || {
+        let last = look();
+        let is_one = last[0] == last[1] && last[1] == last[2] && last[0].0 > before.0;
+        (is_one && (0..3).all(|host| members(host) == Some(3.into()))).then_some(())
+    });
+    wait::through(Duration::from_secs(3), || _ = look());
+    assert_eq!((0..3).filter(leads).count(), 1);
+    let said = coordinators[old].log();
+    assert!(said.contains("this coordinator leads no more"), "{said}");
+    for server in coordinators.iter_mut().chain(&mut { nodes }) {
+        assert_eq!(server.ended().unwrap(), None, "{}", server.log());
+    }
 }

@@ -44,6 +44,10 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "config")]
     print_config: bool,
 
+    /// The host at which nodes and other coordinators reach this one [default: `[election] advertise`]
+    #[arg(long, value_name = "HOST")]
+    advertise: Option<String>,
+
     /// End with this process, which must be the parent
     #[arg(long, hide = true, value_name = "PID")]
     parent: Option<u32>,
@@ -59,7 +63,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Some(path) => Config::read(path).context(Usage("the coordinator cannot start".into()))?,
         None => Config::default(),
     };
-    let config = Config { tracing: config.tracing.clone().or_from_environment(), ..config };
+    let mut config = Config { tracing: config.tracing.clone().or_from_environment(), ..config };
+    if args.advertise.is_some() {
+        config.election.advertise.clone_from(&args.advertise);
+    }
     actix_rt::System::new().block_on(async {
         let stop = signals::stop()?;
         match larder_coordinator::run(config, announce, stop).await {

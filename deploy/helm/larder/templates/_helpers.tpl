@@ -82,6 +82,13 @@ path = "/var/lib/larder/coordinator.redb"
 [membership]
 {{- include "larder.toml" . }}
 {{- end }}
+{{- if gt (int .Values.coordinator.replicas) 1 }}
+
+[election]
+backend = "kubernetes"
+name = "{{ .Release.Name }}-leader"
+{{- include "larder.toml" .Values.coordinator.election }}
+{{- end }}
 {{- include "larder.tracingToml" . }}
 {{ end -}}
 

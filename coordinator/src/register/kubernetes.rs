@@ -1,0 +1,337 @@
+//! A register in Kubernetes: one Lease, compared by its resource version.
+//!
+//! The record stands in an annotation of the Lease. The fields of the Lease say the same to those who look at it with `kubectl`;
+//! nobody decides by them. A write names the resource version over which it is done, so the API server does at most one of
+//! two.
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt as _, Limited};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use kube::api::{GetParams, Patch, PatchParams, PostParams, Request, Resource as _, ResourceExt as _};
+use kube::client::Body;
+use kube::config::{Config, InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::core::Status;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep_until};
+
+use super::{Register, Trouble};
+use crate::election::{Record, Version};
+
+/// A Lease.
+pub struct Kubernetes {
+    client: Client,
+    leases: Request,
+    name: String,
+    namespace: String,
+    /// Until when the API server wants to be left alone.
+    paused_until: Cell<Option<Instant>>,
+}
+
+/// Why a Lease cannot be used, or why nobody knows whether it was written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KubernetesError {
+    /// Nothing says where the API server is.
+    #[error(
+        "cannot find the API server of Kubernetes: run in a pod with the token of a service account, or name a file in KUBECONFIG or `[election] kubeconfig`"
+    )]
+    NoConfig(#[source] Box<InferConfigError>),
+    /// The file that says so cannot be used.
+    #[error("cannot use the kubeconfig {}", path.display())]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// Its fault.
+        source: Box<KubeconfigError>,
+    },
+    /// There is no client of this configuration.
+    #[error("cannot speak with the API server as the configuration says")]
+    Client(#[source] Box<kube::Error>),
+    /// No answer.
+    #[error("the API server does not answer")]
+    NoAnswer(#[source] Box<kube::Error>),
+    /// An answer that ends too early, or does not end.
+    #[error("the API server's answer cannot be read")]
+    Answer(#[source] Trouble),
+    /// The API server does not know who asks.
+    #[error(
+        "the API server does not know this account (401): is its token mounted, and is it still valid? {message}"
+    )]
+    Unauthorized {
+        /// The server's words.
+        message: String,
+    },
+    /// The account has not the right.
+    #[error(
+        "this account may not {verb} the Lease {name} in the namespace {namespace} (403): bind it to a Role with the rule {}. {message}",
+        rule(verb, name)
+    )]
+    Forbidden {
+        /// The missing right.
+        verb: &'static str,
+        /// The Lease.
+        name: String,
+        /// Its namespace.
+        namespace: String,
+        /// The server's words.
+        message: String,
+    },
+    /// The namespace is missing.
+    #[error(
+        "there is no namespace {namespace} for the Lease {name} (404): make it, or name another one. {message}"
+    )]
+    NoNamespace {
+        /// The namespace.
+        namespace: String,
+        /// The Lease.
+        name: String,
+        /// The server's words.
+        message: String,
+    },
+    /// The API server has too much to do.
+    #[error("the API server has too much to do ({status}){}", pause.map(|pause| format!(": not asked for {pause:?}")).unwrap_or_default())]
+    Busy {
+        /// 429 or 503.
+        status: u16,
+        /// For how long nothing is asked.
+        pause: Option<Duration>,
+    },
+    /// Any other refusal.
+    #[error(
+        "the API server refuses to {verb} the Lease {name} in the namespace {namespace} ({status}): {message}"
+    )]
+    Refused {
+        /// What was asked.
+        verb: &'static str,
+        /// The Lease.
+        name: String,
+        /// Its namespace.
+        namespace: String,
+        /// The answer's status.
+        status: u16,
+        /// The server's words.
+        message: String,
+    },
+    /// The record is none.
+    #[error(
+        "the annotation {ANNOTATION} of the Lease {name} in the namespace {namespace} is damaged: take it away, and the coordinators elect a leader anew"
+    )]
+    Damaged {
+        /// The Lease.
+        name: String,
+        /// Its namespace.
+        namespace: String,
+        /// The fault.
+        source: serde_json::Error,
+    },
+    /// The Lease belongs to another program.
+    #[error(
+        "the Lease {name} in the namespace {namespace} is held by `{holder}`, which is no coordinator of Larder: set `[election] name` to another name"
+    )]
+    Foreign {
+        /// The Lease.
+        name: String,
+        /// Its namespace.
+        namespace: String,
+        /// Its holder.
+        holder: String,
+    },
+}
+
+impl Kubernetes {
+    /// Uses this Lease in the namespace of the account. It connects when it is asked.
+    ///
+    /// # Errors
+    /// [`KubernetesError`]: there is no way to the API server.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn new(kubeconfig: Option<&Path>, name: String) -> Result<Self, KubernetesError> {
+        let mut config = match kubeconfig {
+            Some(path) => from_file(path).await.map_err(|source| KubernetesError::Kubeconfig {
+                path: path.to_owned(),
+                source: Box::new(source),
+            })?,
+            None => Config::infer().await.map_err(|source| KubernetesError::NoConfig(Box::new(source)))?,
+        };
+        config.connect_timeout = Some(CONNECT_DEADLINE);
+        // A write that is done again after a lost answer would find its own version and call it somebody else's.
+        config.default_retry = false;
+        let namespace = config.default_namespace.clone();
+        let client = Client::try_from(config).map_err(|error| KubernetesError::Client(Box::new(error)))?;
+        let leases = Request::new(Lease::url_path(&(), Some(&namespace)));
+        Ok(Self { client, leases, name, namespace, paused_until: Cell::new(None) })
+    }
+
+    /// Asks, as soon as the API server wants to be asked.
+    async fn ask(&self, asked: Asked<'_>) -> Result<Reply, KubernetesError> {
+        let (verb, request) = match asked {
+            Asked::Read => (GET, self.leases.get(&self.name, &GetParams::default())),
+            Asked::Make(lease) => {
+                (CREATE, self.leases.create(&PostParams::default(), lease.to_string().into_bytes()))
+            }
+            // A patch leaves alone what others wrote into the Lease: labels of a chart, for example.
+            Asked::Change(lease) => {
+                (PATCH, self.leases.patch(&self.name, &PatchParams::default(), &Patch::Merge(lease)))
+            }
+        };
+        let request =
+            request.map_err(|error| KubernetesError::Client(Box::new(kube::Error::BuildRequest(error))))?;
+        if let Some(until) = self.paused_until.get() {
+            sleep_until(until).await;
+        }
+        let sent = self.client.send(request.map(Body::from)).await;
+        let answer = sent.map_err(|error| KubernetesError::NoAnswer(Box::new(error)))?;
+        let status = answer.status().as_u16();
+        let pause = answer.headers().get("retry-after").and_then(|value| pause(value.to_str().ok()?));
+        self.paused_until.set(pause.map(|pause| Instant::now() + pause));
+        let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES).collect().await;
+        let body = body.map_err(KubernetesError::Answer)?.to_bytes();
+        let (name, namespace) = (self.name.clone(), self.namespace.clone());
+        let message = || message(&body);
+        Err(match status {
+            200 | 201 => {
+                let lease = serde_json::from_slice(&body);
+                return Ok(Reply::Lease(Box::new(
+                    lease.map_err(|error| KubernetesError::Answer(error.into()))?,
+                )));
+            }
+            404 if verb == CREATE => KubernetesError::NoNamespace { namespace, name, message: message() },
+            404 => return Ok(Reply::Missing),
+            409 => return Ok(Reply::Conflict),
+            401 => KubernetesError::Unauthorized { message: message() },
+            403 => KubernetesError::Forbidden { verb, name, namespace, message: message() },
+            429 | 503 => KubernetesError::Busy { status, pause },
+            status => KubernetesError::Refused { verb, name, namespace, status, message: message() },
+        })
+    }
+
+    fn record_of(&self, lease: &Lease) -> Result<Record, Trouble> {
+        let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
+        let record = match lease.annotations().get(ANNOTATION) {
+            Some(text) => serde_json::from_str(text).map_err(|source| KubernetesError::Damaged {
+                name: self.name.clone(),
+                namespace: self.namespace.clone(),
+                source,
+            })?,
+            // Somebody made it for the coordinators.
+            None => Record::default(),
+        };
+        if !holder.is_empty() && holder != record.holder.peer {
+            let (name, namespace) = (self.name.clone(), self.namespace.clone());
+            return Err(KubernetesError::Foreign { name, namespace, holder: holder.to_owned() }.into());
+        }
+        Ok(record)
+    }
+}
+
+impl Register for Kubernetes {
+    async fn read(&self) -> Result<Option<(Version, Record)>, Trouble> {
+        match self.ask(Asked::Read).await? {
+            Reply::Lease(lease) => Ok(Some((version(&lease)?, self.record_of(&lease)?))),
+            Reply::Missing | Reply::Conflict => Ok(None),
+        }
+    }
+
+    async fn write(&self, record: &Record, over: Option<&Version>) -> Result<Option<Version>, Trouble> {
+        let mut lease = lease(record)?;
+        let reply = if let Some(Version(version)) = over {
+            lease["metadata"]["resourceVersion"] = version.as_str().into();
+            self.ask(Asked::Change(&lease)).await?
+        } else {
+            lease["metadata"]["name"] = self.name.as_str().into();
+            lease["metadata"]["labels"] = json!({"app.kubernetes.io/name": "larder"});
+            self.ask(Asked::Make(&lease)).await?
+        };
+        match reply {
+            Reply::Lease(lease) => Ok(Some(version(&lease)?)),
+            Reply::Missing | Reply::Conflict => Ok(None),
+        }
+    }
+}
+
+/// What the API server is asked to do.
+enum Asked<'a> {
+    Read,
+    Make(&'a Value),
+    Change(&'a Value),
+}
+
+/// What the API server says of a Lease.
+enum Reply {
+    Lease(Box<Lease>),
+    Missing,
+    Conflict,
+}
+
+async fn from_file(path: &Path) -> Result<Config, KubeconfigError> {
+    Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &KubeConfigOptions::default()).await
+}
+
+/// A Lease with this record, as JSON.
+fn lease(record: &Record) -> Result<Value, serde_json::Error> {
+    let now = MicroTime(Timestamp::now());
+    let lease_s = i32::try_from(record.lease_ms.div_ceil(1_000)).unwrap_or(i32::MAX).max(1);
+    let mut spec = json!({
+        "holderIdentity": record.holder.peer,
+        "leaseDurationSeconds": lease_s,
+        "leaseTransitions": i32::try_from(record.term.saturating_sub(1)).unwrap_or(i32::MAX),
+        "renewTime": now,
+    });
+    if record.renewals == 0 {
+        spec["acquireTime"] = json!(now);
+    }
+    let annotations = json!({ANNOTATION: serde_json::to_string(record)?});
+    Ok(json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"annotations": annotations},
+        "spec": spec,
+    }))
+}
+
+fn version(lease: &Lease) -> Result<Version, Trouble> {
+    Ok(Version(lease.resource_version().ok_or("a Lease without a resource version")?))
+}
+
+/// How long the API server wants to be left alone, in seconds.
+fn pause(retry_after: &str) -> Option<Duration> {
+    Some(Duration::from_secs(retry_after.parse().ok()?).min(MAX_PAUSE))
+}
+
+/// The rule of a Role that gives a right to a Lease. The right to make one cannot be bound to its name.
+fn rule(verb: &str, name: &str) -> String {
+    let names = if verb == CREATE { String::new() } else { format!(", resourceNames: [{name}]") };
+    format!("{{apiGroups: [coordination.k8s.io], resources: [leases]{names}, verbs: [{verb}]}}")
+}
+
+/// What the API server says in an answer that is no Lease.
+fn message(body: &[u8]) -> String {
+    let said = serde_json::from_slice::<Status>(body).map(|status| status.message);
+    said.unwrap_or_else(|_| String::from_utf8_lossy(&body[..body.len().min(MAX_MESSAGE_BYTES)]).into_owned())
+}
+
+const GET: &str = "get";
+const PATCH: &str = "patch";
+const CREATE: &str = "create";
+
+/// Where the record stands.
+const ANNOTATION: &str = "larder/record";
+
+/// How long a connection may take.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
+
+/// No API server is left alone for longer.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+
+/// A Lease takes some 1.5 KiB.
+const MAX_ANSWER_BYTES: usize = 1 << 20;
+
+/// Of an answer that is no JSON, so much is shown.
+const MAX_MESSAGE_BYTES: usize = 300;
