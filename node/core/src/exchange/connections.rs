@@ -185,7 +185,7 @@ impl Connections {
             return;
         }
         // The double may be the one that the other side uses.
-        let double = self.of(&peer).filter(|id| self.kept[id].standing == Standing::Double).last();
+        let double = self.of(&peer).rfind(|id| self.kept[id].standing == Standing::Double);
         double.into_iter().for_each(|double| self.set_standing(double, Standing::Used));
     }
 
