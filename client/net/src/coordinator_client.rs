@@ -302,7 +302,7 @@ impl CoordinatorClient {
             }
             CoordinatorMessage::Removed => return Err("this node was removed".into()),
             CoordinatorMessage::Table(page) => self.learn(page)?,
-            CoordinatorMessage::Heard | CoordinatorMessage::Bring => {}
+            CoordinatorMessage::Heard | CoordinatorMessage::Bring | CoordinatorMessage::Reloaded(_) => {}
         }
         Ok(None)
     }

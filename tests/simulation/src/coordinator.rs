@@ -345,7 +345,8 @@ impl World {
             CoordinatorMessage::Contested(_)
             | CoordinatorMessage::Heard
             | CoordinatorMessage::Standing(_)
-            | CoordinatorMessage::Bring => {}
+            | CoordinatorMessage::Bring
+            | CoordinatorMessage::Reloaded(_) => {}
         }
     }
 
