@@ -236,7 +236,7 @@ impl Config {
         Ok(config)
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let MembershipConfig {
             heartbeat_ms,
             suspect_after_ms,

@@ -39,6 +39,9 @@ pub struct Status {
     /// Whether this coordinator does not lead. Then it knows of the nodes what the leader's tables say.
     #[serde(default)]
     pub follows: bool,
+    /// The UDP port at which it serves nodes and admins; 0 if it does not say.
+    #[serde(default)]
+    pub peer_port: u16,
     /// The leader's HTTP address, `HOST:PORT`, if another coordinator leads.
     #[serde(default)]
     pub leader: Option<String>,
@@ -101,6 +104,7 @@ pub(crate) struct State {
     pub(crate) membership: SharedMembership,
     pub(crate) place: Place,
     pub(crate) patience: Patience,
+    pub(crate) peer_port: u16,
     pub(crate) questions: mpsc::Sender<Question>,
     /// Bodies of questions that are being read and understood.
     pub(crate) bodies: Bodies,
@@ -161,6 +165,7 @@ async fn status(state: Data<State>) -> actix_web::Result<HttpResponse> {
         uptime_seconds: state.uptime.elapsed().as_secs_f64(),
         epoch: membership.table().epoch.to_string(),
         follows: !leads,
+        peer_port: state.peer_port,
         leader: leader.filter(|_| !leads),
         nodes: membership.report(now).into_iter().map(node_status).collect(),
         lost: membership.lost(now).into_iter().map(lost_status).collect(),

@@ -9,6 +9,7 @@ mod metrics;
 mod prefix;
 mod published;
 pub mod register;
+mod reload;
 pub mod ring;
 mod serve;
 mod server;
@@ -22,4 +23,4 @@ pub use config::{
 pub use http::{LostStatus, NodeHeld, NodeStatus, PrefixAnswer, PrefixHeld, Status};
 pub use metrics::COORDINATOR;
 pub use published::Published;
-pub use server::{Ready, STOP_WITHIN, ServeError, run, run_elected};
+pub use server::{Ready, STOP_WITHIN, ServeError, run, run_elected, run_from};

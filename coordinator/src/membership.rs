@@ -312,6 +312,11 @@ impl Membership {
         beat
     }
 
+    /// Has other patience from now on. Members keep the heartbeat that they were told.
+    pub fn change_patience(&mut self, patience: Patience) {
+        self.patience = patience;
+    }
+
     /// A node leaves soon, or does not. The partitions that it is home to move now: others know them when it leaves.
     pub fn drains(&mut self, number: NodeNumber, incarnation: u64, drains: bool) {
         let Some(known) = self.current(number, incarnation).filter(|known| known.drains != drains) else {

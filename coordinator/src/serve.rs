@@ -23,6 +23,7 @@ use crate::elect::{Place, Rival};
 use crate::membership::{Beat, JoinRefused};
 use crate::metrics::Metrics;
 use crate::published::Published;
+use crate::reload::Reloads;
 use crate::shared::SharedMembership;
 use crate::uptime::Uptime;
 
@@ -34,6 +35,7 @@ pub(crate) struct Server {
     pub(crate) uptime: Uptime,
     pub(crate) place: Place,
     pub(crate) endpoint: Endpoint,
+    pub(crate) reloads: Reloads,
 }
 
 /// Serves until the endpoint is closed.
@@ -77,6 +79,19 @@ impl Server {
                 // There is room for one.
                 let _ = keep.try_send(CoordinatorMessage::Standing(self.standing()));
                 write((send, connection.version()), messages, self.tables.clone(), &self.metrics).await;
+            }
+            (FollowerMessage::Reload, Role::Admin) => {
+                let by = format!("admin {}", connection.peer().name);
+                let answer = match self.reloads.reload(&by) {
+                    Ok(reloaded) => CoordinatorMessage::Reloaded(Box::new(reloaded)),
+                    Err(refused) => CoordinatorMessage::Refused(refused),
+                };
+                let mut send = send;
+                // Errors: it went away.
+                if write_message(&mut send, &answer).await.is_ok() {
+                    let _ = send.finish();
+                    let _ = timeout(FLUSH_DEADLINE, send.stopped()).await;
+                }
             }
             (FollowerMessage::Who(asker), role) => {
                 if let Some(asker) = asker.filter(|_| role == Role::Coordinator) {
@@ -249,7 +264,12 @@ impl Server {
                     self.membership.lock().leave(number, incarnation);
                     return;
                 }
-                Ok(Some(FollowerMessage::Join(_) | FollowerMessage::Watch | FollowerMessage::Who(_))) => {
+                Ok(Some(
+                    FollowerMessage::Join(_)
+                    | FollowerMessage::Watch
+                    | FollowerMessage::Who(_)
+                    | FollowerMessage::Reload,
+                )) => {
                     return self.metrics.rejected("out_of_order");
                 }
                 Ok(None) | Err(_) => return,

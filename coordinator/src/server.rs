@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +30,7 @@ use crate::register::etcd::Etcd;
 #[cfg(feature = "kubernetes")]
 use crate::register::kubernetes::Kubernetes;
 use crate::register::{Memory, Register, Trouble};
+use crate::reload::Reloads;
 use crate::serve::{Server, serve as serve_followers};
 use crate::shared::SharedMembership;
 use crate::state::{StateError, StateFile};
@@ -136,21 +138,37 @@ pub async fn run(
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
+    run_from(config, None, on_ready, stop).await
+}
+
+/// The same, with a configuration from this file, whose changes count while the coordinator runs.
+///
+/// # Errors
+/// As [`run`].
+///
+/// # Cancel safety
+/// As [`run`].
+pub async fn run_from(
+    config: Config,
+    file: Option<PathBuf>,
+    on_ready: impl FnOnce(Ready),
+    stop: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
     match config.election.backend {
-        Backend::Embedded => serve(config, None::<Memory>, on_ready, stop).await,
+        Backend::Embedded => serve(config, file, None::<Memory>, on_ready, stop).await,
         #[cfg(feature = "etcd")]
         Backend::Etcd => {
             let register = Etcd::new(&config.election).map_err(|error| ServeError::Register(error.into()))?;
-            serve(config, Some(register), on_ready, stop).await
+            serve(config, file, Some(register), on_ready, stop).await
         }
         #[cfg(not(feature = "etcd"))]
         Backend::Etcd => Err(ServeError::NotBuilt { backend: "etcd" }),
         #[cfg(feature = "kubernetes")]
         Backend::Kubernetes => {
-            let (file, name) = (config.election.kubeconfig.as_deref(), config.election.name.clone());
-            let register = Kubernetes::new(file, name).await;
+            let (kubeconfig, name) = (config.election.kubeconfig.as_deref(), config.election.name.clone());
+            let register = Kubernetes::new(kubeconfig, name).await;
             let register = register.map_err(|error| ServeError::Register(error.into()))?;
-            serve(config, Some(register), on_ready, stop).await
+            serve(config, file, Some(register), on_ready, stop).await
         }
         #[cfg(not(feature = "kubernetes"))]
         Backend::Kubernetes => Err(ServeError::NotBuilt { backend: "kubernetes" }),
@@ -170,11 +188,12 @@ pub async fn run_elected(
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    serve(config, Some(register), on_ready, stop).await
+    serve(config, None, Some(register), on_ready, stop).await
 }
 
 async fn serve<R: Register + 'static>(
     config: Config,
+    file: Option<PathBuf>,
     register: Option<R>,
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
@@ -182,11 +201,12 @@ async fn serve<R: Register + 'static>(
     let uptime = Uptime::start();
     let credentials = credentials(&config)?;
     let endpoint = Endpoint::bind(config.peer.listen, &credentials, &TransportSettings::default())?;
-    let (file, state) = StateFile::open(&config.state.path)?;
+    let (state_file, state) = StateFile::open(&config.state.path)?;
     let patience = config.membership.patience();
     let highest_term = state.table.epoch.term;
     let begin = if register.is_some() { Membership::candidate } else { Membership::new };
     let membership = SharedMembership::new(begin(patience.clone(), state, uptime.now()));
+    let reloads = Reloads::new(&config, file, membership.clone());
     let metrics = Metrics::new()?;
     let (files, certificate) = (config.peer.credentials(), metrics.certificate());
     let expires = move |time| certificate.show(time);
@@ -201,6 +221,7 @@ async fn serve<R: Register + 'static>(
         membership: membership.clone(),
         place: place.clone(),
         patience,
+        peer_port: endpoint.local_address().port(),
         questions,
         bodies: Bodies::new(),
         metrics: metrics.clone(),
@@ -217,7 +238,9 @@ async fn serve<R: Register + 'static>(
         uptime,
         place: place.clone(),
         endpoint: endpoint.clone(),
+        reloads: reloads.clone(),
     };
+    actix_rt::spawn(reloads.watch());
     actix_rt::spawn(serve_followers(endpoint.clone(), server));
     actix_rt::spawn(prefix::answer(endpoint.clone(), tables, asked));
     let peer = endpoint.local_address();
@@ -235,7 +258,7 @@ async fn serve<R: Register + 'static>(
     let mut serving = pin!(serving);
     tokio::select! {
         ended = &mut serving => return ended.unwrap_or_else(|error| Err(error.into())).map_err(failed),
-        failed = keep(&membership, &file, &publish, uptime, office.tables.subscribe()) => return Err(failed.into()),
+        failed = keep(&membership, &state_file, &publish, uptime, office.tables.subscribe()) => return Err(failed.into()),
         Some(Rival { address, term }) = office.rivals.recv() => {
             let own = membership.lock().term();
             return Err(ServeError::Rival { address, term, own });

@@ -16,6 +16,7 @@ mod lives;
 mod messages;
 mod peers;
 mod perform;
+mod purge;
 mod siblings;
 mod traces;
 
@@ -39,9 +40,11 @@ use self::disk::Disk;
 pub use self::disk::DiskParts;
 use self::handoff::PeerFollowers;
 use self::lives::Lives;
+pub(crate) use self::messages::PurgeDisk;
 pub use self::messages::{
-    Answer, Ask, AskDrain, AskHoldings, AskNamespaces, AskReport, Client, Close, Drain, Holdings, LimitsAre,
-    Open, ProcessGone, ReplyTo, Report, TakersAre,
+    Answer, Ask, AskDrain, AskHoldings, AskNamespaces, AskPurged, AskReport, BeginPurge, Client, Close,
+    Drain, EndPurge, Holdings, LimitsAre, Open, ProcessGone, PurgePage, ReplyTo, Report, TakersAre,
+    TenantsAre,
 };
 use self::peers::EndedGrants;
 pub use self::peers::{Fetcher, FollowStarter, Peers};
@@ -358,7 +361,8 @@ impl Handler<AskReport> for GpuActor {
     fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> Report {
         let usage = self.core.usage();
         let tenants = self.metrics.observe(&usage, self.clock.now());
-        for (tenant, (held, limit)) in self.tenants.iter().zip(self.core.store().tenant_bytes()) {
+        let of_tenants = self.tenants.iter().zip(self.core.store().tenant_bytes());
+        for (tenant, (held, limit)) in of_tenants.filter(|(tenant, _)| !tenant.is_empty()) {
             self.metrics.tenant_holds(tenant, held, limit);
         }
         let (tokens_asked, tokens_hit) = self.metrics.tokens();

@@ -32,6 +32,7 @@ use crate::exchange::{
 };
 use crate::limits::ClusterLimits;
 use crate::metrics::table::Membership;
+use crate::purge::Purges;
 use crate::reload::Reloads;
 use crate::threads;
 use crate::watched::Watch;
@@ -207,7 +208,7 @@ impl Cluster {
         incarnation: u64,
         weight: u64,
         drains: &Drains,
-        reloads: &Reloads,
+        (reloads, purges): (&Reloads, &Purges),
     ) {
         if let Some(Sharing { peer, directory, .. }) = &self.sharing {
             let services = Services {
@@ -228,6 +229,10 @@ impl Cluster {
                         let reloads = reloads.clone();
                         async move { reloads.reload(&by).await }.boxed_local()
                     })
+                },
+                purge: {
+                    let purges = purges.clone();
+                    Box::new(move |admin, command| purges.command(admin, command))
                 },
                 audit: reloads.audit(),
                 find: directory.clone().recipient(),

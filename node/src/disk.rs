@@ -37,7 +37,8 @@ use log::{Geometry, MIN_SEGMENTS};
 
 pub use metrics::DiskMetrics;
 pub use order::{
-    BlockPlace, Gone, ReadAnswer, ReadOrder, SnapshotPage, Source, Why, WriteAnswer, WriteOrder,
+    BlockPlace, DiskPurge, Gone, PurgedSegment, ReadAnswer, ReadOrder, SnapshotPage, Source, Why,
+    WriteAnswer, WriteOrder,
 };
 pub use tier::{DiskTier, OnGone, Refused};
 

@@ -29,6 +29,7 @@ use crate::drain::Drains;
 use crate::events::{self, Feed};
 use crate::hardware::HardwareStatus;
 use crate::metrics::{SharedMetrics, TenantRates};
+use crate::tenants::Tenants;
 
 /// The body of `GET /status`. Parts of it that a node of another version does not tell are read as empty.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -172,9 +173,8 @@ pub(crate) struct State {
     pub(crate) name: String,
     /// This life of the node, before it joins a cluster.
     pub(crate) incarnation: u64,
-    pub(crate) sockets: BTreeMap<String, PathBuf>,
-    /// The tenants' names, by number.
-    pub(crate) tenants: Vec<String>,
+    /// The tenants, by number.
+    pub(crate) tenants: Tenants,
     /// Set when they run: before, the arena is being made.
     pub(crate) actors: OnceLock<Vec<(Feed, Addr<GpuActor>)>>,
     /// The address at which events are published, once they are.
@@ -275,7 +275,7 @@ async fn status(state: Data<Arc<State>>) -> Json<Status> {
         version: env!("CARGO_PKG_VERSION").into(),
         ready: !reports.is_empty() && reports.iter().all(|(_, report)| report.is_some()),
         uptime_seconds: state.clock.elapsed().as_secs_f64(),
-        sockets: state.sockets.clone(),
+        sockets: state.tenants.sockets(),
         actors: reports
             .into_iter()
             .filter_map(|(device, report)| Some(actor_status(device, &report?)))

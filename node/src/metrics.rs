@@ -106,6 +106,14 @@ impl Metrics {
         self.tenants.window_bytes.with_label_values(&[tenant, "held"])
     }
 
+    /// Shows a tenant's write windows no more.
+    pub fn tenant_left(&self, tenant: &str) {
+        for which in ["limit", "held"] {
+            // An error: it was never shown.
+            _ = self.tenants.window_bytes.remove_label_values(&[tenant, which]);
+        }
+    }
+
     /// Notes whether an actor answers.
     pub fn actor_is_up(&self, device: u16, up: bool) {
         self.operations.up.with_label_values(&[device.to_string()]).set(up.into());

@@ -3,26 +3,24 @@
 //! The file is read and checked as at a start; a file with a fault changes nothing. The settings that can change count at once
 //! ([`with_changes`] has all of them). The others count from the next start on, and the answer names them.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
 
 use actix::Addr;
+use larder_core::store::StoreLimits;
+use larder_net::reload::{differences, in_one_line, when_to_reload};
 use larder_protocol::reload::{ChangedSetting, Reloaded};
-use serde_json::Value;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Mutex;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::sync::{Mutex, mpsc, oneshot};
 
 use crate::actor::{GpuActor, LimitsAre};
 use crate::audit::Audit;
-use crate::config::Config;
+use crate::config::{Config, TenantConfig};
 use crate::drain::Drains;
 use crate::exchange::{PeerActor, SetPace, SetPolicy};
 use crate::host::HostFacts;
 use crate::limits::Limits;
+use crate::tenants::{ChangeTenants, Tenants};
 
 /// Sets the filter of the log; `None` is the default one. The error says why it cannot, for people.
 pub type SetLog = Box<dyn Fn(Option<&str>) -> Result<(), String> + Send + Sync>;
@@ -53,6 +51,8 @@ struct Shared {
 /// The parts of a node that take changes.
 pub(crate) struct Changeable {
     pub(crate) actors: Vec<Addr<GpuActor>>,
+    pub(crate) tenants: Tenants,
+    pub(crate) change_tenants: mpsc::Sender<ChangeTenants>,
     pub(crate) peers: Option<Addr<PeerActor>>,
     pub(crate) drains: Option<Drains>,
 }
@@ -82,7 +82,7 @@ impl Reloads {
     /// # Cancel safety
     /// Dropped, a part of the changes may be made; the next reload makes all.
     pub(crate) async fn reload(&self, by: &str) -> Result<Reloaded, String> {
-        let reloaded = self.try_reload().await;
+        let reloaded = self.try_reload(by).await;
         match &reloaded {
             Ok(Reloaded { applied, at_restart }) => {
                 let settings =
@@ -107,7 +107,23 @@ impl Reloads {
         reloaded
     }
 
-    async fn try_reload(&self) -> Result<Reloaded, String> {
+    /// Notes which tenants came and left.
+    fn note_tenants(audit: &Audit, by: &str, before: &Config, after: &Config) {
+        let only_in = |one: &Config, other: &Config| {
+            let is_new = |tenant: &&TenantConfig| !other.tenants.iter().any(|same| same.name == tenant.name);
+            one.tenants.iter().filter(is_new).map(|tenant| tenant.name.clone()).collect::<Vec<_>>()
+        };
+        for (action, names) in
+            [("add_tenant", only_in(after, before)), ("remove_tenant", only_in(before, after))]
+        {
+            for name in names {
+                tracing::info!(by, tenant = name, action, "tenants have changed");
+                audit.note(by, action, &name, Ok::<_, &str>(()));
+            }
+        }
+    }
+
+    async fn try_reload(&self, by: &str) -> Result<Reloaded, String> {
         let reloadable =
             self.0.reloadable.as_ref().ok_or("the node was started without a configuration file")?;
         let parts = self.0.parts.get().ok_or("the node is starting: try again")?;
@@ -118,7 +134,11 @@ impl Reloads {
         let merged = with_changes(&running, &new);
         let limits = merged.resolve(&reloadable.host).map_err(|error| in_one_line(&error))?;
         let others = differences(&merged, &new).into_iter().map(|setting| setting.key);
-        let reloaded = Reloaded { applied: differences(&running, &merged), at_restart: others.collect() };
+        let reloaded = Reloaded { applied: differences(&*running, &merged), at_restart: others.collect() };
+        if merged.tenants != running.tenants {
+            parts.change_tenants(&limits).await?;
+            Self::note_tenants(&self.0.audit, by, &running, &merged);
+        }
         if merged.log != running.log {
             (reloadable.set_log)(merged.log.as_deref())?;
         }
@@ -133,37 +153,27 @@ impl Reloads {
     /// Dropped, it reloads no more.
     pub(crate) async fn watch(self) {
         let Some(reloadable) = &self.0.reloadable else { return };
-        let mut hangup = match signal(SignalKind::hangup()) {
-            Ok(hangup) => hangup,
-            Err(error) => {
-                return tracing::error!(%error, "SIGHUP and changes of the configuration are not noticed");
-            }
-        };
-        let mut look = interval(LOOK_EVERY);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let stamp =
-            || std::fs::metadata(&reloadable.file).ok().map(|file| (file.modified().ok(), file.len()));
-        let mut known: Option<(Option<SystemTime>, u64)> = stamp();
-        loop {
-            let by = tokio::select! {
-                Some(()) = hangup.recv() => "SIGHUP",
-                _ = look.tick() => "the changed file",
-            };
-            let now = stamp();
-            if by == "SIGHUP" || (now.is_some() && now != known) {
-                // Errors are logged.
-                _ = self.reload(by).await;
-            }
-            known = now.or(known);
-        }
+        // Errors are logged.
+        when_to_reload(&reloadable.file, async |by| _ = self.reload(by).await).await;
     }
 }
 
 impl Changeable {
+    /// Has tenants come, go and change.
+    async fn change_tenants(&self, limits: &Limits) -> Result<(), String> {
+        let (done, changed) = oneshot::channel();
+        let stopping = || "the node is stopping".to_owned();
+        let sent = self.change_tenants.send(ChangeTenants { limits: limits.clone(), done }).await;
+        sent.map_err(|_| stopping())?;
+        changed.await.unwrap_or_else(|_| Err(stopping()))
+    }
+
     async fn change(&self, limits: &Limits, has_other_policy: bool) {
+        let tenants = &limits.tenants;
         for (actor, limits) in self.actors.iter().zip(&limits.actors) {
             // Errors: the actor is stopping.
-            _ = actor.send(LimitsAre(limits.store.clone())).await;
+            let tenant_bytes = self.tenants.bytes(tenants, &limits.store.tenant_bytes);
+            _ = actor.send(LimitsAre(StoreLimits { tenant_bytes, ..limits.store.clone() })).await;
             if has_other_policy {
                 _ = actor.send(SetPolicy(limits.store.policy)).await;
             }
@@ -204,11 +214,7 @@ fn with_changes(running: &Config, new: &Config) -> Config {
     merged.session.max_pinned_fraction = new.session.max_pinned_fraction;
     merged.session.reservation_ttl_ms = new.session.reservation_ttl_ms;
     merged.session.max_pin_ms = new.session.max_pin_ms;
-    for tenant in &mut merged.tenants {
-        if let Some(same) = new.tenants.iter().find(|other| other.name == tenant.name) {
-            tenant.max_bytes = same.max_bytes;
-        }
-    }
+    merged.tenants.clone_from(&new.tenants);
     if let (Some(cluster), Some(new)) = (&mut merged.cluster, &new.cluster) {
         cluster.send_bytes_per_second = new.send_bytes_per_second;
         cluster.drain_ms = new.drain_ms;
@@ -216,61 +222,6 @@ fn with_changes(running: &Config, new: &Config) -> Config {
     }
     merged
 }
-
-/// The settings in which two configurations differ.
-fn differences(before: &Config, after: &Config) -> Vec<ChangedSetting> {
-    let (before, after) = (settings(before), settings(after));
-    let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
-    let value = |settings: &BTreeMap<String, Value>, key: &String| {
-        settings.get(key).map_or_else(|| "null".to_owned(), Value::to_string)
-    };
-    let setting = |key: &String| ChangedSetting {
-        key: key.clone(),
-        before: value(&before, key),
-        after: value(&after, key),
-    };
-    keys.into_iter().map(setting).filter(|setting| setting.before != setting.after).collect()
-}
-
-/// Every setting by its key.
-fn settings(config: &Config) -> BTreeMap<String, Value> {
-    let mut all = BTreeMap::new();
-    // An error: never, since a configuration is made of texts and numbers.
-    add_settings(&mut all, String::new(), serde_json::to_value(config).unwrap_or_default());
-    all
-}
-
-fn add_settings(all: &mut BTreeMap<String, Value>, key: String, value: Value) {
-    let below = |name: &str| if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
-    match value {
-        Value::Object(fields) => {
-            for (name, field) in fields {
-                // What has a name is known by it.
-                if name != "name" || key.is_empty() {
-                    add_settings(all, below(&name), field);
-                }
-            }
-        }
-        Value::Array(items) => {
-            for (at, item) in items.into_iter().enumerate() {
-                let name =
-                    item.get("name").and_then(Value::as_str).map_or_else(|| at.to_string(), str::to_owned);
-                add_settings(all, below(&name), item);
-            }
-        }
-        Value::Null => {}
-        value => _ = all.insert(key, value),
-    }
-}
-
-/// An error and its causes.
-fn in_one_line(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
-}
-
-/// How often the file is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests;

@@ -15,10 +15,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use actix::{Actor, Addr};
 use actix_rt::Arbiter;
 use actix_web::web::{Data, ServiceConfig};
-use larder_core::store::ids::TenantId;
-
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use self::object::Objects;
 use crate::actor::{GpuActor, Parts, Peers};
@@ -39,11 +37,12 @@ use crate::limits::{ActorLimits, Limits, TenantLimits};
 use crate::lookup_log::Recorder;
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::processes::Processes;
+use crate::purge::Purges;
 use crate::reload::{Changeable, Reloadable, Reloads};
-use crate::session::{BindError, Listener, Listening, SessionActor, SessionSettings};
+use crate::session::{BindError, SessionActor, SessionSettings};
 use crate::siblings::{Sibling, Siblings};
+use crate::tenants::{ChangeTenants, Doors, Tenants};
 use crate::threads;
-use crate::window::WindowBudget;
 
 /// The node serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -186,7 +185,8 @@ pub async fn run_on(
     let (listener, http) = bind(limits.http_listen)?;
     let sockets: BTreeMap<String, PathBuf> =
         limits.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.socket.clone())).collect();
-    let state = new_state(&limits, &sockets, &metrics, clock);
+    let tenants_here = Tenants::default();
+    let state = new_state(&limits, &tenants_here, &metrics, clock);
     // Health answers from here on: a large arena takes long to make.
     let (server, serving) = serve_http(listener, http, Arc::clone(&state))?;
 
@@ -195,6 +195,7 @@ pub async fn run_on(
     let (audit, auditing) = start_audit(&limits)?;
     let mut cluster = start_cluster(&limits, &metrics, clock).await?;
     let objects = Objects::start(limits.object.as_ref(), &metrics, &state).await;
+    let stored = objects.as_ref().and_then(Objects::tier);
     let logs = (recorder, audit.clone());
     let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, logs, objects, devices };
     let mut hardware = HardwareStatus::new(&limits, &metrics);
@@ -202,11 +203,17 @@ pub async fn run_on(
     drop(shared);
     let (stopping, watch_stopping) = watch::channel(false);
     let sessions: Vec<SessionActor> = actors.iter().map(|actor| actor.0.clone()).collect();
-    let listening = listen_on_sockets(&limits, sessions.clone(), &metrics, watch_stopping)?;
+    let doors = open_doors(&limits, tenants_here.clone(), sessions.clone(), &metrics, watch_stopping)?;
+    let (change_tenants, tenants_change) = mpsc::channel(1);
+    let listening = Task(actix_rt::spawn(doors.change_when_told(tenants_change)));
     let addresses: Vec<_> = sessions.iter().map(|actor| actor.address.clone()).collect();
     let reloads = Reloads::new(reloadable, audit.clone());
-    let drains = join_cluster(cluster.as_mut(), &limits, &state, &addresses, http, &reloads).await;
-    let reloading = start_reloading(reloads, &addresses, cluster.as_ref(), drains.as_ref());
+    let purges = Purges::new(clock, audit.clone());
+    purges.begin(&addresses, stored);
+    let by_admins = (&reloads, &purges);
+    let drains = join_cluster(cluster.as_mut(), &limits, &state, &addresses, http, by_admins).await;
+    let tenants = (tenants_here, change_tenants);
+    let reloading = start_reloading(reloads, &addresses, tenants, cluster.as_ref(), drains.as_ref());
     _ = state.hardware.set(hardware);
     let feeds: Vec<_> = feeds.into_iter().zip(addresses.iter().cloned()).collect();
     let publishing = publish_events(&limits, &feeds, &state).await?;
@@ -268,11 +275,14 @@ async fn start_cluster(
 fn start_reloading(
     reloads: Reloads,
     actors: &[Addr<GpuActor>],
+    (tenants, change_tenants): (Tenants, mpsc::Sender<ChangeTenants>),
     cluster: Option<&Cluster>,
     drains: Option<&Drains>,
 ) -> tokio::task::JoinHandle<()> {
     reloads.begin(Changeable {
         actors: actors.to_vec(),
+        tenants,
+        change_tenants,
         peers: cluster.and_then(Cluster::peer_actor),
         drains: drains.cloned(),
     });
@@ -286,7 +296,7 @@ async fn join_cluster(
     state: &State,
     actors: &[Addr<GpuActor>],
     http: SocketAddr,
-    reloads: &Reloads,
+    by_admins: (&Reloads, &Purges),
 ) -> Option<Drains> {
     let (cluster, cluster_limits) = (cluster?, limits.cluster.as_ref()?);
     let drains = Drains::new(
@@ -298,7 +308,7 @@ async fn join_cluster(
     _ = state.drains.set(drains.clone());
     _ = state.cluster.set(Box::new(cluster.reporter()));
     let arena_bytes: u64 = limits.actors.iter().map(|actor| actor.arena.bytes()).sum();
-    cluster.join(actors, http, state.incarnation, arena_bytes / WEIGHT_BYTES, &drains, reloads).await;
+    cluster.join(actors, http, state.incarnation, arena_bytes / WEIGHT_BYTES, &drains, by_admins).await;
     Some(drains)
 }
 
@@ -332,17 +342,11 @@ async fn to_leave(
 }
 
 /// The state that HTTP shows before anything runs.
-fn new_state(
-    limits: &Limits,
-    sockets: &BTreeMap<String, PathBuf>,
-    metrics: &SharedMetrics,
-    clock: Clock,
-) -> Arc<State> {
+fn new_state(limits: &Limits, tenants: &Tenants, metrics: &SharedMetrics, clock: Clock) -> Arc<State> {
     Arc::new(State {
         name: limits.name.clone(),
         incarnation: now_us(),
-        sockets: sockets.clone(),
-        tenants: limits.tenants.iter().map(|tenant| tenant.name.clone()).collect(),
+        tenants: tenants.clone(),
         actors: OnceLock::new(),
         cluster: OnceLock::new(),
         hardware: OnceLock::new(),
@@ -420,6 +424,15 @@ fn raise_open_files() {
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
     {
         tracing::warn!(?current, %error, "cannot raise the limit of open files");
+    }
+}
+
+/// A task that ends when it is dropped.
+struct Task(actix_rt::task::JoinHandle<()>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
@@ -560,33 +573,29 @@ async fn start_actor(
     Ok((session_actor, arbiter, got))
 }
 
-fn listen_on_sockets(
+fn open_doors(
     limits: &Limits,
+    tenants: Tenants,
     actors: Vec<SessionActor>,
     metrics: &SharedMetrics,
     stopping: watch::Receiver<bool>,
-) -> Result<Vec<Listening>, ServeError> {
+) -> Result<Doors, ServeError> {
     let addresses = actors.iter().map(|actor| actor.address.clone()).collect();
-    let windows = |tenant: &TenantLimits| {
-        WindowBudget::new(tenant.max_window_bytes, metrics.windows(&tenant.name, tenant.max_window_bytes))
-    };
     let settings = SessionSettings {
         node: limits.name.clone(),
         actors,
         limits: limits.session.clone(),
-        windows: limits.tenants.iter().map(windows).collect(),
         processes: Processes::new(addresses, limits.session.max_lingering_processes),
         metrics: Arc::clone(metrics),
         sampler: limits.sampler,
         stopping,
     };
-    let bind = |(number, tenant): (u16, &TenantLimits)| {
-        let listener = Listener::bind(TenantId(number), &tenant.name, &tenant.socket);
-        let failed =
-            |source| ServeError::Socket { tenant: tenant.name.clone(), path: tenant.socket.clone(), source };
-        Ok(listener.map_err(failed)?.start(settings.clone()))
+    let failed = |(tenant, source): (TenantLimits, BindError)| ServeError::Socket {
+        tenant: tenant.name,
+        path: tenant.socket,
+        source,
     };
-    (0..).zip(&limits.tenants).map(bind).collect()
+    Doors::open(&limits.tenants, tenants, settings).map_err(failed)
 }
 
 /// Waits until the sessions have ended, which they do when the node says that it stops.

@@ -1,5 +1,6 @@
 //! What an admin asks of nodes: over QUIC, with a certificate, since HTTP has no authentication and changes nothing.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use larder_net::quic::{
     Connection, CredentialFiles, Credentials, Endpoint, TransportSettings, read_message, write_message,
 };
 use larder_protocol::identity::Role;
+use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
 use larder_protocol::peer::{PeerRequest, PeerResponse};
 use tokio::time::timeout;
 
@@ -107,6 +109,28 @@ impl AdminLink {
     pub(crate) async fn close(self) {
         self.endpoint.close().await;
     }
+}
+
+/// Asks a coordinator something, at its address for nodes and admins.
+///
+/// # Errors
+/// It does not answer, or is none.
+pub(crate) async fn ask_at(
+    credentials: &Credentials,
+    peer: SocketAddr,
+    message: &FollowerMessage,
+) -> anyhow::Result<CoordinatorMessage> {
+    let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let endpoint = Endpoint::bind(any.parse()?, credentials, &TransportSettings::default())?;
+    let asked = async {
+        let connection = endpoint.connect(peer, Role::Coordinator, None).await?;
+        let (mut send, mut receive) = connection.quic().open_bi().await?;
+        write_message(&mut send, message).await?;
+        anyhow::Ok(read_message(&mut receive).await?)
+    };
+    let answer = timeout(PATIENCE, asked).await.map_err(|_| late(&peer.to_string()))?;
+    endpoint.close().await;
+    answer?.context("the coordinator sent no answer")
 }
 
 fn late(peer: &str) -> anyhow::Error {

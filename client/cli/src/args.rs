@@ -7,7 +7,7 @@ use larder_net::trace::{ExportError, Exporter};
 
 use crate::commands::{
     bench, ca, completions, config, coordinator, dev, doctor, drain, events, health, list, lookup, man,
-    metrics, node, pin, plan, policy, reload, replay, restart, size, status, top, unpin, r#where,
+    metrics, node, pin, plan, policy, purge, reload, replay, restart, size, status, top, unpin, r#where,
 };
 use crate::logging::LogOptions;
 use crate::tracing::{self, host_name};
@@ -60,6 +60,7 @@ pub(crate) enum Command {
     Pin(pin::Args),
     Unpin(unpin::Args),
     Policy(policy::Args),
+    Purge(purge::Args),
     Drain(drain::Args),
     Restart(restart::Args),
     Reload(reload::Args),
@@ -123,6 +124,7 @@ impl Command {
             Self::Pin(args) => pin::run(&args),
             Self::Unpin(args) => unpin::run(&args),
             Self::Policy(args) => policy::run(&args),
+            Self::Purge(args) => purge::run(&args),
             Self::Drain(args) => drain::run(&args),
             Self::Restart(args) => restart::run(&args),
             Self::Reload(args) => reload::run(&args),

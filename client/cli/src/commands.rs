@@ -18,6 +18,7 @@ pub(crate) mod node;
 pub(crate) mod pin;
 pub(crate) mod plan;
 pub(crate) mod policy;
+pub(crate) mod purge;
 pub(crate) mod reload;
 pub(crate) mod replay;
 pub(crate) mod restart;

@@ -2,12 +2,14 @@
 //!
 //! - [`quic`]: mutual TLS, certificates and their renewal, messages on streams; [`coordinator_client`] speaks with a coordinator over it.
 //! - [`http`]: health, metrics and status, over connections that are cheap each.
+//! - [`reload`]: changes of a configuration file while a server runs.
 //! - [`metrics`]: one table, from which a server's metrics are made; [`trace`]: spans and their export.
 
 pub mod coordinator_client;
 pub mod http;
 pub mod metrics;
 pub mod quic;
+pub mod reload;
 pub mod trace;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

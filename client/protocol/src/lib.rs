@@ -17,6 +17,7 @@ pub mod membership;
 pub mod namespace;
 pub mod peer;
 pub mod pools;
+pub mod purge;
 pub mod reload;
 pub mod routing;
 pub mod run;

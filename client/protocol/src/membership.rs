@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use crate::reload::Reloaded;
 use crate::table::{Epoch, NodeNumber, TablePage};
 
 /// A message of a follower.
@@ -30,6 +31,8 @@ pub enum FollowerMessage {
     Rival(SocketAddr),
     /// The question who leads; it is the only message of its stream. A coordinator that asks says how it stands itself.
     Who(Option<Standing>),
+    /// The coordinator is to read its configuration again; it is the only message of its stream. Only an admin may.
+    Reload,
 }
 
 /// How a coordinator stands.
@@ -95,6 +98,8 @@ pub enum CoordinatorMessage {
     Standing(Standing),
     /// The node knows a later table than this leader, which has made none yet: the node brings it.
     Bring,
+    /// What became of the changed configuration.
+    Reloaded(Box<Reloaded>),
 }
 
 impl Standing {

@@ -20,6 +20,7 @@ use crate::frame::MalformedMessage;
 use crate::membership::{CoordinatorMessage, FollowerMessage};
 use crate::namespace::Fingerprint;
 use crate::pools::PoolSet;
+use crate::purge::{PurgeCommand, PurgeReport};
 use crate::reload::Reloaded;
 use crate::table::{Epoch, Holder, RowKey};
 use crate::trace::TraceContext;
@@ -63,6 +64,8 @@ pub enum PeerRequest {
     Drain(DrainCommand),
     /// Has a node read its configuration again; answered [`PeerResponse::Reloaded`]. Only an admin may.
     Reload,
+    /// Has a node remove chunks, or asks how far it is; answered [`PeerResponse::Purges`]. Only an admin may.
+    Purge(Box<PurgeCommand>),
 }
 
 impl PeerRequest {
@@ -246,6 +249,8 @@ pub enum PeerResponse {
     Drains(Box<DrainReport>),
     /// What became of the changed configuration.
     Reloaded(Box<Reloaded>),
+    /// How far the purge is.
+    Purges(Box<PurgeReport>),
 }
 
 /// The holders of chunks, as spans over the chunks of the request.

@@ -4,7 +4,7 @@
 //! does one that the object store has, or the disk of a node that comes back. The others are offered in batches: the actor
 //! asks the directory who else has them, then asks the taker with the most room to keep the rest, and waits for its answer.
 //! The taker fetches as always ([`take`]), so names, checksums and bounds are checked by the one path that there is. A taker
-//! that does not answer is asked no more. A drain is over when nothing is left to offer, when everybody's least is worth
+//! that does not answer is asked no more. One that refuses all may not know yet who asks, and is asked a few times more. A drain is over when nothing is left to offer, when everybody's least is worth
 //! more than what is left, when nobody takes anything, or when its time is up.
 //!
 //! While it drains, an actor serves reads and keeps nothing new: engines are told that there is nothing to write, and fetched
@@ -49,6 +49,10 @@ pub(crate) struct Drain {
     step: Step,
     /// When the budget allows the next batch.
     not_before: Duration,
+    /// How often takers that refuse all may be asked for their room again.
+    asks_left: u8,
+    /// Whether the pause before that has begun.
+    is_pausing: bool,
     counts: DrainCounts,
     is_over: bool,
 }
@@ -148,23 +152,47 @@ impl Core {
             seen: HashSet::new(),
             step: Step::Ready,
             not_before: self.now,
+            asks_left: ASKS_AGAIN,
+            is_pausing: false,
             counts: DrainCounts::default(),
             is_over: false,
         };
         drain.takers.are(&self.takers);
         let polled: Vec<Holder> = drain.takers.all().take(MOST_POLLED).collect();
+        self.drain = Some(drain);
+        self.poll(polled);
+        self.queue_leaving();
+    }
+
+    /// Asks takers for their room.
+    fn poll(&mut self, takers: Vec<Holder>) {
         let mut polls = BTreeMap::new();
-        for taker in polled {
+        for taker in takers {
             let take = TakeNumber(self.bring.next_number());
             polls.insert(take, taker);
             let order = TakeOrder { take, taker, namespace: None, chunks: Vec::new() };
             self.effects.push_back(Effect::AskToTake(order));
         }
-        if !polls.is_empty() {
+        if let Some(drain) = self.drain.as_mut().filter(|_| !polls.is_empty()) {
             drain.step = Step::Polling(polls, self.now + POLL_DEADLINE);
         }
-        self.drain = Some(drain);
-        self.queue_leaving();
+    }
+
+    /// Asks takers that refused all once more, after a pause; whether there are such.
+    fn ask_the_unwilling(&mut self) -> bool {
+        let Some(drain) = &mut self.drain else { return false };
+        let unwilling: Vec<Holder> = drain.takers.unwilling().take(MOST_POLLED).collect();
+        if unwilling.is_empty() || drain.asks_left == 0 {
+            return false;
+        }
+        drain.is_pausing = !drain.is_pausing;
+        if drain.is_pausing {
+            drain.not_before = self.now + ASK_AGAIN_AFTER;
+        } else {
+            drain.asks_left -= 1;
+            self.poll(unwilling);
+        }
+        true
     }
 
     /// Drains no more. Chunks that moved stay where they are.
@@ -212,7 +240,11 @@ impl Core {
         let batch = drain.next_batch(|id| store.leaving(id, keeps_disk));
         let Some(batch) = batch else {
             // What was committed since the start is the warmest.
-            if !drain.queue.is_empty() || !self.queue_leaving() {
+            let is_stuck = !drain.queue.is_empty();
+            if is_stuck && self.ask_the_unwilling() {
+                return true;
+            }
+            if is_stuck || !self.queue_leaving() {
                 self.drain.iter_mut().for_each(Drain::end);
             }
             return self.drain.as_ref().is_some_and(|drain| !drain.is_over);
@@ -359,6 +391,11 @@ const MOST_POLLED: usize = 64;
 
 /// How long the takers' room is waited for.
 const POLL_DEADLINE: Duration = Duration::from_secs(1);
+
+/// How often takers that refuse all are asked again, and the pause before each time: a node that joined just now hears of the
+/// others within that time.
+const ASKS_AGAIN: u8 = 4;
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(250);
 
 /// How long a taker may take to fetch a batch.
 const TAKE_DEADLINE: Duration = Duration::from_secs(8);

@@ -21,7 +21,9 @@ use crate::event::{
 use crate::placement::Placement;
 use crate::reports::Reporter;
 use crate::store::ids::{ChunkKey, SessionId};
-use crate::store::{BlockMove, Change, ChunkWrite, FetchId, FollowNews, Granted, Leased, Offered, Refused};
+use crate::store::{
+    BlockMove, Change, ChunkWrite, FetchId, FollowNews, Granted, Leased, Offered, PurgedPage, Refused,
+};
 
 pub use device::{BlockAt, DeviceOrder, DeviceWork, PagesCopy, Promoted, Way};
 
@@ -271,6 +273,15 @@ pub enum Effect {
     },
     /// Offers a node chunks that are evicted here: [`Event::OfferEnded`](crate::Event::OfferEnded) answers.
     Offer(Offered),
+    /// Answers a page of a purge.
+    Purged {
+        /// The purge.
+        purge: u64,
+        /// The chunks, and where the next page begins.
+        page: PurgedPage,
+        /// Chunks of the purge that are being written to tiers below.
+        writes: u64,
+    },
     /// Counts something.
     Count(Counted),
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use larder_protocol::drain::Taken;
+use larder_protocol::purge::{PurgeMode, PurgeScope};
 use larder_protocol::session::Request;
 use larder_protocol::table::Holder;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
@@ -70,6 +71,26 @@ pub struct RecallId(pub(crate) u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
+/// A step of a purge. The shell chooses its number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PurgeStep {
+    /// What is being written of it is not kept, and nothing of it is brought from elsewhere before the end.
+    Begin(u64, PurgeScope),
+    /// Some chunks are removed, or counted: [`Effect::Purged`](crate::Effect::Purged) answers.
+    Page {
+        /// The purge.
+        purge: u64,
+        /// Its chunks.
+        scope: PurgeScope,
+        /// Whether they are removed.
+        mode: PurgeMode,
+        /// Where the page begins: 0, or where the page before it says.
+        from: usize,
+    },
+    /// Chunks of it may come again.
+    End(u64),
+}
+
 /// Why a device did not make a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceFailure {
@@ -102,6 +123,11 @@ pub enum Event {
     PolicyIs(PolicyName),
     /// These limits are in force from now on, as far as they can change ([`Store::change_limits`](crate::store::Store::change_limits)).
     LimitsAre(Box<StoreLimits>),
+    /// These tenants are served from now on, by number, with the bytes of extents that each may hold. A tenant without bytes left:
+    /// its sessions are about to end, its chunks and pins go.
+    TenantsAre(Vec<(String, u64)>),
+    /// A purge begins, goes on or ends.
+    Purge(PurgeStep),
     /// A copy has ended: nothing is written to its places any more.
     Copied {
         /// The copy.

@@ -36,6 +36,7 @@ mod give_up;
 pub mod loading;
 pub mod placement;
 pub mod priority;
+mod purge;
 pub mod reports;
 mod requests;
 pub mod store;
@@ -58,8 +59,8 @@ pub use effect::{
 };
 pub use event::{
     Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceEvent, DeviceFailure, DrainOrder,
-    Event, FetchFailure, LayersArrived, OrderNumber, QuestionId, ReadAnswer, ReadId, RecallId, RequestId,
-    TakeNumber, Ticket, WriteNumber, Written,
+    Event, FetchFailure, LayersArrived, OrderNumber, PurgeStep, QuestionId, ReadAnswer, ReadId, RecallId,
+    RequestId, TakeNumber, Ticket, WriteNumber, Written,
 };
 pub use time::Millis;
 
@@ -140,6 +141,8 @@ impl Core {
             Event::ProcessGone(process) => self.store.process_gone(process),
             Event::PolicyIs(policy) => self.store.set_policy(policy),
             Event::LimitsAre(limits) => self.store.change_limits(&limits),
+            Event::TenantsAre(tenants) => self.tenants_are(&tenants),
+            Event::Purge(step) => self.purge(step),
             Event::Copied { copy, answer } => self.copied(copy, answer),
             Event::Device(event) => self.device_says(event),
             Event::ExtentRenewed(extent) => self.store.extent_renewed(extent),

@@ -46,6 +46,7 @@ mod namespaces;
 mod object;
 mod pins;
 pub mod policy;
+mod purge;
 mod refused;
 pub mod replay;
 mod reserve;
@@ -91,6 +92,7 @@ pub use lookup::{Leased, LookupOptions, Place, Usable, Walk};
 pub(crate) use namespaces::MAX_NAMESPACES;
 pub use namespaces::NamespaceFacts;
 pub use object::{ObjectStoreLimits, ObjectUsage};
+pub use purge::{PurgedKeys, PurgedPage};
 pub use refused::Refused;
 pub use reserve::Reserved;
 pub use room::{EvictionReason, Evictions};
@@ -136,6 +138,7 @@ pub struct Store {
     pressure: Pressure,
     copies: copies::Copies,
     departing: forward::Departing,
+    purges: purge::Purges,
 }
 
 impl Store {
@@ -172,6 +175,7 @@ impl Store {
             pressure: Pressure::default(),
             copies: copies::Copies::default(),
             departing: forward::Departing::default(),
+            purges: purge::Purges::default(),
         }
     }
 
@@ -196,6 +200,7 @@ impl Store {
         check_block_sizes(spec, block_bytes)?;
         check_slices(spec, slices)?;
         let &Session { tenant, window_bytes, ref namespaces, .. } = self.session(session)?;
+        self.must_serve(tenant)?;
         let registered = namespaces.len();
         if let Some(&block_bytes) =
             block_bytes.iter().find(|&&bytes| window_bytes > 0 && bytes > window_bytes)
@@ -274,6 +279,7 @@ impl Store {
         self.expire_pins(now);
         self.expire_follows(now);
         self.expire_forwards();
+        self.remove_leaving();
         self.shrink_tenants();
     }
 
@@ -364,13 +370,20 @@ impl Store {
     fn slices(&self, session: SessionId, namespace: u32) -> Result<(NamespaceId, &[u16]), Refused> {
         let number = NamespaceId::of(namespace);
         let slices = self.session(session)?.namespaces.get(&number);
+        let slices = slices.filter(|_| !self.namespaces.get(number).is_gone);
         let unknown = Refused::Unknown { what: "namespace", number: namespace.into() };
         Ok((number, slices.ok_or(unknown)?))
     }
 
+    fn must_serve(&self, tenant: TenantId) -> Result<(), Refused> {
+        let unknown = Refused::Unknown { what: "tenant", number: tenant.0.into() };
+        self.serves(tenant).then_some(()).ok_or(unknown)
+    }
+
     /// Namespaces that each tenant may have in use at a time.
     fn most_namespaces(&self) -> usize {
-        MAX_NAMESPACES / self.limits.tenant_bytes.len().max(1)
+        let served = self.limits.tenant_bytes.iter().filter(|&&bytes| bytes > 0);
+        MAX_NAMESPACES / served.count().max(1)
     }
 
     fn tenant_of(&self, id: ChunkId) -> TenantId {

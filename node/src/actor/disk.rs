@@ -36,12 +36,14 @@ pub(super) struct Disk {
     gone: Option<UnboundedReceiver<Gone>>,
     /// Namespaces that were described there when the node started, until the core was told.
     found: Vec<KnownNamespace>,
+    /// Namespaces among them whose tenants are not served.
+    pub(super) strangers: Vec<KnownNamespace>,
 }
 
 impl Disk {
     pub(super) fn new(parts: DiskParts) -> Self {
         let DiskParts { tier, gone, folder, known, .. } = parts;
-        Self { tier, folder, gone: Some(gone), found: known }
+        Self { tier, folder, gone: Some(gone), found: known, strangers: Vec::new() }
     }
 
     /// Why it closed itself.
@@ -65,17 +67,31 @@ impl GpuActor {
 
     /// Tells the core of a namespace that is described on disk.
     fn know_described(&mut self, known: KnownNamespace) {
-        let fingerprint = known.fingerprint();
-        let KnownNamespace { tenant, spec } = known;
-        let Some(number) = self.tenants.iter().position(|name| *name == tenant) else {
+        let Some(number) = self.tenants.iter().position(|name| *name == known.tenant) else {
             tracing::warn!(
-                tenant,
+                known.tenant,
                 "the disk has chunks of a tenant that is not configured: they are not used"
             );
+            self.disk.iter_mut().for_each(|disk| disk.strangers.push(known.clone()));
             return;
         };
+        let fingerprint = known.fingerprint();
+        let KnownNamespace { tenant, spec } = known;
         if let Err(error) = self.core.know(TenantId(number as u16), fingerprint, spec) {
             tracing::warn!(tenant, %error, "a namespace on disk cannot be used");
+        }
+    }
+
+    /// Tenants are served that were not when the node started: the disk may have chunks of them.
+    pub(super) fn know_strangers(&mut self, ctx: &mut Context<Self>) {
+        let Some(disk) = &mut self.disk else { return };
+        let is_served = |known: &KnownNamespace| self.tenants.contains(&known.tenant);
+        let (served, strangers) = std::mem::take(&mut disk.strangers).into_iter().partition(is_served);
+        let served: Vec<KnownNamespace> = served;
+        disk.strangers = strangers;
+        if !served.is_empty() {
+            served.into_iter().for_each(|known| self.know_described(known));
+            self.recover(0, ctx);
         }
     }
 
@@ -180,4 +196,4 @@ impl StreamHandler<Gone> for GpuActor {
 }
 
 /// When the disk is asked again that has too much to do.
-const RETRY: Duration = Duration::from_millis(20);
+pub(super) const RETRY: Duration = Duration::from_millis(20);

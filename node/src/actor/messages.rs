@@ -6,13 +6,18 @@ use std::sync::Arc;
 use actix::prelude::*;
 use larder_core::store::ids::{ProcessId, SessionId, TenantId};
 use larder_core::store::policy::PolicyName;
-use larder_core::store::{NamespaceFacts, PinFacts, SessionFacts, StoreLimits, Usage};
+use larder_core::store::{
+    NamespaceFacts, PinFacts, PurgedKeys, PurgedPage, SessionFacts, StoreLimits, Usage,
+};
 use larder_core::{DrainOrder, DrainProgress};
 use larder_net::trace::Trace;
+use larder_protocol::purge::{PurgeMode, PurgeScope};
 use larder_protocol::session::{Request, Response};
 use larder_protocol::table::Holder;
 use tokio::sync::mpsc;
 
+use super::purge::OnDisk;
+use crate::disk::DiskPurge;
 use crate::metrics::TenantRates;
 use crate::window::Window;
 
@@ -104,6 +109,46 @@ pub struct AskNamespaces;
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct LimitsAre(pub StoreLimits);
+
+/// These tenants are served from now on, by number, with the bytes of extents that each may hold.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct TenantsAre(pub Vec<(String, u64)>);
+
+/// Asks for the names of the chunks of a purge.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "PurgedKeys")]
+pub struct AskPurged(pub PurgeScope);
+
+/// Begins a purge of this number.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct BeginPurge(pub u64, pub PurgeScope);
+
+/// Has an actor remove or count some chunks of a purge. Answered with these, and the writes of its chunks that are under way;
+/// `None` after a fault.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Option<(PurgedPage, u64)>")]
+pub struct PurgePage {
+    /// The purge.
+    pub purge: u64,
+    /// Its chunks.
+    pub scope: PurgeScope,
+    /// Whether they are removed.
+    pub mode: PurgeMode,
+    /// Where the page begins.
+    pub from: usize,
+}
+
+/// Purges a segment of the actor's disk, the one behind a position; `None` if there is no disk.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Option<OnDisk>")]
+pub(crate) struct PurgeDisk(pub(crate) DiskPurge, pub(crate) u64);
+
+/// Ends the purge of this number.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct EndPurge(pub u64);
 
 /// Has an actor drain by this order, or drain no more.
 #[derive(Debug, Clone, Copy, Message)]

@@ -9,7 +9,7 @@ use larder_core::directory::Changes;
 use larder_core::placement::Placement;
 use larder_core::reports::Reporter;
 use larder_core::store::ids::SessionId;
-use larder_core::store::{self, FetchId, Granted, Wanted};
+use larder_core::store::{self, FetchId, Granted, PurgedPage, Wanted};
 use larder_core::{
     Arrival, Counted, Effect, Event, OrderNumber, QuestionId, RecallId, RequestId, Started, TakeNumber,
 };
@@ -46,6 +46,8 @@ pub(super) struct Pending {
     pub(super) recalls: HashMap<RecallId, oneshot::Sender<Grant>>,
     /// Nodes that drain and wait for an answer.
     pub(super) takes: HashMap<TakeNumber, oneshot::Sender<Taken>>,
+    /// What came of the last page of a purge.
+    pub(super) purged: Option<(PurgedPage, u64)>,
     /// When the core is to be told that time has passed, where that is before the next tick.
     alarm: Option<Duration>,
 }

@@ -294,6 +294,19 @@ impl Log {
         Footer { segment: open.segment, end_page: open.page, entries: open.entries.clone() }
     }
 
+    /// Segments in which nothing is needed.
+    #[must_use]
+    pub fn free(&self) -> Vec<u32> {
+        self.free.iter().copied().collect()
+    }
+
+    /// Takes records out of those that the footer of the open segment will name.
+    pub fn take_out_of_open(&mut self, is_one: impl Fn(&FooterEntry) -> bool) {
+        if let Some(open) = &mut self.open {
+            open.entries.retain(|entry| !is_one(entry));
+        }
+    }
+
     /// The open segment's footer is written.
     pub fn sealed(&mut self) {
         if let Some(open) = self.open.take() {

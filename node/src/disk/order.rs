@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use larder_core::store::Checksums;
 use larder_core::store::ids::ChunkKey;
+use larder_core::store::{Checksums, PurgedKeys};
 use larder_protocol::checksum::{BlockKey, block_checksum};
+use larder_protocol::purge::PurgeMode;
 use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 
 use super::format::{BlockEntry, MAX_HEADER_PAGES, PAGE_BYTES, RecordHeader};
@@ -128,6 +129,24 @@ pub struct SnapshotPage {
     /// Namespace and chunk of each, and the pools of its blocks.
     pub held: Vec<(Fingerprint, ChunkRef, PoolSet)>,
     /// Position of the next page; `None` after the last.
+    pub next: Option<u64>,
+}
+
+/// Chunks to purge.
+#[derive(Debug, Clone)]
+pub struct DiskPurge {
+    /// Their names.
+    pub keys: Arc<PurgedKeys>,
+    /// Whether they are removed, or counted.
+    pub mode: PurgeMode,
+}
+
+/// The purge of one segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PurgedSegment {
+    /// Chunks that were there.
+    pub records: u64,
+    /// Position of the next segment; `None` after the last.
     pub next: Option<u64>,
 }
 

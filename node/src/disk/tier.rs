@@ -10,7 +10,7 @@ use larder_protocol::Fingerprint;
 use tokio::sync::oneshot;
 
 use super::metrics::DiskMetrics;
-use super::order::{ReadAnswer, ReadOrder, SnapshotPage, WriteAnswer, WriteOrder};
+use super::order::{DiskPurge, PurgedSegment, ReadAnswer, ReadOrder, SnapshotPage, WriteAnswer, WriteOrder};
 use super::volume::{Job, Volume};
 use super::{DiskOptions, OpenError};
 use crate::clock::Clock;
@@ -116,6 +116,19 @@ impl DiskTier {
     /// Where the order was not taken.
     pub fn snapshot(&self, after: u64) -> Result<oneshot::Receiver<Option<SnapshotPage>>, Refused> {
         self.order(|done| Job::Snapshot(after, done))
+    }
+
+    /// Purges chunks, a segment at a time; begin with 0, go on with [`PurgedSegment::next`]. They are gone for good: no start
+    /// finds them again. `None`: the tier is closed.
+    ///
+    /// # Errors
+    /// Where the order was not taken.
+    pub fn purge(
+        &self,
+        purge: DiskPurge,
+        after: u64,
+    ) -> Result<oneshot::Receiver<Option<PurgedSegment>>, Refused> {
+        self.order(|done| Job::Purge(purge, after, done))
     }
 
     /// Whether it closed itself after a failure.

@@ -10,12 +10,13 @@ use tokio::sync::oneshot;
 use super::format::{PAGE_BYTES, StorageId};
 use super::log::{Geometry, Log};
 use super::metrics::DiskMetrics;
-use super::order::{Gone, ReadAnswer, SnapshotPage, Why, WriteAnswer};
+use super::order::{DiskPurge, Gone, PurgedSegment, ReadAnswer, SnapshotPage, Why, WriteAnswer};
 use crate::clock::Clock;
 
 mod budget;
 mod check;
 mod open;
+mod purge;
 mod read;
 mod recover;
 mod transfers;
@@ -62,6 +63,8 @@ pub enum Job {
     Touch(Vec<ChunkKey>),
     /// Tells what is held behind a position; `None` where the tier is closed.
     Snapshot(u64, oneshot::Sender<Option<SnapshotPage>>),
+    /// Purges the segment behind a position; `None` where the tier is closed.
+    Purge(DiskPurge, u64, oneshot::Sender<Option<PurgedSegment>>),
 }
 
 impl Volume {
@@ -207,6 +210,12 @@ impl Volume {
                 let _ = done.send(self.log.forget(&key));
                 committed?;
             }
+            Job::Purge(_, _, done) if self.is_closed() => drop(done.send(None)),
+            Job::Purge(purge, after, done) => {
+                let purged = self.purge(&purge, after);
+                let _ = done.send(purged.as_ref().ok().copied());
+                purged?;
+            }
             Job::Snapshot(_, done) if self.is_closed() => drop(done.send(None)),
             Job::Snapshot(after, done) => {
                 self.commit()?;
@@ -238,6 +247,7 @@ impl Job {
             Self::Forget(_, done) => drop(done.send(false)),
             Self::Touch(_) => {}
             Self::Snapshot(_, done) => drop(done.send(None)),
+            Self::Purge(_, _, done) => drop(done.send(None)),
         }
     }
 }

@@ -21,12 +21,14 @@ use larder_protocol::drain::{DrainCommand, DrainReport};
 use larder_protocol::drain::{Take, Taken};
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::limits::{
-    MAX_ANNOUNCE_CHANGES, MAX_ANNOUNCES, MAX_FETCH_CHUNKS, MAX_FIND_ROWS, MAX_PEER_MESSAGE_BYTES,
+    MAX_ANNOUNCE_CHANGES, MAX_ANNOUNCES, MAX_CHAIN_CHUNKS, MAX_FETCH_CHUNKS, MAX_FIND_ROWS,
+    MAX_PEER_MESSAGE_BYTES,
 };
 use larder_protocol::peer::{
     Announce, Chunks, Class, Fetch, FetchedChunk, HeldBlock, HeldChunk, OfferChunks, PeerRequest,
     PeerResponse, RetryAfter,
 };
+use larder_protocol::purge::{PurgeCommand, PurgeReport};
 use larder_protocol::reload::Reloaded;
 use larder_protocol::table::Holder;
 use quinn::{RecvStream, SendStream, VarInt};
@@ -49,6 +51,9 @@ pub(super) type DrainByAdmin = Box<dyn Fn(&str, DrainCommand) -> Result<DrainRep
 pub(super) type ReloadByAdmin =
     Box<dyn Fn(String) -> LocalBoxFuture<'static, Result<Reloaded, String>> + Send>;
 
+/// Does what an admin, by name, wants of a purge; the error is for people.
+pub(super) type PurgeByAdmin = Box<dyn Fn(&str, PurgeCommand) -> Result<PurgeReport, String> + Send>;
+
 /// The receivers of requests.
 pub struct Services {
     /// The actors that hold blocks, by device.
@@ -69,6 +74,8 @@ pub struct Services {
     pub drain: DrainByAdmin,
     /// The node's configuration.
     pub reload: ReloadByAdmin,
+    /// The node's purges.
+    pub purge: PurgeByAdmin,
     /// Who changed what.
     pub audit: Audit,
     /// The directory.
@@ -212,7 +219,11 @@ impl Server {
         let is_node = peer.role == Role::Node;
         match request {
             PeerRequest::Ping => Ok(()),
-            PeerRequest::SetPolicy(_) | PeerRequest::Drain(_) | PeerRequest::Reload
+            PeerRequest::Purge(command) if is_too_long(command) => Err("too many chunks in one purge"),
+            PeerRequest::SetPolicy(_)
+            | PeerRequest::Drain(_)
+            | PeerRequest::Reload
+            | PeerRequest::Purge(_)
                 if peer.role == Role::Admin =>
             {
                 Ok(())
@@ -312,9 +323,10 @@ impl Server {
                 told.map_or(busy, |()| PeerResponse::Done)
             }
             PeerRequest::Take(take) => self.take(peer, *take).await.map_or(busy, PeerResponse::Taken),
-            PeerRequest::SetPolicy(_) | PeerRequest::Drain(_) | PeerRequest::Reload => {
-                self.answer_admin(peer, request).await
-            }
+            PeerRequest::SetPolicy(_)
+            | PeerRequest::Drain(_)
+            | PeerRequest::Reload
+            | PeerRequest::Purge(_) => self.answer_admin(peer, request).await,
             PeerRequest::Fetch(_) | PeerRequest::Follow(_) => {
                 PeerResponse::Refused("a fetch or follow has a stream of its own".to_owned())
             }
@@ -349,6 +361,12 @@ impl Server {
                 Ok(reloaded) => PeerResponse::Reloaded(Box::new(reloaded)),
                 Err(refused) => PeerResponse::Refused(refused),
             },
+            PeerRequest::Purge(command) => {
+                match (self.services.purge)(&format!("admin {}", peer.name), *command) {
+                    Ok(report) => PeerResponse::Purges(Box::new(report)),
+                    Err(refused) => PeerResponse::Refused(refused),
+                }
+            }
             _ => PeerResponse::Refused("this is nothing for an admin".to_owned()),
         }
     }
@@ -497,6 +515,11 @@ impl Drop for Sending<'_> {
     }
 }
 
+/// Whether a purge names more chunks than it may.
+fn is_too_long(command: &PurgeCommand) -> bool {
+    matches!(command, PurgeCommand::Start(scope, _) if scope.chunks().is_some_and(|chunks| chunks.len() > MAX_CHAIN_CHUNKS))
+}
+
 /// Whether a message of announcements is no longer than it may be.
 fn is_bounded(announces: &[Announce]) -> bool {
     let changes: usize = announces.iter().map(|announce| announce.changes.len()).sum();
@@ -545,6 +568,7 @@ fn name_of(request: &PeerRequest) -> &'static str {
         PeerRequest::Take(_) => "take",
         PeerRequest::Drain(_) => "drain",
         PeerRequest::Reload => "reload",
+        PeerRequest::Purge(_) => "purge",
     }
 }
 

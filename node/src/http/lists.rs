@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::State;
 use crate::actor::{AskHoldings, AskNamespaces, Holdings};
+use crate::tenants::Tenant;
 
 /// A namespace in the body of `GET /namespaces`, a list: the facts by which a router asks for prompts in it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -189,13 +190,14 @@ pub(super) async fn pins(state: Data<Arc<State>>) -> actix_web::Result<HttpRespo
     json(&pins)
 }
 
-/// Every tenant of the configuration.
+/// Every tenant that is served, or has memory still.
 pub(super) async fn tenants(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
-    let named = |tenant: &String| {
-        let socket = state.sockets.get(tenant).cloned().unwrap_or_default();
-        TenantStatus { tenant: tenant.clone(), socket, ..TenantStatus::default() }
+    let known = state.tenants.all();
+    let named = |tenant: &Tenant| {
+        let (tenant, socket) = (tenant.name.clone(), tenant.socket.clone());
+        TenantStatus { tenant, socket, ..TenantStatus::default() }
     };
-    let mut tenants: Vec<TenantStatus> = state.tenants.iter().map(named).collect();
+    let mut tenants: Vec<TenantStatus> = known.iter().map(named).collect();
     for (_, Holdings { sessions, pins, tenants: extents }) in holdings(&state).await {
         for (status, (held, limit)) in tenants.iter_mut().zip(extents) {
             status.arena_bytes += held;
@@ -213,12 +215,14 @@ pub(super) async fn tenants(state: Data<Arc<State>>) -> actix_web::Result<HttpRe
             }
         }
     }
-    json(&tenants)
+    let is_of_use = |(status, tenant): &(TenantStatus, &Tenant)| tenant.is_served || status.arena_bytes > 0;
+    let tenants = tenants.into_iter().zip(&known).filter(is_of_use).map(|(status, _)| status);
+    json(&tenants.collect::<Vec<_>>())
 }
 
 impl State {
     fn tenant(&self, tenant: TenantId) -> String {
-        self.tenants.get(usize::from(tenant.0)).cloned().unwrap_or_default()
+        self.tenants.name(tenant)
     }
 }
 

@@ -254,6 +254,14 @@ impl ActorMetrics {
         }
     }
 
+    /// Shows a tenant's extents no more.
+    pub fn tenant_left(&self, tenant: &str) {
+        for state in ["held", "limit"] {
+            // An error: it was never shown.
+            _ = self.metrics.tenants.arena_bytes.remove_label_values(&[tenant, &self.device, state]);
+        }
+    }
+
     /// Brings the gauges up to date, and says how much the tenants hit.
     pub fn observe(&mut self, usage: &Usage, now: Millis) -> Vec<TenantRates> {
         let (device, before) = (&*self.device, mem::replace(&mut self.counted, *usage));

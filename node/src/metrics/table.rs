@@ -232,8 +232,16 @@ pub(super) const REPORTED_BY: [&str; 4] = ["engine", "peer", "sibling", "device_
 pub(super) const REPORT_FINDINGS: [&str; 4] = ["damaged", "right", "nothing", "not_examined"];
 
 /// How sessions end.
-pub(super) const SESSION_ENDS: &[&str] =
-    &["closed", "process_gone", "stopping", "fault", "protocol_error", "socket_error", "refused"];
+pub(super) const SESSION_ENDS: &[&str] = &[
+    "closed",
+    "process_gone",
+    "stopping",
+    "tenant_left",
+    "fault",
+    "protocol_error",
+    "socket_error",
+    "refused",
+];
 
 #[cfg(test)]
 mod tests {

@@ -28,6 +28,7 @@ use crate::disk::volume::{Damage, answer};
 use crate::disk::{BlockPlace, ReadAnswer, ReadOrder, WriteAnswer, WriteOrder};
 
 mod find;
+mod purge;
 mod request;
 mod side;
 

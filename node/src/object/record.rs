@@ -29,12 +29,17 @@ pub(super) struct ObjectKey {
 pub(super) fn name(prefix: &Path, ObjectKey { chunk, block: BlockId { slice, pool } }: &ObjectKey) -> Path {
     let hash = chunk.hash.to_string();
     let file = format!("{hash}-{slice}-{pool}");
-    prefix.clone().join("v1").join(format!("{:x}", chunk.fingerprint)).join(&hash[..2]).join(file)
+    format_folder(prefix).join(format!("{:x}", chunk.fingerprint)).join(&hash[..2]).join(file)
+}
+
+/// The folder of all objects of this version of the format.
+pub(super) fn format_folder(prefix: &Path) -> Path {
+    prefix.clone().join("v1")
 }
 
 /// An object that is written and read to see whether the store answers.
 pub(super) fn probe_name(prefix: &Path) -> Path {
-    prefix.clone().join("v1").join("probe")
+    format_folder(prefix).join("probe")
 }
 
 /// Tells when nothing reads the arena any more: an error, since its sender is gone.

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use futures_util::stream::poll_fn;
 use futures_util::{FutureExt as _, StreamExt as _};
+use larder_core::store::PurgedKeys;
+use larder_protocol::purge::PurgeMode;
 use larder_protocol::{ChunkRef, Fingerprint};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::error::TrySendError;
@@ -58,6 +60,17 @@ enum Work {
     Write(WriteOrder, oneshot::Sender<WriteAnswer>),
     Read(ReadOrder, oneshot::Sender<ReadAnswer>),
     Find(Fingerprint, Vec<ChunkRef>, Vec<BlockId>, oneshot::Sender<Vec<bool>>),
+    Purge(ObjectPurge, oneshot::Sender<Result<(), Trouble>>),
+}
+
+/// Chunks to purge.
+pub struct ObjectPurge {
+    /// Their names.
+    pub keys: PurgedKeys,
+    /// Whether they are removed, or counted.
+    pub mode: PurgeMode,
+    /// Hears of each page: how many objects more there were.
+    pub progress: Box<dyn Fn(u64) + Send>,
 }
 
 impl ObjectTier {
@@ -137,6 +150,14 @@ impl ObjectTier {
         blocks: Vec<BlockId>,
     ) -> Result<oneshot::Receiver<Vec<bool>>, Refused> {
         self.order(Side::Reading, &self.finds, |done| Work::Find(fingerprint, chunks, blocks, done))
+    }
+
+    /// Purges chunks; the answer says why some are left, where some are. It takes as long as it takes.
+    ///
+    /// # Errors
+    /// Where the order was not taken.
+    pub fn purge(&self, purge: ObjectPurge) -> Result<oneshot::Receiver<Result<(), Trouble>>, Refused> {
+        self.order(Side::Writing, &self.finds, |done| Work::Purge(purge, done))
     }
 
     /// Whether that side of the store is left alone at the moment, after it failed.
@@ -231,6 +252,9 @@ impl Job {
             Work::Read(order, done) => {
                 drop(done.send(engine.read(order, deadline).await));
                 engine.delete_wrong(deadline).await;
+            }
+            Work::Purge(ObjectPurge { keys, mode, progress }, done) => {
+                drop(done.send(engine.purge(&keys, mode, &*progress).await));
             }
             Work::Find(fingerprint, chunks, blocks, done) => {
                 drop(done.send(engine.find(fingerprint, &chunks, &blocks, deadline).await));

@@ -43,6 +43,11 @@ impl Objects {
         Some(objects)
     }
 
+    /// The tier, if it is open. It is not kept.
+    pub(super) fn tier(&self) -> Option<Weak<ObjectTier>> {
+        self.tier.as_ref().ok().map(Arc::downgrade)
+    }
+
     /// The parts of one actor.
     pub(super) fn parts(&self) -> Option<ObjectParts> {
         let ObjectLimits { known_chunks, options: ObjectOptions { deadline, find_deadline, .. } } =

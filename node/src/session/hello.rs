@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use larder_core::store::ids::TenantId;
 use larder_ipc::socket::{FrameReader, FrameWriter};
 use larder_protocol::limits::{EARLIEST_SESSION_VERSION, MAX_NAME_BYTES, SESSION_VERSION};
 use larder_protocol::session::{
@@ -16,26 +15,24 @@ use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::greetings::Seat;
-use super::listen::{SessionActor, SessionSettings};
+use super::listen::{Host, SessionActor, SessionSettings};
 use super::serve::{self, Opened};
 use crate::actor::{Client, Close, Open};
 use crate::arena::PAGE_BYTES;
 use crate::processes::{EnterError, PeerError, SocketProcess};
 use crate::threads;
-use crate::window::Window;
+use crate::window::{Window, WindowBudget};
 
 /// A connection that was just accepted.
 pub(super) struct Newcomer {
     pub(super) socket: UnixStream,
     pub(super) place: Seat,
-    pub(super) tenant: TenantId,
-    pub(super) name: Arc<str>,
+    pub(super) host: Host,
 }
 
 /// The process that wants a session.
 struct Guest<'a> {
-    tenant: TenantId,
-    name: &'a Arc<str>,
+    host: &'a Host,
     hello: Hello,
     /// Number of the hello.
     number: u64,
@@ -43,7 +40,7 @@ struct Guest<'a> {
 
 /// Reads the hello of a new connection and, if all is well, starts its session; else says why not and closes.
 pub(super) async fn open(newcomer: Newcomer, sessions: Arc<Semaphore>, settings: SessionSettings) {
-    let Newcomer { socket, mut place, tenant, name } = newcomer;
+    let Newcomer { socket, mut place, host } = newcomer;
     let mut reader = FrameReader::of_a_stranger();
     let too_late = || (0, refusal(RefusalCode::Protocol, "no hello came in time"));
     // A hello that is here counts, whoever else wants its place.
@@ -57,7 +54,7 @@ pub(super) async fn open(newcomer: Newcomer, sessions: Arc<Semaphore>, settings:
     let result = match hello {
         Ok((number, hello)) => match sessions.try_acquire_owned() {
             Ok(permit) => {
-                let guest = Guest { tenant, name: &name, hello, number };
+                let guest = Guest { host: &host, hello, number };
                 welcome(&socket, &settings, &guest, permit).await
             }
             Err(_) => {
@@ -70,8 +67,8 @@ pub(super) async fn open(newcomer: Newcomer, sessions: Arc<Semaphore>, settings:
     match result {
         Ok((actor, opened)) => begin(&actor, socket, reader, opened).await,
         Err((number, response)) => {
-            tracing::info!(tenant = &*name, ?response, "session refused");
-            settings.metrics.session_ended(&name, "refused");
+            tracing::info!(tenant = &*host.name, ?response, "session refused");
+            settings.metrics.session_ended(&host.name, "refused");
             say(&socket, number, &response);
         }
     }
@@ -143,7 +140,8 @@ async fn welcome(
     guest: &Guest<'_>,
     permit: OwnedSemaphorePermit,
 ) -> Result<(SessionActor, Opened), (u64, Response)> {
-    let Guest { tenant, name, ref hello, number } = *guest;
+    let Guest { host, ref hello, number } = *guest;
+    let Host { tenant, ref name, ref windows, .. } = *host;
     let refused = |code, what: &dyn std::fmt::Display| (number, refusal(code, what));
     let (device, actor) = choose(settings, hello.device).ok_or_else(|| {
         refused(RefusalCode::Unknown, &format!("this node has {} devices", settings.actors.len()))
@@ -152,7 +150,7 @@ async fn welcome(
     let pid = peer.pid;
     let member =
         settings.processes.enter(tenant, peer).map_err(|error| refused(code_of_entry(&error), &error))?;
-    let window = make_window(settings, tenant, &actor, hello).await.map_err(|answer| (number, answer))?;
+    let window = make_window(settings, windows, &actor, hello).await.map_err(|answer| (number, answer))?;
     let writer = write_welcome(settings, guest, device, window.as_deref())
         .map_err(|error| refused(RefusalCode::Internal, &error))?;
     let client = Client { name: hello.client.clone(), pid };
@@ -183,6 +181,7 @@ async fn welcome(
         metrics: settings.metrics.clone(),
         sampler: settings.sampler,
         stopping: settings.stopping.clone(),
+        leaves: host.leaves.clone(),
         permit,
     };
     Ok((actor, opened))
@@ -198,7 +197,7 @@ fn write_welcome(
     let welcome = Response::Welcome(Welcome {
         version: guest.hello.version,
         node: settings.node.clone(),
-        tenant: guest.name.as_ref().into(),
+        tenant: guest.host.name.as_ref().into(),
         device,
         window_bytes: window.map_or(0, Window::bytes),
         trusted: settings.limits.trust_engines,
@@ -238,11 +237,10 @@ fn choose(settings: &SessionSettings, device: Option<u16>) -> Option<(u16, Sessi
 /// The session's window, out of its tenant's budget; the answer to the engine if there is none.
 async fn make_window(
     settings: &SessionSettings,
-    tenant: TenantId,
+    budget: &WindowBudget,
     actor: &SessionActor,
     hello: &Hello,
 ) -> Result<Option<Arc<Window>>, Response> {
-    let Some(budget) = settings.windows.get(usize::from(tenant.0)) else { return Ok(None) };
     let most = settings.limits.max_window_bytes.min(budget.limit_bytes());
     let bytes = hello.window_bytes.min(most).next_multiple_of(PAGE_BYTES);
     if bytes == 0 || settings.limits.trust_engines {

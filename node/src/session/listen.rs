@@ -30,8 +30,6 @@ pub struct SessionSettings {
     pub actors: Vec<SessionActor>,
     /// What each may hold.
     pub limits: SessionLimits,
-    /// The budgets of the tenants' write windows, by tenant.
-    pub windows: Vec<WindowBudget>,
     /// The processes behind the sessions.
     pub processes: Processes,
     /// The counters of sessions.
@@ -55,6 +53,17 @@ pub struct SessionActor {
     pub lives: watch::Receiver<u64>,
     /// Its open sessions.
     pub sessions: Arc<AtomicU32>,
+}
+
+/// The tenant that sessions are opened for.
+#[derive(Clone)]
+pub(super) struct Host {
+    pub(super) tenant: TenantId,
+    pub(super) name: Arc<str>,
+    /// The budget of its write windows.
+    pub(super) windows: WindowBudget,
+    /// Turns true when it leaves.
+    pub(super) leaves: watch::Receiver<bool>,
 }
 
 /// A tenant's socket.
@@ -81,11 +90,24 @@ impl Listener {
         Ok(Self { tenant, name: name.to_owned(), socket, file })
     }
 
-    /// Starts to accept, on the thread of the caller.
+    /// The same, of the tenant with this number.
     #[must_use]
-    pub fn start(self, settings: SessionSettings) -> Listening {
+    pub fn of(self, tenant: TenantId) -> Self {
+        Self { tenant, ..self }
+    }
+
+    /// Starts to accept, on the thread of the caller. The tenant's windows come from this budget; its sessions end when
+    /// `leaves` turns true.
+    #[must_use]
+    pub fn start(
+        self,
+        settings: SessionSettings,
+        windows: WindowBudget,
+        leaves: watch::Receiver<bool>,
+    ) -> Listening {
         let Self { tenant, name, socket, file } = self;
-        Listening { _file: file, task: actix_rt::spawn(accept(tenant, name.into(), socket, settings)) }
+        let host = Host { tenant, name: name.into(), windows, leaves };
+        Listening { _file: file, task: actix_rt::spawn(accept(host, socket, settings)) }
     }
 }
 
@@ -96,18 +118,18 @@ impl Drop for Listening {
 }
 
 /// Accepts for ever.
-async fn accept(tenant: TenantId, name: Arc<str>, socket: UnixListener, settings: SessionSettings) {
+async fn accept(host: Host, socket: UnixListener, settings: SessionSettings) {
     let sessions = Arc::new(Semaphore::new(settings.limits.max_sessions as usize));
     let greetings = Greetings::default();
     loop {
         match socket.accept().await {
             Ok((accepted, _)) => {
                 let place = greetings.enter(Source::of(&accepted));
-                let newcomer = Newcomer { socket: accepted, place, tenant, name: Arc::clone(&name) };
+                let newcomer = Newcomer { socket: accepted, place, host: host.clone() };
                 actix_rt::spawn(hello::open(newcomer, Arc::clone(&sessions), settings.clone()));
             }
             Err(error) => {
-                tracing::warn!(%error, tenant = &*name, "cannot accept a session");
+                tracing::warn!(%error, tenant = &*host.name, "cannot accept a session");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

@@ -42,6 +42,8 @@ pub(super) struct Opened {
     pub(super) metrics: SharedMetrics,
     pub(super) sampler: Sampler,
     pub(super) stopping: watch::Receiver<bool>,
+    /// Turns true when the tenant leaves.
+    pub(super) leaves: watch::Receiver<bool>,
     pub(super) permit: OwnedSemaphorePermit,
 }
 
@@ -74,6 +76,8 @@ enum End {
     ProcessGone,
     #[error("the node stops")]
     Stopping,
+    #[error("the node serves the tenant no more")]
+    TenantLeft,
     #[error("a fault of Larder emptied the session's actor")]
     Fault,
     #[error("the engine's bytes are no session: {what}")]
@@ -88,7 +92,7 @@ enum End {
 pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader, opened: Opened) {
     actix_rt::spawn(async move {
         let Opened { session, tenant, address, sessions, mut member, mut lives, .. } = opened;
-        let Opened { writer, metrics, sampler, mut stopping, permit, .. } = opened;
+        let Opened { writer, metrics, sampler, mut stopping, mut leaves, permit, .. } = opened;
         let end = match UnixStream::from_std(socket) {
             Ok(socket) => {
                 let mut session = Session::new(socket, reader, writer, session, address.clone().recipient());
@@ -98,6 +102,7 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
                     Ok(()) = lives.changed() => End::Fault,
                     _ = member.gone.wait_for(|gone| *gone) => End::ProcessGone,
                     _ = stopping.wait_for(|stopping| *stopping) => End::Stopping,
+                    Ok(_) = leaves.wait_for(|leaves| *leaves) => End::TenantLeft,
                 };
                 session.say_goodbye(&end).await;
                 end
@@ -285,6 +290,7 @@ impl Session {
         let last_words = match end {
             End::Protocol { number, what } => Some((*number, refusal(RefusalCode::Protocol, what))),
             End::Stopping => Some((0, refusal(RefusalCode::Stopping, "the node is stopping"))),
+            End::TenantLeft => Some((0, refusal(RefusalCode::Stopping, TENANT_LEFT))),
             End::Fault => Some((0, refusal(RefusalCode::Internal, FAULT))),
             End::Closed | End::ProcessGone | End::Socket(_) => None,
         };
@@ -312,6 +318,9 @@ impl Session {
 
 const FAULT: &str =
     "a fault of Larder emptied the cache of this device: open a new session; the node's log says more";
+
+const TENANT_LEFT: &str =
+    "the node serves this tenant no more: its administrator took the tenant out of the configuration";
 
 /// How long a session looks for the next request before its thread may sleep. Waking it takes 15 us and more.
 const SPIN: Duration = Duration::from_micros(50);

@@ -18,7 +18,7 @@ pub struct WindowShare {
 
 #[derive(Debug)]
 struct Account {
-    limit_bytes: u64,
+    limit_bytes: AtomicU64,
     held_bytes: AtomicU64,
     /// Shows `held_bytes`.
     gauge: IntGauge,
@@ -28,19 +28,25 @@ impl WindowBudget {
     /// A budget of which nothing is taken. `gauge` shows the taken bytes.
     #[must_use]
     pub fn new(limit_bytes: u64, gauge: IntGauge) -> Self {
+        let limit_bytes = AtomicU64::new(limit_bytes);
         Self(Arc::new(Account { limit_bytes, held_bytes: AtomicU64::new(0), gauge }))
     }
 
     /// How much may be taken in all.
     #[must_use]
     pub fn limit_bytes(&self) -> u64 {
-        self.0.limit_bytes
+        self.0.limit_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bounds what is taken from now on. What is taken beyond that stays.
+    pub fn bound(&self, limit_bytes: u64) {
+        self.0.limit_bytes.store(limit_bytes, Ordering::Relaxed);
     }
 
     /// Takes `bytes` bytes; `None` if they are not left.
     #[must_use]
     pub fn take(&self, bytes: u64) -> Option<WindowShare> {
-        let fits = |held: u64| held.checked_add(bytes).filter(|&held| held <= self.0.limit_bytes);
+        let fits = |held: u64| held.checked_add(bytes).filter(|&held| held <= self.limit_bytes());
         self.0.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
         self.0.gauge.add(bytes as i64);
         Some(WindowShare { account: Arc::clone(&self.0), bytes })
@@ -69,6 +75,8 @@ mod tests {
         drop(first);
         assert!(budget.take(7).is_none());
         assert_eq!(budget.take(6).map(|share| share.bytes), Some(6));
+        budget.bound(4);
+        assert!(budget.take(1).is_none());
         drop(second);
         assert_eq!(gauge.get(), 0);
     }

@@ -284,7 +284,7 @@ impl World {
                     membership.drains(number, incarnation, drains);
                 }
             }
-            FollowerMessage::Rival(_) | FollowerMessage::Who(_) => {}
+            FollowerMessage::Rival(_) | FollowerMessage::Who(_) | FollowerMessage::Reload => {}
         }
     }
 

@@ -53,13 +53,13 @@ names!(EVENTS, event of Event as "Event":
     Asked, Closed, ProcessGone, PolicyIs, LimitsAre, Copied, Device, ExtentRenewed, ExtentLeft, Damaged, GrantEnded, SiblingsFound,
     HoldersFound, StoredFound, OrderEnded, OrderRefused, LayersCame, FollowedCame, FollowEnded, ReadEnded, WriteEnded,
     Described, Recovered, LeftDisk, DiskClosed, OfferEnded, Moved, Announced, PageAnnounced, Tick, Alarm, Drain, DrainCancelled,
-    TakersAre, TakeAnswered);
+    TakersAre, TakeAnswered, TenantsAre, Purge);
 
 names!(EFFECTS, effect of Effect as "Effect":
     Answer, Done, Found, Prefetching, Leased, Refused, Copy, DeviceCopy, CancelDeviceCopy, Renew, Follow, TellFollower,
     FindSiblings, FindHolders, FindStored, Fetch, Hurry, CancelOrder, Read, Write, Touch, Remove, Disagrees, Describe,
     ForgetDescriptions, Knows, TellSiblings, Changed, AnnouncePage, Stale, TellDamaged, TellMoved, Granted, Condemned, Offer, Count,
-    AskToTake, Taken);
+    AskToTake, Taken, Purged);
 
 names!(PLACEMENTS, placed of Placement as "Placement": Migrate, Replicate, Pass, Forwarded);
 

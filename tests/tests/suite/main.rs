@@ -23,6 +23,7 @@ mod object;
 mod peers;
 mod pools;
 mod prefetch;
+mod purge;
 mod registers;
 mod reload;
 mod replay;

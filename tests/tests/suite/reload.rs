@@ -1,6 +1,8 @@
 //! Nodes that read their configuration again while they run.
 
 use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use larder_tests::cluster::Cluster;
@@ -127,4 +129,157 @@ fn the_audit_log_says_who_changed_what() {
     let changed = lines.iter().filter(|line| line["action"] == "reload").map(|line| line["what"].clone());
     assert!(changed.collect::<Vec<_>>().contains(&"host.capacity_chunks = 10".into()), "{lines:?}");
     assert!(of("drain")["outcome"].as_str().unwrap().contains("nobody would take its chunks"));
+}
+
+/// Adds a tenant to a node's configuration, or takes it out again.
+fn with_guest(cluster: &Cluster, is_there: bool) {
+    let guest =
+        format!("[[tenants]]\nname = \"guest\"\nsocket = \"{}\"\n[cluster]", guest(cluster).display());
+    edit(cluster, "node-0", |text| match is_there {
+        true => text.replacen("[cluster]", &guest, 1),
+        false => text.replacen(&guest, "[cluster]", 1),
+    });
+}
+
+fn guest(cluster: &Cluster) -> PathBuf {
+    cluster.dir().join("guest.sock")
+}
+
+fn reload(cluster: &Cluster) -> Value {
+    let (status, report, said) = admin(cluster, &["reload"]);
+    assert_eq!(status, Some(0), "{report} {said}");
+    report
+}
+
+#[test]
+fn a_tenant_comes_goes_and_begins_anew_when_it_comes_again() {
+    let cluster = cluster(1, "[audit]\npath = \"{name}.audit\"\n");
+    let host = Engine::connect(&cluster.socket(0));
+    let hashes = larder_tests::content::prompt(b'a', 30);
+    host.put(&hashes);
+    with_guest(&cluster, true);
+    reload(&cluster);
+    let first = Engine::connect(&guest(&cluster));
+    assert_eq!((first.get(&hashes), first.put(&hashes), first.get(&hashes)), (0, 30, 30));
+    let chain = first.namespace.chain(hashes.clone());
+    first.session.pin(&first.namespace, &chain, Duration::from_secs(60)).wait().unwrap();
+    with_guest(&cluster, false);
+    reload(&cluster);
+    let ended =
+        wait::until("its session ends", || first.session.lease(&first.namespace, &chain).wait().err());
+    assert!(format!("{ended:?} {ended}").contains("serves this tenant no more"), "{ended:?}");
+    assert!(!guest(&cluster).exists(), "its socket is gone");
+    wait::until("its memory and pins are gone", || {
+        let actor = actor(&cluster);
+        (actor["chunks"] == 30 && actor["pins"] == 0).then_some(())
+    });
+    with_guest(&cluster, true);
+    reload(&cluster);
+    let second = Engine::connect(&guest(&cluster));
+    assert_eq!((second.get(&hashes), second.put(&hashes), second.get(&hashes)), (0, 30, 30));
+    assert_eq!(host.get(&hashes), 30, "the other tenant noticed nothing");
+    let text = fs::read_to_string(cluster.dir().join("node-0.audit")).unwrap();
+    assert!(text.contains("\"add_tenant\"") && text.contains("\"remove_tenant\""), "{text}");
+}
+
+#[test]
+fn a_tenant_that_leaves_while_its_engine_saves_loses_nothing_but_its_own() {
+    let cluster = cluster(1, "");
+    let host = Engine::connect(&cluster.socket(0));
+    let hashes = larder_tests::content::prompt(b'h', 20);
+    host.put(&hashes);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (socket, is_over) = (guest(&cluster), &is_over);
+        let saving = scope.spawn(move || {
+            let mut sessions = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                let connected = std::panic::catch_unwind(|| Engine::connect(&socket));
+                let Ok(engine) = connected else { continue };
+                sessions += 1;
+                // Until it is refused: the tenant left.
+                _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    for name in 0..=255 {
+                        let prompt = larder_tests::content::prompt(name, 40);
+                        engine.put(&prompt);
+                        assert!(engine.get(&prompt) <= 40);
+                    }
+                }));
+            }
+            sessions
+        });
+        for is_there in std::iter::repeat_n([true, false], 10).flatten() {
+            with_guest(&cluster, is_there);
+            reload(&cluster);
+            assert_eq!(host.get(&hashes), 20);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        println!("{} sessions of the guest", saving.join().unwrap());
+    });
+    wait::until("only the host's chunks are left", || (actor(&cluster)["chunks"] == 20).then_some(()));
+    assert!(!cluster.node(0).log().contains("panicked"), "{}", cluster.node(0).log());
+}
+
+#[test]
+fn a_tenant_whose_socket_cannot_be_made_changes_nothing() {
+    let cluster = cluster(1, "");
+    fs::write(guest(&cluster), "in the way").unwrap();
+    with_guest(&cluster, true);
+    let (status, report, _) = admin(&cluster, &["reload"]);
+    assert_eq!(status, Some(1), "{report}");
+    let error = report["nodes"][0]["error"].as_str().unwrap();
+    assert!(error.contains("of tenant `guest`"), "{error}");
+    fs::remove_file(guest(&cluster)).unwrap();
+    reload(&cluster);
+    Engine::connect(&guest(&cluster));
+}
+
+#[test]
+fn a_tenant_moves_to_another_socket_and_its_sessions_go_on() {
+    let cluster = cluster(1, "");
+    let engine = Engine::connect(&cluster.socket(0));
+    let hashes = larder_tests::content::prompt(b'a', 5);
+    engine.put(&hashes);
+    edit(&cluster, "node-0", |text| text.replace("/node-0.sock", "/moved.sock"));
+    reload(&cluster);
+    assert_eq!(engine.get(&hashes), 5);
+    assert_eq!(Engine::connect(&cluster.dir().join("moved.sock")).get(&hashes), 5, "it is the same tenant");
+    assert!(!cluster.socket(0).exists());
+}
+
+#[test]
+fn forty_reloads_in_a_row_and_garbage_between_them_harm_nobody() {
+    let cluster = cluster(1, "");
+    let engine = Engine::connect(&cluster.socket(0));
+    let file = cluster.dir().join("node-0.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    for round in 0..40_u8 {
+        let hashes = larder_tests::content::prompt(round, 40);
+        engine.put(&hashes);
+        assert_eq!(engine.get(&hashes), 40);
+        let garbage = ["\u{0}\u{1}", "[\n", "name = 3\n", "tenants = 7\n"][usize::from(round % 4)];
+        fs::write(&file, garbage).unwrap();
+        assert_eq!(admin(&cluster, &["reload"]).0, Some(1), "{garbage:?}");
+        let capacity = format!("capacity_chunks = {}", 100 + u64::from(round));
+        fs::write(&file, text.replace("capacity_chunks = 3000", &capacity)).unwrap();
+        reload(&cluster);
+    }
+    assert_eq!(actor(&cluster)["capacity_chunks"], 139);
+}
+
+#[test]
+fn a_coordinator_reads_its_configuration_again_too() {
+    let cluster = cluster(1, "");
+    edit(&cluster, "coordinator", |text| text + "remove_after_ms = 60000\nheartbeat_ms = 900\n");
+    let report = reload(&cluster);
+    let coordinator = &report["coordinators"][0];
+    let changed = json!([{ "key": "membership.remove_after_ms", "before": "30000", "after": "60000" }]);
+    // The coordinator may have seen the changed file first.
+    assert!(coordinator["applied"] == changed || coordinator["applied"] == json!([]), "{report}");
+    assert_eq!(coordinator["at_restart"], json!(["membership.heartbeat_ms"]));
+    edit(&cluster, "coordinator", |text| text.replace("60000", "7"));
+    let (status, report, _) = admin(&cluster, &["reload"]);
+    assert_eq!(status, Some(1), "{report}");
+    let error = report["coordinators"][0]["error"].as_str().unwrap();
+    assert!(error.contains("remove_after_ms (7)"), "{error}");
 }

@@ -14,6 +14,7 @@ use crate::{output, parent, signals};
 
 /// Run a coordinator until Ctrl-C or SIGTERM
 ///
+/// Its patience with silent nodes changes while it runs when the configuration file changes, at SIGHUP, and by `larder reload`.
 /// When the coordinator serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","peer":"ADDRESS:PORT"}.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -69,7 +70,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     actix_rt::System::new().block_on(async {
         let stop = signals::stop()?;
-        match larder_coordinator::run(config, announce, stop).await {
+        match larder_coordinator::run_from(config, args.config.clone(), announce, stop).await {
             Ok(()) => Ok(ExitCode::SUCCESS),
             Err(error) if error.is_the_askers() => {
                 Err(error).context(Usage("the coordinator cannot start".into()))

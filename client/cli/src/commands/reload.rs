@@ -2,33 +2,39 @@
 
 use std::process::ExitCode;
 
-use anyhow::bail;
-use larder_coordinator::NodeStatus;
+use anyhow::{Context as _, bail, ensure};
+use larder_coordinator::{NodeStatus, Status};
 use larder_net::quic::Credentials;
+use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
 use larder_protocol::peer::{PeerRequest, PeerResponse};
 use larder_protocol::reload::Reloaded;
 use serde::Serialize;
 
-use crate::admin::{AdminArgs, AdminLink};
+use crate::address::HostPort;
+use crate::admin::{AdminArgs, AdminLink, ask_at};
 use crate::cluster::{ask_coordinator, chosen_members};
 use crate::context::{Chosen, ClusterArg};
 use crate::failure::FAILED;
 use crate::listing::{Cell, Format, FormatArgs, Listing, column};
 use crate::output;
 
-/// Have nodes read their configuration files again
+/// Have nodes and coordinators read their configuration files again
 ///
-/// Settings that can change while a node runs count at once: `log`, the eviction policy, capacity and watermarks, the tenants'
-/// `max_bytes`, the limits of sessions and pins, and how fast a node sends and drains. The others count from its next start on,
-/// and are listed. A file with a fault changes nothing. A node also reads its file when it changed, and at SIGHUP. Certificates
-/// are read again when their files change.
+/// Settings that can change while a server runs count at once. A node's are `log`, the eviction policy, capacity and
+/// watermarks, the tenants, the limits of sessions and pins, and how fast the node sends and drains; a coordinator's are its
+/// patience with silent nodes, except `heartbeat_ms`. The others count from the next start on, and are listed. A file with a
+/// fault changes nothing. A server also reads its file when it changed, and at SIGHUP. Certificates are read again when their
+/// files change.
+///
+/// A tenant that leaves the file leaves the node: its sessions end with a reason, its pins and its chunks in memory and on disk
+/// go. If it comes again, it begins anew.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  larder reload                      All nodes of the newest development cluster
+  larder reload                      All servers of the newest development cluster
   larder reload --member node-3 --coordinator 10.0.0.10:7600 \\
       --ca ca.pem --certificate me.pem --key me.key
-  larder reload --json               One object with `nodes`: `name`, `applied`, `at_restart`, or `error`
+  larder reload --json               One object with `coordinators` and `nodes`: `name`, `applied`, `at_restart`, or `error`
 
 An admin's certificate: `larder ca issue admin me`. A development cluster has one of its own.
 Exit status: 1 if a node refuses or does not answer.")]
@@ -36,7 +42,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     cluster: ClusterArg,
 
-    /// Ask this member only; may be given several times
+    /// Ask this member, and no coordinator; may be given several times
     #[arg(long = "member", value_name = "NAME")]
     members: Vec<String>,
 
@@ -50,6 +56,8 @@ pub(crate) struct Args {
 /// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
+    /// None where only members were asked.
+    coordinators: Vec<NodeReport>,
     nodes: Vec<NodeReport>,
 }
 
@@ -76,20 +84,43 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let members = chosen_members(status.nodes, &args.members)?;
     let credentials = args.admin.credentials(admin)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let nodes = runtime.block_on(async {
-        let mut nodes = Vec::new();
+    let named: Vec<HostPort> =
+        if args.members.is_empty() { coordinator.each().cloned().collect() } else { Vec::new() };
+    let report = runtime.block_on(async {
+        let (mut coordinators, mut nodes) = (Vec::new(), Vec::new());
+        for address in &named {
+            let answer = ask_coordinator_to_reload(&credentials, address).await;
+            coordinators.push(NodeReport::new(&address.to_string(), answer));
+        }
         for member in &members {
             nodes.push(NodeReport::new(&member.name, ask(&credentials, member).await));
         }
-        nodes
+        Report { coordinators, nodes }
     });
-    let report = Report { nodes };
     match args.format.format() {
         Format::Json => output::print_json(&report)?,
         format => output::print(&report.list().text(format))?,
     }
-    let failed = report.nodes.iter().any(|node| node.error.is_some());
+    let failed = report.all().any(|server| server.error.is_some());
     Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
+}
+
+async fn ask_coordinator_to_reload(
+    credentials: &Credentials,
+    address: &HostPort,
+) -> anyhow::Result<Reloaded> {
+    let asked = address.clone();
+    let status =
+        tokio::task::spawn_blocking(move || crate::http::get_json::<Status>(&asked, "/status")).await??;
+    ensure!(status.peer_port > 0, "{address} does not say where it serves admins: it is of an older version");
+    let mut peer =
+        tokio::net::lookup_host(address.to_string()).await?.next().context("its name has no address")?;
+    peer.set_port(status.peer_port);
+    match ask_at(credentials, peer, &FollowerMessage::Reload).await? {
+        CoordinatorMessage::Reloaded(reloaded) => Ok(*reloaded),
+        CoordinatorMessage::Refused(refused) => bail!("refused: {refused}"),
+        _ => bail!("the coordinator sent an unexpected answer"),
+    }
 }
 
 async fn ask(credentials: &Credentials, member: &NodeStatus) -> anyhow::Result<Reloaded> {
@@ -116,9 +147,13 @@ impl NodeReport {
 }
 
 impl Report {
+    fn all(&self) -> impl Iterator<Item = &NodeReport> {
+        self.coordinators.iter().chain(&self.nodes)
+    }
+
     fn list(&self) -> Listing {
-        let mut list = Listing::new(&["node", "setting", "before", "now"].map(column));
-        for NodeReport { name, applied, at_restart, error } in &self.nodes {
+        let mut list = Listing::new(&["server", "setting", "before", "now"].map(column));
+        for NodeReport { name, applied, at_restart, error } in self.all() {
             let is_same = applied.is_empty() && at_restart.is_empty() && error.is_none();
             if is_same {
                 list.add([name.as_str().into(), "nothing has changed".into(), Cell::Unknown, Cell::Unknown]);

@@ -238,7 +238,9 @@ impl Following {
                 self.messages.extend(brought.into_iter().map(FollowerMessage::Brings));
                 Ok(())
             }
-            CoordinatorMessage::Heard | CoordinatorMessage::Contested(_) => Ok(()),
+            CoordinatorMessage::Heard
+            | CoordinatorMessage::Contested(_)
+            | CoordinatorMessage::Reloaded(_) => Ok(()),
         }
     }
 

@@ -4,7 +4,7 @@ use larder_protocol::lane::CopyEnd;
 use larder_protocol::session::Response;
 
 use super::account::Ended;
-use super::{CopyClaims, HeldBy, TOO_MANY_COPIES};
+use super::{CopyClaims, Device, HeldBy, TOO_MANY_COPIES};
 use crate::Core;
 use crate::copies::Save;
 use crate::effect::{Counted, DeviceCopyEnd, Effect};
@@ -65,7 +65,12 @@ impl Core {
                 }
             }
             HeldBy::Promotion(load, slots) => {
-                slots.into_iter().for_each(|(slot, facts)| self.device.tier.filled(slot, facts));
+                let Device { account, tier, .. } = &mut self.device;
+                for (slot, facts) in slots {
+                    if !tier.filled(slot, facts) {
+                        account.slots.give_up(slot);
+                    }
+                }
                 self.store.end_load(load);
                 self.count(Counted::ByDevice(DeviceCopyEnd::Promoted, bytes));
             }

@@ -9,13 +9,19 @@ use crate::effect::{DeviceWork, Promoted};
 use crate::event::CopyAnswer;
 use crate::reports::Reporter;
 use crate::store::LoadBlock;
-use crate::store::ids::SessionId;
+use crate::store::ids::{ChunkKey, SessionId};
 
 impl Device {
     /// Forgets the blocks of a chunk that is wrong on the host: nobody verifies reads from the tier.
     pub(crate) fn drop_blocks(&mut self, keys: &[BlockKey]) {
         let Self { account, tier, .. } = self;
         keys.iter().filter_map(|key| tier.drop_block(key)).for_each(|slot| account.slots.give_up(slot));
+    }
+
+    /// Forgets blocks that are purged.
+    pub(crate) fn purge(&mut self, is_purged: impl Fn(&BlockKey) -> bool) {
+        let Self { account, tier, .. } = self;
+        tier.purge(is_purged).into_iter().for_each(|slot| account.slots.give_up(slot));
     }
 
     /// A slot of the tier, where need be that of the block that should go next.
@@ -74,8 +80,9 @@ impl Core {
         let device = &mut self.device;
         let (mut slots, mut moves, mut bytes) = (Vec::new(), Vec::new(), 0);
         for block in wanted {
-            // Another copy may have brought it meanwhile.
-            if !device.tier.wants(&block.key, block.bytes, u8::MAX) {
+            // Another copy may have brought it meanwhile, or it may be purged.
+            let key = ChunkKey { fingerprint: block.key.fingerprint, hash: block.key.hash };
+            if !device.tier.wants(&block.key, block.bytes, u8::MAX) || self.store.is_condemned(&key) {
                 continue;
             }
             let Some(slot) = device.reserve_slot() else { break };

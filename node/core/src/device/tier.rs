@@ -32,6 +32,8 @@ pub(super) struct DeviceTier {
 struct Entry {
     key: BlockKey,
     is_filled: bool,
+    /// It was purged on its way here.
+    is_purged: bool,
 }
 
 impl DeviceTier {
@@ -90,15 +92,20 @@ impl DeviceTier {
     /// A block is being copied into a slot.
     pub(super) fn fill(&mut self, slot: SlotId, key: BlockKey) {
         self.found.insert(key, slot);
-        self.slots.insert(slot, Entry { key, is_filled: false });
+        self.slots.insert(slot, Entry { key, is_filled: false, is_purged: false });
     }
 
-    /// A block is here.
-    pub(super) fn filled(&mut self, slot: SlotId, facts: Facts) {
-        let Some(entry) = self.slots.get_mut(&slot) else { return };
+    /// A block is here; whether it stays.
+    pub(super) fn filled(&mut self, slot: SlotId, facts: Facts) -> bool {
+        let Some(entry) = self.slots.get_mut(&slot) else { return true };
+        if entry.is_purged {
+            self.take_out(slot, Removal::Dropped);
+            return false;
+        }
         entry.is_filled = true;
         self.filled += 1;
         self.policy.insert(chunk_of(slot), facts);
+        true
     }
 
     /// A block did not come, or its slot is lost.
@@ -111,6 +118,18 @@ impl DeviceTier {
         let slot = self.find(key)?;
         self.take_out(slot, Removal::Dropped);
         Some(slot)
+    }
+
+    /// Purges blocks: the slots of those that were here. One that is on its way is dropped when it is here.
+    pub(super) fn purge(&mut self, is_purged: impl Fn(&BlockKey) -> bool) -> Vec<SlotId> {
+        let mut slots = Vec::new();
+        for (&slot, entry) in self.slots.iter_mut().filter(|(_, entry)| is_purged(&entry.key)) {
+            entry.is_purged = true;
+            slots.extend(entry.is_filled.then_some(slot));
+        }
+        slots.sort_unstable();
+        slots.iter().for_each(|&slot| self.take_out(slot, Removal::Dropped));
+        slots
     }
 
     /// The GPU refuses the tier's memory, for instance because it has too little.
@@ -144,7 +163,7 @@ impl DeviceTier {
     }
 
     fn take_out(&mut self, slot: SlotId, why: Removal) {
-        let Some(Entry { key, is_filled }) = self.slots.remove(&slot) else { return };
+        let Some(Entry { key, is_filled, .. }) = self.slots.remove(&slot) else { return };
         self.found.remove(&key);
         if is_filled {
             self.filled -= 1;

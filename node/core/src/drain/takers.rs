@@ -46,6 +46,12 @@ impl Takers {
         self.0.iter().map(|&(taker, _)| taker)
     }
 
+    /// Takers that answered, and keep nothing at all.
+    pub(super) fn unwilling(&self) -> impl Iterator<Item = Holder> {
+        let unwilling = self.0.iter().filter(|(_, room)| !room.has_failed && room.rank_limit_ppm() == 0);
+        unwilling.map(|&(taker, _)| taker)
+    }
+
     /// Whether an actor of this node is among them.
     pub(super) fn has_node(&self, node: NodeNumber) -> bool {
         self.0.iter().any(|(taker, _)| taker.node == node)

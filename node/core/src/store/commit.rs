@@ -224,7 +224,7 @@ impl Store {
             self.verifications.found_damage();
         }
         let kept = match (reservation, checksums) {
-            (Some(_), Some(checksums)) => {
+            (Some(reservation), Some(checksums)) if !self.is_void(session, reservation) => {
                 self.make_room_for(namespace, &slices, &chunks);
                 self.keep(namespace, &slices, &chunks, checksums);
                 chunks.len() as u32
@@ -239,6 +239,12 @@ impl Store {
         }
         self.evict_above_watermark();
         kept
+    }
+
+    /// Whether the chunks of a reservation were purged since it was made.
+    fn is_void(&self, session: SessionId, reservation: u64) -> bool {
+        let held = self.sessions.get(session).and_then(|held| held.reservations.get(&reservation));
+        held.is_some_and(|held| held.is_void)
     }
 
     /// Evicts chunks to make room for new ones, before the new ones count as candidates.

@@ -75,6 +75,7 @@ impl Store {
         tenant_name: &str,
         spec: &NamespaceSpec,
     ) -> Result<u32, Refused> {
+        self.must_serve(tenant)?;
         spec.check()?;
         let extent_bytes = self.limits.extent_bytes;
         let class = |block_bytes: u64| {
@@ -108,7 +109,7 @@ impl Store {
             chunk.disk = OnDisk::Nowhere;
         }
         let chunk = self.index.get(id);
-        if chunk.standing == Standing::Damaged {
+        if chunk.standing == Standing::Condemned {
             let fingerprint = self.namespaces.get(chunk.namespace).fingerprint;
             let key = ChunkKey { fingerprint, hash: chunk.hash };
             if let Some(disk) = self.disk.as_mut().filter(|_| is_there) {

@@ -138,7 +138,7 @@ impl Store {
         let (bytes, tenant) = (self.readable_bytes(id), self.tenant_of(id));
         if !pays_to_forward(worth, there)
             || self.departing.bytes + bytes > most
-            || !self.gathers.may_pass(tenant, bytes, most, self.limits.tenant_bytes.len())
+            || !self.gathers.may_pass(tenant, bytes, most, &self.limits.tenant_bytes)
         {
             return false;
         }
@@ -228,7 +228,7 @@ impl Store {
             return None;
         }
         let (tenant, bytes) = (self.namespaces.get(number).tenant, self.whole_chunk_bytes(number));
-        if !self.gathers.may_pass(tenant, bytes, most, self.limits.tenant_bytes.len()) {
+        if !self.gathers.may_pass(tenant, bytes, most, &self.limits.tenant_bytes) {
             return None;
         }
         let id = self.start_fetch(number, name, Source::Peer)?;

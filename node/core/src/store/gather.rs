@@ -99,7 +99,7 @@ impl Gathers {
         self.passing_bytes.take(tenant, bytes);
     }
 
-    pub(super) fn may_pass(&self, tenant: TenantId, bytes: u64, most: u64, tenants: usize) -> bool {
+    pub(super) fn may_pass(&self, tenant: TenantId, bytes: u64, most: u64, tenants: &[u64]) -> bool {
         self.passing_bytes.may_add(tenant, bytes, most, tenants)
     }
 

@@ -121,8 +121,8 @@ pub(crate) enum Standing {
     Passing,
     /// It was evicted, and stays until it is on disk, or nobody claims it any more.
     Leaving,
-    /// Its bytes are wrong: nobody finds it, and it stays only until those who read it have let go.
-    Damaged,
+    /// Its bytes are wrong, or it was purged: nobody finds it, and it stays only until those who read it have let go.
+    Condemned,
 }
 
 /// The state of a chunk's bytes on disk.
@@ -550,6 +550,14 @@ impl Index {
 
     /// The chunk and everything below it that is in memory, every chunk after its children.
     pub(crate) fn subtree_leaves_first(&self, root: ChunkNumber) -> Vec<ChunkId> {
+        let mut found = self.subtree(root);
+        found.reverse();
+        found.retain(|&id| self.get(id).is_resident());
+        found
+    }
+
+    /// The chunk and everything below it, every chunk before its children.
+    pub(crate) fn subtree(&self, root: ChunkNumber) -> Vec<ChunkId> {
         let mut found = vec![root];
         let mut next = 0;
         while let Some(&number) = found.get(next) {
@@ -560,8 +568,7 @@ impl Index {
                 child = self.at(number).next_sibling;
             }
         }
-        let resident = found.into_iter().rev().filter(|&number| self.at(number).is_resident());
-        resident.map(|number| self.id(number)).collect()
+        found.into_iter().map(|number| self.id(number)).collect()
     }
 
     /// Every chunk from a place on, with its place.

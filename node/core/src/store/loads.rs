@@ -150,7 +150,7 @@ impl Store {
         let found = |&id: &ChunkId| {
             let chunk = self.index.get(id);
             match chunk.blocks.get(block) {
-                Some(Block::Ready(slot, checksums)) if chunk.standing != Standing::Damaged => {
+                Some(Block::Ready(slot, checksums)) if chunk.standing != Standing::Condemned => {
                     let place = Place { extent: slot.extent, offset: self.slab.offset(*slot) };
                     let key = BlockKey { fingerprint, hash: chunk.hash, slice, pool: pool as u8 };
                     let (checksum, reads, facts) = (checksums.whole, chunk.reads, facts(chunk));

@@ -32,6 +32,8 @@ pub(crate) struct Namespace {
     pub(crate) slices: u16,
     pub(crate) pools: Vec<Pool>,
     pub(crate) rules: PoolRules,
+    /// Whether its tenant left: nobody finds it any more.
+    pub(crate) is_gone: bool,
     /// Sessions that registered it.
     pub(crate) sessions: u32,
     /// Chunks of it in the index.
@@ -99,7 +101,7 @@ impl Namespace {
 
     /// The pools whose slices can all be read. The first pool is among them only if every `all` pool is.
     pub(crate) fn readable(&self, chunk: &Chunk) -> PoolSet {
-        if chunk.standing == Standing::Damaged {
+        if chunk.standing == Standing::Condemned {
             return PoolSet::default();
         }
         if usize::from(chunk.ready) == chunk.blocks.len() {
@@ -141,6 +143,7 @@ impl Namespaces {
             slices: spec.slices,
             rules: PoolRules::new(&spec.pools),
             pools,
+            is_gone: false,
             sessions: 0,
             chunks: 0,
             spec: spec.clone(),
@@ -161,12 +164,32 @@ impl Namespaces {
         } else {
             let position = self.known.iter().position(|known| known.sessions == 0 && known.chunks == 0)?;
             let forgotten = std::mem::replace(&mut self.known[position], namespace);
-            self.numbers.remove(&forgotten.fingerprint);
+            if !forgotten.is_gone {
+                self.numbers.remove(&forgotten.fingerprint);
+            }
             position
         };
         let number = NamespaceId(position as u16);
         self.numbers.insert(fingerprint, number);
         Some(number)
+    }
+
+    /// A tenant left: nobody finds its namespaces.
+    pub(crate) fn leave(&mut self, tenant: TenantId) {
+        for known in self.known.iter_mut().filter(|known| known.tenant == tenant && !known.is_gone) {
+            known.is_gone = true;
+            self.numbers.remove(&known.fingerprint);
+        }
+    }
+
+    /// Every namespace.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (NamespaceId, &Namespace)> {
+        (0..).map(NamespaceId).zip(&self.known)
+    }
+
+    /// The namespaces of tenants that left.
+    pub(crate) fn gone(&self) -> impl Iterator<Item = NamespaceId> {
+        self.iter().filter(|(_, known)| known.is_gone).map(|(number, _)| number)
     }
 
     /// The namespace of this fingerprint.
@@ -189,9 +212,10 @@ impl Namespaces {
         &mut self.known[number.0 as usize]
     }
 
-    /// The facts of the namespaces in use.
+    /// The facts of the namespaces in use that can be found.
     pub(crate) fn facts(&self) -> impl Iterator<Item = NamespaceFacts> {
-        let in_use = self.known.iter().filter(|known| known.sessions > 0 || known.chunks > 0);
+        let is_in_use = |known: &&Namespace| (known.sessions > 0 || known.chunks > 0) && !known.is_gone;
+        let in_use = self.known.iter().filter(is_in_use);
         in_use.map(|known| NamespaceFacts {
             sessions: known.sessions,
             chunks: known.chunks,

@@ -85,7 +85,7 @@ impl Store {
         }
         let bytes = chunks.len() as u64 * self.whole_chunk_bytes(number);
         let tenant = self.session(session)?.tenant;
-        let (most, tenants) = (self.limits.max_pinned_bytes, self.limits.tenant_bytes.len());
+        let (most, tenants) = (self.limits.max_pinned_bytes, &self.limits.tenant_bytes);
         if !self.pins.bytes.may_add(tenant, bytes, most, tenants) {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: PIN_RETRY_MS });
         }
@@ -138,6 +138,13 @@ impl Store {
             pin.chunks = pin.chunks.iter().copied().filter(|&chunk| chunk != id).collect();
         }
         self.change(id, |chunk| chunk.pins = 0);
+    }
+
+    /// Nothing is pinned by a tenant any more.
+    pub(super) fn end_pins_of_tenant(&mut self, tenant: TenantId) {
+        let its = self.pins.pins.iter().filter(|(_, pin)| pin.tenant == tenant);
+        let its: Vec<u64> = its.map(|(&number, _)| number).collect();
+        its.into_iter().for_each(|number| self.end_pin(number));
     }
 
     fn end_pin(&mut self, pin: u64) {

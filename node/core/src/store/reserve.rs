@@ -133,8 +133,10 @@ impl Store {
         let reservation = self.next_number();
         let held = self.session_mut(session)?;
         held.reserved_bytes += bytes;
-        held.reservations
-            .insert(reservation, Reservation { namespace: number, slices, deadline, items, bytes, attempt });
+        held.reservations.insert(
+            reservation,
+            Reservation { namespace: number, slices, deadline, items, bytes, attempt, is_void: false },
+        );
         Ok(Reserved { reservation, chunks, pools, places, new_extents, deadline })
     }
 
@@ -211,6 +213,9 @@ impl Store {
             let asked = asked.get(position).map_or(every, |&asked| asked.and(obligatory));
             let Some(id) = self.index.find(number, hash) else { return asked };
             let chunk = self.index.get(id);
+            if chunk.standing == Standing::Condemned {
+                return PoolSet::default();
+            }
             let all = |pool: usize, is: fn(&Block) -> bool| {
                 slices.iter().all(|&slice| is(&chunk.blocks[namespace.block(slice, pool)]))
             };
@@ -220,9 +225,8 @@ impl Store {
             // What somebody is writing in these slices is settled before anything is added.
             let is_settled =
                 || every.iter().all(|pool| all(pool, |block| !matches!(block, Block::Writing(_))));
-            let is_verified = || chunk.standing == Standing::Damaged || self.verifications.has(id);
             if namespace.rules.is_plain()
-                || is_verified()
+                || self.verifications.has(id)
                 || !all(0, |block| matches!(block, Block::Ready(..)))
                 || !is_settled()
             {
@@ -374,6 +378,11 @@ impl Store {
     /// Ends the claim of a writer, and forgets the chunk if nothing is left of it, or if it was only passing.
     fn unwrite(&mut self, id: ChunkId) {
         self.change(id, |chunk| chunk.claims -= 1);
+        let chunk = self.index.get_mut(id);
+        if chunk.standing == Standing::Condemned && chunk.slots().next().is_none() {
+            // Its name is all that is left.
+            chunk.standing = Standing::Kept;
+        }
         self.let_pass(id);
     }
 

@@ -66,10 +66,13 @@ impl Store {
             max_pin_ms: new.max_pin_ms,
             ..self.limits.clone()
         };
-        if new.tenant_bytes.len() == self.limits.tenant_bytes.len() {
-            self.limits.tenant_bytes.clone_from(&new.tenant_bytes);
-            self.slab.bound_tenants(&self.limits.most_extents());
+        for (bytes, &new) in self.limits.tenant_bytes.iter_mut().zip(&new.tenant_bytes) {
+            // Tenants come and go in another way.
+            if *bytes > 0 && new > 0 {
+                *bytes = new;
+            }
         }
+        self.slab.bound_tenants(&self.limits.most_extents());
         if before != new.recompute_doubles_at {
             self.set_policy(self.policy_name);
         }

@@ -52,6 +52,8 @@ pub(crate) struct Reservation {
     pub(crate) bytes: u64,
     /// Number of the attempt at a hand-over; 0 for ordinary writing.
     pub(crate) attempt: u64,
+    /// Whether its chunks were purged meanwhile: what is committed is not kept.
+    pub(crate) is_void: bool,
 }
 
 /// One chunk of a reservation.
@@ -211,6 +213,11 @@ impl Sessions {
     /// Open sessions with their numbers.
     pub(crate) fn open_sessions(&self) -> impl Iterator<Item = (SessionId, &Session)> {
         self.open.iter().map(|(&id, session)| (id, session))
+    }
+
+    /// Open sessions, to change.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Session> {
+        self.open.values_mut()
     }
 
     /// Open sessions.

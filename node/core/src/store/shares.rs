@@ -21,11 +21,14 @@ impl Shares {
         *self.0.entry(tenant).or_default() -= less;
     }
 
-    /// Whether a tenant may have `more`, where `tenants` tenants together may have `most`. Half is kept for all tenants in
-    /// equal parts, so that none can leave the others with nothing; the rest goes to the first that asks.
-    pub(super) fn may_add(&self, tenant: TenantId, more: u64, most: u64, tenants: usize) -> bool {
-        let kept_for_each = most / (2 * tenants.max(1) as u64);
-        let others = (0..tenants as u16).map(TenantId).filter(|&other| other != tenant);
+    /// Whether a tenant may have `more`, where all tenants together may have `most`. Half is kept for all tenants in
+    /// equal parts, so that none can leave the others with nothing; the rest goes to the first that asks. `tenants` has the
+    /// bytes of extents of each; those of none are not served.
+    pub(super) fn may_add(&self, tenant: TenantId, more: u64, most: u64, tenants: &[u64]) -> bool {
+        let served =
+            || (0..).map(TenantId).zip(tenants).filter(|(_, bytes)| **bytes > 0).map(|(served, _)| served);
+        let kept_for_each = most / (2 * served().count().max(1) as u64);
+        let others = served().filter(|&other| other != tenant);
         let unused = |other| kept_for_each.saturating_sub(self.0.get(&other).copied().unwrap_or(0));
         self.total() + more + others.map(unused).sum::<u64>() <= most
     }
@@ -38,21 +41,29 @@ mod tests {
     #[test]
     fn one_tenant_alone_may_have_all() {
         let mut shares = Shares::default();
-        assert!(shares.may_add(TenantId(0), 100, 100, 1));
+        assert!(shares.may_add(TenantId(0), 100, 100, &[1]));
         shares.add(TenantId(0), 100);
-        assert!(!shares.may_add(TenantId(0), 1, 100, 1));
+        assert!(!shares.may_add(TenantId(0), 1, 100, &[1]));
         shares.take(TenantId(0), 1);
-        assert!(shares.may_add(TenantId(0), 1, 100, 1));
+        assert!(shares.may_add(TenantId(0), 1, 100, &[1]));
     }
 
     #[test]
     fn a_part_is_kept_for_each_tenant_that_has_less() {
         let mut shares = Shares::default();
-        assert!(!shares.may_add(TenantId(0), 76, 100, 2));
-        assert!(shares.may_add(TenantId(0), 75, 100, 2));
+        assert!(!shares.may_add(TenantId(0), 76, 100, &[1, 1]));
+        assert!(shares.may_add(TenantId(0), 75, 100, &[1, 1]));
         shares.add(TenantId(0), 75);
-        assert!(shares.may_add(TenantId(1), 25, 100, 2));
+        assert!(shares.may_add(TenantId(1), 25, 100, &[1, 1]));
         shares.add(TenantId(1), 25);
-        assert!(!shares.may_add(TenantId(0), 1, 100, 2));
+        assert!(!shares.may_add(TenantId(0), 1, 100, &[1, 1]));
+    }
+
+    #[test]
+    fn nothing_is_kept_for_a_tenant_that_left() {
+        let shares = Shares::default();
+        assert!(shares.may_add(TenantId(2), 75, 100, &[1, 0, 1]));
+        assert!(!shares.may_add(TenantId(2), 76, 100, &[1, 0, 1]));
+        assert!(shares.may_add(TenantId(2), 100, 100, &[0, 0, 1]));
     }
 }

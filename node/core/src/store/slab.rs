@@ -24,6 +24,8 @@ pub(crate) struct Slab {
     classes: Vec<Class>,
     class_numbers: HashMap<(TenantId, u64), ClassId>,
     tenants: Vec<TenantExtents>,
+    /// Tenants that may have extents.
+    served: usize,
     renewals: Vec<u32>,
     used_bytes: u64,
     quarantined_bytes: u64,
@@ -105,6 +107,7 @@ impl Slab {
             classes: Vec::new(),
             class_numbers: HashMap::new(),
             tenants: most_extents.iter().map(|&most| TenantExtents { held: 0, most }).collect(),
+            served: most_extents.iter().filter(|&&most| most > 0).count(),
             renewals: Vec::new(),
             used_bytes: 0,
             quarantined_bytes: 0,
@@ -299,11 +302,14 @@ impl Slab {
         })
     }
 
-    /// Bounds the extents of each tenant anew. A tenant that has more keeps them until they are cleared.
+    /// Bounds the extents of each tenant anew, those of new tenants too. A tenant that has more keeps them until they are
+    /// cleared.
     pub(crate) fn bound_tenants(&mut self, most_extents: &[u32]) {
+        self.tenants.resize(most_extents.len().max(self.tenants.len()), TenantExtents { held: 0, most: 0 });
         for (tenant, &most) in self.tenants.iter_mut().zip(most_extents) {
             tenant.most = most;
         }
+        self.served = self.tenants.iter().filter(|tenant| tenant.most > 0).count();
     }
 
     /// The tenants that hold more than they may.
@@ -331,7 +337,7 @@ impl Slab {
     /// The extents kept for a tenant, used or not: half of the arena is kept for all tenants in equal parts. An extent that a
     /// living engine has mapped stays its tenant's, however idle, so one tenant could otherwise leave the others none.
     fn part(&self, tenant: TenantId) -> u32 {
-        match self.tenants.len() {
+        match self.served {
             0 | 1 => 0,
             several => {
                 let equal = self.extents.len() / (2 * several);

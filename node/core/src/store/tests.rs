@@ -18,6 +18,7 @@ mod pool_faults;
 mod pool_histories;
 mod pool_tiers;
 mod pools;
+mod purge;
 mod verify;
 
 use std::num::NonZeroU32;

@@ -6,16 +6,13 @@
 use std::collections::BTreeMap;
 
 use larder_protocol::session::Checked;
-use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
+use larder_protocol::{ChunkHash, Fingerprint};
 
 use super::commit::BlockMove;
 use super::ids::{Below, ChunkId, SessionId};
-use super::index::{Block, OnDisk, Standing};
-use super::journal::is_held;
-use super::policy::Removal;
+use super::index::{Block, OnDisk};
 use super::writes::ChunkWrite;
 use super::{Refused, Store};
-use crate::store::ChangeKind;
 
 /// Chunks that are being verified.
 #[derive(Debug, Default)]
@@ -100,6 +97,7 @@ impl Store {
             None => Checked::Nothing,
             Some(sums) if sums == right => Checked::Right,
             Some(_) => {
+                self.verifications.found_damage();
                 self.condemn(chunk);
                 Checked::Damaged
             }
@@ -109,28 +107,8 @@ impl Store {
         found
     }
 
-    /// A chunk in memory is wrong, which the caller has claimed: nobody finds it any more.
-    fn condemn(&mut self, id: ChunkId) {
-        self.verifications.found_damage();
-        self.give_up_on_disk(id);
-        self.stop_writes_of(id);
-        self.end_pins_of(id);
-        let chunk = self.index.get(id);
-        let was_held = is_held(chunk);
-        if chunk.standing == Standing::Kept {
-            let bytes = self.readable_bytes(id);
-            self.uncount(id);
-            self.policy.remove(id.number(), Removal::Dropped);
-            self.gathers.add_passing(self.tenant_of(id), bytes);
-        }
-        let chunk = self.index.get_mut(id);
-        chunk.standing = Standing::Damaged;
-        chunk.pools = PoolSet::default();
-        self.tell(id, was_held, ChangeKind::Lost);
-    }
-
     /// Cancels the waiting writes of a chunk.
-    fn stop_writes_of(&mut self, id: ChunkId) {
+    pub(super) fn stop_writes_of(&mut self, id: ChunkId) {
         let bytes = self.whole_chunk_bytes(self.index.get(id).namespace);
         let mut claims = 0;
         if self.disk.as_mut().is_some_and(|disk| disk.line.forget(id, bytes)) {

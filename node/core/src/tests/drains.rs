@@ -321,3 +321,43 @@ fn a_namespace_that_no_engine_named_yet_is_made_known() {
     w.ended(asked.order, vec![here(1)]);
     assert_eq!(w.taken().1.is_kept, [true]);
 }
+
+#[test]
+fn a_taker_that_does_not_know_the_node_yet_is_asked_again() {
+    let mut w = World::new(PEERS);
+    w.put("ab");
+    w.tell(Event::TakersAre(vec![node(2)]));
+    w.tell(Event::Drain(order(100)));
+    let poll = w.asks_to_take();
+    w.tell(Event::TakeAnswered { take: poll.take, taken: says(&[], 0, 0) });
+    assert!(!w.progress().is_over, "it may only have joined just now");
+    w.now = w.core.next_deadline().expect("it is asked again soon");
+    w.tell(Event::Alarm);
+    let poll = w.asks_to_take();
+    assert!(poll.chunks.is_empty());
+    w.tell(Event::TakeAnswered { take: poll.take, taken: says(&[], 9, 0) });
+    w.directory_says(&[&[], &[]]);
+    let offer = w.asks_to_take();
+    w.tell(Event::TakeAnswered { take: offer.take, taken: says(&[true, true], 7, 0) });
+    assert_eq!((w.counts().moved, w.progress().is_over), (2, true));
+}
+
+#[test]
+fn a_taker_that_never_takes_anything_holds_up_no_drain() {
+    let mut w = World::new(PEERS);
+    w.put("ab");
+    w.tell(Event::TakersAre(vec![node(2)]));
+    w.tell(Event::Drain(order(100)));
+    let mut polls = 0;
+    while !w.progress().is_over {
+        if let Some(at) = w.core.next_deadline().filter(|_| polls > 0) {
+            w.now = w.now.max(at);
+            w.tell(Event::Alarm);
+        }
+        let poll = w.asks_to_take();
+        w.tell(Event::TakeAnswered { take: poll.take, taken: says(&[], 0, 0) });
+        polls += 1;
+    }
+    assert_eq!((polls, w.counts().left), (5, 2));
+    assert!(w.now < Duration::from_secs(5), "{:?}", w.now);
+}

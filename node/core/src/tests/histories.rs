@@ -1,5 +1,5 @@
 //! Random histories of everything that a core is asked and told, against a model of what may be read: two tenants with two
-//! namespaces each, blocks of two sizes and two layers, memory for a tenth, every effect answered in any order, late, twice or
+//! namespaces each, tenants that leave and come again, purges, blocks of two sizes and two layers, memory for a tenth, every effect answered in any order, late, twice or
 //! never, engines that lie, sessions that end, processes that stay, and faults after which a core begins anew.
 //!
 //! Engines ask (`engines`), effects are answered (`answers`), and the model (`memory`) writes down what every place holds, by name. A place that somebody was shown must hold what it was shown
@@ -10,17 +10,20 @@ mod answers;
 mod engines;
 mod memory;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use larder_protocol::handoff::{AskInPlace, Follow, HandOver, InPlace, Writer};
 use larder_protocol::peer::Class;
+use larder_protocol::purge::{NamespaceName, PurgeMode, PurgeScope};
 use larder_protocol::session::{Collect, Commit, Pin, ReportDamage, Reserve, Wait};
 
 use super::*;
 use crate::reports::Reporter;
 use crate::store::ids::ChunkKey;
 use crate::store::{BlockMove, ChunkWrite, Granted, News, Place};
-use crate::{CopyAnswer, CopyNumber, Description, FollowOrder, LayersArrived, WriteNumber, Written};
+use crate::{
+    CopyAnswer, CopyNumber, Description, FollowOrder, LayersArrived, PurgeStep, WriteNumber, Written,
+};
 use memory::{Memory, Name, PIECE, Range, Reading, meet, range, reading};
 
 const WORDS: [&str; 10] =
@@ -121,6 +124,10 @@ struct History {
     peer_follows: Vec<u64>,
     last_request: u64,
     processes: u32,
+    /// Every tenant that there ever was; each session's has a number of its own.
+    tenants: Vec<(String, u64)>,
+    numbers: [u16; 2],
+    purges: Vec<u64>,
 }
 
 /// The limits of a history's store at its start.
@@ -159,6 +166,9 @@ impl History {
             peer_follows: Vec::new(),
             last_request: 0,
             processes: 0,
+            tenants: TENANTS.map(|name| (name.to_owned(), 20 * BLOCK)).to_vec(),
+            numbers: [0, 1],
+            purges: Vec::new(),
         };
         for tenant in 0..2 {
             let live = history.begin_session(tenant);
@@ -171,7 +181,7 @@ impl History {
     fn begin_session(&mut self, tenant: u16) -> Live {
         self.processes += 1;
         let process = ProcessId(self.processes);
-        let session = self.core.open_session(TenantId(tenant), process, 1 << 20);
+        let session = self.core.open_session(TenantId(self.numbers[usize::from(tenant)]), process, 1 << 20);
         for pages in [1, 2] {
             let mut spec = spec(pages);
             (spec.pools[0].layers, spec.pools[0].layer_bytes) = (2, pages * PIECE);
@@ -416,6 +426,8 @@ impl History {
             960..966 => self.replace_session(at),
             966..974 => self.something_leaves(),
             974 => self.begin_anew(),
+            975..982 => self.purge(),
+            982..984 => self.tenant_goes_and_comes(at),
             _ => self.tell(Event::Tick),
         }
         self.perform();
@@ -537,6 +549,68 @@ impl History {
         self.tell(event);
     }
 
+    /// A purge begins, goes on or ends. Nobody finds what it removed, and nobody else's chunks are touched.
+    fn purge(&mut self) {
+        let tenant = self.random.u16(..2);
+        let (space, chain) = self.prompt(tenant);
+        let of_space = NamespaceName(std::array::from_fn(|at| space.fingerprint.0[at]));
+        let scope = match self.random.u8(..3) {
+            0 => PurgeScope::Tenant(TENANTS[usize::from(tenant)].to_owned()),
+            1 => PurgeScope::Namespace(of_space),
+            _ => PurgeScope::Chunks(of_space, vec![chain.hashes[chain.len() - 1]]),
+        };
+        let purge = self.random.u64(1..4);
+        match self.random.u8(..4) {
+            0 => {
+                self.purges.push(purge);
+                return self.tell(Event::Purge(PurgeStep::Begin(purge, scope)));
+            }
+            1 => {
+                self.purges.retain(|open| *open != purge);
+                return self.tell(Event::Purge(PurgeStep::End(purge)));
+            }
+            _ => {}
+        }
+        let (held, keys) = (self.held(), self.core.store.purged_keys(&scope));
+        self.tell(Event::Purge(PurgeStep::Page { purge, scope, mode: PurgeMode::Remove, from: 0 }));
+        for key in self.held() {
+            assert!(!keys.has(&key), "seed {}: {key:?} is purged", self.seed);
+            assert!(held.contains(&key), "seed {}: {key:?} came by a purge", self.seed);
+        }
+    }
+
+    fn held(&self) -> BTreeSet<ChunkKey> {
+        let held = self.core.store.held();
+        held.map(|(fingerprint, chunk)| ChunkKey { fingerprint, hash: chunk.hash }).collect()
+    }
+
+    /// A tenant leaves, and one of its name comes, while its engine saves and reads.
+    fn tenant_goes_and_comes(&mut self, at: usize) {
+        let (session, before) = (self.sessions[at].session, usize::from(self.numbers[at]));
+        let has_closed = self.random.bool();
+        if has_closed {
+            self.close(at);
+            self.tell(Event::Closed(session));
+        }
+        self.tenants[before].1 = 0;
+        if self.random.bool() {
+            self.tell(Event::TenantsAre(self.tenants.clone()));
+            (0..self.random.u8(..3)).for_each(|_| self.tell(Event::Tick));
+        }
+        self.tenants.push((TENANTS[at].to_owned(), 20 * BLOCK));
+        self.numbers[at] = self.tenants.len() as u16 - 1;
+        self.tell(Event::TenantsAre(self.tenants.clone()));
+        for key in self.held() {
+            let space = self.spaces.iter().find(|space| space.fingerprint == key.fingerprint);
+            assert!(space.is_none_or(|space| usize::from(space.tenant) != at), "seed {}", self.seed);
+        }
+        if !has_closed {
+            self.close(at);
+            self.tell(Event::Closed(session));
+        }
+        self.sessions[at] = self.begin_session(at as u16);
+    }
+
     /// A fault: the core begins anew, and all sessions end.
     fn begin_anew(&mut self) {
         (0..self.sessions.len()).for_each(|at| self.close(at));
@@ -629,6 +703,9 @@ fn run(seed: u64) {
     }
     history.end(true);
     history.extents_left();
+    for purge in std::mem::take(&mut history.purges) {
+        history.tell(Event::Purge(PurgeStep::End(purge)));
+    }
     history.end(true);
     let usage = history.core.store.usage();
     let held = (usage.leases, usage.grants, usage.follows, usage.reservations, usage.commits_in_flight);

@@ -78,7 +78,7 @@ impl Core {
         self.effects.push_back(Effect::Knows { namespace, tenant_name, fingerprint });
         if self.bring.sources.disk.is_some() {
             let namespace = || Namespace { tenant, spec: spec.clone(), state: State::Missing };
-            self.described.known.entry(registered.fingerprint).or_insert_with(namespace);
+            self.described.known.entry(registered.fingerprint).or_insert_with(namespace).tenant = tenant;
         }
         Ok(registered)
     }
@@ -95,7 +95,7 @@ impl Core {
     ) -> Result<(), Refused> {
         self.know_in_store(tenant, fingerprint, &spec)?;
         let namespace = Namespace { tenant, spec, state: State::There };
-        self.described.known.entry(fingerprint).or_insert(namespace);
+        self.described.known.entry(fingerprint).or_insert(namespace).tenant = tenant;
         Ok(())
     }
 
@@ -110,12 +110,13 @@ impl Core {
         spec: &NamespaceSpec,
     ) -> Result<(), Refused> {
         let unknown = Refused::Unknown { what: "tenant", number: 0 };
-        let tenant = self.tenants.iter().position(|known| known == tenant_name).ok_or(unknown)?;
+        let is_its = |known: &String| known == tenant_name && !known.is_empty();
+        let tenant = self.tenants.iter().position(is_its).ok_or(unknown)?;
         let tenant = TenantId(tenant as u16);
         self.know_in_store(tenant, fingerprint, spec)?;
         if self.bring.sources.disk.is_some() {
             let namespace = || Namespace { tenant, spec: spec.clone(), state: State::Missing };
-            self.described.known.entry(fingerprint).or_insert_with(namespace);
+            self.described.known.entry(fingerprint).or_insert_with(namespace).tenant = tenant;
         }
         Ok(())
     }
@@ -130,6 +131,17 @@ impl Core {
         let namespace = self.store.know(tenant, &tenant_name, spec)?;
         self.effects.push_back(Effect::Knows { namespace, tenant_name, fingerprint });
         Ok(())
+    }
+
+    /// The namespaces of tenants that left are not described any more; those that are described now will be found to be of no use.
+    pub(crate) fn forget_namespaces_of_the_left(&mut self) {
+        let tenants = &self.tenants;
+        let is_served =
+            |tenant: TenantId| tenants.get(usize::from(tenant.0)).is_some_and(|name| !name.is_empty());
+        let known = &mut self.described.known;
+        known.retain(|_, known| {
+            is_served(known.tenant) || matches!(known.state, State::There | State::UnderWay)
+        });
     }
 
     fn tenant_name(&self, tenant: TenantId) -> String {

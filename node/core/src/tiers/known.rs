@@ -76,6 +76,12 @@ impl<K: Eq + Hash> Known<K> {
         self.younger.insert(key, remembered);
     }
 
+    /// Forgets what is known of these keys.
+    pub fn forget(&mut self, is_one: impl Fn(&K) -> bool) {
+        self.younger.retain(|key, _| !is_one(key));
+        self.older.retain(|key, _| !is_one(key));
+    }
+
     /// Things that are remembered.
     #[must_use]
     pub fn len(&self) -> usize {

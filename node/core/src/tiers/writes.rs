@@ -40,6 +40,11 @@ impl Writes {
         *self = Self { last_number: self.last_number, ..Self::default() };
     }
 
+    /// The chunks that are being written.
+    pub(crate) fn under_way(&self) -> impl Iterator<Item = &ChunkKey> {
+        self.under_way.values().map(|(_, key)| key)
+    }
+
     fn side(&mut self, tier: Below) -> &mut Side {
         match tier {
             Below::Disk => &mut self.disk,

@@ -1,9 +1,13 @@
 //! Random histories over a device that loses power anywhere: what was acknowledged is there, and right.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
+use larder_core::store::PurgedKeys;
 use larder_core::store::ids::ChunkKey;
+use larder_protocol::Fingerprint;
+use larder_protocol::purge::PurgeMode;
 
 use super::faults::Platter;
 use super::*;
@@ -293,6 +297,72 @@ fn nothing_acknowledged_is_lost_and_no_byte_is_wrong_whatever_happens() {
     assert!(counts.acknowledged > 100 * histories && counts.hits > 0 && counts.evicted > 0);
     assert!(counts.power_losses > histories && counts.flips > histories && counts.found > 0);
     assert!(counts.pages_lost > histories);
+}
+
+impl History {
+    /// Purges a namespace; whether that was acknowledged.
+    fn purge(&mut self, fingerprint: Fingerprint) -> bool {
+        let mut keys = PurgedKeys::default();
+        keys.add(fingerprint);
+        let keys = Arc::new(keys);
+        let mut after = Some(0);
+        while let Some(at) = after {
+            let (done, answer) = oneshot::channel();
+            let purge = DiskPurge { keys: Arc::clone(&keys), mode: PurgeMode::Remove };
+            self.volume().perform(vec![Job::Purge(purge, at, done)], &mut || None);
+            let Some(purged) = now(answer) else { return false };
+            after = purged.next;
+        }
+        self.must.retain(|key, _| key.fingerprint != fingerprint);
+        !self.volume().is_closed()
+    }
+}
+
+#[test]
+fn what_was_purged_never_comes_back_and_the_rest_stays_though_power_is_lost_anywhere() {
+    let (mut purges, mut losses) = (0, 0);
+    for _ in 0..60 {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut history = History::new(seed);
+        let mut purged = BTreeSet::new();
+        for _ in 0..150 {
+            match history.random.u8(..20) {
+                0..9 => {
+                    let next = history.next;
+                    history.write_some();
+                    // What was written anew, or may have been.
+                    purged.retain(|chunk: &TestChunk| chunk.0 + 130 < next);
+                }
+                9..12 => {
+                    let fingerprint = history.some_chunk().key().fingerprint;
+                    if history.purge(fingerprint) {
+                        let all = history.may.values().filter(|chunk| chunk.key().fingerprint == fingerprint);
+                        purged.extend(all.copied());
+                        purges += 1;
+                    }
+                }
+                12..14 => history.volume().evict_ahead_if_wanted(),
+                14..16 => history.read_one(),
+                16..18 => history.restart(),
+                _ => history.lose_power_soon(),
+            }
+            history.hear_gone();
+            if history.volume().is_closed() {
+                history.lose_power();
+                history.open();
+            }
+            let back = purged.iter().find(|chunk| {
+                history.volume.as_ref().is_some_and(|volume| volume.find(&chunk.key()).is_some())
+            });
+            assert_eq!(back, None, "it was purged");
+        }
+        history.platter.state().fails = None;
+        history.check_all();
+        losses += history.counts.power_losses;
+    }
+    println!("{purges} purges, {losses} losses of power");
+    assert!(purges > 100 && losses > 60);
 }
 
 #[test]

@@ -84,6 +84,7 @@ impl Serving {
             take: Vec::new(),
             drain: Box::new(|_, _| Err(String::new())),
             reload: Box::new(|_| Box::pin(async { Err(String::new()) })),
+            purge: Box::new(|_, _| Err(String::new())),
             audit: crate::audit::Audit::default(),
             find: all.clone().recipient(),
             announce: all.clone().recipient(),

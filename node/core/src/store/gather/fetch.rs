@@ -181,13 +181,17 @@ impl Store {
         fetch.is_some_and(|fetch| !fetch.gathers.is_empty() || fetch.recalls > 0 || fetch.is_taken_in)
     }
 
-    /// Enters a chunk and takes slots for all blocks that may come; `None` if there is no room for a passing chunk.
+    /// Enters a chunk and takes slots for all blocks that may come; `None` if there is no room for a passing chunk, or its
+    /// namespace is purged.
     pub(in crate::store) fn start_fetch(
         &mut self,
         number: NamespaceId,
         name: ChunkRef,
         from: Source,
     ) -> Option<ChunkId> {
+        if !self.may_come(number) {
+            return None;
+        }
         let every = self.namespaces.get(number).rules.every();
         let pools = match (from, self.index.find(number, &name.hash)) {
             (Source::Disk, Some(id)) => self.index.get(id).disk_pools,
@@ -202,7 +206,7 @@ impl Store {
             Source::Object => self.object.as_ref().map_or(0, Objects::max_reading_bytes),
         };
         let tenant = self.namespaces.get(number).tenant;
-        while !self.gathers.may_pass(tenant, bytes, most, self.limits.tenant_bytes.len()) {
+        while !self.gathers.may_pass(tenant, bytes, most, &self.limits.tenant_bytes) {
             if !self.drop_departing() {
                 return None;
             }

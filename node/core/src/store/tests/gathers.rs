@@ -7,7 +7,7 @@ use super::super::{Came, Granted, LookupOptions, PeerStoreLimits, Refused, Sourc
 use super::*;
 use crate::store::ChangeKind;
 
-fn shared(slots: u32, capacity_chunks: u64, passing: u64) -> Fixture {
+pub(super) fn shared(slots: u32, capacity_chunks: u64, passing: u64) -> Fixture {
     let peers = Some(PeerStoreLimits {
         passing_bytes: passing * BLOCK,
         max_granted_chunks: 2,
@@ -22,13 +22,13 @@ impl Fixture {
         spec().fingerprint("a")
     }
 
-    fn gather(&mut self, word: &str, elsewhere: &[Option<Source>]) -> super::super::Gathered {
+    pub(super) fn gather(&mut self, word: &str, elsewhere: &[Option<Source>]) -> super::super::Gathered {
         let chain = self.chain(word);
         self.store.gather(self.session, self.namespace, &chain, elsewhere).unwrap()
     }
 
     /// Ends every fetch well; those at the positions in `kept` stay.
-    fn come(&mut self, gathered: &super::super::Gathered, kept: Option<ChangeKind>) -> Vec<u64> {
+    pub(super) fn come(&mut self, gathered: &super::super::Gathered, kept: Option<ChangeKind>) -> Vec<u64> {
         let came = |_| Came {
             checksums: vec![Checksums::default()],
             pools: PoolSet::ANY,

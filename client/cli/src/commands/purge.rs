@@ -1,0 +1,268 @@
+//! `larder purge`: has nodes remove chunks, wherever they have them.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::bail;
+use larder_coordinator::NodeStatus;
+use larder_net::quic::Credentials;
+use larder_protocol::ChunkHash;
+use larder_protocol::limits::MAX_CHAIN_CHUNKS;
+use larder_protocol::peer::{PeerRequest, PeerResponse};
+use larder_protocol::purge::{NamespaceName, PurgeCommand, PurgeCounts, PurgeMode, PurgeReport, PurgeScope};
+use serde::Serialize;
+
+use crate::admin::{AdminArgs, AdminLink};
+use crate::cluster::{ask_coordinator, chosen_members};
+use crate::context::{Chosen, ClusterArg};
+use crate::failure::{FAILED, Usage};
+use crate::listing::{Cell, Format, FormatArgs, Listing, column, wide};
+use crate::output;
+
+/// Have nodes remove chunks from memory, disk and object store
+///
+/// Removes all chunks of a tenant or of a namespace, or some chunks with all that continue them. Engines do not find them from
+/// then on, and compute them again; what an engine reads at the moment stays in place until the engine lets go. What an engine
+/// was about to save of them is not kept. Nodes bring nothing of a purge from each other, from disk or from the object store
+/// before all nodes are done. A record's bytes on a drive stay until they are written over, but no start finds them again.
+/// Nodes that do not answer keep what they have: purge again when they do.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder purge --tenant chat --dry-run            Count what there is of a tenant, on every node
+  larder purge --tenant chat                      Remove it, in the newest development cluster
+  larder purge --namespace-id 6fb2a9d0c4e81733    `larder list namespaces --json` has each one's `fingerprint`
+  larder purge --namespace-id 6fb2a9d0c4e81733 --chunk HASH      A chunk, and all that continue it
+  larder purge --tenant chat --member node-3 --coordinator 10.0.0.10:7600 \\
+      --ca ca.pem --certificate me.pem --key me.key
+  larder purge --tenant chat --json               One object with `nodes`: counts, or `error`
+
+Of a tenant, nodes know the namespaces that engines have used since the node started, and those on disk; objects of others
+are left in the object store. An admin's certificate: `larder ca issue admin me`. A development cluster has one of its own.
+Exit status: 1 if a node refuses, does not answer, or leaves something.")]
+pub(crate) struct Args {
+    /// All chunks of this tenant
+    #[arg(
+        long,
+        value_name = "NAME",
+        required_unless_present = "namespace_id",
+        conflicts_with = "namespace_id"
+    )]
+    tenant: Option<String>,
+
+    /// All chunks of this namespace: its fingerprint, or the first 16 digits of it
+    #[arg(long, value_name = "FINGERPRINT")]
+    namespace_id: Option<NamespaceName>,
+
+    /// Only this chunk of the namespace, and all that continue it; may be given several times
+    #[arg(long = "chunk", value_name = "HASH", requires = "namespace_id")]
+    chunks: Vec<ChunkHash>,
+
+    /// Only count the chunks
+    #[arg(long)]
+    dry_run: bool,
+
+    #[command(flatten)]
+    cluster: ClusterArg,
+
+    /// Ask this member only; may be given several times
+    #[arg(long = "member", value_name = "NAME")]
+    members: Vec<String>,
+
+    #[command(flatten)]
+    admin: AdminArgs,
+
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+/// The output of `--json`.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// Whether chunks were only counted.
+    dry_run: bool,
+    nodes: Vec<NodeReport>,
+}
+
+/// A node's chunks.
+#[derive(Debug, Serialize)]
+struct NodeReport {
+    name: String,
+    memory_chunks: u64,
+    memory_bytes: u64,
+    /// Chunks among them that somebody still reads.
+    read_chunks: u64,
+    disk_chunks: u64,
+    objects: u64,
+    /// Why some chunks are left.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// A node that purges.
+struct Purging {
+    name: String,
+    link: Option<AdminLink>,
+    report: PurgeReport,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let (scope, mode) = (args.scope()?, if args.dry_run { PurgeMode::Count } else { PurgeMode::Remove });
+    let Chosen { coordinator, admin } = args.cluster.choose()?;
+    let (_, status) = ask_coordinator(&coordinator)?;
+    let members = chosen_members(status.nodes, &args.members)?;
+    let credentials = args.admin.credentials(admin)?;
+    let shows = args.format.format() != Format::Json && std::io::stderr().is_terminal();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let nodes = runtime.block_on(purge(&credentials, &members, &scope, mode, shows));
+    let report = Report { dry_run: args.dry_run, nodes };
+    match args.format.format() {
+        Format::Json => output::print_json(&report)?,
+        format => output::print(&report.list().text(format))?,
+    }
+    let failed = report.nodes.iter().any(|node| node.error.is_some());
+    Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
+}
+
+impl Args {
+    fn scope(&self) -> anyhow::Result<PurgeScope> {
+        if self.chunks.len() > MAX_CHAIN_CHUNKS {
+            return Err(Usage(format!("name {MAX_CHAIN_CHUNKS} chunks at most")).into());
+        }
+        Ok(match (&self.tenant, self.namespace_id) {
+            (Some(tenant), _) => PurgeScope::Tenant(tenant.clone()),
+            (None, Some(name)) if self.chunks.is_empty() => PurgeScope::Namespace(name),
+            (None, Some(name)) => PurgeScope::Chunks(name, self.chunks.clone()),
+            (None, None) => return Err(Usage("name a tenant or a namespace".into()).into()),
+        })
+    }
+}
+
+/// Purges all nodes, and ends the purge at each when all are done.
+async fn purge(
+    credentials: &Credentials,
+    members: &[NodeStatus],
+    scope: &PurgeScope,
+    mode: PurgeMode,
+    shows: bool,
+) -> Vec<NodeReport> {
+    let mut nodes = Vec::new();
+    for member in members {
+        nodes.push(Purging::start(credentials, member, scope, mode).await);
+    }
+    while nodes.iter().any(Purging::goes_on) {
+        tokio::time::sleep(LOOK_EVERY).await;
+        for node in &mut nodes {
+            // Those that are done hear that the purge is not.
+            node.ask(PurgeCommand::Report).await;
+        }
+        if shows {
+            show(&nodes);
+        }
+    }
+    if shows {
+        eprint!("\r\x1b[K");
+    }
+    for node in &mut nodes {
+        node.ask(PurgeCommand::End).await;
+    }
+    let mut reports = Vec::new();
+    for Purging { name, link, report } in nodes {
+        if let Some(link) = link {
+            link.close().await;
+        }
+        reports.push(NodeReport::new(name, report));
+    }
+    reports
+}
+
+impl Purging {
+    async fn start(
+        credentials: &Credentials,
+        member: &NodeStatus,
+        scope: &PurgeScope,
+        mode: PurgeMode,
+    ) -> Self {
+        let mut node = Self { name: member.name.clone(), link: None, report: PurgeReport::default() };
+        match AdminLink::connect(credentials, member).await {
+            Ok(link) => {
+                node.link = Some(link);
+                node.ask(|_| PurgeCommand::Start(scope.clone(), mode)).await;
+            }
+            Err(error) => node.failed(&error),
+        }
+        node
+    }
+
+    async fn ask(&mut self, command: impl FnOnce(u64) -> PurgeCommand) {
+        let Some(link) = &self.link else { return };
+        match ask(link, command(self.report.purge)).await {
+            Ok(report) => self.report = report,
+            Err(error) => self.failed(&error),
+        }
+    }
+
+    fn failed(&mut self, error: &anyhow::Error) {
+        self.report.trouble = Some(format!("{error:#}"));
+        self.link = None;
+    }
+
+    fn goes_on(&self) -> bool {
+        self.link.is_some() && !self.report.is_over
+    }
+}
+
+async fn ask(link: &AdminLink, command: PurgeCommand) -> anyhow::Result<PurgeReport> {
+    match link.ask(&PeerRequest::Purge(Box::new(command))).await? {
+        PeerResponse::Purges(report) => Ok(*report),
+        _ => bail!("the node sent an unexpected answer"),
+    }
+}
+
+/// Shows people how far it is, on one line of a terminal.
+fn show(nodes: &[Purging]) {
+    let all = nodes.iter().map(|node| node.report.counts).fold(PurgeCounts::default(), PurgeCounts::and);
+    let PurgeCounts { memory_chunks, disk_chunks, objects, .. } = all;
+    let [memory, disk, objects] = [memory_chunks, disk_chunks, objects].map(output::count);
+    let open = nodes.iter().filter(|node| node.goes_on()).count();
+    eprint!("\r\x1b[K{memory} chunks in memory, {disk} on disk, {objects} objects; {open} nodes to go");
+    // A terminal that is gone shows nothing.
+    _ = std::io::stderr().flush();
+}
+
+impl NodeReport {
+    fn new(name: String, PurgeReport { trouble: error, counts, .. }: PurgeReport) -> Self {
+        let PurgeCounts { memory_chunks, memory_bytes, read_chunks, disk_chunks, objects } = counts;
+        Self { name, memory_chunks, memory_bytes, read_chunks, disk_chunks, objects, error }
+    }
+}
+
+impl Report {
+    fn list(&self) -> Listing {
+        let mut list = Listing::new(&[
+            column("node"),
+            column("in memory"),
+            column("bytes"),
+            column("still read"),
+            column("on disk"),
+            column("objects"),
+            wide("trouble"),
+        ]);
+        for node in &self.nodes {
+            list.add([
+                node.name.as_str().into(),
+                Cell::Count(node.memory_chunks),
+                Cell::Bytes(node.memory_bytes),
+                Cell::Count(node.read_chunks),
+                Cell::Count(node.disk_chunks),
+                Cell::Count(node.objects),
+                node.error.clone().unwrap_or_default().into(),
+            ]);
+        }
+        list
+    }
+}
+
+/// How often nodes are asked how far they are.
+const LOOK_EVERY: Duration = Duration::from_millis(150);

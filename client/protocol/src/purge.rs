@@ -1,0 +1,151 @@
+//! Messages about purges: an admin has a node remove chunks, wherever the node has them.
+//!
+//! A purge of a cluster begins at every node ([`PurgeCommand::Start`]), and ends at each when all have removed what they had
+//! ([`PurgeCommand::End`]). In between no node brings chunks of the purge from elsewhere: otherwise a node that is done could
+//! get them back from a node that is not.
+
+use std::fmt;
+use std::str::FromStr;
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use crate::chunk::{ChunkHash, ParseHashError};
+use crate::namespace::Fingerprint;
+
+/// The chunks to remove.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum PurgeScope {
+    /// All of a tenant.
+    Tenant(String),
+    /// All of a namespace.
+    Namespace(NamespaceName),
+    /// These chunks of a namespace, and all chunks that continue them, as far as the node knows of these; at most
+    /// [`MAX_CHAIN_CHUNKS`](crate::limits::MAX_CHAIN_CHUNKS).
+    Chunks(NamespaceName, Vec<ChunkHash>),
+}
+
+/// A namespace as people know it: the first eight bytes of its fingerprint.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamespaceName(pub [u8; 8]);
+
+/// What an admin wants of a node's purge.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum PurgeCommand {
+    /// Remove these chunks, or only count them.
+    Start(PurgeScope, PurgeMode),
+    /// Only tell how far the purge of this number is.
+    Report(u64),
+    /// Chunks of the purge may come again.
+    End(u64),
+}
+
+/// Whether a purge removes anything.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PurgeMode {
+    /// It counts what it would remove.
+    Count,
+    /// It removes.
+    Remove,
+}
+
+/// How far a node's purge is.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct PurgeReport {
+    /// Its number.
+    pub purge: u64,
+    /// Whether all is removed.
+    pub is_over: bool,
+    /// What could not be removed, and why, for people.
+    pub trouble: Option<String>,
+    /// The chunks so far.
+    pub counts: PurgeCounts,
+}
+
+/// Chunks that a purge removed, or would remove.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PurgeCounts {
+    /// Chunks in memory.
+    pub memory_chunks: u64,
+    /// Bytes of their slots.
+    pub memory_bytes: u64,
+    /// Chunks among them that somebody reads: nobody finds them any more, and their memory is free when the readers let go.
+    pub read_chunks: u64,
+    /// Records on disk.
+    pub disk_chunks: u64,
+    /// Objects in the object store.
+    pub objects: u64,
+}
+
+impl PurgeCounts {
+    /// The sums of both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            memory_chunks: self.memory_chunks + other.memory_chunks,
+            memory_bytes: self.memory_bytes + other.memory_bytes,
+            read_chunks: self.read_chunks + other.read_chunks,
+            disk_chunks: self.disk_chunks + other.disk_chunks,
+            objects: self.objects + other.objects,
+        }
+    }
+}
+
+impl PurgeScope {
+    /// Whether a namespace of a tenant has chunks of the purge.
+    #[must_use]
+    pub fn covers(&self, tenant: &str, fingerprint: &Fingerprint) -> bool {
+        match self {
+            Self::Tenant(name) => name == tenant,
+            Self::Namespace(name) | Self::Chunks(name, _) => name.names(fingerprint),
+        }
+    }
+
+    /// The chunks, where it is not all of a namespace.
+    #[must_use]
+    pub fn chunks(&self) -> Option<&[ChunkHash]> {
+        match self {
+            Self::Chunks(_, hashes) => Some(hashes),
+            Self::Tenant(_) | Self::Namespace(_) => None,
+        }
+    }
+}
+
+impl NamespaceName {
+    /// Whether it is the name of this namespace.
+    #[must_use]
+    pub fn names(&self, fingerprint: &Fingerprint) -> bool {
+        fingerprint.0.starts_with(&self.0)
+    }
+}
+
+impl fmt::Display for NamespaceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl FromStr for NamespaceName {
+    type Err = ParseHashError;
+
+    fn from_str(text: &str) -> Result<Self, ParseHashError> {
+        // Digits beyond the first 16 tell nothing apart.
+        let whole: ChunkHash = format!("{text:0<64}").parse()?;
+        match text.len() {
+            16.. => Ok(Self(std::array::from_fn(|at| whole.0[at]))),
+            found => Err(ParseHashError::Length { found }),
+        }
+    }
+}
+
+impl fmt::Display for PurgeScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tenant(name) => write!(f, "tenant {name}"),
+            Self::Namespace(name) => write!(f, "namespace {name}"),
+            Self::Chunks(name, hashes) => {
+                write!(f, "{} chunks of namespace {name}", hashes.len())?;
+                hashes.first().map_or(Ok(()), |first| write!(f, ", the first {first}"))
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Changes of the configuration while the coordinator runs. An admin asks for them (`larder reload`), SIGHUP does, or the file
+//! changed.
+//!
+//! The file is read and checked as at a start; a file with a fault changes nothing. The patience with silent nodes changes at
+//! once. The other settings count from the next start on, and the answer names them. Certificates are read again anyway.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use larder_net::reload::{differences, in_one_line, when_to_reload};
+use larder_protocol::reload::{ChangedSetting, Reloaded};
+
+use crate::config::{Config, MembershipConfig};
+use crate::shared::SharedMembership;
+
+/// The changes of a running coordinator's configuration. Cloning shares.
+#[derive(Clone)]
+pub(crate) struct Reloads(Arc<Shared>);
+
+struct Shared {
+    /// `None`: there is no file, and each reload is refused.
+    file: Option<PathBuf>,
+    running: Mutex<Config>,
+    membership: SharedMembership,
+}
+
+impl Reloads {
+    pub(crate) fn new(config: &Config, file: Option<PathBuf>, membership: SharedMembership) -> Self {
+        Self(Arc::new(Shared { file, running: Mutex::new(config.clone()), membership }))
+    }
+
+    /// Reads the file again, and changes what can change. `by` says who wants it.
+    ///
+    /// # Errors
+    /// Why nothing has changed, for people.
+    pub(crate) fn reload(&self, by: &str) -> Result<Reloaded, String> {
+        let reloaded = self.try_reload();
+        match &reloaded {
+            Ok(Reloaded { applied, at_restart }) => {
+                for ChangedSetting { key, before, after } in applied {
+                    tracing::info!(by, key, before, after, "a setting has changed");
+                }
+                for key in at_restart {
+                    tracing::warn!(by, key, "this setting counts from the next start on");
+                }
+            }
+            Err(error) => {
+                tracing::error!(by, error, "the configuration is not taken: nothing has changed");
+            }
+        }
+        reloaded
+    }
+
+    fn try_reload(&self) -> Result<Reloaded, String> {
+        let Shared { file, running, membership } = &*self.0;
+        let file = file.as_ref().ok_or("the coordinator was started without a configuration file")?;
+        let new = Config::read(file).map_err(|error| in_one_line(&error))?;
+        let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
+        let merged = with_changes(&running, &new);
+        merged.check().map_err(|error| in_one_line(&error))?;
+        let others = differences(&merged, &new).into_iter().map(|setting| setting.key);
+        let reloaded = Reloaded { applied: differences(&*running, &merged), at_restart: others.collect() };
+        membership.lock().change_patience(merged.membership.patience());
+        *running = merged;
+        Ok(reloaded)
+    }
+
+    /// Reloads at every SIGHUP, and when the file changed.
+    ///
+    /// # Cancel safety
+    /// Dropped, it reloads no more.
+    pub(crate) async fn watch(self) {
+        let Some(file) = self.0.file.clone() else { return };
+        // Errors are logged.
+        when_to_reload(&file, async |by| _ = self.reload(by)).await;
+    }
+}
+
+/// The configuration in force, with those settings of a new one that can change while a coordinator runs. Members were told
+/// how often to send a heartbeat when they joined.
+fn with_changes(running: &Config, new: &Config) -> Config {
+    let heartbeat_ms = running.membership.heartbeat_ms;
+    Config { membership: MembershipConfig { heartbeat_ms, ..new.membership.clone() }, ..running.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_changes_and_the_rest_is_named() {
+        let (running, mut new) = (Config::default(), Config::default());
+        new.membership.remove_after_ms = 60_000;
+        new.membership.heartbeat_ms = 500;
+        new.election.lease_ms = 9_000;
+        let merged = with_changes(&running, &new);
+        let keys = |settings: Vec<ChangedSetting>| {
+            settings.into_iter().map(|setting| setting.key).collect::<Vec<_>>()
+        };
+        assert_eq!(keys(differences(&running, &merged)), ["membership.remove_after_ms"]);
+        assert_eq!(keys(differences(&merged, &new)), ["election.lease_ms", "membership.heartbeat_ms"]);
+    }
+}

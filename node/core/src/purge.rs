@@ -1,0 +1,51 @@
+//! Purges, and tenants that come or go: what the core has beside the store's chunks goes with them.
+
+use larder_protocol::purge::{PurgeMode, PurgeScope};
+
+use crate::Core;
+use crate::effect::Effect;
+use crate::event::PurgeStep;
+use crate::store::PurgedKeys;
+use crate::store::ids::ChunkKey;
+
+impl Core {
+    /// A purge begins, goes on or ends.
+    pub(crate) fn purge(&mut self, step: PurgeStep) {
+        match step {
+            PurgeStep::Begin(purge, scope) => self.store.begin_purge(purge, scope),
+            PurgeStep::Page { purge, scope, mode, from } => {
+                let keys = self.store.purged_keys(&scope);
+                if mode == PurgeMode::Remove {
+                    self.forget_copies(&keys);
+                }
+                let page = self.store.purge_page(&scope, mode, from);
+                let writes = self.writes.under_way().filter(|key| keys.has(key)).count() as u64;
+                self.effects.push_back(Effect::Purged { purge, page, writes });
+            }
+            PurgeStep::End(purge) => self.store.end_purge(purge),
+        }
+    }
+
+    /// These tenants are served from now on, by number.
+    pub(crate) fn tenants_are(&mut self, tenants: &[(String, u64)]) {
+        let bytes: Vec<u64> = tenants.iter().map(|(_, bytes)| *bytes).collect();
+        let left = self.tenants.iter().zip(&bytes).filter(|(name, bytes)| !name.is_empty() && **bytes == 0);
+        let left: Vec<String> = left.map(|(name, _)| name.clone()).collect();
+        for name in left {
+            let keys = self.store.purged_keys(&PurgeScope::Tenant(name));
+            self.forget_copies(&keys);
+        }
+        let is_any_new = tenants.len() > self.tenants.len();
+        self.store.tenants_are(&bytes, is_any_new);
+        // Nobody finds a tenant that left by its name.
+        let name = |(name, bytes): &(String, u64)| if *bytes > 0 { name.clone() } else { String::new() };
+        self.tenants = tenants.iter().map(name).collect();
+        self.forget_namespaces_of_the_left();
+    }
+
+    /// The device tier has its blocks under their names alone, and may have some of an earlier life of a chunk.
+    fn forget_copies(&mut self, keys: &PurgedKeys) {
+        self.device.purge(|key| keys.has(&ChunkKey { fingerprint: key.fingerprint, hash: key.hash }));
+        self.bring.known.forget(|key| keys.has(key));
+    }
+}

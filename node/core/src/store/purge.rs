@@ -1,0 +1,285 @@
+//! Purges: chunks that are removed because somebody says so, and those of a tenant that left.
+//!
+//! A purged chunk leaves the policy, the disk, its pins and the announcements at once, so nobody finds it. Its slots are free
+//! when its last reader has let go. What writers had begun to write is not kept when they commit it; chunks that are on their
+//! way here come to nothing. Until a purge ends, no chunk of its namespaces is brought from elsewhere.
+
+use std::collections::HashSet;
+
+use larder_protocol::purge::{NamespaceName, PurgeCounts, PurgeMode, PurgeScope};
+use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
+
+use super::ids::{ChunkId, ChunkKey, NamespaceId, TenantId};
+use super::index::{Block, OnDisk, Standing};
+use super::journal::is_held;
+use super::policy::Removal;
+use super::{ChangeKind, Store};
+
+/// The purges of a store.
+#[derive(Debug, Default)]
+pub(super) struct Purges {
+    /// Those that have not ended, by number.
+    open: Vec<(u64, PurgeScope)>,
+    /// The place from which on chunks of tenants that left are still here.
+    leaving_from: Option<usize>,
+}
+
+/// The names of a purge's chunks, in memory or not.
+#[derive(Debug, Clone, Default)]
+pub struct PurgedKeys {
+    namespace: Option<NamespaceName>,
+    fingerprints: HashSet<Fingerprint>,
+    /// `None`: all of the namespaces.
+    hashes: Option<HashSet<ChunkHash>>,
+}
+
+impl PurgedKeys {
+    /// All chunks of a namespace are among them.
+    pub fn add(&mut self, fingerprint: Fingerprint) {
+        self.fingerprints.insert(fingerprint);
+    }
+
+    /// Whether a chunk is among them.
+    #[must_use]
+    pub fn has(&self, ChunkKey { fingerprint, hash }: &ChunkKey) -> bool {
+        self.has_namespace(fingerprint) && self.hashes.as_ref().is_none_or(|hashes| hashes.contains(hash))
+    }
+
+    /// Whether chunks of a namespace are among them.
+    #[must_use]
+    pub fn has_namespace(&self, fingerprint: &Fingerprint) -> bool {
+        self.namespace.is_some_and(|name| name.names(fingerprint)) || self.fingerprints.contains(fingerprint)
+    }
+
+    /// The chunks, where they are not all of a namespace.
+    #[must_use]
+    pub fn hashes(&self) -> Option<&HashSet<ChunkHash>> {
+        self.hashes.as_ref()
+    }
+}
+
+/// A step of a purge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PurgedPage {
+    /// The chunks of this step. Those on disk alone do not count.
+    pub counts: PurgeCounts,
+    /// Where the next step begins; `None` after the last.
+    pub next: Option<usize>,
+}
+
+impl Store {
+    /// Begins a purge: what is being written of it is not kept, and nothing of its namespaces is brought from
+    /// elsewhere before [`Store::end_purge`].
+    pub fn begin_purge(&mut self, purge: u64, scope: PurgeScope) {
+        let namespaces = self.covered(&scope);
+        let chunks: Option<HashSet<ChunkId>> =
+            scope.chunks().map(|_| self.continued(&scope, &namespaces).into_iter().collect());
+        self.void_where(|namespace, id| {
+            namespaces.contains(&namespace) && chunks.as_ref().is_none_or(|chunks| chunks.contains(&id))
+        });
+        self.purges.open.retain(|(other, _)| *other != purge);
+        self.purges.open.push((purge, scope));
+    }
+
+    /// Chunks of a purge may come again.
+    pub fn end_purge(&mut self, purge: u64) {
+        self.purges.open.retain(|(other, _)| *other != purge);
+    }
+
+    /// The names of the chunks of a purge, those included that continue them here.
+    #[must_use]
+    pub fn purged_keys(&self, scope: &PurgeScope) -> PurgedKeys {
+        let namespaces = self.covered(scope);
+        let namespace = match *scope {
+            PurgeScope::Tenant(_) => None,
+            PurgeScope::Namespace(name) | PurgeScope::Chunks(name, _) => Some(name),
+        };
+        let fingerprints = namespaces.iter().map(|&number| self.namespaces.get(number).fingerprint).collect();
+        let hashes = scope.chunks().map(|named| {
+            let continued = self.continued(scope, &namespaces);
+            continued.into_iter().map(|id| self.index.get(id).hash).chain(named.iter().copied()).collect()
+        });
+        PurgedKeys { namespace, fingerprints, hashes }
+    }
+
+    /// Removes some chunks of a purge, or counts them: begin at 0, and go on at [`PurgedPage::next`].
+    pub fn purge_page(&mut self, scope: &PurgeScope, mode: PurgeMode, from: usize) -> PurgedPage {
+        let namespaces = self.covered(scope);
+        let (found, next) = match scope {
+            PurgeScope::Chunks(..) => {
+                let mut found = self.continued(scope, &namespaces);
+                found.retain(|&id| self.is_to_purge(id));
+                let is_whole = mode == PurgeMode::Count || found.len() <= PAGE_CHUNKS;
+                found.truncate(if is_whole { usize::MAX } else { PAGE_CHUNKS });
+                // Those of this page are not found again.
+                (found, (!is_whole).then_some(0))
+            }
+            PurgeScope::Tenant(_) | PurgeScope::Namespace(_) => {
+                let (found, next) = self.page_of(from, |number| namespaces.contains(&number));
+                (found.into_iter().filter(|&id| self.is_to_purge(id)).collect(), next)
+            }
+        };
+        let mut counts = PurgeCounts::default();
+        for &id in &found {
+            let chunk = self.index.get(id);
+            if chunk.ready > 0 {
+                counts.memory_chunks += 1;
+                counts.memory_bytes += self.readable_bytes(id);
+                counts.read_chunks += u64::from(chunk.claims > 0);
+            }
+        }
+        if mode == PurgeMode::Remove {
+            self.remove_all(&found);
+        }
+        PurgedPage { counts, next }
+    }
+
+    /// These tenants are served from now on, by number, with so many bytes of extents each; none for a tenant that is not. The
+    /// chunks and pins of a tenant that was served before go, the chunks by and by.
+    pub(crate) fn tenants_are(&mut self, bytes: &[u64], is_named_again: bool) {
+        let leaving: Vec<TenantId> = (0..)
+            .map(TenantId)
+            .zip(&self.limits.tenant_bytes)
+            .filter_map(|(tenant, &before)| {
+                (before > 0 && bytes.get(usize::from(tenant.0)) == Some(&0)).then_some(tenant)
+            })
+            .collect();
+        self.limits.tenant_bytes = bytes.to_vec();
+        self.slab.bound_tenants(&self.limits.most_extents());
+        for &tenant in &leaving {
+            self.end_pins_of_tenant(tenant);
+            self.namespaces.leave(tenant);
+        }
+        if !leaving.is_empty() {
+            let namespaces = &self.namespaces;
+            let gone: HashSet<NamespaceId> = namespaces.gone().collect();
+            self.void_where(|namespace, _| gone.contains(&namespace));
+            self.purges.leaving_from = Some(0);
+        }
+        // Others would hear that a chunk is lost after they heard that it is here again.
+        while is_named_again && self.remove_leaving() {}
+        self.shrink_tenants();
+        self.evict_above_watermark();
+    }
+
+    /// Removes some of the chunks of tenants that left; whether there are more.
+    pub(super) fn remove_leaving(&mut self) -> bool {
+        let Some(from) = self.purges.leaving_from else { return false };
+        let (found, next) = self.page_of(from, |number| self.namespaces.get(number).is_gone);
+        let found: Vec<ChunkId> = found.into_iter().filter(|&id| self.is_to_purge(id)).collect();
+        self.remove_all(&found);
+        self.purges.leaving_from = next;
+        next.is_some()
+    }
+
+    /// Whether chunks of a namespace may be brought from elsewhere.
+    pub(super) fn may_come(&self, number: NamespaceId) -> bool {
+        let namespace = self.namespaces.get(number);
+        let is_purged =
+            |(_, scope): &(u64, PurgeScope)| scope.covers(namespace.tenant_name(), &namespace.fingerprint);
+        !namespace.is_gone && !self.purges.open.iter().any(is_purged)
+    }
+
+    /// Whether a tenant is served.
+    pub(super) fn serves(&self, tenant: TenantId) -> bool {
+        self.limits.tenant_bytes.get(usize::from(tenant.0)).is_some_and(|&bytes| bytes > 0)
+    }
+
+    /// Whether a chunk that somebody reads is not to be found any more.
+    pub(crate) fn is_condemned(&self, ChunkKey { fingerprint, hash }: &ChunkKey) -> bool {
+        let id = self.named(fingerprint, hash);
+        id.is_none_or(|id| self.index.get(id).standing == Standing::Condemned)
+    }
+
+    /// Takes a chunk that the caller has claimed from all who could find it.
+    pub(super) fn condemn(&mut self, id: ChunkId) {
+        self.give_up_on_disk(id);
+        self.stop_writes_of(id);
+        self.end_pins_of(id);
+        let chunk = self.index.get(id);
+        let was_held = is_held(chunk);
+        if chunk.is_cached() {
+            let bytes = self.readable_bytes(id);
+            self.uncount(id);
+            self.policy.remove(id.number(), Removal::Dropped);
+            self.gathers.add_passing(self.tenant_of(id), bytes);
+        }
+        let chunk = self.index.get_mut(id);
+        chunk.standing = Standing::Condemned;
+        chunk.pools = PoolSet::default();
+        self.tell(id, was_held, ChangeKind::Lost);
+    }
+
+    fn remove_all(&mut self, found: &[ChunkId]) {
+        let written: HashSet<ChunkId> = found.iter().copied().filter(|&id| self.is_written(id)).collect();
+        if !written.is_empty() {
+            self.void_where(|_, id| written.contains(&id));
+        }
+        for &id in found {
+            self.change(id, |chunk| chunk.claims += 1);
+            self.condemn(id);
+            self.unclaim(&[id]);
+        }
+        self.evict_above_watermark();
+    }
+
+    /// Whether there is anything of a chunk that a purge has to remove. What only a writer knows of was begun since.
+    fn is_to_purge(&self, id: ChunkId) -> bool {
+        let chunk = self.index.get(id);
+        chunk.standing != Standing::Condemned
+            && (chunk.ready > 0 || chunk.disk == OnDisk::Here || self.gathers.is_coming(id))
+    }
+
+    /// Whether a session writes blocks of a chunk.
+    fn is_written(&self, id: ChunkId) -> bool {
+        let is_writing = |block: &Block| matches!(block, Block::Writing(_));
+        !self.gathers.is_coming(id) && self.index.get(id).blocks.iter().any(is_writing)
+    }
+
+    fn covered(&self, scope: &PurgeScope) -> HashSet<NamespaceId> {
+        self.namespaces
+            .iter()
+            .filter(|(_, known)| !known.is_gone && scope.covers(known.tenant_name(), &known.fingerprint))
+            .map(|(number, _)| number)
+            .collect()
+    }
+
+    /// The chunks that a purge names, and those that continue them.
+    fn continued(&self, scope: &PurgeScope, namespaces: &HashSet<NamespaceId>) -> Vec<ChunkId> {
+        let (mut seen, mut found) = (HashSet::new(), Vec::new());
+        for &number in namespaces {
+            for hash in scope.chunks().unwrap_or_default() {
+                let Some(id) = self.index.find(number, hash) else { continue };
+                if seen.contains(&id) {
+                    continue;
+                }
+                found.extend(self.index.subtree(id.number()).into_iter().filter(|&id| seen.insert(id)));
+            }
+        }
+        found
+    }
+
+    /// Some chunks of namespaces, from a place in the index on, and the place of the next such page.
+    fn page_of(&self, from: usize, is_wanted: impl Fn(NamespaceId) -> bool) -> (Vec<ChunkId>, Option<usize>) {
+        let mut found = Vec::new();
+        for (looked_at, (place, id, chunk)) in self.index.iter_from(from).enumerate() {
+            if looked_at == PAGE_CHUNKS {
+                return (found, Some(place));
+            }
+            if is_wanted(chunk.namespace) {
+                found.push(id);
+            }
+        }
+        (found, None)
+    }
+
+    /// What is committed of reservations of which some chunk is such is not kept: their sessions go on, and hear of no error.
+    fn void_where(&mut self, is_such: impl Fn(NamespaceId, ChunkId) -> bool) {
+        for held in self.sessions.iter_mut().flat_map(|session| session.reservations.values_mut()) {
+            held.is_void |= held.items.iter().any(|item| is_such(held.namespace, item.chunk));
+        }
+    }
+}
+
+/// Chunks that one step looks at or removes: a few milliseconds.
+const PAGE_CHUNKS: usize = 8_192;

@@ -1,0 +1,192 @@
+//! Purges, and tenants that come or go.
+
+use larder_protocol::purge::{NamespaceName, PurgeCounts, PurgeMode, PurgeScope};
+
+use super::gathers::shared;
+use super::*;
+use crate::store::Refused;
+use crate::store::ids::ChunkKey;
+
+impl Fixture {
+    fn whole(&self) -> PurgeScope {
+        PurgeScope::Namespace(self.name_of_namespace())
+    }
+
+    fn name_of_namespace(&self) -> NamespaceName {
+        let fingerprint = self.store.fingerprint(self.namespace).unwrap();
+        NamespaceName(std::array::from_fn(|at| fingerprint.0[at]))
+    }
+
+    /// Purges, and ends the purge.
+    fn purge(&mut self, scope: &PurgeScope) -> PurgeCounts {
+        self.store.begin_purge(1, scope.clone());
+        let page = self.store.purge_page(scope, PurgeMode::Remove, 0);
+        assert_eq!(page.next, None);
+        self.store.end_purge(1);
+        self.store.assert_consistent();
+        page.counts
+    }
+
+    fn used(&self) -> u64 {
+        self.store.slab.bytes().used / BLOCK
+    }
+
+    fn reserve(&mut self, word: &str) -> crate::store::Reserved {
+        let chain = self.chain(word);
+        self.store.reserve(self.session, self.namespace, &chain, 0, NOW).unwrap()
+    }
+
+    fn holds(&self, word: &str) -> bool {
+        let fingerprint = self.store.fingerprint(self.namespace).unwrap();
+        self.store.holds(&ChunkKey { fingerprint, hash: name(word) })
+    }
+}
+
+#[test]
+fn purged_chunks_are_found_no_more_and_can_be_written_anew() {
+    let mut f = Fixture::new(limits(16, 16));
+    f.put("abc");
+    f.put("x");
+    let counted = f.store.purge_page(&f.whole(), PurgeMode::Count, 0).counts;
+    assert_eq!((f.found("abc"), f.used()), (3, 4), "to count takes nothing");
+    let purged = f.purge(&f.whole());
+    assert_eq!((purged.memory_chunks, purged.memory_bytes, purged.read_chunks), (4, 4 * BLOCK, 0));
+    assert_eq!(counted, purged);
+    assert_eq!((f.found("abc"), f.found("x"), f.used()), (0, 0, 0));
+    f.put("abc");
+    assert_eq!(f.found("abc"), 3);
+}
+
+#[test]
+fn what_is_read_stays_in_place_until_it_is_released() {
+    let mut f = Fixture::new(limits(16, 16));
+    f.put("ab");
+    let leased = f.lease("ab");
+    assert_eq!(f.purge(&f.whole()).read_chunks, 2);
+    assert_eq!((f.found("ab"), f.used()), (0, 2));
+    assert!(f.reserve("ab").chunks.is_empty(), "the readers' places are not written over");
+    f.store.release(f.session, leased.lease).unwrap();
+    assert_eq!(f.used(), 0);
+    f.put("ab");
+    assert_eq!(f.found("ab"), 2);
+    f.store.assert_consistent();
+}
+
+#[test]
+fn what_was_being_written_is_not_committed_and_what_is_begun_later_is() {
+    let mut f = Fixture::new(limits(16, 16));
+    let (reserved, copied) = (f.reserve("a"), f.reserve("b"));
+    let order = f.store.begin_commit(f.session, copied.reservation, &copied.chunks, &[0]).unwrap();
+    f.purge(&f.whole());
+    let late = f.store.begin_commit(f.session, reserved.reservation, &reserved.chunks, &[0]).unwrap();
+    assert_eq!(f.store.finish_commit(late.order, Some(sums(&late))), 0);
+    assert_eq!(f.store.finish_commit(order.order, Some(sums(&order))), 0);
+    assert_eq!((f.found("a"), f.found("b"), f.used()), (0, 0, 0));
+    // A purge that goes on takes nothing from those who write anew.
+    let whole = f.whole();
+    f.store.begin_purge(2, whole.clone());
+    let anew = f.reserve("a");
+    f.store.purge_page(&whole, PurgeMode::Remove, 0);
+    let order = f.store.begin_commit(f.session, anew.reservation, &anew.chunks, &[0]).unwrap();
+    assert_eq!(f.store.finish_commit(order.order, Some(sums(&order))), 1);
+    assert_eq!(f.found("a"), 1);
+    f.store.assert_consistent();
+}
+
+#[test]
+fn what_is_on_its_way_comes_to_nothing_and_nothing_is_brought_before_the_end() {
+    let mut f = shared(16, 16, 16);
+    let gathered = f.gather("ab", &[PEER, PEER]);
+    let whole = f.whole();
+    f.store.begin_purge(1, whole.clone());
+    f.store.purge_page(&whole, PurgeMode::Remove, 0);
+    let refused = f.gather("xy", &[PEER, PEER]);
+    assert!(refused.wanted.is_empty());
+    f.store.finish_gather(refused.gather).unwrap();
+    f.come(&gathered, Some(crate::store::ChangeKind::Gained));
+    assert_eq!(f.store.finish_gather(gathered.gather).unwrap().chunks, 0);
+    assert_eq!((f.found("ab"), f.holds("a"), f.used()), (0, false, 0));
+    f.store.end_purge(1);
+    let again = f.gather("ab", &[PEER, PEER]);
+    assert_eq!(again.wanted.len(), 2);
+}
+
+#[test]
+fn a_chunk_goes_with_all_that_continue_it_and_its_neighbours_stay() {
+    let mut f = Fixture::new(limits(16, 16));
+    ["abcd", "abx", "ay", "z"].into_iter().for_each(|word| f.put(word));
+    let scope = PurgeScope::Chunks(f.name_of_namespace(), vec![name("ab"), name("nowhere")]);
+    assert!(f.store.purged_keys(&scope).hashes().unwrap().contains(&name("abcd")));
+    assert_eq!(f.purge(&scope).memory_chunks, 4);
+    assert_eq!((f.found("abcd"), f.found("ay"), f.found("z")), (1, 2, 1));
+}
+
+#[test]
+fn pins_of_purged_chunks_keep_nothing() {
+    let mut f = Fixture::new(limits(16, 16));
+    f.put("ab");
+    let chain = f.chain("ab");
+    let pinned = f.store.pin(f.session, f.namespace, &chain, 1_000, NOW).unwrap();
+    f.purge(&f.whole());
+    assert_eq!(f.used(), 0);
+    f.store.unpin(f.session, pinned.pin).unwrap();
+    f.store.assert_consistent();
+}
+
+#[test]
+fn a_tenant_that_leaves_leaves_nothing_and_its_memory_serves_others_only_when_it_is_new() {
+    let mut f = Fixture::new(limits(8, 8));
+    f.put("abcd");
+    let leased = f.lease("ab");
+    let chain = f.chain("cd");
+    f.store.tenants_are(&[0, u64::MAX], false);
+    let is_unknown = |refused: &Refused| matches!(refused, Refused::Unknown { .. });
+    let reserved = f.store.reserve(f.session, f.namespace, &chain, 0, NOW);
+    assert!(reserved.as_ref().is_err_and(is_unknown), "{reserved:?}");
+    let registered = f.store.register(f.session, "a", &spec(), &[0], &[BLOCK]);
+    assert!(registered.as_ref().is_err_and(is_unknown), "{registered:?}");
+    assert!(!f.holds("abcd") && !f.holds("a"));
+    f.store.tick(Millis(50));
+    assert_eq!(f.used(), 2, "its engine still reads");
+    f.store.release(f.session, leased.lease).unwrap();
+    assert_eq!(f.used(), 0);
+    // Its engine still has the memory mapped: another tenant gets only what it never saw.
+    let other = f.join(1, 7);
+    let namespace = f.store.register(other, "b", &spec(), &[0], &[BLOCK]).unwrap();
+    let of_other = Chain::from_root(namespace.root, (1..=8).map(|end| name(&"bbbbbbbb"[..end])).collect());
+    let all = f.store.reserve(other, namespace.namespace, &of_other, 0, NOW);
+    assert!(matches!(all, Err(Refused::Busy { .. })), "{all:?}");
+    assert!(f.store.take_renewals().is_empty());
+    f.store.close_session(f.session);
+    f.store.process_gone(ProcessId(0));
+    let all = f.store.reserve(other, namespace.namespace, &of_other, 0, NOW);
+    assert!(matches!(all, Err(Refused::Busy { .. })), "{all:?}");
+    assert_eq!(f.store.take_renewals().len(), 1, "the other gets it with new memory");
+    f.store.assert_consistent();
+}
+
+#[test]
+fn a_tenant_that_comes_again_by_the_same_name_begins_anew() {
+    let mut f = Fixture::new(limits(16, 16));
+    f.put("ab");
+    let leased = f.lease("ab");
+    f.store.tenants_are(&[0, u64::MAX, u64::MAX], true);
+    assert_eq!(f.used(), 2, "what its engine reads stays as it is");
+    let session = f.store.open_session(TenantId(2), ProcessId(9), 1 << 20);
+    let registered = f.store.register(session, "a", &spec(), &[0], &[BLOCK]).unwrap();
+    assert_ne!(registered.namespace, f.namespace);
+    let before = std::mem::replace(&mut f.session, session);
+    let namespace = std::mem::replace(&mut f.namespace, registered.namespace);
+    assert_eq!(f.found("ab"), 0);
+    f.put("ab");
+    assert_eq!((f.found("ab"), f.used()), (2, 4));
+    f.store.release(before, leased.lease).unwrap();
+    assert_eq!((f.found("ab"), f.used()), (2, 2));
+    let chain = f.chain("ab");
+    assert!(f.store.lookup(before, namespace, &chain, OPTIONS, NOW).is_err());
+    f.store.close_session(before);
+    f.store.assert_consistent();
+}
+
+const OPTIONS: LookupOptions<'static> =
+    LookupOptions { elsewhere: &[], prompt_tokens: u64::MAX, skip_read: false, tiers: &[], pin_ms: None };

@@ -1,0 +1,69 @@
+//! Purges of the disk: removes records so that no start finds them again.
+//!
+//! A chunk may have records in several segments, of which the last counts. A purge takes it out of all footers, a segment at a
+//! time, and then wipes the first page of each of its records, so that no search through a segment finds them either. The
+//! rest of a record's bytes stays on the drive until it is written over, and can no more be told from free space. In the end
+//! the headers of free segments are wiped, since a start takes what an earlier use left there for what it was.
+
+use std::io;
+
+use larder_protocol::purge::PurgeMode;
+
+use super::super::format::{Footer, FooterEntry, PAGE_BYTES};
+use super::super::log::RecordPlace;
+use super::super::order::{DiskPurge, PurgedSegment};
+use super::Volume;
+
+impl Volume {
+    /// Purges the segment behind the one with sequence `after`.
+    pub(super) fn purge(&mut self, purge: &DiskPurge, after: u64) -> io::Result<PurgedSegment> {
+        // What is being written is not there yet, and a footer may be on its way.
+        self.commit()?;
+        self.transfers.settle()?;
+        let Some((segment, is_open)) = self.log.segment_after(after) else {
+            return self.wipe_free(purge.mode);
+        };
+        let number = segment.segment;
+        let footer = if is_open { Some(self.log.footer()) } else { self.footer_of(segment)? };
+        let has_footer = footer.is_some() && !is_open;
+        let (end_page, entries) = match footer {
+            Some(Footer { end_page, entries, .. }) => (end_page, entries),
+            None => (0, self.scan(number, Some(segment.sequence))?.entries),
+        };
+        let (purged, kept): (Vec<FooterEntry>, Vec<FooterEntry>) =
+            entries.into_iter().partition(|entry| purge.keys.has(&entry.key()));
+        let is_last = |entry: &&FooterEntry| {
+            let place = RecordPlace { segment: number, page: entry.page, pages: entry.pages };
+            self.log.find(&entry.key()) == Some(place)
+        };
+        let records = purged.iter().filter(is_last).count() as u64;
+        let answer = PurgedSegment { records, next: Some(segment.sequence) };
+        if purge.mode == PurgeMode::Count || purged.is_empty() {
+            return Ok(answer);
+        }
+        if is_open {
+            self.log.take_out_of_open(|entry| purge.keys.has(&entry.key()));
+        } else if has_footer {
+            self.write_footer(&Footer { segment, end_page, entries: kept })?;
+            self.transfers.sync()?;
+        }
+        for entry in purged {
+            self.log.forget(&entry.key());
+            self.transfers.append_bytes(self.geometry.offset(number, entry.page), &WIPED)?;
+        }
+        self.transfers.sync()?;
+        Ok(answer)
+    }
+
+    fn wipe_free(&mut self, mode: PurgeMode) -> io::Result<PurgedSegment> {
+        if mode == PurgeMode::Remove {
+            for segment in self.log.free() {
+                self.transfers.append_bytes(self.geometry.offset(segment, 0), &WIPED)?;
+            }
+            self.transfers.sync()?;
+        }
+        Ok(PurgedSegment::default())
+    }
+}
+
+static WIPED: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];

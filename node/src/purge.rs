@@ -1,0 +1,273 @@
+//! The node's purges: an admin has it remove chunks from memory, disk and object store.
+//!
+//! First memory, then the disk, then memory again, until nothing more is found and no write of the purge's chunks is under
+//! way; then the objects. While a purge is open, nothing of it is brought from elsewhere. It ends when the admin says so, who
+//! purges other nodes too, or is silent.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use actix::Addr;
+use larder_core::store::PurgedKeys;
+use larder_protocol::purge::{PurgeCommand, PurgeCounts, PurgeMode, PurgeReport, PurgeScope};
+use tokio::time::sleep;
+
+use crate::actor::{AskPurged, BeginPurge, EndPurge, GpuActor, PurgeDisk, PurgePage};
+use crate::audit::Audit;
+use crate::clock::Clock;
+use crate::disk::{DiskPurge, Refused};
+use crate::object::ObjectTier;
+use crate::object::tier::ObjectPurge;
+
+/// The node's purges. Cloning shares.
+#[derive(Clone)]
+pub(crate) struct Purges(Arc<Shared>);
+
+struct Shared {
+    clock: Clock,
+    audit: Audit,
+    parts: OnceLock<Parts>,
+    last: Mutex<Purge>,
+}
+
+/// The parts of a node that have chunks.
+struct Parts {
+    actors: Vec<Addr<GpuActor>>,
+    /// The object store, if there is one.
+    objects: Option<Weak<ObjectTier>>,
+}
+
+/// The purge that was begun last.
+#[derive(Debug, Clone, Default)]
+struct Purge {
+    report: PurgeReport,
+    /// Whether chunks of it may come again.
+    has_ended: bool,
+    /// When the admin asked last.
+    heard: Duration,
+}
+
+impl Purges {
+    /// No purge so far, and none before [`Purges::begin`].
+    pub(crate) fn new(clock: Clock, audit: Audit) -> Self {
+        let last = Purge { has_ended: true, ..Purge::default() };
+        Self(Arc::new(Shared { clock, audit, parts: OnceLock::new(), last: Mutex::new(last) }))
+    }
+
+    /// These parts are purged from now on.
+    pub(crate) fn begin(&self, actors: &[Addr<GpuActor>], objects: Option<Weak<ObjectTier>>) {
+        _ = self.0.parts.set(Parts { actors: actors.to_vec(), objects });
+    }
+
+    /// Does what an admin wants, and tells how far the purge is then.
+    ///
+    /// # Errors
+    /// Why it cannot be done, for people.
+    pub(crate) fn command(&self, admin: &str, command: PurgeCommand) -> Result<PurgeReport, String> {
+        match command {
+            PurgeCommand::Start(scope, mode) => self.start(admin, scope, mode),
+            PurgeCommand::Report(purge) => self.heard_of(purge).map(|last| last.report),
+            PurgeCommand::End(purge) => {
+                let last = self.heard_of(purge)?;
+                self.last().has_ended = true;
+                Ok(last.report)
+            }
+        }
+    }
+
+    fn start(&self, admin: &str, scope: PurgeScope, mode: PurgeMode) -> Result<PurgeReport, String> {
+        let purge = {
+            let mut last = self.last();
+            if !last.has_ended && !last.report.is_over {
+                return Err("a purge is under way: try again when it is over".to_owned());
+            }
+            let purge = last.report.purge + 1;
+            let report = PurgeReport { purge, ..PurgeReport::default() };
+            // The one before is over, and its admin has forgotten it.
+            *last = Purge { report, has_ended: false, heard: self.0.clock.elapsed() };
+            purge
+        };
+        if mode == PurgeMode::Remove {
+            self.0.audit.note(admin, "purge", &scope.to_string(), Ok::<_, &str>(()));
+        }
+        tracing::info!(admin, %scope, ?mode, "a purge begins");
+        let (this, admin) = (self.clone(), admin.to_owned());
+        actix_rt::spawn(async move { this.carry_out(purge, scope, mode, &admin).await });
+        Ok(self.last().report.clone())
+    }
+
+    fn heard_of(&self, purge: u64) -> Result<Purge, String> {
+        let mut last = self.last();
+        if last.report.purge != purge {
+            return Err("another purge was begun since".to_owned());
+        }
+        last.heard = self.0.clock.elapsed();
+        Ok(last.clone())
+    }
+
+    /// Carries one purge out, and waits for its end.
+    async fn carry_out(&self, purge: u64, scope: PurgeScope, mode: PurgeMode, admin: &str) {
+        let Some(Parts { actors, objects }) = self.0.parts.get() else { return };
+        let mut keys = Vec::with_capacity(actors.len());
+        for actor in actors {
+            // An error: the actor is stopping.
+            keys.push(Arc::new(actor.send(AskPurged(scope.clone())).await.unwrap_or_default()));
+            if mode == PurgeMode::Remove {
+                _ = actor.send(BeginPurge(purge, scope.clone())).await;
+            }
+        }
+        let removed = self.remove(purge, &scope, mode, &keys).await;
+        let removed = match removed {
+            Ok(()) => self.remove_objects(purge, mode, &keys, objects.as_ref()).await,
+            failed => failed,
+        };
+        let counts = self.note(purge, |last| {
+            last.report.trouble = removed.as_ref().err().cloned();
+            last.report.is_over = true;
+        });
+        let PurgeCounts { memory_chunks, disk_chunks, objects, .. } = counts;
+        tracing::info!(admin, %scope, ?mode, memory_chunks, disk_chunks, objects, trouble = removed.err(), "a purge is over");
+        if mode == PurgeMode::Count {
+            self.note(purge, |last| last.has_ended = true);
+            return;
+        }
+        while self.is_open(purge) {
+            sleep(LOOK_EVERY).await;
+        }
+        self.note(purge, |last| last.has_ended = true);
+        for actor in actors {
+            _ = actor.send(EndPurge(purge)).await;
+        }
+    }
+
+    /// Removes a purge's chunks from memory and disk, until nothing more of it is found or written.
+    async fn remove(
+        &self,
+        purge: u64,
+        scope: &PurgeScope,
+        mode: PurgeMode,
+        keys: &[Arc<PurgedKeys>],
+    ) -> Result<(), String> {
+        let actors = self.0.parts.get().map(|parts| &parts.actors[..]).unwrap_or_default();
+        for _ in 0..MOST_ROUNDS {
+            let (mut found, mut writes) = (0, 0);
+            for (actor, keys) in actors.iter().zip(keys) {
+                let mut from = Some(0);
+                while let Some(at) = from {
+                    let ask = PurgePage { purge, scope: scope.clone(), mode, from: at };
+                    let page = actor.send(ask).await.ok().flatten();
+                    let Some((page, under_way)) = page else {
+                        return Err("an actor fails: its log says why".to_owned());
+                    };
+                    from = page.next;
+                    writes += under_way * u64::from(page.next.is_none());
+                    found += page.counts.memory_chunks;
+                    self.note(purge, |last| last.report.counts = last.report.counts.and(page.counts));
+                }
+                found += self.remove_from_disk(purge, actor, keys, mode).await?;
+            }
+            if mode == PurgeMode::Count || (found == 0 && writes == 0) {
+                return Ok(());
+            }
+            sleep(LOOK_EVERY).await;
+        }
+        Err("chunks of it are written and read again and again: end the engines that do so first".to_owned())
+    }
+
+    /// Removes a purge's records from an actor's disk; how many.
+    async fn remove_from_disk(
+        &self,
+        purge: u64,
+        actor: &Addr<GpuActor>,
+        keys: &Arc<PurgedKeys>,
+        mode: PurgeMode,
+    ) -> Result<u64, String> {
+        let (mut after, mut found) = (0, 0);
+        loop {
+            let of_disk = DiskPurge { keys: Arc::clone(keys), mode };
+            match actor.send(PurgeDisk(of_disk, after)).await.ok().flatten() {
+                None => return Ok(found),
+                Some(Err(Refused::Busy)) => sleep(LOOK_EVERY).await,
+                Some(Err(Refused::Closed)) => {
+                    return Err(
+                        "the disk tier is closed: what it has comes back if it is opened again".to_owned()
+                    );
+                }
+                Some(Ok(segment)) => {
+                    found += segment.records;
+                    self.note(purge, |last| last.report.counts.disk_chunks += segment.records);
+                    match segment.next {
+                        Some(next) => after = next,
+                        None => return Ok(found),
+                    }
+                }
+            }
+        }
+    }
+
+    async fn remove_objects(
+        &self,
+        purge: u64,
+        mode: PurgeMode,
+        keys: &[Arc<PurgedKeys>],
+        objects: Option<&Weak<ObjectTier>>,
+    ) -> Result<(), String> {
+        let Some(objects) = objects else { return Ok(()) };
+        // Actors may know of different namespaces of a tenant.
+        for keys in keys {
+            let this = self.clone();
+            let progress = Box::new(move |more| {
+                this.note(purge, |last| last.report.counts.objects += more);
+            });
+            let ask = ObjectPurge { keys: PurgedKeys::clone(keys), mode, progress };
+            let ordered = objects.upgrade().ok_or("the object store is closed")?.purge(ask);
+            let left = |why: &dyn std::fmt::Display| format!("objects are left in the object store: {why}");
+            match ordered {
+                Err(Refused::Busy) => return Err(left(&"it has too much to do")),
+                Err(Refused::Closed) => return Err(left(&"it is left alone at the moment")),
+                Ok(purged) => match purged.await {
+                    Ok(purged) => purged.map_err(|trouble| left(&trouble))?,
+                    Err(_) => return Err(left(&"its thread failed")),
+                },
+            }
+            if mode == PurgeMode::Count {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes something of the last purge, if it is this one still; its counts.
+    fn note(&self, purge: u64, note: impl FnOnce(&mut Purge)) -> PurgeCounts {
+        let mut last = self.last();
+        if last.report.purge == purge {
+            note(&mut last);
+        }
+        last.report.counts
+    }
+
+    fn is_open(&self, purge: u64) -> bool {
+        let last = self.last();
+        let is_heard = self.0.clock.elapsed().saturating_sub(last.heard) < SILENCE;
+        last.report.purge == purge && !last.has_ended && is_heard
+    }
+
+    fn last(&self) -> MutexGuard<'_, Purge> {
+        self.0.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Purges {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Purges").finish_non_exhaustive()
+    }
+}
+
+/// Passes over memory and disk before a purge gives up.
+const MOST_ROUNDS: u32 = 50;
+
+/// How often something that takes a while is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// An admin that asks nothing for so long has gone: chunks of the purge may come again.
+const SILENCE: Duration = Duration::from_secs(30);

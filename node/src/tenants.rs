@@ -1,0 +1,227 @@
+//! The tenants of a running node: their numbers, their sockets, and the ends of their sessions.
+//!
+//! Tenants come and go with the configuration. Each has a number of its own for as long as the node lives: one that comes again
+//! under the same name is another tenant, which sees nothing of the one before.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use larder_core::store::ids::TenantId;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::actor::TenantsAre;
+use crate::limits::{Limits, TenantLimits};
+use crate::session::{BindError, Listener, Listening, SessionSettings};
+use crate::window::WindowBudget;
+
+/// The tenants that the node serves or served, by number. Cloning shares.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tenants(Arc<RwLock<Vec<Tenant>>>);
+
+/// One tenant.
+#[derive(Debug, Clone)]
+pub(crate) struct Tenant {
+    pub(crate) name: String,
+    pub(crate) socket: PathBuf,
+    /// Whether it is served still.
+    pub(crate) is_served: bool,
+}
+
+/// The sockets of all tenants. Lives on the thread that accepts.
+pub(crate) struct Doors {
+    tenants: Tenants,
+    settings: SessionSettings,
+    open: BTreeMap<u16, Door>,
+}
+
+/// The socket of one tenant.
+struct Door {
+    listening: Option<Listening>,
+    windows: WindowBudget,
+    /// Turns true when the tenant leaves.
+    leaves: watch::Sender<bool>,
+}
+
+/// The tenants of these limits are to be served from now on; the error is for people.
+pub(crate) struct ChangeTenants {
+    pub(crate) limits: Limits,
+    pub(crate) done: oneshot::Sender<Result<(), String>>,
+}
+
+impl Tenants {
+    pub(crate) fn all(&self) -> Vec<Tenant> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The name of a tenant; empty if there never was one of this number.
+    pub(crate) fn name(&self, TenantId(number): TenantId) -> String {
+        self.all().get(usize::from(number)).map(|tenant| tenant.name.clone()).unwrap_or_default()
+    }
+
+    /// The sockets of the tenants that are served.
+    pub(crate) fn sockets(&self) -> BTreeMap<String, PathBuf> {
+        let served = self.all().into_iter().filter(|tenant| tenant.is_served);
+        served.map(|tenant| (tenant.name, tenant.socket)).collect()
+    }
+
+    /// Bytes of extents by number, from those by place in a configuration; none for tenants that are not served.
+    pub(crate) fn bytes(&self, limits: &[TenantLimits], bytes: &[u64]) -> Vec<u64> {
+        let of = |tenant: Tenant| {
+            let at = limits.iter().position(|limits| limits.name == tenant.name);
+            at.filter(|_| tenant.is_served).and_then(|at| bytes.get(at)).copied().unwrap_or(0)
+        };
+        self.all().into_iter().map(of).collect()
+    }
+
+    fn set(&self, tenants: Vec<Tenant>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = tenants;
+    }
+}
+
+impl Doors {
+    /// Listens on the sockets of the first tenants.
+    ///
+    /// # Errors
+    /// The tenant whose socket cannot be used, and why.
+    pub(crate) fn open(
+        limits: &[TenantLimits],
+        tenants: Tenants,
+        settings: SessionSettings,
+    ) -> Result<Self, (TenantLimits, BindError)> {
+        let mut doors = Self { tenants, settings, open: BTreeMap::new() };
+        let mut served = Vec::new();
+        for (number, limits) in (0..).zip(limits) {
+            let listener = Listener::bind(TenantId(number), &limits.name, &limits.socket);
+            doors.add(number, limits, listener.map_err(|error| (limits.clone(), error))?);
+            served.push(Tenant { name: limits.name.clone(), socket: limits.socket.clone(), is_served: true });
+        }
+        doors.tenants.set(served);
+        Ok(doors)
+    }
+
+    /// Takes changes, until it is dropped.
+    ///
+    /// # Cancel safety
+    /// Dropped, it takes the sockets away.
+    pub(crate) async fn change_when_told(mut self, mut changes: mpsc::Receiver<ChangeTenants>) {
+        while let Some(ChangeTenants { limits, done }) = changes.recv().await {
+            // An error: nobody waits for it.
+            _ = done.send(self.change(&limits).await);
+        }
+    }
+
+    async fn change(&mut self, limits: &Limits) -> Result<(), String> {
+        let wanted: BTreeMap<&str, &TenantLimits> =
+            limits.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant)).collect();
+        let mut tenants = self.tenants.all();
+        let served = |tenants: &[Tenant]| -> BTreeSet<String> {
+            tenants.iter().filter(|tenant| tenant.is_served).map(|tenant| tenant.name.clone()).collect()
+        };
+        let before = served(&tenants);
+        let new = limits.tenants.iter().filter(|tenant| !before.contains(&tenant.name));
+        if tenants.len() + new.clone().count() > MOST_TENANTS {
+            return Err(format!(
+                "the node had {MOST_TENANTS} tenants since its start: start it again for another"
+            ));
+        }
+        let bound = self.bind(&wanted, &tenants, new)?;
+        for (number, tenant) in (0..).zip(&mut tenants).filter(|(_, tenant)| tenant.is_served) {
+            let Some(door) = self.open.get_mut(&number) else { continue };
+            match wanted.get(tenant.name.as_str()) {
+                Some(limits) => {
+                    tenant.socket.clone_from(&limits.socket);
+                    door.windows.bound(limits.max_window_bytes);
+                    _ = self.settings.metrics.windows(&tenant.name, limits.max_window_bytes);
+                }
+                None => {
+                    tenant.is_served = false;
+                    self.settings.metrics.tenant_left(&tenant.name);
+                    // No session opens from now on; those that are open end.
+                    if let Some(Door { leaves, .. }) = self.open.remove(&number) {
+                        leaves.send_replace(true);
+                    }
+                }
+            }
+        }
+        let mut added = Vec::new();
+        for (name, listener) in bound {
+            let Some(limits) = wanted.get(name.as_str()) else { continue };
+            let known = tenants.iter().position(|tenant| tenant.is_served && tenant.name == name);
+            let number = known.unwrap_or(tenants.len());
+            if known.is_none() {
+                tenants.push(Tenant { name, socket: limits.socket.clone(), is_served: true });
+            }
+            added.push((number as u16, *limits, listener));
+        }
+        let is_other = before != served(&tenants);
+        self.tenants.set(tenants);
+        if is_other {
+            self.tell_actors(limits).await;
+        }
+        // The actors know the tenants whose sessions open now.
+        for (number, limits, listener) in added {
+            self.add(number, limits, listener.of(TenantId(number)));
+        }
+        Ok(())
+    }
+
+    /// Binds the sockets of new tenants, and those that have another path than before.
+    fn bind<'a>(
+        &mut self,
+        wanted: &BTreeMap<&str, &'a TenantLimits>,
+        tenants: &[Tenant],
+        new: impl Iterator<Item = &'a TenantLimits>,
+    ) -> Result<Vec<(String, Listener)>, String> {
+        let mut to_bind: Vec<&TenantLimits> = new.collect();
+        for (number, tenant) in (0..).zip(tenants).filter(|(_, tenant)| tenant.is_served) {
+            match wanted.get(tenant.name.as_str()) {
+                Some(limits) if limits.socket == tenant.socket => continue,
+                Some(limits) => to_bind.push(limits),
+                None => {}
+            }
+            // Another tenant may want the path.
+            if wanted.values().any(|limits| limits.socket == tenant.socket)
+                && let Some(door) = self.open.get_mut(&number)
+            {
+                door.listening = None;
+            }
+        }
+        let bind = |limits: &TenantLimits| {
+            let listener = Listener::bind(TenantId(0), &limits.name, &limits.socket);
+            let failed = |error| {
+                format!(
+                    "cannot listen on the socket {} of tenant `{}`: {error}",
+                    limits.socket.display(),
+                    limits.name
+                )
+            };
+            listener.map(|listener| (limits.name.clone(), listener)).map_err(failed)
+        };
+        to_bind.into_iter().map(bind).collect()
+    }
+
+    async fn tell_actors(&self, limits: &Limits) {
+        for (actor, actor_limits) in self.settings.actors.iter().zip(&limits.actors) {
+            let bytes = self.tenants.bytes(&limits.tenants, &actor_limits.store.tenant_bytes);
+            let names = self.tenants.all().into_iter().map(|tenant| tenant.name);
+            // An error: the actor is stopping.
+            _ = actor.address.send(TenantsAre(names.zip(bytes).collect())).await;
+        }
+    }
+
+    /// Accepts sessions of a tenant. Its open sessions go on, if it was served before.
+    fn add(&mut self, number: u16, limits: &TenantLimits, listener: Listener) {
+        let gauge = self.settings.metrics.windows(&limits.name, limits.max_window_bytes);
+        let door = self.open.entry(number).or_insert_with(|| Door {
+            listening: None,
+            windows: WindowBudget::new(limits.max_window_bytes, gauge),
+            leaves: watch::Sender::new(false),
+        });
+        let settings = self.settings.clone();
+        door.listening = Some(listener.start(settings, door.windows.clone(), door.leaves.subscribe()));
+    }
+}
+
+/// Tenants that a node has in one life.
+const MOST_TENANTS: usize = 4_096;
