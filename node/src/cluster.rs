@@ -28,7 +28,8 @@ use crate::clock::Clock;
 use crate::directory::{DirectoryActor, DirectoryLimits, DirectoryMetrics};
 use crate::drain::Drains;
 use crate::exchange::{
-    ExchangeHandle, ExchangeLimits, ExchangeMetrics, NewTable, PeerActor, Rooms, Serve, Services, SilentPeers,
+    ConnectedPeers, ExchangeHandle, ExchangeLimits, ExchangeMetrics, NewTable, PeerActor, Rooms, Serve,
+    Services, SilentPeers,
 };
 use crate::limits::ClusterLimits;
 use crate::metrics::table::Membership;
@@ -357,10 +358,14 @@ impl Sharing {
         (silent, rooms, watch): (&SilentPeers, &Rooms, &Watch),
     ) -> Result<Self, ClusterError> {
         let send_bytes_per_second = limits.send_bytes_per_second;
-        let exchange_limits = ExchangeLimits { send_bytes_per_second, ..ExchangeLimits::default() };
+        let connections = limits.peer_connections;
+        let exchange_limits =
+            ExchangeLimits { send_bytes_per_second, connections, ..ExchangeLimits::default() };
         let (handle, orders) = ExchangeHandle::new();
         let metrics = ExchangeMetrics::register(registry)?;
-        let (endpoint, others, watches) = (endpoint.clone(), (silent.clone(), rooms.clone()), watch.clone());
+        let connected = ConnectedPeers::default();
+        let (endpoint, watches) = (endpoint.clone(), watch.clone());
+        let others = (silent.clone(), connected.clone(), rooms.clone());
         let peer = PeerActor::start_in_arbiter(&arbiter.handle(), move |_| {
             PeerActor::new(endpoint, exchange_limits, metrics, clock, others, watches, orders)
         });
@@ -373,7 +378,7 @@ impl Sharing {
         let (asks, silent, watches) = (peer.clone().recipient(), silent.clone(), watch.clone());
         let (begins, restarts) = watch::channel(0);
         let directory = DirectoryActor::start_in_arbiter(&arbiter.handle(), move |_| {
-            DirectoryActor::new(asks, silent, begins, directory_limits, metrics, clock, watches)
+            DirectoryActor::new(asks, (silent, connected), begins, directory_limits, metrics, clock, watches)
         });
         Ok(Self { handle, peer, directory, restarts })
     }

@@ -270,6 +270,9 @@ pub struct ClusterConfig {
     /// it is not given.
     #[serde(default, serialize_with = "exact", deserialize_with = "size")]
     pub send_bytes_per_second: Option<ByteSize>,
+    /// Connections with other nodes that it keeps: of more, those that nobody used for longest are closed.
+    #[serde(default = "number::<CONNECTIONS, _>")]
+    pub peer_connections: u32,
     /// How long a node that is told to stop moves its warm chunks to others before it leaves; 0 leaves at once.
     #[serde(default)]
     pub drain_ms: u64,
@@ -402,6 +405,7 @@ impl ClusterConfig {
             find_deadline_ms: FIND_DEADLINE_MS.into(),
             max_datagram_bytes: DATAGRAM_BYTES,
             send_bytes_per_second: None,
+            peer_connections: CONNECTIONS.into(),
             drain_ms: 0,
             drain_bytes_per_second: mib::<DRAIN_MIB>(),
         }
@@ -534,6 +538,7 @@ const DRAIN_MIB: u64 = 1_024;
 const FETCH_DEADLINE_MS: u16 = 2_000;
 const FIND_DEADLINE_MS: u16 = 100;
 const DATAGRAM_BYTES: u16 = 8_900;
+const CONNECTIONS: u16 = larder_core::exchange::MOST_CONNECTIONS as u16;
 
 /// Size and number of the files of recorded lookups.
 const RECORD_MIB: u64 = 64;

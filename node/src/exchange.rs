@@ -7,6 +7,7 @@
 //! [`larder_core::exchange`] decides how much each peer is asked for and sent. This module tells it the facts, and keeps
 //! connections, streams and timers.
 
+mod connections;
 mod fetch;
 mod follow;
 mod handoff;
@@ -36,6 +37,7 @@ use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub use self::connections::ConnectedPeers;
 pub use self::handoff::{AskFollow, FollowOrder, PeerNews, PeerStep};
 pub use self::home::{NewTable, ServeAnnounce, ServeFind, ServeRepair};
 pub use self::metrics::ExchangeMetrics;
@@ -78,11 +80,11 @@ impl PeerActor {
         limits: ExchangeLimits,
         metrics: ExchangeMetrics,
         clock: Clock,
-        (silent, rooms): (SilentPeers, Rooms),
+        known: (SilentPeers, ConnectedPeers, Rooms),
         watch: Watch,
         orders: ExchangeOrders,
     ) -> Self {
-        let peers = Peers::new(endpoint.clone(), limits, metrics, clock, (silent, rooms), watch.clone());
+        let peers = Peers::new(endpoint.clone(), limits, metrics, clock, known, watch.clone());
         Self { peers, endpoint, watch, orders: Some(orders.0) }
     }
 }
@@ -190,6 +192,7 @@ impl Handler<Serve> for PeerActor {
 
     fn handle(&mut self, Serve(services): Serve, _: &mut Self::Context) {
         let (server, endpoint) = (serve::Server::new(self.peers.clone(), services), self.endpoint.clone());
+        self.peers.carrying().serve_with(&server);
         let accept = move || serve::accept(Rc::clone(&server), endpoint.clone());
         actix_rt::spawn(self.watch.clone().keep("accept", accept));
     }

@@ -104,6 +104,8 @@ pub struct ClusterLimits {
     pub max_datagram_bytes: u16,
     /// Bytes of blocks that are sent a second at most.
     pub send_bytes_per_second: Option<NonZeroU64>,
+    /// Connections with other nodes; of more, idle ones are closed.
+    pub peer_connections: usize,
     /// How long a node that is told to stop drains.
     pub drain: Duration,
     /// Bytes of blocks that move in a second at most while it drains.

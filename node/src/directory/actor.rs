@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use super::metrics::DirectoryMetrics;
 use super::{AskHolders, Changed, Stale};
 use crate::clock::Clock;
-use crate::exchange::{AskPeer, SilentPeers};
+use crate::exchange::{AskPeer, ConnectedPeers, SilentPeers};
 use crate::exchange::{NewTable, ServeAnnounce, ServeFind, ServeRepair};
 use crate::watched::{Watch, here};
 
@@ -31,6 +31,7 @@ pub struct DirectoryActor {
     cache: Cache,
     peers: Recipient<AskPeer>,
     silent: SilentPeers,
+    connected: ConnectedPeers,
     /// How often it began again; the actors tell it all that they hold then.
     begins: watch::Sender<u64>,
     limits: DirectoryLimits,
@@ -56,7 +57,7 @@ impl DirectoryActor {
     #[must_use]
     pub fn new(
         peers: Recipient<AskPeer>,
-        silent: SilentPeers,
+        (silent, connected): (SilentPeers, ConnectedPeers),
         begins: watch::Sender<u64>,
         limits: DirectoryLimits,
         metrics: DirectoryMetrics,
@@ -70,6 +71,7 @@ impl DirectoryActor {
             cache: Cache::default(),
             peers,
             silent,
+            connected,
             begins,
             limits,
             metrics,
@@ -108,7 +110,11 @@ impl DirectoryActor {
     fn send_due(&mut self, ctx: &mut Context<Self>) {
         loop {
             let mut has_own = false;
-            for outgoing in self.outbox.due(self.clock.now()) {
+            let is_near = |home| {
+                let member = self.view.table.member(home);
+                member.is_some_and(|member| self.connected.contains(&member.name))
+            };
+            for outgoing in self.outbox.due(self.clock.now(), is_near) {
                 if outgoing.home == self.view.own {
                     has_own = true;
                     let answers = self.serve_announces(&outgoing.announces);

@@ -19,8 +19,9 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use super::connections::{AskedAgain, Link};
 use super::metrics::Counted;
-use super::peers::{Link, Peers, write_trace};
+use super::peers::{Peers, write_trace};
 use super::place::InLine;
 use super::rooms::read_answer;
 use super::{FetchChunk, FetchOrder};
@@ -168,14 +169,21 @@ async fn receive_batch(
     let fill = |from: usize, with: &dyn Fn() -> Arrival| {
         (from..batch.chunks.len()).for_each(|at| note(at, with()));
     };
-    let Some(connection) = peers.connection(link).await else {
-        return fill(0, &|| Arrival::Failed(FetchFailure::Unreachable));
-    };
     let trace = order.trace.child(SpanKind::Client, "fetch_batch");
     trace.count("larder.chunks", batch.chunks.len() as u64);
     trace.count("larder.bytes", batch.bytes);
     trace.set("larder.peer", &*link.name);
-    let asked = ask((peers, &connection), order, class, batch, &trace).await;
+    let mut again = AskedAgain::default();
+    // The connection stays in use until the last byte has come.
+    let (asked, _connection) = loop {
+        let Some(connection) = peers.connection(link).await else {
+            return fill(0, &|| Arrival::Failed(FetchFailure::Unreachable));
+        };
+        let asked = ask((peers, &connection), order, class, batch, &trace).await;
+        if asked.is_ok() || !again.may(&connection) {
+            break (asked, connection);
+        }
+    };
     if asked.is_ok() {
         peers.heard(link);
     }

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use larder_core::exchange::{BusyPause, FOLLOW_PROBE, NoPeer};
 use larder_core::store::{Checksums, Ranges};
 use larder_core::{Arrival, Event, FetchFailure, LayersArrived};
-use larder_net::quic::{Connection, read_message, write_message};
+use larder_net::quic::{Connection, MessageError, read_message, write_message};
 use larder_net::trace::Trace;
 use larder_protocol::PoolSet;
 use larder_protocol::checksum::{RangeChecksum, block_checksum, block_ranges, layers_checksum};
@@ -28,7 +28,8 @@ use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::{sleep, timeout};
 
-use super::peers::{Link, Peers};
+use super::connections::{AskedAgain, InUse, Link};
+use super::peers::Peers;
 use super::place::InLine;
 use super::serve::{BUSY_RETRY_MS, STALL_DEADLINE, Server};
 use super::{AskFollow, FetchChunk, FollowOrder, PeerNews, PeerStep};
@@ -140,8 +141,8 @@ async fn receive_all(
     link: &Rc<Link>,
     coming: &RefCell<Vec<Coming>>,
 ) -> Result<(), FetchFailure> {
-    let connection = peers.connection(link).await.ok_or(FetchFailure::Unreachable)?;
-    let (mut receive, mut first) = ask_to_follow(peers, order, &connection).await?;
+    // The connection stays in use until all have ended.
+    let (mut receive, mut first, _connection) = ask_to_follow(peers, order, link).await?;
     let mut last_message = 0;
     while coming.borrow().iter().any(|coming| !coming.has_ended) {
         let message = match first.take() {
@@ -170,31 +171,45 @@ async fn receive_all(
     Ok(())
 }
 
-/// Asks the writer's node; while that is busy again and again, until the reader's patience ends. The stream, and the first
-/// message on it.
+/// Asks the writer's node; while that is busy again and again, until the reader's patience ends. The stream with its
+/// connection, and the first message on it.
 async fn ask_to_follow(
     peers: &Peers,
     order: &FollowOrder,
-    connection: &Connection,
-) -> Result<(RecvStream, Option<PeerResponse>), FetchFailure> {
-    let broken = |_| FetchFailure::Broken;
+    link: &Rc<Link>,
+) -> Result<(RecvStream, Option<PeerResponse>, InUse), FetchFailure> {
     let over = peers.clock().elapsed() + Duration::from_millis(order.patience_ms);
-    let mut pause = BusyPause::default();
+    let (mut pause, mut again) = (BusyPause::default(), AskedAgain::default());
     loop {
-        let (mut send, mut receive) = connection.quic().open_bi().await.map_err(broken)?;
-        let hashes = order.chunks.iter().map(|chunk| chunk.hash).collect();
-        let request = PeerRequest::Follow(FollowChunks {
-            chunks: Chunks { device: order.device, fingerprint: order.fingerprint, hashes },
-            order: order.order.0,
-            attempt: order.attempt,
-            patience_ms: order.patience_ms,
-        });
-        write_message(&mut send, &request).await.map_err(|_| FetchFailure::Broken)?;
-        send.finish().map_err(|_| FetchFailure::Broken)?;
-        let first = read_message(&mut receive).await.map_err(|_| FetchFailure::Broken)?;
-        let Some(PeerResponse::Busy(retry)) = first else { return Ok((receive, first)) };
-        sleep(peers.pause(&mut pause, retry, over).ok_or(FetchFailure::Full)?).await;
+        let connection = peers.connection(link).await.ok_or(FetchFailure::Unreachable)?;
+        match ask_once(order, &connection).await {
+            Ok((_, Some(PeerResponse::Busy(retry)))) => {
+                sleep(peers.pause(&mut pause, retry, over).ok_or(FetchFailure::Full)?).await;
+            }
+            Ok((receive, first)) => return Ok((receive, first, connection)),
+            Err(_) if again.may(&connection) => {}
+            Err(_) => return Err(FetchFailure::Broken),
+        }
     }
+}
+
+/// Asks to follow, and reads the first message.
+async fn ask_once(
+    order: &FollowOrder,
+    connection: &Connection,
+) -> Result<(RecvStream, Option<PeerResponse>), MessageError> {
+    let (mut send, mut receive) = connection.quic().open_bi().await.map_err(|_| MessageError::Cut)?;
+    let hashes = order.chunks.iter().map(|chunk| chunk.hash).collect();
+    let request = PeerRequest::Follow(FollowChunks {
+        chunks: Chunks { device: order.device, fingerprint: order.fingerprint, hashes },
+        order: order.order.0,
+        attempt: order.attempt,
+        patience_ms: order.patience_ms,
+    });
+    write_message(&mut send, &request).await?;
+    send.finish().map_err(|_| MessageError::Cut)?;
+    let first = read_message(&mut receive).await?;
+    Ok((receive, first))
 }
 
 /// Takes one message, and the bytes behind it.

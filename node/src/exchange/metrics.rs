@@ -4,6 +4,7 @@ mod by_peer;
 
 use std::time::Duration;
 
+use larder_core::exchange::{Closing, Dialler};
 use larder_core::{Arrival, FetchFailure};
 use larder_net::metrics::Label;
 use larder_net::metrics_table;
@@ -47,6 +48,14 @@ metrics_table! {
             "Fetches of other nodes that were given up because they did not read what was sent";
         connections: IntGauge = "larder_peer_connections", "connections", [],
             "Connections that others made to this node";
+        connected: IntGauge = "larder_peer_connections_open", "connections", [],
+            "Connections with other nodes, whichever side made them";
+        opened: IntCounterVec = "larder_peer_connections_opened_total", "connections",
+            [Label::one_of("by", &["here", "there"])],
+            "Connections with other nodes that were made, by the side that dialled";
+        closed: IntCounterVec = "larder_peer_connections_closed_total", "connections",
+            [Label::one_of("why", &["idle", "bound", "double", "gone"])],
+            "Connections that this node closed; idle: unused for a minute, bound: unused for longest where there are too many, double: another one with the same node is used, gone: the node is no member any more";
         requests: IntCounterVec = "larder_peer_requests_total", "requests",
             [Label::one_of("request", &["find", "announce", "repair", "fetch", "moved", "damaged", "ping", "take"])],
             "Requests that other processes made, by kind";
@@ -111,6 +120,26 @@ impl ExchangeMetrics {
     /// Counts a deadline that passed without the answer: `slow` where the peer was heard meanwhile, else `silent`.
     pub(super) fn missed(&self, how: &str) {
         self.missed.with_label_values(&[how]).inc();
+    }
+
+    /// Counts a connection that was made.
+    pub(super) fn opened(&self, dialler: Dialler) {
+        let by = match dialler {
+            Dialler::Here => "here",
+            Dialler::There => "there",
+        };
+        self.opened.with_label_values(&[by]).inc();
+    }
+
+    /// Counts a connection that this node closes.
+    pub(super) fn closed(&self, why: Closing) {
+        let why = match why {
+            Closing::Idle => "idle",
+            Closing::Bound => "bound",
+            Closing::Double => "double",
+            Closing::Gone => "gone",
+        };
+        self.closed.with_label_values(&[why]).inc();
     }
 
     /// Counts blocks that were given up because their asker did not read them.

@@ -1,4 +1,4 @@
-//! Connections to other nodes, dialled on need and kept, and the exchange's decisions about them.
+//! Other nodes: asks them, and performs the exchange's decisions about them.
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -11,13 +11,14 @@ use larder_core::exchange::{BusyPause, Effect, Exchange, NoPeer, PeerId, Request
 use larder_core::placement::Worth;
 use larder_net::quic::{Connection, Endpoint, MessageError, write_message};
 use larder_net::trace::Trace;
-use larder_protocol::identity::Role;
 use larder_protocol::peer::{Chunks, PeerRequest, PeerResponse, RetryAfter};
 use larder_protocol::table::{Member, NodeNumber, Table};
-use quinn::{SendStream, VarInt};
+use larder_protocol::version::Version;
+use quinn::SendStream;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 
+use super::connections::{AskedAgain, Carrying, ConnectedPeers, InUse, Link};
 use super::metrics::{OTHER, Watched};
 use super::place::TurnSignal;
 use super::rooms::{Rooms, read_answer};
@@ -32,13 +33,15 @@ pub(crate) struct Peers(Rc<Shared>);
 struct Shared {
     endpoint: Endpoint,
     exchange: RefCell<Exchange>,
-    /// Its next deadline is another one.
+    /// Its next deadline is earlier than the keeper of time wakes up.
     deadline: Notify,
+    wakes_at: Cell<Duration>,
     /// Fetches, which hear here that it is their turn.
     turns: RefCell<HashMap<RequestId, Rc<TurnSignal>>>,
     metrics: ExchangeMetrics,
     clock: Clock,
     links: RefCell<BTreeMap<PeerId, Rc<Link>>>,
+    carrying: Carrying,
     silent: SilentPeers,
     rooms: Rooms,
     watched: RefCell<Watched>,
@@ -50,15 +53,6 @@ struct Shared {
 /// Nodes that do not answer now; other threads look into it.
 #[derive(Debug, Clone, Default)]
 pub struct SilentPeers(Arc<Mutex<BTreeSet<NodeNumber>>>);
-
-/// The connection to one other node, in one incarnation.
-pub(super) struct Link {
-    pub(super) peer: PeerId,
-    pub(super) name: String,
-    connection: RefCell<Option<Connection>>,
-    /// Held by the one task that dials.
-    dialling: tokio::sync::Mutex<()>,
-}
 
 impl SilentPeers {
     /// The silent nodes.
@@ -84,17 +78,19 @@ impl Peers {
         limits: ExchangeLimits,
         metrics: ExchangeMetrics,
         clock: Clock,
-        (silent, rooms): (SilentPeers, Rooms),
+        (silent, connected, rooms): (SilentPeers, ConnectedPeers, Rooms),
         watch: Watch,
     ) -> Self {
         Self(Rc::new(Shared {
             endpoint,
             exchange: RefCell::new(Exchange::new(limits, RandomState::new().hash_one(()))),
             deadline: Notify::new(),
+            wakes_at: Cell::new(Duration::MAX),
             turns: RefCell::default(),
             metrics,
             clock,
             links: RefCell::default(),
+            carrying: Carrying::new(connected),
             silent,
             rooms,
             watched: RefCell::default(),
@@ -106,13 +102,16 @@ impl Peers {
     /// Lets the exchange decide, and performs its effects.
     pub(super) fn decide<T>(&self, decision: impl FnOnce(&mut Exchange, Duration) -> T) -> T {
         let mut exchange = self.0.exchange.borrow_mut();
-        let before = exchange.next_deadline();
         let decided = decision(&mut exchange, self.0.clock.elapsed());
-        if exchange.next_deadline() != before {
+        if exchange.next_deadline().is_some_and(|due| due < self.0.wakes_at.get()) {
             self.0.deadline.notify_one();
         }
         while let Some(effect) = exchange.poll_effect() {
             self.perform(effect);
+        }
+        while let Some((id, why)) = exchange.connections.poll_close() {
+            self.0.metrics.closed(why);
+            self.0.carrying.close(id, why);
         }
         decided
     }
@@ -143,11 +142,7 @@ impl Peers {
             }
             Effect::Gone(peer) => {
                 self.note_silent(|silent| silent.remove(&peer.node));
-                let connection =
-                    self.0.links.borrow_mut().remove(&peer).and_then(|link| link.connection.take());
-                if let Some(connection) = connection {
-                    connection.quic().close(VarInt::from_u32(0), b"not a member any more");
-                }
+                self.0.links.borrow_mut().remove(&peer);
             }
         }
     }
@@ -156,7 +151,9 @@ impl Peers {
     pub(super) async fn keep_time(self) {
         loop {
             let due = self.0.exchange.borrow().next_deadline();
-            let pause = due.map_or(FAR, |due| due.saturating_sub(self.0.clock.elapsed()));
+            let now = self.0.clock.elapsed();
+            let pause = due.map_or(FAR, |due| due.saturating_sub(now));
+            self.0.wakes_at.set(now + pause);
             if timeout(pause, self.0.deadline.notified()).await.is_err() {
                 self.guarded(|peers| peers.decide(Exchange::tick));
             }
@@ -168,6 +165,14 @@ impl Peers {
         if self.0.watch.catch("peers", || work(self)).is_none() {
             self.decide(|exchange, _| exchange.begin_anew());
         }
+    }
+
+    pub(super) fn carrying(&self) -> &Carrying {
+        &self.0.carrying
+    }
+
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        &self.0.endpoint
     }
 
     pub(super) fn turns(&self) -> RefMut<'_, HashMap<RequestId, Rc<TurnSignal>>> {
@@ -214,6 +219,7 @@ impl Peers {
         let others = table.members.iter().filter(|member| member.number != own);
         others.for_each(|member| metrics.know(&member.name));
         self.decide(|exchange, _| exchange.set_table(table, own));
+        self.place_connections();
     }
 
     /// The result of some work; `None` if it panicked. Then the connection to its node closes, with everything else that runs
@@ -245,9 +251,7 @@ impl Peers {
 
     /// Counts the packets of a connection with another node.
     pub(super) fn watch(&self, connection: &Connection) {
-        if connection.peer().role == Role::Node {
-            self.0.watched.borrow_mut().add(&connection.peer().name, connection.quic().clone());
-        }
+        self.0.watched.borrow_mut().add(&connection.peer().name, connection.quic().clone());
     }
 
     /// Brings the metrics of peers up to date.
@@ -255,6 +259,7 @@ impl Peers {
         let (table, metrics) = (self.table(), &self.0.metrics);
         let is_member = |name: &str| table.members.iter().any(|member| member.name == name);
         self.0.watched.borrow_mut().show(metrics, is_member);
+        metrics.connected.set(self.0.exchange.borrow().connections.len() as i64);
         for link in self.0.links.borrow().values() {
             let gauge = metrics.in_flight_bytes.with_label_values(&[&link.name]);
             gauge.set(self.0.exchange.borrow().bytes_under_way(link.peer) as i64);
@@ -280,11 +285,9 @@ impl Peers {
         let answered = timeout(deadline, async {
             let mut pause = BusyPause::default();
             loop {
-                let connection = self.connection(&link).await;
-                let connection = connection.ok_or_else(|| unavailable(&"no connection can be made"))?;
-                let answer = converse(&connection, request, trace).await;
-                let (least, answer) = answer.map_err(|error| unavailable(&error))?;
-                self.0.rooms.heard(node, least, connection.version());
+                let answer = self.converse(async || self.connection(&link).await, request, trace).await;
+                let (version, least, answer) = answer.map_err(|error| unavailable(&with_causes(&*error)))?;
+                self.0.rooms.heard(node, least, version);
                 match answer {
                     PeerResponse::Busy(retry) => {
                         busy.set(Some(retry));
@@ -324,39 +327,24 @@ impl Peers {
         Ok(Rc::clone(links.entry(peer).or_insert_with(|| Rc::new(Link::new(peer, name())))))
     }
 
-    /// The connection to a node, dialled if there is none. A node to which there can be none is silent.
-    pub(super) async fn connection(&self, link: &Rc<Link>) -> Option<Connection> {
-        let connection = self.dial(link).await;
-        if connection.is_none() {
-            self.decide(|exchange, now| exchange.falls_silent(now, link.peer));
-        }
-        connection
-    }
-
-    async fn dial(&self, link: &Rc<Link>) -> Option<Connection> {
-        if let Some(connection) = link.open_connection() {
-            return Some(connection);
-        }
-        let _dialling = link.dialling.lock().await;
-        if let Some(connection) = link.open_connection() {
-            return Some(connection);
-        }
-        let (table, PeerId { node, incarnation }) = (self.table(), link.peer);
-        let &Member { peer: address, ref name, .. } =
-            table.member(node).filter(|member| member.incarnation == incarnation)?;
-        let dial = self.0.endpoint.connect(address, Role::Node, Some(name));
-        match timeout(DIAL_DEADLINE, dial).await {
-            Ok(Ok(connection)) => {
-                tracing::debug!(%node, name, %address, "connected");
-                self.watch(&connection);
-                link.connection.replace(Some(connection.clone()));
-                Some(connection)
+    /// Asks on a connection; on another one, where the other side closed the first as idle. Returns the connection's version, too.
+    async fn converse(
+        &self,
+        connect: impl AsyncFn() -> Option<InUse>,
+        request: &PeerRequest,
+        trace: &Trace,
+    ) -> Result<(Version, Worth, PeerResponse), Box<dyn std::error::Error>> {
+        let mut again = AskedAgain::default();
+        loop {
+            let connection = connect().await.ok_or("no connection can be made")?;
+            if rides(request) {
+                connection.rides();
             }
-            Ok(Err(error)) => {
-                tracing::warn!(%node, name, %address, %error, "cannot connect to a node");
-                None
+            let answer = converse(&connection, request, trace).await;
+            match answer {
+                Err(_) if again.may(&connection) => {}
+                answer => return answer.map(|(least, answer)| (connection.version(), least, answer)),
             }
-            Err(_) => None,
         }
     }
 
@@ -379,27 +367,15 @@ impl Peers {
 
     /// Whether a node gives a sign of life.
     async fn answers(&self, link: &Rc<Link>) -> bool {
-        let Some(connection) = self.dial(link).await else { return false };
-        matches!(
-            converse(&connection, &PeerRequest::Ping, &Trace::default()).await,
-            Ok((_, PeerResponse::Done))
-        )
+        let trace = Trace::default();
+        let answer = self.converse(async || self.dial(link).await, &PeerRequest::Ping, &trace).await;
+        matches!(answer, Ok((.., PeerResponse::Done)))
     }
 
     fn note_silent(&self, change: impl FnOnce(&mut BTreeSet<NodeNumber>) -> bool) {
         let mut silent = self.0.silent.lock();
         change(&mut silent);
         self.0.metrics.silent.set(silent.len() as i64);
-    }
-}
-
-impl Link {
-    fn new(peer: PeerId, name: String) -> Self {
-        Self { peer, name, connection: RefCell::default(), dialling: tokio::sync::Mutex::default() }
-    }
-
-    fn open_connection(&self) -> Option<Connection> {
-        self.connection.borrow().clone().filter(|connection| connection.quic().close_reason().is_none())
     }
 }
 
@@ -421,6 +397,26 @@ async fn converse(
     read_answer(&mut receive).await?.ok_or_else(|| "no answer on the stream".into())
 }
 
+/// An error and what caused it.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// Whether a request goes where a connection is open, and is no reason to keep it open: signs of life, comparisons of sums.
+pub(super) fn rides(request: &PeerRequest) -> bool {
+    match request {
+        PeerRequest::Ping => true,
+        PeerRequest::Announce(announces) => announces.iter().all(|announce| announce.changes.is_empty()),
+        _ => false,
+    }
+}
+
 /// Sends the trace of the following request, if it is recorded.
 pub(super) async fn write_trace(send: &mut SendStream, trace: &Trace) -> Result<(), MessageError> {
     match trace.context() {
@@ -436,9 +432,6 @@ pub(super) const SMALL_FIRST: i32 = 1;
 /// Reports of damage that are under way at a time, to all peers, and how long one may take.
 const MOST_REPORTS: usize = 16;
 const REPORT_DEADLINE: Duration = Duration::from_secs(2);
-
-/// How long a handshake may take.
-const DIAL_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Longer than any deadline of the exchange.
 const FAR: Duration = Duration::from_secs(3_600);

@@ -7,7 +7,8 @@ use larder_core::exchange::{RequestId, Turn, Wanted};
 use larder_protocol::peer::{Class, RetryAfter};
 use tokio::sync::{Notify, watch};
 
-use super::peers::{Link, Peers};
+use super::connections::Link;
+use super::peers::Peers;
 
 pub(super) struct InLine {
     peers: Peers,

@@ -9,6 +9,7 @@ use std::time::Duration;
 use actix::Recipient;
 use bytes::Bytes;
 use futures_util::future::LocalBoxFuture;
+use larder_core::exchange::Dialler;
 use larder_core::placement::Worth;
 use larder_core::reports::Reporter;
 use larder_net::quic::{
@@ -35,8 +36,9 @@ use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
+use super::connections::{Carried, InUse};
 use super::metrics::Counted;
-use super::peers::{Peers, SMALL_FIRST};
+use super::peers::{Peers, SMALL_FIRST, rides};
 use super::{
     AskBlocks, AskFollow, GiveUp, Grant, GrantedChunk, ServeAnnounce, ServeFind, ServeRepair, SetPolicy,
     TakeChunks, TakeIn, VerifyChunks,
@@ -130,21 +132,50 @@ impl Server {
                 return metrics.rejected(turned_away.reason);
             }
         };
-        self.peers.watch(guest.connection());
         let _counted = Counted::new(&metrics.connections, 1);
+        let carried = (guest.connection().peer().role == Role::Node).then(|| {
+            guest.connection().take_blocks();
+            self.peers.carry(guest.connection(), Dialler::There)
+        });
+        self.serve_streams(&guest, carried.as_ref()).await;
+    }
+
+    /// Serves the peer on a connection that was dialled here.
+    pub(super) async fn serve_dialled(self: Rc<Self>, connection: Connection, carried: Carried) {
+        match self.guests.welcome(connection) {
+            Ok(guest) => self.serve_streams(&Rc::new(guest), Some(&carried)).await,
+            Err(turned_away) => self.peers.metrics().rejected(turned_away.reason),
+        }
+    }
+
+    async fn serve_streams(self: Rc<Self>, guest: &Rc<Guest>, carried: Option<&Carried>) {
+        let quic = guest.connection().quic();
         let streams = Arc::new(Semaphore::new(MAX_STREAMS as usize));
-        while let Ok((send, receive)) = guest.connection().quic().accept_bi().await {
+        while let Ok((send, receive)) = quic.accept_bi().await {
+            // Where the connection was closed here as idle, its asker asks again: the request must not be served twice.
+            if quic.close_reason().is_some() {
+                break;
+            }
+            let in_use = carried.map(|carried| carried.serves(guest.connection()));
             let Ok(place) = Arc::clone(&streams).acquire_owned().await else { break };
-            let (server, guest) = (Rc::clone(&self), Rc::clone(&guest));
+            let (server, guest) = (Rc::clone(&self), Rc::clone(guest));
             actix_rt::spawn(async move {
                 let peers = server.peers.clone();
-                peers.watched("serve", None, server.serve_stream(&guest, send, receive)).await;
-                drop(place);
+                let served = server.serve_stream(&guest, send, receive, in_use.as_ref());
+                peers.watched("serve", None, served).await;
+                drop((place, in_use));
             });
         }
     }
 
-    async fn serve_stream(&self, guest: &Guest, mut send: SendStream, mut receive: RecvStream) {
+    /// Answers one request. The answer is under way until its last byte was acknowledged.
+    async fn serve_stream(
+        &self,
+        guest: &Guest,
+        mut send: SendStream,
+        mut receive: RecvStream,
+        in_use: Option<&InUse>,
+    ) {
         let (metrics, connection) = (self.peers.metrics(), guest.connection());
         let read = timeout(REQUEST_DEADLINE, read_request(guest, &mut receive)).await;
         let (Asked { message: request, bytes }, traced) = match read {
@@ -157,6 +188,7 @@ impl Server {
             Ok(Ok(None) | Err(_)) | Err(_) => return,
         };
         metrics.requested(name_of(&request));
+        in_use.filter(|_| rides(&request)).into_iter().for_each(InUse::rides);
         here("serve");
         let response = match self.check(connection.peer(), &request) {
             Err(refused) => {
@@ -189,8 +221,10 @@ impl Server {
         if is_told
             && send.set_priority(SMALL_FIRST).is_ok()
             && write_message(&mut send, &response).await.is_ok()
+            && send.finish().is_ok()
         {
-            let _ = send.finish();
+            drop(bytes);
+            let _ = timeout(SEND_DEADLINE, send.stopped()).await;
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! The holder is a real endpoint on loopback whose answers the test decides.
 
+mod connections;
 mod follows;
 mod panics;
 mod sends;
@@ -43,6 +44,8 @@ enum Does {
     /// Of each fetch it sends the first chunk, and is busy with the others.
     IsBusyAfterTheFirst,
     ClosesTheConnection,
+    /// Closes the connection as idle, and sends from then on.
+    ClosesAsIdle,
     Nothing,
     /// Sends when the test lets it.
     Waits,
@@ -99,6 +102,10 @@ impl Holder2 {
     }
 
     async fn answer(&self, request: PeerRequest, mut send: SendStream, connection: &Connection) {
+        if self.does.get() == Does::ClosesAsIdle {
+            self.does.set(Does::Sends);
+            return connection.close_as_idle();
+        }
         if let PeerRequest::Follow(ask) = request {
             let (says, ends) = self.says.take().unwrap_or_default();
             self.plays.set(self.plays.get() + 1);
@@ -125,7 +132,7 @@ impl Holder2 {
             Does::ClosesTheConnection => connection.quic().close(0_u32.into(), b"enough"),
             // The asker ends it.
             Does::Nothing => _ = send.stopped().await,
-            Does::Sends => send_all(&mut send, &hashes).await,
+            Does::Sends | Does::ClosesAsIdle => send_all(&mut send, &hashes).await,
             Does::IsBusyAfterTheFirst => send_some(&mut send, &hashes, 1).await,
             Does::Waits => {
                 self.go_on.notified().await;
@@ -201,7 +208,7 @@ impl Asker {
             limits.clone(),
             metrics.clone(),
             clock,
-            (known, Rooms::default()),
+            (known, ConnectedPeers::default(), Rooms::default()),
             watches,
             orders,
         );

@@ -358,6 +358,7 @@ fn cluster_limits(
     nonzero("cluster.find_deadline_ms", cluster.find_deadline_ms)?;
     let send_bytes_per_second = cluster.send_bytes_per_second.map(|bytes| bytes.0);
     nonzero("cluster.send_bytes_per_second", send_bytes_per_second.unwrap_or(u64::MAX))?;
+    nonzero("cluster.peer_connections", cluster.peer_connections.into())?;
     nonzero("cluster.drain_bytes_per_second", cluster.drain_bytes_per_second.0)?;
     if let Some(address) = cluster.advertise
         && (address.port() == 0 || address.ip().is_unspecified())
@@ -386,6 +387,7 @@ fn cluster_limits(
         find_deadline: Duration::from_millis(cluster.find_deadline_ms),
         max_datagram_bytes: cluster.max_datagram_bytes,
         send_bytes_per_second: send_bytes_per_second.and_then(NonZeroU64::new),
+        peer_connections: cluster.peer_connections as usize,
         drain: Duration::from_millis(cluster.drain_ms),
         drain_bytes_per_second: cluster.drain_bytes_per_second.0,
         directory_rows: (host.ordinary_bytes() / DIRECTORY_SHARE / ROW_BYTES).max(MIN_DIRECTORY_ROWS),

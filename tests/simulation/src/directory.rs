@@ -95,7 +95,7 @@ impl World {
             let Some(process) = self.process(life) else { return };
             let directory = &mut process.directory;
             let mut has_own = false;
-            for outgoing in directory.outbox.due(millis(now)) {
+            for outgoing in directory.outbox.due(millis(now), |_| true) {
                 if outgoing.home == self.own_number(life) {
                     has_own = true;
                     let Some(process) = self.process(life) else { return };

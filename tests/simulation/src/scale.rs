@@ -15,6 +15,7 @@ mod alone;
 mod arrivals;
 mod blocks;
 mod cluster;
+mod connections;
 mod coordinator;
 mod directory;
 mod figures;

@@ -7,6 +7,11 @@
 //! The changes of all actors for one home go in one message. The times of messages and comparisons are random, but fixed for
 //! each pair of nodes: after a new table a thousand nodes do not all speak at once. A new table bothers only the nodes whose
 //! partitions it moves.
+//!
+//! A batch with which the home knows everything compares the sums too. Without one, sums are compared when their time comes and
+//! a connection with the home is open; where none is open, only after ten minutes (longer in a cluster of more than a thousand
+//! nodes), so that comparisons open few connections. So rows that a home lost are back within that time, and sooner at a home
+//! that anybody asks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -49,8 +54,10 @@ struct Home {
     partitions: Vec<u16>,
     /// Whether they are others than in the table before.
     has_changed: bool,
-    /// When sums are compared next.
+    /// When sums are compared next, if the home is near.
     probe_at: Millis,
+    /// When they are compared at the latest.
+    probe_by: Millis,
 }
 
 /// One actor.
@@ -167,11 +174,11 @@ impl Outbox {
         homes.into_iter().for_each(|home| self.plan(home));
     }
 
-    /// The messages to send now.
-    pub fn due(&mut self, now: Millis) -> Vec<Outgoing> {
+    /// The messages to send now. `is_near` says whether a message to a node needs no handshake.
+    pub fn due(&mut self, now: Millis, is_near: impl Fn(NodeNumber) -> bool) -> Vec<Outgoing> {
         let mut outgoing = Vec::new();
         while let Some(home) = self.agenda.take_due(now) {
-            let announces = self.announces(home, now);
+            let announces = self.announces(home, now, &is_near);
             if !announces.is_empty() {
                 outgoing.push(Outgoing { home, announces });
             }
@@ -181,13 +188,19 @@ impl Outbox {
     }
 
     /// The batches for a home whose time has come.
-    fn announces(&mut self, home: NodeNumber, now: Millis) -> Vec<Announce> {
+    fn announces(
+        &mut self,
+        home: NodeNumber,
+        now: Millis,
+        is_near: impl Fn(NodeNumber) -> bool,
+    ) -> Vec<Announce> {
         let Self { place, devices, .. } = self;
-        let probe_ms = place.probe_ms();
+        let (homes, own) = (place.homes.len(), place.own);
         let Some(at_home) = place.homes.get_mut(&home) else { return Vec::new() };
-        let probes = at_home.probe_at <= now;
-        if probes {
-            at_home.probe_at = now + probe_ms;
+        let is_time = at_home.probe_at <= now;
+        let probes = is_time && (at_home.probe_by <= now || home == own || is_near(home));
+        if is_time && !probes {
+            at_home.probe_at = at_home.probe_by.min(now + LOOK_MS);
         }
         let (mut announces, mut room) = (Vec::new(), MAX_ANNOUNCE_CHANGES);
         for device in devices.values_mut() {
@@ -196,6 +209,14 @@ impl Outbox {
                 room -= announce.as_ref().map_or(0, |announce| announce.changes.len()).min(room);
                 announces.extend(announce);
             }
+        }
+        let compares =
+            announces.len() == devices.len() && announces.iter().all(|announce| announce.digest.is_some());
+        if let Some(at_home) = place.homes.get_mut(&home).filter(|_| probes || compares) {
+            // The turn that is planned is left out, so that the homes' turns stay apart.
+            let turn = if probes { now } else { at_home.probe_at.min(now + probe_ms(homes)) };
+            at_home.probe_at = turn + probe_ms(homes);
+            at_home.probe_by = at_home.probe_at + far_ms(homes);
         }
         announces
     }
@@ -278,14 +299,15 @@ impl ClusterView {
         let partitions = if table.member(own).is_some() { homes(table) } else { BTreeMap::new() };
         self.homes = BTreeMap::new();
         let (probe_ms, count) = (probe_ms(partitions.len()), partitions.len() as u64);
+        let far_ms = far_ms(partitions.len());
         for (home, partitions) in partitions {
-            let phase = |range_ms| self.phase(home, range_ms);
-            let (has_changed, probe_at) = match before.get(&home) {
-                Some(before) if before.partitions == partitions => (false, before.probe_at),
-                Some(before) => (true, before.probe_at.min(now + PROBE_SOON_MS + phase(count))),
-                None => (true, now + PROBE_SOON_MS + phase(probe_ms)),
+            let soon = |range_ms| now + PROBE_SOON_MS + self.phase(home, range_ms);
+            let (has_changed, probe_at, probe_by) = match before.get(&home) {
+                Some(before) if before.partitions == partitions => (false, before.probe_at, before.probe_by),
+                Some(before) => (true, before.probe_at.min(soon(count)), before.probe_by),
+                None => (true, soon(probe_ms), soon(probe_ms) + far_ms),
             };
-            self.homes.insert(home, Home { partitions, has_changed, probe_at });
+            self.homes.insert(home, Home { partitions, has_changed, probe_at, probe_by });
         }
         was_another
     }
@@ -298,11 +320,6 @@ impl ClusterView {
         name[4..12].copy_from_slice(&self.incarnation.to_le_bytes());
         name[12..].copy_from_slice(&self.table.epoch.number.to_le_bytes());
         xxh3_64(&name) % range_ms.max(1)
-    }
-
-    /// How often a home and this node compare sums.
-    fn probe_ms(&self) -> u64 {
-        probe_ms(self.homes.len())
     }
 
     /// The next stream's number. They grow over all streams, so that a home that was left and comes back hears a new one.
@@ -545,11 +562,27 @@ fn probe_ms(homes: usize) -> u64 {
     (homes as u64 * PROBE_EACH_MS).max(PROBE_MS)
 }
 
+/// The time after which a home and a node compare sums though no connection is open, with `homes` homes: for that, a node opens
+/// two connections a second at most.
+fn far_ms(homes: usize) -> u64 {
+    (homes as u64 * FAR_EACH_MS).max(FAR_MS)
+}
+
 /// In a small cluster sums are compared this often.
 const PROBE_MS: u64 = 5_000;
 
 /// In a large cluster, the time between comparisons with two homes.
 const PROBE_EACH_MS: u64 = 50;
+
+/// In a cluster of up to a thousand nodes, rows that a home lost are back after this time and two turns at the latest, if it answers.
+const FAR_MS: u64 = 600_000;
+
+/// In a larger cluster, the time between comparisons with two homes that nobody speaks with.
+const FAR_EACH_MS: u64 = 600;
+
+/// A comparison that waits for a connection looks for one this often: a connection of a large cluster stays open for a few
+/// seconds at least.
+const LOOK_MS: u64 = 3_000;
 
 /// The time after which sums are compared with a home whose partitions changed.
 const PROBE_SOON_MS: u64 = 500;

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::super::*;
 use super::{SPACE, changes, chunk, holder, key, table_of_one_home};
 use crate::clock::Clock;
-use crate::exchange::{AskPeer, PeerUnavailable, SilentPeers};
+use crate::exchange::{AskPeer, ConnectedPeers, PeerUnavailable, SilentPeers};
 use crate::exchange::{NewTable, ServeAnnounce, ServeFind};
 use crate::watched::{Watch, plant};
 
@@ -63,10 +63,11 @@ fn a_directory_that_panics_begins_again_and_has_everybody_tell_everything_again(
             announce_deadline: std::time::Duration::from_secs(1),
             max_rows: 1_000,
         };
-        let (peers, silent) = (Nobody.start().recipient(), SilentPeers::default());
+        let (peers, known) =
+            (Nobody.start().recipient(), (SilentPeers::default(), ConnectedPeers::default()));
         let clock = Clock::start();
         let directory =
-            DirectoryActor::new(peers, silent, begins, limits, metrics, clock, watch.clone()).start();
+            DirectoryActor::new(peers, known, begins, limits, metrics, clock, watch.clone()).start();
         let table = table_of_one_home(1, &[(1, 10), (2, 20)]);
         directory.send(NewTable { table, own: NodeNumber(1) }).await.unwrap();
         let page = || {

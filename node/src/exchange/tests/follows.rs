@@ -82,6 +82,11 @@ async fn follow(asker: &Asker, holder: &Holder2, says: Vec<Says>, ends: bool) ->
     follow_until(asker, cancelled).await
 }
 
+/// Follows two chunks, which the holder says are lost.
+pub(super) async fn follows_once(asker: &Asker, holder: &Holder2) -> Vec<String> {
+    follow(asker, holder, vec![lost(0), lost(1)], false).await
+}
+
 async fn follow_until(asker: &Asker, cancelled: oneshot::Receiver<()>) -> Vec<String> {
     let (news, mut came) = mpsc::unbounded_channel();
     let chunk = |number: u8| FetchChunk {

@@ -9,9 +9,15 @@ use super::*;
 use crate::exchange::{ServeAnnounce, ServeFind, ServeRepair};
 
 /// Has every chunk, all in one place, and knows nothing of a directory.
-struct HasAll {
+pub(super) struct HasAll {
     memory: Arc<ExtentMemory>,
     ended: UnboundedSender<u64>,
+}
+
+impl HasAll {
+    pub(super) fn new(ended: UnboundedSender<u64>) -> Self {
+        Self { memory: Arc::clone(arena(2).extent(1)), ended }
+    }
 }
 
 impl Actor for HasAll {
@@ -55,12 +61,33 @@ impl Handler<ServeRepair> for HasAll {
     fn handle(&mut self, _: ServeRepair, _: &mut Self::Context) {}
 }
 
+pub(super) fn services(all: &Addr<HasAll>) -> Services {
+    Services {
+        blocks: vec![all.clone().recipient()],
+        follow: Vec::new(),
+        give_up: Vec::new(),
+        take_in: Vec::new(),
+        verify: Vec::new(),
+        policy: Vec::new(),
+        take: Vec::new(),
+        drain: Box::new(|_, _| Err(String::new())),
+        reload: Box::new(|_| Box::pin(async { Err(String::new()) })),
+        purge: Box::new(|_, _| Err(String::new())),
+        audit: crate::audit::Audit::default(),
+        find: all.clone().recipient(),
+        announce: all.clone().recipient(),
+        repair: all.clone().recipient(),
+        sampler: larder_net::trace::TracingConfig::default().sampler(),
+    }
+}
+
 /// A node that serves others.
 pub(super) struct Serving {
     pub(super) metrics: ExchangeMetrics,
     pub(super) watch: Watch,
     /// Leases that have ended.
     ends: UnboundedReceiver<u64>,
+    pub(super) actor: Addr<PeerActor>,
     _handle: ExchangeHandle,
 }
 
@@ -69,30 +96,12 @@ impl Serving {
         let metrics = ExchangeMetrics::register(&Registry::new()).unwrap();
         let watch = Watch::in_test();
         let (_handle, orders) = ExchangeHandle::new();
-        let others = (SilentPeers::default(), Rooms::default());
+        let others = (SilentPeers::default(), ConnectedPeers::default(), Rooms::default());
         let (counts, watches) = (metrics.clone(), watch.clone());
         let actor = PeerActor::new(holder, limits, counts, Clock::start(), others, watches, orders).start();
         let (ended, ends) = unbounded_channel();
-        let all = HasAll { memory: Arc::clone(arena(2).extent(1)), ended }.start();
-        let services = Services {
-            blocks: vec![all.clone().recipient()],
-            follow: Vec::new(),
-            give_up: Vec::new(),
-            take_in: Vec::new(),
-            verify: Vec::new(),
-            policy: Vec::new(),
-            take: Vec::new(),
-            drain: Box::new(|_, _| Err(String::new())),
-            reload: Box::new(|_| Box::pin(async { Err(String::new()) })),
-            purge: Box::new(|_, _| Err(String::new())),
-            audit: crate::audit::Audit::default(),
-            find: all.clone().recipient(),
-            announce: all.clone().recipient(),
-            repair: all.clone().recipient(),
-            sampler: larder_net::trace::TracingConfig::default().sampler(),
-        };
-        actor.send(Serve(services)).await.unwrap();
-        Self { metrics, watch, ends, _handle }
+        actor.send(Serve(services(&HasAll::new(ended).start()))).await.unwrap();
+        Self { metrics, watch, ends, actor, _handle }
     }
 }
 

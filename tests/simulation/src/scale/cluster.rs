@@ -18,6 +18,7 @@ use larder_protocol::table::{NodeNumber, Table};
 use super::Load;
 use super::arrivals::{Arrival, Arrivals};
 use super::blocks::{Blocks, Id};
+use super::connections::{Ends, name};
 use super::coordinator::Coordinator;
 use super::requests::Asking;
 use super::sizes::Sizes;
@@ -49,6 +50,7 @@ pub(super) struct Node {
     pub(super) table: Arc<Table>,
     pub(super) player: Option<Box<Player>>,
     pub(super) contacts: Contacts,
+    pub(super) ends: Ends,
 }
 
 /// What a node has that plays requests.
@@ -67,6 +69,7 @@ pub(super) struct Player {
 pub(super) enum Happening {
     Tick,
     CoordinatorTick,
+    ConnectionsTick,
     Beat(usize),
     SendTable,
     Table(usize, Arc<Table>),
@@ -103,6 +106,7 @@ impl<'a> Cluster<'a> {
         }
         cluster.plan(Duration::ZERO, Happening::CoordinatorTick);
         cluster.plan(Duration::ZERO, Happening::Tick);
+        cluster.plan(Duration::ZERO, Happening::ConnectionsTick);
         cluster
     }
 
@@ -111,13 +115,16 @@ impl<'a> Cluster<'a> {
         let index = self.nodes.len();
         let player = (index < self.load.playing() || index >= self.load.nodes)
             .then(|| Box::new(Player::new(index, self.load.chunks)));
+        let mut ends = Ends::default();
+        ends.connections.set_own(&name(index));
         self.nodes.push(Node {
             number: NodeNumber(index as u16 + 1),
             is_alive: true,
             shard: Shard::new(MAX_ROWS),
             table: Arc::default(),
             player,
-            contacts: Contacts::new(self.load.nodes + 1, index),
+            contacts: Contacts::new(index),
+            ends,
         });
         self.joins(index);
         let phase = Duration::from_micros(self.random.u64(..HEARTBEAT.as_micros() as u64));
@@ -168,6 +175,7 @@ impl<'a> Cluster<'a> {
                 (0..self.nodes.len()).for_each(|node| self.send_due(node));
             }
             Happening::CoordinatorTick => self.coordinator_ticks(),
+            Happening::ConnectionsTick => self.connections_tick(),
             Happening::Beat(node) => self.beats(node),
             Happening::SendTable => self.sends_table(),
             Happening::Table(node, table) => self.takes_table(node, &table),

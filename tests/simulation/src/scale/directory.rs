@@ -8,7 +8,8 @@ use larder_protocol::peer::Announced;
 use larder_protocol::table::NodeNumber;
 
 use super::blocks::Id;
-use super::cluster::{Cluster, Happening, ONE_WAY, gained};
+use super::cluster::{Cluster, Happening, ONE_WAY, gained, index};
+use super::connections::name;
 use super::tally::Kind;
 use crate::directory::millis;
 
@@ -20,7 +21,8 @@ impl Cluster<'_> {
             let own = &mut self.nodes[node];
             let Some(player) = own.player.as_mut().filter(|_| own.is_alive) else { return };
             let mut has_own = false;
-            for outgoing in player.outbox.due(now) {
+            let is_near = |home| own.ends.connections.used(&name(index(home))).is_some();
+            for outgoing in player.outbox.due(now, is_near) {
                 let own = &mut self.nodes[node];
                 if outgoing.home == own.number {
                     has_own = true;
@@ -34,7 +36,9 @@ impl Cluster<'_> {
                 {
                     self.plan(ONE_WAY, Happening::Announced(node, outgoing, None));
                 } else {
-                    self.plan(ONE_WAY, Happening::Announce(node, outgoing));
+                    let compares = outgoing.announces.iter().all(|announce| announce.changes.is_empty());
+                    let took = self.send(node, outgoing.home, compares);
+                    self.plan(took, Happening::Announce(node, outgoing));
                 }
             }
             if !has_own {
@@ -81,7 +85,8 @@ impl Cluster<'_> {
             let bytes = self.sizes.moved.of(hashes.len()) + self.sizes.announced;
             self.tell(node, holder.node, Kind::Moved, bytes);
             let ids = hashes.iter().map(Id::named).collect();
-            self.plan(ONE_WAY, Happening::Moved(holder.node, ids));
+            let took = self.send(node, holder.node, false);
+            self.plan(took, Happening::Moved(holder.node, ids));
         }
     }
 
@@ -91,12 +96,12 @@ impl Cluster<'_> {
         let Some(player) = &mut node.player else { return };
         let gone = ids.iter().filter_map(|&id| Some(gained(id, player.blocks.remove(id)?, ChangeKind::Lost)));
         let gone = gone.collect();
-        self.changed(super::cluster::index(holder), gone);
+        self.changed(index(holder), gone);
     }
 
     /// One node speaks to another, and is answered.
     pub(super) fn tell(&mut self, from: usize, to: NodeNumber, kind: Kind, bytes: u64) {
-        let to = super::cluster::index(to);
+        let to = index(to);
         self.nodes[from].contacts.add(to, self.now);
         if let Some(to) = self.nodes.get_mut(to) {
             to.contacts.add(from, self.now);

@@ -63,8 +63,14 @@ pub struct Figures {
     pub skew_served: f64,
     /// Rows that were wrong, of those that were used.
     pub stale_share: f64,
-    /// Connections of a node, none of which the product closes.
+    /// Connections of a node at the end of the load.
     pub connections_open: f64,
+    /// Connections that any node had open at most under load.
+    pub connections_most: usize,
+    /// Handshakes that a node begins a second.
+    pub handshakes_a_second: f64,
+    /// Lookups that waited for a handshake, of all.
+    pub handshake_share: f64,
     /// Nodes that a node spoke with in the last ten seconds of the load.
     pub connections_used: f64,
     /// Bytes to and from the coordinator under load.
@@ -152,8 +158,11 @@ impl Figures {
         self.skew_requests = skew(tally.received.iter().take(nodes.len()).copied());
         self.skew_served = skew(tally.served.iter().take(self.players).copied());
         self.stale_share = tally.stale as f64 / (tally.stale + tally.fetched).max(1) as f64;
-        let open: u32 = nodes.iter().take(self.players).map(|node| node.contacts.ever()).sum();
-        self.connections_open = f64::from(open) / self.players.max(1) as f64;
+        let open: usize = nodes.iter().take(self.players).map(|node| node.ends.connections.len()).sum();
+        self.connections_open = open as f64 / self.players.max(1) as f64;
+        self.connections_most = tally.most_open;
+        self.handshakes_a_second = tally.dials as f64 / each;
+        self.handshake_share = tally.waited();
         let then = cluster.now.saturating_sub(Duration::from_secs(10));
         let used: Vec<usize> = nodes.iter().filter_map(|node| node.contacts.since(then)).collect();
         self.connections_used = used.iter().sum::<usize>() as f64 / used.len().max(1) as f64;
@@ -207,7 +216,7 @@ pub fn goals(figures: &Figures, measured: &Measured) -> Vec<Goal> {
         goal("busiest node, rows", figures.skew_rows, 1.5),
         goal("busiest node, requests", figures.skew_requests, 1.5),
         goal("busiest node, served bytes", figures.skew_served, 1.5),
-        goal("open connections a node", figures.connections_open, 100.0),
+        goal("open connections a node", figures.connections_most as f64, 100.0),
         goal("metadata of block bytes", figures.metadata_share, 0.01),
         goal("seconds from a crash to the removal", figures.crash.table_after_seconds, 10.0),
         goal("seconds from the removal to a repaired directory", figures.crash.repaired_after_seconds, 10.0),

@@ -63,7 +63,8 @@ impl Cluster<'_> {
         let own = player.view.own;
         let (at_home, others): (Vec<_>, Vec<_>) =
             lookup.take_asks().into_iter().partition(|ask| ask.home == own);
-        self.tally.lookup(others.len());
+        let waits = others.iter().any(|ask| self.is_far(node, ask.home));
+        self.tally.lookup(others.len(), waits);
         for HomeAsk { find, positions, .. } in at_home {
             let rows = self.nodes[node].shard.find(&find, now);
             let Some(player) = &mut self.nodes[node].player else { return };
@@ -71,7 +72,10 @@ impl Cluster<'_> {
         }
         let left = others.len();
         self.asking.insert(number, Asking { left, ..asking(Some(lookup)) });
-        others.into_iter().for_each(|ask| self.plan(ONE_WAY, Happening::Find(number, ask)));
+        for ask in others {
+            let took = self.send(node, ask.home, false);
+            self.plan(took, Happening::Find(number, ask));
+        }
         if left == 0 {
             self.located(number);
         }
@@ -136,12 +140,14 @@ impl Cluster<'_> {
             last = Some(holders.remove(again));
             by_holder.entry(holders_node(last)).or_default().push(place as u32);
         }
+        let node = asking.node;
         asking.left = by_holder.len();
         if by_holder.is_empty() {
             return self.is_there(number);
         }
         for (holder, places) in by_holder {
-            self.plan(ONE_WAY, Happening::Fetch(number, holder, places));
+            let took = self.send(node, holder, false);
+            self.plan(took, Happening::Fetch(number, holder, places));
         }
     }
 
@@ -218,7 +224,8 @@ impl Cluster<'_> {
             } else {
                 let bytes = self.sizes.repair.of(rows.len()) + self.sizes.announced;
                 self.tell(node, home, Kind::Repair, bytes);
-                self.plan(ONE_WAY, Happening::Repair(home, Repair { holder, rows }));
+                let took = self.send(node, home, false);
+                self.plan(took, Happening::Repair(home, Repair { holder, rows }));
             }
         }
     }

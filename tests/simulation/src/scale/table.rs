@@ -66,6 +66,9 @@ fn rows() -> Vec<Row> {
         ("of these outbox", |played| mega(played.measured.outbox_bytes as f64)),
         ("of these rows", |played| mega(played.measured.shard_bytes as f64)),
         ("connections open, a node", |played| format!("{:.0}", played.figures.connections_open)),
+        ("connections of a node at most", |played| played.figures.connections_most.to_string()),
+        ("handshakes, a second and node", |played| format!("{:.1}", played.figures.handshakes_a_second)),
+        ("lookups that waited for a handshake, %", |played| percent(played.figures.handshake_share)),
         ("nodes spoken with in 10 s, a node", |played| format!("{:.0}", played.figures.connections_used)),
         ("coordinator: CPU, s a second, no network", |played| {
             format!("{:.4}", played.measured.coordinator_cpu)

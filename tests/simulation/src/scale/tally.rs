@@ -12,6 +12,11 @@ pub(super) struct Tally {
     pub(super) is_on: bool,
     /// Homes that lookups asked: how often how many.
     homes: Vec<u64>,
+    /// Lookups that waited for a handshake.
+    waited: u64,
+    pub(super) dials: u64,
+    /// Connections that a node had open at most.
+    pub(super) most_open: usize,
     pub(super) messages: [u64; Kind::ALL.len()],
     pub(super) bytes: [u64; Kind::ALL.len()],
     /// By node: messages of metadata to it, and bytes of blocks that it served.
@@ -44,7 +49,6 @@ pub(super) enum Kind {
 /// The nodes that a node has spoken with.
 #[derive(Debug)]
 pub(super) struct Contacts {
-    ever: Vec<u64>,
     /// For some nodes: when they spoke last.
     last: Option<HashMap<usize, Duration>>,
 }
@@ -59,6 +63,9 @@ impl Tally {
         Self {
             is_on: false,
             homes: Vec::new(),
+            waited: 0,
+            dials: 0,
+            most_open: 0,
             messages: [0; Kind::ALL.len()],
             bytes: [0; Kind::ALL.len()],
             received: vec![0; nodes],
@@ -89,11 +96,23 @@ impl Tally {
         }
     }
 
-    pub(super) fn lookup(&mut self, homes: usize) {
+    pub(super) fn open(&mut self, connections: usize) {
         if self.is_on {
+            self.most_open = self.most_open.max(connections);
+        }
+    }
+
+    pub(super) fn lookup(&mut self, homes: usize, waits: bool) {
+        if self.is_on {
+            self.waited += u64::from(waits);
             self.homes.resize(self.homes.len().max(homes + 1), 0);
             self.homes[homes] += 1;
         }
+    }
+
+    /// The share of lookups that waited for a handshake.
+    pub(super) fn waited(&self) -> f64 {
+        self.waited as f64 / self.homes.iter().sum::<u64>().max(1) as f64
     }
 
     pub(super) fn homes_mean(&self) -> f64 {
@@ -114,21 +133,14 @@ impl Tally {
 }
 
 impl Contacts {
-    pub(super) fn new(nodes: usize, index: usize) -> Self {
-        let last = (index < WATCHED).then(HashMap::new);
-        Self { ever: vec![0; nodes.div_ceil(64)], last }
+    pub(super) fn new(index: usize) -> Self {
+        Self { last: (index < WATCHED).then(HashMap::new) }
     }
 
     pub(super) fn add(&mut self, node: usize, now: Duration) {
-        self.ever[node / 64] |= 1 << (node % 64);
         if let Some(last) = &mut self.last {
             last.insert(node, now);
         }
-    }
-
-    /// Nodes that it ever spoke with.
-    pub(super) fn ever(&self) -> u32 {
-        self.ever.iter().map(|bits| bits.count_ones()).sum()
     }
 
     /// Nodes that it spoke with since then; `None` where nobody looks.
@@ -162,11 +174,12 @@ mod tests {
     #[test]
     fn homes_are_counted_by_lookup() {
         let mut tally = Tally::new(1);
-        tally.lookup(9);
+        tally.lookup(9, true);
         tally.is_on = true;
-        (0..99).for_each(|_| tally.lookup(2));
-        tally.lookup(102);
+        (0..99).for_each(|_| tally.lookup(2, false));
+        tally.lookup(102, true);
         assert!((tally.homes_mean() - 3.0).abs() < 1e-9);
         assert_eq!(tally.homes_p99(), 2);
+        assert!((tally.waited() - 0.01).abs() < 1e-9);
     }
 }

@@ -32,6 +32,8 @@ fn a_cluster_under_load_shares_what_it_has_and_its_directory_is_right_after_each
     assert!(figures.hit_rate_shared > 2.0 * figures.hit_rate_local, "{figures:?}");
     assert!(figures.hit_rate_routed > figures.hit_rate_local, "{figures:?}");
     assert!(figures.homes_mean > 0.5 && figures.stale_share < 0.05, "{figures:?}");
+    assert!(figures.connections_open > 10.0 && figures.connections_most <= 47, "one a pair: {figures:?}");
+    assert!(figures.handshake_share < 0.2, "they stay open: {figures:?}");
     for change in [&figures.join, &figures.leave, &figures.crash] {
         assert_eq!(change.unknown_of_1000, 0, "{figures:?}");
         assert!(change.moved_partitions > 0 && change.told_rows > 0, "{figures:?}");

@@ -35,7 +35,7 @@ fn singles(outgoing: Vec<Outgoing>) -> Vec<Single> {
 
 /// The one batch that is due.
 fn take(outbox: &mut Outbox, now: Millis) -> Single {
-    let mut due = singles(outbox.due(now));
+    let mut due = singles(outbox.due(now, |_| true));
     assert_eq!(due.len(), 1, "{due:?}");
     due.remove(0)
 }
@@ -67,11 +67,11 @@ fn changes_wait_a_moment_for_others_and_go_as_one_batch() {
     let (mut outbox, now) = settled(0..3);
     outbox.changed(0, &changes(ChangeKind::Gained, 3..5), now);
     outbox.changed(0, &changes(ChangeKind::Lost, [0]), now);
-    assert_eq!(outbox.due(now), []);
+    assert_eq!(outbox.due(now, |_| true), []);
     let batch = take(&mut outbox, now + FLUSH_MS);
     assert_eq!(told(&batch), [(0, false), (3, true), (4, true)]);
     assert_eq!(batch.announce.sequence, 1);
-    assert_eq!(outbox.due(now + FLUSH_MS), [], "one batch at a time");
+    assert_eq!(outbox.due(now + FLUSH_MS, |_| true), [], "one batch at a time");
     let answered = outbox.answered(&batch.id(), known(&batch), now + 7);
     assert_eq!(answered, Answered::Known { changes: 3, lag_ms: 7, moved: Vec::new() });
 }
@@ -111,7 +111,7 @@ fn a_batch_without_an_answer_is_sent_again_as_it_was_and_later_each_time() {
         assert_eq!(outbox.answered(&batch.id(), None, at), Answered::Again);
         let failed = at;
         let again = loop {
-            match singles(outbox.due(at)).pop() {
+            match singles(outbox.due(at, |_| true)).pop() {
                 Some(again) => break again,
                 None => at = at + 1,
             }
@@ -144,7 +144,7 @@ fn a_new_home_hears_what_is_held_of_its_partitions_and_one_that_started_again_ev
     let mut shard = Shard::new(100);
     shard.new_table(&both, NodeNumber(3));
     let at = now + FLUSH_MS;
-    let batches = singles(outbox.due(at));
+    let batches = singles(outbox.due(at, |_| true));
     let for_new = batches.iter().find(|batch| batch.home == NodeNumber(3)).expect("it has partitions");
     shard.announce(&for_new.announce);
     let expected = (0..40).filter(|&number| both.home(key(number).run.partition()) == Some(NodeNumber(3)));
@@ -152,7 +152,7 @@ fn a_new_home_hears_what_is_held_of_its_partitions_and_one_that_started_again_ev
     outbox.answered(&for_new.id(), known(for_new), at);
 
     outbox.new_table(&table(3, &[(1, 10), (2, 20), (3, 31)].into()), NodeNumber(2), at);
-    let again = singles(outbox.due(at + FLUSH_MS));
+    let again = singles(outbox.due(at + FLUSH_MS, |_| true));
     let again = again.iter().find(|batch| batch.home == NodeNumber(3)).expect("it knows nothing now");
     assert_eq!((again.announce.sequence, told(again)), (0, told(for_new)));
 }
@@ -175,15 +175,16 @@ fn what_several_actors_have_for_a_home_goes_in_one_message() {
     for device in 0..3 {
         outbox.changed(device, &changes(ChangeKind::Gained, [u64::from(device)]), Millis(0));
     }
-    let [message] = &outbox.due(Millis(FLUSH_MS))[..] else { panic!("one home, one message") };
+    let [message] = &outbox.due(Millis(FLUSH_MS), |_| true)[..] else { panic!("one home, one message") };
     let devices: Vec<u16> = message.announces.iter().map(|announce| announce.holder.device).collect();
     assert_eq!(devices, [0, 1, 2]);
     for announce in &message.announces {
         let batch = BatchId::new(message.home, announce);
         outbox.answered(&batch, Some(Announced::Known(0)), Millis(FLUSH_MS));
     }
-    // Sums are compared in one message too.
-    let probes: Vec<Outgoing> = (0..PROBE_MS).flat_map(|ms| outbox.due(Millis(100 + ms))).collect();
+    // Sums are compared in one message too, one turn after they went with the changes.
+    let probes: Vec<Outgoing> =
+        (0..2 * PROBE_MS + 1_000).flat_map(|ms| outbox.due(Millis(100 + ms), |_| true)).collect();
     assert_eq!(probes.iter().map(|probe| probe.announces.len()).collect::<Vec<_>>(), [3]);
 }
 
@@ -194,7 +195,7 @@ fn changes_of_all_actors_share_the_room_of_a_message() {
         outbox.changed(device, &changes(ChangeKind::Gained, 0..many), Millis(0));
     }
     let sizes: Vec<usize> = outbox
-        .due(Millis(FLUSH_MS))
+        .due(Millis(FLUSH_MS), |_| true)
         .iter()
         .map(|message| message.announces.iter().map(|announce| announce.changes.len()).sum())
         .collect();
@@ -218,7 +219,7 @@ fn in_a_large_cluster_a_node_speaks_to_few_at_a_time() {
     let probe_ms = probe_ms(usize::from(members));
     let (mut asked, mut most) = (std::collections::BTreeSet::new(), 0);
     for ms in (0..probe_ms + PROBE_SOON_MS).step_by(10) {
-        let due = outbox.due(Millis(ms));
+        let due = outbox.due(Millis(ms), |_| true);
         most = most.max(due.len());
         for Outgoing { home, announces } in due {
             asked.insert(home);
@@ -242,7 +243,7 @@ fn homes_of_which_a_table_changes_nothing_are_not_asked_because_of_it() {
     let run = |outbox: &mut Outbox, from: u64, until: u64| {
         let mut asked = std::collections::BTreeSet::new();
         for now in (from..until).step_by(5).map(Millis) {
-            for Outgoing { home, announces } in outbox.due(now) {
+            for Outgoing { home, announces } in outbox.due(now, |_| true) {
                 asked.insert(home.0);
                 for announce in &announces {
                     let known = Some(Announced::Known(announce.sequence));
@@ -264,4 +265,74 @@ fn homes_of_which_a_table_changes_nothing_are_not_asked_because_of_it() {
     assert!(asked.is_superset(&changed), "{asked:?}");
     // A tenth of the others have their turn in that time all the same.
     assert!(asked.len() < 10 + 30, "{asked:?}");
+}
+
+/// A node of a cluster of so many, which has told the homes of 3,000 chunks at the start. When it tells which home something then,
+/// with connections to the homes of `near`.
+fn comparisons(
+    members: u16,
+    until_ms: u64,
+    near: impl Fn(u64, NodeNumber) -> bool,
+) -> Vec<(u64, NodeNumber)> {
+    let mut outbox = Outbox::default();
+    outbox.new_table(&large_table(1, members), NodeNumber(2), Millis(0));
+    outbox.changed(0, &changes(ChangeKind::Gained, 0..3_000), Millis(0));
+    let mut all = Vec::new();
+    for ms in (0..until_ms).step_by(50) {
+        for Outgoing { home, announces } in outbox.due(Millis(ms), |home| near(ms, home)) {
+            let compares = announces.iter().all(|announce| announce.changes.is_empty());
+            all.extend((compares && home != NodeNumber(2)).then_some((ms, home)));
+            for announce in &announces {
+                let known = Some(Announced::Known(announce.sequence));
+                outbox.answered(&BatchId::new(home, announce), known, Millis(ms));
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn homes_with_which_no_connection_is_open_compare_sums_seldom_and_each_within_the_bound() {
+    let (members, settled_ms) = (40, 20_000);
+    let all = comparisons(members, settled_ms + 2 * FAR_MS, |_, _| false);
+    for home in (1..=members).filter(|&home| home != 2).map(NodeNumber) {
+        let of_home = all.iter().filter(|(at, of)| *of == home && *at >= settled_ms);
+        let at: Vec<u64> = of_home.map(|(at, _)| *at).collect();
+        let last = at.iter().copied().chain([settled_ms + 2 * FAR_MS]);
+        let pauses: Vec<u64> = std::iter::once(settled_ms)
+            .chain(at.iter().copied())
+            .zip(last)
+            .map(|(from, to)| to - from)
+            .collect();
+        assert!(pauses.iter().all(|&pause| pause <= FAR_MS + 2 * PROBE_MS), "{home}: {pauses:?}");
+        assert!(at.len() <= 3, "{home}: {at:?}");
+    }
+}
+
+#[test]
+fn a_comparison_waits_for_a_connection_and_takes_the_first() {
+    let opens = |ms: u64, home: NodeNumber| ms >= 100_000 && home == NodeNumber(7);
+    let all = comparisons(40, 200_000, opens);
+    let at: Vec<u64> =
+        all.iter().filter(|(at, home)| *at > 20_000 && home.0 == 7).map(|(at, _)| *at).collect();
+    assert!(at[0] >= 100_000 && at[0] <= 100_000 + LOOK_MS, "{at:?}");
+    assert!(at.windows(2).all(|pair| pair[1] - pair[0] <= 2 * PROBE_MS), "{at:?}");
+    assert!(all.iter().filter(|(at, home)| *at > 20_000 && home.0 != 7).count() < 10, "{all:?}");
+}
+
+#[test]
+fn a_batch_with_which_a_home_knows_all_takes_the_place_of_a_comparison() {
+    let (mut outbox, mut empty) = (outbox(), 0);
+    outbox.changed(0, &changes(ChangeKind::Gained, 0..3), Millis(0));
+    for ms in (0..60_000).step_by(100) {
+        let kind = if ms % 2_000 == 0 { ChangeKind::Gained } else { ChangeKind::Lost };
+        if ms % 1_000 == 0 {
+            outbox.changed(0, &changes(kind, [9]), Millis(ms));
+        }
+        for batch in singles(outbox.due(Millis(ms), |_| true)) {
+            empty += usize::from(batch.announce.changes.is_empty());
+            outbox.answered(&batch.id(), known(&batch), Millis(ms));
+        }
+    }
+    assert_eq!(empty, 0, "the home hears a sum each second as it is");
 }

@@ -255,7 +255,7 @@ impl Cluster {
         let node = self.nodes.get_mut(&number).unwrap();
         node.shard.tick(self.now);
         let life = Life(number, node.incarnation);
-        for outgoing in node.outbox.due(self.now) {
+        for outgoing in node.outbox.due(self.now, |_| true) {
             self.send(life, outgoing);
         }
     }
