@@ -83,23 +83,45 @@ impl Cluster {
             nodes: Vec::new(),
             dir,
         };
-        for number in 0..nodes {
-            let name = format!("node-{number}");
-            issue(&cluster.authority, cluster.dir.path(), &Identity::new(Role::Node, &name))?;
-            let config = cluster.dir.path().join(&name).with_extension("toml");
-            let more = more.replace("{name}", &cluster.dir.path().join(&name).to_string_lossy());
-            let text =
-                node_config(cluster.dir.path(), &name, &cluster.coordinator_peer, capacity_chunks) + &more;
-            fs::write(&config, text)?;
-            cluster.nodes.push(Server::start(program, "node", &config)?);
+        for _ in 0..nodes {
+            cluster.add_node(capacity_chunks, more)?;
         }
+        cluster.wait_for_members(nodes);
+        Ok(cluster)
+    }
+
+    /// Processes that are started from now on run this program.
+    pub fn run(&mut self, program: &str) {
+        program.clone_into(&mut self.program);
+    }
+
+    /// Starts one node more, with that room and more of its configuration as in [`Cluster::start_with`].
+    ///
+    /// # Errors
+    /// Fails if it does not come up.
+    pub fn add_node(&mut self, capacity_chunks: u64, more: &str) -> anyhow::Result<()> {
+        let name = format!("node-{}", self.nodes.len());
+        issue(&self.authority, self.dir.path(), &Identity::new(Role::Node, &name))?;
+        let config = self.dir.path().join(&name).with_extension("toml");
+        let more = more.replace("{name}", &self.dir.path().join(&name).to_string_lossy());
+        let text = node_config(self.dir.path(), &name, &self.coordinator_peer, capacity_chunks) + &more;
+        fs::write(&config, &text)?;
+        let node = Server::start(&self.program, "node", &config)?;
+        // Its later lives are found at the same address.
+        let http = format!("[http]\nlisten = \"{}\"", node.http());
+        fs::write(&config, text.replace(&format!("[http]\nlisten = \"{ANY_PORT}\""), &http))?;
+        self.nodes.push(node);
+        Ok(())
+    }
+
+    /// Waits until all nodes that run are members, and know all members.
+    pub fn wait_for_members(&self, nodes: usize) {
         // The coordinator knows of a member before it makes the table, and has the table before the nodes have it.
         wait::until("all nodes are in the table, and know it", || {
-            let table = cluster.table().ok().filter(|table| table.members.len() == nodes)?;
+            let table = self.table().ok().filter(|table| table.members.len() == nodes)?;
             let knows = |node: &Server| members_known(node).is_some_and(|known| known == table.members.len());
-            cluster.nodes.iter().all(knows).then_some(())
+            self.nodes.iter().all(knows).then_some(())
         });
-        Ok(cluster)
     }
 
     /// A node, by the order in which they were started.

@@ -191,7 +191,7 @@ impl Survey {
         let earlier = members().filter(|member| (1..latest).contains(&member.protocol));
         let names: Vec<&str> = earlier.map(|member| member.name.as_str()).collect();
         let text = format!(
-            "{} of an earlier version than the others (larder/{latest}): upgrade the rest, too",
+            "{} of an earlier version than the others (larder/{latest}): upgrade what is left, too",
             names.join(", ")
         );
         (!names.is_empty()).then_some(text)

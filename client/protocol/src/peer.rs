@@ -73,7 +73,9 @@ impl PeerRequest {
     #[must_use]
     pub fn since(&self) -> Version {
         match self {
-            Self::Offer(_) | Self::Take(_) | Self::Drain(_) | Self::Reload => Version::SECOND,
+            Self::Offer(_) | Self::Take(_) | Self::Drain(_) | Self::Reload | Self::Purge(_) => {
+                Version::SECOND
+            }
             _ => Version::FIRST,
         }
     }

@@ -63,7 +63,7 @@ impl CoordinatorMessage {
             Today::InUse(in_use) => Self::InUse(in_use),
             Today::Contested(address) => Self::Contested(address),
             Today::Refused(reason) => Self::Refused(reason),
-            Today::Table(_) | Today::Standing(_) | Today::Bring => return None,
+            Today::Table(_) | Today::Standing(_) | Today::Bring | Today::Reloaded(_) => return None,
         })
     }
 }

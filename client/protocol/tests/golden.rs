@@ -11,6 +11,7 @@ use larder_protocol::drain::{
 };
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Joined, Standing};
 use larder_protocol::peer::{OfferChunks, PeerRequest, PeerResponse};
+use larder_protocol::purge::{NamespaceName, PurgeCommand, PurgeCounts, PurgeMode, PurgeReport, PurgeScope};
 use larder_protocol::reload::{ChangedSetting, Reloaded};
 use larder_protocol::table::{Epoch, MemberState, NewHome, NodeNumber, TablePage};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
@@ -58,8 +59,20 @@ fn new_in_version_2() -> Vec<Sample> {
         PeerRequest::Drain(DrainCommand::Cancel),
         PeerRequest::Drain(DrainCommand::Report),
         PeerRequest::Reload,
+        PeerRequest::Purge(Box::new(PurgeCommand::Start(
+            PurgeScope::Tenant("chat".into()),
+            PurgeMode::Count,
+        ))),
+        PeerRequest::Purge(Box::new(PurgeCommand::Start(
+            PurgeScope::Chunks(NamespaceName([6; 8]), vec![ChunkHash([1; 32])]),
+            PurgeMode::Remove,
+        ))),
+        PeerRequest::Purge(Box::new(PurgeCommand::Report(7))),
+        PeerRequest::Purge(Box::new(PurgeCommand::End(7))),
     ];
     let counts = DrainCounts { found: 1, moved: 2, moved_bytes: 3, elsewhere: 4, kept_below: 5, left: 6 };
+    let purged =
+        PurgeCounts { memory_chunks: 1, memory_bytes: 2, read_chunks: 3, disk_chunks: 4, objects: 5 };
     let responses = vec![
         PeerResponse::Room(7),
         PeerResponse::Wanted(vec![true, false]),
@@ -81,6 +94,12 @@ fn new_in_version_2() -> Vec<Sample> {
             applied: vec![ChangedSetting { key: "a".into(), before: "1".into(), after: "2".into() }],
             at_restart: vec!["b".into()],
         })),
+        PeerResponse::Purges(Box::new(PurgeReport {
+            purge: 7,
+            is_over: true,
+            trouble: Some("why".into()),
+            counts: purged,
+        })),
     ];
     let followers = vec![
         FollowerMessage::Drains(true),
@@ -88,6 +107,7 @@ fn new_in_version_2() -> Vec<Sample> {
         FollowerMessage::Rival(([10, 0, 0, 1], 7_601).into()),
         FollowerMessage::Who(Some(standing())),
         FollowerMessage::Who(None),
+        FollowerMessage::Reload,
     ];
     let coordinators = vec![
         CoordinatorMessage::Joined(Joined { number: NodeNumber(3), heartbeat_ms: 1_000 }),
@@ -100,6 +120,10 @@ fn new_in_version_2() -> Vec<Sample> {
         CoordinatorMessage::Refused("why".into()),
         CoordinatorMessage::Standing(standing()),
         CoordinatorMessage::Bring,
+        CoordinatorMessage::Reloaded(Box::new(Reloaded {
+            applied: Vec::new(),
+            at_restart: vec!["b".into()],
+        })),
     ];
     let mut all = messages("peer-request-since-2", requests);
     all.extend(messages("peer-response-since-2", responses));

@@ -33,9 +33,10 @@ mod soak;
 mod tenants;
 mod tracing;
 mod verify;
+mod versions;
 
 use larder_client::{LookupOptions, Namespace, Session, SessionOptions};
-use larder_protocol::ChunkHash;
+use larder_protocol::{Chain, ChunkHash};
 use larder_tests::content::{BLOCK_BYTES, block, namespace};
 
 /// The `larder` command.
@@ -60,12 +61,16 @@ impl Engine {
 
     /// Stores the chunks that are missing; how many that were.
     fn put(&self, hashes: &[ChunkHash]) -> usize {
-        let chain = self.namespace.chain(hashes.to_vec());
-        let reservation = self.session.reserve(&self.namespace, &chain, 0).wait().unwrap();
+        self.put_chain(&self.namespace.chain(hashes.to_vec()))
+    }
+
+    /// The same, for chunks that may have others before them.
+    fn put_chain(&self, chain: &Chain) -> usize {
+        let reservation = self.session.reserve(&self.namespace, chain, 0).wait().unwrap();
         let positions = reservation.chunks().to_vec();
         for &position in &positions {
             let mut staged = self.session.stage(&reservation, position).wait().unwrap();
-            staged.copy_from(0, 0, &block(&hashes[position as usize]));
+            staged.copy_from(0, 0, &block(&chain.hashes[position as usize]));
             assert_eq!(self.session.commit(&reservation, vec![staged]).wait().unwrap(), 1);
         }
         positions.len()

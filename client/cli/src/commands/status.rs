@@ -99,10 +99,10 @@ fn nodes(survey: &Survey) -> Listing {
         wide("policy"),
         wide("number"),
         wide("partitions"),
-        wide("protocol"),
         wide("heard"),
         wide("http"),
         wide("peer"),
+        wide("protocol"),
     ]);
     for node in &survey.nodes {
         let actors = node.said.as_ref().map_or(&[][..], |(_, status)| &status.actors);
@@ -117,8 +117,7 @@ fn nodes(survey: &Survey) -> Listing {
     for LostStatus { name, number, silent_seconds, http, .. } in
         survey.coordinator.iter().flat_map(|(_, coordinator)| &coordinator.lost)
     {
-        let known =
-            [Cell::Count((*number).into()), Cell::Count(0), Cell::Unknown, Cell::Seconds(*silent_seconds)];
+        let known = [Cell::Count((*number).into()), Cell::Count(0), Cell::Seconds(*silent_seconds)];
         let unknown = vec![Cell::Unknown; ACTOR_COLUMNS + 1];
         let first = [name.as_str().into(), "lost".into()].into_iter().chain(unknown);
         list.add(first.chain(known).chain([http.to_string().into()]));
@@ -154,10 +153,10 @@ fn member_cells(node: &Surveyed) -> [Cell; 6] {
     [
         Cell::of(member, |member| Cell::Count(member.number.into())),
         Cell::of(member, |member| Cell::Count(member.partitions as u64)),
-        Cell::of(member.filter(|member| member.protocol > 0), |member| Cell::Count(member.protocol.into())),
         Cell::of(member, |member| Cell::Seconds(member.silent_seconds)),
         node.http.as_str().into(),
         Cell::of(member, |member| member.peer.to_string().into()),
+        Cell::of(member.filter(|member| member.protocol > 0), |member| Cell::Count(member.protocol.into())),
     ]
 }
 
@@ -261,10 +260,30 @@ mod tests {
     }
 
     #[test]
+    fn nodes_of_an_earlier_version_are_named_and_are_no_trouble() {
+        let node = |name: &str, protocol: u8| {
+            let words = json!({"name": name, "ready": true, "uptime_seconds": 5.5, "actors": []});
+            let member = json!({"name": name, "http": "127.0.0.1:1", "peer": "127.0.0.1:2", "state": "alive",
+                "protocol": protocol});
+            answering(words, Some(member))
+        };
+        let nodes = vec![node("node-0", 2), node("node-1", 1), node("node-2", 0)];
+        let survey = Survey { coordinator: None, nodes };
+        let text = text(&survey, &survey.troubles(), Format::Wide);
+        assert!(
+            text.contains("\nnode-1 of an earlier version than the others (larder/2): upgrade"),
+            "{text}"
+        );
+        assert!(text.ends_with("healthy"), "{text}");
+        let nodes = vec![node("node-0", 2), node("node-2", 0)];
+        assert_eq!(Survey { coordinator: None, nodes }.upgrading(), None);
+    }
+
+    #[test]
     fn a_row_has_a_field_for_each_column() {
         let text = nodes(&survey()).text(Format::Tsv);
         let fields: Vec<usize> = text.lines().map(|line| line.split('\t').count()).collect();
-        assert_eq!(fields, [20, 20, 20], "{text}");
+        assert_eq!(fields, [21, 21, 21], "{text}");
         let node: Vec<&str> = text.lines().nth(1).unwrap().split('\t').collect();
         assert_eq!((node[14], node[15], node[19]), ("lru", "7", "127.0.0.1:2"), "{text}");
         let lost: Vec<&str> = text.lines().nth(2).unwrap().split('\t').collect();

@@ -59,7 +59,6 @@ fn a_chunk_whose_children_are_known_elsewhere_is_refused() {
     let reserved = f.store.reserve(f.session, f.namespace, &lone, 0, NOW).unwrap();
     assert_eq!(reserved.chunks.len(), 1);
     f.refuses(&tail(3, "abc", "ab", &["p"]));
-    f.refuses(&tail(8, "o", "p", &["p"]));
     // A sibling at another place under the same absent parent.
     f.refuses(&tail(12, "p", "abcdefgh", &["y"]));
 }
