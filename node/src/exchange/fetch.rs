@@ -236,8 +236,8 @@ async fn ask(
     write_message(&mut send, &request).await.map_err(|_| FetchFailure::Broken)?;
     send.finish().map_err(|_| FetchFailure::Broken)?;
     let answer = read_answer(&mut receive).await;
-    if let Ok(Some((least, _))) = &answer {
-        peers.rooms().heard(order.holder.node, *least);
+    if let Ok(Some((room, _))) = &answer {
+        peers.rooms().heard(order.holder.node, *room);
     }
     match answer.map(|answer| answer.map(|(_, answer)| answer)) {
         Ok(Some(PeerResponse::Fetched(held))) if held.len() == batch.chunks.len() => {

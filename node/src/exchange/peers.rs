@@ -8,11 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use larder_core::exchange::{BusyPause, Effect, Exchange, NoPeer, PeerId, RequestId};
-use larder_core::placement::Worth;
 use larder_net::quic::{Connection, Endpoint, MessageError, write_message};
 use larder_net::trace::Trace;
 use larder_protocol::identity::Role;
-use larder_protocol::peer::{Chunks, PeerRequest, PeerResponse, RetryAfter};
+use larder_protocol::peer::{Chunks, PeerRequest, PeerResponse, RetryAfter, Room};
 use larder_protocol::table::{Member, NodeNumber, Table};
 use quinn::{SendStream, VarInt};
 use tokio::sync::{Notify, Semaphore};
@@ -196,7 +195,12 @@ impl Peers {
         });
     }
 
-    /// What the nodes' next victims are worth.
+    /// Since the node started.
+    pub(super) fn now(&self) -> Duration {
+        self.0.clock.elapsed()
+    }
+
+    /// What this node and the others have room for, and serve.
     pub(super) fn rooms(&self) -> &Rooms {
         &self.0.rooms
     }
@@ -283,8 +287,8 @@ impl Peers {
                 let connection = self.connection(&link).await;
                 let connection = connection.ok_or_else(|| unavailable(&"no connection can be made"))?;
                 let answer = converse(&connection, request, trace).await;
-                let (least, answer) = answer.map_err(|error| unavailable(&error))?;
-                self.0.rooms.heard(node, least);
+                let (room, answer) = answer.map_err(|error| unavailable(&error))?;
+                self.0.rooms.heard(node, room);
                 match answer {
                     PeerResponse::Busy(retry) => {
                         busy.set(Some(retry));
@@ -408,7 +412,7 @@ async fn converse(
     connection: &Connection,
     request: &PeerRequest,
     trace: &Trace,
-) -> Result<(Worth, PeerResponse), Box<dyn std::error::Error>> {
+) -> Result<(Room, PeerResponse), Box<dyn std::error::Error>> {
     let (mut send, mut receive) = connection.quic().open_bi().await?;
     send.set_priority(SMALL_FIRST)?;
     write_trace(&mut send, trace).await?;
