@@ -240,9 +240,8 @@ pub enum PeerResponse {
     Busy(RetryAfter),
     /// The request is impossible, or not for this node or this asker.
     Refused(String),
-    /// Stands before another answer on the same stream: what the answering node evicts next is worth this much, in the unit of
-    /// [`OfferChunks::worth`]. A node that says nothing has free room.
-    Room(u64),
+    /// Stands before another answer on the same stream. A node that says nothing has free room, and serves nothing.
+    Room(Room),
     /// Which of the offered chunks the node fetches, in the order of the offer.
     Wanted(Vec<bool>),
     /// The chunks that are kept.
@@ -253,6 +252,15 @@ pub enum PeerResponse {
     Reloaded(Box<Reloaded>),
     /// How far the purge is.
     Purges(Box<PurgeReport>),
+}
+
+/// How much the answering node has room for, and how much it serves.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// What it evicts next is worth this much, in the unit of [`OfferChunks::worth`]; 0 where it has free room.
+    pub least: u64,
+    /// Bytes of blocks a second that it has sent to other nodes lately.
+    pub served: u64,
 }
 
 /// The holders of chunks, as spans over the chunks of the request.

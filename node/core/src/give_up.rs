@@ -6,6 +6,7 @@ use std::time::Duration;
 use larder_protocol::{ChunkHash, Fingerprint};
 
 use crate::Core;
+use crate::placement::PlacementRule;
 
 /// Chunks that were in use when they were to be given up: their reader may not have let go yet.
 #[derive(Debug, Default)]
@@ -22,8 +23,12 @@ impl Moved {
 }
 
 impl Core {
-    /// Gives chunks up. Chunks that stay in use for longer stay until their eviction.
+    /// Other actors keep these chunks: they are copies here, or go where the rule or a drain wants it so. Chunks that stay in
+    /// use for longer stay until their eviction.
     pub(crate) fn give_up(&mut self, fingerprint: Fingerprint, hashes: &[ChunkHash], tries: u32) {
+        if self.store.placement() == PlacementRule::Worth && !self.is_draining() {
+            return self.store.others_keep(&fingerprint, hashes);
+        }
         let used = self.store.give_up(&fingerprint, hashes);
         if !used.is_empty() && tries > 1 && self.moved.again.len() < MOST_WAITING {
             self.moved.again.push_back((self.now + PAUSE, tries - 1, fingerprint, used));

@@ -3,15 +3,18 @@
 //! A copy must earn its place against the chunk that it displaces, anywhere in the cluster. [`Worth`] is the one unit for both.
 //! Each rule is a function here:
 //!
-//! - **Chunks stay where they were computed.** A fetch passes through ([`Placement::Pass`]).
+//! - **Chunks stay where they were computed**, as a rule. A fetch passes through ([`Placement::Pass`]).
 //! - **A copy earns its place** ([`earns_its_place`]) where the reader saves more transfers with it than the chunk that goes for
 //!   it saves, and in free room.
 //! - **Copies go first** ([`copy_goes_first`]): the copy that nobody used for longest goes before a chunk that only this node
 //!   has, unless the transfers that it saves are worth more.
+//! - **A reader relieves a holder** ([`relieve`]) that serves more than its share ([`serves_more_than_its_share`]): it takes an
+//!   only copy over, and the holder's becomes the copy; of a chunk that several hold it keeps a further copy. So the chunks of a
+//!   busy node spread over its readers, and no memory is spent on it.
 //! - **An only copy is forwarded** ([`pays_to_forward`]) to the node whose next victim is worth far less. It is forwarded once
 //!   and must be used before it is forwarded again.
 //!
-//! Nobody asks for a neighbour's worth: each answer between nodes bears its sender's ([`Neighbours`]).
+//! Nobody asks a neighbour for its worth or how much it serves: each answer between nodes bears its sender's ([`Neighbours`]).
 //!
 //! The rule before these is [`PlacementRule::Reads`]. It was found on chat traffic with enough memory: the only copy migrates to
 //! its reader, and a chunk that was read [`REPLICATE_READS`] times is replicated. On sessions of agents, whose prompts are long
@@ -19,12 +22,14 @@
 
 mod gaps;
 mod neighbours;
+mod served;
 mod worth;
 
 use strum::{Display, EnumString, IntoStaticStr};
 
 pub use gaps::Gaps;
 pub use neighbours::Neighbours;
+pub use served::Served;
 pub use worth::{Pressure, Saves, Stake, Worth};
 
 /// The rule by which nodes place chunks, as configuration and commands write it.
@@ -91,6 +96,19 @@ pub fn pays_to_forward(chunk: Worth, there: Worth) -> bool {
     chunk > Worth::NOTHING && there.0.saturating_mul(FORWARD_GAIN) <= chunk.0
 }
 
+/// Whether a node that sends `served` bytes a second does so too often, where nodes send `mean`.
+#[must_use]
+pub fn serves_more_than_its_share(served: u64, mean: u64) -> bool {
+    served.saturating_mul(4) > mean.saturating_mul(OVERLOAD_QUARTERS)
+}
+
+/// What the reader of a chunk does for its holder, which serves more than its share: it takes over an only copy, and becomes a
+/// further holder of a chunk that several hold already. `is_on_disk` says that the holder has it on disk: there it stays.
+#[must_use]
+pub fn relieve(copies: usize, is_on_disk: bool) -> Placement {
+    if copies <= 1 && !is_on_disk { Placement::Migrate } else { Placement::Replicate }
+}
+
 /// The rule [`PlacementRule::Reads`] for a chunk with `copies` copies and `reads` reads, this one included. `is_on_disk` says
 /// that the holder has it on disk: there it stays, since each move would wear a drive.
 #[must_use]
@@ -106,6 +124,9 @@ pub fn place_by_reads(copies: usize, reads: u32, is_on_disk: bool) -> Placement 
 
 /// From this number of reads on, a reader keeps a copy of its own by [`PlacementRule::Reads`].
 pub const REPLICATE_READS: u32 = 8;
+
+/// From this many quarters of the mean on, a node serves more than its share.
+const OVERLOAD_QUARTERS: u64 = 5;
 
 /// A forward costs a transfer now, and most evicted chunks are never used again: replayed traces gain by forwards from a factor
 /// of two on, and four halves the traffic for a few tenths of a point.
@@ -150,6 +171,21 @@ mod tests {
         assert!(!pays_to_forward(chunk, worth(Saves::Prefill, 3_900)));
         assert!(pays_to_forward(chunk, Worth::NOTHING));
         assert!(!pays_to_forward(Worth::NOTHING, Worth::NOTHING), "a chunk of no worth goes nowhere");
+    }
+
+    #[test]
+    fn a_node_serves_more_than_its_share_from_five_quarters_of_the_mean_on() {
+        assert!(serves_more_than_its_share(126, 100));
+        assert!(!serves_more_than_its_share(125, 100));
+        assert!(!serves_more_than_its_share(0, 0), "where nobody serves, nobody serves too much");
+        assert!(!serves_more_than_its_share(u64::MAX, u64::MAX));
+    }
+
+    #[test]
+    fn an_only_copy_is_taken_over_unless_it_is_on_disk_and_of_several_a_further_one_is_made() {
+        assert_eq!(relieve(1, false), Placement::Migrate);
+        assert_eq!(relieve(1, true), Placement::Replicate);
+        assert_eq!(relieve(2, false), Placement::Replicate);
     }
 
     #[test]

@@ -254,9 +254,10 @@ impl GpuActor {
         }
         let now = self.clock.elapsed();
         if let Some(peers) = &mut self.peers {
-            for (node, least) in peers.rooms.since(&mut peers.news) {
-                self.core.neighbour_says(now, node, least);
+            for (node, room) in peers.rooms.since(&mut peers.news) {
+                self.core.neighbour_says(now, node, room);
             }
+            self.core.this_node_serves(peers.rooms.served(now));
         }
         self.core.handle(now, event);
         if let Some(peers) = &self.peers {

@@ -244,8 +244,8 @@ async fn ask(
     write_message(&mut send, &request).await.map_err(|_| FetchFailure::Broken)?;
     send.finish().map_err(|_| FetchFailure::Broken)?;
     let answer = read_answer(&mut receive).await;
-    if let Ok(Some((least, _))) = &answer {
-        peers.rooms().heard(order.holder.node, *least, connection.version());
+    if let Ok(Some((room, _))) = &answer {
+        peers.rooms().heard(order.holder.node, *room, connection.version());
     }
     match answer.map(|answer| answer.map(|(_, answer)| answer)) {
         Ok(Some(PeerResponse::Fetched(held))) if held.len() == batch.chunks.len() => {

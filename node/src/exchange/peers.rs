@@ -8,10 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use larder_core::exchange::{BusyPause, Effect, Exchange, NoPeer, PeerId, RequestId};
-use larder_core::placement::Worth;
 use larder_net::quic::{Connection, Endpoint, MessageError, write_message};
 use larder_net::trace::Trace;
-use larder_protocol::peer::{Chunks, PeerRequest, PeerResponse, RetryAfter};
+use larder_protocol::peer::{Chunks, PeerRequest, PeerResponse, RetryAfter, Room};
 use larder_protocol::table::{Member, NodeNumber, Table};
 use larder_protocol::version::Version;
 use quinn::SendStream;
@@ -201,7 +200,12 @@ impl Peers {
         });
     }
 
-    /// What the nodes' next victims are worth.
+    /// Since the node started.
+    pub(super) fn now(&self) -> Duration {
+        self.0.clock.elapsed()
+    }
+
+    /// What this node and the others have room for, and serve.
     pub(super) fn rooms(&self) -> &Rooms {
         &self.0.rooms
     }
@@ -286,8 +290,8 @@ impl Peers {
             let mut pause = BusyPause::default();
             loop {
                 let answer = self.converse(async || self.connection(&link).await, request, trace).await;
-                let (version, least, answer) = answer.map_err(|error| unavailable(&with_causes(&*error)))?;
-                self.0.rooms.heard(node, least, version);
+                let (version, room, answer) = answer.map_err(|error| unavailable(&with_causes(&*error)))?;
+                self.0.rooms.heard(node, room, version);
                 match answer {
                     PeerResponse::Busy(retry) => {
                         busy.set(Some(retry));
@@ -333,7 +337,7 @@ impl Peers {
         connect: impl AsyncFn() -> Option<InUse>,
         request: &PeerRequest,
         trace: &Trace,
-    ) -> Result<(Version, Worth, PeerResponse), Box<dyn std::error::Error>> {
+    ) -> Result<(Version, Room, PeerResponse), Box<dyn std::error::Error>> {
         let mut again = AskedAgain::default();
         loop {
             let connection = connect().await.ok_or("no connection can be made")?;
@@ -343,7 +347,7 @@ impl Peers {
             let answer = converse(&connection, request, trace).await;
             match answer {
                 Err(_) if again.may(&connection) => {}
-                answer => return answer.map(|(least, answer)| (connection.version(), least, answer)),
+                answer => return answer.map(|(room, answer)| (connection.version(), room, answer)),
             }
         }
     }
@@ -384,7 +388,7 @@ async fn converse(
     connection: &Connection,
     request: &PeerRequest,
     trace: &Trace,
-) -> Result<(Worth, PeerResponse), Box<dyn std::error::Error>> {
+) -> Result<(Room, PeerResponse), Box<dyn std::error::Error>> {
     let version = connection.version();
     if version < request.since() {
         return Err(format!("it speaks {version}, which has no such request: upgrade it").into());

@@ -1,14 +1,16 @@
-//! The worth of each node's next victim: this node's own actors say theirs, and the others' answers bear theirs.
+//! The worth of each node's next victim and the bytes that it serves: this node knows its own, and the others' answers bear theirs.
 //!
-//! An answer between nodes bears it in a message before it ([`PeerResponse::Room`]); without one, the node has free room.
+//! An answer between nodes bears both in a message before it ([`PeerResponse::Room`]); without one, the node has free room and
+//! serves nothing.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use larder_core::placement::Worth;
+use larder_core::placement::{Served, Worth};
 use larder_net::quic::{MessageError, read_message, write_message};
-use larder_protocol::peer::PeerResponse;
+use larder_protocol::peer::{PeerResponse, Room};
 use larder_protocol::table::NodeNumber;
 use larder_protocol::version::Version;
 use quinn::{RecvStream, SendStream};
@@ -20,6 +22,7 @@ pub struct Rooms(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     own: Mutex<BTreeMap<u16, u64>>,
+    served: Mutex<Served>,
     heard: Mutex<BTreeMap<NodeNumber, Heard>>,
     /// Grows with all that is told on.
     news: AtomicU64,
@@ -27,7 +30,7 @@ struct Shared {
 
 #[derive(Debug, Clone, Copy)]
 struct Heard {
-    worth: Worth,
+    room: Room,
     news: u64,
     /// Answers since it was told on.
     answers: u32,
@@ -46,34 +49,49 @@ impl Rooms {
         own.iter().min_by_key(|&(_, &least)| least).map(|(&device, &least)| (device, Worth(least)))
     }
 
-    /// A node answered, on a connection of this version: one of version 1 says no worth, and takes no chunks. What differs
-    /// little from what was told is told on after some answers.
-    pub fn heard(&self, node: NodeNumber, least: Worth, version: Version) {
+    /// This node sends so many bytes of blocks to another.
+    pub fn sends(&self, bytes: u64, now: Duration) {
+        let mut served = self.0.served.lock().unwrap_or_else(PoisonError::into_inner);
+        served.sent(bytes, now.as_millis() as u64);
+    }
+
+    /// Bytes of blocks a second that this node has sent to others lately.
+    #[must_use]
+    pub fn served(&self, now: Duration) -> u64 {
+        let served = self.0.served.lock().unwrap_or_else(PoisonError::into_inner);
+        served.bytes_a_second(now.as_millis() as u64)
+    }
+
+    /// A node answered, on a connection of this version: one of version 1 says nothing of its room, and takes no chunks. What
+    /// differs little from what was told is told on after some answers.
+    pub fn heard(&self, node: NodeNumber, room: Room, version: Version) {
         if version < Version::SECOND {
             return;
         }
+        let is_like = |one: u64, other: u64| one.abs_diff(other) <= one / SAME_SHARE;
         let mut heard = self.0.heard.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = heard.get_mut(&node)
-            && last.worth.0.abs_diff(least.0) <= last.worth.0 / SAME_SHARE
+            && is_like(last.room.least, room.least)
+            && is_like(last.room.served, room.served)
             && last.answers < MOST_UNTOLD
         {
             last.answers += 1;
             return;
         }
         let news = self.0.news.fetch_add(1, Ordering::AcqRel) + 1;
-        heard.insert(node, Heard { worth: least, news, answers: 0 });
+        heard.insert(node, Heard { room, news, answers: 0 });
     }
 
     /// What was heard since a number of news, which becomes the last.
     #[must_use]
-    pub fn since(&self, seen: &mut u64) -> Vec<(NodeNumber, Worth)> {
+    pub fn since(&self, seen: &mut u64) -> Vec<(NodeNumber, Room)> {
         let last = self.0.news.load(Ordering::Acquire);
         if last == *seen {
             return Vec::new();
         }
         let heard = self.0.heard.lock().unwrap_or_else(PoisonError::into_inner);
         let newer = heard.iter().filter(|(_, heard)| heard.news > *seen);
-        let newer: Vec<_> = newer.map(|(&node, heard)| (node, heard.worth)).collect();
+        let newer: Vec<_> = newer.map(|(&node, heard)| (node, heard.room)).collect();
         *seen = last;
         newer
     }
@@ -83,28 +101,29 @@ impl Rooms {
         &self,
         send: &mut SendStream,
         version: Version,
+        now: Duration,
     ) -> Result<(), MessageError> {
-        match self.cheapest_actor() {
-            Some((_, least)) if least > Worth::NOTHING && version >= Version::SECOND => {
-                write_message(send, &PeerResponse::Room(least.0)).await
-            }
-            _ => Ok(()),
+        let least = self.cheapest_actor().map_or(0, |(_, Worth(least))| least);
+        let room = Room { least, served: self.served(now) };
+        if room == Room::default() || version < Version::SECOND {
+            return Ok(());
         }
+        write_message(send, &PeerResponse::Room(room)).await
     }
 }
 
-/// Reads an answer of a node, and the worth of its next victim; `None` if the stream ended before it.
+/// Reads an answer of a node, and what stands before it; `None` if the stream ended before it.
 pub(super) async fn read_answer(
     receive: &mut RecvStream,
-) -> Result<Option<(Worth, PeerResponse)>, MessageError> {
-    let least = match read_message(receive).await? {
-        Some(PeerResponse::Room(least)) => Worth(least),
-        answer => return Ok(answer.map(|answer| (Worth::NOTHING, answer))),
+) -> Result<Option<(Room, PeerResponse)>, MessageError> {
+    let room = match read_message(receive).await? {
+        Some(PeerResponse::Room(room)) => room,
+        answer => return Ok(answer.map(|answer| (Room::default(), answer))),
     };
-    Ok(read_message(receive).await?.map(|answer| (least, answer)))
+    Ok(read_message(receive).await?.map(|answer| (room, answer)))
 }
 
-/// A worth that differs by one part in so many at most counts as the same.
+/// A figure that differs by one part in so many at most counts as the same.
 const SAME_SHARE: u64 = 8;
 
 /// Answers of one node that say the same before one is told on: it shows that the node still answers.
@@ -117,15 +136,19 @@ mod tests {
     #[test]
     fn what_was_heard_is_told_once_to_each_who_asks() {
         let (rooms, mut one, mut other) = (Rooms::default(), 0, 0);
-        rooms.heard(NodeNumber(2), Worth(7), Version::LATEST);
-        rooms.heard(NodeNumber(3), Worth(5), Version::LATEST);
-        rooms.heard(NodeNumber(4), Worth::NOTHING, Version::FIRST);
-        let both = [(NodeNumber(2), Worth(7)), (NodeNumber(3), Worth(5))];
+        let heard = |node, room| rooms.heard(NodeNumber(node), room, Version::LATEST);
+        let [large, small, busy] = [(7, 0), (5, 0), (7, 9)].map(|(least, served)| Room { least, served });
+        heard(2, large);
+        heard(3, small);
+        rooms.heard(NodeNumber(4), large, Version::FIRST);
+        let both = [(NodeNumber(2), large), (NodeNumber(3), small)];
         assert_eq!(rooms.since(&mut one), both);
         assert_eq!(rooms.since(&mut one), []);
-        rooms.heard(NodeNumber(2), Worth(1), Version::LATEST);
-        assert_eq!(rooms.since(&mut one), [(NodeNumber(2), Worth(1))]);
-        assert_eq!(rooms.since(&mut other), [(NodeNumber(2), Worth(1)), both[1]]);
+        heard(2, large);
+        assert_eq!(rooms.since(&mut one), [], "it is as it was");
+        heard(2, busy);
+        assert_eq!(rooms.since(&mut one), [(NodeNumber(2), busy)]);
+        assert_eq!(rooms.since(&mut other), [(NodeNumber(2), busy), both[1]]);
     }
 
     #[test]

@@ -213,9 +213,12 @@ impl Server {
         };
         // Errors here: the asker went away.
         let is_told = match connection.peer().role {
-            Role::Node if response != PeerResponse::Done => {
-                self.peers.rooms().write_before(&mut send, connection.version()).await.is_ok()
-            }
+            Role::Node if response != PeerResponse::Done => self
+                .peers
+                .rooms()
+                .write_before(&mut send, connection.version(), self.peers.now())
+                .await
+                .is_ok(),
             _ => true,
         };
         if is_told
@@ -469,9 +472,10 @@ impl Server {
         trace.count("larder.bytes", bytes);
         trace.count("larder.chunks_here", held);
         trace.set("larder.peer", &*peer.name);
+        self.peers.rooms().sends(bytes, self.peers.now());
         let sent = async {
             let head = async {
-                self.peers.rooms().write_before(&mut send, connection.version()).await?;
+                self.peers.rooms().write_before(&mut send, connection.version(), self.peers.now()).await?;
                 write_message(&mut send, &PeerResponse::Fetched(said)).await
             };
             timeout(STALL_DEADLINE, head).await.ok()?.ok()?;

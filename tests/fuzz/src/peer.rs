@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, Join};
 use larder_protocol::peer::{
     Announce, BlockLayers, Chunks, Class, Fetch, FetchedChunk, Find, FollowStep, Followed, HeldBlock,
-    HeldChunk, Message, OfferChunks, PeerRequest, PeerResponse, RowChange, RowSpan, Rows,
+    HeldChunk, Message, OfferChunks, PeerRequest, PeerResponse, Room, RowChange, RowSpan, Rows,
 };
 use larder_protocol::table::{
     Epoch, Holder, Member, MemberState, NodeNumber, PARTITIONS, RowKey, RunKey, Table, TableReader, pages,
@@ -101,7 +101,7 @@ fn responses() -> Vec<PeerResponse> {
     let layers = BlockLayers { block: 0, offset: 0, bytes: 2_048, checksum: 13 };
     vec![
         PeerResponse::Rows(Rows { epoch: EPOCH, spans: vec![RowSpan { from: 0, to: 3, holder: HOLDER }] }),
-        PeerResponse::Room(7),
+        PeerResponse::Room(Room { least: 7, served: 8 }),
         PeerResponse::Wanted(vec![true, false]),
         PeerResponse::Fetched(vec![FetchedChunk::Held(held), FetchedChunk::NotHeld]),
         PeerResponse::Followed(Followed { order: 1, message: 1, chunk: 0, step: FollowStep::Layers(layers) }),

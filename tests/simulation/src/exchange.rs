@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use larder_core::directory::Outgoing;
 use larder_core::exchange::{BusyPause, Effect, PeerId, RequestId, Turn, Wanted as WantedBytes};
-use larder_core::placement::Worth;
 use larder_core::store::{Checksums, Offered, Wanted};
 use larder_core::{Arrival, Event, FetchFailure, FetchOrder, OrderNumber};
 use larder_node::arena::ExtentMemory;
@@ -349,12 +348,12 @@ impl World {
     pub(crate) fn answered(&mut self, life: Life, number: u64, response: PeerResponse) {
         let now = self.local(life.host);
         let Some(process) = self.process(life) else { return };
-        if let PeerResponse::Room(least) = response {
+        if let PeerResponse::Room(room) = response {
             let Asking { calls, batches, .. } = &process.asking;
             let batch = batches.values().find(|batch| batch.call == number).map(|batch| batch.peer);
             let peer = calls.get(&number).map(|call| call.peer).or(batch);
             for actor in &mut process.actors {
-                peer.into_iter().for_each(|peer| actor.core.neighbour_says(now, peer.node, Worth(least)));
+                peer.into_iter().for_each(|peer| actor.core.neighbour_says(now, peer.node, room));
             }
             return;
         }

@@ -53,7 +53,9 @@ pub struct Load {
     pub block_bytes: u64,
     /// Requests a second and node.
     pub rate: f64,
-    /// How long requests come.
+    /// How long requests come before anything counts, so that a steady state is counted.
+    pub warm_up: u64,
+    /// How long requests come then.
     pub seconds: u64,
     /// What is asked for.
     pub trace: Trace,
@@ -63,6 +65,11 @@ impl Load {
     /// Nodes that play requests.
     fn playing(&self) -> usize {
         self.players.min(self.nodes)
+    }
+
+    /// All the time for which requests come.
+    fn lasts(&self) -> Duration {
+        Duration::from_secs(self.warm_up + self.seconds)
     }
 
     /// Copies of the traces: one for sixteen nodes.
@@ -80,10 +87,11 @@ pub fn run(load: &Load, allocated: Option<fn() -> usize>) -> (Figures, Measured)
     figures.hit_rate_routed = alone::routed(load);
     let mut cluster = Cluster::new(load);
     figures.start_seconds = cluster.settle();
-    let before = (cluster.coordinator.bytes, cluster.coordinator.beats_cpu);
     let lasts = Duration::from_secs(load.seconds);
-    cluster.tally.is_on = true;
     cluster.begin_load();
+    cluster.run_until(cluster.now + Duration::from_secs(load.warm_up));
+    let before = (cluster.coordinator.bytes, cluster.coordinator.beats_cpu);
+    cluster.tally.begin();
     cluster.run_until(cluster.now + lasts);
     cluster.tally.is_on = false;
     figures.take_load(&cluster);

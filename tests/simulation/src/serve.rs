@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_core::placement::Worth;
+use larder_core::placement::{Served, Worth};
 use larder_core::reports::Reporter;
 use larder_core::store::{FollowNews, Granted, GrantedBlock, News};
 use larder_core::{Arrival, Event, FetchFailure, Offer, OrderNumber, RecallId};
 use larder_node::arena::ExtentMemory;
 use larder_protocol::peer::{
     BlockLayers, Chunks, Class, Fetch, FetchedChunk, FollowChunks, FollowStep, Followed, HeldBlock,
-    HeldChunk, OfferChunks, PeerRequest, PeerResponse, RetryAfter,
+    HeldChunk, OfferChunks, PeerRequest, PeerResponse, RetryAfter, Room,
 };
 use larder_protocol::table::Holder;
 use larder_protocol::{ChunkHash, Fingerprint};
@@ -27,6 +27,8 @@ use crate::world::{ActorHappening, At, Life, World};
 pub(crate) struct Serving {
     sendings: BTreeMap<u64, Sending>,
     follows: BTreeMap<u64, Followee>,
+    /// Bytes of blocks that it sent.
+    served: Served,
 }
 
 /// Blocks that are being sent to a peer.
@@ -219,11 +221,14 @@ impl World {
         self.send(life, from.host, Some(from), &Body::Answer { call, response });
     }
 
-    /// What the next victim here is worth stands before an answer.
+    /// What the next victim here is worth and what the node serves stand before an answer.
     fn say_room(&mut self, life: Life, to: Life, call: u64) {
+        let now_ms = self.local(life.host).as_millis() as u64;
         let Some(process) = self.process(life) else { return };
         let least = process.actors.iter().map(|actor| actor.core.store().least_worth().0).min();
-        let response = PeerResponse::Room(least.unwrap_or_default());
+        let served = process.serving.served.bytes_a_second(now_ms);
+        process.actors.iter_mut().for_each(|actor| actor.core.this_node_serves(served));
+        let response = PeerResponse::Room(Room { least: least.unwrap_or_default(), served });
         self.send(life, to.host, Some(to), &Body::Answer { call, response });
     }
 
@@ -335,7 +340,7 @@ impl World {
     pub(crate) fn granted_to_peer(&mut self, life: Life, ask: AskBlocks) {
         let Asker::Peer(to, call, actor) = ask.asker else { return };
         let peer = self.host_name(to.host);
-        let number = self.next_number();
+        let (number, now_ms) = (self.next_number(), self.local(life.host).as_millis() as u64);
         let Some(process) = self.process(life) else { return };
         let (mut said, mut chunks, mut grants) = (Vec::new(), VecDeque::new(), Vec::new());
         let (mut bytes, mut over) = (0, Vec::new());
@@ -361,6 +366,7 @@ impl World {
                 }
             });
         }
+        process.serving.served.sent(bytes, now_ms);
         let end = chunks.back().map_or(0, |&(at, _)| at as u64 + 1);
         let sending =
             Sending { to, call, actor, peer, bytes, chunks, sent: Vec::new(), grants, end, read: 0 };
@@ -435,7 +441,7 @@ impl World {
 
     fn stops(&mut self, life: Life, from: Life, call: u64) {
         let Some(process) = self.process(life) else { return };
-        let Serving { sendings, follows } = &mut process.serving;
+        let Serving { sendings, follows, .. } = &mut process.serving;
         let is_it = |to: Life, of: u64| to == from && of == call;
         let sending = sendings.iter().find(|(_, sending)| is_it(sending.to, sending.call));
         let follow = follows.iter().find(|(_, follow)| is_it(follow.to, follow.call));
@@ -530,7 +536,7 @@ impl World {
     /// A connection is lost: nothing is sent on it any more.
     pub(crate) fn stop_serving(&mut self, life: Life, host: usize) {
         let Some(process) = self.process(life) else { return };
-        let Serving { sendings, follows } = &process.serving;
+        let Serving { sendings, follows, .. } = &process.serving;
         let to = |to: Life| to.host == host;
         let sendings: Vec<u64> =
             sendings.iter().filter(|(_, sending)| to(sending.to)).map(|(&number, _)| number).collect();

@@ -15,7 +15,7 @@ use crate::directory::Holders;
 use crate::effect::{Counted, Effect, FetchOrder};
 use crate::event::{Arrival, Below, FetchFailure, OrderNumber};
 use crate::loading::Meter;
-use crate::placement::{Placement, PlacementRule, earns_its_place, place_by_reads};
+use crate::placement::{Placement, PlacementRule, earns_its_place, place_by_reads, relieve};
 use crate::store::ids::ChunkKey;
 use crate::store::{Came, ChangeKind, FetchId, Wanted};
 use crate::tiers::known::Fact;
@@ -391,7 +391,7 @@ impl Core {
             _ if fetch.is_taken => Placement::Migrate,
             _ if self.store.is_taken_in(id) => Placement::Forwarded,
             PlacementRule::Reads => place_by_reads(fetch.copies, came.reads, came.is_on_disk_elsewhere),
-            PlacementRule::Worth => self.place_by_worth(&fetch),
+            PlacementRule::Worth => self.place_by_worth(&fetch, holder, came.is_on_disk_elsewhere),
         };
         came.is_copy = rule == PlacementRule::Worth && placement == Placement::Replicate;
         let kept = match placement {
@@ -408,15 +408,18 @@ impl Core {
         self.end_fetch(id, Some(came), kept);
     }
 
-    /// Keeps a copy where it earns its place. A chunk that is read for the first time counts as read once in the time for which
-    /// this store keeps a chunk that nobody uses.
-    fn place_by_worth(&mut self, fetch: &Fetch) -> Placement {
+    /// Keeps a copy where it earns its place, or relieves a holder that serves more than its share. A chunk that is read for the
+    /// first time counts as read once in the time for which this store keeps a chunk that nobody uses.
+    fn place_by_worth(&mut self, fetch: &Fetch, holder: Holder, is_on_disk: bool) -> Placement {
         let gap_ms = self.bring.gaps.read(&fetch.wanted.chunk.hash, self.store.age_ms());
         let every_ms = gap_ms.unwrap_or_else(|| self.store.keeps_ms());
         let copy = self.store.worth_of_copy(&fetch.fingerprint, every_ms);
-        match copy.is_some_and(|copy| earns_its_place(copy, self.store.least())) {
-            true => Placement::Replicate,
-            false => Placement::Pass,
+        if copy.is_some_and(|copy| earns_its_place(copy, self.store.least())) {
+            Placement::Replicate
+        } else if self.store.neighbours().is_overloaded(holder.node) {
+            relieve(fetch.copies, is_on_disk)
+        } else {
+            Placement::Pass
         }
     }
 

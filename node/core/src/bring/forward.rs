@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use larder_protocol::peer::Class;
+use larder_protocol::peer::{Class, Room};
 use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkRef, Fingerprint};
 
@@ -44,10 +44,15 @@ impl Core {
         is_wanted
     }
 
-    /// A node's answer said what its next victim is worth.
-    pub fn neighbour_says(&mut self, now: Duration, node: NodeNumber, least: Worth) {
+    /// A node's answer said how much room it has, and how much it serves.
+    pub fn neighbour_says(&mut self, now: Duration, node: NodeNumber, room: Room) {
         self.now = self.now.max(now);
-        self.store.neighbours().heard(node, least, self.now);
+        self.store.neighbours().heard(node, room, self.now);
+    }
+
+    /// This node sends so many bytes of blocks a second to others.
+    pub fn this_node_serves(&mut self, bytes_a_second: u64) {
+        self.store.neighbours().this_node_serves(bytes_a_second);
     }
 
     /// Offers chunks that the store has evicted and that are worth their transfer.

@@ -183,9 +183,7 @@ impl Core {
                 Source::Sibling | Source::Peer => {
                     let mut holders = located.holders(wanted.position);
                     if holders.len() > 1 {
-                        // The holders of a chunk are asked in turn, so that none serves all readers.
-                        let first = turn % holders.len();
-                        holders.rotate_left(first);
+                        self.store.neighbours().order(&mut holders, turn);
                         self.bring.turn = turn.wrapping_add(1);
                     }
                     (holders, &mut held, cause)

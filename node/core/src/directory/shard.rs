@@ -11,6 +11,7 @@ use hashbrown::HashTable;
 use larder_protocol::peer::{Announce, Announced, Find, RowSpan, Rows};
 use larder_protocol::table::{Holder, NodeNumber, PARTITIONS, RowKey, Table};
 use smallvec::SmallVec;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::holders::{KnownHolders, Next, Slot};
 use crate::Millis;
@@ -144,7 +145,7 @@ impl Shard {
         let mut open: SmallVec<[usize; MAX_FOUND_HOLDERS]> = SmallVec::new();
         for (position, key) in (0_u32..).zip(find.rows.iter().take(larder_protocol::limits::MAX_FIND_ROWS)) {
             let mut still_open = SmallVec::new();
-            for holder in self.holders_of(key, now).take(MAX_FOUND_HOLDERS) {
+            for holder in self.some_holders_of(key, now) {
                 let span = open.iter().copied().find(|&span| spans[span].holder == holder);
                 let span = span.unwrap_or_else(|| {
                     spans.push(RowSpan { from: position, to: position, holder });
@@ -292,6 +293,20 @@ impl Shard {
     fn has_room_for_missing(&self, slot: Slot) -> bool {
         let missing = self.holders.get(slot).missing;
         missing > 0 && self.rows.saturating_add(missing) <= self.max_rows - self.max_rows / KEPT_FREE
+    }
+
+    /// As many holders of a chunk as an answer names. Where there are more, each moment has others, so that all of them serve.
+    fn some_holders_of(&self, key: &RowKey, now: Millis) -> SmallVec<[Holder; MAX_FOUND_HOLDERS]> {
+        let mut holders: SmallVec<[Holder; MAX_FOUND_HOLDERS]> = self.holders_of(key, now).collect();
+        if holders.len() > MAX_FOUND_HOLDERS {
+            let place = |holder: &Holder| {
+                let number = u64::from(holder.node.0) << 16 | u64::from(holder.device);
+                xxh3_64_with_seed(&number.to_le_bytes(), now.0)
+            };
+            holders.sort_unstable_by_key(place);
+            holders.truncate(MAX_FOUND_HOLDERS);
+        }
+        holders
     }
 
     fn holders_of(&self, key: &RowKey, now: Millis) -> impl Iterator<Item = Holder> {

@@ -1,28 +1,36 @@
-//! What the next victims of the other nodes are worth, as their last answers said.
+//! What the other nodes said in their last answers: the worth of their next victims, and how much they serve.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use larder_protocol::table::NodeNumber;
+use larder_protocol::peer::Room;
+use larder_protocol::table::{Holder, NodeNumber};
 
-use super::Worth;
+use super::{Worth, serves_more_than_its_share};
 
 /// The other nodes that answered lately.
 #[derive(Debug, Clone, Default)]
 pub struct Neighbours {
-    least: BTreeMap<NodeNumber, (Worth, Duration)>,
+    heard: BTreeMap<NodeNumber, (Room, Duration)>,
+    /// The sum of what they serve.
+    served: u64,
+    /// What this node serves.
+    own: u64,
     /// The answer to [`Neighbours::cheapest`] as it was found last, so that an eviction does not look at all nodes.
     cheapest: Option<(NodeNumber, Worth, Duration)>,
 }
 
 impl Neighbours {
-    /// A node's answer said this of its next victim.
-    pub fn heard(&mut self, node: NodeNumber, least: Worth, now: Duration) {
-        if self.least.len() >= MAX_NEIGHBOURS && !self.least.contains_key(&node) {
-            self.least.clear();
+    /// A node said this of itself.
+    pub fn heard(&mut self, node: NodeNumber, room: Room, now: Duration) {
+        if self.heard.len() >= MAX_NEIGHBOURS && !self.heard.contains_key(&node) {
+            (self.heard, self.served) = (BTreeMap::new(), 0);
             self.cheapest = None;
         }
-        self.least.insert(node, (least, now));
+        let before = self.heard.insert(node, (room, now));
+        self.served += room.served;
+        self.served -= before.map_or(0, |(before, _)| before.served);
+        let least = Worth(room.least);
         match self.cheapest {
             Some((cheapest, worth, _)) if cheapest != node && worth < least => {}
             // Others may be cheaper than this one is now.
@@ -34,7 +42,9 @@ impl Neighbours {
 
     /// A node did not take what it was offered: it gets no more until it is heard again.
     pub fn forget(&mut self, node: NodeNumber) {
-        self.least.remove(&node);
+        if let Some((room, _)) = self.heard.remove(&node) {
+            self.served -= room.served;
+        }
         self.cheapest.take_if(|(cheapest, ..)| *cheapest == node);
     }
 
@@ -43,11 +53,38 @@ impl Neighbours {
     pub fn cheapest(&mut self, now: Duration) -> Option<(NodeNumber, Worth)> {
         let is_fresh = |at: Duration| now.saturating_sub(at) < FRESH;
         if !self.cheapest.is_some_and(|(.., at)| is_fresh(at)) {
-            self.least.retain(|_, (_, at)| is_fresh(*at));
-            let cheapest = self.least.iter().min_by_key(|&(_, &(worth, at))| (worth, std::cmp::Reverse(at)));
-            self.cheapest = cheapest.map(|(&node, &(worth, at))| (node, worth, at));
+            self.heard.retain(|_, (_, at)| is_fresh(*at));
+            self.served = self.heard.values().map(|(room, _)| room.served).sum();
+            let cheapest =
+                self.heard.iter().min_by_key(|&(_, &(room, at))| (room.least, std::cmp::Reverse(at)));
+            self.cheapest = cheapest.map(|(&node, &(room, at))| (node, Worth(room.least), at));
         }
         self.cheapest.map(|(node, worth, _)| (node, worth))
+    }
+
+    /// This node sends so many bytes of blocks a second to others.
+    pub fn this_node_serves(&mut self, bytes_a_second: u64) {
+        self.own = bytes_a_second;
+    }
+
+    /// Whether a node serves more than its share, and more than this one.
+    #[must_use]
+    pub fn is_overloaded(&self, node: NodeNumber) -> bool {
+        let Some(&(Room { served, .. }, _)) = self.heard.get(&node) else { return false };
+        let mean = (self.served + self.own) / (self.heard.len() as u64 + 1);
+        serves_more_than_its_share(served, mean) && served > self.own
+    }
+
+    /// Puts the holders of a chunk into the order in which they are asked: in turn, so that none serves all readers, and of the
+    /// first two the one that serves less before the other.
+    pub fn order(&self, holders: &mut [Holder], turn: usize) {
+        let served = |holder: Holder| self.heard.get(&holder.node).map_or(0, |(room, _)| room.served);
+        holders.rotate_left(turn % holders.len().max(1));
+        if let [first, second, ..] = holders
+            && served(*second) < served(*first)
+        {
+            std::mem::swap(first, second);
+        }
     }
 }
 
@@ -65,19 +102,67 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
+    const fn room(least: u64, served: u64) -> Room {
+        Room { least, served }
+    }
+
     #[test]
     fn the_node_with_the_least_worth_is_the_cheapest_until_its_answer_is_old() {
         let [a, b, c] = [1, 2, 3].map(NodeNumber);
         let mut neighbours = Neighbours::default();
         assert_eq!(neighbours.cheapest(at(0)), None);
-        neighbours.heard(a, Worth(5), at(0));
-        neighbours.heard(b, Worth(3), at(1));
-        neighbours.heard(c, Worth(3), at(2));
+        neighbours.heard(a, room(5, 0), at(0));
+        neighbours.heard(b, room(3, 0), at(1));
+        neighbours.heard(c, room(3, 0), at(2));
         assert_eq!(neighbours.cheapest(at(2)), Some((c, Worth(3))));
         neighbours.forget(c);
         assert_eq!(neighbours.cheapest(at(2)), Some((b, Worth(3))));
-        neighbours.heard(a, Worth(5), at(9));
+        neighbours.heard(a, room(5, 0), at(9));
         assert_eq!(neighbours.cheapest(at(11)), Some((a, Worth(5))));
         assert_eq!(neighbours.cheapest(at(19)), None);
+    }
+
+    #[test]
+    fn a_node_is_overloaded_that_serves_a_quarter_more_than_the_mean_and_more_than_this_one() {
+        let [a, b, c] = [1, 2, 3].map(NodeNumber);
+        let mut neighbours = Neighbours::default();
+        assert!(!neighbours.is_overloaded(a), "it was never heard");
+        for (node, served) in [(a, 400), (b, 100), (c, 300)] {
+            neighbours.heard(node, room(5, served), at(0));
+        }
+        neighbours.this_node_serves(200);
+        assert_eq!([a, b, c].map(|node| neighbours.is_overloaded(node)), [true, false, false]);
+        neighbours.heard(a, room(5, 250), at(1));
+        assert!(!neighbours.is_overloaded(a), "the mean is 212, and five quarters of it 265");
+    }
+
+    #[test]
+    fn the_last_word_of_a_node_counts_and_forgotten_nodes_count_no_more() {
+        let [a, b, c] = [1, 2, 3].map(NodeNumber);
+        let mut neighbours = Neighbours::default();
+        (0..3).for_each(|second| neighbours.heard(a, room(5, 900), at(second)));
+        neighbours.heard(a, room(5, 100), at(3));
+        neighbours.heard(b, room(5, 200), at(3));
+        neighbours.heard(c, room(5, 900), at(3));
+        assert!(!neighbours.is_overloaded(b), "the mean is 300");
+        neighbours.forget(c);
+        assert!(neighbours.is_overloaded(b), "the mean is 100");
+        assert!(!neighbours.is_overloaded(c));
+        neighbours.this_node_serves(200);
+        assert!(!neighbours.is_overloaded(b), "this node serves as much");
+    }
+
+    #[test]
+    fn holders_are_asked_in_turn_and_of_the_first_two_the_lighter_goes_first() {
+        let [a, b, c] = [1, 2, 3].map(|node| Holder { node: NodeNumber(node), device: 0 });
+        let mut neighbours = Neighbours::default();
+        neighbours.heard(b.node, room(5, 7), at(0));
+        let order = |turn| {
+            let mut holders = [a, b, c];
+            neighbours.order(&mut holders, turn);
+            holders
+        };
+        assert_eq!([0, 1, 2, 3].map(order), [[a, b, c], [c, b, a], [c, a, b], [a, b, c]]);
+        neighbours.order(&mut [], 1);
     }
 }

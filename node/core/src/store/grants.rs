@@ -116,6 +116,20 @@ impl Store {
         }
     }
 
+    /// Other holders keep these chunks from now on. Forwarded chunks go; the others stay as copies, the deepest to go first.
+    pub fn others_keep(&mut self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) {
+        for hash in hashes.iter().rev() {
+            if let Some(id) = self.named(fingerprint, hash)
+                && !self.was_taken(id)
+                && self.index.get(id).is_cached()
+                && !self.index.get(id).is_copy()
+            {
+                self.is_copy(id);
+                self.grants.given_up += 1;
+            }
+        }
+    }
+
     /// Drops chunks that another holder keeps from now on. Returns the chunks that somebody uses here, which stay. Children
     /// stay.
     pub fn give_up(&mut self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) -> Vec<ChunkHash> {

@@ -1,5 +1,7 @@
 //! What placement by worth makes of fetched chunks, and chunks that other nodes evict and offer.
 
+use larder_protocol::peer::Room;
+
 use super::*;
 use crate::placement::{Placement, PlacementRule, Saves, Stake, Worth};
 use crate::store::{Change, ChangeKind, Offered};
@@ -13,8 +15,13 @@ fn by_worth(capacity_chunks: u64) -> World {
 impl World {
     /// Reads a chunk that another node has; where it was placed.
     fn reads(&mut self, word: &str) -> Placement {
+        self.reads_from(word, &[2])
+    }
+
+    /// Reads a chunk that some nodes have; where it was placed.
+    fn reads_from(&mut self, word: &str, holders: &[u16]) -> Placement {
         let request = self.lease(word);
-        self.directory_says(&[&[2]]);
+        self.directory_says(&[holders]);
         let asked = self.fetch();
         self.ended(asked.order, vec![here(1)]);
         let placed = loop {
@@ -61,6 +68,72 @@ fn a_chunk_passes_until_it_is_read_far_more_often_than_what_goes_for_it() {
     assert_eq!(w.reads("a"), Placement::Replicate, "its mean gap is a tenth of that by now");
 }
 
+/// A core whose copies earn no place, where node 2 and node 3 serve most.
+fn beside_two_busy_nodes() -> World {
+    let mut w = by_worth(2);
+    w.put("x");
+    w.pass(Duration::from_secs(10));
+    w.put("y");
+    w.put("z");
+    for (node, served) in [(2, 1_000), (3, 1_000), (4, 0)] {
+        w.core.neighbour_says(w.now, NodeNumber(node), Room { least: u64::MAX, served });
+    }
+    w.core.store.take_changes();
+    w
+}
+
+#[test]
+fn the_only_copy_of_a_node_that_serves_more_than_its_share_is_taken_over() {
+    let mut w = beside_two_busy_nodes();
+    assert_eq!(w.reads_from("a", &[2]), Placement::Migrate);
+    let kinds: Vec<_> = w.core.store.take_changes().iter().map(|change| change.kind).collect();
+    assert!(kinds.contains(&ChangeKind::MovedFrom(node(2))), "{kinds:?}");
+}
+
+#[test]
+fn where_several_nodes_hold_a_chunk_and_serve_more_than_their_share_a_reader_becomes_another_holder() {
+    let mut w = beside_two_busy_nodes();
+    assert_eq!(w.reads_from("a", &[2, 3]), Placement::Replicate);
+    let kinds: Vec<_> = w.core.store.take_changes().iter().map(|change| change.kind).collect();
+    assert!(!kinds.iter().any(|kind| matches!(kind, ChangeKind::MovedFrom(_))), "{kinds:?}");
+}
+
+#[test]
+fn nobody_is_relieved_by_a_node_that_serves_as_much_or_where_all_serve_alike() {
+    let mut w = beside_two_busy_nodes();
+    assert_eq!(w.reads_from("a", &[4]), Placement::Pass);
+    w.core.this_node_serves(1_000);
+    assert_eq!(w.reads_from("b", &[2]), Placement::Pass);
+    w.core.this_node_serves(900);
+    w.core.neighbour_says(w.now, NodeNumber(4), Room { least: u64::MAX, served: 1_000 });
+    assert_eq!(w.reads_from("c", &[2]), Placement::Pass);
+}
+
+#[test]
+fn of_two_holders_the_one_that_serves_less_is_asked() {
+    for holders in [[2, 4], [4, 2]] {
+        let mut w = beside_two_busy_nodes();
+        w.lease("a");
+        w.directory_says(&[&holders]);
+        assert_eq!(w.fetch().holder, node(4));
+    }
+}
+
+#[test]
+fn what_another_node_took_over_stays_as_a_copy_and_goes_first() {
+    let mut w = by_worth(2);
+    w.put("a");
+    w.pass(Duration::from_secs(1));
+    w.put("b");
+    w.tell(Event::Moved { fingerprint: w.fingerprint, hashes: vec![name("b")] });
+    assert_eq!(w.core.store.usage().cached_chunks, 2);
+    w.core.store.take_changes();
+    w.put("c");
+    let changes = w.core.store.take_changes();
+    let lost: Vec<_> = changes.iter().filter(|change| change.kind == ChangeKind::Lost).collect();
+    assert_eq!(lost.iter().map(|change| change.chunk.hash).collect::<Vec<_>>(), [name("b")]);
+}
+
 #[test]
 fn an_offered_chunk_is_fetched_and_moves_here() {
     let mut w = by_worth(4);
@@ -103,7 +176,7 @@ fn what_is_evicted_is_offered_to_a_node_with_room_and_goes_when_it_has_it() {
     let mut w = by_worth(1);
     w.put("a");
     w.pass(Duration::from_secs(1));
-    w.core.neighbour_says(w.now, NodeNumber(2), Worth::NOTHING);
+    w.core.neighbour_says(w.now, NodeNumber(2), Room::default());
     w.put("b");
     w.tell(Event::Alarm);
     let offered = w.offer();
@@ -120,7 +193,7 @@ fn a_node_that_does_not_answer_an_offer_gets_no_other_before_it_is_heard_again()
     let mut w = by_worth(1);
     w.put("a");
     w.pass(Duration::from_secs(1));
-    w.core.neighbour_says(w.now, NodeNumber(2), Worth::NOTHING);
+    w.core.neighbour_says(w.now, NodeNumber(2), Room::default());
     w.put("b");
     w.tell(Event::Alarm);
     let offered = w.offer();

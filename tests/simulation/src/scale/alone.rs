@@ -17,7 +17,9 @@ pub(super) fn local(load: &Load) -> f64 {
     let mut rate = Rate::default();
     for arrival in Arrivals::new(load) {
         let node = &mut nodes[arrival.node];
-        rate.add(node.prefix(&arrival.blocks), arrival.tokens);
+        if arrival.at >= Duration::from_secs(load.warm_up) {
+            rate.add(node.prefix(&arrival.blocks), arrival.tokens);
+        }
         use_all(node, &arrival.blocks, arrival.at, |_, _| {});
     }
     rate.rate()
@@ -48,7 +50,9 @@ pub(super) fn routed(load: &Load) -> f64 {
         let Some(node) = best else { continue };
         let work = cost(&node);
         backlogs[node] = (work, arrival.at);
-        rate.add(nodes[node].prefix(blocks), arrival.tokens);
+        if arrival.at >= Duration::from_secs(load.warm_up) {
+            rate.add(nodes[node].prefix(blocks), arrival.tokens);
+        }
         use_all(&mut nodes[node], blocks, arrival.at, |id, is_there| {
             let holders = index.entry(id).or_default();
             if is_there {

@@ -47,7 +47,7 @@ impl Iterator for Arrivals<'_> {
         let each_second = self.load.rate * self.load.playing() as f64;
         let pause = -(1.0 - self.random.f64()).ln() / each_second;
         self.now += Duration::from_secs_f64(pause);
-        if self.now >= Duration::from_secs(self.load.seconds) {
+        if self.now >= self.load.lasts() {
             return None;
         }
         let copy = self.random.usize(..self.next.len());

@@ -20,8 +20,8 @@ pub(super) struct Blocks {
     oldest: u32,
     free: Vec<u32>,
     capacity: usize,
-    /// Copies of chunks that others have, with the time when each was made, those that were used longest ago first.
-    copies: VecDeque<(Id, u64)>,
+    /// Copies of chunks that others have, with the times when each was made and was used, those that were used longest ago first.
+    copies: VecDeque<(Id, u64, u64)>,
     pressure: Pressure,
 }
 
@@ -137,31 +137,36 @@ impl Blocks {
         gone.map(|gone| (gone.id, gone.anchor))
     }
 
-    /// A chunk that was just inserted is a copy of another node's.
+    /// A chunk is a copy of another node's from now on.
     pub(super) fn is_copy(&mut self, id: Id, now_ms: u64) {
-        if let Some(&at) = self.places.get(&id) {
+        if let Some(&at) = self.places.get(&id)
+            && !self.chunks[at as usize].is_copy
+        {
             self.chunks[at as usize].is_copy = true;
-            self.copies.push_back((id, now_ms));
+            self.copies.push_back((id, now_ms, now_ms));
         }
     }
 
     /// The chunk that goes next: a copy, unless its transfers are worth more than the chunk that nobody used for longest.
     fn victim(&mut self, now_ms: u64) -> u32 {
         let keeps_ms = self.keeps_ms(now_ms);
-        while let Some(&(id, made_ms)) = self.copies.front() {
+        for _ in 0..self.copies.len().min(MOST_LOOKED_AT) {
+            let Some((id, made_ms, known_ms)) = self.copies.pop_front() else { break };
             let at = self.places.get(&id).copied().filter(|&at| self.chunks[at as usize].is_copy);
-            if let Some(at) = at
-                && now_ms.saturating_sub(made_ms) <= keeps_ms
-            {
-                let idle_ms = now_ms.saturating_sub(self.chunks[at as usize].used_ms);
-                let worth = STAKE.worth(Saves::Transfer, idle_ms);
+            let Some(at) = at else { continue };
+            let chunk = &mut self.chunks[at as usize];
+            if now_ms.saturating_sub(made_ms) > keeps_ms {
+                chunk.is_copy = false;
+            } else if chunk.used_ms > known_ms {
+                self.copies.push_back((id, made_ms, chunk.used_ms));
+            } else {
+                let worth = STAKE.worth(Saves::Transfer, now_ms.saturating_sub(chunk.used_ms));
                 if copy_goes_first(worth, self.pressure.least(now_ms)) {
                     return at;
                 }
+                self.copies.push_front((id, made_ms, known_ms));
                 break;
             }
-            self.copies.pop_front();
-            at.into_iter().for_each(|at| self.chunks[at as usize].is_copy = false);
         }
         self.oldest
     }
@@ -229,6 +234,9 @@ impl Hasher for IdHasher {
 
 /// Every chunk's, whatever its size: all are of one model.
 pub(super) const STAKE: Stake = Stake { tokens: 512, bytes: 16 << 20 };
+
+/// Copies that one search for a victim looks at, as the real store has it.
+const MOST_LOOKED_AT: usize = 8;
 
 /// The place of no chunk.
 const NOTHING: u32 = u32::MAX;

@@ -8,10 +8,10 @@ use std::time::Duration;
 use larder_core::directory::cache::Cache;
 use larder_core::directory::lookup::{HomeAsk, View};
 use larder_core::directory::{Changes, FLUSH_MS, Outbox, Outgoing, Shard};
-use larder_core::placement::Gaps;
+use larder_core::placement::{Gaps, Neighbours, Served, Worth};
 use larder_core::store::{Change, ChangeKind};
 use larder_protocol::Fingerprint;
-use larder_protocol::peer::{Announced, Repair, Rows};
+use larder_protocol::peer::{Announced, Repair, Room, Rows};
 use larder_protocol::run::run_start;
 use larder_protocol::table::{NodeNumber, Table};
 
@@ -61,6 +61,12 @@ pub(super) struct Player {
     pub(super) blocks: Blocks,
     /// How often it reads chunks of others.
     pub(super) gaps: Gaps,
+    /// Bytes of blocks that it sent.
+    pub(super) served: Served,
+    /// What others said of themselves.
+    pub(super) neighbours: Neighbours,
+    /// Loads of chunks so far.
+    pub(super) turn: usize,
     /// Members that did not answer: they are silent soon, or are so already.
     pub(super) doubted: BTreeSet<NodeNumber>,
 }
@@ -74,9 +80,9 @@ pub(super) enum Happening {
     SendTable,
     Table(usize, Arc<Table>),
     Find(u64, HomeAsk),
-    Found(u64, NodeNumber, Vec<u32>, Option<Rows>),
+    Found(u64, NodeNumber, Vec<u32>, Option<Rows>, Option<Room>),
     Fetch(u64, NodeNumber, Vec<u32>),
-    Fetched(u64, NodeNumber, Vec<(u32, Option<u32>)>),
+    Fetched(u64, NodeNumber, Vec<(u32, Option<u32>)>, Option<Room>),
     Computed(u64),
     Announce(usize, Outgoing),
     Announced(usize, Outgoing, Option<Vec<Announced>>),
@@ -180,13 +186,19 @@ impl<'a> Cluster<'a> {
             Happening::SendTable => self.sends_table(),
             Happening::Table(node, table) => self.takes_table(node, &table),
             Happening::Find(request, ask) => self.finds(request, ask),
-            Happening::Found(request, home, positions, rows) => self.found(request, home, &positions, rows),
+            Happening::Found(request, home, positions, rows, room) => {
+                self.hears(request, home, room);
+                self.found(request, home, &positions, rows);
+            }
             Happening::Fetch(request, holder, positions) => self.fetches(request, holder, positions),
-            Happening::Fetched(request, holder, chunks) => self.fetched(request, holder, &chunks),
+            Happening::Fetched(request, holder, chunks, room) => {
+                self.hears(request, holder, room);
+                self.fetched(request, holder, &chunks);
+            }
             Happening::Computed(request) => self.computed(request),
             Happening::Announce(node, outgoing) => self.announces(node, outgoing),
             Happening::Announced(node, outgoing, answers) => self.announced(node, &outgoing, answers),
-            Happening::Moved(holder, ids) => self.gives_up(holder, &ids),
+            Happening::Moved(holder, ids) => self.others_keep(holder, &ids),
             Happening::Repair(home, repair) => {
                 let now = millis(self.now);
                 if let Some(home) = self.node(home) {
@@ -204,6 +216,14 @@ impl<'a> Cluster<'a> {
     /// A node that lives.
     pub(super) fn node(&mut self, number: NodeNumber) -> Option<&mut Node> {
         self.nodes.get_mut(index(number)).filter(|node| node.is_alive)
+    }
+
+    /// What a node says of itself before an answer; nodes that are homes alone say nothing.
+    pub(super) fn room(&mut self, number: NodeNumber) -> Option<Room> {
+        let now_ms = millis(self.now).0;
+        let player = self.node(number)?.player.as_ref()?;
+        let Worth(least) = player.blocks.least(now_ms).unwrap_or(Worth::NOTHING);
+        Some(Room { least, served: player.served.bytes_a_second(now_ms) })
     }
 
     /// A request to a node gets no answer: the asker notices, after a while.
@@ -260,7 +280,17 @@ impl Player {
         let changes = (0..chunks as u64).map(gained).collect();
         outbox.changed(0, &Changes::Since(changes), millis(Duration::ZERO));
         let (cache, view) = (Cache::default(), View::default());
-        Self { outbox, cache, view, blocks, gaps: Gaps::default(), doubted: BTreeSet::new() }
+        Self {
+            outbox,
+            cache,
+            view,
+            blocks,
+            gaps: Gaps::default(),
+            served: Served::default(),
+            neighbours: Neighbours::default(),
+            turn: index,
+            doubted: BTreeSet::new(),
+        }
     }
 }
 

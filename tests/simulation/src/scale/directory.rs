@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use larder_core::directory::{Answered, BatchId, Moved, Outgoing};
-use larder_core::store::ChangeKind;
 use larder_protocol::peer::Announced;
 use larder_protocol::table::NodeNumber;
 
 use super::blocks::Id;
-use super::cluster::{Cluster, Happening, ONE_WAY, gained, index};
+use super::cluster::{Cluster, Happening, ONE_WAY, index};
 use super::connections::name;
 use super::tally::Kind;
 use crate::directory::millis;
@@ -90,13 +89,11 @@ impl Cluster<'_> {
         }
     }
 
-    /// Others have these chunks from now on.
-    pub(super) fn gives_up(&mut self, holder: NodeNumber, ids: &[Id]) {
-        let Some(node) = self.node(holder) else { return };
-        let Some(player) = &mut node.player else { return };
-        let gone = ids.iter().filter_map(|&id| Some(gained(id, player.blocks.remove(id)?, ChangeKind::Lost)));
-        let gone = gone.collect();
-        self.changed(index(holder), gone);
+    /// Others have these chunks from now on: here are copies.
+    pub(super) fn others_keep(&mut self, holder: NodeNumber, ids: &[Id]) {
+        let now_ms = millis(self.now).0;
+        let Some(player) = self.node(holder).and_then(|node| node.player.as_mut()) else { return };
+        ids.iter().rev().for_each(|&id| player.blocks.is_copy(id, now_ms));
     }
 
     /// One node speaks to another, and is answered.

@@ -23,7 +23,10 @@ pub struct Figures {
     pub block_bytes: u64,
     /// Requests a second and node.
     pub rate: f64,
-    /// How long they came.
+    /// How long they came before anything counted.
+    #[serde(default)]
+    pub warm_up: u64,
+    /// How long they came then.
     pub seconds: u64,
     /// The seed.
     pub seed: u64,
@@ -131,6 +134,7 @@ impl Figures {
             chunks: load.chunks,
             block_bytes: load.block_bytes,
             rate: load.rate,
+            warm_up: load.warm_up,
             seconds: load.seconds,
             seed: load.seed,
             copies: load.copies(),

@@ -26,7 +26,10 @@ pub struct Options {
     /// Requests a second and node.
     #[arg(long, default_value_t = 2.0, value_name = "COUNT")]
     rate: f64,
-    /// How long requests come, in virtual time.
+    /// How long requests come before anything counts, in virtual time.
+    #[arg(long, default_value_t = 0, value_name = "SECONDS")]
+    warm_up: u64,
+    /// How long requests come then.
     #[arg(long, default_value_t = 120, value_name = "SECONDS")]
     seconds: u64,
     /// The source of all chance.
@@ -91,6 +94,7 @@ impl Options {
                 chunks: self.chunks,
                 block_bytes: self.block_bytes,
                 rate: self.rate,
+                warm_up: self.warm_up,
                 seconds: self.seconds,
                 trace: trace.clone(),
             };

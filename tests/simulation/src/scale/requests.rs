@@ -1,13 +1,13 @@
 //! The way of a request: the node's own chunks, the homes, the holders, then computing the rest.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use larder_core::directory::Holders;
 use larder_core::directory::lookup::{HomeAsk, Lookup, row_keys};
-use larder_core::placement::{Saves, earns_its_place};
+use larder_core::placement::{Placement, Saves, earns_its_place, relieve};
 use larder_core::store::ChangeKind;
-use larder_protocol::peer::{Repair, Rows};
+use larder_protocol::peer::{Repair, Room, Rows};
 use larder_protocol::table::{Holder, NodeNumber};
 
 use super::arrivals::Arrival;
@@ -28,35 +28,50 @@ pub(super) struct Asking {
     absent: Vec<u32>,
     /// Their holders that were not asked yet.
     holders: Vec<Holders>,
+    /// How many these were.
+    copies: Vec<usize>,
     /// The chunks that the request has.
     has: Vec<bool>,
     /// Answers that have not come.
     left: usize,
+    /// The chunks for which the homes were asked a second time, since their holders did not have them.
+    asked_again: BTreeSet<u32>,
 }
 
 impl Cluster<'_> {
     /// A request comes to a node.
     pub(super) fn arrives(&mut self, number: u64, arrival: Arrival) {
         let Arrival { node, tokens, blocks, .. } = arrival;
-        let now = millis(self.now);
         let Some(player) = &mut self.nodes[node].player else { return };
         let has: Vec<bool> = blocks.iter().map(|(id, _)| player.blocks.has(*id)).collect();
         let absent: Vec<u32> = (0..).zip(&has).filter(|(_, has)| !**has).map(|(at, _)| at).collect();
         self.tally.local_chunks += (blocks.len() - absent.len()) as u64;
-        let chunks: Vec<_> = absent.iter().map(|&at| blocks[at as usize]).collect();
-        let chunks: Vec<_> = chunks.into_iter().map(|(id, anchor)| id.chunk(anchor)).collect();
-        let asking = |lookup| Asking {
+        let asking = Asking {
             node,
             tokens,
             blocks,
-            lookup,
-            holders: vec![Holders::new(); absent.len()],
+            lookup: None,
+            holders: Vec::new(),
+            copies: Vec::new(),
             absent,
             has,
             left: 0,
+            asked_again: BTreeSet::new(),
         };
+        self.asking.insert(number, asking);
+        self.look_up(number);
+    }
+
+    /// The homes are asked for the chunks that the node lacks.
+    fn look_up(&mut self, number: u64) {
+        let now = millis(self.now);
+        let Some(asking) = self.asking.get_mut(&number) else { return };
+        let (node, has) = (asking.node, &asking.has);
+        asking.absent.retain(|&at| !has[at as usize]);
+        let Some(player) = &mut self.nodes[node].player else { return };
+        let chunks: Vec<_> = asking.absent.iter().map(|&at| asking.blocks[at as usize]).collect();
+        let chunks: Vec<_> = chunks.into_iter().map(|(id, anchor)| id.chunk(anchor)).collect();
         if chunks.is_empty() {
-            self.asking.insert(number, asking(None));
             return self.is_there(number);
         }
         let mut lookup = Lookup::new(&NAMESPACE, &chunks, &player.view, &player.cache, now);
@@ -71,7 +86,8 @@ impl Cluster<'_> {
             lookup.fill(&positions, &rows, &player.view, None, now);
         }
         let left = others.len();
-        self.asking.insert(number, Asking { left, ..asking(Some(lookup)) });
+        let Some(asking) = self.asking.get_mut(&number) else { return };
+        (asking.left, asking.lookup) = (left, Some(lookup));
         for ask in others {
             let took = self.send(node, ask.home, false);
             self.plan(took, Happening::Find(number, ask));
@@ -95,7 +111,17 @@ impl Cluster<'_> {
             // The first question is too short to tell; the sign of life that is asked for then is not.
             self.unanswered(asker, home, FIND_DEADLINE + SILENCE);
         }
-        self.plan(after, Happening::Found(number, home, positions, rows));
+        let room = self.room(home);
+        self.plan(after, Happening::Found(number, home, positions, rows, room));
+    }
+
+    /// A node's answer says how it is.
+    pub(super) fn hears(&mut self, number: u64, from: NodeNumber, room: Option<Room>) {
+        let Some(asker) = self.asking.get(&number).map(|asking| asking.node) else { return };
+        if let (Some(room), Some(player)) = (room, &mut self.nodes[asker].player) {
+            player.neighbours.heard(from, room, self.now);
+            player.neighbours.this_node_serves(player.served.bytes_a_second(millis(self.now).0));
+        }
     }
 
     /// A home answered, or did not.
@@ -122,9 +148,10 @@ impl Cluster<'_> {
         let Some(player) = &mut self.nodes[asking.node].player else { return };
         if let Some(lookup) = asking.lookup.take() {
             asking.holders = lookup.finish(&player.view);
+            asking.copies = asking.holders.iter().map(Holders::len).collect();
         }
         let mut by_holder = BTreeMap::<NodeNumber, Vec<u32>>::new();
-        let mut last = None;
+        let (mut last, mut is_lost) = (None, false);
         for (place, &at) in asking.absent.iter().enumerate() {
             if asking.has[at as usize] {
                 continue;
@@ -132,16 +159,25 @@ impl Cluster<'_> {
             let holders = &mut asking.holders[place];
             holders.retain(|holder| !player.view.silent.contains(&holder.node));
             if holders.is_empty() {
+                // Those that had it do not have it any more: others may.
+                if asking.copies[place] > 0 && asking.asked_again.insert(at) {
+                    is_lost = true;
+                    continue;
+                }
                 break;
             }
             // As the real exchange does: the last holder again, or else all in turn.
-            let turn = number as usize % holders.len();
-            let again = holders.iter().position(|holder| Some(*holder) == last).unwrap_or(turn);
+            player.neighbours.order(holders, player.turn);
+            let again = holders.iter().position(|holder| Some(*holder) == last).unwrap_or(0);
             last = Some(holders.remove(again));
             by_holder.entry(holders_node(last)).or_default().push(place as u32);
         }
         let node = asking.node;
+        player.turn += 1;
         asking.left = by_holder.len();
+        if is_lost {
+            return self.look_up(number);
+        }
         if by_holder.is_empty() {
             return self.is_there(number);
         }
@@ -162,14 +198,16 @@ impl Cluster<'_> {
         let Some(player) = self.node(holder).and_then(|node| node.player.as_mut()) else {
             self.unanswered(asker, holder, SILENCE);
             let nothing = places.into_iter().map(|place| (place, None)).collect();
-            return self.plan(SILENCE, Happening::Fetched(number, holder, nothing));
+            return self.plan(SILENCE, Happening::Fetched(number, holder, nothing, None));
         };
         let reads: Vec<Option<u32>> = ids.iter().map(|&id| player.blocks.touch(id, now_ms)).collect();
         let sent = reads.iter().flatten().count() as u64 * block_bytes;
+        player.served.sent(sent, now_ms);
         self.tally.served(index(holder), sent);
         let took = ONE_WAY + Duration::from_secs_f64(sent as f64 / BLOCK_BYTES_A_SECOND);
         let chunks = places.into_iter().zip(reads).collect();
-        self.plan(took, Happening::Fetched(number, holder, chunks));
+        let room = self.room(holder);
+        self.plan(took, Happening::Fetched(number, holder, chunks, room));
     }
 
     /// Blocks came. Placement decides where they stay.
@@ -179,18 +217,25 @@ impl Cluster<'_> {
         let (node, mut changes, mut stale) = (asking.node, Vec::new(), Vec::new());
         let Some(player) = &mut self.nodes[node].player else { return };
         // The last first, so that no chunk goes before those behind it.
-        for &(place, reads) in chunks.iter().rev() {
-            let at = asking.absent[place as usize] as usize;
+        for &(at_absent, reads) in chunks.iter().rev() {
+            let at_absent = at_absent as usize;
+            let at = asking.absent[at_absent] as usize;
             let (id, anchor) = asking.blocks[at];
             let Some(_) = reads else {
                 stale.push(id.chunk(anchor));
                 continue;
             };
             asking.has[at] = true;
-            if keeps_copy(player, id, now_ms) && !player.blocks.has(id) {
+            let placement = place(player, id, holder, asking.copies[at_absent], now_ms);
+            if placement != Placement::Pass && !player.blocks.has(id) {
                 let gone = player.blocks.insert(id, anchor, now_ms);
-                player.blocks.is_copy(id, now_ms);
-                changes.push(gained(id, anchor, ChangeKind::Gained));
+                let kind = if placement == Placement::Migrate {
+                    ChangeKind::MovedFrom(from)
+                } else {
+                    player.blocks.is_copy(id, now_ms);
+                    ChangeKind::Gained
+                };
+                changes.push(gained(id, anchor, kind));
                 changes.extend(gone.map(|(id, anchor)| gained(id, anchor, ChangeKind::Lost)));
             }
         }
@@ -259,11 +304,17 @@ impl Cluster<'_> {
     }
 }
 
-/// Whether a chunk that came earns a place beside its holder's, as the real placement has it.
-fn keeps_copy(player: &mut Player, id: Id, now_ms: u64) -> bool {
+/// Where a chunk stays that came from a holder, as the real placement has it.
+fn place(player: &mut Player, id: Id, holder: NodeNumber, copies: usize, now_ms: u64) -> Placement {
     let gap_ms = player.gaps.read(&id.hash(), now_ms);
     let copy = STAKE.worth(Saves::Transfer, gap_ms.unwrap_or_else(|| player.blocks.keeps_ms(now_ms)));
-    earns_its_place(copy, player.blocks.least(now_ms))
+    if earns_its_place(copy, player.blocks.least(now_ms)) {
+        Placement::Replicate
+    } else if player.neighbours.is_overloaded(holder) {
+        relieve(copies, false)
+    } else {
+        Placement::Pass
+    }
 }
 
 fn holders_node(holder: Option<Holder>) -> NodeNumber {

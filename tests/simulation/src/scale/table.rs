@@ -47,7 +47,8 @@ fn rows() -> Vec<Row> {
     let mut rows: Vec<Row> = vec![
         ("nodes", |played| played.figures.nodes.to_string()),
         ("of these play requests", |played| played.figures.players.to_string()),
-        ("requests come for, s", |played| played.figures.seconds.to_string()),
+        ("requests come before anything counts, s", |played| played.figures.warm_up.to_string()),
+        ("and then for, s", |played| played.figures.seconds.to_string()),
         ("homes a lookup asks, mean", |played| format!("{:.2}", played.figures.homes_mean)),
         ("homes a lookup asks, p99", |played| played.figures.homes_p99.to_string()),
         ("questions to homes, a second and node", |played| format!("{:.1}", played.figures.finds_a_second)),

@@ -82,6 +82,12 @@ impl Tally {
         }
     }
 
+    /// Counts from now on, and forgets what was counted; what homes know stays known.
+    pub(super) fn begin(&mut self) {
+        let (known, known_at) = (self.known, self.known_at);
+        *self = Self { is_on: true, known, known_at, ..Self::new(self.received.len()) };
+    }
+
     pub(super) fn message(&mut self, to: usize, kind: Kind, bytes: u64) {
         if self.is_on {
             self.messages[kind as usize] += 1;

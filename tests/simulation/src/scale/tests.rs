@@ -12,6 +12,7 @@ fn load(nodes: usize) -> Load {
         chunks: 1_000,
         block_bytes: 1 << 20,
         rate: 2.0,
+        warm_up: 0,
         seconds: 20,
         trace: Trace::generated(3),
     }

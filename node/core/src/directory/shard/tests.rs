@@ -120,6 +120,9 @@ fn there_is_a_bound_on_rows_and_on_holders_of_one_chunk() {
     }
     assert_eq!((shard.len(), shard.counts().crowded), (MAX_ROW_HOLDERS as u64, 8));
     assert_eq!(shown(&shard, NOW).len(), MAX_FOUND_HOLDERS);
+    let named: std::collections::BTreeSet<_> =
+        (0..64).flat_map(|later| shown(&shard, NOW + later)).map(|(_, _, node)| node).collect();
+    assert_eq!(named.len(), MAX_ROW_HOLDERS, "each of them serves at some moment");
 }
 
 #[test]

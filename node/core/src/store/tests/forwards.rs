@@ -1,6 +1,7 @@
 //! Copies that go first, and only copies that go to other nodes when they are evicted.
 
 use larder_protocol::PoolSet;
+use larder_protocol::peer::Room;
 use larder_protocol::table::NodeNumber;
 
 use super::super::{Came, PeerStoreLimits, Source, StoreLimits, Wanted};
@@ -29,7 +30,7 @@ impl Fixture {
     /// A node that evicts nothing says so.
     fn other_has_free_room(&mut self) {
         let now = std::time::Duration::from_millis(self.store.now.0);
-        self.store.neighbours().heard(OTHER, Worth::NOTHING, now);
+        self.store.neighbours().heard(OTHER, Room::default(), now);
     }
 
     /// A chunk comes from another node and stays, as a copy or as the only one.
@@ -167,9 +168,9 @@ fn nothing_is_offered_where_the_neighbours_are_as_pressed_as_this_node_or_are_no
     f.put("b");
     f.put("c");
     assert_eq!(f.forwards(), [], "nobody is known");
-    let alike = Stake { tokens: 16, bytes: BLOCK }.worth(Saves::Prefill, 2_000);
+    let Worth(least) = Stake { tokens: 16, bytes: BLOCK }.worth(Saves::Prefill, 2_000);
     let now = std::time::Duration::from_millis(f.store.now.0);
-    f.store.neighbours().heard(OTHER, alike, now);
+    f.store.neighbours().heard(OTHER, Room { least, served: 0 }, now);
     f.put("d");
     assert_eq!(f.forwards(), [], "it would stay there twice as long, which does not pay");
     f.other_has_free_room();
