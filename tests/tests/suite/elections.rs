@@ -258,10 +258,10 @@ fn a_leader_that_is_left_alone_stops_and_nobody_obeys_it_then_or_later() {
     let before = epoch(old).unwrap();
     let mut last = [(0, 0); 3];
     let mut look = || {
-        for host in 0..3 {
+        for (host, last) in last.iter_mut().enumerate() {
             let Some(now) = epoch(host) else { continue };
-            assert!(now >= last[host], "node {host} went back from {:?} to {now:?}", last[host]);
-            last[host] = now;
+            assert!(now >= *last, "node {host} went back from {last:?} to {now:?}");
+            *last = now;
         }
         last
     };

@@ -312,11 +312,15 @@ impl Connection {
         self.quic.close(CLOSED_AS_IDLE, b"nothing was in flight");
     }
 
-    /// Whether the other side closed the connection as idle: then it served none of the requests that have no answer.
+    /// Whether the other side closed the connection as idle: then it served none of the requests that have no answer. Where its
+    /// word of that was lost, it answers that it does not know the connection.
     #[must_use]
     pub fn was_closed_as_idle(&self) -> bool {
-        let reason = self.quic.close_reason();
-        matches!(reason, Some(ConnectionError::ApplicationClosed(close)) if close.error_code == CLOSED_AS_IDLE)
+        match self.quic.close_reason() {
+            Some(ConnectionError::ApplicationClosed(close)) => close.error_code == CLOSED_AS_IDLE,
+            Some(ConnectionError::Reset) => true,
+            _ => false,
+        }
     }
 
     /// The connection, for streams.
