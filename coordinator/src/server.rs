@@ -208,15 +208,12 @@ async fn serve<R: Register + 'static>(
     let membership = SharedMembership::new(begin(patience.clone(), state, uptime.now()));
     let reloads = Reloads::new(&config, file, membership.clone());
     let metrics = Metrics::new()?;
-    let (files, certificate) = (config.peer.credentials(), metrics.certificate());
-    let expires = move |time| certificate.show(time);
-    actix_rt::spawn(renew_when_changed(endpoint.clone(), files, credentials, RENEWAL_CHECK, expires));
+    renew_certificate(&endpoint, &config, credentials, &metrics);
     let (publish, tables) = watch::channel(Arc::<Published>::default());
     let (questions, asked) = mpsc::channel(WAITING_QUESTIONS);
 
     let listener = Listener::bind(config.http.listen)?;
-    let http = listener.address;
-    let (place, mut office) = Office::new(life());
+    let (http, (place, mut office)) = (listener.address, Office::new(life()));
     let state = Data::new(State {
         membership: membership.clone(),
         place: place.clone(),
@@ -273,6 +270,13 @@ async fn serve<R: Register + 'static>(
     endpoint.close().await;
     handle.stop(true).await;
     serving.await.unwrap_or_else(|error| Err(error.into())).map_err(failed)
+}
+
+/// Looks at the files of the certificate, and takes a new one.
+fn renew_certificate(endpoint: &Endpoint, config: &Config, credentials: Credentials, metrics: &Metrics) {
+    let (files, certificate) = (config.peer.credentials(), metrics.certificate());
+    let expires = move |time| certificate.show(time);
+    actix_rt::spawn(renew_when_changed(endpoint.clone(), files, credentials, RENEWAL_CHECK, expires));
 }
 
 fn credentials(config: &Config) -> Result<Credentials, ServeError> {

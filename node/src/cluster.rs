@@ -212,35 +212,7 @@ impl Cluster {
         (reloads, purges): (&Reloads, &Purges),
     ) {
         if let Some(Sharing { peer, directory, .. }) = &self.sharing {
-            let services = Services {
-                blocks: actors.iter().map(|actor| actor.clone().recipient()).collect(),
-                give_up: actors.iter().map(|actor| actor.clone().recipient()).collect(),
-                follow: actors.iter().map(|actor| actor.clone().recipient()).collect(),
-                take_in: actors.iter().map(|actor| actor.clone().recipient()).collect(),
-                verify: actors.iter().map(|actor| actor.clone().recipient()).collect(),
-                policy: actors.iter().map(|actor| actor.clone().recipient()).collect(),
-                take: actors.iter().map(|actor| actor.clone().recipient()).collect(),
-                drain: {
-                    let drains = drains.clone();
-                    Box::new(move |admin, command| drains.command(admin, command))
-                },
-                reload: {
-                    let reloads = reloads.clone();
-                    Box::new(move |by| {
-                        let reloads = reloads.clone();
-                        async move { reloads.reload(&by).await }.boxed_local()
-                    })
-                },
-                purge: {
-                    let purges = purges.clone();
-                    Box::new(move |admin, command| purges.command(admin, command))
-                },
-                audit: reloads.audit(),
-                find: directory.clone().recipient(),
-                announce: directory.clone().recipient(),
-                repair: directory.clone().recipient(),
-                sampler: self.sampler,
-            };
+            let services = self.services(actors, directory, drains, (reloads, purges));
             if peer.send(Serve(services)).await.is_err() {
                 tracing::error!("the peer thread ended before it served");
             }
@@ -281,6 +253,45 @@ impl Cluster {
                 known.mark_changed();
                 spread_tables(known, peer.clone(), directory.clone())
             }));
+        }
+    }
+
+    /// Where requests of peers and admins go.
+    fn services(
+        &self,
+        actors: &[Addr<GpuActor>],
+        directory: &Addr<DirectoryActor>,
+        drains: &Drains,
+        (reloads, purges): (&Reloads, &Purges),
+    ) -> Services {
+        Services {
+            blocks: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+            give_up: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+            follow: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+            take_in: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+            verify: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+            policy: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+            take: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+            drain: {
+                let drains = drains.clone();
+                Box::new(move |admin, command| drains.command(admin, command))
+            },
+            reload: {
+                let reloads = reloads.clone();
+                Box::new(move |by| {
+                    let reloads = reloads.clone();
+                    async move { reloads.reload(&by).await }.boxed_local()
+                })
+            },
+            purge: {
+                let purges = purges.clone();
+                Box::new(move |admin, command| purges.command(admin, command))
+            },
+            audit: reloads.audit(),
+            find: directory.clone().recipient(),
+            announce: directory.clone().recipient(),
+            repair: directory.clone().recipient(),
+            sampler: self.sampler,
         }
     }
 

@@ -183,8 +183,7 @@ pub async fn run_on(
     raise_open_files();
     let metrics: SharedMetrics = Arc::new(Metrics::new()?);
     let (listener, http) = bind(limits.http_listen)?;
-    let sockets: BTreeMap<String, PathBuf> =
-        limits.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.socket.clone())).collect();
+    let sockets = sockets_of(&limits);
     let tenants_here = Tenants::default();
     let state = new_state(&limits, &tenants_here, &metrics, clock);
     // Health answers from here on: a large arena takes long to make.
@@ -234,9 +233,7 @@ pub async fn run_on(
     tracing::info!(node = limits.name, "the node stops");
     reloading.abort();
     drop(listening);
-    if let Some(publishing) = publishing {
-        publishing.abort();
-    }
+    publishing.into_iter().for_each(|publishing| publishing.abort());
     if let Some(cluster) = cluster {
         cluster.leave().await;
     }
@@ -253,6 +250,11 @@ pub async fn run_on(
     }
     .map_err(|source| ServeError::Serve { http, source })?;
     Ok(how)
+}
+
+/// The socket of each tenant.
+fn sockets_of(limits: &Limits) -> BTreeMap<String, PathBuf> {
+    limits.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.socket.clone())).collect()
 }
 
 fn bind(listen: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> {

@@ -211,11 +211,11 @@ fn the_nodes_of_a_cluster_are_upgraded_under_load_and_then_its_coordinator() {
     cluster.wait_for_members(4);
     // The nodes are upgraded. Each serves what its disk had.
     cluster.run(LARDER);
-    for node in 0..3 {
+    for (node, old) in old.iter().enumerate() {
         cluster.restart_node(node).unwrap();
         cluster.wait_for_members(4);
-        serves(&cluster, node, &old[node]);
-        println!("{} of 100 chunks of node-{node} come to node-3", shared(&cluster, 3, &old[node]));
+        serves(&cluster, node, old);
+        println!("{} of 100 chunks of node-{node} come to node-3", shared(&cluster, 3, old));
     }
     assert!(is_merged(&cluster.table().unwrap().homes), "the old coordinator has 4,096 partitions");
     // The coordinator is the last, and goes on from its file.
