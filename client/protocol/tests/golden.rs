@@ -10,7 +10,7 @@ use larder_protocol::drain::{
     AfterDrain, DrainCommand, DrainCounts, DrainReport, DrainStart, Take, TakeChunk, TakeNamespace, Taken,
 };
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Joined, Standing};
-use larder_protocol::peer::{OfferChunks, PeerRequest, PeerResponse};
+use larder_protocol::peer::{OfferChunks, PeerRequest, PeerResponse, Room};
 use larder_protocol::purge::{NamespaceName, PurgeCommand, PurgeCounts, PurgeMode, PurgeReport, PurgeScope};
 use larder_protocol::reload::{ChangedSetting, Reloaded};
 use larder_protocol::table::{Epoch, MemberState, NewHome, NodeNumber, TablePage};
@@ -74,7 +74,7 @@ fn new_in_version_2() -> Vec<Sample> {
     let purged =
         PurgeCounts { memory_chunks: 1, memory_bytes: 2, read_chunks: 3, disk_chunks: 4, objects: 5 };
     let responses = vec![
-        PeerResponse::Room(7),
+        PeerResponse::Room(Room { least: 7, served: 8 }),
         PeerResponse::Wanted(vec![true, false]),
         PeerResponse::Taken(Taken {
             is_kept: vec![false, true],
