@@ -80,7 +80,16 @@ impl Reloads {
 /// how often to send a heartbeat when they joined.
 fn with_changes(running: &Config, new: &Config) -> Config {
     let heartbeat_ms = running.membership.heartbeat_ms;
-    Config { membership: MembershipConfig { heartbeat_ms, ..new.membership.clone() }, ..running.clone() }
+    let mut merged =
+        Config { membership: MembershipConfig { heartbeat_ms, ..new.membership.clone() }, ..running.clone() };
+    let listens = [(&mut merged.http.listen, new.http.listen), (&mut merged.peer.listen, new.peer.listen)];
+    for (running, new) in listens {
+        // The system chose the port, and the file names it now, as that of a development cluster does.
+        if (running.ip(), running.port()) == (new.ip(), 0) {
+            *running = new;
+        }
+    }
+    merged
 }
 
 #[cfg(test)]

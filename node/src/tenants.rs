@@ -109,6 +109,8 @@ impl Doors {
             // An error: nobody waits for it.
             _ = done.send(self.change(&limits).await);
         }
+        // Nobody can change them any more: the sockets stay.
+        std::future::pending().await
     }
 
     async fn change(&mut self, limits: &Limits) -> Result<(), String> {

@@ -106,11 +106,21 @@ impl Cluster {
         let more = more.replace("{name}", &self.dir.path().join(&name).to_string_lossy());
         let text = node_config(self.dir.path(), &name, &self.coordinator_peer, capacity_chunks) + &more;
         fs::write(&config, &text)?;
-        let node = Server::start(&self.program, "node", &config)?;
-        // Its later lives are found at the same address.
-        let http = format!("[http]\nlisten = \"{}\"", node.http());
-        fs::write(&config, text.replace(&format!("[http]\nlisten = \"{ANY_PORT}\""), &http))?;
-        self.nodes.push(node);
+        self.nodes.push(Server::start(&self.program, "node", &config)?);
+        Ok(())
+    }
+
+    /// The later lives of all nodes are found at the addresses of the present ones.
+    ///
+    /// # Errors
+    /// Fails if a configuration cannot be written.
+    pub fn keep_addresses(&self) -> anyhow::Result<()> {
+        for (number, node) in self.nodes.iter().enumerate() {
+            let config = self.dir.path().join(format!("node-{number}.toml"));
+            let any = format!("[http]\nlisten = \"{ANY_PORT}\"");
+            let here = format!("[http]\nlisten = \"{}\"", node.http());
+            fs::write(&config, fs::read_to_string(&config)?.replace(&any, &here))?;
+        }
         Ok(())
     }
 

@@ -178,8 +178,10 @@ fn a_tenant_comes_goes_and_begins_anew_when_it_comes_again() {
     let second = Engine::connect(&guest(&cluster));
     assert_eq!((second.get(&hashes), second.put(&hashes), second.get(&hashes)), (0, 30, 30));
     assert_eq!(host.get(&hashes), 30, "the other tenant noticed nothing");
-    let text = fs::read_to_string(cluster.dir().join("node-0.audit")).unwrap();
-    assert!(text.contains("\"add_tenant\"") && text.contains("\"remove_tenant\""), "{text}");
+    wait::until("the audit log has both", || {
+        let text = fs::read_to_string(cluster.dir().join("node-0.audit")).ok()?;
+        (text.contains("\"add_tenant\"") && text.contains("\"remove_tenant\"")).then_some(())
+    });
 }
 
 #[test]

@@ -192,6 +192,7 @@ fn an_engine_of_the_release_before_has_its_sessions_and_its_anchors_are_put_righ
 fn the_nodes_of_a_cluster_are_upgraded_under_load_and_then_its_coordinator() {
     let Some(before) = before() else { return };
     let mut cluster = Cluster::start_with(&before, 3, 3_000, DISK).unwrap();
+    cluster.keep_addresses().unwrap();
     let old: Vec<_> = (0..3).map(|node| put_in_parts(&cluster, node, &[b'a' + node as u8])).collect();
     (0..3).for_each(|node| on_disk(&cluster, node, 100));
     let loads = [Load::start(&before, &cluster), Load::start(LARDER, &cluster)];
@@ -199,6 +200,7 @@ fn the_nodes_of_a_cluster_are_upgraded_under_load_and_then_its_coordinator() {
     // A new node joins the old cluster, and is killed in it.
     cluster.run(LARDER);
     cluster.add_node(3_000, DISK).unwrap();
+    cluster.keep_addresses().unwrap();
     cluster.wait_for_members(4);
     let mut new = put_in_parts(&cluster, 3, b"x");
     on_disk(&cluster, 3, 100);
@@ -237,6 +239,7 @@ fn the_nodes_of_a_cluster_are_upgraded_under_load_and_then_its_coordinator() {
 fn the_coordinator_of_a_cluster_is_upgraded_under_load_and_then_its_nodes() {
     let Some(before) = before() else { return };
     let mut cluster = Cluster::start_with(&before, 2, 3_000, DISK).unwrap();
+    cluster.keep_addresses().unwrap();
     let mut old: Vec<_> = (0..2).map(|node| put_in_parts(&cluster, node, &[b'a' + node as u8])).collect();
     let loads = [Load::start(&before, &cluster), Load::start(LARDER, &cluster)];
     let homes = cluster.table().unwrap().homes;
@@ -248,9 +251,11 @@ fn the_coordinator_of_a_cluster_is_upgraded_under_load_and_then_its_nodes() {
     assert_eq!(cluster.table().unwrap().homes, homes, "no partition moves");
     // A new node and an old one join.
     cluster.add_node(3_000, DISK).unwrap();
+    cluster.keep_addresses().unwrap();
     cluster.wait_for_members(3);
     cluster.run(&before);
     cluster.add_node(3_000, DISK).unwrap();
+    cluster.keep_addresses().unwrap();
     cluster.wait_for_members(4);
     old.push(put_in_parts(&cluster, 2, b"x"));
     old.push(put_in_parts(&cluster, 3, b"y"));

@@ -305,6 +305,8 @@ impl History {
         let mut keys = PurgedKeys::default();
         keys.add(fingerprint);
         let keys = Arc::new(keys);
+        // A purge that ends half way has removed some.
+        self.must.retain(|key, _| key.fingerprint != fingerprint);
         let mut after = Some(0);
         while let Some(at) = after {
             let (done, answer) = oneshot::channel();
@@ -313,7 +315,6 @@ impl History {
             let Some(purged) = now(answer) else { return false };
             after = purged.next;
         }
-        self.must.retain(|key, _| key.fingerprint != fingerprint);
         !self.volume().is_closed()
     }
 }

@@ -6,6 +6,7 @@ use larder_protocol::table::Epoch;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::*;
+use crate::exchange::rooms::read_answer;
 use crate::exchange::{ServeAnnounce, ServeFind, ServeRepair};
 
 /// Has every chunk, all in one place, and knows nothing of a directory.
@@ -144,7 +145,7 @@ fn peers_that_stop_reading_neither_take_everything_nor_keep_it() {
         }
         until("all are served", || metrics.requests("fetch") == 64).await;
         let mut receive = asks(honest, 32).await;
-        let Ok(Some(PeerResponse::Fetched(chunks))) = read_message(&mut receive).await else {
+        let Ok(Some((_, PeerResponse::Fetched(chunks)))) = read_answer(&mut receive).await else {
             panic!("an answer")
         };
         assert_eq!(held(&chunks), 32, "the others left room");

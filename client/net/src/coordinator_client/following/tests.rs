@@ -1,3 +1,5 @@
+//! A follower in virtual time: whom it obeys, what it says, when it gives up.
+
 use larder_protocol::membership::Joined;
 use larder_protocol::table::Epoch;
 
