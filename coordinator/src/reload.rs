@@ -56,6 +56,7 @@ impl Reloads {
         let file = file.as_ref().ok_or("the coordinator was started without a configuration file")?;
         let new = Config::read(file).map_err(|error| in_one_line(&error))?;
         let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
+        take_chosen_ports(&mut running, &new);
         let merged = with_changes(&running, &new);
         merged.check().map_err(|error| in_one_line(&error))?;
         let others = differences(&merged, &new).into_iter().map(|setting| setting.key);
@@ -80,21 +81,34 @@ impl Reloads {
 /// how often to send a heartbeat when they joined.
 fn with_changes(running: &Config, new: &Config) -> Config {
     let heartbeat_ms = running.membership.heartbeat_ms;
-    let mut merged =
-        Config { membership: MembershipConfig { heartbeat_ms, ..new.membership.clone() }, ..running.clone() };
-    let listens = [(&mut merged.http.listen, new.http.listen), (&mut merged.peer.listen, new.peer.listen)];
+    Config { membership: MembershipConfig { heartbeat_ms, ..new.membership.clone() }, ..running.clone() }
+}
+
+/// Where the system chose a port, the file may name it now, as that of a development cluster does.
+fn take_chosen_ports(running: &mut Config, new: &Config) {
+    let listens = [(&mut running.http.listen, new.http.listen), (&mut running.peer.listen, new.peer.listen)];
     for (running, new) in listens {
-        // The system chose the port, and the file names it now, as that of a development cluster does.
         if (running.ip(), running.port()) == (new.ip(), 0) {
             *running = new;
         }
     }
-    merged
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_that_the_system_chose_may_stand_in_the_file() {
+        let (mut running, mut new) = (Config::default(), Config::default());
+        running.http.listen.set_port(0);
+        new.http.listen.set_port(9_000);
+        take_chosen_ports(&mut running, &new);
+        assert_eq!(running, new);
+        new.http.listen.set_port(9_001);
+        take_chosen_ports(&mut running, &new);
+        assert_ne!(running, new, "that is another port");
+    }
 
     #[test]
     fn patience_changes_and_the_rest_is_named() {

@@ -152,6 +152,8 @@ impl Purges {
         for _ in 0..MOST_ROUNDS {
             let (mut found, mut writes) = (0, 0);
             for (actor, keys) in actors.iter().zip(keys) {
+                // The disk first: the purge of memory has it forget records, which count no more then.
+                found += self.remove_from_disk(purge, actor, keys, mode).await?;
                 let mut from = Some(0);
                 while let Some(at) = from {
                     let ask = PurgePage { purge, scope: scope.clone(), mode, from: at };
@@ -164,7 +166,6 @@ impl Purges {
                     found += page.counts.memory_chunks;
                     self.note(purge, |last| last.report.counts = last.report.counts.and(page.counts));
                 }
-                found += self.remove_from_disk(purge, actor, keys, mode).await?;
             }
             if mode == PurgeMode::Count || (found == 0 && writes == 0) {
                 return Ok(());
