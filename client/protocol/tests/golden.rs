@@ -42,11 +42,11 @@ fn chunk() -> ChunkRef {
     ChunkRef { hash: hash(1), parent: hash(2), index: 3, anchor: hash(4) }
 }
 
-/// What version 2 has beside the messages of version 1.
-fn new_in_version_2() -> Vec<Sample> {
+/// Requests that version 2 has beside those of version 1.
+fn new_requests() -> Vec<PeerRequest> {
     let start = DrainStart { within_ms: 1, bytes_per_second: Some(2), then: AfterDrain::Restart };
     let fingerprint = Fingerprint([5; 32]);
-    let requests = vec![
+    vec![
         PeerRequest::Offer(OfferChunks { device: 1, fingerprint, worth: 2, chunks: vec![chunk()] }),
         PeerRequest::Take(Box::new(Take {
             from: 1,
@@ -69,11 +69,15 @@ fn new_in_version_2() -> Vec<Sample> {
         ))),
         PeerRequest::Purge(Box::new(PurgeCommand::Report(7))),
         PeerRequest::Purge(Box::new(PurgeCommand::End(7))),
-    ];
+    ]
+}
+
+/// Answers that version 2 has beside those of version 1.
+fn new_responses() -> Vec<PeerResponse> {
     let counts = DrainCounts { found: 1, moved: 2, moved_bytes: 3, elsewhere: 4, kept_below: 5, left: 6 };
     let purged =
         PurgeCounts { memory_chunks: 1, memory_bytes: 2, read_chunks: 3, disk_chunks: 4, objects: 5 };
-    let responses = vec![
+    vec![
         PeerResponse::Room(Room { least: 7, served: 8 }),
         PeerResponse::Wanted(vec![true, false]),
         PeerResponse::Taken(Taken {
@@ -100,7 +104,11 @@ fn new_in_version_2() -> Vec<Sample> {
             trouble: Some("why".into()),
             counts: purged,
         })),
-    ];
+    ]
+}
+
+/// What version 2 has beside the messages of version 1.
+fn new_in_version_2() -> Vec<Sample> {
     let followers = vec![
         FollowerMessage::Drains(true),
         FollowerMessage::Brings(page()),
@@ -125,8 +133,8 @@ fn new_in_version_2() -> Vec<Sample> {
             at_restart: vec!["b".into()],
         })),
     ];
-    let mut all = messages("peer-request-since-2", requests);
-    all.extend(messages("peer-response-since-2", responses));
+    let mut all = messages("peer-request-since-2", new_requests());
+    all.extend(messages("peer-response-since-2", new_responses()));
     all.extend(messages("follower-since-2", followers));
     all.extend(messages("coordinator-v2", coordinators));
     all

@@ -26,11 +26,14 @@ use larder_protocol::v1::CoordinatorMessage;
 use larder_protocol::{Fingerprint, HitPolicy, NamespaceSpec, PoolSet, PoolSpec, TraceContext};
 use rkyv::util::AlignedVec;
 
+/// Whether bytes are read as a message.
+type Reads = Box<dyn Fn(&[u8]) -> bool>;
+
 /// A message, and whether bytes are that message.
 pub(crate) struct Sample {
     pub(crate) name: String,
     pub(crate) bytes: Vec<u8>,
-    pub(crate) is: Box<dyn Fn(&[u8]) -> bool>,
+    pub(crate) is: Reads,
 }
 
 pub(crate) fn sample<T: PartialEq + 'static>(
