@@ -114,7 +114,7 @@ fn leaders_are_killed_and_followed_while_the_api_server_does_all_that_it_seldom_
     println!("seed {seed}");
     let usual = [Conflict, Failure, Lost, AnswerLost, Timeout, Stale, Skewed(-30), Skewed(30), Garbage];
     kubernetes.0.weather(seed, 15, &[&usual[..], &[Late(300), Late(2_500), TooMany(1)]].concat());
-    leaders_are_killed("Lease in bad weather, 6 s", &by_lease(&kubeconfig(&kubernetes), USUAL), kills(1), 15);
+    leaders_are_killed("Lease in bad weather, 6 s", &by_lease(&kubeconfig(&kubernetes), USUAL), kills(1), 25);
     println!("{:?}", kubernetes.0.happened());
 }
 
