@@ -22,7 +22,7 @@ PLAIN = {
     "SocketAddr": "`IP:PORT`",
     "String": "text",
     "&str": "text",
-} | {kind: "whole number" for kind in ["u16", "u32", "u64", "usize"]}
+} | {kind: "whole number" for kind in ["u8", "u16", "u32", "u64", "usize"]}
 # What a field or type may be told besides: it changes no name.
 HARMLESS = {"default", "deny_unknown_fields"}
 
