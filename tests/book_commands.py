@@ -311,10 +311,19 @@ def pages_run(hosts):
     for label in ["upgrade", "healthy", "coordinator"]:
         upgrade.run(hosts, label)
     upgrade.end()
+    # A node that stops before it follows the new coordinator cannot say goodbye.
+    wait_for(lambda: epochs(hosts), lambda both: len(both) == 2 and both[0] == both[1])
     page.run(hosts, "leave")
     left = wait_for(lambda: hosts.run("a", "larder status").stdout, lambda text: text and "\nb " not in text)
     assert "lost" not in left and hosts.run("a", "larder health").stdout == "healthy\n", left
     page.end()
+
+
+def epochs(hosts):
+    """The coordinator's epoch, and that of b's table."""
+    asked = [hosts.run("a", f"curl -s http://{at}/status").stdout for at in ["10.0.0.1:7600", "10.0.0.2:9440"]]
+    told = [json.loads(text) for text in asked if text]
+    return [status.get("cluster", status)["epoch"] for status in told]
 
 
 def both_are_alive(printed):
