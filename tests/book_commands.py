@@ -37,12 +37,15 @@ MAY_FAIL = {"doctor", "begin", "own-doctor", "wrong"}
 ENGINE = "starts an engine with the reader's model; tests/engines/run starts it with the same settings"
 ELSEWHERE = {
     "first-hour.md": "run by tests/engines/run first_hour",
+    "console.md": "run by client/cli/tests/explain.rs and tests/console/run",
+    "kubernetes-vllm.md": "checked by tests/deploy/run, and started by tests/engines/run kubernetes",
     "kubernetes.md": "run, as far as a machine can, by tests/deploy/run",
     "gpu.md": "needs a GPU: tests/gpu/run",
     "lmcache.md": ENGINE,
     "sglang.md": ENGINE,
     "vllm.md": ENGINE,
     "routing.md": ENGINE,
+    "router.md": "run by client/python/tests/test_router.py and tests/engines/run prefill_decode_router",
     "router-dynamo.md": ENGINE,
     "router-llm-d.md": ENGINE,
     "python.md": "builds a package: client/python/tests/run",
@@ -335,7 +338,8 @@ def answers_are_described(hosts):
     checked = 0
     for heading, address in [("A node", "10.0.0.1:9440"), ("The coordinator", "10.0.0.1:7600")]:
         for method, path, root in http_reference.roots(heading):
-            if method == "POST" or path == "/events":
+            # The console answers other hosts with its token only.
+            if method == "POST" or path in ("/events", "/console/nodes", "/console/history"):
                 continue
             answer = hosts.run("a", f"curl -s --fail http://{address}{path}")
             assert answer.returncode == 0, f"{address}{path}: {answer.stderr}"
@@ -343,7 +347,7 @@ def answers_are_described(hosts):
                 wrong = http_reference.differences(json.loads(answer.stdout), *root)
                 assert not wrong, f"{address}{path}: {wrong}"
                 checked += 1
-    question = {"fingerprint": "ab" * 32, "chunk_tokens": 256, "tokens": list(range(512))}
+    question = {"fingerprint": "ab" * 32, "chunk_tokens": 256, "tokens": list(range(512)), "with_hashes": True}
     answer = hosts.run("a", f"curl -s --fail http://10.0.0.1:7600/v1/prefix -d '{json.dumps(question)}'")
     wrong = http_reference.differences(json.loads(answer.stdout), "coordinator/src/http/prefix.rs", "PrefixAnswer")
     assert not wrong, wrong

@@ -8,18 +8,27 @@ never counts as passed:
 - pytest has its own skips; they come with its JUnit file.
 
 A test that fails and passes when it is tried again is named in the table: it does not fail the run, and is a fault all the same.
+
+Where no terminal shows the run, the table is followed by the last lines of each part that failed: who keeps only the end of what
+was printed learns why.
 """
 
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
 NOTHING_DONE = 77
+# Of a part that failed.
+LAST_LINES = 30
+# After a command has ended.
+READ_ON_SECONDS = 5
 
 
 def skip(name, reason):
@@ -44,6 +53,8 @@ class Part:
     skips: list = field(default_factory=list)
     # Names of tests that failed at first, and passed when they were tried again.
     flaky: list = field(default_factory=list)
+    # What it printed last, where no terminal shows it.
+    last_lines: deque = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
     def detail(self):
         counts = []
@@ -77,7 +88,7 @@ class Run:
         return self
 
     def __exit__(self, kind, *_):
-        print("\n== results\n" + self.table(), flush=True)
+        print("\n== results\n" + self.table() + self.failures(), flush=True)
         if kind is None:
             sys.exit(self.status())
 
@@ -99,7 +110,7 @@ class Run:
             statuses = [0]
             for command in commands:
                 if statuses[-1] in (0, NOTHING_DONE):
-                    statuses.append(started(command, environment))
+                    statuses.append(started(command, environment, part.last_lines))
             part.result = result(statuses[1:])
         finally:
             part.seconds = time.monotonic() - began
@@ -112,6 +123,11 @@ class Run:
         """A part that cannot run here."""
         print(f"\n== {name}\nskipped: {reason}", flush=True)
         self.parts.append(Part(name, "skipped", skips=[(name, reason)]))
+
+    def failures(self):
+        """The last lines of the parts that failed."""
+        failed = [part for part in self.parts if part.result == "FAILED" and part.last_lines]
+        return "".join(f"\n\n== the end of: {part.name}\n{''.join(part.last_lines).rstrip()}" for part in failed)
 
     def status(self):
         return 0 if all(part.result in ("passed", "skipped") for part in self.parts) else 1
@@ -135,13 +151,30 @@ class Run:
         return "\n".join(lines)
 
 
-def started(command, environment):
-    """The status of a command; one that is not there has that of a shell."""
+def started(command, environment, last_lines):
+    """The status of a command; one that is not there has that of a shell. Where no terminal shows what it prints, its last lines are
+    kept."""
+    words = [str(word) for word in command]
     try:
-        return subprocess.run([str(word) for word in command], env=environment, check=False).returncode
+        if sys.stdout.isatty():
+            return subprocess.run(words, env=environment, check=False).returncode
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+        process = subprocess.Popen(words, env=environment, **pipe)
+        reader = threading.Thread(target=show, args=(process.stdout, last_lines), daemon=True)
+        reader.start()
+        status = process.wait()
+        # What the command has left running may keep its end of the pipe.
+        reader.join(READ_ON_SECONDS)
+        return status
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return 127
+
+
+def show(lines, last_lines):
+    for line in lines:
+        print(line, end="", flush=True)
+        last_lines.append(line)
 
 
 def result(statuses):

@@ -49,6 +49,16 @@ class Runs(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertFalse(Path("never").exists())
 
+    def test_the_end_of_what_failed_follows_the_table(self):
+        table, _ = self.play(
+            lambda run, _: run.part("book", [*PYTHON, "print('all is well')"]),
+            lambda run, _: run.part("lints", [*PYTHON, "import sys; [print(n) for n in range(99)]; sys.exit('unused import')"]),
+        )
+        end = table.split("\n\n== the end of: lints\n")[1].splitlines()
+        self.assertEqual(len(end), parts.LAST_LINES)
+        self.assertIn("unused import", end)
+        self.assertNotIn("all is well", table)
+
     def test_a_command_that_is_not_there_fails(self):
         table, status = self.play(lambda run, _: run.part("spelling", ["no-such-program"]))
         self.assertRegex(table, r"spelling +FAILED")

@@ -35,6 +35,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use larder_net::line_file::RecordConfig;
 use larder_net::quic::CredentialFiles;
 use larder_net::trace::{InvalidEndpoint, TracingConfig};
 use serde::{Deserialize, Serialize};
@@ -56,6 +57,9 @@ pub struct Config {
     pub membership: MembershipConfig,
     /// How several coordinators elect the one that leads.
     pub election: ElectionConfig,
+    /// The audit log: who changed what; without it, only the coordinator's own log says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audit: Option<RecordConfig>,
     /// The collector of traces; without an endpoint, nothing is traced.
     pub tracing: TracingConfig,
 }
@@ -66,6 +70,15 @@ pub struct Config {
 pub struct HttpConfig {
     /// Address and port; port 0 takes a free one.
     pub listen: SocketAddr,
+    /// The file that has the token with which the console is read from other hosts, and nothing else. Without it, only this host
+    /// reads the console.
+    pub console_token_file: Option<PathBuf>,
+    /// The file that has the token with which the console changes policies and drains nodes. Without it, the console changes nothing.
+    pub console_admin_token_file: Option<PathBuf>,
+    /// The admin's certificate chain (PEM) with which it does so: `larder ca issue admin NAME` makes one.
+    pub console_admin_certificate: Option<PathBuf>,
+    /// The certificate's private key (PEM).
+    pub console_admin_key: Option<PathBuf>,
 }
 
 /// The server for nodes and other followers (QUIC).
@@ -115,7 +128,7 @@ pub struct MembershipConfig {
 pub struct ElectionConfig {
     /// Where the coordinators meet.
     pub backend: Backend,
-    /// Another coordinator takes over when the leader has not renewed its lease for so long.
+    /// Another coordinator takes over at the latest when the leader has not renewed its lease for so long.
     pub lease_ms: u64,
     /// A leader that cannot renew its lease stops leading after so long.
     pub renew_within_ms: u64,
@@ -217,6 +230,9 @@ pub enum ConfigError {
         /// The number found.
         found: f64,
     },
+    /// A file without room.
+    #[error("audit: max_bytes must be at least 1")]
+    NoRoom,
     /// Spans cannot be sent there.
     #[error(transparent)]
     TracingEndpoint(#[from] InvalidEndpoint),
@@ -260,6 +276,9 @@ impl Config {
         if backend == Backend::Etcd {
             self.election.check_etcd()?;
         }
+        if self.audit.as_ref().is_some_and(|audit| audit.max_bytes.0 == 0) {
+            return Err(ConfigError::NoRoom);
+        }
         let found = self.tracing.sample_ratio;
         if !(0.0..=1.0).contains(&found) {
             return Err(ConfigError::SampleRatio { found });
@@ -302,7 +321,8 @@ impl MembershipConfig {
 impl ElectionConfig {
     pub(crate) fn timing(&self) -> Timing {
         let Self { lease_ms, renew_within_ms, retry_ms, .. } = *self;
-        Timing { lease_ms, renew_within_ms, retry_ms }
+        let silence_ms = (lease_ms / 4).max(LEAST_SILENCE_MS);
+        Timing { lease_ms, renew_within_ms, retry_ms, silence_ms }
     }
 
     fn check_etcd(&self) -> Result<(), ConfigError> {
@@ -326,7 +346,13 @@ impl ElectionConfig {
 
 impl Default for HttpConfig {
     fn default() -> Self {
-        Self { listen: (Ipv4Addr::UNSPECIFIED, DEFAULT_HTTP_PORT).into() }
+        Self {
+            listen: (Ipv4Addr::UNSPECIFIED, DEFAULT_HTTP_PORT).into(),
+            console_token_file: None,
+            console_admin_token_file: None,
+            console_admin_certificate: None,
+            console_admin_key: None,
+        }
     }
 }
 
@@ -379,6 +405,9 @@ impl Default for ElectionConfig {
         }
     }
 }
+
+/// A leader may be silent for so long, however short the lease is: a busy machine lets a process wait.
+const LEAST_SILENCE_MS: u64 = 1_000;
 
 const DEFAULT_HTTP_PORT: u16 = 7600;
 const DEFAULT_PEER_PORT: u16 = 7601;
@@ -454,6 +483,15 @@ mod tests {
             ));
         }
         assert!(etcd("https", "ca = 'ca.pem'\nuser = 'larder'\npassword_file = 'p'").is_ok());
+    }
+
+    #[test]
+    fn an_audit_log_needs_a_path_and_room() {
+        let audit = read("[audit]\npath = '/var/log/larder/audit'").unwrap().audit.unwrap();
+        assert_eq!((audit.max_bytes.as_u64(), audit.old_files), (64 << 20, 4));
+        assert!(read("[audit]\nold_files = 4").is_err());
+        let error = read("[audit]\npath = 'a'\nmax_bytes = 0").unwrap_err();
+        assert_eq!(error.to_string(), "audit: max_bytes must be at least 1");
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! Takes part in an election: asks the register, and lets the membership lead or follow.
+//! Takes part in an election: asks the register and the leader, and lets the membership lead or follow.
+
+mod lookout;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,14 +13,16 @@ use larder_protocol::table::Table;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
-use crate::election::{Candidate, Election};
+pub(crate) use self::lookout::{Lookout, look_out};
+use crate::election::{Answer, Ask, Candidate, Election};
+use crate::membership::Millis;
 use crate::register::{Register, ask};
 use crate::shared::SharedMembership;
 use crate::uptime::Uptime;
 
 /// How this coordinator stands among the others.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct Part {
     /// This life of this coordinator.
     pub(crate) life: u64,
     /// The leader, as long as another coordinator leads.
@@ -36,7 +40,7 @@ pub(crate) struct Rival {
     pub(crate) term: u64,
 }
 
-impl Place {
+impl Part {
     /// What others are told.
     pub(crate) fn standing(&self, membership: &SharedMembership, uptime: Uptime) -> Standing {
         let membership = membership.lock();
@@ -53,6 +57,7 @@ pub(crate) struct Elect {
     pub(crate) uptime: Uptime,
     pub(crate) leader: watch::Sender<Option<Candidate>>,
     pub(crate) later_terms: mpsc::Receiver<u64>,
+    pub(crate) lookout: Lookout,
     /// How long the register may take for an answer.
     pub(crate) deadline: Duration,
     /// The term in which this coordinator led when that was looked at last.
@@ -66,31 +71,45 @@ impl Elect {
     /// Dropped, the others wait until its lease is over.
     pub(crate) async fn run(mut self, register: impl Register, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
+        let (register, mut asking) = (&register, None);
         loop {
             let now = self.uptime.now();
+            if let Some(leader) = self.election.poll_leader(now) {
+                self.lookout.ask(leader);
+            }
             if let Some(asked) = self.election.poll(now) {
-                let answer = tokio::select! {
-                    answer = ask(&register, &asked, self.deadline) => answer,
-                    () = &mut stop => break,
-                };
-                self.election.answer(answer, self.uptime.now());
-            } else {
-                let pause = self.election.wakes().saturating_sub(now).max(1);
-                tokio::select! {
-                    () = sleep(Duration::from_millis(pause)) => {}
-                    Some(term) = self.later_terms.recv() => {
-                        tracing::warn!(term, "nodes know tables of a later term: this coordinator leads on in a term after it");
-                        self.election.heard_of(term, self.uptime.now());
-                    }
-                    () = &mut stop => break,
+                self.warn_of_silence(&asked, now);
+                let deadline = self.deadline;
+                asking = Some(Box::pin(async move { ask(register, &asked, deadline).await }));
+            }
+            let pause = self.election.wakes().saturating_sub(now).clamp(1, LONGEST_PAUSE_MS);
+            tokio::select! {
+                answer = answered(&mut asking) => self.election.answer(answer, self.uptime.now()),
+                life = self.lookout.answer() => self.election.hear_leader(life),
+                () = sleep(Duration::from_millis(pause)) => {}
+                Some(term) = self.later_terms.recv() => {
+                    tracing::warn!(term, "nodes know tables of a later term: this coordinator leads on in a term after it");
+                    self.election.heard_of(term, self.uptime.now());
                 }
+                () = &mut stop => break,
             }
             self.apply();
         }
+        drop(asking);
         let freed = self.election.resign();
         self.apply();
         if let Some(freed) = freed {
-            ask(&register, &freed, FREE_DEADLINE).await;
+            ask(register, &freed, FREE_DEADLINE).await;
+        }
+    }
+
+    fn warn_of_silence(&self, asked: &Ask, now: Millis) {
+        if matches!(asked, Ask::Write(..)) && self.election.misses_leader(now) {
+            let leader = self.election.leader(now).map(|leader| leader.peer.as_str());
+            tracing::warn!(
+                leader,
+                "the leader neither answers nor renews its lease: this coordinator takes over"
+            );
         }
     }
 
@@ -158,6 +177,17 @@ pub(crate) async fn followed(
         }
     }
 }
+
+/// The register's answer to the question under way; never, if there is none.
+async fn answered(asking: &mut Option<impl Future<Output = Answer> + Unpin>) -> Answer {
+    let Some(question) = asking else { return std::future::pending().await };
+    let answer = question.await;
+    *asking = None;
+    answer
+}
+
+/// The election is polled this often at least.
+const LONGEST_PAUSE_MS: u64 = 60_000;
 
 /// How long freeing the lease may take while the coordinator stops.
 const FREE_DEADLINE: Duration = Duration::from_millis(500);

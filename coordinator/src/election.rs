@@ -3,12 +3,23 @@
 //! Pure: it takes the time and the answers of a register, and returns the next question. All coordinators share the register: it
 //! keeps one record and writes it only over a version that the writer names. Whoever wrote the record last holds it, and writes
 //! it again and again. A leader leads for `renew_within_ms` after it *sent* the last renewal that was confirmed. The others take
-//! over when they saw no change for `lease_ms`, which is longer; so no two lead at once as long as no clock runs faster than
+//! over when they saw no change for `lease_ms`, which is longer; so no two lead at once by this rule, as long as no clock runs faster than
 //! another by `lease_ms / renew_within_ms`. Every coordinator judges by its own clock alone, and no time is compared between
 //! hosts. Each taking of the record opens a higher term.
+//!
+//! A leader that dies is followed sooner. The others also ask it, again and again, whether it leads. Where a leader that used to
+//! answer has been silent for `silence_ms`, and the record shows no renewal that is due, a coordinator takes the record over. It
+//! writes over the version that it knows, so a renewal in the last moment wins. Silence alone moves nothing: a leader that renews
+//! is never replaced, whoever cannot reach it; and a coordinator that never heard a leader waits for the lease, so that two which
+//! cannot reach each other do not take the record from each other. A leader that lives, but reaches neither the record nor the one who asks,
+//! may lead beside its successor until its own right ends, in the lower term. One that stood still for `silence_ms` leads on
+//! only after the register has confirmed its next renewal.
+
+mod lookout;
 
 use serde::{Deserialize, Serialize};
 
+use self::lookout::{Asked, Lookout};
 use crate::membership::Millis;
 
 /// The times of an election.
@@ -20,6 +31,9 @@ pub struct Timing {
     pub renew_within_ms: u64,
     /// Time between renewals, and between looks at the record.
     pub retry_ms: u64,
+    /// The others may take over from a leader that has answered none of them and renewed nothing for so long. A leader must be
+    /// polled more often.
+    pub silence_ms: u64,
 }
 
 /// One life of a coordinator, and where others reach it.
@@ -88,6 +102,10 @@ pub struct Election {
     next: Millis,
     /// The question that waits for its answer, and when it was sent.
     asked: Option<(Ask, Millis)>,
+    lookout: Lookout,
+    /// When this coordinator did something last, and when it did so again after it had stood still.
+    awake: Millis,
+    awoke: Millis,
 }
 
 /// The right to lead.
@@ -111,13 +129,28 @@ impl Election {
     /// A coordinator that does not lead yet. Its tables are of `highest_term` at most.
     #[must_use]
     pub fn new(own: Candidate, timing: Timing, highest_term: u64) -> Self {
-        Self { own, timing, seen: None, is_doubtful: true, reign: None, highest_term, next: 0, asked: None }
+        Self {
+            own,
+            timing,
+            seen: None,
+            is_doubtful: true,
+            reign: None,
+            highest_term,
+            next: 0,
+            asked: None,
+            lookout: Lookout::default(),
+            awake: 0,
+            awoke: 0,
+        }
     }
 
     /// The next question to the register, if it is time for one. It must be answered before there is another one.
     pub fn poll(&mut self, now: Millis) -> Option<Ask> {
+        self.wake(now);
         self.lapse(now);
-        if self.asked.is_some() || now < self.next {
+        // After a failure it waits, whoever is silent.
+        let misses_leader = !self.is_doubtful && self.misses_leader(now);
+        if self.asked.is_some() || (now < self.next && !misses_leader) {
             return None;
         }
         let over = self.seen.as_ref().map(|seen| seen.version.clone());
@@ -136,6 +169,7 @@ impl Election {
 
     /// Takes the answer to the last question.
     pub fn answer(&mut self, answer: Answer, now: Millis) {
+        self.wake(now);
         let Some((ask, sent)) = self.asked.take() else { return };
         let retry = now + self.timing.retry_ms;
         match (answer, ask) {
@@ -162,6 +196,24 @@ impl Election {
         self.lapse(now);
     }
 
+    /// The leader that is to be asked now whether it leads, if it is time for that. Nobody needs to wait for the answer.
+    pub fn poll_leader(&mut self, now: Millis) -> Option<Candidate> {
+        let leader = self.asked_leader()?;
+        let is_due = self.lookout.poll(leader, now, self.timing.silence_ms / 3);
+        self.seen.as_ref().filter(|_| is_due).map(|seen| seen.record.holder.clone())
+    }
+
+    /// This life of a coordinator says that it leads.
+    pub fn hear_leader(&mut self, life: u64) {
+        self.lookout.hear(life);
+    }
+
+    /// Whether the leader is silent, and another one may take over before its lease is over.
+    #[must_use]
+    pub fn misses_leader(&self, now: Millis) -> bool {
+        self.silent_at().is_some_and(|at| now >= at)
+    }
+
     /// Somebody has tables of this term. A leader of an earlier one leads no more, before it opens a later one.
     pub fn heard_of(&mut self, term: u64, now: Millis) {
         self.highest_term = self.highest_term.max(term);
@@ -180,10 +232,14 @@ impl Election {
         Some(Ask::Write(record, Some(seen.version.clone())))
     }
 
-    /// The right to lead, if this coordinator has it now.
+    /// The right to lead, if this coordinator has it now. It ends sooner where nobody polls.
     #[must_use]
     pub fn reign(&self, now: Millis) -> Option<Reign> {
-        self.reign.filter(|reign| now < reign.until)
+        let Reign { term, until } = self.reign?;
+        // A renewal that was sent before the coordinator stood still says nothing about now.
+        let is_confirmed = until >= self.awoke + self.timing.renew_within_ms;
+        let until = until.min(self.awake + self.timing.silence_ms);
+        (is_confirmed && now < until).then_some(Reign { term, until })
     }
 
     /// Another coordinator that holds the record, as far as is known.
@@ -196,7 +252,15 @@ impl Election {
     /// When to poll next, or to look whether the right to lead has ended.
     #[must_use]
     pub fn wakes(&self) -> Millis {
-        self.reign.map_or(self.next, |reign| self.next.min(reign.until))
+        let mut wakes = if self.asked.is_some() { Millis::MAX } else { self.next };
+        if let Some(reign) = self.reign {
+            wakes = wakes.min(reign.until).min(self.awake + self.timing.silence_ms / 3);
+        }
+        if self.asked_leader().is_some() {
+            wakes = wakes.min(self.lookout.next());
+        }
+        let is_ready = self.asked.is_none() && !self.is_doubtful;
+        self.silent_at().filter(|_| is_ready).map_or(wakes, |at| wakes.min(at))
     }
 
     fn found(&mut self, found: Option<(Version, Record)>, now: Millis) {
@@ -213,13 +277,42 @@ impl Election {
     }
 
     fn lapse(&mut self, now: Millis) {
-        self.reign = self.reign(now);
+        self.reign = self.reign.filter(|reign| now < reign.until);
     }
 
-    /// Whether nobody else can have the right to lead. A record of its own it may take at once: the version tells if another
-    /// one was faster.
+    /// Notes that this coordinator is awake, and whether it stood still before.
+    fn wake(&mut self, now: Millis) {
+        let still_ms = now.saturating_sub(self.awake);
+        self.awake = now;
+        if still_ms >= self.timing.silence_ms {
+            self.awoke = now;
+            if self.reign.is_some() {
+                (self.is_doubtful, self.next) = (true, now);
+            }
+        }
+        if still_ms >= self.timing.silence_ms / 2 {
+            self.lookout.forgive(now);
+        }
+    }
+
+    /// Another coordinator that holds the record, whether or not its lease is over.
+    fn asked_leader(&self) -> Option<Asked> {
+        let Record { holder, term, .. } = &self.seen.as_ref()?.record;
+        (holder.life != 0 && holder.life != self.own.life).then_some(Asked { life: holder.life, term: *term })
+    }
+
+    /// When a leader that answers no more may be replaced. It also has time to renew the record.
+    fn silent_at(&self) -> Option<Millis> {
+        let since = self.lookout.silent_since(self.asked_leader()?)?;
+        let seen = self.seen.as_ref()?;
+        Some((since + self.timing.silence_ms).max(seen.since + self.timing.retry_ms * 3 / 2))
+    }
+
+    /// Whether nobody else has the right to lead, as far as anybody can tell. A record of its own it may take at once: the version
+    /// tells if another one was faster.
     fn may_take(&self, now: Millis) -> bool {
-        self.seen.as_ref().is_none_or(|seen| seen.record.holder == self.own || self.is_over(seen, now))
+        let is_free = |seen: &Seen| seen.record.holder == self.own || self.is_over(seen, now);
+        self.seen.as_ref().is_none_or(is_free) || self.misses_leader(now)
     }
 
     fn is_over(&self, seen: &Seen, now: Millis) -> bool {

@@ -1,6 +1,7 @@
 //! The coordinator's HTTP answers.
 
 mod bodies;
+mod console;
 mod prefix;
 
 use std::net::SocketAddr;
@@ -15,8 +16,11 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 pub(crate) use self::bodies::Bodies;
+pub(crate) use self::console::{Token, Tokens};
 pub use self::prefix::{NodeHeld, PrefixAnswer, PrefixHeld};
-use crate::elect::Place;
+use crate::elect::Part;
+use crate::gather;
+use crate::history::History;
 use crate::membership::{Lost, MemberReport, Millis, Patience};
 use crate::metrics::{Metrics, Shown};
 use crate::prefix::Question;
@@ -102,10 +106,16 @@ pub struct NodeStatus {
 /// The state that all requests share.
 pub(crate) struct State {
     pub(crate) membership: SharedMembership,
-    pub(crate) place: Place,
+    pub(crate) part: Part,
     pub(crate) patience: Patience,
     pub(crate) peer_port: u16,
     pub(crate) questions: mpsc::Sender<Question>,
+    /// Questions of the console to nodes.
+    pub(crate) gathers: mpsc::Sender<gather::Question>,
+    /// The last hour, for the console.
+    pub(crate) history: History,
+    /// The tokens of those who use the console.
+    pub(crate) console_tokens: Tokens,
     /// Bodies of questions that are being read and understood.
     pub(crate) bodies: Bodies,
     pub(crate) metrics: Metrics,
@@ -121,7 +131,14 @@ pub(crate) fn routes(service: &mut ServiceConfig) {
         .route("/readyz", get().to(ready))
         .route("/metrics", get().to(metrics))
         .route("/status", get().to(status))
-        .route("/v1/prefix", post().to(prefix::answer));
+        .route("/v1/prefix", post().to(prefix::answer))
+        .route("/", get().to(console::page))
+        .route("/console.js", get().to(console::script))
+        .route("/console.css", get().to(console::style))
+        .route("/console/nodes", get().to(console::nodes))
+        .route("/console/nodes", post().to(console::nodes))
+        .route("/console/history", get().to(console::history))
+        .route("/console/change", post().to(console::change));
 }
 
 async fn healthy() -> &'static str {
@@ -158,7 +175,7 @@ async fn status(state: Data<State>) -> actix_web::Result<HttpResponse> {
     let now = state.uptime.now();
     let membership = state.membership.lock();
     let leads = membership.leads(now);
-    let leader = state.place.leader.borrow().as_ref().map(|leader| leader.http.clone());
+    let leader = state.part.leader.borrow().as_ref().map(|leader| leader.http.clone());
     let status = Status {
         role: "coordinator".into(),
         version: env!("CARGO_PKG_VERSION").into(),

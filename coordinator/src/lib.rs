@@ -3,9 +3,12 @@
 mod config;
 mod elect;
 pub mod election;
+mod gather;
+mod history;
 mod http;
 pub mod membership;
 mod metrics;
+mod nodes;
 mod prefix;
 mod published;
 pub mod register;

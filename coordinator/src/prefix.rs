@@ -2,15 +2,14 @@
 //!
 //! The coordinator holds no rows: it asks the homes, as a node does.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use larder_net::quic::{Connection, Endpoint, read_message, write_message};
+use larder_net::quic::{read_message, write_message};
 use larder_net::trace::{SpanKind, Trace};
-use larder_protocol::identity::Role;
 use larder_protocol::peer::{Find, PeerRequest, PeerResponse, RowSpan};
 use larder_protocol::table::{Holder, Member, NodeNumber, RowKey, Table};
 use larder_protocol::{Chain, Fingerprint};
@@ -18,6 +17,7 @@ use serde::Serialize;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
+use crate::nodes::Nodes;
 use crate::published::Published;
 
 /// A question, and where its answer goes.
@@ -44,16 +44,16 @@ pub(crate) struct Holdings {
 
 /// Answers questions, one after the other's homes were asked together. Lives on the endpoint's thread.
 pub(crate) async fn answer(
-    endpoint: Endpoint,
+    nodes: Rc<Nodes>,
     tables: watch::Receiver<Arc<Published>>,
     mut questions: mpsc::Receiver<Question>,
 ) {
-    let asker = std::rc::Rc::new(Asker { endpoint, connections: RefCell::default() });
+    let asker = Rc::new(Asker { nodes });
     let asking = Arc::new(Semaphore::new(MAX_ASKING));
     while let Some(Question { fingerprint, chain, trace, answer }) = questions.recv().await {
         // An error: never, since nobody closes it.
         let Ok(place) = Arc::clone(&asking).acquire_owned().await else { return };
-        let (asker, table) = (std::rc::Rc::clone(&asker), Arc::clone(tables.borrow().table()));
+        let (asker, table) = (Rc::clone(&asker), Arc::clone(tables.borrow().table()));
         actix_rt::spawn(async move {
             let holdings = asker.holdings(&table, &fingerprint, &chain, &trace).await;
             trace.count("larder.chunks_here", holdings.cluster_chunks as u64);
@@ -66,8 +66,7 @@ pub(crate) async fn answer(
 }
 
 struct Asker {
-    endpoint: Endpoint,
-    connections: RefCell<BTreeMap<NodeNumber, (u64, Connection)>>,
+    nodes: Rc<Nodes>,
 }
 
 impl Asker {
@@ -98,7 +97,7 @@ impl Asker {
         let mut silent_homes = Vec::new();
         for (home, positions, answer) in join_all(asked).await {
             let Ok(Some(spans)) = answer else {
-                self.connections.borrow_mut().remove(&home);
+                self.nodes.forget(home);
                 silent_homes.extend(table.member(home).map(|member| member.name.clone()));
                 continue;
             };
@@ -114,7 +113,7 @@ impl Asker {
         rows: Vec<RowKey>,
         trace: &Trace,
     ) -> Option<Vec<RowSpan>> {
-        let connection = self.connection(table, home).await?;
+        let connection = self.nodes.connection(table, home).await?;
         let (mut send, mut receive) = connection.quic().open_bi().await.ok()?;
         if let Some(context) = trace.context() {
             write_message(&mut send, &PeerRequest::Trace(context)).await.ok()?;
@@ -125,20 +124,6 @@ impl Asker {
             PeerResponse::Rows(rows) => Some(rows.spans),
             _ => None,
         }
-    }
-
-    async fn connection(&self, table: &Table, node: NodeNumber) -> Option<Connection> {
-        let member = table.member(node)?;
-        let known = self.connections.borrow().get(&node).cloned();
-        if let Some((incarnation, connection)) = known
-            && incarnation == member.incarnation
-            && connection.quic().close_reason().is_none()
-        {
-            return Some(connection);
-        }
-        let connection = self.endpoint.connect(member.peer, Role::Node, Some(&member.name)).await.ok()?;
-        self.connections.borrow_mut().insert(node, (member.incarnation, connection.clone()));
-        Some(connection)
     }
 }
 

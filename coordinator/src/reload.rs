@@ -7,6 +7,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use larder_net::audit::Audit;
 use larder_net::reload::{differences, in_one_line, when_to_reload};
 use larder_protocol::reload::{ChangedSetting, Reloaded};
 
@@ -22,11 +23,17 @@ struct Shared {
     file: Option<PathBuf>,
     running: Mutex<Config>,
     membership: SharedMembership,
+    audit: Audit,
 }
 
 impl Reloads {
-    pub(crate) fn new(config: &Config, file: Option<PathBuf>, membership: SharedMembership) -> Self {
-        Self(Arc::new(Shared { file, running: Mutex::new(config.clone()), membership }))
+    pub(crate) fn new(
+        config: &Config,
+        file: Option<PathBuf>,
+        membership: SharedMembership,
+        audit: Audit,
+    ) -> Self {
+        Self(Arc::new(Shared { file, running: Mutex::new(config.clone()), membership, audit }))
     }
 
     /// Reads the file again, and changes what can change. `by` says who wants it.
@@ -37,6 +44,9 @@ impl Reloads {
         let reloaded = self.try_reload();
         match &reloaded {
             Ok(Reloaded { applied, at_restart }) => {
+                let settings = applied.iter().map(|changed| format!("{} = {}", changed.key, changed.after));
+                let what = settings.collect::<Vec<_>>().join(", ");
+                self.0.audit.note(by, "reload", &what, Ok::<_, &str>(()));
                 for ChangedSetting { key, before, after } in applied {
                     tracing::info!(by, key, before, after, "a setting has changed");
                 }
@@ -45,6 +55,7 @@ impl Reloads {
                 }
             }
             Err(error) => {
+                self.0.audit.note(by, "reload", "", Err(error));
                 tracing::error!(by, error, "the configuration is not taken: nothing has changed");
             }
         }
@@ -52,7 +63,7 @@ impl Reloads {
     }
 
     fn try_reload(&self) -> Result<Reloaded, String> {
-        let Shared { file, running, membership } = &*self.0;
+        let Shared { file, running, membership, .. } = &*self.0;
         let file = file.as_ref().ok_or("the coordinator was started without a configuration file")?;
         let new = Config::read(file).map_err(|error| in_one_line(&error))?;
         let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);

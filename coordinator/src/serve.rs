@@ -1,10 +1,12 @@
 //! Serves the streams of nodes and watchers.
 
+use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_net::audit::Audit;
 use larder_net::coordinator_client::who;
 use larder_net::quic::{
     Asked, Endpoint, Guest, GuestLimits, Guests, Incoming, MessageError, write_encoded, write_message,
@@ -17,9 +19,9 @@ use larder_protocol::v1;
 use larder_protocol::version::Version;
 use quinn::{RecvStream, SendStream};
 use tokio::sync::{mpsc, watch};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
-use crate::elect::{Place, Rival};
+use crate::elect::{Part, Rival};
 use crate::membership::{Beat, JoinRefused};
 use crate::metrics::Metrics;
 use crate::published::Published;
@@ -33,9 +35,14 @@ pub(crate) struct Server {
     pub(crate) tables: watch::Receiver<Arc<Published>>,
     pub(crate) metrics: Metrics,
     pub(crate) uptime: Uptime,
-    pub(crate) place: Place,
+    pub(crate) part: Part,
     pub(crate) endpoint: Endpoint,
     pub(crate) reloads: Reloads,
+    pub(crate) audit: Audit,
+    /// A coordinator that is elected may lead for so long beside its successor, of which it does not know yet.
+    pub(crate) yields_after: Duration,
+    /// Whether it is about to find out.
+    pub(crate) is_in_doubt: Cell<bool>,
 }
 
 /// Serves until the endpoint is closed.
@@ -48,7 +55,7 @@ pub(crate) async fn serve(endpoint: Endpoint, server: Server) {
 }
 
 impl Server {
-    async fn serve_connection(&self, incoming: Incoming, guests: &Guests) {
+    async fn serve_connection(self: &Rc<Self>, incoming: Incoming, guests: &Guests) {
         let remote = incoming.remote();
         let guest = match guests.receive(incoming).await {
             Ok(Some(guest)) => guest,
@@ -94,13 +101,8 @@ impl Server {
                 }
             }
             (FollowerMessage::Who(asker), role) => {
-                if let Some(asker) = asker.filter(|_| role == Role::Coordinator) {
-                    self.compare(remote, &asker);
-                }
-                let (keep, messages) = mpsc::channel(1);
-                let _ = keep.try_send(CoordinatorMessage::Standing(self.standing()));
-                drop(keep);
-                write((send, connection.version()), messages, self.tables.clone(), &self.metrics).await;
+                let asker = asker.filter(|_| role == Role::Coordinator);
+                self.serve_questions(&guest, asker, send, receive).await;
             }
             _ => {
                 self.metrics.rejected("not_allowed");
@@ -109,7 +111,13 @@ impl Server {
         }
     }
 
-    async fn serve_node(&self, guest: &Guest, mut join: Join, send: SendStream, mut receive: RecvStream) {
+    async fn serve_node(
+        self: &Rc<Self>,
+        guest: &Guest,
+        mut join: Join,
+        send: SendStream,
+        mut receive: RecvStream,
+    ) {
         let connection = guest.connection();
         let name = &connection.peer().name;
         let seen = connection.quic().remote_address().ip();
@@ -163,15 +171,53 @@ impl Server {
     }
 
     fn standing(&self) -> Standing {
-        self.place.standing(&self.membership, self.uptime)
+        self.part.standing(&self.membership, self.uptime)
     }
 
-    /// Yields to another coordinator that leads in a higher term, and of which this one did not know.
-    fn compare(&self, address: SocketAddr, other: &Standing) {
-        if self.standing().yields_to(other) {
-            // An error: it stops already.
-            let _ = self.place.rivals.try_send(Rival { address, term: other.term });
+    /// Says how this coordinator stands, and says it to another coordinator as often as that asks.
+    async fn serve_questions(
+        self: &Rc<Self>,
+        guest: &Guest,
+        mut asker: Option<Standing>,
+        mut send: SendStream,
+        mut receive: RecvStream,
+    ) {
+        loop {
+            if let Some(asker) = asker.take() {
+                self.compare(guest.connection().quic().remote_address(), &asker);
+            }
+            let answer = CoordinatorMessage::Standing(self.standing());
+            if write_message(&mut send, &answer).await.is_err() {
+                return;
+            }
+            if guest.connection().peer().role != Role::Coordinator {
+                break;
+            }
+            match guest.read(&mut receive).await {
+                Ok(Some(Asked { message: FollowerMessage::Who(again), .. })) => asker = again,
+                Ok(Some(_)) => return self.metrics.rejected("out_of_order"),
+                Ok(None) | Err(_) => return,
+            }
         }
+        // Errors: it went away.
+        let _ = send.finish();
+        let _ = timeout(FLUSH_DEADLINE, send.stopped()).await;
+    }
+
+    /// Yields to another coordinator that leads in a higher term, and of which this one does not know.
+    fn compare(self: &Rc<Self>, address: SocketAddr, other: &Standing) {
+        if !self.standing().yields_to(other) || self.is_in_doubt.replace(true) {
+            return;
+        }
+        let (server, other) = (Rc::clone(self), other.clone());
+        actix_rt::spawn(async move {
+            sleep(server.yields_after).await;
+            server.is_in_doubt.set(false);
+            if server.standing().yields_to(&other) {
+                // An error: it stops already.
+                let _ = server.part.rivals.try_send(Rival { address, term: other.term });
+            }
+        });
     }
 
     /// The answer to a node that may not join, beside how this coordinator stands.
@@ -184,7 +230,7 @@ impl Server {
             JoinRefused::LaterTerm(term) => {
                 self.metrics.rejected("later_term");
                 // An error: others have said so.
-                let _ = self.place.later_terms.try_send(term);
+                let _ = self.part.later_terms.try_send(term);
                 return None;
             }
             JoinRefused::Outdated(at_least) => CoordinatorMessage::Outdated(at_least),
@@ -211,7 +257,7 @@ impl Server {
 
     /// Hears a node until its stream ends.
     async fn listen(
-        &self,
+        self: &Rc<Self>,
         guest: &Guest,
         number: NodeNumber,
         incarnation: u64,
@@ -235,7 +281,7 @@ impl Server {
                         }
                     });
                     if let Beat::LaterTerm(term) = beat {
-                        let _ = self.place.later_terms.try_send(term);
+                        let _ = self.part.later_terms.try_send(term);
                     }
                     if !matches!(beat, Beat::Heard | Beat::Contested(_)) {
                         return;
@@ -257,6 +303,8 @@ impl Server {
                     let node = &guest.connection().peer().name;
                     let did = if drains { "a node drains" } else { "a node does not drain any more" };
                     tracing::info!(node, "{did}");
+                    let action = if drains { "drain" } else { "cancel_drain" };
+                    self.audit.note(&format!("node {node}"), action, node, Ok::<_, &str>(()));
                     self.membership.lock().drains(number, incarnation, drains);
                 }
                 Ok(Some(FollowerMessage::Leave)) => {
@@ -278,7 +326,7 @@ impl Server {
     }
 
     /// Asks a coordinator of which a node says that it leads too. One of the two yields: the other is told by the question.
-    async fn meet(&self, address: SocketAddr) {
+    async fn meet(self: &Rc<Self>, address: SocketAddr) {
         if let Some(other) = who(&self.endpoint, address, Some(self.standing())).await {
             self.compare(address, &other);
         }

@@ -1,14 +1,18 @@
 //! Starts the coordinator and stops it.
 
+mod console;
+
+use std::cell::Cell;
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::pin::pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix_web::dev::ServerHandle;
 use actix_web::web::{Data, ServiceConfig};
+use larder_net::audit::{self, Audit};
 use larder_net::coordinator_client::Known;
 use larder_net::quic::{
     BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
@@ -18,11 +22,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::config::{Backend, Config};
-use crate::elect::{Elect, Place, Rival, follow_leader, followed};
+use crate::elect::{Elect, Part, Rival, follow_leader, followed, look_out};
 use crate::election::{Candidate, Election};
+use crate::gather;
+use crate::history::History;
 use crate::http::{Bodies, State, routes};
-use crate::membership::Membership;
+use crate::membership::{self, Membership, Patience};
 use crate::metrics::Metrics;
+use crate::nodes::Nodes;
 use crate::prefix;
 use crate::published::Published;
 #[cfg(feature = "etcd")]
@@ -74,6 +81,27 @@ pub enum ServeError {
     /// The state cannot be read or written.
     #[error(transparent)]
     State(#[from] StateError),
+    /// The console's token cannot be used.
+    #[error("cannot use the console's token in {}: the file has a token and nothing else", path.display())]
+    Token {
+        /// The file.
+        path: PathBuf,
+        /// The system's error; `None` if the file is empty.
+        source: Option<std::io::Error>,
+    },
+    /// The console's admin is not whole.
+    #[error(
+        "the console changes nodes with all of [http] console_admin_token_file, console_admin_certificate and console_admin_key, or not at all; the certificate is an admin's: `larder ca issue admin NAME`"
+    )]
+    ConsoleAdmin,
+    /// The audit log cannot be written.
+    #[error("cannot write the audit log {}: set [audit] path to a file that this user may write", path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
     /// The metrics contradict each other.
     #[error("cannot register the metrics")]
     Metrics(#[from] prometheus::Error),
@@ -121,7 +149,15 @@ impl ServeError {
     pub fn is_the_askers(&self) -> bool {
         let is_of_the_election =
             matches!(self, Self::NotBuilt { .. } | Self::NoAddress | Self::Register(_) | Self::Rival { .. });
-        is_of_the_election || matches!(self, Self::Credentials(_) | Self::NotACoordinator { .. })
+        let is_of_a_file = matches!(
+            self,
+            Self::Credentials(_)
+                | Self::NotACoordinator { .. }
+                | Self::Token { .. }
+                | Self::ConsoleAdmin
+                | Self::Audit { .. }
+        );
+        is_of_the_election || is_of_a_file
     }
 }
 
@@ -198,28 +234,48 @@ async fn serve<R: Register + 'static>(
     on_ready: impl FnOnce(Ready),
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let uptime = Uptime::start();
-    let credentials = credentials(&config)?;
+    let (audit, thread) = start_audit(&config)?;
+    let served = serve_noting(config, file, register, &audit, on_ready, stop).await;
+    audit.end();
+    if let Some(thread) = thread {
+        // Errors: it panicked. The thread writes a few lines at most.
+        let _ = thread.join();
+    }
+    served
+}
+
+async fn serve_noting<R: Register + 'static>(
+    config: Config,
+    file: Option<PathBuf>,
+    register: Option<R>,
+    audit: &Audit,
+    on_ready: impl FnOnce(Ready),
+    stop: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let (uptime, credentials) = (Uptime::start(), credentials(&config)?);
     let endpoint = Endpoint::bind(config.peer.listen, &credentials, &TransportSettings::default())?;
     let (state_file, state) = StateFile::open(&config.state.path)?;
-    let patience = config.membership.patience();
-    let highest_term = state.table.epoch.term;
-    let begin = if register.is_some() { Membership::candidate } else { Membership::new };
-    let membership = SharedMembership::new(begin(patience.clone(), state, uptime.now()));
-    let reloads = Reloads::new(&config, file, membership.clone());
+    let (patience, highest_term) = (config.membership.patience(), state.table.epoch.term);
+    let membership = membership_of(register.is_some(), &patience, state, uptime);
+    let reloads = Reloads::new(&config, file, membership.clone(), audit.clone());
     let metrics = Metrics::new()?;
     renew_certificate(&endpoint, &config, credentials, &metrics);
     let (publish, tables) = watch::channel(Arc::<Published>::default());
-    let (questions, asked) = mpsc::channel(WAITING_QUESTIONS);
+    let (console_tokens, admin) = console::open(&config, audit)?;
+    let (questions, gathers) = answer_questions(&endpoint, admin, &tables);
 
     let listener = Listener::bind(config.http.listen)?;
-    let (http, (place, mut office)) = (listener.address, Office::new(life()));
+    let yields_after_ms = if register.is_some() { config.election.renew_within_ms } else { 0 };
+    let (http, (part, mut office)) = (listener.address, Office::new(life()));
     let state = Data::new(State {
         membership: membership.clone(),
-        place: place.clone(),
+        part: part.clone(),
         patience,
         peer_port: endpoint.local_address().port(),
         questions,
+        history: History::start(gathers.clone(), tables.clone()),
+        gathers,
+        console_tokens,
         bodies: Bodies::new(),
         metrics: metrics.clone(),
         uptime,
@@ -227,27 +283,27 @@ async fn serve<R: Register + 'static>(
     });
     let failed = |source| ServeError::Serve { http, source };
     let (handle, serving) = listener.serve(state)?;
-
     let server = Server {
         membership: membership.clone(),
-        tables: tables.clone(),
+        tables,
         metrics,
         uptime,
-        place: place.clone(),
+        part: part.clone(),
         endpoint: endpoint.clone(),
         reloads: reloads.clone(),
+        audit: audit.clone(),
+        yields_after: Duration::from_millis(yields_after_ms),
+        is_in_doubt: Cell::new(false),
     };
     actix_rt::spawn(reloads.watch());
     actix_rt::spawn(serve_followers(endpoint.clone(), server));
-    actix_rt::spawn(prefix::answer(endpoint.clone(), tables, asked));
     let peer = endpoint.local_address();
-    let (stop_election, election_stops) = oneshot::channel::<()>();
-    let mut election = None;
+    let mut electing = None;
     if let Some(register) = register {
-        let own = Candidate { life: place.life, ..candidate(&config, http, peer)? };
-        let part = Election::new(own, config.election.timing(), highest_term);
-        let elect = office.elect(&config, part, &membership, uptime, &endpoint);
-        election = Some(actix_rt::spawn(elect.run(register, async { drop(election_stops.await) })));
+        let own = Candidate { life: part.life, ..candidate(&config, http, peer)? };
+        let election = Election::new(own, config.election.timing(), highest_term);
+        electing =
+            Some(Electing::start(register, office.elect(&config, election, &membership, uptime, &endpoint)));
     }
     tracing::info!(%http, %peer, "the coordinator serves");
     on_ready(Ready { http, peer });
@@ -256,20 +312,71 @@ async fn serve<R: Register + 'static>(
     tokio::select! {
         ended = &mut serving => return ended.unwrap_or_else(|error| Err(error.into())).map_err(failed),
         failed = keep(&membership, &state_file, &publish, uptime, office.tables.subscribe()) => return Err(failed.into()),
-        Some(Rival { address, term }) = office.rivals.recv() => {
-            let own = membership.lock().term();
-            return Err(ServeError::Rival { address, term, own });
-        }
+        Some(rival) = office.rivals.recv() => return Err(yields_to(&rival, &membership)),
         () = stop => tracing::info!("the coordinator stops"),
     }
-    drop(stop_election);
-    if let Some(election) = election {
-        // An error: it panicked, and the others wait until its lease is over.
-        let _ = election.await;
-    }
+    Electing::end(electing).await;
     endpoint.close().await;
-    handle.stop(true).await;
+    handle.stop().await;
     serving.await.unwrap_or_else(|error| Err(error.into())).map_err(failed)
+}
+
+fn membership_of(
+    elects: bool,
+    patience: &Patience,
+    state: membership::State,
+    uptime: Uptime,
+) -> SharedMembership {
+    let begin = if elects { Membership::candidate } else { Membership::new };
+    SharedMembership::new(begin(patience.clone(), state, uptime.now()))
+}
+
+fn yields_to(&Rival { address, term }: &Rival, membership: &SharedMembership) -> ServeError {
+    ServeError::Rival { address, term, own: membership.lock().term() }
+}
+
+/// An election that goes on.
+struct Electing {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Electing {
+    fn start(register: impl Register + 'static, elect: Elect) -> Self {
+        let (stop, stops) = oneshot::channel::<()>();
+        Self { stop, task: actix_rt::spawn(elect.run(register, async { drop(stops.await) })) }
+    }
+
+    /// Frees the lease, if this coordinator leads.
+    async fn end(electing: Option<Self>) {
+        let Some(Self { stop, task }) = electing else { return };
+        drop(stop);
+        // An error: it panicked, and the others wait until its lease is over.
+        let _ = task.await;
+    }
+}
+
+/// Opens the audit log, if there is one.
+fn start_audit(config: &Config) -> Result<(Audit, Option<std::thread::JoinHandle<()>>), ServeError> {
+    let Some(log) = config.audit.clone() else { return Ok((Audit::default(), None)) };
+    let (path, name) = (log.path.clone(), credentials(config)?.identity().name.clone());
+    let started = Audit::start(log, audit::Server::Coordinator(name));
+    let (audit, thread) = started.map_err(|source| ServeError::Audit { path, source })?;
+    Ok((audit, Some(thread)))
+}
+
+/// Answers what HTTP asks of nodes, from now on.
+fn answer_questions(
+    endpoint: &Endpoint,
+    admin: Option<gather::Admin>,
+    tables: &watch::Receiver<Arc<Published>>,
+) -> (mpsc::Sender<prefix::Question>, mpsc::Sender<gather::Question>) {
+    let (questions, asked) = mpsc::channel(WAITING_QUESTIONS);
+    let (gathers, gathered) = mpsc::channel(WAITING_GATHERS);
+    let nodes = Rc::new(Nodes::new(endpoint.clone()));
+    actix_rt::spawn(prefix::answer(Rc::clone(&nodes), tables.clone(), asked));
+    actix_rt::spawn(gather::answer((nodes, admin), tables.clone(), gathered));
+    (questions, gathers)
 }
 
 /// Looks at the files of the certificate, and takes a new one.
@@ -305,14 +412,14 @@ impl Listener {
     fn serve(
         self,
         state: Data<State>,
-    ) -> Result<(ServerHandle, JoinHandle<std::io::Result<()>>), ServeError> {
+    ) -> Result<(larder_net::http::Handle, JoinHandle<std::io::Result<()>>), ServeError> {
         let Self { listener, address } = self;
         let connections = state.metrics.connections();
         let configure =
             move |service: &mut ServiceConfig| _ = service.app_data(state.clone()).configure(routes);
-        let server = larder_net::http::serve(listener, connections, STOP_WITHIN, configure)
+        let (handle, server) = larder_net::http::serve(listener, connections, STOP_WITHIN, configure)
             .map_err(|source| ServeError::Serve { http: address, source })?;
-        Ok((server.handle(), actix_rt::spawn(server)))
+        Ok((handle, actix_rt::spawn(server)))
     }
 }
 
@@ -326,12 +433,12 @@ struct Office {
 }
 
 impl Office {
-    fn new(life: u64) -> (Place, Self) {
+    fn new(life: u64) -> (Part, Self) {
         let (leader, known) = watch::channel(None);
         let (later_terms, heard) = mpsc::channel(1);
         let (rivals, met) = mpsc::channel(1);
-        let place = Place { life, leader: known, later_terms, rivals };
-        (place, Self { leader, later_terms: Some(heard), rivals: met, tables: watch::Sender::default() })
+        let part = Part { life, leader: known, later_terms, rivals };
+        (part, Self { leader, later_terms: Some(heard), rivals: met, tables: watch::Sender::default() })
     }
 
     /// Follows the leader from now on; the rest of the part in the election.
@@ -350,7 +457,10 @@ impl Office {
         let (membership, leader) = (membership.clone(), self.leader.clone());
         // A leader whose register hangs asks it twice before its right to lead is over.
         let deadline = Duration::from_millis(config.election.renew_within_ms / 2);
-        Elect { election, membership, uptime, leader, later_terms, deadline, led: None }
+        let patience = Duration::from_millis(config.election.timing().silence_ms);
+        let (lookout, asks) = look_out(endpoint.clone(), patience);
+        actix_rt::spawn(asks);
+        Elect { election, membership, uptime, leader, later_terms, lookout, deadline, led: None }
     }
 }
 
@@ -408,6 +518,9 @@ pub const STOP_WITHIN: Duration = Duration::from_secs(2);
 
 /// How often silence is judged and changes are looked for.
 const TICK: Duration = Duration::from_millis(20);
+
+/// Questions of consoles to nodes that wait.
+const WAITING_GATHERS: usize = 16;
 
 /// Questions about prefixes that wait.
 const WAITING_QUESTIONS: usize = 256;

@@ -1,6 +1,7 @@
 //! Coordinators and nodes in virtual time, with links that are cut and processes that stand still: the real election and the real
 //! membership of each coordinator, over a register that some of them cannot reach.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use larder_coordinator::election::{Answer, Ask, Candidate, Election, Record, Timing, Version};
@@ -8,7 +9,7 @@ use larder_coordinator::membership::{Beat, JoinRefused, Membership, Millis, Pati
 use larder_protocol::membership::{Heartbeat, Join};
 use larder_protocol::table::{NodeNumber, Table};
 
-const TIMING: Timing = Timing { lease_ms: 6_000, renew_within_ms: 4_000, retry_ms: 1_000 };
+const TIMING: Timing = Timing { lease_ms: 6_000, renew_within_ms: 4_000, retry_ms: 1_000, silence_ms: 1_500 };
 const PATIENCE: Patience = Patience {
     heartbeat_ms: 1_000,
     suspect_after_ms: 3_000,
@@ -46,9 +47,15 @@ struct World {
     nodes: Vec<Node>,
     /// Until when a coordinator is cut off from the register, from each other one, and from each node.
     cuts: Vec<[u64; 1 + COORDINATORS + NODES]>,
-    /// The last table that anybody made.
+    /// The last table of the highest term.
     last: Arc<Table>,
+    /// Who made the tables of each term, and the number of the last one.
+    terms: BTreeMap<u64, (usize, u64)>,
     takeovers: u64,
+    /// Takeovers from a leader that was silent, before its lease was over.
+    soon: u64,
+    /// Tables that were made in a lower term than that of the last one.
+    late: u64,
 }
 
 impl World {
@@ -72,7 +79,9 @@ impl World {
         let nodes = (0..NODES).map(node).collect();
         let cuts = vec![[0; 1 + COORDINATORS + NODES]; COORDINATORS];
         let (register, last) = (None, Arc::default());
-        Self { seed, random, now: 0, register, coordinators, nodes, cuts, last, takeovers: 0 }
+        let terms = BTreeMap::new();
+        let (takeovers, soon, late) = (0, 0, 0);
+        Self { seed, random, now: 0, register, coordinators, nodes, cuts, last, terms, takeovers, soon, late }
     }
 
     fn clock(&self, at: usize) -> Millis {
@@ -127,12 +136,16 @@ impl World {
 
     fn elect(&mut self, at: usize) {
         let (clock, reaches) = (self.clock(at), self.answers(at, 0));
+        self.ask_leader(at, clock);
         while let Some(ask) = self.coordinators[at].election.poll(clock) {
+            let election = &self.coordinators[at].election;
+            let is_soon = matches!(ask, Ask::Write(..)) && election.misses_leader(clock);
             let is_lost = !reaches || self.random.u8(..50) == 0;
             // A question that is lost may have been done all the same.
             let arrives = reaches && (!is_lost || self.random.bool());
             let answer = if arrives { self.ask(ask) } else { Answer::Failed };
             let answer = if is_lost { Answer::Failed } else { answer };
+            self.soon += u64::from(is_soon && matches!(answer, Answer::Written(_)));
             self.coordinators[at].election.answer(answer, clock);
         }
         let Coordinator { election, membership, .. } = &mut self.coordinators[at];
@@ -142,6 +155,16 @@ impl World {
                 membership.lead(reign.term, reign.until, clock);
             }
             None => membership.resign(),
+        }
+    }
+
+    /// Asks the leader whether it leads.
+    fn ask_leader(&mut self, at: usize, clock: Millis) {
+        let Some(leader) = self.coordinators[at].election.poll_leader(clock) else { return };
+        let other = leader.life as usize - 1;
+        let reaches = self.answers(at, 1 + other) && self.answers(other, 1 + at);
+        if reaches && self.coordinators[other].membership.leads(self.clock(other)) {
+            self.coordinators[at].election.hear_leader(leader.life);
         }
     }
 
@@ -168,13 +191,7 @@ impl World {
         let clock = self.clock(at);
         let leads = self.coordinators[at].membership.leads(clock);
         if let Some(table) = self.coordinators[at].membership.tick(clock) {
-            let (last, seed) = (&self.last, self.seed);
-            assert!(leads && table.epoch > last.epoch, "seed {seed}: {} after {}", table.epoch, last.epoch);
-            if last.members.len() == NODES {
-                let is_same = table.homes == last.homes && table.members.len() == NODES;
-                assert!(is_same, "seed {seed}: table {} moves partitions", table.epoch);
-            }
-            self.last = table;
+            self.made(at, leads, table);
         }
         if !leads {
             return;
@@ -189,11 +206,37 @@ impl World {
         }
         for node in 0..NODES {
             let hears = self.nodes[node].follows == Some(at) && self.answers(at, 1 + COORDINATORS + node);
-            let node = &mut self.nodes[node];
+            let (seed, node) = (self.seed, &mut self.nodes[node]);
+            assert!(
+                !hears || table.epoch.term >= node.known.epoch.term,
+                "seed {seed}: a node obeys an earlier term"
+            );
             if hears && table.epoch > node.known.epoch && table.epoch.number > 0 {
                 node.known = Arc::clone(&table);
             }
         }
+    }
+
+    /// A coordinator made a table: in a term of its own, after all that it made there before.
+    fn made(&mut self, at: usize, leads: bool, table: Arc<Table>) {
+        let (last, seed, epoch) = (&self.last, self.seed, table.epoch);
+        let (leader, number) = self.terms.insert(epoch.term, (at, epoch.number)).unwrap_or((at, 0));
+        assert!(
+            leads && leader == at,
+            "seed {seed}: coordinators {leader} and {at} make tables of term {}",
+            epoch.term
+        );
+        assert!(epoch.number > number, "seed {seed}: table {epoch} after number {number}");
+        // A leader that is left alone may not know yet that another one leads.
+        if epoch.term < last.epoch.term {
+            self.late += 1;
+            return;
+        }
+        if last.members.len() == NODES {
+            let is_same = table.homes == last.homes && table.members.len() == NODES;
+            assert!(is_same, "seed {seed}: table {epoch} moves partitions");
+        }
+        self.last = table;
     }
 
     /// Lets a node beat, or look for a coordinator that leads.
@@ -253,7 +296,7 @@ impl World {
 #[test]
 fn whoever_is_cut_off_or_stopped_tables_only_grow_and_no_partition_moves() {
     let seeds = if std::env::var_os("LARDER_HEAVY_TESTS").is_some() { 1_000 } else { 100 };
-    let mut takeovers = 0;
+    let (mut takeovers, mut soon, mut late) = (0, 0, 0);
     for seed in 0..seeds {
         let mut world = World::new(seed);
         // All is well until everybody knows everybody.
@@ -275,8 +318,11 @@ fn whoever_is_cut_off_or_stopped_tables_only_grow_and_no_partition_moves() {
         );
         let known = world.coordinators.iter().map(|one| one.membership.table().epoch);
         assert!(known.into_iter().all(|known| known == epoch), "seed {seed}: all coordinators know {epoch}");
-        takeovers += world.takeovers;
+        (takeovers, soon, late) = (takeovers + world.takeovers, soon + world.soon, late + world.late);
     }
     assert!(takeovers > 2 * seeds, "{takeovers} takeovers: the histories were too calm to show anything");
-    println!("{seeds} seeds, {takeovers} takeovers");
+    println!(
+        "{seeds} seeds, {takeovers} takeovers, {soon} of them soon; {late} tables of leaders left alone"
+    );
+    assert!(soon > seeds / 2, "{soon} takeovers from a silent leader: too few to show anything");
 }

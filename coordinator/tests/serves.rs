@@ -13,9 +13,10 @@ use larder_coordinator::election::{Record, Version};
 use larder_coordinator::register::{Memory, Register, Trouble};
 use larder_coordinator::{
     Config, ElectionConfig, HttpConfig, MembershipConfig, PeerConfig, Ready, ServeError, StateConfig, Status,
-    run, run_elected,
+    run, run_elected, run_from,
 };
 use larder_net::coordinator_client::{Candidate, FollowAs, Known, NodeFacts, follow};
+use larder_net::line_file::RecordConfig;
 use larder_net::quic::ca::{Authority, Validity};
 use larder_net::quic::{Credentials, Endpoint, TransportSettings, read_message, write_message};
 use larder_net::trace::TracingConfig;
@@ -25,6 +26,7 @@ use larder_protocol::peer::{PeerRequest, PeerResponse, RowSpan, Rows};
 use larder_protocol::table::{Holder, Member, MemberState, NodeNumber, PARTITIONS};
 use larder_protocol::v1::is_merged;
 use larder_protocol::version::Version as ProtocolVersion;
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::{oneshot, watch};
 
@@ -113,7 +115,7 @@ impl Place {
 
     fn config(&self, state: &str, peer: Option<SocketAddr>) -> Config {
         Config {
-            http: HttpConfig { listen: any_port() },
+            http: HttpConfig { listen: any_port(), ..HttpConfig::default() },
             peer: PeerConfig {
                 listen: peer.unwrap_or_else(any_port),
                 ca: self.file("ca.pem"),
@@ -130,8 +132,18 @@ impl Place {
                 remember_lost_ms: 60_000,
             },
             election: ElectionConfig::default(),
+            audit: None,
             tracing: TracingConfig::default(),
         }
+    }
+
+    /// Has an admin ask a coordinator to reload.
+    async fn reload(&self, coordinator: &Coordinator, admin: &str) {
+        let endpoint = self.endpoint(&Identity::new(Role::Admin, admin));
+        let connection = endpoint.connect(coordinator.ready.peer, Role::Coordinator, None).await.unwrap();
+        let (mut send, mut receive) = connection.quic().open_bi().await.unwrap();
+        write_message(&mut send, &FollowerMessage::Reload).await.unwrap();
+        read_message::<CoordinatorMessage>(&mut receive).await.unwrap().unwrap();
     }
 
     fn node(&self, name: &str, incarnation: u64, coordinator: &Coordinator) -> Follower {
@@ -408,6 +420,25 @@ fn a_coordinator_that_comes_back_goes_on_where_it_was() {
 }
 
 #[test]
+fn a_node_that_is_stopped_before_it_follows_a_coordinator_that_came_back_says_goodbye() {
+    on_one_thread(async {
+        let place = Place::new();
+        let first = place.start(None);
+        let address = first.ready.peer;
+        let (mut stays, mut leaves) = (place.node("node-0", 1, &first), place.node("node-1", 2, &first));
+        stays.sees("both", members(2)).await;
+        leaves.sees("both", members(2)).await;
+        first.stop();
+        // It has dialled in vain so often that it waits for a second before it dials again.
+        tokio::time::sleep(Duration::from_millis(2_500)).await;
+        let second = place.start(Some(address));
+        leaves.leave().await;
+        stays.sees("only itself", members(1)).await;
+        assert!(second.status().lost.is_empty(), "{:?}", second.status());
+    });
+}
+
+#[test]
 fn who_may_not_follow_is_turned_away_and_counted() {
     on_one_thread(async {
         let place = Place::new();
@@ -443,6 +474,68 @@ fn who_may_not_follow_is_turned_away_and_counted() {
         coordinator.counted("larder_coordinator_rejected_total{reason=\"malformed\"} 1").await;
         let mut node = place.node("a", 1, &coordinator);
         node.sees("itself: the others did no harm", members(1)).await;
+    });
+}
+
+#[test]
+fn the_audit_log_says_who_changed_what() {
+    on_one_thread(async {
+        let place = Place::new();
+        let admin = place.authority.issue(&Identity::new(Role::Admin, "web"), Validity::days(1)).unwrap();
+        std::fs::write(place.file("web.pem"), admin.certificate_pem).unwrap();
+        std::fs::write(place.file("web.key"), admin.key_pem).unwrap();
+        std::fs::write(place.file("token"), "secret").unwrap();
+        let mut config = place.config("state.redb", None);
+        config.audit = Some(RecordConfig::to(place.file("audit")));
+        config.http.console_admin_token_file = Some(place.file("token"));
+        config.http.console_admin_certificate = Some(place.file("web.pem"));
+        config.http.console_admin_key = Some(place.file("web.key"));
+        let file = place.file("coordinator.toml");
+        std::fs::write(&file, toml::to_string(&config).unwrap()).unwrap();
+        let served = file.clone();
+        let coordinator = Coordinator::start(move |ready, stop| {
+            actix_rt::System::new().block_on(run_from(config, Some(served), ready, stop))
+        });
+        let (drains, drained) = watch::channel(false);
+        let candidate =
+            Candidate { incarnation: 1, peer: any_port(), http: any_port(), devices: 1, weight: 1 };
+        let facts = NodeFacts { candidate, silent: Box::new(Vec::new), drains: drained };
+        let endpoint = place.endpoint(&Identity::new(Role::Node, "node-0"));
+        let mut node = Follower::start(endpoint, coordinator.ready.peer, FollowAs::Node(facts));
+        node.sees("itself", members(1)).await;
+        drains.send_replace(true);
+        let is_draining = |known: &Known| known.table.members[0].state == MemberState::Draining;
+        node.sees("that it drains", is_draining).await;
+
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::write(&file, text.replace("suspect_after_ms = 300", "suspect_after_ms = 400")).unwrap();
+        place.reload(&coordinator, "me").await;
+        std::fs::write(&file, "no configuration").unwrap();
+        place.reload(&coordinator, "me").await;
+
+        let url = format!("http://{}/console/change", coordinator.ready.http);
+        let policy = r#"{"action": "policy", "node": "node-0", "policy": "sieve"}"#;
+        let change = move || ureq::post(url).header("Authorization", "Bearer secret").send(policy).unwrap();
+        tokio::task::spawn_blocking(change).await.unwrap();
+        node.leave().await;
+        coordinator.stop();
+
+        let text = std::fs::read_to_string(place.file("audit")).unwrap();
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert!(lines.iter().all(|line| line["coordinator"] == "c" && line["time"].is_string()), "{text}");
+        let has = |by: &str, action: &str, what: &str, outcome: &str| {
+            lines.iter().any(|line| {
+                let outcome_is = line["outcome"].as_str().is_some_and(|said| said.contains(outcome));
+                let what_is = line["what"].as_str().unwrap_or_default() == what;
+                line["by"] == by && line["action"] == action && what_is && outcome_is
+            })
+        };
+        assert!(has("node node-0", "drain", "node-0", "done"), "{text}");
+        // The coordinator may have seen the changed file first.
+        let new = "membership.suspect_after_ms = 400";
+        assert!(lines.iter().any(|line| line["action"] == "reload" && line["what"] == new), "{text}");
+        assert!(has("admin me", "reload", "", "coordinator.toml"), "{text}");
+        assert!(has("console of admin web", "set_policy", "sieve at node-0", "not reached"), "{text}");
     });
 }
 
@@ -496,7 +589,7 @@ fn a_router_is_told_how_much_of_a_prefix_each_node_holds() {
             format!("{{\"fingerprint\": {fingerprint}, \"chunk_tokens\": 256, \"hashes\": [{hashes}]}}")
         };
         let answer = ask(body(&hash("ab"))).await.unwrap();
-        let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+        let answer: Value = serde_json::from_str(&answer).unwrap();
         assert_eq!(answer["cluster"], serde_json::json!({"chunks": 2, "tokens": 512}));
         let held = serde_json::json!(
             [{"name": "home", "chunks": 2, "tokens": 512, "held_tokens": 512, "cost_tokens": 256}]
@@ -673,7 +766,7 @@ fn a_certificate_of_another_role_is_no_coordinators() {
     std::fs::write(place.file("n.pem"), issued.certificate_pem).unwrap();
     std::fs::write(place.file("n.key"), issued.key_pem).unwrap();
     let config = |certificate: &Path, key: &Path| Config {
-        http: HttpConfig { listen: any_port() },
+        http: HttpConfig { listen: any_port(), ..HttpConfig::default() },
         peer: PeerConfig {
             listen: any_port(),
             ca: place.file("ca.pem"),

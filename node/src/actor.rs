@@ -19,6 +19,7 @@ mod perform;
 mod purge;
 mod siblings;
 mod traces;
+mod why;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,11 +27,15 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::stream;
+use larder_core::lookups::Origin;
 use larder_core::store::ids::SessionId;
-use larder_core::store::{self, NamespaceFacts, StoreLimits};
+use larder_core::store::{self, NamespaceFacts, SessionFacts, StoreLimits};
+use larder_core::what_if::{Past, PastLookup};
 use larder_core::{Core, DeviceLimits, Event, Sources};
 use larder_device::thread::Report as DeviceReport;
-use larder_protocol::session::{Found, Leased, Lookup, Request, Response, Tier};
+use larder_protocol::Chain;
+use larder_protocol::pin::PinStart;
+use larder_protocol::session::{Found, Leased, Lookup, Pinned, Request, Response, Tier};
 use tokio::sync::{mpsc, watch};
 
 use self::answer::Asked;
@@ -42,9 +47,9 @@ use self::handoff::PeerFollowers;
 use self::lives::Lives;
 pub(crate) use self::messages::PurgeDisk;
 pub use self::messages::{
-    Answer, Ask, AskDrain, AskHoldings, AskNamespaces, AskPurged, AskReport, BeginPurge, Client, Close,
-    Drain, EndPurge, Holdings, LimitsAre, Open, ProcessGone, PurgePage, ReplyTo, Report, TakersAre,
-    TenantsAre,
+    Answer, Ask, AskChain, AskDrain, AskHoldings, AskLookups, AskNamespaces, AskPast, AskPurged, AskReport,
+    BeginPurge, ChainSeen, Client, Close, Drain, EndPurge, Holdings, LimitsAre, LookupsSeen, Open, PastSeen,
+    ProcessGone, PurgePage, ReplyTo, Report, SessionSeen, TakersAre, TenantsAre,
 };
 use self::peers::EndedGrants;
 pub use self::peers::{Fetcher, FollowStarter, Peers};
@@ -52,17 +57,17 @@ use self::perform::Pending;
 use self::traces::cause_of;
 
 use crate::arena::{Arena, Renewal};
-use crate::audit::Audit;
 use crate::clock::Clock;
 use crate::copy::CopyPool;
 use crate::device_lane::{DeviceLane, DevicePlace};
 use crate::events::Feed;
-use crate::exchange::SetPolicy;
+use crate::exchange::{PinForAdmin, SetPolicy};
 use crate::infinite_cache;
 use crate::lookup_log::Recorder;
 use crate::metrics::{ActorMetrics, Hit, Movement};
 use crate::siblings::{SIBLING_DEADLINE, Siblings};
 use crate::window::Window;
+use larder_net::audit::Audit;
 
 /// One GPU's actor; without a GPU, the host's.
 pub struct GpuActor {
@@ -79,11 +84,13 @@ pub struct GpuActor {
     /// Write windows of the sessions that have one.
     windows: HashMap<SessionId, Arc<Window>>,
     /// The engines behind the open sessions.
-    clients: HashMap<SessionId, Client>,
+    clients: HashMap<SessionId, Engine>,
     /// Extents that wait for new memory and for the copy pool.
     renewals: Vec<Renewal>,
     /// The lookup log.
     recorder: Option<Recorder>,
+    /// The last lookups, for those who ask what another cache would have hit.
+    past: Past,
     /// Who pins what.
     audit: Audit,
     /// Other actors of this node, if there are any.
@@ -104,6 +111,14 @@ pub struct GpuActor {
     disk_trouble: Option<String>,
     /// The object store beside it, if there is one.
     objects: Option<Objects>,
+}
+
+/// The engine behind an open session.
+#[derive(Debug, Default)]
+struct Engine {
+    client: Client,
+    /// The session's last request, and when it came.
+    last: Option<(&'static str, Duration)>,
 }
 
 /// The parts of an actor.
@@ -171,6 +186,7 @@ impl GpuActor {
             clients: HashMap::new(),
             renewals: Vec::new(),
             recorder,
+            past: Past::default(),
             audit,
             siblings,
             peers,
@@ -213,9 +229,17 @@ impl GpuActor {
             self.metrics.could_reuse(namespace, asked, now);
         }
         let is_whole = chain.hashes.is_empty() || chain.chunk(0).index == 0;
-        if let Some(recorder) = self.recorder.as_ref().filter(|_| is_whole) {
+        if !is_whole {
+            return;
+        }
+        if let Some(recorder) = &self.recorder {
             recorder.record(usable.fingerprint, usable.chunk_tokens, prompt_tokens, &chain.hashes, now);
         }
+        let (chunk_tokens, tokens_hit) = (usable.chunk_tokens, found.tokens);
+        let namespace = usable.fingerprint;
+        let about =
+            PastLookup { at: now, namespace, chunk_tokens, prompt_tokens, tokens_hit, chunks: [].into() };
+        self.past.note(&chain.hashes, about);
     }
 
     /// Does the periodic work.
@@ -228,11 +252,14 @@ impl GpuActor {
     /// Takes a request. The answer follows now or later.
     fn ask(&mut self, ask: Ask, ctx: &mut Context<Self>) {
         let started = self.clock.elapsed();
-        let Ask { session, mut request, descriptors, reply_to, trace } = ask;
+        let Ask { session, mut request, descriptors, reply_to, trace, origin } = ask;
         if trace.is_recorded() {
             self.describe_request(&trace, &request);
         }
         let asked = Asked { request: request.name(), reply_to, trace, started };
+        if let Some(engine) = self.clients.get_mut(&session) {
+            engine.last = Some((asked.request, started));
+        }
         #[cfg(test)]
         lives::planted();
         match request {
@@ -247,6 +274,11 @@ impl GpuActor {
                     follow.writer.take_if(|writer| !self.is_elsewhere(writer));
                 }
                 let (number, cause) = (self.pending.expect(session, asked.clone()), cause_of(&asked.trace));
+                let is_kept =
+                    matches!(request, Request::Lookup(_) | Request::Prefetch(_) | Request::Lease(_));
+                if is_kept && origin != Origin::default() {
+                    self.core.request_is(number, origin);
+                }
                 return self.decide(Event::Asked { request: number, ask: request, cause }, ctx);
             }
         }
@@ -301,7 +333,7 @@ impl Handler<Open> for GpuActor {
         if let Some(window) = open.window {
             self.windows.insert(session, window);
         }
-        self.clients.insert(session, open.client);
+        self.clients.insert(session, Engine { client: open.client, last: None });
         MessageResult(session)
     }
 }
@@ -347,6 +379,31 @@ impl Handler<SetPolicy> for GpuActor {
     }
 }
 
+impl Handler<PinForAdmin> for GpuActor {
+    type Result = Result<Pinned, String>;
+
+    fn handle(&mut self, ask: PinForAdmin, ctx: &mut Self::Context) -> Self::Result {
+        let done = self.guard(ctx, |actor, ctx| {
+            let done = match ask {
+                PinForAdmin::Start(PinStart { fingerprint, hashes, duration_ms }) => {
+                    let chain = Chain::from_root(fingerprint.root(), hashes);
+                    actor.core.pin_for_admin(&fingerprint, &chain, duration_ms, actor.clock.now())
+                }
+                PinForAdmin::End(pin) => {
+                    let ended = Pinned { pin, chunks: 0, duration_ms: 0 };
+                    actor.core.unpin_for_admin(pin).map(|()| ended)
+                }
+            };
+            actor.settle(ctx);
+            done
+        });
+        done.map_or_else(
+            || Err("the actor begins anew".to_owned()),
+            |done| done.map_err(|refused| refused.to_string()),
+        )
+    }
+}
+
 impl Handler<LimitsAre> for GpuActor {
     type Result = ();
 
@@ -361,6 +418,8 @@ impl Handler<AskReport> for GpuActor {
     fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> Report {
         let usage = self.core.usage();
         let tenants = self.metrics.observe(&usage, self.clock.now());
+        let lookups = self.core.lookup_bytes() + self.past.bytes();
+        self.metrics.remembers(self.core.store().remembered_bytes(), lookups);
         let of_tenants = self.tenants.iter().zip(self.core.store().tenant_bytes());
         for (tenant, (held, limit)) in of_tenants.filter(|(tenant, _)| !tenant.is_empty()) {
             self.metrics.tenant_holds(tenant, held, limit);
@@ -369,6 +428,18 @@ impl Handler<AskReport> for GpuActor {
         let closed = self.disk.as_ref().and_then(Disk::trouble);
         let disk_trouble = closed.or(self.disk_trouble.as_deref()).map(str::to_owned);
         Report { usage, policy: self.core.store().policy(), tokens_asked, tokens_hit, tenants, disk_trouble }
+    }
+}
+
+impl Handler<AskPast> for GpuActor {
+    type Result = PastSeen;
+
+    fn handle(&mut self, _: AskPast, _: &mut Self::Context) -> PastSeen {
+        let disk_bytes = self.disk.as_ref().filter(|disk| disk.trouble().is_none());
+        PastSeen {
+            lookups: self.past.lookups().cloned().collect(),
+            disk_bytes: disk_bytes.map_or(0, |disk| disk.tier.capacity_bytes()),
+        }
     }
 }
 
@@ -385,9 +456,20 @@ impl Handler<AskHoldings> for GpuActor {
 
     fn handle(&mut self, _: AskHoldings, _: &mut Self::Context) -> Holdings {
         let store = self.core.store();
-        let client = |session| self.clients.get(&session).cloned().unwrap_or_default();
+        let now = self.clock.elapsed();
+        let seen = |facts: SessionFacts| {
+            let engine = self.clients.get(&facts.session);
+            SessionSeen {
+                client: engine.map(|engine| engine.client.clone()).unwrap_or_default(),
+                namespaces: store.namespaces_of(facts.session).collect(),
+                last: engine
+                    .and_then(|engine| engine.last)
+                    .map(|(request, at)| (request, now.saturating_sub(at))),
+                facts,
+            }
+        };
         Holdings {
-            sessions: store.session_facts().map(|facts| (facts, client(facts.session))).collect(),
+            sessions: store.session_facts().map(seen).collect(),
             pins: store.pin_facts(self.clock.now()).collect(),
             tenants: store.tenant_bytes(),
         }

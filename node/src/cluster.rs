@@ -29,7 +29,7 @@ use crate::directory::{DirectoryActor, DirectoryLimits, DirectoryMetrics};
 use crate::drain::Drains;
 use crate::exchange::{
     ConnectedPeers, ExchangeHandle, ExchangeLimits, ExchangeMetrics, NewTable, PeerActor, Rooms, Serve,
-    Services, SilentPeers,
+    Services, ShowNode, SilentPeers,
 };
 use crate::limits::ClusterLimits;
 use crate::metrics::table::Membership;
@@ -109,6 +109,9 @@ pub struct ClusterStatus {
     pub silent: Vec<String>,
     /// Whether it shares chunks.
     pub shares: bool,
+    /// The zone of its configuration.
+    #[serde(default)]
+    pub zone: Option<String>,
     /// Why the coordinator does not let it join, as long as it does not.
     #[serde(default)]
     pub refused: Option<String>,
@@ -209,10 +212,10 @@ impl Cluster {
         incarnation: u64,
         weight: u64,
         drains: &Drains,
-        (reloads, purges): (&Reloads, &Purges),
+        (reloads, purges, show): (&Reloads, &Purges, ShowNode),
     ) {
         if let Some(Sharing { peer, directory, .. }) = &self.sharing {
-            let services = self.services(actors, directory, drains, (reloads, purges));
+            let services = self.services(actors, directory, drains, (reloads, purges, show));
             if peer.send(Serve(services)).await.is_err() {
                 tracing::error!("the peer thread ended before it served");
             }
@@ -262,7 +265,7 @@ impl Cluster {
         actors: &[Addr<GpuActor>],
         directory: &Addr<DirectoryActor>,
         drains: &Drains,
-        (reloads, purges): (&Reloads, &Purges),
+        (reloads, purges, show): (&Reloads, &Purges, ShowNode),
     ) -> Services {
         Services {
             blocks: actors.iter().map(|actor| actor.clone().recipient()).collect(),
@@ -271,6 +274,7 @@ impl Cluster {
             take_in: actors.iter().map(|actor| actor.clone().recipient()).collect(),
             verify: actors.iter().map(|actor| actor.clone().recipient()).collect(),
             policy: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+            pin: actors.iter().map(|actor| actor.clone().recipient()).collect(),
             take: actors.iter().map(|actor| actor.clone().recipient()).collect(),
             drain: {
                 let drains = drains.clone();
@@ -287,6 +291,7 @@ impl Cluster {
                 let purges = purges.clone();
                 Box::new(move |admin, command| purges.command(admin, command))
             },
+            show,
             audit: reloads.audit(),
             find: directory.clone().recipient(),
             announce: directory.clone().recipient(),
@@ -298,7 +303,7 @@ impl Cluster {
     /// A function that reports the node's view of its cluster at any time; it also updates the gauges.
     pub(crate) fn reporter(&self) -> impl Fn() -> ClusterStatus + Send + Sync + use<> {
         let (known, silent, shares) = (self.known.subscribe(), self.silent.clone(), self.limits.share);
-        let gauges = self.gauges.clone();
+        let (gauges, zone) = (self.gauges.clone(), self.limits.zone.clone());
         move || {
             let Known { table, own, incarnation, refused, .. } = known.borrow().clone();
             gauges.show(&table);
@@ -312,6 +317,7 @@ impl Cluster {
                 suspects: suspects.count(),
                 silent: silent.get().iter().filter_map(name).collect(),
                 shares,
+                zone: zone.clone(),
                 refused,
             }
         }
@@ -372,7 +378,7 @@ impl Sharing {
         let connections = limits.peer_connections;
         let exchange_limits =
             ExchangeLimits { send_bytes_per_second, connections, ..ExchangeLimits::default() };
-        let (handle, orders) = ExchangeHandle::new();
+        let (handle, orders) = ExchangeHandle::new(clock);
         let metrics = ExchangeMetrics::register(registry)?;
         let connected = ConnectedPeers::default();
         let (endpoint, watches) = (endpoint.clone(), watch.clone());

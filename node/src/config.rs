@@ -5,7 +5,6 @@
 
 mod object;
 
-use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -14,10 +13,11 @@ use bytesize::ByteSize;
 use larder_core::placement::PlacementRule;
 use larder_core::store::WritePolicy;
 use larder_core::store::policy::PolicyName;
+pub use larder_net::line_file::RecordConfig;
 use larder_net::quic::CredentialFiles;
+use larder_net::sizes::{exact, size};
 use larder_net::trace::TracingConfig;
-use serde::de::{self, Unexpected, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use strsim::damerau_levenshtein;
 
 pub use self::object::{ObjectConfig, ObjectWrite};
@@ -217,20 +217,6 @@ pub struct SessionConfig {
     pub max_lingering_processes: u32,
 }
 
-/// A log of lines: the lookup log (hashes only), or the audit log.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-#[serde(deny_unknown_fields)]
-pub struct RecordConfig {
-    /// The file that is written; older ones beside it end in `.1`, `.2` and so on.
-    pub path: PathBuf,
-    /// Size of one file.
-    #[serde(default = "mib::<RECORD_MIB>", serialize_with = "exact", deserialize_with = "size")]
-    pub max_bytes: ByteSize,
-    /// Older files that are kept.
-    #[serde(default = "number::<OLD_FILES, _>")]
-    pub old_files: u32,
-}
-
 /// The cluster that the node is a member of.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -242,6 +228,8 @@ pub struct ClusterConfig {
     pub listen: SocketAddr,
     /// The node's address as peers see it; by default, the address that the coordinator sees.
     pub advertise: Option<SocketAddr>,
+    /// Where the node is, such as a rack or an availability zone: lists and the console show nodes by it.
+    pub zone: Option<String>,
     /// Certificates of the authorities that are trusted (PEM).
     pub ca: PathBuf,
     /// This node's certificate chain (PEM); `larder ca issue node NAME` makes one. Its name is the node's.
@@ -395,6 +383,7 @@ impl ClusterConfig {
             coordinator,
             listen: default_peer_listen(),
             advertise: None,
+            zone: None,
             ca,
             certificate,
             key,
@@ -409,14 +398,6 @@ impl ClusterConfig {
             drain_ms: 0,
             drain_bytes_per_second: mib::<DRAIN_MIB>(),
         }
-    }
-}
-
-impl RecordConfig {
-    /// Writes to `path`, in files of the usual size and number.
-    #[must_use]
-    pub fn to(path: PathBuf) -> Self {
-        Self { path, max_bytes: mib::<RECORD_MIB>(), old_files: OLD_FILES.into() }
     }
 }
 
@@ -453,42 +434,6 @@ impl Default for SessionConfig {
             max_pin_ms: 600_000,
             max_lingering_processes: 64,
         }
-    }
-}
-
-/// Writes a size as a number: as a text it would be rounded.
-fn exact<S: Serializer>(
-    size: &(impl Into<Option<ByteSize>> + Copy),
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    (*size).into().map(|size| size.0).serialize(serializer)
-}
-
-/// Reads a size as people write it, and says how when it is none.
-fn size<'de, D: Deserializer<'de>, S: From<ByteSize>>(deserializer: D) -> Result<S, D::Error> {
-    deserializer.deserialize_any(SizeVisitor).map(S::from)
-}
-
-struct SizeVisitor;
-
-impl Visitor<'_> for SizeVisitor {
-    type Value = ByteSize;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a size: a number of bytes, or a text such as \"1GiB\" (2^30) or \"1GB\" (10^9)")
-    }
-
-    fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<ByteSize, E> {
-        Ok(ByteSize(bytes))
-    }
-
-    fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<ByteSize, E> {
-        let wrong = || E::invalid_value(Unexpected::Signed(bytes), &self);
-        u64::try_from(bytes).map(ByteSize).map_err(|_| wrong())
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
-        text.parse().map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
     }
 }
 
@@ -539,10 +484,6 @@ const FETCH_DEADLINE_MS: u16 = 2_000;
 const FIND_DEADLINE_MS: u16 = 100;
 const DATAGRAM_BYTES: u16 = 8_900;
 const CONNECTIONS: u16 = larder_core::exchange::MOST_CONNECTIONS as u16;
-
-/// Size and number of the files of recorded lookups.
-const RECORD_MIB: u64 = 64;
-const OLD_FILES: u16 = 4;
 
 #[cfg(test)]
 mod tests;

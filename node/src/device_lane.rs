@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_core::store::ids::SessionId;
 use larder_device::thread::{Busy, Report};
-use larder_device::{Device, DeviceError, DeviceThread, Order, Ticket};
+use larder_device::{Device, DeviceError, DeviceThread, Order, OrderNumber};
 use tokio::sync::{mpsc, oneshot};
 
 pub use devices::Devices;
@@ -38,7 +38,7 @@ pub struct DeviceLane {
     /// Sessions whose end the thread has not heard of.
     closing: Vec<SessionId>,
     /// Cancelled orders that the thread has not heard of.
-    cancelling: Vec<Ticket>,
+    cancelling: Vec<OrderNumber>,
     /// Why the device cannot be used; set before anybody hears that it cannot.
     lost: Arc<Mutex<Option<DeviceError>>>,
     sweeps: Arc<Sweeps>,
@@ -112,17 +112,17 @@ impl DeviceLane {
     /// Hands an order to the device that is made on its thread.
     pub(crate) fn submit(
         &self,
-        ticket: Ticket,
+        number: OrderNumber,
         make: impl FnOnce(&mut dyn Device, &mut Regions) -> Result<Order, DeviceError> + Send + 'static,
     ) -> Result<(), Busy> {
         let regions = Arc::clone(&self.regions);
         let thread = self.thread.as_ref().ok_or(Busy)?;
-        thread.submit_made(ticket, move |device| make(device, &mut lock(&regions)))
+        thread.submit_made(number, move |device| make(device, &mut lock(&regions)))
     }
 
     /// Gives up an order that waits for its word.
-    pub(crate) fn cancel(&mut self, ticket: Ticket) {
-        self.cancelling.push(ticket);
+    pub(crate) fn cancel(&mut self, number: OrderNumber) {
+        self.cancelling.push(number);
         self.catch_up();
     }
 
@@ -132,7 +132,7 @@ impl DeviceLane {
             self.closing.clear();
             return self.cancelling.clear();
         };
-        self.cancelling.retain(|&ticket| thread.cancel(ticket).is_err());
+        self.cancelling.retain(|&number| thread.cancel(number).is_err());
         let regions = &self.regions;
         self.closing.retain(|&session| {
             let regions = Arc::clone(regions);

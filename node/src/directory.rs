@@ -15,7 +15,7 @@ pub use metrics::DirectoryMetrics;
 /// Asks who else holds chunks. The answer has one item a chunk, in their order; this node is never in it. What cannot be
 /// found out soon has no holder.
 #[derive(Message, Debug)]
-#[rtype(result = "Vec<Holders>")]
+#[rtype(result = "FoundHolders")]
 pub struct AskHolders {
     /// The namespace.
     pub fingerprint: Fingerprint,
@@ -23,6 +23,15 @@ pub struct AskHolders {
     pub chunks: Vec<ChunkRef>,
     /// The question's span.
     pub trace: Trace,
+}
+
+/// Who else holds chunks.
+#[derive(Debug, Default)]
+pub struct FoundHolders {
+    /// Their holders, one item a chunk.
+    pub holders: Vec<Holders>,
+    /// Places of the chunks whose homes did not answer.
+    pub unanswered: Vec<u32>,
 }
 
 /// Announces an actor's gained and lost chunks.

@@ -4,9 +4,13 @@
 //! arena without a copy; the lease ends when the last byte is acknowledged. Incoming bytes are written straight into the
 //! slots that the asking actor reserved, and are handed over only when length, key and checksum are right.
 //!
+//! Each request has a stream of its own. Small requests have priority over blocks, so that none queues behind a block, and a
+//! broken answer breaks nothing else.
+//!
 //! [`larder_core::exchange`] decides how much each peer is asked for and sent. This module tells it the facts, and keeps
 //! connections, streams and timers.
 
+mod awake;
 mod connections;
 mod fetch;
 mod follow;
@@ -33,6 +37,8 @@ use larder_net::quic::Endpoint;
 use larder_net::trace::Trace;
 use larder_protocol::drain::{TakeChunk, TakeNamespace, Taken};
 use larder_protocol::peer::{Class, PeerRequest, PeerResponse};
+use larder_protocol::pin::PinStart;
+use larder_protocol::session::Pinned;
 use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -41,10 +47,11 @@ pub use self::connections::ConnectedPeers;
 pub use self::handoff::{AskFollow, FollowOrder, PeerNews, PeerStep};
 pub use self::home::{NewTable, ServeAnnounce, ServeFind, ServeRepair};
 pub use self::metrics::ExchangeMetrics;
+use self::metrics::Stage;
 use self::peers::Peers;
 pub use self::peers::SilentPeers;
 pub use self::rooms::Rooms;
-pub use self::serve::Services;
+pub use self::serve::{Services, ShowNode};
 use crate::arena::{Destination, ExtentMemory};
 use crate::clock::Clock;
 use crate::watched::{Watch, here};
@@ -59,11 +66,15 @@ pub struct PeerActor {
 
 /// Hands orders to the peer thread from any other. Cloning shares.
 #[derive(Debug, Clone)]
-pub struct ExchangeHandle(mpsc::Sender<Order>);
+pub struct ExchangeHandle {
+    orders: mpsc::Sender<Order>,
+    clock: Clock,
+}
 
 #[derive(Debug)]
 enum Order {
-    Fetch(FetchOrder, oneshot::Sender<Vec<Arrival>>),
+    /// With the time at which it was handed over.
+    Fetch(FetchOrder, oneshot::Sender<Vec<Arrival>>, Duration),
     Follow(FollowOrder),
 }
 
@@ -94,11 +105,11 @@ impl PeerActor {
 pub struct ExchangeOrders(mpsc::Receiver<Order>);
 
 impl ExchangeHandle {
-    /// A handle, and where its orders come out.
+    /// A handle, and where its orders come out. `clock` is that of the [`PeerActor`].
     #[must_use]
-    pub fn new() -> (Self, ExchangeOrders) {
-        let (sender, receiver) = mpsc::channel(QUEUE_ORDERS);
-        (Self(sender), ExchangeOrders(receiver))
+    pub fn new(clock: Clock) -> (Self, ExchangeOrders) {
+        let (orders, receiver) = mpsc::channel(QUEUE_ORDERS);
+        (Self { orders, clock }, ExchangeOrders(receiver))
     }
 
     /// Hands an order over. Its result is told once, whatever happens. An error of the channel means that the peer thread
@@ -107,9 +118,9 @@ impl ExchangeHandle {
     /// # Errors
     /// The order, where too many wait.
     pub fn fetch(&self, order: FetchOrder) -> Result<oneshot::Receiver<Vec<Arrival>>, FetchOrder> {
-        let Ok(place) = self.0.try_reserve() else { return Err(order) };
+        let Ok(place) = self.orders.try_reserve() else { return Err(order) };
         let (done, came) = oneshot::channel();
-        place.send(Order::Fetch(order, done));
+        place.send(Order::Fetch(order, done, self.clock.elapsed()));
         Ok(came)
     }
 
@@ -117,7 +128,7 @@ impl ExchangeHandle {
     /// the order's channel; when that ends, nothing writes to the slots any more.
     #[must_use]
     pub fn follow(&self, order: FollowOrder) -> bool {
-        self.0.try_send(Order::Follow(order)).is_ok()
+        self.orders.try_send(Order::Follow(order)).is_ok()
     }
 }
 
@@ -133,6 +144,8 @@ impl Actor for PeerActor {
         actix_rt::spawn(self.watch.clone().keep("orders", carry_out));
         let peers = self.peers.clone();
         actix_rt::spawn(self.watch.clone().keep("peers", move || peers.clone().keep_time()));
+        let awake = self.peers.awake().clone();
+        actix_rt::spawn(self.watch.clone().keep("peers", move || awake.clone().keep()));
     }
 }
 
@@ -144,7 +157,8 @@ async fn carry_out_orders(peers: Peers, orders: Rc<tokio::sync::Mutex<mpsc::Rece
         let peers = peers.clone();
         actix_rt::spawn(async move {
             match order {
-                Order::Fetch(order, done) => {
+                Order::Fetch(order, done, handed_over) => {
+                    peers.metrics().took(Stage::Queue, peers.now() - handed_over);
                     let node = order.holder.node;
                     peers.watched("fetch", Some(node), fetch::carry_out(peers.clone(), order, done)).await;
                 }
@@ -339,6 +353,16 @@ pub struct SetPace(pub Option<NonZeroU64>);
 #[derive(Message, Debug, Clone, Copy)]
 #[rtype(result = "()")]
 pub struct SetPolicy(pub PolicyName);
+
+/// Has an actor pin for an admin, or end such a pin; the error is for people.
+#[derive(Message, Debug, Clone)]
+#[rtype(result = "Result<Pinned, String>")]
+pub enum PinForAdmin {
+    /// Keep the first chunks of a prompt that are in memory.
+    Start(PinStart),
+    /// End the pin of this number; the answer tells nothing.
+    End(u64),
+}
 
 /// Chunks to fetch from one holder.
 #[derive(Debug)]

@@ -3,7 +3,13 @@
 //! Health never asks an actor, so that one that hangs takes no health check with it; status and metrics ask, and give up
 //! soon.
 
+mod counters;
+mod doctor;
 mod lists;
+mod prefixes;
+mod show;
+mod what_if;
+mod why;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,16 +18,22 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use actix::{Addr, Handler, Message};
-use actix_web::web::{Data, Json, ServiceConfig, get};
+use actix_web::web::{Data, PayloadConfig, ServiceConfig, get, post};
 use actix_web::{HttpRequest, HttpResponse, error};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use larder_net::http::{Open, in_pieces};
 use larder_protocol::drain::{DrainCounts, DrainReport};
 use serde::{Deserialize, Serialize};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
+pub use self::counters::{LinkStatus, TierHits, UsageStatus};
+pub(crate) use self::doctor::{Examiner, Findings};
 pub use self::lists::{HashStatus, NamespaceStatus, PinStatus, SessionStatus, TenantStatus};
+pub use self::prefixes::PrefixStatus;
+pub(crate) use self::what_if::Progress;
+pub use self::what_if::{PlayedStatus, TriedStatus, WhatIfStatus};
+pub use self::why::{ChainStatus, EvictedStatus, LookupStatus, OtherStatus, RunStatus, StayStatus};
 use crate::actor::{AskReport, GpuActor, Report};
 use crate::clock::Clock;
 use crate::cluster::ClusterStatus;
@@ -189,6 +201,14 @@ pub(crate) struct State {
     pub(crate) hardware: OnceLock<HardwareStatus>,
     /// Places for those who follow events.
     pub(crate) followers: Arc<Semaphore>,
+    /// Whether the node stops: then sessions and streams of events end.
+    pub(crate) stopping: watch::Sender<bool>,
+    /// Whoever examines the host.
+    pub(crate) examiner: OnceLock<Examiner>,
+    /// The host's last examination.
+    pub(crate) findings: Findings,
+    /// The last lookups, played again.
+    pub(crate) what_if: Arc<watch::Sender<Progress>>,
     pub(crate) metrics: SharedMetrics,
     pub(crate) clock: Clock,
 }
@@ -199,11 +219,19 @@ pub(crate) fn routes(service: &mut ServiceConfig) {
         .route("/healthz", get().to(healthy))
         .route("/readyz", get().to(ready))
         .route("/metrics", get().to(metrics))
-        .route("/status", get().to(status))
-        .route("/namespaces", get().to(lists::namespaces))
-        .route("/sessions", get().to(lists::sessions))
-        .route("/pins", get().to(lists::pins))
-        .route("/tenants", get().to(lists::tenants))
+        .app_data(PayloadConfig::new(MAX_BODY_BYTES))
+        .route("/status", get().to(show::answer))
+        .route("/namespaces", get().to(show::answer))
+        .route("/sessions", get().to(show::answer))
+        .route("/pins", get().to(show::answer))
+        .route("/tenants", get().to(show::answer))
+        .route("/lookups", get().to(show::answer))
+        .route("/links", get().to(show::answer))
+        .route("/usage", get().to(show::answer))
+        .route("/prefixes", get().to(show::answer))
+        .route("/doctor", get().to(show::answer))
+        .route("/what_if", get().to(show::answer))
+        .route("/explain", post().to(show::answer))
         .route("/events", get().to(events));
 }
 
@@ -253,7 +281,10 @@ async fn events(state: Data<Arc<State>>, request: HttpRequest) -> HttpResponse {
     };
     let busy = request.conn_data::<Open>().map(Open::busy);
     let actors = actors.iter().map(|(feed, actor)| (feed.clone(), actor.clone().recipient())).collect();
-    let events = events::follow(actors).map(move |event| {
+    let mut stopping = state.stopping.subscribe();
+    // An error: the state is gone, and the node with it.
+    let stops = async move { _ = stopping.wait_for(|stops| *stops).await };
+    let events = events::follow(actors).take_until(Box::pin(stops)).map(move |event| {
         let _held_as_long_as_the_stream = (&place, &busy);
         event
     });
@@ -263,12 +294,12 @@ async fn events(state: Data<Arc<State>>, request: HttpRequest) -> HttpResponse {
         .streaming(events)
 }
 
-async fn status(state: Data<Arc<State>>) -> Json<Status> {
+async fn status(state: &State) -> Status {
     let reports = state.ask().await;
     let cluster = state.cluster.get().map(|report| report());
     let joined_as =
         cluster.as_ref().map(|cluster| cluster.incarnation).filter(|&incarnation| incarnation > 0);
-    Json(Status {
+    Status {
         role: "node".into(),
         name: state.name.clone(),
         incarnation: joined_as.unwrap_or(state.incarnation),
@@ -285,7 +316,7 @@ async fn status(state: Data<Arc<State>>) -> Json<Status> {
         object: state.object.get().map(|report| report()),
         kv_events: state.kv_events.get().copied(),
         drain: state.drains.get().map(Drains::report).filter(|report| report.is_draining).map(drain_status),
-    })
+    }
 }
 
 fn drain_status(report: DrainReport) -> DrainStatus {
@@ -353,6 +384,9 @@ fn actor_status(device: u16, report: &Report) -> ActorStatus {
         tenants: report.tenants.clone(),
     }
 }
+
+/// Bytes of a question: the hashes of the longest prompt.
+const MAX_BODY_BYTES: usize = 640 << 10;
 
 /// Followers of events at a time.
 pub(crate) const MAX_FOLLOWERS: usize = 64;

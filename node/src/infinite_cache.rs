@@ -21,7 +21,7 @@ use larder_protocol::ChunkHash;
 /// The lookups of one namespace, slot by slot.
 #[derive(Debug, Default)]
 pub struct ReuseWindows {
-    slots: VecDeque<Slot>,
+    slots: VecDeque<Span>,
 }
 
 /// The tokens of a window's lookups.
@@ -48,7 +48,7 @@ pub struct Lookup<'a> {
     pub tokens_hit: u64,
 }
 
-struct Slot {
+struct Span {
     number: u64,
     tokens_asked: u64,
     tokens_hit: u64,
@@ -62,10 +62,10 @@ struct Slot {
 impl ReuseWindows {
     /// Counts a lookup.
     pub fn record(&mut self, lookup: Lookup<'_>, now: Millis) {
-        let number = now.0 / SLOT_MS;
+        let number = now.0 / SPAN_MS;
         self.forget(number);
         if self.slots.back().is_none_or(|slot| slot.number < number) {
-            self.slots.push_back(Slot::new(number, lookup.chunk_tokens));
+            self.slots.push_back(Span::new(number, lookup.chunk_tokens));
         }
         let Some(slot) = self.slots.back_mut() else { return };
         slot.tokens_asked += lookup.tokens_asked;
@@ -76,8 +76,8 @@ impl ReuseWindows {
     }
 
     /// The tokens of a window's lookups.
-    pub fn tokens(&mut self, window: Window, now: Millis) -> Tokens {
-        let number = now.0 / SLOT_MS;
+    pub fn tokens(&mut self, window: Period, now: Millis) -> Tokens {
+        let number = now.0 / SPAN_MS;
         self.forget(number);
         let oldest = (number + 1).saturating_sub(window.slots());
         let slots = || self.slots.iter().filter(|slot| slot.number >= oldest);
@@ -97,7 +97,7 @@ impl ReuseWindows {
 
     /// Drops the slots that no window reaches any more.
     fn forget(&mut self, number: u64) {
-        while self.slots.front().is_some_and(|slot| slot.number + Window::Hour.slots() <= number) {
+        while self.slots.front().is_some_and(|slot| slot.number + Period::Hour.slots() <= number) {
             self.slots.pop_front();
         }
     }
@@ -127,14 +127,14 @@ impl AddAssign for Tokens {
 
 /// A sliding window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Window {
+pub enum Period {
     /// The last ten minutes.
     TenMinutes,
     /// The last hour.
     Hour,
 }
 
-impl Window {
+impl Period {
     /// Every window there is.
     pub const ALL: [Self; 2] = [Self::TenMinutes, Self::Hour];
 
@@ -149,13 +149,13 @@ impl Window {
 
     fn slots(self) -> u64 {
         match self {
-            Self::TenMinutes => 600_000 / SLOT_MS,
-            Self::Hour => 3_600_000 / SLOT_MS,
+            Self::TenMinutes => 600_000 / SPAN_MS,
+            Self::Hour => 3_600_000 / SPAN_MS,
         }
     }
 }
 
-impl Slot {
+impl Span {
     fn new(number: u64, chunk_tokens: u32) -> Self {
         Self {
             number,
@@ -168,9 +168,9 @@ impl Slot {
     }
 }
 
-impl std::fmt::Debug for Slot {
+impl std::fmt::Debug for Span {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Slot")
+        f.debug_struct("Span")
             .field("number", &self.number)
             .field("asked", &self.tokens_asked)
             .finish_non_exhaustive()
@@ -178,7 +178,7 @@ impl std::fmt::Debug for Slot {
 }
 
 /// Two minutes: a window slides in steps of a fifth of the shortest.
-const SLOT_MS: u64 = 120_000;
+const SPAN_MS: u64 = 120_000;
 
 #[cfg(test)]
 mod tests {
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn nothing_asked_is_no_token() {
-        assert_eq!(ReuseWindows::default().tokens(Window::Hour, Millis(0)), Tokens::default());
+        assert_eq!(ReuseWindows::default().tokens(Period::Hour, Millis(0)), Tokens::default());
     }
 
     #[test]
@@ -209,7 +209,7 @@ mod tests {
         let mut windows = ReuseWindows::default();
         record(&mut windows, 0..20_000, 0, 0);
         record(&mut windows, 10_000..30_000, 1_000, 1);
-        let tokens = windows.tokens(Window::TenMinutes, Millis(60_000));
+        let tokens = windows.tokens(Period::TenMinutes, Millis(60_000));
         assert!(close(tokens.infinite_hit_rate(), 0.25), "{tokens:?}");
         assert!(close(tokens.hit_rate(), 0.025), "{tokens:?}");
     }
@@ -218,7 +218,7 @@ mod tests {
     fn chunks_that_another_node_had_would_have_been_hit_and_no_real_hit_is_beyond_an_infinite_cache() {
         let mut windows = ReuseWindows::default();
         record(&mut windows, 0..10_000, 7_400, 0);
-        let tokens = windows.tokens(Window::TenMinutes, Millis(0));
+        let tokens = windows.tokens(Period::TenMinutes, Millis(0));
         assert!(close(tokens.hit_rate(), 0.74) && close(tokens.infinite_hit_rate(), 0.74), "{tokens:?}");
         for seed in 0..50 {
             let mut random = fastrand::Rng::with_seed(seed);
@@ -227,7 +227,7 @@ mod tests {
                 let (start, chunks) = (random.u64(..1_000), random.u64(1..300));
                 record(&mut windows, start..start + chunks, random.u64(..=chunks), 0);
             }
-            let tokens = windows.tokens(Window::Hour, Millis(0));
+            let tokens = windows.tokens(Period::Hour, Millis(0));
             assert!(
                 tokens.reusable >= tokens.hit && tokens.reusable <= tokens.asked,
                 "seed {seed}: {tokens:?}"
@@ -242,10 +242,10 @@ mod tests {
         record(&mut windows, 0..10_000, 0, 30);
         let at = |minute: u64| Millis(minute * 60_000);
         let mut infinite = |window, minute| windows.tokens(window, at(minute)).infinite_hit_rate();
-        assert!(close(infinite(Window::Hour, 31), 0.5));
-        assert!(close(infinite(Window::TenMinutes, 31), 0.0));
-        assert!(close(infinite(Window::Hour, 70), 0.0), "the first is over an hour ago");
-        assert_eq!(windows.tokens(Window::Hour, at(200)), Tokens::default());
+        assert!(close(infinite(Period::Hour, 31), 0.5));
+        assert!(close(infinite(Period::TenMinutes, 31), 0.0));
+        assert!(close(infinite(Period::Hour, 70), 0.0), "the first is over an hour ago");
+        assert_eq!(windows.tokens(Period::Hour, at(200)), Tokens::default());
         assert!(windows.slots.is_empty());
     }
 
@@ -257,6 +257,6 @@ mod tests {
             let lookup = Lookup { usable: &usable, chunk_tokens: 16, tokens_asked: 3_200, tokens_hit: 0 };
             windows.record(lookup, Millis(0));
         }
-        assert!(close(windows.tokens(Window::Hour, Millis(0)).infinite_hit_rate(), 0.25));
+        assert!(close(windows.tokens(Period::Hour, Millis(0)).infinite_hit_rate(), 0.25));
     }
 }

@@ -15,7 +15,6 @@
 
 pub mod actor;
 pub mod arena;
-pub mod audit;
 pub mod clock;
 mod cluster;
 pub mod config;
@@ -26,13 +25,13 @@ pub mod disk;
 pub mod drain;
 pub mod events;
 pub mod exchange;
+mod findings;
 pub mod hardware;
 pub mod host;
 mod http;
 pub mod infinite_cache;
 mod kv_events;
 pub mod limits;
-pub mod line_file;
 pub mod lookup_log;
 pub mod metrics;
 pub mod object;
@@ -51,9 +50,11 @@ pub mod window;
 pub use cluster::{ClusterError, ClusterStatus};
 pub use config::Config;
 pub use drain::Ended;
+pub use findings::FindingStatus;
 pub use http::{
-    ActorStatus, DiskStatus, HashStatus, NamespaceStatus, ObjectStatus, PinStatus, SessionStatus, Status,
-    TenantStatus,
+    ActorStatus, ChainStatus, DiskStatus, EvictedStatus, HashStatus, LinkStatus, LookupStatus,
+    NamespaceStatus, ObjectStatus, OtherStatus, PinStatus, PlayedStatus, PrefixStatus, RunStatus,
+    SessionStatus, Status, StayStatus, TenantStatus, TierHits, TriedStatus, UsageStatus, WhatIfStatus,
 };
-pub use reload::{Reloadable, SetLog};
+pub use reload::{Examine, Reloadable, SetLog};
 pub use server::{Ready, STOP_WITHIN, ServeError, run, run_on};

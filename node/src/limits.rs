@@ -92,6 +92,8 @@ pub struct ClusterLimits {
     pub listen: SocketAddr,
     /// The node's address as peers see it, if it differs from the one that the coordinator sees.
     pub advertise: Option<SocketAddr>,
+    /// Where it is.
+    pub zone: Option<String>,
     /// The files of the node's certificate and its authorities.
     pub credentials: CredentialFiles,
     /// Whether chunks are shared.
@@ -212,6 +214,9 @@ pub const MAX_FAULT_THREADS: usize = 4;
 /// The part of a store that one session may have reserved at a time, as a divisor: a session that reserves without end
 /// leaves the others room.
 pub const RESERVED_SHARE: u64 = 4;
+
+/// Evictions that a node remembers, over all actors, of 16 bytes each.
+pub const REMEMBERED_EVICTIONS: usize = 1 << 20;
 
 /// Orders that may wait for one copy pool: at 4 MiB an order and 8 GB/s, 32 ms of work.
 pub const COPY_QUEUE_ORDERS: usize = 64;

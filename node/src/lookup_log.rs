@@ -15,7 +15,7 @@ use prometheus::IntCounter;
 use serde::Serialize;
 
 use crate::config::RecordConfig;
-use crate::line_file::LineFile;
+use larder_net::line_file::LineFile;
 
 /// Records lookups. Cheap to clone; its thread ends with the last one.
 #[derive(Debug, Clone)]

@@ -31,7 +31,7 @@ use crate::disk::format::{StorageId, VERSION};
 use crate::host::CpuSet;
 
 pub mod breaker;
-mod engine;
+mod client;
 pub mod metrics;
 mod record;
 mod store;
@@ -79,7 +79,7 @@ pub struct ObjectOptions {
 /// The block among a chunk's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId {
-    /// The part that one engine rank holds.
+    /// The part that one client rank holds.
     pub slice: u16,
     /// The kind of state.
     pub pool: u8,

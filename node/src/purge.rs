@@ -13,11 +13,11 @@ use larder_protocol::purge::{PurgeCommand, PurgeCounts, PurgeMode, PurgeReport, 
 use tokio::time::sleep;
 
 use crate::actor::{AskPurged, BeginPurge, EndPurge, GpuActor, PurgeDisk, PurgePage};
-use crate::audit::Audit;
 use crate::clock::Clock;
 use crate::disk::{DiskPurge, Refused};
 use crate::object::ObjectTier;
 use crate::object::tier::ObjectPurge;
+use larder_net::audit::Audit;
 
 /// The node's purges. Cloning shares.
 #[derive(Clone)]

@@ -14,16 +14,20 @@ use larder_protocol::reload::{ChangedSetting, Reloaded};
 use tokio::sync::{Mutex, mpsc, oneshot};
 
 use crate::actor::{GpuActor, LimitsAre};
-use crate::audit::Audit;
 use crate::config::{Config, TenantConfig};
 use crate::drain::Drains;
 use crate::exchange::{PeerActor, SetPace, SetPolicy};
+use crate::findings::FindingStatus;
 use crate::host::HostFacts;
 use crate::limits::Limits;
 use crate::tenants::{ChangeTenants, Tenants};
+use larder_net::audit::Audit;
 
 /// Sets the filter of the log; `None` is the default one. The error says why it cannot, for people.
 pub type SetLog = Box<dyn Fn(Option<&str>) -> Result<(), String> + Send + Sync>;
+
+/// Examines the host for a node with this configuration. May block for seconds.
+pub type Examine = Box<dyn Fn(&Config) -> Vec<FindingStatus> + Send + Sync>;
 
 /// A configuration that may change while its node runs.
 pub struct Reloadable {
@@ -35,6 +39,8 @@ pub struct Reloadable {
     pub host: HostFacts,
     /// Sets the filter of the log.
     pub set_log: SetLog,
+    /// Examines the host.
+    pub examine: Examine,
 }
 
 /// The changes of a running node's configuration. Cloning shares.
@@ -67,6 +73,12 @@ impl Reloads {
     /// The audit log that hears of changes.
     pub(crate) fn audit(&self) -> Audit {
         self.0.audit.clone()
+    }
+
+    /// Examines the host for the configuration in force; `None` where nobody can. May block for seconds.
+    pub(crate) fn examine(&self) -> Option<Vec<FindingStatus>> {
+        let running = self.0.running.blocking_lock().clone();
+        self.0.reloadable.as_ref().map(|reloadable| (reloadable.examine)(&running))
     }
 
     /// These parts take changes from now on.

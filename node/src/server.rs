@@ -15,13 +15,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use actix::{Actor, Addr};
 use actix_rt::Arbiter;
 use actix_web::web::{Data, ServiceConfig};
+use futures_util::FutureExt as _;
+use larder_net::audit::{self, Audit};
+use larder_protocol::peer::Show;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use self::object::Objects;
 use crate::actor::{GpuActor, Parts, Peers};
 use crate::arena::{Arena, MemoryError};
-use crate::audit::Audit;
 use crate::clock::Clock;
 use crate::cluster::{Cluster, ClusterError};
 use crate::config::RecordConfig;
@@ -30,8 +32,9 @@ use crate::device_lane::{DevicePlace, Devices};
 use crate::disk::DiskMetrics;
 use crate::drain::{Drains, Ended};
 use crate::events::Feed;
+use crate::exchange::ShowNode;
 use crate::hardware::{DeviceHardware, HardwareStatus};
-use crate::http::{MAX_FOLLOWERS, State, routes};
+use crate::http::{Findings, MAX_FOLLOWERS, State, routes};
 use crate::kv_events::KvEvents;
 use crate::limits::{ActorLimits, Limits, TenantLimits};
 use crate::lookup_log::Recorder;
@@ -200,17 +203,17 @@ pub async fn run_on(
     let mut hardware = HardwareStatus::new(&limits, &metrics);
     let (actors, feeds) = start_actors(&limits.actors, &shared, cluster.as_ref(), &mut hardware).await?;
     drop(shared);
-    let (stopping, watch_stopping) = watch::channel(false);
     let sessions: Vec<SessionActor> = actors.iter().map(|actor| actor.0.clone()).collect();
-    let doors = open_doors(&limits, tenants_here.clone(), sessions.clone(), &metrics, watch_stopping)?;
+    let doors =
+        open_doors(&limits, tenants_here.clone(), sessions.clone(), &metrics, state.stopping.subscribe())?;
     let (change_tenants, tenants_change) = mpsc::channel(1);
     let listening = Task(actix_rt::spawn(doors.change_when_told(tenants_change)));
     let addresses: Vec<_> = sessions.iter().map(|actor| actor.address.clone()).collect();
-    let reloads = Reloads::new(reloadable, audit.clone());
+    let reloads = new_reloads(reloadable, &audit, &state);
     let purges = Purges::new(clock, audit.clone());
     purges.begin(&addresses, stored);
-    let by_admins = (&reloads, &purges);
-    let drains = join_cluster(cluster.as_mut(), &limits, &state, &addresses, http, by_admins).await;
+    let by_admins = (&reloads, &purges, &state);
+    let drains = join_cluster(cluster.as_mut(), &limits, &addresses, http, by_admins).await;
     let tenants = (tenants_here, change_tenants);
     let reloading = start_reloading(reloads, &addresses, tenants, cluster.as_ref(), drains.as_ref());
     _ = state.hardware.set(hardware);
@@ -237,10 +240,10 @@ pub async fn run_on(
     if let Some(cluster) = cluster {
         cluster.leave().await;
     }
-    stopping.send_replace(true);
+    state.stopping.send_replace(true);
     wait_for_sessions(&sessions).await;
     if ended.is_none() {
-        server.stop(true).await;
+        server.stop().await;
     }
     end_threads(actors.into_iter().map(|(_, arbiter)| arbiter), recording).await;
     last_lines(auditing).await;
@@ -273,6 +276,15 @@ async fn start_cluster(
     Ok(Some(Cluster::start(cluster, limits.sampler, &limits.name, metrics.registry(), clock).await?))
 }
 
+/// How the configuration changes; the state examines the host for it.
+fn new_reloads(reloadable: Option<Reloadable>, audit: &Audit, state: &State) -> Reloads {
+    let reloads = Reloads::new(reloadable, audit.clone());
+    let examiner = reloads.clone();
+    // An error: it is set already.
+    _ = state.examiner.set(Arc::new(move || examiner.examine()));
+    reloads
+}
+
 /// Takes changes of the configuration from now on.
 fn start_reloading(
     reloads: Reloads,
@@ -295,10 +307,9 @@ fn start_reloading(
 async fn join_cluster(
     cluster: Option<&mut Cluster>,
     limits: &Limits,
-    state: &State,
     actors: &[Addr<GpuActor>],
     http: SocketAddr,
-    by_admins: (&Reloads, &Purges),
+    (reloads, purges, state): (&Reloads, &Purges, &Arc<State>),
 ) -> Option<Drains> {
     let (cluster, cluster_limits) = (cluster?, limits.cluster.as_ref()?);
     let drains = Drains::new(
@@ -310,6 +321,12 @@ async fn join_cluster(
     _ = state.drains.set(drains.clone());
     _ = state.cluster.set(Box::new(cluster.reporter()));
     let arena_bytes: u64 = limits.actors.iter().map(|actor| actor.arena.bytes()).sum();
+    let shown = Arc::clone(state);
+    let show: ShowNode = Box::new(move |Show { path, body }| {
+        let state = Arc::clone(&shown);
+        async move { state.show_peer(&path, &body).await }.boxed_local()
+    });
+    let by_admins = (reloads, purges, show);
     cluster.join(actors, http, state.incarnation, arena_bytes / WEIGHT_BYTES, &drains, by_admins).await;
     Some(drains)
 }
@@ -356,6 +373,10 @@ fn new_state(limits: &Limits, tenants: &Tenants, metrics: &SharedMetrics, clock:
         kv_events: OnceLock::new(),
         drains: OnceLock::new(),
         followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
+        stopping: watch::Sender::new(false),
+        examiner: OnceLock::new(),
+        findings: Findings::default(),
+        what_if: Arc::default(),
         metrics: Arc::clone(metrics),
         clock,
     })
@@ -444,13 +465,13 @@ fn serve_http(
     listener: TcpListener,
     http: SocketAddr,
     state: Arc<State>,
-) -> Result<(actix_web::dev::ServerHandle, Serving), ServeError> {
+) -> Result<(larder_net::http::Handle, Serving), ServeError> {
     let connections = state.metrics.connections.clone();
     let state = Data::new(state);
     let configure = move |service: &mut ServiceConfig| _ = service.app_data(state.clone()).configure(routes);
-    let server = larder_net::http::serve(listener, connections, STOP_WITHIN, configure)
+    let (handle, server) = larder_net::http::serve(listener, connections, STOP_WITHIN, configure)
         .map_err(|source| ServeError::Serve { http, source })?;
-    Ok((server.handle(), actix_rt::spawn(server)))
+    Ok((handle, actix_rt::spawn(server)))
 }
 
 /// The parts that all actors share.
@@ -477,7 +498,7 @@ fn start_recorder(
 fn start_audit(limits: &Limits) -> Result<(Audit, Option<JoinHandle<()>>), ServeError> {
     let Some(config) = limits.audit.clone() else { return Ok((Audit::default(), None)) };
     let path = config.path.clone();
-    let started = Audit::start(config, &limits.name);
+    let started = Audit::start(config, audit::Server::Node(limits.name.clone()));
     let (audit, thread) = started.map_err(|source| ServeError::Audit { path, source })?;
     Ok((audit, Some(thread)))
 }

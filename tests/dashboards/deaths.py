@@ -13,6 +13,8 @@ SCRAPE_SECONDS = 15
 WITHIN_SECONDS = 120
 # LarderCoordinatorGone waits for two minutes by itself: a coordinator that starts again is no trouble.
 COORDINATOR_WITHIN_SECONDS = 180
+# `larder health` asks every node.
+HEALTH_SECONDS = 10
 # Silence after which a node is suspect.
 SUSPECT_SECONDS = 3
 
@@ -111,7 +113,8 @@ def alerts(larder, folder, rules):
             died = time.monotonic()
             one.kill("a")
             two.kill("main")
-            assert one.health() == ("degraded", 1) and two.health() == ("down", 1)
+            wait("the first is degraded", lambda: one.health() == ("degraded", 1), HEALTH_SECONDS)
+            wait("the second is down", lambda: two.health() == ("down", 1), HEALTH_SECONDS)
             for _ in range(3):
                 one.stop_for("b", SUSPECT_SECONDS + 1)
                 time.sleep(SUSPECT_SECONDS)

@@ -38,7 +38,7 @@ def merged(values, more):
     return result
 
 
-def render_chart(more, chart=CHART, release="larder"):
+def render_chart(more, chart=CHART, release="larder", versions=("monitoring.coreos.com/v1",)):
     values = yaml.safe_load((chart / "values.yaml").read_text())
     for one in more:
         values = merged(
@@ -48,7 +48,7 @@ def render_chart(more, chart=CHART, release="larder"):
         jsonschema.validate(values, json.loads((chart / "values.schema.json").read_text()))
     except jsonschema.ValidationError as error:
         raise AssertionError(f"values: {error.message}") from error
-    return load_all(run(tools.chart_renderer(), chart, release, input=json.dumps(values)))
+    return load_all(run(tools.chart_renderer(), chart, release, *versions, input=json.dumps(values)))
 
 
 def chart_renders(chart):
@@ -142,9 +142,68 @@ def other_charts_are_found(folder, overlays):
     return True, f"{len(drifts)} planted, all found"
 
 
+def one_value_is_enough():
+    """`--set size=65Gi`: the arena, the memory that goes with it, and monitoring only where its operator is."""
+    documents = render_chart([{"size": "65Gi"}], versions=())
+    found = schema_problems(documents) + problems(documents)
+    assert not found, found
+    assert Manifests(documents).config("node")["host"]["arena_bytes"] == "66560MiB"
+    assert not Manifests(documents).of("ServiceMonitor") and not Manifests(documents).of("PrometheusRule")
+    assert Manifests(render_chart([{"size": "65Gi"}])).of("ServiceMonitor")
+    for size, mebibytes in [("512Mi", 512), ("2Ti", 2 << 20)]:
+        config = Manifests(render_chart([{"size": size}])).config("node")
+        assert config["host"]["arena_bytes"] == f"{mebibytes}MiB", config
+
+
+def pods_are_as_said():
+    """What platforms ask of pods."""
+    common = {
+        "priorityClassName": "system-node-critical",
+        "podAnnotations": {"mesh/inject": "false"},
+        "podLabels": {"team": "inference"},
+        "serviceAccountAnnotations": {"cloud/role": "reader"},
+        "seLinuxOptions": {"type": "spc_t"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    }
+    coordinator = common | {"nodeSelector": {"pool": "infra"}}
+    values = {
+        "image": {"pullPolicy": "Always"},
+        "node": common | {"hostNetwork": True},
+        "coordinator": coordinator,
+        "router": {"namespace": "gateways"},
+    }
+    documents = render_chart([values])
+    wrong = schema_problems(documents)
+    assert not wrong, wrong
+    all_ = Manifests(documents)
+    for component in ["node", "coordinator"]:
+        template = all_.workload(component)["spec"]["template"]
+        pod = template["spec"]
+        assert pod["priorityClassName"] == "system-node-critical" and pod["tolerations"] == common["tolerations"], pod
+        assert template["metadata"]["annotations"]["mesh/inject"] == "false"
+        assert template["metadata"]["labels"]["team"] == "inference"
+        assert pod["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+        account = all_.named("ServiceAccount", pod["serviceAccountName"])
+        assert account["metadata"]["annotations"] == {"cloud/role": "reader"}
+        policies = [one["imagePullPolicy"] for one in pod.get("initContainers", []) + pod["containers"]]
+        assert set(policies) == {"Always"}, policies
+    assert all_.workload("coordinator")["spec"]["template"]["spec"]["nodeSelector"] == {"pool": "infra"}
+    node = all_.workload("node")["spec"]["template"]["spec"]
+    assert (node["hostNetwork"], node["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    routers = [space for space in json.dumps(all_.of("NetworkPolicy")).split('"kubernetes.io/metadata.name": ')[1:] if "gateways" in space]
+    assert len(routers) == 2, "nodes and coordinator let them in"
+
+
 def values_are_checked():
     wrong = [
         {"nodes": {}},
+        {"size": "65"},
+        {"size": "65G"},
+        {"size": "0Gi"},
+        {"image": {"pullPolicy": "Sometimes"}},
+        {"monitoring": {"enabled": "yes"}},
+        {"node": {"hostNetwork": "true"}},
+        {"node": {"podAnnotations": {"one": 1}}},
         {"node": {"arenaMB": 1}},
         {"node": {"arenaMiB": "8Gi"}},
         {"certificates": {"source": "none"}},
@@ -228,6 +287,8 @@ def values_are_checked():
     assert not found, found
     elected = Manifests(documents).config("coordinator")["election"]
     assert elected == {"backend": "kubernetes", "name": "larder-leader", "lease_ms": 15000}, elected
+    one_value_is_enough()
+    pods_are_as_said()
     # The store may be anywhere, so the nodes' way out is open at its port: only schemas are held against.
     store = {"url": "s3://chunks", "settings": {"region": "eu-central-1", "virtual_hosted_style_request": "true"}}
     documents = render_chart([{"node": {"object": store, "objectPort": 9000}}])

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+import tomllib
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,7 +35,7 @@ def larder():
 
 
 def detects_gpus(folder):
-    """configure.sh puts in the GPUs that a host has, and refuses a host that has none."""
+    """configure.sh puts in the zone and the GPUs that a host has, and refuses a host that has no GPU."""
     for address, (vendor, kind) in GPUS.items():
         device = folder / "sys/bus/pci/devices" / address
         device.mkdir(parents=True)
@@ -42,12 +43,13 @@ def detects_gpus(folder):
         (device / "class").write_text(kind + "\n")
     (folder / "out").mkdir()
     script = ROOT / "deploy/kubernetes/base/configure.sh"
-    environment = {"PATH": os.environ["PATH"], "LARDER_NAME": "host-1", "LARDER_GPUS": "detect"}
+    environment = {"PATH": os.environ["PATH"], "LARDER_NAME": "host-1", "LARDER_ZONE": "rack-4", "LARDER_GPUS": "detect"}
     template = ROOT / "deploy/kubernetes/overlays/gpu"
     run("sh", script, template, folder / "out", env=environment | {"LARDER_SYS": str(folder / "sys")})
     config = (folder / "out/node.toml").read_text()
     assert re.findall(r'\[\[gpus\]\]\npci = "(.*)"', config) == ["0000:17:00.0", "0000:65:00.0"], config
     assert 'name = "host-1"' in config, config
+    assert tomllib.loads(config)["cluster"]["zone"] == "rack-4", config
     refused = subprocess.run(
         ["sh", script, template, folder / "out"],
         env=environment | {"LARDER_SYS": str(folder)},

@@ -29,6 +29,10 @@ REGISTER = (ROOT / "coordinator/src/register/kubernetes.rs").read_text()
 VERBS = [re.search(rf'^const {verb}: &str = "(\w+)";', REGISTER, re.M)[1] for verb in ["GET", "PATCH"]]
 SCRAPER = {"namespace": "monitoring", "labels": {"app": "prometheus"}}
 STRANGER = {"namespace": "larder", "labels": {"app": "stranger"}}
+ROUTER = {"namespace": "vllm", "labels": {"app.kubernetes.io/name": "larder-router"}}
+# Only one of a router's two marks.
+OTHERS_OF_ROUTERS = {"namespace": "vllm", "labels": {"app.kubernetes.io/name": "vllm"}}
+ELSEWHERE = {"namespace": "default", "labels": ROUTER["labels"]}
 
 
 class Manifests:
@@ -65,9 +69,20 @@ def problems(documents):
     """All that is wrong, a line each."""
     all_ = Manifests(copy.deepcopy(documents))
     found = []
-    for check in [pods, services, monitors, disruption, certificates, configurations, memory, election, network]:
+    for check in [pods, commands, services, monitors, disruption, certificates, configurations, memory, election, network]:
         found += [f"{check.__name__}: {line}" for line in check(all_)]
     return found
+
+
+def commands(all_):
+    """Commands in the pods find the coordinator."""
+    for component, address in [("node", None), ("coordinator", "127.0.0.1")]:
+        (main,) = all_.workload(component)["spec"]["template"]["spec"]["containers"]
+        said = next((one["value"] for one in main.get("env", []) if one["name"] == "LARDER_COORDINATOR"), "")
+        host, _, port = said.partition(":")
+        wanted = address or all_.config("node")["cluster"]["coordinator"].partition(":")[0]
+        if (host, port) != (wanted, str(number(all_.config("coordinator")["http"]["listen"]))):
+            yield f"commands in the {component}'s pod ask {said!r}"
 
 
 def pods(all_):
@@ -270,7 +285,7 @@ def election(all_):
     if bound != [(role, [account]) for role in all_.names("Role")]:
         yield f"the coordinators are not bound to their role: {bound}"
     (container,) = pod["containers"]
-    fields = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in container.get("env", [])}
+    fields = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in container["env"] if "valueFrom" in one}
     if container["args"][-2:] != ["--advertise", "$(POD_IP)"] or fields.get("POD_IP") != "status.podIP":
         yield "the coordinators do not say where they are"
     apart = pod.get("affinity", {}).get("podAntiAffinity", {}).get("preferredDuringSchedulingIgnoredDuringExecution", [])
@@ -295,13 +310,15 @@ def network(all_):
     }
     inside = {one: {"namespace": "larder", "labels": pod_labels(all_, one)} for one in ["node", "coordinator"]}
     scraped = bool(all_.of("ServiceMonitor"))
-    sources = inside | {"scraper": SCRAPER, "stranger": STRANGER}
+    sources = inside | {"scraper": SCRAPER, "stranger": STRANGER, "router": ROUTER}
+    sources |= {"engine": OTHERS_OF_ROUTERS, "router elsewhere": ELSEWHERE}
     for to in inside:
         for source, peer in sources.items():
             for name, kind in [("peer", "UDP"), ("http", "TCP")]:
-                wanted = source in inside if name == "peer" else scraped and source == "scraper"
+                # Commands in their pods ask over HTTP (`kubectl exec ... -- larder top`).
+                wanted = source in inside or name == "http" and (source == "router" or scraped and source == "scraper")
                 if source == to == "coordinator":
-                    wanted = name == "peer" and several
+                    wanted = several
                 is_open = allowed(all_, "Ingress", inside[to], peer, kind, port[to, name])
                 is_open &= source not in inside or allowed(all_, "Egress", peer, inside[to], kind, port[to, name])
                 if is_open != wanted:

@@ -1,5 +1,5 @@
-// Renders a chart with Go's templates and sprig, as Helm does: chart and release on the command line, the merged values
-// as JSON on standard input. It is not Helm: of what Helm adds to the two it knows what this chart uses.
+// Renders a chart with Go's templates and sprig, as Helm does: chart, release and the cluster's API versions on the command line,
+// the merged values as JSON on standard input. It is not Helm: of what Helm adds to the two it knows what this chart uses.
 package main
 
 import (
@@ -15,6 +15,18 @@ import (
 )
 
 type files string
+
+// The API versions that the cluster has.
+type versions []string
+
+func (all versions) Has(version string) bool {
+	for _, one := range all {
+		if one == version {
+			return true
+		}
+	}
+	return false
+}
 
 func (chart files) Get(name string) string {
 	text, err := os.ReadFile(filepath.Join(string(chart), name))
@@ -33,6 +45,7 @@ func main() {
 	}
 	root := map[string]any{
 		"Values": values, "Chart": title, "Files": files(chart),
+		"Capabilities": map[string]any{"APIVersions": versions(os.Args[3:])},
 		"Release": map[string]any{"Name": release, "Namespace": "larder", "Service": "Helm"},
 	}
 

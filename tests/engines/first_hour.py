@@ -135,11 +135,11 @@ def metrics(text: str) -> dict[str, float]:
     return found
 
 
-def model_with_words(scratch: Path) -> Path:
+def model_with_words(scratch: Path, name: str = "hour") -> Path:
     """The suite's model with a tokenizer, of which every word of the page's prompt is a token."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    folder = scratch / "hour-model"
+    folder = scratch / f"{name}-model"
     shutil.copytree(scratch / "model", folder)
     vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"word{number}": 3 + number for number in range(WORDS)}
     vocabulary |= {f"other{number}": number for number in range(len(vocabulary), 1_024)}

@@ -37,7 +37,7 @@ class LMCache(Process):
 
 
 def settings(socket: str) -> dict:
-    return {"socket": socket, "reconnect_seconds": 0.05, "timeout_seconds": 5.0}
+    return {"socket": socket, "reconnect_seconds": 2.0, "timeout_seconds": 5.0}
 
 
 def prompt(seed: int, tokens: int = 200) -> list[int]:

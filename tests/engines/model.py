@@ -3,6 +3,7 @@
 model.py FOLDER              a Llama
 model.py FOLDER windows      a Llama of which every other layer has a sliding window
 model.py FOLDER recurrent    a model of which every other layer has recurrent state
+model.py FOLDER eagle        an EAGLE head of one layer for the first one
 model.py FOLDER adapter N    a LoRA adapter for the first one; those of other numbers differ
 """
 
@@ -28,7 +29,8 @@ def main(folder: str, kind: str = "plain", number: str = "") -> None:
         (path / "adapter_config.json").write_text(json.dumps(ADAPTER))
         save_file(adapter_weights(number), path / "adapter_model.safetensors", metadata={"format": "pt"})
         return
-    config, made = (recurrent(), recurrent_weights()) if kind == "recurrent" else (llama(kind), weights())
+    made = {"recurrent": recurrent_weights, "eagle": eagle_weights}.get(kind, weights)()
+    config = recurrent() if kind == "recurrent" else llama(kind)
     (path / "config.json").write_text(json.dumps(config))
     save_file(made, path / "model.safetensors", metadata={"format": "pt"})
 
@@ -66,6 +68,8 @@ def llama(kind: str) -> dict:
     }
     if kind == "windows":
         config |= {"layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2), "sliding_window": WINDOW}
+    if kind == "eagle":
+        config |= {"num_hidden_layers": 1}
     return config
 
 
@@ -137,6 +141,14 @@ def adapter_weights(number: str) -> dict[str, torch.Tensor]:
             made[f"{prefix}.lora_A.weight"] = random(rank, HIDDEN, 0.1)
             made[f"{prefix}.lora_B.weight"] = random(outputs * HEAD, rank, 0.3)
     return made
+
+
+def eagle_weights() -> dict[str, torch.Tensor]:
+    """The target's first layer, behind a layer that joins hidden states and tokens. Tokens and logits are the target's own."""
+    first = "model.layers.0."
+    made = {name.removeprefix("model."): one for name, one in weights().items() if name.startswith(first)}
+    del made["layers.0.input_layernorm.weight"]
+    return made | {"fc.weight": Random(11)(HIDDEN, 2 * HIDDEN, 0.1)}
 
 
 def weights() -> dict[str, torch.Tensor]:

@@ -1,21 +1,22 @@
-"""Conversations over two vLLM servers behind the example router: what they say is what one says without Larder."""
+"""Conversations over two vLLM servers behind the router: what they say is what one says without Larder."""
 
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from driver import BLOCK_TOKENS, ROOT, Cluster, Engine
-from scenarios import free_port
+from driver import BLOCK_TOKENS, Cluster, Engine
+from scenarios import free_port, until
 
-ROUTER = ROOT / "client/python/examples/router.py"
 CONVERSATIONS, TURNS, SAID_TOKENS, ANSWER_TOKENS = 8, 6, 90, 16
 CLIENTS = 2
 
@@ -23,12 +24,12 @@ CLIENTS = 2
 class Server:
     """A vLLM server that takes and gives tokens, on one node of a cluster."""
 
-    def __init__(self, scratch: Path, name: str, socket_path: str):
+    def __init__(self, scratch: Path, name: str, socket_path: str, role: str = "kv_both"):
         self.log, self.port = scratch / f"{name}.log", free_port()
         transfer = {
             "kv_connector": "LarderConnector",
             "kv_connector_module_path": "larder_kv.vllm",
-            "kv_role": "kv_both",
+            "kv_role": role,
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {"chunk_tokens": BLOCK_TOKENS, "socket": socket_path},
         }
@@ -53,7 +54,10 @@ class Server:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_NO_USAGE_STATS": "1",
         }
-        self.process = subprocess.Popen(command, stdout=open(self.log, "w"), stderr=subprocess.STDOUT, env=environment)
+        # A group of its own: vLLM's other processes do not notice when the first one is killed.
+        self.process = subprocess.Popen(
+            command, stdout=open(self.log, "w"), stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
 
     @property
     def url(self) -> str:
@@ -79,16 +83,23 @@ class Server:
         self.process.terminate()
         self.process.wait(timeout=60)
 
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to all of its processes that are left."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
 
 class Router:
-    """The example, in front of the engines of a cluster."""
+    """The router in front of the engines of a cluster. Engines say themselves which node they use."""
 
-    def __init__(self, cluster: Cluster, servers: list[Server]):
-        command = [sys.executable, ROUTER, "--coordinator", cluster.coordinator, "--node", cluster.http[0]]
-        command += [f"--engine=node-{number}={server.url}" for number, server in enumerate(servers)]
-        self.process = subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
-        self.url = self.process.stdout.readline().split()[-1]
-        self.routed = {f"node-{number}": 0 for number in range(len(servers))}
+    def __init__(self, cluster: Cluster, servers: dict[str, list[Server]], *options: str):
+        command = [sys.executable, "-m", "larder_kv.router", "--coordinator", cluster.coordinator, *options]
+        command += [f"--{role}={server.url}" for role, some in servers.items() for server in some]
+        command += ["--listen=127.0.0.1:0", "--status-listen=127.0.0.1:0"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.url, self.status = re.findall(r"http://[^\s,]+", self.process.stdout.readline())
+        self.routed: Counter[str] = Counter()
+        until(lambda: not re.search(r'engine_up\{.*node="".*\} 1', self.metrics()), "engines say which node they use", 60)
 
     def ask(self, history: list[int]) -> list[int]:
         """What a model says after this, from the engine that the router chooses."""
@@ -98,8 +109,21 @@ class Router:
             f"{self.url}/inference/v1/generate", body, {"content-type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=120) as answer:
-            self.routed[answer.headers["x-larder-node"]] += 1
+            self.routed[answer.headers["x-larder-engine"]] += 1
             return json.load(answer)["choices"][0]["token_ids"]
+
+    def metrics(self) -> str:
+        return urllib.request.urlopen(f"{self.status}/metrics").read().decode()
+
+    def metric(self, name: str, **labels: str) -> int:
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        samples = re.findall(rf"^larder_router_{name}(\{{.*\}})? (\S+)$", self.metrics(), re.M)
+        return int(sum(float(value) for found, value in samples if all(one in found for one in wanted)))
+
+    def stop(self) -> None:
+        """Ends it as Kubernetes does."""
+        self.process.terminate()
+        assert self.process.wait(timeout=90) == 0
 
 
 def said(conversation: int, turn: int) -> list[int]:
@@ -135,19 +159,21 @@ def conversations(world, row) -> None:
             running.callback(server.stop)
         for server in servers:
             server.wait()
-        router = Router(cluster, servers)
+        router = Router(cluster, {"engine": servers})
         running.callback(router.process.kill)
         heard = [Conversation(number) for number in range(CONVERSATIONS)]
         with ThreadPoolExecutor(CLIENTS) as clients:
             list(clients.map(lambda one: one.go_on(router.ask, range(TURNS // 2)), heard))
             halves = dict(router.routed)
+            cached = router.metric("cached_tokens_total")
             before = servers[1].loaded()
             servers[0].stop()
             list(clients.map(lambda one: one.go_on(router.ask, range(TURNS // 2, TURNS)), heard))
         loaded = servers[1].loaded() - before
     for one, other in zip(heard, expected, strict=True):
         assert one.answers == other.answers, f"conversation {one.number}: {one.answers} is not {other.answers}"
-    assert min(halves.values()) > 0, f"one engine got everything: {halves}"
+    assert len(halves) == 2, f"one engine got everything: {halves}"
+    assert cached > 0, "nothing was routed by cache"
     assert loaded > 0, "what the engine that is gone had computed was computed again"
     row(
         f"{CONVERSATIONS} conversations of {TURNS} turns behind the router",

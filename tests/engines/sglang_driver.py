@@ -28,7 +28,7 @@ class SGLang(Process):
 
     def start_open(self, cache: str, socket: str, layout: str = "page_first_direct", **options) -> None:
         """The same, without waiting for the answer."""
-        storage = storage_config(socket, reconnect_seconds=0.05, timeout_seconds=5.0, **options.pop("storage", {}))
+        storage = storage_config(socket, reconnect_seconds=2.0, timeout_seconds=5.0, **options.pop("storage", {}))
         self.write({"do": "open", "cache": cache, "storage": storage, "layout": layout, **options})
 
     def close(self, cache: str) -> None:

@@ -11,12 +11,16 @@ from pathlib import Path
 import adapters as lora
 import first_hour as hour
 import fixed_cost as fixed
+import hinted
 import hybrid
+import kubernetes_manifests as manifests
 import kv_groups
 import on_gpu
 import prefill_decode as prefill_and_decode
+import prefill_decode_router as behind_router
 import router_events as routers
 import secondary_tier as tier
+import speculating
 from answers import computed, counted, loaded, prompt, same
 from driver import BLOCK_TOKENS, HERE, Cluster, Engine
 from router_suite import conversations
@@ -122,9 +126,18 @@ def first_token(answers: list[dict]) -> float:
 
 
 def wrong_bytes(world: World, cluster: Cluster, tokens: list[int], expected: dict) -> None:
-    """Every block on node 0 is altered. Another node notices; an engine on that very node, which reads its own host's memory
-    unchecked, shows that the output depends on what is loaded."""
+    """Every block on node 0 is altered. An engine on that very node, which reads its own host's memory unchecked, shows that the output
+    depends on what is loaded. Another node notices, and then node 0 drops what is wrong."""
     cluster.flip_a_bit_in_every_page(0)
+    # One block in 64 would be verified, and that one computed.
+    with Engine(world.scratch, "control", {"socket": cluster.sockets[0], "verify": "off"}) as engine:
+        answer = engine.ask(tokens)
+        assert loaded(answer) == 192, f"{answer['counts']}"
+        assert answer["logprobs"] != expected["logprobs"], "the output does not depend on what is loaded"
+        row(
+            "control: altered bytes on the engine's own host",
+            "loaded, and the output differs: it depends on what is loaded",
+        )
     with Engine(world.scratch, "altered", {"socket": cluster.sockets[1]}) as engine:
         answer = engine.ask(tokens)
         same(answer, expected)
@@ -132,16 +145,6 @@ def wrong_bytes(world: World, cluster: Cluster, tokens: list[int], expected: dic
         found = cluster.metric(1, "larder_peer_fetches_total", outcome="checksum")
         assert found > 0, "the wrong bytes were not noticed"
         row("stored bytes altered behind its back", f"a miss ({found:.0f} checksums differed), identical")
-    # One block in 64 would be verified, and that one computed.
-    with Engine(world.scratch, "control", {"socket": cluster.sockets[0], "verify": "off"}) as engine:
-        answer = engine.ask(tokens)
-        assert loaded(answer) == 192 and answer["logprobs"] != expected["logprobs"], (
-            "the output does not depend on what is loaded"
-        )
-        row(
-            "control: altered bytes on the engine's own host",
-            "loaded, and the output differs: it depends on what is loaded",
-        )
 
 
 @scenario
@@ -348,6 +351,12 @@ def first_hour(world: World) -> None:
 
 
 @scenario
+def hints(world: World) -> None:
+    """Pins of sessions that requests hint at."""
+    hinted.run(world, row)
+
+
+@scenario
 def adapters(world: World) -> None:
     """LoRA adapters never share prompts with others."""
     lora.run(world)
@@ -357,6 +366,12 @@ def adapters(world: World) -> None:
 def kv_cache_groups(world: World) -> None:
     """Which blocks are saved and loaded, held against vLLM's own manager of blocks."""
     kv_groups.run(row)
+
+
+@scenario
+def speculative_decoding(world: World) -> None:
+    """Drafts without KV, by a model of their own, and by EAGLE."""
+    speculating.run(world, row)
 
 
 @scenario
@@ -384,9 +399,21 @@ def router_events(world: World) -> None:
 
 
 @scenario
+def kubernetes(world: World) -> None:
+    """The commands of deploy/kubernetes/vllm."""
+    manifests.run(world, row)
+
+
+@scenario
 def router(world: World) -> None:
-    """Conversations over two servers behind the example router."""
+    """Conversations over two servers behind the router."""
     conversations(world, row)
+
+
+@scenario
+def prefill_decode_router(world: World) -> None:
+    """Two servers for prefill and two for decode behind the router; a prefill stops, then is killed."""
+    behind_router.run(world, row)
 
 
 @scenario

@@ -18,7 +18,7 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
 )
 # Of the engine's metrics, those that say where tokens came from.
-COUNTED = ("vllm:prompt_tokens_by_source", "vllm:num_preemptions", "vllm:larder_")
+COUNTED = ("vllm:prompt_tokens_by_source", "vllm:num_preemptions", "vllm:larder_", "vllm:spec_decode_num_")
 
 
 def main() -> None:
@@ -108,7 +108,8 @@ def connector_seconds() -> float:
 def counts(llm) -> dict[str, float]:
     found = {}
     for metric in llm.get_metrics():
-        if metric.name.startswith(COUNTED):
+        # Counts by position are vectors.
+        if metric.name.startswith(COUNTED) and hasattr(metric, "value"):
             source = metric.labels.get("source")
             found[metric.name.removeprefix("vllm:") + (f".{source}" if source else "")] = metric.value
     return found

@@ -324,13 +324,9 @@ pub(crate) fn node_config(dir: &Path, name: &str, coordinator: &str, capacity_ch
         "name = \"{name}\"\n[http]\nlisten = \"{ANY_PORT}\"\n\
          [host]\narena_bytes = \"64MiB\"\nextent_bytes = \"2MiB\"\ncapacity_chunks = {capacity_chunks}\npolicy = \"lru\"\n\
          [[tenants]]\nname = \"default\"\nsocket = \"{}/{name}.sock\"\n\
-         [cluster]\ncoordinator = \"{coordinator}\"\nlisten = \"{ANY_PORT}\"\nstaging_bytes = \"8MiB\"\n\
-         fetch_deadline_ms = {FETCH_DEADLINE_MS}\n{files}",
+         [cluster]\ncoordinator = \"{coordinator}\"\nlisten = \"{ANY_PORT}\"\nstaging_bytes = \"8MiB\"\n{files}",
         dir.display()
     )
 }
-
-/// How long a lease of these nodes waits for blocks from peers.
-pub const FETCH_DEADLINE_MS: u64 = 1_000;
 
 const ANY_PORT: &str = "127.0.0.1:0";

@@ -221,12 +221,13 @@ impl Member {
             bytes.truncate(1);
             bytes[0].truncate(BLOCK_BYTES / 2);
         }
-        let pause = match self.manners {
-            Manners::IsThrottled => Duration::from_secs(1) / THROTTLED_BLOCKS_PER_SECOND,
-            _ => Duration::ZERO,
-        };
-        for bytes in bytes {
-            tokio::time::sleep(pause).await;
+        // A block that is sent late makes no other late: on a slow machine too, all come in the time of the arithmetic.
+        let began = tokio::time::Instant::now();
+        for (block, bytes) in (1..).zip(bytes) {
+            if self.manners == Manners::IsThrottled {
+                tokio::time::sleep_until(began + Duration::from_secs(block) / THROTTLED_BLOCKS_PER_SECOND)
+                    .await;
+            }
             send.write_all(&bytes).await?;
         }
         Ok(send.finish()?)

@@ -52,7 +52,7 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 /// What one run shares with its parts.
-struct Run {
+struct SoakRun {
     options: Options,
     /// The `larder` command.
     program: PathBuf,
@@ -66,7 +66,8 @@ fn soak(options: &Options) -> anyhow::Result<bool> {
     let program = options.program()?;
     let (folder, removes) = folder(options)?;
     let tally = Arc::new(Tally::new());
-    let run = Run { options: options.clone(), program, folder: folder.clone(), tally: Arc::clone(&tally) };
+    let run =
+        SoakRun { options: options.clone(), program, folder: folder.clone(), tally: Arc::clone(&tally) };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ended = runtime.block_on(async {
         let scenario = async {

@@ -75,7 +75,7 @@ impl AdminLink {
     /// It does not answer, or is another one.
     pub(crate) async fn connect(credentials: &Credentials, member: &NodeStatus) -> anyhow::Result<Self> {
         let any = if member.peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        let endpoint = Endpoint::bind(any.parse()?, credentials, &TransportSettings::default())?;
+        let endpoint = Endpoint::bind(any.parse()?, credentials, &TransportSettings::brief())?;
         let peer = member.peer.to_string();
         let connecting = endpoint.connect(member.peer, Role::Node, Some(&member.name));
         let connection = timeout(PATIENCE, connecting).await.map_err(|_| late(&peer))??;
@@ -121,7 +121,7 @@ pub(crate) async fn ask_at(
     message: &FollowerMessage,
 ) -> anyhow::Result<CoordinatorMessage> {
     let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let endpoint = Endpoint::bind(any.parse()?, credentials, &TransportSettings::default())?;
+    let endpoint = Endpoint::bind(any.parse()?, credentials, &TransportSettings::brief())?;
     let asked = async {
         let connection = endpoint.connect(peer, Role::Coordinator, None).await?;
         let (mut send, mut receive) = connection.quic().open_bi().await?;

@@ -6,8 +6,9 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use larder_net::trace::{ExportError, Exporter};
 
 use crate::commands::{
-    bench, ca, completions, config, coordinator, dev, doctor, drain, events, health, list, lookup, man,
-    metrics, node, pin, plan, policy, purge, reload, replay, restart, size, status, top, unpin, r#where,
+    bench, ca, completions, config, console, coordinator, dev, doctor, drain, events, explain, health, list,
+    lookup, man, metrics, node, pin, plan, policy, purge, reload, replay, restart, size, status, top, unpin,
+    r#where,
 };
 use crate::logging::LogOptions;
 use crate::tracing::{self, host_name};
@@ -23,6 +24,7 @@ Examples:
   larder dev --nodes 1             Run a development cluster here until Ctrl-C
   larder status                    Show a cluster, and what is wrong with it
   larder top                       Watch its nodes
+  larder explain                   Say why prompts were misses
   larder plan trace.jsonl          Predict a trace's hit rates by policy, capacity and node count
   larder size config.json          Compute the size of a model's KV
   larder doctor --config node.toml Find this machine's problems for a node
@@ -57,6 +59,8 @@ pub(crate) enum Command {
     Events(events::Args),
     Lookup(lookup::Args),
     Where(r#where::Args),
+    Explain(explain::Args),
+    Console(console::Args),
     Pin(pin::Args),
     Unpin(unpin::Args),
     Policy(policy::Args),
@@ -121,6 +125,8 @@ impl Command {
             Self::Events(args) => events::run(&args),
             Self::Lookup(args) => lookup::run(&args),
             Self::Where(args) => r#where::run(&args),
+            Self::Explain(args) => explain::run(&args),
+            Self::Console(args) => console::run(&args),
             Self::Pin(args) => pin::run(&args),
             Self::Unpin(args) => unpin::run(&args),
             Self::Policy(args) => policy::run(&args),

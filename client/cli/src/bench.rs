@@ -1,5 +1,6 @@
 //! Measures Larder against what the machine can do at best.
 
+pub mod crowd;
 pub mod measure;
 pub mod peer;
 pub mod placement;
@@ -9,6 +10,7 @@ pub mod session;
 pub mod side_by_side;
 pub mod store;
 pub mod tcp;
+pub mod timeline;
 pub mod transfer;
 pub mod yardsticks;
 
@@ -41,6 +43,12 @@ impl Measurement {
         let gigabytes_per_second = |seconds: f64| bytes as f64 / seconds / 1e9;
         let values = [seconds, yardstick_seconds].map(gigabytes_per_second);
         Self::new(name, yardstick, "GB/s", values)
+    }
+
+    /// Thousands a second, of as many in a second.
+    #[must_use]
+    pub fn thousands(name: &str, yardstick: &str, a_second: [f64; 2]) -> Self {
+        Self::new(name, yardstick, "k/s", a_second.map(|number| number / 1e3))
     }
 
     /// Time of one pass.

@@ -134,6 +134,9 @@ impl ConfigReport {
         if let Some(advertise) = cluster.advertise {
             self.add("peers find it at", advertise.to_string());
         }
+        if let Some(zone) = &cluster.zone {
+            self.add("zone", zone.clone());
+        }
         self.add("certificate", cluster.credentials.certificate.display().to_string());
         self.add("trusts", cluster.credentials.ca.display().to_string());
         self.add("shares chunks", cluster.share);

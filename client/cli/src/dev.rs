@@ -103,6 +103,14 @@ impl DevCluster {
         }
     }
 
+    /// The console's address, with the token that changes nodes; `None` if there is no coordinator.
+    #[must_use]
+    pub fn console(&self) -> Option<String> {
+        let http = self.addresses.coordinator?;
+        let token = std::fs::read_to_string(self.files.console_token()).ok()?;
+        Some(format!("http://{http}/#token={token}"))
+    }
+
     /// The addresses of its processes.
     #[must_use]
     pub fn addresses(&self) -> &Addresses {
@@ -202,6 +210,7 @@ async fn start_processes(options: &DevOptions, files: &Files) -> Result<(Address
         log: files.log(name),
     };
     files.issue(&authority, Role::Admin, ADMIN)?;
+    files.create_console_token()?;
     let credentials = files.issue(&authority, Role::Coordinator, COORDINATOR)?;
     let config =
         files.write_config(COORDINATOR, &files.coordinator(credentials.clone(), None, &options.tracing))?;

@@ -60,6 +60,23 @@ pub(crate) enum Prompt {
 }
 
 impl PromptArgs {
+    /// The arguments of a prompt in files.
+    pub(crate) fn of_files(
+        tokens: &Option<PathBuf>,
+        hashes: &Option<PathBuf>,
+        namespace: &Option<PathBuf>,
+    ) -> Self {
+        Self {
+            block_ids: Vec::new(),
+            trace: None,
+            seed: 0,
+            tokens: tokens.clone(),
+            hashes: hashes.clone(),
+            namespace: namespace.clone(),
+            block_bytes: DEFAULT_BLOCK_BYTES,
+        }
+    }
+
     /// The namespace, and the prompt in it.
     ///
     /// # Errors

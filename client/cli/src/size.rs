@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod layers;
+pub mod measured;
 pub mod report;
 pub mod state;
 

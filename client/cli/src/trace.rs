@@ -1,29 +1,37 @@
-//! Reads request traces in Mooncake's JSON lines.
+//! Reads request traces in Mooncake's JSON lines, and in Bailian's.
 //!
 //! One object a line:
 //!
 //! | field | meaning |
 //! | --- | --- |
-//! | `timestamp` | arrival in milliseconds since the trace began |
+//! | `timestamp` | arrival in milliseconds since the trace began; of Bailian in seconds |
 //! | `input_length` | tokens of the prompt |
 //! | `output_length` | tokens of the answer |
-//! | `hash_ids` | one id for each [`CHUNK_TOKENS`] tokens of the prompt, chained: an id names the whole prefix up to its block's end. The last, partial block has an id of its own |
+//! | `hash_ids` | one id for each block of the prompt, chained: an id names the whole prefix up to its block's end. The last, partial block has an id of its own; of Bailian it may have none |
+//! | `chat_id` | of Bailian only |
+//!
+//! A block has [`CHUNK_TOKENS`] tokens, or of Bailian [`BAILIAN_BLOCK_TOKENS`]. A [`History`] reads other sizes too.
 
 pub mod history;
 mod lines;
 mod places;
+mod wrong;
 
 use std::io::BufRead;
 
-use larder_protocol::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_TOKENS};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 pub use self::history::History;
-use self::lines::{Lines, MAX_LINE_BYTES};
+use self::lines::Lines;
 use self::places::Places;
+pub use self::wrong::TraceError;
+use self::wrong::size_that_fits;
 
 /// Tokens of one block of a trace, and so of one chunk of a replay.
 pub const CHUNK_TOKENS: u64 = 512;
+
+/// Tokens of one block of Bailian's traces.
+pub const BAILIAN_BLOCK_TOKENS: u32 = 16;
 
 /// A request of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,145 +52,6 @@ pub struct TraceReader<R> {
     lines: Lines<R>,
     places: Places,
     ended: bool,
-}
-
-/// Why a trace cannot be played.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TraceError {
-    /// The file cannot be read on.
-    #[error("line {line}: cannot be read")]
-    Read {
-        /// Number of the line, from 1.
-        line: u64,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// A line is longer than any request.
-    #[error("line {line}: longer than {MAX_LINE_BYTES} bytes; is this a trace of one JSON object a line?")]
-    LineTooLong {
-        /// Number of the line.
-        line: u64,
-    },
-    /// A line is not an object with the four fields.
-    #[error("line {line}: not a request")]
-    NotARequest {
-        /// Number of the line.
-        line: u64,
-        /// The JSON reader's error.
-        source: serde_json::Error,
-    },
-    /// The prompt has no token.
-    #[error("line {line}: `input_length` is 0; a prompt has at least one token")]
-    EmptyPrompt {
-        /// Number of the line.
-        line: u64,
-    },
-    /// The prompt has more chunks than a session message may carry.
-    #[error("line {line}: {blocks} blocks; a prompt of a replay has at most {MAX_CHAIN_CHUNKS}")]
-    PromptTooLong {
-        /// Number of the line.
-        line: u64,
-        /// Blocks found.
-        blocks: usize,
-    },
-    /// The number of ids does not fit the number of tokens.
-    #[error(
-        "line {line}: {input_tokens} tokens have {expected} blocks of {CHUNK_TOKENS} tokens, but `hash_ids` has {found}"
-    )]
-    BlockCount {
-        /// Number of the line.
-        line: u64,
-        /// Tokens of the prompt.
-        input_tokens: u64,
-        /// The expected number of ids.
-        expected: u64,
-        /// Ids found.
-        found: usize,
-    },
-    /// An id stands twice in one prompt, or after two different prefixes: ids are not chained.
-    #[error(
-        "line {line}: block {id} is number {index} after {after}, but on line {known_line} number {known_index} after {known_after}; an id must name its whole prefix",
-        after = Named(*.parent), known_after = Named(*.known_parent)
-    )]
-    NotChained {
-        /// Number of the line.
-        line: u64,
-        /// The id.
-        id: u64,
-        /// Its position in this prompt.
-        index: usize,
-        /// The id before it in this prompt.
-        parent: Option<u64>,
-        /// The line of its first occurrence.
-        known_line: u64,
-        /// Its position there.
-        known_index: usize,
-        /// The id before it there.
-        known_parent: Option<u64>,
-    },
-    /// A recorded lookup has more full chunks than tokens for them.
-    #[error(
-        "line {line}: {input_tokens} tokens fill {most} chunks of {chunk_tokens} tokens, but `hash_ids` has {found}"
-    )]
-    LookupCount {
-        /// Number of the line.
-        line: u64,
-        /// Tokens of the prompt.
-        input_tokens: u64,
-        /// Tokens of one chunk.
-        chunk_tokens: u32,
-        /// The largest number of ids.
-        most: u64,
-        /// Ids found.
-        found: usize,
-    },
-    /// Chunks of another size than before.
-    #[error(
-        "line {line}: {found}, but before {known}; a plan has one size of chunks: choose one namespace with --namespace",
-        found = Chunks(*.found), known = Chunks(*.known)
-    )]
-    ChunkTokens {
-        /// Number of the line.
-        line: u64,
-        /// Tokens of a chunk on this line; `None` for a trace's.
-        found: Option<u32>,
-        /// Tokens of a chunk on the lines before.
-        known: Option<u32>,
-    },
-    /// No chunk has this many tokens.
-    #[error("line {line}: `chunk_tokens` is {found}; it is 1 to {MAX_CHUNK_TOKENS}")]
-    ChunkSize {
-        /// Number of the line.
-        line: u64,
-        /// Tokens found.
-        found: u32,
-    },
-    /// A recorded id is no number that a node records.
-    #[error("line {line}: the id {id} has more than 53 bits; nodes record 53 at most")]
-    LargeId {
-        /// Number of the line.
-        line: u64,
-        /// The id.
-        id: u64,
-    },
-    /// More namespaces than can be told apart.
-    #[error("line {line}: more than {} namespaces; choose one with --namespace", history::MAX_NAMESPACES)]
-    TooManyNamespaces {
-        /// Number of the line.
-        line: u64,
-    },
-    /// Not one request.
-    #[error("the trace is empty")]
-    Empty,
-    /// Not one request of the namespace that was asked for.
-    #[error("no lookup has the namespace {wanted}; the log has: {}", known.join(", "))]
-    NoSuchNamespace {
-        /// The namespace.
-        wanted: String,
-        /// The namespaces found.
-        known: Vec<String>,
-    },
 }
 
 impl Request {
@@ -216,24 +85,28 @@ impl<R: BufRead> TraceReader<R> {
 
     fn read_request(&mut self) -> Result<Option<Request>, TraceError> {
         let Some((line, parsed)) = self.lines.next()? else { return Ok(None) };
-        request(line, parsed, &mut self.places).map(Some)
+        request(line, parsed, CHUNK_TOKENS, &mut self.places).map(Some)
     }
 }
 
-/// The request that a trace's line describes.
-fn request(line: u64, parsed: Line, places: &mut Places) -> Result<Request, TraceError> {
-    let Line { timestamp, input_length, output_length, hash_ids, .. } = parsed;
-    let expected = input_length.div_ceil(CHUNK_TOKENS);
+/// The request that a trace's line describes, with blocks of so many tokens.
+fn request(line: u64, parsed: Line, block_tokens: u64, places: &mut Places) -> Result<Request, TraceError> {
+    let (timestamp_ms, is_of_bailian) = (parsed.timestamp_ms(), parsed.is_of_bailian());
+    let Line { input_length, output_length, hash_ids, .. } = parsed;
+    let expected = input_length.div_ceil(block_tokens);
     if input_length == 0 {
         return Err(TraceError::EmptyPrompt { line });
     }
-    if hash_ids.len() as u64 != expected {
-        let found = hash_ids.len();
-        return Err(TraceError::BlockCount { line, input_tokens: input_length, expected, found });
+    let found = hash_ids.len();
+    let has_full_blocks = is_of_bailian && found as u64 == input_length / block_tokens;
+    if found as u64 != expected && !has_full_blocks {
+        let fits = size_that_fits(input_length, found as u64);
+        let input_tokens = input_length;
+        return Err(TraceError::BlockCount { line, input_tokens, block_tokens, expected, found, fits });
     }
     places.check(line, &hash_ids)?;
     Ok(Request {
-        timestamp_ms: timestamp,
+        timestamp_ms,
         input_tokens: input_length,
         output_tokens: output_length,
         block_ids: hash_ids,
@@ -256,7 +129,8 @@ impl<R: BufRead> Iterator for TraceReader<R> {
 /// A line as it stands in the file. Other fields are let pass: published traces carry several.
 #[derive(Debug, Deserialize)]
 struct Line {
-    timestamp: u64,
+    #[serde(deserialize_with = "time")]
+    timestamp: f64,
     input_length: u64,
     output_length: u64,
     hash_ids: Vec<u64>,
@@ -264,28 +138,23 @@ struct Line {
     chunk_tokens: Option<u32>,
     /// Of recorded lookups only.
     namespace: Option<String>,
+    /// Of Bailian's traces only.
+    chat_id: Option<serde::de::IgnoredAny>,
 }
 
-struct Named(Option<u64>);
+impl Line {
+    fn is_of_bailian(&self) -> bool {
+        self.chat_id.is_some()
+    }
 
-impl std::fmt::Display for Named {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            Some(id) => write!(f, "block {id}"),
-            None => write!(f, "nothing"),
-        }
+    fn timestamp_ms(&self) -> u64 {
+        (self.timestamp * if self.is_of_bailian() { 1e3 } else { 1.0 }).round() as u64
     }
 }
 
-struct Chunks(Option<u32>);
-
-impl std::fmt::Display for Chunks {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            Some(tokens) => write!(f, "a recorded lookup with chunks of {tokens} tokens"),
-            None => f.write_str("a trace's request"),
-        }
-    }
+fn time<'de, D: Deserializer<'de>>(source: D) -> Result<f64, D::Error> {
+    let time = f64::deserialize(source)?;
+    if time < 0.0 { Err(serde::de::Error::custom("`timestamp` is below 0")) } else { Ok(time) }
 }
 
 #[cfg(test)]
@@ -341,12 +210,30 @@ mod tests {
         assert_eq!(complaint(""), "the trace is empty");
         assert_eq!(
             complaint(&format!("{good}{}", line(1_024, &[1]))),
-            "line 2: 1024 tokens have 2 blocks of 512 tokens, but `hash_ids` has 1"
+            "line 2: 1024 tokens have 2 blocks of 512 tokens, but `hash_ids` has 1: blocks of 1024 tokens would fit, which `larder plan --block-tokens` reads"
         );
-        assert!(complaint(&format!("{good}{{}}")).starts_with("line 2: not a request: missing field"));
+        assert!(complaint(&line(512, &[1, 2, 3])).ends_with("but `hash_ids` has 3"), "no power of two");
         assert!(complaint(&line(0, &[])).contains("at least one token"));
-        assert!(complaint(&line(512, &[1]).replace('5', "-5")).starts_with("line 1: not a request"));
         assert!(complaint(&" ".repeat(2 << 20)).starts_with("line 1: longer than"));
+    }
+
+    #[test]
+    fn a_line_that_is_no_request_has_one_position_in_the_file() {
+        let good = line(512, &[1]);
+        assert_eq!(
+            complaint(&format!("{good}{{}}")),
+            "line 2, column 2: not a request: missing field `timestamp`"
+        );
+        let below = complaint(&good.replacen('5', "-5", 1));
+        assert!(below.ends_with("not a request: `timestamp` is below 0"), "{below}");
+        assert!(below.starts_with("line 1, column "), "{below}");
+    }
+
+    #[test]
+    fn a_packed_file_is_told_how_to_unpack_it() {
+        let complaint = |bytes: &[u8]| TraceReader::new(bytes).read_all(None).unwrap_err().to_string();
+        assert!(complaint(b"\x1f\x8b\x08\x00abc").contains("zcat FILE | larder"));
+        assert!(complaint(b"\x28\xb5\x2f\xfd\x00\n{}").contains("zstdcat FILE | larder"));
     }
 
     #[test]

@@ -241,7 +241,9 @@ fn benches_print_an_array_of_measurements() {
     let output = larder(&["bench", "--quick", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let measurements: Vec<larder_cli::bench::Measurement> = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(!measurements.is_empty() && measurements.iter().all(|m| m.ratio > 0.0));
+    // A difference of two may be none on a busy machine.
+    let is_measured = |m: &larder_cli::bench::Measurement| m.yardstick_value > 0.0 && m.ratio >= 0.0;
+    assert!(!measurements.is_empty() && measurements.iter().all(is_measured));
 }
 
 #[test]

@@ -149,7 +149,10 @@ fn what_cannot_be_planned_is_refused_with_what_could() {
         refusal(&["plan", &trace, "--out", "/nowhere/plan.html"]).contains("name another file with --out")
     );
     let broken = file(dir.path(), "broken.jsonl", &format!("{}{{\"timestamp\":5}}\n", small_trace()));
-    assert!(refusal(&["plan", &broken]).contains("line 21: not a request: missing field `input_length`"));
+    assert!(
+        refusal(&["plan", &broken])
+            .contains("line 21, column 15: not a request: missing field `input_length`")
+    );
     let empty = file(dir.path(), "empty.jsonl", "\n");
     assert!(refusal(&["plan", &empty]).contains("the trace is empty"));
 }

@@ -15,7 +15,7 @@ use std::fmt;
 use crate::device::{CopyError, Device, DeviceError, EngineMemory, Event};
 use crate::layout::PagedLayout;
 use crate::memory::HostMemory;
-use crate::order::{Direction, Flag, Order, RegionId, RegionOffset, TensorsId, Ticket};
+use crate::order::{Direction, Flag, Order, OrderNumber, RegionId, RegionOffset, TensorsId};
 use crate::registry::{Region, Registry};
 
 pub use forms::Form;
@@ -30,9 +30,9 @@ use tables::{ENTRY_BYTES, plane_bytes};
 pub struct CudaDevice {
     registry: Registry<CudaRegion, DeviceMemory>,
     /// Orders whose flag is not reached.
-    waiting: VecDeque<(Ticket, Order)>,
+    waiting: VecDeque<(OrderNumber, Order)>,
     /// Orders that were given up while they waited, and are to be told of.
-    cancelled: Vec<Ticket>,
+    cancelled: Vec<OrderNumber>,
     running: Vec<Running>,
     /// Resources of orders whose end could not even be marked: they stay until the device is closed.
     limbo: Vec<Begun>,
@@ -80,7 +80,7 @@ enum CudaRegion {
 
 /// An order that the GPU has.
 struct Running {
-    ticket: Ticket,
+    number: OrderNumber,
     order: Order,
     /// Layers, with the events that mark their ends.
     layers: VecDeque<(u32, driver::Event)>,
@@ -190,14 +190,14 @@ impl CudaDevice {
             if !event.is_done()? {
                 return Ok(false);
             }
-            events.push(Event::Layers { ticket: running.ticket, done: *done });
+            events.push(Event::Layers { number: running.number, done: *done });
             self.spare_events.extend(running.layers.pop_front().map(|(_, event)| event));
         }
         running.end.is_done()
     }
 
     fn finish(&mut self, running: Running, events: &mut Vec<Event>) -> Result<(), CudaError> {
-        let Running { ticket, order, end, table, measured, has_failed, .. } = running;
+        let Running { number, order, end, table, measured, has_failed, .. } = running;
         if let Some(Measured { start, shape, form, bytes }) = measured {
             if !has_failed {
                 let change = self.forms.measured(shape, form, bytes, end.since_ms(&start)?.into());
@@ -214,7 +214,7 @@ impl CudaDevice {
         }
         self.registry.end(&order);
         let result = if has_failed { Err(CopyError::Failed) } else { Ok(()) };
-        events.push(Event::Done { ticket, result });
+        events.push(Event::Done { number, result });
         Ok(())
     }
 
@@ -236,11 +236,11 @@ impl CudaDevice {
 
     fn poll_orders(&mut self, events: &mut Vec<Event>) -> Result<(), DeviceError> {
         for _ in 0..self.waiting.len() {
-            let Some((ticket, order)) = self.waiting.pop_front() else { break };
+            let Some((number, order)) = self.waiting.pop_front() else { break };
             if order.after.is_none_or(|flag| self.is_reached(flag)) {
-                self.enqueue(ticket, order)?;
+                self.enqueue(number, order)?;
             } else {
-                self.waiting.push_back((ticket, order));
+                self.waiting.push_back((number, order));
             }
         }
         let mut number = 0;
@@ -353,27 +353,27 @@ impl Device for CudaDevice {
         self.registry.remove_tensors(tensors).map(drop)
     }
 
-    fn start(&mut self, ticket: Ticket, order: Order) -> Result<(), DeviceError> {
+    fn start(&mut self, number: OrderNumber, order: Order) -> Result<(), DeviceError> {
         self.alive()?;
         self.registry.begin(&order)?;
         if order.after.is_none_or(|flag| self.is_reached(flag)) {
-            return self.enqueue(ticket, order);
+            return self.enqueue(number, order);
         }
-        self.waiting.push_back((ticket, order));
+        self.waiting.push_back((number, order));
         Ok(())
     }
 
-    fn cancel(&mut self, ticket: Ticket) {
-        let Some(number) = self.waiting.iter().position(|waiting| waiting.0 == ticket) else { return };
-        let Some((_, order)) = self.waiting.remove(number) else { return };
+    fn cancel(&mut self, number: OrderNumber) {
+        let Some(at) = self.waiting.iter().position(|waiting| waiting.0 == number) else { return };
+        let Some((_, order)) = self.waiting.remove(at) else { return };
         self.release_waiters(&order);
         self.registry.end(&order);
-        self.cancelled.push(ticket);
+        self.cancelled.push(number);
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), DeviceError> {
         self.alive()?;
-        let refused = |ticket| Event::Done { ticket, result: Err(CopyError::Refused) };
+        let refused = |number| Event::Done { number, result: Err(CopyError::Refused) };
         events.extend(self.cancelled.drain(..).map(refused));
         self.poll_orders(events)
     }

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use crate::layout::{LayoutError, PagedLayout};
 use crate::memory::HostMemory;
-use crate::order::{Order, OrderError, RegionId, TensorsId, Ticket};
+use crate::order::{Order, OrderError, OrderNumber, RegionId, TensorsId};
 
 /// A GPU, or its stand-in in tests.
 ///
@@ -55,11 +55,11 @@ pub trait Device {
     /// # Errors
     /// [`DeviceError::Order`] if the order is refused: nothing was begun. [`DeviceError::Lost`] if the device failed: its
     /// work is unknown until it is closed.
-    fn start(&mut self, ticket: Ticket, order: Order) -> Result<(), DeviceError>;
+    fn start(&mut self, number: OrderNumber, order: Order) -> Result<(), DeviceError>;
 
     /// Cancels an order whose flag is not reached: it ends as refused, and raises its own flag as a failed order does. An
     /// order that has begun goes on; an unknown order is ignored.
-    fn cancel(&mut self, ticket: Ticket);
+    fn cancel(&mut self, number: OrderNumber);
 
     /// Reports the events since the last call. Never waits.
     ///
@@ -85,14 +85,14 @@ pub enum Event {
     /// Layers of an order are done, from its first on.
     Layers {
         /// The order.
-        ticket: Ticket,
+        number: OrderNumber,
         /// How many are.
         done: u32,
     },
     /// An order has ended, and the device no longer touches its memory.
     Done {
         /// The order.
-        ticket: Ticket,
+        number: OrderNumber,
         /// Whether all its bytes are where they should be.
         result: Result<(), CopyError>,
     },

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crate::device::{CopyError, Device, DeviceError, EngineMemory, Event};
 use crate::layout::PagedLayout;
 use crate::memory::HostMemory;
-use crate::order::{BlockMove, Direction, Order, PageCopy, RegionId, TensorsId, Ticket, Work};
+use crate::order::{BlockMove, Direction, Order, OrderNumber, PageCopy, RegionId, TensorsId, Work};
 use crate::registry::{Region, Registry};
 
 /// The device. What it does in which order comes from a seed.
@@ -74,7 +74,7 @@ struct HostRegion {
 }
 
 struct Running {
-    ticket: Ticket,
+    number: OrderNumber,
     order: Order,
     /// The remaining pieces, last first.
     pieces: Vec<CopyStep>,
@@ -190,7 +190,7 @@ impl HostDevice {
         let done = running.pieces.last().map_or(running.order.work.layers(), |piece| piece.layer);
         if done > running.told_layers {
             running.told_layers = done;
-            events.push(Event::Layers { ticket: running.ticket, done });
+            events.push(Event::Layers { number: running.number, done });
             if let Some(then) = running.order.then {
                 let memory = &self.registry.region_of(then.word.region).memory;
                 memory.set_word(then.word.offset, then.raised(done).value);
@@ -255,7 +255,7 @@ impl Device for HostDevice {
         self.registry.remove_tensors(tensors)
     }
 
-    fn start(&mut self, ticket: Ticket, order: Order) -> Result<(), DeviceError> {
+    fn start(&mut self, number: OrderNumber, order: Order) -> Result<(), DeviceError> {
         self.call()?;
         self.registry.begin(&order)?;
         let fault = self.control.script().faults.pop_front().flatten();
@@ -264,14 +264,14 @@ impl Device for HostDevice {
             return Err(DeviceError::Refused { what: "a copy", reason: "as it was told".into() });
         }
         let pieces = self.pieces(&order);
-        self.running.push(Running { ticket, order, pieces, copied: 0, told_layers: 0, fault, ended: None });
+        self.running.push(Running { number, order, pieces, copied: 0, told_layers: 0, fault, ended: None });
         Ok(())
     }
 
-    fn cancel(&mut self, ticket: Ticket) {
+    fn cancel(&mut self, number: OrderNumber) {
         let waits = |running: &Running| {
             let has_begun = running.copied > 0 || running.ended.is_some() || self.may_begin(running);
-            running.ticket == ticket && !has_begun
+            running.number == number && !has_begun
         };
         if let Some(number) = self.running.iter().position(waits) {
             self.end(number, Err(CopyError::Refused));
@@ -295,9 +295,9 @@ impl Device for HostDevice {
             match &mut self.running[number].ended {
                 Some((result, 0)) => {
                     let result = *result;
-                    let Running { ticket, order, .. } = self.running.swap_remove(number);
+                    let Running { number, order, .. } = self.running.swap_remove(number);
                     self.registry.end(&order);
-                    events.push(Event::Done { ticket, result });
+                    events.push(Event::Done { number, result });
                 }
                 Some((_, polls)) => {
                     *polls -= 1;

@@ -59,7 +59,7 @@ pub struct PagedLayout {
 
 /// One contiguous piece of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Run {
+pub struct PageRun {
     /// Number of the allocation.
     pub region: u32,
     /// Its bytes there.
@@ -194,7 +194,7 @@ impl PagedLayout {
     ///
     /// # Panics
     /// Panics if there is no such plane.
-    pub fn runs(&self, plane: u32, page: u32) -> impl Iterator<Item = Run> {
+    pub fn runs(&self, plane: u32, page: u32) -> impl Iterator<Item = PageRun> {
         let Plane { region, offset, page_stride } = self.spec.planes[plane as usize];
         let start = offset + u64::from(page) * page_stride;
         let run_bytes = self.spec.run_bytes;
@@ -204,7 +204,7 @@ impl PagedLayout {
                 at += left % u64::from(dim.count) * dim.stride;
                 left /= u64::from(dim.count);
             }
-            Run { region, range: at..at + run_bytes, in_page: run * run_bytes }
+            PageRun { region, range: at..at + run_bytes, in_page: run * run_bytes }
         })
     }
 }

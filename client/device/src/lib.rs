@@ -28,6 +28,7 @@ pub use device::{CopyError, Device, DeviceError, EngineMemory, Event};
 pub use layout::{LayoutError, LayoutSpec, PagedLayout};
 pub use memory::HostMemory;
 pub use order::{
-    BlockMove, Direction, Flag, Order, OrderError, PageCopy, RegionId, RegionOffset, TensorsId, Ticket, Work,
+    BlockMove, Direction, Flag, Order, OrderError, OrderNumber, PageCopy, RegionId, RegionOffset, TensorsId,
+    Work,
 };
 pub use thread::DeviceThread;

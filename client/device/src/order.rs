@@ -14,7 +14,7 @@ pub struct TensorsId(pub u32);
 
 /// The number of an order; every order has another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(pub u64);
+pub struct OrderNumber(pub u64);
 
 /// A place in a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

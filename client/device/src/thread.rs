@@ -13,7 +13,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use crate::device::{CopyError, Device, DeviceError, Event};
-use crate::order::{Order, Ticket};
+use crate::order::{Order, OrderNumber};
 
 /// The thread. Dropping it lets running work end; [`DeviceThread::join`] waits for that.
 pub struct DeviceThread {
@@ -29,14 +29,14 @@ pub enum Report {
     /// Layers of an order are done, from its first on.
     Layers {
         /// The order.
-        ticket: Ticket,
+        number: OrderNumber,
         /// How many are.
         done: u32,
     },
     /// An order has ended; told once of each that was taken.
     Done {
         /// The order.
-        ticket: Ticket,
+        number: OrderNumber,
         /// Whether all its bytes are where they should be. After [`CopyError::Lost`] the device may still touch its memory.
         result: Result<(), CopyError>,
         /// The order's place, which another may have when this is dropped.
@@ -67,7 +67,7 @@ type Hear = Box<dyn FnMut(Report) + Send>;
 pub struct Busy;
 
 enum Request {
-    Copy(Ticket, Make, OrderPlace),
+    Copy(OrderNumber, Make, OrderPlace),
     Call(Call),
 }
 
@@ -82,7 +82,7 @@ struct Idle {
 struct Worker {
     requests: Receiver<Request>,
     hear: Hear,
-    running: Vec<(Ticket, OrderPlace)>,
+    running: Vec<(OrderNumber, OrderPlace)>,
     /// The device. It is dropped before the other fields, while its users can still hear of it.
     device: Option<Box<dyn Device>>,
 }
@@ -116,8 +116,8 @@ impl DeviceThread {
     ///
     /// # Errors
     /// [`Busy`], with nothing done, where too many are under way.
-    pub fn submit(&self, ticket: Ticket, order: Order) -> Result<(), Busy> {
-        self.submit_made(ticket, move |_| Ok(order))
+    pub fn submit(&self, number: OrderNumber, order: Order) -> Result<(), Busy> {
+        self.submit_made(number, move |_| Ok(order))
     }
 
     /// Hands an order to the thread that is made there: it may need memory that has yet to be attached. An error of `make` refuses
@@ -127,14 +127,14 @@ impl DeviceThread {
     /// [`Busy`], with nothing done, where too many are under way.
     pub fn submit_made(
         &self,
-        ticket: Ticket,
+        number: OrderNumber,
         make: impl FnOnce(&mut dyn Device) -> Result<Order, DeviceError> + Send + 'static,
     ) -> Result<(), Busy> {
         let place = OrderPlace(Arc::clone(&self.outstanding));
         if self.outstanding.fetch_add(1, Ordering::Relaxed) >= self.limit {
             return Err(Busy);
         }
-        self.send(Request::Copy(ticket, Box::new(make), place))
+        self.send(Request::Copy(number, Box::new(make), place))
     }
 
     /// Has the thread do something else with its device: attach memory, register tensors. Where the device is lost, `call` is
@@ -150,8 +150,8 @@ impl DeviceThread {
     ///
     /// # Errors
     /// [`Busy`], with nothing done, where too much waits.
-    pub fn cancel(&self, ticket: Ticket) -> Result<(), Busy> {
-        self.call(move |device| device.cancel(ticket))
+    pub fn cancel(&self, number: OrderNumber) -> Result<(), Busy> {
+        self.call(move |device| device.cancel(number))
     }
 
     /// Orders that were taken and whose end nobody heard of, or whose place is still held.
@@ -253,25 +253,25 @@ impl Worker {
 
     fn begin(&mut self, request: Request) {
         match (request, &mut self.device) {
-            (Request::Copy(ticket, make, place), Some(device)) => {
+            (Request::Copy(number, make, place), Some(device)) => {
                 let begun = guarded(|| {
                     let order = make(device.as_mut())?;
-                    device.start(ticket, order)
+                    device.start(number, order)
                 });
                 match begun {
-                    Ok(()) => self.running.push((ticket, place)),
+                    Ok(()) => self.running.push((number, place)),
                     Err(error @ DeviceError::Lost(_)) => {
-                        self.running.push((ticket, place));
+                        self.running.push((number, place));
                         self.lose(error);
                     }
                     Err(error) => {
                         tracing::debug!(%error, "a copy was refused");
-                        (self.hear)(Report::Done { ticket, result: Err(CopyError::Refused), place });
+                        (self.hear)(Report::Done { number, result: Err(CopyError::Refused), place });
                     }
                 }
             }
-            (Request::Copy(ticket, _, place), None) => {
-                (self.hear)(Report::Done { ticket, result: Err(CopyError::Refused), place });
+            (Request::Copy(number, _, place), None) => {
+                (self.hear)(Report::Done { number, result: Err(CopyError::Refused), place });
             }
             (Request::Call(call), Some(device)) => {
                 let done = guarded(|| {
@@ -290,13 +290,13 @@ impl Worker {
         let is_news = !events.is_empty();
         for event in events.drain(..) {
             match event {
-                Event::Layers { ticket, done } => (self.hear)(Report::Layers { ticket, done }),
-                Event::Done { ticket, result } => {
-                    let Some(number) = self.running.iter().position(|running| running.0 == ticket) else {
+                Event::Layers { number, done } => (self.hear)(Report::Layers { number, done }),
+                Event::Done { number, result } => {
+                    let Some(at) = self.running.iter().position(|running| running.0 == number) else {
                         continue;
                     };
-                    let (_, place) = self.running.swap_remove(number);
-                    (self.hear)(Report::Done { ticket, result, place });
+                    let (_, place) = self.running.swap_remove(at);
+                    (self.hear)(Report::Done { number, result, place });
                 }
             }
         }
@@ -307,8 +307,8 @@ impl Worker {
     fn lose(&mut self, error: DeviceError) {
         tracing::error!(%error, "a device is lost");
         (self.hear)(Report::Lost(error));
-        for (ticket, place) in self.running.drain(..) {
-            (self.hear)(Report::Done { ticket, result: Err(CopyError::Lost), place });
+        for (number, place) in self.running.drain(..) {
+            (self.hear)(Report::Done { number, result: Err(CopyError::Lost), place });
         }
         self.give_up();
     }

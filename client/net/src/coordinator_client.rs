@@ -66,18 +66,20 @@ pub async fn follow(
     let mut client =
         CoordinatorClient { endpoint, coordinators, following, node, known, started, warned: None };
     tokio::pin!(stop);
+    let (leave, leaving) = watch::channel(false);
     loop {
-        let (leave, leaving) = watch::channel(false);
         let ended = {
-            let attempt = client.follow_once(leaving);
+            let attempt = client.follow_once(leaving.clone());
             tokio::pin!(attempt);
             tokio::select! {
                 ended = &mut attempt => ended,
                 () = &mut stop => {
                     leave.send_replace(true);
                     // It says goodbye, if anybody hears it.
-                    let _ = timeout(LEAVE_DEADLINE, attempt).await;
-                    return;
+                    match timeout(LEAVE_DEADLINE, attempt).await {
+                        Ok(Ok(())) => return,
+                        _ => break,
+                    }
                 }
             }
         };
@@ -85,9 +87,11 @@ pub async fn follow(
         let pause = client.following.pause(client.now());
         tokio::select! {
             () = sleep(pause) => {}
-            () = &mut stop => return,
+            () = &mut stop => break,
         }
     }
+    leave.send_replace(true);
+    client.say_goodbye(leaving).await;
 }
 
 struct CoordinatorClient {
@@ -107,6 +111,20 @@ type Failed = Box<dyn std::error::Error>;
 impl CoordinatorClient {
     fn now(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Joins once more to leave, where a coordinator that this member does not follow yet would call it lost.
+    async fn say_goodbye(&mut self, leaving: watch::Receiver<bool>) {
+        if self.node.is_none() || self.following.known().own == NodeNumber::default() {
+            return;
+        }
+        let goodbye = async {
+            while self.follow_once(leaving.clone()).await.is_err() {
+                sleep(GOODBYE_PAUSE).await;
+            }
+        };
+        // Past this, the coordinators find out by silence.
+        let _ = timeout(LEAVE_DEADLINE, goodbye).await;
     }
 
     /// Dials all coordinators, and follows the first that leads, to the end of its stream.
@@ -198,13 +216,15 @@ impl CoordinatorClient {
                     let silent = || self.node.as_ref().map(|node| (node.silent)()).unwrap_or_default();
                     self.following.tick(self.started.elapsed(), silent)?;
                 }
-                _ = leaving.wait_for(|leaving| *leaving) => {
+                // A coordinator that does not lead hears no goodbye.
+                _ = leaving.wait_for(|leaving| *leaving), if self.following.is_taken() => {
                     self.following.leave();
                     while let Some(message) = self.following.poll_message() {
                         write_message(send, &message).await?;
                     }
                     send.finish()?;
-                    send.stopped().await?;
+                    // The coordinator ends the stream when it has heard this; a connection that is closed earlier may lose it.
+                    while messages.recv().await.is_some() {}
                     return Ok(());
                 }
             }
@@ -295,6 +315,9 @@ const OTHERS_DEADLINE: Duration = Duration::from_millis(300);
 
 /// How long a goodbye may take.
 const LEAVE_DEADLINE: Duration = Duration::from_millis(500);
+
+/// Between attempts to say goodbye.
+const GOODBYE_PAUSE: Duration = Duration::from_millis(20);
 
 /// The log is told again after this time why a node may not join.
 const WARN_AGAIN: Duration = Duration::from_secs(60);

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use actix_http::HttpService;
 use actix_http::error::DispatchError;
-use actix_server::Server;
+use actix_server::{Server, ServerHandle};
 use actix_service::{IntoServiceFactory as _, ServiceFactoryExt as _, fn_service, map_config};
 use actix_web::body::MessageBody;
 use actix_web::dev::{AppConfig, ServiceRequest, ServiceResponse};
@@ -23,12 +23,21 @@ use actix_web::middleware::{Next, from_fn};
 use actix_web::rt::net::TcpStream;
 use actix_web::web::{Bytes, ServiceConfig};
 use actix_web::{App, HttpResponse};
+use tokio::time::timeout;
 
 pub use self::connections::{Busy, Connections, HttpMetrics, Open};
 use self::sips::Sips;
 
-/// Serves the paths that `configure` adds, on one thread, until the server is stopped: then requests have `stop_within` to end.
-/// Needs an actix system.
+/// Stops a server that [`serve`] made. Cloning shares.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    server: ServerHandle,
+    connections: Connections,
+    stop_within: Duration,
+}
+
+/// Serves the paths that `configure` adds, on one thread, while the returned server is awaited, until the handle stops it: then
+/// requests have `stop_within` to end. Needs an actix system.
 ///
 /// # Errors
 /// Fails with the system's error for the listener.
@@ -37,7 +46,8 @@ pub fn serve(
     connections: Connections,
     stop_within: Duration,
     configure: impl Fn(&mut ServiceConfig) + Clone + Send + 'static,
-) -> io::Result<Server> {
+) -> io::Result<(Handle, Server)> {
+    let known = connections.clone();
     let factory = move || {
         let connections = connections.clone();
         let app = App::new().wrap(from_fn(busy)).configure(&configure).into_factory();
@@ -61,8 +71,19 @@ pub fn serve(
         });
         accept.and_then(http)
     };
-    let server = Server::build().workers(1).disable_signals().shutdown_timeout(stop_within.as_secs());
-    Ok(server.listen("http", listener, factory)?.run())
+    let server = Server::build().workers(1).disable_signals();
+    let server = server.listen("http", listener, factory)?.run();
+    Ok((Handle { server: server.handle(), connections: known, stop_within }, server))
+}
+
+impl Handle {
+    /// Takes no connection any more, answers the requests that have come, and closes all connections. Dropping the future does
+    /// not undo it.
+    pub async fn stop(&self) {
+        // The server itself looks once a second whether its connections have ended.
+        let have_ended = timeout(self.stop_within, self.connections.end()).await.is_ok();
+        self.server.stop(have_ended).await;
+    }
 }
 
 /// A long answer. The server buffers no more of it than its client reads.
@@ -92,3 +113,60 @@ pub const IDLE: Duration = Duration::from_secs(5);
 
 /// How long a client may leave an answer unread.
 pub const UNREAD: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use actix_web::web::{Data, get};
+    use prometheus::Registry;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    /// A request that has come, and leave to answer it.
+    #[derive(Default)]
+    struct Slow {
+        came: Notify,
+        go: Notify,
+    }
+
+    async fn answer(slow: Data<Slow>) -> &'static str {
+        slow.came.notify_one();
+        slow.go.notified().await;
+        "done"
+    }
+
+    #[test]
+    fn a_server_that_stops_leaves_idle_connections_and_answers_what_has_come() {
+        actix_rt::System::new().block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let slow = Data::from(Arc::new(Slow::default()));
+            let app = slow.clone();
+            let configure = move |service: &mut ServiceConfig| {
+                _ = service.app_data(app.clone()).route("/", get().to(answer))
+            };
+            let connections = Connections::new(4, &Registry::new()).unwrap();
+            let (handle, server) = serve(listener, connections, Duration::from_secs(60), configure).unwrap();
+            let serving = actix_rt::spawn(server);
+            let mut idle = TcpStream::connect(address).await.unwrap();
+            let mut busy = TcpStream::connect(address).await.unwrap();
+            busy.write_all(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n").await.unwrap();
+            slow.came.notified().await;
+
+            let stopping = handle.clone();
+            let stopped = actix_rt::spawn(async move { stopping.stop().await });
+            // No answer was ever sent on it.
+            assert_eq!(idle.read(&mut [0; 16]).await.unwrap(), 0);
+            slow.go.notify_one();
+            let mut text = String::new();
+            busy.read_to_string(&mut text).await.unwrap();
+            assert!(text.starts_with("HTTP/1.1 200") && text.ends_with("done"), "{text}");
+            stopped.await.unwrap();
+            serving.await.unwrap().unwrap();
+        });
+    }
+}

@@ -16,6 +16,7 @@ pub mod limits;
 pub mod membership;
 pub mod namespace;
 pub mod peer;
+pub mod pin;
 pub mod pools;
 pub mod purge;
 pub mod reload;

@@ -1,8 +1,12 @@
 //! Every bound of the protocols, in one place.
 
 /// Version of the session protocol. It is the latest one that this release speaks; a session's is the lower one of both sides'.
-/// Sessions of the one before differ in nothing but anchors: theirs name shorter runs ([`crate::chain::Chain::for_session`]).
+/// Sessions of the one before have other anchors, which name shorter runs ([`crate::chain::Chain::for_session`]), and no names of
+/// requests.
 pub const SESSION_VERSION: u16 = 6;
+
+/// The first version of the session protocol in which an engine may name its requests.
+pub const NAMES_SINCE_SESSION_VERSION: u16 = 6;
 
 /// The earliest version of the session protocol that this release speaks.
 pub const EARLIEST_SESSION_VERSION: u16 = 5;

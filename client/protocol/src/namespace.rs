@@ -111,6 +111,29 @@ impl NamespaceSpec {
         self.check_pools()
     }
 
+    /// The names of the fields in which this description differs from another.
+    #[must_use]
+    pub fn differing(&self, other: &Self) -> Vec<&'static str> {
+        let Self { model, revision, kv_dtype, layout, hash, chunk_tokens, engine_block_tokens, .. } = self;
+        let Self { tensor_parallel, pipeline_parallel, context_parallel, slices, pools, flat, .. } = self;
+        let fields = [
+            ("model", *model != other.model),
+            ("revision", *revision != other.revision),
+            ("kv_dtype", *kv_dtype != other.kv_dtype),
+            ("layout", *layout != other.layout),
+            ("hash", *hash != other.hash),
+            ("chunk_tokens", *chunk_tokens != other.chunk_tokens),
+            ("engine_block_tokens", *engine_block_tokens != other.engine_block_tokens),
+            ("tensor_parallel", *tensor_parallel != other.tensor_parallel),
+            ("pipeline_parallel", *pipeline_parallel != other.pipeline_parallel),
+            ("context_parallel", *context_parallel != other.context_parallel),
+            ("slices", *slices != other.slices),
+            ("pools", *pools != other.pools),
+            ("flat", *flat != other.flat),
+        ];
+        fields.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
+    }
+
     /// The namespace of `tenant`, as 32 bytes.
     ///
     /// BLAKE3 of a canonical encoding: every text as `u32` length and bytes, every number as `u64`, all little-endian,

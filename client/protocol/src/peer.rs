@@ -19,6 +19,7 @@ use crate::drain::{DrainCommand, DrainReport, Take, Taken};
 use crate::frame::MalformedMessage;
 use crate::membership::{CoordinatorMessage, FollowerMessage};
 use crate::namespace::Fingerprint;
+use crate::pin::{DevicePin, PinCommand};
 use crate::pools::PoolSet;
 use crate::purge::{PurgeCommand, PurgeReport};
 use crate::reload::Reloaded;
@@ -66,6 +67,11 @@ pub enum PeerRequest {
     Reload,
     /// Has a node remove chunks, or asks how far it is; answered [`PeerResponse::Purges`]. Only an admin may.
     Purge(Box<PurgeCommand>),
+    /// Asks for what the node's HTTP server says; answered [`PeerResponse::Shown`]. Only a coordinator or an admin may.
+    Show(Show),
+    /// Has a node keep chunks from eviction; answered [`PeerResponse::Pinned`], or [`PeerResponse::Done`] where a pin ends. Only
+    /// an admin may.
+    Pin(Box<PinCommand>),
 }
 
 impl PeerRequest {
@@ -73,12 +79,25 @@ impl PeerRequest {
     #[must_use]
     pub fn since(&self) -> Version {
         match self {
-            Self::Offer(_) | Self::Take(_) | Self::Drain(_) | Self::Reload | Self::Purge(_) => {
-                Version::SECOND
-            }
+            Self::Offer(_)
+            | Self::Take(_)
+            | Self::Drain(_)
+            | Self::Reload
+            | Self::Purge(_)
+            | Self::Show(_)
+            | Self::Pin(_) => Version::SECOND,
             _ => Version::FIRST,
         }
     }
+}
+
+/// Asks for what a node's HTTP server says: whoever reaches the coordinator may not reach the node.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Show {
+    /// The path with its query, such as `/lookups?most=10`.
+    pub path: String,
+    /// The body, in JSON; empty where the path takes none.
+    pub body: Vec<u8>,
 }
 
 /// Asks the home who holds chunks.
@@ -252,6 +271,10 @@ pub enum PeerResponse {
     Reloaded(Box<Reloaded>),
     /// How far the purge is.
     Purges(Box<PurgeReport>),
+    /// The body of the answer, in JSON.
+    Shown(Vec<u8>),
+    /// What the node's actors pinned: nothing if no memory has the prompt's first chunk.
+    Pinned(Vec<DevicePin>),
 }
 
 /// How much the answering node has room for, and how much it serves.

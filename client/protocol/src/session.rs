@@ -86,6 +86,9 @@ pub enum Request {
     /// Says that a chunk has other bytes than were committed under its name; answered [`Response::Checked`] when the node has
     /// verified the chunk itself, or [`Response::Busy`] if this session reports too much.
     ReportDamage(ReportDamage),
+    /// Says what the engine calls the request behind it, whose number its frame bears, in at most
+    /// [`MAX_NAME_BYTES`](crate::limits::MAX_NAME_BYTES) bytes. No answer. Operators find a lookup by it.
+    Name(String),
 }
 
 impl Request {
@@ -117,6 +120,7 @@ impl Request {
             Self::AskCopy(_) => "ask_copy",
             Self::ForgetCopy(_) => "forget_copy",
             Self::ReportDamage(_) => "report_damage",
+            Self::Name(_) => "name",
         }
     }
 }

@@ -10,14 +10,16 @@ use larder_protocol::drain::{
     AfterDrain, DrainCommand, DrainCounts, DrainReport, DrainStart, Take, TakeChunk, TakeNamespace, Taken,
 };
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Joined, Standing};
-use larder_protocol::peer::{OfferChunks, PeerRequest, PeerResponse, Room};
+use larder_protocol::peer::{OfferChunks, PeerRequest, PeerResponse, Room, Show};
+use larder_protocol::pin::{DevicePin, PinCommand, PinStart};
 use larder_protocol::purge::{NamespaceName, PurgeCommand, PurgeCounts, PurgeMode, PurgeReport, PurgeScope};
 use larder_protocol::reload::{ChangedSetting, Reloaded};
+use larder_protocol::session::Request;
 use larder_protocol::table::{Epoch, MemberState, NewHome, NodeNumber, TablePage};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 use rkyv::util::AlignedVec;
 
-use self::samples::{Sample, member, messages, of_version_1, spec};
+use self::samples::{Sample, member, messages, of_version_1, requests, spec};
 
 const VERSION_1: &str = include_str!("golden/1.txt");
 const VERSION_2: &str = include_str!("golden/2.txt");
@@ -69,6 +71,13 @@ fn new_requests() -> Vec<PeerRequest> {
         ))),
         PeerRequest::Purge(Box::new(PurgeCommand::Report(7))),
         PeerRequest::Purge(Box::new(PurgeCommand::End(7))),
+        PeerRequest::Show(Show { path: "/lookups".into(), body: b"{}".to_vec() }),
+        PeerRequest::Pin(Box::new(PinCommand::Start(PinStart {
+            fingerprint,
+            hashes: vec![ChunkHash([7; 32])],
+            duration_ms: 8,
+        }))),
+        PeerRequest::Pin(Box::new(PinCommand::End(1, 9))),
     ]
 }
 
@@ -104,6 +113,8 @@ fn new_responses() -> Vec<PeerResponse> {
             trouble: Some("why".into()),
             counts: purged,
         })),
+        PeerResponse::Shown(b"[]".to_vec()),
+        PeerResponse::Pinned(vec![DevicePin { device: 1, pin: 2, chunks: 3, duration_ms: 4 }]),
     ]
 }
 
@@ -135,6 +146,7 @@ fn new_in_version_2() -> Vec<Sample> {
     ];
     let mut all = messages("peer-request-since-2", new_requests());
     all.extend(messages("peer-response-since-2", new_responses()));
+    all.extend(requests("request-since-2", vec![Request::Name("req-7".into())]));
     all.extend(messages("follower-since-2", followers));
     all.extend(messages("coordinator-v2", coordinators));
     all

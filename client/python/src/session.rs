@@ -103,10 +103,10 @@ sessions! {
 
     /// Asks how much of a prompt can be served, and has the node bring it into its memory meanwhile, from disk and other nodes.
     /// The options are those of `lookup`. Where `prefill_tokens_per_second` says how fast the engine computes, only what comes
-    /// sooner is brought.
+    /// sooner is brought. `request`: the engine's own id of the request, by which `larder explain` finds it.
     #[pyo3(signature = (namespace: "Namespace", chain: "Chain", *, prompt_tokens: "int | None" = None, skip_read: "bool" = false,
         preempted: "bool" = false, tiers: "Sequence[_Tier]" = vec![], pin_seconds: "float | None" = None,
-        prefill_tokens_per_second: "float | None" = None) -> "Ticket")]
+        prefill_tokens_per_second: "float | None" = None, request: "str | None" = None) -> "Ticket")]
     fn lookup_and_prefetch(
         &self,
         namespace: &Namespace,
@@ -117,11 +117,14 @@ sessions! {
         tiers: Vec<String>,
         pin_seconds: Option<f64>,
         prefill_tokens_per_second: Option<f64>,
+        request: Option<String>,
     ) -> Ticket {
         let asking =
             Asking { prompt_tokens, skip_read, preempted, tiers, pin_seconds, prefill_tokens_per_second };
         let options = asking.options(namespace, chain)?;
-        then(self.session()?.prefetch(&namespace.inner, &chain.inner, options), Ticket::new)
+        let session = self.session()?;
+        let session = request.map_or_else(|| session.clone(), |request| session.named(&request));
+        then(session.prefetch(&namespace.inner, &chain.inner, options), Ticket::new)
     }
 
     /// Asks how far a prefetch is.

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from larder_kv import keyed
+from larder_kv.router.__main__ import make_parser
+from larder_kv.router.metrics import Metrics
 from larder_kv.settings import NodeSettings, allowed
 from larder_kv.vllm import counts
 from larder_kv.vllm.settings import Settings, TierSettings
@@ -67,3 +69,21 @@ def shown(default: object) -> str:
 def test_the_counters_are_those_of_the_code(page, prefix, counters):
     written = {name: row[0].removesuffix(" |") for name, row in rows(page, "What it counts").items()}
     assert written == {f"{prefix}_{name}_total": meaning for name, meaning in counters.items()}
+
+
+def test_the_routers_options_are_those_of_the_code():
+    """Where it fails, what is expected is the table to write."""
+    written = [line for line in section("router.md", "Options").splitlines() if line.startswith("|")]
+    lines = ["| option | default | meaning |", "| --- | --- | --- |"]
+    for one in make_parser()._actions:
+        if one.dest != "help":
+            default = "not set" if one.default in (None, "", []) else f"`{one.default}`"
+            meaning = (one.help or "").split(" (default")[0]
+            lines.append(f"| `{one.option_strings[0]}` | {default} | {meaning} |")
+    assert "\n".join(written) == "\n".join(lines)
+
+
+def test_the_routers_metrics_are_those_of_the_code():
+    written = {name: row[0].removesuffix(" |") for name, row in rows("router.md", "What it counts").items()}
+    kept = Metrics()._registry.collect()
+    assert written == {one.name + ("_total" if one.type == "counter" else ""): one.documentation for one in kept}

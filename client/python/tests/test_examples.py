@@ -17,8 +17,3 @@ def test_the_examples_run(cluster):
 def run(path: Path, argument: str) -> str:
     done = subprocess.run([sys.executable, path, argument], capture_output=True, text=True, check=True, timeout=60)
     return done.stdout
-
-
-def test_the_router_says_how_it_is_started():
-    # It needs servers of vLLM: tests/engines runs it.
-    assert "usage" in run(EXAMPLES / "router.py", "--help")

@@ -5,13 +5,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_protocol::TraceContext;
 use tokio::time::Instant;
 
 use crate::error::SessionError;
 use crate::link::round_trip::RoundTrip;
 use crate::link::{Link, within};
 use crate::opening::Opening;
+use crate::origin::Origin;
 use crate::window::{Window, WindowRange};
 
 /// A request of a session: await it in a task, or [wait](Call::wait) for it on a thread. Nothing is sent before.
@@ -41,7 +41,7 @@ enum Work<T> {
     Open(Opening, fn(Arc<Link>) -> T),
     Ask {
         link: Arc<Link>,
-        trace: Option<TraceContext>,
+        origin: Origin,
         step: Step<T>,
         /// Decides what follows an answer; without it the answer is the result.
         then: Option<Then<T>>,
@@ -71,14 +71,14 @@ impl<T: Send + 'static> Call<T> {
     /// # Errors
     /// As the method that made the call says; `Timeout`.
     pub fn wait(self) -> Result<T, SessionError> {
-        let (link, trace, mut step, mut then) = match self.0 {
+        let (link, origin, mut step, mut then) = match self.0 {
             Work::Open(opening, done) => return opening.wait().map(done),
-            Work::Ask { link, trace, step, then } => (link, trace, step, then),
+            Work::Ask { link, origin, step, then } => (link, origin, step, then),
         };
         loop {
             let value = match step {
                 Step::Done(result) => return result,
-                Step::Ask(round_trip) => link.ask_on_this_thread(round_trip, trace)?,
+                Step::Ask(round_trip) => link.ask_on_this_thread(round_trip, origin.clone())?,
                 Step::TakeRoom(RoomFor { window, bytes, mut value, give }) => {
                     link.deliver_late_answers();
                     let range = window.take_within(bytes, link.timeout);
@@ -94,14 +94,14 @@ impl<T: Send + 'static> Call<T> {
     }
 
     async fn run(self) -> Result<T, SessionError> {
-        let (link, trace, mut step, mut then) = match self.0 {
+        let (link, origin, mut step, mut then) = match self.0 {
             Work::Open(opening, done) => return opening.run().await.map(done),
-            Work::Ask { link, trace, step, then } => (link, trace, step, then),
+            Work::Ask { link, origin, step, then } => (link, origin, step, then),
         };
         loop {
             let value = match step {
                 Step::Done(result) => return result,
-                Step::Ask(round_trip) => link.ask(round_trip, trace).await?,
+                Step::Ask(round_trip) => link.ask(round_trip, origin.clone()).await?,
                 Step::TakeRoom(RoomFor { window, bytes, mut value, give }) => {
                     let range = async { Ok(window.take(bytes).await) };
                     give(&mut value, within(link.timeout, range).await?);
@@ -120,8 +120,8 @@ impl<T: Send + 'static> Call<T> {
         Self(Work::Open(opening, done))
     }
 
-    pub(crate) fn new(link: &Arc<Link>, trace: Option<TraceContext>, step: Step<T>) -> Self {
-        Self(Work::Ask { link: Arc::clone(link), trace, step, then: None })
+    pub(crate) fn new(link: &Arc<Link>, origin: Origin, step: Step<T>) -> Self {
+        Self(Work::Ask { link: Arc::clone(link), origin, step, then: None })
     }
 
     /// The same call, unless a check says that it is in vain.
@@ -144,7 +144,7 @@ impl<T: Send + 'static> Call<T> {
     /// may wait for news.
     pub(crate) fn until(
         link: &Arc<Link>,
-        trace: Option<TraceContext>,
+        origin: Origin,
         patience: Duration,
         known: impl Fn() -> Option<T> + Send + 'static,
         ask: impl Fn(Duration) -> RoundTrip<T> + Send + 'static,
@@ -160,7 +160,7 @@ impl<T: Send + 'static> Call<T> {
             Step::Ask(ask(left.min(longest)))
         };
         let first = next(None);
-        Self::new(link, trace, first).then(move |news| next(Some(news)))
+        Self::new(link, origin, first).then(move |news| next(Some(news)))
     }
 }
 

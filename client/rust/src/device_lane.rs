@@ -255,7 +255,7 @@ impl Session {
             let progress = *lock(&known.progress);
             (progress.end.is_some() || progress.layers >= layers).then_some(progress)
         };
-        Call::until(&self.link, self.trace, patience, known, move |wait| news(&asked, layers, wait))
+        Call::until(&self.link, self.origin.clone(), patience, known, move |wait| news(&asked, layers, wait))
     }
 
     fn copy(&self, request: Request) -> Call<NodeCopy> {

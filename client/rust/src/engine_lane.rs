@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex};
 use larder_device::order::MAX_COPIES;
 use larder_device::thread::Busy;
 use larder_device::{
-    Device, DeviceError, DeviceThread, Direction, EngineMemory, HostMemory, Order, PageCopy, PagedLayout,
-    RegionId, RegionOffset, TensorsId, Ticket, Work,
+    Device, DeviceError, DeviceThread, Direction, EngineMemory, HostMemory, Order, OrderNumber, PageCopy,
+    PagedLayout, RegionId, RegionOffset, TensorsId, Work,
 };
 
 pub use copies::{Copied, CopyHandle};
@@ -308,9 +308,9 @@ impl EngineLane {
         if copies.len() > MAX_COPIES {
             return Err(LaneError::Mismatch(format!("{} pages are too many for one copy", copies.len())));
         }
-        let ticket = Ticket(self.next.fetch_add(1, Ordering::Relaxed));
+        let number = OrderNumber(self.next.fetch_add(1, Ordering::Relaxed));
         let (regions, tensors) = (Arc::clone(&self.regions), tensors.id);
-        let copied = self.copies.begin(ticket, held).ok_or(LaneError::Gone)?;
+        let copied = self.copies.begin(number, held).ok_or(LaneError::Gone)?;
         let of_copy = Arc::clone(&copied);
         let make = move |device: &mut dyn Device| {
             let order = || {
@@ -326,8 +326,8 @@ impl EngineLane {
             };
             order().inspect_err(|error: &DeviceError| of_copy.refused(error.clone()))
         };
-        if let Err(busy) = self.thread.submit_made(ticket, make) {
-            self.copies.forget(ticket);
+        if let Err(busy) = self.thread.submit_made(number, make) {
+            self.copies.forget(number);
             return Err(busy.into());
         }
         Ok(copied.into())

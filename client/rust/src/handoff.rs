@@ -127,7 +127,7 @@ impl Session {
             let is_enough = in_place.has(layers) && (known.lease().is_some() || in_place.chunks == 0);
             is_enough.then_some(in_place)
         };
-        Call::until(&self.link, self.trace, patience, known, move |wait| news(&asked, wait))
+        Call::until(&self.link, self.origin.clone(), patience, known, move |wait| news(&asked, wait))
     }
 }
 

@@ -23,6 +23,7 @@ mod link;
 mod namespace;
 mod opening;
 mod options;
+mod origin;
 mod reservation;
 mod session;
 mod ticket;

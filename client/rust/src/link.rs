@@ -14,9 +14,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use larder_protocol::limits::MAX_OUTSTANDING_REQUESTS;
+use larder_protocol::Chain;
+use larder_protocol::limits::{MAX_OUTSTANDING_REQUESTS, NAMES_SINCE_SESSION_VERSION};
 use larder_protocol::session::{Request, Response, Welcome, decode_response};
-use larder_protocol::{Chain, TraceContext};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use self::round_trip::{Answer, Deliver, RoundTrip};
@@ -24,6 +24,7 @@ use crate::error::{ProtocolError, SessionError};
 use crate::extents::Extents;
 use crate::lock;
 use crate::options::SessionOptions;
+use crate::origin::Origin;
 use crate::traffic::Traffic;
 use crate::verifier::Verifier;
 use crate::window::Window;
@@ -118,11 +119,11 @@ impl Link {
         chain.for_session(self.welcome.version)
     }
 
-    /// Sends a request, which belongs to `trace`, as far as the socket takes it.
+    /// Sends a request of this origin, as far as the socket takes it.
     fn send<T>(
         &self,
         round_trip: RoundTrip<T>,
-        trace: Option<TraceContext>,
+        origin: Origin,
         permit: OwnedSemaphorePermit,
     ) -> Result<Answer<T>, SessionError> {
         let RoundTrip { request, descriptors, deliver, answer } = round_trip;
@@ -131,14 +132,26 @@ impl Link {
             return Err(SessionError::Closed { reason: state.last_words.clone() });
         }
         let number = state.next_number;
-        if let Some(context) = trace {
+        if let Some(context) = origin.trace {
             state.writer.push_request(number, &Request::Trace(context)).map_err(ProtocolError::from)?;
+        }
+        if let Some(name) = origin.request.filter(|_| self.tells_names_of(&request)) {
+            state
+                .writer
+                .push_request(number, &Request::Name(name.as_ref().into()))
+                .map_err(ProtocolError::from)?;
         }
         state.writer.push_request_with(number, &request, descriptors).map_err(ProtocolError::from)?;
         state.next_number += 1;
         state.pending.insert(number, Pending { deliver, _permit: permit });
         self.flush(&mut state);
         Ok(answer)
+    }
+
+    /// Whether the node wants to hear the name of a request.
+    fn tells_names_of(&self, request: &Request) -> bool {
+        let is_kept = matches!(request, Request::Lookup(_) | Request::Prefetch(_) | Request::Lease(_));
+        is_kept && self.welcome.version >= NAMES_SINCE_SESSION_VERSION
     }
 
     /// Sends a message that has no answer, as far as the socket takes it.

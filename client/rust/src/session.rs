@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use larder_protocol::TraceContext;
+use larder_protocol::limits::MAX_NAME_BYTES;
 use larder_protocol::session::{Request, Response};
 
 use crate::call::{Call, Step};
@@ -17,6 +18,7 @@ use crate::link::Link;
 use crate::link::round_trip::RoundTrip;
 use crate::opening::{Node, Opening};
 use crate::options::SessionOptions;
+use crate::origin::Origin;
 use crate::traffic::Counters;
 
 /// A session with the node on this host. Clones share it.
@@ -30,7 +32,7 @@ use crate::traffic::Counters;
 pub struct Session {
     pub(crate) link: Arc<Link>,
     /// What the requests of this handle belong to.
-    pub(crate) trace: Option<TraceContext>,
+    pub(crate) origin: Origin,
 }
 
 impl Session {
@@ -58,7 +60,21 @@ impl Session {
     /// trace. An engine has it as the header `traceparent`, which [`TraceContext`] parses.
     #[must_use]
     pub fn traced(&self, context: TraceContext) -> Self {
-        Self { trace: Some(context), ..self.clone() }
+        let mut traced = self.clone();
+        traced.origin.trace = Some(context);
+        traced
+    }
+
+    /// The same session, for a request of the engine's: lookups, prefetches and leases that are asked for through this handle
+    /// are named so. Operators find them by this name (`larder explain`). Names are cut after 256 bytes; a node of the release
+    /// before hears of none.
+    #[must_use]
+    pub fn named(&self, request: &str) -> Self {
+        let mut named = self.clone();
+        let ends = request.char_indices().map(|(at, letter)| at + letter.len_utf8());
+        let end = ends.take_while(|&end| end <= MAX_NAME_BYTES).last().unwrap_or(0);
+        named.origin.request = Some(request[..end].into());
+        named
     }
 
     /// The tenant that the socket serves.
@@ -102,10 +118,10 @@ impl Session {
 
     /// A call that begins with this step.
     pub(crate) fn call<T: Send + 'static>(&self, step: Step<T>) -> Call<T> {
-        Call::new(&self.link, self.trace, step)
+        Call::new(&self.link, self.origin.clone(), step)
     }
 
     fn new(link: Arc<Link>) -> Self {
-        Self { link, trace: None }
+        Self { link, origin: Origin::default() }
     }
 }

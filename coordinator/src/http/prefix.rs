@@ -29,6 +29,9 @@ struct PrefixRequest {
     tokens: Option<Vec<u32>>,
     /// Tokens of the prompt, where hashes are given: by default, those of the hashed chunks.
     prompt_tokens: Option<u64>,
+    /// Whether the answer names the prompt's chunks.
+    #[serde(default)]
+    with_hashes: bool,
     /// Tokens that the engines of nodes have yet to compute for other requests, by the nodes' names; 0 for others.
     #[serde(default)]
     backlog_tokens: BTreeMap<String, u64>,
@@ -80,6 +83,9 @@ pub struct PrefixAnswer {
     pub nodes: Vec<NodeHeld>,
     /// Homes that did not answer: their rows are missing.
     pub silent_homes: Vec<String>,
+    /// The prompt's chunks, 64 hexadecimal digits each; none unless `with_hashes` asked for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hashes: Vec<String>,
 }
 
 /// How much of a prompt's prefix one node has, in [`PrefixAnswer`].
@@ -115,6 +121,7 @@ struct Asked {
     chunk_tokens: u32,
     prompt_tokens: u64,
     backlog_tokens: BTreeMap<String, u64>,
+    with_hashes: bool,
 }
 
 /// How much of a prompt's prefix each node holds. The question belongs to the trace of its header `traceparent`; an invalid
@@ -130,12 +137,14 @@ pub(super) async fn answer(
     let trace = state.sampler.request("prefix", parent);
     let body = state.bodies.read(&head, payload).await?;
     let _busy = head.conn_data::<Open>().map(Open::busy);
-    let Asked { fingerprint, chain, chunk_tokens, prompt_tokens, backlog_tokens } =
+    let Asked { fingerprint, chain, chunk_tokens, prompt_tokens, backlog_tokens, with_hashes } =
         body.understand(|body| Asked::of(&body)).await?;
     if trace.is_recorded() {
         trace.set("larder.namespace", tracing::field::display(fingerprint));
         trace.count("larder.chunks", chain.hashes.len() as u64);
     }
+    let named = if with_hashes { &chain.hashes[..] } else { &[] };
+    let hashes = named.iter().map(ChunkHash::to_string).collect();
     let (answer, answered) = oneshot::channel();
     if state.questions.try_send(Question { fingerprint, chain, trace, answer }).is_err() {
         return Err(error::ErrorServiceUnavailable("too many questions at a time: ask again in a moment\n"));
@@ -155,6 +164,7 @@ pub(super) async fn answer(
         cluster: prefix(cluster_chunks),
         nodes: chunks.into_iter().map(node).collect(),
         silent_homes,
+        hashes,
     }))
 }
 
@@ -165,10 +175,11 @@ impl Asked {
             serde_json::from_slice(body).map_err(|error| format!("the body is no question: {error}\n"))?;
         let chunk_tokens = request.chunk_tokens;
         let backlog_tokens = std::mem::take(&mut request.backlog_tokens);
+        let with_hashes = request.with_hashes;
         let known = request.tokens.as_ref().map(|tokens| tokens.len() as u64).or(request.prompt_tokens);
         let (fingerprint, chain) = request.chain()?;
         let prompt_tokens = known.unwrap_or(chain.len() as u64 * u64::from(chunk_tokens));
-        Ok(Self { fingerprint, chain, chunk_tokens, prompt_tokens, backlog_tokens })
+        Ok(Self { fingerprint, chain, chunk_tokens, prompt_tokens, backlog_tokens, with_hashes })
     }
 }
 

@@ -75,7 +75,7 @@ impl Full {
 
     fn insert(&mut self, chunk: ChunkNumber) {
         let index = self.rng.u32(..LONGEST);
-        let facts = Facts { short_hash: self.rng.u64(..), index, priority: 0 };
+        let facts = Facts { short_hash: self.rng.u64(..), index, priority: 0, parent: None };
         self.policy.insert(chunk, facts);
     }
 

@@ -10,6 +10,7 @@ use serde::Deserialize;
 /// The needed fields of a line.
 #[derive(Deserialize)]
 struct Line {
+    timestamp: u64,
     input_length: u64,
     hash_ids: Vec<u64>,
 }
@@ -45,8 +46,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn read(text: &str) -> Result<Vec<TraceRequest>, serde_json::Error> {
     let request = |line| {
-        let Line { input_length, hash_ids } = serde_json::from_str(line)?;
-        Ok(TraceRequest { tokens: input_length, blocks: hash_ids })
+        let Line { timestamp, input_length, hash_ids } = serde_json::from_str(line)?;
+        Ok(TraceRequest { at_ms: timestamp, tokens: input_length, blocks: hash_ids })
     };
     text.lines().map(request).collect()
 }

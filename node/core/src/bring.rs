@@ -16,6 +16,7 @@ mod forward;
 mod gather;
 mod handoff;
 mod locate;
+mod note;
 mod prefetch;
 mod recall;
 
@@ -25,6 +26,7 @@ use std::time::Duration;
 use larder_protocol::table::Holder;
 
 use crate::cause::Cause;
+use crate::directory::cache::Cache;
 use crate::event::{Below, OrderNumber, QuestionId, ReadId, RequestId};
 use crate::loading::Meter;
 use crate::placement::Gaps;
@@ -67,12 +69,15 @@ pub(crate) struct Bring {
     object: Option<Reads>,
     /// The object store's recent answers, so that a lookup and its lease ask once.
     pub(crate) known: Known<ChunkKey>,
+    /// The directory's recent answers to lookups, for the leases that follow.
+    heard_of: Cache,
     meters: HashMap<Holder, Meter>,
     /// How often this actor reads chunks of others.
     gaps: Gaps,
     /// Loads of chunks with several holders so far.
     turn: usize,
     followers: handoff::Followers,
+    writers: handoff::Writers,
     /// Peers that wait for chunks from disk.
     recalls: HashMap<FetchId, Vec<recall::Recalled>>,
     /// When chunks are ordered again whose holder was busy.
@@ -88,6 +93,8 @@ struct Waiting {
     request: Option<RequestId>,
     cause: Cause,
     until: Duration,
+    /// Its number in the log of lookups.
+    lookup: u64,
 }
 
 impl Bring {
@@ -102,10 +109,12 @@ impl Bring {
             disk: sources.disk.map(|_| Reads::new(Below::Disk)),
             object: sources.object.map(|_| Reads::new(Below::Object)),
             known: Known::new(sources.known_chunks, LIFETIMES),
+            heard_of: Cache::default(),
             meters: HashMap::new(),
             gaps: Gaps::default(),
             turn: 0,
             followers: handoff::Followers::default(),
+            writers: handoff::Writers::new(),
             recalls: HashMap::new(),
             retries: BTreeMap::new(),
             last_number: 0,

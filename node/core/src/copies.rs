@@ -25,7 +25,7 @@ use larder_protocol::{ChunkHash, Fingerprint};
 
 use crate::Core;
 use crate::effect::{Counted, Effect};
-use crate::event::{CopyAnswer, CopyNumber, RequestId, Ticket};
+use crate::event::{CopyAnswer, CopyNumber, DeviceCopyNumber, RequestId};
 use crate::reports::{Reporter, Reports};
 use crate::store::ids::{OrderId, SessionId};
 use crate::store::{BlockMove, CommitOrder, LoadBlock, Refused, VerifyOrder};
@@ -67,7 +67,7 @@ enum Purpose {
 /// A save by a device whose bytes are in place.
 #[derive(Debug)]
 pub(crate) struct Save {
-    pub(crate) ticket: Ticket,
+    pub(crate) number: DeviceCopyNumber,
     pub(crate) order: OrderId,
     pub(crate) bytes: u64,
     pub(crate) moves: Vec<BlockMove>,

@@ -27,7 +27,7 @@ use self::tier::DeviceTier;
 use crate::Core;
 use crate::copies::Save;
 use crate::effect::Effect;
-use crate::event::{RequestId, Ticket};
+use crate::event::{DeviceCopyNumber, RequestId};
 use crate::store::ids::{OrderId, SessionId};
 use crate::store::policy::{Facts, PolicyName};
 use crate::store::{BlockFacts, BlockMove, LoadBlock, Refused, Usage};
@@ -70,7 +70,7 @@ pub(crate) struct Device {
     tensors: HashMap<(SessionId, u32), Tensors>,
     last_tensors: u32,
     /// Requests for copies that the device's thread has not accepted or refused yet.
-    untaken: HashMap<Ticket, RequestId>,
+    untaken: HashMap<DeviceCopyNumber, RequestId>,
     /// Saves whose bytes are in place, and for whose sums there was no room.
     unsummed: Vec<Save>,
 }
@@ -154,8 +154,8 @@ impl Core {
     /// A session ended. Its running copies go on; copies that have not begun are given up.
     pub(crate) fn end_copies_of(&mut self, session: SessionId) {
         self.device.tensors.retain(|(of, _), _| *of != session);
-        let tickets = self.device.account.close(session);
-        self.effects.extend(tickets.into_iter().map(Effect::CancelDeviceCopy));
+        let numbers = self.device.account.close(session);
+        self.effects.extend(numbers.into_iter().map(Effect::CancelDeviceCopy));
     }
 
     /// All sessions ended, and the store forgot its copies. The device's account and its tier stay: the copies go on, and the
@@ -164,7 +164,7 @@ impl Core {
         let unperformed = std::mem::take(&mut self.effects);
         for effect in unperformed {
             if let Effect::DeviceCopy(order) = effect {
-                self.withdraw(order.ticket);
+                self.withdraw(order.number);
             }
         }
         let device = &mut self.device;
@@ -176,8 +176,8 @@ impl Core {
                 held.what = HeldBy::Forgotten;
             }
         }
-        let tickets = device.account.close_all();
-        self.effects.extend(tickets.into_iter().map(Effect::CancelDeviceCopy));
+        let numbers = device.account.close_all();
+        self.effects.extend(numbers.into_iter().map(Effect::CancelDeviceCopy));
     }
 }
 

@@ -4,8 +4,9 @@
 //! does one that the object store has, or the disk of a node that comes back. The others are offered in batches: the actor
 //! asks the directory who else has them, then asks the taker with the most room to keep the rest, and waits for its answer.
 //! The taker fetches as always ([`take`]), so names, checksums and bounds are checked by the one path that there is. A taker
-//! that does not answer is asked no more. One that refuses all may not know yet who asks, and is asked a few times more. A drain is over when nothing is left to offer, when everybody's least is worth
-//! more than what is left, when nobody takes anything, or when its time is up.
+//! that does not answer is asked no more. One that refuses all may not know yet who asks, and is asked a few times more. A drain
+//! is over when nothing is left to offer, when everybody's least is worth more than what is left, when nobody takes anything, or
+//! when its time is up.
 //!
 //! While it drains, an actor serves reads and keeps nothing new: engines are told that there is nothing to write, and fetched
 //! chunks pass.

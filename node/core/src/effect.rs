@@ -16,7 +16,8 @@ use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 use crate::cause::Cause;
 use crate::directory::Page;
 use crate::event::{
-    Below, CopyNumber, OrderNumber, QuestionId, ReadId, RecallId, RequestId, TakeNumber, Ticket, WriteNumber,
+    Below, CopyNumber, DeviceCopyNumber, OrderNumber, QuestionId, ReadId, RecallId, RequestId, TakeNumber,
+    WriteNumber,
 };
 use crate::placement::Placement;
 use crate::reports::Reporter;
@@ -104,7 +105,7 @@ pub enum Effect {
     /// [`DeviceEvent::Ended`](crate::DeviceEvent::Ended) is the last answer.
     DeviceCopy(DeviceOrder),
     /// Nobody waits for a copy of the device any more: it is not begun where it can be helped. It must be answered all the same.
-    CancelDeviceCopy(Ticket),
+    CancelDeviceCopy(DeviceCopyNumber),
     /// Gives an extent new memory: [`Event::ExtentRenewed`](crate::Event::ExtentRenewed) answers.
     Renew(u32),
     /// Asks the node of an engine for chunks while that engine writes them: [`Event::FollowEnded`](crate::Event::FollowEnded) is

@@ -69,7 +69,7 @@ pub struct RecallId(pub(crate) u64);
 
 /// A copy by a device. The core chooses the number, and uses none twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(pub u64);
+pub struct DeviceCopyNumber(pub u64);
 
 /// A step of a purge. The shell chooses its number.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -363,21 +363,21 @@ pub enum DeviceEvent {
     /// Its thread took a copy, or has too much to do. Told at once, before the next effect is taken.
     Took {
         /// The copy.
-        ticket: Ticket,
+        number: DeviceCopyNumber,
         /// Whether it did.
         is_taken: bool,
     },
     /// Layers of a copy are done, from its first on.
     Layers {
         /// The copy.
-        ticket: Ticket,
+        number: DeviceCopyNumber,
         /// How many are.
         done: u32,
     },
     /// A copy has ended: it touches no memory any more, unless the device was lost.
     Ended {
         /// The copy.
-        ticket: Ticket,
+        number: DeviceCopyNumber,
         /// Whether all its bytes are where they should be.
         result: Result<(), DeviceFailure>,
     },

@@ -57,6 +57,7 @@ pub use connections::{Closing, ConnectionId, Connections, Dialler, MAX_IDLE, MOS
 pub use fetch::{FOLLOW_PROBE, Turn, Wanted};
 pub use pace::Pace;
 pub use sending::Sending;
+pub use silence::{PROBE_DEADLINE, witnesses};
 
 use fetch::Request;
 use silence::PeerHealth;
@@ -179,7 +180,8 @@ impl Exchange {
         &self.table
     }
 
-    /// Takes a new table. Peers that left it, or came back in another life, are forgotten.
+    /// Takes a new table. Peers that left it, or came back in another life, are forgotten. Suspect ones are asked for a sign of
+    /// life if this node is one of their [`witnesses`].
     pub fn set_table(&mut self, table: Arc<Table>, own: NodeNumber) {
         let before = std::mem::replace(&mut self.table, table);
         self.own = own;
@@ -193,6 +195,7 @@ impl Exchange {
         if let Some(own) = self.table.member(own) {
             self.connections.set_own(&own.name);
         }
+        self.witness();
     }
 
     /// The present life of a member that is not silent.

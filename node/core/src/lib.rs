@@ -34,7 +34,10 @@ mod event;
 pub mod exchange;
 mod give_up;
 pub mod loading;
+pub mod lookups;
+mod outcome;
 pub mod placement;
+pub mod prefixes;
 pub mod priority;
 mod purge;
 pub mod reports;
@@ -44,8 +47,9 @@ pub mod store;
 mod tests;
 pub mod tiers;
 mod time;
+pub mod what_if;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,13 +62,15 @@ pub use effect::{
     Promoted, Started, TakeOrder, Way,
 };
 pub use event::{
-    Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceEvent, DeviceFailure, DrainOrder,
-    Event, FetchFailure, LayersArrived, OrderNumber, PurgeStep, QuestionId, ReadAnswer, ReadId, RecallId,
-    RequestId, TakeNumber, Ticket, WriteNumber, Written,
+    Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceCopyNumber, DeviceEvent,
+    DeviceFailure, DrainOrder, Event, FetchFailure, LayersArrived, OrderNumber, PurgeStep, QuestionId,
+    ReadAnswer, ReadId, RecallId, RequestId, TakeNumber, WriteNumber, Written,
 };
 pub use time::Millis;
 
+use larder_protocol::session::Pinned;
 use larder_protocol::table::Holder;
+use larder_protocol::{Chain, Fingerprint};
 
 use announce::Untold;
 use bring::Bring;
@@ -73,6 +79,7 @@ use device::Device;
 use drain::Drain;
 use drain::take::Takes;
 use give_up::Moved;
+use lookups::{LookupFilter, LookupRecord, Lookups, Origin};
 use store::ids::{ProcessId, SessionId, TenantId};
 use store::{Refused, Store, StoreLimits};
 use tiers::described::Described;
@@ -92,6 +99,9 @@ pub struct Core {
     moved: Moved,
     drain: Option<Drain>,
     takes: Takes,
+    lookups: Lookups,
+    /// What engines call the requests that are under way, or about to come.
+    origins: HashMap<RequestId, Origin>,
     /// Actors of other nodes that may keep chunks of this one.
     takers: Vec<Holder>,
     effects: VecDeque<Effect>,
@@ -117,6 +127,8 @@ impl Core {
             moved: Moved::default(),
             drain: None,
             takes: Takes::default(),
+            lookups: Lookups::default(),
+            origins: HashMap::new(),
             takers: Vec::new(),
             effects: VecDeque::new(),
             now: Duration::ZERO,
@@ -127,6 +139,7 @@ impl Core {
     pub fn handle(&mut self, now: Duration, event: Event) {
         self.now = self.now.max(now);
         self.store.is_now(self.millis());
+        let is_amid_order = matches!(event, Event::FollowedCame { .. });
         match event {
             Event::Asked { request, ask, cause } => {
                 let done = self.asked(request, ask, cause);
@@ -189,6 +202,7 @@ impl Core {
         self.offer_evicted();
         self.tell_changes();
         self.stop_abandoned();
+        self.follow_again(is_amid_order);
         self.tell_followers();
         self.tell_of_copies();
         let renewals = self.store.take_renewals();
@@ -224,9 +238,53 @@ impl Core {
         self.store.open_session(tenant, process, window_bytes)
     }
 
+    /// Keeps the first chunks of a prompt from eviction, for an admin; the pin is the tenant's. Afterwards there are effects.
+    ///
+    /// # Errors
+    /// As [`Store::pin`].
+    pub fn pin_for_admin(
+        &mut self,
+        fingerprint: &Fingerprint,
+        chain: &Chain,
+        duration_ms: u64,
+        now: Millis,
+    ) -> Result<Pinned, Refused> {
+        self.store.pin_for_admin(fingerprint, chain, duration_ms, now)
+    }
+
+    /// Ends a pin for an admin. Afterwards there are effects.
+    ///
+    /// # Errors
+    /// [`Refused::UnknownPin`] for a pin that is no longer.
+    pub fn unpin_for_admin(&mut self, pin: u64) -> Result<(), Refused> {
+        self.store.unpin_for_admin(pin)
+    }
+
     /// The directory began again, and knows none of this actor's chunks.
     pub fn directory_began_again(&mut self) {
         self.untold.lost();
+    }
+
+    /// Says what the engine calls a lookup, prefetch or lease that is about to come.
+    pub fn request_is(&mut self, request: RequestId, origin: Origin) {
+        self.origins.insert(request, origin);
+    }
+
+    /// Some homes do not answer a question: of the chunks at these places in it, the answer that follows says nothing.
+    pub fn homes_are_silent(&mut self, question: QuestionId, places: &[u32]) {
+        self.homes_did_not_answer(question, places);
+    }
+
+    /// The last lookups that somebody wants to see, the last first.
+    #[must_use]
+    pub fn last_lookups(&self, filter: &LookupFilter) -> Vec<LookupRecord> {
+        self.lookups.last(filter)
+    }
+
+    /// Bytes of the hashes of lookups that are kept.
+    #[must_use]
+    pub fn lookup_bytes(&self) -> u64 {
+        self.lookups.bytes()
     }
 
     /// Says whether the object store may be read from.

@@ -29,6 +29,7 @@ mod checksums;
 mod commit;
 mod copies;
 mod disk;
+mod explain;
 mod follow;
 mod forward;
 mod gather;
@@ -48,12 +49,14 @@ mod pins;
 pub mod policy;
 mod purge;
 mod refused;
+mod remembered;
 pub mod replay;
 mod reserve;
 mod room;
 mod sessions;
 mod shares;
 mod slab;
+mod stays;
 #[cfg(test)]
 pub(crate) mod tests;
 mod usage;
@@ -78,6 +81,7 @@ use slab::Slab;
 pub use checksums::{Checksums, Ranges};
 pub use commit::{BlockMove, CommitOrder};
 pub use disk::{DiskStoreLimits, DiskUsage};
+pub use explain::OtherNamespace;
 pub use follow::{
     FollowNews, FollowProgress, FollowProofs, FollowRequest, FollowStarted, LayersInPlace, News,
 };
@@ -94,9 +98,11 @@ pub use namespaces::NamespaceFacts;
 pub use object::{ObjectStoreLimits, ObjectUsage};
 pub use purge::{PurgedKeys, PurgedPage};
 pub use refused::Refused;
+pub use remembered::{EvictionRule, FoundEvictions, RememberedEviction, RememberedEvictions};
 pub use reserve::Reserved;
 pub use room::{EvictionReason, Evictions};
 pub use slab::Bytes;
+pub use stays::{Keeper, Stay};
 pub use usage::{TierUsage, Usage};
 pub use verify::VerifyOrder;
 pub use writes::{ChunkWrite, WriteId, WritePolicy};
@@ -126,6 +132,7 @@ pub struct Store {
     cached_chunks: u64,
     cached_bytes: u64,
     evictions: Evictions,
+    remembered: remembered::EvictionMemory,
     /// The places that an earlier store gave out, if this store replaced one.
     seclusion: lives::Seclusion,
     /// Chunks that did not have the names under which their bytes were to leave.
@@ -138,6 +145,7 @@ pub struct Store {
     pressure: Pressure,
     copies: copies::Copies,
     departing: forward::Departing,
+    evicted_after_ms: Option<u64>,
     purges: purge::Purges,
 }
 
@@ -155,6 +163,7 @@ impl Store {
             follows: follow::Follows::default(),
             loads: loads::Loads::default(),
             verifications: verify::Verifications::default(),
+            remembered: remembered::EvictionMemory::new(limits.remembered_evictions),
             disk: limits.disk.as_ref().map(disk::Disk::new),
             object: limits.object.as_ref().map(object::Objects::new),
             limits,
@@ -175,6 +184,7 @@ impl Store {
             pressure: Pressure::default(),
             copies: copies::Copies::default(),
             departing: forward::Departing::default(),
+            evicted_after_ms: None,
             purges: purge::Purges::default(),
         }
     }
@@ -286,6 +296,7 @@ impl Store {
     /// Takes the time, by which uses are dated.
     pub fn is_now(&mut self, now: Millis) {
         self.now = self.now.max(now);
+        self.policy.is_now(self.age_ms());
     }
 
     /// The open sessions.

@@ -10,6 +10,7 @@ mod handoffs;
 mod histories;
 mod holders;
 mod prefetches;
+mod why;
 mod written;
 
 use std::num::NonZeroU32;
@@ -67,6 +68,7 @@ fn limits() -> StoreLimits {
         max_pinned_bytes: 1_000 * BLOCK,
         reservation_ttl_ms: 1_000,
         max_pin_ms: 10_000,
+        remembered_evictions: 64,
         peers: Some(PeerStoreLimits {
             passing_bytes: 16 * BLOCK,
             max_granted_chunks: 16,

@@ -71,7 +71,7 @@ impl Cache {
         self.cached.insert(name, chunk);
         // A hash, of which every bit is as good as another.
         let short_hash = fastrand::Rng::with_seed(name).u64(..);
-        self.policy.insert(chunk, Facts { short_hash, index: 0, priority: 0 });
+        self.policy.insert(chunk, Facts { short_hash, index: 0, priority: 0, parent: None });
         self.policy.block(chunk);
     }
 }

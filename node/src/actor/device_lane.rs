@@ -16,8 +16,8 @@ use larder_core::{
 use larder_device::layout::{Dim, LayoutSpec, Plane};
 use larder_device::thread::{Busy, Report};
 use larder_device::{
-    BlockMove, CopyError, Device, DeviceError, Direction, EngineMemory, Order, PageCopy, PagedLayout,
-    RegionOffset, TensorsId, Ticket, Work,
+    BlockMove, CopyError, Device, DeviceError, Direction, EngineMemory, Order, OrderNumber, PageCopy,
+    PagedLayout, RegionOffset, TensorsId, Work,
 };
 use larder_protocol::lane::{
     IpcMemory, RegisterTensors, TensorDim, TensorLayout, TensorMemory, TensorPlane, TensorsRegistered,
@@ -100,22 +100,22 @@ impl GpuActor {
 
     /// Hands an order to the device's thread, which finds the memory there.
     pub(super) fn copy_by_device(&mut self, order: DeviceOrder) {
-        let DeviceOrder { ticket, pool_bytes, work } = order;
+        let DeviceOrder { number, pool_bytes, work } = order;
         let submitted = match work {
-            DeviceWork::Pages(copy) => self.copy_pages(Ticket(ticket.0), pool_bytes, copy),
-            DeviceWork::Promote(moves) => self.copy_blocks(Ticket(ticket.0), pool_bytes, moves),
+            DeviceWork::Pages(copy) => self.copy_pages(OrderNumber(number.0), pool_bytes, copy),
+            DeviceWork::Promote(moves) => self.copy_blocks(OrderNumber(number.0), pool_bytes, moves),
         };
         let is_taken = submitted.is_ok();
-        self.tell(Event::Device(DeviceEvent::Took { ticket, is_taken }));
+        self.tell(Event::Device(DeviceEvent::Took { number, is_taken }));
     }
 
-    fn copy_pages(&self, ticket: Ticket, pool_bytes: u64, copy: PagesCopy) -> Result<(), Busy> {
+    fn copy_pages(&self, number: OrderNumber, pool_bytes: u64, copy: PagesCopy) -> Result<(), Busy> {
         let in_extent = |block: &BlockAt| match *block {
             BlockAt::Host(place) => Some(place),
             BlockAt::Pool(_) => None,
         };
         let memory = self.memory(copy.blocks.iter().filter_map(in_extent), pool_bytes);
-        self.device_lane.submit(ticket, move |device, regions| {
+        self.device_lane.submit(number, move |device, regions| {
             let find = |&block: &BlockAt| memory.find(device, regions, block);
             let places = copy.blocks.iter().map(find).collect::<Result<Vec<_>, _>>()?;
             let after = regions.flag(copy.session, copy.words.after)?;
@@ -136,9 +136,9 @@ impl GpuActor {
         })
     }
 
-    fn copy_blocks(&self, ticket: Ticket, pool_bytes: u64, moves: Vec<Promoted>) -> Result<(), Busy> {
+    fn copy_blocks(&self, number: OrderNumber, pool_bytes: u64, moves: Vec<Promoted>) -> Result<(), Busy> {
         let memory = self.memory(moves.iter().map(|block| block.from), pool_bytes);
-        self.device_lane.submit(ticket, move |device, regions| {
+        self.device_lane.submit(number, move |device, regions| {
             let block = |&Promoted { from, to, bytes }: &Promoted| {
                 let from = memory.find(device, regions, BlockAt::Host(from))?;
                 let to = memory.find(device, regions, BlockAt::Pool(to))?;
@@ -170,17 +170,17 @@ impl StreamHandler<Report> for GpuActor {
 
 impl GpuActor {
     fn device_reports(&mut self, report: Report) -> DeviceEvent {
-        let number = |ticket: Ticket| larder_core::Ticket(ticket.0);
+        let of = |OrderNumber(number): OrderNumber| larder_core::DeviceCopyNumber(number);
         match report {
-            Report::Layers { ticket, done } => DeviceEvent::Layers { ticket: number(ticket), done },
+            Report::Layers { number, done } => DeviceEvent::Layers { number: of(number), done },
             // Its place is free for another order.
-            Report::Done { ticket, result, place: _ } => {
+            Report::Done { number, result, place: _ } => {
                 let failure = |error| match error {
                     CopyError::Refused => DeviceFailure::Refused,
                     CopyError::Lost => DeviceFailure::Lost,
                     _ => DeviceFailure::Failed,
                 };
-                DeviceEvent::Ended { ticket: number(ticket), result: result.map_err(failure) }
+                DeviceEvent::Ended { number: of(number), result: result.map_err(failure) }
             }
             Report::Lost(error) => {
                 if matches!(error, DeviceError::Absent(_)) {

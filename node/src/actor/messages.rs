@@ -2,18 +2,23 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use actix::prelude::*;
+use larder_core::lookups::{LookupFilter, LookupRecord, Origin, OutcomeRun};
 use larder_core::store::ids::{ProcessId, SessionId, TenantId};
 use larder_core::store::policy::PolicyName;
 use larder_core::store::{
-    NamespaceFacts, PinFacts, PurgedKeys, PurgedPage, SessionFacts, StoreLimits, Usage,
+    NamespaceFacts, OtherNamespace, PinFacts, PurgedKeys, PurgedPage, RememberedEvictions, SessionFacts,
+    Stay, StoreLimits, Usage,
 };
+use larder_core::what_if::PastLookup;
 use larder_core::{DrainOrder, DrainProgress};
 use larder_net::trace::Trace;
 use larder_protocol::purge::{PurgeMode, PurgeScope};
 use larder_protocol::session::{Request, Response};
 use larder_protocol::table::Holder;
+use larder_protocol::{ChunkHash, Fingerprint};
 use tokio::sync::mpsc;
 
 use super::purge::OnDisk;
@@ -58,6 +63,8 @@ pub struct Ask {
     pub reply_to: ReplyTo,
     /// The trace of the request.
     pub trace: Trace,
+    /// What the engine calls it.
+    pub origin: Origin,
 }
 
 /// The channel for all of a session's answers, in the order in which the actor makes them: an answer may speak of memory that
@@ -170,11 +177,77 @@ pub struct AskDrain;
 #[rtype(result = "Holdings")]
 pub struct AskHoldings;
 
+/// Asks an actor for the lookups that can be played again.
+#[derive(Debug, Message)]
+#[rtype(result = "PastSeen")]
+pub struct AskPast;
+
+/// What an actor was asked for lately.
+#[derive(Debug, Clone, MessageResponse)]
+pub struct PastSeen {
+    /// Its last whole lookups, the oldest first.
+    pub lookups: Vec<PastLookup>,
+    /// Bytes of its disk tier; 0 if it has none, or it is closed.
+    pub disk_bytes: u64,
+}
+
+/// Asks an actor for its last lookups.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "LookupsSeen")]
+pub struct AskLookups(pub LookupFilter);
+
+/// An actor's last lookups.
+#[derive(Debug, Clone, MessageResponse)]
+pub struct LookupsSeen {
+    /// Each lookup, and the namespaces that resemble its own where a chunk of it was nowhere.
+    pub records: Vec<(LookupRecord, Vec<OtherNamespace>)>,
+    /// The last evictions.
+    pub evictions: RememberedEvictions,
+}
+
+/// Asks an actor what it has of a prompt.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "ChainSeen")]
+pub struct AskChain {
+    /// The namespace.
+    pub fingerprint: Fingerprint,
+    /// The prompt's chunks.
+    pub hashes: Vec<ChunkHash>,
+}
+
+/// What an actor has of a prompt.
+#[derive(Debug, Clone, MessageResponse)]
+pub struct ChainSeen {
+    /// What there is of each chunk; `None` for a namespace that the actor does not know.
+    pub outcomes: Option<Vec<OutcomeRun>>,
+    /// The namespaces that resemble it, where a chunk is missing.
+    pub others: Vec<OtherNamespace>,
+    /// What keeps those in memory there.
+    pub stays: Vec<Stay>,
+    /// For how long nobody had used the chunks that were evicted lately.
+    pub evicted_after_ms: Option<u64>,
+    /// The last evictions.
+    pub evictions: RememberedEvictions,
+}
+
+/// An open session.
+#[derive(Debug, Clone)]
+pub struct SessionSeen {
+    /// What it holds.
+    pub facts: SessionFacts,
+    /// The engine behind it.
+    pub client: Client,
+    /// The namespaces that it registered.
+    pub namespaces: Vec<Fingerprint>,
+    /// Its last request, and how long ago it was.
+    pub last: Option<(&'static str, Duration)>,
+}
+
 /// What sessions, pins and tenants hold in an actor.
 #[derive(Debug, Clone, MessageResponse)]
 pub struct Holdings {
-    /// Every open session and the engine behind it.
-    pub sessions: Vec<(SessionFacts, Client)>,
+    /// Every open session.
+    pub sessions: Vec<SessionSeen>,
     /// Every pin.
     pub pins: Vec<PinFacts>,
     /// Bytes of extents that each tenant holds and may hold, by number.

@@ -24,8 +24,7 @@ use tokio::sync::{oneshot, watch};
 use super::answer::Asked;
 use super::traces::trace_of;
 use super::{Answer, GpuActor, NO_ANSWER};
-use crate::audit;
-use crate::directory::{AskHolders, Stale};
+use crate::directory::{AskHolders, FoundHolders, Stale};
 use crate::disk::namespaces::KnownNamespace;
 use crate::exchange::{FetchChunk, FetchOrder, Grant};
 use crate::metrics::{HandedOver, Movement, Outcome, Placed};
@@ -193,7 +192,7 @@ impl GpuActor {
             Effect::Granted { recall, granted } => self.answer_recall(recall, granted),
             Effect::Copy { copy, session, moves } => self.copy(copy, session, &moves, ctx),
             Effect::DeviceCopy(order) => self.copy_by_device(order),
-            Effect::CancelDeviceCopy(ticket) => self.device_lane.cancel(larder_device::Ticket(ticket.0)),
+            Effect::CancelDeviceCopy(number) => self.device_lane.cancel(larder_device::OrderNumber(number.0)),
             Effect::Renew(extent) => self.renewals.push(self.arena.vacate(extent)),
             Effect::Follow(order) => self.order_follow(order, ctx),
             Effect::TellFollower(told) => self.tell_follower(told),
@@ -278,8 +277,8 @@ impl GpuActor {
     fn note_pin(&self, session: SessionId, request: &'static str, answer: &Answer) {
         let facts = self.core.store().session_facts().find(|facts| facts.session == session);
         let tenant = facts.and_then(|facts| self.tenants.get(usize::from(facts.tenant.0)));
-        let client = self.clients.get(&session).cloned().unwrap_or_default();
-        let by = audit::engine(tenant.map_or("", String::as_str), &client.name, client.pid);
+        let client = self.clients.get(&session).map(|engine| engine.client.clone()).unwrap_or_default();
+        let by = engine_name(tenant.map_or("", String::as_str), &client.name, client.pid);
         match &answer.response {
             Some(Response::Pinned(Pinned { pin, chunks, duration_ms })) => {
                 let what = format!("pin {pin}: {chunks} chunks for {duration_ms} ms");
@@ -334,8 +333,12 @@ impl GpuActor {
         let Some(peers) = &self.peers else {
             return self.tell(Event::HoldersFound { question, holders: Vec::new() });
         };
-        let finish = peers.holders.send(ask).into_actor(self).map(move |holders, actor, ctx| {
-            actor.decide(Event::HoldersFound { question, holders: holders.unwrap_or_default() }, ctx);
+        let finish = peers.holders.send(ask).into_actor(self).map(move |found, actor, ctx| {
+            let FoundHolders { holders, unanswered } = found.unwrap_or_default();
+            if !unanswered.is_empty() {
+                actor.core.homes_are_silent(question, &unanswered);
+            }
+            actor.decide(Event::HoldersFound { question, holders }, ctx);
         });
         self.spawn(ctx, finish);
     }
@@ -406,4 +409,10 @@ fn placed(placement: Option<Placement>) -> Placed {
         Some(Placement::Forwarded) => Placed::Forwarded,
         None => Placed::Missed,
     }
+}
+
+/// What an engine is called in the audit log.
+fn engine_name(tenant: &str, name: &str, pid: Option<u32>) -> String {
+    let pid = pid.map_or(String::new(), |pid| format!(" pid {pid}"));
+    format!("engine {name} of tenant {tenant}{pid}")
 }

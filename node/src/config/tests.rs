@@ -33,7 +33,7 @@ fn what_is_commented_out_in_the_deployed_file_is_the_default_too() {
     let least = Config::parse(&format!(
         "[record]\npath = {:?}\n[audit]\npath = {:?}\n[disk]\nfolder = {:?}\ncapacity_bytes = \"1TiB\"\n[object]\nurl = {:?}\nendpoint = {:?}\n\
          settings = {{ region = {:?} }}\n[cluster]\ncoordinator = {:?}\nca = {:?}\ncertificate = {:?}\nkey = {:?}\n\
-         advertise = \"{}\"\nsend_bytes_per_second = {}\n",
+         advertise = \"{}\"\nzone = {:?}\nsend_bytes_per_second = {}\n",
         record.path,
         audit.path,
         disk.folder,
@@ -45,6 +45,7 @@ fn what_is_commented_out_in_the_deployed_file_is_the_default_too() {
         cluster.certificate,
         cluster.key,
         cluster.advertise.unwrap(),
+        cluster.zone.as_ref().unwrap(),
         cluster.send_bytes_per_second.unwrap().0
     ));
     let least = least.unwrap();

@@ -17,7 +17,7 @@ use larder_protocol::table::{NodeNumber, RowKey, Table};
 use tokio::sync::watch;
 
 use super::metrics::DirectoryMetrics;
-use super::{AskHolders, Changed, Stale};
+use super::{AskHolders, Changed, FoundHolders, Stale};
 use crate::clock::Clock;
 use crate::exchange::{AskPeer, ConnectedPeers, SilentPeers};
 use crate::exchange::{NewTable, ServeAnnounce, ServeFind, ServeRepair};
@@ -193,7 +193,7 @@ impl DirectoryActor {
     }
 
     /// Asks the homes in parallel, for rows that are not known here.
-    fn look_up(&mut self, ask: AskHolders) -> ResponseActFuture<Self, Vec<Holders>> {
+    fn look_up(&mut self, ask: AskHolders) -> ResponseActFuture<Self, FoundHolders> {
         here("directory");
         let now = self.clock.now();
         self.view.silent = self.silent.get();
@@ -213,7 +213,7 @@ impl DirectoryActor {
         trace.count("larder.homes", others.len() as u64);
         if others.is_empty() || self.finds + others.len() > MAX_FINDS {
             self.metrics.finds.with_label_values(&["shed"]).inc_by(others.len() as u64);
-            return Box::pin(fut::ready(lookup.finish(&self.view)));
+            return Box::pin(fut::ready(self.found(lookup)));
         }
         self.finds += others.len();
         let asked = others.into_iter().map(|HomeAsk { home, find, positions }| {
@@ -225,7 +225,7 @@ impl DirectoryActor {
         let chunks = ask.chunks.len();
         Box::pin(join_all(asked).into_actor(self).map(move |answers, act, _| {
             act.finds -= answers.len();
-            let nobody = || vec![Holders::default(); chunks];
+            let nobody = || nobody_knows(chunks);
             act.guarded(|act| act.answers(lookup, answers, &trace)).unwrap_or_else(nobody)
         }))
     }
@@ -236,16 +236,22 @@ impl DirectoryActor {
         mut lookup: Lookup,
         answers: Vec<(NodeNumber, Vec<u32>, Option<PeerResponse>)>,
         trace: &Trace,
-    ) -> Vec<Holders> {
+    ) -> FoundHolders {
         let now = self.clock.now();
         for (home, positions, answer) in answers {
             if let Some(rows) = self.rows_of(home, answer) {
                 lookup.fill(&positions, &rows, &self.view, Some(&mut self.cache), now);
             }
         }
-        let holders = lookup.finish(&self.view);
-        trace.count("larder.chunks_here", holders.iter().filter(|held| !held.is_empty()).count() as u64);
-        holders
+        let found = self.found(lookup);
+        let here = found.holders.iter().filter(|held| !held.is_empty()).count();
+        trace.count("larder.chunks_here", here as u64);
+        found
+    }
+
+    fn found(&self, lookup: Lookup) -> FoundHolders {
+        let unanswered = lookup.unanswered();
+        FoundHolders { holders: lookup.finish(&self.view), unanswered }
     }
 
     /// A home's answer to a question.
@@ -330,11 +336,16 @@ impl Actor for DirectoryActor {
     }
 }
 
+/// The answer to a question that this node could not ask.
+fn nobody_knows(chunks: usize) -> FoundHolders {
+    FoundHolders { holders: vec![Holders::default(); chunks], unanswered: (0..chunks as u32).collect() }
+}
+
 impl Handler<AskHolders> for DirectoryActor {
-    type Result = ResponseActFuture<Self, Vec<Holders>>;
+    type Result = ResponseActFuture<Self, FoundHolders>;
 
     fn handle(&mut self, ask: AskHolders, _: &mut Context<Self>) -> Self::Result {
-        let nobody = vec![Holders::default(); ask.chunks.len()];
+        let nobody = nobody_knows(ask.chunks.len());
         self.guarded(|act| act.look_up(ask)).unwrap_or_else(|| Box::pin(fut::ready(nobody)))
     }
 }

@@ -23,7 +23,7 @@ pub use buffer::Buffer;
 pub use uring::Ring;
 
 /// Moves bytes. One thread uses it.
-pub trait Device: Send {
+pub trait DiskDevice: Send {
     /// Buffers for its transfers. Those of other origin do too, and may cost more.
     fn buffers(&mut self, count: usize, bytes: usize) -> Vec<Buffer> {
         std::iter::repeat_with(|| Buffer::new(bytes)).take(count).collect()
@@ -212,7 +212,7 @@ impl DiskFile {
 
     /// The best device there is for the file, or the plain one where that is `asked` for.
     #[must_use]
-    pub fn device(self: &Arc<Self>, asked: Option<IoMethod>) -> (Box<dyn Device>, IoMethod) {
+    pub fn device(self: &Arc<Self>, asked: Option<IoMethod>) -> (Box<dyn DiskDevice>, IoMethod) {
         let file = Arc::clone(self);
         if asked == Some(IoMethod::Plain) {
             return (Box::new(Plain::new(file)), IoMethod::Plain);
@@ -264,7 +264,7 @@ impl Plain {
     }
 }
 
-impl Device for Plain {
+impl DiskDevice for Plain {
     fn start(&mut self, mut transfer: Transfer) {
         let result = self.file.transfer(&mut transfer, 0);
         self.finished.push(Finished { tag: transfer.tag, memory: transfer.memory, result });

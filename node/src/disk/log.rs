@@ -300,6 +300,17 @@ impl Log {
         self.free.iter().copied().collect()
     }
 
+    /// A header to write into a free segment before the headers of free segments are wiped, where no segment in use has the
+    /// last sequence number: it has the next, so that a start gives neither that nor any before it again.
+    pub fn mark_sequence(&mut self) -> Option<SegmentHeader> {
+        let segment = *self.free.front()?;
+        if self.segments.iter().any(|segment| segment.sequence == self.segment_sequence) {
+            return None;
+        }
+        self.segment_sequence += 1;
+        Some(SegmentHeader { segment, sequence: self.segment_sequence })
+    }
+
     /// Takes records out of those that the footer of the open segment will name.
     pub fn take_out_of_open(&mut self, is_one: impl Fn(&FooterEntry) -> bool) {
         if let Some(open) = &mut self.open {

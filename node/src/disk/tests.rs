@@ -17,6 +17,7 @@ use crate::arena::{Arena, ExtentMemory};
 use crate::threads::pinned_to;
 use larder_core::store::Checksums;
 
+pub(crate) mod before;
 mod behaviour;
 mod faults;
 mod histories;

@@ -30,6 +30,7 @@ pub struct DiskTier {
     trouble: Arc<OnceLock<String>>,
     metrics: DiskMetrics,
     namespaces: Vec<Fingerprint>,
+    capacity_bytes: u64,
 }
 
 /// Why a tier did not take an order: nothing was done.
@@ -73,7 +74,20 @@ impl DiskTier {
         };
         let thread = threads::spawn("larder-disk", &options.cpus, move || work.run());
         let thread = thread.map_err(OpenError::Thread)?.into();
-        Ok(Self { queue, _thread: thread, trouble, metrics, namespaces })
+        Ok(Self {
+            queue,
+            _thread: thread,
+            trouble,
+            metrics,
+            namespaces,
+            capacity_bytes: options.capacity_bytes,
+        })
+    }
+
+    /// Bytes that it takes on disk.
+    #[must_use]
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
     }
 
     /// Orders a chunk to be written. It is carried out even if nobody waits for the answer; the places must stay as they are

@@ -73,7 +73,7 @@ impl Volume {
     /// # Errors
     /// Where the device fails.
     pub fn over(
-        device: Box<dyn super::io::Device>,
+        device: Box<dyn super::io::DiskDevice>,
         geometry: Geometry,
         storage: StorageId,
         metrics: DiskMetrics,

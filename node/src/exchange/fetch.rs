@@ -19,8 +19,9 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use super::awake::Waiting;
 use super::connections::{AskedAgain, Link};
-use super::metrics::Counted;
+use super::metrics::{Counted, Stage};
 use super::peers::{Peers, write_trace};
 use super::place::InLine;
 use super::rooms::read_answer;
@@ -120,6 +121,7 @@ async fn fetch_batch(
     loop {
         let Turn { class, waited, until } = place.turn(&mut changes).await;
         peers.metrics().waited(&link.name, class, waited);
+        peers.metrics().took(Stage::Turn, waited);
         let Some(until) = until else {
             let unreachable = || Some(Arrival::Failed(FetchFailure::Unreachable));
             return batch.chunks.iter().for_each(|&(at, _)| came.borrow_mut()[at] = unreachable());
@@ -174,12 +176,15 @@ async fn receive_batch(
     trace.count("larder.bytes", batch.bytes);
     trace.set("larder.peer", &*link.name);
     let mut again = AskedAgain::default();
+    let waiting = peers.awake().wait();
     // The connection stays in use until the last byte has come.
     let (asked, _connection) = loop {
         let Some(connection) = peers.connection(link).await else {
             return fill(0, &|| Arrival::Failed(FetchFailure::Unreachable));
         };
+        let asked_at = peers.now();
         let asked = ask((peers, &connection), order, class, batch, &trace).await;
+        metrics.took(Stage::Answer, peers.now() - asked_at);
         if asked.is_ok() || !again.may(&connection) {
             break (asked, connection);
         }
@@ -188,12 +193,13 @@ async fn receive_batch(
         peers.heard(link);
     }
     let mut stream = match asked {
-        Ok(Asked::Coming(stream, held)) => Coming::new(stream, held),
+        Ok(Asked::Coming(stream, held)) => Coming::new(stream, held, waiting),
         Ok(Asked::Busy(RetryAfter { retry_after_ms })) => {
             return fill(0, &|| Arrival::Busy { retry_after_ms });
         }
         Err(failure) => return fill(0, &|| Arrival::Failed(failure)),
     };
+    let answered_at = peers.now();
     for (at, (_, chunk)) in batch.chunks.iter().enumerate() {
         match stream.receive(chunk).await {
             Ok(fetched) => {
@@ -218,6 +224,7 @@ async fn receive_batch(
             }
         }
     }
+    metrics.took(Stage::Blocks, peers.now() - answered_at);
 }
 
 enum Asked {
@@ -269,6 +276,7 @@ async fn ask(
 struct Coming {
     stream: RecvStream,
     held: std::vec::IntoIter<FetchedChunk>,
+    waiting: Waiting,
     /// Packets that have come and were not used yet. They are taken from the connection many at a time, since each time takes
     /// its lock.
     came: [Bytes; PACKETS],
@@ -277,15 +285,16 @@ struct Coming {
 }
 
 impl Coming {
-    fn new(stream: RecvStream, held: Vec<FetchedChunk>) -> Self {
+    fn new(stream: RecvStream, held: Vec<FetchedChunk>, waiting: Waiting) -> Self {
         let came = [const { Bytes::new() }; PACKETS];
-        Self { stream, held: held.into_iter(), came, taken: 0, filled: 0 }
+        Self { stream, held: held.into_iter(), waiting, came, taken: 0, filled: 0 }
     }
 
     /// The next bytes, at most `most`.
     async fn piece(&mut self, most: usize) -> Result<Bytes, FetchFailure> {
         while self.taken == self.filled {
             (self.taken, self.filled) = (0, 0);
+            self.waiting.goes_on();
             let filled = self.stream.read_chunks(&mut self.came).await;
             // The stream ended early: the holder said more than it sent.
             self.filled = filled.map_err(|_| FetchFailure::Broken)?.ok_or(FetchFailure::Malformed)?;

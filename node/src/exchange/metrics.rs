@@ -34,6 +34,9 @@ metrics_table! {
         round_trip_seconds: Histogram = "larder_peer_round_trip_seconds", "seconds", [],
             "Time of a small request to another node, from asking to answer"
             in [5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 0.02, 0.1, 0.5, 1.0];
+        stage_seconds: HistogramVec = "larder_peer_stage_seconds", "seconds", [Label::one_of("stage", &Stage::NAMES)],
+            "Where the time of blocks between nodes goes: at the asker the queue before the thread between nodes, the turn (credits), the answer that says which blocks come, the blocks themselves; at the holder the grant by its actor, the send into the connection, the acknowledgement of the last byte"
+            in [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 0.02, 0.1, 0.5];
         fetches_in_flight: IntGauge = "larder_peer_fetches_in_flight", "chunks", [],
             "Chunks that are being fetched from other nodes";
         fetched: IntCounterVec = "larder_peer_fetches_total", "chunks",
@@ -66,7 +69,36 @@ metrics_table! {
     }
 }
 
+/// A part of the time that blocks take from node to node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The order waits for the thread between nodes.
+    Queue,
+    /// The request waits for its turn.
+    Turn,
+    /// The holder is asked, and says which blocks come.
+    Answer,
+    /// The blocks come, and are copied and summed.
+    Blocks,
+    /// The holder's actor leases the blocks.
+    Grant,
+    /// The blocks are written into the connection.
+    Send,
+    /// The last bytes are on their way, and are acknowledged.
+    Acknowledged,
+}
+
+impl Stage {
+    const NAMES: [&str; 7] = ["queue", "turn", "answer", "blocks", "grant", "send", "acknowledged"];
+}
+
 impl ExchangeMetrics {
+    /// Counts how long a stage took.
+    pub(super) fn took(&self, stage: Stage, took: Duration) {
+        let name = Stage::NAMES[stage as usize];
+        self.stage_seconds.with_label_values(&[name]).observe(took.as_secs_f64());
+    }
+
     /// Counts a chunk's result.
     pub fn fetched(&self, came: &Arrival) {
         let outcome = match came {
@@ -145,6 +177,11 @@ impl ExchangeMetrics {
     /// Counts blocks that were given up because their asker did not read them.
     pub(super) fn stalled(&self) {
         self.stalled.inc();
+    }
+
+    #[cfg(test)]
+    pub(super) fn counted(&self, stage: Stage) -> u64 {
+        self.stage_seconds.with_label_values(&[Stage::NAMES[stage as usize]]).get_sample_count()
     }
 
     #[cfg(test)]

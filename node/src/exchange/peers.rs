@@ -17,6 +17,7 @@ use quinn::SendStream;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 
+use super::awake::Awake;
 use super::connections::{AskedAgain, Carrying, ConnectedPeers, InUse, Link};
 use super::metrics::{OTHER, Watched};
 use super::place::TurnSignal;
@@ -39,6 +40,7 @@ struct Shared {
     turns: RefCell<HashMap<RequestId, Rc<TurnSignal>>>,
     metrics: ExchangeMetrics,
     clock: Clock,
+    awake: Awake,
     links: RefCell<BTreeMap<PeerId, Rc<Link>>>,
     carrying: Carrying,
     silent: SilentPeers,
@@ -88,6 +90,7 @@ impl Peers {
             turns: RefCell::default(),
             metrics,
             clock,
+            awake: Awake::new(clock),
             links: RefCell::default(),
             carrying: Carrying::new(connected),
             silent,
@@ -180,6 +183,10 @@ impl Peers {
 
     pub(super) fn metrics(&self) -> &ExchangeMetrics {
         &self.0.metrics
+    }
+
+    pub(super) fn awake(&self) -> &Awake {
+        &self.0.awake
     }
 
     pub(super) fn clock(&self) -> Clock {

@@ -2,6 +2,8 @@
 //!
 //! An asker that stops reading loses its answer ([`STALL_DEADLINE`]).
 
+mod admin;
+
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +20,7 @@ use larder_net::quic::{
 };
 use larder_net::trace::{Sampler, Trace};
 use larder_protocol::TraceContext;
-use larder_protocol::drain::{DrainCommand, DrainReport};
-use larder_protocol::drain::{Take, Taken};
+use larder_protocol::drain::{DrainCommand, DrainReport, Take, Taken};
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::limits::{
     MAX_ANNOUNCE_CHANGES, MAX_ANNOUNCES, MAX_CHAIN_CHUNKS, MAX_FETCH_CHUNKS, MAX_FIND_ROWS,
@@ -27,8 +28,9 @@ use larder_protocol::limits::{
 };
 use larder_protocol::peer::{
     Announce, Chunks, Class, Fetch, FetchedChunk, HeldBlock, HeldChunk, OfferChunks, PeerRequest,
-    PeerResponse, RetryAfter,
+    PeerResponse, RetryAfter, Show,
 };
+use larder_protocol::pin::PinCommand;
 use larder_protocol::purge::{PurgeCommand, PurgeReport};
 use larder_protocol::reload::Reloaded;
 use larder_protocol::table::Holder;
@@ -37,14 +39,14 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use super::connections::{Carried, InUse};
-use super::metrics::Counted;
+use super::metrics::{Counted, Stage};
 use super::peers::{Peers, SMALL_FIRST, rides};
 use super::{
-    AskBlocks, AskFollow, GiveUp, Grant, GrantedChunk, ServeAnnounce, ServeFind, ServeRepair, SetPolicy,
-    TakeChunks, TakeIn, VerifyChunks,
+    AskBlocks, AskFollow, GiveUp, Grant, GrantedChunk, PinForAdmin, ServeAnnounce, ServeFind, ServeRepair,
+    SetPolicy, TakeChunks, TakeIn, VerifyChunks,
 };
-use crate::audit::Audit;
 use crate::watched::here;
+use larder_net::audit::Audit;
 
 /// Does what an admin, by name, wants of the node's drain; the error is for people.
 pub(super) type DrainByAdmin = Box<dyn Fn(&str, DrainCommand) -> Result<DrainReport, String> + Send>;
@@ -55,6 +57,9 @@ pub(super) type ReloadByAdmin =
 
 /// Does what an admin, by name, wants of a purge; the error is for people.
 pub(super) type PurgeByAdmin = Box<dyn Fn(&str, PurgeCommand) -> Result<PurgeReport, String> + Send>;
+
+/// What the node's HTTP server says, by path and body; the error is for people.
+pub type ShowNode = Box<dyn Fn(Show) -> LocalBoxFuture<'static, Result<Vec<u8>, String>> + Send>;
 
 /// The receivers of requests.
 pub struct Services {
@@ -71,6 +76,8 @@ pub struct Services {
     /// The same actors, by device.
     pub policy: Vec<Recipient<SetPolicy>>,
     /// The same actors, by device.
+    pub pin: Vec<Recipient<PinForAdmin>>,
+    /// The same actors, by device.
     pub take: Vec<Recipient<TakeChunks>>,
     /// The node's drain.
     pub drain: DrainByAdmin,
@@ -78,6 +85,8 @@ pub struct Services {
     pub reload: ReloadByAdmin,
     /// The node's purges.
     pub purge: PurgeByAdmin,
+    /// What the node's HTTP server says.
+    pub show: ShowNode,
     /// Who changed what.
     pub audit: Audit,
     /// The directory.
@@ -257,10 +266,13 @@ impl Server {
         match request {
             PeerRequest::Ping => Ok(()),
             PeerRequest::Purge(command) if is_too_long(command) => Err("too many chunks in one purge"),
+            PeerRequest::Pin(command) if is_long_pin(command) => Err("too many chunks in one pin"),
+            PeerRequest::Show(_) if matches!(peer.role, Role::Coordinator | Role::Admin) => Ok(()),
             PeerRequest::SetPolicy(_)
             | PeerRequest::Drain(_)
             | PeerRequest::Reload
             | PeerRequest::Purge(_)
+            | PeerRequest::Pin(_)
                 if peer.role == Role::Admin =>
             {
                 Ok(())
@@ -359,63 +371,21 @@ impl Server {
                 let told = actor.send(VerifyChunks { by, fingerprint, hashes }).await;
                 told.map_or(busy, |()| PeerResponse::Done)
             }
+            PeerRequest::Show(show) => match (self.services.show)(show).await {
+                Ok(shown) => PeerResponse::Shown(shown),
+                Err(refused) => PeerResponse::Refused(refused),
+            },
             PeerRequest::Take(take) => self.take(peer, *take).await.map_or(busy, PeerResponse::Taken),
             PeerRequest::SetPolicy(_)
             | PeerRequest::Drain(_)
             | PeerRequest::Reload
-            | PeerRequest::Purge(_) => self.answer_admin(peer, request).await,
+            | PeerRequest::Purge(_)
+            | PeerRequest::Pin(_) => self.answer_admin(peer, request).await,
             PeerRequest::Fetch(_) | PeerRequest::Follow(_) => {
                 PeerResponse::Refused("a fetch or follow has a stream of its own".to_owned())
             }
             PeerRequest::Trace(_) => PeerResponse::Refused("a trace goes before a request".to_owned()),
         }
-    }
-
-    /// Does what an admin asks for.
-    async fn answer_admin(&self, peer: &Identity, request: PeerRequest) -> PeerResponse {
-        match request {
-            PeerRequest::SetPolicy(name) => {
-                let response = self.set_policy(&name).await;
-                self.note(peer, "set_policy", &name, &response);
-                response
-            }
-            PeerRequest::Drain(command) => {
-                let response = match (self.services.drain)(&peer.name, command) {
-                    Ok(report) => PeerResponse::Drains(Box::new(report)),
-                    Err(refused) => PeerResponse::Refused(refused),
-                };
-                match command {
-                    DrainCommand::Start(start) => {
-                        let what = format!("within {} ms, then {:?}", start.within_ms, start.then);
-                        self.note(peer, "drain", &what, &response);
-                    }
-                    DrainCommand::Cancel => self.note(peer, "cancel_drain", "", &response),
-                    DrainCommand::Report => {}
-                }
-                response
-            }
-            PeerRequest::Reload => match (self.services.reload)(format!("admin {}", peer.name)).await {
-                Ok(reloaded) => PeerResponse::Reloaded(Box::new(reloaded)),
-                Err(refused) => PeerResponse::Refused(refused),
-            },
-            PeerRequest::Purge(command) => {
-                match (self.services.purge)(&format!("admin {}", peer.name), *command) {
-                    Ok(report) => PeerResponse::Purges(Box::new(report)),
-                    Err(refused) => PeerResponse::Refused(refused),
-                }
-            }
-            _ => PeerResponse::Refused("this is nothing for an admin".to_owned()),
-        }
-    }
-
-    /// Notes in the audit log what an admin did.
-    fn note(&self, admin: &Identity, action: &str, what: &str, response: &PeerResponse) {
-        let outcome = match response {
-            PeerResponse::Refused(refused) => Err(refused.as_str()),
-            PeerResponse::Busy(_) => Err("busy"),
-            _ => Ok(()),
-        };
-        self.services.audit.note(&format!("admin {}", admin.name), action, what, outcome);
     }
 
     /// Has an actor keep chunks of a node that drains; `None` if it is stopping.
@@ -428,24 +398,13 @@ impl Server {
         actor.send(TakeChunks { from, namespace, chunks }).await.ok().flatten()
     }
 
-    /// Tells every actor. Asking again is right if one was too busy.
-    async fn set_policy(&self, name: &str) -> PeerResponse {
-        let Ok(policy) = name.parse() else {
-            return PeerResponse::Refused(format!("there is no policy `{name}`"));
-        };
-        for actor in &self.services.policy {
-            if actor.send(SetPolicy(policy)).await.is_err() {
-                return PeerResponse::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS });
-            }
-        }
-        tracing::info!(%policy, "an admin has set the eviction policy");
-        PeerResponse::Done
-    }
-
     /// Answers a fetch, and sends the blocks from where they stand. Each stays leased until its last byte was acknowledged.
     async fn send_blocks(&self, connection: &Connection, mut send: SendStream, fetch: Fetch, trace: Trace) {
         let peer = connection.peer();
         let Fetch { chunks: Chunks { device, fingerprint, hashes }, block_bytes, class } = fetch;
+        let (awake, asked_at) = (self.peers.awake(), self.peers.now());
+        awake.came();
+        let waiting = awake.wait();
         let granted = match self.services.blocks.get(usize::from(device)) {
             Some(actor) => {
                 let trace = trace.clone();
@@ -455,6 +414,9 @@ impl Server {
         };
         // An error of the mailbox: the actor is stopping.
         let granted = granted.unwrap_or_default();
+        drop(waiting);
+        let granted_at = self.peers.now();
+        self.peers.metrics().took(Stage::Grant, granted_at - asked_at);
         let (mut said, mut blocks, mut held) = (Vec::with_capacity(granted.len()), Vec::new(), 0_u64);
         let mut sending = Sending { peers: &self.peers, peer: &peer.name, bytes: 0 };
         for grant in granted {
@@ -483,9 +445,14 @@ impl Server {
                 self.write_while_read(&mut send, block).await?;
             }
             send.finish().ok()?;
+            let sent_at = self.peers.now();
+            awake.expects_next();
+            self.peers.metrics().took(Stage::Send, sent_at - granted_at);
             let peer = self.peers.metrics_name(&peer.name);
             self.peers.metrics().sent_bytes.with_label_values(&[peer]).inc_by(bytes);
-            self.acknowledged(connection, &mut send).await
+            self.acknowledged(connection, &mut send).await?;
+            self.peers.metrics().took(Stage::Acknowledged, self.peers.now() - sent_at);
+            Some(())
         };
         if timeout(SEND_DEADLINE, sent).await.is_ok_and(|sent| sent.is_some()) {
             return trace.set("larder.outcome", "done");
@@ -558,6 +525,10 @@ fn is_too_long(command: &PurgeCommand) -> bool {
     matches!(command, PurgeCommand::Start(scope, _) if scope.chunks().is_some_and(|chunks| chunks.len() > MAX_CHAIN_CHUNKS))
 }
 
+fn is_long_pin(command: &PinCommand) -> bool {
+    matches!(command, PinCommand::Start(start) if start.hashes.len() > MAX_CHAIN_CHUNKS)
+}
+
 /// Whether a message of announcements is no longer than it may be.
 fn is_bounded(announces: &[Announce]) -> bool {
     let changes: usize = announces.iter().map(|announce| announce.changes.len()).sum();
@@ -607,6 +578,8 @@ fn name_of(request: &PeerRequest) -> &'static str {
         PeerRequest::Drain(_) => "drain",
         PeerRequest::Reload => "reload",
         PeerRequest::Purge(_) => "purge",
+        PeerRequest::Show(_) => "show",
+        PeerRequest::Pin(_) => "pin",
     }
 }
 

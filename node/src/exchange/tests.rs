@@ -198,10 +198,10 @@ impl Asker {
     fn new(endpoint: Endpoint, limits: &ExchangeLimits, table: Table) -> Self {
         let metrics = ExchangeMetrics::register(&Registry::new()).unwrap();
         let other = table.members[1].name.clone();
-        let (handle, orders) = ExchangeHandle::new();
         let silent = SilentPeers::default();
         let known = silent.clone();
         let (clock, watch) = (Clock::start(), Watch::in_test());
+        let (handle, orders) = ExchangeHandle::new(clock);
         let watches = watch.clone();
         let actor = PeerActor::new(
             endpoint,
@@ -335,6 +335,16 @@ fn blocks_come_into_their_slots() {
         let mut bytes = vec![0; 10 * BLOCK_BYTES as usize];
         asker.memory.copy_out(0, &mut bytes).unwrap();
         assert!(bytes.iter().all(|&byte| byte == CONTENT[0]));
+    });
+}
+
+#[test]
+fn each_stage_of_an_order_is_timed() {
+    between(a_stream_a_chunk(), async |asker, _holder| {
+        assert!(is_here(&asker.fetch(3, LONG).await));
+        let counted = [Stage::Queue, Stage::Turn, Stage::Answer, Stage::Blocks]
+            .map(|stage| asker.metrics.counted(stage));
+        assert_eq!(counted, [1, 3, 3, 3], "one order, three streams");
     });
 }
 

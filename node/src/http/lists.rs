@@ -4,19 +4,15 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use actix_web::HttpResponse;
-use actix_web::web::Data;
 use larder_core::store::NamespaceFacts;
 use larder_core::store::ids::TenantId;
-use larder_net::http::in_pieces;
 use larder_protocol::namespace::HashAlgorithm;
 use larder_protocol::{ChunkHash, sha256_cbor};
 use serde::{Deserialize, Serialize};
 
 use super::State;
-use crate::actor::{AskHoldings, AskNamespaces, Holdings};
+use crate::actor::{AskHoldings, AskNamespaces, Holdings, SessionSeen};
 use crate::tenants::Tenant;
 
 /// A namespace in the body of `GET /namespaces`, a list: the facts by which a router asks for prompts in it.
@@ -69,6 +65,12 @@ pub struct SessionStatus {
     pub pid: Option<u32>,
     /// Namespaces that it registered.
     pub namespaces: u64,
+    /// Their fingerprints, 64 hexadecimal digits each.
+    pub fingerprints: Vec<String>,
+    /// Its last request; `None` if it made none yet.
+    pub last_request: Option<String>,
+    /// Milliseconds since that request.
+    pub idle_ms: Option<u64>,
     /// Leases.
     pub leases: u64,
     /// Blocks that are leased.
@@ -120,7 +122,7 @@ pub struct TenantStatus {
 }
 
 /// The namespaces that any actor knows, each once.
-pub(super) async fn namespaces(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
+pub(super) async fn namespaces(state: &State) -> Vec<NamespaceStatus> {
     let answers =
         state.ask_actors(|| AskNamespaces).await.into_iter().filter_map(|(_, answer)| answer).flatten();
     let mut known = BTreeMap::<_, NamespaceStatus>::new();
@@ -132,7 +134,7 @@ pub(super) async fn namespaces(state: Data<Arc<State>>) -> actix_web::Result<Htt
     }
     let mut namespaces: Vec<_> = known.into_values().collect();
     namespaces.sort();
-    json(&namespaces)
+    namespaces
 }
 
 fn namespace_status(facts: NamespaceFacts) -> NamespaceStatus {
@@ -154,30 +156,35 @@ fn namespace_status(facts: NamespaceFacts) -> NamespaceStatus {
 }
 
 /// Every open session.
-pub(super) async fn sessions(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
+pub(super) async fn sessions(state: &State) -> Vec<SessionStatus> {
     let mut sessions = Vec::new();
-    for (device, Holdings { sessions: held, .. }) in holdings(&state).await {
-        sessions.extend(held.into_iter().map(|(facts, client)| SessionStatus {
-            device,
-            session: facts.session.0,
-            tenant: state.tenant(facts.tenant),
-            client: client.name,
-            pid: client.pid,
-            namespaces: facts.namespaces,
-            leases: facts.leases,
-            leased_blocks: facts.leased_blocks,
-            reservations: facts.reservations,
-            reserved_bytes: facts.reserved_bytes,
-            window_bytes: facts.window_bytes,
+    for (device, Holdings { sessions: held, .. }) in holdings(state).await {
+        sessions.extend(held.into_iter().map(|SessionSeen { facts, client, namespaces, last }| {
+            SessionStatus {
+                device,
+                session: facts.session.0,
+                tenant: state.tenant(facts.tenant),
+                client: client.name,
+                pid: client.pid,
+                namespaces: facts.namespaces,
+                fingerprints: namespaces.iter().map(|namespace| ChunkHash(namespace.0).to_string()).collect(),
+                last_request: last.map(|(request, _)| request.to_owned()),
+                idle_ms: last.map(|(_, idle)| idle.as_millis() as u64),
+                leases: facts.leases,
+                leased_blocks: facts.leased_blocks,
+                reservations: facts.reservations,
+                reserved_bytes: facts.reserved_bytes,
+                window_bytes: facts.window_bytes,
+            }
         }));
     }
-    json(&sessions)
+    sessions
 }
 
 /// Every pin.
-pub(super) async fn pins(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
+pub(super) async fn pins(state: &State) -> Vec<PinStatus> {
     let mut pins = Vec::new();
-    for (device, Holdings { pins: held, .. }) in holdings(&state).await {
+    for (device, Holdings { pins: held, .. }) in holdings(state).await {
         pins.extend(held.into_iter().map(|facts| PinStatus {
             device,
             pin: facts.pin,
@@ -187,23 +194,23 @@ pub(super) async fn pins(state: Data<Arc<State>>) -> actix_web::Result<HttpRespo
             seconds_left: facts.left_ms as f64 / 1_000.0,
         }));
     }
-    json(&pins)
+    pins
 }
 
 /// Every tenant that is served, or has memory still.
-pub(super) async fn tenants(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
+pub(super) async fn tenants(state: &State) -> Vec<TenantStatus> {
     let known = state.tenants.all();
     let named = |tenant: &Tenant| {
         let (tenant, socket) = (tenant.name.clone(), tenant.socket.clone());
         TenantStatus { tenant, socket, ..TenantStatus::default() }
     };
     let mut tenants: Vec<TenantStatus> = known.iter().map(named).collect();
-    for (_, Holdings { sessions, pins, tenants: extents }) in holdings(&state).await {
+    for (_, Holdings { sessions, pins, tenants: extents }) in holdings(state).await {
         for (status, (held, limit)) in tenants.iter_mut().zip(extents) {
             status.arena_bytes += held;
             status.arena_limit_bytes += limit;
         }
-        for (facts, _) in sessions {
+        for SessionSeen { facts, .. } in sessions {
             if let Some(status) = tenants.get_mut(usize::from(facts.tenant.0)) {
                 status.sessions += 1;
             }
@@ -217,11 +224,11 @@ pub(super) async fn tenants(state: Data<Arc<State>>) -> actix_web::Result<HttpRe
     }
     let is_of_use = |(status, tenant): &(TenantStatus, &Tenant)| tenant.is_served || status.arena_bytes > 0;
     let tenants = tenants.into_iter().zip(&known).filter(is_of_use).map(|(status, _)| status);
-    json(&tenants.collect::<Vec<_>>())
+    tenants.collect()
 }
 
 impl State {
-    fn tenant(&self, tenant: TenantId) -> String {
+    pub(super) fn tenant(&self, tenant: TenantId) -> String {
         self.tenants.name(tenant)
     }
 }
@@ -230,8 +237,4 @@ impl State {
 async fn holdings(state: &State) -> impl Iterator<Item = (u16, Holdings)> + use<> {
     let answers = state.ask_actors(|| AskHoldings).await;
     answers.into_iter().filter_map(|(device, held)| Some((device, held?)))
-}
-
-fn json(list: &impl Serialize) -> actix_web::Result<HttpResponse> {
-    Ok(in_pieces("application/json", serde_json::to_vec(list)?))
 }

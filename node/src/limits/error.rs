@@ -182,6 +182,9 @@ pub enum ConfigError {
         "[cluster] coordinator is `{0}`: write HOST:PORT, as coordinator.example:7601 or [::1]:7601, and commas between several"
     )]
     Coordinator(String),
+    /// A zone that does not fit into a list.
+    #[error("[cluster] zone is {}: set it to {NAME_RULE}, or leave it out", shown(.0))]
+    Zone(String),
     /// A datagram of no possible size.
     #[error(
         "[cluster] max_datagram_bytes is {0}: set it to between {MIN_DATAGRAM_BYTES} and {MAX_DATAGRAM_BYTES}"

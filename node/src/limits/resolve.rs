@@ -19,7 +19,8 @@ use super::{
     MAX_COPY_THREADS, MAX_DATAGRAM_BYTES, MAX_DEFAULT_EXTENT_BYTES, MAX_FAULT_THREADS, MAX_GRANTED_CHUNKS,
     MAX_SOCKET_PATH_BYTES, MIN_DATAGRAM_BYTES, MIN_EXTENTS, Mismatch, OBJECT_BYTES_IN_FLIGHT,
     OBJECT_KNOWN_BLOCKS, OBJECT_KNOWN_CHUNKS, OBJECT_READING_SHARE, OBJECT_WAITING_SHARE, ObjectLimits,
-    PASSING_SHARE, PeerPlace, RESERVED_SHARE, SIBLING_STAGING_BYTES, SessionLimits, TenantLimits,
+    PASSING_SHARE, PeerPlace, REMEMBERED_EVICTIONS, RESERVED_SHARE, SIBLING_STAGING_BYTES, SessionLimits,
+    TenantLimits,
 };
 use crate::arena::{ArenaLimits, Binding, ExtentSpec, MIN_EXTENT_BYTES, PAGE_BYTES};
 use crate::config::{ClusterConfig, Config, DiskConfig, GpuConfig, HostConfig, ObjectConfig, TenantConfig};
@@ -216,6 +217,7 @@ impl Config {
             max_pinned_bytes: fraction(bytes, self.session.max_pinned_fraction),
             max_leased_blocks: self.session.max_leased_blocks,
             trust_engines: self.trust_engines,
+            remembered_evictions: REMEMBERED_EVICTIONS / actors.max(1) as usize,
             peers: self.staging_bytes(actors).map(|staging_bytes| PeerStoreLimits {
                 passing_bytes: staging_bytes.min(bytes / PASSING_SHARE),
                 max_granted_chunks: MAX_GRANTED_CHUNKS,
@@ -370,6 +372,11 @@ fn cluster_limits(
     if let Some(wrong) = coordinators.iter().find(|coordinator| !is_host_and_port(coordinator)) {
         return Err(ConfigError::Coordinator(wrong.clone()));
     }
+    if let Some(zone) = &cluster.zone
+        && !is_name(zone)
+    {
+        return Err(ConfigError::Zone(zone.clone()));
+    }
     if !(MIN_DATAGRAM_BYTES..=MAX_DATAGRAM_BYTES).contains(&cluster.max_datagram_bytes) {
         return Err(ConfigError::Datagram(cluster.max_datagram_bytes));
     }
@@ -377,6 +384,7 @@ fn cluster_limits(
         coordinators,
         listen: cluster.listen,
         advertise: cluster.advertise,
+        zone: cluster.zone.clone(),
         credentials: CredentialFiles {
             ca: cluster.ca.clone(),
             certificate: cluster.certificate.clone(),

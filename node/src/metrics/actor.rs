@@ -262,6 +262,14 @@ impl ActorMetrics {
         }
     }
 
+    /// Shows the bytes with which evictions and lookups are remembered.
+    pub fn remembers(&self, evictions: u64, lookups: u64) {
+        for (what, bytes) in [("evictions", evictions), ("lookups", lookups)] {
+            let gauge = self.metrics.tiers.remembered_bytes.with_label_values(&[&self.device, what]);
+            gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+    }
+
     /// Brings the gauges up to date, and says how much the tenants hit.
     pub fn observe(&mut self, usage: &Usage, now: Millis) -> Vec<TenantRates> {
         let (device, before) = (&*self.device, mem::replace(&mut self.counted, *usage));

@@ -11,7 +11,7 @@ use prometheus::{Gauge, GaugeVec, IntGaugeVec};
 use serde::{Deserialize, Serialize};
 
 use super::table::{Tenants, Value};
-use crate::infinite_cache::{Lookup, ReuseWindows, Tokens, Window};
+use crate::infinite_cache::{Lookup, Period, ReuseWindows, Tokens};
 
 /// A tenant's hit rates in a window, real and for an infinite cache, as fractions of tokens.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -61,7 +61,7 @@ impl Rates {
         let (tenant, fingerprint) = (tenant.to_owned(), fingerprint.to_owned());
         let known = Namespace { tenant, fingerprint, reuse: ReuseWindows::default() };
         let Some(forgotten) = self.namespaces.insert(number, known) else { return };
-        for (gauges, window) in self.of_namespaces.iter().flat_map(|g| Window::ALL.map(|w| (g, w))) {
+        for (gauges, window) in self.of_namespaces.iter().flat_map(|g| Period::ALL.map(|w| (g, w))) {
             let Namespace { tenant, fingerprint, .. } = &forgotten;
             // A gauge that nobody has read yet is not there.
             let _ = gauges.remove_label_values(&[tenant, fingerprint, &self.device, window.as_str()]);
@@ -79,7 +79,7 @@ impl Rates {
     pub(super) fn observe(&mut self, now: Millis) -> Vec<TenantRates> {
         let mut tenants: BTreeMap<(String, &'static str), Tokens> = BTreeMap::new();
         for Namespace { tenant, fingerprint, reuse } in self.namespaces.values_mut() {
-            for window in Window::ALL {
+            for window in Period::ALL {
                 let tokens = reuse.tokens(window, now);
                 let labels = [tenant.as_str(), fingerprint, &self.device, window.as_str()];
                 set(self.of_namespaces.each_ref().map(|g| g.with_label_values(&labels)), tokens);
@@ -173,6 +173,6 @@ mod tests {
         }
         let text = text(&registry);
         let lines = text.lines().filter(|line| line.starts_with("larder_"));
-        assert_eq!(lines.count(), ((8 + 1) * 2 + 3) * Window::ALL.len(), "{text}");
+        assert_eq!(lines.count(), ((8 + 1) * 2 + 3) * Period::ALL.len(), "{text}");
     }
 }

@@ -96,6 +96,9 @@ metrics_table! {
         evictions: IntCounterVec = "larder_evicted_chunks_total", "chunks",
             [DEVICE, Label::one_of("reason", &["watermark", "need", "clearing"])],
             "Chunks evicted: above the capacity or watermark, for want of a slot, or with a whole extent";
+        remembered_bytes: IntGaugeVec = "larder_remembered_bytes", "bytes",
+            [DEVICE, Label::one_of("what", &["evictions", "lookups"])],
+            "Memory for those who ask why a prompt missed, and what another cache would have hit: the last evictions, and the hashes of the last lookups";
         residence_seconds: CounterVec = "larder_evicted_residence_seconds_total", "seconds", [DEVICE],
             "How long evicted chunks had been cached, summed: divided by the chunks evicted, their mean residence";
         fetched_chunks: IntCounterVec = "larder_fetched_chunks_total", "chunks",

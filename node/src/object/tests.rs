@@ -17,7 +17,7 @@ use prometheus::Registry;
 use tokio::sync::RwLock;
 use tokio::time::{Instant, sleep};
 
-use super::engine::Engine;
+use super::client::Client;
 use super::metrics::Kind;
 use super::record::ObjectKey;
 use super::*;
@@ -25,6 +25,7 @@ use crate::disk::tests::{Slots, TestChunk};
 use crate::disk::{ReadAnswer, WriteAnswer};
 use crate::threads::pinned_to;
 
+mod before;
 mod behaviour;
 mod faults;
 mod finding;
@@ -175,7 +176,7 @@ impl ObjectStore for Faulty {
     }
 }
 
-impl Engine {
+impl Client {
     /// Deletes blocks of a chunk, as whoever owns the bucket may; whether the store deleted one.
     pub(super) async fn remove(&self, chunk: ChunkKey, blocks: &[BlockId], deadline: Instant) -> bool {
         let keys = blocks.iter().map(|&block| ObjectKey { chunk, block });
@@ -183,10 +184,10 @@ impl Engine {
     }
 }
 
-/// An engine over a store that may do wrong.
+/// A client over a store that may do wrong.
 pub(super) struct Rig {
     pub(super) store: Faulty,
-    pub(super) engine: Engine,
+    pub(super) client: Client,
     pub(super) slots: Slots,
     pub(super) metrics: ObjectMetrics,
 }
@@ -199,8 +200,8 @@ impl Rig {
     /// Another node on the same store.
     pub(super) fn over(store: Faulty) -> Self {
         let (metrics, opened) = (metrics(), (Arc::new(store.clone()) as Arc<dyn ObjectStore>, PREFIX.into()));
-        let engine = Engine::new(opened, &options("memory:///"), metrics.clone(), Arc::default());
-        Self { store, engine, slots: Slots::new(), metrics }
+        let client = Client::new(opened, &options("memory:///"), metrics.clone(), Arc::default());
+        Self { store, client, slots: Slots::new(), metrics }
     }
 
     pub(super) async fn write(&mut self, number: u64) -> WriteAnswer {
@@ -209,13 +210,13 @@ impl Rig {
 
     pub(super) async fn write_chunk(&mut self, chunk: TestChunk) -> WriteAnswer {
         let order = self.slots.write_order(chunk);
-        self.engine.write(order, deadline()).await
+        self.client.write(order, deadline()).await
     }
 
     pub(super) async fn read(&mut self, number: u64) -> ReadAnswer {
         let order = self.slots.read_order(single(number));
-        let answer = self.engine.read(order, deadline()).await;
-        self.engine.delete_wrong(deadline()).await;
+        let answer = self.client.read(order, deadline()).await;
+        self.client.delete_wrong(deadline()).await;
         if matches!(answer, ReadAnswer::Here { .. }) {
             self.slots.assert_right(single(number), &answer);
         }
@@ -223,7 +224,7 @@ impl Rig {
     }
 
     pub(super) async fn remove(&self, number: u64) -> bool {
-        self.engine.remove(single(number).key(), &BLOCKS, deadline()).await
+        self.client.remove(single(number).key(), &BLOCKS, deadline()).await
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::Instant;
 
-use super::engine::Engine;
+use super::client::Client;
 use super::metrics::{ObjectMetrics, Side};
 use super::store::{self, Opened};
 use super::{BlockId, ObjectOptions, OpenError, Trouble};
@@ -97,13 +97,13 @@ impl ObjectTier {
         let said_there = Arc::clone(&said);
         let thread = threads::spawn("larder-object", &options.cpus, move || {
             let work = async move {
-                let engine = Rc::new(Engine::new(opened, &copied, metrics_there, said_there));
-                let is_open = begin(&engine, &copied).await;
+                let client = Rc::new(Client::new(opened, &copied, metrics_there, said_there));
+                let is_open = begin(&client, &copied).await;
                 let goes_on = is_open.is_ok();
                 // Where nobody waits the tier is gone already, and the queues say so.
                 let _ = ready.send(is_open);
                 if goes_on {
-                    serve(engine, &copied, [writes_due, reads_due, finds_due]).await;
+                    serve(client, &copied, [writes_due, reads_due, finds_due]).await;
                 }
             };
             LocalSet::new().block_on(&runtime, work);
@@ -206,12 +206,12 @@ fn runtime(max_in_flight: usize) -> io::Result<Runtime> {
 }
 
 /// Whether the tier may serve.
-async fn begin(engine: &Engine, options: &ObjectOptions) -> Result<(), OpenError> {
+async fn begin(client: &Client, options: &ObjectOptions) -> Result<(), OpenError> {
     let within = if options.start_without { options.deadline.min(START_WAIT) } else { options.deadline };
-    match engine.probe(Instant::now() + within).await {
+    match client.probe(Instant::now() + within).await {
         Err(trouble) if options.start_without => {
             tracing::error!(url = options.url, %trouble, "the node leaves the object store alone, and tries again later");
-            engine.leave_alone(&trouble);
+            client.leave_alone(&trouble);
             Ok(())
         }
         probed => probed.map_err(|trouble| OpenError::Refused { url: options.url.clone(), trouble }),
@@ -219,45 +219,45 @@ async fn begin(engine: &Engine, options: &ObjectOptions) -> Result<(), OpenError
 }
 
 /// The work of the object thread, until the tier is dropped.
-async fn serve(engine: Rc<Engine>, options: &ObjectOptions, [writes, reads, finds]: [Receiver<Job>; 3]) {
+async fn serve(client: Rc<Client>, options: &ObjectOptions, [writes, reads, finds]: [Receiver<Job>; 3]) {
     let (most, deadline) = (options.max_in_flight, options.deadline);
     let trials =
-        [Side::Reading, Side::Writing].map(|side| spawn_local(try_again(Rc::clone(&engine), side, deadline)));
-    tokio::join!(take(&engine, writes, most / 2), take(&engine, reads, most), take(&engine, finds, most));
+        [Side::Reading, Side::Writing].map(|side| spawn_local(try_again(Rc::clone(&client), side, deadline)));
+    tokio::join!(take(&client, writes, most / 2), take(&client, reads, most), take(&client, finds, most));
     trials.into_iter().for_each(|trial| trial.abort());
 }
 
 /// Takes orders up, a bounded number at a time; ends when all are done.
-async fn take(engine: &Rc<Engine>, mut queue: Receiver<Job>, most: usize) {
+async fn take(client: &Rc<Client>, mut queue: Receiver<Job>, most: usize) {
     let jobs = poll_fn(|context| queue.poll_recv(context));
     // A task of its own: an order that panics ends no other.
-    let perform = |job: Job| spawn_local(job.perform(Rc::clone(engine))).map(drop);
+    let perform = |job: Job| spawn_local(job.perform(Rc::clone(client))).map(drop);
     jobs.for_each_concurrent(most.max(1), perform).await;
 }
 
 /// Tries a side again that is left alone.
-async fn try_again(engine: Rc<Engine>, side: Side, deadline: Duration) {
+async fn try_again(client: Rc<Client>, side: Side, deadline: Duration) {
     loop {
-        engine.trial(side).await;
-        engine.try_again(side, Instant::now() + deadline).await;
+        client.trial(side).await;
+        client.try_again(side, Instant::now() + deadline).await;
     }
 }
 
 impl Job {
-    async fn perform(self, engine: Rc<Engine>) {
+    async fn perform(self, client: Rc<Client>) {
         let Self { work, deadline } = self;
         // Where nobody waits any more there is nobody to tell.
         match work {
-            Work::Write(order, done) => drop(done.send(engine.write(order, deadline).await)),
+            Work::Write(order, done) => drop(done.send(client.write(order, deadline).await)),
             Work::Read(order, done) => {
-                drop(done.send(engine.read(order, deadline).await));
-                engine.delete_wrong(deadline).await;
+                drop(done.send(client.read(order, deadline).await));
+                client.delete_wrong(deadline).await;
             }
             Work::Purge(ObjectPurge { keys, mode, progress }, done) => {
-                drop(done.send(engine.purge(&keys, mode, &*progress).await));
+                drop(done.send(client.purge(&keys, mode, &*progress).await));
             }
             Work::Find(fingerprint, chunks, blocks, done) => {
-                drop(done.send(engine.find(fingerprint, &chunks, &blocks, deadline).await));
+                drop(done.send(client.find(fingerprint, &chunks, &blocks, deadline).await));
             }
         }
     }

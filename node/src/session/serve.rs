@@ -11,11 +11,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use actix::{Addr, Recipient};
+use larder_core::lookups::Origin;
 use larder_core::store::ids::SessionId;
 use larder_ipc::socket::{FrameReader, FrameWriter};
 use larder_net::trace::Sampler;
 use larder_protocol::TraceContext;
-use larder_protocol::limits::MAX_OUTSTANDING_REQUESTS;
+use larder_protocol::limits::{MAX_NAME_BYTES, MAX_OUTSTANDING_REQUESTS};
 use larder_protocol::session::{RefusalCode, Request, decode_request};
 use rustix::thread::sched_yield;
 use tokio::io::Interest;
@@ -59,6 +60,8 @@ struct Session {
     sampler: Sampler,
     /// The trace of the request with this number.
     traced: Option<(u64, TraceContext)>,
+    /// The engine's name of the request with this number.
+    named: Option<(u64, String)>,
     /// Requests that have no answer yet: bytes are being copied, or other nodes asked.
     waiting: usize,
     /// The channel for their answers: never more than the requests that wait.
@@ -138,6 +141,7 @@ impl Session {
             clock: Clock::start(),
             sampler: Sampler::default(),
             traced: None,
+            named: None,
             waiting: 0,
             answers_here,
             answers,
@@ -188,6 +192,13 @@ impl Session {
                 self.traced = Some((number, context));
                 continue;
             }
+            if let Request::Name(name) = request {
+                if name.len() > MAX_NAME_BYTES {
+                    return Err(protocol(number, &"the name of a request is too long"));
+                }
+                self.named = Some((number, name));
+                continue;
+            }
             self.handle(number, request, descriptors).await?;
         }
         Ok(true)
@@ -201,7 +212,9 @@ impl Session {
         let reply_to = ReplyTo { number, answers: self.answers_here.clone() };
         let parent = self.traced.take().filter(|(of, _)| *of == number).map(|(_, context)| context);
         let trace = self.sampler.request(request.name(), parent);
-        let taken = self.asks.send(Ask { session: self.id, request, descriptors, reply_to, trace });
+        let named = self.named.take().filter(|(of, _)| *of == number).map(|(_, name)| name.into());
+        let origin = Origin { request: named, trace_id: parent.map(|context| context.trace_id) };
+        let taken = self.asks.send(Ask { session: self.id, request, descriptors, reply_to, trace, origin });
         self.waiting += 1;
         taken.await.map_err(|_| End::Stopping)?;
         while let Ok((number, answer)) = self.answers.try_recv() {

@@ -6,7 +6,7 @@ use larder_cli::trace::{CHUNK_TOKENS, History, Request, TraceReader};
 ///
 /// - Requests of a trace, written again, are read as the same requests.
 /// - A request has as many blocks as its tokens fill, and no more is kept of it than stands in the file.
-/// - A trace is a history; a history has no more requests than the file has lines.
+/// - A trace is a history, whose requests come by their times; a history has no more requests than the file has lines.
 ///
 /// Returns whether the bytes are a trace or a log.
 ///
@@ -14,7 +14,7 @@ use larder_cli::trace::{CHUNK_TOKENS, History, Request, TraceReader};
 /// Where a property does not hold.
 pub fn trace_files(bytes: &[u8]) -> bool {
     let trace = TraceReader::new(bytes).read_all(None);
-    let mut history = History::new(None);
+    let mut history = History::new(None, None);
     let history = history.read(bytes, usize::MAX).and_then(|()| history.finish());
     if let Ok(requests) = &trace {
         let again = TraceReader::new(written(requests).as_bytes()).read_all(None);
@@ -33,7 +33,9 @@ pub fn trace_files(bytes: &[u8]) -> bool {
         if let Ok(requests) = &trace
             && !history.is_log()
         {
-            assert_eq!(history.requests(), requests);
+            let mut sorted = requests.clone();
+            sorted.sort_by_key(|request| request.timestamp_ms);
+            assert_eq!(history.requests(), sorted);
         }
     }
     trace.is_ok() || history.is_ok()

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use larder_device::cuda::{CudaDevice, CudaOptions, Form};
 use larder_device::{
-    BlockMove, Device, Direction, Event, HostMemory, LayoutSpec, Order, PageCopy, PagedLayout, RegionId,
-    RegionOffset, TensorsId, Ticket, Work,
+    BlockMove, Device, Direction, Event, HostMemory, LayoutSpec, Order, OrderNumber, PageCopy, PagedLayout,
+    RegionId, RegionOffset, TensorsId, Work,
 };
 
 /// The GPU and its memory. Orders are carried out one after the other, or some together.
@@ -20,7 +20,7 @@ pub(crate) struct Rig {
     pub(crate) pool: RegionId,
     pub(crate) tensors: TensorsId,
     pub(crate) chunks: u64,
-    tickets: u64,
+    numbers: u64,
 }
 
 /// When things happened, from the start of the first order.
@@ -47,7 +47,7 @@ impl Rig {
         let engine: Vec<_> = engine.collect::<anyhow::Result<_>>()?;
         let ids = engine.iter().map(|&(region, _)| region).collect();
         let tensors = device.register(layout.clone(), ids)?;
-        Ok(Self { device, layout, arena, arena_region, engine, pool, tensors, chunks, tickets: 0 })
+        Ok(Self { device, layout, arena, arena_region, engine, pool, tensors, chunks, numbers: 0 })
     }
 
     /// Options with a form, or by measurement.
@@ -130,8 +130,8 @@ impl Rig {
         let mut left = orders.len();
         let (start, mut first_layer, mut events) = (Instant::now(), None, Vec::new());
         for order in orders {
-            self.tickets += 1;
-            self.device.start(Ticket(self.tickets), order).context("an order was refused")?;
+            self.numbers += 1;
+            self.device.start(OrderNumber(self.numbers), order).context("an order was refused")?;
         }
         while left > 0 {
             self.device.poll(&mut events)?;

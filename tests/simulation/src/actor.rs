@@ -103,6 +103,7 @@ pub(crate) fn limits(settings: &Settings, has_disk: bool) -> StoreLimits {
         max_pinned_bytes: 48 << 10,
         reservation_ttl_ms: 400,
         max_pin_ms: 3_000,
+        remembered_evictions: 256,
         peers: Some(PeerStoreLimits {
             passing_bytes: 32 << 10,
             max_granted_chunks: 12,

@@ -191,11 +191,15 @@ impl World {
         let (life, epoch, forgets) = (coordinator.life, table.epoch, self.faults_forget());
         let Coordinators { terms, made, .. } = &mut self.coordinators;
         let leader = *terms.entry(epoch.term).or_insert(life);
-        let last = made.last_key_value().map(|(&epoch, _)| epoch);
+        // Of this term: a leader that is left alone may not know yet that another one leads.
+        let last = made.keys().rev().find(|made| made.term == epoch.term).copied();
         made.insert(epoch, Arc::clone(&table));
         self.note("table", &[at as u64, epoch.term, epoch.number, table.members.len() as u64]);
         if leader != life && !forgets {
             self.violate(|| format!("two coordinators of term {}", epoch.term));
+        }
+        if self.coordinators.register.is_long_over(epoch.term, self.now) {
+            self.violate(|| format!("table {epoch} is made long after the term is over"));
         }
         if last.is_some_and(|last| epoch <= last) && !forgets {
             self.violate(|| format!("epoch {epoch} is not newer than the last"));
@@ -284,7 +288,8 @@ impl World {
                     membership.drains(number, incarnation, drains);
                 }
             }
-            FollowerMessage::Rival(_) | FollowerMessage::Who(_) | FollowerMessage::Reload => {}
+            FollowerMessage::Who(_) => self.tell_standing(at, stream),
+            FollowerMessage::Rival(_) | FollowerMessage::Reload => {}
         }
     }
 

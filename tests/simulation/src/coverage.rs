@@ -82,7 +82,7 @@ names!(EXCHANGE, exchanged of Exchanged as "exchange::Effect": Turn, Probe, Sile
 
 names!(REQUESTS, request of Request as "Request":
     Hello, Register, Lookup, Reserve, Commit, Abort, Lease, Release, Pin, Unpin, Prefetch, Progress, Collect, Cancel, HandOver,
-    Follow, AskInPlace, Trace, RegisterTensors, LoadPages, SavePages, AskCopy, ForgetCopy, ReportDamage);
+    Follow, AskInPlace, Trace, RegisterTensors, LoadPages, SavePages, AskCopy, ForgetCopy, ReportDamage, Name);
 
 names!(JOINS, join_refused of JoinRefused as "JoinRefused": Outdated, InUse, NotLeading, LaterTerm, Full, Implausible);
 
@@ -90,9 +90,14 @@ names!(BEATS, beat of Beat as "Beat": Heard, Contested, Removed, NotLeading, Lat
 
 names!(ANSWERS, answer of Answer as "election::Answer": Found, Written, Conflict, Failed);
 
-const TABLES: [&[&str]; 14] = [
+/// A coordinator takes over from a leader that is silent, before its lease is over.
+pub(crate) const LEADER_IS_SILENT: &str = "election::silent";
+
+const ELECTIONS: &[&str] = &[LEADER_IS_SILENT];
+
+const TABLES: [&[&str]; 15] = [
     EVENTS, EFFECTS, PLACEMENTS, REFUSALS, ARRIVALS, READS, WRITES, COPIES, DEVICE, EXCHANGE, REQUESTS,
-    JOINS, BEATS, ANSWERS,
+    JOINS, BEATS, ANSWERS, ELECTIONS,
 ];
 
 /// Variants that cannot occur here, or not once in thousands of seeds, and why.

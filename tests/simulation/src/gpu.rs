@@ -7,7 +7,8 @@ use std::time::Duration;
 use larder_core::store::BlockFacts;
 use larder_core::store::ids::SessionId;
 use larder_core::{
-    BlockAt, DeviceEvent, DeviceFailure, DeviceOrder, DeviceWork, Event, PagesCopy, Tensors, Ticket, Way,
+    BlockAt, DeviceCopyNumber, DeviceEvent, DeviceFailure, DeviceOrder, DeviceWork, Event, PagesCopy,
+    Tensors, Way,
 };
 use larder_node::arena::ExtentMemory;
 
@@ -19,7 +20,7 @@ use crate::world::{ActorHappening, At, World};
 pub(crate) struct Gpu {
     tensors: BTreeMap<u32, Pages>,
     pool: Vec<u8>,
-    under_way: BTreeMap<Ticket, Copy>,
+    under_way: BTreeMap<DeviceCopyNumber, Copy>,
     last_tensors: u32,
 }
 
@@ -41,8 +42,8 @@ struct Copy {
 /// A step of a copy.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Step {
-    Layer(Ticket, u32),
-    End(Ticket),
+    Layer(DeviceCopyNumber, u32),
+    End(DeviceCopyNumber),
     Gone,
 }
 
@@ -151,10 +152,10 @@ impl Gpu {
 impl World {
     /// Has the GPU copy, or says that it has too much to do.
     pub(crate) fn device_copy(&mut self, at: At, order: DeviceOrder) {
-        let ticket = order.ticket;
+        let number = order.number;
         let is_stuck = self.hosts[at.life.host].stuck_gpu;
         let is_taken = !self.chance(self.hosts[at.life.host].busy_disk);
-        self.tell_device(at, DeviceEvent::Took { ticket, is_taken });
+        self.tell_device(at, DeviceEvent::Took { number, is_taken });
         if !is_taken {
             return;
         }
@@ -193,13 +194,13 @@ impl World {
             .filter_map(|&(extent, ..)| Some((extent, Arc::clone(actor.memory[extent as usize].as_ref()?))));
         let memory = memory.collect();
         let life = actor.life;
-        self.begin_spans(at, Doing::Device(ticket.0), &spans, is_written);
+        self.begin_spans(at, Doing::Device(number.0), &spans, is_written);
         let layers = match &order.work {
             DeviceWork::Pages(copy) if copy.by_layer => copy.layers.len() as u32,
             _ => 0,
         };
         if let Some(actor) = self.actor(at) {
-            actor.gpu.under_way.insert(ticket, Copy { order, memory, life });
+            actor.gpu.under_way.insert(number, Copy { order, memory, life });
         }
         if is_stuck {
             return;
@@ -207,32 +208,32 @@ impl World {
         let mut after = Duration::ZERO;
         for layer in 1..=layers {
             after += self.some_us(20, 200);
-            self.plan_actor(at, after, ActorHappening::Device(Step::Layer(ticket, layer)));
+            self.plan_actor(at, after, ActorHappening::Device(Step::Layer(number, layer)));
         }
         after += self.some_us(50, 1_000);
-        self.plan_actor(at, after, ActorHappening::Device(Step::End(ticket)));
+        self.plan_actor(at, after, ActorHappening::Device(Step::End(number)));
     }
 
     pub(crate) fn device_works(&mut self, at: At, step: Step) {
         let fails = self.chance(self.hosts[at.life.host].failing_copies);
         let Some(actor) = self.actor(at) else { return };
         match step {
-            Step::Layer(ticket, done) => {
-                if actor.gpu.under_way.contains_key(&ticket) {
-                    self.tell_device(at, DeviceEvent::Layers { ticket, done });
+            Step::Layer(number, done) => {
+                if actor.gpu.under_way.contains_key(&number) {
+                    self.tell_device(at, DeviceEvent::Layers { number, done });
                 }
             }
-            Step::End(ticket) => {
-                let Some(copy) = actor.gpu.under_way.remove(&ticket) else { return };
+            Step::End(number) => {
+                let Some(copy) = actor.gpu.under_way.remove(&number) else { return };
                 actor.gpu.carry_out(&copy);
-                actor.uses.end(copy.life, Doing::Device(ticket.0));
+                actor.uses.end(copy.life, Doing::Device(number.0));
                 drop(copy);
                 let result = if fails { Err(DeviceFailure::Failed) } else { Ok(()) };
-                self.tell_device(at, DeviceEvent::Ended { ticket, result });
+                self.tell_device(at, DeviceEvent::Ended { number, result });
             }
             Step::Gone => {
                 let copies = std::mem::take(&mut actor.gpu.under_way);
-                copies.iter().for_each(|(ticket, copy)| actor.uses.end(copy.life, Doing::Device(ticket.0)));
+                copies.iter().for_each(|(number, copy)| actor.uses.end(copy.life, Doing::Device(number.0)));
                 actor.gpu.tensors.clear();
                 self.tell_device(at, DeviceEvent::Gone);
             }
@@ -241,12 +242,12 @@ impl World {
     }
 
     /// Nobody waits for a copy any more: it is not begun where it can be helped.
-    pub(crate) fn cancel_device_copy(&mut self, at: At, ticket: Ticket) {
+    pub(crate) fn cancel_device_copy(&mut self, at: At, number: DeviceCopyNumber) {
         let helps = self.random.bool();
         let Some(actor) = self.actor(at) else { return };
-        if helps && let Some(copy) = actor.gpu.under_way.remove(&ticket) {
-            actor.uses.end(copy.life, Doing::Device(ticket.0));
-            self.tell_device(at, DeviceEvent::Ended { ticket, result: Err(DeviceFailure::Refused) });
+        if helps && let Some(copy) = actor.gpu.under_way.remove(&number) {
+            actor.uses.end(copy.life, Doing::Device(number.0));
+            self.tell_device(at, DeviceEvent::Ended { number, result: Err(DeviceFailure::Refused) });
         }
     }
 
@@ -256,10 +257,10 @@ impl World {
             return;
         }
         self.tell_device(at, DeviceEvent::Lost);
-        let tickets: Vec<Ticket> =
+        let numbers: Vec<DeviceCopyNumber> =
             self.actor(at).map(|actor| actor.gpu.under_way.keys().copied().collect()).unwrap_or_default();
-        for ticket in tickets {
-            self.tell_device(at, DeviceEvent::Ended { ticket, result: Err(DeviceFailure::Lost) });
+        for number in numbers {
+            self.tell_device(at, DeviceEvent::Ended { number, result: Err(DeviceFailure::Lost) });
         }
         self.tell(at, Event::Alarm);
         let after = self.some_us(1_000, 900_000);

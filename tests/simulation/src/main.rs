@@ -68,7 +68,7 @@ enum Command {
     /// Plants faults into a copy of the sources, and looks whether the simulation finds each of them alone.
     Planted {
         /// Seeds for each of them, until it is found.
-        #[arg(long, default_value_t = 40, value_name = "COUNT")]
+        #[arg(long, default_value_t = 200, value_name = "COUNT")]
         seeds: u64,
         /// Plants those alone whose name has this in it.
         #[arg(long, value_name = "TEXT")]

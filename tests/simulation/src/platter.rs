@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use larder_node::disk::io::{Device, Direction, Finished, Memory, Transfer};
+use larder_node::disk::io::{Direction, DiskDevice, Finished, Memory, Transfer};
 
 /// What is on a disk. It outlives the processes that use it.
 #[derive(Clone)]
@@ -53,7 +53,7 @@ impl Platter {
         })))
     }
 
-    pub(crate) fn device(&self) -> Box<dyn Device> {
+    pub(crate) fn device(&self) -> Box<dyn DiskDevice> {
         let mut state = self.state();
         state.owner += 1;
         Box::new(Way { platter: self.clone(), owner: state.owner, finished: Vec::new() })
@@ -162,7 +162,7 @@ impl State {
     }
 }
 
-impl Device for Way {
+impl DiskDevice for Way {
     fn buffers(&mut self, _: usize, _: usize) -> Vec<larder_node::disk::io::Buffer> {
         Vec::new()
     }

@@ -13,7 +13,7 @@ use larder_net::quic::ca::Authority;
 use rustix::process::Signal;
 use tokio::sync::oneshot;
 
-use super::Run;
+use super::SoakRun;
 use super::nodes::Node;
 use super::tally::Tally;
 use crate::wait::now;
@@ -76,7 +76,7 @@ struct Due {
 }
 
 impl Chaos {
-    pub(super) fn new(run: &Run, plan: Plan) -> Self {
+    pub(super) fn new(run: &SoakRun, plan: Plan) -> Self {
         Self {
             program: run.program.clone(),
             folder: run.folder.clone(),

@@ -14,7 +14,7 @@ use larder_protocol::identity::{Identity, Role};
 use self::samples::Samples;
 use self::store::HangingStore;
 use self::strangers::Strangers;
-use super::Run;
+use super::SoakRun;
 use super::chaos::{Cluster, DISK_TIMES, NodePlan, Plan};
 use super::report::Verdict;
 
@@ -30,7 +30,7 @@ pub(super) struct Faults {
 
 impl Faults {
     /// Prepares what the nodes are configured with. What this machine lacks is left out, and said.
-    pub(super) fn prepare(run: &Run) -> anyhow::Result<Self> {
+    pub(super) fn prepare(run: &SoakRun) -> anyhow::Result<Self> {
         let store = HangingStore::start(HANGING)?;
         if !store.is_real() {
             let why = "no moto_server here: the object store always hangs".to_owned();
@@ -56,7 +56,7 @@ impl Faults {
     }
 
     /// Begins, now that the cluster is up.
-    pub(super) fn begin(&mut self, run: &Run, cluster: &Cluster) -> anyhow::Result<()> {
+    pub(super) fn begin(&mut self, run: &SoakRun, cluster: &Cluster) -> anyhow::Result<()> {
         let issued = cluster.authority.issue(&Identity::new(Role::Admin, "stranger"), Validity::days(1))?;
         let ca = cluster.authority.certificate_pem().as_bytes();
         let credentials =

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use tokio::sync::Mutex;
 
-use super::Run;
+use super::SoakRun;
 use super::chaos::{Chaos, Handle};
 use super::engine::{Engine, IN_FLIGHT};
 use super::faults::Faults;
@@ -16,7 +16,7 @@ use super::report::Verdict;
 use super::space::Space;
 
 /// Runs it for its time.
-pub(super) async fn run(run: &Run) -> anyhow::Result<Vec<Verdict>> {
+pub(super) async fn run(run: &SoakRun) -> anyhow::Result<Vec<Verdict>> {
     let options = &run.options;
     let bytes = TIMES_MEMORY * u64::from(options.nodes) * (options.arena_mib << 20);
     let spaces = Rc::new(Space::all(options.seed, TENANTS.len(), bytes));
@@ -39,7 +39,11 @@ pub(super) async fn run(run: &Run) -> anyhow::Result<Vec<Verdict>> {
 }
 
 /// The work of all engines.
-fn engines(run: &Run, spaces: &Rc<Vec<Space>>, nodes: &[Arc<Node>]) -> Vec<impl Future<Output = ()> + use<>> {
+fn engines(
+    run: &SoakRun,
+    spaces: &Rc<Vec<Space>>,
+    nodes: &[Arc<Node>],
+) -> Vec<impl Future<Output = ()> + use<>> {
     let mut rng = fastrand::Rng::with_seed(run.options.seed);
     let mut working = Vec::new();
     for node in nodes {

@@ -8,12 +8,12 @@ use larder_protocol::namespace::{EngineHash, HashAlgorithm};
 use larder_protocol::session::RefusalCode;
 use larder_protocol::{Chain, ChunkHash, NamespaceSpec};
 
-use super::Run;
+use super::SoakRun;
 use super::engine::with_causes;
 use crate::wait::now;
 
 /// Does it once, with the hashes of this round.
-pub(super) async fn attack(run: &Run, addresses: &Addresses, round: u32) -> anyhow::Result<()> {
+pub(super) async fn attack(run: &SoakRun, addresses: &Addresses, round: u32) -> anyhow::Result<()> {
     let mut rng = fastrand::Rng::with_seed(run.options.seed.wrapping_add(round.into()));
     let mut sessions = Vec::new();
     for node in &addresses.nodes {
@@ -62,7 +62,7 @@ async fn connect(node: &NodeAddress) -> Result<(Session, Namespace), SessionErro
 }
 
 /// Counts a request; a chain that is refused is the tenant's own fault.
-fn ask(run: &Run, what: &str, result: Result<(), SessionError>) {
+fn ask(run: &SoakRun, what: &str, result: Result<(), SessionError>) {
     run.tally.count(|counts| counts.requests += 1);
     match result {
         Ok(()) => {}
@@ -99,7 +99,12 @@ async fn write(session: &Session, namespace: &Namespace, chain: &Chain) -> Resul
 }
 
 /// Reads what is there of a chain and checks it.
-async fn get(run: &Run, session: &Session, namespace: &Namespace, chain: &Chain) -> Result<(), SessionError> {
+async fn get(
+    run: &SoakRun,
+    session: &Session,
+    namespace: &Namespace,
+    chain: &Chain,
+) -> Result<(), SessionError> {
     let prompt_tokens = chain.len() as u64 * u64::from(namespace.chunk_tokens()) + 1;
     let options = LookupOptions { prompt_tokens, ..LookupOptions::default() };
     session.lookup(namespace, chain, options).await?;

@@ -12,12 +12,12 @@ use tokio::process::{Child, ChildStdout};
 
 use super::deaths::PanicWatch;
 use super::report::Verdict;
-use super::{Run, guard, parents};
+use super::{SoakRun, guard, parents};
 use crate::replay::write_generated;
 use crate::wait::now;
 
 /// Two replays at once, whose chunks have other sizes, with room for the chunks of neither.
-pub(super) async fn two_sizes(run: &Run) -> anyhow::Result<Vec<Verdict>> {
+pub(super) async fn two_sizes(run: &SoakRun) -> anyhow::Result<Vec<Verdict>> {
     let mut cluster = DevCluster::start(run, &["--nodes", "2", "--arena-bytes", "67108864"]).await?;
     let trace = match run.options.trace() {
         Some(trace) => trace,
@@ -53,7 +53,7 @@ pub(super) async fn two_sizes(run: &Run) -> anyhow::Result<Vec<Verdict>> {
 }
 
 /// One trace after another on the same nodes, then a tenant that gives chunks other parents on each of them.
-pub(super) async fn again(run: &Run) -> anyhow::Result<Vec<Verdict>> {
+pub(super) async fn again(run: &SoakRun) -> anyhow::Result<Vec<Verdict>> {
     let mut cluster = DevCluster::start(run, &["--nodes", "2"]).await?;
     let coordinator = cluster.coordinator()?;
     let (first, second) = (run.options.requests.min(2_000), run.options.requests.min(40_000));
@@ -77,7 +77,7 @@ pub(super) async fn again(run: &Run) -> anyhow::Result<Vec<Verdict>> {
     Ok(Vec::new())
 }
 
-fn is_over(run: &Run) -> bool {
+fn is_over(run: &SoakRun) -> bool {
     run.options.time().is_some_and(|time| run.tally.elapsed() >= time)
 }
 
@@ -94,7 +94,7 @@ struct DevCluster {
 }
 
 impl DevCluster {
-    async fn start(run: &Run, arguments: &[&str]) -> anyhow::Result<Self> {
+    async fn start(run: &SoakRun, arguments: &[&str]) -> anyhow::Result<Self> {
         let folder = run.folder.join("dev");
         let log = std::fs::File::create(run.folder.join("dev.log"))?;
         let mut child = guard::command(&run.program)?
@@ -124,7 +124,7 @@ impl DevCluster {
     }
 
     /// Counts who died since the last call.
-    async fn watch(&mut self, run: &Run) -> anyhow::Result<()> {
+    async fn watch(&mut self, run: &SoakRun) -> anyhow::Result<()> {
         let log = text_of(&run.folder.join("dev.log"));
         let restarts = log.matches("it is started again").count();
         let now = now();
@@ -169,7 +169,7 @@ impl DevCluster {
     }
 
     /// Stops it as a person would.
-    async fn stop(mut self, run: &Run) -> anyhow::Result<()> {
+    async fn stop(mut self, run: &SoakRun) -> anyhow::Result<()> {
         self.watch(run).await?;
         crate::server::signal(self.child.id().context("it runs")?, rustix::process::Signal::TERM)?;
         let ended = tokio::time::timeout(Duration::from_secs(30), self.child.wait()).await;
@@ -182,7 +182,7 @@ impl DevCluster {
 }
 
 /// Plays a trace through the nodes of a coordinator, and counts what came of it.
-async fn replay(run: &Run, coordinator: &str, arguments: &[&str]) -> anyhow::Result<()> {
+async fn replay(run: &SoakRun, coordinator: &str, arguments: &[&str]) -> anyhow::Result<()> {
     let mut child = guard::command(&run.program)?
         .args(["replay", "--json", "--quiet", "--coordinator", coordinator])
         .args(arguments)

@@ -87,13 +87,13 @@ fn leaders_that_are_killed_under_load_fail_no_request_and_move_no_partition() {
 #[test]
 fn leaders_with_the_usual_times_are_killed_and_followed_through_etcd() {
     let Some(etcd) = etcd() else { return };
-    leaders_are_killed("etcd, lease 6 s", &by_etcd(&etcd, USUAL), kills(1), 12);
+    leaders_are_killed("etcd, lease 6 s", &by_etcd(&etcd, USUAL), kills(1), 8);
 }
 
 #[test]
 fn leaders_with_the_usual_times_are_killed_and_followed_through_a_lease() {
     let Some(kubernetes) = kubernetes() else { return };
-    leaders_are_killed("Lease, 6 s", &by_lease(&kubeconfig(&kubernetes), USUAL), kills(2), 12);
+    leaders_are_killed("Lease, 6 s", &by_lease(&kubeconfig(&kubernetes), USUAL), kills(2), 8);
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn leaders_are_killed_and_followed_through_a_lease_of_a_real_api_server() {
     let Some(server) = RealApiServer::start().unwrap() else {
         return larder_skips::skip("no API server here: tests/deploy/apiserver builds it");
     };
-    leaders_are_killed("Lease of a real API server, 6 s", &by_lease(&server.admin().unwrap(), USUAL), 20, 12);
+    leaders_are_killed("Lease of a real API server, 6 s", &by_lease(&server.admin().unwrap(), USUAL), 20, 8);
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn leaders_are_killed_and_followed_while_the_api_server_does_all_that_it_seldom_
     println!("seed {seed}");
     let usual = [Conflict, Failure, Lost, AnswerLost, Timeout, Stale, Skewed(-30), Skewed(30), Garbage];
     kubernetes.0.weather(seed, 15, &[&usual[..], &[Late(300), Late(2_500), TooMany(1)]].concat());
-    leaders_are_killed("Lease in bad weather, 6 s", &by_lease(&kubeconfig(&kubernetes), USUAL), kills(1), 25);
+    leaders_are_killed("Lease in bad weather, 6 s", &by_lease(&kubeconfig(&kubernetes), USUAL), kills(1), 12);
     println!("{:?}", kubernetes.0.happened());
 }
 

@@ -79,6 +79,16 @@ fn a_follower_knows_what_a_node_holds_from_its_snapshot_and_what_follows() {
     assert_eq!(late.held, expected, "whoever comes later gets the same as a snapshot");
 }
 
+#[test]
+fn a_stream_of_events_ends_in_order_when_its_node_stops() {
+    let node = NodeProcess::start(LARDER, &format!("{SMALL_HOST}{ONE_TENANT}")).unwrap();
+    let mut follower = Follower::new(&node);
+    follower.read_until("live", |_| true);
+    assert!(node.stop().unwrap().success());
+    // A stream that is cut off in the middle ends with an error.
+    follower.lines.for_each(|line| drop(line.unwrap()));
+}
+
 /// A subscriber of the events that are published as vLLM does.
 struct Subscriber {
     runtime: tokio::runtime::Runtime,

@@ -179,6 +179,9 @@ fn messages_out_of_order_are_refused() {
     let name = Hello { version: SESSION_VERSION, client: "x".repeat(1_000), device: None, window_bytes: 0 };
     windbag.send(&Request::Hello(name)).unwrap();
     assert_eq!(last_words(&mut windbag).unwrap().1, "a client's name has at most 256 bytes");
+    let (mut namer, ..) = RawSession::open(&node.socket("default")).unwrap();
+    namer.send(&Request::Name("x".repeat(257))).unwrap();
+    assert_eq!(last_words(&mut namer).unwrap().1, "the name of a request is too long");
     let mut future = RawSession::connect(&node.socket("default")).unwrap();
     let next = Hello { version: SESSION_VERSION + 1, client: "x".into(), device: None, window_bytes: 0 };
     future.send(&Request::Hello(next)).unwrap();

@@ -34,6 +34,7 @@ mod tenants;
 mod tracing;
 mod verify;
 mod versions;
+mod words;
 
 use larder_client::{LookupOptions, Namespace, Session, SessionOptions};
 use larder_protocol::{Chain, ChunkHash};

@@ -7,7 +7,8 @@ use larder_net::quic::Credentials;
 use larder_net::quic::ca::Validity;
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Join};
-use larder_protocol::peer::{Announce, Chunks, Class, Fetch, Find, PeerRequest, PeerResponse};
+use larder_protocol::peer::{Announce, Chunks, Class, Fetch, Find, PeerRequest, PeerResponse, Show};
+use larder_protocol::pin::{PinCommand, PinStart};
 use larder_protocol::table::{Epoch, Holder, NodeNumber, RowKey};
 use larder_tests::cluster::Cluster;
 use larder_tests::content::{BLOCK_BYTES, CHUNK_TOKENS, prompt};
@@ -94,6 +95,13 @@ fn requests(cluster: &Cluster) -> Vec<PeerRequest> {
         PeerRequest::Announce(vec![announcement(cluster, holder)]),
         PeerRequest::Find(Find { epoch: cluster.table().unwrap().epoch, rows: Vec::new() }),
         PeerRequest::SetPolicy("fifo".to_owned()),
+        PeerRequest::Show(Show { path: "/lookups".into(), body: Vec::new() }),
+        // Nothing of this prompt is there to be pinned.
+        PeerRequest::Pin(Box::new(PinCommand::Start(PinStart {
+            fingerprint,
+            hashes: prompt(b'z', 1),
+            duration_ms: 1,
+        }))),
     ]
 }
 
@@ -115,8 +123,8 @@ fn announcement(cluster: &Cluster, holder: Holder) -> Announce {
 fn engines_and_admins_get_no_blocks_and_change_nothing_in_the_directory() {
     let cluster = Cluster::start(LARDER, 2).unwrap();
     let address = cluster.member("node-0").peer;
-    // Everybody but an engine may ask who has what, and an admin alone sets the policy.
-    for (identity, refusals) in [(Identity::engine("default", "e"), 5), (Identity::new(Role::Admin, "a"), 3)]
+    // Everybody but an engine may ask who has what. An admin alone sets the policy, and sees what engines asked for.
+    for (identity, refusals) in [(Identity::engine("default", "e"), 7), (Identity::new(Role::Admin, "a"), 3)]
     {
         let before = node_rejections(&cluster, "not_allowed");
         let visitor = visitor(&cluster, &identity);
@@ -153,6 +161,43 @@ fn an_admin_alone_sets_the_policy_of_a_running_node() {
     assert_eq!(policy(&cluster), "lru");
     assert_eq!(ask(&admin, "sieve"), PeerResponse::Done);
     assert_eq!(policy(&cluster), "sieve");
+}
+
+#[test]
+fn an_admin_pins_a_prompt_and_the_audit_log_says_who_did() {
+    let cluster = super::drain::cluster(1, "[audit]\npath = \"{name}.audit\"\n");
+    let engine = Engine::connect(&cluster.socket(0));
+    let hashes = prompt(b'a', 5);
+    engine.put(&hashes);
+    let admin = visitor(&cluster, &Identity::new(Role::Admin, "me"));
+    let connection = admin.dial(cluster.member("node-0").peer, Role::Node).unwrap();
+    let fingerprint = engine.namespace.fingerprint();
+    let hashes = [hashes, prompt(b'z', 1)].concat();
+    let ask = |command| admin.ask(&connection, &PeerRequest::Pin(Box::new(command))).unwrap();
+    let start = PinCommand::Start(PinStart { fingerprint, hashes, duration_ms: 60_000 });
+    let PeerResponse::Pinned(pins) = ask(start) else { panic!("no pin") };
+    assert_eq!((pins.len(), pins[0].device, pins[0].chunks), (1, 0, 5), "the first five are there");
+    let pinned = || {
+        let status: Value = serde_json::from_str(&cluster.node(0).get("/status").unwrap()).unwrap();
+        status["actors"][0]["pins"].clone()
+    };
+    assert_eq!(pinned(), 1);
+    let end = PinCommand::End(0, pins[0].pin);
+    assert_eq!(ask(end.clone()), PeerResponse::Done);
+    assert!(matches!(ask(end), PeerResponse::Refused(_)), "it has ended");
+    assert_eq!(pinned(), 0);
+    wait::until("the audit log has both", || {
+        let text = std::fs::read_to_string(cluster.dir().join("node-0.audit")).ok()?;
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let has = |action: &str, what: &str| {
+            lines.iter().any(|line| {
+                line["action"] == action
+                    && line["by"] == "admin me"
+                    && line["what"].as_str().unwrap().contains(what)
+            })
+        };
+        (has("pin", "6 chunks for 60000 ms") && has("unpin", "of device 0")).then_some(())
+    });
 }
 
 #[test]

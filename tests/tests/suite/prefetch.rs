@@ -209,10 +209,10 @@ fn with_a_throttled_peer_the_choice_flips_where_the_arithmetic_says() {
 
     // A block a chunk: at this speed the engine computes them as fast as they come.
     let even = f64::from(THROTTLED_BLOCKS_PER_SECOND * CHUNK_TOKENS);
-    let ticket = engine.session.prefetch(&engine.namespace, slower, computing(even / 2.5)).wait().unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, slower, computing(even / 4.0)).wait().unwrap();
     assert_eq!((ticket.tokens(), ticket.tokens_to_recompute()), (tokens(30), 0));
     let lease = engine.session.collect(ticket, Wait::Complete).wait().unwrap();
     assert_eq!(check(&lease, &prompt(b'b', 30)), 30);
-    let ticket = engine.session.prefetch(&engine.namespace, faster, computing(even * 2.5)).wait().unwrap();
+    let ticket = engine.session.prefetch(&engine.namespace, faster, computing(even * 4.0)).wait().unwrap();
     assert_eq!((ticket.tokens(), ticket.tokens_to_recompute()), (0, tokens(30)));
 }

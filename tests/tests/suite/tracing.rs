@@ -31,9 +31,10 @@ fn cluster(endpoint: &str, sample_ratio: f64) -> (Cluster, Engine, Engine) {
     let cluster = Cluster::start_traced(LARDER, 2, &more).unwrap();
     let (writer, reader) = (Engine::connect(&cluster.socket(0)), Engine::connect(&cluster.socket(1)));
     assert_eq!(writer.put(&prompt(b'a', CHUNKS)), CHUNKS as usize);
-    let all = u64::from(CHUNKS) * u64::from(CHUNK_TOKENS);
+    // A lease asks for nothing that a lookup has just found: the last chunk, which has the home of the one before, is not looked up.
+    let all_but_one = u64::from(CHUNKS - 1) * u64::from(CHUNK_TOKENS);
     wait::until("the other node finds it", || {
-        (reader.find(&prompt(b'a', CHUNKS), all + 1) == all).then_some(())
+        (reader.find(&prompt(b'a', CHUNKS - 1), all_but_one + 1) == all_but_one).then_some(())
     });
     (cluster, writer, reader)
 }

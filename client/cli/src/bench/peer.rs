@@ -19,6 +19,7 @@ use super::transfer::Transfer;
 use crate::clock::{now, process_seconds};
 use crate::content::chunk_hash;
 use crate::dev::{DevCluster, DevOptions, TENANT};
+use crate::http;
 use crate::replay::namespace::replay_namespace;
 
 /// A cluster of two nodes, and an engine at each. Every pass reads blocks that were never read before: the node that reads
@@ -114,6 +115,14 @@ impl PeerBench {
     pub fn cpu_seconds(&self) -> io::Result<f64> {
         let nodes = self.pids.iter().map(|&pid| seconds_of(pid));
         Ok(process_seconds() + nodes.sum::<io::Result<f64>>()?)
+    }
+
+    /// What each node counts, in Prometheus' text format.
+    ///
+    /// # Errors
+    /// A node does not answer.
+    pub fn metrics(&self) -> anyhow::Result<Vec<String>> {
+        self.cluster.addresses().nodes.iter().map(|node| http::get_text(&node.http, "/metrics")).collect()
     }
 
     /// CPU seconds of the nodes and of this process for 10^9 bytes, over all passes.

@@ -12,6 +12,7 @@ use larder_protocol::session::{
 use rkyv::util::AlignedVec;
 
 use super::Measurement;
+use super::crowd::crowd;
 use super::measure::{medians, timed};
 use super::placement::Placement;
 use super::yardsticks::{Memcpy, PingPong, WORKING_SET_BYTES};
@@ -57,26 +58,40 @@ impl SessionBench {
     /// The session or the yardstick failed.
     pub fn lookup(&self, name: &str) -> anyhow::Result<Measurement> {
         let (namespace, chain) = self.hundred_chunks()?;
-        let options = LookupOptions { prompt_tokens: u64::MAX, ..LookupOptions::default() };
-        let number = namespace.number();
-        let asked = Request::Lookup(Lookup {
-            namespace: number,
-            chain: chain.clone(),
-            prompt_tokens: u64::MAX,
-            skip_read: false,
-            preempted: false,
-            tiers: Vec::new(),
-            pin_ms: None,
-            prefill_tokens_per_second: None,
-        });
-        let spans = vec![Span { from: 0, to: CHUNKS as u32, tier: Tier::Host }];
-        let answered = Response::Found(Found { tokens: CHUNKS as u64, spans, pin: None });
-        let mut ping_pong =
-            PingPong::start(&self.placement, request_bytes(&asked), response_bytes(&answered))?;
-        let mut lookup = || timed(|| Ok(self.session.lookup(&namespace, &chain, options.clone()).wait()?));
+        let (request_bytes, response_bytes) = lookup_bytes(&namespace, &chain);
+        let mut ping_pong = PingPong::start(&self.placement, request_bytes, response_bytes)?;
+        let mut lookup = || timed(|| Ok(self.session.lookup(&namespace, &chain, all_tokens()).wait()?));
         let mut round_trip = || timed(|| Ok(ping_pong.round_trip()?));
         let [subject, yardstick] = medians(self.rounds * LATENCY_ROUNDS, [&mut lookup, &mut round_trip])?;
         Ok(Measurement::microseconds(name, "socket ping-pong", subject, yardstick))
+    }
+
+    /// The same lookup by many engines at once, all of one actor, against as many ping-pongs.
+    ///
+    /// # Errors
+    /// A session or a yardstick failed.
+    pub fn lookup_by_many(&self, name: &str) -> anyhow::Result<[Measurement; 3]> {
+        let (namespace, chain) = self.hundred_chunks()?;
+        let (request_bytes, response_bytes) = lookup_bytes(&namespace, &chain);
+        let engine = || {
+            let session = open(&self.socket, Verify::default())?;
+            let (namespace, chain) = (register(&session, SMALL_BLOCK_BYTES)?, chain.clone());
+            Ok(move || {
+                let found = session.lookup(&namespace, &chain, all_tokens()).wait()?;
+                anyhow::ensure!(
+                    found.spans.last().is_some_and(|span| span.to == CHUNKS as u32),
+                    "a chunk is gone"
+                );
+                Ok(())
+            })
+        };
+        let ping_pong = || {
+            let mut ping_pong = PingPong::start(&self.placement, request_bytes, response_bytes)?;
+            Ok(move || Ok(ping_pong.round_trip()?))
+        };
+        let requests = self.rounds * LATENCY_ROUNDS;
+        let seen = crowd(MANY_ENGINES, requests, engine)?;
+        Ok(seen.beside(name, "socket ping-pongs", &crowd(MANY_ENGINES, requests, ping_pong)?))
     }
 
     /// A lease of 100 chunks and its release, without a copy, against a bare ping-pong of messages of the same sizes.
@@ -208,7 +223,7 @@ impl SessionBench {
     }
 
     fn namespace(&self, block_bytes: u64) -> anyhow::Result<Namespace> {
-        Ok(self.session.register(&replay_namespace(block_bytes), &[0], &[block_bytes]).wait()?)
+        register(&self.session, block_bytes)
     }
 
     /// A prompt of [`CHUNKS`] small chunks, all here.
@@ -235,6 +250,32 @@ impl SessionBench {
     }
 }
 
+fn register(session: &Session, block_bytes: u64) -> anyhow::Result<Namespace> {
+    Ok(session.register(&replay_namespace(block_bytes), &[0], &[block_bytes]).wait()?)
+}
+
+/// A lookup whose caller can use every token.
+fn all_tokens() -> LookupOptions {
+    LookupOptions { prompt_tokens: u64::MAX, ..LookupOptions::default() }
+}
+
+/// Bytes of the messages of a lookup whose chunks are all here: of the request, then of the answer.
+fn lookup_bytes(namespace: &Namespace, chain: &Chain) -> (usize, usize) {
+    let asked = Request::Lookup(Lookup {
+        namespace: namespace.number(),
+        chain: chain.clone(),
+        prompt_tokens: u64::MAX,
+        skip_read: false,
+        preempted: false,
+        tiers: Vec::new(),
+        pin_ms: None,
+        prefill_tokens_per_second: None,
+    });
+    let spans = vec![Span { from: 0, to: CHUNKS as u32, tier: Tier::Host }];
+    let answered = Response::Found(Found { tokens: CHUNKS as u64, spans, pin: None });
+    (request_bytes(&asked), response_bytes(&answered))
+}
+
 /// A session that verifies so much.
 fn open(socket: &Path, verify: Verify) -> anyhow::Result<Session> {
     let client = concat!("larder bench ", env!("CARGO_PKG_VERSION")).into();
@@ -251,6 +292,9 @@ fn response_bytes(response: &Response) -> usize {
 
 /// Chunks of a prompt whose lookup and lease are measured.
 const CHUNKS: usize = 100;
+
+/// Engines that ask one actor at once.
+const MANY_ENGINES: usize = 16;
 
 const SMALL_BLOCK_BYTES: u64 = 4_096;
 

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use larder_core::Millis;
 use larder_core::store::ids::{ProcessId, SessionId, TenantId};
 use larder_core::store::policy::PolicyName;
@@ -26,16 +26,16 @@ pub struct StoreBench {
 }
 
 impl StoreBench {
-    /// A store that may cache `capacity_chunks`, with `chunks` in it.
+    /// A store that may cache `capacity_chunks`, with `chunks` in it, and remembers so many evictions.
     ///
     /// # Errors
     /// The store refuses its own limits.
-    pub fn filled(chunks: u64, capacity_chunks: u64) -> anyhow::Result<Self> {
+    pub fn filled(chunks: u64, capacity_chunks: u64, remembered_evictions: usize) -> anyhow::Result<Self> {
         let extent_bytes = 64 << 20;
         let slots = capacity_chunks + 2 * CHUNKS;
         let extents = u32::try_from((slots * BLOCK_BYTES).div_ceil(extent_bytes) + 1)?;
         let limits = StoreLimits::of_chunks(extents, extent_bytes, capacity_chunks, PolicyName::Lru);
-        let mut store = Store::new(limits);
+        let mut store = Store::new(StoreLimits { remembered_evictions, ..limits });
         let session = store.open_session(TenantId(0), ProcessId(0), BLOCK_BYTES);
         let spec = replay_namespace(BLOCK_BYTES);
         let registered = store.register(session, "default", &spec, &[0], &[BLOCK_BYTES])?;
@@ -111,6 +111,26 @@ impl StoreBench {
         Ok(Measurement::nanoseconds("store_evict", "hash-map probe", (full - roomy).max(0.0), probe))
     }
 
+    /// `store_remember`: what remembering an eviction costs, in 16 bytes each: [`Store::finish_commit`] of 100 chunks that displace
+    /// as many, in this store, which remembers them, and in one that is as full and remembers none, divided by 100. Against one
+    /// probe of a hash map with as many entries.
+    ///
+    /// # Errors
+    /// The store refuses, or an eviction takes more than 16 bytes.
+    pub fn remember(&mut self, forgetful: &mut Self, rounds: usize) -> anyhow::Result<Measurement> {
+        let probes = HashProbes::new(self.prompts * CHUNKS, CHUNKS as usize, SEED);
+        let mut remembering_put = || self.put();
+        let mut forgetful_put = || forgetful.put();
+        let mut probe = || timed(|| Ok(probes.pass()));
+        let [remembering, forgetful, probe] =
+            medians(rounds * ROUNDS, [&mut remembering_put, &mut forgetful_put, &mut probe])?;
+        let remembered = (remembering - forgetful).max(0.0) / CHUNKS as f64;
+        let bytes = self.store.remembered_bytes();
+        let evictions = self.store.evictions_so_far().next_multiple_of(SEGMENT);
+        ensure!(bytes <= evictions * 16, "{evictions} evictions take {bytes} bytes");
+        Ok(Measurement::nanoseconds("store_remember", "hash-map probe", remembered, probe / CHUNKS as f64))
+    }
+
     /// Saves a new prompt; how long the end of its commit took.
     fn put(&mut self) -> anyhow::Result<Duration> {
         let chain = self.chain(self.prompts);
@@ -136,6 +156,9 @@ impl StoreBench {
 const CHUNKS: u64 = 100;
 
 const BLOCK_BYTES: u64 = 4_096;
+
+/// Evictions for which memory is taken at a time.
+const SEGMENT: u64 = 4_096;
 
 /// These passes are short: so many for each round of anything else.
 const ROUNDS: usize = 10;

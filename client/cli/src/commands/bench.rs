@@ -15,10 +15,10 @@ use crate::bench::side_by_side::{COLUMNS, peer_get, transfers};
 use crate::bench::store::StoreBench;
 use crate::bench::transfer::{Transfer, peer_get_beside_both, quinn_beside_tcp};
 use crate::bench::yardsticks::Memcpy;
-use crate::bench::{Measurement, table};
+use crate::bench::{Measurement, table, timeline};
 use crate::dev::{DevCluster, DevOptions, TENANT};
 use crate::failure::Usage;
-use crate::{content, output};
+use crate::{content, heap, output};
 
 /// Measure Larder beside the best that the machine can do
 ///
@@ -31,10 +31,12 @@ Examples:
   larder bench                  A table
   larder bench --filter store   Benches with `store` in their name
   larder bench --csv            Rows to compare with those of other stores
+  larder bench --timeline       Where the time of a get from another node goes
   larder bench --json           An array of {name, value, unit, yardstick, yardstick_value, ratio}
 
 Benches, each with its yardstick:
   lookup_100_chunks   a lookup of 100 chunks, engine to node and back  / a socket ping-pong of the same sizes
+  ..._16_engines      the same by 16 engines at once, all of one actor: rate, median, 99th percentile  / 16 ping-pongs at once
   lease_100_chunks    a lease of 100 chunks and its release, no copy   / the same
   ..._one_cpu         the same with both sides on one CPU: the work without the wake-ups of another CPU
   get_256KiB, _4MiB, _32MiB   lease, copy into the caller's memory, release     / one memcpy
@@ -42,6 +44,7 @@ Benches, each with its yardstick:
   store_lookup_100    the same lookup in the store alone               / 100 hash-map probes
   store_hit           a chunk's part of lease and release, a million chunks  / one hash-map probe
   store_evict         an eviction, a million chunks                    / one hash-map probe
+  store_remember      remembering an eviction, in 16 bytes             / one hash-map probe
   peer_quic_256KiB, _4MiB, _32MiB   blocks over QUIC with the nodes' settings, no other work  / raw TCP
   peer_get_256KiB, _4MiB, _32MiB   leases of prompts of 4 MiB (or one block) from another node, four at a time  / raw TCP
   ..._of_quic         the same                                         / bare QUIC
@@ -66,16 +69,26 @@ pub(crate) struct Args {
     /// columns of comparisons of stores
     #[arg(long, conflicts_with_all = ["json", "filter"])]
     csv: bool,
+
+    /// Print where the time of a get from another node goes, stage by stage, for small and large blocks; beside it a block over
+    /// bare QUIC and over raw TCP
+    #[arg(long, conflicts_with_all = ["csv", "filter"])]
+    timeline: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    // The yardsticks are in this process, and get what a node has.
+    heap::keep_freed_memory();
     let wanted = |name: &str| args.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()));
     let rounds = if args.quick { QUICK_ROUNDS } else { ROUNDS };
     if args.csv {
         return side_by_side(args.quick);
     }
+    if args.timeline {
+        return print_timeline(args);
+    }
     let mut measurements = Vec::new();
-    if SESSION_BENCHES.iter().any(|(name, _)| wanted(name)) {
+    if SESSION_BENCHES.iter().any(|(name, _)| wanted(name)) || wanted(MANY_BENCH) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let placement = Placement::choose()?;
         placement.be_answerer()?;
@@ -86,6 +99,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let engine = SessionBench::connect(socket, &placement, rounds)?;
         for (name, bench) in SESSION_BENCHES.iter().filter(|(name, _)| wanted(name)) {
             measurements.push(bench(&engine).with_context(|| format!("cannot measure {name}"))?);
+        }
+        if wanted(MANY_BENCH) {
+            measurements.extend(engine.lookup_by_many(MANY_BENCH)?);
         }
         drop(engine);
         placement.be_anywhere()?;
@@ -130,14 +146,30 @@ fn side_by_side(quick: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// One table of all transfers.
+fn print_timeline(args: &Args) -> anyhow::Result<ExitCode> {
+    let placement = Placement::choose()?;
+    let rounds = if args.quick { 1 } else { TIMELINE_ROUNDS };
+    let mut stages = Vec::new();
+    for transfer in timeline::transfers() {
+        stages.extend(timeline::timeline(transfer, rounds, &placement)?);
+    }
+    if args.json {
+        output::print_json(&stages)?;
+    } else {
+        output::print(&timeline::table(&stages).to_string())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 fn store_benches(
     rounds: usize,
     chunks: u64,
     wanted: &impl Fn(&str) -> bool,
     measurements: &mut Vec<Measurement>,
 ) -> anyhow::Result<()> {
-    let [lookup, hit, evict] = STORE_BENCHES;
-    let mut full = StoreBench::filled(chunks, chunks)?;
+    let [lookup, hit, evict, remember] = STORE_BENCHES;
+    let mut full = StoreBench::filled(chunks, chunks, 0)?;
     if wanted(lookup) {
         measurements.push(full.lookup(rounds)?);
     }
@@ -145,8 +177,12 @@ fn store_benches(
         measurements.push(full.hit(rounds)?);
     }
     if wanted(evict) {
-        let mut roomy = StoreBench::filled(chunks, 2 * chunks)?;
+        let mut roomy = StoreBench::filled(chunks, 2 * chunks, 0)?;
         measurements.push(full.evict(&mut roomy, rounds)?);
+    }
+    if wanted(remember) {
+        let mut remembering = StoreBench::filled(chunks, chunks, REMEMBERED)?;
+        measurements.push(remembering.remember(&mut full, rounds)?);
     }
     Ok(())
 }
@@ -234,13 +270,18 @@ const SESSION_BENCHES: [(&str, SessionMeasure); 14] = [
     ("put_4MiB", |session| session.put("put_4MiB", 4 << 20)),
 ];
 
+const MANY_BENCH: &str = "lookup_100_chunks_16_engines";
+
 const PEER_BENCHES: [(&str, usize); 3] =
     [("peer_quic_256KiB", 256 << 10), ("peer_quic_4MiB", 4 << 20), ("peer_quic_32MiB", 32 << 20)];
 
 const PEER_GET_BENCHES: [(&str, usize); 3] =
     [("peer_get_256KiB", 256 << 10), ("peer_get_4MiB", 4 << 20), ("peer_get_32MiB", 32 << 20)];
 
-const STORE_BENCHES: [&str; 3] = ["store_lookup_100", "store_hit", "store_evict"];
+const STORE_BENCHES: [&str; 4] = ["store_lookup_100", "store_hit", "store_evict", "store_remember"];
+
+/// Evictions that a node remembers.
+const REMEMBERED: usize = 1 << 20;
 
 /// With what the peer sends a second: over loopback two processes are busy with that alone, over a network of 10 Gbit/s they
 /// are not.
@@ -254,6 +295,9 @@ const CONTENT_BENCH: &str = "replay_content";
 const ROUNDS: usize = 101;
 
 const CSV_REPETITIONS: usize = 5;
+
+/// Each round gets 128 MiB.
+const TIMELINE_ROUNDS: usize = 4;
 
 const QUICK_ROUNDS: usize = 11;
 

@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     actix_rt::System::new().block_on(async {
         let stop = signals::stop()?;
-        match larder_coordinator::run_from(config, args.config.clone(), announce, stop).await {
+        match Box::pin(larder_coordinator::run_from(config, args.config.clone(), announce, stop)).await {
             Ok(()) => Ok(ExitCode::SUCCESS),
             Err(error) if error.is_the_askers() => {
                 Err(error).context(Usage("the coordinator cannot start".into()))

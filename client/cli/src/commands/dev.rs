@@ -80,6 +80,8 @@ struct Ready<'a> {
     ready: bool,
     ready_after_seconds: f64,
     dir: PathBuf,
+    /// The console, with the token that changes nodes.
+    console: Option<String>,
     #[serde(flatten)]
     addresses: &'a Addresses,
 }
@@ -120,7 +122,13 @@ fn announce(cluster: &DevCluster, json: bool) -> anyhow::Result<()> {
     if json {
         let ready_after_seconds = cluster.ready_after().as_secs_f64();
         let dir = cluster.dir().to_owned();
-        return Ok(output::print_json(&Ready { ready: true, ready_after_seconds, dir, addresses })?);
+        return Ok(output::print_json(&Ready {
+            ready: true,
+            ready_after_seconds,
+            dir,
+            console: cluster.console(),
+            addresses,
+        })?);
     }
     let mut table = output::table(&["process", "http", "session socket"]);
     if let Some(http) = addresses.coordinator {
@@ -130,10 +138,11 @@ fn announce(cluster: &DevCluster, json: bool) -> anyhow::Result<()> {
         let sockets: Vec<_> = node.sockets.values().map(|path| path.display().to_string()).collect();
         table.add_row([&node.name, &node.http.to_string(), &sockets.join("\n")]);
     }
+    let console = cluster.console().map(|url| format!("Console: {url}\n")).unwrap_or_default();
     let dir = cluster.dir().display();
     let seconds = cluster.ready_after().as_secs_f64();
     Ok(output::print(&format!(
-        "{table}\nLogs and config files: {dir}\nReady after {seconds:.2} s. Ctrl-C stops the cluster."
+        "{table}\n{console}Logs and config files: {dir}\nReady after {seconds:.2} s. Ctrl-C stops the cluster."
     ))?)
 }
 

@@ -1,13 +1,14 @@
 //! `larder doctor`: what of this machine is in a node's way, and what to do about it.
 
 use std::io::IsTerminal as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::Context as _;
-use larder_node::Config;
 use larder_node::host::HostFacts;
+use larder_node::{Config, FindingStatus};
 use serde::Serialize;
 
 use crate::address::Coordinators;
@@ -89,18 +90,41 @@ fn subject(args: &Args) -> anyhow::Result<Subject> {
         let (_, status) = ask_coordinator(coordinator)?;
         targets.extend(status.nodes.iter().map(|node| node.peer.to_string()));
     }
-    let host = HostFacts::read(root)?;
     let disk = args.disk.as_deref().or(config.disk.as_ref().map(|disk| disk.folder.as_path()));
+    let (host, files) = (HostFacts::read(root)?, Files::below(root));
     let limits = config.resolve(&host);
     let object = limits.as_ref().ok().and_then(|limits| Some(&limits.object.as_ref()?.options));
-    Ok(Subject {
+    let node_runs = config.tenants.iter().any(|tenant| UnixStream::connect(&tenant.socket).is_ok());
+    let probes = Probes::run(&targets, disk, object, node_runs);
+    Ok(Subject { files, probes, limits, now: SystemTime::now(), host, config })
+}
+
+/// Examines the host for a node that runs here with this configuration. Nothing is sent, and nothing written to an object store.
+pub(crate) fn examine_host_of(config: &Config) -> Vec<FindingStatus> {
+    let root = Path::new("/");
+    let host = match HostFacts::read(root) {
+        Ok(host) => host,
+        Err(error) => {
+            let (check, level) = ("host".to_owned(), Level::Problem.name().to_owned());
+            return vec![FindingStatus { check, level, found: error.to_string(), advice: None }];
+        }
+    };
+    let disk = config.disk.as_ref().map(|disk| disk.folder.as_path());
+    let subject = Subject {
         files: Files::below(root),
-        probes: Probes::run(&config, &targets, disk, object),
-        limits,
+        probes: Probes::run(&[], disk, None, true),
+        limits: config.resolve(&host),
         now: SystemTime::now(),
         host,
-        config,
-    })
+        config: config.clone(),
+    };
+    let told = |Finding { check, level, found, advice }: Finding| FindingStatus {
+        check: check.to_owned(),
+        level: level.name().to_owned(),
+        found,
+        advice,
+    };
+    subject.examine().into_iter().map(told).collect()
 }
 
 impl Report {

@@ -1,7 +1,5 @@
 //! `larder metrics`: what servers export, and what they export now.
 
-mod live;
-
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
@@ -11,8 +9,8 @@ use larder_node::metrics::table::NODE;
 use serde::Serialize;
 
 use crate::address::HostPort;
+use crate::samples::{Sample, Samples};
 use crate::{http, output};
-use live::{Sample, Samples};
 
 /// Show every metric of nodes and coordinator: meaning, unit, labels, and present values
 #[derive(Debug, clap::Args)]
@@ -43,7 +41,7 @@ pub(crate) struct Args {
 
 /// One metric with `--json`.
 #[derive(Debug, Serialize)]
-struct Row {
+struct MetricRow {
     server: &'static str,
     section: &'static str,
     /// Who exports it, where that is not every server of its kind.
@@ -95,12 +93,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn rows(tables: &[Table], samples: Option<&Samples>) -> Vec<Row> {
+fn rows(tables: &[Table], samples: Option<&Samples>) -> Vec<MetricRow> {
     let label = |&Label { name, values }: &Label| match values {
         Values::OneOf(values) => LabelRow { name, values: Some(values), each: None },
         Values::Each(what) => LabelRow { name, values: None, each: Some(what) },
     };
-    let row = |server, section: &Section, metric: &Metric| Row {
+    let row = |server, section: &Section, metric: &Metric| MetricRow {
         server,
         section: section.title,
         only: section.only,

@@ -9,10 +9,10 @@ use larder_node::host::HostFacts;
 use larder_node::limits::Limits;
 use larder_node::{Config, Ended, Ready, Reloadable};
 
-use crate::commands::config;
+use crate::commands::{config, doctor};
 use crate::dev::{DrainedLine, ReadyLine};
 use crate::failure::{TO_RESTART, Usage};
-use crate::{logging, output, parent, signals};
+use crate::{heap, logging, output, parent, signals};
 
 /// Run a node until Ctrl-C or SIGTERM
 ///
@@ -55,6 +55,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     args.parent.map_or(Ok(()), parent::die_with)?;
+    heap::keep_freed_memory();
     let (limits, reloadable) = limits(args.config.as_deref(), args.record.as_deref())
         .context(Usage("the node cannot start".into()))?;
     actix_rt::System::new().block_on(async {
@@ -109,6 +110,7 @@ fn limits(file: Option<&Path>, record: Option<&Path>) -> anyhow::Result<(Limits,
         set_log: Box::new(|filter| {
             logging::set_filter(filter.unwrap_or(LOG_FILTER)).map_err(|error| format!("{error:#}"))
         }),
+        examine: Box::new(doctor::examine_host_of),
     });
     Ok((limits, reloadable))
 }

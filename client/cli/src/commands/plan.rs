@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use larder_protocol::limits::MAX_CHUNK_TOKENS;
 
 use crate::failure::Usage;
-use crate::plan::advice::Prices;
+use crate::plan::advice::{Goal, Prices};
 use crate::plan::cluster::MAX_CLUSTER_NODES;
 use crate::plan::sweep::{self, Grid};
 use crate::plan::{Outcome, PlanPolicy, Sharing, Workload, advice, html, table};
@@ -27,10 +28,14 @@ Examples:
   larder plan trace.jsonl --nodes 1,4,16 --policies lru    Clusters too: caches of their own, routed, shared
   larder plan trace.jsonl --json > plan.json               One JSON array, rates as fractions, no report
   larder plan trace.jsonl --prefill-tokens-per-s 12000 --price-per-gpu-hour 3.20 --chunk-bytes 28MiB
+  zcat trace.jsonl.gz | larder plan -                      A packed trace
+  larder plan trace.jsonl --hit-rate 40                    The least memory that hits 40 % of all tokens
+  larder plan trace.jsonl --budget 3 --price-per-gib-hour 0.004   The most hits with memory for 3 an hour
   larder plan lookups.jsonl*                               The lookups of engines, as a node recorded them
 
-Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt:
+Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt, or for each --block-tokens:
   {\"timestamp\": MS, \"input_length\": TOKENS, \"output_length\": TOKENS, \"hash_ids\": [...]}
+or Bailian's, with `chat_id`, seconds and ids of 16 tokens; requests are played by their times;
 or the lookup log of `larder node --record FILE`, with the files that were rotated in any order.
 
 Bounds: `opt` is a cache of the size that knows the future (several nodes: one pool of the summed size),
@@ -47,6 +52,10 @@ pub(crate) struct Args {
     /// Use only this namespace's lookups of a log
     #[arg(long, value_name = "FINGERPRINT")]
     namespace: Option<String>,
+
+    /// Tokens of one block of a trace [default: 512, of Bailian's traces 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CHUNK_TOKENS)))]
+    block_tokens: Option<u32>,
 
     /// Policies to try [default: all, and the bounds `opt` and `infinite`; on several nodes the best of them]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
@@ -83,6 +92,18 @@ pub(crate) struct Args {
     /// Price of one GPU for an hour, in any currency
     #[arg(long, value_name = "PRICE", default_value_t = 2.5, value_parser = positive)]
     price_per_gpu_hour: f64,
+
+    /// Price of one GiB of the cache's memory for an hour
+    #[arg(long, value_name = "PRICE", default_value_t = 0.005, value_parser = positive)]
+    price_per_gib_hour: f64,
+
+    /// Recommend the least memory that hits this percentage of all tokens [default: 90 % of an infinite cache's hits]
+    #[arg(long, value_name = "PERCENT", value_parser = percent, conflicts_with = "budget")]
+    hit_rate: Option<f64>,
+
+    /// Recommend the most hits with memory that costs no more than this in an hour
+    #[arg(long, value_name = "PRICE", value_parser = positive)]
+    budget: Option<f64>,
 
     /// Bytes of one chunk over all ranks; `larder size` computes it [default: 128 KiB a token, Llama 3 8B in bf16]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
@@ -133,7 +154,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 impl Args {
     fn workload(&self) -> anyhow::Result<Workload> {
         let limit = self.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-        let mut history = History::new(self.namespace.clone());
+        let mut history = History::new(self.namespace.clone(), self.block_tokens);
         for file in oldest_first(self.files.clone()) {
             let wrong = || Usage(format!("cannot plan with {}", file.display()));
             if file.as_os_str() == "-" {
@@ -145,6 +166,10 @@ impl Args {
         }
         let nothing = || Usage(format!("cannot plan with {}", self.files[0].display()));
         let history = history.finish().with_context(nothing)?;
+        if history.unordered() > 0 {
+            let (unordered, all) = (history.unordered(), history.requests().len());
+            eprintln!("{unordered} of {all} requests stood behind later ones: all are played by their times");
+        }
         Ok(Workload::of_history(&history, !self.full_blocks_only))
     }
 
@@ -183,6 +208,12 @@ impl Args {
         Prices {
             prefill_tokens_per_s: self.prefill_tokens_per_s,
             price_per_gpu_hour: self.price_per_gpu_hour,
+            price_per_gib_hour: self.price_per_gib_hour,
+            goal: match (self.hit_rate, self.budget) {
+                (Some(rate), _) => Goal::HitRate(rate / 100.0),
+                (None, Some(most)) => Goal::Budget(most),
+                (None, None) => Goal::Enough,
+            },
             chunk_bytes: self.chunk_bytes.unwrap_or(workload.chunk_tokens * LLAMA_3_8B_TOKEN_BYTES),
         }
     }
@@ -241,6 +272,11 @@ pub(super) fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A percentage above 0.
+fn percent(text: &str) -> Result<f64, String> {
+    positive(text).ok().filter(|&rate| rate <= 100.0).ok_or_else(|| "not a percentage above 0".into())
+}
+
 /// The values without those that come again.
 fn distinct<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
     let mut distinct = Vec::new();
@@ -274,5 +310,7 @@ mod tests {
     fn prices_are_above_zero() {
         assert_eq!(positive("2.5"), Ok(2.5));
         assert!(["0", "-1", "inf", "NaN", "x"].iter().all(|text| positive(text).is_err()));
+        assert_eq!(percent("40"), Ok(40.0));
+        assert!(percent("101").is_err() && percent("0").is_err());
     }
 }

@@ -9,8 +9,9 @@ use serde_json::Value;
 
 use super::plan::positive;
 use crate::failure::Usage;
+use crate::size::measured::MeasuredSpeeds;
 use crate::size::report::{Sizes, Surroundings};
-use crate::size::{Deployment, Footprint, ModelConfig, SizeError};
+use crate::size::{Deployment, Footprint, ModelConfig};
 use crate::{output, values};
 
 /// Compute the size of a model's KV, how much of it memory and disk hold, and how fast it moves
@@ -23,6 +24,8 @@ Examples:
   larder size config.json                              One rank, the model's element type
   larder size Qwen2.5-7B/config.json --tp 2 --chunk-tokens 16
   larder size config.json --dtype fp8 --memory 512GiB --disk 7TB --link 400
+  larder bench --filter get --json > bench.json && larder size config.json --bench bench.json
+                                                       How fast chunks move on this machine
   larder size config.json --set head_dim=128 --json    Add a field; print one JSON object")]
 pub(crate) struct Args {
     /// The model's config.json, or its folder
@@ -57,6 +60,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "GBIT_PER_S", default_value_t = 100.0, value_parser = positive)]
     link: f64,
 
+    /// Output of `larder bench --filter get --json` on such a machine: how fast chunks really move
+    #[arg(long, value_name = "FILE")]
+    bench: Option<PathBuf>,
+
     /// Tokens that all ranks together compute in a second of prefill
     #[arg(long, value_name = "N", default_value_t = 10_000.0, value_parser = positive)]
     prefill_tokens_per_s: f64,
@@ -81,7 +88,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Args {
-    fn sizes(&self) -> Result<Sizes, SizeError> {
+    fn sizes(&self) -> anyhow::Result<Sizes> {
         let mut config = ModelConfig::read(&self.config)?;
         for (field, value) in &self.fields {
             config.set(field, value.clone());
@@ -93,11 +100,15 @@ impl Args {
             chunk_tokens: self.chunk_tokens,
         };
         let footprint = Footprint::of(&config, deployment)?;
+        let measured = self.bench.as_ref().map(|file| {
+            MeasuredSpeeds::read(file).with_context(|| format!("cannot read {}", file.display()))
+        });
         let around = Surroundings {
             memory_bytes: self.memory,
             disk_bytes: self.disk,
             link_gbit_per_s: self.link,
             prefill_tokens_per_s: self.prefill_tokens_per_s,
+            measured: measured.transpose()?,
         };
         Ok(Sizes::new(&footprint, deployment, &around))
     }

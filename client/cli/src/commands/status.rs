@@ -103,6 +103,7 @@ fn nodes(survey: &Survey) -> Listing {
         wide("http"),
         wide("peer"),
         wide("protocol"),
+        wide("zone"),
     ]);
     for node in &survey.nodes {
         let actors = node.said.as_ref().map_or(&[][..], |(_, status)| &status.actors);
@@ -148,8 +149,9 @@ fn actor_cells(actor: &ActorStatus) -> Vec<Cell> {
     ]
 }
 
-fn member_cells(node: &Surveyed) -> [Cell; 6] {
+fn member_cells(node: &Surveyed) -> [Cell; 7] {
     let member = node.member.as_ref();
+    let cluster = node.said.as_ref().ok().and_then(|(_, status)| status.cluster.as_ref());
     [
         Cell::of(member, |member| Cell::Count(member.number.into())),
         Cell::of(member, |member| Cell::Count(member.partitions as u64)),
@@ -157,6 +159,7 @@ fn member_cells(node: &Surveyed) -> [Cell; 6] {
         node.http.as_str().into(),
         Cell::of(member, |member| member.peer.to_string().into()),
         Cell::of(member.filter(|member| member.protocol > 0), |member| Cell::Count(member.protocol.into())),
+        Cell::of(cluster.and_then(|cluster| cluster.zone.as_deref()), Cell::from),
     ]
 }
 
@@ -210,6 +213,7 @@ mod tests {
         });
         let node = json!({
             "name": "node-0", "ready": true, "uptime_seconds": 5.5, "later": {},
+            "cluster": {"number": 7, "incarnation": 1, "epoch": "3.14", "members": 1, "suspects": 0, "silent": [], "shares": true, "zone": "rack-4"},
             "object": {"url": "s3://b/p", "reads": false, "trouble": "no such bucket"}, "actors": [{
                 "device": 0, "policy": "lru", "chunks": 12, "capacity_chunks": 3000, "used_bytes": 1 << 20,
                 "arena_bytes": 1 << 30, "quarantined_bytes": 0, "sessions": 1, "leases": 2,
@@ -237,6 +241,7 @@ mod tests {
             "1.0 MiB",
             "51.2 %",
             "70,123",
+            "rack-4",
             "31.2 %",
             "42.3 %",
             "degraded:",
@@ -283,9 +288,9 @@ mod tests {
     fn a_row_has_a_field_for_each_column() {
         let text = nodes(&survey()).text(Format::Tsv);
         let fields: Vec<usize> = text.lines().map(|line| line.split('\t').count()).collect();
-        assert_eq!(fields, [21, 21, 21], "{text}");
+        assert_eq!(fields, [22, 22, 22], "{text}");
         let node: Vec<&str> = text.lines().nth(1).unwrap().split('\t').collect();
-        assert_eq!((node[14], node[15], node[19]), ("lru", "7", "127.0.0.1:2"), "{text}");
+        assert_eq!((node[14], node[15], node[19], node[21]), ("lru", "7", "127.0.0.1:2", "rack-4"), "{text}");
         let lost: Vec<&str> = text.lines().nth(2).unwrap().split('\t').collect();
         assert_eq!((lost[15], lost[18]), ("9", "10.0.0.9:9440"), "{text}");
     }

@@ -90,7 +90,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 impl Answer {
     fn text(&self, format: Format) -> String {
         let mut list = Listing::new(&["holder", "chunks", "of", "tokens"].map(column));
-        let PrefixAnswer { cluster, nodes, silent_homes } = &self.holdings;
+        let PrefixAnswer { cluster, nodes, silent_homes, .. } = &self.holdings;
         let row = |name: &str, held: &PrefixHeld| {
             let numbers = [held.chunks as u64, self.prompt_chunks as u64, held.tokens].map(Cell::Count);
             [Cell::from(name)].into_iter().chain(numbers)

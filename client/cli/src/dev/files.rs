@@ -1,7 +1,7 @@
 //! The files of a development cluster: configs, logs, sockets, and the one that names the newest cluster.
 
 use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -98,13 +98,23 @@ impl Files {
         let issued = authority.issue(&Identity::new(role, name), Validity::days(CERTIFICATE_DAYS));
         let issued = issued.map_err(|source| DevError::Certificate { source })?;
         let [certificate, key] = ["pem", "key"].map(|kind| self.dir.join(name).with_extension(kind));
-        for (path, pem) in [(&certificate, issued.certificate_pem), (&key, issued.key_pem)] {
-            let mut file = fs::OpenOptions::new();
-            let file = file.write(true).create(true).truncate(true).mode(0o600).open(path);
-            file.and_then(|mut file| file.write_all(pem.as_bytes()))
-                .map_err(|source| DevError::File { path: path.clone(), source })?;
-        }
+        write_private(&certificate, &issued.certificate_pem)?;
+        write_private(&key, &issued.key_pem)?;
         Ok(CredentialFiles { ca: self.dir.join("ca.pem"), certificate, key })
+    }
+
+    /// The file of the token with which the console changes nodes.
+    pub(super) fn console_token(&self) -> PathBuf {
+        self.dir.join("console.token")
+    }
+
+    /// Makes such a token.
+    pub(super) fn create_console_token(&self) -> Result<(), DevError> {
+        let mut bytes = [0; 16];
+        let path = PathBuf::from("/dev/urandom");
+        let read = File::open(&path).and_then(|mut random| random.read_exact(&mut bytes));
+        read.map_err(|source| DevError::File { path, source })?;
+        write_private(&self.console_token(), &format!("{:032x}", u128::from_le_bytes(bytes)))
     }
 
     /// The config of the coordinator, which keeps its addresses when it is started again.
@@ -116,11 +126,18 @@ impl Files {
     ) -> coordinator::Config {
         let listen = addresses.and_then(|ready| ready.peer).unwrap_or_else(any_port);
         coordinator::Config {
-            http: coordinator::HttpConfig { listen: addresses.map_or_else(any_port, |ready| ready.http) },
+            http: coordinator::HttpConfig {
+                listen: addresses.map_or_else(any_port, |ready| ready.http),
+                console_token_file: None,
+                console_admin_token_file: Some(self.console_token()),
+                console_admin_certificate: Some(self.dir.join("admin.pem")),
+                console_admin_key: Some(self.dir.join("admin.key")),
+            },
             peer: coordinator::PeerConfig { listen, ca, certificate, key },
             state: coordinator::StateConfig { path: self.dir.join("coordinator.redb") },
             membership: coordinator::MembershipConfig { grace_ms: GRACE_MS, ..Default::default() },
             election: coordinator::ElectionConfig::default(),
+            audit: None,
             tracing: tracing.clone(),
         }
     }
@@ -132,6 +149,14 @@ impl Files {
         fs::write(&path, text).map_err(failed)?;
         Ok(path)
     }
+}
+
+/// Writes a file that its owner alone may read.
+fn write_private(path: &Path, text: &str) -> Result<(), DevError> {
+    let mut file = fs::OpenOptions::new();
+    let file = file.write(true).create(true).truncate(true).mode(0o600).open(path);
+    let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|source| DevError::File { path: path.to_owned(), source })
 }
 
 /// The config of a node of the cluster whose coordinator is at `coordinator`. The node keeps its HTTP address when it is

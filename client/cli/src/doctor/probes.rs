@@ -4,12 +4,10 @@ use std::fs::OpenOptions;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use larder_net::quic::TransportSettings;
-use larder_node::Config;
 use larder_node::disk::io::Ring;
 use larder_node::object::ObjectOptions;
 use quinn::udp::UdpSocketState;
@@ -82,10 +80,10 @@ impl Probes {
     /// Tries everything here. `targets` are `host:port`; a datagram of no meaning goes to each. A small object is written to the
     /// object store, and deleted.
     pub(crate) fn run(
-        config: &Config,
         targets: &[String],
         disk: Option<&Path>,
         object: Option<&ObjectOptions>,
+        node_runs: bool,
     ) -> Self {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0));
         let state = socket.as_ref().ok().and_then(|socket| UdpSocketState::new(socket.into()).ok());
@@ -98,7 +96,7 @@ impl Probes {
             targets: targets.iter().map(|name| Target::probe(name)).collect(),
             disk: disk.map(Disk::probe),
             object: object.map(ObjectStore::probe),
-            node_runs: config.tenants.iter().any(|tenant| UnixStream::connect(&tenant.socket).is_ok()),
+            node_runs,
         }
     }
 }

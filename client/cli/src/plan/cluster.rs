@@ -62,7 +62,7 @@ struct Cluster {
 
 /// Blocks of one prompt, next to each other, that one node serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Run {
+struct Stretch {
     from: usize,
     to: usize,
     holder: usize,
@@ -84,6 +84,7 @@ impl Cluster {
     }
 
     fn play(&mut self, prompt: &Prompt, sharing: Sharing) {
+        self.nodes.iter_mut().for_each(|node| node.is_now(prompt.at_ms));
         let (reader, runs) = match sharing {
             Sharing::Local => {
                 let reader = self.loads.choose(prompt.at_ms);
@@ -109,11 +110,11 @@ impl Cluster {
     }
 
     /// The prefix that `node` holds, as one run or none.
-    fn run_on(&mut self, node: usize, prompt: &Prompt) -> Vec<Run> {
+    fn run_on(&mut self, node: usize, prompt: &Prompt) -> Vec<Stretch> {
         let usable = prompt.blocks.iter().take(prompt.usable);
         let held = |&&block: &&u32| self.nodes[node].holds(&self.hashes[block as usize]);
         let to = usable.take_while(held).count();
-        if to == 0 { Vec::new() } else { vec![Run { from: 0, to, holder: node }] }
+        if to == 0 { Vec::new() } else { vec![Stretch { from: 0, to, holder: node }] }
     }
 
     /// The node with the fewest tokens recomputed lately, this prompt's included.
@@ -137,7 +138,7 @@ impl Cluster {
     }
 
     /// Where a request goes when all chunks are shared, and which node serves which of its blocks.
-    fn place_shared(&mut self, prompt: &Prompt) -> (usize, Vec<Run>) {
+    fn place_shared(&mut self, prompt: &Prompt) -> (usize, Vec<Stretch>) {
         let usable = prompt.blocks.iter().take(prompt.usable);
         let holders = usable.map(|&block| self.directory.holders(block, &self.hashes, &self.nodes));
         let holders: Vec<u64> = holders.take_while(|&holders| holders != 0).collect();
@@ -149,20 +150,20 @@ impl Cluster {
         let reader = (0..self.nodes.len())
             .min_by(|&a, &b| cost(a).total_cmp(&cost(b)))
             .expect("a cluster has at least one node");
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<Stretch> = Vec::new();
         for (at, &holders) in holders.iter().enumerate() {
             let last = runs.last().map(|run| run.holder);
             let holder = directory::prefer(holders, [Some(reader), last]);
             match runs.last_mut() {
                 Some(run) if run.holder == holder => run.to += 1,
-                _ => runs.push(Run { from: at, to: at + 1, holder }),
+                _ => runs.push(Stretch { from: at, to: at + 1, holder }),
             }
         }
         (reader, runs)
     }
 
     /// Uses the cached blocks, and keeps computed and often read blocks at the reader.
-    fn serve(&mut self, prompt: &Prompt, reader: usize, runs: &[Run], hit: usize) {
+    fn serve(&mut self, prompt: &Prompt, reader: usize, runs: &[Stretch], hit: usize) {
         let hashes = prompt.blocks.iter().map(|&block| self.hashes[block as usize]).collect();
         let chain = Chain::from_root(self.nodes[reader].root(), hashes);
         let mut leases = Vec::with_capacity(runs.len());

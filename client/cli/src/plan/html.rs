@@ -68,8 +68,13 @@ mod tests {
     use crate::plan::sweep::{Grid, run};
     use crate::plan::{PlanPolicy, Sharing};
 
-    const PRICES: Prices =
-        Prices { prefill_tokens_per_s: 10_000.0, price_per_gpu_hour: 2.5, chunk_bytes: 64 << 20 };
+    const PRICES: Prices = Prices {
+        prefill_tokens_per_s: 10_000.0,
+        price_per_gpu_hour: 2.5,
+        price_per_gib_hour: 0.005,
+        chunk_bytes: 64 << 20,
+        goal: advice::Goal::Enough,
+    };
 
     fn made(nodes: Vec<u16>) -> String {
         let trace: Vec<_> = Generator::new(2).take(300).collect();

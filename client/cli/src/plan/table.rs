@@ -23,15 +23,15 @@ pub fn tables(workload: &Workload, outcomes: &[Outcome], prices: &Prices) -> Str
     }
     let infinite = advice::infinite_rate(outcomes, workload);
     text += &format!("\n\nAn infinite cache would hit {:.2} % of tokens.", infinite * 100.0);
-    if let Some(advice) = advice::advice(outcomes, infinite) {
+    if let Some(advice) = advice::advice(outcomes, infinite, prices) {
         let saved = prices.gpu_seconds(advice.choice.counts.tokens_hit);
         text += &format!(
-            "\nRecommended: {}. {}\nThat saves {} GPU seconds of prefill, {:.2} at {} a GPU hour.",
+            "\nRecommended: {}. {}\nThe rule: {}. That saves {} GPU seconds of prefill. {}",
             advice.size(prices),
             advice.reasons(prices),
+            prices.goal,
             grouped(saved.round() as u64),
-            prices.money(saved),
-            prices.price_per_gpu_hour
+            prices.balance(advice.choice, workload.span_ms())
         );
     }
     text

@@ -75,6 +75,7 @@ impl Workload {
             })
             .collect();
         let whole = |request: &Request| TraceRequest {
+            at_ms: request.timestamp_ms,
             tokens: request.input_tokens,
             blocks: request.block_ids.clone(),
         };

@@ -4,7 +4,7 @@
 //! prompt up, lease and copy out what is there, compare it, "compute" the rest, save it. Bytes come from the sessions'
 //! descriptors alone. All of it runs on the caller's thread.
 
-use std::cell::{RefCell, RefMut};
+use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -46,6 +46,8 @@ pub struct Driver {
     trace: TraceName,
     /// Decides which requests are traced.
     sampler: Sampler,
+    /// Requests that were looked up; nodes hear of each as `replay-NUMBER`.
+    asked: Cell<u64>,
     /// Requests that were started.
     started: watch::Sender<usize>,
     holdings: Holdings,
@@ -71,7 +73,7 @@ struct State {
 struct Got<'a> {
     link: &'a Link,
     opened: Rc<Open>,
-    /// The same session, traced where the request is.
+    /// The same session, which names the request, and is traced where the request is.
     open: Rc<Open>,
     chain: Chain,
     served: Served,
@@ -107,6 +109,7 @@ impl Driver {
             in_flight,
             deadline,
             prefill_tokens_per_s,
+            asked: Cell::new(0),
             trace: TraceName::default(),
             sampler: Sampler::default(),
             started: watch::Sender::default(),
@@ -297,8 +300,13 @@ impl Driver {
         trace: &Trace,
     ) -> Result<Got<'a>, RequestError> {
         let opened = link.open().await?;
-        let traced = trace.context().map(|context| Rc::new(opened.traced(context)));
-        let open = traced.unwrap_or_else(|| Rc::clone(&opened));
+        let number = self.asked.get() + 1;
+        self.asked.set(number);
+        let named = opened.named(&format!("replay-{number}"));
+        let open = Rc::new(match trace.context() {
+            Some(context) => named.traced(context),
+            None => named,
+        });
         let chain = open.namespace.chain(hashes);
         let failed = |error| link.failed(&opened, error);
         let found = self.look_up(&open, &chain, request.input_tokens).await.map_err(failed)?;

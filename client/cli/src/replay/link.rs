@@ -51,6 +51,12 @@ pub struct Open {
 }
 
 impl Open {
+    /// A link for a request of this name.
+    #[must_use]
+    pub fn named(&self, request: &str) -> Self {
+        Self { session: self.session.named(request), namespace: self.namespace.clone() }
+    }
+
     /// A link for a traced request.
     #[must_use]
     pub fn traced(&self, context: TraceContext) -> Self {

@@ -2,12 +2,13 @@
 
 use serde::Serialize;
 
+use super::measured::MeasuredSpeeds;
 use super::{Deployment, Footprint};
 use crate::output;
 use crate::plan::table::grouped;
 
 /// The memory, disk and link for the KV.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Surroundings {
     /// Bytes of memory.
     pub memory_bytes: u64,
@@ -17,6 +18,8 @@ pub struct Surroundings {
     pub link_gbit_per_s: f64,
     /// Tokens that the whole deployment computes in a second of prefill.
     pub prefill_tokens_per_s: f64,
+    /// How fast blocks moved on this machine, if that was measured.
+    pub measured: Option<MeasuredSpeeds>,
 }
 
 /// The sizes of a model. Serialised, it is the one object that `--json` prints.
@@ -76,6 +79,20 @@ pub struct Sizes {
     pub compute_chunk_ms: f64,
     /// `compute_chunk_ms / link_chunk_ms`.
     pub link_speedup: f64,
+    /// How long chunks take by measured speeds, if there are such.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured: Option<MeasuredTimes>,
+}
+
+/// How long a chunk takes, its slices one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct MeasuredTimes {
+    /// From a node's memory to an engine on the same host.
+    pub host_chunk_ms: f64,
+    /// From another node: as measured, or as the link needs, where that is longer.
+    pub peer_chunk_ms: f64,
+    /// `compute_chunk_ms / peer_chunk_ms`.
+    pub peer_speedup: f64,
 }
 
 /// The capacity of a place.
@@ -94,7 +111,7 @@ impl Sizes {
     #[must_use]
     pub fn new(footprint: &Footprint, deployment: Deployment, around: &Surroundings) -> Self {
         let Deployment { tensor_parallel, pipeline_parallel, element_bytes, chunk_tokens } = deployment;
-        let Surroundings { memory_bytes, disk_bytes, link_gbit_per_s, prefill_tokens_per_s } = *around;
+        let Surroundings { memory_bytes, disk_bytes, link_gbit_per_s, prefill_tokens_per_s, .. } = *around;
         let chunk_bytes = footprint.chunk_bytes();
         let held = |bytes: u64| {
             let chunks = bytes / chunk_bytes.max(1);
@@ -106,6 +123,12 @@ impl Sizes {
         let token_bytes = footprint.kv_chunk_bytes / u64::from(chunk_tokens);
         let link_chunk_ms = chunk_bytes as f64 * 8.0 / (link_gbit_per_s * 1e6);
         let compute_chunk_ms = f64::from(chunk_tokens) / prefill_tokens_per_s * 1e3;
+        let rank_bytes = footprint.rank_chunk_bytes(chunk_tokens);
+        let measured = around.measured.as_ref().map(|speeds| {
+            let host_chunk_ms = chunk_bytes as f64 / speeds.host.at(rank_bytes) * 1e3;
+            let peer_chunk_ms = (chunk_bytes as f64 / speeds.peer.at(rank_bytes) * 1e3).max(link_chunk_ms);
+            MeasuredTimes { host_chunk_ms, peer_chunk_ms, peer_speedup: compute_chunk_ms / peer_chunk_ms }
+        });
         Self {
             tensor_parallel,
             pipeline_parallel,
@@ -125,7 +148,7 @@ impl Sizes {
             sliding_bytes_per_token: token_bytes * u64::from(footprint.sliding.layers)
                 / u64::from(layers.max(1)),
             state_bytes_per_chunk: footprint.state_chunk_bytes,
-            bytes_per_chunk_per_rank: footprint.rank_chunk_bytes(chunk_tokens),
+            bytes_per_chunk_per_rank: rank_bytes,
             bytes_per_chunk: chunk_bytes,
             tokens_per_gib: tokens_of(1 << 30) as u64,
             memory: held(memory_bytes),
@@ -135,6 +158,7 @@ impl Sizes {
             prefill_tokens_per_s,
             compute_chunk_ms,
             link_speedup: compute_chunk_ms / link_chunk_ms,
+            measured,
         }
     }
 
@@ -170,13 +194,15 @@ impl Sizes {
         row("a GiB holds", format!("{} tokens", grouped(self.tokens_per_gib)));
         row(&format!("memory of {} holds", output::bytes(self.memory.bytes)), held(self.memory));
         row(&format!("disk of {} holds", output::bytes(self.disk.bytes)), held(self.disk));
-        row(
-            &format!("a chunk on {} Gbit/s takes", self.link_gbit_per_s),
-            format!("{:.2} ms", self.link_chunk_ms),
-        );
+        let takes = |ms: f64| format!("{ms:.2} ms");
+        row(&format!("a chunk on {} Gbit/s takes, at best", self.link_gbit_per_s), takes(self.link_chunk_ms));
+        if let Some(measured) = self.measured {
+            row("a chunk from another node takes, measured", takes(measured.peer_chunk_ms));
+            row("a chunk from this host's memory takes, measured", takes(measured.host_chunk_ms));
+        }
         row(
             &format!("a chunk computed at {} tokens/s takes", self.prefill_tokens_per_s),
-            format!("{:.2} ms", self.compute_chunk_ms),
+            takes(self.compute_chunk_ms),
         );
         output::align_right(&mut table, 1);
         format!("{table}\n{}", self.verdict())
@@ -190,10 +216,11 @@ impl Sizes {
     }
 
     fn verdict(&self) -> String {
-        let mut text = if self.link_speedup >= 1.0 {
-            format!("Fetching a chunk is {:.1} times as fast as computing it.", self.link_speedup)
+        let speedup = self.measured.map_or(self.link_speedup, |measured| measured.peer_speedup);
+        let mut text = if speedup >= 1.0 {
+            format!("Fetching a chunk is {speedup:.1} times as fast as computing it.")
         } else {
-            format!("Fetching a chunk takes {:.1} times as long as computing it.", 1.0 / self.link_speedup)
+            format!("Fetching a chunk takes {:.1} times as long as computing it.", 1.0 / speedup)
         };
         if let Some(window) = self.sliding_window {
             text += &format!(

@@ -141,3 +141,33 @@ fn what_is_missing_or_cannot_be_split_is_named_with_what_to_pass() {
         .replace("\"num_key_value_heads\": 8", "\"num_key_value_heads\": 4294967295");
     assert!(complaint(&huge, deployment(1, 65_536)).contains("64 bits"));
 }
+
+#[test]
+fn measured_speeds_decide_how_long_a_chunk_takes_unless_the_link_is_slower() {
+    let deployment = deployment(1, 256);
+    let footprint = footprint(LLAMA_3_8B, deployment);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let row = |name: &str, value: f64| serde_json::json!({"name": name, "value": value, "unit": "GB/s", "yardstick": "", "yardstick_value": 1.0, "ratio": 1.0});
+    let rows = serde_json::json!([row("get_32MiB", 10.0), row("peer_get_32MiB", 2.5)]);
+    std::fs::write(file.path(), rows.to_string()).unwrap();
+    let sizes = |link_gbit_per_s| {
+        let around = report::Surroundings {
+            memory_bytes: 1 << 30,
+            disk_bytes: 1 << 30,
+            link_gbit_per_s,
+            prefill_tokens_per_s: 10_000.0,
+            measured: Some(measured::MeasuredSpeeds::read(file.path()).unwrap()),
+        };
+        report::Sizes::new(&footprint, deployment, &around)
+    };
+    let ms = |bytes_per_s: f64| f64::from(32 << 20) / bytes_per_s * 1e3;
+    let fast = sizes(100.0).measured.unwrap();
+    assert!((fast.host_chunk_ms - ms(10e9)).abs() < 1e-9 && (fast.peer_chunk_ms - ms(2.5e9)).abs() < 1e-9);
+    let text = sizes(100.0).table();
+    assert!(
+        text.contains("a chunk from another node takes, measured") && text.contains("13.42 ms"),
+        "{text}"
+    );
+    let slow = sizes(10.0);
+    assert!((slow.measured.unwrap().peer_chunk_ms - slow.link_chunk_ms).abs() < 1e-9, "the link bounds it");
+}

@@ -2,6 +2,8 @@
 //!
 //! A log's lines have two fields more than a trace's (`chunk_tokens`, `namespace`), and ids for full chunks only. Its ids
 //! are hashes of 53 bits; a chunk of one namespace is never one of another.
+//!
+//! Requests of a trace are played by their times, wherever they stand.
 
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
@@ -10,14 +12,16 @@ use larder_protocol::limits::MAX_CHUNK_TOKENS;
 
 use super::lines::Lines;
 use super::places::Places;
-use super::{CHUNK_TOKENS, Line, Request, TraceError, request};
+use super::{BAILIAN_BLOCK_TOKENS, CHUNK_TOKENS, Line, Request, TraceError, request};
 
 /// The requests of one trace or log, which may stand in several files.
 #[derive(Debug, Default)]
 pub struct History {
     requests: Vec<Request>,
-    /// Tokens of a chunk of a log; `None` for a trace. Unknown before the first request.
-    chunk_tokens: Option<Option<u32>>,
+    /// Unknown before the first request.
+    chunks: Option<Chunks>,
+    /// Tokens of a block of a trace, where the trace does not say.
+    block_tokens: Option<u32>,
     /// The only one whose lookups are read.
     wanted: Option<String>,
     namespaces: Vec<String>,
@@ -25,13 +29,25 @@ pub struct History {
     /// The offset added to a log's times.
     offset_ms: u64,
     last_ms: u64,
+    /// Requests of a trace that stood behind later ones.
+    unordered: usize,
+}
+
+/// The chunks of a history: what recorded them, and their tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Chunks {
+    /// Blocks of a trace, the last of a prompt partial.
+    Trace(u32),
+    /// Full chunks of a node's lookups.
+    Log(u32),
 }
 
 impl History {
-    /// Nothing yet; of logs only the lookups of `namespace` are to be read, if one is given.
+    /// Nothing yet; of logs only the lookups of `namespace` are to be read, if one is given. Blocks of traces have
+    /// `block_tokens` tokens; without it [`CHUNK_TOKENS`], or of Bailian [`BAILIAN_BLOCK_TOKENS`].
     #[must_use]
-    pub fn new(namespace: Option<String>) -> Self {
-        Self { wanted: namespace, ..Self::default() }
+    pub fn new(namespace: Option<String>, block_tokens: Option<u32>) -> Self {
+        Self { wanted: namespace, block_tokens, ..Self::default() }
     }
 
     /// Reads a file on, until there are `limit` requests.
@@ -49,13 +65,14 @@ impl History {
             if !is_wanted {
                 continue;
             }
-            let known = *self.chunk_tokens.get_or_insert(parsed.chunk_tokens);
-            if parsed.chunk_tokens != known {
-                return Err(TraceError::ChunkTokens { line, found: parsed.chunk_tokens, known });
+            let found = self.chunks_of(&parsed);
+            let known = *self.chunks.get_or_insert(found);
+            if found != known {
+                return Err(TraceError::ChunkTokens { line, found, known });
             }
             let request = match known {
-                Some(chunk_tokens) => self.lookup(line, parsed, chunk_tokens, number as u64)?,
-                None => request(line, parsed, &mut self.places)?,
+                Chunks::Log(chunk_tokens) => self.lookup(line, parsed, chunk_tokens, number as u64)?,
+                Chunks::Trace(block_tokens) => request(line, parsed, block_tokens.into(), &mut self.places)?,
             };
             self.requests.push(request);
         }
@@ -66,7 +83,15 @@ impl History {
     ///
     /// # Errors
     /// [`TraceError::Empty`], or [`TraceError::NoSuchNamespace`]: there is no request to plan with.
-    pub fn finish(self) -> Result<Self, TraceError> {
+    pub fn finish(mut self) -> Result<Self, TraceError> {
+        if !self.is_log() {
+            let mut latest_ms = 0;
+            for request in &self.requests {
+                self.unordered += usize::from(request.timestamp_ms < latest_ms);
+                latest_ms = latest_ms.max(request.timestamp_ms);
+            }
+            self.requests.sort_by_key(|request| request.timestamp_ms);
+        }
         match self.wanted {
             _ if !self.requests.is_empty() => Ok(self),
             Some(wanted) if !self.namespaces.is_empty() => {
@@ -76,7 +101,7 @@ impl History {
         }
     }
 
-    /// In the order of the files.
+    /// A trace's in the order of their times, a log's in that of the files.
     #[must_use]
     pub fn requests(&self) -> &[Request] {
         &self.requests
@@ -85,13 +110,30 @@ impl History {
     /// Whether nodes recorded it: then ids stand for full chunks only.
     #[must_use]
     pub fn is_log(&self) -> bool {
-        matches!(self.chunk_tokens, Some(Some(_)))
+        matches!(self.chunks, Some(Chunks::Log(_)))
+    }
+
+    /// Requests of a trace that stood behind later ones; once it is [finished](Self::finish), they are in their places.
+    #[must_use]
+    pub fn unordered(&self) -> usize {
+        self.unordered
     }
 
     /// Tokens of one chunk.
     #[must_use]
     pub fn chunk_tokens(&self) -> u64 {
-        self.chunk_tokens.flatten().map_or(CHUNK_TOKENS, u64::from)
+        match self.chunks {
+            Some(Chunks::Trace(tokens) | Chunks::Log(tokens)) => tokens.into(),
+            None => CHUNK_TOKENS,
+        }
+    }
+
+    fn chunks_of(&self, line: &Line) -> Chunks {
+        let usual = if line.is_of_bailian() { BAILIAN_BLOCK_TOKENS } else { CHUNK_TOKENS as u32 };
+        match line.chunk_tokens {
+            Some(tokens) => Chunks::Log(tokens),
+            None => Chunks::Trace(self.block_tokens.unwrap_or(usual)),
+        }
     }
 
     fn number(&mut self, line: u64, namespace: String) -> Result<usize, TraceError> {
@@ -113,7 +155,8 @@ impl History {
         chunk_tokens: u32,
         namespace: u64,
     ) -> Result<Request, TraceError> {
-        let Line { timestamp, input_length: input_tokens, output_length, hash_ids, .. } = parsed;
+        let timestamp = parsed.timestamp_ms();
+        let Line { input_length: input_tokens, output_length, hash_ids, .. } = parsed;
         if !(1..=MAX_CHUNK_TOKENS).contains(&chunk_tokens) {
             return Err(TraceError::ChunkSize { line, found: chunk_tokens });
         }
@@ -139,6 +182,15 @@ impl History {
         }
         self.last_ms = self.last_ms.max(time);
         time
+    }
+}
+
+impl std::fmt::Display for Chunks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Log(tokens) => write!(f, "a recorded lookup with chunks of {tokens} tokens"),
+            Self::Trace(tokens) => write!(f, "a trace's request with blocks of {tokens} tokens"),
+        }
     }
 }
 
@@ -179,7 +231,7 @@ mod tests {
     }
 
     fn read(files: &[&str], namespace: Option<&str>) -> Result<History, TraceError> {
-        let mut history = History::new(namespace.map(str::to_owned));
+        let mut history = History::new(namespace.map(str::to_owned), None);
         files.iter().try_for_each(|text| history.read(text.as_bytes(), usize::MAX))?;
         history.finish()
     }
@@ -205,6 +257,43 @@ mod tests {
             complaint(&format!("{text}{}", line(5, 40, 16, "a", &[7])))
                 .contains("line 2: a recorded lookup with chunks of 16 tokens, but before a trace's request")
         );
+    }
+
+    #[test]
+    fn a_trace_of_bailian_has_seconds_and_blocks_of_16_tokens_the_partial_one_with_an_id_or_without() {
+        let line = |at: &str, tokens: u64, ids: &[u64]| {
+            format!(
+                "{{\"chat_id\":7,\"parent_chat_id\":-1,\"timestamp\":{at},\"input_length\":{tokens},\"output_length\":3,\"type\":\"text\",\"turn\":1,\"hash_ids\":{ids:?}}}\n"
+            )
+        };
+        let text = [line("61.114", 40, &[1, 2, 3]), line("62", 40, &[1, 2]), line("62.5", 17, &[1, 4])];
+        let history = read(&[&text.concat()], None).unwrap();
+        assert_eq!((history.is_log(), history.chunk_tokens()), (false, 16));
+        let requests =
+            history.requests().iter().map(|request| (request.timestamp_ms, request.block_ids.len()));
+        assert_eq!(requests.collect::<Vec<_>>(), [(61_114, 3), (62_000, 2), (62_500, 2)]);
+        assert!(complaint(&line("1", 40, &[1])).contains("40 tokens have 3 blocks of 16 tokens"));
+    }
+
+    #[test]
+    fn a_trace_has_blocks_of_the_size_that_is_given() {
+        let text = "{\"timestamp\":1.6,\"input_length\":600,\"output_length\":1,\"hash_ids\":[1,2,3]}\n";
+        assert!(complaint(text).contains("blocks of 256 tokens would fit"));
+        let mut history = History::new(None, Some(256));
+        history.read(text.as_bytes(), usize::MAX).unwrap();
+        let history = history.finish().unwrap();
+        assert_eq!((history.chunk_tokens(), history.requests()[0].timestamp_ms), (256, 2));
+    }
+
+    #[test]
+    fn requests_of_a_trace_are_played_by_their_times() {
+        let line = |at: u64, id: u64| {
+            format!("{{\"timestamp\":{at},\"input_length\":9,\"output_length\":1,\"hash_ids\":[{id}]}}\n")
+        };
+        let text = [line(30, 1), line(10, 2), line(30, 3), line(20, 4)].concat();
+        let history = read(&[&text], None).unwrap();
+        let ids: Vec<u64> = history.requests().iter().map(|request| request.block_ids[0]).collect();
+        assert_eq!((ids, history.unordered()), (vec![2, 4, 1, 3], 2));
     }
 
     #[test]

@@ -31,6 +31,11 @@ impl<R: BufRead> Lines<R> {
             if bytes == 0 {
                 return Ok(None);
             }
+            if line == 1
+                && let Some(&(_, packer, reader)) = PACKED.iter().find(|(magic, ..)| text.starts_with(magic))
+            {
+                return Err(TraceError::Packed { packer, reader });
+            }
             if bytes as u64 > MAX_LINE_BYTES {
                 return Err(TraceError::LineTooLong { line });
             }
@@ -40,10 +45,14 @@ impl<R: BufRead> Lines<R> {
         }
         let line = self.line;
         let parsed =
-            serde_json::from_slice(&text).map_err(|source| TraceError::NotARequest { line, source })?;
+            serde_json::from_slice(&text).map_err(|error| TraceError::NotARequest { line, error })?;
         Ok(Some((line, parsed)))
     }
 }
 
 /// Bytes of one line; the longest prompt has [`super::MAX_CHAIN_CHUNKS`] ids of at most 20 digits.
 pub(super) const MAX_LINE_BYTES: u64 = 1 << 20;
+
+/// The first bytes of packed files, the programs that pack so, and those that unpack.
+const PACKED: [(&[u8], &str, &str); 2] =
+    [(&[0x1f, 0x8b], "gzip", "zcat"), (&[0x28, 0xb5, 0x2f, 0xfd], "zstd", "zstdcat")];

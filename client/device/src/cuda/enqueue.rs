@@ -11,7 +11,7 @@ use super::tables::{Copy, ENTRY_BYTES, Entry, THREADS, entry_bytes};
 use super::{CudaDevice, Measured, Running};
 use crate::device::DeviceError;
 use crate::layout::PagedLayout;
-use crate::order::{Direction, Flag, Order, PageCopy, Ticket, Work};
+use crate::order::{Direction, Flag, Order, OrderNumber, PageCopy, Work};
 use crate::registry::Region as _;
 
 /// The begun part of an order.
@@ -24,7 +24,7 @@ pub(super) struct Begun {
 
 impl CudaDevice {
     /// Gives an order to the GPU, whose flag is reached.
-    pub(super) fn enqueue(&mut self, ticket: Ticket, order: Order) -> Result<(), DeviceError> {
+    pub(super) fn enqueue(&mut self, number: OrderNumber, order: Order) -> Result<(), DeviceError> {
         let mut begun = Begun::default();
         let copied = match &order.work {
             Work::Pages { .. } => self.enqueue_pages(&order, &mut begun),
@@ -40,7 +40,7 @@ impl CudaDevice {
         match fatal.map_or_else(|| self.mark_end(order.direction), Err) {
             Ok(end) => {
                 let Begun { layers, table, measured } = begun;
-                self.running.push(Running { ticket, order, layers, end, table, measured, has_failed });
+                self.running.push(Running { number, order, layers, end, table, measured, has_failed });
                 Ok(())
             }
             Err(error) => {

@@ -24,15 +24,15 @@ fn paged(device: &mut CudaDevice, layout: usize, random: &mut fastrand::Rng) -> 
 
 fn until_done(
     device: &mut CudaDevice,
-    ticket: Ticket,
+    number: OrderNumber,
 ) -> Result<(Vec<u32>, Result<(), CopyError>), DeviceError> {
     let (mut events, mut layers) = (Vec::new(), Vec::new());
     loop {
         device.poll(&mut events)?;
         for event in events.drain(..) {
             match event {
-                Event::Layers { ticket: of, done } if of == ticket => layers.push(done),
-                Event::Done { ticket: of, result } if of == ticket => return Ok((layers, result)),
+                Event::Layers { number: of, done } if of == number => layers.push(done),
+                Event::Done { number: of, result } if of == number => return Ok((layers, result)),
                 _ => {}
             }
         }
@@ -56,12 +56,12 @@ fn every_layout_is_copied_both_ways_by_both_forms_as_the_reference_copies_it() {
             fake::seed(random.u64(..));
             let mut device = open(Some(form), half_bytes);
             let paged = Paged::new(&mut device, layout.clone(), &regions, &mut random, import);
-            for ticket in 0..6 {
+            for number in 0..6 {
                 let direction = if random.bool() { Direction::Load } else { Direction::Save };
                 let order = paged.order(direction, random.bool(), &paged.pages(&mut random));
                 let expected = paged.image().after(&paged, &order, layout.layers());
-                device.start(Ticket(ticket), order).unwrap();
-                let (_, result) = until_done(&mut device, Ticket(ticket)).unwrap();
+                device.start(OrderNumber(number), order).unwrap();
+                let (_, result) = until_done(&mut device, OrderNumber(number)).unwrap();
                 assert_eq!(result, Ok(()));
                 assert!(paged.image() == expected, "{name}, {direction:?}, {form:?}");
             }
@@ -90,7 +90,7 @@ fn orders_under_way_together_do_not_mix_in_the_staging_buffer() {
             *pages = pages.split_off(chunk * per_chunk);
             pages.truncate(per_chunk);
             expected = expected.after(&paged, &order, layout.layers());
-            device.start(Ticket(chunk as u64), order).unwrap();
+            device.start(OrderNumber(chunk as u64), order).unwrap();
         }
         let (mut events, mut ended) = (Vec::new(), 0);
         while ended < CHUNKS {
@@ -112,7 +112,7 @@ fn a_layer_that_is_told_is_whole_and_its_flag_is_raised_by_the_stream() {
         order.then = Some(Flag { word: paged.word(), value: 100 });
         paged.arena.set_word(paged.word().offset, 100);
         let start = paged.image();
-        device.start(Ticket(1), order.clone()).unwrap();
+        device.start(OrderNumber(1), order.clone()).unwrap();
         let (mut events, mut told, mut result) = (Vec::new(), 0, None);
         while result.is_none() {
             let raised = paged.arena.word(paged.word().offset) - 100;
@@ -148,14 +148,14 @@ fn a_copy_waits_for_its_flag_and_keeps_no_other_from_going() {
     let mut waiting = paged.order(Direction::Save, false, &pages);
     waiting.after = Some(Flag { word: paged.word(), value: 3 });
     paged.arena.set_word(paged.word().offset, 2);
-    device.start(Ticket(1), waiting).unwrap();
-    device.start(Ticket(2), paged.order(Direction::Save, false, &pages)).unwrap();
-    assert_eq!(until_done(&mut device, Ticket(2)).unwrap().1, Ok(()));
+    device.start(OrderNumber(1), waiting).unwrap();
+    device.start(OrderNumber(2), paged.order(Direction::Save, false, &pages)).unwrap();
+    assert_eq!(until_done(&mut device, OrderNumber(2)).unwrap().1, Ok(()));
     let mut events = Vec::new();
     (0..100).for_each(|_| device.poll(&mut events).unwrap());
     assert_eq!(events, []);
     paged.arena.set_word(paged.word().offset, 3);
-    assert_eq!(until_done(&mut device, Ticket(1)).unwrap().1, Ok(()));
+    assert_eq!(until_done(&mut device, OrderNumber(1)).unwrap().1, Ok(()));
     close(device);
 }
 
@@ -169,15 +169,17 @@ fn blocks_of_the_devices_pool_are_loaded_from_there() {
     let up =
         |n| BlockMove { from: paged.block(n), to: RegionOffset { region: pool, offset: n * bytes }, bytes };
     let work = Work::Blocks((0..CHUNKS).map(up).collect());
-    device.start(Ticket(1), Order { direction: Direction::Load, work, after: None, then: None }).unwrap();
-    assert_eq!(until_done(&mut device, Ticket(1)).unwrap().1, Ok(()));
+    device
+        .start(OrderNumber(1), Order { direction: Direction::Load, work, after: None, then: None })
+        .unwrap();
+    assert_eq!(until_done(&mut device, OrderNumber(1)).unwrap().1, Ok(()));
     let mut order = paged.order(Direction::Load, false, &paged.pages(&mut random));
     let expected = paged.image().after(&paged, &order, paged.layout.layers()).engine;
     let Work::Pages { pages, .. } = &mut order.work else { unreachable!() };
     pages.iter_mut().for_each(|copy| copy.block.region = pool);
     paged.arena.write(0, &vec![0; (CHUNKS * bytes) as usize]);
-    device.start(Ticket(2), order).unwrap();
-    assert_eq!(until_done(&mut device, Ticket(2)).unwrap().1, Ok(()));
+    device.start(OrderNumber(2), order).unwrap();
+    assert_eq!(until_done(&mut device, OrderNumber(2)).unwrap().1, Ok(()));
     assert!(paged.image().engine == expected);
     close(device);
 }
@@ -205,16 +207,16 @@ fn whichever_call_fails_the_copy_fails_and_the_next_goes_well() {
         order.then = Some(Flag { word: paged.word(), value: 0 });
         paged.arena.set_word(paged.word().offset, 0);
         fake::fail(call, after, OUT_OF_MEMORY);
-        match device.start(Ticket(1), order.clone()) {
+        match device.start(OrderNumber(1), order.clone()) {
             Ok(()) => {
-                let (_, result) = until_done(&mut device, Ticket(1)).unwrap();
+                let (_, result) = until_done(&mut device, OrderNumber(1)).unwrap();
                 assert!(matches!(result, Ok(()) | Err(CopyError::Failed)));
                 let reached = paged.arena.word(paged.word().offset);
                 assert_eq!(reached, paged.layout.layers(), "{call} {after}: somebody waits for ever");
                 fake::fail("", 0, 0);
                 let expected = paged.image().after(&paged, &order, paged.layout.layers()).engine;
-                device.start(Ticket(2), order).unwrap();
-                assert_eq!(until_done(&mut device, Ticket(2)).unwrap().1, Ok(()), "{call} {after}");
+                device.start(OrderNumber(2), order).unwrap();
+                assert_eq!(until_done(&mut device, OrderNumber(2)).unwrap().1, Ok(()), "{call} {after}");
                 assert!(paged.image().engine == expected);
             }
             // Not even the end could be marked: what was begun cannot be known to have ended.
@@ -236,12 +238,14 @@ fn a_context_that_breaks_at_any_point_is_lost_and_nobody_waits_for_ever() {
         order.then = Some(Flag { word: paged.word(), value: 0 });
         paged.arena.set_word(paged.word().offset, 0);
         fake::break_after(after as i32);
-        let lost = device.start(Ticket(1), order.clone()).and_then(|()| until_done(&mut device, Ticket(1)));
+        let lost = device
+            .start(OrderNumber(1), order.clone())
+            .and_then(|()| until_done(&mut device, OrderNumber(1)));
         let is_over = lost.is_ok();
         assert!(is_over || matches!(lost, Err(DeviceError::Lost(_))), "{lost:?}");
         assert_eq!(paged.arena.word(paged.word().offset), paged.layout.layers());
         if !is_over {
-            assert!(matches!(device.start(Ticket(2), order), Err(DeviceError::Lost(_))));
+            assert!(matches!(device.start(OrderNumber(2), order), Err(DeviceError::Lost(_))));
             Box::new(device).close().unwrap();
             assert_eq!(fake::held()[0], 0, "the context is gone");
         }
@@ -255,13 +259,13 @@ fn a_device_that_stands_still_tells_nothing() {
     let mut device = open(None, 1 << 20);
     let paged = paged(&mut device, 0, &mut random);
     fake::stall(true);
-    device.start(Ticket(1), paged.order(Direction::Save, true, &paged.pages(&mut random))).unwrap();
+    device.start(OrderNumber(1), paged.order(Direction::Save, true, &paged.pages(&mut random))).unwrap();
     let mut events = Vec::new();
     (0..1_000).for_each(|_| device.poll(&mut events).unwrap());
     assert_eq!(events, []);
     assert_eq!(device.detach(paged.arena_region), Err(DeviceError::InUse));
     fake::stall(false);
-    assert_eq!(until_done(&mut device, Ticket(1)).unwrap().1, Ok(()));
+    assert_eq!(until_done(&mut device, OrderNumber(1)).unwrap().1, Ok(()));
     close(device);
 }
 
@@ -276,10 +280,10 @@ fn a_copy_that_is_given_up_while_it_waits_moves_nothing_and_raises_its_flag() {
     waiting.then = Some(Flag { word, value: 7 });
     paged.arena.set_word(paged.word().offset, 2);
     let before = paged.image().engine;
-    device.start(Ticket(1), waiting).unwrap();
-    device.cancel(Ticket(1));
-    device.cancel(Ticket(2));
-    assert_eq!(until_done(&mut device, Ticket(1)).unwrap(), (vec![], Err(CopyError::Refused)));
+    device.start(OrderNumber(1), waiting).unwrap();
+    device.cancel(OrderNumber(1));
+    device.cancel(OrderNumber(2));
+    assert_eq!(until_done(&mut device, OrderNumber(1)).unwrap(), (vec![], Err(CopyError::Refused)));
     assert_eq!(paged.arena.word(word.offset), 7 + paged.layout.layers());
     assert!(paged.image().engine == before);
     device.unregister(paged.tensors).unwrap();
@@ -327,9 +331,9 @@ fn forms_are_chosen_by_measurement_and_can_be_seen() {
     let mut device = open(None, 1 << 20);
     let paged = paged(&mut device, 0, &mut random);
     let pages = paged.pages(&mut random);
-    for ticket in 0..8 {
-        device.start(Ticket(ticket), paged.order(Direction::Save, false, &pages)).unwrap();
-        assert_eq!(until_done(&mut device, Ticket(ticket)).unwrap().1, Ok(()));
+    for number in 0..8 {
+        device.start(OrderNumber(number), paged.order(Direction::Save, false, &pages)).unwrap();
+        assert_eq!(until_done(&mut device, OrderNumber(number)).unwrap().1, Ok(()));
     }
     let [line] = &device.choices()[..] else { panic!("{:?}", device.choices()) };
     assert!(line.starts_with("save merged, runs from 512 B") && !line.contains(" 0.0 GB/s"), "{line}");
@@ -352,11 +356,11 @@ fn a_thread_opens_its_gpu_and_gives_it_up_at_its_end() {
     let paged = paged.recv().unwrap();
     let order = paged.order(Direction::Save, false, &[3, 4]);
     let expected = paged.image().after(&paged, &order, paged.layout.layers());
-    thread.submit(Ticket(1), order).unwrap();
+    thread.submit(OrderNumber(1), order).unwrap();
     thread.join();
     let told: Vec<_> = reports.iter().collect();
     assert!(
-        matches!(told[..], [Report::Done { ticket: Ticket(1), result: Ok(()), .. }, Report::Gone]),
+        matches!(told[..], [Report::Done { number: OrderNumber(1), result: Ok(()), .. }, Report::Gone]),
         "{told:?}"
     );
     assert!(paged.image() == expected);

@@ -12,14 +12,14 @@ fn import(control: &HostControl) -> impl Fn(&mut dyn Device, HostMemory) -> Regi
     }
 }
 
-fn until_done(device: &mut HostDevice, ticket: Ticket) -> (Vec<u32>, Result<(), CopyError>) {
+fn until_done(device: &mut HostDevice, number: OrderNumber) -> (Vec<u32>, Result<(), CopyError>) {
     let (mut events, mut layers) = (Vec::new(), Vec::new());
     loop {
         device.poll(&mut events).unwrap();
         for event in events.drain(..) {
             match event {
-                Event::Layers { ticket: of, done } if of == ticket => layers.push(done),
-                Event::Done { ticket: of, result } if of == ticket => return (layers, result),
+                Event::Layers { number: of, done } if of == number => layers.push(done),
+                Event::Done { number: of, result } if of == number => return (layers, result),
                 _ => {}
             }
         }
@@ -52,8 +52,8 @@ fn every_layout_is_copied_both_ways_as_the_reference_copies_it() {
             let paged = Paged::new(&mut device, layout.clone(), &regions, &mut random, import(&control));
             let order = paged.order(direction, by_layer, &paged.pages(&mut random));
             let expected = paged.image().after(&paged, &order, layout.layers());
-            device.start(Ticket(1), order).unwrap();
-            let (layers, result) = until_done(&mut device, Ticket(1));
+            device.start(OrderNumber(1), order).unwrap();
+            let (layers, result) = until_done(&mut device, OrderNumber(1));
             assert_eq!(result, Ok(()));
             assert!(paged.image() == expected, "{name}, {direction:?}");
             assert_eq!(layers.last().copied(), by_layer.then_some(layout.layers()));
@@ -68,7 +68,7 @@ fn a_layer_that_is_told_is_whole_while_the_others_are_under_way() {
     order.then = Some(Flag { word: paged.word(), value: u32::MAX - 1 });
     paged.arena.set_word(paged.word().offset, u32::MAX - 1);
     let start = paged.image();
-    device.start(Ticket(1), order.clone()).unwrap();
+    device.start(OrderNumber(1), order.clone()).unwrap();
     let mut events = Vec::new();
     while events.is_empty() {
         device.poll(&mut events).unwrap();
@@ -93,15 +93,15 @@ fn a_copy_begins_when_its_flag_is_reached_and_keeps_no_other_from_going() {
     let mut waiting = paged.order(Direction::Save, false, &pages);
     waiting.after = Some(Flag { word: paged.word(), value: 3 });
     paged.arena.set_word(paged.word().offset, 2);
-    device.start(Ticket(1), waiting).unwrap();
-    device.start(Ticket(2), paged.order(Direction::Load, false, &pages)).unwrap();
-    assert_eq!(until_done(&mut device, Ticket(2)).1, Ok(()));
+    device.start(OrderNumber(1), waiting).unwrap();
+    device.start(OrderNumber(2), paged.order(Direction::Load, false, &pages)).unwrap();
+    assert_eq!(until_done(&mut device, OrderNumber(2)).1, Ok(()));
     let before = paged.image();
     let mut events = Vec::new();
     (0..100).for_each(|_| device.poll(&mut events).unwrap());
     assert!(events.is_empty() && paged.image() == before);
     paged.arena.set_word(paged.word().offset, 4);
-    assert_eq!(until_done(&mut device, Ticket(1)).1, Ok(()));
+    assert_eq!(until_done(&mut device, OrderNumber(1)).1, Ok(()));
 }
 
 #[test]
@@ -113,15 +113,15 @@ fn a_copy_that_is_given_up_while_it_waits_moves_nothing_and_raises_its_flag() {
     let word = RegionOffset { offset: paged.word().offset + 4, ..paged.word() };
     waiting.then = Some(Flag { word, value: 7 });
     paged.arena.set_word(paged.word().offset, 2);
-    device.start(Ticket(1), waiting).unwrap();
-    device.start(Ticket(2), paged.order(Direction::Load, false, &pages)).unwrap();
+    device.start(OrderNumber(1), waiting).unwrap();
+    device.start(OrderNumber(2), paged.order(Direction::Load, false, &pages)).unwrap();
     let before = paged.image().engine;
-    device.cancel(Ticket(1));
-    device.cancel(Ticket(2));
-    device.cancel(Ticket(3));
-    assert_eq!(until_done(&mut device, Ticket(1)).1, Err(CopyError::Refused));
+    device.cancel(OrderNumber(1));
+    device.cancel(OrderNumber(2));
+    device.cancel(OrderNumber(3));
+    assert_eq!(until_done(&mut device, OrderNumber(1)).1, Err(CopyError::Refused));
     assert_eq!(paged.arena.word(word.offset), 7 + paged.layout.layers());
-    assert_eq!(until_done(&mut device, Ticket(2)).1, Ok(()), "one that may begin goes on");
+    assert_eq!(until_done(&mut device, OrderNumber(2)).1, Ok(()), "one that may begin goes on");
     assert!(paged.image().engine != before);
     device.unregister(paged.tensors).unwrap();
 }
@@ -144,31 +144,31 @@ fn an_engines_memory_is_mapped_by_its_descriptor_no_further_than_it_reaches() {
 fn orders_end_in_another_order_than_they_began_in() {
     let (mut device, _, paged, _) = one(9);
     let single = |page| paged.order(Direction::Save, false, &[page, page + 1]);
-    let tickets: Vec<u64> = (0..5).collect();
-    for &ticket in &tickets {
-        device.start(Ticket(ticket), single(ticket as u32 * 2)).unwrap();
+    let numbers: Vec<u64> = (0..5).collect();
+    for &number in &numbers {
+        device.start(OrderNumber(number), single(number as u32 * 2)).unwrap();
     }
     let (mut events, mut ended) = (Vec::new(), Vec::new());
-    while ended.len() < tickets.len() {
+    while ended.len() < numbers.len() {
         device.poll(&mut events).unwrap();
         ended.extend(events.drain(..).map(|event| match event {
-            Event::Done { ticket, .. } | Event::Layers { ticket, .. } => ticket.0,
+            Event::Done { number, .. } | Event::Layers { number, .. } => number.0,
         }));
     }
-    assert_ne!(ended, tickets);
+    assert_ne!(ended, numbers);
 }
 
 #[test]
 fn word_of_an_end_can_come_late() {
     let (mut device, control, paged, mut random) = one(10);
     control.be_late(1_000);
-    device.start(Ticket(1), paged.order(Direction::Save, false, &paged.pages(&mut random))).unwrap();
+    device.start(OrderNumber(1), paged.order(Direction::Save, false, &paged.pages(&mut random))).unwrap();
     let mut events = Vec::new();
     for _ in 0..1_000 {
         device.poll(&mut events).unwrap();
         assert_eq!(events, []);
     }
-    assert_eq!(until_done(&mut device, Ticket(1)).1, Ok(()));
+    assert_eq!(until_done(&mut device, OrderNumber(1)).1, Ok(()));
 }
 
 #[test]
@@ -177,18 +177,18 @@ fn a_failed_copy_raises_its_flag_so_that_nobody_waits_for_ever() {
     let mut order = paged.order(Direction::Load, true, &paged.pages(&mut random));
     order.then = Some(Flag { word: paged.word(), value: 10 });
     control.fail_next(Fault::Fail { after: 3 });
-    device.start(Ticket(1), order).unwrap();
-    assert_eq!(until_done(&mut device, Ticket(1)).1, Err(CopyError::Failed));
+    device.start(OrderNumber(1), order).unwrap();
+    assert_eq!(until_done(&mut device, OrderNumber(1)).1, Err(CopyError::Failed));
     assert_eq!(paged.arena.word(paged.word().offset), 10 + paged.layout.layers());
 }
 
 #[test]
 fn what_orders_or_tensors_use_is_not_given_up() {
     let (mut device, _, paged, mut random) = one(12);
-    device.start(Ticket(1), paged.order(Direction::Save, false, &paged.pages(&mut random))).unwrap();
+    device.start(OrderNumber(1), paged.order(Direction::Save, false, &paged.pages(&mut random))).unwrap();
     assert_eq!(device.detach(paged.arena_region), Err(DeviceError::InUse));
     assert_eq!(device.unregister(paged.tensors), Err(DeviceError::InUse));
-    assert_eq!(until_done(&mut device, Ticket(1)).1, Ok(()));
+    assert_eq!(until_done(&mut device, OrderNumber(1)).1, Ok(()));
     assert_eq!(device.detach(paged.arena_region), Ok(()));
     assert_eq!(device.unregister(paged.tensors), Ok(()));
     assert_eq!(device.unregister(paged.tensors), Err(DeviceError::Unknown));
@@ -204,12 +204,12 @@ fn blocks_move_between_the_devices_pool_and_the_host() {
         (0..3).map(|n| (paged.block(n), RegionOffset { region: pool, offset: n * bytes })).collect();
     let order = |direction, moves| Order { direction, work: Work::Blocks(moves), after: None, then: None };
     let up = places.iter().map(|&(from, to)| BlockMove { from, to, bytes }).collect();
-    device.start(Ticket(1), order(Direction::Load, up)).unwrap();
-    assert_eq!(until_done(&mut device, Ticket(1)).1, Ok(()));
+    device.start(OrderNumber(1), order(Direction::Load, up)).unwrap();
+    assert_eq!(until_done(&mut device, OrderNumber(1)).1, Ok(()));
     paged.arena.write(0, &vec![0xAB; 3 * bytes as usize]);
     let down = places.iter().map(|&(to, from)| BlockMove { from, to, bytes }).collect();
-    device.start(Ticket(2), order(Direction::Save, down)).unwrap();
-    assert_eq!(until_done(&mut device, Ticket(2)).1, Ok(()));
+    device.start(OrderNumber(2), order(Direction::Save, down)).unwrap();
+    assert_eq!(until_done(&mut device, OrderNumber(2)).1, Ok(()));
     assert!(paged.image() == start);
 }
 
@@ -258,11 +258,11 @@ fn orders_that_would_touch_what_they_may_not_are_refused() {
     for (number, spoil) in cases.iter().enumerate() {
         let mut order = paged.order(Direction::Save, false, &paged.pages(&mut random));
         spoil(&mut order);
-        let refused = device.start(Ticket(number as u64), order);
+        let refused = device.start(OrderNumber(number as u64), order);
         assert!(matches!(refused, Err(DeviceError::Order(_))), "case {number}: {refused:?}");
     }
     let mut twice = paged.order(Direction::Load, false, &paged.pages(&mut random));
     pages(&mut twice)[0].page = pages(&mut twice)[1].page;
-    assert_eq!(device.start(Ticket(99), twice), Err(DeviceError::Order(OrderError::Overlap)));
+    assert_eq!(device.start(OrderNumber(99), twice), Err(DeviceError::Order(OrderError::Overlap)));
     device.unregister(paged.tensors).unwrap();
 }

@@ -14,7 +14,7 @@ struct Lane {
     reports: Receiver<Report>,
     control: HostControl,
     paged: Paged,
-    last_ticket: u64,
+    last_number: u64,
     random: fastrand::Rng,
 }
 
@@ -41,26 +41,26 @@ impl Lane {
             })
             .unwrap();
         let paged = paged.recv().unwrap();
-        Self { thread, reports, control, paged, last_ticket: 0, random }
+        Self { thread, reports, control, paged, last_number: 0, random }
     }
 
     /// Begins an order over the block of one chunk.
-    fn begin(&mut self, direction: Direction, chunk: u64) -> (Ticket, Order) {
+    fn begin(&mut self, direction: Direction, chunk: u64) -> (OrderNumber, Order) {
         let all = self.paged.pages(&mut self.random);
         let per_chunk = self.paged.layout.spec().pages_per_chunk as usize;
         let mut order = self.paged.order(direction, self.random.bool(), &all[..per_chunk]);
         if let crate::Work::Pages { pages, .. } = &mut order.work {
             pages.iter_mut().for_each(|copy| copy.block = self.paged.block(chunk));
         }
-        self.last_ticket += 1;
-        let ticket = Ticket(self.last_ticket);
-        self.thread.submit(ticket, order.clone()).unwrap();
-        (ticket, order)
+        self.last_number += 1;
+        let number = OrderNumber(self.last_number);
+        self.thread.submit(number, order.clone()).unwrap();
+        (number, order)
     }
 
-    fn until_done(&mut self, ticket: Ticket) -> Result<(), CopyError> {
+    fn until_done(&mut self, number: OrderNumber) -> Result<(), CopyError> {
         let done = |report| match report {
-            Report::Done { ticket: of, result, .. } if of == ticket => Some(result),
+            Report::Done { number: of, result, .. } if of == number => Some(result),
             _ => None,
         };
         self.reports.iter().find_map(done).unwrap()
@@ -72,8 +72,8 @@ impl Lane {
 
     /// Saves a chunk.
     fn save(&mut self, chunk: u64) {
-        let (ticket, _) = self.begin(Direction::Save, chunk);
-        assert_eq!(self.until_done(ticket), Ok(()));
+        let (number, _) = self.begin(Direction::Save, chunk);
+        assert_eq!(self.until_done(number), Ok(()));
     }
 
     fn pieces(&self) -> u32 {
@@ -98,12 +98,12 @@ fn what_was_saved_is_loaded_into_other_pages() {
     for seed in seeds() {
         let mut lane = Lane::start(seed);
         let start = lane.paged.image();
-        let (ticket, order) = lane.begin(Direction::Save, 0);
-        assert_eq!(lane.until_done(ticket), Ok(()));
+        let (number, order) = lane.begin(Direction::Save, 0);
+        assert_eq!(lane.until_done(number), Ok(()));
         let saved = lane.expected(start, &order);
         assert!(lane.paged.image() == saved);
-        let (ticket, order) = lane.begin(Direction::Load, 0);
-        assert_eq!(lane.until_done(ticket), Ok(()));
+        let (number, order) = lane.begin(Direction::Load, 0);
+        assert_eq!(lane.until_done(number), Ok(()));
         assert!(lane.paged.image() == lane.expected(saved, &order));
         lane.thread.join();
     }
@@ -115,12 +115,12 @@ fn a_copy_that_fails_at_any_point_is_told_so_and_the_next_goes_well() {
         let mut lane = Lane::start(seed);
         for after in 0..=lane.pieces() {
             lane.control.fail_next(Fault::Fail { after });
-            let (ticket, _) = lane.begin(Direction::Save, 0);
-            assert_eq!(lane.until_done(ticket), Err(CopyError::Failed));
+            let (number, _) = lane.begin(Direction::Save, 0);
+            assert_eq!(lane.until_done(number), Err(CopyError::Failed));
         }
         lane.control.fail_next(Fault::Refuse);
-        let (ticket, _) = lane.begin(Direction::Save, 0);
-        assert_eq!(lane.until_done(ticket), Err(CopyError::Refused));
+        let (number, _) = lane.begin(Direction::Save, 0);
+        assert_eq!(lane.until_done(number), Err(CopyError::Refused));
         lane.save(0);
         lane.thread.join();
     }
@@ -145,13 +145,13 @@ fn a_device_lost_at_any_point_says_so_of_each_copy_and_when_it_is_gone() {
         lane.control.fail_next(Fault::Stall { after: 1 });
         lane.control.fail_next(Fault::Lose { after: number as u32 });
         let (reading, _) = lane.begin(Direction::Load, 0);
-        let (ticket, _) = lane.begin(Direction::Save, 1);
+        let (number, _) = lane.begin(Direction::Save, 1);
         assert_eq!(lane.until_done(reading), Err(CopyError::Lost));
-        assert_eq!(lane.until_done(ticket), Err(CopyError::Lost));
+        assert_eq!(lane.until_done(number), Err(CopyError::Lost));
         lane.until_gone();
         assert_eq!(lane.control.gone(), 1);
-        let (ticket, _) = lane.begin(Direction::Load, 0);
-        assert_eq!(lane.until_done(ticket), Err(CopyError::Refused));
+        let (number, _) = lane.begin(Direction::Load, 0);
+        assert_eq!(lane.until_done(number), Err(CopyError::Refused));
     }
 }
 
@@ -160,8 +160,8 @@ fn a_device_that_cannot_be_given_up_is_never_said_to_be_gone() {
     let mut lane = Lane::start(6);
     lane.control.fail_next(Fault::Lose { after: 1 });
     lane.control.cling();
-    let (ticket, _) = lane.begin(Direction::Save, 0);
-    assert_eq!(lane.until_done(ticket), Err(CopyError::Lost));
+    let (number, _) = lane.begin(Direction::Save, 0);
+    assert_eq!(lane.until_done(number), Err(CopyError::Lost));
     lane.thread.join();
     assert!(lane.reports.iter().all(|report| !matches!(report, Report::Gone)));
 }
@@ -171,12 +171,12 @@ fn a_driver_that_hangs_keeps_neither_its_callers_nor_other_devices() {
     let mut hung = Lane::start(1);
     let mut other = Lane::start(2);
     hung.control.hold_calls();
-    let tickets: Vec<_> = (0..CHUNKS).map(|chunk| hung.begin(Direction::Save, chunk).0).collect();
+    let numbers: Vec<_> = (0..CHUNKS).map(|chunk| hung.begin(Direction::Save, chunk).0).collect();
     hung.control.wait_until_held();
     other.save(0);
     assert_eq!(hung.thread.outstanding(), CHUNKS as usize);
     hung.control.release_calls();
-    for _ in &tickets {
+    for _ in &numbers {
         let done = hung.reports.iter().find(|report| matches!(report, Report::Done { .. }));
         assert!(matches!(done, Some(Report::Done { result: Ok(()), .. })));
     }
@@ -187,15 +187,15 @@ fn orders_are_refused_when_all_places_are_taken() {
     let lane = Lane::start(3);
     lane.control.hold_calls();
     let order = lane.paged.order(Direction::Save, false, &[0, 1]);
-    for ticket in 0..ORDERS as u64 {
-        assert_eq!(lane.thread.submit(Ticket(ticket), order.clone()), Ok(()));
+    for number in 0..ORDERS as u64 {
+        assert_eq!(lane.thread.submit(OrderNumber(number), order.clone()), Ok(()));
     }
-    assert_eq!(lane.thread.submit(Ticket(99), order.clone()), Err(Busy));
+    assert_eq!(lane.thread.submit(OrderNumber(99), order.clone()), Err(Busy));
     assert_eq!(lane.thread.outstanding(), ORDERS);
     lane.control.release_calls();
     let first = lane.reports.iter().find(|report| matches!(report, Report::Done { .. })).unwrap();
     drop(first);
-    assert_eq!(lane.thread.submit(Ticket(100), order), Ok(()));
+    assert_eq!(lane.thread.submit(OrderNumber(100), order), Ok(()));
     lane.thread.join();
 }
 
@@ -206,9 +206,9 @@ fn a_device_that_cannot_be_opened_is_told_and_refuses_all() {
     let thread = DeviceThread::start("device-test", 1, open, move |report| drop(hear.send(report))).unwrap();
     assert!(matches!(reports.recv().unwrap(), Report::Lost(DeviceError::Absent(_))));
     let lane = Lane::start(4);
-    thread.submit(Ticket(1), lane.paged.order(Direction::Save, false, &[0, 1])).unwrap();
+    thread.submit(OrderNumber(1), lane.paged.order(Direction::Save, false, &[0, 1])).unwrap();
     let refused = reports.recv().unwrap();
-    assert!(matches!(refused, Report::Done { ticket: Ticket(1), result: Err(CopyError::Refused), .. }));
+    assert!(matches!(refused, Report::Done { number: OrderNumber(1), result: Err(CopyError::Refused), .. }));
 }
 
 #[test]

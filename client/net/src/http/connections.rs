@@ -13,6 +13,7 @@ use futures_util::{Stream, stream};
 use prometheus::Registry;
 use rustix::net::sockopt::set_tcp_user_timeout;
 use rustix::net::{Shutdown, shutdown};
+use tokio::sync::Notify;
 
 use crate::metrics::{Label, Part as _};
 
@@ -39,6 +40,8 @@ pub struct Busy {
 struct Shared {
     most: usize,
     known: Mutex<Known>,
+    /// Told of each connection that ends once the server is over.
+    ended: Notify,
     metrics: HttpMetrics,
 }
 
@@ -51,6 +54,8 @@ struct Known {
     by_address: HashMap<IpAddr, usize>,
     /// Counts connections, and times at which one became idle.
     last: u64,
+    /// Whether the server takes no more.
+    is_over: bool,
 }
 
 #[derive(Debug)]
@@ -78,7 +83,7 @@ impl Connections {
     /// Where the metrics are registered already.
     pub fn new(most: usize, registry: &Registry) -> Result<Self, prometheus::Error> {
         let metrics = HttpMetrics::register(registry)?;
-        Ok(Self(Arc::new(Shared { most, known: Mutex::default(), metrics })))
+        Ok(Self(Arc::new(Shared { most, known: Mutex::default(), ended: Notify::new(), metrics })))
     }
 
     /// Takes in a new connection from an address, if it has one. A client that leaves an answer unread for `unread` loses it.
@@ -97,6 +102,10 @@ impl Connections {
             }
         };
         let mut known = self.lock();
+        if known.is_over {
+            shutdown(socket, Shutdown::Both)?;
+            return Err(io::Error::other("the server stops"));
+        }
         let crowd = from.filter(|from| known.by_address.get(from).is_some_and(|&has| has >= self.0.most / 2));
         if crowd.is_some() || known.by_number.len() >= self.0.most {
             let Some(idle) = known.take_longest_idle(crowd) else {
@@ -115,6 +124,26 @@ impl Connections {
         from.into_iter().for_each(|from| *known.by_address.entry(from).or_default() += 1);
         self.0.metrics.open.inc();
         Ok(Open { connections: self.clone(), number })
+    }
+
+    /// Hears no more of any client, and refuses new ones: an idle connection ends at once, a busy one when its requests are
+    /// answered. Returns when all have ended.
+    pub(super) async fn end(&self) {
+        {
+            let mut known = self.lock();
+            known.is_over = true;
+            for state in known.by_number.values() {
+                // An error: the client was faster.
+                _ = shutdown(&state.socket, Shutdown::Read);
+            }
+        }
+        loop {
+            let ended = self.0.ended.notified();
+            if self.lock().by_number.is_empty() {
+                return;
+            }
+            ended.await;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -142,8 +171,15 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        if self.connections.lock().remove(self.number) {
+        let (was_there, is_over) = {
+            let mut known = self.connections.lock();
+            (known.remove(self.number), known.is_over)
+        };
+        if was_there {
             self.connections.0.metrics.open.dec();
+        }
+        if is_over {
+            self.connections.0.ended.notify_one();
         }
     }
 }

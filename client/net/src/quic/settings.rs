@@ -39,6 +39,14 @@ impl Default for TransportSettings {
 }
 
 impl TransportSettings {
+    /// For connections that carry a few questions and end. They keep to small datagrams: a probe for large ones would fill the
+    /// first congestion window, and the word that the connection is closed would wait for its acknowledgement, which is not read
+    /// after the close. The other side would keep the connection until it is idle.
+    #[must_use]
+    pub fn brief() -> Self {
+        Self { max_datagram_bytes: MIN_DATAGRAM_BYTES, ..Self::default() }
+    }
+
     /// Datagrams that may be handed to the kernel in one call.
     ///
     /// How many datagrams fit into a batch. The kernel refuses a batch of more than 65,507 bytes, the limit of a UDP

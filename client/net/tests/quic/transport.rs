@@ -1,11 +1,12 @@
 //! What a connection carries, and how.
 
-use larder_net::quic::{MessageError, TransportSettings, read_message, write_message};
-use larder_protocol::identity::Role;
+use larder_net::quic::ca::Validity;
+use larder_net::quic::{Endpoint, MessageError, TransportSettings, read_message, write_message};
+use larder_protocol::identity::{Identity, Role};
 use larder_protocol::peer::{Find, PeerRequest, PeerResponse};
 use larder_protocol::table::{Epoch, RowKey, RunKey};
 
-use super::{Ca, connected};
+use super::{Ca, any_port, connected};
 
 /// Sends `bytes` bytes from one end to the other; the receiver checks each.
 async fn transfer(bytes: usize) -> quinn::ConnectionStats {
@@ -88,4 +89,34 @@ async fn messages_arrive_as_they_were_sent_and_garbage_is_told_apart() {
         };
         assert!(named, "{what}: {error:?}");
     }
+}
+
+/// Probes for large datagrams that a connection with these settings sends while it asks a question.
+async fn probes(settings: &TransportSettings) -> u64 {
+    let ca = Ca::new();
+    let server = ca.endpoint(Role::Node, "server");
+    let credentials = ca.credentials(&Identity::new(Role::Admin, "me"), Validity::days(1));
+    let client = Endpoint::bind(any_port(), &credentials, settings).unwrap();
+    let (asks, answers) = connected(&client, &server).await;
+    let question = async {
+        let (mut send, mut receive) = asks.quic().open_bi().await.unwrap();
+        send.write_all(b"?").await.unwrap();
+        send.finish().unwrap();
+        assert_eq!(receive.read_to_end(8).await.unwrap(), b"!");
+    };
+    let answer = async {
+        let (mut send, mut receive) = answers.quic().accept_bi().await.unwrap();
+        receive.read_to_end(8).await.unwrap();
+        send.write_all(b"!").await.unwrap();
+        send.finish().unwrap();
+    };
+    tokio::join!(question, answer);
+    asks.quic().stats().path.sent_plpmtud_probes
+}
+
+/// A probe that is under way fills the first window, and the word that the connection is closed is not sent.
+#[tokio::test]
+async fn a_brief_connection_probes_for_no_large_datagrams() {
+    assert!(probes(&TransportSettings::default()).await > 0);
+    assert_eq!(probes(&TransportSettings::brief()).await, 0);
 }

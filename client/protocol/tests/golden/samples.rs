@@ -52,6 +52,13 @@ pub(crate) fn messages<M: Message + PartialEq + 'static>(of: &str, messages: Vec
     (1..).zip(messages).map(named).collect()
 }
 
+/// Requests of sessions.
+pub(crate) fn requests(of: &str, requests: Vec<Request>) -> Vec<Sample> {
+    let encode = |message: &Request| encode_request(message, AlignedVec::new());
+    let named = |(number, message)| sample(format!("{of}-{number:02}"), message, encode, decode_request);
+    (1..).zip(requests).map(named).collect()
+}
+
 fn hash(byte: u8) -> ChunkHash {
     ChunkHash([byte; 32])
 }
@@ -114,7 +121,7 @@ fn lookup() -> Lookup {
     }
 }
 
-fn requests() -> Vec<Request> {
+fn session_requests() -> Vec<Request> {
     let flat = Chain::flat(hash(9), vec![hash(1), hash(2), hash(3)]);
     let trace = TraceContext { trace_id: [1; 16], span_id: [2; 8], flags: 1 };
     let mut all = vec![
@@ -373,15 +380,11 @@ fn coordinator_messages() -> Vec<CoordinatorMessage> {
 
 /// All of them.
 pub(crate) fn of_version_1() -> Vec<Sample> {
-    let request = |(number, message)| {
-        let encode = |message: &Request| encode_request(message, AlignedVec::new());
-        sample(format!("request-{number:02}"), message, encode, decode_request)
-    };
     let response = |(number, message)| {
         let encode = |message: &Response| encode_response(message, AlignedVec::new());
         sample(format!("response-{number:02}"), message, encode, decode_response)
     };
-    let mut all: Vec<Sample> = (1..).zip(requests()).map(request).collect();
+    let mut all = requests("request", session_requests());
     all.extend((1..).zip(responses()).map(response));
     all.extend(messages("peer-request", peer_requests()));
     all.extend(messages("peer-response", peer_responses()));

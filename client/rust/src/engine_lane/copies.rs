@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use larder_device::thread::Report;
-use larder_device::{CopyError, DeviceError, Ticket};
+use larder_device::{CopyError, DeviceError, OrderNumber};
 
 use crate::lease::LeaseGuard;
 use crate::lock;
@@ -18,7 +18,7 @@ pub(super) struct Copies(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
-    running: HashMap<Ticket, (CopyClaims, Arc<Copied>)>,
+    running: HashMap<OrderNumber, (CopyClaims, Arc<Copied>)>,
     /// What copies of a lost device may touch, until it is gone.
     limbo: Vec<CopyClaims>,
     lost: Option<DeviceError>,
@@ -56,20 +56,20 @@ pub struct CopyHandle<T> {
 
 impl Copies {
     /// `None` where the device is lost.
-    pub(super) fn begin(&self, ticket: Ticket, held: CopyClaims) -> Option<Arc<Copied>> {
+    pub(super) fn begin(&self, number: OrderNumber, held: CopyClaims) -> Option<Arc<Copied>> {
         let mut table = lock(&self.0);
         if table.lost.is_some() {
             return None;
         }
         let copied = Arc::new(Copied::default());
-        table.running.insert(ticket, (held, Arc::clone(&copied)));
+        table.running.insert(number, (held, Arc::clone(&copied)));
         Some(copied)
     }
 
     /// A copy was not begun.
-    pub(super) fn forget(&self, ticket: Ticket) {
+    pub(super) fn forget(&self, number: OrderNumber) {
         // Dropped after the lock: giving back a lease takes others.
-        let forgotten = lock(&self.0).running.remove(&ticket);
+        let forgotten = lock(&self.0).running.remove(&number);
         drop(forgotten);
     }
 
@@ -85,14 +85,14 @@ impl Copies {
     /// What the device's thread tells.
     pub(super) fn hear(&self, report: Report) {
         match report {
-            Report::Layers { ticket, done } => {
-                if let Some((_, copied)) = lock(&self.0).running.get(&ticket) {
+            Report::Layers { number, done } => {
+                if let Some((_, copied)) = lock(&self.0).running.get(&number) {
                     lock(&copied.state).layers = done;
                     copied.changed.notify_all();
                 }
             }
-            Report::Done { ticket, result, place } => {
-                let ended = lock(&self.0).running.remove(&ticket);
+            Report::Done { number, result, place } => {
+                let ended = lock(&self.0).running.remove(&number);
                 drop(place);
                 if let Some((held, copied)) = ended {
                     self.end(held, &copied, result);

@@ -5,7 +5,6 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError, Weak};
 
-use larder_protocol::TraceContext;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
@@ -13,6 +12,7 @@ use tokio::sync::Notify;
 use super::round_trip::RoundTrip;
 use super::{Link, within};
 use crate::error::SessionError;
+use crate::origin::Origin;
 
 /// Closes the session when its task ends, in whatever way.
 struct CloseAtEnd(Weak<Link>);
@@ -24,12 +24,12 @@ impl Link {
     pub(crate) async fn ask<T>(
         self: &Arc<Self>,
         round_trip: RoundTrip<T>,
-        trace: Option<TraceContext>,
+        origin: Origin,
     ) -> Result<T, SessionError> {
         self.start_task()?;
         let answer = async {
             let permit = Arc::clone(&self.callers).acquire_owned().await.map_err(|_| self.closed())?;
-            let answer = self.send(round_trip, trace, permit)?;
+            let answer = self.send(round_trip, origin, permit)?;
             answer.await.map_err(|_| self.closed())?
         };
         within(self.timeout, answer).await.map(|result| result.keep())

@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use larder_ipc::socket::FrameReader;
-use larder_protocol::TraceContext;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_yield;
 use tokio::sync::TryAcquireError;
@@ -17,13 +16,14 @@ use super::Link;
 use super::round_trip::RoundTrip;
 use crate::error::SessionError;
 use crate::lock;
+use crate::origin::Origin;
 
 impl Link {
     /// Sends a request and receives until its answer is here. Other threads wait until then.
     pub(crate) fn ask_on_this_thread<T>(
         self: &Arc<Self>,
         round_trip: RoundTrip<T>,
-        trace: Option<TraceContext>,
+        origin: Origin,
     ) -> Result<T, SessionError> {
         self.receiving(|reader| {
             let deadline = now() + self.timeout;
@@ -32,7 +32,7 @@ impl Link {
                 TryAcquireError::Closed => self.closed(),
                 TryAcquireError::NoPermits => SessionError::Timeout,
             })?;
-            let mut answer = self.send(round_trip, trace, permit)?;
+            let mut answer = self.send(round_trip, origin, permit)?;
             loop {
                 match answer.try_recv() {
                     Ok(result) => return result.map(|result| result.keep()),

@@ -46,3 +46,25 @@ async fn a_node_hears_that_its_caller_records_nothing() {
     assert_eq!(traced.lookup(&namespace, &chain(1), Default::default()).await.unwrap().tokens, 16);
     node.join().unwrap();
 }
+
+#[test]
+fn a_name_stands_before_a_lookup_and_before_no_request_that_nobody_looks_for() {
+    let (socket, node) = node(|mut node| {
+        node.open(0);
+        let (number, request) = node.next().unwrap();
+        let cut = format!("{}…", "x".repeat(253));
+        assert_eq!(request, Request::Name(cut), "no name is longer than a node takes");
+        let (lookup, request) = node.next().unwrap();
+        assert!(matches!(request, Request::Lookup(_)) && lookup == number);
+        node.answer(lookup, &found(16, None), Vec::new());
+        let (unpin, request) = node.next().unwrap();
+        assert_eq!(request, Request::Unpin(1));
+        node.answer(unpin, &larder_protocol::session::Response::Unpinned, Vec::new());
+    });
+    let session = Session::open(socket, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let named = session.named(&format!("{}……", "x".repeat(253)));
+    assert_eq!(named.lookup(&namespace, &chain(1), Default::default()).wait().unwrap().tokens, 16);
+    named.unpin(1).wait().unwrap();
+    node.join().unwrap();
+}

@@ -6,10 +6,10 @@ use std::thread;
 use larder_client::Session;
 use larder_protocol::ChunkHash;
 use larder_protocol::chain::{Links, Start};
-use larder_protocol::limits::{EARLIEST_SESSION_VERSION, SESSION_VERSION};
+use larder_protocol::limits::{EARLIEST_SESSION_VERSION, NAMES_SINCE_SESSION_VERSION, SESSION_VERSION};
 use larder_protocol::session::{Refusal, RefusalCode, Request, Response};
 
-use super::fake_node::{BLOCK_BYTES, FakeNode, SLICES, chain, leased, options, spec};
+use super::fake_node::{BLOCK_BYTES, FakeNode, SLICES, chain, found, leased, options, spec};
 
 /// A node that refuses every hello of another version than these.
 fn serve(listener: &UnixListener, version: u16, connections: usize) -> Option<FakeNode> {
@@ -46,6 +46,24 @@ fn a_node_of_the_release_before_gets_sessions_and_anchors_as_it_knows_them() {
     let hash = |byte| ChunkHash([byte; 32]);
     let start = Start { index: 7, parent: hash(6), anchor: hash(4) };
     assert_eq!(node.join().unwrap(), Links::Linked(start));
+}
+
+#[test]
+fn a_node_of_the_release_before_hears_no_name_and_serves_a_named_request_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("node.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let node = thread::spawn(move || {
+        let mut node = serve(&listener, NAMES_SINCE_SESSION_VERSION - 1, 2).unwrap();
+        node.register();
+        node.answer_next(&found(16, None), Vec::new())
+    });
+    let session = Session::connect(&path, options()).wait().unwrap();
+    let namespace = session.register(&spec(), &SLICES, &BLOCK_BYTES).wait().unwrap();
+    let named = session.named("chatcmpl-5f2a");
+    assert_eq!(named.lookup(&namespace, &chain(1), Default::default()).wait().unwrap().tokens, 16);
+    let first = node.join().unwrap();
+    assert!(matches!(first, Request::Lookup(_)), "a name would be no request that it knows: {first:?}");
 }
 
 #[test]

@@ -30,9 +30,27 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{- /* A node's memory for blocks, in MiB. */ -}}
+{{- define "larder.arenaMiB" -}}
+{{- if .Values.size -}}
+{{ mul (regexFind "^[0-9]+" .Values.size | int64) (get (dict "Mi" 1 "Gi" 1024 "Ti" 1048576) (regexFind "[A-Za-z]+$" .Values.size)) }}
+{{- else -}}
+{{ int64 .Values.node.arenaMiB }}
+{{- end -}}
+{{- end -}}
+
+{{- /* "true" if Prometheus' operator scrapes; "auto" asks whether the cluster knows its resources. */ -}}
+{{- define "larder.monitored" -}}
+{{- if eq (toString .Values.monitoring.enabled) "auto" -}}
+{{- if .Capabilities.APIVersions.Has "monitoring.coreos.com/v1" }}true{{ end -}}
+{{- else if .Values.monitoring.enabled -}}
+true
+{{- end -}}
+{{- end -}}
+
 {{- /* What a node needs besides its arena, in MiB: deploy/kubernetes/resources has the reasons. */ -}}
 {{- define "larder.besidesMiB" -}}
-{{ mul 2 (add 512 (div (add (int .Values.node.arenaMiB) 63) 64)) }}
+{{ mul 2 (add 512 (div (add (int (include "larder.arenaMiB" .)) 63) 64)) }}
 {{- end -}}
 
 {{- define "larder.tracingToml" -}}
@@ -100,7 +118,7 @@ name = "@NAME@"
 listen = "0.0.0.0:9440"
 
 [host]
-arena_bytes = "{{ int .Values.node.arenaMiB }}MiB"
+arena_bytes = "{{ include "larder.arenaMiB" . }}MiB"
 huge_pages = "{{ if .Values.node.hugePages }}auto{{ else }}never{{ end }}"
 {{- include "larder.toml" .Values.node.host }}
 

@@ -15,6 +15,7 @@ use crate::directory::Holders;
 use crate::effect::{Counted, Effect, FetchOrder};
 use crate::event::{Arrival, Below, FetchFailure, OrderNumber};
 use crate::loading::Meter;
+use crate::lookups::NotDelivered;
 use crate::placement::{Placement, PlacementRule, earns_its_place, place_by_reads, relieve};
 use crate::store::ids::ChunkKey;
 use crate::store::{Came, ChangeKind, FetchId, Wanted};
@@ -41,6 +42,8 @@ pub(crate) struct Fetch {
     deadline: Duration,
     /// The order that asks an actor for it.
     order: Option<OrderNumber>,
+    /// Why the last place that was asked did not give it.
+    pub(crate) failed: Option<NotDelivered>,
     pub(super) cause: Cause,
 }
 
@@ -49,6 +52,8 @@ pub(crate) struct Fetch {
 pub(super) struct Order {
     /// The holder to ask; `None` for the node of an engine that writes the chunks meanwhile.
     holder: Option<Holder>,
+    /// Of such an engine, the earliest attempt that will do.
+    attempt: u64,
     chunks: Vec<FetchId>,
     /// The chunks that somebody still waits for.
     awaited: Vec<FetchId>,
@@ -80,6 +85,7 @@ impl Fetch {
             is_taken: false,
             deadline,
             order,
+            failed: None,
             cause,
         }
     }
@@ -104,6 +110,11 @@ impl Fetch {
         (self.order, self.is_asked_again, self.is_object_asked) = (order, order.is_some(), order.is_some());
     }
 
+    /// The order that asks for it.
+    pub(super) fn order(&self) -> Option<OrderNumber> {
+        self.order
+    }
+
     /// Whether it is asked for by this order.
     pub(super) fn is_in(&self, order: OrderNumber) -> bool {
         self.order == Some(order)
@@ -112,8 +123,13 @@ impl Fetch {
 
 impl Order {
     /// An order of chunks that a node sends as its engine writes them.
-    pub(super) fn of_follow(chunks: Vec<FetchId>) -> Self {
-        Self { holder: None, awaited: chunks.clone(), chunks, class: Class::Decode }
+    pub(super) fn of_follow(chunks: Vec<FetchId>, attempt: u64) -> Self {
+        Self { holder: None, attempt, awaited: chunks.clone(), chunks, class: Class::Decode }
+    }
+
+    /// Whether it waits for a writer's attempt before this one.
+    pub(super) fn is_before(&self, attempt: u64) -> bool {
+        self.is_follow() && self.attempt < attempt
     }
 
     pub(super) fn is_follow(&self) -> bool {
@@ -174,6 +190,9 @@ impl Core {
         for id in ids {
             let Some(fetch) = self.bring.fetches.get_mut(&id) else { continue };
             let is_late = self.now >= fetch.deadline;
+            if is_late && fetch.failed.is_none() {
+                fetch.failed = Some(NotDelivered::Deadline);
+            }
             let next = if is_late { None } else { next_candidate(&mut fetch.candidates, last) };
             match next {
                 Some(holder) => by_holder.entry(holder).or_default().push(id),
@@ -229,9 +248,10 @@ impl Core {
         cause.count("larder.bytes", bytes);
         let order = OrderNumber(self.bring.next_number());
         let awaited = chunks.clone();
-        self.bring
-            .orders
-            .insert(order, Order { holder: Some(holder), chunks: chunks.clone(), awaited, class });
+        self.bring.orders.insert(
+            order,
+            Order { holder: Some(holder), attempt: 0, chunks: chunks.clone(), awaited, class },
+        );
         for id in &chunks {
             if let Some(fetch) = self.bring.fetches.get_mut(id) {
                 fetch.order = Some(order);
@@ -270,6 +290,9 @@ impl Core {
         for id in chunks {
             let bytes = self.bring.fetches.get(&id).map_or(0, Fetch::bytes);
             self.meter(holder).gave_up(bytes);
+            if let Some(fetch) = self.bring.fetches.get_mut(&id) {
+                fetch.failed = Some(NotDelivered::Busy);
+            }
             self.did_not_come(id);
         }
     }
@@ -289,6 +312,7 @@ impl Core {
         for (id, came) in came {
             let Some(fetch) = self.bring.fetches.get_mut(&id) else { continue };
             fetch.order = None;
+            fetch.failed = why_not(&came).or(fetch.failed);
             match came {
                 Arrival::Here { checksums, pools, reads, is_on_disk } => {
                     let came = Came {
@@ -319,7 +343,8 @@ impl Core {
             self.effects.push_back(Effect::TellDamaged { device: holder.device, fingerprint, hashes });
         }
         if let Some(&(fingerprint, _)) = stale.first() {
-            let chunks = stale.into_iter().map(|(_, chunk)| chunk).collect();
+            let chunks: Vec<_> = stale.into_iter().map(|(_, chunk)| chunk).collect();
+            self.forget_holder(holder, &fingerprint, &chunks);
             self.effects.push_back(Effect::Stale { holder, fingerprint, chunks });
         }
         let (again, unwanted): (Vec<FetchId>, Vec<FetchId>) =
@@ -425,7 +450,11 @@ impl Core {
 
     /// A chunk will not come.
     pub(crate) fn did_not_come(&mut self, id: FetchId) {
-        if self.bring.fetches.remove(&id).is_some() {
+        if let Some(fetch) = self.bring.fetches.remove(&id) {
+            if self.store.is_awaited(id) {
+                let why = fetch.failed.unwrap_or(NotDelivered::Unreadable);
+                self.lookups.did_not_come(fetch.wanted.chunk.hash, why);
+            }
             // Nobody here asked for a chunk that another node offered.
             if !self.store.is_taken_in(id) || self.store.is_leased_soon(id) {
                 self.count(Counted::Placed(None));
@@ -440,6 +469,16 @@ impl Core {
         self.end_recalls(id);
         self.end_takes(id);
         self.finish_gathers(&ready);
+    }
+}
+
+fn why_not(came: &Arrival) -> Option<NotDelivered> {
+    match *came {
+        Arrival::Here { .. } => None,
+        Arrival::NotHeld => Some(NotDelivered::NotHeld),
+        Arrival::Busy { .. } => Some(NotDelivered::Busy),
+        Arrival::Damaged => Some(NotDelivered::Damaged),
+        Arrival::Failed(failure) => Some(failure.into()),
     }
 }
 

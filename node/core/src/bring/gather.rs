@@ -29,6 +29,7 @@ use crate::directory::Holders;
 use crate::effect::Effect;
 use crate::event::Below;
 use crate::event::RequestId;
+use crate::lookups::LookupKind;
 use crate::store::ids::SessionId;
 use crate::store::{FetchId, Gathered, LookupOptions, Refused, Source, Walk, Wanted};
 
@@ -46,10 +47,11 @@ pub(super) struct Errand<'a> {
 impl Core {
     /// Answers a lookup, at once where other nodes need not be asked.
     pub(crate) fn lookup(&mut self, request: RequestId, ask: Lookup, cause: Cause) -> Result<(), Refused> {
-        let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
+        let about = (ask.namespace, &ask.chain, ask.prompt_tokens);
+        let walk = self.find_for(LookupKind::Lookup, request, about)?;
         let missing = self.missing_for_lookup(&ask, &walk);
         if missing.is_nothing() {
-            return self.look_up(request, ask, &walk, &[]);
+            return self.look_up(request, ask, &walk, &Located::default());
         }
         self.locate(Purpose::Lookup(request, ask), missing, cause);
         Ok(())
@@ -63,8 +65,7 @@ impl Core {
         located: &Located,
     ) -> Result<(), Refused> {
         let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
-        let elsewhere = located.sources(ask.chain.len());
-        self.look_up(request, ask, &walk, &elsewhere)
+        self.look_up(request, ask, &walk, located)
     }
 
     fn look_up(
@@ -72,9 +73,11 @@ impl Core {
         request: RequestId,
         ask: Lookup,
         walk: &Walk,
-        elsewhere: &[Option<Source>],
+        located: &Located,
     ) -> Result<(), Refused> {
-        let mut found = self.found_on(request.session, &ask, walk, elsewhere)?;
+        let elsewhere = located.sources(ask.chain.len());
+        let mut found = self.found_on(request.session, &ask, walk, &elsewhere)?;
+        self.note_lookup(LookupKind::Lookup, request, &ask, (walk, located, &found));
         self.find_on_device(request.session, &ask, &mut found);
         self.effects.push_back(Effect::Found { request, ask, found });
         Ok(())
@@ -95,16 +98,16 @@ impl Core {
 
     /// Answers a lease: at once if memory has all of it or nobody else has the rest.
     pub(crate) fn lease(&mut self, request: RequestId, ask: Lease, cause: Cause) -> Result<(), Refused> {
-        let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
+        let walk = self.find_for(LookupKind::Lease, request, (ask.namespace, &ask.chain, 0))?;
         let missing = self.missing(&walk, ask.chain.len());
         if !missing.is_nothing() {
             self.locate(Purpose::Lease(request, ask), missing, cause);
             return Ok(());
         }
         if walk.needs_disk() {
-            return self.gather(request, &ask, &Located::default(), &cause);
+            return self.gather(request, &ask, &Located::default(), (&walk, &cause));
         }
-        self.lease_now(request, &ask, walk)
+        self.lease_now(request, &ask, &Located::default(), walk)
     }
 
     /// Answers a lease, now that it is known where the chunks are.
@@ -116,14 +119,23 @@ impl Core {
         cause: &Cause,
     ) -> Result<(), Refused> {
         let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
-        if located.took_time || walk.needs_disk() || !located.stored.is_empty() {
-            return self.gather(request, ask, located, cause);
+        if located.took_time || walk.needs_disk() || located.is_anywhere() {
+            return self.gather(request, ask, located, (&walk, cause));
         }
-        self.lease_now(request, ask, walk)
+        self.lease_now(request, ask, located, walk)
     }
 
-    fn lease_now(&mut self, request: RequestId, ask: &Lease, walk: Walk) -> Result<(), Refused> {
-        let leased = self.store.lease_found(request.session, ask.namespace, &ask.chain, walk)?;
+    fn lease_now(
+        &mut self,
+        request: RequestId,
+        ask: &Lease,
+        located: &Located,
+        walk: Walk,
+    ) -> Result<(), Refused> {
+        let lookup = if walk.is_whole() { 0 } else { self.note_lease(request, ask, &walk, located) };
+        self.origins.remove(&request);
+        let leased = self.store.lease_found(request.session, ask.namespace, &ask.chain, walk);
+        let leased = leased.inspect_err(|refused| self.lookups.refused(lookup, refused))?;
         self.effects.push_back(Effect::Leased { request, leased });
         Ok(())
     }
@@ -134,14 +146,16 @@ impl Core {
         request: RequestId,
         ask: &Lease,
         located: &Located,
-        cause: &Cause,
+        (walk, cause): (&Walk, &Cause),
     ) -> Result<(), Refused> {
         let elsewhere = located.sources(ask.chain.len());
+        let lookup = self.note_lease(request, ask, walk, located);
+        let gathered = self.store.gather(request.session, ask.namespace, &ask.chain, &elsewhere);
         let Gathered { gather, is_ready, wanted } =
-            self.store.gather(request.session, ask.namespace, &ask.chain, &elsewhere)?;
+            gathered.inspect_err(|refused| self.lookups.refused(lookup, refused))?;
         let (until, cause) = (self.now + self.bring.load_deadline(), gather_cause(cause, &wanted));
         let waiting =
-            Waiting { session: request.session, request: Some(request), cause: cause.clone(), until };
+            Waiting { session: request.session, request: Some(request), cause: cause.clone(), until, lookup };
         self.bring.waiting.insert(gather, waiting);
         if is_ready {
             self.finish_gathers(&[gather]);
@@ -213,13 +227,19 @@ impl Core {
         for gather in ready {
             let waiting = self.bring.waiting.get(gather).and_then(|waiting| waiting.request);
             let Some(request) = waiting else { continue };
-            let Some(Waiting { cause, .. }) = self.bring.waiting.remove(gather) else { continue };
+            let Some(Waiting { cause, until, lookup, .. }) = self.bring.waiting.remove(gather) else {
+                continue;
+            };
             let effect = match self.store.finish_gather(*gather) {
                 Ok(leased) => {
+                    self.lookups.delivered(lookup, leased.chunks, until <= self.now);
                     cause.count("larder.chunks_here", leased.chunks.into());
                     Effect::Leased { request, leased }
                 }
-                Err(refused) => Effect::Refused { request, refused },
+                Err(refused) => {
+                    self.lookups.refused(lookup, &refused);
+                    Effect::Refused { request, refused }
+                }
             };
             self.effects.push_back(effect);
         }
@@ -229,6 +249,7 @@ impl Core {
     pub(crate) fn forget_waiting_of(&mut self, session: SessionId) {
         self.bring.waiting.retain(|_, waiting| waiting.session != session);
         self.bring.questions.retain(|_, question| question.session() != Some(session));
+        self.origins.retain(|request, _| request.session != session);
         self.forget_followers_of(session);
     }
 

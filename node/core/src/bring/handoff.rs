@@ -37,6 +37,9 @@ struct Follower {
     until: Duration,
 }
 
+/// By follow: the writer's node that it names, from which attempt on, and for how long nothing may come.
+pub(super) type Writers = HashMap<u64, (Writer, u64, u64)>;
+
 impl Core {
     /// Starts to follow chunks, and has those come that another node's engine writes.
     pub(crate) fn follow(&mut self, request: RequestId, ask: Follow) -> Result<(), Refused> {
@@ -47,17 +50,66 @@ impl Core {
         let FollowStarted { follow, wanted } = self.store.follow(request.session, asked, now)?;
         self.answer(request, Response::Following(follow));
         let fingerprint = self.store.fingerprint(namespace).unwrap_or(Fingerprint([0; 32]));
+        self.bring.writers.retain(|&follow, _| self.store.is_followed(follow));
+        self.bring
+            .writers
+            .extend(writer.iter().map(|writer| (follow, (writer.clone(), attempt, patience_ms))));
+        self.end_earlier_attempts(fingerprint, &chain.hashes, attempt);
         let (coming, on_disk): (Vec<Wanted>, Vec<Wanted>) =
             wanted.into_iter().partition(|wanted| wanted.from == Source::Peer);
         let on_disk = on_disk.into_iter().map(|wanted| self.fetch_followed(wanted, fingerprint, None));
         let on_disk = on_disk.collect();
         self.read_from(Below::Disk, on_disk);
-        let mut coming = coming.into_iter().peekable();
-        while let Some(writer) = writer.as_ref().filter(|_| coming.peek().is_some()) {
-            let part = coming.by_ref().take(MAX_FETCH_CHUNKS).collect();
-            self.order_follow(writer, fingerprint, (attempt, patience_ms), part);
+        if let Some(writer) = writer {
+            self.order_follows(&writer, fingerprint, (attempt, patience_ms), coming);
         }
         Ok(())
+    }
+
+    /// Gives up orders that wait for an earlier attempt to write one of these chunks.
+    fn end_earlier_attempts(&mut self, fingerprint: Fingerprint, hashes: &[ChunkHash], attempt: u64) {
+        let order_of = |fetch: &Fetch| {
+            let is_named = fetch.fingerprint == fingerprint && hashes.contains(&fetch.wanted.chunk.hash);
+            fetch.order().filter(|_| is_named)
+        };
+        let mut orders: Vec<OrderNumber> = self.bring.fetches.values().filter_map(order_of).collect();
+        orders.sort_unstable();
+        orders.dedup();
+        for order in orders {
+            if self.bring.orders.get(&order).is_some_and(|order| order.is_before(attempt)) {
+                self.effects.push_back(Effect::CancelOrder(order));
+            }
+        }
+    }
+
+    /// Asks the writers' nodes of follows whose chunks somebody else's fetch was to bring, and did not. Amid an order's end its
+    /// other chunks end next: those that failed are asked for together.
+    pub(crate) fn follow_again(&mut self, is_amid_order: bool) {
+        if is_amid_order {
+            return;
+        }
+        for (follow, positions) in self.store.take_followed_again() {
+            let Some((fingerprint, wanted)) = self.store.follow_again(follow, &positions) else { continue };
+            let Some((writer, attempt, patience_ms)) = self.bring.writers.get(&follow).cloned() else {
+                continue;
+            };
+            self.order_follows(&writer, fingerprint, (attempt, patience_ms), wanted);
+        }
+    }
+
+    /// Asks the writer's node for chunks, in as few orders as they fit into.
+    fn order_follows(
+        &mut self,
+        writer: &Writer,
+        fingerprint: Fingerprint,
+        terms: (u64, u64),
+        wanted: Vec<Wanted>,
+    ) {
+        let mut wanted = wanted.into_iter().peekable();
+        while wanted.peek().is_some() {
+            let part = wanted.by_ref().take(MAX_FETCH_CHUNKS).collect();
+            self.order_follow(writer, fingerprint, terms, part);
+        }
     }
 
     /// Has a peer follow chunks, which lets go by [`Event::GrantEnded`](crate::Event::GrantEnded); `None` if peers follow too much.
@@ -84,7 +136,7 @@ impl Core {
         let order = OrderNumber(self.bring.next_number());
         let chunks: Vec<FetchId> =
             wanted.into_iter().map(|wanted| self.fetch_followed(wanted, fingerprint, Some(order))).collect();
-        self.bring.orders.insert(order, Order::of_follow(chunks.clone()));
+        self.bring.orders.insert(order, Order::of_follow(chunks.clone(), attempt));
         let writer = writer.clone();
         let follow = FollowOrder { order, writer, fingerprint, chunks, attempt, patience_ms };
         self.effects.push_back(Effect::Follow(follow));

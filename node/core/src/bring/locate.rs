@@ -1,4 +1,7 @@
 //! Finds chunks that this actor lacks: asks its siblings, then peers by the directory, then the object store for the rest.
+//!
+//! A lease or prefetch asks the directory for nothing that a lookup has just found: the actor remembers the holders. So a get
+//! that follows its lookup goes to the holder at once, without the two changes of thread that a question costs.
 
 use std::time::Duration;
 
@@ -9,6 +12,7 @@ use larder_protocol::{Chain, ChunkRef, Fingerprint};
 use crate::Core;
 use crate::cause::Cause;
 use crate::directory::Holders;
+use crate::directory::lookup::row_keys;
 use crate::effect::Effect;
 use crate::event::{QuestionId, RequestId};
 use crate::store::ids::{ChunkKey, SessionId};
@@ -35,6 +39,8 @@ pub(super) struct Located {
     pub(super) stored: Vec<u32>,
     /// Whether time may have passed: somebody was asked who answers later.
     pub(super) took_time: bool,
+    /// Positions of which nobody knows who holds the chunks: homes did not answer.
+    pub(super) unanswered: Vec<u32>,
 }
 
 /// A search for chunks.
@@ -96,6 +102,11 @@ impl Located {
     pub(super) fn holders(&self, position: u32) -> Holders {
         let at = self.positions.binary_search(&position).ok();
         at.and_then(|at| self.holders.get(at)).cloned().unwrap_or_default()
+    }
+
+    /// Whether anybody has any of the chunks.
+    pub(super) fn is_anywhere(&self) -> bool {
+        !self.stored.is_empty() || self.holders.iter().any(|holders| !holders.is_empty())
     }
 
     /// The first of them.
@@ -220,7 +231,6 @@ impl Core {
     /// Other actors of this node said which chunks they hold.
     pub(crate) fn siblings_found(&mut self, number: QuestionId, holders: Vec<Holders>) {
         let Some(mut question) = self.answered(number, |asks| matches!(asks, Asks::Siblings)) else { return };
-        question.located.took_time = holders.iter().any(|holders| !holders.is_empty());
         question.located.holders = holders;
         question.located.holders.resize(question.located.positions.len(), Holders::default());
         self.ask_directory(question);
@@ -237,8 +247,21 @@ impl Core {
             _ => {}
         }
         let unheld: Vec<usize> = question.located.unheld().collect();
+        if matches!(question.purpose, Purpose::Lookup(..)) {
+            self.remember_holders(&question, &unheld, &holders);
+        }
         unheld.into_iter().zip(holders).for_each(|(at, others)| question.located.holders[at] = others);
         self.ask_objects(question);
+    }
+
+    /// Some homes do not answer a question, or none does where no place is named.
+    pub(crate) fn homes_did_not_answer(&mut self, number: QuestionId, places: &[u32]) {
+        let Some(Question { located, .. }) = self.bring.questions.get_mut(&number) else { return };
+        let asked: Vec<u32> = located.unheld().map(|at| located.positions[at]).collect();
+        located.unanswered = match places {
+            [] => asked,
+            places => places.iter().filter_map(|&place| asked.get(place as usize).copied()).collect(),
+        };
     }
 
     /// The object store answered.
@@ -262,10 +285,16 @@ impl Core {
         self.located(question);
     }
 
-    /// Asks the directory for chunks that no sibling has.
+    /// Asks the directory for chunks that no sibling has, unless a lookup has just found them.
     fn ask_directory(&mut self, mut question: Question) {
+        if !question.missing.from_peers {
+            return self.ask_objects(question);
+        }
+        if !matches!(question.purpose, Purpose::Lookup(..)) {
+            self.recall_holders(&mut question);
+        }
         let unheld: Vec<usize> = question.located.unheld().collect();
-        if !question.missing.from_peers || unheld.is_empty() {
+        if unheld.is_empty() {
             return self.ask_objects(question);
         }
         let Some((fingerprint, chunks)) = self.chunks_of(&question, unheld) else {
@@ -275,6 +304,39 @@ impl Core {
         let cause = question.cause.child("find_holders");
         let question = self.ask(question);
         self.effects.push_back(Effect::FindHolders { question, fingerprint, chunks, cause });
+    }
+
+    /// Keeps the directory's answer to a lookup for the lease that follows.
+    fn remember_holders(&mut self, question: &Question, places: &[usize], holders: &[Holders]) {
+        let Some((fingerprint, chunks)) = self.chunks_of(question, places.iter().copied()) else { return };
+        let now = self.millis();
+        for (key, holders) in row_keys(&fingerprint, &chunks).into_iter().zip(holders) {
+            if !holders.is_empty() {
+                self.bring.heard_of.insert(key, holders.clone(), now);
+            }
+        }
+    }
+
+    /// Fills in the holders that a lookup has just found.
+    fn recall_holders(&self, question: &mut Question) {
+        let unheld: Vec<usize> = question.located.unheld().collect();
+        if self.bring.heard_of.is_empty() || unheld.is_empty() {
+            return;
+        }
+        let Some((fingerprint, chunks)) = self.chunks_of(question, unheld.iter().copied()) else { return };
+        let now = self.millis();
+        for (at, key) in unheld.into_iter().zip(row_keys(&fingerprint, &chunks)) {
+            if let Some(holders) = self.bring.heard_of.get(&key, now) {
+                question.located.holders[at].clone_from(holders);
+            }
+        }
+    }
+
+    /// Forgets that a holder has chunks: it did not give them.
+    pub(super) fn forget_holder(&mut self, holder: Holder, fingerprint: &Fingerprint, chunks: &[ChunkRef]) {
+        if !self.bring.heard_of.is_empty() {
+            self.bring.heard_of.not_held(holder, &row_keys(fingerprint, chunks));
+        }
     }
 
     /// Asks the object store for chunks that no node has, unless the answer is known already. A chain counts up to its first
@@ -328,7 +390,10 @@ impl Core {
         for number in late {
             match self.bring.questions.get(&number).map(|question| &question.asks) {
                 Some(Asks::Siblings) => self.siblings_found(number, Vec::new()),
-                Some(Asks::Directory) => self.holders_found(number, Vec::new()),
+                Some(Asks::Directory) => {
+                    self.homes_did_not_answer(number, &[]);
+                    self.holders_found(number, Vec::new());
+                }
                 Some(Asks::Objects(_)) => self.stored_found(number, &[]),
                 None => {}
             }

@@ -19,13 +19,15 @@ use crate::cause::Cause;
 use crate::effect::{Effect, Started};
 use crate::event::RequestId;
 use crate::loading::{ChunkSource, Meter, Prefill, worth_loading};
+use crate::lookups::LookupKind;
 use crate::store::ids::SessionId;
 use crate::store::{Gathered, Refused, Source};
 
 impl Core {
     /// Begins to bring the found chunks of a prompt.
     pub(crate) fn prefetch(&mut self, request: RequestId, ask: Lookup, cause: Cause) -> Result<(), Refused> {
-        let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
+        let about = (ask.namespace, &ask.chain, ask.prompt_tokens);
+        let walk = self.find_for(LookupKind::Prefetch, request, about)?;
         let missing = self.missing_for_lookup(&ask, &walk);
         if missing.is_nothing() {
             return self.start_prefetch(request, ask, &Located::default(), &cause);
@@ -45,7 +47,11 @@ impl Core {
         let elsewhere = located.sources(ask.chain.len());
         let walk = self.store.find(request.session, ask.namespace, &ask.chain)?;
         let mut found = self.found_on(request.session, &ask, &walk, &elsewhere)?;
-        let started = self.start(request.session, &ask, (&found, &elsewhere), located, cause);
+        let lookup = self.note_lookup(LookupKind::Prefetch, request, &ask, (&walk, located, &found));
+        let started = self.start((request.session, lookup), &ask, (&found, &elsewhere), located, cause);
+        if let Err(refused) = &started {
+            self.lookups.refused(lookup, refused);
+        }
         self.find_on_device(request.session, &ask, &mut found);
         self.effects.push_back(Effect::Prefetching { request, ask, found, started });
         Ok(())
@@ -53,7 +59,7 @@ impl Core {
 
     fn start(
         &mut self,
-        session: SessionId,
+        (session, lookup): (SessionId, u64),
         ask: &Lookup,
         (found, elsewhere): (&Found, &[Option<Source>]),
         located: &Located,
@@ -70,6 +76,9 @@ impl Core {
             }
             None => run,
         };
+        if wanted < run {
+            self.lookups.computes_from(lookup, wanted as u32);
+        }
         let tokens_to_recompute = (run - wanted) as u64 * u64::from(chunk_tokens);
         if wanted == 0 {
             return Ok(Started { ticket: 0, tokens: 0, tokens_to_recompute });
@@ -81,7 +90,7 @@ impl Core {
             &elsewhere[..wanted.min(elsewhere.len())],
         )?;
         let cause = gather_cause(cause, &wanted);
-        let waiting = Waiting { session, request: None, cause: cause.clone(), until: Duration::MAX };
+        let waiting = Waiting { session, request: None, cause: cause.clone(), until: Duration::MAX, lookup };
         self.bring.waiting.insert(ticket, waiting);
         let tokens = self.store.progress(session, ticket)?.tokens_expected;
         let until = self.now + self.bring.load_deadline();

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use larder_protocol::lane::{AskCopy, CopyEnd, CopyProgress};
 
 use super::slots::{SlotId, Slots};
-use crate::event::{DeviceFailure, RequestId, Ticket};
+use crate::event::{DeviceCopyNumber, DeviceFailure, RequestId};
 use crate::store::ids::SessionId;
 
 /// Running copies and the slots that they touch. `H` names the other resources that a copy keeps from reuse.
@@ -16,13 +16,13 @@ use crate::store::ids::SessionId;
 pub(super) struct Account<H> {
     pub(super) slots: Slots,
     /// Copies that the device has not let go of.
-    copies: BTreeMap<Ticket, Copy<H>>,
+    copies: BTreeMap<DeviceCopyNumber, Copy<H>>,
     /// Callers that have not heard of their copy's end yet.
-    callers: BTreeMap<Ticket, Caller>,
+    callers: BTreeMap<DeviceCopyNumber, Caller>,
     /// Answers that are due.
     news: Vec<(RequestId, CopyProgress)>,
     limits: AccountLimits,
-    last_ticket: u64,
+    last_number: u64,
 }
 
 /// Bounds of an account.
@@ -83,7 +83,7 @@ impl<H> Account<H> {
             callers: BTreeMap::new(),
             news: Vec::new(),
             limits,
-            last_ticket: 0,
+            last_number: 0,
         }
     }
 
@@ -96,22 +96,27 @@ impl<H> Account<H> {
         layers: u32,
         reads: Vec<SlotId>,
         held: H,
-    ) -> Result<Ticket, H> {
+    ) -> Result<DeviceCopyNumber, H> {
         // A session that gives a copy up has it until the device let go of it.
         let under_way = self.copies.values().filter(|copy| copy.session == Some(session)).count();
-        let is_untold = |(ticket, caller): &(&Ticket, &Caller)| {
-            caller.session == session && !self.copies.contains_key(ticket)
+        let is_untold = |(number, caller): &(&DeviceCopyNumber, &Caller)| {
+            caller.session == session && !self.copies.contains_key(number)
         };
         if under_way + self.callers.iter().filter(is_untold).count() >= self.limits.of_session {
             return Err(held);
         }
-        let ticket = self.start(now_ms, Some(session), (Vec::new(), reads), held)?;
-        self.callers.insert(ticket, Caller { session, of: layers, layers: 0, end: None, asks: None });
-        Ok(ticket)
+        let number = self.start(now_ms, Some(session), (Vec::new(), reads), held)?;
+        self.callers.insert(number, Caller { session, of: layers, layers: 0, end: None, asks: None });
+        Ok(number)
     }
 
     /// Begins a copy that nobody asked for and nobody hears of, which fills reserved slots. An error as above.
-    pub(super) fn begin_own(&mut self, now_ms: u64, fills: Vec<SlotId>, held: H) -> Result<Ticket, H> {
+    pub(super) fn begin_own(
+        &mut self,
+        now_ms: u64,
+        fills: Vec<SlotId>,
+        held: H,
+    ) -> Result<DeviceCopyNumber, H> {
         self.start(now_ms, None, (fills, Vec::new()), held)
     }
 
@@ -121,67 +126,71 @@ impl<H> Account<H> {
         session: Option<SessionId>,
         (fills, reads): (Vec<SlotId>, Vec<SlotId>),
         held: H,
-    ) -> Result<Ticket, H> {
+    ) -> Result<DeviceCopyNumber, H> {
         if self.copies.len() >= self.limits.copies {
             return Err(held);
         }
-        self.last_ticket += 1;
-        let ticket = Ticket(self.last_ticket);
-        fills.iter().for_each(|&slot| self.slots.begin_fill(slot, ticket));
-        reads.iter().for_each(|&slot| self.slots.begin_read(slot, ticket));
+        self.last_number += 1;
+        let number = DeviceCopyNumber(self.last_number);
+        fills.iter().for_each(|&slot| self.slots.begin_fill(slot, number));
+        reads.iter().for_each(|&slot| self.slots.begin_read(slot, number));
         let deadline_ms = now_ms.saturating_add(self.limits.deadline_ms);
-        self.copies.insert(ticket, Copy { session, fills, reads, deadline_ms, is_told: false, held });
-        Ok(ticket)
+        self.copies.insert(number, Copy { session, fills, reads, deadline_ms, is_told: false, held });
+        Ok(number)
     }
 
     /// Withdraws a copy that was not begun; returns its resources.
-    pub(super) fn withdraw(&mut self, ticket: Ticket) -> Option<H> {
-        self.callers.remove(&ticket);
-        self.let_go(ticket, false).map(|ended| ended.held)
+    pub(super) fn withdraw(&mut self, number: DeviceCopyNumber) -> Option<H> {
+        self.callers.remove(&number);
+        self.let_go(number, false).map(|ended| ended.held)
     }
 
     /// The device has done this many layers of a copy.
-    pub(super) fn layers(&mut self, ticket: Ticket, done: u32) {
-        let Some(caller) = self.callers.get_mut(&ticket).filter(|caller| caller.end.is_none()) else {
+    pub(super) fn layers(&mut self, number: DeviceCopyNumber, done: u32) {
+        let Some(caller) = self.callers.get_mut(&number).filter(|caller| caller.end.is_none()) else {
             return;
         };
         caller.layers = done;
         if caller.asks.as_ref().is_some_and(|asks| done >= asks.layers) {
-            self.answer(ticket);
+            self.answer(number);
         }
     }
 
     /// The device says how a copy ended. One that went well is to be finished by [`Account::finish`]; the caller of any other was
     /// told. `None` if the device may still be at it.
-    pub(super) fn ended(&mut self, ticket: Ticket, result: Result<(), DeviceFailure>) -> Option<Ended<H>> {
+    pub(super) fn ended(
+        &mut self,
+        number: DeviceCopyNumber,
+        result: Result<(), DeviceFailure>,
+    ) -> Option<Ended<H>> {
         if let Err(failure) = result {
-            self.fail(ticket, end_of(failure));
+            self.fail(number, end_of(failure));
         }
         if result == Err(DeviceFailure::Lost) {
             return None;
         }
-        self.let_go(ticket, result.is_ok())
+        self.let_go(number, result.is_ok())
     }
 
     /// Tells the callers of copies that took too long, and says which these are. What they touch stays held.
-    pub(super) fn overdue(&mut self, now_ms: u64) -> Vec<Ticket> {
+    pub(super) fn overdue(&mut self, now_ms: u64) -> Vec<DeviceCopyNumber> {
         let is_due = |copy: &Copy<H>| !copy.is_told && copy.deadline_ms <= now_ms;
-        let due = self.copies.iter().filter(|(_, copy)| is_due(copy)).map(|(&ticket, _)| ticket);
-        let overdue: Vec<Ticket> = due.collect();
-        overdue.iter().for_each(|&ticket| self.fail(ticket, CopyEnd::Stalled));
+        let due = self.copies.iter().filter(|(_, copy)| is_due(copy)).map(|(&number, _)| number);
+        let overdue: Vec<DeviceCopyNumber> = due.collect();
+        overdue.iter().for_each(|&number| self.fail(number, CopyEnd::Stalled));
         overdue
     }
 
     /// Nothing of the device is left: it touches nothing any more.
     pub(super) fn gone(&mut self) -> Vec<H> {
-        let all: Vec<Ticket> = self.copies.keys().copied().collect();
-        all.iter().for_each(|&ticket| self.fail(ticket, CopyEnd::Lost));
-        all.iter().filter_map(|&ticket| self.let_go(ticket, false)).map(|ended| ended.held).collect()
+        let all: Vec<DeviceCopyNumber> = self.copies.keys().copied().collect();
+        all.iter().for_each(|&number| self.fail(number, CopyEnd::Lost));
+        all.iter().filter_map(|&number| self.let_go(number, false)).map(|ended| ended.held).collect()
     }
 
     /// The resources of a copy that the device may still touch.
-    pub(super) fn held(&self, ticket: Ticket) -> Option<&H> {
-        self.copies.get(&ticket).map(|copy| &copy.held)
+    pub(super) fn held(&self, number: DeviceCopyNumber) -> Option<&H> {
+        self.copies.get(&number).map(|copy| &copy.held)
     }
 
     /// The resources of all copies.
@@ -197,15 +206,15 @@ impl<H> Account<H> {
         AskCopy { copy, layers, wait_ms }: AskCopy,
         request: RequestId,
     ) -> bool {
-        let ticket = Ticket(copy);
-        if self.callers.get(&ticket).is_none_or(|caller| caller.session != request.session) {
+        let number = DeviceCopyNumber(copy);
+        if self.callers.get(&number).is_none_or(|caller| caller.session != request.session) {
             return false;
         }
-        self.answer(ticket);
-        let Some(caller) = self.callers.get_mut(&ticket) else { return false };
+        self.answer(number);
+        let Some(caller) = self.callers.get_mut(&number) else { return false };
         caller.asks = Some(Asks { request, layers, until_ms: now_ms.saturating_add(wait_ms) });
         if caller.end.is_some() || caller.layers >= layers || wait_ms == 0 {
-            self.answer(ticket);
+            self.answer(number);
         }
         true
     }
@@ -213,9 +222,9 @@ impl<H> Account<H> {
     /// Answers those who have waited as long as they wanted to.
     pub(super) fn answer_late(&mut self, now_ms: u64) {
         let is_late = |caller: &Caller| caller.asks.as_ref().is_some_and(|asks| asks.until_ms <= now_ms);
-        let late = self.callers.iter().filter(|(_, caller)| is_late(caller)).map(|(&ticket, _)| ticket);
-        let late: Vec<Ticket> = late.collect();
-        late.into_iter().for_each(|ticket| self.answer(ticket));
+        let late = self.callers.iter().filter(|(_, caller)| is_late(caller)).map(|(&number, _)| number);
+        let late: Vec<DeviceCopyNumber> = late.collect();
+        late.into_iter().for_each(|number| self.answer(number));
     }
 
     /// Answers that are due since the last call.
@@ -224,31 +233,31 @@ impl<H> Account<H> {
     }
 
     /// A session asks for a copy no more, and its request is answered; whether it had such a copy.
-    pub(super) fn forget(&mut self, session: SessionId, ticket: Ticket) -> bool {
-        let is_its = self.callers.get(&ticket).is_some_and(|caller| caller.session == session);
+    pub(super) fn forget(&mut self, session: SessionId, number: DeviceCopyNumber) -> bool {
+        let is_its = self.callers.get(&number).is_some_and(|caller| caller.session == session);
         if is_its {
-            self.answer(ticket);
-            self.callers.remove(&ticket);
+            self.answer(number);
+            self.callers.remove(&number);
         }
         is_its
     }
 
     /// A session ended: its copies under way.
-    pub(super) fn close(&mut self, session: SessionId) -> Vec<Ticket> {
+    pub(super) fn close(&mut self, session: SessionId) -> Vec<DeviceCopyNumber> {
         self.callers.retain(|_, caller| caller.session != session);
-        self.tickets(|of| of == session)
+        self.numbers(|of| of == session)
     }
 
     /// All sessions ended: their copies under way.
-    pub(super) fn close_all(&mut self) -> Vec<Ticket> {
+    pub(super) fn close_all(&mut self) -> Vec<DeviceCopyNumber> {
         self.callers.clear();
         self.news.clear();
-        self.tickets(|_| true)
+        self.numbers(|_| true)
     }
 
-    fn tickets(&self, is_meant: impl Fn(SessionId) -> bool) -> Vec<Ticket> {
+    fn numbers(&self, is_meant: impl Fn(SessionId) -> bool) -> Vec<DeviceCopyNumber> {
         let of_sessions = self.copies.iter().filter(|(_, copy)| copy.session.is_some_and(&is_meant));
-        of_sessions.map(|(&ticket, _)| ticket).collect()
+        of_sessions.map(|(&number, _)| number).collect()
     }
 
     /// Copies that the device has not let go of.
@@ -257,42 +266,42 @@ impl<H> Account<H> {
     }
 
     /// A copy failed for its caller while the device may still be at it. What it fills belongs to nobody any more.
-    fn fail(&mut self, ticket: Ticket, end: CopyEnd) {
-        let Some(copy) = self.copies.get_mut(&ticket).filter(|copy| !copy.is_told) else { return };
+    fn fail(&mut self, number: DeviceCopyNumber, end: CopyEnd) {
+        let Some(copy) = self.copies.get_mut(&number).filter(|copy| !copy.is_told) else { return };
         copy.is_told = true;
         copy.fills.iter().for_each(|&slot| self.slots.give_up(slot));
-        self.finish(ticket, end);
+        self.finish(number, end);
     }
 
     /// The device touches nothing of a copy any more. What it brought is no hit where its caller was told of a failure.
-    fn let_go(&mut self, ticket: Ticket, is_well: bool) -> Option<Ended<H>> {
-        let Copy { fills, reads, is_told, held, .. } = self.copies.remove(&ticket)?;
+    fn let_go(&mut self, number: DeviceCopyNumber, is_well: bool) -> Option<Ended<H>> {
+        let Copy { fills, reads, is_told, held, .. } = self.copies.remove(&number)?;
         let is_whole = is_well && !is_told;
-        fills.into_iter().for_each(|slot| self.slots.end(slot, ticket, is_whole));
-        reads.into_iter().for_each(|slot| self.slots.end(slot, ticket, true));
+        fills.into_iter().for_each(|slot| self.slots.end(slot, number, is_whole));
+        reads.into_iter().for_each(|slot| self.slots.end(slot, number, true));
         Some(Ended { held, is_whole })
     }
 
     /// A copy has come to this end for its caller, unless it had come to one before.
-    pub(super) fn finish(&mut self, ticket: Ticket, end: CopyEnd) {
-        let Some(caller) = self.callers.get_mut(&ticket).filter(|caller| caller.end.is_none()) else {
+    pub(super) fn finish(&mut self, number: DeviceCopyNumber, end: CopyEnd) {
+        let Some(caller) = self.callers.get_mut(&number).filter(|caller| caller.end.is_none()) else {
             return;
         };
         caller.end = Some(end);
         if end == CopyEnd::Done {
             caller.layers = caller.of;
         }
-        self.answer(ticket);
+        self.answer(number);
     }
 
     /// Answers the requests that wait for news of a copy.
-    fn answer(&mut self, ticket: Ticket) {
-        let Some(caller) = self.callers.get_mut(&ticket) else { return };
+    fn answer(&mut self, number: DeviceCopyNumber) {
+        let Some(caller) = self.callers.get_mut(&number) else { return };
         let Some(Asks { request, .. }) = caller.asks.take() else { return };
         let Caller { layers, end, .. } = *caller;
         self.news.push((request, CopyProgress { layers, end }));
         if end.is_some() {
-            self.callers.remove(&ticket);
+            self.callers.remove(&number);
         }
     }
 }

@@ -10,7 +10,7 @@ use larder_protocol::session::Response;
 use super::{CopyClaims, HeldBy, SESSION_WORDS, SlotId, TOO_MANY_COPIES, Tensors};
 use crate::Core;
 use crate::effect::{BlockAt, Counted, DeviceOrder, DeviceWork, Effect, PagesCopy, Way};
-use crate::event::{RequestId, Ticket};
+use crate::event::{DeviceCopyNumber, RequestId};
 use crate::store::ids::SessionId;
 use crate::store::{BlockMove, CommitOrder, Place, Refused};
 
@@ -109,9 +109,9 @@ impl Core {
             CopyClaims { what, bytes: copy.pages.len() as u64 * of_chunk / u64::from(copy.pages_per_chunk) };
         let begun = self.device.account.begin(self.millis().0, session, layers, reads, held);
         match begun {
-            Ok(ticket) => {
-                self.device.untaken.insert(ticket, request);
-                self.order_device_copy(ticket, DeviceWork::Pages(copy));
+            Ok(number) => {
+                self.device.untaken.insert(number, request);
+                self.order_device_copy(number, DeviceWork::Pages(copy));
                 Ok(())
             }
             Err(held) => {
@@ -121,9 +121,9 @@ impl Core {
         }
     }
 
-    pub(super) fn order_device_copy(&mut self, ticket: Ticket, work: DeviceWork) {
+    pub(super) fn order_device_copy(&mut self, number: DeviceCopyNumber, work: DeviceWork) {
         let pool_bytes = self.device.tier.pool_bytes();
-        self.effects.push_back(Effect::DeviceCopy(DeviceOrder { ticket, pool_bytes, work }));
+        self.effects.push_back(Effect::DeviceCopy(DeviceOrder { number, pool_bytes, work }));
     }
 
     /// The tensors of a copy that asks for nothing that there is not.
@@ -165,8 +165,8 @@ impl Core {
 
     /// Forgets a copy: nobody will ask for it.
     pub(crate) fn forget_copy(&mut self, session: SessionId, copy: u64) {
-        if self.device.account.forget(session, Ticket(copy)) {
-            self.effects.push_back(Effect::CancelDeviceCopy(Ticket(copy)));
+        if self.device.account.forget(session, DeviceCopyNumber(copy)) {
+            self.effects.push_back(Effect::CancelDeviceCopy(DeviceCopyNumber(copy)));
         }
     }
 

@@ -8,15 +8,15 @@ use super::{CopyClaims, Device, HeldBy, TOO_MANY_COPIES};
 use crate::Core;
 use crate::copies::Save;
 use crate::effect::{Counted, DeviceCopyEnd, Effect};
-use crate::event::{CopyAnswer, DeviceEvent, DeviceFailure, Ticket};
+use crate::event::{CopyAnswer, DeviceCopyNumber, DeviceEvent, DeviceFailure};
 
 impl Core {
     /// Takes a device's answer.
     pub(crate) fn device_says(&mut self, event: DeviceEvent) {
         match event {
-            DeviceEvent::Took { ticket, is_taken } => self.device_took(ticket, is_taken),
-            DeviceEvent::Layers { ticket, done } => self.device.account.layers(ticket, done),
-            DeviceEvent::Ended { ticket, result } => self.device_copied(ticket, result),
+            DeviceEvent::Took { number, is_taken } => self.device_took(number, is_taken),
+            DeviceEvent::Layers { number, done } => self.device.account.layers(number, done),
+            DeviceEvent::Ended { number, result } => self.device_copied(number, result),
             DeviceEvent::Lost => {
                 let device = &mut self.device;
                 device.tensors.clear();
@@ -31,21 +31,21 @@ impl Core {
         }
     }
 
-    fn device_took(&mut self, ticket: Ticket, is_taken: bool) {
-        let request = self.device.untaken.remove(&ticket);
+    fn device_took(&mut self, number: DeviceCopyNumber, is_taken: bool) {
+        let request = self.device.untaken.remove(&number);
         if !is_taken {
-            self.withdraw(ticket);
+            self.withdraw(number);
         }
         if let Some(request) = request {
             match is_taken {
-                true => self.answer(request, Response::Copying(ticket.0)),
+                true => self.answer(request, Response::Copying(number.0)),
                 false => self.refuse(request, Err(TOO_MANY_COPIES)),
             }
         }
     }
 
-    fn device_copied(&mut self, ticket: Ticket, result: Result<(), DeviceFailure>) {
-        let Some(Ended { held, is_whole }) = self.device.account.ended(ticket, result) else { return };
+    fn device_copied(&mut self, number: DeviceCopyNumber, result: Result<(), DeviceFailure>) {
+        let Some(Ended { held, is_whole }) = self.device.account.ended(number, result) else { return };
         if !is_whole {
             if result == Err(DeviceFailure::Refused) && matches!(held.what, HeldBy::Promotion(..)) {
                 self.device.tier.refused();
@@ -57,7 +57,7 @@ impl Core {
         match what {
             HeldBy::Load(load, wanted) => {
                 self.count(Counted::ByDevice(DeviceCopyEnd::Loaded, bytes));
-                self.device.account.finish(ticket, CopyEnd::Done);
+                self.device.account.finish(number, CopyEnd::Done);
                 // The load keeps what the tier wants in place until it is there.
                 match wanted.is_empty() {
                     true => self.store.end_load(load),
@@ -74,7 +74,7 @@ impl Core {
                 self.store.end_load(load);
                 self.count(Counted::ByDevice(DeviceCopyEnd::Promoted, bytes));
             }
-            HeldBy::Save(order, moves) => self.sum(Save { ticket, order, bytes, moves }),
+            HeldBy::Save(order, moves) => self.sum(Save { number, order, bytes, moves }),
             HeldBy::Forgotten => {}
         }
     }
@@ -101,8 +101,8 @@ impl Core {
     }
 
     /// The device's thread never heard of a copy.
-    pub(super) fn withdraw(&mut self, ticket: Ticket) {
-        if let Some(held) = self.device.account.withdraw(ticket) {
+    pub(super) fn withdraw(&mut self, number: DeviceCopyNumber) {
+        if let Some(held) = self.device.account.withdraw(number) {
             self.not_begun(held);
         }
     }
@@ -112,7 +112,7 @@ impl Core {
         if answer == CopyAnswer::Busy {
             return self.device.unsummed.push(save);
         }
-        let Save { ticket, order, bytes, .. } = save;
+        let Save { number, order, bytes, .. } = save;
         let sums = answer.sums();
         let pieces = sums.as_ref().map_or(0, |sums| sums.len() as u64);
         let end = if self.store.finish_layers(order, sums) {
@@ -123,14 +123,14 @@ impl Core {
             self.count(Counted::ByDevice(DeviceCopyEnd::Failed, 0));
             CopyEnd::Failed
         };
-        self.device.account.finish(ticket, end);
+        self.device.account.finish(number, end);
     }
 
     /// The periodic work.
     pub(crate) fn look_after_copies(&mut self) {
         let now = self.millis().0;
-        for ticket in self.device.account.overdue(now) {
-            self.quarantine(ticket);
+        for number in self.device.account.overdue(now) {
+            self.quarantine(number);
         }
         self.device.account.answer_late(now);
         for save in std::mem::take(&mut self.device.unsummed) {
@@ -139,9 +139,9 @@ impl Core {
     }
 
     /// A copy did not end in time: nobody gets its memory until the device lets go.
-    fn quarantine(&mut self, ticket: Ticket) {
+    fn quarantine(&mut self, number: DeviceCopyNumber) {
         let device = &mut self.device;
-        match device.account.held(ticket).map(|held| &held.what) {
+        match device.account.held(number).map(|held| &held.what) {
             Some(&HeldBy::Load(load, _)) => self.store.quarantine_load(load),
             Some(HeldBy::Promotion(load, slots)) => {
                 slots.iter().for_each(|&(slot, _)| device.tier.dropped(slot));
@@ -151,6 +151,6 @@ impl Core {
             Some(HeldBy::Forgotten) | None => {}
         }
         self.count(Counted::ByDevice(DeviceCopyEnd::Stalled, 0));
-        self.effects.push_back(Effect::CancelDeviceCopy(ticket));
+        self.effects.push_back(Effect::CancelDeviceCopy(number));
     }
 }

@@ -97,7 +97,7 @@ impl Core {
         let fills: Vec<SlotId> = slots.iter().map(|&(slot, _)| slot).collect();
         let held = CopyClaims { what: HeldBy::Promotion(load, slots), bytes };
         match self.device.account.begin_own(self.millis().0, fills.clone(), held) {
-            Ok(ticket) => self.order_device_copy(ticket, DeviceWork::Promote(moves)),
+            Ok(number) => self.order_device_copy(number, DeviceWork::Promote(moves)),
             Err(held) => {
                 fills.into_iter().for_each(|slot| self.device.account.slots.give_up(slot));
                 self.not_begun(held);

@@ -1,6 +1,6 @@
 //! The life of slots that a device copies into and out of: decides which may be reused.
 
-use crate::event::Ticket;
+use crate::event::DeviceCopyNumber;
 
 /// The number of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,7 +24,7 @@ pub(super) struct Slots {
 
 /// The state of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Life {
+pub(super) enum SlotState {
     /// Anybody may have it, and nothing touches it.
     Free,
     /// Promised to somebody.
@@ -39,16 +39,16 @@ pub(super) enum Life {
 
 #[derive(Debug)]
 struct Slot {
-    life: Life,
+    life: SlotState,
     /// Copies that touch it: few at a time.
-    copies: Vec<Ticket>,
+    copies: Vec<DeviceCopyNumber>,
 }
 
 impl Slots {
     /// Adds free slots, numbered behind the present ones.
     pub(super) fn add(&mut self, slots: u32) {
         let first = self.slots.len() as u32;
-        self.slots.extend((0..slots).map(|_| Slot { life: Life::Free, copies: Vec::new() }));
+        self.slots.extend((0..slots).map(|_| Slot { life: SlotState::Free, copies: Vec::new() }));
         self.free.splice(0..0, (first..first + slots).rev().map(SlotId));
     }
 
@@ -56,33 +56,33 @@ impl Slots {
     pub(super) fn reserve(&mut self) -> Option<SlotId> {
         let id = self.free.pop()?;
         let slot = self.slot(id);
-        assert!(slot.life == Life::Free && slot.copies.is_empty(), "a free slot is touched by nothing");
-        slot.life = Life::Reserved;
+        assert!(slot.life == SlotState::Free && slot.copies.is_empty(), "a free slot is touched by nothing");
+        slot.life = SlotState::Reserved;
         Some(id)
     }
 
     /// A copy into a reserved slot begins.
-    pub(super) fn begin_fill(&mut self, id: SlotId, ticket: Ticket) {
+    pub(super) fn begin_fill(&mut self, id: SlotId, number: DeviceCopyNumber) {
         let slot = self.slot(id);
-        assert_eq!(slot.life, Life::Reserved, "only a reserved slot is filled");
-        slot.life = Life::Filling;
-        slot.copies.push(ticket);
+        assert_eq!(slot.life, SlotState::Reserved, "only a reserved slot is filled");
+        slot.life = SlotState::Filling;
+        slot.copies.push(number);
     }
 
     /// A copy out of a filled slot begins.
-    pub(super) fn begin_read(&mut self, id: SlotId, ticket: Ticket) {
+    pub(super) fn begin_read(&mut self, id: SlotId, number: DeviceCopyNumber) {
         let slot = self.slot(id);
-        assert_eq!(slot.life, Life::Filled, "only a filled slot is read");
-        slot.copies.push(ticket);
+        assert_eq!(slot.life, SlotState::Filled, "only a filled slot is read");
+        slot.copies.push(number);
     }
 
     /// A copy has ended, and touches the slot no more. One that failed to fill it leaves it free.
-    pub(super) fn end(&mut self, id: SlotId, ticket: Ticket, is_whole: bool) {
+    pub(super) fn end(&mut self, id: SlotId, number: DeviceCopyNumber, is_whole: bool) {
         let slot = self.slot(id);
-        let Some(position) = slot.copies.iter().position(|&copy| copy == ticket) else { return };
+        let Some(position) = slot.copies.iter().position(|&copy| copy == number) else { return };
         slot.copies.swap_remove(position);
-        if slot.life == Life::Filling {
-            slot.life = if is_whole { Life::Filled } else { Life::Quarantined };
+        if slot.life == SlotState::Filling {
+            slot.life = if is_whole { SlotState::Filled } else { SlotState::Quarantined };
         }
         self.free_if_untouched(id);
     }
@@ -90,27 +90,27 @@ impl Slots {
     /// The slot's owner no longer needs it. Users that still touch the slot keep it from others.
     pub(super) fn give_up(&mut self, id: SlotId) {
         let slot = self.slot(id);
-        assert!(!matches!(slot.life, Life::Free | Life::Quarantined), "nobody has the slot");
-        slot.life = Life::Quarantined;
+        assert!(!matches!(slot.life, SlotState::Free | SlotState::Quarantined), "nobody has the slot");
+        slot.life = SlotState::Quarantined;
         self.free_if_untouched(id);
     }
 
     /// The state of a slot.
     #[cfg(test)]
-    pub(super) fn life(&self, id: SlotId) -> Life {
+    pub(super) fn life(&self, id: SlotId) -> SlotState {
         self.slots[id.0 as usize].life
     }
 
     /// The states of all slots.
     #[cfg(test)]
-    pub(super) fn lives(&self) -> impl Iterator<Item = Life> {
+    pub(super) fn lives(&self) -> impl Iterator<Item = SlotState> {
         self.slots.iter().map(|slot| slot.life)
     }
 
     fn free_if_untouched(&mut self, id: SlotId) {
         let slot = self.slot(id);
-        if slot.life == Life::Quarantined && slot.copies.is_empty() {
-            slot.life = Life::Free;
+        if slot.life == SlotState::Quarantined && slot.copies.is_empty() {
+            slot.life = SlotState::Free;
             self.free.push(id);
         }
     }

@@ -189,7 +189,7 @@ mod tests {
 
     use super::*;
 
-    const FACTS: Facts = Facts { short_hash: 0, index: 0, priority: 0 };
+    const FACTS: Facts = Facts { short_hash: 0, index: 0, priority: 0, parent: None };
 
     fn key(number: u8) -> BlockKey {
         BlockKey { fingerprint: Fingerprint([0; 32]), hash: ChunkHash([number; 32]), slice: 0, pool: 0 }

@@ -6,14 +6,14 @@ use larder_protocol::limits::MAX_MEMBERS;
 use larder_protocol::table::{Holder, Table};
 
 /// The number of a holder in its home's rows.
-pub(super) type Slot = u16;
+pub(super) type HolderIndex = u16;
 
 /// The holders that announce to this home.
 #[derive(Debug, Default)]
 pub(super) struct KnownHolders {
     slots: Vec<Option<HolderState>>,
-    by_holder: HashMap<Holder, Slot>,
-    free: Vec<Slot>,
+    by_holder: HashMap<Holder, HolderIndex>,
+    free: Vec<HolderIndex>,
 }
 
 /// The state of one holder.
@@ -58,12 +58,12 @@ impl KnownHolders {
     }
 
     /// The slot of a holder that is known.
-    pub(super) fn find(&self, holder: Holder) -> Option<Slot> {
+    pub(super) fn find(&self, holder: Holder) -> Option<HolderIndex> {
         self.by_holder.get(&holder).copied()
     }
 
     /// The slot of a holder, a fresh one if need be; `None` if there are too many.
-    pub(super) fn slot(&mut self, holder: Holder, incarnation: u64) -> Option<Slot> {
+    pub(super) fn slot(&mut self, holder: Holder, incarnation: u64) -> Option<HolderIndex> {
         if let Some(slot) = self.find(holder) {
             return Some(slot);
         }
@@ -71,7 +71,7 @@ impl KnownHolders {
             Some(slot) => slot,
             None if self.slots.len() < MAX_HOLDERS => {
                 self.slots.push(None);
-                (self.slots.len() - 1) as Slot
+                (self.slots.len() - 1) as HolderIndex
             }
             None => return None,
         };
@@ -82,16 +82,16 @@ impl KnownHolders {
         Some(slot)
     }
 
-    pub(super) fn get(&self, slot: Slot) -> &HolderState {
+    pub(super) fn get(&self, slot: HolderIndex) -> &HolderState {
         self.slots[usize::from(slot)].as_ref().expect("a row's holder has a slot as long as the row")
     }
 
-    pub(super) fn get_mut(&mut self, slot: Slot) -> &mut HolderState {
+    pub(super) fn get_mut(&mut self, slot: HolderIndex) -> &mut HolderState {
         self.slots[usize::from(slot)].as_mut().expect("a row's holder has a slot as long as the row")
     }
 
     /// The holders that are no members any more, or were another life of one.
-    pub(super) fn gone(&self, table: &Table) -> Vec<Slot> {
+    pub(super) fn gone(&self, table: &Table) -> Vec<HolderIndex> {
         let is_gone = |state: &HolderState| {
             table.member(state.holder.node).is_none_or(|member| member.incarnation != state.incarnation)
         };
@@ -100,7 +100,7 @@ impl KnownHolders {
     }
 
     /// Frees slots that have no rows.
-    pub(super) fn remove(&mut self, slots: &[Slot]) {
+    pub(super) fn remove(&mut self, slots: &[HolderIndex]) {
         for &slot in slots {
             if let Some(state) = self.slots[usize::from(slot)].take() {
                 debug_assert_eq!(state.rows, 0, "a slot outlives its rows");
@@ -111,7 +111,7 @@ impl KnownHolders {
     }
 
     /// A mask of these slots.
-    pub(super) fn mask(&self, slots: &[Slot]) -> Vec<bool> {
+    pub(super) fn mask(&self, slots: &[HolderIndex]) -> Vec<bool> {
         let mut mask = vec![false; self.slots.len()];
         slots.iter().for_each(|&slot| mask[usize::from(slot)] = true);
         mask

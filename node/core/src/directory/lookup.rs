@@ -43,6 +43,8 @@ struct Late {
 pub struct Lookup {
     keys: Vec<RowKey>,
     found: Vec<Holders>,
+    /// Whether a home, or the cache, answered for each chunk.
+    answered: Vec<bool>,
     asks: Vec<HomeAsk>,
     cached: usize,
 }
@@ -119,11 +121,13 @@ impl Lookup {
         let keys = row_keys(fingerprint, chunks);
         let before = if view.may_have_v1() { row_keys_before(fingerprint, chunks) } else { Vec::new() };
         let mut found = vec![Holders::new(); keys.len()];
+        let mut answered = vec![false; keys.len()];
         let mut by_home: BTreeMap<NodeNumber, HomeAsk> = BTreeMap::new();
         let mut cached = 0;
         for (position, key) in (0_u32..).zip(&keys).take(MAX_FIND_ROWS) {
             if let Some(holders) = cache.get(key, now) {
                 found[position as usize].clone_from(holders);
+                answered[position as usize] = true;
                 cached += 1;
                 continue;
             }
@@ -144,7 +148,7 @@ impl Lookup {
                 }
             }
         }
-        Self { keys, found, asks: by_home.into_values().collect(), cached }
+        Self { keys, found, answered, asks: by_home.into_values().collect(), cached }
     }
 
     /// Chunks that the cache knew.
@@ -167,6 +171,7 @@ impl Lookup {
         cache: Option<&mut Cache>,
         now: Millis,
     ) {
+        positions.iter().for_each(|&position| self.answered[position as usize] = true);
         // An honest home names each chunk so many times at most; a liar keeps nobody longer.
         let mut named = positions.len() * MAX_FOUND_HOLDERS;
         for span in rows.spans.iter().take(MAX_SPANS) {
@@ -190,6 +195,12 @@ impl Lookup {
                 cache.insert(self.keys[position as usize], holders.clone(), now);
             }
         }
+    }
+
+    /// The places of the chunks of which no home has said anything, ascending.
+    #[must_use]
+    pub fn unanswered(&self) -> Vec<u32> {
+        (0..).zip(&self.answered).filter(|(_, answered)| !**answered).map(|(place, _)| place).collect()
     }
 
     /// The answer, one item a chunk in their order.

@@ -13,7 +13,7 @@ use larder_protocol::table::{Holder, NodeNumber, PARTITIONS, RowKey, Table};
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::holders::{KnownHolders, Next, Slot};
+use super::holders::{HolderIndex, KnownHolders, Next};
 use crate::Millis;
 
 /// The rows of the partitions whose home this node is.
@@ -55,7 +55,7 @@ pub struct ShardCounts {
 #[repr(Rust, packed(2))]
 struct Row {
     digest: u64,
-    holder: Slot,
+    holder: HolderIndex,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -240,7 +240,7 @@ impl Shard {
         Announced::StartAnew
     }
 
-    fn change(&mut self, slot: Slot, key: RowKey, is_held: bool) {
+    fn change(&mut self, slot: HolderIndex, key: RowKey, is_held: bool) {
         let partition = key.run.partition();
         if !self.is_home_of(partition) {
             self.counts.foreign += 1;
@@ -290,7 +290,7 @@ impl Shard {
 
     /// Whether a holder's rows were left out, and there is room for them now, and some more: it would be asked for them again
     /// and again if there is just enough.
-    fn has_room_for_missing(&self, slot: Slot) -> bool {
+    fn has_room_for_missing(&self, slot: HolderIndex) -> bool {
         let missing = self.holders.get(slot).missing;
         missing > 0 && self.rows.saturating_add(missing) <= self.max_rows - self.max_rows / KEPT_FREE
     }
@@ -326,7 +326,7 @@ impl Shard {
     }
 
     /// Drops all rows of these holders. It looks at every row, which at a million takes some milliseconds; it is seldom.
-    fn drop_rows(&mut self, slots: &[Slot]) {
+    fn drop_rows(&mut self, slots: &[HolderIndex]) {
         let had: u64 = slots.iter().map(|&slot| self.holders.get(slot).rows).sum();
         if had > 0 {
             let is_gone = self.holders.mask(slots);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use larder_protocol::lane::CopyWords;
 
-use crate::event::Ticket;
+use crate::event::DeviceCopyNumber;
 use crate::store::Place;
 use crate::store::ids::SessionId;
 
@@ -12,7 +12,7 @@ use crate::store::ids::SessionId;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceOrder {
     /// Its number.
-    pub ticket: Ticket,
+    pub number: DeviceCopyNumber,
     /// Bytes of the tier's pool, in which places of the tier are.
     pub pool_bytes: u64,
     /// The copies to make.

@@ -1,9 +1,13 @@
 //! Tells silent peers from slow ones, and decides when a silent peer is asked for a sign of life.
 //!
 //! A peer that sends no packet for half a second is left out until it answers a probe. A peer that is only late is not left
-//! out.
+//! out. Where the coordinator has not heard a member for a while, a few others ask it for a sign of life, its [`witnesses`]:
+//! in a quiet cluster nobody else would find out that it is gone, and the coordinator removes early only on the word of two.
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use larder_protocol::table::{Member, MemberState, NodeNumber, Table};
 
 use super::fetch::LATE_FETCHES;
 use super::gate::Gate;
@@ -57,11 +61,29 @@ impl Exchange {
         if now.saturating_sub(asked) >= SILENCE {
             return self.falls_silent(now, peer);
         }
+        self.doubt(peer, SILENCE);
+    }
+
+    /// Asks each suspect member that this node is a witness of for a sign of life.
+    pub(super) fn witness(&mut self) {
+        let (table, own) = (Arc::clone(&self.table), self.own);
+        let suspects = table.members.iter().filter(|member| is_suspect(member) && member.number != own);
+        for &Member { number: node, incarnation, .. } in suspects {
+            if witnesses(&table, node).any(|witness| witness == own) {
+                let peer = PeerId { node, incarnation };
+                self.peers.entry(peer).or_insert_with(|| PeerHealth::new(&self.limits));
+                self.doubt(peer, PROBE_DEADLINE);
+            }
+        }
+    }
+
+    /// Asks a peer that is well so far for a sign of life within this time.
+    fn doubt(&mut self, peer: PeerId, deadline: Duration) {
         let probe = self.next_number();
         let state = self.peers.get_mut(&peer);
         if let Some(state) = state.filter(|state| matches!(state.standing, Standing::Well)) {
             state.standing = Standing::Doubted { probe };
-            self.effects.push_back(Effect::Probe { peer, probe, deadline: SILENCE });
+            self.effects.push_back(Effect::Probe { peer, probe, deadline });
         }
     }
 
@@ -113,6 +135,17 @@ impl Exchange {
     }
 }
 
+/// The members that find out whether a suspect one lives: the next ones by number that are not suspect.
+pub fn witnesses(table: &Table, suspect: NodeNumber) -> impl Iterator<Item = NodeNumber> + '_ {
+    let (before, after) = table.members.split_at(table.members.partition_point(|is| is.number <= suspect));
+    let others = after.iter().chain(before).filter(|member| !is_suspect(member));
+    others.map(|member| member.number).filter(move |&number| number != suspect).take(WITNESSES)
+}
+
+fn is_suspect(member: &Member) -> bool {
+    member.state == MemberState::Suspect
+}
+
 /// A peer that sends no packet for this time, though it was asked for something, counts as absent. A process that is
 /// scheduled late on a busy machine is heard sooner.
 const SILENCE: Duration = Duration::from_millis(500);
@@ -121,8 +154,11 @@ const SILENCE: Duration = Duration::from_millis(500);
 const LATE_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a silent peer may take to show that it lives.
-const PROBE_DEADLINE: Duration = Duration::from_secs(2);
+pub const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Pauses between such attempts.
 const FIRST_PROBE_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PROBE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Twice as many as the coordinator needs to believe them.
+const WITNESSES: usize = 4;

@@ -9,6 +9,7 @@ use larder_protocol::{ChunkRef, Fingerprint, PoolSet, PoolSpec};
 use super::ids::{ChunkId, ChunkKey, TenantId};
 use super::index::{OnDisk, Standing};
 use super::journal::{ChangeKind, is_held};
+use super::remembered::EvictionRule;
 use super::writes::{WriteLine, WritePolicy};
 use super::{Refused, Store};
 
@@ -136,7 +137,7 @@ impl Store {
         for id in known {
             // A key may come twice.
             if self.index.known(id).is_some_and(|chunk| chunk.disk == OnDisk::Here) {
-                self.no_longer_on_disk(id);
+                self.dropped_by_disk(id);
             }
         }
         self.index.settle();
@@ -154,7 +155,7 @@ impl Store {
         }
         let on_disk = self.index.iter_from(0).filter(|(_, _, chunk)| chunk.disk == OnDisk::Here);
         let on_disk: Vec<ChunkId> = on_disk.map(|(_, id, _)| id).collect();
-        on_disk.into_iter().for_each(|id| self.no_longer_on_disk(id));
+        on_disk.into_iter().for_each(|id| self.dropped_by_disk(id));
         self.index.settle();
     }
 
@@ -211,6 +212,14 @@ impl Store {
             disk.chunks += 1;
         }
         self.tell(id, was_held, ChangeKind::Gained);
+    }
+
+    /// The disk has a chunk no more. The caller settles the index.
+    fn dropped_by_disk(&mut self, id: ChunkId) {
+        if !self.index.get(id).is_resident() {
+            self.remember(id, EvictionRule::Disk);
+        }
+        self.no_longer_on_disk(id);
     }
 
     /// The caller settles the index.

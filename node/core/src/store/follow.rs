@@ -9,11 +9,15 @@
 //! until the last follower that may have seen them has let go, peers and vanished processes included. A follower gives up a
 //! silent writer, or a silent writer's node, after its patience.
 //!
+//! **Two writers.** Follows that name different writers' nodes share one fetch of a chunk. Where it fails before its places
+//! were shown, each other follow has its own writer's node asked, once.
+//!
 //! **Attempts.** A reservation may carry an attempt's number. A later attempt ends those before it for the same chunks, so a
 //! writer that was given up can neither hand over nor commit. A reader names the first attempt from which it wants layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use larder_protocol::chain::Links;
 use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 use larder_protocol::session::Scarce;
 use larder_protocol::{Chain, ChunkHash, Fingerprint};
@@ -24,6 +28,7 @@ use super::lookup::{CLAIMS_RETRY_MS, Presence};
 use super::{FetchId, Refused, Source, Store, Wanted};
 use crate::Millis;
 
+mod again;
 mod ends;
 mod given;
 mod layers;
@@ -44,7 +49,7 @@ pub(super) struct Follows {
     /// Chunks that are written in a numbered attempt.
     attempts: BTreeMap<ChunkId, u64>,
     /// The readers of slots of chunks that are being written.
-    holders: BTreeMap<ChunkId, Vec<Holder>>,
+    holders: BTreeMap<ChunkId, Vec<Reader>>,
     /// The follows that wait for chunks that nobody writes yet.
     awaited: BTreeMap<(Fingerprint, ChunkHash), Vec<u64>>,
     /// Slots whose writing ended without a commit.
@@ -53,6 +58,8 @@ pub(super) struct Follows {
     progressed: BTreeSet<u64>,
     /// News for peers. They are taken after every change.
     told: Vec<FollowNews>,
+    /// Chunks of follows, by position, whose writer's node is to be asked: somebody else's fetch of them has failed.
+    again: BTreeSet<(u64, usize)>,
     /// Chunks that peers follow.
     peer_chunks: u64,
     /// Chunks that were followed and did not come.
@@ -61,7 +68,7 @@ pub(super) struct Follows {
 
 /// A reader of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Holder {
+enum Reader {
     Follow(u64),
     /// A process whose session ended. It may still read, or write, the slots that it was shown.
     Process(ProcessId),
@@ -70,7 +77,7 @@ enum Holder {
 #[derive(Debug)]
 struct Limbo {
     slots: Vec<Slot>,
-    holders: Vec<Holder>,
+    holders: Vec<Reader>,
 }
 
 #[derive(Debug)]
@@ -83,6 +90,10 @@ struct Follow {
     chunks: Vec<Followed>,
     /// Their names.
     hashes: Box<[ChunkHash]>,
+    /// How they hang together; `None` for a peer's follow.
+    links: Option<Links>,
+    /// Whether a writer's node may still be asked for each.
+    may_ask: Box<[bool]>,
     patience_ms: u64,
     deadline: Millis,
     /// Whether something came since the last tick.
@@ -186,11 +197,11 @@ impl Follows {
         self.attempts.get(&id).copied().unwrap_or(0) < attempt
     }
 
-    fn hold(&mut self, id: ChunkId, holder: Holder) {
+    fn hold(&mut self, id: ChunkId, holder: Reader) {
         self.holders.entry(id).or_default().push(holder);
     }
 
-    fn let_go(&mut self, id: ChunkId, holder: Holder) {
+    fn let_go(&mut self, id: ChunkId, holder: Reader) {
         let Some(holders) = self.holders.get_mut(&id) else { return };
         holders.retain(|&other| other != holder);
         if holders.is_empty() {
@@ -199,15 +210,15 @@ impl Follows {
     }
 
     /// Puts `to` in the place of `from`, wherever slots wait for it.
-    fn hand_on(&mut self, from: Holder, to: Holder) {
+    fn hand_on(&mut self, from: Reader, to: Reader) {
         let lists = self.holders.values_mut().chain(self.limbo.iter_mut().map(|limbo| &mut limbo.holders));
         lists.flatten().filter(|holder| **holder == from).for_each(|holder| *holder = to);
     }
 
     fn followers(&self, id: ChunkId) -> Vec<u64> {
-        let number = |holder: &Holder| match *holder {
-            Holder::Follow(number) => Some(number),
-            Holder::Process(_) => None,
+        let number = |holder: &Reader| match *holder {
+            Reader::Follow(number) => Some(number),
+            Reader::Process(_) => None,
         };
         self.holders.get(&id).map(|holders| holders.iter().filter_map(number).collect()).unwrap_or_default()
     }
@@ -258,6 +269,8 @@ impl Store {
             attempt,
             chunks: chain.hashes.iter().map(|&hash| Followed::Awaited(hash)).collect(),
             hashes: chain.hashes.as_slice().into(),
+            links: Some(chain.links),
+            may_ask: vec![from_peer; chain.len()].into(),
             patience_ms,
             deadline: now + patience_ms,
             has_moved: false,
@@ -309,6 +322,9 @@ impl Store {
         {
             let Some(id) = self.start_fetch(number, chain.chunk(position), from) else { return false };
             wanted.push(self.wanted(number, id, position as u32, from));
+            if from == Source::Peer {
+                self.follow_mut(follow, |open| open.may_ask[position] = false);
+            }
         }
         self.await_chunk(follow, number, position, hash);
         true
@@ -335,7 +351,7 @@ impl Store {
     /// The chunk at a position is being written: the follow holds it from now on.
     fn join(&mut self, follow: u64, position: usize, id: ChunkId) {
         self.change(id, |chunk| chunk.claims += 1);
-        self.follows.hold(id, Holder::Follow(follow));
+        self.follows.hold(id, Reader::Follow(follow));
         self.gathers.wait_for(id, follow);
         self.follow_mut(follow, |open| open.chunks[position] = Followed::Coming(id));
         self.tell_layers(follow, position, id);
@@ -415,7 +431,9 @@ const ROOM_RETRY_MS: u64 = 5;
 impl Store {
     /// Nobody follows or followed anything.
     pub(super) fn assert_follows_are_forgotten(&self) {
-        let Follows { open, layers, attempts, holders, awaited, limbo, peer_chunks, .. } = &self.follows;
+        let Follows { open, layers, attempts, holders, awaited, limbo, peer_chunks, again, .. } =
+            &self.follows;
+        assert!(again.is_empty(), "{again:?}");
         assert!(open.is_empty() && layers.is_empty() && attempts.is_empty(), "{:?}", self.follows);
         assert!(holders.is_empty() && awaited.is_empty() && limbo.is_empty(), "{:?}", self.follows);
         assert_eq!(*peer_chunks, 0);

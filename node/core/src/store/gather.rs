@@ -298,6 +298,7 @@ impl Store {
                 let slots = self.take_written_slots(number, id, &all);
                 let bytes: u64 = slots.iter().map(|&slot| self.slab.slot_bytes_of(slot)).sum();
                 self.gathers.take_passing(self.namespaces.get(number).tenant, bytes);
+                self.await_again(id);
                 self.writing_failed(id, slots, None);
                 self.index.get_mut(id).standing = Standing::Kept;
             }

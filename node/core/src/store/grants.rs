@@ -10,6 +10,7 @@ use super::ids::ChunkId;
 use super::index::{Block, OnDisk};
 use super::lookup::Place;
 use super::policy::Removal;
+use super::remembered::EvictionRule;
 
 /// Chunks that other nodes are being sent.
 #[derive(Debug, Default)]
@@ -144,6 +145,7 @@ impl Store {
                 used.extend((chunk.claims > 0 || chunk.pins > 0).then_some(*hash));
                 continue;
             }
+            self.remember(id, EvictionRule::Moved);
             self.give_up_on_disk(id);
             self.uncount(id);
             self.policy.remove(id.number(), Removal::Dropped);

@@ -1,5 +1,7 @@
 //! What sessions and pins hold, for people.
 
+use larder_protocol::Fingerprint;
+
 use super::Store;
 use super::ids::{SessionId, TenantId};
 use crate::Millis;
@@ -53,6 +55,13 @@ impl Store {
             reserved_bytes: held.reserved_bytes,
             window_bytes: held.window_bytes,
         })
+    }
+
+    /// The namespaces that an open session registered.
+    pub fn namespaces_of(&self, session: SessionId) -> impl Iterator<Item = Fingerprint> {
+        let held = self.sessions.open_sessions().find(move |&(other, _)| other == session);
+        let numbers = held.into_iter().flat_map(|(_, held)| held.namespaces.keys());
+        numbers.map(|&number| self.namespaces.get(number).fingerprint)
     }
 
     /// Every pin.

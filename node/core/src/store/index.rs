@@ -192,6 +192,11 @@ impl Chunk {
         }
     }
 
+    /// The chunk before it, if that is here.
+    pub(crate) fn parent_number(&self) -> Option<ChunkNumber> {
+        self.parent
+    }
+
     /// Whether every block that no chunk is without can be read, in every slice.
     pub(crate) fn is_complete(&self) -> bool {
         self.pools.has(0)

@@ -44,6 +44,8 @@ pub struct StoreLimits {
     pub reservation_ttl_ms: u64,
     /// How long a pin may last.
     pub max_pin_ms: u64,
+    /// Evictions that are remembered, of 16 bytes each.
+    pub remembered_evictions: usize,
     /// The part that other nodes may take; `None` if there are none.
     pub peers: Option<PeerStoreLimits>,
     /// The disk below it; `None` if there is none.
@@ -79,6 +81,7 @@ impl StoreLimits {
             max_pinned_bytes: 0,
             reservation_ttl_ms: u64::MAX,
             max_pin_ms: 0,
+            remembered_evictions: 0,
             peers: None,
             disk: None,
             object: None,

@@ -7,13 +7,14 @@
 
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
 use larder_protocol::session::{Found, Scarce, Span, Tier};
-use larder_protocol::{Chain, ChainError, Fingerprint, PoolRules, PoolSet};
+use larder_protocol::{Chain, ChainError, ChunkHash, Fingerprint, PoolRules, PoolSet};
 
 use super::ids::{ChunkId, NamespaceId, SessionId};
-use super::index::OnDisk;
+use super::index::{Block, OnDisk};
 use super::sessions::Lease;
 use super::{Refused, Source, Store};
 use crate::Millis;
+use crate::outcome::{ChunkOutcome, OutcomeRun, runs_of};
 
 pub use larder_protocol::session::Place;
 
@@ -79,6 +80,20 @@ pub(super) enum Presence {
     Absent,
 }
 
+impl LookupOptions<'_> {
+    /// The tier in which a chunk was found, among those that are asked.
+    fn place(&self, position: usize, found: Presence) -> Option<Tier> {
+        let asks = |tier: &Tier| self.tiers.is_empty() || self.tiers.contains(tier);
+        let here = match found {
+            Presence::Here(_) => Some(Tier::Host),
+            Presence::OnDisk(_) => Some(Tier::Disk),
+            Presence::Absent => None,
+        };
+        let elsewhere = || self.elsewhere.get(position).copied().flatten().map(Source::tier);
+        here.filter(asks).or_else(|| elsewhere().filter(asks))
+    }
+}
+
 impl Presence {
     /// The chunk, where it can be read in memory.
     pub(super) fn here(self) -> Option<ChunkId> {
@@ -97,6 +112,12 @@ impl Walk {
         absent.map(|(position, _)| position).collect()
     }
 
+    /// Whether all chunks can be read in memory.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.found.iter().all(|found| matches!(found, Presence::Here(_)))
+    }
+
     /// Whether some chunks are only on disk.
     #[must_use]
     pub fn needs_disk(&self) -> bool {
@@ -113,6 +134,51 @@ impl Store {
     pub fn find(&self, session: SessionId, namespace: u32, chain: &Chain) -> Result<Walk, Refused> {
         let (number, _) = self.slices(session, namespace)?;
         Ok(Walk { number, found: self.walk(number, chain)? })
+    }
+
+    /// What becomes of each chunk of a walk of which the first `chunks` can be used: for the log of lookups. Nobody knows who
+    /// holds the chunks at the positions `unanswered`, which ascend.
+    pub(crate) fn outcomes(
+        &self,
+        Walk { number, found }: &Walk,
+        chain: &Chain,
+        options: LookupOptions<'_>,
+        chunks: usize,
+        unanswered: &[u32],
+    ) -> Vec<OutcomeRun> {
+        let known = self.namespaces.get(*number);
+        let asked = match options.skip_read {
+            true => 0,
+            false if known.flat => chain.len(),
+            false => usable_chunks(options.prompt_tokens, known.chunk_tokens, chain),
+        };
+        runs_of(found.iter().enumerate().map(|(position, found)| {
+            if position >= asked {
+                return ChunkOutcome::NotAsked;
+            }
+            match options.place(position, *found) {
+                Some(tier) if known.flat || position < chunks => ChunkOutcome::Found(tier),
+                Some(tier) => ChunkOutcome::BehindGap(tier),
+                None if self.is_being_written(*number, &chain.hashes[position]) => ChunkOutcome::BeingWritten,
+                None if unanswered.binary_search(&(position as u32)).is_ok() => ChunkOutcome::HomeSilent,
+                None => ChunkOutcome::Absent,
+            }
+        }))
+    }
+
+    /// How many chunks of a walk, from the first on, are somewhere.
+    pub(crate) fn leading(&self, Walk { found, .. }: &Walk, elsewhere: &[Option<Source>]) -> usize {
+        let is_somewhere = |(position, found): &(usize, &Presence)| {
+            **found != Presence::Absent || elsewhere.get(*position).copied().flatten().is_some()
+        };
+        found.iter().enumerate().take_while(is_somewhere).count()
+    }
+
+    /// Whether a session writes a chunk that cannot be read yet.
+    pub(super) fn is_being_written(&self, number: NamespaceId, hash: &ChunkHash) -> bool {
+        let is_writing =
+            |id: ChunkId| self.index.get(id).blocks.iter().any(|block| matches!(block, Block::Writing(_)));
+        self.index.find(number, hash).is_some_and(is_writing)
     }
 
     /// How much of a prompt can be served, from memory, from disk, from other nodes or the object store: the longest
@@ -148,16 +214,7 @@ impl Store {
     ) -> Result<Found, Refused> {
         let known = self.namespaces.get(*number);
         let chunk_tokens = u64::from(known.chunk_tokens);
-        let asks = |tier| options.tiers.is_empty() || options.tiers.contains(&tier);
-        let (here, on_disk) = (asks(Tier::Host), asks(Tier::Disk));
-        let place = |position: usize| match found[position] {
-            Presence::Here(_) if here => Some(Tier::Host),
-            Presence::OnDisk(_) if on_disk => Some(Tier::Disk),
-            _ => {
-                let source = options.elsewhere.get(position).copied().flatten();
-                source.map(Source::tier).filter(|&tier| asks(tier))
-            }
-        };
+        let place = |position: usize| options.place(position, found[position]);
         if options.skip_read {
             return Ok(Found { tokens: 0, spans: Vec::new(), pin: None });
         }

@@ -1,9 +1,9 @@
 //! Pins: chunks that stay on request, until a deadline.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use larder_protocol::Chain;
 use larder_protocol::session::{Pinned, Scarce};
+use larder_protocol::{Chain, Fingerprint};
 
 use super::holdings::PinFacts;
 use super::ids::{ChunkId, NamespaceId, SessionId, TenantId};
@@ -39,6 +39,18 @@ impl Pins {
         self.bytes.total()
     }
 
+    /// The chunks that are pinned, each with the milliseconds that its longest pin is left.
+    pub(super) fn left_ms(&self, now: Millis) -> HashMap<ChunkId, u64> {
+        let mut left = HashMap::new();
+        for pin in self.pins.values() {
+            for &chunk in &pin.chunks {
+                let longest = left.entry(chunk).or_default();
+                *longest = pin.deadline.since(now).max(*longest);
+            }
+        }
+        left
+    }
+
     pub(super) fn facts(&self, now: Millis) -> impl Iterator<Item = PinFacts> {
         self.pins.iter().map(move |(&pin, kept)| PinFacts {
             pin,
@@ -70,10 +82,43 @@ impl Store {
         self.pin_chunks(session, number, chunks.into(), duration_ms, now)
     }
 
+    /// The same for an admin, who has no session. The pin is the tenant's. Nothing is pinned of a namespace that is not known.
+    ///
+    /// # Errors
+    /// As [`Store::pin`].
+    pub(crate) fn pin_for_admin(
+        &mut self,
+        fingerprint: &Fingerprint,
+        chain: &Chain,
+        duration_ms: u64,
+        now: Millis,
+    ) -> Result<Pinned, Refused> {
+        let Some(number) = self.namespaces.of(fingerprint) else {
+            return Ok(Pinned { pin: 0, chunks: 0, duration_ms });
+        };
+        let mut chunks: Vec<ChunkId> =
+            self.walk(number, chain)?.into_iter().map_while(Presence::here).collect();
+        chunks.truncate(self.restorable(&self.namespaces.get(number).rules, &chunks));
+        let tenant = self.namespaces.get(number).tenant;
+        self.pin_of_tenant(tenant, number, chunks.into(), duration_ms, now)
+    }
+
     /// Keeps chunks that can be read from eviction.
     pub(super) fn pin_chunks(
         &mut self,
         session: SessionId,
+        number: NamespaceId,
+        chunks: Box<[ChunkId]>,
+        duration_ms: u64,
+        now: Millis,
+    ) -> Result<Pinned, Refused> {
+        let tenant = self.session(session)?.tenant;
+        self.pin_of_tenant(tenant, number, chunks, duration_ms, now)
+    }
+
+    fn pin_of_tenant(
+        &mut self,
+        tenant: TenantId,
         number: NamespaceId,
         chunks: Box<[ChunkId]>,
         duration_ms: u64,
@@ -84,7 +129,6 @@ impl Store {
             return Ok(Pinned { pin: 0, chunks: 0, duration_ms });
         }
         let bytes = chunks.len() as u64 * self.whole_chunk_bytes(number);
-        let tenant = self.session(session)?.tenant;
         let (most, tenants) = (self.limits.max_pinned_bytes, &self.limits.tenant_bytes);
         if !self.pins.bytes.may_add(tenant, bytes, most, tenants) {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: PIN_RETRY_MS });
@@ -107,6 +151,19 @@ impl Store {
     pub fn unpin(&mut self, session: SessionId, pin: u64) -> Result<(), Refused> {
         let tenant = self.session(session)?.tenant;
         if self.pins.pins.get(&pin).is_none_or(|known| known.tenant != tenant) {
+            return Err(Refused::UnknownPin(pin));
+        }
+        self.end_pin(pin);
+        self.evict_above_watermark();
+        Ok(())
+    }
+
+    /// The same for an admin, whosever pin it is.
+    ///
+    /// # Errors
+    /// [`Refused::UnknownPin`] for a pin that is no longer.
+    pub(crate) fn unpin_for_admin(&mut self, pin: u64) -> Result<(), Refused> {
+        if !self.pins.pins.contains_key(&pin) {
             return Err(Refused::UnknownPin(pin));
         }
         self.end_pin(pin);

@@ -29,6 +29,10 @@ use ranked::Ranked;
 
 /// Decides the order of eviction. One implementation per file; the eviction loop knows none of them.
 pub trait Policy: fmt::Debug + Send {
+    /// It is so many milliseconds after some moment, on the clock by which chunks age. A policy that is never told the time
+    /// goes by uses alone.
+    fn is_now(&mut self, _now_ms: u64) {}
+
     /// A chunk is cached from now on, and may go until [`Policy::block`] says otherwise.
     ///
     /// Chunks of one commit come from last to first, so that the head of a prompt ends up the most recent.
@@ -64,6 +68,8 @@ pub struct Facts {
     pub index: u32,
     /// The caller's priority; higher stays longer.
     pub priority: i8,
+    /// The chunk before it in its prompt, if that is here.
+    pub parent: Option<ChunkNumber>,
 }
 
 /// Why a chunk left.

@@ -13,6 +13,7 @@ use super::ids::{ChunkId, ChunkKey, NamespaceId, TenantId};
 use super::index::{Block, OnDisk, Standing};
 use super::journal::is_held;
 use super::policy::Removal;
+use super::remembered::EvictionRule;
 use super::{ChangeKind, Store};
 
 /// The purges of a store.
@@ -192,7 +193,10 @@ impl Store {
     }
 
     /// Takes a chunk that the caller has claimed from all who could find it.
-    pub(super) fn condemn(&mut self, id: ChunkId) {
+    pub(super) fn condemn(&mut self, id: ChunkId, rule: EvictionRule) {
+        if is_held(self.index.get(id)) {
+            self.remember(id, rule);
+        }
         self.give_up_on_disk(id);
         self.stop_writes_of(id);
         self.end_pins_of(id);
@@ -217,7 +221,7 @@ impl Store {
         }
         for &id in found {
             self.change(id, |chunk| chunk.claims += 1);
-            self.condemn(id);
+            self.condemn(id, EvictionRule::Purged);
             self.unclaim(&[id]);
         }
         self.evict_above_watermark();

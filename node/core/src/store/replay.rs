@@ -15,6 +15,8 @@ use crate::Millis;
 /// A request of a trace: its blocks' names in order, and its prompt's tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceRequest {
+    /// When it arrives, in milliseconds from any moment on.
+    pub at_ms: u64,
     /// Tokens of the prompt.
     pub tokens: u64,
     /// The names of the blocks, chained: a name stands for the whole prefix up to its block's end. The last, partial block
@@ -54,13 +56,34 @@ pub fn replay(
     policy: PolicyName,
     partial_blocks: bool,
 ) -> Replayed {
+    replay_after(requests, 0, chunk_tokens, capacity_chunks, policy, partial_blocks)
+}
+
+/// The same, where the first `warming` requests only fill the cache and are not counted.
+///
+/// # Panics
+/// As [`replay`].
+#[must_use]
+pub fn replay_after(
+    requests: &[TraceRequest],
+    warming: usize,
+    chunk_tokens: u32,
+    capacity_chunks: u64,
+    policy: PolicyName,
+    partial_blocks: bool,
+) -> Replayed {
     let longest = requests.iter().map(|request| request.blocks.len()).max().unwrap_or(0) as u64;
     let mut player = Player::new(chunk_tokens, capacity_chunks, longest, policy, partial_blocks)
         .expect("a namespace of one pool fits a new store");
-    for request in requests {
+    let mut evictions_before = 0;
+    for (number, request) in requests.iter().enumerate() {
+        if number == warming {
+            player.replayed = Replayed::default();
+            evictions_before = player.store.usage().evictions.watermark;
+        }
         player.play(request).expect("a trace's names are chained, and nothing is scarce but chunks");
     }
-    player.replayed.evictions = player.store.usage().evictions.watermark;
+    player.replayed.evictions = player.store.usage().evictions.watermark - evictions_before;
     player.replayed
 }
 
@@ -100,6 +123,7 @@ impl Player {
     }
 
     fn play(&mut self, request: &TraceRequest) -> Result<(), Refused> {
+        self.store.is_now(Millis(request.at_ms));
         let full = (request.tokens / self.chunk_tokens) as usize;
         let usable = (request.tokens.saturating_sub(1) / self.chunk_tokens) as usize;
         let (kept, usable) = match self.partial_blocks {

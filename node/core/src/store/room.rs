@@ -1,12 +1,15 @@
 //! Room: eviction, ahead of need and on need.
 //!
-//! Eviction runs when a commit passes the capacity or the high watermark, so that a reservation seldom has to evict.
+//! Eviction runs when a commit passes the capacity or the high watermark, so that a reservation seldom has to evict. Room is
+//! made before new chunks count as candidates, as published policies assume: otherwise `lfu` evicts a chunk right after its
+//! commit. The index forgets evicted chunks in batches: one by one, the cache misses of an eviction take 300 ns.
 
 use std::collections::HashSet;
 
 use super::ids::{ChunkId, ChunkNumber, Slot};
 use super::index::{Chunk, OnDisk};
 use super::policy::{Facts, PolicyName, Removal, Verdict};
+use super::remembered::EvictionRule;
 use super::slab::ClassId;
 use super::{Store, StoreLimits};
 use crate::placement::Saves;
@@ -20,6 +23,16 @@ pub enum EvictionReason {
     Need,
     /// An extent was cleared for blocks of another size or tenant.
     Clearing,
+}
+
+impl EvictionReason {
+    fn rule(self) -> EvictionRule {
+        match self {
+            Self::Watermark => EvictionRule::Watermark,
+            Self::Need => EvictionRule::Need,
+            Self::Clearing => EvictionRule::Clearing,
+        }
+    }
 }
 
 /// Chunks evicted so far.
@@ -39,6 +52,7 @@ impl Store {
     /// Changes which chunk goes first, from now on; nothing that is cached is lost.
     pub fn set_policy(&mut self, name: PolicyName) {
         let mut policy = name.build(self.limits.recompute_doubles_at);
+        policy.is_now(self.age_ms());
         for id in self.policy.order() {
             let chunk = self.index.at(id);
             policy.insert(id, facts(chunk));
@@ -221,6 +235,10 @@ impl Store {
         }
         self.evictions.resided_ms += u64::from(self.tenths - self.index.since_tenths(id)) * 100;
         let idle_ms = self.note_pressure(id);
+        self.note_evicted_after(idle_ms);
+        if self.index.get(id).disk != OnDisk::Here {
+            self.remember(id, reason.rule());
+        }
         let why = if reason == EvictionReason::Clearing { Removal::Dropped } else { Removal::Evicted };
         self.policy.remove(id.number(), why);
         if reason == EvictionReason::Watermark && (self.demote(id) || self.forward(id, idle_ms)) {
@@ -297,5 +315,10 @@ impl Store {
 const MOST_SKIPPED: u32 = 64;
 
 pub(super) fn facts(chunk: &Chunk) -> Facts {
-    Facts { short_hash: chunk.hash.short(), index: chunk.index, priority: chunk.priority }
+    Facts {
+        short_hash: chunk.hash.short(),
+        index: chunk.index,
+        priority: chunk.priority,
+        parent: chunk.parent_number(),
+    }
 }

@@ -56,6 +56,7 @@ fn limits(slots: u32, capacity_chunks: u64) -> StoreLimits {
         max_pinned_bytes: 1_000 * BLOCK,
         reservation_ttl_ms: 1_000,
         max_pin_ms: 10_000,
+        remembered_evictions: 64,
         peers: None,
         disk: None,
         object: None,

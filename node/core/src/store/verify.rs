@@ -11,6 +11,7 @@ use larder_protocol::{ChunkHash, Fingerprint};
 use super::commit::BlockMove;
 use super::ids::{Below, ChunkId, SessionId};
 use super::index::{Block, OnDisk};
+use super::remembered::EvictionRule;
 use super::writes::ChunkWrite;
 use super::{Refused, Store};
 
@@ -98,7 +99,7 @@ impl Store {
             Some(sums) if sums == right => Checked::Right,
             Some(_) => {
                 self.verifications.found_damage();
-                self.condemn(chunk);
+                self.condemn(chunk, EvictionRule::Damaged);
                 Checked::Damaged
             }
         };

@@ -8,8 +8,8 @@ use larder_protocol::session::{Commit, Place, ReportDamage, Reserved, Scarce, Sp
 use super::copies::ALONE;
 use super::*;
 use crate::{
-    BlockAt, CopyAnswer, CopyNumber, DeviceEvent, DeviceFailure, DeviceOrder, DeviceWork, PagesCopy,
-    Promoted, Tensors, Ticket, Way,
+    BlockAt, CopyAnswer, CopyNumber, DeviceCopyNumber, DeviceEvent, DeviceFailure, DeviceOrder, DeviceWork,
+    PagesCopy, Promoted, Tensors, Way,
 };
 
 /// Blocks of four layers, each in two pages.
@@ -64,7 +64,7 @@ impl World {
     }
 
     /// The device begins to load all chunks of a word, which are leased anew.
-    fn load(&mut self, word: &str) -> (Ticket, PagesCopy) {
+    fn load(&mut self, word: &str) -> (DeviceCopyNumber, PagesCopy) {
         let leased = self.lease_of(word);
         let load = self.load_of(leased.lease, word.len());
         let request = self.asks(self.session, Request::LoadPages(load));
@@ -73,8 +73,8 @@ impl World {
 
     /// Loads all chunks of a word, without a word of what follows.
     fn loaded(&mut self, word: &str) -> Vec<BlockAt> {
-        let (ticket, copy) = self.load(word);
-        self.device_ended(ticket, Ok(()));
+        let (number, copy) = self.load(word);
+        self.device_ended(number, Ok(()));
         copy.blocks
     }
 
@@ -91,7 +91,7 @@ impl World {
     }
 
     /// The device begins to save layers of reserved chunks.
-    fn save(&mut self, reserved: &Reserved, layers: std::ops::Range<u32>) -> (Ticket, PagesCopy) {
+    fn save(&mut self, reserved: &Reserved, layers: std::ops::Range<u32>) -> (DeviceCopyNumber, PagesCopy) {
         let request = self.asks(self.session, Request::SavePages(self.save_of(reserved, layers)));
         self.begun(request)
     }
@@ -108,26 +108,26 @@ impl World {
         }
     }
 
-    fn took(&mut self, ticket: Ticket, is_taken: bool) {
-        self.tell(Event::Device(DeviceEvent::Took { ticket, is_taken }));
+    fn took(&mut self, number: DeviceCopyNumber, is_taken: bool) {
+        self.tell(Event::Device(DeviceEvent::Took { number, is_taken }));
     }
 
     /// The device takes the copy of a request, which is answered then and not before.
-    fn begun(&mut self, request: RequestId) -> (Ticket, PagesCopy) {
-        let DeviceOrder { ticket, work, .. } = self.device_order();
+    fn begun(&mut self, request: RequestId) -> (DeviceCopyNumber, PagesCopy) {
+        let DeviceOrder { number, work, .. } = self.device_order();
         self.is_idle();
-        self.took(ticket, true);
-        assert_eq!(self.answered(request), Response::Copying(ticket.0));
+        self.took(number, true);
+        assert_eq!(self.answered(request), Response::Copying(number.0));
         let DeviceWork::Pages(copy) = work else { panic!("{work:?}") };
-        (ticket, copy)
+        (number, copy)
     }
 
     /// The device takes a copy into the tier.
-    fn promoting(&mut self) -> (Ticket, Vec<Promoted>) {
-        let DeviceOrder { ticket, work, .. } = self.device_order();
-        self.took(ticket, true);
+    fn promoting(&mut self) -> (DeviceCopyNumber, Vec<Promoted>) {
+        let DeviceOrder { number, work, .. } = self.device_order();
+        self.took(number, true);
         let DeviceWork::Promote(blocks) = work else { panic!("{work:?}") };
-        (ticket, blocks)
+        (number, blocks)
     }
 
     /// Loads chunks that were read before, and brings them into the tier.
@@ -135,34 +135,34 @@ impl World {
         self.loaded(word);
         let copy = self.copy(word.len());
         self.copied(copy, word.len());
-        let (ticket, blocks) = self.promoting();
-        self.device_ended(ticket, Ok(()));
+        let (number, blocks) = self.promoting();
+        self.device_ended(number, Ok(()));
         blocks
     }
 
-    fn layers(&mut self, ticket: Ticket, done: u32) {
-        self.tell(Event::Device(DeviceEvent::Layers { ticket, done }));
+    fn layers(&mut self, number: DeviceCopyNumber, done: u32) {
+        self.tell(Event::Device(DeviceEvent::Layers { number, done }));
     }
 
-    fn device_ended(&mut self, ticket: Ticket, result: Result<(), DeviceFailure>) {
-        self.tell(Event::Device(DeviceEvent::Ended { ticket, result }));
+    fn device_ended(&mut self, number: DeviceCopyNumber, result: Result<(), DeviceFailure>) {
+        self.tell(Event::Device(DeviceEvent::Ended { number, result }));
     }
 
-    fn ask_copy(&mut self, ticket: Ticket, layers: u32, wait_ms: u64) -> RequestId {
-        self.asks(self.session, Request::AskCopy(AskCopy { copy: ticket.0, layers, wait_ms }))
+    fn ask_copy(&mut self, number: DeviceCopyNumber, layers: u32, wait_ms: u64) -> RequestId {
+        self.asks(self.session, Request::AskCopy(AskCopy { copy: number.0, layers, wait_ms }))
     }
 
     fn is_told(&mut self, of: RequestId, layers: u32, end: Option<CopyEnd>) {
         assert_eq!(self.answered(of), Response::CopyProgress(CopyProgress { layers, end }));
     }
 
-    fn is_unknown(&mut self, ticket: Ticket) {
-        let request = self.ask_copy(ticket, ALL, 10);
-        assert_eq!(self.refused(request), Refused::NoCopy { number: ticket.0 });
+    fn is_unknown(&mut self, number: DeviceCopyNumber) {
+        let request = self.ask_copy(number, ALL, 10);
+        assert_eq!(self.refused(request), Refused::NoCopy { number: number.0 });
     }
 
-    fn is_cancelled(&mut self, ticket: Ticket) {
-        assert!(matches!(self.next(), Effect::CancelDeviceCopy(cancelled) if cancelled == ticket));
+    fn is_cancelled(&mut self, number: DeviceCopyNumber) {
+        assert!(matches!(self.next(), Effect::CancelDeviceCopy(cancelled) if cancelled == number));
     }
 
     fn busy(&mut self, request: RequestId) {
@@ -200,7 +200,7 @@ fn a_load_is_told_layer_by_layer_to_who_waits_and_once_that_it_is_done() {
     w.put("ab");
     let leased = w.lease_of("ab");
     let request = w.asks(w.session, Request::LoadPages(w.load_of(leased.lease, 2)));
-    let (ticket, copy) = w.begun(request);
+    let (number, copy) = w.begun(request);
     let expected = PagesCopy {
         way: Way::Load,
         session: w.session,
@@ -214,24 +214,24 @@ fn a_load_is_told_layer_by_layer_to_who_waits_and_once_that_it_is_done() {
         words: CopyWords::default(),
     };
     assert_eq!(copy, expected);
-    let asked = w.ask_copy(ticket, 2, 50);
-    w.layers(ticket, 1);
+    let asked = w.ask_copy(number, 2, 50);
+    w.layers(number, 1);
     assert!(w.is_idle());
-    w.layers(ticket, 2);
+    w.layers(number, 2);
     w.is_told(asked, 2, None);
-    let asked = w.ask_copy(ticket, 2, 50);
+    let asked = w.ask_copy(number, 2, 50);
     w.is_told(asked, 2, None);
-    let late = w.ask_copy(ticket, ALL, 20);
+    let late = w.ask_copy(number, ALL, 20);
     w.pass(Duration::from_millis(19));
     assert!(w.is_idle());
     w.pass(Duration::from_millis(1));
     w.is_told(late, 2, None);
-    let first = w.ask_copy(ticket, ALL, 50);
-    let second = w.ask_copy(ticket, ALL, 50);
+    let first = w.ask_copy(number, ALL, 50);
+    let second = w.ask_copy(number, ALL, 50);
     w.is_told(first, 2, None);
-    w.device_ended(ticket, Ok(()));
+    w.device_ended(number, Ok(()));
     w.is_told(second, LAYERS, Some(CopyEnd::Done));
-    w.is_unknown(ticket);
+    w.is_unknown(number);
     assert_eq!(w.by_device(), 0);
     assert!(w.is_at_rest());
 }
@@ -288,21 +288,21 @@ fn a_copy_too_many_is_refused_and_nothing_of_it_is_kept() {
     let save = Request::SavePages(w.save_of(&reserved, 0..LAYERS));
     for ask in [&load, &save] {
         let request = w.asks(w.session, ask.clone());
-        let ticket = w.device_order().ticket;
-        w.took(ticket, false);
+        let number = w.device_order().number;
+        w.took(number, false);
         w.busy(request);
         assert_eq!(w.by_device(), 0);
     }
-    let mut tickets = Vec::new();
+    let mut numbers = Vec::new();
     for _ in 0..DEVICE.orders {
         let request = w.asks(w.session, load.clone());
-        tickets.push(w.begun(request).0);
+        numbers.push(w.begun(request).0);
     }
     for ask in [&load, &save] {
         let request = w.asks(w.session, ask.clone());
         w.busy(request);
     }
-    w.device_ended(tickets[0], Ok(()));
+    w.device_ended(numbers[0], Ok(()));
     let request = w.asks(w.session, save);
     w.begun(request);
 }
@@ -368,9 +368,9 @@ fn what_a_device_does_for_a_session_that_ended_goes_on_and_is_given_to_nobody() 
 fn what_was_saved_is_done_when_it_is_summed_however_long_the_sums_wait() {
     let mut w = World::with_device();
     let reserved = w.reserve("ab");
-    let (ticket, order) = w.save(&reserved, 0..LAYERS);
-    let asked = w.ask_copy(ticket, ALL, 1_000);
-    w.device_ended(ticket, Ok(()));
+    let (number, order) = w.save(&reserved, 0..LAYERS);
+    let asked = w.ask_copy(number, ALL, 1_000);
+    w.device_ended(number, Ok(()));
     let Effect::Copy { copy, session: None, moves } = w.next() else { panic!("it is summed") };
     assert!(moves.iter().all(|block| block.is_in_place && block.source.is_none()));
     assert_eq!(on_host(&moves.iter().map(|block| block.place).collect::<Vec<_>>()), order.blocks);
@@ -414,10 +414,10 @@ fn a_save_that_failed_or_cannot_be_summed_cannot_be_committed() {
     for failure in [DeviceFailure::Failed, DeviceFailure::Refused] {
         let mut w = World::with_device();
         let reserved = w.reserve("ab");
-        let (ticket, _) = w.save(&reserved, 0..LAYERS);
-        let asked = w.ask_copy(ticket, ALL, 1_000);
-        w.layers(ticket, 1);
-        w.device_ended(ticket, Err(failure));
+        let (number, _) = w.save(&reserved, 0..LAYERS);
+        let asked = w.ask_copy(number, ALL, 1_000);
+        w.layers(number, 1);
+        w.device_ended(number, Err(failure));
         let end = if failure == DeviceFailure::Failed { CopyEnd::Failed } else { CopyEnd::Refused };
         w.is_told(asked, 1, Some(end));
         let request = w.commit_saved(&reserved);
@@ -427,11 +427,11 @@ fn a_save_that_failed_or_cannot_be_summed_cannot_be_committed() {
     for answer in [CopyAnswer::Failed, CopyAnswer::Impossible] {
         let mut w = World::with_device();
         let reserved = w.reserve("ab");
-        let (ticket, _) = w.save(&reserved, 0..LAYERS);
-        w.device_ended(ticket, Ok(()));
+        let (number, _) = w.save(&reserved, 0..LAYERS);
+        w.device_ended(number, Ok(()));
         let copy = w.copy(2);
         w.tell(Event::Copied { copy, answer });
-        let asked = w.ask_copy(ticket, ALL, 1_000);
+        let asked = w.ask_copy(number, ALL, 1_000);
         w.is_told(asked, 0, Some(CopyEnd::Failed));
         let request = w.commit_saved(&reserved);
         assert!(matches!(w.refused(request), Refused::Unknown { .. }));
@@ -443,8 +443,8 @@ fn a_save_that_failed_or_cannot_be_summed_cannot_be_committed() {
 fn a_session_that_ends_while_its_save_waits_for_sums_leaves_nothing() {
     let mut w = World::with_device();
     let reserved = w.reserve("ab");
-    let (ticket, _) = w.save(&reserved, 0..LAYERS);
-    w.device_ended(ticket, Ok(()));
+    let (number, _) = w.save(&reserved, 0..LAYERS);
+    w.device_ended(number, Ok(()));
     let copy = w.copy(2);
     w.tell(Event::Copied { copy, answer: CopyAnswer::Busy });
     w.tell(Event::Closed(w.session));
@@ -460,17 +460,17 @@ fn a_session_that_ends_while_its_save_waits_for_sums_leaves_nothing() {
 fn a_copy_that_is_forgotten_is_given_up_and_its_number_means_nothing() {
     let mut w = World::with_device();
     w.put("a");
-    let (ticket, _) = w.load("a");
-    let asked = w.ask_copy(ticket, ALL, 1_000);
+    let (number, _) = w.load("a");
+    let asked = w.ask_copy(number, ALL, 1_000);
     let other = w.other_session();
-    w.asks(other, Request::ForgetCopy(ticket.0));
+    w.asks(other, Request::ForgetCopy(number.0));
     assert!(w.is_idle(), "it is not the other session's");
-    w.asks(w.session, Request::ForgetCopy(ticket.0));
-    w.is_cancelled(ticket);
+    w.asks(w.session, Request::ForgetCopy(number.0));
+    w.is_cancelled(number);
     w.is_told(asked, 0, None);
-    w.is_unknown(ticket);
+    w.is_unknown(number);
     assert_eq!(w.by_device(), 1, "the device has it still");
-    w.device_ended(ticket, Err(DeviceFailure::Refused));
+    w.device_ended(number, Err(DeviceFailure::Refused));
     assert!(w.is_at_rest());
     assert_eq!(w.by_device(), 0);
 }
@@ -485,12 +485,12 @@ fn what_is_loaded_again_goes_into_the_tier_where_it_is_right_and_is_verified_whe
     let copy = w.copy(2);
     let wrong = Checksums { whole: 7, ..Checksums::default() };
     w.tell(Event::Copied { copy, answer: CopyAnswer::Done(vec![Checksums::default(), wrong.clone()]) });
-    let (ticket, promoted) = w.promoting();
+    let (number, promoted) = w.promoting();
     let [Promoted { from, to: 0, bytes: BLOCK }] = promoted[..] else { panic!("{promoted:?}") };
     assert_eq!(BlockAt::Host(from), blocks[0]);
     let doubted = w.copy(1);
     assert_eq!(w.spans("ab", &[]), [span(0, 2, Tier::Host)], "it is on its way");
-    w.device_ended(ticket, Ok(()));
+    w.device_ended(number, Ok(()));
     assert_eq!(w.spans("ab", &[]), [span(0, 1, Tier::Device), span(1, 2, Tier::Host)]);
     assert_eq!(w.spans("ab", &[Tier::Host]), [span(0, 2, Tier::Host)], "who asks for the host alone");
     w.tell(Event::Copied { copy: doubted, answer: CopyAnswer::Done(vec![wrong]) });
@@ -555,20 +555,20 @@ fn a_promotion_that_does_not_come_about_leaves_nothing_and_the_next_load_tries_a
     w.loaded("a");
     let copy = w.copy(1);
     w.copied(copy, 1);
-    let ticket = w.device_order().ticket;
-    w.took(ticket, false);
+    let number = w.device_order().number;
+    w.took(number, false);
     assert_eq!((w.spans("a", &[]), w.by_device()), (vec![span(0, 1, Tier::Host)], 0));
     for late in [false, true] {
         w.loaded("a");
         let copy = w.copy(1);
         w.copied(copy, 1);
-        let (ticket, _) = w.promoting();
+        let (number, _) = w.promoting();
         if late {
             w.pass(Duration::from_millis(100));
-            w.is_cancelled(ticket);
+            w.is_cancelled(number);
             assert_eq!(w.quarantined(), BLOCK);
         }
-        w.device_ended(ticket, if late { Ok(()) } else { Err(DeviceFailure::Failed) });
+        w.device_ended(number, if late { Ok(()) } else { Err(DeviceFailure::Failed) });
         assert_eq!(w.spans("a", &[]), [span(0, 1, Tier::Host)]);
         assert_eq!((w.quarantined(), w.by_device()), (0, 0));
     }
@@ -585,8 +585,8 @@ fn a_gpu_that_refuses_the_tier_is_not_asked_again_before_it_is_lost() {
     w.loaded("a");
     let copy = w.copy(1);
     w.copied(copy, 1);
-    let (ticket, _) = w.promoting();
-    w.device_ended(ticket, Err(DeviceFailure::Refused));
+    let (number, _) = w.promoting();
+    w.device_ended(number, Err(DeviceFailure::Refused));
     w.loaded("a");
     assert!(w.is_idle(), "nothing is wanted");
     w.tell(Event::Device(DeviceEvent::Lost));
@@ -595,8 +595,8 @@ fn a_gpu_that_refuses_the_tier_is_not_asked_again_before_it_is_lost() {
     let lease = w.lease_of("a").lease;
     let load = LoadPages { tensors, ..w.load_of(lease, 1) };
     let request = w.asks(w.session, Request::LoadPages(load));
-    let (ticket, _) = w.begun(request);
-    w.device_ended(ticket, Ok(()));
+    let (number, _) = w.begun(request);
+    w.device_ended(number, Ok(()));
     w.copy(1);
 }
 
@@ -672,11 +672,11 @@ fn what_the_device_says_twice_late_or_of_nothing_changes_nothing() {
     w.copied(copy, 1);
     let asked = w.ask_copy(save, ALL, 0);
     w.is_told(asked, LAYERS, Some(CopyEnd::Done));
-    for ticket in [Ticket(99), Ticket(0)] {
-        w.took(ticket, true);
-        w.layers(ticket, 1);
-        w.device_ended(ticket, Ok(()));
-        w.is_unknown(ticket);
+    for number in [DeviceCopyNumber(99), DeviceCopyNumber(0)] {
+        w.took(number, true);
+        w.layers(number, 1);
+        w.device_ended(number, Ok(()));
+        w.is_unknown(number);
     }
     assert!(w.is_at_rest());
 }

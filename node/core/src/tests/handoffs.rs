@@ -32,9 +32,13 @@ fn register(core: &mut Core, session: SessionId) -> u32 {
 impl World {
     /// Follows chunks that an engine of another node writes, or of this one; the follow.
     fn follow(&mut self, word: &str, writer: Option<&str>) -> u64 {
+        self.follow_attempt(word, writer, 1)
+    }
+
+    fn follow_attempt(&mut self, word: &str, writer: Option<&str>, attempt: u64) -> u64 {
         let writer = writer.map(|node| Writer { node: node.to_owned(), device: 3 });
         let (namespace, chain) = (self.namespace, self.chain(word));
-        let ask = Follow { namespace, chain, writer, attempt: 1, patience_ms: PATIENCE_MS };
+        let ask = Follow { namespace, chain, writer, attempt, patience_ms: PATIENCE_MS };
         let request = self.asks(self.session, Request::Follow(ask));
         match self.answered(request) {
             Response::Following(follow) => follow,
@@ -57,6 +61,22 @@ impl World {
             }
             other => panic!("{other:?}"),
         }
+    }
+
+    /// The order to follow that is next: its number, the writer's node, and its chunks.
+    fn order_to(&mut self) -> (OrderNumber, String, usize) {
+        match self.next() {
+            Effect::Follow(FollowOrder { order, writer, chunks, .. }) => (order, writer.node, chunks.len()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// An order to follow ends without its chunks.
+    fn order_fails(&mut self, order: OrderNumber, chunks: usize) {
+        for chunk in 0..chunks {
+            self.tell(Event::FollowedCame { order, chunk, came: Arrival::Failed(FetchFailure::Deadline) });
+        }
+        self.tell(Event::FollowEnded(order));
     }
 
     fn ask_in_place(&mut self, follow: u64, knows: (u32, u32), wait_ms: u64) -> RequestId {
@@ -164,6 +184,92 @@ fn a_writer_that_dies_leaves_nothing_of_a_hand_over_under_way() {
     w.layers_come(order, 0, 0);
     w.tell(Event::FollowedCame { order, chunk: 0, came: here(1) });
     w.asks(w.session, Request::Release(follow));
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn where_one_writer_fails_who_named_another_has_that_one_asked_once() {
+    let mut w = world();
+    let first = w.follow("ab", Some("b"));
+    let (order, _) = w.order();
+    let second = w.follow("abc", Some("c"));
+    let (rest, node, chunks) = w.order_to();
+    assert_eq!((node.as_str(), chunks), ("c", 1), "what is on its way comes once");
+    w.order_fails(order, 2);
+    let (again, node, chunks) = w.order_to();
+    assert_eq!((node.as_str(), chunks), ("c", 2));
+    let request = w.ask_in_place(first, (2, 0), 0);
+    assert_eq!(w.in_place(request).chunks, 0, "its writer failed");
+    for (order, chunk) in [(again, 0), (rest, 0)] {
+        w.tell(Event::FollowedCame { order, chunk, came: here(1) });
+    }
+    w.order_fails(rest, 0);
+    w.tell(Event::FollowedCame { order: again, chunk: 1, came: Arrival::NotHeld });
+    w.order_fails(again, 0);
+    let request = w.ask_in_place(second, (3, 0), 0);
+    let in_place = w.in_place(request);
+    assert_eq!((in_place.chunks, in_place.is_whole), (1, true), "and nobody a third time");
+    w.asks(w.session, Request::Release(first));
+    w.asks(w.session, Request::Release(second));
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn a_later_attempt_waits_for_no_earlier_one() {
+    let mut w = world();
+    let first = w.follow("ab", Some("b"));
+    let (order, _) = w.order();
+    let same = w.follow("ab", Some("c"));
+    assert!(w.is_idle(), "the same attempt may be two requests with one prompt: the first comes to both");
+    let second = w.follow_attempt("ab", Some("c"), 2);
+    assert!(matches!(w.next(), Effect::CancelOrder(cancelled) if cancelled == order));
+    w.order_fails(order, 2);
+    let (again, node, chunks) = w.order_to();
+    assert_eq!((node.as_str(), chunks), ("c", 2));
+    for chunk in 0..2 {
+        w.tell(Event::FollowedCame { order: again, chunk, came: here(1) });
+    }
+    w.order_fails(again, 0);
+    for (follow, chunks) in [(first, 0), (same, 2), (second, 2)] {
+        let request = w.ask_in_place(follow, (2, 0), 0);
+        assert_eq!(w.in_place(request).chunks, chunks);
+        w.asks(w.session, Request::Release(follow));
+    }
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn a_follow_that_begins_while_an_abandoned_order_ends_asks_anew() {
+    let mut w = world();
+    let first = w.follow("ab", Some("b"));
+    let (order, _) = w.order();
+    w.asks(w.session, Request::Release(first));
+    assert!(matches!(w.next(), Effect::CancelOrder(cancelled) if cancelled == order));
+    let second = w.follow("ab", Some("b"));
+    w.order_fails(order, 2);
+    let (again, node, chunks) = w.order_to();
+    assert_eq!((node.as_str(), chunks), ("b", 2));
+    w.asks(w.session, Request::Release(second));
+    assert!(matches!(w.next(), Effect::CancelOrder(cancelled) if cancelled == again));
+    w.order_fails(again, 2);
+    assert!(w.is_at_rest());
+}
+
+#[test]
+fn places_that_were_shown_are_not_written_by_a_second_writer() {
+    let mut w = world();
+    let first = w.follow("a", Some("b"));
+    let (order, _) = w.order();
+    let second = w.follow("a", Some("c"));
+    w.layers_come(order, 0, 0);
+    for follow in [first, second] {
+        let request = w.ask_in_place(follow, (1, 0), 0);
+        assert!(w.in_place(request).leased.is_some());
+    }
+    w.order_fails(order, 1);
+    assert!(w.is_idle());
+    w.asks(w.session, Request::Release(first));
+    w.asks(w.session, Request::Release(second));
     assert!(w.is_at_rest());
 }
 

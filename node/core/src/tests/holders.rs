@@ -1,6 +1,7 @@
 //! Who is asked for a chunk, in which order, and what follows of the answers.
 
 use super::*;
+use crate::directory::cache::HOLDERS_MS;
 use crate::placement::Placement;
 use crate::store::{Change, ChangeKind};
 
@@ -44,6 +45,57 @@ fn a_stale_row_is_told_of_and_the_next_holder_is_asked() {
     assert_eq!(asked.holder, node(3));
     w.ended(asked.order, vec![here(1)]);
     assert_eq!(w.leased(request).chunks, 1);
+}
+
+#[test]
+fn a_lease_after_its_lookup_asks_the_holder_at_once() {
+    let mut w = World::new(PEERS);
+    w.lookup("ab");
+    w.directory_says(&[&[2], &[2]]);
+    let Effect::Found { found, .. } = w.next() else { panic!("the lookup") };
+    assert_eq!(found.tokens, 32);
+    let request = w.lease("abc");
+    assert_eq!(w.directory_says(&[&[3]]), 1, "the lookup found the others");
+    let (first, second) = (w.fetch(), w.fetch());
+    assert_eq!((first.holder, first.chunks.len()), (node(2), 2));
+    assert_eq!((second.holder, second.chunks.len()), (node(3), 1));
+    w.ended(first.order, vec![here(1), here(1)]);
+    w.ended(second.order, vec![here(1)]);
+    assert_eq!(w.leased(request).chunks, 3);
+}
+
+#[test]
+fn what_a_lookup_found_is_forgotten_after_a_moment_and_when_its_holder_has_it_no_more() {
+    let mut w = World::new(PEERS);
+    w.lookup("a");
+    w.directory_says(&[&[2]]);
+    w.next();
+    let request = w.lease("a");
+    let asked = w.fetch();
+    w.ended(asked.order, vec![Arrival::NotHeld]);
+    assert!(matches!(w.next(), Effect::Stale { .. }));
+    assert_eq!(w.directory_says(&[&[]]), 1, "it may have moved");
+    assert_eq!(w.leased(request).chunks, 0);
+    w.lease("a");
+    assert_eq!(w.directory_says(&[&[2]]), 1, "the holder did not have it");
+    w.fetch();
+
+    w.lookup("b");
+    w.directory_says(&[&[2]]);
+    w.next();
+    w.pass(Duration::from_millis(HOLDERS_MS));
+    w.lease("b");
+    assert_eq!(w.directory_says(&[&[2]]), 1, "it may be elsewhere by now");
+}
+
+#[test]
+fn a_lookup_asks_the_directory_whatever_the_one_before_found() {
+    let mut w = World::new(PEERS);
+    for holders in [&[2], &[3]] {
+        w.lookup("a");
+        assert_eq!(w.directory_says(&[holders]), 1);
+        w.next();
+    }
 }
 
 #[test]

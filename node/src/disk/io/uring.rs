@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use io_uring::{IoUring, Probe, opcode, types};
 
-use super::{Buffer, Device, Direction, DiskFile, Finished, Memory, Transfer};
+use super::{Buffer, Direction, DiskDevice, DiskFile, Finished, Memory, Transfer};
 use crate::disk::format::PAGE_BYTES;
 
 /// Transfers that are under way at the same time.
@@ -154,7 +154,7 @@ impl Ring {
     }
 }
 
-impl Device for Ring {
+impl DiskDevice for Ring {
     fn buffers(&mut self, count: usize, bytes: usize) -> Vec<Buffer> {
         let mut buffers: Vec<Buffer> = std::iter::repeat_with(|| Buffer::new(bytes)).take(count).collect();
         if self.registered.is_empty()

@@ -192,6 +192,18 @@ fn segments_go_in_the_order_of_their_age() {
 }
 
 #[test]
+fn the_last_sequence_number_is_marked_where_no_segment_in_use_has_it() {
+    let mut log = Log::restore(GEOMETRY, Vec::new());
+    assert_eq!(log.mark_sequence(), None, "none was given");
+    log.skip_sequences();
+    let mark = log.mark_sequence().unwrap();
+    let Room::Open(header) = log.room_for(1, Purpose::Write) else { panic!("a segment is free") };
+    assert!(header.sequence > mark.sequence && header.segment == mark.segment);
+    log.opened(header);
+    assert_eq!(log.mark_sequence(), None, "the open segment's header has it");
+}
+
+#[test]
 fn a_record_that_fits_nowhere_has_no_room() {
     let log = Log::new(GEOMETRY);
     assert_eq!(log.room_for(GEOMETRY.most_pages() + 1, Purpose::Write), Room::None);

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::disk::io::{Device, Direction, Finished, Memory, Transfer};
+use crate::disk::io::{Direction, DiskDevice, Finished, Memory, Transfer};
 
 /// The contents of the device. They outlive their users.
 #[derive(Clone)]
@@ -53,7 +53,7 @@ impl Platter {
         })))
     }
 
-    pub(super) fn device(&self) -> Box<dyn Device> {
+    pub(super) fn device(&self) -> Box<dyn DiskDevice> {
         Box::new(Way { platter: self.clone(), finished: Vec::new() })
     }
 
@@ -146,7 +146,7 @@ impl State {
     }
 }
 
-impl Device for Way {
+impl DiskDevice for Way {
     fn start(&mut self, mut transfer: Transfer) {
         let result = self.platter.state().transfer(&mut transfer);
         self.finished.push(Finished { tag: transfer.tag, memory: transfer.memory, result });

@@ -322,8 +322,10 @@ impl History {
 #[test]
 fn what_was_purged_never_comes_back_and_the_rest_stays_though_power_is_lost_anywhere() {
     let (mut purges, mut losses) = (0, 0);
-    for _ in 0..60 {
-        let seed = fastrand::u64(..);
+    // With the first, a purge wiped the header that had the last sequence number, on a drive that could not be read.
+    let seeds =
+        std::iter::once(11_714_695_190_204_862_534).chain(std::iter::repeat_with(|| fastrand::u64(..)));
+    for seed in seeds.take(60) {
         println!("seed {seed}");
         let mut history = History::new(seed);
         let mut purged = BTreeSet::new();

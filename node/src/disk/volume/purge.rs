@@ -3,7 +3,8 @@
 //! A chunk may have records in several segments, of which the last counts. A purge takes it out of all footers, a segment at a
 //! time, and then wipes the first page of each of its records, so that no search through a segment finds them either. The
 //! rest of a record's bytes stays on the drive until it is written over, and can no more be told from free space. In the end
-//! the headers of free segments are wiped, since a start takes what an earlier use left there for what it was.
+//! the headers of free segments are wiped, since a start takes what an earlier use left there for what it was. One of them may
+//! get a header of a later sequence number instead: no start gives a number again, whose footer may still stand somewhere.
 
 use std::io;
 
@@ -57,7 +58,14 @@ impl Volume {
 
     fn wipe_free(&mut self, mode: PurgeMode) -> io::Result<PurgedSegment> {
         if mode == PurgeMode::Remove {
-            for segment in self.log.free() {
+            let mark = self.log.mark_sequence();
+            if let Some(mark) = mark {
+                let head = self.geometry.offset(mark.segment, 0);
+                self.transfers.append_bytes(head, &mark.encode(self.storage))?;
+                self.transfers.sync()?;
+            }
+            let marked = mark.map(|mark| mark.segment);
+            for segment in self.log.free().into_iter().filter(|&segment| Some(segment) != marked) {
                 self.transfers.append_bytes(self.geometry.offset(segment, 0), &WIPED)?;
             }
             self.transfers.sync()?;

@@ -23,7 +23,7 @@ pub(super) struct Scanned {
 }
 
 /// A segment's pages, read some at a time.
-struct Window {
+struct ReadAhead {
     segment: u32,
     first: u32,
     bytes: Vec<u8>,
@@ -106,7 +106,7 @@ impl Volume {
             end_page: FIRST_PAGE,
             unreadable: 0,
         };
-        let mut window = Window { segment, first: 0, bytes: Vec::new(), unreadable: 0 };
+        let mut window = ReadAhead { segment, first: 0, bytes: Vec::new(), unreadable: 0 };
         let mut page = FIRST_PAGE;
         let mut damaged = 0;
         while page < self.geometry.segment_pages {
@@ -140,7 +140,7 @@ impl Volume {
     }
 
     /// The header of the record that stands at a page.
-    fn record_at(&mut self, window: &mut Window, page: u32) -> io::Result<Option<RecordHeader>> {
+    fn record_at(&mut self, window: &mut ReadAhead, page: u32) -> io::Result<Option<RecordHeader>> {
         let first = window.from(self, page, 1)?;
         let Ok(pages) = RecordHeader::peek_pages(first) else { return Ok(None) };
         if pages > self.geometry.segment_pages - page {
@@ -156,7 +156,7 @@ impl Volume {
     }
 
     /// Whether a record's payload is right.
-    fn is_right(&mut self, window: &mut Window, segment: u32, entry: &FooterEntry) -> io::Result<bool> {
+    fn is_right(&mut self, window: &mut ReadAhead, segment: u32, entry: &FooterEntry) -> io::Result<bool> {
         let place = RecordPlace { segment, page: entry.page, pages: entry.pages };
         let mut check = Check::new(self.storage, place, Some(entry.key()));
         let (mut page, end) = (entry.page, entry.page + entry.pages);
@@ -170,7 +170,7 @@ impl Volume {
     }
 }
 
-impl Window {
+impl ReadAhead {
     /// The bytes from `page` on, at least `pages` pages of them.
     fn from(&mut self, volume: &mut Volume, page: u32, pages: u32) -> io::Result<&[u8]> {
         let has = (self.bytes.len() as u64 / PAGE_BYTES) as u32;

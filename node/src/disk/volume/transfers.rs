@@ -5,14 +5,14 @@ use std::io;
 use std::sync::Arc;
 
 use super::super::format::PAGE_BYTES;
-use super::super::io::{Buffer, Device, Direction, Finished, Memory, Transfer};
+use super::super::io::{Buffer, Direction, DiskDevice, Finished, Memory, Transfer};
 use super::super::metrics::DiskMetrics;
 use crate::arena::ExtentMemory;
 use crate::clock::Clock;
 
 /// A device, and the buffers through which everything passes.
 pub(super) struct Transfers {
-    device: Box<dyn Device>,
+    device: Box<dyn DiskDevice>,
     metrics: DiskMetrics,
     clock: Clock,
     spare: Vec<Buffer>,
@@ -63,7 +63,7 @@ pub(super) struct ReadPart {
 }
 
 impl Transfers {
-    pub(super) fn new(mut device: Box<dyn Device>, metrics: DiskMetrics) -> Self {
+    pub(super) fn new(mut device: Box<dyn DiskDevice>, metrics: DiskMetrics) -> Self {
         let spare = device.buffers(MOST_SPARE, BUFFER_BYTES);
         Self {
             device,

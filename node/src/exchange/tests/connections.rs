@@ -1,5 +1,7 @@
 //! Which connections two nodes have, over real QUIC.
 
+use larder_protocol::ChunkRef;
+use larder_protocol::drain::{Take, TakeChunk};
 use larder_protocol::peer::{Announce, Find};
 use larder_protocol::table::Epoch;
 
@@ -89,6 +91,24 @@ fn two_nodes_that_ask_each_other_use_the_connection_that_the_first_of_them_diall
         }
         assert_eq!((a.opened(), b.opened()), ([0, 1], [1, 0]));
         assert_eq!((a.served(), b.served()), (3, 3));
+    });
+}
+
+#[test]
+fn chunks_are_offered_and_taken_in_both_directions_over_one_connection() {
+    among(ExchangeLimits::default(), async |[a, b, ..], _| {
+        let hash = ChunkHash([1; 32]);
+        let chunk = ChunkRef { hash, parent: hash, index: 0, anchor: hash };
+        for (asker, asked) in [(&b, 1), (&a, 2)] {
+            let offer = OfferChunks { device: 0, fingerprint: SPACE, worth: 1, chunks: vec![chunk; 3] };
+            let answer = asker.sends(asked, PeerRequest::Offer(offer)).await;
+            assert!(matches!(answer, Ok(PeerResponse::Wanted(wanted)) if wanted == [true; 3]));
+            let chunks = vec![TakeChunk { chunk, rank_ppm: 1 }];
+            let take = Take { from: 0, to: 0, namespace: None, chunks };
+            let answer = asker.sends(asked, PeerRequest::Take(Box::new(take))).await;
+            assert!(matches!(answer, Ok(PeerResponse::Taken(taken)) if taken.is_kept == [true]));
+        }
+        assert_eq!((a.opened(), b.opened()), ([0, 1], [1, 0]));
     });
 }
 

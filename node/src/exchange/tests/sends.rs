@@ -62,19 +62,38 @@ impl Handler<ServeRepair> for HasAll {
     fn handle(&mut self, _: ServeRepair, _: &mut Self::Context) {}
 }
 
+/// It wants all that it is offered, and keeps all that it is asked to take.
+impl Handler<TakeIn> for HasAll {
+    type Result = Vec<bool>;
+
+    fn handle(&mut self, offered: TakeIn, _: &mut Self::Context) -> Self::Result {
+        vec![true; offered.chunks.len()]
+    }
+}
+
+impl Handler<TakeChunks> for HasAll {
+    type Result = MessageResult<TakeChunks>;
+
+    fn handle(&mut self, take: TakeChunks, _: &mut Self::Context) -> Self::Result {
+        MessageResult(Some(Taken { is_kept: vec![true; take.chunks.len()], ..Taken::default() }))
+    }
+}
+
 pub(super) fn services(all: &Addr<HasAll>) -> Services {
     Services {
         blocks: vec![all.clone().recipient()],
         follow: Vec::new(),
         give_up: Vec::new(),
-        take_in: Vec::new(),
+        take_in: vec![all.clone().recipient()],
         verify: Vec::new(),
         policy: Vec::new(),
-        take: Vec::new(),
+        pin: Vec::new(),
+        take: vec![all.clone().recipient()],
         drain: Box::new(|_, _| Err(String::new())),
         reload: Box::new(|_| Box::pin(async { Err(String::new()) })),
         purge: Box::new(|_, _| Err(String::new())),
-        audit: crate::audit::Audit::default(),
+        show: Box::new(|_| Box::pin(async { Err(String::new()) })),
+        audit: larder_net::audit::Audit::default(),
         find: all.clone().recipient(),
         announce: all.clone().recipient(),
         repair: all.clone().recipient(),
@@ -96,10 +115,11 @@ impl Serving {
     pub(super) async fn start(holder: Endpoint, limits: ExchangeLimits) -> Self {
         let metrics = ExchangeMetrics::register(&Registry::new()).unwrap();
         let watch = Watch::in_test();
-        let (_handle, orders) = ExchangeHandle::new();
+        let clock = Clock::start();
+        let (_handle, orders) = ExchangeHandle::new(clock);
         let others = (SilentPeers::default(), ConnectedPeers::default(), Rooms::default());
         let (counts, watches) = (metrics.clone(), watch.clone());
-        let actor = PeerActor::new(holder, limits, counts, Clock::start(), others, watches, orders).start();
+        let actor = PeerActor::new(holder, limits, counts, clock, others, watches, orders).start();
         let (ended, ends) = unbounded_channel();
         actor.send(Serve(services(&HasAll::new(ended).start()))).await.unwrap();
         Self { metrics, watch, ends, actor, _handle }
@@ -119,6 +139,21 @@ async fn asks(connection: &Connection, chunks: u64) -> quinn::RecvStream {
 
 fn held(chunks: &[FetchedChunk]) -> u64 {
     chunks.iter().filter(|chunk| matches!(chunk, FetchedChunk::Held(_))).count() as u64
+}
+
+#[test]
+fn each_stage_of_sending_is_timed() {
+    System::new().block_on(async {
+        let [holder, asker] = endpoints(["node-1", "node-2"]);
+        let address = holder.local_address();
+        let Serving { metrics, .. } = Serving::start(holder, ExchangeLimits::default()).await;
+        let connection = asker.connect(address, Role::Node, Some("node-1")).await.unwrap();
+        let mut receive = asks(&connection, 2).await;
+        assert!(matches!(read_answer(&mut receive).await, Ok(Some((_, PeerResponse::Fetched(_))))));
+        receive.read_to_end(3 * BLOCK_BYTES as usize).await.unwrap();
+        until("the last byte is acknowledged", || metrics.counted(Stage::Acknowledged) == 1).await;
+        assert_eq!([Stage::Grant, Stage::Send].map(|stage| metrics.counted(stage)), [1, 1]);
+    });
 }
 
 #[test]

@@ -230,6 +230,7 @@ fn names_sizes_and_addresses_that_nobody_could_use_are_refused() {
             &cluster("coordinator = 'host:7601', max_datagram_bytes = 10"),
             "[cluster] max_datagram_bytes is 10: set it to between 1200 and 65507",
         ),
+        (&cluster("coordinator = 'host:7601', zone = 'two words'"), "[cluster] zone is"),
     ];
     for (text, part) in cases {
         let error = resolve(text).unwrap_err().to_string();

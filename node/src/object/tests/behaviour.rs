@@ -94,7 +94,7 @@ async fn two_writes_of_one_chunk_at_a_time_upload_it_once() {
     let mut rig = Rig::new();
     rig.store.faults().delay = Duration::from_millis(100);
     let orders = [(); 2].map(|()| rig.slots.write_order(single(1)));
-    let [first, second] = orders.map(|order| rig.engine.write(order, deadline()));
+    let [first, second] = orders.map(|order| rig.client.write(order, deadline()));
     let answers = tokio::join!(first, second);
     assert_eq!(answers, (WriteAnswer::Durable, WriteAnswer::AlreadyThere));
     assert_eq!(rig.store.faults().puts, 1);
@@ -109,7 +109,7 @@ async fn some_blocks_of_a_chunk_can_be_read_and_others_are_told_apart() {
     let all = rig.slots.destinations(chunk);
     let ask = async |destinations| {
         let order = ReadOrder::new(chunk.key().fingerprint, chunk.chunk_ref(), destinations).unwrap();
-        rig.engine.read(order, deadline()).await
+        rig.client.read(order, deadline()).await
     };
     let some = ask(vec![all[2].clone(), all[0].clone()]).await;
     assert!(matches!(some, ReadAnswer::Here { checksums, .. } if checksums.len() == 2));
@@ -126,25 +126,25 @@ async fn a_pool_that_is_not_there_is_told_apart_and_a_slice_that_is_not_makes_it
     let [zero, one, two] = [0, 1, 2].map(|at: usize| BlockId { slice: all[at].slice, pool: all[at].pool });
     assert_eq!((zero.pool, one.pool, two.pool), (0, 1, 0));
     let key = chunk.key();
-    assert!(rig.engine.remove(key, &[one], deadline()).await);
-    let answer = rig.engine.read(rig.slots.read_order(chunk), deadline()).await;
+    assert!(rig.client.remove(key, &[one], deadline()).await);
+    let answer = rig.client.read(rig.slots.read_order(chunk), deadline()).await;
     let ReadAnswer::Here { pools, checksums, .. } = answer else { panic!("{answer:?}") };
     assert_eq!((pools, checksums.len()), (PoolSet::first(1), 2));
     let chunks = [chunk.chunk_ref()];
-    assert_eq!(rig.engine.find(key.fingerprint, &chunks, &[zero, two], deadline()).await, [true]);
-    assert_eq!(rig.engine.find(key.fingerprint, &chunks, &[zero, one, two], deadline()).await, [false]);
+    assert_eq!(rig.client.find(key.fingerprint, &chunks, &[zero, two], deadline()).await, [true]);
+    assert_eq!(rig.client.find(key.fingerprint, &chunks, &[zero, one, two], deadline()).await, [false]);
     // Another node writes the pool: what is there already is not sent again.
     let mut other = Rig::over(rig.store.clone());
     assert_eq!(other.write_chunk(chunk).await, WriteAnswer::Durable);
     assert_eq!(rig.store.faults().puts, 4);
-    assert!(rig.engine.remove(key, &[two], deadline()).await);
+    assert!(rig.client.remove(key, &[two], deadline()).await);
     let third = Rig::over(rig.store.clone());
     let order = third.slots.read_order(chunk);
-    let answer = third.engine.read(order, deadline()).await;
+    let answer = third.client.read(order, deadline()).await;
     let ReadAnswer::Here { pools, checksums, .. } = answer else { panic!("{answer:?}") };
     assert_eq!((pools, checksums.len()), (PoolSet::default().with(1), 1));
-    third.engine.remove(key, &[one], deadline()).await;
-    assert_eq!(third.engine.read(third.slots.read_order(chunk), deadline()).await, ReadAnswer::NotHeld);
+    third.client.remove(key, &[one], deadline()).await;
+    assert_eq!(third.client.read(third.slots.read_order(chunk), deadline()).await, ReadAnswer::NotHeld);
 }
 
 #[tokio::test]
@@ -156,7 +156,7 @@ async fn another_blocks_record_under_a_name_is_damage() {
     let name = record::name(&at, &ObjectKey { chunk: chunk.key(), block: BlockId { slice: 5, pool: 0 } });
     rig.store.inner.copy(&object_name(chunk), &name).await.unwrap();
     let order = ReadOrder::new(chunk.key().fingerprint, chunk.chunk_ref(), vec![other]).unwrap();
-    assert_eq!(rig.engine.read(order, deadline()).await, ReadAnswer::Damaged);
+    assert_eq!(rig.client.read(order, deadline()).await, ReadAnswer::Damaged);
 }
 
 #[tokio::test]
@@ -178,7 +178,7 @@ async fn no_more_requests_and_bytes_are_under_way_than_may_be() {
     rig.store.faults().delay = Duration::from_millis(10);
     rig.store.faults().most_at_once = 0;
     let orders: Vec<_> = (0..16).map(|number| rig.slots.read_order(single(number))).collect();
-    let reads = orders.into_iter().map(|order| rig.engine.read(order, deadline()));
+    let reads = orders.into_iter().map(|order| rig.client.read(order, deadline()));
     let answers = join_all(reads).await;
     assert!(answers.iter().all(|answer| !matches!(answer, ReadAnswer::Closed)));
     assert_eq!(rig.store.faults().most_at_once, options("").max_in_flight);

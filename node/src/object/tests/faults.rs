@@ -27,7 +27,7 @@ async fn a_damaged_object_is_a_miss_is_counted_deleted_and_can_be_written_again(
         assert_eq!(rig.read(3).await, ReadAnswer::NotHeld);
         assert_eq!(rig.write(3).await, WriteAnswer::Durable);
         assert!(matches!(rig.read(3).await, ReadAnswer::Here { .. }));
-        assert!(!rig.engine.is_open(Side::Reading), "the store did nothing wrong");
+        assert!(!rig.client.is_open(Side::Reading), "the store did nothing wrong");
     }
 }
 
@@ -52,7 +52,7 @@ async fn a_record_with_another_place_in_its_prompt_is_a_counted_miss_and_stays_f
     ];
     for (count, other) in (1..).zip(others) {
         let order = ReadOrder::new(single(3).key().fingerprint, other, rig.slots.destinations(single(3)));
-        assert_eq!(rig.engine.read(order.unwrap(), deadline()).await, ReadAnswer::Disagrees);
+        assert_eq!(rig.client.read(order.unwrap(), deadline()).await, ReadAnswer::Disagrees);
         assert_eq!(rig.metrics.answers("disagrees"), count);
         assert!(matches!(rig.read(3).await, ReadAnswer::Here { .. }));
     }
@@ -90,13 +90,13 @@ async fn a_store_that_refuses_is_left_alone_and_used_again_when_it_does_not() {
     assert_eq!(rig.store.faults().gets, MOST_FAILURES as usize);
     assert_eq!(rig.metrics.closings(Side::Reading), 1);
     assert_eq!(rig.metrics.requests(Kind::Get, "denied"), u64::from(MOST_FAILURES));
-    rig.engine.try_again(Side::Reading, deadline()).await;
-    assert!(rig.engine.is_open(Side::Reading));
+    rig.client.try_again(Side::Reading, deadline()).await;
+    assert!(rig.client.is_open(Side::Reading));
     let start = Instant::now();
-    rig.engine.trial(Side::Reading).await;
+    rig.client.trial(Side::Reading).await;
     assert_eq!(start.elapsed(), RETRY_EVERY);
     rig.store.faults().refuses_reads = false;
-    rig.engine.try_again(Side::Reading, deadline()).await;
+    rig.client.try_again(Side::Reading, deadline()).await;
     assert!(matches!(rig.read(1).await, ReadAnswer::Here { .. }));
 }
 
@@ -109,10 +109,10 @@ async fn reads_go_on_where_writes_are_refused() {
         assert_eq!(rig.write(number).await, WriteAnswer::Closed);
         assert!(matches!(rig.read(1).await, ReadAnswer::Here { .. }));
     }
-    assert!(rig.engine.is_open(Side::Writing) && !rig.engine.is_open(Side::Reading));
+    assert!(rig.client.is_open(Side::Writing) && !rig.client.is_open(Side::Reading));
     assert_eq!(rig.store.faults().puts, 1 + MOST_FAILURES as usize);
     rig.store.faults().refuses_writes = false;
-    rig.engine.try_again(Side::Writing, deadline()).await;
+    rig.client.try_again(Side::Writing, deadline()).await;
     assert_eq!(rig.write(10).await, WriteAnswer::Durable);
 }
 
@@ -123,9 +123,9 @@ async fn an_order_ends_at_its_deadline_however_slow_the_store_is() {
     rig.store.faults().delay = Duration::from_secs(3_600);
     let (start, soon) = (Instant::now(), Duration::from_secs(1));
     let order = rig.slots.read_order(single(1));
-    assert_eq!(rig.engine.read(order, start + soon).await, ReadAnswer::Closed);
+    assert_eq!(rig.client.read(order, start + soon).await, ReadAnswer::Closed);
     let order = rig.slots.write_order(single(2));
-    assert_eq!(rig.engine.write(order, start + 2 * soon).await, WriteAnswer::Closed);
+    assert_eq!(rig.client.write(order, start + 2 * soon).await, WriteAnswer::Closed);
     assert_eq!(start.elapsed(), 2 * soon);
     assert_eq!(rig.metrics.in_flight.get(), 0);
 }
@@ -139,17 +139,17 @@ async fn a_store_that_does_not_answer_is_waited_for_once_by_all_who_read() {
     rig.store.faults().delay = Duration::from_secs(3_600);
     let start = Instant::now();
     let orders: Vec<_> = (0..8).map(|number| rig.slots.read_order(single(number))).collect();
-    let engine = &rig.engine;
+    let client = &rig.client;
     let reads = (0..).zip(orders).map(|(late, order)| async move {
-        // One after the other, as engines ask.
+        // One after the other, as clients ask.
         sleep(Duration::from_millis(700 * late)).await;
-        engine.read(order, deadline()).await
+        client.read(order, deadline()).await
     });
     let answers = join_all(reads).await;
     assert!(answers.iter().all(|answer| *answer == ReadAnswer::Closed));
     assert_eq!(start.elapsed(), options("").timeout, "the last had waited for a tenth of a second");
     assert_eq!((rig.read(1).await, start.elapsed()), (ReadAnswer::Closed, options("").timeout));
-    assert!(rig.engine.is_open(Side::Reading) && !rig.engine.is_open(Side::Writing));
+    assert!(rig.client.is_open(Side::Reading) && !rig.client.is_open(Side::Writing));
     assert_eq!(rig.metrics.closings(Side::Reading), 1);
 }
 
@@ -162,7 +162,7 @@ async fn a_store_that_is_slow_and_answers_is_not_taken_for_a_silent_one() {
     // Each takes nearly as long as may be; the last waits for its turn until long after that.
     rig.store.faults().delay = options("").timeout - Duration::from_millis(1);
     let orders: Vec<_> = (0..20).map(|number| rig.slots.read_order(single(number))).collect();
-    let reads = orders.into_iter().map(|order| rig.engine.read(order, deadline()));
+    let reads = orders.into_iter().map(|order| rig.client.read(order, deadline()));
     let answers = join_all(reads).await;
     assert!(answers.iter().all(|answer| matches!(answer, ReadAnswer::Here { .. })));
 }
@@ -233,10 +233,10 @@ async fn a_write_to_a_server_that_never_answers_ends_and_lets_go_of_its_places()
     let settings = settings.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
     let options = ObjectOptions { settings, ..options("s3://bucket/prefix") };
     let metrics = metrics();
-    let engine = Engine::new(store::open(&options).unwrap(), &options, metrics.clone(), Arc::default());
+    let client = Client::new(store::open(&options).unwrap(), &options, metrics.clone(), Arc::default());
     let deadline = Instant::now() + Duration::from_millis(500);
     let order = Slots::new().write_order(single(1));
-    assert_eq!(engine.write(order, deadline).await, WriteAnswer::Closed);
+    assert_eq!(client.write(order, deadline).await, WriteAnswer::Closed);
     assert_eq!(metrics.requests(Kind::Head, "absent"), 1);
     assert_eq!(metrics.requests(Kind::Put, "timed_out"), 1, "it was under way");
 }
@@ -250,14 +250,14 @@ async fn a_store_that_says_what_it_has_and_hands_out_none_costs_one_wait_until_i
     for _ in 0..20 {
         // What others find does not mean that reading is well.
         let found =
-            rig.engine.head(&ObjectKey { chunk: single(1).key(), block: BLOCKS[0] }, deadline()).await;
-        assert!(found.is_ok() || rig.engine.is_open(Side::Reading));
+            rig.client.head(&ObjectKey { chunk: single(1).key(), block: BLOCKS[0] }, deadline()).await;
+        assert!(found.is_ok() || rig.client.is_open(Side::Reading));
         assert_eq!(rig.read(1).await, ReadAnswer::Closed);
     }
     assert!(start.elapsed() <= options("memory:///").timeout, "{:?}", start.elapsed());
-    rig.engine.try_again(Side::Reading, deadline()).await;
-    assert!(rig.engine.is_open(Side::Reading), "it is tried by what could not be read");
+    rig.client.try_again(Side::Reading, deadline()).await;
+    assert!(rig.client.is_open(Side::Reading), "it is tried by what could not be read");
     rig.store.faults().hangs_in_reads = false;
-    rig.engine.try_again(Side::Reading, deadline()).await;
+    rig.client.try_again(Side::Reading, deadline()).await;
     assert!(matches!(rig.read(1).await, ReadAnswer::Here { .. }));
 }

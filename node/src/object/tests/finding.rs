@@ -12,7 +12,7 @@ fn chain(chunks: u64) -> Vec<ChunkRef> {
 }
 
 async fn find(rig: &Rig, chunks: &[ChunkRef]) -> usize {
-    let found = rig.engine.find(namespace(), chunks, &BLOCKS, deadline()).await;
+    let found = rig.client.find(namespace(), chunks, &BLOCKS, deadline()).await;
     let present = found.iter().take_while(|&&is_there| is_there).count();
     assert!(found[present..].iter().all(|is_there| !is_there), "nothing is there behind a hole");
     present
@@ -64,7 +64,7 @@ async fn chunks_of_a_flat_namespace_are_told_one_by_one() {
         .into_iter()
         .map(|chunk| ChunkRef { anchor: chunk.hash, index: 0, parent: namespace().root(), ..chunk })
         .collect();
-    assert_eq!(rig.engine.find(namespace(), &flat, &BLOCKS, deadline()).await, [false, true, false]);
+    assert_eq!(rig.client.find(namespace(), &flat, &BLOCKS, deadline()).await, [false, true, false]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -96,9 +96,9 @@ async fn a_store_that_is_only_slow_is_asked_again_as_soon_as_it_answers() {
     write_chain(&rig.store, 3).await;
     rig.store.faults().delay = 2 * FIND_DEADLINE;
     assert_eq!(find(&rig, &chain(3)).await, 0);
-    assert!(rig.engine.is_open(Side::Reading));
-    rig.engine.trial(Side::Reading).await;
-    rig.engine.try_again(Side::Reading, deadline()).await;
+    assert!(rig.client.is_open(Side::Reading));
+    rig.client.trial(Side::Reading).await;
+    rig.client.try_again(Side::Reading, deadline()).await;
     rig.store.faults().delay = Duration::ZERO;
-    assert_eq!((rig.engine.is_open(Side::Reading), find(&rig, &chain(3)).await), (false, 3));
+    assert_eq!((rig.client.is_open(Side::Reading), find(&rig, &chain(3)).await), (false, 3));
 }

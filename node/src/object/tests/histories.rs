@@ -39,7 +39,7 @@ impl History {
             18 => self.store.faults().refuses_deletes ^= true,
             _ => {
                 for side in [Side::Reading, Side::Writing] {
-                    self.nodes[node].engine.try_again(side, deadline()).await;
+                    self.nodes[node].client.try_again(side, deadline()).await;
                 }
             }
         }
@@ -111,7 +111,7 @@ impl History {
         sleep(2 * ABSENT_FOR).await;
         for node in 0..2 {
             for side in [Side::Reading, Side::Writing] {
-                self.nodes[node].engine.try_again(side, deadline()).await;
+                self.nodes[node].client.try_again(side, deadline()).await;
             }
             for chunk in self.must.clone() {
                 let is_right = matches!(self.nodes[node].read(chunk).await, ReadAnswer::Here { .. });

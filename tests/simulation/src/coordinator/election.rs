@@ -12,23 +12,49 @@ use crate::world::{CoordinatorHappening, CoordinatorSays, Happening, World};
 
 /// The record that the coordinators share, with the number of its version.
 #[derive(Debug, Default)]
-pub(crate) struct Register(Option<(u64, Record)>);
+pub(crate) struct Register {
+    kept: Option<(u64, Record)>,
+    /// When it was written last.
+    written: Duration,
+    /// When its present term began.
+    begun: Duration,
+}
 
 impl Register {
-    fn take(&mut self, ask: Ask) -> Answer {
+    fn take(&mut self, ask: Ask, now: Duration) -> Answer {
         let version = |number: u64| Version(number.to_string());
         match ask {
-            Ask::Read => Answer::Found(self.0.clone().map(|(number, record)| (version(number), record))),
+            Ask::Read => Answer::Found(self.kept.clone().map(|(number, record)| (version(number), record))),
             Ask::Write(record, over) => {
-                let number = self.0.as_ref().map(|(number, _)| *number);
+                let number = self.kept.as_ref().map(|(number, _)| *number);
                 if over != number.map(version) {
                     return Answer::Conflict;
                 }
                 let next = number.unwrap_or(0) + 1;
-                self.0 = Some((next, record));
+                if self.term() != record.term {
+                    self.begun = now;
+                }
+                (self.kept, self.written) = (Some((next, record)), now);
                 Answer::Written(version(next))
             }
         }
+    }
+
+    fn term(&self) -> u64 {
+        self.kept.as_ref().map_or(0, |(_, record)| record.term)
+    }
+
+    /// Whether this write would take the record from a leader that has renewed it a moment ago.
+    fn is_hasty(&self, ask: &Ask, now: Duration) -> bool {
+        let (Ask::Write(record, over), Some((number, kept))) = (ask, &self.kept) else { return false };
+        let is_taken = kept.holder.life != 0 && kept.holder.life != record.holder.life;
+        let is_done = *over == Some(Version(number.to_string()));
+        is_taken && is_done && now < self.written + LEAST_AGE
+    }
+
+    /// Whether a leader of this term must know by now that its right is over.
+    pub(super) fn is_long_over(&self, term: u64, now: Duration) -> bool {
+        term < self.term() && now > self.begun + LONGEST_RIGHT
     }
 }
 
@@ -55,9 +81,13 @@ impl World {
         let coordinator = &mut self.coordinators.all[at];
         let (now, life) = (coordinator.millis(self.now), coordinator.life);
         let Some(election) = &mut coordinator.election else { return };
+        let leader = election.poll_leader(now).and_then(|leader| at_address(&leader.peer));
         if coordinator.asked.is_none()
             && let Some(ask) = election.poll(now)
         {
+            if matches!(ask, Ask::Write(..)) && election.misses_leader(now) {
+                self.coverage.note(crate::coverage::LEADER_IS_SILENT);
+            }
             coordinator.asked = Some(number);
             let (from, to) = (Party::Coordinator(at), Party::Register);
             if let Some(after) = self.arrival_on_stream(from, to, 200) {
@@ -67,12 +97,19 @@ impl World {
             let late = CoordinatorHappening::Answered { life, number, answer };
             self.plan(REGISTER_DEADLINE, Happening::Coordinator(at, late));
         }
+        if let Some(leader) = leader {
+            let stream = Stream { of: Follows::Coordinator(at, life), number: self.next_number() };
+            self.say_on_stream(leader, stream, FollowerMessage::Who(None));
+        }
         self.take_office(at);
     }
 
     /// A question comes to the register, after its asker has given it up perhaps. The answer may be lost.
     pub(crate) fn register_hears(&mut self, at: usize, life: u64, number: u64, ask: Ask) {
-        let answer = self.coordinators.register.take(ask);
+        if self.coordinators.register.is_hasty(&ask, self.now) {
+            self.violate(|| format!("coordinator {at} takes the record from a leader that renews it"));
+        }
+        let answer = self.coordinators.register.take(ask, self.now);
         let (from, to) = (Party::Register, Party::Coordinator(at));
         if let Some(after) = self.arrival_on_stream(from, to, 200) {
             let answered = CoordinatorHappening::Answered { life, number, answer };
@@ -150,6 +187,12 @@ impl World {
     ) {
         let coordinator = &mut self.coordinators.all[at];
         let now = coordinator.millis(self.now);
+        if let (CoordinatorMessage::Standing(standing), Some(election)) =
+            (&message, &mut coordinator.election)
+            && standing.leads
+        {
+            election.hear_leader(standing.life);
+        }
         let Some(membership) = &mut coordinator.membership else { return };
         let CoordinatorMessage::Table(page) = message else { return };
         if coordinator.watches != Some(stream) {
@@ -163,7 +206,13 @@ impl World {
 }
 
 /// Short, so that a minute sees many takeovers. Clocks differ by less than these allow.
-const TIMING: Timing = Timing { lease_ms: 1_500, renew_within_ms: 1_000, retry_ms: 250 };
+const TIMING: Timing = Timing { lease_ms: 1_500, renew_within_ms: 1_000, retry_ms: 250, silence_ms: 450 };
+
+/// Nobody takes a record that is younger: the leader's next renewal is not overdue yet, by any clock.
+const LEAST_AGE: Duration = Duration::from_millis(TIMING.retry_ms * 5 / 4);
+
+/// Nobody leads for longer beside a successor.
+const LONGEST_RIGHT: Duration = Duration::from_millis(TIMING.renew_within_ms * 5 / 4);
 
 /// How long the register may take for an answer.
 const REGISTER_DEADLINE: Duration = Duration::from_millis(500);

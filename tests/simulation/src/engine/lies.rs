@@ -31,6 +31,7 @@ impl World {
                 self.ask_only(engine, Request::Hello(hello));
                 let trace = TraceContext { trace_id: [1; 16], span_id: [1; 8], flags: 1 };
                 self.ask_only(engine, Request::Trace(trace));
+                self.ask_only(engine, Request::Name("liar".into()));
             }
             10 => {
                 let number = self.random.u64(1..1_000);

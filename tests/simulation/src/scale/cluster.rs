@@ -8,12 +8,13 @@ use std::time::Duration;
 use larder_core::directory::cache::Cache;
 use larder_core::directory::lookup::{HomeAsk, View};
 use larder_core::directory::{Changes, FLUSH_MS, Outbox, Outgoing, Shard};
+use larder_core::exchange::{PROBE_DEADLINE, witnesses};
 use larder_core::placement::{Gaps, Neighbours, Served, Worth};
 use larder_core::store::{Change, ChangeKind};
 use larder_protocol::Fingerprint;
 use larder_protocol::peer::{Announced, Repair, Room, Rows};
 use larder_protocol::run::run_start;
-use larder_protocol::table::{NodeNumber, Table};
+use larder_protocol::table::{MemberState, NodeNumber, Table};
 
 use super::Load;
 use super::arrivals::{Arrival, Arrivals};
@@ -51,6 +52,10 @@ pub(super) struct Node {
     pub(super) player: Option<Box<Player>>,
     pub(super) contacts: Contacts,
     pub(super) ends: Ends,
+    /// Members that did not answer: they are silent soon, or are so already.
+    doubted: BTreeSet<NodeNumber>,
+    /// Members that are silent.
+    pub(super) silent: BTreeSet<NodeNumber>,
 }
 
 /// What a node has that plays requests.
@@ -67,8 +72,6 @@ pub(super) struct Player {
     pub(super) neighbours: Neighbours,
     /// Loads of chunks so far.
     pub(super) turn: usize,
-    /// Members that did not answer: they are silent soon, or are so already.
-    pub(super) doubted: BTreeSet<NodeNumber>,
 }
 
 /// What happens.
@@ -131,6 +134,8 @@ impl<'a> Cluster<'a> {
             player,
             contacts: Contacts::new(index),
             ends,
+            doubted: BTreeSet::new(),
+            silent: BTreeSet::new(),
         });
         self.joins(index);
         let phase = Duration::from_micros(self.random.u64(..HEARTBEAT.as_micros() as u64));
@@ -206,7 +211,9 @@ impl<'a> Cluster<'a> {
                 }
             }
             Happening::Silent(node, silent) => {
-                if let Some(player) = &mut self.nodes[node].player {
+                let node = &mut self.nodes[node];
+                node.silent.insert(silent);
+                if let Some(player) = &mut node.player {
                     player.view.silent.insert(silent);
                 }
             }
@@ -228,8 +235,7 @@ impl<'a> Cluster<'a> {
 
     /// A request to a node gets no answer: the asker notices, after a while.
     pub(super) fn unanswered(&mut self, asker: usize, node: NodeNumber, after: Duration) {
-        let Some(player) = &mut self.nodes[asker].player else { return };
-        if player.doubted.insert(node) {
+        if self.nodes[asker].doubted.insert(node) {
             self.plan(after, Happening::Silent(asker, node));
         }
     }
@@ -244,7 +250,8 @@ impl<'a> Cluster<'a> {
 
     fn takes_table(&mut self, node: usize, table: &Arc<Table>) {
         let now = millis(self.now);
-        let Node { number, shard, player, is_alive, table: known, .. } = &mut self.nodes[node];
+        let Node { number, shard, player, is_alive, table: known, doubted, silent, .. } =
+            &mut self.nodes[node];
         if !*is_alive || table.epoch <= known.epoch {
             return;
         }
@@ -255,11 +262,24 @@ impl<'a> Cluster<'a> {
         if let Some(player) = player {
             player.outbox.new_table(table, *number, now);
             (player.view.table, player.view.own) = (Arc::clone(table), *number);
-            player.doubted.retain(|node| table.member(*node).is_some());
             player.view.silent.retain(|node| table.member(*node).is_some());
         }
+        doubted.retain(|node| table.member(*node).is_some());
+        silent.retain(|node| table.member(*node).is_some());
         *known = Arc::clone(table);
         self.coordinator.arrived_at = self.now;
+        self.witnesses(node, table);
+    }
+
+    /// Suspect members that this node is a witness of are asked for a sign of life, which the dead do not give.
+    fn witnesses(&mut self, node: usize, table: &Table) {
+        let own = self.nodes[node].number;
+        for suspect in table.members.iter().filter(|member| member.state == MemberState::Suspect) {
+            let number = suspect.number;
+            if self.node(number).is_none() && witnesses(table, number).any(|witness| witness == own) {
+                self.unanswered(node, number, PROBE_DEADLINE);
+            }
+        }
     }
 }
 
@@ -289,7 +309,6 @@ impl Player {
             served: Served::default(),
             neighbours: Neighbours::default(),
             turn: index,
-            doubted: BTreeSet::new(),
         }
     }
 }

@@ -102,8 +102,7 @@ impl Cluster<'_> {
         if !own.is_alive {
             return;
         }
-        let silent: Vec<NodeNumber> =
-            own.player.iter().flat_map(|player| player.view.silent.iter().copied()).collect();
+        let silent: Vec<NodeNumber> = own.silent.iter().copied().collect();
         let message = FollowerMessage::Heartbeat(Heartbeat { epoch: own.table.epoch, silent }).encode();
         let (number, now) = (own.number, self.now.as_millis() as u64);
         let coordinator = &mut self.coordinator;

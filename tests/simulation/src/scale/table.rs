@@ -41,10 +41,10 @@ pub(super) fn table(all: &[Played]) -> String {
     text
 }
 
-type Row = (&'static str, fn(&Played) -> String);
+type TableRow = (&'static str, fn(&Played) -> String);
 
-fn rows() -> Vec<Row> {
-    let mut rows: Vec<Row> = vec![
+fn rows() -> Vec<TableRow> {
+    let mut rows: Vec<TableRow> = vec![
         ("nodes", |played| played.figures.nodes.to_string()),
         ("of these play requests", |played| played.figures.players.to_string()),
         ("requests come before anything counts, s", |played| played.figures.warm_up.to_string()),
@@ -91,7 +91,7 @@ fn rows() -> Vec<Row> {
 }
 
 /// The rows of joins, leavings and crashes.
-fn change_rows() -> Vec<Row> {
+fn change_rows() -> Vec<TableRow> {
     vec![
         ("a join: from it to its table, s", |played| seconds(played.figures.join.table_after_seconds)),
         ("    until every node has the table, s", |played| {

@@ -28,6 +28,11 @@ impl Node {
         Self { store, session, namespace: registered.namespace, root: registered.root }
     }
 
+    /// It is so late, in trace time.
+    pub(super) fn is_now(&mut self, now_ms: u64) {
+        self.store.is_now(Millis(now_ms));
+    }
+
     /// The parent of every first chunk; the same for all nodes.
     pub(super) fn root(&self) -> ChunkHash {
         self.root

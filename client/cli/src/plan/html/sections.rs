@@ -12,7 +12,7 @@ pub(super) fn tiles(facts: &Facts<'_>) -> String {
     let tile =
         |value: String, what: &str| format!(r#"<div class="tile"><b>{value}</b><span>{what}</span></div>"#);
     let mut tiles = tile(percent(facts.infinite), "of all tokens an infinite cache would hit");
-    if let Some(advice) = advise::advice(facts.outcomes, facts.infinite) {
+    if let Some(advice) = advise::advice(facts.outcomes, facts.infinite, facts.prices) {
         let saved = prices.gpu_seconds(advice.choice.counts.tokens_hit);
         tiles += &tile(percent(advice.choice.token_hit_rate), "of all tokens the recommended size hits");
         tiles += &tile(duration(saved), "of GPU time in prefill saved over the trace");
@@ -24,17 +24,16 @@ pub(super) fn tiles(facts: &Facts<'_>) -> String {
 
 /// The recommended size, and why.
 pub(super) fn advice(facts: &Facts<'_>) -> String {
-    let Some(advice) = advise::advice(facts.outcomes, facts.infinite) else { return String::new() };
-    let hours = (facts.workload.span_ms() as f64 / 3_600_000.0).max(1e-3);
-    let money = facts.prices.money(facts.prices.gpu_seconds(advice.choice.counts.tokens_hit));
+    let Some(advice) = advise::advice(facts.outcomes, facts.infinite, facts.prices) else {
+        return String::new();
+    };
     format!(
-        r#"<section class="advice"><strong>Recommended: {}</strong><p>{} In trace time it saves {:.2} an hour at {} a GPU hour and {} tokens of prefill a second. The rule: the least memory that hits {:.0} % of what an infinite cache would.</p></section>"#,
+        r#"<section class="advice"><strong>Recommended: {}</strong><p>{} {} A GPU computes {} tokens of prefill a second. The rule: {}.</p></section>"#,
         advice.size(facts.prices),
         escaped(&advice.reasons(facts.prices)),
-        money / hours,
-        facts.prices.price_per_gpu_hour,
+        facts.prices.balance(advice.choice, facts.workload.span_ms()),
         grouped(facts.prices.prefill_tokens_per_s.round() as u64),
-        advise::ENOUGH * 100.0,
+        facts.prices.goal,
     )
 }
 
@@ -77,7 +76,8 @@ pub(super) fn capacity(facts: &Facts<'_>) -> String {
         )
     };
     let ticks: Vec<_> = capacities.iter().map(tick).collect();
-    let advice = advise::advice(facts.outcomes, facts.infinite).map(|advice| advice.choice.scenario);
+    let advice =
+        advise::advice(facts.outcomes, facts.infinite, facts.prices).map(|advice| advice.choice.scenario);
     let mark = advice.filter(|choice| choice.nodes == 1);
     let mark = mark.map(|choice| (choice.capacity_chunks as f64, "recommended".into()));
     format!(

@@ -29,6 +29,7 @@ from larder_kv.vllm.layout import LAYOUTS
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.plan import Shape
 from larder_kv.vllm.settings import Settings
+from larder_kv.vllm.speculation import Speculation, draft_details, speculation_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -62,11 +63,12 @@ class Engine:
         assert transfer is not None
         settings = Settings.parse(transfer.kv_connector_extra_config)
         refuse_unsupported(config, kv, settings)
+        speculation = speculation_of(config.speculative_config, settings.load, len(kv.kv_cache_groups))
         settings.check_events(endpoints_of(config))
         groups = groups_of(kv)
         spec = spec_of(groups[0].spec)
         parallel = config.parallel_config
-        shape = shape_of(groups, kv.hash_block_size, settings)
+        shape = shape_of(groups, kv.hash_block_size, settings, speculation)
         of_each = [(one.group, size_of(spec_of(one.spec)), one.spec.layer_names) for one in groups]
         pools = pools_of(of_each, shape.chunk_tokens)
         if len(pools) > MAX_POOLS:
@@ -89,7 +91,7 @@ class Engine:
             slices=parallel.tensor_parallel_size // replicas,
             layers=len(pools[0].layers),
             page_bytes=pools[0].page_bytes,
-            details=details(config, groups, pools, settings),
+            details=details(config, groups, pools, settings, speculation),
             others=[
                 larder_kv.Pool(
                     name=pool.name, layers=len(pool.layers), layer_bytes=pool.page_bytes * pool.pages, hit=pool.hit
@@ -169,21 +171,25 @@ def size_of(spec: Any) -> int:
     return int(getattr(spec, "real_page_size_bytes", spec.page_size_bytes))
 
 
-def shape_of(groups: Sequence[EngineGroup], hash_tokens: int | None, settings: Settings) -> Shape:
+def shape_of(
+    groups: Sequence[EngineGroup],
+    hash_tokens: int | None,
+    settings: Settings,
+    speculation: Speculation | None = None,
+) -> Shape:
     """How prompts are cut: a chunk is a whole number of blocks of every group."""
     first, *others = (one.group for one in groups)
     chunk_tokens = settings.chunk_for(math.lcm(*(one.group.block_tokens for one in groups)))
     hash_tokens = hash_tokens or first.block_tokens
     if chunk_tokens % hash_tokens != 0:
         raise UnsupportedError(f"a hash stands for {hash_tokens} tokens: a chunk's {chunk_tokens} are no multiple of that")
-    return Shape(chunk_tokens, first.block_tokens, hash_tokens, first.number, tuple(others))
+    dropped = first.block_tokens if speculation is not None and speculation.drops_block else 0
+    return Shape(chunk_tokens, first.block_tokens, hash_tokens, first.number, tuple(others), dropped)
 
 
 def refuse_unsupported(config: "VllmConfig", kv: "KVCacheConfig", settings: Settings) -> None:
     """Refuses what would not be served, or not rightly."""
     parallel = config.parallel_config
-    if config.speculative_config is not None:
-        raise UnsupportedError("speculative decoding has pools of its own and is not supported: turn it off")
     if parallel.pipeline_parallel_size != 1:
         raise UnsupportedError("pipeline parallelism is not supported")
     if parallel.decode_context_parallel_size != 1 or parallel.prefill_context_parallel_size != 1:
@@ -196,6 +202,11 @@ def refuse_unsupported(config: "VllmConfig", kv: "KVCacheConfig", settings: Sett
         raise UnsupportedError("calculate_kv_scales gives each process scales of its own: turn it off")
     if settings.load == "sync" and parallel.tensor_parallel_size != 1:
         raise UnsupportedError('`load` is "sync": with several ranks only "async" is supported')
+    if settings.load == "sync" and config.use_v2_model_runner:
+        raise UnsupportedError(
+            '`load` is "sync": vLLM\'s model runner of version 2 goes on with wrong KV where such a load fails: use "async", or '
+            "VLLM_USE_V2_MODEL_RUNNER=0"
+        )
     if settings.load == "sync" and len(kv.kv_cache_groups) > 1:
         raise UnsupportedError('`load` is "sync": for a hybrid model (several KV cache groups) only "async" is supported')
 
@@ -209,14 +220,18 @@ def endpoints_of(config: "VllmConfig") -> list[str] | None:
 
 
 def details(
-    config: "VllmConfig", groups: Sequence[EngineGroup], pools: Sequence[GroupPool], settings: Settings
+    config: "VllmConfig",
+    groups: Sequence[EngineGroup],
+    pools: Sequence[GroupPool],
+    settings: Settings,
+    speculation: Speculation | None,
 ) -> dict[str, object]:
     """What changes KV bytes and has no field of its own in a namespace."""
     model = config.model_config
     folder = Path(model.model)
     # Where the configuration was read from, and by what, changes no number.
     known = {key: value for key, value in model.hf_text_config.to_dict().items() if key not in ELSEWHERE}
-    return {
+    found: dict[str, object] = {
         "commit": getattr(model.hf_config, "_commit_hash", None),
         "config": known,
         "dtype": str(model.dtype),
@@ -225,3 +240,8 @@ def details(
         "specs": sorted({str(spec_of(one.spec)) for one in groups}),
         "weights": settings.model_revision or (weights_digest(folder) if folder.is_dir() else ""),
     }
+    if speculation is not None and speculation.has_kv:
+        draft = config.speculative_config.draft_model_config
+        path = Path(draft.model)
+        found["draft"] = draft_details(draft, weights_digest(path) if path.is_dir() else "")
+    return found

@@ -3,7 +3,8 @@
 A prefill request has `{"do_remote_decode": true}`, and `"remote_attempt"` where a router tries again. Its answer has what the
 decode request needs: `{"do_remote_prefill": true, "remote_node", "remote_device", "remote_attempt", "remote_chunks",
 "remote_hash"}`. A router that knows where it sends the prefill sends the decode at the same time, with `do_remote_prefill`,
-`remote_node` and `remote_device`: chunks are named by their content, so nothing else is needed.
+`remote_node` and `remote_device`: chunks are named by their content, so nothing else is needed. A router that does not know an
+engine's node asks for it with `{"report_node": true}`: the answer has `"node"` and `"device"`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +57,13 @@ def params_for_decode(node: Open | None, attempt: int, hashes: Sequence[bytes]) 
         # Hashes are chained: the last one names them all.
         "remote_hash": hashes[-1].hex(),
     }
+
+
+def report_of(asked: Mapping[str, Any] | None, node: Open | None) -> dict[str, Any] | None:
+    """The node that the engine uses, for a request that asks for it."""
+    if node is None or not asked or not asked.get("report_node"):
+        return None
+    return {"node": node.session.node, "device": node.session.device}
 
 
 def follow_chunks(

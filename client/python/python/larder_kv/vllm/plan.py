@@ -28,6 +28,8 @@ class Shape:
     """Which of a request's lists of blocks is the first group's."""
     others: tuple[Group, ...] = ()
     """The other groups of a hybrid model."""
+    dropped_tokens: int = 0
+    """Tokens at the end of a hit that are computed again, for a draft that reads the target's hidden states."""
 
     @property
     def pages_per_chunk(self) -> int:
@@ -43,6 +45,10 @@ class Shape:
         full = len(block_hashes) // hashes
         count = min(full if chunks is None else min(chunks, full), MAX_CHUNKS)
         return [bytes(block_hashes[(chunk + 1) * hashes - 1]) for chunk in range(count)]
+
+    def hit_tokens(self, chunks: int) -> int:
+        """Tokens that are loaded where so many chunks are there."""
+        return max(chunks * self.chunk_tokens - self.dropped_tokens, 0)
 
     def usable_chunks(self, prompt_tokens: int) -> int:
         """Chunks of which a prompt may be loaded: at least one token is left to compute."""
@@ -86,6 +92,8 @@ class Save:
     """Where they are handed over layer by layer to whoever decodes: which attempt this is."""
     others: tuple[tuple[list[int], ...], ...] = ()
     """Of a hybrid model, by chunk: the blocks of each other group, none where the engine has not all of them."""
+    priority: int = 0
+    """Of the chunks, as the request hints."""
     number: int | None = None
     """Where the engine would free some of these blocks while they are being saved: which of the saves this is, to be told when it
     has ended."""
@@ -101,6 +109,12 @@ class Saved:
     hashes: list[bytes] = field(default_factory=list)
     attempt: int | None = None
     """Of the hand-over, where there is one."""
+    priority: int = 0
+    """Of its chunks, as the request hints."""
+
+    def anew(self) -> "Saved":
+        """The same before any of it was saved."""
+        return Saved(attempt=self.attempt, priority=self.priority)
 
 
 @dataclass
@@ -164,7 +178,7 @@ def plan_save(
     saved.hashes += [bytes(block_hashes[(chunk + 1) * hashes - 1]) for chunk in range(known, complete)]
     saved.chunks, saved.in_flight = complete, True
     blocks = list(table[first * pages : complete * pages])
-    return Save(request, saved.hashes[:complete], first, blocks, saved.attempt)
+    return Save(request, saved.hashes[:complete], first, blocks, saved.attempt, priority=saved.priority)
 
 
 def load_all_groups(

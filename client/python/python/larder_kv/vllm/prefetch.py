@@ -19,6 +19,7 @@ logger = logging.getLogger("vllm.larder")
 class Prefetch:
     """One request's prefix."""
 
+    request: str
     hashes: list[bytes]
     prompt_tokens: int
     preempted: bool
@@ -61,7 +62,7 @@ class Prefetcher:
     ) -> Prefetch:
         """Begins to bring a request's prefix. Without a node or a full chunk nothing is there to bring."""
         self.drop(request)
-        prefetch = Prefetch(hashes, prompt_tokens, preempted, writer)
+        prefetch = Prefetch(request, hashes, prompt_tokens, preempted, writer)
         self._known[request] = prefetch
         if self._node.current() is None or not hashes:
             self._counts.add("lookups_without_node" if hashes else "short_prompts")
@@ -136,6 +137,7 @@ class Prefetcher:
                 prompt_tokens=prefetch.prompt_tokens,
                 preempted=prefetch.preempted,
                 prefill_tokens_per_second=self._settings.prefill_tokens_per_second,
+                request=prefetch.request,
             )
             prefetch.spans = [(span.start, span.end, span.tier) for span in ticket.found.spans]
             prefetch.lease = node.session.collect(ticket, wait=self._settings.prefetch_seconds)

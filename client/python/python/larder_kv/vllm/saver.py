@@ -47,7 +47,7 @@ class HandOver:
         save, session = job.save, node.session
         chain = node.namespace.chain(save.hashes).part(save.first_chunk)
         self._node = node
-        self._reservation = session.reserve(node.namespace, chain, attempt=save.attempt or 0)
+        self._reservation = session.reserve(node.namespace, chain, priority=save.priority, attempt=save.attempt or 0)
         pages = self._shape.pages_per_chunk
         at_once = max(_window_bytes(session) * self._memory.layers // (2 * self._memory.block_bytes), 1)
         positions = self._reservation.chunks
@@ -234,7 +234,7 @@ class Saver:
         chain = node.namespace.chain(save.hashes).part(save.first_chunk)
         blocks = [self._blocks(save, position) for position in range(len(chain))]
         pools = [self._memory.pools_there(one) for one in blocks] if save.others else None
-        reservation = session.reserve(node.namespace, chain, pools=pools)
+        reservation = session.reserve(node.namespace, chain, priority=save.priority, pools=pools)
         at_once = max(_window_bytes(session) // (2 * self._memory.chunk_bytes), 1)
         positions = reservation.chunks
         for start in range(0, len(positions), at_once):

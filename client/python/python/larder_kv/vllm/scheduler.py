@@ -17,8 +17,10 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.engine import Engine
 from larder_kv.vllm.events import NodeEvents
-from larder_kv.vllm.handoff import Writer, attempt_of, params_for_decode, writer_of
+from larder_kv.vllm.handoff import Writer, attempt_of, params_for_decode, report_of, writer_of
 from larder_kv.vllm.held import HeldBlocks, blocks_of
+from larder_kv.vllm.hints import NONE, Hints, hints_of
+from larder_kv.vllm.keeper import Keeper
 from larder_kv.vllm.messages import SavesEnded, StepPlan
 from larder_kv.vllm.plan import (
     Load,
@@ -87,6 +89,9 @@ class SchedulerHalf:
         self._again: deque[Stored] = deque()
         self._again_at = 0.0
         self._prefetcher = Prefetcher(self._node, self.counts, self.settings)
+        self._keeper = Keeper(self._node, self.counts)
+        # Of requests that have some.
+        self._hints: dict[str, Hints] = {}
         self._requests: dict[str, Request] = {}
         self._saved: dict[str, Saved] = {}
         self._planned: list[Load] = []
@@ -111,7 +116,8 @@ class SchedulerHalf:
 
     def on_new_request(self, request: "Request") -> None:
         self._requests[request.request_id] = request
-        self._saved[request.request_id] = Saved(attempt=self._attempt_of(request))
+        hints = self._take_hints(request)
+        self._saved[request.request_id] = Saved(attempt=self._attempt_of(request), priority=hints.priority)
         if len(self._requests) == 1:
             self._is_idle, self._patience = True, IDLE_SECONDS
         if self._may_load(request):
@@ -128,8 +134,8 @@ class SchedulerHalf:
             self._wait_for(prefetch)
         if prefetch.chunks is None:
             return None, False
-        tokens = min(prefetch.chunks, self.shape.usable_chunks(request.num_tokens)) * self.shape.chunk_tokens
-        tokens = max(tokens - computed, 0)
+        chunks = min(prefetch.chunks, self.shape.usable_chunks(request.num_tokens))
+        tokens = max(self.shape.hit_tokens(chunks) - computed, 0)
         if tokens > 0:
             self._started_at[name] = computed
         return tokens, tokens > 0 and self.settings.load == "async"
@@ -171,7 +177,7 @@ class SchedulerHalf:
         for name in preempted:
             # Saves that had not ended are stopped, so all of its chunks are planned anew.
             if name in self._saved:
-                self._saved[name] = Saved(attempt=self._saved[name].attempt)
+                self._saved[name] = self._saved[name].anew()
             self._prefetcher.drop(name)
             self._loading.pop(name, None)
         self._is_idle = output.total_num_scheduled_tokens == 0
@@ -204,9 +210,13 @@ class SchedulerHalf:
         self._release_loaded(output.finished_recving or ())
 
     def end(self, request: "Request") -> tuple[bool, dict[str, Any] | None]:
-        """A request has finished: whether its blocks must stay for now, and what whoever decodes it needs."""
-        params = self.params_for_decode(request)
-        return self.finished(request), params
+        """A request has finished: whether its blocks must stay for now, and what its answer tells."""
+        if hints := self._hints.pop(request.request_id, None):
+            chunks = request.num_computed_tokens // self.shape.chunk_tokens
+            self._keeper.ends(hints, self.shape.chunk_hashes(request.block_hashes, chunks))
+        told = (self.params_for_decode(request), report_of(request.kv_transfer_params, self._node.current()))
+        params = {key: value for one in told if one for key, value in one.items()}
+        return self.finished(request), params or None
 
     def params_for_decode(self, request: "Request") -> dict[str, Any] | None:
         """What the request's answer tells the engine that decodes it."""
@@ -250,7 +260,19 @@ class SchedulerHalf:
         if self._events is not None:
             self._events.close()
         self._prefetcher.close()
+        self._keeper.close()
         self._node.close()
+
+    def _take_hints(self, request: "Request") -> Hints:
+        """What is hinted about a request that comes."""
+        if not self.settings.hints:
+            return NONE
+        hints, wrong = hints_of(request.kv_transfer_params, getattr(request, "kv_hints", None))
+        self.counts.add("wrong_hints", wrong)
+        if hints is not NONE:
+            self._hints[request.request_id] = hints
+            self._keeper.comes(hints)
+        return hints
 
     def _follow_events(self) -> NodeEvents:
         def namespace() -> str | None:

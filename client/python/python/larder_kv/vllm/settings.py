@@ -68,6 +68,7 @@ class Settings(NodeSettings):
     save_queue_chunks: int = setting(
         "chunks that may wait for their save; further ones are dropped and counted", default=256, least=1, most=1_000_000
     )
+    hints: bool = setting("whether hints of requests are followed, as below", default=True)
     handoffs: int = setting(
         "requests that may wait at the same time for another engine to compute their prompts",
         default=64,

@@ -15,7 +15,7 @@ fn account() -> Account<u32> {
     Account::new(AccountLimits { copies: 4, of_session: 3, deadline_ms: 100 })
 }
 
-fn ask(copy: Ticket, layers: u32, wait_ms: u64) -> AskCopy {
+fn ask(copy: DeviceCopyNumber, layers: u32, wait_ms: u64) -> AskCopy {
     AskCopy { copy: copy.0, layers, wait_ms }
 }
 
@@ -85,7 +85,8 @@ fn what_a_lost_device_may_touch_comes_back_when_it_is_gone() {
 #[test]
 fn a_session_has_no_more_copies_than_it_may_though_it_forgets_them() {
     let mut account = account();
-    let copies: Vec<Ticket> = (0..3).map(|held| account.begin(0, ENGINE, 1, vec![], held).unwrap()).collect();
+    let copies: Vec<DeviceCopyNumber> =
+        (0..3).map(|held| account.begin(0, ENGINE, 1, vec![], held).unwrap()).collect();
     assert_eq!(account.begin(0, ENGINE, 1, vec![], 9), Err(9));
     copies.iter().for_each(|&copy| assert!(account.forget(ENGINE, copy)));
     assert_eq!(account.begin(0, ENGINE, 1, vec![], 9), Err(9), "the device has them still");
@@ -132,43 +133,43 @@ proptest! {
         let mut account = account();
         let (mut now, mut next, mut asked) = (0, 0u32, 0u64);
         // Copies that the device is at, and lost ones.
-        let mut at: BTreeMap<Ticket, u32> = BTreeMap::new();
-        let mut all: Vec<(Ticket, SessionId)> = Vec::new();
+        let mut at: BTreeMap<DeviceCopyNumber, u32> = BTreeMap::new();
+        let mut all: Vec<(DeviceCopyNumber, SessionId)> = Vec::new();
         let (mut open, mut ended) = (BTreeSet::new(), BTreeSet::new());
-        let pick = |all: &[(Ticket, SessionId)], n: usize| all.get(n % all.len().max(1)).copied();
+        let pick = |all: &[(DeviceCopyNumber, SessionId)], n: usize| all.get(n % all.len().max(1)).copied();
         for step in steps {
             match step {
                 Step::Begin(session) => {
                     next += 1;
-                    if let Ok(ticket) = account.begin(now, SessionId(session), 4, vec![], next) {
-                        at.insert(ticket, next);
-                        all.push((ticket, SessionId(session)));
+                    if let Ok(number) = account.begin(now, SessionId(session), 4, vec![], next) {
+                        at.insert(number, next);
+                        all.push((number, SessionId(session)));
                     }
                 }
-                Step::End(n, result) => if let Some((&ticket, &held)) = at.iter().nth(n % at.len().max(1)) {
-                    match account.ended(ticket, result) {
+                Step::End(n, result) => if let Some((&number, &held)) = at.iter().nth(n % at.len().max(1)) {
+                    match account.ended(number, result) {
                         Some(Ended { held: back, is_whole }) => {
                             prop_assert_eq!(back, held);
                             prop_assert!(result.is_ok() || !is_whole);
-                            at.remove(&ticket);
+                            at.remove(&number);
                             if is_whole {
-                                account.finish(ticket, CopyEnd::Done);
+                                account.finish(number, CopyEnd::Done);
                             }
                         }
                         None => prop_assert_eq!(result, Err(DeviceFailure::Lost)),
                     }
                 }
-                Step::Ask(n, layers, wait) => if let Some((ticket, session)) = pick(&all, n) {
+                Step::Ask(n, layers, wait) => if let Some((number, session)) = pick(&all, n) {
                     asked += 1;
-                    if account.ask(now, ask(ticket, layers, wait), by(session, asked)) {
+                    if account.ask(now, ask(number, layers, wait), by(session, asked)) {
                         open.insert(by(session, asked));
                     }
                 }
-                Step::Layers(n, layers) => if let Some((ticket, _)) = pick(&all, n) {
-                    account.layers(ticket, layers);
+                Step::Layers(n, layers) => if let Some((number, _)) = pick(&all, n) {
+                    account.layers(number, layers);
                 }
-                Step::Forget(n) => if let Some((ticket, session)) = pick(&all, n) {
-                    account.forget(session, ticket);
+                Step::Forget(n) => if let Some((number, session)) = pick(&all, n) {
+                    account.forget(session, number);
                 }
                 Step::Close(session) => drop(account.close(SessionId(session))),
                 Step::Pass(milliseconds) => {

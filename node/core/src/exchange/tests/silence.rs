@@ -252,3 +252,54 @@ fn follows_of_one_peer_are_bounded_and_keep_no_fetch_from_passing() {
     node.leave(follows[5]);
     assert!(node.exchange.follow(peer).is_some() && node.exchange.follow(peer).is_none());
 }
+
+/// Nodes 1 to 9, of which these are suspect.
+fn with_suspects(suspects: &[u16]) -> Arc<Table> {
+    let mut table = Table::clone(&table((1..10).map(|node| (node, 10))));
+    for member in &mut table.members {
+        if suspects.contains(&member.number.0) {
+            member.state = MemberState::Suspect;
+        }
+    }
+    Arc::new(table)
+}
+
+#[test]
+fn a_suspect_has_the_next_four_that_are_well_as_witnesses() {
+    let of = |suspects: &[u16], suspect| {
+        let table = with_suspects(suspects);
+        witnesses(&table, NodeNumber(suspect)).map(|node| node.0).collect::<Vec<_>>()
+    };
+    assert_eq!(of(&[3], 3), [4, 5, 6, 7]);
+    assert_eq!(of(&[8, 1, 2], 8), [9, 3, 4, 5], "others that are suspect say nothing");
+    assert_eq!(of(&[1, 2, 3, 4, 5, 6, 7, 8, 9], 3), [0; 0]);
+    assert_eq!(of(&[1, 2, 3, 4, 5, 6, 7, 8], 3), [9]);
+}
+
+#[test]
+fn a_witness_asks_a_suspect_for_a_sign_of_life_and_finds_it_silent() {
+    let mut node = Node::new(LIMITS);
+    let own = NodeNumber(1);
+    node.exchange.set_table(with_suspects(&[3]), own);
+    assert_eq!(node.effects(), [], "four others stand nearer");
+    node.exchange.set_table(with_suspects(&[8]), own);
+    let probe = node.probe();
+    assert_eq!(probe.0, PeerId { node: NodeNumber(8), incarnation: 10 });
+    node.exchange.set_table(with_suspects(&[8]), own);
+    assert_eq!(node.effects(), [], "one question is enough");
+    node.probed(probe, false, false);
+    assert!(node.effects().contains(&Effect::Silent(probe.0)) && node.is_left_out(probe.0));
+}
+
+#[test]
+fn a_suspect_that_answers_its_witness_is_not_left_out_and_asked_again_with_the_next_table() {
+    let mut node = Node::new(LIMITS);
+    node.exchange.set_table(with_suspects(&[8]), NodeNumber(1));
+    let probe = node.probe();
+    node.probed(probe, true, true);
+    assert!(!node.is_left_out(probe.0));
+    assert_eq!(node.effects(), []);
+    node.exchange.set_table(with_suspects(&[8, 9]), NodeNumber(1));
+    let probes = node.effects();
+    assert_eq!(probes.len(), 2, "{probes:?}");
+}

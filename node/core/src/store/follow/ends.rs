@@ -2,7 +2,7 @@
 
 use larder_protocol::{ChunkHash, Fingerprint};
 
-use super::{Follow, FollowNews, Followed, Holder, Limbo, News};
+use super::{Follow, FollowNews, Followed, Limbo, News, Reader};
 use crate::Millis;
 use crate::store::Store;
 use crate::store::ids::{ChunkId, ProcessId, SessionId, Slot};
@@ -28,7 +28,7 @@ impl Store {
             return slots.into_iter().for_each(|slot| self.slab.free(slot));
         }
         slots.iter().for_each(|&slot| self.slab.quarantine(slot));
-        holders.extend(writer.map(Holder::Process));
+        holders.extend(writer.map(Reader::Process));
         self.follows.limbo.push(Limbo { slots, holders });
     }
 
@@ -99,9 +99,9 @@ impl Store {
                 Followed::Awaited(hash) => self.forget_awaited(follow, fingerprint, hash),
                 Followed::Coming(id) => {
                     self.gathers.stop_waiting_for(id, follow);
-                    self.follows.let_go(id, Holder::Follow(follow));
+                    self.follows.let_go(id, Reader::Follow(follow));
                 }
-                Followed::Lost(Some(id)) => self.follows.let_go(id, Holder::Follow(follow)),
+                Followed::Lost(Some(id)) => self.follows.let_go(id, Reader::Follow(follow)),
                 Followed::Here(_) | Followed::Lost(None) => {}
             }
             if let Some(id) = chunk.id() {
@@ -109,7 +109,8 @@ impl Store {
             }
         }
         self.follows.progressed.remove(&follow);
-        self.leave_limbo(Holder::Follow(follow));
+        self.follows.again.retain(|&(of, _)| of != follow);
+        self.leave_limbo(Reader::Follow(follow));
         self.evict_above_watermark();
     }
 
@@ -134,12 +135,12 @@ impl Store {
             self.change(id, |chunk| chunk.claims += 1);
             self.orphan(id);
         }
-        self.follows.hand_on(Holder::Follow(follow), Holder::Process(id));
+        self.follows.hand_on(Reader::Follow(follow), Reader::Process(id));
     }
 
     /// A process is gone: nobody reads for it any more.
     pub(in crate::store) fn process_left_follows(&mut self, process: ProcessId) {
-        let holder = Holder::Process(process);
+        let holder = Reader::Process(process);
         self.follows.holders.retain(|_, holders| {
             holders.retain(|&other| other != holder);
             !holders.is_empty()
@@ -147,7 +148,7 @@ impl Store {
         self.leave_limbo(holder);
     }
 
-    fn leave_limbo(&mut self, holder: Holder) {
+    fn leave_limbo(&mut self, holder: Reader) {
         let (slab, limbo) = (&mut self.slab, &mut self.follows.limbo);
         limbo.retain_mut(|limbo| {
             limbo.holders.retain(|&other| other != holder);

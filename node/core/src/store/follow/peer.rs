@@ -72,6 +72,8 @@ impl Store {
             attempt,
             chunks: hashes.iter().map(|&hash| Followed::Awaited(hash)).collect(),
             hashes: hashes.into(),
+            links: None,
+            may_ask: vec![false; hashes.len()].into(),
             patience_ms,
             deadline: now + patience_ms,
             has_moved: false,

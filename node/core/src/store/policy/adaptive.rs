@@ -1,208 +1,382 @@
 //! Adaptive: the chunk that promises the fewest hits for the room it takes goes first, as learned from every use.
 //!
-//! Time is counted in uses. A chunk has a class, by how often it was used, and an age, the time since its last use. For
-//! each class [`curves`] learn how likely a use is at every age, from what is cached and from what was evicted and not
-//! forgotten yet. From that follows what a chunk of a class and an age is worth: the most hits for each chunk and unit
-//! of time that it can bring if kept for the best span from now on, however long that is. This is the index of Gittins
-//! ("Bandit processes and dynamic allocation indices", JRSS B 1979); hit density (Beckmann, Chen and Cidon, LHD, NSDI
-//! 2018) and economic value added (Beckmann and Sanchez, HPCA 2017) are near to it. Having no parameter such as the
-//! cache's lifetime, it fits small caches and large ones alike: where all that is cached would go before it is used
-//! again, some of it is kept for longer, at the cost of the rest.
+//! A chunk has a kind ([`kinds`]: the turn of its session, the session's gap between turns, how often it was used, whether it is
+//! the last of its prompt) and an age, the time since its last use, on two clocks: the wall's, and one that counts uses. For each
+//! kind [`clocks`] learn how likely a use is at every age, from a sample of what is cached and of what was evicted and not
+//! forgotten yet. From that follows what a chunk of a kind and an age is worth: the most hits for each chunk and unit of time
+//! that it can bring if kept for the best span from now on, however long that is. This is the index of Gittins ("Bandit
+//! processes and dynamic allocation indices", JRSS B 1979); hit density (Beckmann, Chen and Cidon, LHD, NSDI 2018) and economic
+//! value added (Beckmann and Sanchez, HPCA 2017) are near to it. Having no parameter such as the cache's lifetime, it fits small
+//! caches and large ones alike: where all that is cached would go before it is used again, some of it is kept for longer, at the
+//! cost of the rest. [`lessons`] weigh both clocks by how well they foretell.
 //!
-//! Chunks stand in cells by class and age, where ages double; the oldest of a cell stands for it, and cells are
-//! ranked from time to time. [`duel`] counts what `lru` would have hit, and takes over where that was more.
+//! A use only records. A search for a victim looks at a few chunks drawn at random, and at the worst that earlier searches saw
+//! ([`candidates`]). A [`rival`] counts what `lru` would have hit; where that was more, recency counts the more.
 //!
-//! Where the configuration says how the cost of recomputing grows with position, a hit is worth what it saves, and cells
-//! stand for one of the bands of [`costs`] too.
+//! Where the configuration says how the cost of recomputing grows with position, a hit is worth what it saves ([`costs`]).
 //!
-//! 20 bytes a cached chunk, and 10 to 20 for each ghost, of which there are half as many: 39 in all at a million chunks, as
-//! measured.
+//! 24 bytes a cached chunk at the most, and 20 to 30 for each ghost, of which there are half as many. Half a megabyte besides.
 
+mod candidates;
+mod clocks;
 mod costs;
-mod curves;
-mod duel;
+mod kinds;
+mod lessons;
 mod past;
+mod rival;
+mod state;
 
 use std::num::NonZeroU32;
 
-use super::ghosts::ShortHashes;
-use super::queued::{Queued, Rule};
-use super::queues::{MOST_MARK, Queues};
 use super::{Facts, Judge, Policy, Removal, Verdict};
 use crate::store::ids::ChunkNumber;
+use candidates::Candidates;
 use costs::Costs;
-use curves::{Ages, CLASSES, Curves};
-use duel::Duel;
-use past::{Past, Seen};
+use kinds::{Gap, Kind};
+use lessons::{Idle, Lessons};
+use past::{Ghost, Past};
+use rival::Rival;
+use state::{Moment, Node, State, UNIT_MS};
 
-/// Learns which chunk is worth the least. It has one list a cell; a chunk's stamp is the time of its last use, its mark the number
-/// of uses.
+/// Learns which chunk is worth the least.
 #[derive(Debug)]
 pub(super) struct Adaptive {
     costs: Costs,
-    hashes: ShortHashes,
+    state: State,
     past: Past,
-    curves: Curves,
-    duel: Duel,
-    /// The worth of the oldest chunk of each cell.
-    worth: Vec<f32>,
-    /// Cells, the one whose oldest chunk is worth the least first.
-    ranking: Vec<usize>,
-    /// Victims until they are ranked again.
-    until_ranked: usize,
-    learned_at: u64,
+    lessons: Lessons,
+    rival: Rival,
+    candidates: Candidates,
+    /// The chunk that was let go last.
+    unblocked: Option<ChunkNumber>,
+    /// Chunks of one commit, last to first, whose kinds are not known yet.
+    entering: Entering,
+    /// The chunks of a prompt that are being used, last to first.
+    streak: Option<Streak>,
+    now: Moment,
+    learned_at: Moment,
+    /// When the candidates were appraised, in uses.
+    appraised_at: u32,
+    /// The same for the rival's.
+    rival_bits: u32,
+    /// A chunk is of the sample if so many of the lowest bits of its hash are 0.
+    sample_bits: u32,
+    draws: Draws,
+}
+
+/// New chunks of one prompt.
+#[derive(Debug, Default)]
+struct Entering {
+    chunks: Vec<ChunkNumber>,
+    /// The chunk before the first of them.
+    behind: Option<ChunkNumber>,
+}
+
+/// Chunks of one prompt that are used one after the other.
+#[derive(Debug, Clone, Copy)]
+struct Streak {
+    /// The index of the last that was used.
+    index: u16,
+    wall: u32,
+    gap: Gap,
+}
+
+/// A source of chance that always begins alike (Marsaglia's xorshift, J. Stat. Soft. 2003).
+#[derive(Debug)]
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((u128::from(self.0) * end as u128) >> 64) as usize
+    }
 }
 
 impl Adaptive {
     /// An empty policy. Recomputing a chunk costs twice as much as the first of a prompt behind this many chunks, or always
     /// the same.
     pub(super) fn policy(recompute_doubles_at: Option<NonZeroU32>) -> Box<dyn Policy> {
-        let costs = Costs::new(recompute_doubles_at);
-        let cells = CELLS * costs.bands();
-        let rule = Self {
-            costs,
-            hashes: ShortHashes::default(),
+        Box::new(Self {
+            costs: Costs::new(recompute_doubles_at),
+            state: State::default(),
             past: Past::default(),
-            curves: Curves::default(),
-            duel: Duel::default(),
-            worth: vec![0.0; cells],
-            ranking: (0..cells).collect(),
-            until_ranked: 0,
-            learned_at: 0,
-        };
-        Box::new(Queued::new(cells, rule))
+            lessons: Lessons::default(),
+            rival: Rival::default(),
+            candidates: Candidates::default(),
+            unblocked: None,
+            entering: Entering::default(),
+            streak: None,
+            now: Moment::default(),
+            learned_at: Moment::default(),
+            appraised_at: 0,
+            sample_bits: 0,
+            rival_bits: 0,
+            draws: Draws(SEED),
+        })
     }
 }
 
-impl Rule for Adaptive {
-    fn insert(&mut self, queues: &mut Queues, chunk: ChunkNumber, facts: Facts) {
-        let hash = self.hashes.note(chunk, facts);
-        let seen = self.past.take(hash, queues.now() + 1);
-        let uses = seen.map_or(0, |Seen { uses, age }| {
-            self.curves.used(uses, age);
-            self.duel.used(age, false);
-            uses
-        });
-        queues.push(chunk, self.costs.band(facts.index) * CELLS + first_cell(uses + 1));
-        queues.set_mark(chunk, uses + 1);
-        self.learn(queues);
+impl Policy for Adaptive {
+    fn is_now(&mut self, now_ms: u64) {
+        let wall = (now_ms / UNIT_MS) as u32;
+        if wall != self.now.wall {
+            // The kinds of what entered depend on when it did.
+            self.settle();
+            self.now.wall = wall;
+        }
     }
 
-    fn touch(&mut self, queues: &mut Queues, chunk: ChunkNumber) {
-        let uses = queues.mark(chunk);
-        let age = queues.now() + 1 - queues.stamp(chunk);
-        self.curves.used(uses, age);
-        self.duel.used(age, true);
-        let uses = (uses + 1).min(MOST_MARK);
-        queues.set_mark(chunk, uses);
-        let cost_band = queues.list(chunk) / CELLS;
-        queues.move_to_end(chunk, cost_band * CELLS + first_cell(uses));
+    fn insert(&mut self, chunk: ChunkNumber, facts: Facts) {
+        let index = facts.index as u16;
+        let goes_on = |&last: &ChunkNumber| self.state.node(last).index == index.wrapping_add(1);
+        if !self.entering.chunks.last().is_some_and(goes_on) {
+            self.settle();
+        }
+        self.count();
+        let kind = Kind::FIRST.with_cost_band(self.costs.band(facts.index));
+        let hash = facts.short_hash as u32;
+        self.state.insert(chunk, Node::new(self.now, hash, index, kind));
+        self.entering.chunks.push(chunk);
+        self.entering.behind = facts.parent;
+        self.learn();
     }
 
-    fn leaves(&mut self, queues: &Queues, chunk: ChunkNumber, why: Removal) {
+    fn touch(&mut self, chunk: ChunkNumber) {
+        self.settle();
+        self.count();
+        let Node { used, hash, index, kind, .. } = *self.state.node(chunk);
+        let age = self.now.since(used);
+        let gap = match self.streak {
+            Some(run) if run.index == index.wrapping_add(1) && run.wall == self.now.wall => run.gap,
+            _ => Gap::of_ms(u64::from(age.wall) * UNIT_MS),
+        };
+        self.streak = Some(Streak { index, wall: self.now.wall, gap });
+        self.used_again(hash, Ghost { kind, used });
+        if self.is_rivals(hash) {
+            self.rival.count(true, self.rival.has(hash));
+            self.rival.used(hash, self.most_sampled());
+        }
+        let node = self.state.node_mut(chunk);
+        node.used = self.now;
+        node.kind = kind.used(gap);
+        self.learn();
+    }
+
+    fn remove(&mut self, chunk: ChunkNumber, why: Removal) {
+        self.settle();
+        let Node { used, hash, kind, .. } = self.state.remove(chunk);
         if why == Removal::Evicted {
-            self.past.add(self.hashes.get(chunk), queues.mark(chunk), queues.stamp(chunk));
+            self.past.add(hash, Ghost { kind, used }, self.now, self.state.len());
         }
     }
 
-    fn victim(&mut self, queues: &mut Queues, judge: Judge<'_>) -> Option<ChunkNumber> {
-        match self.until_ranked.checked_sub(1) {
-            Some(left) => self.until_ranked = left,
-            None => self.rank(queues),
-        }
-        self.ranking.iter().find_map(|&cell| queues.first(cell, judge))
+    fn block(&mut self, chunk: ChunkNumber) {
+        self.state.block(chunk);
     }
 
-    fn order(&self, queues: &Queues) -> Vec<ChunkNumber> {
-        let mut order = queues.order();
-        order.sort_unstable_by_key(|&chunk| queues.stamp(chunk));
-        order
+    fn unblock(&mut self, chunk: ChunkNumber) {
+        self.state.unblock(chunk);
+        self.unblocked = Some(chunk);
+    }
+
+    fn victim(&mut self, judge: Judge<'_>) -> Option<ChunkNumber> {
+        self.settle();
+        self.look();
+        let mut seen = 0;
+        while let Some(chunk) = self.candidates.worst(seen) {
+            match judge(chunk) {
+                Verdict::Take => return Some(chunk),
+                Verdict::Skip => seen += 1,
+                Verdict::Stop => return None,
+            }
+        }
+        let mut others = self.state.free().iter().filter(|&&chunk| !self.candidates.has(chunk));
+        let verdict = others.find_map(|&chunk| match judge(chunk) {
+            Verdict::Take => Some(Some(chunk)),
+            Verdict::Skip => None,
+            Verdict::Stop => Some(None),
+        });
+        verdict.flatten()
+    }
+
+    fn order(&self) -> Vec<ChunkNumber> {
+        let mut order: Vec<(u32, ChunkNumber)> =
+            self.state.iter().map(|(chunk, node)| (self.now.since(node.used).uses, chunk)).collect();
+        order.sort_unstable_by_key(|&(age, _)| std::cmp::Reverse(age));
+        order.into_iter().map(|(_, chunk)| chunk).collect()
     }
 }
 
 impl Adaptive {
-    /// Puts chunks that have become too old for their cells into the next ones, and ranks the cells.
-    fn rank(&mut self, queues: &mut Queues) {
-        let now = queues.now();
-        self.until_ranked = queues.len() / RANKINGS_A_LIFETIME;
-        for cell in (0..self.worth.len()).filter(|cell| cell % BANDS < BANDS - 1) {
-            let oldest = now.saturating_sub(FIRST_BAND << (cell % BANDS));
-            queues.shift_older(oldest, cell, cell + 1);
-        }
-        let follows_lru = self.duel.follows_lru(now);
-        for (cell, worth) in self.worth.iter_mut().enumerate() {
-            let oldest = queues.first(cell, &mut |_| Verdict::Take);
-            let age = oldest.map_or(FIRST_BAND << (cell % BANDS) >> 1, |oldest| now - queues.stamp(oldest));
-            let cost = Costs::of_band(cell / CELLS);
-            *worth = if follows_lru {
-                -(age as f32) / cost
-            } else {
-                self.curves.worth(cell % CELLS / BANDS, age) * cost
-            };
-        }
-        self.ranking.sort_by(|&a, &b| self.worth[a].total_cmp(&self.worth[b]));
+    /// Counts a use.
+    fn count(&mut self) {
+        self.now.uses = self.now.uses.wrapping_add(1);
     }
 
-    /// Counts the ages of all that is cached or remembered, and learns from it, from time to time.
-    fn learn(&mut self, queues: &Queues) {
-        let (now, cached) = (queues.now(), queues.len());
-        let since = now - self.learned_at;
-        if since < ((cached + self.past.len()) as u64 / LOOKS_A_LIFETIME).max(LEAST_INTERVAL) {
+    /// Finds the kinds of the chunks that entered: of all of one commit at once, as the last comes first.
+    fn settle(&mut self) {
+        let mut entering = std::mem::take(&mut self.entering.chunks);
+        if entering.is_empty() {
             return;
         }
-        self.learned_at = now;
-        let mut ages = Ages::default();
-        queues.for_each(|stamp, uses| ages.add(uses, now - stamp));
-        self.past.look(now, cached, &mut ages);
-        self.curves.learn(&ages, since);
-        self.duel.learn(now, since, ages.newest(cached), cached);
+        self.streak = None;
+        let behind = self.entering.behind.take().and_then(|chunk| self.state.known(chunk));
+        let mut kind = behind.map_or(Kind::FIRST, |node| node.kind.behind());
+        let ghost = entering.iter().find_map(|&chunk| self.past.get(self.state.node(chunk).hash));
+        if let Some(Ghost { kind: ghost, used }) = ghost {
+            kind = kind.after(ghost, Gap::of_ms(u64::from(self.now.since(used).wall) * UNIT_MS));
+        }
+        for &chunk in &entering {
+            let hash = self.state.node(chunk).hash;
+            if self.is_rivals(hash) {
+                self.rival.count(false, self.rival.has(hash));
+            }
+        }
+        let most = self.most_sampled();
+        for (place, &chunk) in entering.iter().enumerate() {
+            let Node { hash, kind: entered, .. } = *self.state.node(chunk);
+            let mut kind = kind.with_last(place == 0).with_cost_band(entered.cost_band());
+            if self.is_rivals(hash) {
+                self.rival.used(hash, most);
+            }
+            if let Some(ghost) = self.past.take(hash) {
+                self.used_again(hash, ghost);
+                kind = kind.used_before(ghost.kind.uses());
+            }
+            self.state.node_mut(chunk).kind = kind;
+        }
+        entering.clear();
+        self.entering.chunks = entering;
+    }
+
+    /// A chunk that was used before is used now.
+    fn used_again(&mut self, hash: u32, Ghost { kind, used }: Ghost) {
+        if !self.is_sampled(hash) {
+            return;
+        }
+        let age = self.now.since(used);
+        self.expose(kind, age);
+        self.lessons.used(kind, age, self.is_idle(age));
+    }
+
+    /// A chunk of this age was not used since the policy learned last.
+    fn expose(&mut self, kind: Kind, age: Moment) {
+        let since = self.now.since(self.learned_at);
+        let from = |age: u32, since: u32| age.saturating_sub(since);
+        let from = Moment { wall: from(age.wall, since.wall), uses: from(age.uses, since.uses) };
+        self.lessons.exposed(kind, from, age);
+    }
+
+    /// Chunks of the sample that are cached, about.
+    fn most_sampled(&self) -> usize {
+        self.state.len() >> self.rival_bits
+    }
+
+    fn is_rivals(&self, hash: u32) -> bool {
+        hash.trailing_zeros() >= self.rival_bits
+    }
+
+    fn is_sampled(&self, hash: u32) -> bool {
+        hash.trailing_zeros() >= self.sample_bits
+    }
+
+    /// Whether a chunk of this age was not used for a time.
+    fn is_idle(&self, age: Moment) -> bool {
+        age.uses as usize >= self.state.len() / 2
+    }
+
+    /// Counts the ages of a sample of what is cached or remembered, and learns from it, from time to time.
+    fn learn(&mut self) {
+        let known = self.state.len() + self.past.len();
+        let passed = self.now.since(self.learned_at);
+        if passed.uses < ((known / LOOKS_A_LIFETIME) as u32).max(LEAST_INTERVAL) {
+            return;
+        }
+        self.settle();
+        let sampled: Vec<Ghost> = {
+            let cached =
+                self.state.iter().map(|(_, node)| (node.hash, Ghost { kind: node.kind, used: node.used }));
+            let all = cached.chain(self.past.iter());
+            all.filter(|&(hash, _)| self.is_sampled(hash)).map(|(_, ghost)| ghost).collect()
+        };
+        let mut idle = Idle::default();
+        for Ghost { kind, used } in sampled {
+            let age = self.now.since(used);
+            self.expose(kind, age);
+            if self.is_idle(age) {
+                self.lessons.count_idle(kind, age, &mut idle);
+            }
+        }
+        let lead = self.rival.lead(f64::from(passed.uses >> self.rival_bits), self.most_sampled());
+        self.lessons.learn(passed, &idle, self.state.len(), lead);
+        self.learned_at = self.now;
+        let bits = |chunks: usize| (chunks / SAMPLE).checked_ilog2().map_or(0, |bits| bits + 1);
+        self.sample_bits = bits(known);
+        let bits = bits(self.state.len());
+        if bits != self.rival_bits {
+            self.rival_bits = bits;
+            self.rival.retain(|hash| hash.trailing_zeros() >= bits);
+        }
+        self.candidates.clear();
+    }
+
+    /// Looks for chunks that are worth little.
+    fn look(&mut self) {
+        let free = self.state.free().len();
+        if free <= candidates::MOST {
+            self.candidates.clear();
+            (0..free).for_each(|place| self.see(self.state.free()[place]));
+            return;
+        }
+        self.candidates.refresh(&self.state);
+        let age = self.now.uses.wrapping_sub(self.appraised_at) as usize;
+        if age * APPRAISALS_A_LIFETIME > self.state.len() {
+            let mut candidates = std::mem::take(&mut self.candidates);
+            candidates.appraise(|chunk| self.worth(chunk));
+            self.candidates = candidates;
+            self.appraised_at = self.now.uses;
+        }
+        if let Some(chunk) = self.unblocked.take()
+            && self.state.known(chunk).is_some()
+            && self.state.is_free(chunk)
+        {
+            self.see(chunk);
+        }
+        let looks = if self.candidates.len() < LOOKS { FIRST_LOOKS } else { LOOKS };
+        for _ in 0..looks {
+            let place = self.draws.below(free);
+            self.see(self.state.free()[place]);
+        }
+    }
+
+    fn see(&mut self, chunk: ChunkNumber) {
+        self.candidates.see(chunk, self.state.node(chunk).used.uses, self.worth(chunk));
+    }
+
+    fn worth(&self, chunk: ChunkNumber) -> f32 {
+        let Node { used, kind, .. } = *self.state.node(chunk);
+        self.lessons.worth(kind, self.now.since(used)) * Costs::of_band(kind.cost_band())
     }
 }
-
-/// The cell of chunks used so often just now that cost the least.
-fn first_cell(uses: u8) -> usize {
-    curves::class(uses) * BANDS
-}
-
-/// Cells of chunks that cost alike.
-const CELLS: usize = CLASSES * BANDS;
-
-/// Cells of a class. The first one is for ages up to [`FIRST_BAND`], each other for twice the one before.
-const BANDS: usize = 25;
-const FIRST_BAND: u64 = 64;
-
-/// How often cells are ranked while as many chunks go as are cached.
-const RANKINGS_A_LIFETIME: usize = 4_096;
 
 /// How often the policy learns while as many uses pass as chunks are cached or remembered, and after how many uses at
 /// the least.
-const LOOKS_A_LIFETIME: u64 = 8;
-const LEAST_INTERVAL: u64 = 512;
+const LOOKS_A_LIFETIME: usize = 16;
+const LEAST_INTERVAL: u32 = 1_024;
+
+/// Chunks in the sample, at the most.
+const SAMPLE: usize = 40_000;
+
+/// How often candidates are appraised anew while as many uses pass as chunks are cached.
+const APPRAISALS_A_LIFETIME: usize = 32;
+
+/// Chunks that a search looks at, beside the candidates it knows; and one that knows few.
+const LOOKS: usize = 8;
+const FIRST_LOOKS: usize = 64;
+
+const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The first to go of two chunks that were used once each, one after the other, the first of which is dear.
-    fn first_to_go(recompute_doubles_at: Option<NonZeroU32>, uses: usize) -> usize {
-        let mut policy = Adaptive::policy(recompute_doubles_at);
-        for (chunk, index) in [(ChunkNumber::at(DEAR), 1_000), (ChunkNumber::at(CHEAP), 0)] {
-            policy.insert(chunk, Facts { short_hash: chunk.position() as u64, index, priority: 0 });
-        }
-        for _ in 0..uses {
-            [DEAR, CHEAP].into_iter().for_each(|chunk| policy.touch(ChunkNumber::at(chunk)));
-        }
-        policy.victim(&mut |_| Verdict::Take).unwrap().position()
-    }
-
-    #[test]
-    fn of_two_equally_likely_chunks_the_one_that_costs_less_to_recompute_goes_first_where_asked() {
-        for uses in [0, 1, 5, 300] {
-            assert_eq!(first_to_go(None, uses), DEAR, "by age alone");
-            assert_eq!(first_to_go(NonZeroU32::new(128), uses), CHEAP);
-        }
-    }
-
-    const DEAR: usize = 0;
-    const CHEAP: usize = 1;
-}
+mod tests;

@@ -73,26 +73,6 @@ impl Queues {
         self.append(chunk, list, bits(self.next_stamp, self.mark(chunk), list, place));
     }
 
-    /// Moves the chunks of a list that were put at an end before `stamp` to the end of another list, their stamps
-    /// kept. They must be newer than all that is in that list.
-    pub(super) fn shift_older(&mut self, stamp: u64, from: usize, to: usize) {
-        while let Some(entry) = self.lists[from].returned.first_entry()
-            && *entry.key() < stamp
-        {
-            let (key, chunk) = entry.remove_entry();
-            self.set_list(chunk, to);
-            self.lists[from].len -= 1;
-            self.lists[to].len += 1;
-            self.lists[to].returned.insert(key, chunk);
-        }
-        while let Some(chunk) = self.lists[from].head
-            && self.stamp(chunk) < stamp
-        {
-            let place = self.take_out(chunk);
-            self.append(chunk, to, bits(self.stamp(chunk), self.mark(chunk), to, place));
-        }
-    }
-
     /// Takes a chunk out.
     pub(super) fn remove(&mut self, chunk: ChunkNumber) {
         self.take_out(chunk);
@@ -164,18 +144,6 @@ impl Queues {
         let mut order: Vec<ChunkNumber> = present.collect();
         order.sort_unstable_by_key(|&chunk| (self.list(chunk), self.stamp(chunk)));
         order
-    }
-
-    /// Calls `see` with the stamp and mark of every chunk.
-    pub(super) fn for_each(&self, mut see: impl FnMut(u64, u8)) {
-        let present =
-            (0..self.nodes.len()).map(ChunkNumber::at).filter(|&chunk| self.place(chunk) != Position::Absent);
-        present.for_each(|chunk| see(self.stamp(chunk), self.mark(chunk)));
-    }
-
-    /// The stamp given last.
-    pub(super) fn now(&self) -> u64 {
-        self.next_stamp
     }
 
     /// Chunks in all lists, blocked ones too.
@@ -260,13 +228,8 @@ impl Queues {
         *bits = *bits & !3 | place as u64;
     }
 
-    fn set_list(&mut self, chunk: ChunkNumber, list: usize) {
-        self.nodes[chunk.position()].bits =
-            bits(self.stamp(chunk), self.mark(chunk), list, self.place(chunk));
-    }
-
     /// When a chunk was put at an end: how many chunks had been before, and this one.
-    pub(super) fn stamp(&self, chunk: ChunkNumber) -> u64 {
+    fn stamp(&self, chunk: ChunkNumber) -> u64 {
         self.nodes[chunk.position()].bits >> (PLACE_BITS + LIST_BITS + MARK_BITS)
     }
 }

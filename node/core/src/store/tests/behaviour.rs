@@ -2,7 +2,7 @@
 
 use larder_protocol::chain::{Links, Start};
 use larder_protocol::session::{Scarce, Span, Tier};
-use larder_protocol::{Chain, ChainError};
+use larder_protocol::{Chain, ChainError, Fingerprint};
 
 use larder_protocol::HitPolicy;
 
@@ -197,6 +197,25 @@ fn pins_outlive_their_session_and_end_at_their_deadline() {
     f.store.tick(Millis(10_000));
     f.put("xy");
     assert_eq!((f.found("ab"), f.found("xy")), (0, 2));
+}
+
+#[test]
+fn an_admin_pins_for_the_tenant_and_ends_any_pin() {
+    let mut f = Fixture::new(limits(8, 2));
+    f.put("ab");
+    let fingerprint = f.store.namespaces().next().unwrap().fingerprint;
+    let chain = f.chain("abc");
+    let pinned = f.store.pin_for_admin(&fingerprint, &chain, 99_999, NOW).unwrap();
+    assert_eq!((pinned.chunks, pinned.duration_ms), (2, 10_000));
+    assert_eq!(f.store.pin_facts(NOW).next().unwrap().tenant, f.store.tenant(f.session).unwrap());
+    f.put("xy");
+    assert_eq!((f.found("ab"), f.found("xy")), (2, 0));
+    f.store.unpin_for_admin(pinned.pin).unwrap();
+    assert_eq!(f.store.unpin_for_admin(pinned.pin), Err(Refused::UnknownPin(pinned.pin)));
+    f.put("xy");
+    assert_eq!((f.found("ab"), f.found("xy")), (0, 2));
+    let strange = f.store.pin_for_admin(&Fingerprint([9; 32]), &chain, 5, NOW).unwrap();
+    assert_eq!((strange.pin, strange.chunks), (0, 0), "nothing is known of it");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The slots of copies: against a device that does anything, none is reused that a copy may touch.
 
 use super::*;
-use crate::device::slots::Life;
+use crate::device::slots::SlotState;
 
 fn account(slots: u32) -> Account<()> {
     let mut account = Account::new(AccountLimits { copies: 4, of_session: 4, deadline_ms: 100 });
@@ -15,12 +15,12 @@ fn whole(is_whole: bool) -> Option<Ended<()>> {
 
 fn filled(account: &mut Account<()>) -> SlotId {
     let slot = account.slots.reserve().unwrap();
-    let ticket = account.begin_own(0, vec![slot], ()).unwrap();
-    assert_eq!(account.ended(ticket, Ok(())), whole(true));
+    let number = account.begin_own(0, vec![slot], ()).unwrap();
+    assert_eq!(account.ended(number, Ok(())), whole(true));
     slot
 }
 
-fn count(account: &Account<()>, life: Life) -> usize {
+fn count(account: &Account<()>, life: SlotState) -> usize {
     account.slots.lives().filter(|&of| of == life).count()
 }
 
@@ -28,23 +28,23 @@ fn count(account: &Account<()>, life: Life) -> usize {
 fn a_slot_is_filled_when_its_copy_went_well_and_free_when_it_failed() {
     let mut account = account(2);
     let slot = filled(&mut account);
-    assert_eq!(account.slots.life(slot), Life::Filled);
+    assert_eq!(account.slots.life(slot), SlotState::Filled);
     let slot = account.slots.reserve().unwrap();
-    let ticket = account.begin_own(0, vec![slot], ()).unwrap();
-    assert_eq!(account.ended(ticket, Err(DeviceFailure::Failed)), whole(false));
-    assert_eq!(account.slots.life(slot), Life::Free);
+    let number = account.begin_own(0, vec![slot], ()).unwrap();
+    assert_eq!(account.ended(number, Err(DeviceFailure::Failed)), whole(false));
+    assert_eq!(account.slots.life(slot), SlotState::Free);
 }
 
 #[test]
 fn what_a_stalled_device_brings_late_is_no_hit_and_its_slot_is_free_only_then() {
     let mut account = account(1);
     let slot = account.slots.reserve().unwrap();
-    let ticket = account.begin_own(5, vec![slot], ()).unwrap();
+    let number = account.begin_own(5, vec![slot], ()).unwrap();
     assert_eq!(account.overdue(104), []);
-    assert_eq!(account.overdue(105), [ticket]);
+    assert_eq!(account.overdue(105), [number]);
     assert_eq!(account.overdue(1_000), [], "a caller is told once");
-    assert_eq!((account.slots.life(slot), account.slots.reserve()), (Life::Quarantined, None));
-    assert_eq!(account.ended(ticket, Ok(())), whole(false));
+    assert_eq!((account.slots.life(slot), account.slots.reserve()), (SlotState::Quarantined, None));
+    assert_eq!(account.ended(number, Ok(())), whole(false));
     assert_eq!(account.slots.reserve(), Some(slot));
 }
 
@@ -53,15 +53,15 @@ fn slots_under_the_copies_of_a_lost_device_stay_quarantined_until_it_is_gone() {
     let mut account = account(3);
     let read = filled(&mut account);
     let slot = account.slots.reserve().unwrap();
-    let ticket = account.begin_own(0, vec![slot], ()).unwrap();
+    let number = account.begin_own(0, vec![slot], ()).unwrap();
     let reading = account.begin(0, ENGINE, 1, vec![read], ()).unwrap();
-    for lost in [ticket, reading] {
+    for lost in [number, reading] {
         assert_eq!(account.ended(lost, Err(DeviceFailure::Lost)), None);
     }
     account.slots.give_up(read);
-    assert_eq!(count(&account, Life::Quarantined), 2);
+    assert_eq!(count(&account, SlotState::Quarantined), 2);
     assert_eq!(account.gone(), [(), ()]);
-    assert_eq!(count(&account, Life::Free), 3);
+    assert_eq!(count(&account, SlotState::Free), 3);
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn slots_that_come_later_are_given_out_when_the_first_ones_are_taken() {
     account.slots.add(2);
     let added: BTreeSet<SlotId> = (0..2).map(|_| account.slots.reserve().unwrap()).collect();
     assert_eq!(added, BTreeSet::from([SlotId(1), SlotId(2)]));
-    assert_eq!((account.slots.reserve(), account.slots.life(first)), (None, Life::Filled));
+    assert_eq!((account.slots.reserve(), account.slots.life(first)), (None, SlotState::Filled));
 }
 
 #[test]
@@ -119,11 +119,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 #[derive(Default)]
 struct Truth {
     /// Copies that really go on.
-    touching: BTreeMap<Ticket, SlotId>,
+    touching: BTreeMap<DeviceCopyNumber, SlotId>,
     reserved: BTreeSet<SlotId>,
     filled: BTreeSet<SlotId>,
     /// Fills that did not fail for whoever counts on them.
-    filling: BTreeMap<Ticket, SlotId>,
+    filling: BTreeMap<DeviceCopyNumber, SlotId>,
 }
 
 proptest! {
@@ -141,25 +141,25 @@ proptest! {
                     prop_assert!(truth.reserved.insert(slot));
                 }
                 Step::Fill(n) => if let Some(slot) = pick(&truth.reserved, n)
-                    && let Ok(ticket) = account.begin_own(now, vec![slot], ())
+                    && let Ok(number) = account.begin_own(now, vec![slot], ())
                 {
                     truth.reserved.remove(&slot);
-                    truth.filling.insert(ticket, slot);
-                    truth.touching.insert(ticket, slot);
+                    truth.filling.insert(number, slot);
+                    truth.touching.insert(number, slot);
                 }
                 Step::Read(n) => if let Some(slot) = pick(&truth.filled, n)
-                    && let Ok(ticket) = account.begin(now, ENGINE, 1, vec![slot], ())
+                    && let Ok(number) = account.begin(now, ENGINE, 1, vec![slot], ())
                 {
-                    truth.touching.insert(ticket, slot);
+                    truth.touching.insert(number, slot);
                 }
                 Step::End(n, result) => {
                     let number = n % truth.touching.len().max(1);
-                    if let Some((&ticket, _)) = truth.touching.iter().nth(number) {
-                        let ended = account.ended(ticket, result);
+                    if let Some((&number, _)) = truth.touching.iter().nth(number) {
+                        let ended = account.ended(number, result);
                         prop_assert_eq!(ended.is_none(), result == Err(DeviceFailure::Lost));
-                        let filled = truth.filling.remove(&ticket);
+                        let filled = truth.filling.remove(&number);
                         if ended.is_some() {
-                            truth.touching.remove(&ticket);
+                            truth.touching.remove(&number);
                         }
                         truth.filled.extend(filled.filter(|_| result.is_ok()));
                     }
@@ -174,8 +174,8 @@ proptest! {
                 }
                 Step::Pass(milliseconds) => {
                     now += milliseconds;
-                    for ticket in account.overdue(now) {
-                        truth.filling.remove(&ticket);
+                    for number in account.overdue(now) {
+                        truth.filling.remove(&number);
                     }
                 }
                 Step::Gone => {
@@ -186,12 +186,12 @@ proptest! {
             }
             prop_assert_eq!(account.under_way(), truth.touching.len());
             for &slot in &truth.filled {
-                prop_assert_eq!(account.slots.life(slot), Life::Filled);
+                prop_assert_eq!(account.slots.life(slot), SlotState::Filled);
             }
-            prop_assert_eq!(count(&account, Life::Filled), truth.filled.len(), "a failed copy is never a hit");
+            prop_assert_eq!(count(&account, SlotState::Filled), truth.filled.len(), "a failed copy is never a hit");
         }
         // In the end the device is gone: nothing stays quarantined.
         account.gone();
-        prop_assert_eq!((account.under_way(), count(&account, Life::Quarantined)), (0, 0));
+        prop_assert_eq!((account.under_way(), count(&account, SlotState::Quarantined)), (0, 0));
     }
 }

@@ -17,11 +17,6 @@ impl Costs {
         Self { doubles_at }
     }
 
-    /// How many bands there are.
-    pub(super) fn bands(self) -> usize {
-        if self.doubles_at.is_some() { COST_BANDS } else { 1 }
-    }
-
     /// The band of the chunk at this index.
     pub(super) fn band(self, index: u32) -> usize {
         self.doubles_at.map_or(0, |doubles_at| {

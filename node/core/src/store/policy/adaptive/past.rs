@@ -1,27 +1,27 @@
 //! Chunks that were evicted and may come back.
 
-use hashbrown::HashMap;
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 
-use super::curves::Ages;
+use super::kinds::Kind;
+use super::state::Moment;
 
 /// Ghosts by 32 bits of their hash: half as many as chunks are cached, and always [`LEAST_GHOSTS`].
+///
+/// Two that are told the same are the same, also in the order of [`Past::iter`]: so a run can be repeated.
 #[derive(Debug, Default)]
 pub(super) struct Past {
-    ghosts: HashMap<u32, Ghost>,
+    ghosts: HashTable<(u32, Ghost)>,
 }
 
-/// The facts of a chunk that comes back.
+/// A chunk as it was when it was evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Seen {
-    /// How often it was used; 15 stands for more, too.
-    pub(super) uses: u8,
-    /// Time since its last use.
-    pub(super) age: u64,
+pub(super) struct Ghost {
+    /// Its kind.
+    pub(super) kind: Kind,
+    /// Its last use.
+    pub(super) used: Moment,
 }
-
-/// The time of the last use, in units of eight, in the upper 28 bits; the number of uses in the lowest four.
-#[derive(Debug, Clone, Copy)]
-struct Ghost(u32);
 
 impl Past {
     /// How many ghosts there are.
@@ -29,65 +29,69 @@ impl Past {
         self.ghosts.len()
     }
 
-    /// Remembers a chunk that is evicted.
-    pub(super) fn add(&mut self, hash: u32, uses: u8, used_at: u64) {
-        self.ghosts.insert(hash, Ghost((used_at >> 3 << 4) as u32 | u32::from(uses.min(15))));
+    /// Remembers a chunk that is evicted, and forgets the oldest if there are too many.
+    pub(super) fn add(&mut self, hash: u32, ghost: Ghost, now: Moment, cached: usize) {
+        match self.ghosts.entry(spread(hash), |entry| entry.0 == hash, |entry| spread(entry.0)) {
+            Entry::Occupied(mut entry) => entry.get_mut().1 = ghost,
+            Entry::Vacant(entry) => _ = entry.insert((hash, ghost)),
+        }
+        let most = (cached / 2).max(LEAST_GHOSTS);
+        if self.ghosts.len() > most + most / 4 {
+            let mut ages: Vec<u32> = self.iter().map(|(_, ghost)| now.since(ghost.used).uses).collect();
+            let (_, &mut oldest, _) = ages.select_nth_unstable(most - 1);
+            self.ghosts.retain(|entry| now.since(entry.1.used).uses <= oldest);
+        }
     }
 
-    /// Takes out the facts of a chunk.
-    pub(super) fn take(&mut self, hash: u32, now: u64) -> Option<Seen> {
-        let ghost = self.ghosts.remove(&hash)?;
-        Some(Seen { uses: ghost.uses(), age: ghost.age(now) })
+    /// The ghost of a chunk.
+    pub(super) fn get(&self, hash: u32) -> Option<Ghost> {
+        self.ghosts.find(spread(hash), |entry| entry.0 == hash).map(|entry| entry.1)
     }
 
-    /// Adds the ages of all ghosts, and forgets the oldest if there are too many.
-    pub(super) fn look(&mut self, now: u64, cached: usize, ages: &mut Ages) {
-        let mut own = Ages::default();
-        self.ghosts.values().for_each(|ghost| {
-            own.add(ghost.uses(), ghost.age(now));
-            ages.add(ghost.uses(), ghost.age(now));
-        });
-        let oldest = own.newest((cached / 2).max(LEAST_GHOSTS)).min(MOST_AGE);
-        self.ghosts.retain(|_, ghost| ghost.age(now) <= oldest);
+    /// Takes a ghost out.
+    pub(super) fn take(&mut self, hash: u32) -> Option<Ghost> {
+        let entry = self.ghosts.find_entry(spread(hash), |entry| entry.0 == hash).ok()?;
+        Some(entry.remove().0.1)
+    }
+
+    /// All ghosts, with their hashes.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, Ghost)> {
+        self.ghosts.iter().copied()
     }
 }
 
-impl Ghost {
-    fn uses(self) -> u8 {
-        (self.0 & 15) as u8
-    }
-
-    fn age(self, now: u64) -> u64 {
-        u64::from(((now >> 3 << 4) as u32).wrapping_sub(self.0 & !15) >> 4) << 3
-    }
+/// The table takes the lowest bits of a hash, and the highest seven of 64.
+pub(super) fn spread(hash: u32) -> u64 {
+    u64::from(hash).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
 /// Half a megabyte.
 const LEAST_GHOSTS: usize = 32_768;
-
-/// Half of the range of a ghost's time.
-const MOST_AGE: u64 = 1 << 30;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_ghost_knows_its_uses_and_its_age_also_after_its_clock_went_round() {
+    fn the_oldest_ghosts_are_forgotten() {
         let mut past = Past::default();
-        for start in [0, (1 << 31) - 400, 5 << 40] {
-            past.add(7, 200, start + 80);
-            assert_eq!(past.take(7, start + 880), Some(Seen { uses: 15, age: 800 }));
-            assert_eq!(past.take(7, start + 880), None);
+        let at = |uses| Moment { wall: 0, uses };
+        for n in 0..200_000 {
+            past.add(n, Ghost { kind: Kind::FIRST, used: at(n) }, at(n), 150_000);
         }
+        assert!((75_000..95_000).contains(&past.len()), "{}", past.len());
+        let ghost = past.take(199_999);
+        assert_eq!(ghost, Some(Ghost { kind: Kind::FIRST, used: at(199_999) }));
+        assert_eq!((past.get(199_999), past.get(9)), (None, None));
     }
 
     #[test]
-    fn the_oldest_ghosts_are_forgotten() {
+    fn a_chunk_that_is_evicted_again_has_one_ghost() {
         let mut past = Past::default();
-        (0..200_000).for_each(|n| past.add(n, 1, u64::from(n)));
-        past.look(200_000, 150_000, &mut Ages::default());
-        assert!((75_000..110_000).contains(&past.len()), "{}", past.len());
-        assert_eq!((past.take(199_999, 200_000).is_some(), past.take(9, 200_000)), (true, None));
+        for wall in [1, 2] {
+            let used = Moment { wall, uses: wall };
+            past.add(7, Ghost { kind: Kind::FIRST, used }, used, 10);
+        }
+        assert_eq!((past.len(), past.get(7).map(|ghost| ghost.used.wall)), (1, Some(2)));
     }
 }

@@ -1,0 +1,72 @@
+//! `larder console`: where the console of a cluster is.
+
+use std::process::{Command, ExitCode, Stdio};
+
+use serde::Serialize;
+
+use crate::cluster::ask_coordinator;
+use crate::context::ClusterArg;
+use crate::output;
+
+/// Print the address of a cluster's console, or open it
+///
+/// The coordinator serves the console: a page that shows the nodes, why prompts were misses, who holds a prompt, tenants, sessions and
+/// pins. From the coordinator's own host nothing is needed to read it; from elsewhere it needs the token of `console_token_file`
+/// in [http] of the coordinator's configuration: open `ADDRESS/#token=TOKEN` once in each tab. With the token of
+/// `console_admin_token_file` it changes policies and drains nodes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  larder console                                   The newest development cluster's
+  larder console --open                            Open it in this desktop's browser
+  larder console --coordinator 10.0.0.10:7600
+
+Exit status: 1 if no coordinator answers, or no browser can be started.")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    cluster: ClusterArg,
+
+    /// Open it in a browser, by `xdg-open`
+    #[arg(long)]
+    open: bool,
+
+    /// Print one JSON object with `url`
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Address {
+    url: String,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let coordinator = args.cluster.choose()?.coordinator;
+    // The first that answers serves it, whether it leads or follows.
+    let mut failed = None;
+    for one in coordinator.each() {
+        match ask_coordinator(one) {
+            Ok(_) => return show(args, format!("http://{one}/")),
+            Err(error) => failed = Some(error),
+        }
+    }
+    Err(failed.unwrap_or_else(|| anyhow::anyhow!("no coordinator is named")))
+}
+
+fn show(args: &Args, url: String) -> anyhow::Result<ExitCode> {
+    if args.open {
+        let mut browser = Command::new("xdg-open");
+        browser.arg(&url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let opened = browser.status();
+        anyhow::ensure!(
+            opened.is_ok_and(|status| status.success()),
+            "no browser was started by xdg-open: open {url} yourself"
+        );
+    }
+    if args.json {
+        output::print_json(&Address { url })?;
+    } else {
+        output::print(&url)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,245 @@
+//! Files of lines that rotate: the lookup log and the audit logs.
+//!
+//! A thread of its own writes. A line that finds the thread's queue full is lost, and the owner hears of it. After a failed write
+//! nothing more is written.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use serde::{Deserialize, Serialize};
+
+use crate::sizes::{exact, size};
+
+/// Where lines go: the lookup log (hashes only), or an audit log.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct RecordConfig {
+    /// The file that is written; older ones beside it end in `.1`, `.2` and so on.
+    pub path: PathBuf,
+    /// Size of one file.
+    #[serde(default = "file_bytes", serialize_with = "exact", deserialize_with = "size")]
+    pub max_bytes: ByteSize,
+    /// Older files that are kept.
+    #[serde(default = "old_files")]
+    pub old_files: u32,
+}
+
+/// Hears of each line that is lost.
+pub type Lost = Arc<dyn Fn() + Send + Sync>;
+
+/// Hands lines of JSON to the thread that writes them. Cheap to clone; the thread ends with the last one.
+#[derive(Clone)]
+pub struct LineFile {
+    queue: SyncSender<Vec<u8>>,
+    lost: Lost,
+}
+
+/// The file being written.
+struct Open {
+    config: RecordConfig,
+    file: BufWriter<File>,
+    bytes: u64,
+}
+
+impl RecordConfig {
+    /// Writes to `path`, in files of the usual size and number.
+    #[must_use]
+    pub fn to(path: PathBuf) -> Self {
+        Self { path, max_bytes: file_bytes(), old_files: old_files() }
+    }
+}
+
+impl LineFile {
+    /// Opens the file for appending, and starts the thread under this name.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be written, or the system gives no thread.
+    pub fn start(config: RecordConfig, thread: &str, lost: Lost) -> io::Result<(Self, JoinHandle<()>)> {
+        let open = Open::new(config)?;
+        let (queue, lines) = sync_channel(QUEUE_LINES);
+        let lost_by_thread = Arc::clone(&lost);
+        let thread = std::thread::Builder::new()
+            .name(thread.into())
+            .spawn(move || write_lines(open, &lines, &lost_by_thread))?;
+        Ok((Self { queue, lost }, thread))
+    }
+
+    /// Writes a line.
+    pub fn write(&self, line: &impl Serialize) {
+        let queued = serde_json::to_vec(line).ok().is_some_and(|text| self.queue.try_send(text).is_ok());
+        if !queued {
+            (self.lost)();
+        }
+    }
+
+    /// Ends the thread, after it has written what was handed over before. Later lines are lost.
+    pub fn end(&self) {
+        // An error: the queue is full, and the thread ends with the last handle.
+        let _ = self.queue.try_send(END.to_vec());
+    }
+}
+
+impl std::fmt::Debug for LineFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LineFile").finish_non_exhaustive()
+    }
+}
+
+impl Open {
+    fn new(config: RecordConfig) -> io::Result<Self> {
+        let file = options().create(true).append(true).open(&config.path)?;
+        let bytes = file.metadata()?.len();
+        Ok(Self { config, file: BufWriter::new(file), bytes })
+    }
+
+    fn write(&mut self, mut text: Vec<u8>) -> io::Result<()> {
+        text.push(b'\n');
+        if self.bytes > 0 && self.bytes + text.len() as u64 > self.config.max_bytes.0 {
+            self.rotate()?;
+        }
+        self.bytes += text.len() as u64;
+        self.file.write_all(&text)
+    }
+
+    /// Moves every file one number up, the oldest out, and starts a new one.
+    fn rotate(&mut self) -> io::Result<()> {
+        self.file.flush()?;
+        let path = &self.config.path;
+        for number in (1..=self.config.old_files).rev() {
+            let younger = if number == 1 { path.clone() } else { numbered(path, number - 1) };
+            match fs::rename(younger, numbered(path, number)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        let file = options().write(true).create(true).truncate(true).open(path)?;
+        self.file = BufWriter::new(file);
+        self.bytes = 0;
+        Ok(())
+    }
+}
+
+fn write_lines(mut open: Open, lines: &Receiver<Vec<u8>>, lost: &Lost) {
+    loop {
+        let written = match lines.recv_timeout(FLUSH_AFTER) {
+            Ok(line) if line == END => break,
+            Ok(line) => open.write(line),
+            // Nothing came for a while: what is there should be seen.
+            Err(RecvTimeoutError::Timeout) => open.file.flush(),
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        if let Err(error) = written {
+            let path = open.config.path.display();
+            tracing::error!(%error, %path, "a log file cannot be written: nothing more is written to it");
+            lines.iter().for_each(|_| lost());
+            return;
+        }
+    }
+    if let Err(error) = open.file.flush() {
+        let path = open.config.path.display();
+        tracing::error!(%error, %path, "the end of a log file is lost");
+    }
+}
+
+/// Options to open a file, which nobody else may read if it is made: lookups tell of prompts.
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.mode(0o600);
+    options
+}
+
+fn file_bytes() -> ByteSize {
+    ByteSize::mib(64)
+}
+
+fn old_files() -> u32 {
+    4
+}
+
+fn numbered(path: &Path, number: u32) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{number}"));
+    name.into()
+}
+
+/// No line is empty.
+const END: &[u8] = b"";
+
+/// Lines that wait for the thread.
+const QUEUE_LINES: usize = 1_024;
+
+/// How long a line may wait to be seen.
+const FLUSH_AFTER: Duration = Duration::from_millis(200);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    /// Writes so many lines; how many were lost.
+    fn write(config: RecordConfig, lines: u64) -> u64 {
+        let lost = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&lost);
+        let count: Lost = Arc::new(move || _ = count.fetch_add(1, Ordering::Relaxed));
+        let (file, thread) = LineFile::start(config, "test", count).unwrap();
+        for number in 0..lines {
+            // The queue is bounded: waits for the thread, as no engine would.
+            while file.queue.try_send(format!(r#"{{"number":{number},"more":"{:20}"}}"#, "").into()).is_err()
+            {
+                std::thread::yield_now();
+            }
+        }
+        drop(file);
+        thread.join().unwrap();
+        lost.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn files_rotate_and_the_oldest_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lines.jsonl");
+        let config = RecordConfig { path: path.clone(), max_bytes: ByteSize(10_000), old_files: 2 };
+        assert_eq!(write(config, 1_000), 0);
+        let mut names: Vec<_> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        assert_eq!(names, ["lines.jsonl", "lines.jsonl.1", "lines.jsonl.2"]);
+        for name in names {
+            assert!(fs::metadata(folder.path().join(name)).unwrap().len() <= 10_000);
+        }
+        let last = fs::read_to_string(path).unwrap();
+        assert!(last.lines().last().unwrap().contains(r#""number":999"#), "nothing of the end is lost");
+    }
+
+    #[test]
+    fn an_end_loses_nothing_that_came_before_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lines.jsonl");
+        let (file, thread) =
+            LineFile::start(RecordConfig::to(path.clone()), "test", Arc::new(|| {})).unwrap();
+        file.write(&"one");
+        file.end();
+        thread.join().unwrap();
+        assert_eq!(fs::read_to_string(path).unwrap(), "\"one\"\n");
+    }
+
+    #[test]
+    fn a_file_that_exists_is_continued() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lines.jsonl");
+        let config = RecordConfig { path: path.clone(), max_bytes: ByteSize(1 << 20), old_files: 1 };
+        write(config.clone(), 3);
+        write(config, 3);
+        assert_eq!(fs::read_to_string(path).unwrap().lines().count(), 6);
+    }
+}

@@ -1,0 +1,39 @@
+//! Messages about pins: an admin has a node keep chunks from eviction, for their tenant.
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use crate::chunk::ChunkHash;
+use crate::namespace::Fingerprint;
+
+/// What an admin wants of a node's pins.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum PinCommand {
+    /// Every actor that has the first chunks of a prompt in memory keeps them.
+    Start(PinStart),
+    /// An actor's pin of this number ends.
+    End(u16, u64),
+}
+
+/// A prompt to pin.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct PinStart {
+    /// The namespace.
+    pub fingerprint: Fingerprint,
+    /// The prompt's chunks from its first on; at most [`MAX_CHAIN_CHUNKS`](crate::limits::MAX_CHAIN_CHUNKS).
+    pub hashes: Vec<ChunkHash>,
+    /// For how long; a node may grant less.
+    pub duration_ms: u64,
+}
+
+/// The part of a prompt that an actor pinned.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DevicePin {
+    /// The actor.
+    pub device: u16,
+    /// The pin's number there.
+    pub pin: u64,
+    /// The prompt's first chunks that it keeps.
+    pub chunks: u32,
+    /// For how long.
+    pub duration_ms: u64,
+}

@@ -1,0 +1,207 @@
+"""Starts the router: `python -m larder_kv.router --coordinator HOST:PORT --engine URL`."""
+
+import argparse
+import asyncio
+import logging
+import re
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from larder_kv.router.engines import Role, Source
+from larder_kv.router.requests import GENERATING, OTHERS
+from larder_kv.router.serve import Options, serve
+
+EXAMPLE = """
+python -m larder_kv.router --coordinator 10.0.0.10:7600 --engine http://10.0.0.1:8000 --engine http://10.0.0.2:8000
+
+Of a name with several addresses, each is an engine; the addresses are looked up again and again.
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs it, and returns the exit code: 0 after a signal, 1 where it could not serve, 2 for wrong arguments."""
+    parser = make_parser()
+    given = parser.parse_args(arguments)
+    try:
+        options = read(given)
+    except ValueError as error:
+        parser.error(str(error))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        asyncio.run(serve(options, say))
+    except OSError as error:
+        print(f"the router does not start: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def say(url: str, status: str | None) -> None:
+    """Tells where it listens."""
+    print(f"routing at {url}" + (f", status at {status}" if status else ""), flush=True)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m larder_kv.router",
+        description=f"Sends each request to the vLLM where it costs least.\n{EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    one = "[NODE=]URL"
+    add(
+        "--engine", metavar=one, action="append", default=[],
+        help="a vLLM server; NODE is the node of Larder that it uses, which it says itself otherwise",
+    )
+    add(
+        "--prefill", metavar=one, action="append", default=[],
+        help="a vLLM server that computes prompts for those of --decode",
+    )
+    add(
+        "--decode", metavar=one, action="append", default=[],
+        help="a vLLM server that goes on from such prompts",
+    )
+    add(
+        "--coordinator", default="",
+        help="HOST:PORT or URL of the coordinator's HTTP, several with commas; the load alone decides without",
+    )
+    add("--tenant", default="default", help="the tenant of these engines (default: %(default)s)")
+    add("--listen", default="127.0.0.1:8080", help="HOST:PORT for clients (default: %(default)s)")
+    add(
+        "--status-listen", default="127.0.0.1:8081",
+        help="HOST:PORT for /healthz, /readyz and /metrics, or `off` (default: %(default)s)",
+    )
+    add("--tls-certificate", type=Path, help="PEM file: clients speak TLS; a new file is taken while it runs")
+    add("--tls-key", type=Path, help="PEM file of its key")
+    add("--tls-client-ca", type=Path, help="PEM file: clients need a certificate of this authority")
+    add("--engine-ca", type=Path, help="PEM file of the authority of engines with https")
+    add(
+        "--allow", action="append", default=[], metavar="PATH",
+        help=f"another path that clients may POST, beside {' '.join((*GENERATING, *OTHERS))}",
+    )
+    add(
+        "--hand-over", choices=["in-turn", "at-once"], default="in-turn",
+        help="decode starts when the prompt is computed, or at the same time (default: %(default)s)",
+    )
+    add(
+        "--least-prefill-tokens", type=whole(0), default=256,
+        help="prompts with fewer tokens to compute are computed by decode (default: %(default)s)",
+    )
+    add(
+        "--most-requests", type=whole(1), default=4_096,
+        help="requests at the same time; further ones get 503 (default: %(default)s)",
+    )
+    add(
+        "--most-body-bytes", type=whole(1), default=16 << 20,
+        help="bytes of a request's body (default: %(default)s)",
+    )
+    add(
+        "--health-seconds", type=seconds, default=2.0,
+        help="how often engines are checked and names looked up (default: %(default)s)",
+    )
+    add(
+        "--health-patience-seconds", type=seconds, default=5.0,
+        help="how long a check may take; two that fail take an engine out (default: %(default)s)",
+    )
+    add(
+        "--connect-seconds", type=seconds, default=2.0,
+        help="how long a connection to an engine may take (default: %(default)s)",
+    )
+    add(
+        "--idle-seconds", type=seconds, default=600.0,
+        help="how long an engine or a client may be silent within a request (default: %(default)s)",
+    )
+    add(
+        "--leave-seconds", type=float, default=0.0,
+        help="after SIGTERM: how long it still takes requests, not being ready (default: %(default)s)",
+    )
+    add(
+        "--drain-seconds", type=seconds, default=60.0,
+        help="after that: how long requests under way may take (default: %(default)s)",
+    )
+    return parser
+
+
+def read(given: argparse.Namespace) -> Options:
+    """The options, checked. Raises `ValueError` that says what is wrong."""
+    sources = [source(role, one) for role, named in roles(given) for one in named]
+    if not sources:
+        raise ValueError("give at least one --engine, or --prefill and --decode")
+    if given.prefill and not (given.decode or given.engine):
+        raise ValueError("--prefill needs engines that go on from the prompts: --decode")
+    if (given.tls_certificate is None) != (given.tls_key is None):
+        raise ValueError("--tls-certificate and --tls-key go together")
+    if given.tls_client_ca and not given.tls_certificate:
+        raise ValueError("--tls-client-ca needs --tls-certificate")
+    if wrong := [path for path in given.allow if not path.startswith("/")]:
+        raise ValueError(f"--allow {wrong[0]}: a path starts with /")
+    if given.leave_seconds < 0:
+        raise ValueError("--leave-seconds is negative")
+    return Options(
+        sources=tuple(sources),
+        coordinators=tuple(one for one in given.coordinator.split(",") if one),
+        tenant=given.tenant,
+        listen=address("--listen", given.listen),
+        status_listen=None if given.status_listen == "off" else address("--status-listen", given.status_listen),
+        certificate=given.tls_certificate,
+        key=given.tls_key,
+        client_ca=given.tls_client_ca,
+        engine_ca=given.engine_ca,
+        allow=tuple(given.allow),
+        hand_over=given.hand_over,
+        least_prefill_tokens=given.least_prefill_tokens,
+        most_requests=given.most_requests,
+        most_body_bytes=given.most_body_bytes,
+        health_seconds=given.health_seconds,
+        health_patience_seconds=given.health_patience_seconds,
+        connect_seconds=given.connect_seconds,
+        idle_seconds=given.idle_seconds,
+        leave_seconds=given.leave_seconds,
+        drain_seconds=given.drain_seconds,
+    )
+
+
+def roles(given: argparse.Namespace) -> list[tuple[Role, list[str]]]:
+    """The engines of each role."""
+    return [("both", given.engine), ("prefill", given.prefill), ("decode", given.decode)]
+
+
+def source(role: Role, text: str) -> Source:
+    """An engine, or several, of `[NODE=]URL`."""
+    found = re.fullmatch(r"(?:([^=/]+)=)?(https?://.+)", text)
+    url = urlsplit(found[2]) if found else None
+    if not found or url is None or not url.hostname or url.path.strip("/") or url.query:
+        raise ValueError(f"{text!r} is no [NODE=]URL with http or https and without a path")
+    return Source(role, found[2].rstrip("/"), found[1])
+
+
+def address(name: str, text: str) -> tuple[str, int]:
+    """HOST:PORT."""
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:]+):([0-9]{1,5})", text)
+    if not found or int(found[2]) > 65_535:
+        raise ValueError(f"{name} {text!r} is no HOST:PORT")
+    return found[1].strip("[]"), int(found[2])
+
+
+def seconds(text: str) -> float:
+    """A time above 0."""
+    if not 0 < float(text) <= 86_400:
+        raise ValueError
+    return float(text)
+
+
+def whole(least: int):  # type: ignore[no-untyped-def]
+    """A reader of whole numbers from `least` on."""
+
+    def read_whole(text: str) -> int:
+        if int(text) < least:
+            raise ValueError
+        return int(text)
+
+    read_whole.__name__ = f"number from {least} on"
+    return read_whole
+
+
+if __name__ == "__main__":
+    sys.exit(main())

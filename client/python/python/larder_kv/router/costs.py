@@ -1,0 +1,165 @@
+"""What a request costs at each node, as the coordinator says."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import aiohttp
+
+from larder_kv.router.metrics import Metrics
+
+logger = logging.getLogger("larder.router")
+
+DEADLINE_SECONDS = 0.5
+"""How long a question may take; after that the load alone decides."""
+PAUSE_SECONDS = 2.0
+"""How long a coordinator that did not answer is not asked."""
+REFRESH_SECONDS, REFRESH_EMPTY_SECONDS, KEPT_SECONDS = 10.0, 1.0, 300.0
+NODES_AT_ONCE, MOST_NAMESPACES = 8, 8
+MOVED = 10
+"""Tokens to move that cost as much as one to compute."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of one prompt, in tokens of prefill."""
+
+    tokens: int
+    cached: int
+    """Tokens of the prompt that the cluster holds from the first on."""
+    at: Mapping[str, int]
+    """The cost at each node by name, without backlogs."""
+    held: Mapping[str, int]
+    """Tokens of the cached ones that each node has itself."""
+
+    @property
+    def elsewhere(self) -> int:
+        """The cost at a node that holds nothing."""
+        return self.tokens - self.cached + self.cached // MOVED
+
+    def of_decode(self) -> dict[str, int]:
+        """The cost at each node when another has computed the prompt: the tokens to move."""
+        return {node: (self.tokens - held) // MOVED for node, held in self.held.items()}
+
+
+class Costing:
+    """Asks the first coordinator that answers, of those given as HOST:PORT or URL."""
+
+    def __init__(
+        self, coordinators: Sequence[str], tenant: str, session: aiohttp.ClientSession, metrics: Metrics
+    ) -> None:
+        self._coordinators = [one if "://" in one else f"http://{one}" for one in coordinators]
+        self._tenant, self._session, self._metrics = tenant, session, metrics
+        self._paused_until = 0.0
+        # Namespaces by fingerprint, each with the time at which a node had it last.
+        self._namespaces: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._turn = 0
+        self._refreshing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Learns the namespaces, and goes on doing so."""
+        with suppress(aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
+            await self.refresh()
+        self._refreshing = asyncio.create_task(self._refresh_again())
+
+    async def close(self) -> None:
+        """Ends that."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
+
+    async def of(
+        self, tokens: list[int], salt: str | None, lora: Mapping[str, str] | None, trace: str | None
+    ) -> Costs | None:
+        """The costs of a prompt, in the namespace in which they are least; None where nobody says. Never raises for what others do,
+        and takes `DEADLINE_SECONDS` at most."""
+        if not self._namespaces or time.monotonic() < self._paused_until:
+            return None
+        now = time.monotonic()
+        known = [one for seen, one in self._namespaces.values() if now - seen < KEPT_SECONDS]
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                questions = (self._ask(one, tokens, salt, lora, trace) for one in islice(known, MOST_NAMESPACES))
+                answers = await asyncio.gather(*questions)
+            return cheapest(len(tokens), answers)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+            self._metrics.coordinator_failures.inc()
+            self._paused_until = time.monotonic() + PAUSE_SECONDS
+            logger.warning("routing by load alone for %g s: %r", PAUSE_SECONDS, error)
+            return None
+
+    async def _ask(
+        self,
+        namespace: dict[str, Any],
+        tokens: list[int],
+        salt: str | None,
+        lora: Mapping[str, str] | None,
+        trace: str | None,
+    ) -> dict[str, Any]:
+        question = {
+            "fingerprint": namespace["fingerprint"],
+            "chunk_tokens": namespace["chunk_tokens"],
+            "tokens": tokens,
+            "hash": namespace["hash"] | {"cache_salt": salt, "lora": lora},
+        }
+        headers = {"traceparent": trace} if trace else {}
+        answer: dict[str, Any] = await self._coordinator("POST", "/v1/prefix", json=question, headers=headers)
+        return answer
+
+    async def _coordinator(self, method: str, path: str, **more: Any) -> Any:
+        """What the first coordinator answers that can be reached."""
+        for last, url in enumerate(self._coordinators, 1 - len(self._coordinators)):
+            try:
+                async with self._session.request(method, url + path, **more) as answer:
+                    answer.raise_for_status()
+                    return await answer.json(content_type=None)
+            except (aiohttp.ClientError, OSError):
+                # The next one is asked first from now on.
+                self._coordinators = self._coordinators[1:] + self._coordinators[:1]
+                if last == 0:
+                    raise
+        raise AssertionError("there is a coordinator")
+
+    async def _refresh_again(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS if self._namespaces else REFRESH_EMPTY_SECONDS)
+            try:
+                async with asyncio.timeout(REFRESH_SECONDS):
+                    await self.refresh()
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+                logger.warning("the namespaces are unknown: %r", error)
+
+    async def refresh(self) -> None:
+        """Asks some nodes, others each time, for their namespaces."""
+        async with asyncio.timeout(REFRESH_SECONDS):
+            nodes = [one["http"] for one in (await self._coordinator("GET", "/status"))["nodes"]]
+            first = self._turn % len(nodes) if nodes else 0
+            self._turn += NODES_AT_ONCE
+            nodes = (nodes[first:] + nodes[:first])[:NODES_AT_ONCE]
+            told = await asyncio.gather(*map(self._namespaces_of, nodes), return_exceptions=True)
+        for one in told:
+            for namespace in one if isinstance(one, list) else []:
+                # Those of other engines cannot be hashed from tokens.
+                if namespace["tenant"] == self._tenant and namespace["hash"]:
+                    self._namespaces[namespace["fingerprint"]] = (time.monotonic(), namespace)
+        kept = sorted(self._namespaces.items(), key=lambda one: -one[1][0])
+        self._namespaces = dict(kept[:MOST_NAMESPACES])
+
+    async def _namespaces_of(self, node: str) -> list[dict[str, Any]]:
+        async with self._session.get(f"http://{node}/namespaces") as answer:
+            answer.raise_for_status()
+            found: list[dict[str, Any]] = await answer.json(content_type=None)
+            return found
+
+
+def cheapest(tokens: int, answers: Sequence[Mapping[str, Any]]) -> Costs:
+    """The answer of the namespace of which most is cached."""
+    best = max(answers, key=lambda answer: answer["cluster"]["tokens"])
+    at = {node["name"]: int(node["cost_tokens"]) for node in best["nodes"]}
+    held = {node["name"]: int(node["held_tokens"]) for node in best["nodes"]}
+    return Costs(tokens, int(best["cluster"]["tokens"]), at, held)

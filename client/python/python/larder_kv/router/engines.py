@@ -1,0 +1,265 @@
+"""The engines: which there are, which are well, how busy each is."""
+
+import asyncio
+import ipaddress
+import itertools
+import logging
+import ssl
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from larder_kv.router.metrics import Metrics
+
+logger = logging.getLogger("larder.router")
+
+Role = Literal["both", "prefill", "decode"]
+
+OPEN_TOKENS = 100
+"""What a request that generates weighs, in tokens of prefill."""
+FAILURES = 2
+"""Checks that must fail before an engine counts as gone."""
+LEARN_SECONDS = 15.0
+"""How often an engine whose node is unknown is asked for it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Engines as the command line names them: one, or all that a name resolves to."""
+
+    role: Role
+    url: str
+    node: str | None = None
+    """The node that it uses. An engine says so itself where this is not given."""
+
+
+@dataclass(eq=False)
+class Engine:
+    """One server."""
+
+    url: str
+    source: Source
+    name: str | None = None
+    """The name in its certificate, if it is not that of the URL."""
+    node: str | None = None
+    device: int = 0
+    adapters: dict[str, str] = field(default_factory=dict)
+    """Paths of its LoRA adapters, by name."""
+    model: str | None = None
+    is_up: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while it is not up."""
+    failures: int = 0
+    open: int = 0
+    """Requests that it has."""
+    backlog: int = 0
+    """What they cost, in tokens of prefill."""
+    learn_at: float = 0.0
+
+    @contextmanager
+    def working(self, tokens: int) -> Iterator["Work"]:
+        """Counts a request of that cost."""
+        work = Work(self, tokens)
+        try:
+            yield work
+        finally:
+            work.end()
+
+
+class Work:
+    """One request at an engine: it weighs what its prompt costs, and when it generates, `OPEN_TOKENS`."""
+
+    def __init__(self, engine: Engine, tokens: int) -> None:
+        self._engine, self._tokens = engine, tokens + OPEN_TOKENS
+        engine.open += 1
+        engine.backlog += self._tokens
+
+    def generates(self) -> None:
+        """The prompt is computed."""
+        self._engine.backlog -= self._tokens - OPEN_TOKENS
+        self._tokens = OPEN_TOKENS
+
+    def end(self) -> None:
+        """The request has ended."""
+        self._engine.open -= 1
+        self._engine.backlog -= self._tokens
+
+
+class Fleet:
+    """Every engine; checks each again and again."""
+
+    def __init__(
+        self,
+        sources: Iterable[Source],
+        session: aiohttp.ClientSession,
+        metrics: Metrics,
+        *,
+        tls: ssl.SSLContext | None,
+        seconds: float,
+        patience: float,
+    ) -> None:
+        self._sources, self._session, self._metrics, self._tls = tuple(sources), session, metrics, tls
+        self._seconds, self._patience = seconds, patience
+        self._engines: dict[tuple[str, Role], Engine] = {}
+        self._tasks: dict[Engine, asyncio.Task[None]] = {}
+        self._resolving: asyncio.Task[None] | None = None
+        self._turn = itertools.count()
+
+    async def start(self) -> None:
+        """Finds the engines, and checks each once."""
+        await self._resolve()
+        await asyncio.gather(*(self._check(engine) for engine in self._engines.values()))
+        self._resolving = asyncio.create_task(self._resolve_again())
+
+    async def close(self) -> None:
+        """Ends the checks."""
+        tasks = [task for task in (self._resolving, *self._tasks.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def has(self, role: Role) -> bool:
+        """Whether the command line names such engines."""
+        return any(source.role == role for source in self._sources)
+
+    def up(self, *roles: Role) -> list[Engine]:
+        """Those of these roles that are well."""
+        return [engine for engine in self._engines.values() if engine.is_up and engine.source.role in roles]
+
+    def choose(self, roles: tuple[Role, ...], costs: dict[str, int], unknown: int) -> list[tuple[Engine, int]]:
+        """The engines of these roles, best first, each with what the request costs there besides its backlog. `costs` are those at
+        nodes by name, `unknown` that at others. If no engine is well, all are tried: checks may fail where requests do not."""
+        engines = self.up(*roles) or [one for one in self._engines.values() if one.source.role in roles]
+        if not engines:
+            return []
+        turn = next(self._turn) % len(engines)
+        engines = engines[turn:] + engines[:turn]
+        weighed = [(engine, costs.get(engine.node or "", unknown)) for engine in engines]
+        return sorted(weighed, key=lambda one: one[0].backlog + one[1])
+
+    def failed(self, engine: Engine) -> None:
+        """An engine could not be reached: it gets no requests until a check succeeds."""
+        self._set_up(engine, False)
+
+    def forget_node(self, engine: Engine) -> None:
+        """The cluster does not know the engine's node: it has a new name."""
+        if engine.source.node is None:
+            engine.node = None
+
+    async def _resolve_again(self) -> None:
+        while True:
+            await asyncio.sleep(self._seconds)
+            await self._resolve()
+
+    async def _resolve(self) -> None:
+        """Adds the engines that names resolve to now, and removes those that they do not."""
+        found: dict[tuple[str, Role], Engine] = {}
+        for source in self._sources:
+            try:
+                urls = await addresses(source)
+            except OSError as error:
+                logger.warning("%s: %s", source.url, error)
+                # What it was stays.
+                found |= {key: one for key, one in self._engines.items() if one.source == source}
+                continue
+            for url in urls:
+                key = (url, source.role)
+                name = urlsplit(source.url).hostname if url != source.url else None
+                found[key] = self._engines.get(key) or Engine(url, source, name, node=source.node)
+        for engine in set(self._engines.values()) - set(found.values()):
+            logger.info("%s is there no more", engine.url)
+            if task := self._tasks.pop(engine, None):
+                task.cancel()
+            self._set_up(engine, False, cuts=False)
+        for engine in set(found.values()) - set(self._engines.values()):
+            engine.gone.set()
+            self._tasks[engine] = asyncio.create_task(self._check_again(engine))
+        self._engines = found
+
+    async def _check_again(self, engine: Engine) -> None:
+        while True:
+            await asyncio.sleep(self._seconds)
+            await self._check(engine)
+
+    async def _check(self, engine: Engine) -> None:
+        try:
+            async with asyncio.timeout(self._patience):
+                async with self._session.get(engine.url + "/health", **self.ssl(engine)) as answer:
+                    well = answer.status == 200
+            engine.failures = 0 if well else FAILURES
+        except aiohttp.ClientConnectorError:
+            engine.failures = FAILURES
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            engine.failures += 1
+        if engine.failures in range(1, FAILURES):
+            return
+        self._set_up(engine, engine.failures == 0)
+        if engine.is_up and engine.node is None and time.monotonic() >= engine.learn_at:
+            engine.learn_at = time.monotonic() + LEARN_SECONDS
+            with suppress(aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, IndexError):
+                async with asyncio.timeout(LEARN_SECONDS):
+                    await self._learn(engine)
+
+    async def _learn(self, engine: Engine) -> None:
+        """Asks for an engine's models, and with one token for the node that it uses."""
+        async with self._session.get(engine.url + "/v1/models", **self.ssl(engine)) as answer:
+            models = (await answer.json())["data"]
+        engine.model = models[0]["id"]
+        engine.adapters = {one["id"]: one["root"] for one in models if one.get("parent")}
+        params = {"report_node": True}
+        for path, body in (
+            ("/v1/completions", {"model": engine.model, "prompt": [1], "max_tokens": 1}),
+            ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"max_tokens": 1}}),
+        ):
+            body["kv_transfer_params"] = params
+            async with self._session.post(engine.url + path, json=body, **self.ssl(engine)) as answer:
+                if answer.status != 404:
+                    told = (await answer.json())["kv_transfer_params"]
+                    engine.node, engine.device = engine.source.node or told["node"], told["device"]
+                    logger.info("%s uses the node %s", engine.url, engine.node)
+                    return
+
+    def ssl(self, engine: Engine) -> dict[str, Any]:
+        """What a request to an engine needs for TLS."""
+        if not engine.url.startswith("https:"):
+            return {}
+        return {"ssl": self._tls or True, "server_hostname": engine.name}
+
+    def _set_up(self, engine: Engine, is_up: bool, *, cuts: bool = True) -> None:
+        if engine.is_up != is_up:
+            logger.info("%s is %s", engine.url, "well" if is_up else "not well")
+        engine.is_up = is_up
+        if is_up:
+            engine.gone.clear()
+        elif cuts:
+            engine.gone.set()
+
+    def export(self) -> None:
+        """Brings the gauges up to date."""
+        for gauge in (self._metrics.up, self._metrics.open, self._metrics.backlog):
+            gauge.clear()
+        for engine in self._engines.values():
+            labels = (engine.url, engine.source.role, engine.node or "")
+            self._metrics.up.labels(*labels).set(engine.is_up)
+            self._metrics.open.labels(engine.url).set(engine.open)
+            self._metrics.backlog.labels(engine.url).set(engine.backlog)
+
+
+async def addresses(source: Source) -> list[str]:
+    """The URLs of a source's engines: its own, or one for each address of its name."""
+    url = urlsplit(source.url)
+    host = url.hostname or ""
+    with suppress(ValueError):
+        ipaddress.ip_address(host)
+        return [source.url]
+    if source.node is not None:
+        return [source.url]
+    port = url.port or (443 if url.scheme == "https" else 80)
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
+    hosts = sorted({str(one[4][0]) for one in found})
+    return [f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{port}" for host in hosts]

@@ -1,0 +1,170 @@
+"""One try of a request at one engine, and its answer to the client as it comes."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+from aiohttp import web
+
+from larder_kv.router.engines import Engine, Fleet
+from larder_kv.router.metrics import Metrics
+
+T = TypeVar("T")
+
+BUSY = (429, 502, 503, 504)
+"""What an engine answers that has no room now, or whose own parts are away."""
+OF_ONE_CONNECTION = (
+    *("connection", "content-length", "host", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
+    *("transfer-encoding", "upgrade", "expect"),
+)
+"""Headers that are not forwarded."""
+ERROR_BYTES = 65_536
+"""What is kept of an error's text."""
+
+
+class TryAnotherError(Exception):
+    """This engine does not serve the request, and the client has got nothing of its answer yet."""
+
+    def __init__(self, why: str, answer: web.Response | None = None) -> None:
+        super().__init__(why)
+        self.answer = answer
+        """The engine's own answer, for the client if no other engine has a better one."""
+
+
+@dataclass
+class Begun:
+    """An answer whose first bytes have come."""
+
+    engine: Engine
+    answer: aiohttp.ClientResponse
+    first: bytes
+
+    def close(self) -> None:
+        """Breaks it off; an engine that still generates stops."""
+        self.answer.close()
+
+
+class Relay:
+    """Sends requests to engines."""
+
+    def __init__(self, session: aiohttp.ClientSession, fleet: Fleet, metrics: Metrics) -> None:
+        self._session, self._fleet, self._metrics = session, fleet, metrics
+
+    async def begin(
+        self, engine: Engine, method: str, path: str, headers: Mapping[str, str], body: Mapping[str, Any] | None
+    ) -> Begun:
+        """Sends a request, and waits for the first bytes of its answer. Raises `TryAnotherError` where the engine cannot be reached,
+        is away before that, or is busy. Where this is cancelled, the engine's work is too."""
+        try:
+            begun = await self._while_up(engine, self._first_bytes(engine, method, path, headers, body))
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._metrics.tries.labels(engine.url, "unreachable").inc()
+            if isinstance(error, aiohttp.ClientConnectorError):
+                self._fleet.failed(engine)
+            raise TryAnotherError(f"{engine.url}: {error!r}") from error
+        status = begun.answer.status
+        if status in BUSY or status >= 500:
+            self._metrics.tries.labels(engine.url, "busy" if status in BUSY else "error").inc()
+            raise TryAnotherError(f"{engine.url}: status {status}", await whole(begun))
+        self._metrics.tries.labels(engine.url, "ok").inc()
+        return begun
+
+    async def prefill(
+        self, engine: Engine, path: str, headers: Mapping[str, str], body: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """Has a prompt computed, and returns what decode needs to know; None where the engine refuses the request itself. Raises as
+        `begin`."""
+        headers = {name: value for name, value in headers.items() if name.lower() != "accept-encoding"}
+        begun = await self.begin(engine, "POST", path, headers, body)
+        try:
+            text = begun.first + await self._while_up(engine, begun.answer.read())
+            params = json.loads(text).get("kv_transfer_params") if begun.answer.status == 200 else None
+            return params if isinstance(params, dict) else None
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise TryAnotherError(f"{engine.url}: {error!r}") from error
+        finally:
+            begun.close()
+
+    async def pass_on(self, begun: Begun, request: web.Request) -> web.StreamResponse:
+        """Gives an answer to the client, part by part. An answer that is cut ends the client's connection before its end, so that
+        the client notices."""
+        answer = begun.answer
+        headers = {name: value for name, value in answer.headers.items() if name.lower() not in OF_ONE_CONNECTION}
+        if length := answer.headers.get("content-length"):
+            headers["content-length"] = length
+        headers["x-larder-engine"] = begun.engine.url
+        if begun.engine.node:
+            headers["x-larder-node"] = begun.engine.node
+        said = web.StreamResponse(status=answer.status, headers=headers)
+        try:
+            await said.prepare(request)
+            await said.write(begun.first)
+            while part := await next_part(answer):
+                await said.write(part)
+            await said.write_eof()
+        except CutError:
+            self._metrics.requests.labels("cut").inc()
+            if request.transport is not None:
+                request.transport.abort()
+            return said
+        finally:
+            # An answer that has been read whole has given its connection back before this.
+            begun.close()
+        self._metrics.requests.labels("answered").inc()
+        return said
+
+    async def _first_bytes(
+        self, engine: Engine, method: str, path: str, headers: Mapping[str, str], body: Mapping[str, Any] | None
+    ) -> Begun:
+        kept = {name: value for name, value in headers.items() if name.lower() not in OF_ONE_CONNECTION}
+        answer = await self._session.request(
+            method, engine.url + path, json=body, headers=kept, **self._fleet.ssl(engine)
+        )
+        try:
+            return Begun(engine, answer, await answer.content.readany())
+        except BaseException:
+            answer.close()
+            raise
+
+    async def _while_up(self, engine: Engine, awaited: Awaitable[T]) -> T:
+        """Awaits it as long as the engine's checks succeed; an engine that hangs would keep the request otherwise."""
+        if not engine.is_up:
+            return await awaited
+        task = asyncio.ensure_future(awaited)
+        gone = asyncio.ensure_future(engine.gone.wait())
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise aiohttp.ServerDisconnectedError("its checks fail")
+            return task.result()
+        finally:
+            gone.cancel()
+            task.cancel()
+
+
+class CutError(Exception):
+    """An engine's answer has ended before its end."""
+
+
+async def next_part(answer: aiohttp.ClientResponse) -> bytes:
+    """What comes next; nothing at the end."""
+    try:
+        return await answer.content.readany()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise CutError from error
+
+
+async def whole(begun: Begun) -> web.Response | None:
+    """A short answer, such as an error's; None where it does not come."""
+    try:
+        text = begun.first + await begun.answer.content.read(ERROR_BYTES)
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return None
+    finally:
+        begun.close()
+    kept = ("content-type", "retry-after")
+    headers = {name: begun.answer.headers[name] for name in kept if name in begun.answer.headers}
+    return web.Response(status=begun.answer.status, body=text, headers=headers)

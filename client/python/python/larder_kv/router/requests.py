@@ -1,0 +1,121 @@
+"""What a request asks for, and the requests for prefill and decode that are made of it. Pure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate")
+"""Paths whose prompts are routed by cache, and handed over from prefill to decode."""
+OTHERS = ("/v1/embeddings", "/v1/messages", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize")
+READ_ONLY = ("/v1/models", "/version")
+TOKENIZED_OF_COMPLETIONS: tuple[str, ...] = ("model", "prompt", "add_special_tokens")
+TOKENIZED_OF_CHATS: tuple[str, ...] = (
+    *("model", "messages", "tools", "chat_template", "chat_template_kwargs"),
+    *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
+)
+NOT_FOR_PREFILL = (
+    *("best_of", "echo", "guided_json", "logprobs", "min_tokens", "n", "prompt_logprobs", "response_format"),
+    *("stop_token_ids", "stream", "stream_options", "structured_outputs", "top_logprobs"),
+)
+"""They change what is generated, never the prompt."""
+HAND_OVER = ("do_remote_decode", "do_remote_prefill", "remote_attempt", "remote_device", "remote_node")
+"""Keys of `kv_transfer_params` that the router sets: a client's own would name any node."""
+
+
+class WrongRequestError(ValueError):
+    """No engine could answer; the message says why."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request."""
+
+    path: str
+    body: dict[str, Any]
+
+    @classmethod
+    def parse(cls, path: str, body: bytes) -> "Asked":
+        """Raises `WrongRequestError` where the body is no JSON object."""
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise WrongRequestError(f"the body is not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise WrongRequestError("the body is not a JSON object")
+        params = found.get("kv_transfer_params")
+        if isinstance(params, Mapping):
+            found["kv_transfer_params"] = {key: value for key, value in params.items() if key not in HAND_OVER}
+        return cls(path, found)
+
+    @property
+    def model(self) -> str | None:
+        """The model, or LoRA adapter, by name."""
+        return text(self.body.get("model"))
+
+    @property
+    def salt(self) -> str | None:
+        """The request's `cache_salt`."""
+        return text(self.body.get("cache_salt"))
+
+    def tokens(self) -> list[int] | None:
+        """The prompt's tokens, where the request has them."""
+        given = self.body.get("token_ids") or self.body.get("prompt")
+        if isinstance(given, list) and given and all(isinstance(token, int) for token in given):
+            return given
+        return None
+
+    def to_tokenize(self) -> dict[str, Any] | None:
+        """The question to an engine for the prompt's tokens; None where there is not one prompt of text."""
+        if self.path == "/v1/completions" and isinstance(self.body.get("prompt"), str):
+            keys = TOKENIZED_OF_COMPLETIONS
+        elif self.path == "/v1/chat/completions" and only_text(self.body.get("messages")):
+            keys = TOKENIZED_OF_CHATS
+        else:
+            return None
+        return {key: self.body[key] for key in keys if key in self.body}
+
+    def may_be_handed_over(self) -> bool:
+        """Whether one engine may compute its prompt for another."""
+        has_one_prompt = self.tokens() is not None or isinstance(self.body.get("prompt"), str) or "messages" in self.body
+        return self.path in GENERATING and has_one_prompt and not self.body.get("use_beam_search")
+
+    def for_prefill(self, attempt: int) -> dict[str, Any]:
+        """The request that computes the prompt, and one token."""
+        body = self._with_params({"do_remote_decode": True, "remote_attempt": attempt})
+        body = {key: value for key, value in body.items() if key not in NOT_FOR_PREFILL}
+        if self.path == "/inference/v1/generate":
+            sampling = body.get("sampling_params")
+            sampling = dict(sampling) if isinstance(sampling, Mapping) else {}
+            body["sampling_params"] = {key: value for key, value in sampling.items() if key not in NOT_FOR_PREFILL}
+            body["sampling_params"]["max_tokens"] = 1
+            return body
+        body["max_tokens"] = 1
+        if "max_completion_tokens" in body:
+            body["max_completion_tokens"] = 1
+        return body
+
+    def for_decode(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The request that goes on from a prompt: `params` are those of the prefill's answer, or name its node."""
+        return self._with_params(params)
+
+    def _with_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        own = self.body.get("kv_transfer_params") or {}
+        return self.body | {"kv_transfer_params": {**own, **params}}
+
+
+def text(value: object) -> str | None:
+    """The text that it is, if any."""
+    return value if isinstance(value, str) and value else None
+
+
+def only_text(messages: object) -> bool:
+    """Whether messages have no images or other media: their tokens do not name these."""
+    if not isinstance(messages, list):
+        return False
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts = content if isinstance(content, list) else []
+        if any(not isinstance(part, Mapping) or part.get("type") not in ("text", "refusal") for part in parts):
+            return False
+    return True

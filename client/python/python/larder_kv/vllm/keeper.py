@@ -1,0 +1,179 @@
+"""Does what is hinted for the time after a request: pins its chunks, and brings them near before its session comes back."""
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+import larder_kv
+from larder_kv.vllm.counts import Counts
+from larder_kv.vllm.hints import Hints
+from larder_kv.vllm.node import Node, Open
+
+logger = logging.getLogger("vllm.larder")
+
+MOST_TASKS, MOST_SESSIONS = 4_096, 4_096
+AGAIN_SECONDS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""When a pin is tried again where chunks of the request are missing yet: they are saved behind the engine's steps."""
+AHEAD_SECONDS = 2.0
+"""How long before the expected turn its prompt is brought near, at least; a tenth of the time until then if that is longer."""
+NEAR_SECONDS = 10.0
+"""How long that may take."""
+
+
+@dataclass
+class Task:
+    """One thing to do at one time."""
+
+    what: Literal["pin", "bring"]
+    hashes: list[bytes]
+    session: str | None
+    turn: int
+    """The turn of the session after which this was planned."""
+    until: float
+    """When the pin ends."""
+    tries: int = 0
+    pin: int = 0
+    """What is pinned so far; 0 for nothing."""
+
+
+@dataclass
+class Turns:
+    """A session's turns."""
+
+    number: int = 0
+    """How many have come."""
+    pin: tuple[Open, int] | None = None
+    """The pin of the last one that has ended, and the connection to the node that granted it."""
+
+
+class Keeper:
+    """A thread that pins and brings, one thing at a time; what is too much is left out and counted."""
+
+    def __init__(self, node: Node, counts: Counts) -> None:
+        self._node, self._counts = node, counts
+        self._changed = threading.Condition()
+        self._tasks: list[tuple[float, int, Task]] = []
+        self._numbers = itertools.count()
+        self._sessions: OrderedDict[str, Turns] = OrderedDict()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def comes(self, hints: Hints) -> None:
+        """A request has come: what was planned for the return of its session is not needed any more."""
+        if hints.session is not None:
+            with self._changed:
+                self._turns(hints.session).number += 1
+
+    def ends(self, hints: Hints, hashes: list[bytes]) -> None:
+        """A request has ended, whose chunks have these hashes from the first on."""
+        if not hashes or not hints.is_for_the_end:
+            return
+        now = time.monotonic()
+        with self._changed:
+            turn = self._turns(hints.session).number if hints.session is not None else 0
+            if hints.retain_seconds is not None:
+                self._plan(now, Task("pin", hashes, hints.session, turn, now + hints.retain_seconds))
+            if hints.return_seconds is not None:
+                ahead = max(AHEAD_SECONDS, hints.return_seconds / 10)
+                at = now + max(hints.return_seconds - ahead, 0)
+                self._plan(at, Task("bring", hashes, hints.session, turn, now + hints.return_seconds))
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="larder-keeper", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Ends the thread. Pins stay until their time is over."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _turns(self, session: str) -> Turns:
+        turns = self._sessions.setdefault(session, Turns())
+        self._sessions.move_to_end(session)
+        if len(self._sessions) > MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        return turns
+
+    def _plan(self, at: float, task: Task) -> None:
+        if len(self._tasks) >= MOST_TASKS:
+            self._counts.add("dropped_hints")
+            return
+        heapq.heappush(self._tasks, (at, next(self._numbers), task))
+
+    def _run(self) -> None:
+        while (task := self._next()) is not None:
+            try:
+                self._do(task)
+            except larder_kv.LarderError as error:
+                self._counts.add("dropped_hints")
+                logger.debug("a hint was not followed: %s", error)
+            # Whatever it is: without this thread no hint would be followed again.
+            except BaseException:
+                self._counts.add("dropped_hints")
+                logger.exception("a hint was not followed")
+
+    def _next(self) -> Task | None:
+        """The next task, when its time has come; None at the end."""
+        with self._changed:
+            while not self._closed:
+                wait = self._tasks[0][0] - time.monotonic() if self._tasks else None
+                if wait is not None and wait <= 0:
+                    return heapq.heappop(self._tasks)[2]
+                self._changed.wait(wait)
+            return None
+
+    def _do(self, task: Task) -> None:
+        node = self._node.current()
+        if node is None:
+            self._counts.add("dropped_hints")
+        elif task.what == "pin":
+            self._pin(node, task)
+        elif not self._has_come_back(task):
+            chain = node.namespace.chain(task.hashes)
+            # No prompt asks for it: it is counted apart from prompts.
+            ticket = node.session.lookup_and_prefetch(node.namespace, chain, preempted=True)
+            with node.session.collect(ticket, wait=NEAR_SECONDS) as lease:
+                self._counts.add("brought_chunks", lease.chunks)
+
+    def _pin(self, node: Open, task: Task) -> None:
+        """Pins what is there, again and again until all of it is."""
+        left = task.until - time.monotonic()
+        if left <= 0:
+            return
+        pinned = node.session.pin(node.namespace, node.namespace.chain(task.hashes), left)
+        unpin(node, task.pin)
+        task.pin = pinned.pin
+        if pinned.chunks < len(task.hashes) and task.tries < len(AGAIN_SECONDS):
+            with self._changed:
+                self._plan(time.monotonic() + AGAIN_SECONDS[task.tries], task)
+            task.tries += 1
+            return
+        self._counts.add("pinned_chunks", pinned.chunks)
+        if task.session is not None:
+            with self._changed:
+                turns = self._turns(task.session)
+                former, turns.pin = turns.pin, (node, task.pin)
+            if former is not None and former[0] is node:
+                unpin(node, former[1])
+
+    def _has_come_back(self, task: Task) -> bool:
+        """Whether the session's next turn was there already."""
+        with self._changed:
+            turns = self._sessions.get(task.session) if task.session is not None else None
+            return turns is not None and turns.number != task.turn
+
+
+def unpin(node: Open, pin: int) -> None:
+    """Ends a pin, if it has not ended by itself."""
+    if pin:
+        with suppress(larder_kv.RefusedError):
+            node.session.unpin(pin)

@@ -1,0 +1,190 @@
+"""Servers that stand for vLLM and for a coordinator in tests of the router: they do what a test tells them to."""
+
+import contextlib
+import itertools
+import json
+import queue
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+Deed = Callable[["Handler", dict], None]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: "StandIn"
+
+    def do_GET(self) -> None:
+        self.server.get(self)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.post(self, body)
+
+    def say(self, status: int, body: object, **headers: str) -> None:
+        """A whole answer."""
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in (("content-type", "application/json"), ("content-length", str(len(data))), *headers.items()):
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def begin_stream(self) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+
+    def part(self, text: str) -> None:
+        """A part of a stream; an empty one ends it."""
+        self.wfile.write(f"{len(text):x}\r\n{text}\r\n".encode())
+        self.wfile.flush()
+
+    def hang_up(self) -> None:
+        """Breaks the connection off."""
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(2)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class StandIn(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+    def handle_error(self, *_: object) -> None:
+        """A router that breaks off is no error."""
+
+    def stop(self) -> None:
+        """Nobody listens there any more."""
+        self.shutdown()
+        self.server_close()
+
+
+class Engine(StandIn):
+    """A vLLM: `deeds` are what it does with the next requests, `serve` what it does with others."""
+
+    def __init__(self, node: str = "") -> None:
+        self.node, self.asked = node, []
+        self.deeds: queue.Queue[Deed] = queue.Queue()
+        self.serve: Deed = answer
+        self.is_hanging = threading.Event()
+        """Set: checks get no answer."""
+        self.came, self.left, self.go_on = (threading.Semaphore(0) for _ in range(3))
+        super().__init__()
+
+    def get(self, handler: Handler) -> None:
+        if handler.path == "/health":
+            while self.is_hanging.is_set():
+                # Until the router gives up.
+                if handler.connection.recv(1) == b"":
+                    return handler.hang_up()
+            return handler.say(200, {})
+        assert handler.path == "/v1/models"
+        adapter = {"id": "adapter", "root": "/adapters/a", "parent": "model"}
+        return handler.say(200, {"data": [{"id": "model", "root": "/model", "parent": None}, adapter]})
+
+    def post(self, handler: Handler, body: dict) -> None:
+        params = body.get("kv_transfer_params") or {}
+        if handler.path == "/tokenize":
+            return handler.say(200, {"tokens": [len(word) for word in body["prompt"].split()]})
+        if params.get("report_node"):
+            told = {"node": self.node, "device": 0} if self.node else None
+            return handler.say(200, {"kv_transfer_params": told})
+        self.asked.append(body)
+        self.came.release()
+        try:
+            deed = self.deeds.get_nowait()
+        except queue.Empty:
+            deed = self.serve
+        return deed(handler, body)
+
+
+def answer(handler: Handler, body: dict) -> None:
+    """Answers, as a prefill where it is one."""
+    params = body.get("kv_transfer_params") or {}
+    told = None
+    if params.get("do_remote_decode"):
+        told = {"do_remote_prefill": True, "remote_node": handler.server.node, "remote_attempt": params["remote_attempt"]}
+    handler.say(200, {"choices": [{"text": "said"}], "kv_transfer_params": told})
+
+
+def first_time(deed: Deed, then: Deed = answer) -> Deed:
+    """Does one thing with the first request, at whichever engine it comes, and another with the others."""
+    times = itertools.count()
+    return lambda handler, body: (then if next(times) else deed)(handler, body)
+
+
+def fail(status: int, **headers: str) -> Deed:
+    return lambda handler, _body: handler.say(status, {"error": {"message": "busy"}}, **headers)
+
+
+def die(handler: Handler, _body: dict) -> None:
+    """The connection ends before any answer."""
+    handler.hang_up()
+
+
+def cut(handler: Handler, _body: dict) -> None:
+    """The connection ends in the middle of a stream."""
+    handler.begin_stream()
+    handler.part("data: one\n\n")
+    handler.hang_up()
+
+
+def stream(handler: Handler, _body: dict) -> None:
+    """Two parts, the second one when the test says so."""
+    handler.begin_stream()
+    handler.part("data: one\n\n")
+    handler.server.go_on.acquire()
+    handler.part("data: two\n\n")
+    handler.part("")
+
+
+def wait_for_hang_up(handler: Handler, _body: dict) -> None:
+    """Never answers; tells when the router has hung up."""
+    handler.connection.recv(1)
+    handler.server.left.release()
+    handler.hang_up()
+
+
+class Coordinator(StandIn):
+    """A coordinator and a node. `held` says how many tokens of each prompt each node has."""
+
+    def __init__(self, held: dict[str, int]) -> None:
+        self.held, self.questions = held, []
+        self.is_broken = False
+        super().__init__()
+
+    def get(self, handler: Handler) -> None:
+        if handler.path == "/status":
+            return handler.say(200, {"nodes": [{"name": "node-0", "http": self.address}]})
+        hashing = {"name": "sha256_cbor", "seed": "0", "block_tokens": 16}
+        namespace = {"tenant": "default", "fingerprint": "ab" * 32, "chunk_tokens": 16, "hash": hashing}
+        return handler.say(200, [namespace, namespace | {"tenant": "other"}, namespace | {"hash": None}])
+
+    def post(self, handler: Handler, body: dict) -> None:
+        self.questions.append(body)
+        if self.is_broken:
+            return handler.hang_up()
+        tokens, cached = len(body["tokens"]), max(self.held.values())
+        nodes = [
+            {"name": name, "held_tokens": held, "cost_tokens": tokens - cached + (cached - held) // 10}
+            for name, held in self.held.items()
+        ]
+        return handler.say(200, {"cluster": {"tokens": cached}, "nodes": nodes, "silent_homes": []})

@@ -1,0 +1,424 @@
+"""The router in front of servers that do what a test tells them to."""
+
+import http.client
+import json
+import re
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import standins
+from conftest import until
+from larder_kv.router.__main__ import main
+from larder_kv.router.requests import Asked, WrongRequestError
+from standins import Coordinator, Engine
+
+COMPLETIONS = "/v1/completions"
+PROMPT = list(range(1_000))
+
+
+class Router:
+    """`python -m larder_kv.router` with these options."""
+
+    def __init__(self, *options: str):
+        command = [sys.executable, "-m", "larder_kv.router", "--listen=127.0.0.1:0", "--status-listen=127.0.0.1:0"]
+        command += ["--health-seconds=0.05", "--health-patience-seconds=0.2", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        line = self.process.stdout.readline()
+        self.url, self.status = re.findall(r"https?://[^\s,]+", line)
+
+    def open(self, body: object, path: str = COMPLETIONS, context: ssl.SSLContext | None = None):
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
+        return urllib.request.urlopen(request, timeout=30, context=context)
+
+    def ask(self, prompt: object = PROMPT, **more) -> tuple[dict, str]:
+        """The answer, and the URL of the engine that gave it."""
+        with self.open({"model": "model", "prompt": prompt} | more) as answer:
+            return json.load(answer), answer.headers["x-larder-engine"]
+
+    def fails(self, body: object, path: str = COMPLETIONS) -> tuple[int, str]:
+        with pytest.raises(urllib.error.HTTPError) as error:
+            self.open(body, path)
+        return error.value.code, error.value.read().decode()
+
+    def metric(self, name: str, **labels: str) -> float:
+        text = urllib.request.urlopen(f"{self.status}/metrics", timeout=30).read().decode()
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        samples = re.findall(rf"^larder_router_{name}(\{{.*\}})? (\S+)$", text, re.M)
+        return sum(float(value) for found, value in samples if all(one in found for one in wanted))
+
+    def knows(self, *engines: Engine) -> "Router":
+        """Waits until it knows the nodes of these engines."""
+        until(lambda: all(self.metric("engine_up", engine=one.url, node=one.node) for one in engines))
+        return self
+
+    def is_ready(self) -> bool:
+        try:
+            return urllib.request.urlopen(f"{self.status}/readyz", timeout=30).status == 200
+        except urllib.error.HTTPError:
+            return False
+
+
+@pytest.fixture
+def made():
+    """Makes stand-ins and routers, and ends them."""
+    running = []
+
+    def make(what, *arguments):
+        running.append(what(*arguments))
+        return running[-1]
+
+    yield make
+    for one in running:
+        if isinstance(one, Router):
+            one.process.kill()
+            one.process.wait()
+        else:
+            one.shutdown()
+
+
+def two(made) -> tuple[Engine, Engine]:
+    return made(Engine, "node-0"), made(Engine, "node-1")
+
+
+def in_front_of(made, *engines: Engine, coordinator: Coordinator | None = None, options: tuple[str, ...] = ()) -> Router:
+    named = [f"--engine={one.url}" for one in engines]
+    asked = [f"--coordinator={coordinator.address}"] if coordinator else []
+    return made(Router, *named, *asked, *options)
+
+
+def test_a_request_goes_where_its_prompt_is_cached(made):
+    engines, coordinator = two(made), made(Coordinator, {"node-0": 0, "node-1": 960})
+    router = in_front_of(made, *engines, coordinator=coordinator).knows(*engines)
+    for _ in range(4):
+        assert router.ask()[1] == engines[1].url
+    assert router.metric("routed_total", by="cache") == 4
+    assert router.metric("cached_tokens_total") == 4 * 960
+    assert router.metric("first_byte_seconds_count") == 4
+
+
+def test_the_question_has_tokens_salt_and_adapter(made):
+    engine, coordinator = made(Engine, "node-0"), made(Coordinator, {"node-0": 0})
+    router = in_front_of(made, engine, coordinator=coordinator).knows(engine)
+    router.ask("four words are here", model="adapter", cache_salt="alice")
+    (question,) = coordinator.questions
+    assert question["tokens"] == [4, 5, 3, 4]
+    assert question["hash"]["cache_salt"] == "alice"
+    assert question["hash"]["lora"] == {"name": "adapter", "path": "/adapters/a"}
+
+
+def test_a_backlog_outweighs_a_cached_prompt(made):
+    engines, coordinator = two(made), made(Coordinator, {"node-0": 0, "node-1": 100})
+    router = in_front_of(made, *engines, coordinator=coordinator).knows(*engines)
+    engines[1].deeds.put(standins.wait_for_hang_up)
+    with ThreadPoolExecutor() as clients:
+        clients.submit(lambda: router.ask())
+        engines[1].came.acquire()
+        # 900 tokens to compute are before it there, and ten to move elsewhere.
+        assert router.ask()[1] == engines[0].url
+        router.process.kill()
+
+
+def test_requests_are_spread_where_nobody_says_what_is_cached(made):
+    engines, coordinator = two(made), made(Coordinator, {"node-0": 0, "node-1": 960})
+    router = in_front_of(made, *engines, coordinator=coordinator).knows(*engines)
+    coordinator.is_broken = True
+    assert {router.ask()[1] for _ in range(2)} == {one.url for one in engines}
+    assert router.metric("routed_total", by="load") == 2
+    # It is not asked again at once.
+    assert len(coordinator.questions) == 1 and router.metric("coordinator_failures_total") == 1
+
+
+def test_a_dead_engine_gets_no_requests_until_it_is_back(made):
+    engines = two(made)
+    router = in_front_of(made, *engines).knows(*engines)
+    engines[0].stop()
+    assert {router.ask()[1] for _ in range(4)} == {engines[1].url}
+    until(lambda: router.metric("engine_up", engine=engines[0].url) == 0)
+    assert router.is_ready()
+    engines[1].stop()
+    assert router.fails({"prompt": [1]})[0] == 503
+    until(lambda: not router.is_ready())
+
+
+@pytest.mark.parametrize("deed", [standins.fail(429), standins.fail(503), standins.fail(500), standins.die])
+def test_an_engine_that_is_busy_or_broken_is_passed_over(made, deed):
+    engines = two(made)
+    router = in_front_of(made, *engines).knows(*engines)
+    serve_with(standins.first_time(deed), engines)
+    answer, _ = router.ask()
+    assert answer["choices"] == [{"text": "said"}]
+    assert [len(engine.asked) for engine in engines] == [1, 1]
+    assert router.metric("tries_total", outcome="ok") == 1 and router.metric("tries_total") == 2
+
+
+def serve_with(deed: standins.Deed, engines: Iterable[Engine]) -> None:
+    for engine in engines:
+        engine.serve = deed
+
+
+def test_the_last_engines_own_answer_comes_where_all_are_busy(made):
+    engines = two(made)
+    router = in_front_of(made, *engines).knows(*engines)
+    serve_with(standins.fail(503, retry_after="7"), engines)
+    with pytest.raises(urllib.error.HTTPError) as error:
+        router.ask()
+    assert (error.value.code, error.value.headers["retry-after"]) == (503, "7")
+    assert error.value.read() == b'{"error": {"message": "busy"}}'
+    assert router.metric("requests_total", outcome="unanswered") == 1
+    assert [len(engine.asked) for engine in engines] == [1, 1]
+
+
+def test_an_error_of_the_request_itself_is_its_answer(made):
+    engines = two(made)
+    router = in_front_of(made, *engines).knows(*engines)
+    serve_with(standins.fail(422), engines)
+    assert router.fails({"prompt": [1]})[0] == 422
+    assert sorted(len(engine.asked) for engine in engines) == [0, 1]
+
+
+def test_a_request_leaves_an_engine_that_hangs(made):
+    engines = two(made)
+    router = in_front_of(made, *engines).knows(*engines)
+    serve_with(standins.first_time(standins.wait_for_hang_up), engines)
+    with ThreadPoolExecutor() as clients:
+        asked = clients.submit(router.ask)
+        until(lambda: engines[0].asked or engines[1].asked)
+        hanging, other = engines if engines[0].asked else reversed(engines)
+        hanging.is_hanging.set()
+        assert asked.result()[1] == other.url
+        assert hanging.left.acquire(timeout=30), "the router hangs up"
+    hanging.is_hanging.clear()
+    until(lambda: router.metric("engine_up", engine=hanging.url))
+
+
+def test_parts_of_a_stream_come_as_they_are_made(made):
+    engine = made(Engine, "node-0")
+    router = in_front_of(made, engine).knows(engine)
+    engine.deeds.put(standins.stream)
+    with router.open({"prompt": [1], "stream": True}) as answer:
+        assert answer.headers["content-type"] == "text/event-stream"
+        assert answer.read1() == b"data: one\n\n"
+        engine.go_on.release()
+        assert answer.read() == b"data: two\n\n"
+
+
+def test_a_client_notices_that_its_stream_was_cut(made):
+    engine = made(Engine, "node-0")
+    router = in_front_of(made, engine).knows(engine)
+    engine.deeds.put(standins.cut)
+    with pytest.raises((http.client.IncompleteRead, ConnectionError)), router.open({"prompt": [1], "stream": True}) as answer:
+        answer.read()
+    until(lambda: router.metric("requests_total", outcome="cut") == 1)
+    assert router.metric("open_requests") == 0 and router.metric("backlog_tokens") == 0
+
+
+def test_the_engine_stops_when_the_client_goes_away(made):
+    engine = made(Engine, "node-0")
+    router = in_front_of(made, engine).knows(engine)
+    engine.deeds.put(standins.wait_for_hang_up)
+    client = http.client.HTTPConnection(router.url.removeprefix("http://"))
+    client.request("POST", COMPLETIONS, json.dumps({"prompt": [1]}))
+    engine.came.acquire()
+    client.close()
+    assert engine.left.acquire(timeout=30)
+    until(lambda: router.metric("requests_total", outcome="left") == 1)
+
+
+def test_limits_and_wrong_requests_are_answered_by_the_router(made):
+    engine = made(Engine, "node-0")
+    router = in_front_of(made, engine, options=("--most-requests=1", "--most-body-bytes=1000")).knows(engine)
+    assert router.fails({"prompt": "x" * 2_000})[0] == 413
+    assert router.fails(b"[1]") == (400, unordered("the body is not a JSON object", 400))
+    assert router.fails(b"{")[0] == 400
+    assert router.fails({}, "/pause")[0] == 404 and router.fails({}, "/metrics")[0] in (404, 405)
+    engine.deeds.put(standins.stream)
+    with router.open({"prompt": [1]}) as answer:
+        assert answer.read1() == b"data: one\n\n"
+        assert router.fails({"prompt": [1]})[0] == 503
+        engine.go_on.release()
+    assert router.metric("requests_total", outcome="refused") == 4
+    assert len(engine.asked) == 1
+
+
+def unordered(message: str, code: int) -> str:
+    return json.dumps({"error": {"message": message, "type": "router_error", "param": None, "code": code}})
+
+
+def test_a_request_under_way_ends_before_the_router_does(made):
+    engine = made(Engine, "node-0")
+    router = in_front_of(made, engine, options=("--leave-seconds=0.5",)).knows(engine)
+    engine.deeds.put(standins.stream)
+    with router.open({"prompt": [1]}) as answer:
+        answer.read1()
+        router.process.send_signal(signal.SIGTERM)
+        until(lambda: not router.is_ready())
+        engine.go_on.release()
+        assert answer.read() == b"data: two\n\n"
+    assert router.process.wait(timeout=30) == 0
+
+
+def test_clients_speak_tls(made, tmp_path):
+    for name in ("server", "client"):
+        files = ["-keyout", tmp_path / f"{name}.key", "-out", tmp_path / f"{name}.pem"]
+        names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+        subprocess.run(
+            ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", *files, *names],
+            check=True,
+            capture_output=True,
+        )
+    engine = made(Engine, "node-0")
+    certificates = [f"--tls-{of}={tmp_path / name}" for of, name in (("certificate", "server.pem"), ("key", "server.key"))]
+    certificates.append(f"--tls-client-ca={tmp_path / 'client.pem'}")
+    router = in_front_of(made, engine, options=tuple(certificates)).knows(engine)
+    context = ssl.create_default_context(cafile=tmp_path / "server.pem")
+    with pytest.raises((urllib.error.URLError, OSError)):
+        router.open({"prompt": [1]}, context=context)
+    context.load_cert_chain(tmp_path / "client.pem", tmp_path / "client.key")
+    assert router.open({"prompt": [1]}, context=context).status == 200
+
+
+# Prefill and decode.
+
+
+def apart(made, *options: str, coordinator: Coordinator | None = None) -> tuple[Router, list[Engine], list[Engine]]:
+    prefills, decodes = ([made(Engine, f"{kind}-{number}") for number in range(2)] for kind in ("p", "d"))
+    named = [f"--prefill={one.url}" for one in prefills] + [f"--decode={one.url}" for one in decodes]
+    if coordinator is not None:
+        named.append(f"--coordinator={coordinator.address}")
+    return made(Router, *named, *options).knows(*prefills, *decodes), prefills, decodes
+
+
+def asked_of(engines: list[Engine]) -> list[dict]:
+    return [body for engine in engines for body in engine.asked]
+
+
+def test_a_prompt_is_handed_over_in_turn(made):
+    router, prefills, decodes = apart(made)
+    _, engine = router.ask(max_tokens=50, stream=False, n=2, kv_transfer_params={"remote_node": "evil", "other": 1})
+    assert engine in [one.url for one in decodes]
+    (prefill,), (decode,) = asked_of(prefills), asked_of(decodes)
+    assert prefill["max_tokens"] == 1 and "stream" not in prefill and "n" not in prefill
+    assert prefill["kv_transfer_params"] == {"other": 1, "do_remote_decode": True, "remote_attempt": 0}
+    node = next(one.node for one in prefills if one.asked)
+    told = {"other": 1, "do_remote_prefill": True, "remote_node": node, "remote_attempt": 0}
+    assert decode["kv_transfer_params"] == told
+    assert (decode["max_tokens"], decode["n"]) == (50, 2)
+    assert router.metric("handed_over_total", how="prefilled") == 1
+
+
+def test_a_prefill_that_fails_is_tried_elsewhere(made):
+    router, prefills, decodes = apart(made)
+    serve_with(standins.first_time(standins.die), prefills)
+    router.ask()
+    assert sorted(map(attempt_of, asked_of(prefills))) == [0, 1]
+    (decode,) = asked_of(decodes)
+    assert decode["kv_transfer_params"]["remote_node"] == next(p.node for p in prefills if attempt_of(p.asked[0]) == 1)
+
+
+def test_a_prefill_that_fails_at_the_same_time_is_tried_elsewhere_and_decode_begins_anew(made):
+    router, prefills, decodes = apart(made, "--hand-over=at-once")
+    decode_came = threading.Event()
+
+    def fail_when_decode_waits(handler, body):
+        decode_came.wait(30)
+        standins.die(handler, body)
+
+    def wait_for_prefill(handler, body):
+        decode_came.set()
+        standins.wait_for_hang_up(handler, body)
+
+    serve_with(standins.first_time(fail_when_decode_waits), prefills)
+    serve_with(standins.first_time(wait_for_prefill), decodes)
+    router.ask()
+    assert sorted(map(attempt_of, asked_of(prefills))) == [0, 1]
+    told = {attempt_of(body): body["kv_transfer_params"]["remote_node"] for body in asked_of(decodes)}
+    assert told == {attempt_of(one.asked[0]): one.node for one in prefills}
+    assert [len(one.asked) for one in decodes] == [1, 1], "the first one's node may go on waiting"
+    assert any(one.left.acquire(timeout=30) for one in decodes if attempt_of(one.asked[0]) == 0), "the router hangs up"
+
+
+def attempt_of(body: dict) -> int:
+    return body["kv_transfer_params"]["remote_attempt"]
+
+
+def test_both_begin_at_the_same_time(made):
+    router, prefills, decodes = apart(made, "--hand-over=at-once")
+    serve_with(standins.wait_for_hang_up, prefills)
+    _, engine = router.ask()
+    assert engine in [one.url for one in decodes]
+    (decode,) = asked_of(decodes)
+    assert decode["kv_transfer_params"]["remote_node"] in [one.node for one in prefills]
+    assert decode["kv_transfer_params"]["do_remote_prefill"] is True
+
+
+def test_decode_computes_what_no_prefill_does(made):
+    router, prefills, decodes = apart(made)
+    for one in prefills:
+        one.stop()
+    router.ask()
+    (decode,) = asked_of(decodes)
+    assert "kv_transfer_params" not in decode
+    assert router.metric("handed_over_total", how="alone") == 1
+
+
+def test_decode_is_tried_elsewhere_with_what_the_prefill_said(made):
+    router, prefills, decodes = apart(made)
+    serve_with(standins.first_time(standins.fail(503)), decodes)
+    router.ask()
+    first, second = asked_of(decodes)
+    assert first == second and first["kv_transfer_params"]["do_remote_prefill"] is True
+    assert len(asked_of(prefills)) == 1
+
+
+def test_a_prompt_of_which_little_is_to_compute_is_not_handed_over(made):
+    coordinator = made(Coordinator, {"p-0": 960, "p-1": 0, "d-0": 0, "d-1": 960})
+    router, prefills, decodes = apart(made, coordinator=coordinator)
+    assert router.ask()[1] == decodes[1].url
+    assert asked_of(prefills) == [] and router.metric("handed_over_total", how="short") == 1
+    assert router.ask(list(range(2_000)))[1] == decodes[1].url
+    assert len(prefills[0].asked) == 1, "where most of it is cached"
+
+
+# What needs no servers.
+
+
+def test_wrong_options_are_explained(capsys):
+    for options, why in [
+        ([], "at least one --engine"),
+        (["--engine=10.0.0.1:8000"], "is no [NODE=]URL"),
+        (["--prefill=http://a:1"], "--decode"),
+        (["--engine=http://a:1", "--listen=8080"], "is no HOST:PORT"),
+        (["--engine=http://a:1", "--tls-key=k"], "go together"),
+        (["--engine=http://a:1", "--most-requests=0"], "number from 1 on"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            main(options)
+        assert ended.value.code == 2 and why in capsys.readouterr().err, options
+
+
+def test_an_address_in_use_is_an_error(made, capsys):
+    taken = made(Engine)
+    assert main([f"--engine={taken.url}", f"--listen={taken.address}", "--status-listen=off"]) == 1
+    assert "does not start" in capsys.readouterr().err
+
+
+def test_prompts_with_media_are_not_taken_for_their_text():
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+    assert Asked("/v1/chat/completions", {"messages": image}).to_tokenize() is None
+    several = Asked("/v1/completions", {"prompt": ["a", "b"]})
+    assert several.to_tokenize() is None and not several.may_be_handed_over()
+
+
+def test_bodies_that_are_no_objects_are_refused():
+    for body in (b"", b"[]", b"{", b"[" * 100_000):
+        with pytest.raises(WrongRequestError):
+            Asked.parse(COMPLETIONS, body)

@@ -1,0 +1,60 @@
+//! Lookout: since when the leader has not answered this coordinator.
+
+use crate::membership::Millis;
+
+/// A coordinator's eye on the leader.
+#[derive(Debug, Default)]
+pub(super) struct Lookout {
+    /// The leader that is asked, in one reign.
+    asks: Asked,
+    /// Whether it has answered in this reign. Nobody is missed who was never heard.
+    has_answered: bool,
+    /// Since when no question was answered; `None` after an answer.
+    unanswered_since: Option<Millis>,
+    /// When the next question is due.
+    next: Millis,
+}
+
+/// A leader in one reign.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) life: u64,
+    pub(super) term: u64,
+}
+
+impl Lookout {
+    /// Whether this leader is to be asked now; the next time comes `every` later.
+    pub(super) fn poll(&mut self, leader: Asked, now: Millis, every: u64) -> bool {
+        if self.asks != leader {
+            *self = Self { asks: leader, next: now, ..Self::default() };
+        }
+        let is_due = now >= self.next;
+        if is_due {
+            self.next = now + every;
+            self.unanswered_since = self.unanswered_since.or(Some(now));
+        }
+        is_due
+    }
+
+    /// This life says that it leads.
+    pub(super) fn hear(&mut self, life: u64) {
+        if self.asks.life == life {
+            (self.has_answered, self.unanswered_since) = (true, None);
+        }
+    }
+
+    /// The asker itself stood still: answers may wait to be read, and the silence counts from now on.
+    pub(super) fn forgive(&mut self, now: Millis) {
+        self.unanswered_since = self.unanswered_since.map(|_| now);
+    }
+
+    /// Since when a leader that used to answer in this reign has been silent.
+    pub(super) fn silent_since(&self, leader: Asked) -> Option<Millis> {
+        self.unanswered_since.filter(|_| self.has_answered && self.asks == leader)
+    }
+
+    /// When the next question is due.
+    pub(super) fn next(&self) -> Millis {
+        self.next
+    }
+}

@@ -1,0 +1,239 @@
+//! Asks members for users of the console, who may not reach them: what their HTTP servers say, and what an admin wants.
+
+mod purge;
+
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesOrdered;
+use larder_net::audit::Audit;
+use larder_net::quic::{read_message, write_message};
+use larder_protocol::drain::DrainCommand;
+use larder_protocol::peer::{PeerRequest, PeerResponse, Show};
+use larder_protocol::pin::{DevicePin, PinCommand};
+use larder_protocol::purge::{PurgeMode, PurgeScope};
+use larder_protocol::table::{Member, Table};
+use serde::Serialize;
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::time::timeout;
+
+use crate::nodes::Nodes;
+use crate::published::Published;
+
+/// A question for all members, or for one of them by name.
+pub(crate) struct Question {
+    pub(crate) wanted: Wanted,
+    pub(crate) node: Option<String>,
+    pub(crate) answer: oneshot::Sender<Vec<Shown>>,
+}
+
+/// What is asked of members.
+#[derive(Debug)]
+pub(crate) enum Wanted {
+    /// The answer to a request.
+    Answer(PeerRequest),
+    /// A purge, from its start to its end.
+    Purge(PurgeScope, PurgeMode),
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Answer(PeerRequest::SetPolicy(policy)) => write!(f, "evict by {policy}"),
+            Self::Answer(PeerRequest::Drain(DrainCommand::Start(start))) => {
+                write!(f, "drain within {} ms", start.within_ms)
+            }
+            Self::Answer(PeerRequest::Drain(_)) => f.write_str("drain no more"),
+            Self::Answer(PeerRequest::Pin(command)) => match &**command {
+                PinCommand::Start(start) => {
+                    write!(f, "pin {} chunks for {} ms", start.hashes.len(), start.duration_ms)
+                }
+                PinCommand::End(device, pin) => write!(f, "end pin {pin} of device {device}"),
+            },
+            Self::Answer(PeerRequest::Show(Show { path, .. })) => write!(f, "show {path}"),
+            Self::Answer(_) => f.write_str("a request"),
+            Self::Purge(scope, PurgeMode::Count) => write!(f, "count {scope}"),
+            Self::Purge(scope, PurgeMode::Remove) => write!(f, "purge {scope}"),
+        }
+    }
+}
+
+/// What a member says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Shown {
+    pub(crate) node: String,
+    /// JSON; the error is for people.
+    pub(crate) said: Result<Vec<u8>, String>,
+}
+
+/// The admin in whose name the console changes nodes.
+pub(crate) struct Admin {
+    /// As the certificate says.
+    pub(crate) name: String,
+    pub(crate) nodes: Nodes,
+    pub(crate) audit: Audit,
+}
+
+/// Answers questions, a few at a time. Lives on the endpoint's thread.
+pub(crate) async fn answer(
+    (nodes, admin): (Rc<Nodes>, Option<Admin>),
+    tables: watch::Receiver<Arc<Published>>,
+    mut questions: mpsc::Receiver<Question>,
+) {
+    let (admin, places) = (admin.map(Rc::new), Arc::new(Semaphore::new(QUESTIONS_AT_A_TIME)));
+    while let Some(Question { wanted, node, answer }) = questions.recv().await {
+        let is_reading = matches!(wanted, Wanted::Answer(PeerRequest::Show(_)));
+        let admin = admin.clone().filter(|_| !is_reading);
+        if admin.is_none() && !is_reading {
+            // Nobody was let in to ask for anything else.
+            continue;
+        }
+        // An error: nobody closes it.
+        let place = Arc::clone(&places).acquire_owned().await;
+        let (nodes, table) = (Rc::clone(&nodes), Arc::clone(tables.borrow().table()));
+        actix_rt::spawn(async move {
+            let (by, of) = (admin.as_ref().map_or(&*nodes, |admin| &admin.nodes), node.as_deref());
+            let change = wanted.change();
+            let shown = match wanted {
+                Wanted::Answer(request) => gather(by, &table, &request, of).await,
+                Wanted::Purge(scope, mode) => purge::purge(by, &table, (&scope, mode), of).await,
+            };
+            if let Some((admin, change)) = admin.zip(change) {
+                admin.note(change, of, &shown);
+            }
+            // An error: the user went away.
+            let _ = answer.send(shown);
+            drop(place);
+        });
+    }
+}
+
+impl Admin {
+    /// Notes what each member did, or why it refused.
+    fn note(&self, (action, how): (&str, String), of: Option<&str>, shown: &[Shown]) {
+        let by = format!("console of admin {}", self.name);
+        for Shown { node, said } in shown {
+            self.audit.note(&by, action, &format!("{how}{node}"), said.as_ref().map(|_| ()));
+        }
+        if shown.is_empty() {
+            let node = of.unwrap_or("all");
+            self.audit.note(&by, action, &format!("{how}{node}"), Err("there is no such member"));
+        }
+    }
+}
+
+impl Wanted {
+    /// The words for a change in the audit log, which the node's name follows; `None` for what changes nothing.
+    fn change(&self) -> Option<(&'static str, String)> {
+        Some(match self {
+            Self::Answer(PeerRequest::SetPolicy(policy)) => ("set_policy", format!("{policy} at ")),
+            Self::Answer(PeerRequest::Drain(DrainCommand::Start(_))) => ("drain", String::new()),
+            Self::Answer(PeerRequest::Drain(DrainCommand::Cancel)) => ("cancel_drain", String::new()),
+            Self::Answer(PeerRequest::Pin(command)) => match &**command {
+                PinCommand::Start(start) => {
+                    ("pin", format!("{} chunks for {} ms at ", start.hashes.len(), start.duration_ms))
+                }
+                PinCommand::End(device, pin) => ("unpin", format!("pin {pin} of device {device} at ")),
+            },
+            Self::Purge(scope, PurgeMode::Remove) => ("purge", format!("{scope} at ")),
+            _ => return None,
+        })
+    }
+}
+
+async fn gather(nodes: &Nodes, table: &Table, request: &PeerRequest, of: Option<&str>) -> Vec<Shown> {
+    let members = table.members.iter().filter(|member| of.is_none_or(|name| name == member.name));
+    let asked = members.map(|member| async {
+        let said = exchange(nodes, table, member, request).await.and_then(said);
+        Shown { node: member.name.clone(), said }
+    });
+    let mut asked: FuturesOrdered<_> = asked.collect();
+    let (mut shown, mut bytes) = (Vec::new(), 0);
+    while let Some(mut one) = asked.next().await {
+        bytes += one.said.as_ref().map_or(0, Vec::len);
+        if bytes > MOST_BYTES {
+            one.said = Err("the nodes say too much at a time: ask one of them".to_owned());
+        }
+        shown.push(one);
+    }
+    shown
+}
+
+/// A member's answer; the error is for people.
+async fn exchange(
+    nodes: &Nodes,
+    table: &Table,
+    member: &Member,
+    request: &PeerRequest,
+) -> Result<PeerResponse, String> {
+    let answer = timeout(DEADLINE, ask(nodes, table, member, request)).await;
+    let answer = answer.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+    match answer {
+        Ok(PeerResponse::Refused(why)) => Err(why),
+        Ok(PeerResponse::Busy(_)) => Err("the node has too much to do".to_owned()),
+        Ok(answer) => Ok(answer),
+        Err(lost) => {
+            nodes.forget(member.number);
+            Err(lost)
+        }
+    }
+}
+
+async fn ask(
+    nodes: &Nodes,
+    table: &Table,
+    member: &Member,
+    request: &PeerRequest,
+) -> Result<PeerResponse, String> {
+    let lost = || "the node is not reached".to_owned();
+    let connection = nodes.connection(table, member.number).await.ok_or_else(lost)?;
+    if connection.version() < request.since() {
+        // The connection is as good as before.
+        let why = format!("it speaks {}, which cannot say this: upgrade the node", connection.version());
+        return Ok(PeerResponse::Refused(why));
+    }
+    let (mut send, mut receive) = connection.quic().open_bi().await.map_err(|_| lost())?;
+    write_message(&mut send, request).await.map_err(|_| lost())?;
+    send.finish().map_err(|_| lost())?;
+    read_message(&mut receive).await.ok().flatten().ok_or_else(lost)
+}
+
+/// An answer in JSON.
+fn said(answer: PeerResponse) -> Result<Vec<u8>, String> {
+    match answer {
+        PeerResponse::Shown(json) => Ok(json),
+        PeerResponse::Done | PeerResponse::Drains(_) => Ok(b"true".to_vec()),
+        PeerResponse::Pinned(pins) => {
+            let pins: Vec<PinnedThere> = pins.iter().map(PinnedThere::of).collect();
+            serde_json::to_vec(&pins).map_err(|error| error.to_string())
+        }
+        _ => Err("the node answers something else".to_owned()),
+    }
+}
+
+/// What a device of a node pinned.
+#[derive(Debug, Serialize)]
+struct PinnedThere {
+    device: u16,
+    pin: u64,
+    chunks: u32,
+    seconds: f64,
+}
+
+impl PinnedThere {
+    fn of(&DevicePin { device, pin, chunks, duration_ms }: &DevicePin) -> Self {
+        Self { device, pin, chunks, seconds: duration_ms as f64 / 1_000.0 }
+    }
+}
+
+/// How long a node may take.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// Questions that nodes are asked at a time; the others wait.
+const QUESTIONS_AT_A_TIME: usize = 4;
+
+/// Bytes of all answers to a question.
+const MOST_BYTES: usize = 32 << 20;

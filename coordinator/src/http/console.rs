@@ -1,0 +1,471 @@
+//! The console: a page, and what it asks.
+//!
+//! The page's files are built from `coordinator/console` by npm, and are a part of this program. Reading needs nothing on
+//! loopback; from elsewhere it needs the token of `[http] console_token_file`. Changes need the admin's token. Pages of other origins get no answer, and
+//! neither do names that lead to loopback: a page elsewhere could have a browser ask for it.
+
+use std::net::IpAddr;
+
+use actix_web::http::header::{AUTHORIZATION, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN};
+use actix_web::http::{StatusCode, Uri};
+use actix_web::web::{Data, Payload, Query};
+use actix_web::{HttpRequest, HttpResponse};
+use larder_net::http::in_pieces;
+use larder_protocol::drain::{AfterDrain, DrainCommand, DrainStart};
+use larder_protocol::limits::MAX_CHAIN_CHUNKS;
+use larder_protocol::peer::{PeerRequest, Show};
+use larder_protocol::pin::{PinCommand, PinStart};
+use larder_protocol::purge::{PurgeMode, PurgeScope};
+use larder_protocol::{ChunkHash, Fingerprint};
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+
+use super::State;
+use crate::gather::{Question, Shown, Wanted};
+
+/// The token of a file; without one, no token is right.
+pub(crate) struct Token(Option<Box<[u8]>>);
+
+/// The tokens of those who use the console.
+pub(crate) struct Tokens {
+    /// Reads from elsewhere.
+    pub(crate) read: Token,
+    /// Reads, and changes.
+    pub(crate) admin: Token,
+}
+
+/// What a page asks of nodes.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Asked {
+    /// The path at the nodes, with its query.
+    path: String,
+    /// The node; all of them where it is not given.
+    node: Option<String>,
+}
+
+/// A node in the body of `/console/nodes`, a list.
+#[derive(Debug, Serialize)]
+struct NodeSaid<'a> {
+    /// The node's name.
+    node: &'a str,
+    /// Its answer, as its own HTTP server gives it; `None` if there is none.
+    said: Option<serde_json::Value>,
+    /// Why there is none.
+    error: Option<&'a str>,
+}
+
+/// Why a page gets no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+enum Refused {
+    /// A page of another origin asks.
+    #[error("a page of another origin may not ask this")]
+    Origin,
+    /// The request names another host.
+    #[error("ask for this by an IP address, by localhost, or with the console's token")]
+    Host,
+    /// The token is missing or wrong.
+    #[error(
+        "this needs the console's token, which stands in the file that `console_token_file` in [http] of the coordinator's configuration names"
+    )]
+    Token,
+    /// The admin's token is missing or wrong.
+    #[error(
+        "a change needs the admin's token, which stands in the file that `console_admin_token_file` in [http] of the coordinator's configuration names"
+    )]
+    Admin,
+}
+
+/// A change that an admin asks for.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "action", rename_all = "snake_case", deny_unknown_fields)]
+enum Change {
+    /// Evict by another policy.
+    Policy {
+        /// The node; all of them where it is not given.
+        node: Option<String>,
+        /// The policy.
+        policy: String,
+    },
+    /// Drain a node, which then leaves.
+    Drain {
+        /// The node.
+        node: String,
+        /// How long it may take.
+        within_seconds: u32,
+    },
+    /// Drain a node no more.
+    CancelDrain {
+        /// The node.
+        node: String,
+    },
+    /// Keep a prompt from eviction, wherever its first chunks are in memory.
+    Pin {
+        /// The namespace: 64 hexadecimal digits.
+        fingerprint: String,
+        /// The prompt's chunks from its first on, 64 hexadecimal digits each.
+        hashes: Vec<String>,
+        /// For how long; a node may grant less.
+        within_seconds: u32,
+    },
+    /// End a pin.
+    Unpin {
+        /// The node.
+        node: String,
+        /// The device.
+        device: u16,
+        /// The pin's number there.
+        pin: u64,
+    },
+    /// Remove chunks from memory, disk and object store.
+    Purge {
+        /// The tenant whose chunks go; null for those of a namespace.
+        tenant: Option<String>,
+        /// The namespace: its fingerprint, or the first 16 digits of it.
+        namespace: Option<String>,
+        /// Only these chunks of the namespace, and all that continue them; all if there are none.
+        hashes: Vec<String>,
+        /// Whether they are only counted.
+        dry_run: bool,
+    },
+}
+
+impl Change {
+    /// Which node it asks for what.
+    fn wanted(self) -> Result<(Option<String>, Wanted), String> {
+        let request = |node, request| Ok((node, Wanted::Answer(request)));
+        match self {
+            Self::Policy { node, policy } => request(node, PeerRequest::SetPolicy(policy)),
+            Self::Drain { node, within_seconds } => {
+                let within_ms = u64::from(within_seconds) * 1_000;
+                let start = DrainStart { within_ms, bytes_per_second: None, then: AfterDrain::Stop };
+                request(Some(node), PeerRequest::Drain(DrainCommand::Start(start)))
+            }
+            Self::CancelDrain { node } => request(Some(node), PeerRequest::Drain(DrainCommand::Cancel)),
+            Self::Pin { fingerprint, hashes, within_seconds } => {
+                let fingerprint: ChunkHash =
+                    fingerprint.parse().map_err(|error| format!("fingerprint: {error}"))?;
+                let start = PinStart {
+                    fingerprint: Fingerprint(fingerprint.0),
+                    hashes: chunks(&hashes)?,
+                    duration_ms: u64::from(within_seconds) * 1_000,
+                };
+                request(None, PeerRequest::Pin(Box::new(PinCommand::Start(start))))
+            }
+            Self::Unpin { node, device, pin } => {
+                request(Some(node), PeerRequest::Pin(Box::new(PinCommand::End(device, pin))))
+            }
+            Self::Purge { tenant, namespace, hashes, dry_run } => {
+                let scope = match (tenant, namespace) {
+                    (Some(tenant), None) if hashes.is_empty() => PurgeScope::Tenant(tenant),
+                    (None, Some(namespace)) => {
+                        let name = namespace.parse().map_err(|error| format!("namespace: {error}"))?;
+                        match hashes.is_empty() {
+                            true => PurgeScope::Namespace(name),
+                            false => PurgeScope::Chunks(name, chunks(&hashes)?),
+                        }
+                    }
+                    _ => return Err("name a tenant, or a namespace and perhaps chunks of it".to_owned()),
+                };
+                let mode = if dry_run { PurgeMode::Count } else { PurgeMode::Remove };
+                Ok((None, Wanted::Purge(scope, mode)))
+            }
+        }
+    }
+}
+
+fn chunks(hashes: &[String]) -> Result<Vec<ChunkHash>, String> {
+    if hashes.len() > MAX_CHAIN_CHUNKS {
+        return Err(format!("at most {MAX_CHAIN_CHUNKS} chunks"));
+    }
+    hashes.iter().map(|hash| hash.parse().map_err(|error| format!("hashes: {error}"))).collect()
+}
+
+impl Token {
+    /// The token that a file has.
+    pub(crate) fn new(text: Option<String>) -> Self {
+        Self(text.map(|text| text.trim().as_bytes().into()))
+    }
+
+    fn is(&self, given: Option<&str>) -> bool {
+        let (Some(token), Some(given)) = (&self.0, given) else { return false };
+        let given = given.as_bytes();
+        // As long for a wrong byte as for a right one.
+        let differences = token.iter().zip(given).fold(0, |all, (a, b)| all | (a ^ b));
+        token.len() == given.len() && !token.is_empty() && differences == 0
+    }
+}
+
+/// The page.
+pub(super) async fn page() -> HttpResponse {
+    file("text/html; charset=utf-8", include_bytes!("../../console/dist/index.html"))
+}
+
+/// Its script.
+pub(super) async fn script() -> HttpResponse {
+    file("text/javascript; charset=utf-8", include_bytes!("../../console/dist/console.js"))
+}
+
+/// Its style.
+pub(super) async fn style() -> HttpResponse {
+    file("text/css; charset=utf-8", include_bytes!("../../console/dist/console.css"))
+}
+
+/// Asks the nodes something.
+pub(super) async fn nodes(
+    state: Data<State>,
+    request: HttpRequest,
+    asked: Query<Asked>,
+    payload: Payload,
+) -> actix_web::Result<HttpResponse> {
+    let is_near = request.peer_addr().is_some_and(|from| from.ip().to_canonical().is_loopback());
+    if let Err(refused) = may_read(request.headers(), is_near, &state.console_tokens) {
+        return Ok(refused.answer());
+    }
+    let body = state.bodies.read(&request, payload).await?;
+    let body = body.understand(|bytes| Ok(bytes.to_vec())).await?;
+    if body.len() > MOST_BODY_BYTES {
+        return Ok(HttpResponse::PayloadTooLarge().body("a question to nodes is shorter\n"));
+    }
+    let Asked { path, node } = asked.into_inner();
+    ask(&state, Wanted::Answer(PeerRequest::Show(Show { path, body })), node).await
+}
+
+/// The last hour.
+pub(super) async fn history(state: Data<State>, request: HttpRequest) -> actix_web::Result<HttpResponse> {
+    let is_near = request.peer_addr().is_some_and(|from| from.ip().to_canonical().is_loopback());
+    if let Err(refused) = may_read(request.headers(), is_near, &state.console_tokens) {
+        return Ok(refused.answer());
+    }
+    let mut response = in_pieces("application/json", serde_json::to_vec(&state.history.moments())?);
+    harden(response.headers_mut());
+    Ok(response)
+}
+
+/// Does what an admin asks for.
+pub(super) async fn change(
+    state: Data<State>,
+    request: HttpRequest,
+    payload: Payload,
+) -> actix_web::Result<HttpResponse> {
+    if let Err(refused) = may_change(request.headers(), &state.console_tokens) {
+        return Ok(refused.answer());
+    }
+    let body = state.bodies.read(&request, payload).await?;
+    let read = |bytes: &[u8]| {
+        let change = serde_json::from_slice::<Change>(bytes).map_err(|error| format!("{error}\n"))?;
+        change.wanted().map_err(|error| format!("{error}\n"))
+    };
+    let (node, wanted) = body.understand(move |bytes| read(&bytes)).await?;
+    tracing::info!(%wanted, node, "the console's admin asks for a change");
+    ask(&state, wanted, node).await
+}
+
+async fn ask(state: &State, wanted: Wanted, node: Option<String>) -> actix_web::Result<HttpResponse> {
+    let (answer, answered) = oneshot::channel();
+    if state.gathers.try_send(Question { wanted, node, answer }).is_err() {
+        return Ok(HttpResponse::ServiceUnavailable().body("too many questions at a time: ask again\n"));
+    }
+    let Ok(shown) = answered.await else {
+        return Ok(
+            HttpResponse::ServiceUnavailable().body("nobody asks the nodes: is an admin configured?\n")
+        );
+    };
+    let json = tokio::task::spawn_blocking(move || json_of(&shown)).await;
+    let mut response = in_pieces("application/json", json.unwrap_or_default());
+    harden(response.headers_mut());
+    Ok(response)
+}
+
+impl Refused {
+    fn answer(self) -> HttpResponse {
+        let status = match self {
+            Self::Token | Self::Admin => StatusCode::UNAUTHORIZED,
+            Self::Origin | Self::Host => StatusCode::FORBIDDEN,
+        };
+        HttpResponse::build(status).body(format!("{self}\n"))
+    }
+}
+
+fn json_of(shown: &[Shown]) -> Vec<u8> {
+    let said = |one: &Shown| one.said.as_ref().ok().and_then(|json| serde_json::from_slice(json).ok());
+    let all: Vec<NodeSaid<'_>> = shown
+        .iter()
+        .map(|one| NodeSaid {
+            node: &one.node,
+            said: said(one),
+            error: one.said.as_ref().err().map(String::as_str),
+        })
+        .collect();
+    // JSON that was read can be written.
+    serde_json::to_vec(&all).unwrap_or_default()
+}
+
+fn may_read(headers: &HeaderMap, is_near: bool, tokens: &Tokens) -> Result<(), Refused> {
+    check_origin(headers)?;
+    let given = given_token(headers);
+    if tokens.read.is(given) || tokens.admin.is(given) {
+        return Ok(());
+    }
+    if !is_near {
+        return Err(Refused::Token);
+    }
+    if is_plain(text(headers, HOST).unwrap_or_default()) { Ok(()) } else { Err(Refused::Host) }
+}
+
+/// A change needs the token wherever it comes from.
+fn may_change(headers: &HeaderMap, tokens: &Tokens) -> Result<(), Refused> {
+    check_origin(headers)?;
+    if tokens.admin.is(given_token(headers)) { Ok(()) } else { Err(Refused::Admin) }
+}
+
+/// A page may ask the server that it came from, and nobody else's page may.
+fn check_origin(headers: &HeaderMap) -> Result<(), Refused> {
+    let host = text(headers, HOST).unwrap_or_default();
+    let is_own = |origin: &str| {
+        let authority = origin.parse::<Uri>().ok().and_then(|uri| Some(uri.authority()?.as_str().to_owned()));
+        authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
+    };
+    if headers.contains_key(ORIGIN) && !text(headers, ORIGIN).is_some_and(is_own) {
+        return Err(Refused::Origin);
+    }
+    Ok(())
+}
+
+fn given_token(headers: &HeaderMap) -> Option<&str> {
+    text(headers, AUTHORIZATION)?.strip_prefix("Bearer ")
+}
+
+fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// Whether a host is no name that somebody else's DNS could lead to loopback.
+fn is_plain(host: &str) -> bool {
+    let authority = host.parse::<Uri>().ok().and_then(|uri| uri.authority().cloned());
+    let host = authority.as_ref().map_or("", |authority| authority.host());
+    let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+    host.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok()
+}
+
+fn file(content_type: &'static str, bytes: &'static [u8]) -> HttpResponse {
+    let mut response = in_pieces(content_type, bytes);
+    harden(response.headers_mut());
+    response
+}
+
+fn harden(headers: &mut HeaderMap) {
+    for (name, value) in [
+        ("content-security-policy", POLICY),
+        ("x-content-type-options", "nosniff"),
+        ("referrer-policy", "no-referrer"),
+        ("cache-control", "no-store"),
+    ] {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+}
+
+/// Everything comes from here, and nobody shows the page in a frame.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Bytes of a question to nodes: it has to fit a message between servers.
+const MOST_BODY_BYTES: usize = 900 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(headers: &[(&'static str, &str)], is_near: bool) -> Result<(), Refused> {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.insert(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap());
+        }
+        may_read(&map, is_near, &tokens())
+    }
+
+    fn tokens() -> Tokens {
+        let token = |text: &str| Token::new(Some(text.into()));
+        Tokens { read: token("secret\n"), admin: token("admin") }
+    }
+
+    #[test]
+    fn a_change_needs_the_admins_token_even_on_loopback() {
+        let change = |headers: &[(&'static str, &str)]| {
+            let mut map = HeaderMap::new();
+            for (name, value) in headers {
+                map.insert(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap());
+            }
+            may_change(&map, &tokens())
+        };
+        let host = ("host", "127.0.0.1:7600");
+        assert_eq!(change(&[host]), Err(Refused::Admin));
+        assert_eq!(change(&[host, ("authorization", "Bearer secret")]), Err(Refused::Admin), "a reader's");
+        let admin = ("authorization", "Bearer admin");
+        assert_eq!(change(&[host, admin]), Ok(()));
+        assert_eq!(change(&[host, admin, ("origin", "http://evil.example")]), Err(Refused::Origin));
+        assert_eq!(read(&[host, admin], false), Ok(()), "an admin reads, too");
+    }
+
+    #[test]
+    fn a_purge_names_a_tenant_or_a_namespace_and_its_chunks_are_hashes() {
+        let wanted = |json: &str| serde_json::from_str::<Change>(json).unwrap().wanted();
+        let tenant =
+            wanted(r#"{"action": "purge", "tenant": "chat", "hashes": [], "dry_run": true}"#).unwrap();
+        assert!(matches!(tenant, (None, Wanted::Purge(PurgeScope::Tenant(_), PurgeMode::Count))));
+        let hash = "ab".repeat(32);
+        let chunks = format!(
+            r#"{{"action": "purge", "namespace": "{hash}", "hashes": ["{hash}"], "dry_run": false}}"#
+        );
+        assert!(matches!(
+            wanted(&chunks).unwrap(),
+            (None, Wanted::Purge(PurgeScope::Chunks(..), PurgeMode::Remove))
+        ));
+        for wrong in [
+            r#"{"action": "purge", "hashes": [], "dry_run": false}"#,
+            r#"{"action": "purge", "tenant": "a", "namespace": "abababababababab", "hashes": [], "dry_run": false}"#,
+            r#"{"action": "purge", "tenant": "a", "hashes": ["00"], "dry_run": false}"#,
+            r#"{"action": "purge", "namespace": "abab", "hashes": [], "dry_run": false}"#,
+            r#"{"action": "pin", "fingerprint": "abab", "hashes": [], "within_seconds": 1}"#,
+        ] {
+            assert!(wanted(wrong).is_err(), "{wrong}");
+        }
+        let long = format!("[{}]", vec![format!("\"{hash}\""); MAX_CHAIN_CHUNKS + 1].join(","));
+        let long =
+            format!(r#"{{"action": "pin", "fingerprint": "{hash}", "hashes": {long}, "within_seconds": 1}}"#);
+        assert_eq!(wanted(&long).unwrap_err(), format!("at most {MAX_CHAIN_CHUNKS} chunks"));
+    }
+
+    #[test]
+    fn loopback_reads_without_a_token_and_others_need_it() {
+        for host in ["127.0.0.1:7600", "[::1]:7600", "localhost:7600", "10.0.0.1"] {
+            assert_eq!(read(&[("host", host)], true), Ok(()), "{host}");
+            assert_eq!(read(&[("host", host)], false), Err(Refused::Token));
+            assert_eq!(read(&[("host", host), ("authorization", "Bearer secret")], false), Ok(()));
+            assert_eq!(
+                read(&[("host", host), ("authorization", "Bearer secre")], false),
+                Err(Refused::Token)
+            );
+        }
+        let none = Token::new(None);
+        assert!(!none.is(Some("")) && !Token::new(Some(" ".into())).is(Some("")));
+    }
+
+    #[test]
+    fn a_name_that_leads_to_loopback_is_refused() {
+        assert_eq!(read(&[("host", "evil.example:7600")], true), Err(Refused::Host));
+        assert_eq!(read(&[], true), Err(Refused::Host));
+        let with_token = [("host", "larder.example"), ("authorization", "Bearer secret")];
+        assert_eq!(read(&with_token, false), Ok(()));
+    }
+
+    #[test]
+    fn a_page_of_another_origin_is_refused_even_with_the_token() {
+        let own = [("host", "127.0.0.1:7600"), ("origin", "http://127.0.0.1:7600")];
+        assert_eq!(read(&own, true), Ok(()));
+        for origin in ["http://evil.example", "null", "http://127.0.0.1:7601"] {
+            let asked = [("host", "127.0.0.1:7600"), ("origin", origin), ("authorization", "Bearer secret")];
+            assert_eq!(read(&asked, true), Err(Refused::Origin), "{origin}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! One operation of the hot paths, for a tool that counts instructions: `tests/instructions` runs it and says what is counted.
+
+#![expect(clippy::print_stdout, reason = "it is a program that prints the names of its operations")]
+
+use std::hint::black_box;
+
+use larder_core::Millis;
+use larder_core::store::LookupOptions;
+use larder_protocol::lease::Leased;
+use larder_protocol::peer::{Chunks, Class, Fetch, Message as _, PeerRequest};
+use larder_protocol::session::{
+    Lease, Request, Response, decode_request, decode_response, encode_request, encode_response,
+};
+use larder_protocol::{ChunkHash, Fingerprint};
+use rkyv::util::AlignedVec;
+
+use self::filled::{Filled, PROMPT};
+
+#[path = "../benches/shared/filled.rs"]
+mod filled;
+
+fn main() {
+    let names = || OPERATIONS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(" ");
+    let wanted = std::env::args().nth(1).unwrap_or_default();
+    match OPERATIONS.iter().find(|(name, _)| *name == wanted) {
+        Some((_, operation)) => operation(),
+        None => println!("{}", names()),
+    }
+}
+
+/// The instructions of this function are counted, and nothing else.
+#[inline(never)]
+fn counted(work: &mut dyn FnMut()) {
+    for _ in 0..TIMES {
+        work();
+    }
+}
+
+fn lookup() {
+    let mut filled = Filled::new(CHUNKS, CHUNKS);
+    let mut prompts = filled.random_prompts();
+    let options =
+        LookupOptions { elsewhere: &[], prompt_tokens: u64::MAX, skip_read: false, tiers: &[], pin_ms: None };
+    let mut chains = (0..TIMES).map(|_| prompts()).collect::<Vec<_>>().into_iter();
+    counted(&mut || {
+        let Some(chain) = chains.next() else { return };
+        let found = filled.store.lookup(filled.session, filled.namespace, &chain, options, Millis(0));
+        black_box(found.expect("the chain is right"));
+    });
+}
+
+fn lease() {
+    let mut filled = Filled::new(CHUNKS, CHUNKS);
+    let mut prompts = filled.random_prompts();
+    let mut chains = (0..TIMES).map(|_| prompts()).collect::<Vec<_>>().into_iter();
+    counted(&mut || {
+        let Some(chain) = chains.next() else { return };
+        let leased = filled.store.lease(filled.session, filled.namespace, &chain).expect("it is there");
+        filled.store.release(filled.session, leased.lease).expect("it was leased");
+        black_box(leased);
+    });
+}
+
+fn commit() {
+    put(Filled::new(CHUNKS, u64::MAX));
+}
+
+fn commit_and_evict() {
+    put(Filled::new(CHUNKS, CHUNKS));
+}
+
+fn put(mut filled: Filled) {
+    let mut prompts = filled.new_prompts();
+    let mut chains = (0..TIMES).map(|_| prompts()).collect::<Vec<_>>().into_iter();
+    counted(&mut || {
+        let Some(chain) = chains.next() else { return };
+        filled.put(&chain);
+    });
+}
+
+fn encode_lease() {
+    let request = lease_request();
+    counted(&mut || drop(black_box(encode_request(black_box(&request), AlignedVec::new()))));
+}
+
+fn decode_lease() {
+    let bytes = encode_request(&lease_request(), AlignedVec::new());
+    counted(&mut || drop(black_box(decode_request(black_box(&bytes)).expect("it is a request"))));
+}
+
+fn encode_leased() {
+    let response = leased_response();
+    counted(&mut || drop(black_box(encode_response(black_box(&response), AlignedVec::new()))));
+}
+
+fn decode_leased() {
+    let bytes = encode_response(&leased_response(), AlignedVec::new());
+    counted(&mut || drop(black_box(decode_response(black_box(&bytes)).expect("it is a response"))));
+}
+
+fn encode_fetch() {
+    let request = fetch_request();
+    counted(&mut || drop(black_box(black_box(&request).encode())));
+}
+
+fn decode_fetch() {
+    let bytes = fetch_request().encode();
+    counted(&mut || drop(black_box(PeerRequest::decode(black_box(&bytes)).expect("it is a request"))));
+}
+
+fn lease_request() -> Request {
+    let filled = Filled::new(PROMPT, PROMPT);
+    let chain = filled.random_prompts()();
+    Request::Lease(Lease { namespace: filled.namespace, chain })
+}
+
+fn leased_response() -> Response {
+    let mut filled = Filled::new(PROMPT, PROMPT);
+    let chain = filled.random_prompts()();
+    let leased = filled.store.lease(filled.session, filled.namespace, &chain).expect("it is there");
+    Response::Leased(Leased {
+        lease: leased.lease,
+        chunks: leased.chunks,
+        places: leased.places,
+        checksums: leased.checksums,
+        extents: Vec::new(),
+    })
+}
+
+fn fetch_request() -> PeerRequest {
+    let hashes = (0..PROMPT as u8).map(|number| ChunkHash([number; 32])).collect();
+    let chunks = Chunks { device: 0, fingerprint: Fingerprint([1; 32]), hashes };
+    PeerRequest::Fetch(Fetch { chunks, block_bytes: vec![4_096], class: Class::Decode })
+}
+
+/// By name; each is of 100 chunks.
+const OPERATIONS: [(&str, fn()); 10] = [
+    ("lookup", lookup),
+    ("lease_and_release", lease),
+    ("commit", commit),
+    ("commit_and_evict", commit_and_evict),
+    ("encode_lease", encode_lease),
+    ("decode_lease", decode_lease),
+    ("encode_leased", encode_leased),
+    ("decode_leased", decode_leased),
+    ("encode_fetch", encode_fetch),
+    ("decode_fetch", decode_fetch),
+];
+
+/// Chunks in the store.
+const CHUNKS: u64 = 10_000;
+
+/// How often the operation is done.
+const TIMES: u64 = 10;

@@ -1,0 +1,297 @@
+//! The last lookups of an actor, and what became of each of their chunks: for whoever asks why a prompt missed.
+//!
+//! Lookups and prefetches are kept, and leases that wait for chunks or come short. The log is bounded by its lookups and by
+//! their chunks; the oldest go first.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use larder_protocol::session::Tier;
+use larder_protocol::{Chain, ChunkHash, Fingerprint};
+
+use crate::event::FetchFailure;
+use crate::outcome::runs_of;
+use crate::store::Refused;
+use crate::store::ids::TenantId;
+use crate::time::Millis;
+
+pub use crate::outcome::{ChunkOutcome, NotDelivered, OutcomeRun};
+
+/// The engine's own name of a request, and the trace that it belongs to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The name, if the engine gives one.
+    pub request: Option<Arc<str>>,
+    /// The trace, whether it is recorded or not.
+    pub trace_id: Option<[u8; 16]>,
+}
+
+/// What an engine asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LookupKind {
+    /// How much is here.
+    Lookup,
+    /// To bring what is elsewhere.
+    Prefetch,
+    /// To read.
+    Lease,
+}
+
+/// A lookup.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LookupRecord {
+    /// Its number, which no other lookup of the actor has.
+    pub number: u64,
+    /// When.
+    pub at: Millis,
+    /// What was asked for.
+    pub kind: LookupKind,
+    /// The engine's name of it.
+    pub origin: Origin,
+    /// The tenant whose prompt it is.
+    pub tenant: TenantId,
+    /// The namespace.
+    pub fingerprint: Fingerprint,
+    /// Tokens of one chunk.
+    pub chunk_tokens: u32,
+    /// Tokens of the prompt, as the engine says.
+    pub prompt_tokens: u64,
+    /// The place of its first chunk in the prompt.
+    pub first_index: u32,
+    /// Its chunks.
+    pub hashes: Arc<[ChunkHash]>,
+    /// What became of them, in order.
+    pub outcomes: Vec<OutcomeRun>,
+    /// Why it was refused.
+    pub refused: Option<String>,
+    /// Evictions before it ([`Store::evictions_so_far`](crate::store::Store::evictions_so_far)).
+    pub evictions_before: u64,
+}
+
+/// Which lookups somebody wants to see.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LookupFilter {
+    /// Those of this name.
+    pub request: Option<String>,
+    /// Those of this trace.
+    pub trace_id: Option<[u8; 16]>,
+    /// Those of this tenant.
+    pub tenant: Option<TenantId>,
+    /// Those with a chunk that was missed.
+    pub misses_only: bool,
+    /// The last so many of them.
+    pub most: usize,
+}
+
+/// The log.
+#[derive(Debug, Default)]
+pub(crate) struct Lookups {
+    kept: VecDeque<LookupRecord>,
+    chunks: usize,
+    last_number: u64,
+    /// Chunks that did not come lately, the last ones last, each with the last lookup before it.
+    undelivered: VecDeque<(u64, ChunkHash, NotDelivered)>,
+}
+
+impl From<FetchFailure> for NotDelivered {
+    fn from(failure: FetchFailure) -> Self {
+        match failure {
+            FetchFailure::Unreachable => Self::Silent,
+            FetchFailure::Deadline => Self::Deadline,
+            FetchFailure::Broken | FetchFailure::Malformed => Self::Broken,
+            FetchFailure::Full => Self::Busy,
+        }
+    }
+}
+
+impl LookupRecord {
+    /// The outcome of each run, with the position of its first chunk.
+    pub fn runs(&self) -> impl Iterator<Item = (u32, OutcomeRun)> {
+        let starts = std::iter::once(0).chain(self.outcomes.iter().map(|run| run.to));
+        starts.zip(self.outcomes.iter().copied())
+    }
+
+    /// Whether a chunk was missed.
+    #[must_use]
+    pub fn has_miss(&self) -> bool {
+        self.outcomes.iter().any(|run| run.outcome.is_miss())
+    }
+
+    fn change(&mut self, change: impl Fn(u32, ChunkOutcome) -> ChunkOutcome) {
+        let chunks: Vec<ChunkOutcome> =
+            self.runs().flat_map(|(from, run)| (from..run.to).map(move |_| run.outcome)).collect();
+        self.outcomes = runs_of((0..).zip(chunks).map(|(position, outcome)| change(position, outcome)));
+    }
+}
+
+impl LookupFilter {
+    fn wants(&self, record: &LookupRecord) -> bool {
+        let is_named = self.request.is_none() || self.request.as_deref() == record.origin.request.as_deref();
+        let is_of_trace = self.trace_id.is_none() || self.trace_id == record.origin.trace_id;
+        let is_of_tenant = self.tenant.is_none_or(|tenant| tenant == record.tenant);
+        is_named && is_of_trace && is_of_tenant && (!self.misses_only || record.has_miss())
+    }
+}
+
+impl Lookups {
+    /// Keeps a lookup; its number.
+    pub(crate) fn note(&mut self, record: LookupRecord) -> u64 {
+        self.last_number += 1;
+        self.chunks += record.hashes.len();
+        self.kept.push_back(LookupRecord { number: self.last_number, ..record });
+        while self.kept.len() > MOST_LOOKUPS || self.chunks > MOST_CHUNKS {
+            let Some(oldest) = self.kept.pop_front() else { break };
+            self.chunks -= oldest.hashes.len();
+        }
+        self.last_number
+    }
+
+    /// A chunk did not come from where it was.
+    pub(crate) fn did_not_come(&mut self, hash: ChunkHash, why: NotDelivered) {
+        if self.undelivered.len() == MOST_UNDELIVERED {
+            self.undelivered.pop_front();
+        }
+        self.undelivered.push_back((self.last_number, hash, why));
+    }
+
+    /// A lookup's chunks have come, up to a place; those behind it have not, or are of no use.
+    pub(crate) fn delivered(&mut self, number: u64, chunks: u32, is_late: bool) {
+        let undelivered = std::mem::take(&mut self.undelivered);
+        if let Some(record) = self.find(number) {
+            let hashes = Arc::clone(&record.hashes);
+            record.change(|position, outcome| match outcome {
+                ChunkOutcome::Found(tier) if position >= chunks => {
+                    let hash = hashes[position as usize];
+                    let mut failed = undelivered.iter().rev().take_while(|(after, ..)| *after >= number);
+                    match failed.find(|(_, other, _)| *other == hash) {
+                        Some(&(.., why)) => ChunkOutcome::NotDelivered(why),
+                        None if is_late && is_brought(tier) => {
+                            ChunkOutcome::NotDelivered(NotDelivered::Deadline)
+                        }
+                        None => ChunkOutcome::BehindGap(tier),
+                    }
+                }
+                outcome => outcome,
+            });
+        }
+        self.undelivered = undelivered;
+    }
+
+    /// Of a lookup's chunks only the first so many are brought: the others are computed sooner.
+    pub(crate) fn computes_from(&mut self, number: u64, chunks: u32) {
+        if let Some(record) = self.find(number) {
+            record.change(|position, outcome| match outcome {
+                ChunkOutcome::Found(tier) if position >= chunks => ChunkOutcome::ComputedFaster(tier),
+                outcome => outcome,
+            });
+        }
+    }
+
+    /// A lookup was refused: none of its chunks can be used.
+    pub(crate) fn refused(&mut self, number: u64, refused: &Refused) {
+        if let Some(record) = self.find(number) {
+            record.refused = Some(refused.to_string());
+            record.change(|_, outcome| match outcome {
+                ChunkOutcome::Found(_) | ChunkOutcome::BehindGap(_) => ChunkOutcome::Refused,
+                outcome => outcome,
+            });
+        }
+    }
+
+    /// The last lookups that somebody wants to see, the last first.
+    pub(crate) fn last(&self, filter: &LookupFilter) -> Vec<LookupRecord> {
+        let wanted = self.kept.iter().rev().filter(|record| filter.wants(record));
+        wanted.take(filter.most).cloned().collect()
+    }
+
+    /// Bytes of their hashes.
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.chunks * size_of::<ChunkHash>()) as u64
+    }
+
+    fn find(&mut self, number: u64) -> Option<&mut LookupRecord> {
+        let first = self.kept.front()?.number;
+        self.kept.get_mut(usize::try_from(number.checked_sub(first)?).ok()?)
+    }
+}
+
+/// A record of a request that has no outcome yet.
+pub(crate) fn record(
+    (kind, origin, at): (LookupKind, Origin, Millis),
+    (tenant, fingerprint, chunk_tokens): (TenantId, Fingerprint, u32),
+    chain: &Chain,
+    prompt_tokens: u64,
+) -> LookupRecord {
+    LookupRecord {
+        number: 0,
+        at,
+        kind,
+        origin,
+        tenant,
+        fingerprint,
+        chunk_tokens,
+        prompt_tokens,
+        first_index: if chain.is_empty() { 0 } else { chain.chunk(0).index },
+        hashes: chain.hashes.as_slice().into(),
+        outcomes: Vec::new(),
+        refused: None,
+        evictions_before: 0,
+    }
+}
+
+fn is_brought(tier: Tier) -> bool {
+    !matches!(tier, Tier::Device | Tier::Host)
+}
+
+/// Lookups that are kept.
+const MOST_LOOKUPS: usize = 1_024;
+
+/// Their chunks, of 32 bytes each: 2 MiB.
+const MOST_CHUNKS: usize = 65_536;
+
+/// Chunks that did not come whose reasons are kept.
+const MOST_UNDELIVERED: usize = 2_048;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lookup(chunks: usize, request: &str) -> LookupRecord {
+        let origin = Origin { request: Some(request.into()), trace_id: None };
+        let about = (LookupKind::Lookup, origin, Millis(1));
+        let hashes = (0..chunks).map(|number| ChunkHash([number as u8; 32])).collect();
+        let chain = Chain::from_root(ChunkHash([9; 32]), hashes);
+        let mut record = record(about, (TenantId(0), Fingerprint([1; 32]), 16), &chain, 1);
+        record.outcomes = runs_of((0..chunks).map(|_| ChunkOutcome::Found(Tier::Peer)));
+        record
+    }
+
+    #[test]
+    fn the_log_is_bounded_by_lookups_and_by_chunks() {
+        let mut log = Lookups::default();
+        (0..MOST_LOOKUPS + 10).for_each(|number| _ = log.note(lookup(1, &number.to_string())));
+        let all = LookupFilter { most: usize::MAX, ..LookupFilter::default() };
+        assert_eq!((log.last(&all).len(), log.bytes()), (MOST_LOOKUPS, 32 * MOST_LOOKUPS as u64));
+        let named = LookupFilter { request: Some("12".into()), ..all.clone() };
+        assert_eq!(log.last(&named).len(), 1);
+        assert!(log.last(&LookupFilter { request: Some("9".into()), ..all.clone() }).is_empty(), "forgotten");
+        (0..9).for_each(|_| _ = log.note(lookup(8_192, "long")));
+        assert_eq!(log.last(&all).len(), MOST_CHUNKS / 8_192);
+    }
+
+    #[test]
+    fn chunks_that_did_not_come_say_why_and_those_behind_them_are_behind_a_gap() {
+        let mut log = Lookups::default();
+        let number = log.note(lookup(4, "a"));
+        log.did_not_come(ChunkHash([1; 32]), NotDelivered::Silent);
+        log.delivered(number, 1, false);
+        let found = ChunkOutcome::Found(Tier::Peer);
+        let expected = runs_of([
+            found,
+            ChunkOutcome::NotDelivered(NotDelivered::Silent),
+            ChunkOutcome::BehindGap(Tier::Peer),
+            ChunkOutcome::BehindGap(Tier::Peer),
+        ]);
+        assert_eq!(log.last(&LookupFilter { most: 1, ..LookupFilter::default() })[0].outcomes, expected);
+    }
+}

@@ -1,0 +1,74 @@
+//! What became of each chunk of a lookup.
+
+use larder_protocol::session::Tier;
+
+/// What became of a chunk in a lookup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChunkOutcome {
+    /// It was found, and can be used.
+    Found(Tier),
+    /// It was there, and of no use: a chunk before it is missing.
+    BehindGap(Tier),
+    /// It was there, and computing it is faster than bringing it.
+    ComputedFaster(Tier),
+    /// Nobody looked for it: a token of the prompt must be left to compute, or the engine cannot use a hit.
+    NotAsked,
+    /// It was being written.
+    BeingWritten,
+    /// Nobody had it. The memory of evictions says whether it was here before.
+    Absent,
+    /// The home of its directory rows did not answer: others may have it.
+    HomeSilent,
+    /// A place was known, and it did not come from there.
+    NotDelivered(NotDelivered),
+    /// The request was refused.
+    Refused,
+}
+
+/// Why a chunk did not come from its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NotDelivered {
+    /// The holder is not reached, or has not answered lately.
+    Silent,
+    /// It did not come before the deadline.
+    Deadline,
+    /// The holder had too much to do, or this node has.
+    Busy,
+    /// The holder does not have it any more.
+    NotHeld,
+    /// The connection broke, or the holder answered something else.
+    Broken,
+    /// Its bytes were wrong.
+    Damaged,
+    /// The tier could not read it.
+    Unreadable,
+}
+
+/// Chunks that follow one another and have one outcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutcomeRun {
+    /// Position after the last; the run begins where the one before it ends.
+    pub to: u32,
+    /// What became of them.
+    pub outcome: ChunkOutcome,
+}
+
+impl ChunkOutcome {
+    /// Whether an engine that asked for the chunk has to compute it.
+    #[must_use]
+    pub fn is_miss(self) -> bool {
+        !matches!(self, Self::Found(_) | Self::NotAsked)
+    }
+}
+
+/// Runs of outcomes, one a chunk.
+pub(crate) fn runs_of(outcomes: impl IntoIterator<Item = ChunkOutcome>) -> Vec<OutcomeRun> {
+    let mut runs = Vec::<OutcomeRun>::new();
+    for (to, outcome) in (1..).zip(outcomes) {
+        match runs.last_mut() {
+            Some(run) if run.outcome == outcome => run.to = to,
+            _ => runs.push(OutcomeRun { to, outcome }),
+        }
+    }
+    runs
+}

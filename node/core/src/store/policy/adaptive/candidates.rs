@@ -1,0 +1,77 @@
+//! The chunks that are worth the least, as far as anybody looked.
+//!
+//! A search looks at a few chunks drawn at random. The worst of all that searches saw stay here, so that each search profits from
+//! those before.
+
+use super::state::State;
+use crate::store::ids::ChunkNumber;
+
+/// The worst chunks that were seen and may still go.
+#[derive(Debug, Default)]
+pub(super) struct Candidates {
+    seen: Vec<Candidate>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    worth: f32,
+    chunk: ChunkNumber,
+    /// Its last use: if it is used again, it is a candidate no more.
+    used: u32,
+}
+
+impl Candidates {
+    /// Forgets all of them.
+    pub(super) fn clear(&mut self) {
+        self.seen.clear();
+    }
+
+    /// Forgets those that were used or may not go.
+    pub(super) fn refresh(&mut self, state: &State) {
+        self.seen.retain(|candidate| {
+            state.known(candidate.chunk).is_some_and(|node| node.used.uses == candidate.used)
+                && state.is_free(candidate.chunk)
+        });
+    }
+
+    /// Asks anew what each is worth.
+    pub(super) fn appraise(&mut self, worth: impl Fn(ChunkNumber) -> f32) {
+        self.seen.iter_mut().for_each(|candidate| candidate.worth = worth(candidate.chunk));
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.seen.len()
+    }
+
+    /// Adds a chunk that was used last at `used`, if it is one of the worst.
+    pub(super) fn see(&mut self, chunk: ChunkNumber, used: u32, worth: f32) {
+        let new = Candidate { worth, chunk, used };
+        if self.seen.iter().any(|candidate| candidate.chunk == chunk) {
+            return;
+        }
+        if self.seen.len() < MOST {
+            self.seen.push(new);
+        } else if let Some(best) = self.seen.iter_mut().max_by(|a, b| a.worth.total_cmp(&b.worth))
+            && best.worth > worth
+        {
+            *best = new;
+        }
+    }
+
+    /// The place of the one that is worth the least among those from `from` on; moves it to `from`.
+    pub(super) fn worst(&mut self, from: usize) -> Option<ChunkNumber> {
+        let rest = self.seen.get_mut(from..)?;
+        let (place, _) = rest.iter().enumerate().min_by(|a, b| a.1.worth.total_cmp(&b.1.worth))?;
+        rest.swap(0, place);
+        Some(rest[0].chunk)
+    }
+
+    /// Whether a chunk is among them.
+    pub(super) fn has(&self, chunk: ChunkNumber) -> bool {
+        self.seen.iter().any(|candidate| candidate.chunk == chunk)
+    }
+}
+
+/// The most candidates.
+pub(super) const MOST: usize = 32;

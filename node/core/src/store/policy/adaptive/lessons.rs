@@ -1,0 +1,244 @@
+//! What all uses teach: the worth of a chunk by its kind and its age.
+//!
+//! Three judges say what a chunk is worth. The one by the wall clock takes the mean of what three coarser classifications of a
+//! kind say, since one of all parts would have too little evidence for each. The one that counts uses knows the number of uses
+//! alone: it serves loads whose wall time means nothing. How much each of both is trusted follows from how well it foretold the
+//! uses that were hard to foretell: those of chunks that were not used for a time. For each of them it counts how much more than
+//! the mean such chunk the used one had been worth (the partial likelihood of Cox). The third judge says what `lru` would say. It
+//! is heard where the policy has had fewer hits than `lru`, and the more the fewer.
+
+use super::clocks::{self, Curves, Worths};
+use super::kinds::{self, CLASSES, GAPS, Kind, TURNS, USES};
+use super::state::Moment;
+
+/// The curves of both clocks, and what they come to.
+#[derive(Debug)]
+pub(super) struct Lessons {
+    wall: Curves,
+    uses: Curves,
+    worth_by_wall: Vec<Worths>,
+    worth_by_uses: Vec<Worths>,
+    foretold: Foretold,
+    /// Uses, and units of wall time, that passed lately.
+    passed: [f64; 2],
+    /// The weight of what each judge says.
+    weights: [f32; JUDGES],
+}
+
+/// How well each judge foretold.
+#[derive(Debug, Clone, Copy, Default)]
+struct Foretold {
+    /// The mean worth that it gave to chunks that were not used for a time; 0 while none is known.
+    mean: [f64; JUDGES],
+    /// Logarithms of the worth of chunks that were used again, by that mean.
+    gains: [f64; JUDGES],
+    uses: f64,
+}
+
+/// A sum of the worth of chunks that were not used for a time.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Idle {
+    sums: [f64; JUDGES],
+    chunks: f64,
+}
+
+impl Default for Lessons {
+    fn default() -> Self {
+        let mut lessons = Self {
+            wall: Curves::new(CLASSES),
+            uses: Curves::new(USES * 2),
+            worth_by_wall: Vec::new(),
+            worth_by_uses: Vec::new(),
+            foretold: Foretold::default(),
+            passed: [0.0; 2],
+            weights: [0.0, 1.0, 0.0],
+        };
+        lessons.weigh();
+        lessons
+    }
+}
+
+impl Lessons {
+    /// A chunk of the sample is used again at this age. `is_idle` says that it was not used for a time.
+    pub(super) fn used(&mut self, kind: Kind, age: Moment, is_idle: bool) {
+        let class = kind.class();
+        if is_idle && self.foretold.mean.iter().all(|&mean| mean > 0.0) {
+            let worths = self.worths(class, age);
+            let Foretold { mean, gains, uses } = &mut self.foretold;
+            for judge in 0..JUDGES {
+                gains[judge] += (f64::from(worths[judge]) / mean[judge]).max(1e-9).ln();
+            }
+            *uses += 1.0;
+        }
+        self.wall.used(class, age.wall);
+        self.uses.used(by_uses(class), age.uses);
+    }
+
+    /// A chunk of the sample was not used while its age grew.
+    pub(super) fn exposed(&mut self, kind: Kind, from: Moment, to: Moment) {
+        let class = kind.class();
+        self.wall.exposed(class, from.wall, to.wall);
+        self.uses.exposed(by_uses(class), from.uses, to.uses);
+    }
+
+    /// Counts a chunk that was not used for a time.
+    pub(super) fn count_idle(&self, kind: Kind, age: Moment, idle: &mut Idle) {
+        let worths = self.worths(kind.class(), age);
+        (0..JUDGES).for_each(|judge| idle.sums[judge] += f64::from(worths[judge]));
+        idle.chunks += 1.0;
+    }
+
+    /// Learns from what was counted while so much time passed, with so many chunks cached, and a lead over `lru` of this part of all
+    /// uses.
+    pub(super) fn learn(&mut self, passed: Moment, idle: &Idle, cached: usize, lead: f64) {
+        if idle.chunks > 0.0 {
+            self.foretold.mean = idle.sums.map(|sum| sum / idle.chunks);
+        }
+        self.foretold.gains = self.foretold.gains.map(|gain| gain * FORETOLD_KEPT);
+        self.foretold.uses *= FORETOLD_KEPT;
+        for (sum, new) in self.passed.iter_mut().zip([passed.uses, passed.wall]) {
+            *sum = *sum * PASSED_KEPT + f64::from(new);
+        }
+        self.wall.fade(KEPT);
+        self.uses.fade(KEPT);
+        self.weigh();
+        self.weights = self.weights(cached, lead);
+    }
+
+    /// What a chunk of this kind and age is worth.
+    pub(super) fn worth(&self, kind: Kind, age: Moment) -> f32 {
+        let worths = self.worths(kind.class(), age);
+        worths.iter().zip(&self.weights).map(|(worth, weight)| worth * weight).sum()
+    }
+
+    /// What each judge says.
+    fn worths(&self, class: usize, age: Moment) -> [f32; JUDGES] {
+        let wall = clocks::at(&self.worth_by_wall[class], age.wall);
+        let uses = clocks::at(&self.worth_by_uses[by_uses(class)], age.uses);
+        [wall, uses, 1.0 / (age.uses as f32 + 1.0)]
+    }
+
+    fn weigh(&mut self) {
+        let by_turn_and_gap =
+            |class| (kinds::turn_of(class) * GAPS + kinds::gap_of(class)) * 2 + kinds::last_of(class);
+        let by_gap_and_uses =
+            |class| (kinds::gap_of(class) * USES + kinds::uses_of(class)) * 2 + kinds::last_of(class);
+        let by_turn_and_uses =
+            |class| (kinds::turn_of(class) * USES + kinds::uses_of(class)) * 2 + kinds::last_of(class);
+        let turns_and_gaps = self.wall.worths(TURNS * GAPS * 2, by_turn_and_gap);
+        let gaps_and_uses = self.wall.worths(GAPS * USES * 2, by_gap_and_uses);
+        let turns_and_uses = self.wall.worths(TURNS * USES * 2, by_turn_and_uses);
+        let mean = |class| {
+            let first = &turns_and_gaps[by_turn_and_gap(class)];
+            let second = &gaps_and_uses[by_gap_and_uses(class)];
+            let third = &turns_and_uses[by_turn_and_uses(class)];
+            std::array::from_fn(|bin| (first[bin] + second[bin] + third[bin]) / 3.0)
+        };
+        self.worth_by_wall = (0..CLASSES).map(mean).collect();
+        self.worth_by_uses = self.uses.worths(USES * 2, |class| class);
+    }
+
+    /// The weights of the judges' worths, whose units are hits for each unit of wall time, and for each use twice.
+    fn weights(&self, cached: usize, lead: f64) -> [f32; JUDGES] {
+        let [uses, wall] = self.passed;
+        let Foretold { gains, uses: counted, .. } = self.foretold;
+        let best = gains.iter().copied().fold(f64::MIN, f64::max);
+        let mut trust = gains.map(|gain| (SHARPNESS * (gain - best) / (counted + FORETOLD_NOTHING)).exp());
+        trust[RECENCY] *= (-lead - LOSS_BORNE).max(0.0) * PULL;
+        // As long as a cacheful takes no time, as in a replay at full speed, the wall clock says nothing.
+        let per_use = if wall * cached as f64 <= LEAST_LIFETIME * uses {
+            trust[WALL] = 0.0;
+            1.0
+        } else {
+            uses / wall
+        };
+        [trust[WALL] as f32, (trust[1] * per_use) as f32, (trust[RECENCY] * per_use) as f32]
+    }
+}
+
+/// The class by number of uses and whether it is the last of its prompt.
+fn by_uses(class: usize) -> usize {
+    kinds::uses_of(class) * 2 + kinds::last_of(class)
+}
+
+/// By the wall clock, by the clock of uses, by recency alone.
+const JUDGES: usize = 3;
+const WALL: usize = 0;
+const RECENCY: usize = 2;
+
+/// The part of all evidence that stays each time.
+const KEPT: f64 = 0.99;
+const FORETOLD_KEPT: f64 = 0.995;
+const PASSED_KEPT: f64 = 0.9;
+
+/// As if so many uses had been foretold alike.
+const FORETOLD_NOTHING: f64 = 100.0;
+
+/// The part of all uses that may be lost to `lru` before recency is heard, and how strongly it is heard then: as much as each
+/// other judge from four hundredths of a per cent more on.
+const LOSS_BORNE: f64 = 0.0003;
+const PULL: f64 = 2_500.0;
+
+/// How strongly the judge that foretold better is preferred: a tenth of a natural logarithm a use makes it 20 to 1.
+const SHARPNESS: f64 = 30.0;
+
+/// Units of wall time that a cacheful of uses must take for the wall clock to say something.
+const LEAST_LIFETIME: f64 = 16.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moment(wall: u32, uses: u32) -> Moment {
+        Moment { wall, uses }
+    }
+
+    /// Lessons of a load in which chunks are used again 1,000 units or 1,000 uses after their last use, whichever is given.
+    fn taught(by_wall: bool) -> Lessons {
+        let (mut lessons, mut rng) = (Lessons::default(), fastrand::Rng::with_seed(1));
+        for _ in 0..200 {
+            let mut idle = Idle::default();
+            for _ in 0..50 {
+                let noise = rng.u32(200..20_000);
+                let age = if by_wall { moment(1_000, noise) } else { moment(noise, 1_000) };
+                lessons.exposed(Kind::FIRST, Moment::default(), age);
+                lessons.used(Kind::FIRST, age, true);
+                lessons.count_idle(
+                    Kind::FIRST,
+                    moment(rng.u32(200..20_000), rng.u32(200..20_000)),
+                    &mut idle,
+                );
+            }
+            lessons.learn(moment(1_000, 1_000), &idle, 1_000, 0.0);
+        }
+        lessons
+    }
+
+    #[test]
+    fn the_clock_that_foretells_is_trusted() {
+        let [wall, uses, _] = taught(true).weights;
+        assert!(wall > 10.0 * uses, "{wall} and {uses}");
+        let [wall, uses, _] = taught(false).weights;
+        assert!(uses > 10.0 * wall, "{wall} and {uses}");
+    }
+
+    #[test]
+    fn where_no_wall_time_passes_uses_alone_count() {
+        let mut lessons = taught(true);
+        (0..200).for_each(|_| lessons.learn(moment(0, 1_000), &Idle::default(), 1_000, 0.0));
+        let [wall, uses, _] = lessons.weights;
+        assert!(wall == 0.0 && uses > 0.0, "{wall} and {uses}");
+    }
+
+    #[test]
+    fn recency_is_heard_where_hits_are_lost_to_lru() {
+        let mut lessons = taught(true);
+        let mut recency = |lead| {
+            lessons.learn(moment(1_000, 1_000), &Idle::default(), 1_000, lead);
+            lessons.weights[RECENCY]
+        };
+        assert_eq!((recency(0.01), recency(-0.0002)), (0.0, 0.0));
+        let little = recency(-0.001);
+        assert!(little > 0.0 && recency(-0.005) > 5.0 * little, "{little}");
+    }
+}

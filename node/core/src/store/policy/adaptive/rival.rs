@@ -1,0 +1,156 @@
+//! An `lru` cache beside the real one, of hashes alone: it counts the hits that `lru` would have had.
+
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+
+use super::past::spread;
+
+/// Counts hits more or fewer than `lru` would have had, among the chunks of the sample.
+#[derive(Debug, Default)]
+pub(super) struct Rival {
+    entries: Vec<Used>,
+    vacant: Vec<u32>,
+    /// Entries by hash.
+    table: HashTable<u32>,
+    newest: Option<u32>,
+    oldest: Option<u32>,
+    /// Hits more than `lru` had, and all uses; both fade.
+    lead: f64,
+    uses: f64,
+}
+
+/// An entry of the list by last use.
+#[derive(Debug, Clone, Copy)]
+struct Used {
+    hash: u32,
+    newer: Option<u32>,
+    older: Option<u32>,
+}
+
+impl Rival {
+    /// Whether `lru` would have a chunk.
+    pub(super) fn has(&self, hash: u32) -> bool {
+        self.table.find(spread(hash), |&at| self.entries[at as usize].hash == hash).is_some()
+    }
+
+    /// Counts a use that was a hit here, or not, and there, or not.
+    pub(super) fn count(&mut self, was_hit: bool, lru_hit: bool) {
+        self.lead += f64::from(i8::from(was_hit) - i8::from(lru_hit));
+        self.uses += 1.0;
+    }
+
+    /// A chunk is used; `lru` lets the oldest go if it has more than `most` chunks then.
+    pub(super) fn used(&mut self, hash: u32, most: usize) {
+        let entries = &self.entries;
+        let place = self.vacant.last().copied().unwrap_or(entries.len() as u32);
+        let is_it = |&at: &u32| entries[at as usize].hash == hash;
+        let at = match self.table.entry(spread(hash), is_it, |&at| spread(entries[at as usize].hash)) {
+            Entry::Occupied(entry) => {
+                let at = *entry.get();
+                self.unlink(at);
+                at
+            }
+            Entry::Vacant(entry) => {
+                entry.insert(place);
+                if self.vacant.pop().is_none() {
+                    self.entries.push(Used { hash, newer: None, older: None });
+                }
+                place
+            }
+        };
+        let older = self.newest.replace(at);
+        self.entries[at as usize] = Used { hash, newer: None, older };
+        match older {
+            Some(older) => self.entries[older as usize].newer = Some(at),
+            None => self.oldest = Some(at),
+        }
+        while self.table.len() > most
+            && let Some(oldest) = self.oldest
+        {
+            self.forget(oldest);
+        }
+    }
+
+    /// Forgets the chunks that are not in the sample any more.
+    pub(super) fn retain(&mut self, is_sampled: impl Fn(u32) -> bool) {
+        let mut next = self.oldest;
+        while let Some(at) = next {
+            next = self.entries[at as usize].newer;
+            if !is_sampled(self.entries[at as usize].hash) {
+                self.forget(at);
+            }
+        }
+    }
+
+    /// Lets counts fade in the time of so many uses of the sample, with so many chunks of it cached; returns the part of all
+    /// uses that were hits here and not with `lru`, which is negative if it was the other way.
+    pub(super) fn lead(&mut self, since: f64, cached: usize) -> f64 {
+        let kept = (-since / (MEMORY * cached.max(1)) as f64).exp();
+        self.lead *= kept;
+        self.uses *= kept;
+        self.lead / (self.uses + (LEAST_LIFETIMES * cached) as f64 + LEAST_USES)
+    }
+
+    fn forget(&mut self, at: u32) {
+        let hash = self.entries[at as usize].hash;
+        if let Ok(entry) = self.table.find_entry(spread(hash), |&other| other == at) {
+            entry.remove();
+        }
+        self.unlink(at);
+        self.vacant.push(at);
+    }
+
+    fn unlink(&mut self, at: u32) {
+        let Used { newer, older, .. } = self.entries[at as usize];
+        match newer {
+            Some(newer) => self.entries[newer as usize].older = older,
+            None => self.newest = older,
+        }
+        match older {
+            Some(older) => self.entries[older as usize].newer = newer,
+            None => self.oldest = newer,
+        }
+    }
+}
+
+/// Counts fade in this multiple of the uses that pass as chunks are cached.
+const MEMORY: usize = 16;
+
+/// As if so many uses, and so many times the uses that pass as chunks are cached, had been alike.
+const LEAST_USES: f64 = 1_000.0;
+const LEAST_LIFETIMES: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_has_what_was_used_last() {
+        let (mut rival, mut rng) = (Rival::default(), fastrand::Rng::with_seed(2));
+        let mut model: Vec<u32> = Vec::new();
+        for n in 0..5_000 {
+            let (hash, most) = (rng.u32(..40), rng.usize(10..14));
+            assert_eq!(rival.has(hash), model.contains(&hash));
+            rival.used(hash, most);
+            model.retain(|&other| other != hash);
+            model.insert(0, hash);
+            model.truncate(most);
+            if n % 97 == 0 {
+                rival.retain(|hash| hash % 5 != 0);
+                model.retain(|hash| hash % 5 != 0);
+            }
+        }
+        assert!(rival.entries.len() <= 15);
+    }
+
+    #[test]
+    fn the_lead_is_the_part_of_hits_that_lru_had_not_and_fades() {
+        let mut rival = Rival::default();
+        (0..9_000).for_each(|n| rival.count(n % 10 == 0, false));
+        assert!((rival.lead(0.0, 0) - 0.09).abs() < 1e-9);
+        assert!(rival.lead(0.0, 10_000) < 0.03, "little evidence for so many chunks");
+        (0..1_800).for_each(|_| rival.count(false, true));
+        assert!(rival.lead(0.0, 100) < 0.0);
+        assert!(rival.lead(1e6, 100).abs() < 1e-9);
+    }
+}

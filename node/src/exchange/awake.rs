@@ -1,0 +1,227 @@
+//! Keeps the thread between nodes from sleeping where something comes in a moment: waking takes longer than the moment.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rustix::thread::sched_yield;
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+
+/// Looks for packets without sleeping while something is waited for, or expected, for at most [`SPIN`] after the last sign of it.
+/// Other tasks and threads run meanwhile. Where nothing came in that time, the next times are slept through: twice as many after
+/// each vain one. Cloning shares.
+#[derive(Debug, Clone)]
+pub(super) struct Awake(Rc<State>);
+
+#[derive(Debug)]
+struct State {
+    clock: Clock,
+    /// Those who wait, and until when the thread stays awake for them.
+    waiting: Cell<u32>,
+    for_waiting: Cell<Duration>,
+    /// Until when it stays awake for a request that may follow.
+    for_next: Cell<Duration>,
+    /// Whether the thread looks for packets now.
+    looks: Cell<bool>,
+    begin: Notify,
+    backoff: Backoff,
+}
+
+/// Somebody waits for an answer, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Waiting(Awake);
+
+/// Decides when staying awake is worth it.
+#[derive(Debug, Default)]
+struct Backoff {
+    /// Vain times in a row.
+    vain: Cell<u32>,
+    /// Times that are slept through before the next attempt.
+    skip: Cell<u32>,
+}
+
+impl Awake {
+    pub(super) fn new(clock: Clock) -> Self {
+        Self(Rc::new(State {
+            clock,
+            waiting: Cell::new(0),
+            for_waiting: Cell::default(),
+            for_next: Cell::default(),
+            looks: Cell::new(false),
+            begin: Notify::new(),
+            backoff: Backoff::default(),
+        }))
+    }
+
+    /// Somebody waits from now on.
+    pub(super) fn wait(&self) -> Waiting {
+        let waiting = Waiting(self.clone());
+        self.0.waiting.update(|waiting| waiting + 1);
+        self.0.stays(&self.0.for_waiting);
+        waiting
+    }
+
+    /// A request was served: another one may follow.
+    pub(super) fn expects_next(&self) {
+        self.0.stays(&self.0.for_next);
+    }
+
+    /// A request came. If the thread was awake for it, that was worth it.
+    pub(super) fn came(&self) {
+        if self.0.looks.get() {
+            self.0.backoff.paid();
+        }
+    }
+
+    /// Keeps the thread awake whenever that is asked for.
+    pub(super) async fn keep(self) {
+        let State { looks, begin, backoff, .. } = &*self.0;
+        loop {
+            looks.set(false);
+            begin.notified().await;
+            while self.0.is_asked_for() {
+                // Whoever is waited for may be on this very CPU.
+                sched_yield();
+                tokio::task::yield_now().await;
+            }
+            backoff.ended();
+        }
+    }
+}
+
+impl State {
+    fn stays(&self, until: &Cell<Duration>) {
+        if !self.looks.get() {
+            if !self.backoff.is_worth_it() {
+                return;
+            }
+            self.looks.set(true);
+            self.begin.notify_one();
+        }
+        until.set(self.clock.elapsed() + SPIN);
+    }
+
+    fn is_asked_for(&self) -> bool {
+        let now = self.clock.elapsed();
+        now < self.for_next.get() || self.waiting.get() > 0 && now < self.for_waiting.get()
+    }
+}
+
+impl Waiting {
+    /// A part of what is waited for came, and more is on its way.
+    pub(super) fn goes_on(&self) {
+        self.0.came();
+        let State { looks, for_waiting, clock, .. } = &*self.0.0;
+        if looks.get() {
+            for_waiting.set(clock.elapsed() + SPIN);
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.0.waiting.update(|waiting| waiting - 1);
+    }
+}
+
+impl Backoff {
+    fn is_worth_it(&self) -> bool {
+        match self.skip.get().checked_sub(1) {
+            None => true,
+            Some(rest) => {
+                self.skip.set(rest);
+                false
+            }
+        }
+    }
+
+    fn paid(&self) {
+        self.vain.set(0);
+    }
+
+    /// The thread goes to sleep. Once after something came, that costs nothing.
+    fn ended(&self) {
+        self.skip.set((1 << self.vain.get()) - 1);
+        self.vain.set((self.vain.get() + 1).min(MOST_VAIN));
+    }
+}
+
+/// How long the thread looks for packets after the last sign of some. Waking it takes 20 to 50 us, a small request and its answer
+/// about as long.
+const SPIN: Duration = Duration::from_micros(150);
+
+/// After so many vain times in a row, one in 64 is tried.
+const MOST_VAIN: u32 = 6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many of so many times are tried, where each is in vain.
+    fn tried(backoff: &Backoff, times: u32) -> u32 {
+        let is_tried = |_: &u32| {
+            backoff.is_worth_it() && {
+                backoff.ended();
+                true
+            }
+        };
+        (0..times).filter(is_tried).count() as u32
+    }
+
+    #[test]
+    fn who_stays_awake_in_vain_soon_sleeps_nearly_always_until_something_comes() {
+        let backoff = Backoff::default();
+        assert_eq!(tried(&backoff, 2), 2, "the first vain time may be the end of a run");
+        assert!(tried(&backoff, 64) <= 6);
+        assert!((90..=100).contains(&tried(&backoff, 6_400)));
+        while !backoff.is_worth_it() {}
+        backoff.paid();
+        backoff.ended();
+        assert_eq!(tried(&backoff, 1), 1, "what comes in time is stayed awake for");
+    }
+
+    async fn with_thread(test: impl AsyncFnOnce(&Awake)) {
+        let awake = Awake::new(Clock::start());
+        tokio::select! {
+            () = awake.clone().keep() => unreachable!("it never ends"),
+            () = async {
+                tokio::task::yield_now().await;
+                test(&awake).await;
+            } => {}
+        }
+    }
+
+    #[tokio::test]
+    async fn a_thread_that_expects_a_request_looks_for_it_for_a_moment_and_sleeps_then() {
+        with_thread(async |awake| {
+            assert!(!awake.0.looks.get());
+            awake.expects_next();
+            let until = awake.0.for_next.get();
+            while awake.0.looks.get() {
+                tokio::task::yield_now().await;
+            }
+            assert!(awake.0.clock.elapsed() >= until);
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_thread_sleeps_as_soon_as_nobody_waits() {
+        with_thread(async |awake| {
+            let waiting = [awake.wait(), awake.wait()];
+            // Far more than the test takes.
+            awake.0.for_waiting.set(Duration::from_secs(1_000));
+            for one in waiting {
+                tokio::task::yield_now().await;
+                assert!(awake.0.looks.get(), "somebody waits");
+                drop(one);
+            }
+            while awake.0.looks.get() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+}

@@ -1,0 +1,174 @@
+//! What an admin asks of a node: policies, drains, configurations, purges, pins. The audit log notes each.
+
+use actix::Recipient;
+use larder_protocol::drain::DrainCommand;
+use larder_protocol::identity::Identity;
+use larder_protocol::peer::{PeerRequest, PeerResponse, RetryAfter};
+use larder_protocol::pin::{DevicePin, PinCommand, PinStart};
+use larder_protocol::session::Pinned;
+
+use super::{BUSY_RETRY_MS, Server};
+use crate::exchange::{PinForAdmin, SetPolicy};
+
+impl Server {
+    /// Does what an admin asks for.
+    pub(super) async fn answer_admin(&self, peer: &Identity, request: PeerRequest) -> PeerResponse {
+        match request {
+            PeerRequest::SetPolicy(name) => {
+                let response = self.set_policy(&name).await;
+                self.note(peer, "set_policy", &name, &response);
+                response
+            }
+            PeerRequest::Drain(command) => {
+                let response = match (self.services.drain)(&peer.name, command) {
+                    Ok(report) => PeerResponse::Drains(Box::new(report)),
+                    Err(refused) => PeerResponse::Refused(refused),
+                };
+                match command {
+                    DrainCommand::Start(start) => {
+                        let what = format!("within {} ms, then {:?}", start.within_ms, start.then);
+                        self.note(peer, "drain", &what, &response);
+                    }
+                    DrainCommand::Cancel => self.note(peer, "cancel_drain", "", &response),
+                    DrainCommand::Report => {}
+                }
+                response
+            }
+            PeerRequest::Reload => match (self.services.reload)(format!("admin {}", peer.name)).await {
+                Ok(reloaded) => PeerResponse::Reloaded(Box::new(reloaded)),
+                Err(refused) => PeerResponse::Refused(refused),
+            },
+            PeerRequest::Purge(command) => {
+                match (self.services.purge)(&format!("admin {}", peer.name), *command) {
+                    Ok(report) => PeerResponse::Purges(Box::new(report)),
+                    Err(refused) => PeerResponse::Refused(refused),
+                }
+            }
+            PeerRequest::Pin(command) => {
+                let what = match &*command {
+                    PinCommand::Start(PinStart { hashes, duration_ms, .. }) => {
+                        format!("{} chunks for {duration_ms} ms", hashes.len())
+                    }
+                    PinCommand::End(device, pin) => format!("pin {pin} of device {device}"),
+                };
+                let action = if matches!(*command, PinCommand::Start(_)) { "pin" } else { "unpin" };
+                let response = pin(&self.services.pin, *command).await;
+                self.note(peer, action, &what, &response);
+                response
+            }
+            _ => PeerResponse::Refused("this is nothing for an admin".to_owned()),
+        }
+    }
+
+    /// Notes in the audit log what an admin did.
+    fn note(&self, admin: &Identity, action: &str, what: &str, response: &PeerResponse) {
+        let outcome = match response {
+            PeerResponse::Refused(refused) => Err(refused.as_str()),
+            PeerResponse::Busy(_) => Err("busy"),
+            _ => Ok(()),
+        };
+        self.services.audit.note(&format!("admin {}", admin.name), action, what, outcome);
+    }
+
+    /// Tells every actor. Asking again is right if one was too busy.
+    async fn set_policy(&self, name: &str) -> PeerResponse {
+        let Ok(policy) = name.parse() else {
+            return PeerResponse::Refused(format!("there is no policy `{name}`"));
+        };
+        for actor in &self.services.policy {
+            if actor.send(SetPolicy(policy)).await.is_err() {
+                return busy();
+            }
+        }
+        tracing::info!(%policy, "an admin has set the eviction policy");
+        PeerResponse::Done
+    }
+}
+
+/// Has the actors that have a prompt's first chunks keep them, or ends a pin. Where one refuses, none keeps them.
+async fn pin(actors: &[Recipient<PinForAdmin>], command: PinCommand) -> PeerResponse {
+    match command {
+        PinCommand::Start(start) => {
+            let mut pins = Vec::new();
+            for (device, actor) in (0..).zip(actors) {
+                let failed = match actor.send(PinForAdmin::Start(start.clone())).await {
+                    // There is nothing to pin.
+                    Ok(Ok(Pinned { pin: 0, .. })) => continue,
+                    Ok(Ok(Pinned { pin, chunks, duration_ms })) => {
+                        pins.push(DevicePin { device, pin, chunks, duration_ms });
+                        continue;
+                    }
+                    Ok(Err(refused)) => PeerResponse::Refused(refused),
+                    Err(_) => busy(),
+                };
+                for DevicePin { device, pin, .. } in pins {
+                    // Errors: the pin is over, or ends by itself.
+                    let _ = actors[usize::from(device)].send(PinForAdmin::End(pin)).await;
+                }
+                return failed;
+            }
+            PeerResponse::Pinned(pins)
+        }
+        PinCommand::End(device, pin) => {
+            let Some(actor) = actors.get(usize::from(device)) else {
+                return PeerResponse::Refused("there is no such device".to_owned());
+            };
+            match actor.send(PinForAdmin::End(pin)).await {
+                Ok(Ok(_)) => PeerResponse::Done,
+                Ok(Err(refused)) => PeerResponse::Refused(refused),
+                Err(_) => busy(),
+            }
+        }
+    }
+}
+
+fn busy() -> PeerResponse {
+    PeerResponse::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS })
+}
+
+#[cfg(test)]
+mod tests {
+    use actix::{Actor, Context, Handler};
+    use larder_protocol::Fingerprint;
+    use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+    use super::*;
+
+    /// Pins under its number, or refuses where that is 0; tells which pins ended.
+    struct Pins(u64, UnboundedSender<u64>);
+
+    impl Actor for Pins {
+        type Context = Context<Self>;
+    }
+
+    impl Handler<PinForAdmin> for Pins {
+        type Result = Result<Pinned, String>;
+
+        fn handle(&mut self, ask: PinForAdmin, _: &mut Self::Context) -> Self::Result {
+            match ask {
+                PinForAdmin::Start(_) if self.0 == 0 => Err("too much is pinned".to_owned()),
+                PinForAdmin::Start(_) => Ok(Pinned { pin: self.0, chunks: 1, duration_ms: 5 }),
+                PinForAdmin::End(pin) => {
+                    self.1.send(pin).unwrap();
+                    Ok(Pinned { pin, chunks: 0, duration_ms: 0 })
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn where_one_actor_refuses_a_pin_none_keeps_it() {
+        actix::System::new().block_on(async {
+            let (ended, mut ends) = unbounded_channel();
+            let actors = |numbers: &[u64]| -> Vec<_> {
+                numbers.iter().map(|&number| Pins(number, ended.clone()).start().recipient()).collect()
+            };
+            let start = PinStart { fingerprint: Fingerprint([1; 32]), hashes: Vec::new(), duration_ms: 5 };
+            let answer = pin(&actors(&[7, 8]), PinCommand::Start(start.clone())).await;
+            assert!(matches!(answer, PeerResponse::Pinned(pins) if pins.len() == 2));
+            let answer = pin(&actors(&[7, 0, 8]), PinCommand::Start(start)).await;
+            assert!(matches!(answer, PeerResponse::Refused(_)));
+            assert_eq!((ends.try_recv(), ends.try_recv().is_err()), (Ok(7), true));
+        });
+    }
+}

@@ -1,0 +1,16 @@
+//! What an examination of the host finds.
+
+use serde::{Deserialize, Serialize};
+
+/// A finding in the body of `GET /doctor`, a list: as `larder doctor` finds it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FindingStatus {
+    /// The check.
+    pub check: String,
+    /// `ok`, `note` (the node could work better), `warning` (it works, but slowly or not safely), or `problem` (it does not work).
+    pub level: String,
+    /// What was found.
+    pub found: String,
+    /// What to do about it, where something is to be done.
+    pub advice: Option<String>,
+}

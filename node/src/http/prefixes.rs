@@ -1,0 +1,62 @@
+//! `GET /prefixes`: the hottest prefixes of the last lookups.
+
+use larder_core::prefixes::{HotRun, hottest};
+use larder_core::what_if::PastLookup;
+use larder_protocol::ChunkHash;
+use serde::{Deserialize, Serialize};
+
+use super::State;
+use super::why::SEARCHES;
+use crate::actor::AskPast;
+use crate::threads;
+
+/// A run of chunks in the body of `GET /prefixes`, a list: the last lookups had all of it equally often.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrefixStatus {
+    /// The place in the list of the run before it, counted from 0; `None` where a prompt begins.
+    pub parent: Option<usize>,
+    /// Fingerprint of the namespace: 64 hexadecimal digits.
+    pub namespace: String,
+    /// The first 16 digits of its first chunk's hash.
+    pub first_chunk: String,
+    /// Position of its first chunk in its prompts.
+    pub from: u32,
+    /// Position after the last.
+    pub to: u32,
+    /// Tokens of all its chunks.
+    pub tokens: u64,
+    /// Lookups that had it.
+    pub lookups: u64,
+    /// Lookups among them that found all of it, here or elsewhere.
+    pub hits: u64,
+}
+
+/// The hottest prefixes of the lookups at all actors.
+pub(super) async fn prefixes(state: &State) -> Vec<PrefixStatus> {
+    // An error: nobody closes it.
+    let _searching = SEARCHES.acquire().await;
+    let seen = state.ask_actors(|| AskPast).await.into_iter().filter_map(|(_, seen)| seen);
+    let lookups: Vec<PastLookup> = seen.flat_map(|seen| seen.lookups).collect();
+    let runs = threads::blocking(move || hottest(lookups, MOST_RUNS)).await;
+    runs.into_iter().map(prefix_status).collect()
+}
+
+fn prefix_status(run: HotRun) -> PrefixStatus {
+    let mut first = [0; 32];
+    first[..8].copy_from_slice(&PastLookup::short_hash(&run.namespace, run.first).to_le_bytes());
+    let mut first_chunk = ChunkHash(first).to_string();
+    first_chunk.truncate(16);
+    PrefixStatus {
+        parent: run.parent,
+        namespace: ChunkHash(run.namespace.0).to_string(),
+        first_chunk,
+        from: run.from,
+        to: run.to,
+        tokens: run.tokens,
+        lookups: run.lookups,
+        hits: run.hits,
+    }
+}
+
+/// Runs that are told.
+const MOST_RUNS: usize = 100;

@@ -1,0 +1,187 @@
+//! `GET /what_if`: what more memory, disk or another policy would have hit of the last lookups.
+//!
+//! Playing them takes seconds of one processor: a thread of the lowest priority does it, once for all who ask within a minute.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_core::store::policy::PolicyName;
+use larder_core::what_if::{PastLookup, Played, Tried, play};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::State;
+use crate::actor::{AskPast, PastSeen, Report};
+
+/// The body of `GET /what_if`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WhatIfStatus {
+    /// Whether lookups are being played at the moment: ask again for a newer answer.
+    pub running: bool,
+    /// Seconds since the answer was made; `None` without one.
+    pub age_seconds: Option<f64>,
+    /// The answer; `None` as long as there is none: the first is being made, or nothing was looked up or cached yet.
+    pub played: Option<PlayedStatus>,
+}
+
+/// The lookups that were played, in [`WhatIfStatus`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlayedStatus {
+    /// The policy in force.
+    pub policy: String,
+    /// Chunks that memory and disk keep at present.
+    pub capacity_chunks: u64,
+    /// Bytes of a chunk, on average over what is cached.
+    pub chunk_bytes: u64,
+    /// Tokens of one chunk.
+    pub chunk_tokens: u32,
+    /// Lookups that only filled the cache.
+    pub warming_lookups: u64,
+    /// Lookups that were counted.
+    pub counted_lookups: u64,
+    /// Lookups that were left out: of chunks of another size, or with a chunk behind another one than before.
+    pub left_out_lookups: u64,
+    /// Seconds from the first counted lookup to the last.
+    pub counted_seconds: f64,
+    /// Different chunks of all that were played: a cache of more is as good as one that never evicts.
+    pub distinct_chunks: u64,
+    /// Tokens of the counted lookups.
+    pub tokens_asked: u64,
+    /// Tokens of them that were found in truth, at other nodes, too.
+    pub tokens_found: u64,
+    /// The caches that were tried.
+    pub tried: Vec<TriedStatus>,
+}
+
+/// A cache in [`PlayedStatus`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TriedStatus {
+    /// Its policy.
+    pub policy: String,
+    /// Its size, as a multiple of the present one; `None` for a cache that never evicts.
+    pub times: Option<f64>,
+    /// Chunks that it keeps.
+    pub capacity_chunks: u64,
+    /// Tokens of the counted lookups that it hits.
+    pub tokens_hit: u64,
+}
+
+/// What is known, and whether a newer answer is being made.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    is_running: bool,
+    last: Option<(Duration, Option<PlayedStatus>)>,
+}
+
+/// The cache at present.
+struct Present {
+    policy: PolicyName,
+    capacity_chunks: u64,
+    chunk_bytes: u64,
+}
+
+/// Plays the last lookups; waits a second for it.
+pub(super) async fn what_if(state: &State) -> WhatIfStatus {
+    let mut progress = state.what_if.subscribe();
+    let now = state.clock.elapsed();
+    let begins = state.what_if.send_if_modified(|progress| {
+        let is_fresh = progress.last.as_ref().is_some_and(|(at, _)| now.saturating_sub(*at) < FRESH);
+        let begins = !is_fresh && !progress.is_running;
+        progress.is_running |= begins;
+        begins
+    });
+    if begins {
+        begin(state, Running(Arc::clone(&state.what_if))).await;
+    }
+    // In both cases: whatever is known.
+    let _ = timeout(PATIENCE, progress.wait_for(|progress| !progress.is_running)).await;
+    let now = state.clock.elapsed();
+    let progress = progress.borrow();
+    WhatIfStatus {
+        running: progress.is_running,
+        age_seconds: progress.last.as_ref().map(|(at, _)| now.saturating_sub(*at).as_secs_f64()),
+        played: progress.last.as_ref().and_then(|(_, played)| played.clone()),
+    }
+}
+
+async fn begin(state: &State, running: Running) {
+    let reports: Vec<Report> = state.ask().await.into_iter().filter_map(|(_, report)| report).collect();
+    let seen = state.ask_actors(|| AskPast).await.into_iter().filter_map(|(_, seen)| seen);
+    let (mut lookups, mut disk_bytes) = (Vec::<PastLookup>::new(), 0);
+    for PastSeen { lookups: of_actor, disk_bytes: of_disk } in seen {
+        lookups.extend(of_actor);
+        disk_bytes += of_disk;
+    }
+    let (present, clock) = (Present::of(&reports, disk_bytes), state.clock);
+    let work = move || {
+        // An error: it goes on at its old priority.
+        let _ = rustix::process::nice(LOWEST_PRIORITY);
+        let played = present.and_then(|present| {
+            let played = play(lookups, present.capacity_chunks, present.policy)?;
+            Some(played_status(&present, played))
+        });
+        running.0.send_modify(|progress| progress.last = Some((clock.elapsed(), played)));
+    };
+    if let Err(error) = std::thread::Builder::new().name("larder-what-if".into()).spawn(work) {
+        tracing::warn!(%error, "no thread to play lookups");
+    }
+}
+
+/// Lookups are being played, until this is dropped.
+struct Running(Arc<watch::Sender<Progress>>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.send_modify(|progress| progress.is_running = false);
+    }
+}
+
+impl Present {
+    /// `None` where nothing is cached: then nobody knows how large a chunk is.
+    fn of(reports: &[Report], disk_bytes: u64) -> Option<Self> {
+        let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
+        let chunk_bytes = sum(|report| report.usage.cached_bytes)
+            .checked_div(sum(|report| report.usage.cached_chunks))
+            .filter(|&bytes| bytes > 0)?;
+        let in_memory = |report: &Report| {
+            let room = report.usage.bytes.total / chunk_bytes;
+            report.usage.capacity_chunks.map_or(room, |chunks| chunks.min(room))
+        };
+        let in_memory: u64 = reports.iter().map(in_memory).sum();
+        let policy = reports.first()?.policy;
+        Some(Self { policy, capacity_chunks: in_memory + disk_bytes / chunk_bytes, chunk_bytes })
+    }
+}
+
+fn played_status(present: &Present, played: Played) -> PlayedStatus {
+    let tried = |Tried { variant, capacity_chunks, tokens_hit }: Tried| TriedStatus {
+        policy: variant.policy.to_string(),
+        times: variant.times,
+        capacity_chunks,
+        tokens_hit,
+    };
+    PlayedStatus {
+        policy: present.policy.to_string(),
+        capacity_chunks: present.capacity_chunks,
+        chunk_bytes: present.chunk_bytes,
+        chunk_tokens: played.chunk_tokens,
+        warming_lookups: played.warming_lookups,
+        counted_lookups: played.counted_lookups,
+        left_out_lookups: played.left_out_lookups,
+        counted_seconds: played.counted_ms as f64 / 1_000.0,
+        distinct_chunks: played.distinct_chunks,
+        tokens_asked: played.tokens_asked,
+        tokens_found: played.tokens_found,
+        tried: played.tried.into_iter().map(tried).collect(),
+    }
+}
+
+/// How long an answer serves all who ask.
+const FRESH: Duration = Duration::from_secs(60);
+
+/// How long somebody waits for an answer: less than a coordinator waits for a node.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Everything else goes first.
+const LOWEST_PRIORITY: i32 = 19;

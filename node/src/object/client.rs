@@ -1,0 +1,401 @@
+//! The work of the object thread: turns orders into requests, and answers into facts.
+//!
+//! Blocks are sent from their place in the arena, and a write is answered only when the HTTP client has let go of the last of
+//! them. Incoming bytes are summed and copied to their place as they come.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
+use futures_util::future::join_all;
+use hashbrown::HashMap;
+use larder_core::tiers::known::{Fact, Known, LIFETIMES};
+use larder_protocol::{ChunkRef, PoolSet};
+use object_store::path::Path;
+use object_store::{GetResultPayload, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
+use tokio::time::{Instant, timeout_at};
+
+use super::metrics::{Kind, ObjectMetrics, Side};
+use super::record::{Arriving, ObjectKey, body, name};
+use super::tier::Said;
+use super::trouble::{Trouble, TroubleKind};
+use super::{BlockId, MAX_OBJECT_BYTES, ObjectOptions};
+use crate::disk::format::{FormatError, PAGE_BYTES, RecordHeader};
+use crate::disk::volume::{Damage, answer};
+use crate::disk::{BlockPlace, ReadAnswer, ReadOrder, WriteAnswer, WriteOrder};
+
+mod find;
+mod purge;
+mod request;
+mod side;
+
+use request::{DELETE, GET, PUT};
+use side::SideState;
+
+/// The store, and the facts known about it. Lives on one thread.
+pub(super) struct Client {
+    store: Arc<dyn ObjectStore>,
+    prefix: Path,
+    metrics: ObjectMetrics,
+    start: Instant,
+    requests: Semaphore,
+    /// Bytes of blocks that may be under way, in units of [`UNIT_BYTES`].
+    bytes: Semaphore,
+    units: u32,
+    find_time: Duration,
+    known: RefCell<Known<ObjectKey>>,
+    /// How long the store may say nothing before nobody waits for it.
+    patience: Duration,
+    sides: [SideState; 2],
+    said: Arc<Said>,
+    /// The last object that could not be read: a probe of the reading side reads it again.
+    unread: RefCell<Option<Path>>,
+    /// Whether the store can refuse to overwrite existing objects.
+    can_create: Cell<bool>,
+    /// Locks for one write or deletion of a block at a time.
+    writing: RefCell<HashMap<ObjectKey, Rc<Mutex<()>>>>,
+    /// Wrong objects, to be deleted when their readers are answered.
+    wrong: RefCell<Vec<ObjectKey>>,
+}
+
+/// Why a request came to nothing.
+#[derive(Debug)]
+pub(super) enum Failed {
+    /// There is no such object: a proper answer.
+    Absent,
+    /// There is such an object: a proper answer.
+    Exists,
+    /// The store failed.
+    Trouble(Trouble),
+}
+
+/// An object that was asked for.
+enum Got {
+    /// All its bytes were taken.
+    Whole(Arriving),
+    /// They are in a file of this machine.
+    File(Arriving, std::fs::File),
+}
+
+impl Client {
+    pub(super) fn new(
+        (store, prefix): super::store::Opened,
+        options: &ObjectOptions,
+        metrics: ObjectMetrics,
+        said: Arc<Said>,
+    ) -> Self {
+        let most = Semaphore::MAX_PERMITS.min(u32::MAX as usize) as u64;
+        let units = (options.bytes_in_flight / UNIT_BYTES).clamp(1, most) as u32;
+        Self {
+            store,
+            prefix,
+            metrics,
+            start: Instant::now(),
+            requests: Semaphore::new(options.max_in_flight.max(1)),
+            bytes: Semaphore::new(units as usize),
+            units,
+            find_time: options.find_deadline,
+            known: RefCell::new(Known::new(options.known_chunks, LIFETIMES)),
+            patience: options.timeout,
+            sides: Default::default(),
+            said,
+            unread: RefCell::default(),
+            can_create: Cell::new(true),
+            writing: RefCell::default(),
+            wrong: RefCell::default(),
+        }
+    }
+
+    pub(super) async fn write(&self, order: WriteOrder, deadline: Instant) -> WriteAnswer {
+        let blocks = (0..order.sources.len()).map(|at| self.write_block(&order, at, deadline));
+        let written = written(&join_all(blocks).await);
+        self.metrics.answered(written.into());
+        written
+    }
+
+    /// Writes one of an order's blocks, unless somebody else here does.
+    async fn write_block(&self, order: &WriteOrder, at: usize, deadline: Instant) -> WriteAnswer {
+        let BlockPlace { slice, pool, .. } = order.sources[at].place;
+        let key = ObjectKey { chunk: order.key(), block: BlockId { slice, pool } };
+        self.alone(key, self.write_alone(key, order, at, deadline)).await
+    }
+
+    /// Does something to an object when nobody else here does.
+    async fn alone<T>(&self, key: ObjectKey, work: impl Future<Output = T>) -> T {
+        let turn = Rc::clone(self.writing.borrow_mut().entry(key).or_default());
+        let done = {
+            let _turn = turn.lock().await;
+            work.await
+        };
+        drop(turn);
+        let mut writing = self.writing.borrow_mut();
+        if writing.get(&key).is_some_and(|turn| Rc::strong_count(turn) == 1) {
+            writing.remove(&key);
+        }
+        done
+    }
+
+    async fn write_alone(
+        &self,
+        key: ObjectKey,
+        order: &WriteOrder,
+        at: usize,
+        deadline: Instant,
+    ) -> WriteAnswer {
+        let bytes = order.entries[at].bytes;
+        if RecordHeader::record_pages_for(&order.entries[at..=at]) * PAGE_BYTES > MAX_OBJECT_BYTES {
+            return WriteAnswer::TooLarge;
+        }
+        let mut is_damaged = false;
+        match self.known(&key) {
+            Some(Fact::Present) => return WriteAnswer::AlreadyThere,
+            Some(Fact::Damaged) => is_damaged = true,
+            Some(Fact::Absent) => {}
+            // A question costs less than a body that is refused.
+            None if !self.is_open(Side::Reading) && self.head(&key, deadline).await.is_ok() => {
+                return WriteAnswer::AlreadyThere;
+            }
+            None => {}
+        }
+        let Ok(_place) = timeout_at(deadline, self.place(bytes)).await else { return WriteAnswer::Closed };
+        match self.put(&key, order, at, is_damaged, deadline).await {
+            Ok(bytes) => {
+                self.metrics.written_bytes.inc_by(bytes);
+                self.learn(key, Fact::Present);
+                WriteAnswer::Durable
+            }
+            Err(Failed::Exists) => {
+                self.learn(key, Fact::Present);
+                WriteAnswer::AlreadyThere
+            }
+            Err(Failed::Absent | Failed::Trouble(_)) => WriteAnswer::Closed,
+        }
+    }
+
+    /// Sends a block; its bytes. Returns only when nothing reads its place any more.
+    async fn put(
+        &self,
+        key: &ObjectKey,
+        order: &WriteOrder,
+        at: usize,
+        is_damaged: bool,
+        deadline: Instant,
+    ) -> Result<u64, Failed> {
+        let name = name(&self.prefix, key);
+        loop {
+            // What was found on the way may close a side for what waits behind it.
+            if self.is_open(Side::Writing) {
+                return Err(Failed::Trouble(Trouble::new(TroubleKind::Other, PUT, "it is left alone")));
+            }
+            let creates = self.can_create.get() && !is_damaged;
+            let mode = if creates { PutMode::Create } else { PutMode::Overwrite };
+            let (payload, released) = body(order, at);
+            let bytes = payload.content_length() as u64;
+            let options = PutOptions { mode, ..PutOptions::default() };
+            let put = self.store.put_opts(&name, payload, options);
+            let put = self.ask(Kind::Put, PUT, deadline, put).await;
+            // The client may still be letting go of a request that was given up.
+            let _ = released.await;
+            match put {
+                Err(Failed::Trouble(trouble)) if creates && trouble.kind == TroubleKind::Unsupported => {
+                    tracing::warn!("the store cannot refuse existing objects: they are written over");
+                    self.can_create.set(false);
+                }
+                other => return other.map(|_| bytes),
+            }
+        }
+    }
+
+    pub(super) async fn read(&self, order: ReadOrder, deadline: Instant) -> ReadAnswer {
+        let blocks = order.destinations.iter().map(|to| self.read_block(&order, to, deadline));
+        let read = read(&order.destinations, join_all(blocks).await);
+        self.metrics.answered((&read).into());
+        read
+    }
+
+    /// Brings one block into its place.
+    async fn read_block(&self, order: &ReadOrder, to: &BlockPlace, deadline: Instant) -> ReadAnswer {
+        let key = ObjectKey { chunk: order.key, block: BlockId { slice: to.slice, pool: to.pool } };
+        match self.known(&key) {
+            _ if self.is_open(Side::Reading) => ReadAnswer::Closed,
+            Some(Fact::Absent) => ReadAnswer::NotHeld,
+            _ => match timeout_at(deadline, self.place(to.bytes)).await {
+                Ok(_place) => self.read_placed(key, order.chunk, to, deadline).await,
+                Err(_) => ReadAnswer::Closed,
+            },
+        }
+    }
+
+    async fn read_placed(
+        &self,
+        key: ObjectKey,
+        chunk: ChunkRef,
+        to: &BlockPlace,
+        deadline: Instant,
+    ) -> ReadAnswer {
+        let mut tries = 0;
+        loop {
+            match self.get(&key, to, deadline).await {
+                Err(Failed::Absent) => {
+                    self.learn(key, Fact::Absent);
+                    return ReadAnswer::NotHeld;
+                }
+                Err(_) => return ReadAnswer::Closed,
+                Ok(Ok(header)) => {
+                    self.learn(key, Fact::Present);
+                    return answer(&header, chunk, std::slice::from_ref(to));
+                }
+                // Another build's: neither ours to read nor to delete.
+                Ok(Err(Damage::Header(FormatError::Version { .. }))) => return ReadAnswer::NotHeld,
+                // Once more: all nodes would lose the object.
+                Ok(Err(_)) if tries == 0 => tries += 1,
+                Ok(Err(damage)) => {
+                    self.metrics.damaged.inc();
+                    tracing::error!(chunk = %key.chunk.hash, ?damage, "wrong bytes in the object store");
+                    self.learn(key, Fact::Damaged);
+                    self.wrong.borrow_mut().push(key);
+                    return ReadAnswer::Damaged;
+                }
+            }
+        }
+    }
+
+    /// Brings a block into its place; returns its header, or its fault.
+    async fn get(
+        &self,
+        key: &ObjectKey,
+        to: &BlockPlace,
+        deadline: Instant,
+    ) -> Result<Result<RecordHeader, Damage>, Failed> {
+        let at = name(&self.prefix, key);
+        let got = self.ask(Kind::Get, GET, deadline, async {
+            let found = self.store.get(&at).await?;
+            self.heard(Side::Reading);
+            let mut arriving = Arriving::new(key.chunk, to, found.meta.size);
+            match found.payload {
+                GetResultPayload::File(file, _) => Ok(Got::File(arriving, file)),
+                GetResultPayload::Stream(mut stream) => {
+                    while let Some(bytes) = stream.try_next().await? {
+                        self.heard(Side::Reading);
+                        arriving.feed(&bytes);
+                    }
+                    Ok(Got::Whole(arriving))
+                }
+            }
+        });
+        let got = got.await.inspect_err(|failed| {
+            if matches!(failed, Failed::Trouble(_)) {
+                self.unread.replace(Some(at.clone()));
+            }
+        });
+        let arriving = match got? {
+            Got::Whole(arriving) => arriving,
+            Got::File(arriving, file) => read_file(arriving, file, deadline).await?,
+        };
+        self.metrics.read_bytes.inc_by(arriving.bytes);
+        // Under this name stands this block and nothing else.
+        let is_this = |header: &RecordHeader| matches!(&header.blocks[..], [one] if (one.slice, one.pool) == (key.block.slice, key.block.pool));
+        let read = arriving.finish();
+        Ok(read.and_then(|header| if is_this(&header) { Ok(header) } else { Err(Damage::Key) }))
+    }
+
+    /// Deletes objects that reads found wrong, unless they were written anew since. Call it right after the readers are
+    /// answered: the next write waits for it.
+    pub(super) async fn delete_wrong(&self, deadline: Instant) {
+        let wrong = std::mem::take(&mut *self.wrong.borrow_mut());
+        let delete = |key| async move {
+            if self.known(&key) == Some(Fact::Damaged) {
+                self.remove_block(key, deadline).await;
+            }
+        };
+        join_all(wrong.into_iter().map(|key| self.alone(key, delete(key)))).await;
+    }
+
+    /// Deletes a block; whether the store had it.
+    pub(super) async fn remove_block(&self, key: ObjectKey, deadline: Instant) -> bool {
+        let at = name(&self.prefix, &key);
+        let removed = match self.ask(Kind::Delete, DELETE, deadline, self.store.delete(&at)).await {
+            Ok(()) => Some(true),
+            Err(Failed::Absent) => Some(false),
+            Err(_) => None,
+        };
+        if removed.is_some() {
+            self.learn(key, Fact::Absent);
+        }
+        removed.unwrap_or(false)
+    }
+
+    async fn place(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
+        let units = bytes.div_ceil(UNIT_BYTES).clamp(1, u64::from(self.units)) as u32;
+        self.bytes.acquire_many(units).await.ok()
+    }
+
+    fn known(&self, key: &ObjectKey) -> Option<Fact> {
+        self.known.borrow().get(key, self.now())
+    }
+
+    fn learn(&self, key: ObjectKey, fact: Fact) {
+        let mut known = self.known.borrow_mut();
+        known.set(key, fact, self.now());
+        self.metrics.known.set(known.len() as i64);
+    }
+
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+}
+
+/// The result for a chunk, from its blocks' writes.
+fn written(blocks: &[WriteAnswer]) -> WriteAnswer {
+    let any = |answer| blocks.contains(&answer);
+    match () {
+        () if any(WriteAnswer::Closed) => WriteAnswer::Closed,
+        () if any(WriteAnswer::TooLarge) => WriteAnswer::TooLarge,
+        () if any(WriteAnswer::Durable) => WriteAnswer::Durable,
+        () => WriteAnswer::AlreadyThere,
+    }
+}
+
+/// The result for a chunk, from its blocks' reads: the whole pools count, and no damage beside them.
+fn read(destinations: &[BlockPlace], blocks: Vec<ReadAnswer>) -> ReadAnswer {
+    for bad in [ReadAnswer::Closed, ReadAnswer::Damaged, ReadAnswer::Disagrees, ReadAnswer::OtherBlocks] {
+        if blocks.contains(&bad) {
+            return bad;
+        }
+    }
+    let asked = || destinations.iter().zip(&blocks);
+    let lacks = |pool| asked().any(|(to, read)| to.pool == pool && *read == ReadAnswer::NotHeld);
+    let pools = destinations.iter().map(|to| to.pool).filter(|&pool| !lacks(pool));
+    let pools = pools.fold(PoolSet::default(), |pools, pool| pools.with(pool.into()));
+    if pools == PoolSet::default() {
+        return ReadAnswer::NotHeld;
+    }
+    let mut sums = Vec::with_capacity(blocks.len());
+    for (to, read) in destinations.iter().zip(blocks) {
+        if let ReadAnswer::Here { checksums, .. } = read
+            && pools.has(to.pool.into())
+        {
+            sums.extend(checksums);
+        }
+    }
+    ReadAnswer::Here { pools, checksums: sums }
+}
+
+/// Takes a file's bytes on a thread that may block. It is waited for to its end: the places belong to the order until
+/// then.
+async fn read_file(
+    mut arriving: Arriving,
+    file: std::fs::File,
+    deadline: Instant,
+) -> Result<Arriving, Failed> {
+    let read = tokio::task::spawn_blocking(move || arriving.feed_file(file, deadline).map(|()| arriving));
+    let trouble = |detail: String| Failed::Trouble(Trouble::new(TroubleKind::Other, GET, detail));
+    let read = read.await.map_err(|error| trouble(error.to_string()))?;
+    read.map_err(|error| trouble(error.to_string()))
+}
+
+/// Bytes under way are counted in these.
+const UNIT_BYTES: u64 = 64 << 10;

@@ -1,0 +1,123 @@
+//! Finding which chunks the store has.
+
+use futures_util::StreamExt;
+use futures_util::future::try_join_all;
+use futures_util::stream::FuturesUnordered;
+use larder_core::store::ids::ChunkKey;
+use larder_core::tiers::known::Fact;
+use larder_core::tiers::search::Search;
+use larder_protocol::{ChunkRef, Fingerprint};
+use tokio::time::{Instant, timeout_at};
+
+use super::super::BlockId;
+use super::super::metrics::Side;
+use super::super::record::ObjectKey;
+use super::super::trouble::{Trouble, TroubleKind};
+use super::request::HEAD;
+use super::{Client, Failed};
+
+impl Client {
+    /// Whether each chunk is there. Of a chain, the first chunks that are there without a hole, and none behind it.
+    pub(in super::super) async fn find(
+        &self,
+        fingerprint: Fingerprint,
+        chunks: &[ChunkRef],
+        blocks: &[BlockId],
+        deadline: Instant,
+    ) -> Vec<bool> {
+        let deadline = deadline.min(Instant::now() + self.find_time);
+        let keys: Vec<ChunkKey> =
+            chunks.iter().map(|chunk| ChunkKey { fingerprint, hash: chunk.hash }).collect();
+        // A namespace without chains says of each chunk that it begins a run, and none has a place in one.
+        let is_flat = chunks.iter().all(|chunk| chunk.index == 0 && chunk.anchor == chunk.hash);
+        if is_flat {
+            return self.find_each(&keys, blocks, deadline).await;
+        }
+        let mut search = Search::new(keys.len());
+        for (position, key) in keys.iter().enumerate() {
+            if let Some(fact) = self.known_chunk(key, blocks) {
+                search.tell(position, fact == Fact::Present);
+            }
+        }
+        loop {
+            let next = search.next();
+            if next.is_empty() {
+                break;
+            }
+            // Answers in the order of the chain: a hole counts whatever comes behind it.
+            let mut found = self.look(&keys, blocks, next, deadline).await;
+            found.sort_unstable();
+            let is_cut = found.is_empty();
+            found.into_iter().for_each(|(position, is_there)| search.tell(position, is_there));
+            if is_cut || Instant::now() >= deadline || self.is_open(Side::Reading) {
+                break;
+            }
+        }
+        (0..keys.len()).map(|position| position < search.present()).collect()
+    }
+
+    async fn find_each(&self, keys: &[ChunkKey], blocks: &[BlockId], deadline: Instant) -> Vec<bool> {
+        let known: Vec<Option<Fact>> = keys.iter().map(|key| self.known_chunk(key, blocks)).collect();
+        let mut there: Vec<bool> = known.iter().map(|&known| known == Some(Fact::Present)).collect();
+        let unknown = (0..keys.len()).filter(|&position| known[position].is_none());
+        for (position, is_there) in self.look(keys, blocks, unknown.collect(), deadline).await {
+            there[position] = is_there;
+        }
+        there
+    }
+
+    /// Asks the store for some of the chunks, all at once; returns the answers until the deadline. A failure counts as
+    /// absent.
+    async fn look(
+        &self,
+        keys: &[ChunkKey],
+        blocks: &[BlockId],
+        positions: Vec<usize>,
+        deadline: Instant,
+    ) -> Vec<(usize, bool)> {
+        if positions.is_empty() || self.is_open(Side::Reading) {
+            return Vec::new();
+        }
+        let mut found = Vec::with_capacity(positions.len());
+        // One that is cut off here has not failed: only its `find` had no more time.
+        let (start, far) = (Instant::now(), deadline + self.find_time.max(MOST_FIND_TIME));
+        let mut asked: FuturesUnordered<_> = positions
+            .into_iter()
+            .map(|position| async move { (position, self.head_all(&keys[position], blocks, far).await) })
+            .collect();
+        while let Ok(Some((position, head))) = timeout_at(deadline, asked.next()).await {
+            found.push((position, head.is_ok()));
+        }
+        if !asked.is_empty() && !self.has_heard_since(Side::Reading, start) {
+            // Not a word in all this time: nobody else waits as long. A store that is only slow answers the trial.
+            self.went_silent(Side::Reading, &Trouble::new(TroubleKind::TimedOut, HEAD, "no answer in time"));
+        }
+        found
+    }
+}
+
+impl Client {
+    /// The known fact of a chunk: absent if one of its blocks is, present if all are.
+    fn known_chunk(&self, &chunk: &ChunkKey, blocks: &[BlockId]) -> Option<Fact> {
+        let mut all = Some(Fact::Present);
+        for &block in blocks {
+            match self.known(&ObjectKey { chunk, block }) {
+                Some(Fact::Present) => {}
+                Some(other) => return Some(other),
+                None => all = None,
+            }
+        }
+        all
+    }
+
+    /// Whether each of these blocks is there: an error if one is not, or is not known to be.
+    async fn head_all(&self, &chunk: &ChunkKey, blocks: &[BlockId], deadline: Instant) -> Result<(), Failed> {
+        let unknown = blocks.iter().map(|&block| ObjectKey { chunk, block });
+        let unknown = unknown.filter(|key| self.known(key) != Some(Fact::Present));
+        let asked = unknown.map(|key| async move { self.head(&key, deadline).await });
+        try_join_all(asked).await.map(drop)
+    }
+}
+
+/// Longer than any `find` waits.
+const MOST_FIND_TIME: std::time::Duration = std::time::Duration::from_secs(1);

@@ -1,0 +1,167 @@
+//! One request to the store, and what its answer says of the store's health.
+
+use futures_util::TryStreamExt as _;
+use larder_core::store::ids::ChunkKey;
+use larder_core::tiers::known::Fact;
+use larder_protocol::{ChunkHash, Fingerprint};
+use object_store::{Error, ObjectStoreExt, PutPayload};
+use tokio::time::{Instant, timeout_at};
+
+use super::super::BlockId;
+use super::super::metrics::{Kind, ObjectMetrics, Side};
+use super::super::record::{ObjectKey, name, probe_name};
+use super::super::trouble::{Trouble, TroubleKind};
+use super::{Client, Failed};
+
+impl Client {
+    /// Writes, reads and deletes a small object: a refusal now would be a refusal later.
+    pub(in super::super) async fn probe(&self, deadline: Instant) -> Result<(), Trouble> {
+        let at = probe_name(&self.prefix);
+        if let Err(Failed::Trouble(trouble)) = self.put_probe(deadline).await {
+            return Err(trouble);
+        }
+        let read = async { self.store.get(&at).await?.bytes().await };
+        match self.ask(Kind::Get, GET, deadline, read).await {
+            Ok(bytes) if bytes != PROBE => {
+                return Err(Trouble::new(TroubleKind::Other, GET, "other bytes came back than were written"));
+            }
+            Err(Failed::Trouble(trouble)) => return Err(trouble),
+            // Absent: another node that starts just now has deleted it.
+            Ok(_) | Err(_) => {}
+        }
+        let chunk = ChunkKey { fingerprint: Fingerprint([0; 32]), hash: ChunkHash([0; 32]) };
+        let absent = ObjectKey { chunk, block: BlockId { slice: 0, pool: 0 } };
+        // Where it may not list, S3 does not say that an object is absent.
+        if let Err(Failed::Trouble(trouble)) = self.head(&absent, deadline).await {
+            return Err(trouble);
+        }
+        let deleted = self.ask(Kind::Delete, DELETE, deadline, self.store.delete(&at)).await;
+        if let Err(Failed::Trouble(trouble)) = deleted {
+            tracing::warn!(%trouble, "objects cannot be deleted: damaged ones stay until they are written again");
+        }
+        Ok(())
+    }
+
+    /// Whether a block's object is there: an error where it is not, or is not known to be.
+    pub(in super::super) async fn head(&self, key: &ObjectKey, deadline: Instant) -> Result<(), Failed> {
+        let at = name(&self.prefix, key);
+        let found = self.ask(Kind::Head, HEAD, deadline, self.store.head(&at)).await;
+        match &found {
+            Ok(_) => self.learn(*key, Fact::Present),
+            Err(Failed::Absent) => self.learn(*key, Fact::Absent),
+            Err(_) => {}
+        }
+        found.map(|_| ())
+    }
+
+    /// Tries whether a side that is left alone works again.
+    pub(in super::super) async fn try_again(&self, side: Side, deadline: Instant) {
+        let tried = match side {
+            Side::Reading => {
+                let at = self.unread.borrow().clone().unwrap_or_else(|| probe_name(&self.prefix));
+                let begins = async { self.store.get(&at).await?.into_stream().try_next().await.map(|_| ()) };
+                self.ask(Kind::Get, GET, deadline, begins).await
+            }
+            Side::Writing => self.put_probe(deadline).await,
+        };
+        if let Err(Failed::Trouble(trouble)) = tried {
+            tracing::debug!(%trouble, side = side.name(), "the object store still fails");
+            self.trial_failed(side);
+        }
+    }
+
+    async fn put_probe(&self, deadline: Instant) -> Result<(), Failed> {
+        let (at, payload) = (probe_name(&self.prefix), PutPayload::from_static(PROBE));
+        self.ask(Kind::Put, PUT, deadline, self.store.put(&at, payload)).await.map(|_| ())
+    }
+
+    /// Makes one request, in its turn and until the deadline, and learns from it how the store fares.
+    pub(super) async fn ask<T>(
+        &self,
+        kind: Kind,
+        asked: &'static str,
+        deadline: Instant,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T, Failed> {
+        let Ok(Ok(_turn)) = timeout_at(deadline, self.requests.acquire()).await else {
+            // The store is not to blame for what waited behind other requests, which are counted themselves.
+            self.metrics.requested(kind, "not_made", 0.0);
+            return Err(Failed::Trouble(Trouble::new(TroubleKind::TimedOut, asked, "too much to do")));
+        };
+        let under_way = UnderWay::new(&self.metrics);
+        let (start, side) = (Instant::now(), kind.side());
+        let timed_out = |detail| Err(Failed::Trouble(Trouble::new(TroubleKind::TimedOut, asked, detail)));
+        let made = tokio::select! {
+            biased;
+            made = timeout_at(deadline, request) => match made {
+                Ok(made) => made.map_err(|error| Failed::of(&error, kind, asked)),
+                Err(_) => timed_out("its deadline passed"),
+            },
+            () = self.silence(side, start) => timed_out(SILENT),
+        };
+        drop(under_way);
+        let outcome = match &made {
+            Ok(_) => "ok",
+            Err(Failed::Absent) => "absent",
+            Err(Failed::Exists) => "exists",
+            Err(Failed::Trouble(trouble)) => trouble.kind.into(),
+        };
+        self.metrics.requested(kind, outcome, start.elapsed().as_secs_f64());
+        match &made {
+            // Deleting is less than writing: what comes of it says nothing of that.
+            _ if kind == Kind::Delete => {}
+            // Finding is less than reading: a store may know what it has and hand out nothing.
+            Ok(_) | Err(Failed::Absent) if kind == Kind::Head => {}
+            Err(Failed::Trouble(trouble)) if trouble.detail == SILENT => self.went_silent(side, trouble),
+            Err(Failed::Trouble(trouble)) if trouble.kind != TroubleKind::Unsupported => {
+                if !matches!(trouble.kind, TroubleKind::TimedOut | TroubleKind::Unreachable) {
+                    self.heard(side);
+                }
+                self.failed(side, trouble);
+            }
+            _ => {
+                self.heard(side);
+                self.succeeded(side);
+            }
+        }
+        made
+    }
+}
+
+impl Failed {
+    fn of(error: &Error, kind: Kind, asked: &'static str) -> Self {
+        match error {
+            // Only an object can be absent to whoever reads; a put finds no bucket.
+            Error::NotFound { .. } if kind != Kind::Put => Self::Absent,
+            Error::AlreadyExists { .. } | Error::Precondition { .. } => Self::Exists,
+            error => Self::Trouble(Trouble::of(error, asked)),
+        }
+    }
+}
+
+/// A request that is counted as long as it is under way.
+struct UnderWay<'a>(&'a ObjectMetrics);
+
+impl<'a> UnderWay<'a> {
+    fn new(metrics: &'a ObjectMetrics) -> Self {
+        metrics.in_flight.inc();
+        Self(metrics)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.dec();
+    }
+}
+
+/// The message for a store that does not answer.
+const SILENT: &str = "it does not answer";
+
+/// The bytes of a probe.
+const PROBE: &[u8] = b"Larder was here";
+
+pub(super) const HEAD: &str = "look for an object";
+pub(super) const GET: &str = "read an object";
+pub(super) const PUT: &str = "write an object";
+pub(super) const DELETE: &str = "delete an object";

@@ -1,0 +1,130 @@
+//! The health of reading and of writing, apart from each other: the last news of the store, and when it is left alone.
+
+use std::cell::{Cell, RefCell};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use super::super::breaker::Breaker;
+use super::super::metrics::Side;
+use super::super::trouble::Trouble;
+use super::Client;
+
+/// The state of one side of the store.
+pub(super) struct SideState {
+    breaker: RefCell<Breaker>,
+    /// When the store last said something.
+    heard: Cell<Instant>,
+    /// A trial may be due.
+    opened: Notify,
+    /// Tells running requests that the store is silent.
+    silent: Notify,
+}
+
+impl Default for SideState {
+    fn default() -> Self {
+        let (breaker, heard) = (RefCell::default(), Cell::new(Instant::now()));
+        Self { breaker, heard, opened: Notify::new(), silent: Notify::new() }
+    }
+}
+
+impl Client {
+    /// Begins with the store left alone.
+    pub(in super::super) fn leave_alone(&self, trouble: &Trouble) {
+        [Side::Reading, Side::Writing].into_iter().for_each(|side| while !self.failed(side, trouble) {});
+    }
+
+    /// Waits until a side that is left alone is to be tried again.
+    ///
+    /// Cancel safe.
+    pub(in super::super) async fn trial(&self, side: Side) {
+        loop {
+            let due = self.side(side).breaker.borrow().trial_at();
+            match due.map(|at| self.start + at) {
+                Some(at) if at <= Instant::now() => return,
+                Some(at) => sleep_until(at).await,
+                None => self.side(side).opened.notified().await,
+            }
+        }
+    }
+
+    /// A trial failed: the next is due later.
+    pub(super) fn trial_failed(&self, side: Side) {
+        self.side(side).breaker.borrow_mut().trial_failed(self.now());
+    }
+
+    pub(in super::super) fn is_open(&self, side: Side) -> bool {
+        self.side(side).breaker.borrow().is_open()
+    }
+
+    /// The store said something: it is there.
+    pub(super) fn heard(&self, side: Side) {
+        self.side(side).heard.set(Instant::now());
+    }
+
+    /// Whether it said something since then.
+    pub(super) fn has_heard_since(&self, side: Side, since: Instant) -> bool {
+        self.side(side).heard.get() > since
+    }
+
+    /// Waits until the store has said nothing for as long as one request may take, since `start` at the earliest, or somebody
+    /// else has waited that long.
+    ///
+    /// Cancel safe.
+    pub(super) async fn silence(&self, side: Side, start: Instant) {
+        let state = self.side(side);
+        let by_others = state.silent.notified();
+        let own = async {
+            loop {
+                let since = state.heard.get().max(start);
+                sleep_until(since + self.patience).await;
+                if !self.has_heard_since(side, since) {
+                    return state.silent.notify_waiters();
+                }
+            }
+        };
+        tokio::select! {
+            () = own => {}
+            () = by_others => {}
+        }
+    }
+
+    /// The store did its work, or refused properly.
+    pub(super) fn succeeded(&self, side: Side) {
+        if self.side(side).breaker.borrow_mut().succeeded() {
+            tracing::info!(side = side.name(), "the object store answers again");
+            self.said.closed[side as usize].store(false, Ordering::Release);
+            self.metrics.reopened(side);
+        }
+    }
+
+    /// The store failed; whether it is left alone from now on.
+    pub(super) fn failed(&self, side: Side, trouble: &Trouble) -> bool {
+        self.note(side, trouble, Breaker::failed)
+    }
+
+    /// The store says nothing: it is left alone, and tried again at once.
+    pub(super) fn went_silent(&self, side: Side, trouble: &Trouble) {
+        self.note(side, trouble, Breaker::went_silent);
+    }
+
+    fn note(&self, side: Side, trouble: &Trouble, note: fn(&mut Breaker, Duration) -> bool) -> bool {
+        let opens = note(&mut self.side(side).breaker.borrow_mut(), self.now());
+        if opens {
+            let name = side.name();
+            tracing::error!(%trouble, side = name, "the object store fails: the node leaves it alone, and tries again later");
+            *self.said.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble.clone());
+            self.said.closed[side as usize].store(true, Ordering::Release);
+            self.metrics.closed(side);
+            self.side(side).opened.notify_one();
+        }
+        opens
+    }
+
+    fn side(&self, side: Side) -> &SideState {
+        &self.sides[side as usize]
+    }
+}
