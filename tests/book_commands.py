@@ -146,7 +146,7 @@ class Hosts:
         """Runs a command as in a terminal of its own, until Ctrl-C: the process, and the file of what it prints."""
         terminal = self.folder / name / "terminal"
         with terminal.open("w") as output:
-            options = {"stdout": output, "stderr": output, "start_new_session": True}
+            options = {"stdout": output, "stderr": output, "start_new_session": True, "preexec_fn": hear_ctrl_c}
             process = subprocess.Popen(self.entered(name, f"exec {command}"), env=self.environment(name), **options)
         try:
             yield process, terminal
@@ -360,6 +360,11 @@ def wait_for(ask, is_so):
         assert time.monotonic() < deadline, said
         time.sleep(0.3)
     return said
+
+
+def hear_ctrl_c():
+    """As from a terminal: who runs in the background of a script ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def quiet(*command):
