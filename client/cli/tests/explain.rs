@@ -2,61 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod played;
+
 use std::fs;
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
-use tempfile::TempDir;
 
-/// A development cluster of two nodes that has played a few requests. Dropping it kills it.
-struct Played {
-    runtime: TempDir,
-    child: Child,
-}
+use played::Played;
 
-impl Played {
-    fn new() -> Self {
-        let runtime = tempfile::tempdir().unwrap();
-        let dev = ["dev", "--json", "--nodes", "2", "--block-bytes", "4096", "--chunks-per-node", "60"];
-        let mut child = command(&runtime, &dev).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let ready: Value = serde_json::from_str(&line).unwrap();
-        let coordinator = ready["coordinator"].as_str().unwrap().to_owned();
-        let played = Self { runtime, child };
-        let replay = ["replay", "--coordinator", &coordinator, "--requests", "120", "--block-bytes", "4096"];
-        assert!(played.run(&replay).status.success());
-        played
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        command(&self.runtime, args).output().unwrap()
-    }
-
-    fn explain(&self, args: &[&str]) -> Vec<Value> {
-        let output = self.run(&[&["explain", "--json"], args].concat());
-        serde_json::from_slice(&output.stdout)
-            .unwrap_or_else(|_| panic!("{args:?}: {}", String::from_utf8_lossy(&output.stderr)))
-    }
-}
-
-impl Drop for Played {
-    fn drop(&mut self) {
-        // Both fail only where it has ended already.
-        _ = self.child.kill();
-        _ = self.child.wait();
-    }
-}
-
-fn command(runtime: &TempDir, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
-    command
-        .args(args)
-        .env("XDG_RUNTIME_DIR", runtime.path())
-        .env_remove("LARDER_LOG")
-        .env_remove("LARDER_COORDINATOR");
-    command
+/// What `larder explain` prints about a cluster with too little memory.
+fn explain(played: &Played, args: &[&str]) -> Vec<Value> {
+    serde_json::from_value(played.json(&[&["explain"], args].concat())).unwrap()
 }
 
 fn runs(lookup: &Value) -> &[Value] {
@@ -65,8 +21,8 @@ fn runs(lookup: &Value) -> &[Value] {
 
 #[test]
 fn a_miss_is_followed_from_the_list_to_its_reason() {
-    let played = Played::new();
-    let misses = played.explain(&["--most", "500"]);
+    let played = Played::new(&["--block-bytes", "4096", "--chunks-per-node", "60"], "120");
+    let misses = explain(&played, &["--most", "500"]);
     let evicted = misses
         .iter()
         .find(|lookup| runs(lookup).iter().any(|run| run["outcome"] == "evicted"))
@@ -74,7 +30,7 @@ fn a_miss_is_followed_from_the_list_to_its_reason() {
     let name = evicted["request"].as_str().unwrap();
     assert!(name.starts_with("replay-"), "{evicted}");
 
-    let by_name = played.explain(&[name]);
+    let by_name = explain(&played, &[name]);
     let of_lookup = by_name.iter().find(|lookup| lookup["kind"] == "lookup").unwrap();
     assert_eq!(of_lookup["tenant"], "default");
     let run = runs(of_lookup).iter().find(|run| run["outcome"] == "evicted").unwrap();
@@ -86,7 +42,7 @@ fn a_miss_is_followed_from_the_list_to_its_reason() {
         of_lookup["chunks"].as_u64().map(|n| n as usize)
     );
 
-    let first = played.explain(&["replay-1"]);
+    let first = explain(&played, &["replay-1"]);
     assert!(first.iter().any(|lookup| runs(lookup)[0]["outcome"] == "never_stored"), "{first:?}");
     let table = String::from_utf8(played.run(&["explain", name]).stdout).unwrap();
     assert!(table.contains("by watermark") && table.contains("chunks could be used"), "{table}");
@@ -103,7 +59,7 @@ fn a_miss_is_followed_from_the_list_to_its_reason() {
     fs::write(&namespace, described).unwrap();
     fs::write(&hashes, of_lookup["hashes"].to_string()).unwrap();
     let held =
-        played.explain(&["--namespace", namespace.to_str().unwrap(), "--hashes", hashes.to_str().unwrap()]);
+        explain(&played, &["--namespace", namespace.to_str().unwrap(), "--hashes", hashes.to_str().unwrap()]);
     assert_eq!(held.len(), 2, "each node answers");
     assert!(held.iter().all(|node| node["knows_namespace"] == false), "a namespace of another chunk size");
 }

@@ -2,85 +2,39 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod played;
+
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::process::{Child, Command, Output, Stdio};
+use std::io::{Read as _, Write as _};
+use std::process::Stdio;
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::Value;
-use tempfile::TempDir;
 
-/// A development cluster of two nodes that has played a few requests. Dropping it kills it.
-struct Played {
-    runtime: TempDir,
-    child: Child,
-    nodes: Vec<Value>,
-    coordinator: String,
+use played::{Played, command};
+
+fn played() -> Played {
+    Played::new(&["--arena-bytes", "16MiB"], "40")
 }
 
-impl Played {
-    fn new() -> Self {
-        let runtime = tempfile::tempdir().unwrap();
-        let mut command = command(&runtime, &["dev", "--json", "--nodes", "2", "--arena-bytes", "16MiB"]);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let ready: Value = serde_json::from_str(&line).unwrap();
-        let coordinator = ready["coordinator"].as_str().unwrap().to_owned();
-        let nodes = ready["nodes"].as_array().unwrap().clone();
-        let played = Self { runtime, child, nodes, coordinator };
-        let replay =
-            ["replay", "--coordinator", &played.coordinator, "--requests", "40", "--block-bytes", "4096"];
-        assert!(played.run(&replay).status.success());
-        played
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        command(&self.runtime, args).output().unwrap()
-    }
-
-    fn json(&self, args: &[&str]) -> Value {
-        let output = self.run(&[args, &["--json"]].concat());
-        serde_json::from_slice(&output.stdout)
-            .unwrap_or_else(|_| panic!("{args:?}: {}", String::from_utf8_lossy(&output.stderr)))
-    }
-
-    fn pins(&self) -> Vec<u64> {
-        let status = self.json(&["status"]);
-        let nodes = status["nodes"].as_array().unwrap();
-        nodes.iter().map(|node| node["actors"][0]["pins"].as_u64().unwrap()).collect()
-    }
-}
-
-impl Drop for Played {
-    fn drop(&mut self) {
-        // Both fail only where it has ended already.
-        _ = self.child.kill();
-        _ = self.child.wait();
-    }
-}
-
-fn command(runtime: &TempDir, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
-    command
-        .args(args)
-        .env("XDG_RUNTIME_DIR", runtime.path())
-        .env_remove("LARDER_LOG")
-        .env_remove("LARDER_COORDINATOR");
-    command
+/// Pins at each node.
+fn pins(played: &Played) -> Vec<u64> {
+    let status = played.json(&["status"]);
+    let nodes = status["nodes"].as_array().unwrap();
+    nodes.iter().map(|node| node["actors"][0]["pins"].as_u64().unwrap()).collect()
 }
 
 #[test]
 fn a_pin_outlives_the_command_that_made_it_and_ends_by_its_number() {
-    let played = Played::new();
+    let played = played();
     let prompt = ["0", "1", "--block-bytes", "4096"];
     let pinned = played.json(&[&["pin", "--for", "5m"], &prompt[..]].concat());
     let made: Vec<&Value> = pinned.as_array().unwrap().iter().filter(|row| !row["pin"].is_null()).collect();
     assert!(!made.is_empty(), "{pinned}");
-    assert_eq!(played.pins().iter().sum::<u64>(), made.len() as u64);
+    assert_eq!(pins(&played).iter().sum::<u64>(), made.len() as u64);
     let listed = played.json(&["list", "pins"]);
     let name = |pin: &Value| (pin["node"].to_string(), pin["pin"].to_string());
     let listed: BTreeSet<_> = listed.as_array().unwrap().iter().map(name).collect();
@@ -97,7 +51,7 @@ fn a_pin_outlives_the_command_that_made_it_and_ends_by_its_number() {
         let said = String::from_utf8(gone.stderr).unwrap();
         assert!(said.contains(&format!("this tenant has no pin {number} on this device")), "{said}");
     }
-    assert_eq!(played.pins(), [0, 0]);
+    assert_eq!(pins(&played), [0, 0]);
 
     let nothing = played.run(&["pin", "999999", "--block-bytes", "4096"]);
     assert_eq!(nothing.status.code(), Some(1));
@@ -106,7 +60,7 @@ fn a_pin_outlives_the_command_that_made_it_and_ends_by_its_number() {
 
 #[test]
 fn where_says_what_the_directory_knows_of_a_prompt() {
-    let played = Played::new();
+    let played = played();
     // The directory hears of commits within moments.
     let held = (0..1_000)
         .map(|_| played.json(&["where", "0", "1", "999999", "--block-bytes", "4096"]))
@@ -124,7 +78,7 @@ fn where_says_what_the_directory_knows_of_a_prompt() {
 
 #[test]
 fn lists_and_events_show_what_nodes_hold_as_lines_for_scripts() {
-    let played = Played::new();
+    let played = played();
     let text = |args: &[&str]| {
         let output = played.run(args);
         assert_eq!(output.status.code(), Some(0), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -160,7 +114,7 @@ fn a_command_without_a_prompt_says_what_names_one() {
 
 #[test]
 fn a_policy_is_set_on_running_nodes_by_an_admin() {
-    let played = Played::new();
+    let played = played();
     let policies = |report: &Value| -> Vec<String> {
         let nodes = report["nodes"].as_array().unwrap();
         nodes.iter().map(|node| node["policies"][0].as_str().unwrap().to_owned()).collect()
@@ -170,10 +124,12 @@ fn a_policy_is_set_on_running_nodes_by_an_admin() {
     assert_eq!(policies(&played.json(&["policy", "lru", "--member", "node-1"])), ["lru"]);
     assert_eq!(policies(&played.json(&["policy"])), ["sieve", "lru"]);
 
-    let without = played.run(&["policy", "fifo", "--coordinator", &played.coordinator]);
+    let without = played.run(&["policy", "fifo", "--coordinator", played.coordinator()]);
     assert_eq!(without.status.code(), Some(2));
     assert!(String::from_utf8(without.stderr).unwrap().contains("larder ca issue admin"));
-    let dir = std::path::Path::new(played.nodes[0]["sockets"]["default"].as_str().unwrap()).parent().unwrap();
+    let dir = std::path::Path::new(played.ready["nodes"][0]["sockets"]["default"].as_str().unwrap())
+        .parent()
+        .unwrap();
     let [ca, certificate, key] = ["ca.pem", "node-0.pem", "node-0.key"].map(|name| dir.join(name));
     let files = [
         "--ca",
@@ -191,7 +147,7 @@ fn a_policy_is_set_on_running_nodes_by_an_admin() {
 
 #[test]
 fn top_shows_one_interval_of_every_node() {
-    let played = Played::new();
+    let played = played();
     let view = played.json(&["top", "--interval", "50ms"]);
     let nodes = view["nodes"].as_array().unwrap();
     assert_eq!(nodes.len(), 2);
@@ -203,7 +159,7 @@ fn top_shows_one_interval_of_every_node() {
         assert_eq!(node["arena_bytes"], 16 << 20);
     }
     // Standard output is no terminal here: one interval as text.
-    let address = played.nodes[0]["http"].as_str().unwrap();
+    let address = played.ready["nodes"][0]["http"].as_str().unwrap();
     let output = played.run(&["top", "--node", address, "--interval", "50ms", "--sort", "memory"]);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(
@@ -242,10 +198,10 @@ fn read_until(screen: &mut File, drawn: &mut String, part: &str) {
 
 #[test]
 fn on_a_terminal_top_redraws_obeys_keys_and_leaves_it_as_it_was() {
-    let played = Played::new();
+    let played = played();
     let (mut near, far) = terminal();
     let end = || Stdio::from(far.try_clone().unwrap());
-    let mut top = command(&played.runtime, &["top", "--interval", "20ms"]);
+    let mut top = played.command(&["top", "--interval", "20ms"]);
     let mut top = top.stdin(end()).stdout(end()).stderr(Stdio::null()).spawn().unwrap();
     let mut drawn = String::new();
     read_until(&mut near, &mut drawn, "by name");
