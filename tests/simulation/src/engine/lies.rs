@@ -117,7 +117,7 @@ impl World {
             world.ask_only(engine, Request::Commit(Commit { reservation, chunks, sources }));
         };
         match self.random.u8(..7) {
-            0 => commit(self, 77, chunks, vec![0]),
+            0 => commit(self, NO_RESERVATION, chunks, vec![0]),
             1 => commit(self, reservation, chunks, vec![0; blocks + 1]),
             2 => commit(self, reservation, chunks, vec![u64::MAX / 2; blocks]),
             3 => commit(self, reservation, vec![63], vec![0]),
@@ -221,3 +221,7 @@ impl World {
         self.ask_only(engine, Request::SavePages(ask));
     }
 }
+
+/// What no reservation is called: the bytes of a real one, from where nothing was written for it, would be wrong by the engine's
+/// own word.
+const NO_RESERVATION: u64 = 1 << 60;
