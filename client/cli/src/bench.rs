@@ -1,6 +1,7 @@
 //! Measures Larder against what the machine can do at best.
 
 pub mod crowd;
+pub mod load;
 pub mod measure;
 pub mod peer;
 pub mod placement;

@@ -176,7 +176,7 @@ impl End {
         Ok((cluster, ends))
     }
 
-    async fn connect(socket: &Path, transfer: Transfer) -> anyhow::Result<Self> {
+    pub(super) async fn connect(socket: &Path, transfer: Transfer) -> anyhow::Result<Self> {
         let client = concat!("larder bench ", env!("CARGO_PKG_VERSION")).into();
         let options = SessionOptions { client, ..SessionOptions::default() };
         let session = Session::connect(socket, options).await?;
@@ -199,8 +199,8 @@ impl End {
 
     /// Waits until the directory knows of all of them.
     pub(super) async fn wait_for(&self, chains: &[Chain]) -> anyhow::Result<()> {
-        let start = now();
         for chain in chains {
+            let start = now();
             let options = LookupOptions { prompt_tokens: u64::MAX, ..LookupOptions::default() };
             let found = async || {
                 let found = self.session.lookup(&self.namespace, chain, options.clone()).await?;
@@ -237,7 +237,7 @@ impl End {
 }
 
 /// CPU time of the threads of a process, as the scheduler has counted it.
-fn seconds_of(pid: u32) -> io::Result<f64> {
+pub(super) fn seconds_of(pid: u32) -> io::Result<f64> {
     let mut nanoseconds = 0;
     for task in read_dir(format!("/proc/{pid}/task"))? {
         // A thread that has just ended.

@@ -255,7 +255,7 @@ fn register(session: &Session, block_bytes: u64) -> anyhow::Result<Namespace> {
 }
 
 /// A lookup whose caller can use every token.
-fn all_tokens() -> LookupOptions {
+pub(super) fn all_tokens() -> LookupOptions {
     LookupOptions { prompt_tokens: u64::MAX, ..LookupOptions::default() }
 }
 

@@ -1,9 +1,12 @@
 //! `larder bench`: measures Larder beside the yardsticks of the same run.
 
 use std::hint::black_box;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
+use indicatif::ProgressBar;
 use larder_client::Verify;
 use larder_net::quic::TransportSettings;
 
@@ -15,7 +18,7 @@ use crate::bench::side_by_side::{COLUMNS, peer_get, transfers};
 use crate::bench::store::StoreBench;
 use crate::bench::transfer::{Transfer, peer_get_beside_both, quinn_beside_tcp};
 use crate::bench::yardsticks::Memcpy;
-use crate::bench::{Measurement, table, timeline};
+use crate::bench::{Measurement, load, table, timeline};
 use crate::dev::{DevCluster, DevOptions, TENANT};
 use crate::failure::Usage;
 use crate::{content, heap, output};
@@ -32,6 +35,8 @@ Examples:
   larder bench --filter store   Benches with `store` in their name
   larder bench --csv            Rows to compare with those of other stores
   larder bench --timeline       Where the time of a get from another node goes
+  larder bench --load           Times of requests as they become more, until a node no longer keeps up
+  larder bench --load --svg load.svg   The same, and a picture
   larder bench --json           An array of {name, value, unit, yardstick, yardstick_value, ratio}
 
 Benches, each with its yardstick:
@@ -74,6 +79,19 @@ pub(crate) struct Args {
     /// bare QUIC and over raw TCP
     #[arg(long, conflicts_with_all = ["csv", "filter"])]
     timeline: bool,
+
+    /// Raise the rate of requests until a node no longer answers 99 % of them within 10 ms, and print their times at each rate
+    ///
+    /// Sixteen engines ask one of two nodes. Requests come when they are due, whether or not those before were answered, and their
+    /// times count from then. Of ten requests six are lookups of 100 chunks, two are leases, one saves a block of 64 KiB and one gets
+    /// such a block from the other node. `not done` counts requests that the node turned away and those without an answer. The
+    /// engines are one thread of this process: where it uses a whole CPU, it is the limit
+    #[arg(long, conflicts_with_all = ["csv", "filter", "timeline"])]
+    load: bool,
+
+    /// Draw the times of `--load` over the rate into this file
+    #[arg(long, value_name = "FILE", requires = "load")]
+    svg: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -86,6 +104,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     if args.timeline {
         return print_timeline(args);
+    }
+    if args.load {
+        return print_load(args);
     }
     let mut measurements = Vec::new();
     if SESSION_BENCHES.iter().any(|(name, _)| wanted(name)) || wanted(MANY_BENCH) {
@@ -159,6 +180,39 @@ fn print_timeline(args: &Args) -> anyhow::Result<ExitCode> {
     } else {
         output::print(&timeline::table(&stages).to_string())?;
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A line on standard error for each step, then the table and the knee.
+fn print_load(args: &Args) -> anyhow::Result<ExitCode> {
+    let load = if args.quick { load::Load { steps: 3, step: QUICK_STEP, ..LOAD } } else { LOAD };
+    let progress = ProgressBar::new_spinner();
+    let steps = load::load(load, |step| {
+        progress
+            .set_message(format!("{:.0} requests a second: 99 % within {} us", step.rate, step.all.p99_us));
+        progress.tick();
+        Ok(())
+    })?;
+    progress.finish_and_clear();
+    let knee = load::Knee::of(&steps);
+    if let Some(file) = &args.svg {
+        std::fs::write(file, load::svg(&steps, load.limit))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    if args.json {
+        output::print_json(&serde_json::json!({ "knee": knee, "steps": steps }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    output::print(&load::table(&steps).to_string())?;
+    output::print(&match knee {
+        Some(load::Knee { rate, at_the_end: false }) => {
+            format!("knee: {} requests a second, 99 % of them within 10 ms", output::count(rate as u64))
+        }
+        Some(load::Knee { rate, .. }) => {
+            format!("the knee is beyond {} requests a second", output::count(rate as u64))
+        }
+        None => "the slowest rate already takes more than 10 ms: is the machine busy?".to_owned(),
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -298,6 +352,17 @@ const CSV_REPETITIONS: usize = 5;
 
 /// Each round gets 128 MiB.
 const TIMELINE_ROUNDS: usize = 4;
+
+/// From what one CPU does easily to what two do not.
+const LOAD: load::Load = load::Load {
+    first_rate: 500.0,
+    factor: 1.3,
+    step: Duration::from_secs(3),
+    limit: Duration::from_millis(10),
+    steps: 20,
+};
+
+const QUICK_STEP: Duration = Duration::from_millis(500);
 
 const QUICK_ROUNDS: usize = 11;
 

@@ -1,0 +1,137 @@
+//! Requests that come when they are due, whether or not those before have been answered, at rising rates.
+//!
+//! A bench that waits for each answer asks less of a slow node, and hides how long requests would have waited. Here a request's
+//! time counts from when it was due (as in wrk2, which calls the mistake coordinated omission).
+
+mod arrivals;
+mod engine;
+mod picture;
+mod seen;
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use larder_core::store::policy::PolicyName;
+use tokio::runtime::Builder;
+
+use self::arrivals::arrivals;
+use self::engine::Engines;
+pub use self::picture::svg;
+use self::seen::Seen;
+pub use self::seen::{KindSeen, Knee, Step, table};
+use super::peer::seconds_of;
+use crate::clock::{now, process_seconds};
+use crate::dev::{DevCluster, DevOptions, TENANT};
+
+/// How the rates rise.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Load {
+    /// Requests a second of the first step.
+    pub first_rate: f64,
+    /// Each step's rate is that of the step before times this.
+    pub factor: f64,
+    /// How long a step lasts.
+    pub step: Duration,
+    /// What 99 % of requests must not take longer than.
+    pub limit: Duration,
+    /// Steps at most.
+    pub steps: usize,
+}
+
+/// Raises the rate until two steps one after the other miss the limit, and tells each step as it ends.
+///
+/// Two nodes on this host, [`engine::ENGINES`] engines at one of them. Of ten requests six are lookups of 100 chunks that are there,
+/// two are leases of them, one saves a block of 64 KiB, and one gets such a block from the other node.
+///
+/// # Errors
+/// The cluster does not start, or a request fails. An answer that the node is busy is no failure: it is counted.
+pub fn load(load: Load, mut tell: impl FnMut(&Step) -> anyhow::Result<()>) -> anyhow::Result<Vec<Step>> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let options = DevOptions {
+            nodes: 2,
+            arena_bytes: Some(ARENA_BYTES),
+            extent_bytes: Some(EXTENT_BYTES),
+            // The newest blocks stay: those that were saved for the next step.
+            policy: PolicyName::Lru,
+            ..DevOptions::new()?
+        };
+        let cluster = DevCluster::start(options).await?;
+        cluster.joined().await?;
+        let sockets = cluster.addresses().nodes.iter().map(|node| node.sockets.get(TENANT));
+        let sockets: Vec<&Path> = sockets
+            .map(|socket| Ok(socket.context("the node has a socket")?.as_path()))
+            .collect::<anyhow::Result<_>>()?;
+        let nodes: Vec<u32> = cluster.pids().into_iter().skip(1).filter_map(|(_, pid)| pid).collect();
+        let mut engines = Engines::connect(sockets[0], sockets[1]).await?;
+        // Warms up: mappings, connections, memory of the nodes.
+        step(&mut engines, &nodes, load, load.first_rate).await?;
+        let (mut steps, mut missed, mut rate) = (Vec::new(), 0, load.first_rate);
+        while missed < MISSES && steps.len() < load.steps {
+            let seen = step(&mut engines, &nodes, load, rate).await?;
+            tell(&seen)?;
+            missed = if seen.within_limit { 0 } else { missed + 1 };
+            steps.push(seen);
+            rate *= load.factor;
+        }
+        drop(engines);
+        cluster.stop().await?;
+        Ok(steps)
+    })
+}
+
+/// One rate.
+async fn step(engines: &mut Engines, nodes: &[u32], load: Load, rate: f64) -> anyhow::Result<Step> {
+    let seconds = load.step.as_secs_f64();
+    engines.prepare((rate * seconds * 1.2) as usize + 64).await?;
+    let cpu_before = (cpu(nodes)?, process_seconds());
+    let mut seen = Seen::new(rate);
+    let start = now();
+    let mut arrivals = arrivals(rate, start, load.step, MOST_WAITING)?;
+    while engines.waiting() < MOST_WAITING {
+        tokio::select! {
+            biased;
+            answer = engines.answered() => seen.note(answer?),
+            due = arrivals.recv() => match due {
+                Some(due) => {
+                    engines.ask(seen.asked, due);
+                    seen.asked += 1;
+                }
+                None => break,
+            },
+        }
+    }
+    // Requests that came before their answers were no longer waited for.
+    let patience = tokio::time::sleep(PATIENCE);
+    tokio::pin!(patience);
+    while engines.waiting() > 0 {
+        tokio::select! {
+            biased;
+            answer = engines.answered() => seen.note(answer?),
+            () = &mut patience => break,
+        }
+    }
+    let took = now() - start;
+    let cpu_seconds = (cpu(nodes)? - cpu_before.0, process_seconds() - cpu_before.1);
+    engines.forget_waiting();
+    Ok(seen.step(took, cpu_seconds, load.limit))
+}
+
+fn cpu(nodes: &[u32]) -> std::io::Result<f64> {
+    nodes.iter().map(|&pid| seconds_of(pid)).sum()
+}
+
+/// Room at each node for all blocks of a step, and for those of the step before.
+const ARENA_BYTES: u64 = 1 << 30;
+
+const EXTENT_BYTES: u64 = 64 << 20;
+
+/// Requests without an answer, at most: with more of them, the step has shown what it can.
+const MOST_WAITING: usize = 8_192;
+
+/// Steps that miss the limit one after the other, before none follows: one alone may have been the machine's doing.
+const MISSES: usize = 2;
+
+/// How long answers are waited for after the last request.
+const PATIENCE: Duration = Duration::from_secs(5);
