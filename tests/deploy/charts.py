@@ -16,9 +16,9 @@ from tools import ROOT, load_all, run
 CHART = ROOT / "deploy/helm/larder"
 # The overlay of the same content, and the files of values that make the chart so.
 OVERLAYS = {
-    "single": ["single"],
-    "no-gpu": [],
-    "three-coordinators": ["three-coordinators"],
+    "single": ["larder-ca", "single"],
+    "no-gpu": ["larder-ca", "no-gpu"],
+    "three-coordinators": ["larder-ca", "no-gpu", "three-coordinators"],
     "gpu": ["gpu"],
     "gpu-huge-pages": ["gpu", "gpu-huge-pages"],
     "gpu-disk": ["gpu", "disk"],
@@ -38,7 +38,8 @@ def merged(values, more):
     return result
 
 
-def render_chart(more, chart=CHART, release="larder", versions=("monitoring.coreos.com/v1",)):
+def render_chart(more, chart=CHART, release="larder", versions=("monitoring.coreos.com/v1",), existing=()):
+    """The documents of the chart, where the cluster has the `existing` ones."""
     values = yaml.safe_load((chart / "values.yaml").read_text())
     for one in more:
         values = merged(
@@ -48,7 +49,8 @@ def render_chart(more, chart=CHART, release="larder", versions=("monitoring.core
         jsonschema.validate(values, json.loads((chart / "values.schema.json").read_text()))
     except jsonschema.ValidationError as error:
         raise AssertionError(f"values: {error.message}") from error
-    return load_all(run(tools.chart_renderer(), chart, release, *versions, input=json.dumps(values)))
+    given = json.dumps({"values": values, "existing": list(existing)})
+    return load_all(run(tools.chart_renderer(), chart, release, *versions, input=given))
 
 
 def chart_renders(chart):
@@ -148,11 +150,25 @@ def one_value_is_enough():
     found = schema_problems(documents) + problems(documents)
     assert not found, found
     assert Manifests(documents).config("node")["host"]["arena_bytes"] == "66560MiB"
+    # No label of a host and no Secret must be there before.
+    pod = Manifests(documents).workload("node")["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux"}, pod["nodeSelector"]
+    (authority,) = Manifests(documents).of("Secret")
+    named = {volume["secret"]["secretName"] for one in ["node", "coordinator"] for volume in volumes(documents, one) if "secret" in volume}
+    assert named == {authority["metadata"]["name"]}, named
+    # An upgrade keeps the authority; another cluster has another one.
+    (kept,) = Manifests(render_chart([{"size": "65Gi"}], existing=[authority])).of("Secret")
+    (other,) = Manifests(render_chart([{"size": "65Gi"}])).of("Secret")
+    assert kept["data"] == authority["data"] and other["data"]["ca.key"] != authority["data"]["ca.key"]
     assert not Manifests(documents).of("ServiceMonitor") and not Manifests(documents).of("PrometheusRule")
     assert Manifests(render_chart([{"size": "65Gi"}])).of("ServiceMonitor")
     for size, mebibytes in [("512Mi", 512), ("2Ti", 2 << 20)]:
         config = Manifests(render_chart([{"size": size}])).config("node")
         assert config["host"]["arena_bytes"] == f"{mebibytes}MiB", config
+
+
+def volumes(documents, component):
+    return Manifests(documents).workload(component)["spec"]["template"]["spec"]["volumes"]
 
 
 def pods_are_as_said():

@@ -1,15 +1,19 @@
-"""Builds the image with buildah, out of stand-ins for the two images that it is made from.
+"""Builds the image with buildah, out of stand-ins for the two images that it is made from: no registry is asked.
 
-All that the Dockerfile says is done but the compilation: where the toolchain would compile the program, a script of
-the same name hands out one that is there. The stand-ins have busybox and what the program loads.
+Quickly: all that the Dockerfile says is done but the compilation. Where the toolchain would compile the program, a script of the same
+name hands out one that is there, and the stand-ins have busybox and the libraries of the program.
+
+For real: the stand-ins are made of Debian's packages, and the machine's own toolchain compiles the program.
 """
 
 import os
 import re
 import shutil
+import subprocess
+from pathlib import Path
 
 from live import larder
-from tools import ROOT, Missing, found, run
+from tools import ROOT, TOOLS, Missing, apt_installed, found, run
 
 CARGO = """#!/bin/sh
 # Stands for the toolchain: checks what it was given, and hands out a program that was built before.
@@ -30,61 +34,120 @@ CONTEXT = "Cargo.lock Cargo.toml README.md client coordinator deploy node tests 
 ISOLATION = ["--isolation", "chroot"]
 
 
-def builds_twice_the_same(folder):
-    """Builds it twice with one timestamp, runs it, and returns what was found."""
-    store = [found("buildah"), "--root", folder / "root", "--runroot", folder / "runroot", "--storage-driver", "vfs"]
-    busybox = found("busybox")
-    if os.geteuid() != 0:
-        raise Missing("building in a chroot needs root")
-    program = larder()
-    # In the store's own stand-in for a registry: nothing is pulled.
-    base = root_of(folder / "base", busybox, program)
-    stand_in(store, folder, "stand-in-base", base)
+class Store:
+    """Images and containers in a folder of their own."""
+
+    def __init__(self, folder):
+        if os.geteuid() != 0:
+            raise Missing("building in a chroot needs root")
+        packages = ["buildah", "podman", "runc", "busybox", "ca-certificates"]
+        buildah, podman, *_ = apt_installed("buildah", "podman", "runc", "busybox", packages=packages)
+        self.folder = folder
+        place = ["--root", folder / "root", "--runroot", folder / "runroot", "--storage-driver", "vfs"]
+        self.buildah = [buildah, *place]
+        # What starts containers by default wants a control group that not every machine lets it have.
+        self.podman = [podman, *place, "--cgroup-manager=cgroupfs", "--runtime", "runc"]
+
+    def build(self, *arguments, **options):
+        run(*self.buildah, "build", *ISOLATION, "--pull-never", *arguments, **options)
+
+    def build_larder(self, name, *arguments, **options):
+        """Builds what deploy/Dockerfile says; the image's identity."""
+        file = ["--file", ROOT / "deploy/Dockerfile", "--ignorefile", ROOT / "deploy/Dockerfile.dockerignore"]
+        bases = ["RUST_IMAGE=localhost/stand-in-rust", "BASE_IMAGE=localhost/stand-in-base"]
+        bases = [word for base in bases for word in ("--build-arg", base)]
+        stamp = ["--timestamp", "1700000000"]
+        self.build("--no-cache", *file, *stamp, *bases, "--tag", name, *arguments, ROOT, **options)
+        return run(*self.buildah, "images", "--no-trunc", "--quiet", name).strip()
+
+    def stand_in(self, name, context, *lines):
+        """An image for the build to begin with."""
+        (self.folder / "Dockerfile").write_text("\n".join(lines) + "\n")
+        self.build("--tag", name, "--file", self.folder / "Dockerfile", context, timeout=1200)
+
+    def in_image(self, image, *command):
+        """What a command in the image prints."""
+        container = run(*self.buildah, "from", "--pull-never", f"localhost/{image}").strip()
+        try:
+            return run(*self.buildah, "run", *ISOLATION, container, "--", *command).strip()
+        finally:
+            run(*self.buildah, "rm", container)
+
+
+def builds_twice_the_same(store):
+    """Builds the image `larder` twice with one timestamp and looks at it; returns what was found."""
+    busybox, program = found("busybox"), larder()
+    base = root_of(store.folder / "base", busybox, program)
+    store.stand_in("stand-in-base", store.folder, "FROM scratch", "COPY base /", "ENV PATH=/bin:/usr/bin")
     (base / "prebuilt").mkdir()
     shutil.copy(program, base / "prebuilt/larder")
     for name, script in [("cargo", CARGO.replace("CONTEXT", CONTEXT)), ("apt-get", APT)]:
         (base / "bin" / name).write_text(script)
         (base / "bin" / name).chmod(0o755)
-    stand_in(store, folder, "stand-in-rust", base)
-
-    identities = []
-    for name in ["one", "two"]:
-        run(
-            *store,
-            "build",
-            *ISOLATION,
-            "--pull-never",
-            "--no-cache",
-            "--file",
-            ROOT / "deploy/Dockerfile",
-            "--ignorefile",
-            ROOT / "deploy/Dockerfile.dockerignore",
-            "--timestamp",
-            "1700000000",
-            "--tag",
-            name,
-            "--build-arg",
-            "RUST_IMAGE=localhost/stand-in-rust",
-            "--build-arg",
-            "BASE_IMAGE=localhost/stand-in-base",
-            ROOT,
-        )
-        identities.append(run(*store, "images", "--no-trunc", "--quiet", name).strip())
+    store.stand_in("stand-in-rust", store.folder, "FROM scratch", "COPY base /", "ENV PATH=/bin:/usr/bin")
+    identities = [store.build_larder(name) for name in ["larder", "again"]]
     assert identities[0] == identities[1], f"two builds differ: {identities}"
+    return f"{is_as_said(store)}, twice the same"
 
-    container = run(*store, "from", "--pull-never", "localhost/one").strip()
-    user = run(*store, "run", *ISOLATION, container, "--", "id", "-u").strip()
+
+def is_as_said(store):
+    """The image `larder` runs as nobody, and has what the manifests' init containers need."""
+    user = store.in_image("larder", "id", "-u")
     assert user == "65532", f"it runs as {user}"
-    version = run(*store, "run", *ISOLATION, container, "--", "/usr/bin/larder", "--version").strip()
-    tools = run(
-        *store, "run", *ISOLATION, container, "--", "sh", "-c", "for t in sed chown cp cat; do command -v $t; done"
-    ).split()
-    assert len(tools) == 4, tools
-    config = run(
-        *store, "inspect", "--format", "{{.OCIv1.Config.User}} {{.OCIv1.Config.Entrypoint}}", container
-    ).strip()
-    assert config == "65532:65532 [/usr/bin/larder]", config
-    return f"{version}, as user {user}, twice the same"
+    version = store.in_image("larder", "/usr/bin/larder", "--version")
+    needed = store.in_image("larder", "sh", "-c", "for t in sed chown cp mv rm cat grep larder; do command -v $t; done").split()
+    assert len(needed) == 8, needed
+    said = run(*store.podman, "inspect", "--format", "{{.Config.User}} {{.Config.Entrypoint}}", "localhost/larder").strip()
+    assert said == "65532:65532 [/usr/bin/larder]", said
+    return f"{version}, as user {user}"
+
+
+def builds_for_real(store):
+    """Compiles the program in the image `larder`; returns what was found. Takes some ten minutes, later times less."""
+    kept = TOOLS / "image"
+    base = debian(kept / "base")
+    store.stand_in("stand-in-base", base, "FROM scratch", "COPY . /")
+    # The toolchain is that of the machine, and so are the crates that it has downloaded.
+    cargo_home = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
+    toolchain = run("rustc", "--print", "sysroot").strip()
+    (store.folder / "empty").mkdir()
+    store.stand_in(
+        "stand-in-rust",
+        store.folder / "empty",
+        "FROM localhost/stand-in-base",
+        "RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev ca-certificates",
+        "ENV CARGO_HOME=/usr/local/cargo PATH=/usr/local/rust/bin:/usr/local/bin:/usr/bin:/bin",
+    )
+    folders = {toolchain: "/usr/local/rust:ro", kept / "target": "/src/target"}
+    folders |= {cargo_home / name: f"/usr/local/cargo/{name}" for name in ["registry", "config.toml"]}
+    # Some machines trust authorities of their own.
+    folders[Path("/etc/ssl/certs")] = "/etc/ssl/certs:ro"
+    (kept / "target").mkdir(parents=True, exist_ok=True)
+    volumes = [word for here, there in folders.items() if Path(here).exists() for word in ("--volume", f"{here}:{there}")]
+    store.build_larder("larder", *volumes, timeout=5400)
+    said = is_as_said(store)
+    size = int(store.in_image("larder", "stat", "--format", "%s", "/usr/bin/larder"))
+    debug = store.in_image("larder", "sh", "-c", "grep --text --quiet '[.]debug_info' /usr/bin/larder && echo has it || echo stripped")
+    assert debug == "stripped", "the program has debugging information"
+    whole = int(run(*store.podman, "inspect", "--format", "{{.Size}}", "localhost/larder"))
+    return f"{said}, compiled by the Dockerfile: a program of {size / 1e6:.1f} MB stripped, in an image of {whole / 1e6:.0f} MB"
+
+
+def debian(root):
+    """A root file system of the Debian that the Dockerfile names, made from its packages."""
+    (suite,) = re.findall(r"^ARG BASE_IMAGE=\S+/debian:(\w+)-slim$", (ROOT / "deploy/Dockerfile").read_text(), re.M)
+    sources = Path("/etc/apt/sources.list.d/debian.sources")
+    (debootstrap,) = apt_installed("debootstrap", packages=["debootstrap"])
+    if not sources.exists():
+        raise Missing(f"there is no {sources}")
+    mirror = re.search(r"^URIs: (\S+)", sources.read_text(), re.M)[1]
+    done = root.parent / "base-done"
+    if not done.exists():
+        shutil.rmtree(root, ignore_errors=True)
+        root.parent.mkdir(parents=True, exist_ok=True)
+        run(debootstrap, "--variant=minbase", suite, root, mirror, timeout=1200)
+        done.touch()
+    return root
 
 
 def root_of(root, busybox, program):
@@ -99,9 +162,3 @@ def root_of(root, busybox, program):
         (root / library[1:]).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(os.path.realpath(library), root / library[1:])
     return root
-
-
-def stand_in(store, folder, name, root):
-    """An image of a root file system."""
-    (folder / "Dockerfile").write_text("FROM scratch\nCOPY base /\nENV PATH=/bin:/usr/bin\n")
-    run(*store, "build", *ISOLATION, "--tag", name, "--file", folder / "Dockerfile", folder)

@@ -87,6 +87,19 @@ def issued_secrets(folder):
     return secrets
 
 
+def secret_documents(secrets):
+    """These Secrets as documents."""
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name},
+            "data": {key: base64.b64encode(content).decode() for key, content in data.items()},
+        }
+        for name, data in secrets.items()
+    ]
+
+
 def openssl_certificate(folder, uri, dns, algorithm):
     """A certificate as another authority, here openssl, would make it from the names in the manifests."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,6 +152,26 @@ def openssl_certificate(folder, uri, dns, algorithm):
     (folder / "ca.crt").write_bytes((ca / "pem").read_bytes())
 
 
+def issue_as_pods_do(folder, all_, tls):
+    """Runs the containers that issue certificates from the authority of the chart; twice, as when a container starts again."""
+    authority = folder / "authority"
+    authority.mkdir()
+    (secret,) = all_.of("Secret")
+    for name, content in secret["data"].items():
+        (authority / name).write_bytes(base64.b64decode(content))
+    (folder / "bin").mkdir()
+    (folder / "bin/larder").symlink_to(larder())
+    for component, to in tls.items():
+        containers = all_.workload(component)["spec"]["template"]["spec"]["initContainers"]
+        (container,) = [one for one in containers if one["name"] == "certificate"]
+        here = {"/etc/larder/authority": str(authority), "/etc/larder/tls": str(to), "$(LARDER_NAME)": "host-1"}
+        here |= {"/etc/larder/template": str(folder / "template"), "/etc/larder/config": str(folder / "template")}
+        for _ in range(2):
+            command = [replaced(word, here) for word in container["command"] + container["args"]]
+            run(*command, env={"PATH": f"{folder}/bin:{os.environ['PATH']}"})
+        assert sorted(path.name for path in to.iterdir()) == ["ca.crt", "tls.crt", "tls.key"], list(to.iterdir())
+
+
 def cluster(folder, documents):
     """Starts a coordinator and a node with the configurations of these manifests, until the node is a member."""
     all_ = Manifests(documents)
@@ -160,6 +193,8 @@ def cluster(folder, documents):
         openssl_certificate(node_tls, uri, attributes["csi.cert-manager.io/dns-names"], "rsa")
         spec = all_.named("Certificate", "larder-coordinator")["spec"]
         openssl_certificate(coordinator_tls, spec["uris"][0], spec["dnsNames"][0], "ec")
+    elif all_.of("Secret"):
+        issue_as_pods_do(folder, all_, {"coordinator": coordinator_tls, "node": node_tls})
     else:
         secrets = issued_secrets(folder / "issued")
         for name, content in secrets["larder-coordinator-certificate"].items():

@@ -88,7 +88,7 @@ def commands(all_):
 def pods(all_):
     accounts, maps = all_.names("ServiceAccount"), all_.names("ConfigMap")
     made = {one["spec"]["secretName"] for one in all_.of("Certificate")}
-    secrets = made or ISSUED_SECRETS
+    secrets = made | all_.names("Secret") or ISSUED_SECRETS
     for component in ["node", "coordinator"]:
         workload = all_.workload(component)
         template, name = workload["spec"]["template"], workload["metadata"]["name"]

@@ -1,5 +1,5 @@
 // Renders a chart with Go's templates and sprig, as Helm does: chart, release and the cluster's API versions on the command line,
-// the merged values as JSON on standard input. It is not Helm: of what Helm adds to the two it knows what this chart uses.
+// the merged values and what the cluster has as JSON on standard input. It is not Helm: of what Helm adds to the two it knows what this chart uses.
 package main
 
 import (
@@ -36,15 +36,19 @@ func (chart files) Get(name string) string {
 
 func main() {
 	chart, release := os.Args[1], os.Args[2]
-	values, metadata := map[string]any{}, map[string]any{}
-	check(json.NewDecoder(os.Stdin).Decode(&values))
+	var given struct {
+		Values   map[string]any
+		Existing []map[string]any
+	}
+	metadata := map[string]any{}
+	check(json.NewDecoder(os.Stdin).Decode(&given))
 	check(yaml.Unmarshal([]byte(files(chart).Get("Chart.yaml")), &metadata))
 	title := map[string]any{}
 	for key, value := range metadata {
 		title[strings.ToUpper(key[:1])+key[1:]] = value
 	}
 	root := map[string]any{
-		"Values": values, "Chart": title, "Files": files(chart),
+		"Values": given.Values, "Chart": title, "Files": files(chart),
 		"Capabilities": map[string]any{"APIVersions": versions(os.Args[3:])},
 		"Release": map[string]any{"Name": release, "Namespace": "larder", "Service": "Helm"},
 	}
@@ -57,6 +61,14 @@ func main() {
 		var text strings.Builder
 		err := all.ExecuteTemplate(&text, name, data)
 		return text.String(), err
+	}
+	functions["lookup"] = func(version, kind, namespace, name string) map[string]any {
+		for _, one := range given.Existing {
+			if one["kind"] == kind && one["metadata"].(map[string]any)["name"] == name {
+				return one
+			}
+		}
+		return map[string]any{}
 	}
 	functions["toYaml"] = func(value any) string {
 		text, err := yaml.Marshal(value)

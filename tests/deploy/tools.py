@@ -74,6 +74,16 @@ def found(name):
     return path
 
 
+def apt_installed(*programs, packages):
+    """Programs that Debian's packages bring; installed where this may."""
+    if not all(map(shutil.which, programs)) and os.geteuid() == 0 and shutil.which("apt-get"):
+        apt = ["apt-get", "-o", "DPkg::Lock::Timeout=300", "--quiet", "--yes"]
+        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        for command in [["update"], ["install", "--no-install-recommends", *packages]]:
+            subprocess.run([*apt, *command], env=environment, capture_output=True, check=False)
+    return [found(program) for program in programs]
+
+
 def custom_resource_types():
     """The folder in which the types of the custom resources are."""
     npm = found("npm")

@@ -157,3 +157,60 @@ drain_ms = {{ mul 1000 (int .Values.node.drainSeconds) }}
 {{- include "larder.toml" .Values.node.cluster }}
 {{- include "larder.tracingToml" . }}
 {{ end -}}
+
+{{- /* The field that has a node's name. cert-manager's csi-driver knows the pod's name and not the host's. */ -}}
+{{- define "larder.nodeName" -}}
+{{ eq .Values.certificates.source "cert-manager" | ternary "metadata.name" "spec.nodeName" }}
+{{- end -}}
+
+{{- /* The container that issues a pod's certificate from the authority that this chart made; only it sees the authority's key. */ -}}
+{{- define "larder.issue" -}}
+{{- if eq .root.Values.certificates.source "chart" -}}
+- name: certificate
+  image: {{ include "larder.image" .root }}
+  {{- with .root.Values.image.pullPolicy }}
+  imagePullPolicy: {{ . }}
+  {{- end }}
+  command: [sh, {{ .folder }}/issue.sh]
+  args: [{{ .role }}, {{ eq .role "node" | ternary "$(LARDER_NAME)" "main" }}, /etc/larder/authority, /etc/larder/tls]
+  {{- if eq .role "node" }}
+  env:
+    - name: LARDER_NAME
+      valueFrom:
+        fieldRef:
+          fieldPath: {{ include "larder.nodeName" .root }}
+  {{- end }}
+  resources:
+    requests:
+      cpu: 10m
+      memory: 32Mi
+    limits:
+      memory: 32Mi
+  securityContext:
+    runAsNonRoot: true
+    allowPrivilegeEscalation: false
+    readOnlyRootFilesystem: true
+    capabilities:
+      drop: [ALL]
+  volumeMounts:
+    - name: {{ .volume }}
+      mountPath: {{ .folder }}
+      readOnly: true
+    - name: authority
+      mountPath: /etc/larder/authority
+      readOnly: true
+    - name: tls
+      mountPath: /etc/larder/tls
+{{- end -}}
+{{- end -}}
+
+{{- define "larder.issueVolumes" -}}
+- name: tls
+  emptyDir:
+    medium: Memory
+    sizeLimit: 1Mi
+- name: authority
+  secret:
+    secretName: {{ .Release.Name }}-authority
+    defaultMode: 0440
+{{- end -}}
