@@ -70,7 +70,20 @@ MARKS = [
         'increase(larder_coordinator_events_total{cluster=~"$cluster",event="remove"}[$__rate_interval]) > 0',
         "{{cluster}}: the coordinator removed a silent node",
     ),
+    Mark(
+        "Policy changes",
+        "purple",
+        'increase(larder_policy_changes_total{cluster=~"$cluster",node=~"$node"}[$__rate_interval]) > 0',
+        "{{node}}: device {{device}} evicts by {{to}}",
+    ),
 ]
+
+# What operators fill in: label, and what stands there first.
+TEXTS = {
+    "runbooks": ("Runbooks", "https://larder.example/runbooks"),
+    # Of an engine: what its GPUs cost.
+    "price": ("Price of an engine, an hour", "2"),
+}
 
 
 @dataclass
@@ -126,15 +139,9 @@ def mark_json(mark):
 
 def variables(dashboard):
     result = [{"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}]
-    result.append(
-        {
-            "name": "runbooks",
-            "label": "Runbooks",
-            "type": "textbox",
-            "query": RUNBOOKS,
-            "current": {"text": RUNBOOKS, "value": RUNBOOKS},
-        }
-    )
+    for name, (label, text) in TEXTS.items():
+        current = {"text": text, "value": text}
+        result.append({"name": name, "label": label, "type": "textbox", "query": text, "current": current})
     for name, label, query in VARIABLES:
         result.append(
             {
@@ -222,8 +229,8 @@ def panel_json(panel, number, position):
     return result
 
 
-# Where the book's runbooks are served. An installation sets its own, and runs dashboards/make.
-RUNBOOKS = "https://larder.example/runbooks"
+# Where the book's runbooks are served. An installation sets its own above, and runs dashboards/make.
+RUNBOOKS = TEXTS["runbooks"][1]
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 HEIGHT = 8

@@ -42,6 +42,32 @@ DASHBOARD = Dashboard(
             kind="stat", width=6,
         ),
         Panel(
+            "How much sooner do first tokens come?",
+            "s",
+            "A mean over all lookups: seconds of prefill that hits save, at the speed that engines say they have, beside the time that "
+            "lookups, leases and waits for prefetches take. The distance between both is the time to first token saved.",
+            {
+                "prefill saved": "sum(rate(larder_recompute_avoided_seconds_total{@t}[$__rate_interval]))"
+                ' / sum(rate(larder_request_seconds_count{@n,request="lookup"}[$__rate_interval]))',
+                "time of the cache": 'sum(rate(larder_request_seconds_sum{@n,request=~"lookup|lease|prefetch|progress|collect"}'
+                '[$__rate_interval])) / sum(rate(larder_request_seconds_count{@n,request="lookup"}[$__rate_interval]))',
+            },
+        ),
+        Panel(
+            "How much money do hits save an hour?",
+            "none",
+            "The engines that would compute what is hit, times the price of one (the variable Price), in the currency of that price.",
+            {"an hour": "sum(rate(larder_recompute_avoided_seconds_total{@t}[$__rate_interval])) * $price"},
+            kind="stat", width=6,
+        ),
+        Panel(
+            "How much money did hits save?",
+            "none",
+            "The same over the time that the dashboard shows.",
+            {"saved": "sum(increase(larder_recompute_avoided_seconds_total{@t}[$__range])) / 3600 * $price"},
+            kind="stat", width=6,
+        ),
+        Panel(
             "Where are tokens hit?",
             "suffix: tokens/s",
             "Prompt tokens a second: asked; found in the memory of the node itself (host); found in other nodes (peer).",

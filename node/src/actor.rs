@@ -375,6 +375,9 @@ impl Handler<SetPolicy> for GpuActor {
     type Result = ();
 
     fn handle(&mut self, SetPolicy(policy): SetPolicy, ctx: &mut Self::Context) {
+        if policy != self.core.store().policy() {
+            self.metrics.policy_changed(policy);
+        }
         self.guard(ctx, |actor, ctx| actor.decide(Event::PolicyIs(policy), ctx));
     }
 }

@@ -1,11 +1,9 @@
 """Clusters whose processes die, as hosts do: nobody starts them again. Which alerts fire, and how soon."""
 
-import json
-import signal
-import subprocess
 import time
 
 import live
+from processes import Cluster
 
 # As operators scrape, not as fast as a test could.
 SCRAPE_SECONDS = 15
@@ -17,90 +15,6 @@ COORDINATOR_WITHIN_SECONDS = 180
 HEALTH_SECONDS = 10
 # Silence after which a node is suspect.
 SUSPECT_SECONDS = 3
-
-
-class Cluster:
-    """A coordinator and two nodes, each a process of its own."""
-
-    def __init__(self, larder, folder):
-        self.larder, self.folder, self.running = larder, folder, {}
-        folder.mkdir()
-        self.ca("init")
-        self.ca("issue", "coordinator", "main")
-        files = self.credentials("main")
-        ready = self.start("coordinator", "main", f"""
-            [http]
-            listen = "127.0.0.1:0"
-            [state]
-            path = "{folder}/state.redb"
-            [peer]
-            listen = "127.0.0.1:0"
-            {files}""")
-        self.coordinator, self.nodes = ready["http"], {}
-        for name in ["a", "b"]:
-            self.ca("issue", "node", name)
-            files = self.credentials(name)
-            started = self.start("node", name, f"""
-                name = "{name}"
-                [http]
-                listen = "127.0.0.1:0"
-                [host]
-                arena_bytes = "16MiB"
-                [[tenants]]
-                name = "default"
-                socket = "{folder}/{name}.sock"
-                [cluster]
-                coordinator = "{ready["peer"]}"
-                listen = "127.0.0.1:0"
-                staging_bytes = "2MiB"
-                {files}""")
-            self.nodes[name] = started["http"]
-
-    def ca(self, *args):
-        command = [self.larder, "ca", *args, "--dir", self.folder / "ca"]
-        ran = subprocess.run(command, text=True, capture_output=True, check=False)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-
-    def credentials(self, name):
-        folder = self.folder / "ca"
-        return f"""ca = "{folder}/ca.pem"
-            certificate = "{folder}/{name}.pem"
-            key = "{folder}/{name}.key\""""
-
-    def start(self, kind, name, config):
-        path = self.folder / f"{name}.toml"
-        path.write_text(config)
-        log = (self.folder / f"{name}.log").open("w")
-        command = [self.larder, kind, "--config", path]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        self.running[name] = process
-        line = process.stdout.readline()
-        assert line, (self.folder / f"{name}.log").read_text()
-        return json.loads(line)
-
-    def kill(self, name):
-        self.running[name].kill()
-        self.running[name].wait()
-
-    def stop_for(self, name, seconds):
-        """Lets a node stand still, as on a host without CPU time."""
-        self.running[name].send_signal(signal.SIGSTOP)
-        time.sleep(seconds)
-        self.running[name].send_signal(signal.SIGCONT)
-
-    def health(self):
-        """The word and the exit status of `larder health`."""
-        command = [self.larder, "health", "--coordinator", self.coordinator]
-        ran = subprocess.run(command, text=True, capture_output=True, check=False)
-        return ran.stdout.strip(), ran.returncode
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for process in self.running.values():
-            process.kill()
-            process.wait()
 
 
 def alerts(larder, folder, rules):

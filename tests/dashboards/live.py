@@ -2,12 +2,18 @@
 
 import json
 import re
+import runpy
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.parse
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+COUNTS = Path(__file__).resolve().parents[2] / "client/python/python/larder_kv/vllm/counts.py"
 
 NODES = 3
 # So small that they evict, and fetch from each other and from disk.
@@ -63,24 +69,54 @@ class Cluster(Process):
         return played
 
 
-class Prometheus(Process):
-    """Scrapes clusters, by name, and evaluates rules as often."""
+class Engine:
+    """Stands for an engine of vLLM: exports the connector's counters under vLLM's labels; all of them grow."""
 
-    def __init__(self, clusters, folder, rules, interval="1s"):
+    def __enter__(self):
+        counts = runpy.run_path(str(COUNTS))
+        engine = self
+        self.scrapes = 0
+
+        class Answer(BaseHTTPRequestHandler):
+            def do_GET(self):
+                engine.scrapes += 1
+                self.send_response(200)
+                self.send_header("content-type", "text/plain; version=0.0.4")
+                self.end_headers()
+                for name, meaning in counts["COUNTERS"].items():
+                    metric = f"vllm:larder_{name}_total"
+                    text = f"# HELP {metric} {meaning}\n# TYPE {metric} counter\n"
+                    self.wfile.write(f'{text}{metric}{{engine="0",model_name="m"}} {engine.scrapes}\n'.encode())
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        self.http = f"127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+
+
+class Prometheus(Process):
+    """Scrapes clusters, by name, and engines, and evaluates rules as often."""
+
+    def __init__(self, clusters, folder, rules, interval="1s", engines=()):
         address = f"127.0.0.1:{free_port()}"
         self.url = f"http://{address}"
         self.started = time.time()
-        targets = []
+        # Prometheus reads these files again when they change.
+        self.targets = folder / "targets"
+        self.targets.mkdir()
         for label, cluster in clusters.items():
-            targets += [
-                {"targets": [http], "labels": {"cluster": label, "node": name}} for name, http in cluster.nodes.items()
-            ]
-            targets.append({"targets": [cluster.coordinator], "labels": {"cluster": label}})
+            self.scrape(label, cluster, engines)
         # JSON is YAML.
         config = {
             "global": {"scrape_interval": interval, "evaluation_interval": interval},
             "rule_files": [str(path) for path in rules],
-            "scrape_configs": [{"job_name": "larder", "static_configs": targets}],
+            "scrape_configs": [{"job_name": "larder", "file_sd_configs": [{"files": [f"{self.targets}/*.json"]}]}],
         }
         path = folder / "prometheus.yml"
         path.write_text(json.dumps(config))
@@ -93,9 +129,22 @@ class Prometheus(Process):
             self.process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
         deadline = time.monotonic() + 60
         # What happens only once, as the first play of a trace does, is seen by who has seen what was before.
-        while not (self.is_ready() and self.has_scraped(len(targets))):
+        targets = sum(len(cluster.nodes) + 1 + len(engines) for cluster in clusters.values())
+        while not (self.is_ready() and self.has_scraped(targets)):
             assert self.process.poll() is None and time.monotonic() < deadline, (folder / "prometheus.log").read_text()
             time.sleep(0.05)
+
+    def scrape(self, label, cluster, engines=()):
+        """Scrapes a cluster, and engines, from now on."""
+        targets = [{"targets": [http], "labels": {"cluster": label, "node": name}} for name, http in cluster.nodes.items()]
+        others = [cluster.coordinator, *(engine.http for engine in engines)]
+        targets += [{"targets": [http], "labels": {"cluster": label}} for http in others]
+        # In one step: Prometheus may read at any time.
+        (self.targets / "new").write_text(json.dumps(targets))
+        (self.targets / "new").rename(self.targets / f"{label}.json")
+
+    def scrape_no_more(self, label):
+        (self.targets / f"{label}.json").unlink(missing_ok=True)
 
     def is_ready(self):
         try:

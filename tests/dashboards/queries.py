@@ -13,6 +13,8 @@ CHOSEN = {
     "$node": ".*",
     "$tenant": "default",
     "$__rate_interval": "10s",
+    "$__range": "30s",
+    "$price": "2",
 }
 
 

@@ -1,5 +1,7 @@
 //! An engine as a process of its own, which does one thing to a node and then waits to be ended.
 
+mod trouble;
+
 use std::any::Any;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::os::fd::AsFd;
@@ -15,6 +17,7 @@ use larder_protocol::session::{Pin, Registered, Request, Response};
 use larder_protocol::{Chain, ChunkHash};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
+use self::trouble::Trouble;
 use crate::content::{BLOCK_BYTES, block, prompt};
 use crate::raw::{RawSession, commit, hello, reserve};
 
@@ -133,7 +136,10 @@ pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
             drop(session);
             return wait_for_the_end(&kept);
         }
-        other => anyhow::bail!("no such deed: {other}"),
+        other => {
+            kept.push(Trouble { session, registered, window }.run(other)?);
+            return wait_for_the_end(&kept);
+        }
     }
     kept.push(Box::new(session));
     wait_for_the_end(&kept)

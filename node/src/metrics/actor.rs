@@ -5,6 +5,7 @@ use std::mem;
 
 use larder_core::reports::Reporter;
 use larder_core::store::Usage;
+use larder_core::store::policy::PolicyName;
 use larder_core::{DeviceCopyEnd, Millis};
 use larder_protocol::session::{Checked, Tier};
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGaugeVec};
@@ -107,6 +108,9 @@ impl Metrics {
         let (operations, tiers) = (&self.operations, &self.tiers);
         // There from the start, so that the first fault is an increase.
         tiers.restarts.with_label_values(&[&device]);
+        for policy in table::POLICIES {
+            tiers.policy_changes.with_label_values(&[&*device, policy]);
+        }
         for (by, found) in
             table::REPORTED_BY.into_iter().flat_map(|by| table::REPORT_FINDINGS.map(|found| (by, found)))
         {
@@ -135,6 +139,11 @@ impl ActorMetrics {
     pub fn life_ended(&mut self) {
         self.metrics.tiers.restarts.with_label_values(&[&self.device]).inc();
         self.counted = Usage { device_tier: self.counted.device_tier, ..Usage::default() };
+    }
+
+    /// Another policy decides what is evicted.
+    pub fn policy_changed(&self, to: PolicyName) {
+        self.metrics.tiers.policy_changes.with_label_values(&[&*self.device, to.as_str()]).inc();
     }
 
     /// A namespace became known under this number, which another one may have had.

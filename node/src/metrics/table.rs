@@ -99,6 +99,9 @@ metrics_table! {
         remembered_bytes: IntGaugeVec = "larder_remembered_bytes", "bytes",
             [DEVICE, Label::one_of("what", &["evictions", "lookups"])],
             "Memory for those who ask why a prompt missed, and what another cache would have hit: the last evictions, and the hashes of the last lookups";
+        policy_changes: IntCounterVec = "larder_policy_changes_total", "changes",
+            [DEVICE, Label::one_of("to", &POLICIES)],
+            "Changes of the eviction policy while the node ran, by the policy that came";
         residence_seconds: CounterVec = "larder_evicted_residence_seconds_total", "seconds", [DEVICE],
             "How long evicted chunks had been cached, summed: divided by the chunks evicted, their mean residence";
         fetched_chunks: IntCounterVec = "larder_fetched_chunks_total", "chunks",
@@ -213,6 +216,11 @@ const REQUEST: Label = Label::one_of(
     ],
 );
 
+/// Eviction policies: see [`larder_core::store::policy::PolicyName::ALL`].
+pub(super) const POLICIES: [&str; 12] = [
+    "adaptive", "fifo", "filo", "lru", "mru", "lfu", "slru", "priority", "arc", "s3fifo", "sieve", "wtinylfu",
+];
+
 /// Which way blocks move: see [`super::Movement`].
 pub(super) const MOVEMENTS: [&str; 2] = ["leased", "committed"];
 
@@ -250,9 +258,15 @@ pub(super) const SESSION_ENDS: &[&str] = &[
 mod tests {
     use std::collections::BTreeSet;
 
+    use larder_core::store::policy::PolicyName;
     use larder_net::metrics::{Kind, Metric};
 
     use super::*;
+
+    #[test]
+    fn the_label_of_policies_has_every_policy() {
+        assert_eq!(POLICIES, PolicyName::ALL.map(PolicyName::as_str));
+    }
 
     #[test]
     fn names_are_unique_and_follow_prometheus_rules() {

@@ -1,0 +1,365 @@
+"""The cause of each alert, brought about on a cluster of processes under a Prometheus, until the alert fires.
+
+Of the alerts only `for` is shortened, in a copy of the rules; thresholds and windows are those of the rules. Deaths of processes are in
+deaths.py. Not brought about here: what only a fault of Larder causes (LarderActorRestarted, LarderTaskPanicked, LarderChunkMisnamed), and
+LarderAnnouncesLag, LarderDirectoryFull, LarderDiskReadErrors, LarderHintsWrong and LarderRecordMisnamed. rules/tests.yaml has these.
+"""
+
+import ctypes
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import live
+from cables import Cable
+from deaths import firing
+from processes import Cluster
+
+# In place of what the rules say.
+FOR = "2s"
+WITHIN_SECONDS = 60
+DISK = '[disk]\nfolder = "{dir}.disk"\ncapacity_bytes = "64MiB"\nsegment_bytes = "1MiB"'
+# A member that is silent stays one.
+PATIENT = "[membership]\nremove_after_ms = 600000\nremove_reported_after_ms = 600000"
+CAUSES = {}
+
+
+def cause(*alerts):
+    """A function that brings a cause about; it may return what brings it about again, until all its alerts fire."""
+
+    def register(function):
+        for alert in alerts:
+            CAUSES[alert] = function
+        return function
+
+    return register
+
+
+class Stage:
+    """A cluster and what is done to it."""
+
+    def __init__(self, larder, engine, folder, prometheus, name):
+        self.larder, self.engine_program, self.folder, self.prometheus, self.name = larder, engine, folder / name, prometheus, name
+        self.stack = ExitStack()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.prometheus.scrape_no_more(self.name)
+        self.stack.close()
+
+    def cluster(self, **options):
+        """Starts one, and waits until all of it is scraped: a counter that grows later has been seen before."""
+        made = self.stack.enter_context(Cluster(self.larder, self.folder, **options))
+        wait("the cluster is whole", lambda: made.health() == ("healthy", 0))
+        self.scrape(made)
+        return made
+
+    def scrape(self, cluster):
+        self.prometheus.scrape(self.name, cluster)
+        up = f'up{{cluster="{self.name}"}} == 1 and count_over_time(up{{cluster="{self.name}"}}[1m]) > 2'
+        servers = len(cluster.nodes) + 1
+        wait("it is scraped", lambda: len(self.prometheus.api("query", query=up)["result"]) == servers)
+
+    def engine(self, cluster, name, deed):
+        """An engine that has done its deed, or goes on doing it."""
+        command = [self.engine_program, cluster.socket(name), deed]
+        options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        process = subprocess.Popen([str(word) for word in command], **options)
+        self.stack.callback(lambda: (process.kill(), process.wait()))
+        assert process.stdout.readline() == "done\n", f"the engine could not {deed}"
+        return process
+
+    def cable(self, to):
+        return self.stack.enter_context(Cable(to))
+
+    def cables(self):
+        """What each node is reached through by the other ones, by its name, and the function that makes it."""
+        made = {}
+
+        def between(name, address):
+            host, _, port = address.rpartition(":")
+            made[name] = self.cable((host, int(port)))
+            return made[name].address
+
+        return made, between
+
+    def later(self, undo):
+        self.stack.callback(undo)
+
+
+# What engines do.
+
+
+@cause("LarderPinnedFull")
+def pins(stage):
+    stage.engine(stage.cluster(names=["a"]), "a", "pin much")
+
+
+@cause("LarderQuarantineStays")
+def a_process_that_keeps_memory(stage):
+    stage.engine(stage.cluster(names=["a"]), "a", "hold much and close")
+
+
+@cause("LarderWindowsFull")
+def a_window_for_one_engine(stage):
+    stage.engine(stage.cluster(names=["a"], node='max_window_bytes = "1MiB"'), "a", "put")
+
+
+@cause("LarderRequestsNotServed")
+def no_room(stage):
+    stage.engine(stage.cluster(names=["a"]), "a", "ask too much")
+
+
+@cause("LarderChunkNamesRefused")
+def one_hash_for_two_prompts(stage):
+    cluster = stage.cluster(names=["a"])
+    stage.engine(cluster, "a", "put")
+    stage.engine(cluster, "a", "contradict")
+
+
+@cause("LarderChunksLeaveSoon")
+def more_chunks_than_room(stage):
+    stage.engine(stage.cluster(names=["a"]), "a", "churn")
+
+
+@cause("LarderFalseDamageReports")
+def an_engine_with_bad_memory(stage):
+    cluster = stage.cluster(names=["a"])
+    stage.engine(cluster, "a", "put")
+    return lambda: stage.engine(cluster, "a", "report")
+
+
+# What happens to memory, drives and stores.
+
+
+@cause("LarderDamagedChunk")
+def memory_that_forgets(stage):
+    cluster = stage.cluster(names=["a"])
+    stage.engine(cluster, "a", "put")
+    flip_a_bit_in_every_page(cluster.pid("a"))
+    stage.engine(cluster, "a", "report")
+
+
+@cause("LarderWrongBytes")
+def memory_of_another_node_that_forgets(stage):
+    cluster = stage.cluster()
+    stage.engine(cluster, "a", "put")
+    flip_a_bit_in_every_page(cluster.pid("a"))
+    return lambda: stage.engine(cluster, "b", "get")
+
+
+@cause("LarderDiskWrongBytes")
+def a_drive_that_forgets(stage):
+    cluster = stage.cluster(names=["a"], node=DISK)
+    let_churn(stage, cluster)
+    for path in (stage.folder / "a.disk").rglob("*"):
+        if path.is_file() and path.stat().st_size >= 1 << 20:
+            with path.open("r+b") as drive:
+                # Something in every 16 KiB, and not the first ones, which describe the drive.
+                for at in range(1 << 20, path.stat().st_size, 1 << 14):
+                    drive.seek(at)
+                    drive.write(b"rot" * 16)
+    stage.engine(cluster, "a", "read")
+
+
+@cause("LarderDiskClosed")
+def a_drive_that_is_taken_away(stage):
+    cluster = stage.cluster(names=["a"], node=DISK)
+    let_churn(stage, cluster)
+    shutil.rmtree(stage.folder / "a.disk")
+    stage.engine(cluster, "a", "churn")
+
+
+@cause("LarderObjectWrongBytes")
+def a_store_that_forgets(stage):
+    cluster, objects = with_objects(stage)
+    for path in objects:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    stage.engine(cluster, "a", "read")
+
+
+@cause("LarderObjectStoreLeftAlone")
+def a_store_that_is_no_store(stage):
+    cluster, _ = with_objects(stage)
+    shutil.rmtree(stage.folder.with_suffix(".objects"))
+    stage.folder.with_suffix(".objects").write_text("no folder")
+    stage.engine(cluster, "a", "churn")
+
+
+# What happens between processes.
+
+
+@cause("LarderNameTwice")
+def two_processes_of_one_name(stage):
+    cluster = stage.cluster()
+    cluster.start_node("a", process="another a")
+
+
+@cause("LarderPeersSilent", "LarderLoadsFail")
+def a_holder_that_stands_still(stage):
+    cluster = stage.cluster(coordinator=PATIENT)
+    stage.engine(cluster, "a", "put")
+    # It has asked, so that it knows who holds what.
+    stage.engine(cluster, "b", "look up")
+    time.sleep(1)
+    cluster.signal("a", signal.SIGSTOP)
+    stage.later(lambda: cluster.signal("a", signal.SIGCONT))
+    return lambda: stage.engine(cluster, "b", "get")
+
+
+@cause("LarderPacketLoss")
+def a_network_that_loses(stage):
+    cables, between = stage.cables()
+    cluster = stage.cluster(cables=between)
+    for cable in cables.values():
+        cable.loss = 0.1
+    stage.engine(cluster, "a", "churn")
+    stage.engine(cluster, "b", "read")
+
+
+@cause("LarderLookupsLate")
+def a_network_that_is_slow(stage):
+    cables, between = stage.cables()
+    cluster = stage.cluster(cables=between)
+    for cable in cables.values():
+        cable.seconds = 0.02
+    stage.engine(cluster, "a", "look up")
+
+
+@cause("LarderEpochsDiffer")
+def a_coordinator_that_is_not_heard(stage):
+    cluster = stage.cluster(names=["a", "b"], coordinator=PATIENT)
+    host, _, port = cluster.peer.rpartition(":")
+    cable = stage.cable((host, int(port)))
+    for name in ["c", "d"]:
+        cluster.ca("issue", "node", name)
+    cluster.start_node("c", coordinator=cable.address)
+    stage.scrape(cluster)
+    cable.is_cut = True
+    cluster.start_node("d")
+
+
+# What happens to a process.
+
+
+@cause("LarderCertificateExpires")
+def a_certificate_of_yesterday(stage):
+    stage.cluster(names=["a"], days=6)
+
+
+@cause("LarderFilesRunOut")
+def few_descriptors(stage):
+    cluster = stage.cluster(names=["a"])
+    used = len(os.listdir(f"/proc/{cluster.pid('a')}/fd"))
+    _, hard = resource.prlimit(cluster.pid("a"), resource.RLIMIT_NOFILE)
+    resource.prlimit(cluster.pid("a"), resource.RLIMIT_NOFILE, (used + 4, hard))
+
+
+@cause("LarderActorSilent")
+def a_thread_that_hangs(stage):
+    cluster = stage.cluster(names=["a"])
+    thread = StoppedThread(cluster.pid("a"), ACTOR)
+    stage.later(thread.go_on)
+
+
+ACTOR = re.compile(r"gpu|actor|device")
+
+
+class StoppedThread:
+    """Stops one thread of a process, as a debugger does; the others go on."""
+
+    SEIZE, INTERRUPT, DETACH = 0x4206, 0x4207, 17
+
+    def __init__(self, pid, name):
+        threads = {int(path.name): (path / "comm").read_text().strip() for path in Path(f"/proc/{pid}/task").iterdir()}
+        found = [thread for thread, called in threads.items() if name.search(called)]
+        assert found, f"no thread is called so: {sorted(set(threads.values()))}"
+        self.thread = found[0]
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+        self.ask(self.SEIZE)
+        self.ask(self.INTERRUPT)
+        os.waitpid(self.thread, 0x40000000)
+
+    def ask(self, what):
+        assert self.libc.ptrace(what, self.thread, None, None) == 0, os.strerror(ctypes.get_errno())
+
+    def go_on(self):
+        self.ask(self.DETACH)
+
+
+def let_churn(stage, cluster):
+    """More chunks than memory has room for, and then quiet."""
+    engine = stage.engine(cluster, "a", "churn")
+    time.sleep(4)
+    engine.kill()
+    engine.wait()
+    time.sleep(1)
+
+
+def with_objects(stage):
+    """A node with an object store in a folder, to which chunks have gone that memory has no more, and the chunks' files there."""
+    folder = stage.folder.with_suffix(".objects")
+    folder.mkdir()
+    cluster = stage.cluster(names=["a"], node=f'[object]\nurl = "file://{folder}"')
+    let_churn(stage, cluster)
+    return cluster, [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def flip_a_bit_in_every_page(pid):
+    """In the arena of a node, as memory that is broken does."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    ranges = [line.split()[0].split("-") for line in maps if "memfd:larder-arena" in line]
+    assert ranges, "the process has no arena"
+    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        for start, end in ranges:
+            for page in range(int(start, 16), int(end, 16), 4096):
+                memory.seek(page + 1234)
+                byte = memory.read(1)[0]
+                memory.seek(page + 1234)
+                memory.write(bytes([byte ^ 0x10]))
+
+
+def impatient(rules, folder):
+    """Copies of the rules whose alerts wait for a moment only."""
+    folder.mkdir()
+    for path in rules:
+        (folder / path.name).write_text(re.sub(r"^( +)for: .*$", rf"\1for: {FOR}", path.read_text(), flags=re.M))
+    return sorted(folder.iterdir())
+
+
+def alerts(larder, engine, folder, rules, names=None):
+    """Brings the causes about, one after the other; yields alerts, and how long each took to fire."""
+    with live.Prometheus({}, folder, impatient(rules, folder / "rules")) as prometheus:
+        for function in dict.fromkeys(CAUSES.values()):
+            wanted = [alert for alert, of in CAUSES.items() if of is function and (not names or alert in names)]
+            if not wanted:
+                continue
+            with Stage(larder, engine, folder, prometheus, function.__name__) as stage:
+                began = time.monotonic()
+                again = function(stage)
+                for alert in wanted:
+                    while (alert, stage.name) not in firing(prometheus):
+                        passed = time.monotonic() - began
+                        assert passed < WITHIN_SECONDS, f"{alert} does not fire: {function.__name__}"
+                        if again:
+                            again()
+                        time.sleep(0.2)
+                    yield alert, function.__name__.replace("_", " "), time.monotonic() - began
+
+
+def wait(what, holds, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.2)
