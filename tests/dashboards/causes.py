@@ -2,7 +2,7 @@
 
 Of the alerts only `for` is shortened, in a copy of the rules; thresholds and windows are those of the rules. Deaths of processes are in
 deaths.py. Not brought about here: what only a fault of Larder causes (LarderActorRestarted, LarderTaskPanicked, LarderChunkMisnamed), and
-LarderAnnouncesLag, LarderDirectoryFull, LarderDiskReadErrors, LarderHintsWrong and LarderRecordMisnamed. rules/tests.yaml has these.
+LarderAnnouncesLag, LarderChunkNamesRefused, LarderDirectoryFull, LarderDiskReadErrors, LarderHintsWrong and LarderRecordMisnamed. rules/tests.yaml has these.
 """
 
 import ctypes
@@ -116,13 +116,6 @@ def a_window_for_one_engine(stage):
 @cause("LarderRequestsNotServed")
 def no_room(stage):
     stage.engine(stage.cluster(names=["a"]), "a", "ask too much")
-
-
-@cause("LarderChunkNamesRefused")
-def one_hash_for_two_prompts(stage):
-    cluster = stage.cluster(names=["a"])
-    stage.engine(cluster, "a", "put")
-    stage.engine(cluster, "a", "contradict")
 
 
 @cause("LarderChunksLeaveSoon")
