@@ -45,9 +45,10 @@ pub use session::Session;
 pub use ticket::Ticket;
 pub use traffic::Counters;
 
-/// README's example compiles.
+/// The examples of both READMEs compile.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
