@@ -1,11 +1,9 @@
 """The cause of each alert, brought about on a cluster of processes under a Prometheus, until the alert fires.
 
 Of the alerts only `for` is shortened, in a copy of the rules; thresholds and windows are those of the rules. Deaths of processes are in
-deaths.py. Not brought about here: what only a fault of Larder causes (LarderActorRestarted, LarderTaskPanicked, LarderChunkMisnamed), and
-LarderAnnouncesLag, LarderChunkNamesRefused, LarderDirectoryFull, LarderDiskReadErrors, LarderHintsWrong and LarderRecordMisnamed. rules/tests.yaml has these.
+deaths.py. A debugger brings about what no request does: faults of Larder itself.
 """
 
-import ctypes
 import os
 import re
 import resource
@@ -19,6 +17,7 @@ from pathlib import Path
 import live
 from cables import Cable
 from deaths import firing
+from debugger import PLACES, StoppedThread
 from processes import Cluster
 
 # In place of what the rules say.
@@ -27,6 +26,7 @@ WITHIN_SECONDS = 60
 DISK = '[disk]\nfolder = "{dir}.disk"\ncapacity_bytes = "64MiB"\nsegment_bytes = "1MiB"'
 # A member that is silent stays one.
 PATIENT = "[membership]\nremove_after_ms = 600000\nremove_reported_after_ms = 600000"
+READ_ERRORS = Path(__file__).resolve().parents[1] / "src/soak/faults/read_errors.c"
 CAUSES = {}
 
 
@@ -130,6 +130,17 @@ def an_engine_with_bad_memory(stage):
     return lambda: stage.engine(cluster, "a", "report")
 
 
+@cause("LarderChunkNamesRefused")
+def one_hash_for_two_chunks(stage):
+    stage.engine(stage.cluster(names=["a"]), "a", "contradict")
+
+
+@cause("LarderRecordMisnamed")
+def one_hash_for_two_chunks_of_which_the_store_has_one(stage):
+    cluster, _ = with_objects(stage)
+    stage.engine(cluster, "a", "misplace")
+
+
 # What happens to memory, drives and stores.
 
 
@@ -160,6 +171,13 @@ def a_drive_that_forgets(stage):
                 for at in range(1 << 20, path.stat().st_size, 1 << 14):
                     drive.seek(at)
                     drive.write(b"rot" * 16)
+    stage.engine(cluster, "a", "read")
+
+
+@cause("LarderDiskReadErrors")
+def a_drive_with_bad_sectors(stage):
+    cluster = stage.cluster(names=["a"], node=DISK, environment=bad_sectors(stage.folder.with_suffix(".sectors")))
+    let_churn(stage, cluster)
     stage.engine(cluster, "a", "read")
 
 
@@ -229,6 +247,33 @@ def a_network_that_is_slow(stage):
     stage.engine(cluster, "a", "look up")
 
 
+@cause("LarderAnnouncesLag")
+def a_network_that_comes_and_goes(stage):
+    cables, between = stage.cables()
+    cluster = stage.cluster(cables=between, coordinator=PATIENT)
+
+    def again():
+        for cable in cables.values():
+            cable.is_cut = True
+        let_churn(stage, cluster, seconds=1)
+        time.sleep(6)
+        for cable in cables.values():
+            cable.is_cut = False
+        time.sleep(3)
+
+    return again
+
+
+@cause("LarderHintsWrong")
+def chunks_that_leave_before_anybody_hears(stage):
+    cables, between = stage.cables()
+    cluster = stage.cluster(cables=between)
+    for cable in cables.values():
+        cable.seconds = 0.1
+    stage.engine(cluster, "a", "churn")
+    stage.engine(cluster, "b", "read")
+
+
 @cause("LarderEpochsDiffer")
 def a_coordinator_that_is_not_heard(stage):
     cluster = stage.cluster(names=["a", "b"], coordinator=PATIENT)
@@ -265,36 +310,48 @@ def a_thread_that_hangs(stage):
     stage.later(thread.go_on)
 
 
+# Faults of Larder itself.
+
+
+@cause("LarderActorRestarted")
+def a_panic_in_an_actor(stage):
+    cluster = stage.cluster(names=["a"])
+    stage.engine(cluster, "a", "look up")
+    StoppedThread(cluster.pid("a"), ACTOR).panic(LOOKUP)
+
+
+@cause("LarderTaskPanicked")
+def a_panic_in_the_directory(stage):
+    cluster = stage.cluster()
+    stage.engine(cluster, "a", "churn")
+    StoppedThread(cluster.pid("a"), PEERS).panic(ANSWERED)
+
+
+@cause("LarderChunkMisnamed")
+def a_name_that_changes_between_decision_and_answer(stage):
+    cluster = stage.cluster(names=["a"])
+    stage.engine(cluster, "a", "put")
+    stage.engine(cluster, "a", "read")
+    thread = StoppedThread(cluster.pid("a"), ACTOR)
+    # The names that the engine asks for: in tests the name of a prompt and the number of a chunk, in turn.
+    names = thread.until(NAMED_PREFIX)[PLACES["rdx"]]
+    first = thread.memory(names, 4)
+    assert first[:2] == first[2:] and first[1] == 1, f"no name of a first chunk: {first}"
+    thread.change(names, bytes([first[0] ^ 1]))
+    thread.go_on()
+
+
 ACTOR = re.compile(r"gpu|actor|device")
+PEERS = re.compile(r"larder-peer")
+LOOKUP = re.compile(r"12lookup_found17h")
+ANSWERED = re.compile(r"6Outbox8answered17h")
+NAMED_PREFIX = re.compile(r"12named_prefix17h")
 
 
-class StoppedThread:
-    """Stops one thread of a process, as a debugger does; the others go on."""
-
-    SEIZE, INTERRUPT, DETACH = 0x4206, 0x4207, 17
-
-    def __init__(self, pid, name):
-        threads = {int(path.name): (path / "comm").read_text().strip() for path in Path(f"/proc/{pid}/task").iterdir()}
-        found = [thread for thread, called in threads.items() if name.search(called)]
-        assert found, f"no thread is called so: {sorted(set(threads.values()))}"
-        self.thread = found[0]
-        self.libc = ctypes.CDLL(None, use_errno=True)
-        self.libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-        self.ask(self.SEIZE)
-        self.ask(self.INTERRUPT)
-        os.waitpid(self.thread, 0x40000000)
-
-    def ask(self, what):
-        assert self.libc.ptrace(what, self.thread, None, None) == 0, os.strerror(ctypes.get_errno())
-
-    def go_on(self):
-        self.ask(self.DETACH)
-
-
-def let_churn(stage, cluster):
+def let_churn(stage, cluster, seconds=4):
     """More chunks than memory has room for, and then quiet."""
     engine = stage.engine(cluster, "a", "churn")
-    time.sleep(4)
+    time.sleep(seconds)
     engine.kill()
     engine.wait()
     time.sleep(1)
@@ -307,6 +364,17 @@ def with_objects(stage):
     cluster = stage.cluster(names=["a"], node=f'[object]\nurl = "file://{folder}"')
     let_churn(stage, cluster)
     return cluster, [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def bad_sectors(folder):
+    """What the environment of a node needs so that some sectors of its drive cannot be read."""
+    folder.mkdir()
+    library = folder / "read_errors.so"
+    command = [os.environ.get("CC", "gcc"), "-shared", "-fPIC", "-O1", "-o", library, READ_ERRORS, "-ldl"]
+    subprocess.run([str(word) for word in command], check=True)
+    # One in the middle of every second megabyte; more would close the tier.
+    sectors = [(2 * number << 20) + (1 << 19) for number in range(1, 8)]
+    return {"LD_PRELOAD": str(library), "LARDER_SOAK_BAD": ",".join(map(str, sectors)), "LARDER_SOAK_LASTS": "0"}
 
 
 def flip_a_bit_in_every_page(pid):

@@ -12,9 +12,9 @@ from live import free_port
 class Cluster:
     """A coordinator and some nodes, each a process of its own."""
 
-    def __init__(self, larder, folder, names=("a", "b"), coordinator="", node="", days=365, cables=None):
-        """`coordinator` and `node` are sections for their configurations. `days` is how long certificates of nodes last. Of the nodes
-        in `cables`, a function makes the address that others see of theirs."""
+    def __init__(self, larder, folder, names=("a", "b"), coordinator="", node="", days=365, cables=None, environment=None):
+        """`coordinator` and `node` are sections for their configurations. `days` is how long certificates of nodes last. The function
+        `cables` makes the address at which others see a node. `environment` is more than this process's own, for nodes."""
         self.larder, self.folder, self.running = larder, folder, {}
         self.sections, self.days, self.cables = node, days, cables
         folder.mkdir()
@@ -33,7 +33,7 @@ class Cluster:
         self.coordinator, self.peer, self.nodes = ready["http"], ready["peer"], {}
         for name in names:
             self.ca("issue", "node", name, "--days", str(days))
-            self.start_node(name)
+            self.start_node(name, environment=environment)
 
     def start_node(self, name, coordinator=None, process=None, environment=None):
         """Starts a node; `process` is the name of the process where two have the node's name."""

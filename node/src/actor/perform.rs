@@ -18,7 +18,7 @@ use larder_protocol::drain::Taken;
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Found, Lookup, Pinned, Prefetching, Response};
 use larder_protocol::table::{Holder, NodeNumber};
-use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
+use larder_protocol::{ChainError, ChunkHash, ChunkRef, Fingerprint};
 use tokio::sync::{oneshot, watch};
 
 use super::answer::Asked;
@@ -145,7 +145,7 @@ impl GpuActor {
                 let answer = self.show_lease(leased);
                 self.answer_request(request, answer);
             }
-            Effect::Refused { request, refused } => self.answer_request(request, Answer::from(refused)),
+            Effect::Refused { request, refused } => self.refuse(request, refused),
             Effect::FindSiblings { question, fingerprint, chunks } => {
                 self.find_siblings(question, &fingerprint, &chunks);
             }
@@ -293,6 +293,14 @@ impl GpuActor {
                 self.audit.note(&by, request, "", outcome);
             }
         }
+    }
+
+    fn refuse(&mut self, request: RequestId, refused: store::Refused) {
+        // The store counts the names that contradict others around them; not those that contradict the chunk itself.
+        if let store::Refused::Chain(ChainError::Disagrees { .. }) = refused {
+            self.metrics.name_refused();
+        }
+        self.answer_request(request, Answer::from(refused));
     }
 
     fn answer_lookup(&mut self, request: RequestId, ask: &Lookup, found: Found) {

@@ -146,6 +146,11 @@ impl ActorMetrics {
         self.metrics.tiers.policy_changes.with_label_values(&[&*self.device, to.as_str()]).inc();
     }
 
+    /// A chunk was refused whose name disagrees with that of a chunk that is here.
+    pub fn name_refused(&self) {
+        self.metrics.tiers.refused_names.with_label_values(&[&*self.device]).inc();
+    }
+
     /// A namespace became known under this number, which another one may have had.
     pub fn know(&mut self, number: u32, tenant: &str, fingerprint: &str) {
         if self.namespaces.get(&number).is_some_and(|known| known.fingerprint == fingerprint) {

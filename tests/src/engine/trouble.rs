@@ -41,6 +41,7 @@ impl Trouble {
             "get" => _ = self.session.lease(&self.registered, &prompt(0, 128))?,
             "report" => self.report()?,
             "contradict" => self.contradict()?,
+            "misplace" => self.misplace(),
             "look up" => self.for_ever(Self::look_up)?,
             "churn" => self.for_ever(Self::put_if_there_is_room)?,
             "read" => self.for_ever(Self::read)?,
@@ -93,8 +94,17 @@ impl Trouble {
 
     /// Gives the hash of a prompt's second chunk to the first chunk of another prompt, which goes on.
     fn contradict(&mut self) -> anyhow::Result<()> {
+        self.put(0..1)?;
         let hashes = [prompt(0, 2)[1], prompt(u8::MAX, 1)[0]];
         (0..1_000).try_for_each(|_| self.session.ask(&reserve(&self.registered, &hashes)).map(drop))
+    }
+
+    /// Reads the second chunk of each prompt as the first chunk of another prompt.
+    fn misplace(&mut self) {
+        for name in 0..=u8::MAX {
+            // A node that has no such chunk leases nothing.
+            _ = self.session.lease(&self.registered, &prompt(name, 2)[1..]);
+        }
     }
 
     fn look_up(&mut self, name: u8) -> anyhow::Result<()> {

@@ -2,7 +2,8 @@
  * A drive with sectors that cannot be read, under a kernel without io_uring: loaded into a node by LD_PRELOAD.
  *
  * LARDER_SOAK_BAD names the sectors by their offsets in every file of 8 MiB and more, separated by commas. Each has 4 KiB.
- * As a drive does, this one replaces a sector that is written; a minute later that one cannot be read either.
+ * As a drive does, this one replaces a sector that is written; LARDER_SOAK_LASTS seconds later (60 if not set) that one cannot be read
+ * either.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -15,7 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST = 64, SECTOR = 4096, LASTS_SECONDS = 60 };
+enum { MOST = 64, SECTOR = 4096 };
+static long long lasts = 60;
 static long long bad[MOST];
 /* When each was replaced last; 0: never. */
 static _Atomic long long replaced[MOST];
@@ -28,7 +30,10 @@ __attribute__((constructor)) static void read_environment(void) {
     real_pread = (ssize_t(*)(int, void *, size_t, off64_t))dlsym(RTLD_NEXT, "pread64");
     real_pwrite = (ssize_t(*)(int, const void *, size_t, off64_t))dlsym(RTLD_NEXT, "pwrite64");
     real_syscall = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
-    char *text = getenv("LARDER_SOAK_BAD");
+    char *text = getenv("LARDER_SOAK_LASTS");
+    if (text != NULL)
+        lasts = atoll(text);
+    text = getenv("LARDER_SOAK_BAD");
     while (text != NULL && *text != '\0' && known < MOST) {
         bad[known++] = strtoll(text, &text, 10);
         if (*text == ',')
@@ -53,7 +58,7 @@ static int covers(long long offset, size_t bytes, int sector) {
 
 static int is_bad(int file, long long offset, size_t bytes) {
     for (int i = 0; i < known; i++)
-        if (covers(offset, bytes, i) && (replaced[i] == 0 || now() >= replaced[i] + LASTS_SECONDS))
+        if (covers(offset, bytes, i) && (replaced[i] == 0 || now() >= replaced[i] + lasts))
             return is_drive(file);
     return 0;
 }
