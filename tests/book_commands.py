@@ -301,6 +301,8 @@ def pages_run(hosts):
         assert "lost" not in printed, printed
     for printed in page.run(hosts, "doctor").values():
         assert "certificate" in printed, printed
+    console_is_right(hosts, page.run(hosts, "console")["a"])
+    quick_start_is_right(hosts)
     trouble = Page("troubleshooting.md")
     assert "alive" in trouble.run(hosts, "begin")["a"]
     asked = trouble.run(hosts, "ask")["a"]
@@ -320,6 +322,46 @@ def pages_run(hosts):
     left = wait_for(lambda: hosts.run("a", "larder status").stdout, lambda text: text and "\nb " not in text)
     assert "lost" not in left and hosts.run("a", "larder health").stdout == "healthy\n", left
     page.end()
+
+
+def console_is_right(hosts, printed):
+    """The console answers at the address that the command prints; from the other host it wants a token, and the command says so."""
+    assert printed == "http://127.0.0.1:7600/\n", printed
+    assert "<script" in hosts.run("a", f"curl -s --fail {printed.strip()}").stdout
+    for path, field in [("/status", "hardware"), ("/usage", None)]:
+        said = json.loads(hosts.run("a", f"curl -s --fail '{printed.strip()}console/nodes?path={path}'").stdout)
+        assert {one["node"] for one in said} == {"a", "b"}, said
+        assert all(one["said"] is not None and (field is None or field in one["said"]) for one in said), said
+    links = json.loads(hosts.run("a", f"curl -s --fail '{printed.strip()}console/nodes?path=/links'").stdout)
+    assert all(one["said"] is not None for one in links), links
+    there = hosts.run("b", "larder console")
+    assert there.stdout == "http://10.0.0.1:7600/\n" and "a token, or a tunnel" in there.stderr, there
+    refused = hosts.run("b", "curl -s -w ' %{http_code}' 'http://10.0.0.1:7600/console/nodes?path=/status'").stdout
+    assert refused.endswith(" 401") and "console_token_file" in refused, refused
+    say("console", "shows both hosts at the address that `larder console` prints")
+
+
+def quick_start_is_right(hosts):
+    """The quick start's commands on this cluster, as the book prints them; a change needs an admin here, and says so."""
+    (_, commands) = Page("quick-start.md").commands["look"]
+    lines = [line.partition("#")[0].strip().replace("ADDR", "10.0.0.1") for line in commands.splitlines()]
+    said = {}
+    for line in filter(None, lines):
+        done = hosts.run("a", line)
+        said[line] = done.stdout
+        if line == "larder policy sieve":
+            assert done.returncode == 2 and "an admin's" in done.stderr, done
+        else:
+            assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+    rows = set(re.findall(r"^(\w) +alive", said["larder status"], re.M))
+    assert rows == {"a", "b"} and said["larder status"].endswith("\nhealthy\n"), said["larder status"]
+    assert re.findall(r"^(\w) +alive", said["larder top"], re.M) == ["a", "b"], said["larder top"]
+    assert re.search(r"^│ wrong bytes +0 │$", said["larder replay --coordinator 10.0.0.1"], re.M), said
+    assert re.search(r"^a +3 +3 +1,536$", said["larder where 0 1 2"], re.M), said["larder where 0 1 2"]
+    assert re.search(r"^b +0 +3 +0$", said["larder where 0 1 2"], re.M), said["larder where 0 1 2"]
+    # A pin is one node's, and every host sees it.
+    assert "default" in hosts.run("b", "larder list pins").stdout
+    say("quick-start.md", f"{len(said)} commands are right on two hosts")
 
 
 def epochs(hosts):

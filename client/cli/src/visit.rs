@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use larder_client::{Namespace, Session, SessionError, SessionOptions};
 use larder_protocol::NamespaceSpec;
 use larder_protocol::session::RefusalCode;
 
-use crate::dev;
+use crate::dev::{self, DevError};
 
 /// Sessions with every device behind a socket.
 ///
@@ -49,13 +50,25 @@ pub(crate) fn register(session: &Session, spec: &NamespaceSpec) -> Result<Namesp
     session.register(spec, &slices, &block_bytes).wait()
 }
 
-/// The given socket, or those of the newest development cluster.
+/// The given socket, or those of the newest development cluster, or the one that a node of this host has in the book.
 ///
 /// # Errors
-/// None is given, and no development cluster runs.
+/// None is given, no development cluster runs, and no node has that socket.
 pub(crate) fn sockets(given: Option<&PathBuf>) -> anyhow::Result<Vec<PathBuf>> {
-    Ok(match given {
-        Some(socket) => vec![socket.clone()],
-        None => dev::newest()?.nodes.into_iter().flat_map(|node| node.sockets.into_values()).collect(),
-    })
+    if let Some(socket) = given {
+        return Ok(vec![socket.clone()]);
+    }
+    match dev::newest() {
+        Ok(newest) => Ok(newest.nodes.into_iter().flat_map(|node| node.sockets.into_values()).collect()),
+        Err(DevError::NotRunning) if Path::new(USUAL).exists() => Ok(vec![USUAL.into()]),
+        Err(DevError::NotRunning) => {
+            bail!(
+                "no development cluster is running, and no node has {USUAL}: say by --socket where a node's socket is"
+            )
+        }
+        Err(error) => Err(error.into()),
+    }
 }
+
+/// The socket of the tenant `default`, as deploy/ and the book have it.
+const USUAL: &str = "/run/larder/default.sock";

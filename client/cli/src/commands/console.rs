@@ -1,9 +1,11 @@
 //! `larder console`: where the console of a cluster is.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::process::{Command, ExitCode, Stdio};
 
 use serde::Serialize;
 
+use crate::address::HostPort;
 use crate::cluster::ask_coordinator;
 use crate::context::ClusterArg;
 use crate::output;
@@ -11,8 +13,9 @@ use crate::output;
 /// Print the address of a cluster's console, or open it
 ///
 /// The coordinator serves the console: a page that shows the nodes, why prompts were misses, who holds a prompt, tenants, sessions and
-/// pins. From the coordinator's own host nothing is needed to read it; from elsewhere it needs the token of `console_token_file`
-/// in [http] of the coordinator's configuration: open `ADDRESS/#token=TOKEN` once in each tab. With the token of
+/// pins. From the coordinator's own host, by loopback, nothing is needed to read it. From elsewhere make a tunnel: after
+/// `ssh -L 7600:127.0.0.1:7600 COORDINATOR` it is at http://127.0.0.1:7600/. Or let it have a token, in the file `console_token_file` in
+/// [http] of the coordinator's configuration, and open `ADDRESS/#token=TOKEN` once in each tab. With the token of
 /// `console_admin_token_file` it changes policies and drains nodes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -46,11 +49,35 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut failed = None;
     for one in coordinator.each() {
         match ask_coordinator(one) {
-            Ok(_) => return show(args, format!("http://{one}/")),
+            Ok(_) => {
+                let near = by_loopback(one);
+                if near.is_none() {
+                    eprintln!(
+                        "From this host the console needs a token, or a tunnel: see `larder console --help`."
+                    );
+                }
+                return show(args, format!("http://{}/", near.as_ref().unwrap_or(one)));
+            }
             Err(error) => failed = Some(error),
         }
     }
     Err(failed.unwrap_or_else(|| anyhow::anyhow!("no coordinator is named")))
+}
+
+/// The address by which the console answers without a token; `None` where the coordinator is on another host.
+fn by_loopback(coordinator: &HostPort) -> Option<HostPort> {
+    let address = coordinator.to_string().to_socket_addrs().ok()?.next()?;
+    if address.ip().is_loopback() {
+        return Some(coordinator.clone());
+    }
+    // Only an address of this host can be bound.
+    UdpSocket::bind((address.ip(), 0)).ok()?;
+    let loopback = match address.ip() {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+    };
+    let near = HostPort::from(SocketAddr::new(loopback, address.port()));
+    ask_coordinator(&near).is_ok().then_some(near)
 }
 
 fn show(args: &Args, url: String) -> anyhow::Result<ExitCode> {

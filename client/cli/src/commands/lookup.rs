@@ -38,7 +38,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "tokens")]
     prompt_tokens: Option<u64>,
 
-    /// The node's session socket [default: those of all nodes of the newest development cluster]
+    /// The node's session socket [default: those of all nodes of the newest development cluster, or
+    /// /run/larder/default.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 

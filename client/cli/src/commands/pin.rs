@@ -36,7 +36,8 @@ pub(crate) struct Args {
     #[arg(long = "for", value_name = "TIME", value_parser = values::time, default_value = "10m")]
     duration: Duration,
 
-    /// The node's session socket [default: those of all nodes of the newest development cluster]
+    /// The node's session socket [default: those of all nodes of the newest development cluster, or
+    /// /run/larder/default.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
