@@ -18,6 +18,8 @@ import tomllib
 from pathlib import Path
 
 sys.dont_write_bytecode = True
+from parts import skip
+
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug/larder"
 PUBLISHED = ["larder-protocol", "larder-device", "larder-ipc", "larder-client"]
@@ -31,7 +33,22 @@ def main(builds):
         say("crates", crates(Path(folder), version, builds))
         say("Python", python(Path(folder), version, builds))
         say("release", release(Path(folder)))
+        if builds:
+            interface()
     faults_are_found()
+
+
+def interface():
+    """Holds the client crate's interface to that of the newest release, or of $LARDER_BASELINE, a git revision."""
+    tags = run("git", "tag", "--list", "v*", "--sort=-version:refname").split()
+    baseline = os.environ.get("LARDER_BASELINE", tags[0] if tags else "")
+    if subprocess.run(["cargo", "semver-checks", "--version"], capture_output=True, check=False).returncode != 0:
+        skip("interface", "cargo install --locked cargo-semver-checks")
+    elif not baseline:
+        skip("interface", "there is no release before: LARDER_BASELINE names a git revision to compare with")
+    else:
+        run("cargo", "semver-checks", "--package", "larder-client", "--baseline-rev", baseline)
+        say("interface", f"larder-client keeps what it had at {baseline}, or has another version")
 
 
 def crates(folder, version, builds):
