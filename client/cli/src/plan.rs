@@ -1,7 +1,7 @@
 //! Plans a cache: what policies, capacities and node counts would make of a trace.
 //!
 //! Evictions are those of the store that runs in production, driven by [`larder_core::store::replay`] for one node and
-//! by [`cluster`] for several; only the ceiling, [`opt`], is a model of its own, because it looks into the future.
+//! by [`larder_core::what_if::cluster`] for several; only the ceiling, [`opt`], is a model of its own, because it looks into the future.
 
 pub mod advice;
 pub mod cluster;
@@ -15,6 +15,7 @@ pub mod workload;
 use std::fmt;
 
 use clap::ValueEnum;
+use larder_core::what_if::cluster::Counts;
 use serde::{Serialize, Serializer};
 
 pub use policy::PlanPolicy;
@@ -44,23 +45,6 @@ pub enum Sharing {
     Routed,
     /// Each node reads the chunks of all others
     Shared,
-}
-
-/// The counts of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
-    /// Blocks of all prompts.
-    pub blocks_asked: u64,
-    /// Cached blocks.
-    pub blocks_hit: u64,
-    /// Tokens of all prompts.
-    pub tokens_asked: u64,
-    /// Tokens of the blocks that were cached.
-    pub tokens_hit: u64,
-    /// Chunks that a node read from another one.
-    pub chunks_moved: u64,
-    /// Chunks leased and committed.
-    pub operations: u64,
 }
 
 /// A run and its result. Serialised, it is one element of the output of `--json`.

@@ -1,6 +1,5 @@
 //! Plays a trace through engine sessions, with every byte checked.
 
-pub mod assignment;
 pub mod driver;
 mod engine;
 pub(crate) mod holdings;

@@ -3,6 +3,9 @@
 //! The first half of the lookups only fills the cache; the second half is counted. A chunk on disk counts as one in memory, and no
 //! other node is asked.
 
+pub mod cluster;
+pub mod together;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use larder_core::store::replay::{Replayed, replay};
+use larder_core::store::replay::replay;
 
 use super::opt::{Future, opt};
 use super::{Counts, Outcome, PlanPolicy, Scenario, Sharing, Workload, cluster};
@@ -99,13 +99,6 @@ fn counts(workload: &Workload, future: &Future, scenario: Scenario) -> Counts {
             let capacity = capacity_chunks.min(workload.distinct_blocks.max(1));
             cluster::replay(workload, policy, nodes, sharing, capacity)
         }
-    }
-}
-
-impl From<Replayed> for Counts {
-    fn from(replayed: Replayed) -> Self {
-        let Replayed { blocks_asked, blocks_hit, tokens_asked, tokens_hit, operations, .. } = replayed;
-        Self { blocks_asked, blocks_hit, tokens_asked, tokens_hit, chunks_moved: 0, operations }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use larder_core::store::replay::TraceRequest;
+pub use larder_core::what_if::cluster::Prompt;
 
 use crate::trace::{CHUNK_TOKENS, History, Request};
 
@@ -19,21 +20,6 @@ pub struct Workload {
     pub partial_blocks: bool,
     /// Tokens of one block.
     pub chunk_tokens: u64,
-}
-
-/// One prompt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Prompt {
-    /// When it arrived.
-    pub at_ms: u64,
-    /// Its tokens.
-    pub tokens: u64,
-    /// The blocks that a cache keeps of it, first to last, numbered in the order of their first appearance.
-    pub blocks: Vec<u32>,
-    /// The most blocks that it can hit.
-    pub usable: usize,
-    /// Tokens of one block.
-    pub block_tokens: u64,
 }
 
 impl Workload {
@@ -94,14 +80,6 @@ impl Workload {
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.prompts.iter().map(|prompt| prompt.tokens).sum()
-    }
-}
-
-impl Prompt {
-    /// Tokens of its first `blocks` blocks.
-    #[must_use]
-    pub fn tokens_of(&self, blocks: usize) -> u64 {
-        (blocks as u64 * self.block_tokens).min(self.tokens)
     }
 }
 

@@ -11,13 +11,13 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use larder_client::{LeaseGuard, LookupOptions, Reservation, SessionError};
+use larder_core::what_if::cluster::LeastRecomputed;
 use larder_net::trace::{Sampler, Trace};
 use larder_protocol::routing::queue_key;
 use larder_protocol::session::{Found, Tier};
 use larder_protocol::{Chain, ChunkHash};
 use tokio::sync::watch;
 
-use super::assignment::LeastRecomputed;
 use super::engine::Engine;
 use super::holdings::Holdings;
 use super::infinite::InfiniteCache;

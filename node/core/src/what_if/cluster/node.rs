@@ -1,12 +1,12 @@
 //! One node of a planned cluster: the production store with one session.
 
-use larder_core::Millis;
-use larder_core::store::ids::{ProcessId, SessionId, TenantId};
-use larder_core::store::policy::PolicyName;
-use larder_core::store::{Leased, Store, StoreLimits};
+use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::{Chain, ChunkHash};
 
-use crate::replay::namespace::replay_namespace;
+use crate::store::ids::{ProcessId, SessionId, TenantId};
+use crate::store::policy::PolicyName;
+use crate::store::{Leased, Store, StoreLimits};
+use crate::time::Millis;
 
 /// A store and the session that asks it.
 #[derive(Debug)]
@@ -22,9 +22,9 @@ impl Node {
     pub(super) fn new(policy: PolicyName, capacity_chunks: u64, longest: u64) -> Self {
         let mut store = Store::new(limits(policy, capacity_chunks, longest));
         let session = store.open_session(TenantId(0), ProcessId(0), 0);
-        let spec = replay_namespace(SLOT_BYTES);
+        let spec = NamespaceSpec::of_blocks("plan", 16, SLOT_BYTES);
         let registered = store.register(session, "plan", &spec, &[0], &[SLOT_BYTES]);
-        let registered = registered.expect("the namespace of a replay is possible");
+        let registered = registered.expect("a namespace of one pool is possible");
         Self { store, session, namespace: registered.namespace, root: registered.root }
     }
 

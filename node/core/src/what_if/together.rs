@@ -1,0 +1,335 @@
+//! What other sizes, policies and ways to work together would bring: the last lookups of all nodes, played again through a cluster.
+//!
+//! The first half of the lookups only fills the stores; the second half is counted. A chunk on disk counts as one in memory.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use larder_protocol::ChunkHash;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::cluster::{Cluster, MAX_CLUSTER_NODES, NodeSize, Prompt, Way};
+use super::{PastLookup, SIZES, main_chunk_tokens};
+use crate::store::policy::PolicyName;
+use crate::time::Millis;
+
+/// A node, and what it was asked for.
+#[derive(Debug, Clone)]
+pub struct NodePast {
+    /// What the node is at present.
+    pub size: NodeSize,
+    /// Its last lookups. The time of all nodes is the same.
+    pub lookups: Vec<PastLookup>,
+}
+
+/// How nodes work together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Working {
+    /// Each request stays at its node, which finds the chunks there.
+    Apart,
+    /// Each request stays at its node, which reads the chunks of all others.
+    Together,
+    /// A router sends each request where it costs least. Nodes find the chunks there.
+    RoutedApart,
+    /// A router sends each request where it costs least. Nodes read the chunks of all others.
+    RoutedTogether,
+}
+
+/// A cluster to try.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Variant {
+    /// The policy of all nodes; `None` for the one that each has.
+    pub policy: Option<PolicyName>,
+    /// The size of each node, as a multiple of the present one; `None` for nodes that never evict.
+    pub times: Option<f64>,
+    /// How they work together.
+    pub working: Working,
+}
+
+/// What a cluster would have hit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tried {
+    /// The cluster.
+    pub variant: Variant,
+    /// Chunks that its nodes keep together.
+    pub capacity_chunks: u64,
+    /// Tokens of the counted lookups that it hits.
+    pub tokens_hit: u64,
+    /// Those that a node read from another one.
+    pub tokens_moved: u64,
+}
+
+/// The lookups that were played, and what became of them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Played {
+    /// Lookups that only filled the stores.
+    pub warming_lookups: u64,
+    /// Lookups that were counted.
+    pub counted_lookups: u64,
+    /// Lookups that were left out: of chunks of another size, or with a chunk behind another one than before.
+    pub left_out_lookups: u64,
+    /// Time from the first counted lookup to the last.
+    pub counted_ms: u64,
+    /// Tokens of one chunk.
+    pub chunk_tokens: u32,
+    /// Different chunks of all that were played: more would not be used.
+    pub distinct_chunks: u64,
+    /// Tokens of the counted lookups.
+    pub tokens_asked: u64,
+    /// Tokens of them that were found in truth.
+    pub tokens_found: u64,
+    /// Each cluster; the present one comes first.
+    pub tried: Vec<Tried>,
+}
+
+/// A lookup whose chunks are numbered.
+struct Numbered {
+    node: usize,
+    tokens_found: u64,
+    prompt: Prompt,
+}
+
+/// The numbers of chunks, and the chunk before each of them.
+#[derive(Default)]
+struct Numbers {
+    by_name: HashMap<u64, (u32, Option<u64>)>,
+    names: Vec<u64>,
+}
+
+/// The clusters to try where nodes work together in this way: other sizes, other policies, and other ways.
+#[must_use]
+pub fn variants(nodes: &[NodeSize], shares: bool) -> Vec<Variant> {
+    let present = if shares { Working::Together } else { Working::Apart };
+    let of_policy = |policy, times| Variant { policy, times, working: present };
+    let sizes = SIZES.into_iter().filter(|&times| times != 1.0).map(Some).chain([None]);
+    let is_in_force = |policy| nodes.iter().all(|node| node.policy == policy);
+    let policies = PolicyName::ALL.into_iter().filter(|&policy| !is_in_force(policy));
+    let policies = policies.map(|policy| of_policy(Some(policy), Some(1.0)));
+    let other = if shares { Working::Apart } else { Working::Together };
+    let routed = if shares { Working::RoutedTogether } else { Working::RoutedApart };
+    let ways = [other, routed].map(|working| Variant { policy: None, times: Some(1.0), working });
+    let ways = ways.into_iter().filter(|_| nodes.len() > 1);
+    let sizes = sizes.map(|times| of_policy(None, times));
+    std::iter::once(of_policy(None, Some(1.0))).chain(sizes).chain(policies).chain(ways).collect()
+}
+
+/// Plays the lookups of nodes through every cluster; `shares` says whether they read each other's chunks at present. Takes some
+/// microseconds for each chunk and cluster. `None` if there is nothing to play.
+///
+/// # Panics
+/// Panics if there are more than [`MAX_CLUSTER_NODES`] nodes.
+#[must_use]
+pub fn play(nodes: &[NodePast], shares: bool) -> Option<Played> {
+    assert!(nodes.len() <= usize::from(MAX_CLUSTER_NODES), "more nodes than can be played");
+    let all: usize = nodes.iter().map(|node| node.lookups.len()).sum();
+    let mut sorted: Vec<(usize, PastLookup)> = Vec::with_capacity(all);
+    for (node, past) in nodes.iter().enumerate() {
+        sorted.extend(past.lookups.iter().map(|lookup| (node, lookup.clone())));
+    }
+    sorted.sort_by_key(|(_, lookup)| lookup.at);
+    let lookups: Vec<PastLookup> = sorted.iter().map(|(_, lookup)| lookup.clone()).collect();
+    let chunk_tokens = main_chunk_tokens(&lookups)?;
+    let mut numbers = Numbers::default();
+    let of_size = sorted.iter().filter(|(_, lookup)| lookup.chunk_tokens == chunk_tokens);
+    let numbered: Vec<Numbered> =
+        of_size.filter_map(|(node, lookup)| numbers.lookup(*node, lookup)).collect();
+    let warming = numbered.len() / 2;
+    let counted = &numbered[warming..];
+    let at = |lookup: &Numbered| Millis(lookup.prompt.at_ms);
+    let (first, last) = (at(counted.first()?), at(counted.last()?));
+    let sizes: Vec<NodeSize> = nodes.iter().map(|node| node.size).collect();
+    let hashes = numbers.hashes();
+    let try_one = |variant: Variant| variant.play(&sizes, &hashes, &numbered, warming);
+    Some(Played {
+        warming_lookups: warming as u64,
+        counted_lookups: counted.len() as u64,
+        left_out_lookups: (all - numbered.len()) as u64,
+        counted_ms: last.since(first),
+        chunk_tokens,
+        distinct_chunks: hashes.len() as u64,
+        tokens_asked: counted.iter().map(|lookup| lookup.prompt.tokens).sum(),
+        tokens_found: counted.iter().map(|lookup| lookup.tokens_found).sum(),
+        tried: variants(&sizes, shares).into_iter().map(try_one).collect(),
+    })
+}
+
+impl Variant {
+    fn play(self, sizes: &[NodeSize], hashes: &[ChunkHash], lookups: &[Numbered], warming: usize) -> Tried {
+        let distinct = (hashes.len() as u64).max(1);
+        let capacity = |size: &NodeSize| {
+            self.times.map_or(distinct, |times| (size.capacity_chunks as f64 * times) as u64).max(1)
+        };
+        // More room than chunks is not used.
+        let size = |size: &NodeSize| NodeSize {
+            policy: self.policy.unwrap_or(size.policy),
+            capacity_chunks: capacity(size).min(distinct),
+        };
+        let sizes_to_try: Vec<NodeSize> = sizes.iter().map(size).collect();
+        let longest = lookups.iter().map(|lookup| lookup.prompt.blocks.len() as u64).max().unwrap_or(0);
+        let mut cluster = Cluster::new(&sizes_to_try, hashes.to_vec(), longest);
+        for (number, lookup) in lookups.iter().enumerate() {
+            if number == warming {
+                cluster.take_counts();
+            }
+            cluster.play(&lookup.prompt, self.working.way(lookup.node));
+        }
+        let counts = cluster.take_counts();
+        let chunk_tokens = lookups.first().map_or(0, |lookup| lookup.prompt.block_tokens);
+        Tried {
+            variant: self,
+            capacity_chunks: self.times.map_or(distinct, |_| sizes.iter().map(capacity).sum()),
+            tokens_hit: counts.tokens_hit,
+            tokens_moved: counts.chunks_moved * chunk_tokens,
+        }
+    }
+}
+
+impl Working {
+    fn way(self, node: usize) -> Way {
+        match self {
+            Self::Apart => Way::Apart(node),
+            Self::Together => Way::Together(node),
+            Self::RoutedApart => Way::Routed,
+            Self::RoutedTogether => Way::Shared,
+        }
+    }
+}
+
+impl Numbers {
+    /// Numbers a lookup's chunks; `None` where a chunk stands behind another one than before, which no store could have.
+    fn lookup(&mut self, node: usize, lookup: &PastLookup) -> Option<Numbered> {
+        let parents = || std::iter::once(None).chain(lookup.chunks.iter().copied().map(Some));
+        let links = || lookup.chunks.iter().copied().zip(parents());
+        let stands = |(chunk, parent)| self.by_name.get(&chunk).is_none_or(|&(_, known)| known == parent);
+        let mut own: Vec<u64> = lookup.chunks.to_vec();
+        own.sort_unstable();
+        own.dedup();
+        if own.len() < lookup.chunks.len() || !links().all(stands) {
+            return None;
+        }
+        let blocks = links().map(|(chunk, parent)| self.number(chunk, parent)).collect();
+        let block_tokens = u64::from(lookup.chunk_tokens);
+        let prompt = Prompt {
+            at_ms: lookup.at.0,
+            tokens: lookup.prompt_tokens,
+            blocks,
+            usable: (lookup.prompt_tokens.saturating_sub(1) / block_tokens.max(1)) as usize,
+            block_tokens,
+        };
+        Some(Numbered { node, tokens_found: lookup.tokens_hit, prompt })
+    }
+
+    fn number(&mut self, chunk: u64, parent: Option<u64>) -> u32 {
+        match self.by_name.entry(chunk) {
+            Entry::Occupied(known) => known.get().0,
+            Entry::Vacant(vacant) => {
+                let number = self.names.len() as u32;
+                vacant.insert((number, parent));
+                self.names.push(chunk);
+                number
+            }
+        }
+    }
+
+    /// A hash for each number; like a real one, every bit is random.
+    fn hashes(&self) -> Vec<ChunkHash> {
+        let hash = |name: &u64| {
+            let mut bytes = [0; 32];
+            for (part, seed) in bytes.chunks_exact_mut(8).zip(0..) {
+                part.copy_from_slice(&xxh3_64_with_seed(&name.to_le_bytes(), seed).to_le_bytes());
+            }
+            ChunkHash(bytes)
+        };
+        self.names.iter().map(hash).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_protocol::Fingerprint;
+
+    use super::*;
+
+    fn lookup(at: u64, chunks: &[u64]) -> PastLookup {
+        PastLookup {
+            at: Millis(at),
+            namespace: Fingerprint([1; 32]),
+            chunk_tokens: 16,
+            prompt_tokens: chunks.len() as u64 * 16 + 1,
+            tokens_hit: 16,
+            chunks: chunks.into(),
+        }
+    }
+
+    fn node(capacity_chunks: u64, lookups: Vec<PastLookup>) -> NodePast {
+        NodePast { size: NodeSize { policy: PolicyName::Lru, capacity_chunks }, lookups }
+    }
+
+    fn tried(played: &Played, working: Working, times: Option<f64>) -> Tried {
+        let wanted = Variant { policy: None, times, working };
+        *played.tried.iter().find(|tried| tried.variant == wanted).unwrap()
+    }
+
+    /// Eight prompts of one chunk in turn, at two nodes by turns; each prompt comes to either of them.
+    fn two_nodes(capacity_chunks: u64) -> [NodePast; 2] {
+        let at_node = |node| {
+            let turns = (0..160).filter(move |turn| (turn + turn / 8) % 2 == node);
+            turns.map(|turn| lookup(turn, &[100 + turn % 8])).collect()
+        };
+        [node(capacity_chunks, at_node(0)), node(capacity_chunks, at_node(1))]
+    }
+
+    #[test]
+    fn nodes_that_read_each_others_chunks_need_half_the_memory() {
+        // Room for five at each: all eight together, and a loop of eight apart.
+        let played = play(&two_nodes(5), true).unwrap();
+        assert_eq!((played.warming_lookups, played.counted_lookups, played.distinct_chunks), (80, 80, 8));
+        assert_eq!((played.tokens_asked, played.tokens_found, played.counted_ms), (80 * 17, 80 * 16, 79));
+        assert_eq!(
+            played.tried[0].variant,
+            Variant { policy: None, times: Some(1.0), working: Working::Together }
+        );
+        let (together, apart) =
+            (tried(&played, Working::Together, Some(1.0)), tried(&played, Working::Apart, Some(1.0)));
+        assert_eq!((together.tokens_hit, together.capacity_chunks), (80 * 16, 10));
+        assert!(apart.tokens_hit < together.tokens_hit && apart.tokens_moved == 0, "{apart:?}");
+        assert!(tried(&played, Working::RoutedTogether, Some(1.0)).tokens_hit >= apart.tokens_hit);
+        let alone = play(&two_nodes(5), false).unwrap();
+        assert_eq!(alone.tried[0].variant.working, Working::Apart);
+        assert_eq!(tried(&alone, Working::Apart, Some(1.0)), apart);
+        assert_eq!(tried(&alone, Working::Apart, Some(2.0)).tokens_hit, 80 * 16, "with twice the memory");
+        assert_eq!(tried(&alone, Working::Apart, None).tokens_hit, 80 * 16);
+    }
+
+    #[test]
+    fn one_node_hits_what_its_own_play_says() {
+        let lookups: Vec<PastLookup> = (0..80).map(|at| lookup(at, &[100 + at % 8])).collect();
+        let own = super::super::play(lookups.clone(), 4, PolicyName::Lru).unwrap();
+        let played = play(&[node(4, lookups)], true).unwrap();
+        for times in [Some(0.5), Some(1.0), Some(2.0), None] {
+            let of_own = own
+                .tried
+                .iter()
+                .find(|tried| tried.variant == super::super::Variant { policy: PolicyName::Lru, times });
+            let of_cluster = tried(&played, Working::Together, times);
+            assert_eq!(Some(of_cluster.tokens_hit), of_own.map(|tried| tried.tokens_hit), "{times:?}");
+            assert_eq!(of_cluster.tokens_moved, 0);
+        }
+        assert!(
+            played.tried.iter().all(|tried| tried.variant.working == Working::Together),
+            "there is no other node"
+        );
+    }
+
+    #[test]
+    fn lookups_of_nodes_that_contradict_each_other_or_have_other_chunks_are_left_out() {
+        let other_size = PastLookup { chunk_tokens: 32, ..lookup(5, &[9]) };
+        let one = node(4, vec![lookup(1, &[1, 2]), lookup(3, &[1, 1]), other_size]);
+        let other = node(4, vec![lookup(2, &[3, 2]), lookup(4, &[1, 2])]);
+        let played = play(&[one, other], true).unwrap();
+        assert_eq!((played.warming_lookups, played.counted_lookups, played.left_out_lookups), (1, 1, 3));
+        let present = tried(&played, Working::Together, Some(1.0));
+        assert_eq!((present.tokens_hit, present.tokens_moved), (32, 32), "the second is at the other node");
+        assert!(play(&[], true).is_none() && play(&[node(4, Vec::new())], false).is_none());
+    }
+}
