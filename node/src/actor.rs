@@ -428,9 +428,12 @@ impl Handler<AskReport> for GpuActor {
             self.metrics.tenant_holds(tenant, held, limit);
         }
         let (tokens_asked, tokens_hit) = self.metrics.tokens();
+        let open = self.disk.as_ref().filter(|disk| disk.trouble().is_none());
+        let disk_fill = open.map(|disk| (disk.tier.used_bytes(), disk.tier.capacity_bytes()));
         let closed = self.disk.as_ref().and_then(Disk::trouble);
         let disk_trouble = closed.or(self.disk_trouble.as_deref()).map(str::to_owned);
-        Report { usage, policy: self.core.store().policy(), tokens_asked, tokens_hit, tenants, disk_trouble }
+        let policy = self.core.store().policy();
+        Report { usage, policy, tokens_asked, tokens_hit, tenants, disk_fill, disk_trouble }
     }
 }
 

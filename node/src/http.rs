@@ -6,6 +6,7 @@
 mod counters;
 mod doctor;
 mod lists;
+mod past;
 mod prefixes;
 mod show;
 mod what_if;
@@ -30,6 +31,7 @@ use tokio::sync::{Semaphore, watch};
 pub use self::counters::{LinkStatus, TierHits, UsageStatus};
 pub(crate) use self::doctor::{Examiner, Findings};
 pub use self::lists::{HashStatus, NamespaceStatus, PinStatus, SessionStatus, TenantStatus};
+pub use self::past::{PastLookupStatus, PastStatus};
 pub use self::prefixes::PrefixStatus;
 pub(crate) use self::what_if::Progress;
 pub use self::what_if::{PlayedStatus, TriedStatus, WhatIfStatus};
@@ -160,6 +162,10 @@ pub struct ActorStatus {
 pub struct DiskStatus {
     /// Chunks on disk.
     pub chunks: u64,
+    /// Bytes of the tier that chunks have taken. It frees many chunks at a time, so a full tier is never quite full.
+    pub used_bytes: u64,
+    /// Bytes of the whole tier.
+    pub capacity_bytes: u64,
     /// Bytes of chunks that wait to be written.
     pub waiting_bytes: u64,
     /// Chunks that were not written because too many waited.
@@ -230,6 +236,7 @@ pub(crate) fn routes(service: &mut ServiceConfig) {
         .route("/usage", get().to(show::answer))
         .route("/prefixes", get().to(show::answer))
         .route("/doctor", get().to(show::answer))
+        .route("/past", get().to(show::answer))
         .route("/what_if", get().to(show::answer))
         .route("/explain", post().to(show::answer))
         .route("/events", get().to(events));
@@ -353,6 +360,7 @@ impl State {
 
 fn actor_status(device: u16, report: &Report) -> ActorStatus {
     let usage = &report.usage;
+    let (used_bytes, capacity_bytes) = report.disk_fill.unwrap_or_default();
     ActorStatus {
         device,
         policy: report.policy.to_string(),
@@ -374,6 +382,8 @@ fn actor_status(device: u16, report: &Report) -> ActorStatus {
         tokens_asked: report.tokens_asked,
         tokens_hit: report.tokens_hit,
         disk: usage.disk.map(|disk| DiskStatus {
+            used_bytes,
+            capacity_bytes,
             chunks: disk.chunks,
             waiting_bytes: disk.waiting_bytes,
             shed: disk.shed,

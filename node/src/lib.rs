@@ -53,8 +53,9 @@ pub use drain::Ended;
 pub use findings::FindingStatus;
 pub use http::{
     ActorStatus, ChainStatus, DiskStatus, EvictedStatus, HashStatus, LinkStatus, LookupStatus,
-    NamespaceStatus, ObjectStatus, OtherStatus, PinStatus, PlayedStatus, PrefixStatus, RunStatus,
-    SessionStatus, Status, StayStatus, TenantStatus, TierHits, TriedStatus, UsageStatus, WhatIfStatus,
+    NamespaceStatus, ObjectStatus, OtherStatus, PastLookupStatus, PastStatus, PinStatus, PlayedStatus,
+    PrefixStatus, RunStatus, SessionStatus, Status, StayStatus, TenantStatus, TierHits, TriedStatus,
+    UsageStatus, WhatIfStatus,
 };
 pub use reload::{Examine, Reloadable, SetLog};
 pub use server::{Ready, STOP_WITHIN, ServeError, run, run_on};

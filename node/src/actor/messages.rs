@@ -267,6 +267,8 @@ pub struct Report {
     pub tokens_hit: u64,
     /// Each tenant's recent hit rates.
     pub tenants: Vec<TenantRates>,
+    /// Bytes of its disk tier that chunks have taken, and all of them; `None` if it has none, or it is closed.
+    pub disk_fill: Option<(u64, u64)>,
     /// Why its disk tier is closed, where it is.
     pub disk_trouble: Option<String>,
 }

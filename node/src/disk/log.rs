@@ -455,6 +455,14 @@ impl Log {
         }
     }
 
+    /// Bytes of the file that records have taken, those that nobody needs any more included, until their segment is freed.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        let open = self.open.as_ref().map_or(0, |open| u64::from(open.page));
+        let full = self.counts().sealed as u64 * u64::from(self.geometry.segment_pages);
+        (full + open) * PAGE_BYTES
+    }
+
     /// Bytes of memory that all this takes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {

@@ -23,6 +23,8 @@ metrics_table! {
         sync_seconds: Histogram = "larder_disk_sync_seconds", "seconds", [DEVICE],
             "Time until the drive has everything"
             in [5e-5, 2e-4, 1e-3, 5e-3, 0.02, 0.1, 0.5, 2.0, 10.0];
+        used_bytes: IntGauge = "larder_disk_used_bytes", "bytes", [DEVICE],
+            "Bytes of the tier's file that records have taken; segments are freed as wholes";
         closed: IntGauge = "larder_disk_closed", "bool", [DEVICE],
             "1 where the disk tier closed itself after a failure";
         read_errors: IntCounter = "larder_disk_read_errors_total", "records", [DEVICE],
@@ -77,6 +79,10 @@ impl DiskMetrics {
         self.answers.with_label_values(&[outcome]).get()
     }
 
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.used_bytes.get() as u64
+    }
+
     pub(super) fn found_damage(&self, by: FoundBy) {
         self.damaged.with_label_values(&[by.name()]).inc();
     }
@@ -87,6 +93,7 @@ impl DiskMetrics {
 
     pub(super) fn bring_up_to_date(&self, log: &Log) {
         self.records.set(log.records() as i64);
+        self.used_bytes.set(log.used_bytes() as i64);
         let counts = log.counts();
         for (state, count) in [("free", counts.free), ("open", counts.open), ("sealed", counts.sealed)] {
             self.segments.with_label_values(&[state]).set(count as i64);

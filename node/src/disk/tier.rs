@@ -90,6 +90,12 @@ impl DiskTier {
         self.capacity_bytes
     }
 
+    /// Bytes of it that chunks have taken so far; it frees many at a time.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.metrics.used_bytes()
+    }
+
     /// Orders a chunk to be written. It is carried out even if nobody waits for the answer; the places must stay as they are
     /// until then.
     ///

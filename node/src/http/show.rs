@@ -10,7 +10,7 @@ use larder_net::http::in_pieces;
 use larder_protocol::limits::MAX_PEER_MESSAGE_BYTES;
 use serde::Serialize;
 
-use super::{State, counters, doctor, lists, prefixes, status, what_if, why};
+use super::{State, counters, doctor, lists, past, prefixes, status, what_if, why};
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +69,7 @@ impl State {
             "/links" => json(&counters::links(self)),
             "/usage" => json(&counters::usage(self)),
             "/doctor" => json(&doctor::findings(self).await?),
+            "/past" => json(&past::past(self, &arguments).await?),
             "/what_if" => json(&what_if::what_if(self).await),
             "/explain" => json(&why::explain(self, body).await?),
             _ => Err(Refused::NoPath),

@@ -75,10 +75,10 @@ pub(crate) struct Progress {
 }
 
 /// The cache at present.
-struct Present {
-    policy: PolicyName,
-    capacity_chunks: u64,
-    chunk_bytes: u64,
+pub(super) struct Present {
+    pub(super) policy: PolicyName,
+    pub(super) capacity_chunks: u64,
+    pub(super) chunk_bytes: u64,
 }
 
 /// Plays the last lookups; waits a second for it.
@@ -105,7 +105,8 @@ pub(super) async fn what_if(state: &State) -> WhatIfStatus {
     }
 }
 
-async fn begin(state: &State, running: Running) {
+/// The lookups of all actors, and the cache at present; none where nothing is cached.
+pub(super) async fn seen(state: &State) -> (Vec<PastLookup>, Option<Present>) {
     let reports: Vec<Report> = state.ask().await.into_iter().filter_map(|(_, report)| report).collect();
     let seen = state.ask_actors(|| AskPast).await.into_iter().filter_map(|(_, seen)| seen);
     let (mut lookups, mut disk_bytes) = (Vec::<PastLookup>::new(), 0);
@@ -113,7 +114,11 @@ async fn begin(state: &State, running: Running) {
         lookups.extend(of_actor);
         disk_bytes += of_disk;
     }
-    let (present, clock) = (Present::of(&reports, disk_bytes), state.clock);
+    (lookups, Present::of(&reports, disk_bytes))
+}
+
+async fn begin(state: &State, running: Running) {
+    let ((lookups, present), clock) = (seen(state).await, state.clock);
     let work = move || {
         // An error: it goes on at its old priority.
         let _ = rustix::process::nice(LOWEST_PRIORITY);

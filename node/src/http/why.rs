@@ -238,7 +238,7 @@ fn stay_status(Stay { from, to, keeper, idle_ms }: Stay) -> StayStatus {
 
 /// The present moment, by the node's clock and by the world's.
 #[derive(Debug, Clone, Copy)]
-struct Now {
+pub(super) struct Now {
     node: Millis,
     unix_ms: u64,
 }
@@ -265,12 +265,12 @@ struct Remembered {
 }
 
 impl Now {
-    fn of(state: &State) -> Self {
+    pub(super) fn of(state: &State) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { node: state.clock.now(), unix_ms: since.as_millis() as u64 }
     }
 
-    fn unix_ms(self, at: Millis) -> u64 {
+    pub(super) fn unix_ms(self, at: Millis) -> u64 {
         self.unix_ms.saturating_sub(self.node.since(at))
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use larder_protocol::ChunkHash;
 use larder_tests::cluster::Cluster;
-use larder_tests::content::{CHUNK_TOKENS, block, prompt};
+use larder_tests::content::{BLOCK_BYTES, CHUNK_TOKENS, block, prompt};
 use larder_tests::node::{NodeProcess, ONE_TENANT};
 use larder_tests::wait;
 
@@ -47,6 +47,11 @@ fn what_leaves_memory_is_read_from_disk() {
     }
     assert!(node.metric("larder_tokens_hit_total{namespace") >= 10.0 * 8.0 * f64::from(CHUNK_TOKENS));
     assert!(node.metric("larder_disk_read_bytes_total") > 0.0);
+    let status: serde_json::Value = serde_json::from_str(&node.get("/status").unwrap()).unwrap();
+    let disk = &status["actors"][0]["disk"];
+    let (used, capacity) = (disk["used_bytes"].as_u64().unwrap(), disk["capacity_bytes"].as_u64().unwrap());
+    assert_eq!((disk["chunks"].as_u64(), capacity), (Some(80), 8 << 20));
+    assert!((80 * BLOCK_BYTES as u64..=capacity).contains(&used), "{disk}");
 }
 
 #[test]

@@ -91,6 +91,7 @@ fn nodes(survey: &Survey) -> Listing {
         column("sessions"),
         column("hit rate"),
         wide("on disk"),
+        wide("disk"),
         wide("used"),
         wide("arena"),
         wide("quarantined"),
@@ -140,6 +141,7 @@ fn actor_cells(actor: &ActorStatus) -> Vec<Cell> {
         Cell::Count(actor.sessions),
         share(actor.tokens_hit, actor.tokens_asked),
         on_disk,
+        actor.disk.as_ref().map_or(Cell::Unknown, |disk| share(disk.used_bytes, disk.capacity_bytes)),
         Cell::Bytes(actor.used_bytes),
         Cell::Bytes(actor.arena_bytes),
         Cell::Bytes(actor.quarantined_bytes),
@@ -187,7 +189,7 @@ fn tenants(survey: &Survey) -> Listing {
 }
 
 /// Columns that tell of an actor.
-const ACTOR_COLUMNS: usize = 12;
+const ACTOR_COLUMNS: usize = 13;
 
 #[cfg(test)]
 mod tests {
@@ -217,7 +219,8 @@ mod tests {
             "object": {"url": "s3://b/p", "reads": false, "trouble": "no such bucket"}, "actors": [{
                 "device": 0, "policy": "lru", "chunks": 12, "capacity_chunks": 3000, "used_bytes": 1 << 20,
                 "arena_bytes": 1 << 30, "quarantined_bytes": 0, "sessions": 1, "leases": 2,
-                "tokens_asked": 1000, "tokens_hit": 512, "later": true, "tenants": [
+                "tokens_asked": 1000, "tokens_hit": 512, "later": true,
+                "disk": {"chunks": 9, "used_bytes": 7 << 20, "capacity_bytes": 8 << 20}, "tenants": [
                     {"tenant": "red", "window": "1h", "tokens_asked": 70123, "hit_rate": 0.312,
                      "infinite_hit_rate": 0.423},
                     {"tenant": "idle", "window": "1h", "tokens_asked": 0, "hit_rate": 0.0, "infinite_hit_rate": 0.0}
@@ -240,6 +243,7 @@ mod tests {
             "3,000",
             "1.0 MiB",
             "51.2 %",
+            "87.5 %",
             "70,123",
             "rack-4",
             "31.2 %",

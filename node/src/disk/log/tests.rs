@@ -124,6 +124,8 @@ impl Modelled {
         }
         let SegmentCounts { free, open, sealed } = self.log.counts();
         assert_eq!(free + open + sealed, GEOMETRY.segments as usize);
+        let held: u64 = self.held.values().map(|place| u64::from(place.pages) * PAGE_BYTES).sum();
+        assert!((held..GEOMETRY.file_bytes()).contains(&self.log.used_bytes()), "{held} bytes are held");
     }
 }
 

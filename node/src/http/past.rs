@@ -1,0 +1,193 @@
+//! `GET /past`: the last lookups of a node as hashes, for the coordinator, which plays those of all nodes together.
+//!
+//! A chunk's hash names the whole prefix up to it. So each chunk is listed once, with the chunk before it, and a lookup names its last
+//! chunk only.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use larder_core::what_if::PastLookup;
+use serde::{Deserialize, Serialize};
+
+use super::State;
+use super::show::{Arguments, Refused};
+use super::what_if::seen;
+use super::why::Now;
+use crate::threads;
+
+/// The body of `GET /past`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PastStatus {
+    /// The policy in force; empty where nothing is cached yet.
+    pub policy: String,
+    /// Chunks that memory and disk keep at present.
+    pub capacity_chunks: u64,
+    /// Bytes of a chunk, on average over what is cached.
+    pub chunk_bytes: u64,
+    /// Whether the node reads the chunks of others.
+    pub shares: bool,
+    /// A name for each chunk of the lookups: a number of 64 bits.
+    pub names: Vec<u64>,
+    /// The chunk before each of them: its place in the list, counted from 1; 0 where a prompt begins.
+    pub parents: Vec<u32>,
+    /// The lookups, the newest first.
+    pub lookups: Vec<PastLookupStatus>,
+    /// Lookups that are left out: they contradict newer ones, or there is no room for them.
+    pub left_out_lookups: u64,
+}
+
+/// A lookup in [`PastStatus`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PastLookupStatus {
+    /// When: milliseconds since 1970.
+    pub unix_ms: u64,
+    /// Tokens of one chunk.
+    pub chunk_tokens: u32,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Those that were found.
+    pub tokens_hit: u64,
+    /// Its last full chunk: its place in the list, counted from 1; 0 where it has none.
+    pub last: u32,
+}
+
+/// The last lookups of all actors. `most_chunks` bounds the chunks of all of them, each counted as often as it was asked for.
+pub(super) async fn past(state: &State, arguments: &Arguments) -> Result<PastStatus, Refused> {
+    let most = arguments.get("most_chunks").map(|most| most.parse::<usize>());
+    let most = most.transpose().map_err(|error| Refused::Question(format!("most_chunks: {error}")))?;
+    let (lookups, present) = seen(state).await;
+    let shares = state.cluster.get().is_some_and(|report| report().shares);
+    let now = Now::of(state);
+    let unix_ms = move |lookup: &PastLookup| now.unix_ms(lookup.at);
+    let listed = threads::blocking(move || list(lookups, most.unwrap_or(usize::MAX), unix_ms)).await;
+    Ok(match present {
+        Some(present) => PastStatus {
+            policy: present.policy.to_string(),
+            capacity_chunks: present.capacity_chunks,
+            chunk_bytes: present.chunk_bytes,
+            shares,
+            ..listed
+        },
+        None => PastStatus { shares, ..PastStatus::default() },
+    })
+}
+
+fn list(
+    mut lookups: Vec<PastLookup>,
+    most_chunks: usize,
+    unix_ms: impl Fn(&PastLookup) -> u64,
+) -> PastStatus {
+    lookups.sort_by_key(|lookup| std::cmp::Reverse(lookup.at));
+    let mut places = HashMap::<u64, u32>::new();
+    let (mut status, mut left) = (PastStatus::default(), most_chunks);
+    for (number, lookup) in lookups.iter().enumerate() {
+        let used = status.names.len() * CHUNK_JSON_BYTES + status.lookups.len() * LOOKUP_JSON_BYTES;
+        let more = lookup.chunks.len() * CHUNK_JSON_BYTES + LOOKUP_JSON_BYTES;
+        if left < lookup.chunks.len() || used + more > MOST_JSON_BYTES {
+            status.left_out_lookups += (lookups.len() - number) as u64;
+            break;
+        }
+        let Some(last) = add(&mut status, &mut places, &lookup.chunks) else {
+            status.left_out_lookups += 1;
+            continue;
+        };
+        left -= lookup.chunks.len();
+        status.lookups.push(PastLookupStatus {
+            unix_ms: unix_ms(lookup),
+            chunk_tokens: lookup.chunk_tokens,
+            prompt_tokens: lookup.prompt_tokens,
+            tokens_hit: lookup.tokens_hit,
+            last,
+        });
+    }
+    status
+}
+
+/// The place of the last of these chunks; `None`, and nothing is added, where one stands behind another chunk than it did before.
+fn add(status: &mut PastStatus, places: &mut HashMap<u64, u32>, chunks: &[u64]) -> Option<u32> {
+    let (mut last, before) = (0, status.names.len());
+    for &chunk in chunks {
+        match places.entry(chunk) {
+            Entry::Occupied(known) if status.parents[*known.get() as usize - 1] == last => {
+                last = *known.get()
+            }
+            Entry::Occupied(_) => {
+                status.names.drain(before..).for_each(|chunk| _ = places.remove(&chunk));
+                status.parents.truncate(before);
+                return None;
+            }
+            Entry::Vacant(vacant) => {
+                status.names.push(chunk);
+                status.parents.push(last);
+                last = status.names.len() as u32;
+                vacant.insert(last);
+            }
+        }
+    }
+    Some(last)
+}
+
+/// The most bytes of an answer: it has to fit a message between servers.
+const MOST_JSON_BYTES: usize = 960 << 10;
+
+/// The most bytes of a name and a parent in JSON.
+const CHUNK_JSON_BYTES: usize = 21 + 11;
+
+/// The most bytes of a lookup in JSON, where its numbers are no nonsense.
+const LOOKUP_JSON_BYTES: usize = 160;
+
+#[cfg(test)]
+mod tests {
+    use larder_core::Millis;
+    use larder_protocol::Fingerprint;
+
+    use super::*;
+
+    fn lookup(at: u64, chunks: &[u64]) -> PastLookup {
+        PastLookup {
+            at: Millis(at),
+            namespace: Fingerprint([1; 32]),
+            chunk_tokens: 16,
+            prompt_tokens: chunks.len() as u64 * 16,
+            tokens_hit: 16,
+            chunks: chunks.into(),
+        }
+    }
+
+    fn listed(lookups: Vec<PastLookup>, most_chunks: usize) -> PastStatus {
+        list(lookups, most_chunks, |lookup| 1_000 + lookup.at.0)
+    }
+
+    #[test]
+    fn each_chunk_is_listed_once_and_lookups_name_their_last() {
+        let status =
+            listed(vec![lookup(1, &[7, 8]), lookup(3, &[7, 8, 9]), lookup(2, &[7, 5]), lookup(4, &[])], 99);
+        assert_eq!((&status.names[..], &status.parents[..]), (&[7, 8, 9, 5][..], &[0, 1, 2, 1][..]));
+        let ends: Vec<_> = status.lookups.iter().map(|lookup| (lookup.unix_ms, lookup.last)).collect();
+        assert_eq!(ends, [(1_004, 0), (1_003, 3), (1_002, 4), (1_001, 2)], "the newest first");
+        assert_eq!(status.left_out_lookups, 0);
+    }
+
+    #[test]
+    fn lookups_that_contradict_newer_ones_and_those_beyond_the_bound_are_left_out() {
+        let lookups = vec![lookup(9, &[1, 2]), lookup(8, &[4, 3, 2]), lookup(7, &[6, 6]), lookup(6, &[1])];
+        let status = listed(lookups.clone(), 99);
+        assert_eq!(
+            (&status.names[..], status.left_out_lookups),
+            (&[1, 2][..], 2),
+            "and their chunks with them"
+        );
+        assert_eq!(status.lookups.len(), 2);
+        assert_eq!((listed(lookups, 2).lookups.len(), 2), (1, 2));
+    }
+
+    #[test]
+    fn the_largest_answer_fits_a_message() {
+        let many =
+            (0..40_000_u64).map(|at| lookup(at, &[u64::MAX - 2 * at, u64::MAX - 2 * at - 1])).collect();
+        let status = listed(many, usize::MAX);
+        let json = serde_json::to_vec(&status).unwrap();
+        assert!(json.len() < MOST_JSON_BYTES + 1_024, "{} bytes", json.len());
+        assert!(status.lookups.len() > 4_000 && status.left_out_lookups > 30_000);
+    }
+}
