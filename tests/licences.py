@@ -9,7 +9,7 @@ import tomllib
 with open("deny.toml", "rb") as file:
     allowed = set(tomllib.load(file)["licenses"]["allow"])
 # What the images have beyond the default.
-features = "larder-cli/etcd,larder-cli/kubernetes"
+features = "larder-cli/etcd,larder-cli/kubernetes,larder-cli/tokenizers"
 # What is built for other systems is no part of Larder.
 command = ["cargo", "metadata", "--format-version", "1", "--locked", "--features", features]
 for target in ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"]:

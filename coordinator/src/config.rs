@@ -79,6 +79,9 @@ pub struct HttpConfig {
     pub console_admin_certificate: Option<PathBuf>,
     /// The certificate's private key (PEM).
     pub console_admin_key: Option<PathBuf>,
+    /// The folder with tokenizers of models: `MODEL/tokenizer.json`, by the names that namespaces have. With them the console takes the
+    /// text of a prompt. The program needs the feature `tokenizers`.
+    pub console_tokenizers: Option<PathBuf>,
 }
 
 /// The server for nodes and other followers (QUIC).
@@ -352,6 +355,7 @@ impl Default for HttpConfig {
             console_admin_token_file: None,
             console_admin_certificate: None,
             console_admin_key: None,
+            console_tokenizers: None,
         }
     }
 }

@@ -3,8 +3,11 @@
 mod bodies;
 mod console;
 mod prefix;
+mod tokens;
+mod what_if;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use actix_web::web::{Data, ServiceConfig, get, post};
 use actix_web::{HttpResponse, error};
@@ -13,11 +16,13 @@ use larder_net::trace::Sampler;
 use larder_protocol::table::MemberState;
 use larder_protocol::version::Version;
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 pub(crate) use self::bodies::Bodies;
 pub(crate) use self::console::{Token, Tokens};
 pub use self::prefix::{NodeHeld, PrefixAnswer, PrefixHeld};
+pub(crate) use self::tokens::Tokenizers;
+pub(crate) use self::what_if::Progress;
 use crate::elect::Part;
 use crate::gather;
 use crate::history::History;
@@ -114,6 +119,10 @@ pub(crate) struct State {
     pub(crate) gathers: mpsc::Sender<gather::Question>,
     /// The last hour, for the console.
     pub(crate) history: History,
+    /// The last lookups, played again.
+    pub(crate) what_if: Arc<watch::Sender<Progress>>,
+    /// The tokenizers of models.
+    pub(crate) tokenizers: Tokenizers,
     /// The tokens of those who use the console.
     pub(crate) console_tokens: Tokens,
     /// Bodies of questions that are being read and understood.
@@ -138,6 +147,8 @@ pub(crate) fn routes(service: &mut ServiceConfig) {
         .route("/console/nodes", get().to(console::nodes))
         .route("/console/nodes", post().to(console::nodes))
         .route("/console/history", get().to(console::history))
+        .route("/console/tokens", post().to(tokens::answer))
+        .route("/console/what_if", get().to(what_if::what_if))
         .route("/console/change", post().to(console::change));
 }
 

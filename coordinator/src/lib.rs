@@ -18,6 +18,7 @@ mod serve;
 mod server;
 mod shared;
 pub mod state;
+mod tokenizer;
 mod uptime;
 
 pub use config::{
@@ -27,3 +28,4 @@ pub use http::{LostStatus, NodeHeld, NodeStatus, PrefixAnswer, PrefixHeld, Statu
 pub use metrics::COORDINATOR;
 pub use published::Published;
 pub use server::{Ready, STOP_WITHIN, ServeError, run, run_elected, run_from};
+pub use tokenizer::{Tokenizer, TokenizerError};

@@ -94,6 +94,14 @@ pub enum ServeError {
         "the console changes nodes with all of [http] console_admin_token_file, console_admin_certificate and console_admin_key, or not at all; the certificate is an admin's: `larder ca issue admin NAME`"
     )]
     ConsoleAdmin,
+    /// This program makes no tokens.
+    #[error(
+        "this program was built without tokenizers, so leave out `console_tokenizers` in [http], or build it with `--features tokenizers`"
+    )]
+    NoTokenizers,
+    /// No thread for tokenizers.
+    #[error("cannot start a thread for tokenizers")]
+    Tokenizers(#[source] std::io::Error),
     /// The audit log cannot be written.
     #[error("cannot write the audit log {}: set [audit] path to a file that this user may write", path.display())]
     Audit {
@@ -155,6 +163,7 @@ impl ServeError {
                 | Self::NotACoordinator { .. }
                 | Self::Token { .. }
                 | Self::ConsoleAdmin
+                | Self::NoTokenizers
                 | Self::Audit { .. }
         );
         is_of_the_election || is_of_a_file
@@ -275,6 +284,8 @@ async fn serve_noting<R: Register + 'static>(
         questions,
         history: History::start(gathers.clone(), tables.clone()),
         gathers,
+        what_if: Arc::default(),
+        tokenizers: console::tokenizers(&config)?,
         console_tokens,
         bodies: Bodies::new(),
         metrics: metrics.clone(),

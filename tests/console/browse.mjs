@@ -79,6 +79,17 @@ say("prompt", await page.getByText(/All nodes together hold/).innerText());
 await page.getByLabel(/Token ids/).fill(Array.from({ length: 1024 }, (_, token) => token).join(" "));
 await page.getByRole("button", { name: "Look up" }).click();
 await page.getByText(/engines alone hash the chunks/).waitFor();
+// The text of a prompt, by the tokenizer of its namespace's model.
+const words = page.locator("select option", { hasText: "two/words" });
+await page.getByLabel("Namespace").selectOption(await words.getAttribute("value"));
+for (const [kind, tokens] of [["text", 41], ["bare", 40]]) {
+  await page.getByLabel("What it is").selectOption(kind);
+  await page.getByLabel("The prompt's text").fill("a chunk ".repeat(20));
+  await page.getByRole("button", { name: "Look up" }).click();
+  await page.getByText(new RegExp(`The text has ${tokens} tokens\\. All nodes together hold 0 of 2 chunks`)).waitFor();
+}
+say("text", await page.getByText(/The text has/).innerText());
+await page.getByLabel("What it is").selectOption("ids");
 
 await page.goto(`${address}#tenants`);
 await heading("Tenants and namespaces");
@@ -109,6 +120,14 @@ const rate = async (name) => Number.parseFloat(await sizes.getByRole("row", { na
 const rates = [await rate("as it is"), await rate("2 times"), await rate("never evicts")];
 assert.ok(rates[0] < rates[1] && rates[1] <= rates[2], `more memory hits more: ${rates}`);
 assert.ok((await page.getByRole("table", { name: "Policies" }).getByRole("row").count()) > 5, "and policies are compared");
+const ways = page.getByRole("table", { name: "Ways" });
+const ofWay = async (name) => Number.parseFloat(await ways.getByRole("row", { name }).getByRole("cell").nth(4).innerText());
+const [together, apart] = [await ofWay("as it is"), await ofWay("no node reads others' chunks")];
+assert.equal(together, rates[0], "the present cluster is one and the same");
+assert.ok(apart < together, `nodes that read each other's chunks hit more: ${apart} against ${together}`);
+const moved = async (name) => Number.parseFloat(await ways.getByRole("row", { name }).getByRole("cell").nth(6).innerText());
+assert.ok((await moved("as it is")) > 0 && (await moved("no node reads others' chunks")) === 0);
+say("what if", `${apart} % where no node reads others' chunks, ${await ofWay("a router")} % where a router chooses the node`);
 say("what if", `${rates[0]} % of tokens as it is, ${rates[1]} % with twice the memory, ${rates[2]} % without evictions`);
 await picture("what-if");
 assert.deepEqual(foreign, [], "nothing comes from elsewhere");

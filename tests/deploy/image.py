@@ -18,7 +18,7 @@ from tools import ROOT, TOOLS, Missing, apt_installed, found, run
 CARGO = """#!/bin/sh
 # Stands for the toolchain: checks what it was given, and hands out a program that was built before.
 set -eu
-[ "$*" = "build --profile dist --locked --package larder-cli --bin larder --features etcd,kubernetes" ]
+[ "$*" = "build --profile dist --locked --package larder-cli --bin larder --features etcd,kubernetes,tokenizers" ]
 [ "$(ls -A | tr '\\n' ' ')" = "CONTEXT" ]
 mkdir -p target/dist
 cp /prebuilt/larder target/dist/larder

@@ -212,10 +212,9 @@ async fn start_processes(options: &DevOptions, files: &Files) -> Result<(Address
     files.issue(&authority, Role::Admin, ADMIN)?;
     files.create_console_token()?;
     let credentials = files.issue(&authority, Role::Coordinator, COORDINATOR)?;
-    let config =
-        files.write_config(COORDINATOR, &files.coordinator(credentials.clone(), None, &options.tracing))?;
+    let config = files.write_config(COORDINATOR, &files.coordinator(credentials.clone(), None, options))?;
     let (coordinator, ready) = Child::start(spec(COORDINATOR, COORDINATOR, config)).await?;
-    files.write_config(COORDINATOR, &files.coordinator(credentials, Some(&ready), &options.tracing))?;
+    files.write_config(COORDINATOR, &files.coordinator(credentials, Some(&ready), options))?;
     let peer = ready.peer.ok_or(DevError::NoPeerAddress)?;
     let starting = (0..options.nodes).map(async |number| {
         let name = format!("node-{number}");

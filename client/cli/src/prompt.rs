@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use larder_client::Namespace;
+use larder_coordinator::Tokenizer;
 use larder_protocol::hashing::{PromptExtra, hash_prompt};
 use larder_protocol::namespace::HashAlgorithm;
 use larder_protocol::sha256_cbor;
@@ -42,6 +43,9 @@ pub(crate) struct PromptArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "block_ids")]
     hashes: Option<PathBuf>,
 
+    #[command(flatten)]
+    text: TextArgs,
+
     /// File of the namespace [default: the namespace of `larder replay`]
     #[arg(long, value_name = "FILE")]
     namespace: Option<PathBuf>,
@@ -50,6 +54,22 @@ pub(crate) struct PromptArgs {
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, default_value_t = DEFAULT_BLOCK_BYTES,
           conflicts_with = "namespace")]
     block_bytes: u64,
+}
+
+/// The arguments of a prompt that is given as text.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct TextArgs {
+    /// The prompt's text as the engine gets it, after the chat template if there is one; `-` reads standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "hashes"], requires_all = ["namespace", "tokenizer"])]
+    pub(crate) text: Option<PathBuf>,
+
+    /// The tokenizer.json of the model, for --text; the program needs the feature `tokenizers`
+    #[arg(long, value_name = "FILE", requires = "text")]
+    tokenizer: Option<PathBuf>,
+
+    /// Leave out the tokens with which the model's prompts begin: a chat template wrote them into the text
+    #[arg(long, requires = "text")]
+    without_special_tokens: bool,
 }
 
 /// A prompt, as far as it can be read without knowing the namespace's root.
@@ -64,6 +84,7 @@ impl PromptArgs {
     pub(crate) fn of_files(
         tokens: &Option<PathBuf>,
         hashes: &Option<PathBuf>,
+        text: &TextArgs,
         namespace: &Option<PathBuf>,
     ) -> Self {
         Self {
@@ -72,6 +93,7 @@ impl PromptArgs {
             seed: 0,
             tokens: tokens.clone(),
             hashes: hashes.clone(),
+            text: text.clone(),
             namespace: namespace.clone(),
             block_bytes: DEFAULT_BLOCK_BYTES,
         }
@@ -82,17 +104,19 @@ impl PromptArgs {
     /// # Errors
     /// No prompt is named, a file cannot be read, or the namespace's chunks are not hashed from tokens.
     pub(crate) fn read(&self) -> anyhow::Result<(NamespaceSpec, Prompt)> {
-        if self.block_ids.is_empty() && self.tokens.is_none() && self.hashes.is_none() {
+        let text = self.text.tokens()?;
+        if self.block_ids.is_empty() && self.tokens.is_none() && self.hashes.is_none() && text.is_none() {
             return Err(Usage(NO_PROMPT.into()).into());
         }
         let spec = match &self.namespace {
             Some(path) => namespace_file::read(path)?,
             None => replay_namespace(self.block_bytes),
         };
-        let prompt = match (&self.tokens, &self.hashes) {
-            (Some(path), _) => Prompt::Tokens(read_list(path, |word| Ok(word.parse()?))?),
-            (None, Some(path)) => Prompt::Hashes(read_list(path, |word| Ok(word.parse()?))?),
-            (None, None) => {
+        let prompt = match (text, &self.tokens, &self.hashes) {
+            (Some(tokens), ..) => Prompt::Tokens(tokens),
+            (None, Some(path), _) => Prompt::Tokens(read_list(path, |word| Ok(word.parse()?))?),
+            (None, None, Some(path)) => Prompt::Hashes(read_list(path, |word| Ok(word.parse()?))?),
+            (None, None, None) => {
                 let trace = self.trace_name()?;
                 Prompt::Hashes(self.block_ids.iter().map(|&id| trace.chunk(id)).collect())
             }
@@ -111,6 +135,19 @@ impl PromptArgs {
         let hashes =
             sha256_cbor::hash_prompt(seed, tokens, spec.engine_block_tokens, spec.chunk_tokens, extra);
         Ok((spec, Prompt::Hashes(hashes)))
+    }
+}
+
+impl TextArgs {
+    /// The tokens of the text; `None` if there is none.
+    fn tokens(&self) -> anyhow::Result<Option<Vec<u32>>> {
+        let Some((text, tokenizer)) = self.text.as_ref().zip(self.tokenizer.as_ref()) else {
+            return Ok(None);
+        };
+        let wrong = |path: &Path| Usage(format!("cannot use {}", path.display()));
+        let read = Tokenizer::read(tokenizer).with_context(|| wrong(tokenizer))?;
+        let tokens = read.tokens(&read_text(text)?, !self.without_special_tokens);
+        Ok(Some(tokens.with_context(|| wrong(text))?))
     }
 }
 
@@ -145,8 +182,8 @@ impl Prompt {
     }
 }
 
-/// Reads a JSON array, or words between white space.
-fn read_list<T>(path: &Path, parse: impl Fn(&str) -> anyhow::Result<T>) -> anyhow::Result<Vec<T>> {
+/// Reads a file, or standard input.
+fn read_text(path: &Path) -> anyhow::Result<String> {
     let wrong = || Usage(format!("cannot use {}", path.display()));
     let mut text = String::new();
     if path.as_os_str() == "-" {
@@ -156,6 +193,13 @@ fn read_list<T>(path: &Path, parse: impl Fn(&str) -> anyhow::Result<T>) -> anyho
             .and_then(|file| file.take(MAX_INPUT_BYTES).read_to_string(&mut text))
             .with_context(wrong)?;
     }
+    Ok(text)
+}
+
+/// Reads a JSON array, or words between white space.
+fn read_list<T>(path: &Path, parse: impl Fn(&str) -> anyhow::Result<T>) -> anyhow::Result<Vec<T>> {
+    let wrong = || Usage(format!("cannot use {}", path.display()));
+    let text = read_text(path)?;
     let list = parse_list(&text, parse).with_context(wrong)?;
     if list.is_empty() {
         return Err(anyhow::anyhow!("the input is empty")).with_context(wrong);
@@ -180,7 +224,7 @@ fn parse_list<T>(text: &str, parse: impl Fn(&str) -> anyhow::Result<T>) -> anyho
 
 /// What a command line without a prompt is told.
 const NO_PROMPT: &str = "name a prompt: the ids of its blocks in a trace (`0 1 2`), its tokens (`--namespace FILE --tokens FILE`), \
-    or the hashes of its chunks (`--namespace FILE --hashes FILE`)";
+    its text (`--namespace FILE --text FILE --tokenizer FILE`), or the hashes of its chunks (`--namespace FILE --hashes FILE`)";
 
 /// Far more than the longest prompt has.
 const MAX_INPUT_BYTES: u64 = 256 << 20;

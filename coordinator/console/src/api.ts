@@ -32,7 +32,7 @@ export interface Actor {
   tokens_asked: number;
   tokens_hit: number;
   evictions: number;
-  disk: { chunks: number; waiting_bytes: number } | null;
+  disk: { chunks: number; used_bytes: number; capacity_bytes: number; waiting_bytes: number } | null;
   disk_trouble: string | null;
 }
 
@@ -217,28 +217,36 @@ export interface Pinned {
 }
 
 export interface Tried {
-  policy: string;
+  /// Null for the policy that each node has.
+  policy: string | null;
+  /// Null for nodes that never evict.
   times: number | null;
+  ways: "as_they_are" | "apart" | "together" | "routed";
   capacity_chunks: number;
   tokens_hit: number;
+  tokens_moved: number;
+}
+
+export interface Played {
+  nodes: number;
+  shares: boolean;
+  policies: string[];
+  chunk_bytes: number;
+  warming_lookups: number;
+  counted_lookups: number;
+  left_out_lookups: number;
+  counted_seconds: number;
+  distinct_chunks: number;
+  tokens_asked: number;
+  tokens_found: number;
+  tried: Tried[];
 }
 
 export interface WhatIf {
   running: boolean;
   age_seconds: number | null;
-  played: {
-    policy: string;
-    capacity_chunks: number;
-    chunk_bytes: number;
-    warming_lookups: number;
-    counted_lookups: number;
-    left_out_lookups: number;
-    counted_seconds: number;
-    distinct_chunks: number;
-    tokens_asked: number;
-    tokens_found: number;
-    tried: Tried[];
-  } | null;
+  left_out: { node: string; error: string }[];
+  played: Played | null;
 }
 
 /// What one node says; without words, why there are none.
@@ -273,7 +281,13 @@ export const status = () => ask("/status") as Promise<CoordinatorStatus>;
 /// The last hour, a moment each 10 seconds.
 export const hour = () => ask("/console/history") as Promise<Moment[]>;
 
+export const whatIf = () => ask("/console/what_if") as Promise<WhatIf>;
+
 export const prefix = (body: unknown) => ask("/v1/prefix", body) as Promise<Prefix>;
+
+/// The tokens of a text, by the tokenizer that the coordinator has of the model.
+export const tokens = (model: string, text: string, bare: boolean) =>
+  ask("/console/tokens", { model, text, without_special_tokens: bare }) as Promise<{ tokens: number[] }>;
 
 /// Whether this tab was given a token: only an admin's changes anything.
 export const hasToken = () => sessionStorage.getItem("token") !== null;

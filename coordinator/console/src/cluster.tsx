@@ -109,6 +109,9 @@ function Tile({ member, one, epoch }: { member: Member; one: Said<NodeStatus> | 
         {node && (
           <>
             <Bar label="memory" part={sum((a) => a.used_bytes)} whole={sum((a) => a.arena_bytes)} />
+            {actors.some((a) => a.disk) && (
+              <Bar label="disk" part={sum((a) => a.disk?.used_bytes ?? 0)} whole={sum((a) => a.disk?.capacity_bytes ?? 0)} />
+            )}
             <Bar label="hits" part={sum((a) => a.tokens_hit)} whole={sum((a) => a.tokens_asked)} />
             <p>
               {count(sum((a) => a.chunks))} chunks of {bytes(sum((a) => a.arena_bytes))},{" "}

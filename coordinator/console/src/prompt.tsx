@@ -2,12 +2,14 @@
 
 import { useState } from "preact/hooks";
 import { PinChunks, Purge } from "./admin";
-import { nodes, prefix, type Chain, type Lookup, type Namespace, type Prefix, type Said, type Stay } from "./api";
+import { nodes, prefix, tokens, type Chain, type Lookup, type Namespace, type Prefix, type Said, type Stay } from "./api";
 import { Runs } from "./why";
 import { Table, Trouble, count, seconds, useEvery, useMore } from "./show";
 
 interface Result {
   asked: string;
+  /// Tokens of a text; null for everything else.
+  tokens: number | null;
   prefix: Prefix;
   chains: Said<Chain[]>[];
   fingerprint: string;
@@ -22,10 +24,21 @@ function numbers(text: string): number[] {
   return list;
 }
 
-async function explore(namespace: Namespace, text: string): Promise<Result> {
+/// What somebody wrote into the field: ids of any kind, or the prompt itself, with or without tokens before it.
+const KINDS = { ids: "ids", text: "text, after the model's first tokens", bare: "text alone" };
+
+type Kind = keyof typeof KINDS;
+
+async function explore(namespace: Namespace, text: string, kind: Kind): Promise<Result> {
   const body: Record<string, unknown> = { fingerprint: namespace.fingerprint, chunk_tokens: namespace.chunk_tokens, with_hashes: true };
   let hashes: string[] = [];
-  if (/^\s*\[?\s*"?[0-9a-f]{64}/.test(text)) {
+  let ofText: number | null = null;
+  if (kind !== "ids") {
+    if (!namespace.hash) throw new Error("engines alone hash the chunks of this namespace: paste hashes or a request id");
+    const found = (await tokens(namespace.model, text, kind === "bare")).tokens;
+    ofText = found.length;
+    Object.assign(body, { tokens: found, hash: namespace.hash });
+  } else if (/^\s*\[?\s*"?[0-9a-f]{64}/.test(text)) {
     hashes = text.match(/[0-9a-f]{64}/g) ?? [];
     body.hashes = hashes;
   } else if (/^[\s\d,[\]]+$/.test(text)) {
@@ -35,7 +48,7 @@ async function explore(namespace: Namespace, text: string): Promise<Result> {
   } else {
     const said = await nodes<Lookup[]>(`/lookups?most=5&request=${encodeURIComponent(text.trim())}`);
     const lookup = said.flatMap((one) => one.said ?? []).sort((a, b) => b.unix_ms - a.unix_ms)[0];
-    if (!lookup) throw new Error("no node knows this request; text needs a tokenizer: paste token ids");
+    if (!lookup) throw new Error("no node knows this request; for the text of a prompt, say so beside the field");
     hashes = lookup.hashes;
     Object.assign(body, { fingerprint: lookup.namespace, chunk_tokens: lookup.chunk_tokens, hashes });
   }
@@ -45,7 +58,7 @@ async function explore(namespace: Namespace, text: string): Promise<Result> {
   const fingerprint = body.fingerprint as string;
   const chains = hashes.length ? await nodes<Chain[]>("/explain", { fingerprint, hashes }) : [];
   const asked = text.trim();
-  return { asked: asked.length > 40 ? `${asked.slice(0, 40)}…` : asked, prefix: answer, chains, fingerprint, hashes };
+  return { asked: asked.length > 40 ? `${asked.slice(0, 40)}…` : asked, tokens: ofText, prefix: answer, chains, fingerprint, hashes };
 }
 
 export function Prompt() {
@@ -53,6 +66,7 @@ export function Prompt() {
   const known = new Map((value ?? []).flatMap((one) => one.said ?? []).map((one) => [one.fingerprint, one]));
   const [fingerprint, setFingerprint] = useState("");
   const [text, setText] = useState("");
+  const [kind, setKind] = useState<Kind>("ids");
   const [result, setResult] = useState<Result | null>(null);
   const [trouble, setTrouble] = useState("");
   const namespace = known.get(fingerprint) ?? [...known.values()][0];
@@ -60,7 +74,7 @@ export function Prompt() {
     event.preventDefault();
     if (!namespace) return;
     try {
-      setResult(await explore(namespace, text));
+      setResult(await explore(namespace, text, kind));
       setTrouble("");
     } catch (error) {
       setTrouble((error as Error).message);
@@ -80,8 +94,18 @@ export function Prompt() {
             ))}
           </select>
         </label>
+        <label>
+          What it is
+          <select name="kind" value={kind} onChange={(event) => setKind(event.currentTarget.value as Kind)}>
+            {Object.entries(KINDS).map(([key, name]) => (
+              <option key={key} value={key}>
+                {name}
+              </option>
+            ))}
+          </select>
+        </label>
         <label class="wide">
-          Token ids, chunk hashes, or a request id
+          {kind === "ids" ? "Token ids, chunk hashes, or a request id" : "The prompt's text, as the engine gets it"}
           <textarea name="prompt" rows={4} value={text} onInput={(event) => setText(event.currentTarget.value)} />
         </label>
         <button disabled={!namespace}>Look up</button>
@@ -91,6 +115,7 @@ export function Prompt() {
         <section aria-label={`Chunks of ${result.asked}`}>
           <h2>Chunks of {result.asked}</h2>
           <p>
+            {result.tokens === null ? "" : `The text has ${count(result.tokens)} tokens. `}
             All nodes together hold {count(result.prefix.cluster.chunks)} of {count(result.hashes.length)} chunks from the first on (
             {count(result.prefix.cluster.tokens)} tokens).
             {result.prefix.silent_homes.length ? ` ${result.prefix.silent_homes.join(", ")} did not answer: more may be held.` : ""}

@@ -218,9 +218,8 @@ pub(super) async fn nodes(
     asked: Query<Asked>,
     payload: Payload,
 ) -> actix_web::Result<HttpResponse> {
-    let is_near = request.peer_addr().is_some_and(|from| from.ip().to_canonical().is_loopback());
-    if let Err(refused) = may_read(request.headers(), is_near, &state.console_tokens) {
-        return Ok(refused.answer());
+    if let Some(refused) = refuse_strangers(&state, &request) {
+        return Ok(refused);
     }
     let body = state.bodies.read(&request, payload).await?;
     let body = body.understand(|bytes| Ok(bytes.to_vec())).await?;
@@ -233,9 +232,8 @@ pub(super) async fn nodes(
 
 /// The last hour.
 pub(super) async fn history(state: Data<State>, request: HttpRequest) -> actix_web::Result<HttpResponse> {
-    let is_near = request.peer_addr().is_some_and(|from| from.ip().to_canonical().is_loopback());
-    if let Err(refused) = may_read(request.headers(), is_near, &state.console_tokens) {
-        return Ok(refused.answer());
+    if let Some(refused) = refuse_strangers(&state, &request) {
+        return Ok(refused);
     }
     let mut response = in_pieces("application/json", serde_json::to_vec(&state.history.moments())?);
     harden(response.headers_mut());
@@ -259,6 +257,12 @@ pub(super) async fn change(
     let (node, wanted) = body.understand(move |bytes| read(&bytes)).await?;
     tracing::info!(%wanted, node, "the console's admin asks for a change");
     ask(&state, wanted, node).await
+}
+
+/// The answer to those who may not read.
+pub(super) fn refuse_strangers(state: &State, request: &HttpRequest) -> Option<HttpResponse> {
+    let is_near = request.peer_addr().is_some_and(|from| from.ip().to_canonical().is_loopback());
+    may_read(request.headers(), is_near, &state.console_tokens).err().map(Refused::answer)
 }
 
 async fn ask(state: &State, wanted: Wanted, node: Option<String>) -> actix_web::Result<HttpResponse> {
@@ -354,7 +358,8 @@ fn file(content_type: &'static str, bytes: &'static [u8]) -> HttpResponse {
     response
 }
 
-fn harden(headers: &mut HeaderMap) {
+/// What a browser may do with an answer.
+pub(super) fn harden(headers: &mut HeaderMap) {
     for (name, value) in [
         ("content-security-policy", POLICY),
         ("x-content-type-options", "nosniff"),

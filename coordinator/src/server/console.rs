@@ -13,7 +13,7 @@ use larder_protocol::identity::Role;
 use super::ServeError;
 use crate::config::Config;
 use crate::gather;
-use crate::http::{Token, Tokens};
+use crate::http::{Token, Tokenizers, Tokens};
 use crate::nodes::Nodes;
 
 /// The console's tokens, and how it changes nodes if it may.
@@ -32,6 +32,15 @@ pub(crate) fn open(config: &Config, audit: &Audit) -> Result<(Tokens, Option<gat
     let any = SocketAddr::new(config.peer.listen.ip(), 0);
     let (name, endpoint) = become_admin(files, any, RENEWAL_CHECK)?;
     Ok((tokens, Some(gather::Admin { name, nodes: Nodes::new(endpoint), audit: audit.clone() })))
+}
+
+/// The tokenizers of models, where the program has such.
+pub(crate) fn tokenizers(config: &Config) -> Result<Tokenizers, ServeError> {
+    let folder = config.http.console_tokenizers.clone();
+    if folder.is_some() && !cfg!(feature = "tokenizers") {
+        return Err(ServeError::NoTokenizers);
+    }
+    Tokenizers::start(folder).map_err(ServeError::Tokenizers)
 }
 
 /// The admin's name and endpoint; the files are looked at every so often, and taken when they change.

@@ -62,6 +62,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
     send_bytes_per_second: Option<u64>,
 
+    /// Folder with tokenizers of models, MODEL/tokenizer.json: with them the console takes the text of a prompt
+    #[arg(long, value_name = "DIR")]
+    tokenizers: Option<PathBuf>,
+
     /// Folder for configuration files, sockets and logs [default: a temporary folder, removed at the end]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -168,6 +172,11 @@ impl Args {
             policy: self.policy,
             share: !self.no_share,
             send_bytes_per_second: self.send_bytes_per_second,
+            tokenizers: self
+                .tokenizers
+                .map(std::path::absolute)
+                .transpose()
+                .map_err(|_| DevError::Options { what: "the folder of --tokenizers has no name".into() })?,
             tracing: self.tracing.config(),
             dir: self.dir,
             ..DevOptions::new()?

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::failure::{FAILED, Usage};
 use crate::listing::{Cell, Format, FormatArgs, Listing, column, wide};
-use crate::prompt::PromptArgs;
+use crate::prompt::{PromptArgs, TextArgs};
 use crate::survey::{Servers, Surveyed};
 use crate::{dev, http, output};
 
@@ -29,6 +29,7 @@ Examples:
   larder explain chatcmpl-5f2a                       A request, by vLLM's request id
   larder explain 0af7651916cd43dd8448eb211c80319c    A request, by its trace id
   larder explain --namespace qwen.json --tokens prompt.json --tenant chat
+  larder explain --namespace qwen.json --text prompt.txt --tokenizer qwen/tokenizer.json
   larder explain chatcmpl-5f2a --json | jq '.[].runs'
 
 What became of chunks:
@@ -50,7 +51,7 @@ What became of chunks:
 Exit status: 1 if no node knows the request, or one does not answer; 2 after wrong arguments.")]
 pub(crate) struct Args {
     /// The engine's id of a request, or a trace id
-    #[arg(value_name = "REQUEST", conflicts_with_all = ["tokens", "hashes"])]
+    #[arg(value_name = "REQUEST", conflicts_with_all = ["tokens", "hashes", "text"])]
     request: Option<String>,
 
     /// The prompt's token ids: a JSON array, or numbers between white space; `-` reads standard input
@@ -60,6 +61,9 @@ pub(crate) struct Args {
     /// The hashes of the prompt's full chunks, first to last: 64 hexadecimal digits each; `-` reads standard input
     #[arg(long, value_name = "FILE", requires = "namespace")]
     hashes: Option<PathBuf>,
+
+    #[command(flatten)]
+    text: TextArgs,
 
     /// File of the prompt's namespace, as for `larder lookup`
     #[arg(long, value_name = "FILE")]
@@ -122,7 +126,7 @@ struct Answers<T> {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let nodes = args.servers.targets()?.survey()?.nodes;
     let format = args.format.format();
-    if args.tokens.is_some() || args.hashes.is_some() {
+    if args.tokens.is_some() || args.hashes.is_some() || args.text.text.is_some() {
         let question = args.question()?;
         let answers = ask_all(&nodes, |http| http::post_json(&http, "/explain", &question), Held::new);
         print(format, &answers.came, || held_table(&answers.came))?;
@@ -158,7 +162,7 @@ impl Args {
         if Identity::engine(tenant, "x").to_string().parse::<Identity>().is_err() {
             return Err(Usage(format!("--tenant: `{tenant}` is no tenant's name")).into());
         }
-        let files = PromptArgs::of_files(&self.tokens, &self.hashes, &self.namespace);
+        let files = PromptArgs::of_files(&self.tokens, &self.hashes, &self.text, &self.namespace);
         let (spec, prompt) = files.read()?;
         let fingerprint = spec.fingerprint(tenant);
         let hashes = prompt.hashes(fingerprint, spec.chunk_tokens);

@@ -35,7 +35,7 @@ pub(crate) struct Args {
     prompt: PromptArgs,
 
     /// Tokens of the prompt [default: one more than its full chunks have]
-    #[arg(long, value_name = "N", conflicts_with = "tokens")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["tokens", "text"])]
     prompt_tokens: Option<u64>,
 
     /// The node's session socket [default: those of all nodes of the newest development cluster, or

@@ -10,7 +10,6 @@ use bytesize::ByteSize;
 use larder_coordinator as coordinator;
 use larder_net::quic::CredentialFiles;
 use larder_net::quic::ca::{Authority, Validity};
-use larder_net::trace::TracingConfig;
 use larder_node::config::{
     ClusterConfig, DiskConfig, HostConfig, HttpConfig, ObjectConfig, SessionConfig, TenantConfig,
 };
@@ -122,7 +121,7 @@ impl Files {
         &self,
         CredentialFiles { ca, certificate, key }: CredentialFiles,
         addresses: Option<&ReadyLine>,
-        tracing: &TracingConfig,
+        options: &DevOptions,
     ) -> coordinator::Config {
         let listen = addresses.and_then(|ready| ready.peer).unwrap_or_else(any_port);
         coordinator::Config {
@@ -132,13 +131,14 @@ impl Files {
                 console_admin_token_file: Some(self.console_token()),
                 console_admin_certificate: Some(self.dir.join("admin.pem")),
                 console_admin_key: Some(self.dir.join("admin.key")),
+                console_tokenizers: options.tokenizers.clone(),
             },
             peer: coordinator::PeerConfig { listen, ca, certificate, key },
             state: coordinator::StateConfig { path: self.dir.join("coordinator.redb") },
             membership: coordinator::MembershipConfig { grace_ms: GRACE_MS, ..Default::default() },
             election: coordinator::ElectionConfig::default(),
             audit: None,
-            tracing: tracing.clone(),
+            tracing: options.tracing.clone(),
         }
     }
 

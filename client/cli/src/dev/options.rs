@@ -43,6 +43,8 @@ pub struct DevOptions {
     pub send_bytes_per_second: Option<u64>,
     /// How many times as fast as time the ages of chunks grow.
     pub age_speed: NonZeroU32,
+    /// The folder with tokenizers of models, for the console.
+    pub tokenizers: Option<PathBuf>,
     /// The collector of spans, and the fraction of traced requests.
     pub tracing: TracingConfig,
     /// Requests of a replay that it is sized for.
@@ -74,6 +76,7 @@ impl DevOptions {
             placement: PlacementRule::default(),
             send_bytes_per_second: None,
             age_speed: NonZeroU32::MIN,
+            tokenizers: None,
             tracing: TracingConfig::default(),
             requests_in_flight: USUAL_REQUESTS_IN_FLIGHT,
             dir: None,
