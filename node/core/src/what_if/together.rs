@@ -280,8 +280,8 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_read_each_others_chunks_need_half_the_memory() {
-        // Room for five at each: all eight together, and a loop of eight apart.
+    fn nodes_that_read_each_others_chunks_hit_what_either_would_compute_alone() {
+        // Room for five at each: for all eight together, while a loop of eight finds nothing at one node.
         let played = play(&two_nodes(5), true).unwrap();
         assert_eq!((played.warming_lookups, played.counted_lookups, played.distinct_chunks), (80, 80, 8));
         assert_eq!((played.tokens_asked, played.tokens_found, played.counted_ms), (80 * 17, 80 * 16, 79));
@@ -291,8 +291,9 @@ mod tests {
         );
         let (together, apart) =
             (tried(&played, Working::Together, Some(1.0)), tried(&played, Working::Apart, Some(1.0)));
-        assert_eq!((together.tokens_hit, together.capacity_chunks), (80 * 16, 10));
-        assert!(apart.tokens_hit < together.tokens_hit && apart.tokens_moved == 0, "{apart:?}");
+        // Copies at readers take some of the room.
+        assert!(together.tokens_hit > 80 * 16 / 2 && together.tokens_moved > 0, "{together:?}");
+        assert_eq!((apart.tokens_hit, apart.tokens_moved, apart.capacity_chunks), (0, 0, 10));
         assert!(tried(&played, Working::RoutedTogether, Some(1.0)).tokens_hit >= apart.tokens_hit);
         let alone = play(&two_nodes(5), false).unwrap();
         assert_eq!(alone.tried[0].variant.working, Working::Apart);
