@@ -230,8 +230,7 @@ impl Made {
 
 impl Pasts {
     fn read(shown: &[Shown]) -> Self {
-        let mut pasts = Self::default();
-        pasts.left_chunks = MOST_PLAYED_CHUNKS;
+        let mut pasts = Self { left_chunks: MOST_PLAYED_CHUNKS, ..Self::default() };
         for Shown { node, said } in shown {
             let said = said.as_ref().map_err(Clone::clone);
             let read =
