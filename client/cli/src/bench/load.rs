@@ -8,11 +8,14 @@ mod engine;
 mod picture;
 mod seen;
 
+use std::fs::read_to_string;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use larder_core::store::policy::PolicyName;
+use rustix::param::clock_ticks_per_second;
 use tokio::runtime::Builder;
 
 use self::arrivals::arrivals;
@@ -20,7 +23,6 @@ use self::engine::Engines;
 pub use self::picture::svg;
 use self::seen::Seen;
 pub use self::seen::{KindSeen, Knee, Step, table};
-use super::peer::seconds_of;
 use crate::clock::{now, process_seconds};
 use crate::dev::{DevCluster, DevOptions, TENANT};
 
@@ -118,8 +120,17 @@ async fn step(engines: &mut Engines, nodes: &[u32], load: Load, rate: f64) -> an
     Ok(seen.step(took, cpu_seconds, load.limit))
 }
 
-fn cpu(nodes: &[u32]) -> std::io::Result<f64> {
-    nodes.iter().map(|&pid| seconds_of(pid)).sum()
+/// CPU seconds of processes so far, those of threads that have ended too; in hundredths.
+fn cpu(nodes: &[u32]) -> io::Result<f64> {
+    let seconds_of = |&pid| {
+        let text = read_to_string(format!("/proc/{pid}/stat"))?;
+        // The name is in brackets, and may have spaces. The user's and the system's time are the 12th and 13th fields after it.
+        let after_name = text.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let times = after_name.split_whitespace().skip(11).take(2);
+        let ticks: u64 = times.filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+        io::Result::Ok(ticks as f64 / clock_ticks_per_second() as f64)
+    };
+    nodes.iter().map(seconds_of).sum()
 }
 
 /// Room at each node for all blocks of a step, and for those of the step before.
@@ -135,3 +146,16 @@ const MISSES: usize = 2;
 
 /// How long answers are waited for after the last request.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_process_is_that_of_its_threads() {
+        let start = process_seconds();
+        while process_seconds() - start < 0.1 {}
+        let seen = cpu(&[std::process::id()]).unwrap();
+        assert!(seen > 0.05 && seen < process_seconds() + 0.05, "{seen}");
+    }
+}

@@ -237,7 +237,7 @@ impl End {
 }
 
 /// CPU time of the threads of a process, as the scheduler has counted it.
-pub(super) fn seconds_of(pid: u32) -> io::Result<f64> {
+fn seconds_of(pid: u32) -> io::Result<f64> {
     let mut nanoseconds = 0;
     for task in read_dir(format!("/proc/{pid}/task"))? {
         // A thread that has just ended.
