@@ -91,7 +91,6 @@ fn nodes(survey: &Survey) -> Listing {
         column("sessions"),
         column("hit rate"),
         wide("on disk"),
-        wide("disk"),
         wide("used"),
         wide("arena"),
         wide("quarantined"),
@@ -105,6 +104,7 @@ fn nodes(survey: &Survey) -> Listing {
         wide("peer"),
         wide("protocol"),
         wide("zone"),
+        wide("disk"),
     ]);
     for node in &survey.nodes {
         let actors = node.said.as_ref().map_or(&[][..], |(_, status)| &status.actors);
@@ -112,8 +112,9 @@ fn nodes(survey: &Survey) -> Listing {
         let rows = actors.iter().map(Some).chain(actors.is_empty().then_some(None));
         for actor in rows {
             let first = [node.name.as_str().into(), node.state().into(), up.clone()];
+            let disk = disk_fill(actor);
             let actor = actor.map_or_else(|| vec![Cell::Unknown; ACTOR_COLUMNS], actor_cells);
-            list.add(first.into_iter().chain(actor).chain(member_cells(node)));
+            list.add(first.into_iter().chain(actor).chain(member_cells(node)).chain([disk]));
         }
     }
     for LostStatus { name, number, silent_seconds, http, .. } in
@@ -127,9 +128,16 @@ fn nodes(survey: &Survey) -> Listing {
     list
 }
 
+fn share(part: u64, whole: u64) -> Cell {
+    Cell::of((whole > 0).then(|| part as f64 / whole as f64), Cell::Share)
+}
+
+fn disk_fill(actor: Option<&ActorStatus>) -> Cell {
+    let disk = actor.and_then(|actor| actor.disk.as_ref());
+    disk.map_or(Cell::Unknown, |disk| share(disk.used_bytes, disk.capacity_bytes))
+}
+
 fn actor_cells(actor: &ActorStatus) -> Vec<Cell> {
-    let share =
-        |part: u64, whole: u64| Cell::of((whole > 0).then(|| part as f64 / whole as f64), Cell::Share);
     let on_disk = match (&actor.disk, &actor.disk_trouble) {
         (_, Some(_)) => "closed".into(),
         (disk, None) => Cell::of(disk.as_ref(), |disk| Cell::Count(disk.chunks)),
@@ -141,7 +149,6 @@ fn actor_cells(actor: &ActorStatus) -> Vec<Cell> {
         Cell::Count(actor.sessions),
         share(actor.tokens_hit, actor.tokens_asked),
         on_disk,
-        actor.disk.as_ref().map_or(Cell::Unknown, |disk| share(disk.used_bytes, disk.capacity_bytes)),
         Cell::Bytes(actor.used_bytes),
         Cell::Bytes(actor.arena_bytes),
         Cell::Bytes(actor.quarantined_bytes),
@@ -189,7 +196,7 @@ fn tenants(survey: &Survey) -> Listing {
 }
 
 /// Columns that tell of an actor.
-const ACTOR_COLUMNS: usize = 13;
+const ACTOR_COLUMNS: usize = 12;
 
 #[cfg(test)]
 mod tests {
@@ -292,9 +299,10 @@ mod tests {
     fn a_row_has_a_field_for_each_column() {
         let text = nodes(&survey()).text(Format::Tsv);
         let fields: Vec<usize> = text.lines().map(|line| line.split('\t').count()).collect();
-        assert_eq!(fields, [22, 22, 22], "{text}");
+        assert_eq!(fields, [23, 23, 23], "{text}");
         let node: Vec<&str> = text.lines().nth(1).unwrap().split('\t').collect();
         assert_eq!((node[14], node[15], node[19], node[21]), ("lru", "7", "127.0.0.1:2", "rack-4"), "{text}");
+        assert_eq!(node[22], "0.8750", "{text}");
         let lost: Vec<&str> = text.lines().nth(2).unwrap().split('\t').collect();
         assert_eq!((lost[15], lost[18]), ("9", "10.0.0.9:9440"), "{text}");
     }
