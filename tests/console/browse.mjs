@@ -137,7 +137,7 @@ const moved = async (name) => Number.parseFloat(await ways.getByRole("row", { na
 assert.ok((await moved("as it is")) > 0 && (await moved("no node reads others' chunks")) === 0);
 say("what if", `${apart} % where no node reads others' chunks, ${await ofWay("a router")} % where a router chooses the node`);
 say("what if", `${rates[0]} % of tokens as it is, ${rates[1]} % with twice the memory, ${rates[2]} % without evictions`);
-await picture("what-if");
+await picture("what-if", true);
 assert.deepEqual(foreign, [], "nothing comes from elsewhere");
 assert.deepEqual(faults, []);
 
