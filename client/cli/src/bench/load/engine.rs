@@ -49,7 +49,7 @@ enum Asked {
 
 /// Engines at one node, and one at the other, which saves the blocks that they fetch.
 pub(super) struct Engines {
-    near: Vec<Arc<Engine>>,
+    near: Vec<Arc<LoadEngine>>,
     far: End,
     /// The prompts of one block each that the other node holds, and nobody has fetched yet.
     to_fetch: Vec<Chain>,
@@ -58,7 +58,7 @@ pub(super) struct Engines {
 }
 
 /// An engine with its prompts.
-struct Engine {
+struct LoadEngine {
     /// With small chunks.
     prompt: (End, Chain),
     /// With the blocks that are saved and fetched.
@@ -75,7 +75,7 @@ impl Engines {
             let (prompt, blocks) = (End::connect(near, small).await?, End::connect(near, block).await?);
             let chain = prompt.namespace.chain((0..CHUNKS).map(chunk_hash).collect());
             prompt.put(std::slice::from_ref(&chain), &[1; SMALL_BYTES]).await?;
-            engines.push(Arc::new(Engine { prompt: (prompt, chain), blocks }));
+            engines.push(Arc::new(LoadEngine { prompt: (prompt, chain), blocks }));
         }
         let far = End::connect(far, block).await?;
         Ok(Self { near: engines, far, to_fetch: Vec::new(), next_id: FIRST_BLOCK, asked: JoinSet::new() })
@@ -145,7 +145,7 @@ impl Asked {
     }
 }
 
-impl Engine {
+impl LoadEngine {
     /// Says whether it got what it asked for.
     async fn ask(&self, asked: &Asked) -> Result<bool, SessionError> {
         let (End { session, namespace }, prompt) = &self.prompt;
