@@ -185,7 +185,7 @@ def broken(documents):
         ("DaemonSet", "a field that does not exist", lambda spec: spec.update(replicas=3)),
         ("StatefulSet", "replicas that are a word", lambda spec: spec.update(replicas="one")),
         ("Service", "a port that is too large", lambda spec: spec["ports"][0].update(port=70000)),
-        ("NetworkPolicy", "a misspelt selector", lambda spec: spec.update(podSelektor=spec.pop("podSelector"))),
+        ("NetworkPolicy", "a misspelt selector", lambda spec: spec.update(podSelectors=spec.pop("podSelector"))),
     ]:
         document = copy.deepcopy(next(one for one in documents if one["kind"] == kind))
         change(document["spec"])

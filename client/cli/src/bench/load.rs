@@ -1,7 +1,7 @@
 //! Requests that come when they are due, whether or not those before have been answered, at rising rates.
 //!
 //! A bench that waits for each answer asks less of a slow node, and hides how long requests would have waited. Here a request's
-//! time counts from when it was due (as in wrk2, which calls the mistake coordinated omission).
+//! time counts from when it was due. The mistake of not doing so is known as coordinated omission.
 
 mod arrivals;
 mod engine;
