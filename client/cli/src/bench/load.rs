@@ -43,7 +43,7 @@ pub struct Load {
 
 /// Raises the rate until two steps one after the other miss the limit, and tells each step as it ends.
 ///
-/// Two nodes on this host, [`engine::ENGINES`] engines at one of them. Of ten requests six are lookups of 100 chunks that are there,
+/// Two nodes on this host, 16 engines at one of them. Of ten requests six are lookups of 100 chunks that are there,
 /// two are leases of them, one saves a block of 64 KiB, and one gets such a block from the other node.
 ///
 /// # Errors
