@@ -339,6 +339,8 @@ def test_a_prefill_that_fails_at_the_same_time_is_tried_elsewhere_and_decode_beg
     serve_with(standins.first_time(fail_when_decode_waits), prefills)
     serve_with(standins.first_time(wait_for_prefill), decodes)
     router.ask()
+    # A decode that waits for nobody may answer before its prefill is asked.
+    until(lambda: len(asked_of(prefills)) == 2)
     assert sorted(map(attempt_of, asked_of(prefills))) == [0, 1]
     told = {attempt_of(body): body["kv_transfer_params"]["remote_node"] for body in asked_of(decodes)}
     assert told == {attempt_of(one.asked[0]): one.node for one in prefills}
