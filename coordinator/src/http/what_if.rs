@@ -10,9 +10,9 @@ use actix_web::web::Data;
 use actix_web::{HttpRequest, HttpResponse};
 use larder_core::Millis;
 use larder_core::store::policy::PolicyName;
-use larder_core::what_if::PastLookup;
 use larder_core::what_if::cluster::{MAX_CLUSTER_NODES, NodeSize};
-use larder_core::what_if::together::{NodePast, Played, Tried, Working, play};
+use larder_core::what_if::together::{NodePast, Tried, Working, play};
+use larder_core::what_if::{PastLookup, Played};
 use larder_net::http::in_pieces;
 use larder_protocol::Fingerprint;
 use larder_protocol::limits::MAX_CHAIN_CHUNKS;
@@ -272,7 +272,7 @@ impl Pasts {
         }
     }
 
-    fn status(&self, played: Played) -> PlayedStatus {
+    fn status(&self, played: Played<Tried>) -> PlayedStatus {
         let mut policies: Vec<String> = self.nodes.iter().map(|node| node.size.policy.to_string()).collect();
         policies.sort();
         policies.dedup();

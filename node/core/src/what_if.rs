@@ -59,10 +59,10 @@ pub struct Tried {
     pub tokens_hit: u64,
 }
 
-/// The lookups that were played, and what became of them.
+/// The lookups that were played, and what became of them in whatever was tried: caches of one node, or clusters.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Played {
-    /// Lookups that only filled the cache.
+pub struct Played<T> {
+    /// Lookups that only filled the caches.
     pub warming_lookups: u64,
     /// Lookups that were counted.
     pub counted_lookups: u64,
@@ -78,8 +78,8 @@ pub struct Played {
     pub tokens_asked: u64,
     /// Tokens of them that were found in truth, at other nodes, too.
     pub tokens_found: u64,
-    /// Each cache, in the order of [`variants`].
-    pub tried: Vec<Tried>,
+    /// What was tried, the present one among it, in the order of its `variants`.
+    pub tried: Vec<T>,
 }
 
 impl Past {
@@ -119,7 +119,11 @@ pub fn variants(present: PolicyName) -> Vec<Variant> {
 /// Plays lookups through every cache; `capacity_chunks` is the present size. Takes about a microsecond for each chunk and cache.
 /// `None` if there is nothing to play.
 #[must_use]
-pub fn play(mut lookups: Vec<PastLookup>, capacity_chunks: u64, present: PolicyName) -> Option<Played> {
+pub fn play(
+    mut lookups: Vec<PastLookup>,
+    capacity_chunks: u64,
+    present: PolicyName,
+) -> Option<Played<Tried>> {
     lookups.sort_by_key(|lookup| lookup.at);
     let all = lookups.len();
     let mut left = MOST_PLAYED_CHUNKS;
@@ -129,7 +133,7 @@ pub fn play(mut lookups: Vec<PastLookup>, capacity_chunks: u64, present: PolicyN
     };
     let too_old = all - lookups.iter().rev().map(is_recent).take_while(|&is_recent| is_recent).count();
     lookups.drain(..too_old);
-    let chunk_tokens = main_chunk_tokens(&lookups)?;
+    let chunk_tokens = main_chunk_tokens(lookups.iter())?;
     lookups.retain(|lookup| lookup.chunk_tokens == chunk_tokens);
     let distinct_chunks = keep_chained(&mut lookups);
     let warming = lookups.len() / 2;
@@ -176,7 +180,7 @@ fn mark(namespace: &Fingerprint) -> u64 {
 }
 
 /// The tokens of a chunk that most chunks have: a replay has chunks of one size.
-fn main_chunk_tokens(lookups: &[PastLookup]) -> Option<u32> {
+fn main_chunk_tokens<'a>(lookups: impl Iterator<Item = &'a PastLookup>) -> Option<u32> {
     let mut chunks = HashMap::<u32, usize>::new();
     for lookup in lookups {
         *chunks.entry(lookup.chunk_tokens).or_default() += lookup.chunks.len();
@@ -229,7 +233,7 @@ mod tests {
         }
     }
 
-    fn hit(played: &Played, policy: PolicyName, times: Option<f64>) -> u64 {
+    fn hit(played: &Played<Tried>, policy: PolicyName, times: Option<f64>) -> u64 {
         let wanted = Variant { policy, times };
         played.tried.iter().find(|tried| tried.variant == wanted).unwrap().tokens_hit
     }

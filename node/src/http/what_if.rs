@@ -159,7 +159,7 @@ impl Present {
     }
 }
 
-fn played_status(present: &Present, played: Played) -> PlayedStatus {
+fn played_status(present: &Present, played: Played<Tried>) -> PlayedStatus {
     let tried = |Tried { variant, capacity_chunks, tokens_hit }: Tried| TriedStatus {
         policy: variant.policy.to_string(),
         times: variant.times,

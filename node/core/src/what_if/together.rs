@@ -9,7 +9,7 @@ use larder_protocol::ChunkHash;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::cluster::{Cluster, MAX_CLUSTER_NODES, NodeSize, Prompt, Way};
-use super::{PastLookup, SIZES, main_chunk_tokens};
+use super::{PastLookup, Played, SIZES, main_chunk_tokens};
 use crate::store::policy::PolicyName;
 use crate::time::Millis;
 
@@ -59,29 +59,6 @@ pub struct Tried {
     pub tokens_moved: u64,
 }
 
-/// The lookups that were played, and what became of them.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Played {
-    /// Lookups that only filled the stores.
-    pub warming_lookups: u64,
-    /// Lookups that were counted.
-    pub counted_lookups: u64,
-    /// Lookups that were left out: of chunks of another size, or with a chunk behind another one than before.
-    pub left_out_lookups: u64,
-    /// Time from the first counted lookup to the last.
-    pub counted_ms: u64,
-    /// Tokens of one chunk.
-    pub chunk_tokens: u32,
-    /// Different chunks of all that were played: more would not be used.
-    pub distinct_chunks: u64,
-    /// Tokens of the counted lookups.
-    pub tokens_asked: u64,
-    /// Tokens of them that were found in truth.
-    pub tokens_found: u64,
-    /// Each cluster; the present one comes first.
-    pub tried: Vec<Tried>,
-}
-
 /// A lookup whose chunks are numbered.
 struct Numbered {
     node: usize,
@@ -119,16 +96,15 @@ pub fn variants(nodes: &[NodeSize], shares: bool) -> Vec<Variant> {
 /// # Panics
 /// Panics if there are more than [`MAX_CLUSTER_NODES`] nodes.
 #[must_use]
-pub fn play(nodes: &[NodePast], shares: bool) -> Option<Played> {
+pub fn play(nodes: &[NodePast], shares: bool) -> Option<Played<Tried>> {
     assert!(nodes.len() <= usize::from(MAX_CLUSTER_NODES), "more nodes than can be played");
     let all: usize = nodes.iter().map(|node| node.lookups.len()).sum();
-    let mut sorted: Vec<(usize, PastLookup)> = Vec::with_capacity(all);
+    let mut sorted: Vec<(usize, &PastLookup)> = Vec::with_capacity(all);
     for (node, past) in nodes.iter().enumerate() {
-        sorted.extend(past.lookups.iter().map(|lookup| (node, lookup.clone())));
+        sorted.extend(past.lookups.iter().map(|lookup| (node, lookup)));
     }
     sorted.sort_by_key(|(_, lookup)| lookup.at);
-    let lookups: Vec<PastLookup> = sorted.iter().map(|(_, lookup)| lookup.clone()).collect();
-    let chunk_tokens = main_chunk_tokens(&lookups)?;
+    let chunk_tokens = main_chunk_tokens(sorted.iter().map(|(_, lookup)| *lookup))?;
     let mut numbers = Numbers::default();
     let of_size = sorted.iter().filter(|(_, lookup)| lookup.chunk_tokens == chunk_tokens);
     let numbered: Vec<Numbered> =
@@ -265,7 +241,7 @@ mod tests {
         NodePast { size: NodeSize { policy: PolicyName::Lru, capacity_chunks }, lookups }
     }
 
-    fn tried(played: &Played, working: Working, times: Option<f64>) -> Tried {
+    fn tried(played: &Played<Tried>, working: Working, times: Option<f64>) -> Tried {
         let wanted = Variant { policy: None, times, working };
         *played.tried.iter().find(|tried| tried.variant == wanted).unwrap()
     }
