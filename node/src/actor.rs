@@ -62,6 +62,7 @@ use crate::copy::CopyPool;
 use crate::device_lane::{DeviceLane, DevicePlace};
 use crate::events::Feed;
 use crate::exchange::{PinForAdmin, SetPolicy};
+use crate::filling::Arrival;
 use crate::infinite_cache;
 use crate::lookup_log::Recorder;
 use crate::metrics::{ActorMetrics, Hit, Movement};
@@ -73,6 +74,8 @@ use larder_net::audit::Audit;
 pub struct GpuActor {
     core: Core,
     arena: Arena,
+    /// Extents whose memory comes after the start; taken when the actor starts.
+    arriving: Option<mpsc::Receiver<Arrival>>,
     lane: CopyPool,
     /// Its device, where engines let it copy.
     device_lane: DeviceLane,
@@ -125,8 +128,10 @@ struct Engine {
 pub struct Parts {
     /// Its chunks.
     pub store: StoreLimits,
-    /// Its memory.
+    /// Its memory, which comes later.
     pub arena: Arena,
+    /// Brings the memory of every extent.
+    pub arriving: mpsc::Receiver<Arrival>,
     /// Its copy threads.
     pub lane: CopyPool,
     /// Its device.
@@ -161,7 +166,8 @@ impl GpuActor {
     /// An actor over an empty store; `peers` if there are other nodes.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { store, arena, lane, metrics, clock, tenants, recorder, audit, feed, .. } = parts;
+        let Parts { store, arena, arriving, lane, metrics, clock, tenants, recorder, audit, feed, .. } =
+            parts;
         let (place, device_limits) = parts.device;
         let (siblings, peers, disk, object) = (parts.siblings, parts.peers, parts.disk, parts.object);
         let sources = Sources {
@@ -173,9 +179,13 @@ impl GpuActor {
         };
         let (sender, receiver) = mpsc::unbounded_channel();
         let (device_lane, device_reports) = DeviceLane::new(place, device_limits.orders);
+        let mut core = Core::new(store, sources, device_limits, Arc::clone(&tenants));
+        // No extent is in use before its memory is there.
+        core.wait_for_memory();
         Self {
-            core: Core::new(store, sources, device_limits, Arc::clone(&tenants)),
+            core,
             arena,
+            arriving: Some(arriving),
             lane,
             device_lane,
             device_reports: Some(device_reports),
@@ -315,6 +325,9 @@ impl Actor for GpuActor {
         ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
         if let Some(mut ended) = self.ended_grants.receiver.take() {
             ctx.add_stream(stream::poll_fn(move |cx| ended.poll_recv(cx)));
+        }
+        if let Some(mut arriving) = self.arriving.take() {
+            ctx.add_stream(stream::poll_fn(move |cx| arriving.poll_recv(cx)));
         }
         if let Some(mut reports) = self.device_reports.take() {
             ctx.add_stream(stream::poll_fn(move |cx| reports.poll_recv(cx)));

@@ -14,8 +14,8 @@ mod placement;
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use larder_protocol::checksum::BlockKey;
 use rustix::io::Errno;
@@ -30,7 +30,7 @@ use crate::threads;
 #[derive(Debug)]
 pub struct Arena {
     spec: ExtentSpec,
-    /// `None` while an extent has no memory: between [`Arena::vacate`] and [`Arena::occupy`].
+    /// `None` while an extent has no memory: before [`Arena::occupy`], and after [`Arena::vacate`].
     extents: Vec<Option<Arc<ExtentMemory>>>,
 }
 
@@ -113,18 +113,24 @@ pub struct OutOfBounds {
 }
 
 impl Arena {
-    /// Takes all memory from the system, on several threads, and waits until it is there. `progress` hears, from any of
-    /// these threads, how many bytes are.
-    ///
-    /// Memory on another node than requested is only a warning.
+    /// An arena whose extents have no memory yet: [`fill`] takes it from the system, and [`Arena::occupy`] takes it over.
+    #[must_use]
+    pub fn planned(limits: &ArenaLimits) -> Self {
+        Self { spec: limits.extent, extents: vec![None; limits.extents as usize] }
+    }
+
+    /// An arena with all its memory.
     ///
     /// # Errors
-    /// Fails if the system does not give all memory; the memory taken so far is given back.
-    pub fn create(limits: &ArenaLimits, progress: &(dyn Fn(u64) + Sync)) -> Result<Self, MemoryError> {
-        let extents = create_extents(limits, progress)?;
-        let arena = Self { spec: limits.extent, extents: extents.into_iter().map(Some).collect() };
-        arena.placement().warn_if_wrong();
-        Ok(arena)
+    /// As [`fill`].
+    #[cfg(test)]
+    pub(crate) fn create(limits: &ArenaLimits) -> Result<Self, MemoryError> {
+        let arena = std::sync::Mutex::new(Self::planned(limits));
+        fill(limits, &|extent, memory| {
+            arena.lock().unwrap().occupy(extent, memory);
+            true
+        })?;
+        Ok(arena.into_inner().unwrap())
     }
 
     /// Extents.
@@ -183,42 +189,51 @@ impl Arena {
     }
 
     /// The real place of the memory, and its pages, as the kernel says.
-    #[must_use]
-    pub fn placement(&self) -> Placement {
+    #[cfg(test)]
+    pub(crate) fn placement(&self) -> Placement {
         Placement::read(self.spec.numa_node, self.extents.iter().flatten())
     }
 }
 
-/// Creates all extents, on as many threads as `limits` says.
-fn create_extents(
+/// Takes the memory of all extents from the system, on as many threads as `limits` says, and waits until it is there. `each` gets an
+/// extent's number and memory, from any of these threads; when it says `false`, nobody wants the others.
+///
+/// # Errors
+/// The system does not give all memory.
+pub fn fill(
     limits: &ArenaLimits,
-    progress: &(dyn Fn(u64) + Sync),
-) -> Result<Vec<Arc<ExtentMemory>>, MemoryError> {
-    let (extents, spec) = (limits.extents as usize, limits.extent);
-    let (next, done_bytes) = (AtomicUsize::new(0), AtomicU64::new(0));
-    let result = Mutex::new(Ok(Vec::with_capacity(extents)));
+    each: &(dyn Fn(u32, Arc<ExtentMemory>) -> bool + Sync),
+) -> Result<(), MemoryError> {
+    let (next, failed) = (AtomicU32::new(0), OnceLock::new());
     let work = || {
         threads::pin_or_warn(&limits.cpus);
-        while next.fetch_add(1, Ordering::Relaxed) < extents {
-            let extent = spec.create().map(Arc::new);
-            let mut result = result.lock().unwrap_or_else(PoisonError::into_inner);
-            match (&mut *result, extent) {
-                (Ok(done), Ok(extent)) => done.push(extent),
-                (Ok(_), Err(error)) => *result = Err(error),
-                (Err(_), _) => return,
+        loop {
+            let extent = next.fetch_add(1, Ordering::Relaxed);
+            if extent >= limits.extents || failed.get().is_some() {
+                return;
             }
-            drop(result);
-            progress(done_bytes.fetch_add(spec.bytes, Ordering::Relaxed) + spec.bytes);
+            match limits.extent.create().map(Arc::new) {
+                Ok(memory) => {
+                    if !each(extent, memory) {
+                        return;
+                    }
+                }
+                // An error: another thread has failed before.
+                Err(error) => {
+                    _ = failed.set(error);
+                    return;
+                }
+            }
         }
     };
     std::thread::scope(|scope| {
-        for _ in 0..limits.fault_threads.min(extents) {
+        for _ in 0..limits.fault_threads.min(limits.extents as usize) {
             let thread = std::thread::Builder::new().name("larder-fault".into());
             thread.spawn_scoped(scope, work).map_err(MemoryError::Thread)?;
         }
         Ok(())
     })?;
-    result.into_inner().unwrap_or_else(PoisonError::into_inner)
+    failed.into_inner().map_or(Ok(()), Err)
 }
 
 #[cfg(test)]

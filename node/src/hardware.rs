@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::arena::{Arena, Placement, PlacementSource};
+use crate::arena::{Placement, PlacementSource};
 use crate::limits::{ActorLimits, Limits, Mismatch};
 use crate::metrics::Metrics;
 
@@ -53,7 +53,7 @@ pub struct DeviceHardware {
 }
 
 impl HardwareStatus {
-    /// The result of resolving the configuration; the devices' parts are added as their arenas are made. Warns of parts that
+    /// The result of resolving the configuration; the devices' parts are added when their memory is there. Warns of parts that
     /// cannot be where they would be best, and counts them.
     pub(crate) fn new(limits: &Limits, metrics: &Metrics) -> Self {
         for mismatch in &limits.mismatches {
@@ -71,10 +71,9 @@ impl HardwareStatus {
 }
 
 impl DeviceHardware {
-    /// Reads back where a device's arena is, logs it and exports it.
-    pub(crate) fn of(device: u16, limits: &ActorLimits, arena: &Arena, metrics: &Metrics) -> Self {
-        let placement = arena.placement();
-        export(device, &placement, metrics);
+    /// Logs where a device's arena is, and exports it.
+    pub(crate) fn of(device: u16, limits: &ActorLimits, placement: &Placement, metrics: &Metrics) -> Self {
+        export(device, placement, metrics);
         let advice = placement.advice(limits.arena.extent.huge_pages);
         let hardware = Self {
             device,
@@ -128,6 +127,7 @@ fn export(device: u16, placement: &Placement, metrics: &Metrics) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arena::Arena;
     use crate::config::Config;
     use crate::host::tests::machines::{facts, quarters};
 
@@ -143,8 +143,8 @@ mod tests {
         let actor = &mut limits.actors[0];
         actor.arena.cpus = crate::threads::pinned_to().unwrap();
         actor.arena.extent.numa_node = Some(1_000);
-        let arena = Arena::create(&actor.arena, &|_| ()).unwrap();
-        let device = DeviceHardware::of(0, actor, &arena, &metrics);
+        let arena = Arena::create(&actor.arena).unwrap();
+        let device = DeviceHardware::of(0, actor, &arena.placement(), &metrics);
         assert_eq!((device.numa_node, device.nearest_interface.as_deref()), (Some(1), Some("eth1")));
         let pages = device.huge_bytes + device.transparent_huge_bytes + device.ordinary_bytes;
         assert_eq!((pages, device.placement_source.as_str()), (4 << 20, "move_pages"));

@@ -41,6 +41,7 @@ use crate::clock::Clock;
 use crate::cluster::ClusterStatus;
 use crate::drain::Drains;
 use crate::events::{self, Feed};
+use crate::filling::MemoryProgress;
 use crate::hardware::HardwareStatus;
 use crate::metrics::{SharedMetrics, TenantRates};
 use crate::tenants::Tenants;
@@ -59,7 +60,7 @@ pub struct Status {
     /// The version that runs.
     #[serde(default)]
     pub version: String,
-    /// Whether every actor answers.
+    /// Whether all memory is there and every actor answers.
     pub ready: bool,
     /// Seconds since it began to serve.
     pub uptime_seconds: f64,
@@ -70,7 +71,7 @@ pub struct Status {
     pub actors: Vec<ActorStatus>,
     /// The node's view of its cluster, if it is a member of one.
     pub cluster: Option<ClusterStatus>,
-    /// The parts of the machine that the node got; `None` while the arena is being made.
+    /// The parts of the machine that the node got; `None` before all memory is there.
     pub hardware: Option<HardwareStatus>,
     /// How the object store does; `None` if none is configured.
     pub object: Option<ObjectStatus>,
@@ -193,7 +194,7 @@ pub(crate) struct State {
     pub(crate) incarnation: u64,
     /// The tenants, by number.
     pub(crate) tenants: Tenants,
-    /// Set when they run: before, the arena is being made.
+    /// Set when sessions are accepted.
     pub(crate) actors: OnceLock<Vec<(Feed, Addr<GpuActor>)>>,
     /// The address at which events are published, once they are.
     pub(crate) kv_events: OnceLock<SocketAddr>,
@@ -203,7 +204,9 @@ pub(crate) struct State {
     pub(crate) cluster: OnceLock<Box<dyn Fn() -> ClusterStatus + Send + Sync>>,
     /// Tells how the object store does, if there is one.
     pub(crate) object: OnceLock<Box<dyn Fn() -> ObjectStatus + Send + Sync>>,
-    /// Set with the actors.
+    /// How much of the memory is there.
+    pub(crate) filling: Arc<MemoryProgress>,
+    /// Set when all memory is there.
     pub(crate) hardware: OnceLock<HardwareStatus>,
     /// Places for those who follow events.
     pub(crate) followers: Arc<Semaphore>,
@@ -249,7 +252,10 @@ async fn healthy() -> &'static str {
 /// Ready means serving: every actor answers, and the node does not leave soon.
 async fn ready(state: Data<Arc<State>>) -> HttpResponse {
     if state.actors.get().is_none() {
-        return HttpResponse::ServiceUnavailable().body("the arena is being made\n");
+        return HttpResponse::ServiceUnavailable().body("the node starts\n");
+    }
+    if !state.filling.is_done() {
+        return HttpResponse::ServiceUnavailable().body(format!("{}\n", state.filling.text()));
     }
     if state.drains.get().is_some_and(Drains::is_draining) {
         return HttpResponse::ServiceUnavailable().body("the node drains\n");
@@ -280,7 +286,7 @@ async fn metrics(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
 /// The held chunks, then the changes, as server-sent events.
 async fn events(state: Data<Arc<State>>, request: HttpRequest) -> HttpResponse {
     let Some(actors) = state.actors.get() else {
-        return HttpResponse::ServiceUnavailable().body("the arena is being made\n");
+        return HttpResponse::ServiceUnavailable().body("the node starts\n");
     };
     let Ok(place) = Arc::clone(&state.followers).try_acquire_owned() else {
         let full = format!("{MAX_FOLLOWERS} follow the events already\n");
@@ -311,7 +317,9 @@ async fn status(state: &State) -> Status {
         name: state.name.clone(),
         incarnation: joined_as.unwrap_or(state.incarnation),
         version: env!("CARGO_PKG_VERSION").into(),
-        ready: !reports.is_empty() && reports.iter().all(|(_, report)| report.is_some()),
+        ready: state.filling.is_done()
+            && !reports.is_empty()
+            && reports.iter().all(|(_, report)| report.is_some()),
         uptime_seconds: state.clock.elapsed().as_secs_f64(),
         sockets: state.tenants.sockets(),
         actors: reports

@@ -25,6 +25,7 @@ pub mod disk;
 pub mod drain;
 pub mod events;
 pub mod exchange;
+mod filling;
 mod findings;
 pub mod hardware;
 pub mod host;

@@ -16,6 +16,7 @@ use actix::{Actor, Addr};
 use actix_rt::Arbiter;
 use actix_web::web::{Data, ServiceConfig};
 use futures_util::FutureExt as _;
+use futures_util::future::try_join_all;
 use larder_net::audit::{self, Audit};
 use larder_protocol::peer::Show;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -33,6 +34,7 @@ use crate::disk::DiskMetrics;
 use crate::drain::{Drains, Ended};
 use crate::events::Feed;
 use crate::exchange::ShowNode;
+use crate::filling::{self, Arrival, MemoryProgress};
 use crate::hardware::{DeviceHardware, HardwareStatus};
 use crate::http::{Findings, MAX_FOLLOWERS, State, routes};
 use crate::kv_events::KvEvents;
@@ -151,8 +153,9 @@ impl ServeError {
     }
 }
 
-/// Serves until `stop` is ready, then ends the running work within [`STOP_WITHIN`]. `on_ready` is called once, when sessions
-/// are accepted. With `reloadable`, the configuration can change meanwhile. Needs an actix system.
+/// Serves until `stop` is ready, then ends the running work within [`STOP_WITHIN`]. Sessions are accepted while the memory
+/// comes, extent by extent; `on_ready` is called once, when all memory is there. With `reloadable`, the configuration can
+/// change meanwhile. Needs an actix system.
 ///
 /// # Errors
 /// [`ServeError`]: it never served, or could not serve on.
@@ -199,9 +202,9 @@ pub async fn run_on(
     let objects = Objects::start(limits.object.as_ref(), &metrics, &state).await;
     let stored = objects.as_ref().and_then(Objects::tier);
     let logs = (recorder, audit.clone());
-    let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, logs, objects, devices };
-    let mut hardware = HardwareStatus::new(&limits, &metrics);
-    let (actors, feeds) = start_actors(&limits.actors, &shared, cluster.as_ref(), &mut hardware).await?;
+    let filling = Arc::clone(&state.filling);
+    let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, logs, objects, devices, filling };
+    let (actors, feeds, memory) = start_actors(&limits.actors, &shared, cluster.as_ref()).await?;
     drop(shared);
     let sessions: Vec<SessionActor> = actors.iter().map(|actor| actor.0.clone()).collect();
     let doors =
@@ -216,12 +219,11 @@ pub async fn run_on(
     let drains = join_cluster(cluster.as_mut(), &limits, &addresses, http, by_admins).await;
     let tenants = (tenants_here, change_tenants);
     let reloading = start_reloading(reloads, &addresses, tenants, cluster.as_ref(), drains.as_ref());
-    _ = state.hardware.set(hardware);
     let feeds: Vec<_> = feeds.into_iter().zip(addresses.iter().cloned()).collect();
     let publishing = publish_events(&limits, &feeds, &state).await?;
     _ = state.actors.set(feeds);
-    tracing::info!(node = limits.name, %http, "the node serves");
-    on_ready(Ready { http, sockets });
+    tracing::info!(node = limits.name, %http, "sessions are accepted");
+    let filled = memory_is_there(memory, &limits, &state, || on_ready(Ready { http, sockets }));
 
     let mut serving = pin!(serving);
     let mut how = Ended::Stopped;
@@ -232,6 +234,7 @@ pub async fn run_on(
             None
         }
         device = actor_ended(&sessions) => return Err(ServeError::Actor(device)),
+        error = filled => return Err(error),
     };
     tracing::info!(node = limits.name, "the node stops");
     reloading.abort();
@@ -368,6 +371,7 @@ fn new_state(limits: &Limits, tenants: &Tenants, metrics: &SharedMetrics, clock:
         tenants: tenants.clone(),
         actors: OnceLock::new(),
         cluster: OnceLock::new(),
+        filling: Arc::new(MemoryProgress::new(limits.actors.iter().map(|actor| actor.arena.bytes()).sum())),
         hardware: OnceLock::new(),
         object: OnceLock::new(),
         kv_events: OnceLock::new(),
@@ -482,6 +486,7 @@ struct Shared {
     logs: (Option<Recorder>, Audit),
     objects: Option<Objects>,
     devices: Devices,
+    filling: Arc<MemoryProgress>,
 }
 
 fn start_recorder(
@@ -503,24 +508,26 @@ fn start_audit(limits: &Limits) -> Result<(Audit, Option<JoinHandle<()>>), Serve
     Ok((audit, Some(thread)))
 }
 
-/// Starts all actors, one after the other, and adds their parts of the machine to `hardware`.
+/// The memory of an actor on its way; in the end, the actor's part of the machine.
+type Filling = actix_rt::task::JoinHandle<Result<DeviceHardware, ServeError>>;
+
+/// Starts all actors, one after the other; their memory comes later.
 async fn start_actors(
     limits: &[ActorLimits],
     shared: &Shared,
     cluster: Option<&Cluster>,
-    hardware: &mut HardwareStatus,
-) -> Result<(Vec<(SessionActor, Arbiter)>, Vec<Feed>), ServeError> {
-    let (mut actors, mut feeds) = (Vec::new(), Vec::new());
+) -> Result<(Vec<(SessionActor, Arbiter)>, Vec<Feed>, Vec<Filling>), ServeError> {
+    let (mut actors, mut feeds, mut memory) = (Vec::new(), Vec::new(), Vec::new());
     let addresses = Arc::<OnceLock<Vec<Sibling>>>::default();
     let mut siblings = Siblings::of(limits.len() as u16, &addresses).into_iter().filter(|_| limits.len() > 1);
     for (device, limits) in (0..).zip(limits) {
         let feed = Feed::new(device);
         let peers = cluster.and_then(|cluster| cluster.peers(device));
-        let (actor, arbiter, got) =
+        let (actor, arbiter, filling) =
             start_actor(device, limits, shared, feed.clone(), siblings.next(), peers).await?;
         actors.push((actor, arbiter));
         feeds.push(feed);
-        hardware.devices.push(got);
+        memory.push(filling);
     }
     let sibling = |(actor, _): &(SessionActor, Arbiter)| Sibling {
         blocks: actor.address.clone().recipient(),
@@ -528,25 +535,55 @@ async fn start_actors(
         verify: actor.address.clone().recipient(),
     };
     _ = addresses.set(actors.iter().map(sibling).collect());
-    Ok((actors, feeds))
+    Ok((actors, feeds, memory))
 }
 
-/// Makes an actor's arena and starts the actor on a thread of its own, on the CPUs near its GPU.
+/// Waits until all memory is there, and for ever after. Ends with the error where the system does not give it.
+async fn memory_is_there(
+    memory: Vec<Filling>,
+    limits: &Limits,
+    state: &State,
+    then: impl FnOnce(),
+) -> ServeError {
+    let mut hardware = HardwareStatus::new(limits, &state.metrics);
+    let filled = memory.into_iter().map(|filling| {
+        filling.map(|done| done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())))
+    });
+    match try_join_all(filled).await {
+        Ok(devices) => hardware.devices = devices,
+        Err(error) => return error,
+    }
+    _ = state.hardware.set(hardware);
+    state.filling.end();
+    tracing::info!(node = state.name, "the node serves");
+    then();
+    std::future::pending().await
+}
+
+/// Takes an actor's memory from the system.
+async fn fill(
+    device: u16,
+    limits: ActorLimits,
+    arrivals: mpsc::Sender<Arrival>,
+    (progress, metrics, clock): (Arc<MemoryProgress>, SharedMetrics, Clock),
+) -> Result<DeviceHardware, ServeError> {
+    let started = clock.elapsed();
+    let filled = filling::fill(limits.arena.clone(), arrivals, progress).await;
+    let placement = filled.map_err(|source| ServeError::Arena { device, source })?;
+    tracing::info!(device, bytes = limits.arena.bytes(), took = ?(clock.elapsed() - started), "the arena is there");
+    Ok(DeviceHardware::of(device, &limits, &placement, &metrics))
+}
+
+/// Starts an actor on a thread of its own, on the CPUs near its GPU, and has its memory come.
 async fn start_actor(
     device: u16,
     limits: &ActorLimits,
-    Shared { metrics, clock, tenants, logs: (recorder, audit), objects, devices }: &Shared,
+    Shared { metrics, clock, tenants, logs: (recorder, audit), objects, devices, filling }: &Shared,
     feed: Feed,
     siblings: Option<Siblings>,
     peers: Option<Peers>,
-) -> Result<(SessionActor, Arbiter, DeviceHardware), ServeError> {
-    let arena_limits = limits.arena.clone();
-    let started = clock.elapsed();
-    let make =
-        move || Arena::create(&arena_limits, &|bytes| tracing::debug!(device, bytes, "arena faulted in"));
-    let arena = threads::blocking(make).await.map_err(|source| ServeError::Arena { device, source })?;
-    tracing::info!(device, bytes = limits.arena.bytes(), took = ?(clock.elapsed() - started), "the arena is there");
-    let got = DeviceHardware::of(device, limits, &arena, metrics);
+) -> Result<(SessionActor, Arbiter, Filling), ServeError> {
+    let (arrivals, arriving) = mpsc::channel((limits.arena.extents as usize).max(1));
     let lane = CopyPool::start(&format!("larder-copy-{device}"), &limits.copy);
     let lane = lane.map_err(|source| ServeError::CopyPool { device, source })?;
     let disk_metrics =
@@ -561,7 +598,8 @@ async fn start_actor(
     let (lives, watch_lives) = watch::channel(0);
     let actor = GpuActor::new(Parts {
         store: store_limits,
-        arena,
+        arena: Arena::planned(&limits.arena),
+        arriving,
         lane,
         device: (place, limits.device),
         metrics: metrics.of_actor(device, disk_metrics),
@@ -586,6 +624,8 @@ async fn start_actor(
         runtime.unwrap_or_else(|error| panic!("no runtime for device {device}: {error}"))
     });
     let address = GpuActor::start_in_arbiter(&arbiter.handle(), move |_| actor);
+    let told = (Arc::clone(filling), Arc::clone(metrics), *clock);
+    let filling = actix_rt::spawn(fill(device, limits.clone(), arrivals, told));
     let session_actor = SessionActor {
         address,
         arbiter: arbiter.handle(),
@@ -593,7 +633,7 @@ async fn start_actor(
         lives: watch_lives,
         sessions: Arc::default(),
     };
-    Ok((session_actor, arbiter, got))
+    Ok((session_actor, arbiter, filling))
 }
 
 fn open_doors(

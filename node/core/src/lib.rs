@@ -135,6 +135,11 @@ impl Core {
         }
     }
 
+    /// Uses no extent before [`Event::ExtentRenewed`] says that its memory is there. For a core that has nothing yet.
+    pub fn wait_for_memory(&mut self) {
+        self.store.wait_for_memory();
+    }
+
     /// Takes an event, and decides its effects.
     pub fn handle(&mut self, now: Duration, event: Event) {
         self.now = self.now.max(now);

@@ -14,6 +14,7 @@ use tokio::sync::oneshot::error::RecvError;
 use super::GpuActor;
 use crate::arena::{Destination, ExtentMemory, MemoryError};
 use crate::copy::{CopyOrder, Move};
+use crate::filling::Arrival;
 
 impl GpuActor {
     /// Copies and sums blocks. Few bytes are copied on the spot, since handing them over would take longer.
@@ -97,4 +98,18 @@ impl GpuActor {
             key: block.key,
         }
     }
+}
+
+impl StreamHandler<Arrival> for GpuActor {
+    /// Takes an extent into use whose memory has come.
+    fn handle(&mut self, (extent, memory): Arrival, ctx: &mut Self::Context) {
+        self.guard(ctx, |actor, ctx| {
+            actor.arena.occupy(extent, memory);
+            actor.device_lane.want_sweep();
+            actor.decide(Event::ExtentRenewed(extent), ctx);
+        });
+    }
+
+    /// All memory has come: the actor goes on.
+    fn finished(&mut self, _: &mut Self::Context) {}
 }

@@ -49,7 +49,7 @@ pub enum PlacementSource {
 
 impl Placement {
     /// Asks the kernel for the whereabouts of these extents.
-    pub(super) fn read<'a>(
+    pub(crate) fn read<'a>(
         asked: Option<u32>,
         extents: impl Iterator<Item = &'a Arc<ExtentMemory>> + Clone,
     ) -> Self {
@@ -177,7 +177,7 @@ impl Placement {
         ))
     }
 
-    pub(super) fn warn_if_wrong(&self) {
+    pub(crate) fn warn_if_wrong(&self) {
         if self.misplaced_pages() > 0 {
             let (asked, sampled, misplaced) = (self.asked, self.sampled_pages(), self.misplaced_pages());
             tracing::warn!(asked, sampled, misplaced, on = ?self.pages_on, "the arena is not where it was asked for");

@@ -1,7 +1,5 @@
 //! Tests of the arena.
 
-use std::sync::atomic::AtomicU64;
-
 use super::*;
 use crate::threads::pinned_to;
 
@@ -23,7 +21,7 @@ pub(crate) fn arena(extents: u32) -> Arena {
 }
 
 fn arena_of(extents: u32, extent: ExtentSpec) -> Result<Arena, MemoryError> {
-    Arena::create(&ArenaLimits { extent, ..limits(extents) }, &|_| ())
+    Arena::create(&ArenaLimits { extent, ..limits(extents) })
 }
 
 /// A small arena that engines may write.
@@ -32,14 +30,9 @@ pub(crate) fn trusted_arena(extents: u32) -> Arena {
 }
 
 #[test]
-fn all_memory_is_there_at_start_and_progress_says_so() {
-    let most = AtomicU64::new(0);
-    let arena = Arena::create(&limits(5), &|bytes| {
-        most.fetch_max(bytes, Ordering::Relaxed);
-    })
-    .unwrap();
-    assert_eq!((arena.extents(), most.into_inner()), (5, 10 << 20));
-    assert_eq!(arena.placement().absent_pages, 0);
+fn all_memory_is_faulted_in_before_it_is_handed_out() {
+    let arena = arena(5);
+    assert_eq!((arena.extents(), arena.placement().bytes, arena.placement().absent_pages), (5, 10 << 20, 0));
 }
 
 #[test]

@@ -65,7 +65,7 @@ impl Actor {
             siblings,
             life: 0,
             life_began: Duration::ZERO,
-            memory: (0..EXTENTS).map(|_| new_extent()).collect(),
+            memory: vec![None; EXTENTS as usize],
             uses: Uses::default(),
             windows: BTreeMap::new(),
             scribbled: BTreeMap::new(),

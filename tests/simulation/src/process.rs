@@ -13,7 +13,8 @@ use larder_node::siblings::Siblings;
 use larder_protocol::table::{NodeNumber, Table};
 use larder_protocol::{Fingerprint, NamespaceSpec};
 
-use crate::actor::Actor;
+use crate::actor::{Actor, EXTENTS};
+use crate::bytes::new_extent;
 use crate::clock::Clock;
 use crate::directory::Directory;
 use crate::exchange::Asking;
@@ -238,7 +239,8 @@ impl World {
                 tier_bytes: 24 << 10,
                 tier_policy: self.settings.policy,
             };
-            let core = Core::new(limits, sources, device, TENANTS.map(str::to_owned).into());
+            let mut core = Core::new(limits, sources, device, TENANTS.map(str::to_owned).into());
+            core.wait_for_memory();
             let actor = Actor::new(core, siblings);
             if let Some(process) = self.process(life) {
                 process.actors.push(actor);
@@ -247,6 +249,11 @@ impl World {
                 self.open_disk(at);
             }
             self.plan_actor(at, ACTOR_TICK, ActorHappening::Tick);
+            // Most memory comes before the first sessions, some long after.
+            for extent in 0..EXTENTS {
+                let after = Duration::from_micros(self.random.u64(1..=20_000) * self.random.u64(1..=50));
+                self.plan_actor(at, after, ActorHappening::Renewed(extent, new_extent()));
+            }
         }
         self.plan_local(life, DIRECTORY_TICK, Own::DirectoryTick);
         self.plan_local(life, SLOW_TICK, Own::SlowTick);

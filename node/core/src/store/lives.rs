@@ -1,7 +1,7 @@
 //! A new store over the memory of a store whose decisions cannot be relied on.
 //!
 //! Every extent is *secluded* at first: it counts as quarantined and holds nothing. The caller returns an extent once nobody
-//! can touch the old store's bytes, or gives it new memory.
+//! can touch the old store's bytes, or gives it new memory. So are the extents of a first store whose memory is still to come.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -42,6 +42,12 @@ impl Store {
         next.seclusion.keepers.clone_from(&self.seclusion.keepers);
         next.seclusion.life = self.seclusion.life + 1;
         next
+    }
+
+    /// Takes every extent of a store that has nothing yet out of use, until [`Store::extent_renewed`] says that its memory is there.
+    pub fn wait_for_memory(&mut self) {
+        self.slab.wait_for_memory();
+        self.seclusion.extents = (0..self.limits.extents).map(|extent| (extent, HashSet::new())).collect();
     }
 
     /// Extents that are out of use and wait for nothing but the caller.

@@ -207,8 +207,14 @@ impl Slab {
     /// Takes every extent out of use, since an earlier slab gave it out.
     pub(crate) fn seclude_all(&mut self, before: &Self) {
         for (extent, before) in self.extents.iter_mut().zip(&before.extents) {
-            *extent = Extent { state: State::Secluded, last_tenant: before.last_tenant };
+            extent.last_tenant = before.last_tenant;
         }
+        self.wait_for_memory();
+    }
+
+    /// Takes every extent of an empty slab out of use.
+    pub(crate) fn wait_for_memory(&mut self) {
+        self.extents.iter_mut().for_each(|extent| extent.state = State::Secluded);
         self.quarantined_bytes = std::mem::take(&mut self.free_bytes);
     }
 

@@ -369,3 +369,34 @@ fn a_prompt_says_what_keeps_its_chunks_in_memory_and_when_chunks_were_evicted_la
     w.put("z");
     assert_eq!(w.core.store.evicted_after_ms(), Some(34_000), "c and x had as long been idle");
 }
+
+#[test]
+fn extents_are_used_as_their_memory_comes_and_a_miss_before_is_no_secret() {
+    let mut w = alone(16);
+    w.core.wait_for_memory();
+    let reserve = |w: &mut World| {
+        let chain = w.chain("a");
+        w.core.store.reserve(w.session, w.namespace, &chain, 0, crate::Millis(0)).map(drop)
+    };
+    assert!(matches!(reserve(&mut w), Err(Refused::Busy { .. })), "there is no memory yet");
+    assert_eq!(w.why("a"), [ChunkOutcome::Absent]);
+    assert!(!w.core.store.remembered_evictions().is_cut(), "so it was never stored");
+    let bytes = w.core.store.usage().bytes;
+    assert_eq!((bytes.free, bytes.quarantined), (0, bytes.total));
+    // A fault meanwhile: what has no memory stays out of use.
+    w.core.begin_anew();
+    w.tell(Event::ExtentRenewed(0));
+    let bytes = w.core.store.usage().bytes;
+    assert_eq!((bytes.free, bytes.free + bytes.quarantined), (limits().extent_bytes, bytes.total));
+}
+
+#[test]
+fn the_first_extent_that_has_memory_takes_chunks() {
+    let mut w = alone(16);
+    w.core.wait_for_memory();
+    w.tell(Event::ExtentRenewed(1));
+    w.put("a");
+    assert_eq!(w.why("a"), [HERE]);
+    let bytes = w.core.store.usage().bytes;
+    assert_eq!((bytes.used, bytes.free), (BLOCK, limits().extent_bytes - BLOCK));
+}
