@@ -1,5 +1,65 @@
-//! Has the C library keep freed memory for the next use.
-#![cfg_attr(target_env = "gnu", expect(unsafe_code, reason = "mallopt has no wrapper"))]
+//! The heap of the program: it ends in words where no memory is left, and keeps freed memory for the next use.
+#![expect(unsafe_code, reason = "an allocator is unsafe by its nature, and mallopt has no wrapper")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::Write as _;
+
+/// The system's allocator. Where the system refuses memory, it says so on standard error and ends the program with status 1. Rust
+/// itself would abort and leave a core dump.
+#[derive(Debug)]
+pub struct Heap;
+
+/// Who asks for more at once than this gets the refusal itself, since it may have an answer to it (as `Vec::try_reserve` has).
+const REFUSABLE_BYTES: usize = 1 << 30;
+
+// SAFETY: all is the system allocator's, or the program ends.
+unsafe impl GlobalAlloc for Heap {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps to the rules of `GlobalAlloc::alloc`.
+        given(unsafe { System.alloc(layout) }, layout.size())
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps to the rules of `GlobalAlloc::alloc_zeroed`.
+        given(unsafe { System.alloc_zeroed(layout) }, layout.size())
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        // SAFETY: the caller keeps to the rules of `GlobalAlloc::realloc`.
+        given(unsafe { System.realloc(memory, layout, bytes) }, bytes)
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps to the rules of `GlobalAlloc::dealloc`.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+fn given(memory: *mut u8, bytes: usize) -> *mut u8 {
+    if memory.is_null() && bytes <= REFUSABLE_BYTES {
+        end(bytes)
+    }
+    memory
+}
+
+/// Ends the program. No step of it allocates.
+#[cold]
+fn end(bytes: usize) -> ! {
+    let mut text = [0_u8; 256];
+    let mut rest = &mut text[..];
+    let room = rest.len();
+    // An error: the text is longer than its place, and what has room of it is said.
+    _ = writeln!(
+        rest,
+        "error: the system refuses {bytes} bytes of memory: lower [host] arena_bytes or what else is asked for, or raise the limit of \
+         address space (ulimit -v) or of the container"
+    );
+    let said = room - rest.len();
+    // SAFETY: the text is there for the call. Where it cannot be written, nobody can be told.
+    unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), said) };
+    // SAFETY: no handler of the process's end runs, which might allocate.
+    unsafe { libc::_exit(1) }
+}
 
 /// Keeps up to 16 MiB of freed memory a heap, from this moment on. By default the C library gives freed memory back to the
 /// system from 128 KiB on. The buffers of a received block are more than that, so each block would take page faults anew.

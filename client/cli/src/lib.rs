@@ -44,6 +44,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Parser as _;
 
+pub use crate::heap::Heap;
+
 use crate::failure::Usage;
 
 /// Runs the command line `args`, whose first word is the program's name.

@@ -419,3 +419,35 @@ fn manual_pages_are_written_where_they_are_asked_for() {
     let (status, text) = refusal(&["man", "/proc/nowhere"]);
     assert!(status == Some(2) && text.contains("cannot write to /proc/nowhere"), "{text}");
 }
+
+#[test]
+fn who_gets_no_memory_says_so_and_does_not_abort() {
+    let trace = tempfile::NamedTempFile::new().unwrap();
+    let requests: String = (0..200_000)
+        .map(|n| {
+            format!("{{\"timestamp\":{n},\"input_length\":512,\"output_length\":1,\"hash_ids\":[{n}]}}\n")
+        })
+        .collect();
+    std::fs::write(trace.path(), requests).unwrap();
+    let within = |address_space_kib: u32| {
+        let script = format!("ulimit -c 0; ulimit -v {address_space_kib}; exec \"$0\" \"$@\"");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_larder"), "plan", trace.path().to_str().unwrap()]);
+        command.args("--policies lru --capacities 1000 --nodes 1 --sharing local".split(' '));
+        command.env_remove("LARDER_LOG").output().unwrap()
+    };
+    // The first limits are too low to load the program, the last ones are too high for this test to end.
+    let is_refused = (40_000..100_000).step_by(4_000).any(|address_space_kib| {
+        let output = within(address_space_kib);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!text.contains("memory allocation of"), "with {address_space_kib} KiB: {text}");
+        let is_refused = text.contains("error: the system refuses") && text.contains("ulimit -v");
+        assert!(
+            !is_refused || output.status.code() == Some(1),
+            "with {address_space_kib} KiB: {:?}",
+            output.status
+        );
+        is_refused
+    });
+    assert!(is_refused, "no limit was between too little to begin and enough to end");
+}
