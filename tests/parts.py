@@ -14,6 +14,7 @@ was printed learns why.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +38,12 @@ def skip(name, reason):
     if path := os.environ.get("LARDER_SKIPS"):
         with open(path, "a") as file:
             file.write(f"{name}\t{' '.join(str(reason).split())}\n")
+
+
+def features():
+    """With which everything is built that tests start. Without protoc there are no elections through etcd, and their tests say so."""
+    etcd = ",larder-tests/etcd" if shutil.which("protoc") else ""
+    return ["--features", f"larder-tests/kubernetes,larder-tests/tokenizers{etcd}"]
 
 
 @dataclass
