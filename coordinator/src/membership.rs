@@ -68,6 +68,8 @@ pub struct Membership {
     lost: LostMembers,
     started: Millis,
     last_tick: Millis,
+    /// Until then silence changes nothing: most ticks look at no member.
+    judge_at: Millis,
     published: Option<Millis>,
     is_changed: bool,
     counts: Counts,
@@ -221,6 +223,7 @@ impl Membership {
             numbers: given(numbers),
             started: now,
             last_tick: now,
+            judge_at: 0,
             published: None,
             counts: Counts::default(),
             office: Office::Alone,
@@ -271,6 +274,7 @@ impl Membership {
             self.is_changed = true;
         }
         self.members.insert(number, Known { drains, ..Known::new(member, now) });
+        self.judge_at = 0;
         self.lost.came_back(name);
         Ok(Joined { number, heartbeat_ms: self.patience.heartbeat_ms })
     }
@@ -302,11 +306,14 @@ impl Membership {
         known.reports.clear();
         if known.member.state == MemberState::Suspect {
             known.member.state = well(known.drains);
-            self.is_changed = true;
+            (self.is_changed, self.judge_at) = (true, 0);
         }
         for silent in &heartbeat.silent {
             if let Some(known) = self.members.get_mut(silent).filter(|_| *silent != number) {
-                known.reports.insert(number, now);
+                let is_news = known.reports.insert(number, now).is_none();
+                if is_news && known.is_reported() {
+                    self.judge_at = 0;
+                }
             }
         }
         beat
@@ -315,6 +322,7 @@ impl Membership {
     /// Has other patience from now on. Members keep the heartbeat that they were told.
     pub fn change_patience(&mut self, patience: Patience) {
         self.patience = patience;
+        self.judge_at = 0;
     }
 
     /// A node leaves soon, or does not. The partitions that it is home to move now: others know them when it leaves.
@@ -356,16 +364,16 @@ impl Membership {
         if !self.leads(now) {
             return None;
         }
-        if now.saturating_sub(self.started) >= self.patience.grace_ms {
+        if now >= self.judge_at && now.saturating_sub(self.started) >= self.patience.grace_ms {
             self.judge(now);
         }
-        let serves_v1 = self.serves_v1();
-        self.is_changed |= self.served_v1 && !serves_v1;
+        self.is_changed |= self.served_v1 && !self.serves_v1();
         let is_due = self.published.is_none_or(|then| now.saturating_sub(then) >= BATCH_MS);
         if !(self.is_changed && is_due && self.has_gathered(now)) {
             return None;
         }
         self.is_changed = false;
+        let serves_v1 = self.serves_v1();
         self.served_v1 = serves_v1;
         self.published = Some(now);
         self.epoch.number += 1;
@@ -523,34 +531,31 @@ impl Membership {
     }
 
     fn judge(&mut self, now: Millis) {
-        let Patience { heartbeat_ms, suspect_after_ms, remember_lost_ms, .. } = self.patience;
-        let graced = self.started + self.patience.grace_ms;
-        let silent_ms = |known: &Known| {
-            let since = if known.is_awaited { known.heard.max(graced) } else { known.heard };
-            now.saturating_sub(since)
-        };
+        let patience = &self.patience;
+        let graced = self.started + patience.grace_ms;
         for known in self.members.values_mut() {
-            known.reports.retain(|_, &mut then| now.saturating_sub(then) < suspect_after_ms);
+            known.reports.retain(|_, &mut then| now.saturating_sub(then) < patience.suspect_after_ms);
         }
-        let is_gone = |(&number, known): (&NodeNumber, &Known)| {
-            let Patience { remove_after_ms, remove_reported_after_ms, .. } = self.patience;
-            let reported_ms = if known.is_reported() { remove_reported_after_ms } else { remove_after_ms };
-            (silent_ms(known) >= reported_ms.min(remove_after_ms)).then_some(number)
-        };
-        let gone: Vec<NodeNumber> = self.members.iter().filter_map(is_gone).collect();
+        let is_gone = |known: &Known| known.removed_at(patience, graced) <= now;
+        let gone: Vec<NodeNumber> =
+            self.members.iter().filter(|(_, known)| is_gone(known)).map(|(&number, _)| number).collect();
         let removed = gone.iter().filter_map(|number| self.members.remove(number));
         let lost = removed.map(|Known { member, heard, .. }| Lost { member, heard, removed: now });
-        self.lost.add(lost, now, remember_lost_ms);
+        self.lost.add(lost, now, patience.remember_lost_ms);
         self.counts.removals += gone.len() as u64;
         self.is_changed |= !gone.is_empty();
+        self.judge_at = Millis::MAX;
         for known in self.members.values_mut() {
-            let silent_ms = silent_ms(known);
-            let is_reported = known.is_reported() && silent_ms > 2 * heartbeat_ms;
-            if known.member.state != MemberState::Suspect && (silent_ms >= suspect_after_ms || is_reported) {
+            let suspect_at = known.suspect_at(patience, graced);
+            let is_suspect = known.member.state == MemberState::Suspect;
+            if !is_suspect && suspect_at <= now {
                 known.member.state = MemberState::Suspect;
                 self.counts.suspects += 1;
                 self.is_changed = true;
+            } else if !is_suspect {
+                self.judge_at = self.judge_at.min(suspect_at);
             }
+            self.judge_at = self.judge_at.min(known.removed_at(patience, graced));
         }
         if !gone.is_empty() {
             self.note_left(&gone);
@@ -569,6 +574,24 @@ impl Known {
             reports: BTreeMap::new(),
             rival: None,
         }
+    }
+
+    /// When it is suspect, unless it is heard of before. The silence of awaited members counts from the end of the grace time.
+    fn suspect_at(&self, patience: &Patience, graced: Millis) -> Millis {
+        let Patience { heartbeat_ms, suspect_after_ms, .. } = *patience;
+        let reported_ms = if self.is_reported() { 2 * heartbeat_ms + 1 } else { suspect_after_ms };
+        self.silent_since(graced).saturating_add(reported_ms.min(suspect_after_ms))
+    }
+
+    /// When it is removed, unless it is heard of before.
+    fn removed_at(&self, patience: &Patience, graced: Millis) -> Millis {
+        let Patience { remove_after_ms, remove_reported_after_ms, .. } = *patience;
+        let reported_ms = if self.is_reported() { remove_reported_after_ms } else { remove_after_ms };
+        self.silent_since(graced).saturating_add(reported_ms.min(remove_after_ms))
+    }
+
+    fn silent_since(&self, graced: Millis) -> Millis {
+        if self.is_awaited { self.heard.max(graced) } else { self.heard }
     }
 
     /// Whether enough others get no answer from it.

@@ -52,7 +52,7 @@ impl Membership {
         }
         self.epoch = Epoch { term, number: 0 };
         (self.started, self.last_tick, self.published, self.bringers) = (now, now, None, 0);
-        self.awaits_table = false;
+        (self.judge_at, self.awaits_table) = (0, false);
         for known in self.members.values_mut() {
             *known = awaited(known, now);
         }
@@ -132,6 +132,7 @@ impl Membership {
             self.numbers.insert(member.name.clone(), given);
         }
         self.table = Arc::clone(table);
+        self.judge_at = 0;
     }
 }
 

@@ -111,6 +111,44 @@ fn a_suspect_that_is_heard_again_is_alive() {
 }
 
 #[test]
+fn silence_that_is_judged_when_it_is_due_is_judged_as_at_every_tick() {
+    let (mut suspects, mut removals) = (0, 0);
+    for seed in 0..6 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let [mut when_due, mut always] = [cluster(6).0, cluster(6).0];
+        let (mut now, mut looks) = (0, 0);
+        for step in 0..2_000 {
+            now += random.u64(1..=100);
+            let name = random.u64(..6);
+            let (number, incarnation) = (NodeNumber(name as u16 + 1), random.u64(1..=3));
+            let silent = (1..=6).map(NodeNumber).filter(|_| random.u8(..8) == 0).collect();
+            let (deed, beat) = (random.u8(..100), Heartbeat { silent, ..beat() });
+            // Now and then a node, or all of them, say nothing for long.
+            let is_mute = (now / 10_000 + seed) % 7 == name || (now / 1_000 + seed) % 40 < 9;
+            let impatient = Patience { suspect_after_ms: random.u64(500..5_000), ..patience() };
+            for membership in [&mut when_due, &mut always] {
+                match deed {
+                    0 => membership.leave(number, incarnation),
+                    1 => membership.drains(number, incarnation, step % 2 == 0),
+                    2 if step % 10 == 0 => membership.change_patience(impatient.clone()),
+                    3..10 => _ = membership.join(&format!("node-{name}"), &join(incarnation), now),
+                    _ if is_mute => {}
+                    _ => _ = membership.heartbeat(number, incarnation, &beat, now),
+                }
+            }
+            looks += u64::from(now >= when_due.judge_at);
+            always.judge_at = 0;
+            let tables = [when_due.tick(now), always.tick(now)];
+            assert_eq!(tables[0], tables[1], "seed {seed}, step {step}, {now} ms");
+            assert_eq!(when_due.counts(), always.counts(), "seed {seed}, step {step}, {now} ms");
+        }
+        assert!(looks < 1_500, "seed {seed}: {looks} of 2,000 ticks looked at all members");
+        (suspects, removals) = (suspects + always.counts().suspects, removals + always.counts().removals);
+    }
+    assert!(suspects > 20 && removals > 2, "{suspects} suspects, {removals} removals");
+}
+
+#[test]
 fn two_who_get_no_answer_make_a_node_suspect_early() {
     let (mut membership, numbers) = cluster(3);
     run(&mut membership, 0, 3_000);
