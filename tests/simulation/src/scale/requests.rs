@@ -34,6 +34,8 @@ pub(super) struct Asking {
     has: Vec<bool>,
     /// Answers that have not come.
     left: usize,
+    /// Whether a holder did not have what it was asked for.
+    was_stale: bool,
     /// The chunks for which the homes were asked a second time, since their holders did not have them.
     asked_again: BTreeSet<u32>,
 }
@@ -56,6 +58,7 @@ impl Cluster<'_> {
             absent,
             has,
             left: 0,
+            was_stale: false,
             asked_again: BTreeSet::new(),
         };
         self.asking.insert(number, asking);
@@ -240,7 +243,9 @@ impl Cluster<'_> {
             }
         }
         asking.left -= 1;
+        asking.was_stale |= !stale.is_empty();
         let is_last = asking.left == 0;
+        let was_stale = is_last && std::mem::take(&mut asking.was_stale);
         self.tally.fetched += (chunks.len() - stale.len()) as u64;
         self.tally.stale += stale.len() as u64;
         self.changed(node, changes);
@@ -248,7 +253,7 @@ impl Cluster<'_> {
             self.repair(node, from, &stale);
         }
         if is_last {
-            if stale.is_empty() { self.is_there(number) } else { self.located(number) }
+            if was_stale { self.located(number) } else { self.is_there(number) }
         }
     }
 
