@@ -100,7 +100,7 @@ impl DirectoryActor {
     }
 
     fn take_table(&mut self, table: Arc<Table>, own: NodeNumber) {
-        self.cache.new_table(&self.view.table, &table);
+        self.cache.new_table(&self.view.table, &table, own);
         self.shard.new_table(&table, own);
         self.outbox.new_table(&table, own, self.clock.now());
         (self.view.table, self.view.own) = (table, own);
@@ -274,7 +274,7 @@ impl DirectoryActor {
     fn stale(&mut self, stale: &Stale, ctx: &mut Context<Self>) {
         let rows = row_keys(&stale.fingerprint, &stale.chunks);
         self.metrics.stale.inc_by(rows.len() as u64);
-        self.cache.not_held(stale.holder, &rows);
+        let rows = self.cache.not_held(stale.holder, &rows, self.clock.now());
         let mut by_home = BTreeMap::<NodeNumber, Vec<RowKey>>::new();
         for row in rows {
             if let Some(home) = self.view.table.home(row.run.partition()) {
@@ -353,8 +353,9 @@ impl Handler<AskHolders> for DirectoryActor {
 impl Handler<Changed> for DirectoryActor {
     type Result = ();
 
-    fn handle(&mut self, changed: Changed, ctx: &mut Context<Self>) {
+    fn handle(&mut self, mut changed: Changed, ctx: &mut Context<Self>) {
         self.guarded(|act| {
+            act.cache.leave_out(&mut changed.changes, act.clock.now());
             act.outbox.changed(changed.device, &changed.changes, act.clock.now());
             act.send_due(ctx);
         });

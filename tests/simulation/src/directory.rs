@@ -53,7 +53,7 @@ impl Directory {
     }
 
     pub(crate) fn take_table(&mut self, table: &Arc<Table>, own: NodeNumber, now: Duration) {
-        self.cache.new_table(&self.view.table, table);
+        self.cache.new_table(&self.view.table, table, own);
         self.shard.new_table(table, own);
         self.outbox.new_table(table, own, millis(now));
         (self.view.table, self.view.own) = (Arc::clone(table), own);
@@ -132,10 +132,11 @@ impl World {
         }
     }
 
-    pub(crate) fn directory_changed(&mut self, life: Life, actor: u16, changes: &Changes) {
+    pub(crate) fn directory_changed(&mut self, life: Life, actor: u16, mut changes: Changes) {
         let now = millis(self.local(life.host));
         let Some(process) = self.process(life) else { return };
-        process.directory.outbox.changed(actor, changes, now);
+        process.directory.cache.leave_out(&mut changes, now);
+        process.directory.outbox.changed(actor, &changes, now);
         self.send_due(life);
     }
 
@@ -228,7 +229,7 @@ impl World {
         let rows = row_keys(fingerprint, chunks);
         let Some(process) = self.process(life) else { return };
         let Directory { view, shard, cache, .. } = &mut process.directory;
-        cache.not_held(holder, &rows);
+        let rows = cache.not_held(holder, &rows, now);
         let mut by_home = BTreeMap::<NodeNumber, Vec<RowKey>>::new();
         for row in rows {
             if let Some(home) = view.table.home(row.run.partition()) {

@@ -319,7 +319,7 @@ impl World {
             Own::SendNext(sending) => self.send_next(life, sending),
             Own::SendStalls(sending, at) => self.sending_stalls(life, sending, at),
             Own::AskHolders(ask) => self.look_up(life, ask),
-            Own::Changed(actor, changes) => self.directory_changed(life, actor, &changes),
+            Own::Changed(actor, changes) => self.directory_changed(life, actor, changes),
             Own::Stale(holder, fingerprint, chunks) => self.stale(life, holder, &fingerprint, &chunks),
             Own::Order(order) => self.order(life, order),
             Own::Offer(actor, store, offered) => self.offer(life, actor, store, offered),

@@ -335,7 +335,8 @@ impl Core {
     /// Forgets that a holder has chunks: it did not give them.
     pub(super) fn forget_holder(&mut self, holder: Holder, fingerprint: &Fingerprint, chunks: &[ChunkRef]) {
         if !self.bring.heard_of.is_empty() {
-            self.bring.heard_of.not_held(holder, &row_keys(fingerprint, chunks));
+            let now = self.millis();
+            self.bring.heard_of.not_held(holder, &row_keys(fingerprint, chunks), now);
         }
     }
 

@@ -244,7 +244,9 @@ impl<'a> Cluster<'a> {
     pub(super) fn changed(&mut self, node: usize, changes: Vec<Change>) {
         let now = millis(self.now);
         if let Some(player) = &mut self.nodes[node].player {
-            player.outbox.changed(0, &Changes::Since(changes), now);
+            let mut changes = Changes::Since(changes);
+            player.cache.leave_out(&mut changes, now);
+            player.outbox.changed(0, &changes, now);
         }
     }
 
@@ -256,7 +258,7 @@ impl<'a> Cluster<'a> {
             return;
         }
         if let Some(player) = player {
-            player.cache.new_table(known, table);
+            player.cache.new_table(known, table, *number);
         }
         shard.new_table(table, *number);
         if let Some(player) = player {

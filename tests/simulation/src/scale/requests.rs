@@ -262,7 +262,7 @@ impl Cluster<'_> {
         let now = millis(self.now);
         let rows = row_keys(&NAMESPACE, chunks);
         let Some(player) = &mut self.nodes[node].player else { return };
-        player.cache.not_held(holder, &rows);
+        let rows = player.cache.not_held(holder, &rows, now);
         let mut by_home = BTreeMap::<NodeNumber, Vec<_>>::new();
         for row in rows {
             let home = player.view.table.home(row.run.partition());

@@ -313,7 +313,7 @@ impl Cluster {
             }
             Event::Repair { to, holder, chunk } => {
                 let Some(node) = self.nodes.get_mut(&to) else { return };
-                node.cache.not_held(holder, &[key(chunk)]);
+                node.cache.not_held(holder, &[key(chunk)], self.now);
                 node.shard.not_held(holder, &[key(chunk)], self.now);
                 let find = Find { epoch: node.view.table.epoch, rows: vec![key(chunk)] };
                 let rows = node.shard.find(&find, self.now);
@@ -344,7 +344,7 @@ impl Cluster {
 
 impl Node {
     fn new_table(&mut self, table: &Arc<Table>, own: NodeNumber, now: Millis) {
-        self.cache.new_table(&self.view.table, table);
+        self.cache.new_table(&self.view.table, table, own);
         self.shard.new_table(table, own);
         self.outbox.new_table(table, own, now);
         (self.view.table, self.view.own) = (Arc::clone(table), own);
