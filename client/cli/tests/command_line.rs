@@ -236,6 +236,23 @@ fn certificates_that_make_no_sense_are_refused_with_what_would() {
 }
 
 #[test]
+fn the_bench_of_load_prints_each_rate_and_draws_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let svg = dir.path().join("load.svg");
+    let output = larder(&["bench", "--load", "--quick", "--json", "--svg", svg.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let measured: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let steps = measured["steps"].as_array().unwrap();
+    // A busy machine misses its limit twice before the third rate.
+    assert!((2..=3).contains(&steps.len()), "{measured}");
+    for step in steps {
+        assert!(step["answered_a_second"].as_f64().unwrap() > 0.0, "{step}");
+        assert_eq!(step["kinds"].as_object().unwrap().len(), 4, "{step}");
+    }
+    assert!(std::fs::read_to_string(svg).unwrap().starts_with("<svg "));
+}
+
+#[test]
 fn benches_print_an_array_of_measurements() {
     // All of them: they share a node, and must not be in each other's way.
     let output = larder(&["bench", "--quick", "--json"]);

@@ -41,7 +41,8 @@ pub struct Load {
     pub steps: usize,
 }
 
-/// Raises the rate until two steps one after the other miss the limit, and tells each step as it ends.
+/// Raises the rate until two steps one after the other miss the limit, or until the nodes have no room for what a step needs.
+/// Tells each step as it ends.
 ///
 /// Two nodes on this host, 16 engines at one of them. Of ten requests six are lookups of 100 chunks that are there,
 /// two are leases of them, one saves a block of 64 KiB, and one gets such a block from the other node.
@@ -55,7 +56,7 @@ pub fn load(load: Load, mut tell: impl FnMut(&Step) -> anyhow::Result<()>) -> an
             nodes: 2,
             arena_bytes: Some(ARENA_BYTES),
             extent_bytes: Some(EXTENT_BYTES),
-            // The newest blocks stay: those that were saved for the next step.
+            // The newest blocks stay: those that were saved for this step.
             policy: PolicyName::Lru,
             ..DevOptions::new()?
         };
@@ -70,7 +71,7 @@ pub fn load(load: Load, mut tell: impl FnMut(&Step) -> anyhow::Result<()>) -> an
         // Warms up: mappings, connections, memory of the nodes.
         step(&mut engines, &nodes, load, load.first_rate).await?;
         let (mut steps, mut missed, mut rate) = (Vec::new(), 0, load.first_rate);
-        while missed < MISSES && steps.len() < load.steps {
+        while missed < MISSES && steps.len() < load.steps && has_room(load, rate) {
             let seen = step(&mut engines, &nodes, load, rate).await?;
             tell(&seen)?;
             missed = if seen.within_limit { 0 } else { missed + 1 };
@@ -83,10 +84,19 @@ pub fn load(load: Load, mut tell: impl FnMut(&Step) -> anyhow::Result<()>) -> an
     })
 }
 
+/// Whether the other node has room for the blocks that a step fetches.
+fn has_room(load: Load, rate: f64) -> bool {
+    Engines::fetched_bytes(requests(load, rate)) < ARENA_BYTES / 4 * 3
+}
+
+/// Requests of a step, and some more: chance says how many come.
+fn requests(load: Load, rate: f64) -> usize {
+    (rate * load.step.as_secs_f64() * 1.2) as usize + 64
+}
+
 /// One rate.
 async fn step(engines: &mut Engines, nodes: &[u32], load: Load, rate: f64) -> anyhow::Result<Step> {
-    let seconds = load.step.as_secs_f64();
-    engines.prepare((rate * seconds * 1.2) as usize + 64).await?;
+    engines.prepare(requests(load, rate)).await?;
     let cpu_before = (cpu(nodes)?, process_seconds());
     let mut seen = Seen::new(rate);
     let start = now();
@@ -133,7 +143,7 @@ fn cpu(nodes: &[u32]) -> io::Result<f64> {
     nodes.iter().map(seconds_of).sum()
 }
 
-/// Room at each node for all blocks of a step, and for those of the step before.
+/// Room at each node for all blocks of a step at some 50,000 requests a second.
 const ARENA_BYTES: u64 = 1 << 30;
 
 const EXTENT_BYTES: u64 = 64 << 20;

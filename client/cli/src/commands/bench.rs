@@ -357,7 +357,7 @@ const TIMELINE_ROUNDS: usize = 4;
 const LOAD: load::Load = load::Load {
     first_rate: 500.0,
     factor: 1.3,
-    step: Duration::from_secs(3),
+    step: Duration::from_secs(2),
     limit: Duration::from_millis(10),
     steps: 20,
 };

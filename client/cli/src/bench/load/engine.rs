@@ -81,10 +81,14 @@ impl Engines {
         Ok(Self { near: engines, far, to_fetch: Vec::new(), next_id: FIRST_BLOCK, asked: JoinSet::new() })
     }
 
+    /// Bytes of the blocks that a tenth of so many requests fetch.
+    pub(super) fn fetched_bytes(requests: usize) -> u64 {
+        (requests.div_ceil(KINDS.len()) * BLOCK_BYTES) as u64
+    }
+
     /// Has the other node hold the blocks that a tenth of so many requests fetch.
     pub(super) async fn prepare(&mut self, requests: usize) -> anyhow::Result<()> {
-        let blocks = requests.div_ceil(KINDS.len());
-        let chains: Vec<Chain> = (0..blocks).map(|_| self.new_prompt()).collect();
+        let chains: Vec<Chain> = (0..requests.div_ceil(KINDS.len())).map(|_| self.new_prompt()).collect();
         self.far.put(&chains, &vec![1; BLOCK_BYTES]).await?;
         self.near[0].blocks.wait_for(&chains).await?;
         self.to_fetch = chains;
