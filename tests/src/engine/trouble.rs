@@ -124,7 +124,10 @@ impl Trouble {
 
     fn read(&mut self, name: u8) -> anyhow::Result<()> {
         let lease = self.session.lease(&self.registered, &prompt(name, 128))?;
-        self.session.send(&Request::Release(lease.lease))?;
+        // Where nothing was there, nothing is leased.
+        if !lease.places.is_empty() {
+            self.session.send(&Request::Release(lease.lease))?;
+        }
         Ok(())
     }
 
