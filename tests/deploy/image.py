@@ -30,6 +30,10 @@ update | "install --yes --no-install-recommends protobuf-compiler libprotobuf-de
 *) exit 1 ;;
 esac
 """
+STRIP = """#!/bin/sh
+# Stands for the one of the toolchain's image: the program that is handed out stays as it is.
+[ "$*" = /out/usr/bin/larder ]
+"""
 CONTEXT = "Cargo.lock Cargo.toml README.md client coordinator deploy node tests "
 ISOLATION = ["--isolation", "chroot"]
 
@@ -81,7 +85,7 @@ def builds_twice_the_same(store):
     store.stand_in("stand-in-base", store.folder, "FROM scratch", "COPY base /", "ENV PATH=/bin:/usr/bin")
     (base / "prebuilt").mkdir()
     shutil.copy(program, base / "prebuilt/larder")
-    for name, script in [("cargo", CARGO.replace("CONTEXT", CONTEXT)), ("apt-get", APT)]:
+    for name, script in [("cargo", CARGO.replace("CONTEXT", CONTEXT)), ("apt-get", APT), ("strip", STRIP)]:
         (base / "bin" / name).write_text(script)
         (base / "bin" / name).chmod(0o755)
     store.stand_in("stand-in-rust", store.folder, "FROM scratch", "COPY base /", "ENV PATH=/bin:/usr/bin")
@@ -127,8 +131,8 @@ def builds_for_real(store):
     store.build_larder("larder", *volumes, timeout=5400)
     said = is_as_said(store)
     size = int(store.in_image("larder", "stat", "--format", "%s", "/usr/bin/larder"))
-    sections = run(found("readelf"), "--sections", "--wide", kept / "target/dist/larder")
-    assert ".text" in sections and ".debug_info" not in sections, "the program has debugging information"
+    compiled = (kept / "target/dist/larder").stat().st_size
+    assert size < compiled, "the program is not stripped"
     whole = int(run(*store.podman, "inspect", "--format", "{{.Size}}", "localhost/larder"))
     return f"{said}, compiled by the Dockerfile: a program of {size / 1e6:.1f} MB stripped, in an image of {whole / 1e6:.0f} MB"
 
