@@ -6,8 +6,11 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// The bytes `from..to` of the block of this name. All offsets are multiples of eight.
 pub(crate) fn content(key: &BlockKey, from: u64, to: u64) -> Vec<u8> {
-    let tag = tag(key);
-    (from / WORD..to / WORD).flat_map(|word| word_of(tag, word).to_le_bytes()).collect()
+    let (tag, mut bytes) = (tag(key), vec![0; (to - from) as usize]);
+    for (word, bytes) in (from / WORD..).zip(bytes.chunks_exact_mut(WORD as usize)) {
+        bytes.copy_from_slice(&word_of(tag, word).to_le_bytes());
+    }
+    bytes
 }
 
 /// Whether a place holds the bytes `from..to` of the block of this name.
