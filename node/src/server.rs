@@ -17,6 +17,7 @@ use actix_rt::Arbiter;
 use actix_web::web::{Data, ServiceConfig};
 use futures_util::FutureExt as _;
 use futures_util::future::try_join_all;
+use larder_device::DeviceError;
 use larder_net::audit::{self, Audit};
 use larder_protocol::peer::Show;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -87,6 +88,16 @@ pub enum ServeError {
         device: u16,
         /// Why.
         source: MemoryError,
+    },
+    /// The GPU of which the configuration takes memory cannot be used.
+    #[error(
+        "[gpu] device_bytes takes memory of the GPU of device {device}, which this process cannot use; a container needs the driver's library and the GPU from its host"
+    )]
+    Gpu {
+        /// The actor's device.
+        device: u16,
+        /// Why.
+        source: DeviceError,
     },
     /// A thread cannot be started.
     #[error("cannot start the copy threads of device {device}")]
@@ -186,6 +197,7 @@ pub async fn run_on(
     stop: impl Future<Output = ()>,
 ) -> Result<Ended, ServeError> {
     let clock = Clock::start();
+    find_gpus(&devices, &limits.actors).await?;
     raise_open_files();
     let metrics: SharedMetrics = Arc::new(Metrics::new()?);
     let (listener, http) = bind(limits.http_listen)?;
@@ -261,6 +273,16 @@ pub async fn run_on(
 /// The socket of each tenant.
 fn sockets_of(limits: &Limits) -> BTreeMap<String, PathBuf> {
     limits.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.socket.clone())).collect()
+}
+
+/// Looks for the GPUs of which the configuration takes memory. Other nodes need no driver.
+async fn find_gpus(devices: &Devices, actors: &[ActorLimits]) -> Result<(), ServeError> {
+    for (device, actor) in (0..).zip(actors).filter(|(_, actor)| actor.device.tier_bytes > 0) {
+        let (devices, pci) = (devices.clone(), actor.pci);
+        let found = threads::blocking(move || devices.find(pci)).await;
+        found.map_err(|source| ServeError::Gpu { device, source })?;
+    }
+    Ok(())
 }
 
 fn bind(listen: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> {

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -287,6 +288,21 @@ def a_coordinator_that_is_not_heard(stage):
     cluster.start_node("d")
 
 
+@cause("LarderDirectoryFull")
+def a_home_of_which_the_bound_is_reached(stage):
+    # A home keeps a million rows at least, which would take an engine too long to save: the bound is lowered.
+    cluster = stage.cluster()
+    stage.engine(cluster, "a", "churn")
+    said = urllib.request.urlopen(f"http://{cluster.nodes['a']}/metrics", timeout=10).read().decode()
+    (bound,) = re.findall(r"^larder_directory_max_rows(?:\{.*\})? (\d+)$", said, re.M)
+    thread = StoppedThread(cluster.pid("a"), PEERS)
+    shard = thread.until(ANNOUNCED)[PLACES["rsi"]]
+    found = [at for at in range(shard, shard + SHARD_BYTES, 8) if thread.memory(at, 8) == int(bound).to_bytes(8, "little")]
+    assert len(found) == 1, f"the bound {bound} stands at {len(found)} places of the home"
+    thread.change(found[0], ROWS_AT_MOST.to_bytes(8, "little"))
+    thread.go_on()
+
+
 # What happens to a process.
 
 
@@ -344,6 +360,10 @@ def a_name_that_changes_between_decision_and_answer(stage):
 ACTOR = re.compile(r"gpu|actor|device")
 PEERS = re.compile(r"larder-peer")
 LOOKUP = re.compile(r"12lookup_found17h")
+ANNOUNCED = re.compile(r"5Shard8announce17h")
+# More than the fields of a home take.
+SHARD_BYTES = 512
+ROWS_AT_MOST = 100
 ANSWERED = re.compile(r"6Outbox8answered17h")
 NAMED_PREFIX = re.compile(r"12named_prefix17h")
 

@@ -171,6 +171,19 @@ def volumes(documents, component):
     return Manifests(documents).workload(component)["spec"]["template"]["spec"]["volumes"]
 
 
+def nodes_reach_gpus():
+    """What the device lane needs is that of the component; without it, nobody takes memory of GPUs."""
+    component = yaml.safe_load((ROOT / "deploy/kubernetes/components/device-lane/node.yaml").read_text())["spec"]["template"]["spec"]
+    documents = render_chart(["gpu", {"node": {"deviceLane": True, "gpu": {"device_bytes": "8GiB"}}}])
+    found = schema_problems(documents) + problems(documents)
+    assert not found, found
+    pod = Manifests(documents).workload("node")["spec"]["template"]["spec"]
+    (container,), (of_component,) = pod["containers"], component.pop("containers")
+    assert component == {key: pod[key] for key in component}, pod
+    assert all(one in container["env"] for one in of_component["env"]), container["env"]
+    assert Manifests(documents).config("node")["gpu"] == {"device_bytes": "8GiB"}
+
+
 def pods_are_as_said():
     """What platforms ask of pods."""
     common = {
@@ -228,6 +241,7 @@ def values_are_checked():
         {"coordinator": {"replicas": 3, "election": {"backend": "etcd"}}},
         {"node": {"tenants": [{"name": "../red"}]}},
         {"node": {"host": {"arena_bytes": 1}}},
+        {"node": {"gpu": {"device_bytes": "8GiB"}}},
         {"node": {"disk": {"write": "write_back"}}},
         {"node": {"disk": {"capacity_bytes": "1TiB", "folder": "/var/lib/other"}}},
         {"tracing": {"endpoint": "collector:4317"}},
@@ -305,6 +319,7 @@ def values_are_checked():
     assert elected == {"backend": "kubernetes", "name": "larder-leader", "lease_ms": 15000}, elected
     one_value_is_enough()
     pods_are_as_said()
+    nodes_reach_gpus()
     # The store may be anywhere, so the nodes' way out is open at its port: only schemas are held against.
     store = {"url": "s3://chunks", "settings": {"region": "eu-central-1", "virtual_hosted_style_request": "true"}}
     documents = render_chart([{"node": {"object": store, "objectPort": 9000}}])

@@ -20,6 +20,7 @@ import prefill_decode as prefill_and_decode
 import prefill_decode_router as behind_router
 import router_events as routers
 import secondary_tier as tier
+import several_devices as several
 import speculating
 from answers import computed, counted, loaded, prompt, same
 from driver import BLOCK_TOKENS, HERE, Cluster, Engine
@@ -165,6 +166,12 @@ def two_ranks(world: World) -> None:
             assert counted(answer, "loaded_blocks") == 12, "each rank loads six blocks"
             row("tensor parallelism of 2", "192 loaded over QUIC by both ranks, 8 computed, identical")
     cluster.stop()
+
+
+@scenario
+def several_devices(world: World) -> None:
+    """Engines beside a node with several GPUs."""
+    several.run(world, row)
 
 
 @scenario

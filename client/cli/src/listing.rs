@@ -126,7 +126,9 @@ impl Listing {
         }
         let Some(width) = terminal else {
             table.load_style(presets::NOTHING);
-            return table.lines().map(|line| format!("{}\n", line.trim())).collect();
+            // Before the first column is a space, whatever stands in it.
+            let plain = |line: String| format!("{}\n", line.strip_prefix(' ').unwrap_or(&line).trim_end());
+            return table.lines().map(plain).collect();
         };
         table.load_style(presets::UTF8_BORDERS_ONLY);
         table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
@@ -206,6 +208,16 @@ mod tests {
         assert!(plain.is_ascii() && plain.starts_with("node"), "{plain}");
         let wide = list().text_for(Format::Wide, None);
         assert!(wide.contains("1.0 MiB") && wide.contains("25.0 %"), "{wide}");
+    }
+
+    #[test]
+    fn numbers_in_the_first_column_stand_under_each_other_in_a_pipe() {
+        let mut list = Listing::new(&[column("ago"), column("node")]);
+        [3.2, 12.0].into_iter().for_each(|ago| list.add([Cell::Seconds(ago), "a".into()]));
+        list.add([Cell::Unknown, "b".into()]);
+        let text = list.text_for(Format::Table, None);
+        let places: Vec<_> = text.lines().map(|line| line.rfind(['e', 'a', 'b'])).collect();
+        assert_eq!((text.lines().next(), &places[1..]), (Some("  ago   node"), &[Some(8); 3][..]), "{text}");
     }
 
     #[test]

@@ -107,11 +107,11 @@ pub fn find_driver() -> Result<(), DeviceError> {
     driver::check_library().map_err(|error| DeviceError::Absent(error.to_string()))
 }
 
-/// The number of the GPU at a place on the bus.
+/// The number of the GPU at a place on the bus; of the driver's first where no place is named.
 ///
 /// # Errors
 /// [`DeviceError::Absent`] if there is none, or no driver.
-pub fn ordinal_at(place: PciPlace) -> Result<u32, DeviceError> {
+pub fn ordinal_at(place: Option<PciPlace>) -> Result<u32, DeviceError> {
     driver::ordinal_at(place).map_err(|error| DeviceError::Absent(error.to_string()))
 }
 

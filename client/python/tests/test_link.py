@@ -94,3 +94,16 @@ def test_a_prefetch_that_panics_is_a_miss_and_the_next_one_is_found(cluster, mon
     until(lambda: second.chunks == 1)
     assert all(thread.is_alive() for thread in rank.prefetcher._threads)
     rank.close()
+
+
+def test_a_link_that_does_not_begin_opens_nothing_until_it_is_told_to():
+    opened = []
+    link = Link(lambda: opened.append(None) or "a session", 0.001, logging.getLogger("test"), begins=False)
+    link.wait_for_first_try(0.01)
+    assert not opened and link.current() is None
+    link.begin()
+    link.wait_for_first_try(10)
+    assert link.current() == "a session" and len(opened) == 1
+    link.close()
+    Link(lambda: opened.append(None), 0.001, logging.getLogger("test"), begins=False).close()
+    assert len(opened) == 1, "nor one that is closed before"

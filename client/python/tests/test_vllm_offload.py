@@ -115,8 +115,8 @@ def gone(name: int) -> Event:
 
 
 def test_events_tell_what_came_and_went_and_nothing_twice():
-    held = Held("n", 0)
-    held.begin()
+    held = Held()
+    held.begin(("n", 0))
     assert told(held, "held", 1) == [stored(1)]
     assert told(held, "held", 2, index=1) == [stored(2, parent=1)]
     held.line("event: live")
@@ -129,18 +129,30 @@ def test_events_tell_what_came_and_went_and_nothing_twice():
 
 
 def test_what_a_new_snapshot_lacks_has_gone():
-    held = Held("n", 0)
-    held.begin()
+    held = Held()
+    held.begin(("n", 0))
     for name in (1, 2):
         told(held, "held", name)
     held.line("event: live")
     held.line("data: {}")
-    held.begin()
+    held.begin(("n", 0))
     assert told(held, "held", 2) == []
     assert told(held, "held", 3) == [stored(3)]
     held.line("event: live")
     assert held.line("data: {}") == [gone(1)]
     assert told(held, "evict", 3) == [gone(3)]
+
+
+def test_what_the_device_before_had_has_gone_when_the_engine_uses_another():
+    held = Held()
+    held.begin(("n", 0))
+    told(held, "held", 1)
+    held.line("event: live")
+    held.line("data: {}")
+    held.begin(("n", 1))
+    assert told(held, "held", 1) == [], "it is the other device's"
+    held.line("event: live")
+    assert held.line("data: {}") == [gone(1)]
 
 
 def test_a_nodes_events_are_followed(tmp_path):
@@ -150,7 +162,7 @@ def test_a_nodes_events_are_followed(tmp_path):
     chain = namespace.chain([bytes([name]) * 32 for name in (1, 2)])
     for position in (reservation := session.reserve(namespace, chain)).chunks:
         session.commit(reservation, [session.stage(reservation, position)])
-    events = NodeEvents(running.http[0], lambda: namespace.fingerprint, 0, 0.01)
+    events = NodeEvents(running.http[0], lambda: (namespace.fingerprint, 0), 0.01)
     seen: list[Event] = []
     until(lambda: seen.extend(events.take()) or len(seen) >= 2)
     assert seen == [stored(1), stored(2, parent=1)]
@@ -197,7 +209,7 @@ def test_events_that_are_none_end_their_stream_and_the_next_one_is_followed(capl
     with http.server.HTTPServer(("127.0.0.1", 0), Node) as server, caplog.at_level(logging.WARNING, "vllm.larder"):
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        events = NodeEvents(f"127.0.0.1:{server.server_address[1]}", lambda: "n", 0, 0.001)
+        events = NodeEvents(f"127.0.0.1:{server.server_address[1]}", lambda: ("n", 0), 0.001)
         seen: list[Event] = []
         until(lambda: seen.extend(events.take()) or seen)
         events.close()

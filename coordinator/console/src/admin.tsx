@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { change, hasToken, type Change, type Pinned, type Purged, type Said } from "./api";
 import { Trouble, count, seconds } from "./show";
 
-const POLICIES = ["adaptive", "lru", "fifo", "sieve", "s3fifo", "slru", "lfu", "wtinylfu", "arc", "priority"];
+const POLICIES = ["adaptive", "fifo", "filo", "lru", "mru", "lfu", "slru", "priority", "arc", "s3fifo", "sieve", "wtinylfu"];
 
 /// What the nodes did, in words; nothing where nothing needs saying.
 function outcome(said: Said<true | Purged | Pinned[]>[]): string {

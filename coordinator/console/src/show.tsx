@@ -24,7 +24,13 @@ export function seconds(number: number): string {
 
 export const ago = (unixMs: number) => seconds(Math.max(0, Date.now() - unixMs) / 1000);
 
-export const share = (part: number, whole: number) => (whole > 0 ? `${((100 * part) / whole).toFixed(1)} %` : "");
+/// A part of a whole. Only the whole is 100 %, and only nothing is 0 %.
+export function share(part: number, whole: number): string {
+  if (whole <= 0) return "";
+  const percent = (100 * part) / whole;
+  const shown = part > 0 && percent < 0.05 ? 0.1 : part < whole && percent >= 99.95 ? 99.9 : percent;
+  return `${shown.toFixed(1)} %`;
+}
 
 /// Asks now, and again and again: the last answer, and the last error.
 export function useEvery<T>(milliseconds: number, ask: () => Promise<T>, of: unknown[] = []) {

@@ -10,7 +10,10 @@ use crate::host::PciAddress;
 
 /// Opens a device for an actor, on the thread that will use it.
 #[derive(Clone)]
-pub struct Devices(Arc<Open>);
+pub struct Devices {
+    open: Arc<Open>,
+    find: fn(Option<PciAddress>) -> Result<(), DeviceError>,
+}
 
 type Open = dyn Fn(u16, Option<PciAddress>) -> Result<Box<dyn Device>, DeviceError> + Send + Sync;
 
@@ -18,11 +21,11 @@ impl Devices {
     /// GPUs by CUDA: the actor's own; the driver's first where the configuration names none.
     #[must_use]
     pub fn cuda() -> Self {
-        Self(Arc::new(|_, pci| {
-            let ordinal = pci.map(|pci| ordinal_at(pci.place())).transpose()?.unwrap_or(0);
-            let device = CudaDevice::open(CudaOptions { ordinal, ..CudaOptions::default() })?;
-            Ok(Box::new(device))
-        }))
+        let open: Arc<Open> = Arc::new(|_, pci| {
+            let ordinal = ordinal_at(pci.map(PciAddress::place))?;
+            Ok(Box::new(CudaDevice::open(CudaOptions { ordinal, ..CudaOptions::default() })?))
+        });
+        Self { open, find: |pci| ordinal_at(pci.map(PciAddress::place)).map(drop) }
     }
 
     /// Something that stands for GPUs, for tests: no configuration leads here. `open` gets the actor's number.
@@ -30,11 +33,20 @@ impl Devices {
     pub fn stand_in(
         open: impl Fn(u16) -> Result<Box<dyn Device>, DeviceError> + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(move |device, _| open(device)))
+        Self { open: Arc::new(move |device, _| open(device)), find: |_| Ok(()) }
     }
 
     pub(super) fn open(&self, device: u16, pci: Option<PciAddress>) -> Result<Box<dyn Device>, DeviceError> {
-        (self.0)(device, pci)
+        (self.open)(device, pci)
+    }
+
+    /// Whether the driver knows the GPU at this place, or any where none is named; nothing is opened. Takes seconds where the driver
+    /// wakes its GPUs.
+    ///
+    /// # Errors
+    /// [`DeviceError::Absent`] if there is no driver, an old one, or no such GPU.
+    pub(crate) fn find(&self, pci: Option<PciAddress>) -> Result<(), DeviceError> {
+        (self.find)(pci)
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::greetings::Seat;
-use super::listen::{Host, SessionActor, SessionSettings};
+use super::listen::{CountedSession, Host, SessionActor, SessionSettings};
 use super::serve::{self, Opened};
 use crate::actor::{Client, Close, Open};
 use crate::arena::PAGE_BYTES;
@@ -86,7 +86,6 @@ async fn begin(actor: &SessionActor, socket: UnixStream, mut reader: FrameReader
         }
     };
     if !begun {
-        actor.sessions.fetch_sub(1, Ordering::Relaxed);
         // An error: the actor has ended, and the session with it.
         let _ = actor.address.send(Close { session }).await;
     }
@@ -146,6 +145,8 @@ async fn welcome(
     let (device, actor) = choose(settings, hello.device).ok_or_else(|| {
         refused(RefusalCode::Unknown, &format!("this node has {} devices", settings.actors.len()))
     })?;
+    // From here on: of engines that start together, each gets another actor.
+    let counted = CountedSession::of(&actor);
     let peer = SocketProcess::of(socket).map_err(|error| refused(code_of(&error), &error))?;
     let pid = peer.pid;
     let member =
@@ -161,7 +162,6 @@ async fn welcome(
         .send(Open { tenant, process: member.process, window, client })
         .await
         .map_err(|_| refused(RefusalCode::Stopping, &"the node is stopping"))?;
-    actor.sessions.fetch_add(1, Ordering::Relaxed);
     tracing::info!(
         tenant = &**name,
         client = hello.client,
@@ -174,7 +174,7 @@ async fn welcome(
         session,
         tenant: Arc::clone(name),
         address: actor.address.clone(),
-        sessions: Arc::clone(&actor.sessions),
+        counted,
         member,
         lives,
         writer,

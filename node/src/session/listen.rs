@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use actix::Addr;
@@ -51,8 +51,24 @@ pub struct SessionActor {
     pub numa_node: Option<u32>,
     /// Changes when a fault ended all of its sessions.
     pub lives: watch::Receiver<u64>,
-    /// Its open sessions.
+    /// Its sessions: those that are open, and those that are being opened.
     pub sessions: Arc<AtomicU32>,
+}
+
+/// A session counts among those of its actor until this is dropped.
+pub(super) struct CountedSession(Arc<AtomicU32>);
+
+impl CountedSession {
+    pub(super) fn of(actor: &SessionActor) -> Self {
+        actor.sessions.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(&actor.sessions))
+    }
+}
+
+impl Drop for CountedSession {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The tenant that sessions are opened for.

@@ -7,7 +7,6 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use actix::{Addr, Recipient};
@@ -25,6 +24,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::hello::refusal;
+use super::listen::CountedSession;
 use crate::actor::{Answer, Ask, Close, GpuActor, ReplyTo};
 use crate::clock::Clock;
 use crate::metrics::SharedMetrics;
@@ -35,7 +35,7 @@ pub(super) struct Opened {
     pub(super) session: SessionId,
     pub(super) tenant: Arc<str>,
     pub(super) address: Addr<GpuActor>,
-    pub(super) sessions: Arc<AtomicU32>,
+    pub(super) counted: CountedSession,
     pub(super) member: Membership,
     /// Changes when a fault ended the actor's sessions.
     pub(super) lives: watch::Receiver<u64>,
@@ -94,7 +94,7 @@ enum End {
 /// Starts a session on its actor's thread.
 pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader, opened: Opened) {
     actix_rt::spawn(async move {
-        let Opened { session, tenant, address, sessions, mut member, mut lives, .. } = opened;
+        let Opened { session, tenant, address, counted, mut member, mut lives, .. } = opened;
         let Opened { writer, metrics, sampler, mut stopping, mut leaves, permit, .. } = opened;
         let end = match UnixStream::from_std(socket) {
             Ok(socket) => {
@@ -114,7 +114,7 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
         };
         tracing::info!(tenant = &*tenant, session = session.0, %end, "session ended");
         metrics.session_ended(&tenant, (&end).into());
-        sessions.fetch_sub(1, Ordering::Relaxed);
+        drop(counted);
         if address.send(Close { session }).await.is_err() {
             tracing::debug!(session = session.0, "the actor stopped before the session was closed");
         }

@@ -2,13 +2,13 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::{Barrier, mpsc};
 
 use larder_client::{LookupOptions, Session, SessionError, SessionOptions};
 use larder_net::quic::ca::{Authority, Validity};
-use larder_node::Config;
 use larder_node::host::{HostFacts, PciDevice};
 use larder_node::limits::Limits;
+use larder_node::{Config, ServeError};
 use larder_protocol::identity::{Identity, Role};
 use larder_protocol::session::{RefusalCode, Tier, Wait};
 use larder_tests::content::{BLOCK_BYTES, CHUNK_TOKENS, block, namespace, prompt};
@@ -38,6 +38,26 @@ fn cluster(dir: &Path) -> String {
     format!("[cluster]\ncoordinator = \"127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\nshare = false\n{files}")
 }
 
+/// Of a node on this machine as if it had two GPUs, with these sections besides.
+fn limits(dir: &Path, sections: &str) -> Limits {
+    let gpus = ["0000:65:00.0", "0000:66:00.0"];
+    let config = format!(
+        "name = \"a\"\n[http]\nlisten = \"127.0.0.1:0\"\n[host]\narena_bytes = \"32MiB\"\nextent_bytes = \"2MiB\"\n\
+         [[gpus]]\npci = \"{}\"\n[[gpus]]\npci = \"{}\"\n\
+         [[tenants]]\nname = \"default\"\nsocket = \"{}\"\n\
+         [[tenants]]\nname = \"other\"\nsocket = \"{}\"\n{sections}",
+        gpus[0],
+        gpus[1],
+        dir.join("default.sock").display(),
+        dir.join("other.sock").display(),
+    );
+    let mut facts = HostFacts::read(Path::new("/")).unwrap();
+    for address in gpus {
+        facts.pci.insert(address.parse().unwrap(), PciDevice { is_display: true, ..PciDevice::default() });
+    }
+    Config::parse(&config).unwrap().resolve(&facts).unwrap()
+}
+
 /// A node in this process, on this machine as if it had two GPUs.
 pub(super) struct Node {
     socket: PathBuf,
@@ -51,23 +71,7 @@ impl Node {
     /// One with these sections besides; `change` may say more.
     pub(super) fn start(sections: impl FnOnce(&Path) -> String, change: impl FnOnce(&mut Limits)) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join("default.sock");
-        let config = format!(
-            "name = \"a\"\n[http]\nlisten = \"127.0.0.1:0\"\n[host]\narena_bytes = \"32MiB\"\nextent_bytes = \"2MiB\"\n\
-             [[gpus]]\npci = \"0000:65:00.0\"\n[[gpus]]\npci = \"0000:66:00.0\"\n\
-             [[tenants]]\nname = \"default\"\nsocket = \"{}\"\n\
-             [[tenants]]\nname = \"other\"\nsocket = \"{}\"\n{}",
-            socket.display(),
-            dir.path().join("other.sock").display(),
-            sections(dir.path())
-        );
-        let mut facts = HostFacts::read(Path::new("/")).unwrap();
-        for address in ["0000:65:00.0", "0000:66:00.0"] {
-            facts
-                .pci
-                .insert(address.parse().unwrap(), PciDevice { is_display: true, ..PciDevice::default() });
-        }
-        let mut limits = Config::parse(&config).unwrap().resolve(&facts).unwrap();
+        let mut limits = limits(dir.path(), &sections(dir.path()));
         change(&mut limits);
         let (ready, is_ready) = mpsc::channel();
         let (stop, stopping) = oneshot::channel::<()>();
@@ -78,7 +82,7 @@ impl Node {
             });
         });
         let http = is_ready.recv().unwrap().http;
-        Self { socket, http, stop: Some(stop), thread: Some(thread), dir }
+        Self { socket: dir.path().join("default.sock"), http, stop: Some(stop), thread: Some(thread), dir }
     }
 
     pub(super) fn engine(&self, device: u16) -> Engine {
@@ -122,6 +126,35 @@ fn every_gpu_has_an_actor_of_its_own() {
     for thread in ["larder-gpu-1", "larder-copy-1", "larder-peer"] {
         assert_eq!(allowed_cpus(thread), cpu_of_second.to_string(), "what the kernel says of {thread}");
     }
+}
+
+#[test]
+fn a_node_that_cannot_use_a_gpu_of_which_it_takes_memory_does_not_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut limits = limits(dir.path(), "[gpu]\ndevice_bytes = \"1MiB\"\n");
+    limits.actors[0].device.tier_bytes = 0;
+    limits.actors[1].pci = Some("ffff:ff:1f.0".parse().unwrap());
+    let node = larder_node::run(limits, None, |_| (), std::future::pending());
+    let error = actix_rt::System::new().block_on(node).map(drop).unwrap_err();
+    assert!(matches!(error, ServeError::Gpu { device: 1, .. }), "{error:?}");
+    let said = error.to_string();
+    assert!(said.starts_with("[gpu] device_bytes takes memory of the GPU of device 1"), "{said}");
+}
+
+#[test]
+fn engines_that_start_together_are_spread_over_the_gpus() {
+    let node = Node::start(|_| String::new(), |_| ());
+    let together = Barrier::new(8);
+    let open = || {
+        together.wait();
+        engine(&node.socket, None).unwrap()
+    };
+    let engines: Vec<Engine> = std::thread::scope(|scope| {
+        let opening: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+        opening.into_iter().map(|engine| engine.join().unwrap()).collect()
+    });
+    let of_first = engines.iter().filter(|engine| engine.session.device() == 0).count();
+    assert_eq!(of_first, 4);
 }
 
 #[test]

@@ -121,7 +121,7 @@ fn cells(name: &str, state: &str, numbers: Option<&Numbers>) -> [String; COLUMNS
     [
         name.to_owned(),
         state.to_owned(),
-        n.hit_rate.map_or_else(unknown, |rate| format!("{:.1} %", 100.0 * rate)),
+        n.hit_rate.map_or_else(unknown, output::percent),
         per_second(n.requests_per_second),
         gigabytes(n.in_bytes_per_second),
         gigabytes(n.out_bytes_per_second),

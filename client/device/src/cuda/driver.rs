@@ -500,7 +500,7 @@ fn log(call: &'static str, result: CUresult) {
 }
 
 /// The number of the GPU at a place on the bus.
-pub(super) fn ordinal_at(place: PciPlace) -> Result<u32, NoCuda> {
+pub(super) fn ordinal_at(place: Option<PciPlace>) -> Result<u32, NoCuda> {
     check_library()?;
     let mut count = 0;
     // SAFETY: `check_library` found the functions; the pointers are to live values of the right types.
@@ -508,6 +508,9 @@ pub(super) fn ordinal_at(place: PciPlace) -> Result<u32, NoCuda> {
         check("cuInit", sys::cuInit(0))?;
         check("cuDeviceGetCount", sys::cuDeviceGetCount(&raw mut count))?;
     }
+    let Some(place) = place else {
+        return if count > 0 { Ok(0) } else { Err(NoCuda::NoDevice { wanted: 0, found: 0 }) };
+    };
     for ordinal in 0..count {
         let mut device = 0;
         // SAFETY: as above.

@@ -293,8 +293,9 @@ fn a_copy_that_is_given_up_while_it_waits_moves_nothing_and_raises_its_flag() {
 #[test]
 fn a_gpu_is_found_by_its_place_on_the_bus() {
     fake::library();
-    assert_eq!(ordinal_at(PciPlace { domain: 1, bus: 1, device: 1 }), Ok(0));
-    let missing = ordinal_at(PciPlace { domain: 0, bus: 0x65, device: 0 });
+    assert_eq!(ordinal_at(Some(PciPlace { domain: 1, bus: 1, device: 1 })), Ok(0));
+    assert_eq!(ordinal_at(None), Ok(0), "the first one");
+    let missing = ordinal_at(Some(PciPlace { domain: 0, bus: 0x65, device: 0 }));
     assert!(matches!(&missing, Err(DeviceError::Absent(why)) if why.contains("0000:65:00")), "{missing:?}");
 }
 

@@ -132,7 +132,7 @@ def connect(settings: NodeSettings) -> tuple[larder_kv.Session | None, Finding]:
     """A session, as an engine opens it."""
     name = "session"
     try:
-        session = settings.open_session("larder_kv.check", settings.window_bytes)
+        session = settings.open_session("larder_kv.check", settings.window_bytes, settings.device)
     except larder_kv.RefusedError as error:
         versions = "install the larder-kv that was released with the node" if error.code == "version" else ""
         device = "choose a `device` that the node has, or leave it out" if error.code == "unknown" else ""

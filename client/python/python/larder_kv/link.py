@@ -47,16 +47,23 @@ class Link(Generic[T]):
         reconnect_seconds: float,
         logger: logging.Logger,
         count: Callable[[str], None] = uncounted,
+        *,
+        begins: bool = True,
     ) -> None:
-        """`count` hears "failed_connects" for each try that failed."""
+        """`count` hears "failed_connects" for each try that failed. A link that does not begin waits for `begin`."""
         self._connect, self._reconnect_seconds, self._logger, self._count = connect, reconnect_seconds, logger, count
         self._opened: T | None = None
         self._wanted = threading.Event()
         self._tried = threading.Event()
         self._closed = threading.Event()
-        self._wanted.set()
+        if begins:
+            self._wanted.set()
         self._thread = threading.Thread(target=self._keep_open, name="larder-link", daemon=True)
         self._thread.start()
+
+    def begin(self) -> None:
+        """Opens a session, in place of the one that is open."""
+        self._wanted.set()
 
     def wait_for_first_try(self, seconds: float) -> None:
         """Waits until the node was there once, or was not; so that an engine that starts beside its node begins with it."""

@@ -180,16 +180,16 @@ class NodeSettings:
         """Keeps a session open as `client`; `count` is as for `Link`."""
 
         def connect() -> Opened:
-            return Opened(self.open_session(client, self.window_bytes))
+            return Opened(self.open_session(client, self.window_bytes, self.device))
 
         return Link(connect, self.reconnect_seconds, logger, count)
 
-    def open_session(self, client: str, window_bytes: int) -> larder_kv.Session:
-        """Opens a session as `client`."""
+    def open_session(self, client: str, window_bytes: int, device: int | None) -> larder_kv.Session:
+        """Opens a session as `client` at the actor `device`."""
         return larder_kv.Session(
             self.socket,
             client=client,
-            device=self.device,
+            device=device,
             window_bytes=window_bytes,
             timeout=self.timeout_seconds,
             verify=self.verify,

@@ -134,6 +134,11 @@ socket = "/run/larder/{{ .name }}/larder.sock"
 [session]
 {{- include "larder.toml" . }}
 {{- end }}
+{{- with .Values.node.gpu }}
+
+[gpu]
+{{- include "larder.toml" . }}
+{{- end }}
 {{- with .Values.node.disk }}
 
 [disk]

@@ -21,6 +21,7 @@ from vllm.v1.kv_cache_interface import (
 import larder_kv
 from larder_kv.identity import weights_digest
 from larder_kv.settings import UnsupportedError
+from larder_kv.vllm.actor import Actor
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.facts import Facts
 from larder_kv.vllm.groups import Group, GroupPool, Kind, pools_of
@@ -110,14 +111,17 @@ class Engine:
         """Whether this rank is the one that saves its slice."""
         return self.settings.save and self.tensor_rank % self.replicas == 0
 
-    def open_node(self, slices: Sequence[int], window_bytes: int, counts: Counts) -> Node:
-        """Opens the way to the node on this host."""
+    def open_node(
+        self, slices: Sequence[int], window_bytes: int, counts: Counts, actor: Actor, *, begins: bool = True
+    ) -> Node:
+        """Opens the way to an actor of the node on this host; later, where it does not begin."""
         settings = self.settings
 
-        def open_session() -> larder_kv.Session:
-            return settings.open_session("larder-kv for vLLM", window_bytes)
+        def connect(device: int | None) -> larder_kv.Session:
+            return settings.open_session("larder-kv for vLLM", window_bytes, device)
 
-        return Node(open_session, self.facts.namespace(), list(slices), settings.reconnect_seconds, counts.add)
+        spec = self.facts.namespace()
+        return Node(lambda: actor.open(connect), spec, list(slices), settings.reconnect_seconds, counts.add, begins=begins)
 
 
 @dataclass(frozen=True)

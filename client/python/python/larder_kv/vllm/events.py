@@ -26,15 +26,15 @@ class Event:
 class Held:
     """What is held, from the node's stream of server-sent events: a snapshot, then what changes."""
 
-    def __init__(self, namespace: str, device: int) -> None:
-        self._namespace, self._device = namespace, device
+    def __init__(self) -> None:
+        self._place = ("", 0)
         self._held: set[bytes] = set()
         self._snapshot: set[bytes] | None = set()
         self._kind = ""
 
-    def begin(self) -> None:
-        """A new stream begins, with a snapshot: what that lacks has gone."""
-        self._snapshot = set()
+    def begin(self, place: tuple[str, int]) -> None:
+        """A new stream begins, with a snapshot of a namespace at a device: what that lacks has gone."""
+        self._place, self._snapshot = place, set()
 
     def line(self, line: str) -> list[Event]:
         """What a line of the stream tells."""
@@ -48,7 +48,7 @@ class Held:
             self._held, self._snapshot = self._snapshot, None
             return [Event(one, None, False) for one in sorted(gone)]
         data = json.loads(line.removeprefix("data: "))
-        if data.get("namespace") != self._namespace or data.get("device") != self._device:
+        if (data.get("namespace"), data.get("device")) != self._place:
             return []
         one = bytes.fromhex(data["hash"])
         if self._kind == "evict":
@@ -67,8 +67,9 @@ class Held:
 class NodeEvents:
     """Follows a node's events on a thread of its own, and starts again where the stream ends."""
 
-    def __init__(self, address: str, namespace: Callable[[], str | None], device: int, pause: float) -> None:
-        self._address, self._namespace, self._device, self._pause = address, namespace, device, pause
+    def __init__(self, address: str, place: Callable[[], tuple[str, int] | None], pause: float) -> None:
+        """`place` is the engine's namespace and the device whose chunks it uses, where they are known."""
+        self._address, self._place, self._pause = address, place, pause
         self._lock = threading.Lock()
         self._waiting: list[Event] = []
         self._closed = threading.Event()
@@ -95,10 +96,10 @@ class NodeEvents:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            namespace = self._namespace()
-            if namespace is not None:
+            place = self._place()
+            if place is not None:
                 try:
-                    self._follow(namespace)
+                    self._follow(place)
                 # Whatever it is: without this thread routers would hear nothing again.
                 except BaseException as error:
                     self._ended(error)
@@ -112,9 +113,9 @@ class NodeEvents:
         is_known = isinstance(error, (OSError, http.client.HTTPException, ValueError))
         logger.warning("no events from http://%s for now: %s", self._address, error, exc_info=None if is_known else error)
 
-    def _follow(self, namespace: str) -> None:
-        held = self._held = self._held or Held(namespace, self._device)
-        held.begin()
+    def _follow(self, place: tuple[str, int]) -> None:
+        held = self._held = self._held or Held()
+        held.begin(place)
         # A node that has nothing to tell says nothing.
         self._connection = http.client.HTTPConnection(self._address)
         try:

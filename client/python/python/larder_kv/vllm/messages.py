@@ -17,6 +17,8 @@ class StepPlan(KVConnectorMetadata):
     recovered: int
     """The last step that was planned when the scheduler last heard of a failed load; -1 before that. Steps behind it know of
     the failure."""
+    actor: int | None
+    """The number of the node's actor that the engine uses; None where the scheduler was not at the node yet."""
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)

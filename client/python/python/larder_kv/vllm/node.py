@@ -31,9 +31,11 @@ class Node(Link[Open]):
         slices: Sequence[int],
         reconnect_seconds: float,
         count: Callable[[str], None] = uncounted,
+        *,
+        begins: bool = True,
     ) -> None:
         def connect() -> Open:
             session = open_session()
             return Open(session, session.register(spec, slices=slices))
 
-        super().__init__(connect, reconnect_seconds, logger, count)
+        super().__init__(connect, reconnect_seconds, logger, count, begins=begins)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from larder_kv.vllm.actor import ChosenActor
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.engine import Engine
 from larder_kv.vllm.events import NodeEvents
@@ -82,7 +83,8 @@ class SchedulerHalf:
         self._warned = self._explained = False
         self._loads, self._saves = loads, saves
         # It reads every rank's slice, so that what it brings is there for all of them.
-        self._node = engine.open_node(range(engine.facts.slices), 0, self.counts)
+        self._actor = ChosenActor(self.settings.device)
+        self._node = engine.open_node(range(engine.facts.slices), 0, self.counts, self._actor)
         self._node.wait_for_first_try(self.settings.reconnect_seconds)
         self._events = self._follow_events() if self.settings.events else None
         self._published = Published(self.shape.chunk_tokens)
@@ -181,7 +183,7 @@ class SchedulerHalf:
             self._prefetcher.drop(name)
             self._loading.pop(name, None)
         self._is_idle = output.total_num_scheduled_tokens == 0
-        plan = StepPlan(self._step, self._recovered, self._planned, is_idle=self._is_idle)
+        plan = StepPlan(self._step, self._recovered, self._actor.number, self._planned, is_idle=self._is_idle)
         plan.preempted, plan.finished = preempted, self._finished
         self._planned, self._finished = [], []
         self._patience = IDLE_SECONDS if self._is_idle else BUSY_SECONDS
@@ -275,12 +277,11 @@ class SchedulerHalf:
         return hints
 
     def _follow_events(self) -> NodeEvents:
-        def namespace() -> str | None:
+        def place() -> tuple[str, int] | None:
             node = self._node.current()
-            return node.namespace.fingerprint if node else None
+            return (node.namespace.fingerprint, node.session.device) if node else None
 
-        address = self.settings.events or ""
-        return NodeEvents(address, namespace, self.settings.device, self.settings.reconnect_seconds)
+        return NodeEvents(self.settings.events or "", place, self.settings.reconnect_seconds)
 
     def _may_load(self, request: "Request") -> bool:
         return self._loads and not request.skip_reading_prefix_cache

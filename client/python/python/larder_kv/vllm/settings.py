@@ -13,10 +13,10 @@ from larder_kv.settings import UnsupportedError as UnsupportedError
 class Settings(NodeSettings):
     """The connector's settings."""
 
-    device: int = setting(
-        "the number of the node's actor that the engine talks to, for nodes with several GPUs; all ranks of an engine use the "
-        "same actor; other engines reach its chunks through theirs",
-        default=0,
+    device: int | None = setting(
+        "the number of the node's actor that the engine talks to, for nodes with several GPUs; by default the actor with the "
+        "fewest sessions; all ranks of an engine use the same actor; other engines reach its chunks through theirs",
+        default=None,
         least=0,
         most=65_535,
     )
@@ -117,8 +117,5 @@ LOCAL = re.compile(r"ipc://|inproc://|tcp://(127(\.\d+){3}|localhost|\[::1\]):")
 class TierSettings(NodeSettings):
     """What users choose: the tier's entry in vLLM's configuration."""
 
-    device: int = setting(
-        "the number of the node's actor that the engine talks to, for nodes with several GPUs", default=0, least=0, most=65_535
-    )
     timeout_seconds: float = setting("how long a request to the node may take", default=10.0, above=0, most=HOUR)
     threads: int = setting("loads and stores that are under way at the same time", default=4, least=1, most=256)

@@ -50,7 +50,7 @@ class LarderTier(SecondaryTierManager):
 
         def open_session() -> larder_kv.Session:
             window_bytes = max(settings.window_bytes, self.block_size_bytes)
-            return settings.open_session("larder-kv tier for vLLM", window_bytes)
+            return settings.open_session("larder-kv tier for vLLM", window_bytes, settings.device)
 
         self._node = Node(open_session, namespace, [0], settings.reconnect_seconds)
         self._node.wait_for_first_try(settings.reconnect_seconds)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from larder_kv import LayerPages
+from larder_kv.vllm.actor import Actor
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.device import Device, device_of
 from larder_kv.vllm.engine import Engine
@@ -40,6 +41,7 @@ class WorkerHalf:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.counts = engine, Counts()
+        self._actor = Actor(engine.settings.device)
         self._layers: dict[str, int] = {}
         self._device: Device | None = None
         self._node: Node | None = None
@@ -70,9 +72,10 @@ class WorkerHalf:
         if engine.writes_its_slice():
             engine.settings.check_block("a chunk of this rank", memory.chunk_bytes)
         self._layers = {name: number for number, name in enumerate(names)}
-        slice_number = engine.slice_of_rank()
-        self._node = engine.open_node([slice_number], engine.settings.window_bytes, self.counts)
-        self._node.wait_for_first_try(engine.settings.reconnect_seconds)
+        slices, is_known = [engine.slice_of_rank()], self._actor.number is not None
+        self._node = engine.open_node(slices, engine.settings.window_bytes, self.counts, self._actor, begins=is_known)
+        if is_known:
+            self._node.wait_for_first_try(engine.settings.reconnect_seconds)
         self._loader = Loader(self._node, memory, engine.shape, self.counts, engine.settings)
         if engine.writes_its_slice():
             self._saver = Saver(self._node, memory, engine.shape, self.counts, engine.settings.save_queue_chunks)
@@ -84,6 +87,7 @@ class WorkerHalf:
 
     def start_loads(self, plan: StepPlan) -> None:
         """Begins the step's loads: synchronous ones are leased before this returns."""
+        self._use(plan.actor)
         if self._loader is None or self._device is None or not plan.loads:
             return
         # Steps that are still under way may write blocks that were given to these loads meanwhile.
@@ -165,6 +169,14 @@ class WorkerHalf:
         if self._node is not None:
             self._node.close()
         self._loader = self._saver = self._node = None
+
+    def _use(self, actor: int | None) -> None:
+        """Opens the way to the actor that the engine uses, with the first step that says which one."""
+        if self._node is None or actor is None or actor == self._actor.number:
+            return
+        self._actor.number = actor
+        self._node.begin()
+        self._node.wait_for_first_try(self.engine.settings.reconnect_seconds)
 
     def _leave_unsaved(self, saves: list[Save]) -> None:
         self._unsaved += [save.number for save in saves if save.number is not None]
