@@ -166,6 +166,7 @@ impl World {
             ActorHappening::Imported(import) => self.imported(at, import),
             ActorHappening::GrantEnded(grant) => self.tell(at, Event::GrantEnded(grant)),
             ActorHappening::Take(from, call, take) => self.take(at, from, call, &take),
+            ActorHappening::PurgeEnds(end) => self.purge_ends(at, end),
             ActorHappening::SiblingLate(life, order) => {
                 let Some(actor) = self.actor(at) else { return };
                 if actor.from_siblings.remove(&(life, order)).is_some() {
@@ -192,6 +193,9 @@ impl World {
                 Reader::Process(_, number) => number != ghost,
                 Reader::Grant(..) => true,
             });
+        }
+        if let larder_protocol::session::Request::Reserve(ask) = &ask {
+            self.reserved.extend(ask.chain.hashes.iter().map(|&hash| (hash, self.now)));
         }
         self.coverage.note(crate::coverage::request(&ask));
         let cause = larder_core::cause::Cause::default();

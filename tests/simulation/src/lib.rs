@@ -28,6 +28,7 @@ mod oracles;
 pub mod planted;
 mod platter;
 mod process;
+mod purge;
 mod queue;
 mod run;
 pub mod scale;

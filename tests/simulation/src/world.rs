@@ -1,5 +1,6 @@
 //! The world: everything that there is in a simulated cluster, and what happens next.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,6 +35,8 @@ pub(crate) struct World {
     pub(crate) network: Network,
     pub(crate) objects: Objects,
     pub(crate) faults: Vec<Fault>,
+    /// When an engine last reserved a chunk anywhere.
+    pub(crate) reserved: HashMap<ChunkHash, Duration>,
     /// What should never be, and is.
     pub(crate) violation: Option<String>,
     /// Whether everything is printed.
@@ -138,6 +141,8 @@ pub(crate) enum ActorHappening {
     Take(Life, u64, Box<larder_protocol::drain::Take>),
     /// A sibling did not answer.
     SiblingLate(u64, larder_core::OrderNumber),
+    /// A purge ends.
+    PurgeEnds(crate::purge::PurgeEnd),
 }
 
 /// Something that happens to a coordinator.
@@ -177,6 +182,7 @@ impl World {
             network: Network::new(settings.nodes + 1, settings.coordinators),
             objects: Objects::default(),
             faults,
+            reserved: HashMap::new(),
             violation: None,
             is_traced,
             is_busy: true,

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use larder_core::store::ids::{ProcessId, TenantId};
 use larder_core::store::policy::PolicyName;
-use larder_core::{Event, PurgeStep};
+use larder_core::Event;
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::handoff::{AskInPlace, Follow, HandOver, Writer};
 use larder_protocol::lane::{AskCopy, CopyWords, LoadPages, SavePages};
-use larder_protocol::purge::{NamespaceName, PurgeMode, PurgeScope};
 use larder_protocol::session::{Collect, Commit, Lease, Lookup, Pin, Register, Request, Reserve, Wait};
 use larder_protocol::{Chain, PoolSet};
 
@@ -173,28 +172,6 @@ impl World {
         tenants.push(("c".to_owned(), if self.random.bool() { bytes[0] } else { 0 }));
         for actor in 0..self.settings.actors {
             self.tell_soon_in_any_life(At { life, actor }, Event::TenantsAre(tenants.clone()));
-        }
-    }
-
-    /// An admin purges a namespace, or some chunks of it, from a node or from all.
-    fn purge(&mut self, space: usize) {
-        let fingerprint = self.spaces[space].fingerprint;
-        let name = NamespaceName(std::array::from_fn(|at| fingerprint.0[at]));
-        let scope = match self.random.u8(..3) {
-            0 => PurgeScope::Tenant(TENANTS[self.random.usize(..TENANTS.len())].to_owned()),
-            1 => PurgeScope::Namespace(name),
-            _ => PurgeScope::Chunks(name, self.spaces[space].prompt(&mut self.random).hashes),
-        };
-        let purge = self.random.u64(..);
-        let only = self.random.bool().then(|| self.random.usize(..self.settings.nodes));
-        for host in (0..self.settings.nodes).filter(|host| only.is_none_or(|only| only == *host)) {
-            let Some(life) = self.hosts[host].process.as_ref().map(|process| process.life) else { continue };
-            for actor in 0..self.settings.actors {
-                let page = PurgeStep::Page { purge, scope: scope.clone(), mode: PurgeMode::Remove, from: 0 };
-                for step in [PurgeStep::Begin(purge, scope.clone()), page, PurgeStep::End(purge)] {
-                    self.tell_soon_in_any_life(At { life, actor }, Event::Purge(step));
-                }
-            }
         }
     }
 
