@@ -88,6 +88,28 @@ pub struct KvEventsConfig {
     /// How hashes are told.
     #[serde(default)]
     pub hashes: EventHashes,
+    /// Whether tokens are told, of chunks that engines describe.
+    #[serde(default)]
+    pub tokens: EventTokens,
+    /// The address for those who missed messages, or want to know what is held, without authentication; if it is not given, nobody can ask.
+    #[serde(default)]
+    pub replay_listen: Option<SocketAddr>,
+    /// How many messages are kept for them.
+    #[serde(default = "default_replay_messages")]
+    pub replay_messages: usize,
+}
+
+/// Whether events tell tokens, which are user data.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum EventTokens {
+    /// No.
+    #[default]
+    Off,
+    /// Yes, on loopback alone.
+    Local,
+    /// Yes: the way to the subscribers is encrypted.
+    Encrypted,
 }
 
 /// How events tell a hash.
@@ -451,6 +473,10 @@ fn yes() -> bool {
 
 fn default_topic() -> String {
     "kv@{node}@{model}".to_owned()
+}
+
+fn default_replay_messages() -> usize {
+    10_000
 }
 
 fn default_segment_bytes() -> ByteSize {

@@ -43,6 +43,7 @@ use crate::drain::Drains;
 use crate::events::{self, Feed};
 use crate::filling::MemoryProgress;
 use crate::hardware::HardwareStatus;
+use crate::kv_events::Bound;
 use crate::metrics::{SharedMetrics, TenantRates};
 use crate::tenants::Tenants;
 
@@ -77,6 +78,9 @@ pub struct Status {
     pub object: Option<ObjectStatus>,
     /// The address at which the node publishes vLLM's events; `None` if it does not.
     pub kv_events: Option<SocketAddr>,
+    /// The address at which it sends old events again; `None` if it does not.
+    #[serde(default)]
+    pub kv_events_replay: Option<SocketAddr>,
     /// How far the node's drain is; `None` if it does not drain.
     #[serde(default)]
     pub drain: Option<DrainStatus>,
@@ -196,8 +200,8 @@ pub(crate) struct State {
     pub(crate) tenants: Tenants,
     /// Set when sessions are accepted.
     pub(crate) actors: OnceLock<Vec<(Feed, Addr<GpuActor>)>>,
-    /// The address at which events are published, once they are.
-    pub(crate) kv_events: OnceLock<SocketAddr>,
+    /// The addresses at which events are published, once they are.
+    pub(crate) kv_events: OnceLock<Bound>,
     /// The node's drain, if it is in a cluster.
     pub(crate) drains: OnceLock<Drains>,
     /// Reports the node's view of its cluster.
@@ -329,7 +333,8 @@ async fn status(state: &State) -> Status {
         cluster,
         hardware: state.hardware.get().cloned(),
         object: state.object.get().map(|report| report()),
-        kv_events: state.kv_events.get().copied(),
+        kv_events: state.kv_events.get().map(|bound| bound.listen),
+        kv_events_replay: state.kv_events.get().and_then(|bound| bound.replay),
         drain: state.drains.get().map(Drains::report).filter(|report| report.is_draining).map(drain_status),
     }
 }

@@ -3,90 +3,111 @@
 //! A ZeroMQ PUB socket sends messages of three frames: topic, number, and a batch in MessagePack, `[seconds, [event, ...],
 //! rank]`. The rank is the GPU's number, as an engine's data-parallel rank is. An event is a map with a `type`
 //! (`vllm/distributed/kv_events.py` of vLLM 0.32). The numbers of a topic have no gaps, so that a slow subscriber, for which
-//! messages are dropped, sees its loss. Nobody keeps old messages: a node begins each topic with `AllBlocksCleared` and its
-//! contents, and does so again where it has lost track itself.
+//! messages are dropped, sees its loss. A node begins each topic with `AllBlocksCleared` and its contents, and does so again where it
+//! has lost track itself.
 //!
-//! Facts that a node cannot know stay empty: tokens and LoRA adapters. Hashes are those of chunks, and `block_size` is a
-//! chunk's.
+//! A node knows the names of chunks. Where it is set to, and engines say of which tokens a chunk is
+//! ([`crate::described`]), its event stands alone: the hash of each block, tokens, parent, LoRA adapter and extra keys. A chunk
+//! that is described later is told then. Where no tokens are told, `block_size` is a chunk's, and there is one hash for each chunk.
+//!
+//! A second socket, where it is set ([`replay`]), sends old messages again, and a snapshot of what is held, with the number of the last
+//! message that it includes.
 
 mod publisher;
+mod replay;
+mod told;
+mod zmtp;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use actix::Addr;
+use bytes::Bytes;
 use futures_util::future::select_all;
 use larder_core::store::{Change, ChangeKind};
-use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
-use serde::{Serialize, Serializer};
+use larder_protocol::Fingerprint;
+use serde::Serialize as _;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
 use self::publisher::Publisher;
+use self::replay::{Ask, Old, Replay};
+use self::told::{Event, Told, tell, tell_late};
 use crate::actor::{AskNamespaces, GpuActor};
-use crate::config::{EventHashes, KvEventsConfig};
+use crate::config::{EventHashes, EventTokens, KvEventsConfig};
+use crate::described::{Descriptions, Name};
 use crate::events::{AskPage, Batch, Feed};
 
 /// Publishes; ends only when it is dropped.
 pub(crate) struct KvEvents {
     publisher: Publisher,
+    replay: Option<Replay>,
     node: String,
     topic: String,
     hashes: EventHashes,
+    descriptions: Descriptions,
     /// The known facts of each namespace.
     namespaces: HashMap<Fingerprint, Arc<Known>>,
     /// The number of the next message, by topic.
     numbers: HashMap<String, u64>,
+    told: Told,
 }
 
+/// Facts of a namespace.
 #[derive(Debug)]
 struct Known {
     topic: String,
+    tenant: Arc<str>,
     chunk_tokens: u32,
 }
 
-/// The event of one message.
-#[derive(Debug, Serialize)]
-#[serde(tag = "type")]
-enum Event {
-    BlockStored {
-        block_hashes: Vec<Hash>,
-        parent_block_hash: Option<Hash>,
-        token_ids: [u32; 0],
-        block_size: u32,
-        lora_id: Option<u32>,
-        medium: &'static str,
-        lora_name: Option<&'static str>,
-    },
-    BlockRemoved {
-        block_hashes: Vec<Hash>,
-        medium: &'static str,
-    },
-    AllBlocksCleared {},
+/// The addresses of a publisher's sockets.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bound {
+    /// For subscribers.
+    pub(crate) listen: SocketAddr,
+    /// For those who ask for old messages.
+    pub(crate) replay: Option<SocketAddr>,
 }
 
-/// A hash as subscribers have it from engines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Hash {
-    /// Its last 64 bits, as a number.
-    Int(u64),
-    /// The whole hash.
-    Bytes([u8; 32]),
+/// Why the publisher goes on.
+enum Woken {
+    Changed(u16, Result<Arc<Batch>, RecvError>),
+    Described(Vec<Name>),
+    Asked(Ask),
 }
 
 impl KvEvents {
     /// Listens. The node's name is part of topics.
     ///
     /// # Errors
-    /// The system's error.
-    pub(crate) async fn bind(config: &KvEventsConfig, node: &str) -> io::Result<(Self, SocketAddr)> {
-        let KvEventsConfig { listen, topic, hashes } = config.clone();
-        let (publisher, bound) = Publisher::bind(listen).await?;
-        let (namespaces, numbers) = (HashMap::new(), HashMap::new());
-        let events = Self { publisher, node: node.to_owned(), topic, hashes, namespaces, numbers };
+    /// The system's error, with the address that cannot be used.
+    pub(crate) async fn bind(
+        config: &KvEventsConfig,
+        node: &str,
+        descriptions: Descriptions,
+    ) -> Result<(Self, Bound), (SocketAddr, io::Error)> {
+        let KvEventsConfig { listen, topic, hashes, replay_listen, replay_messages, tokens } = config.clone();
+        let (publisher, bound) = Publisher::bind(listen).await.map_err(|error| (listen, error))?;
+        let replay = match replay_listen {
+            Some(at) => Some(Replay::bind(at, replay_messages).await.map_err(|error| (at, error))?),
+            None => None,
+        };
+        let bound = Bound { listen: bound, replay: replay.as_ref().map(Replay::address) };
+        let events = Self {
+            publisher,
+            replay,
+            node: node.to_owned(),
+            topic,
+            hashes,
+            descriptions,
+            namespaces: HashMap::new(),
+            numbers: HashMap::new(),
+            told: Told::new(tokens != EventTokens::Off),
+        };
         Ok((events, bound))
     }
 
@@ -96,19 +117,41 @@ impl KvEvents {
         self.publish_all(&actors).await;
         // The order of the feeds is that of the devices.
         loop {
-            let waiting = live.iter_mut().map(|receiver| Box::pin(receiver.recv()));
-            let (batch, device, _) = select_all(waiting).await;
-            match batch {
-                Ok(batch) if batch.is_restart => self.publish_all(&actors).await,
-                Ok(batch) => self.publish_changes(device as u16, &actors, &batch.changes).await,
-                Err(RecvError::Lagged(_)) => self.publish_all(&actors).await,
-                Err(RecvError::Closed) => return,
+            match self.wait(&mut live).await {
+                Woken::Changed(_, Ok(batch)) if batch.is_restart => self.publish_all(&actors).await,
+                Woken::Changed(device, Ok(batch)) => {
+                    self.publish_changes(device, &actors, &batch.changes).await;
+                }
+                Woken::Changed(_, Err(RecvError::Lagged(_))) => self.publish_all(&actors).await,
+                Woken::Changed(_, Err(RecvError::Closed)) => return,
+                Woken::Described(names) => self.publish_described(&names),
+                Woken::Asked(ask) => {
+                    // An error: whoever asked has gone.
+                    let _ = ask.answer.send(self.snapshot(&ask.topic, actors.len()));
+                }
             }
+        }
+    }
+
+    async fn wait(&mut self, live: &mut [Receiver<Arc<Batch>>]) -> Woken {
+        let Self { replay, descriptions, .. } = self;
+        let waiting = live.iter_mut().map(|receiver| Box::pin(receiver.recv()));
+        let asked = async {
+            match replay {
+                Some(replay) => replay.asked().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            (batch, device, _) = select_all(waiting) => Woken::Changed(device as u16, batch),
+            names = descriptions.fresh() => Woken::Described(names),
+            ask = asked => Woken::Asked(ask),
         }
     }
 
     /// Begins every topic anew, with the held chunks.
     async fn publish_all(&mut self, actors: &[(Feed, Addr<GpuActor>)]) {
+        self.told.clear();
         for topic in self.numbers.keys().cloned().collect::<Vec<_>>() {
             self.clear(&topic, actors.len());
         }
@@ -129,15 +172,59 @@ impl KvEvents {
         }
     }
 
-    /// A message for each run of changes in one namespace.
+    /// Messages for each run of changes in one namespace.
     async fn publish_changes(&mut self, device: u16, actors: &[(Feed, Addr<GpuActor>)], changes: &[Change]) {
         for run in changes.chunk_by(|one, other| one.fingerprint == other.fingerprint) {
             let Some(known) = self.known(actors, run[0].fingerprint).await else { continue };
             if !self.numbers.contains_key(&known.topic) {
                 self.clear(&known.topic, actors.len());
             }
-            self.send(&known.topic, device, &events(run, self.hashes, known.chunk_tokens));
+            let described = |hash| {
+                let (tenant, fingerprint) = (Arc::clone(&known.tenant), run[0].fingerprint);
+                self.descriptions.get(&Name { tenant, fingerprint, hash })
+            };
+            let events = tell(&mut self.told, device, run, known.chunk_tokens, described);
+            self.send(&known.topic, device, &events);
         }
+    }
+
+    /// Tells of held chunks that waited for their tokens.
+    fn publish_described(&mut self, names: &[Name]) {
+        for name in names {
+            let Some(known) = self.namespaces.get(&name.fingerprint).cloned() else { continue };
+            if known.tenant != name.tenant {
+                continue;
+            }
+            let Some(chunk) = self.descriptions.get(name) else { continue };
+            for device in self.told.waiting(name.fingerprint, name.hash) {
+                let event = tell_late(&mut self.told, device, name, &chunk);
+                self.send(&known.topic, device, event.as_slice());
+            }
+        }
+    }
+
+    /// What is held in topics that begin so, as messages with the number of each topic's last one.
+    fn snapshot(&self, topic: &[u8], devices: usize) -> Vec<Old> {
+        let topics = self.numbers.iter().filter(|(name, _)| name.as_bytes().starts_with(topic));
+        let mut messages = Vec::new();
+        for (topic, next) in topics {
+            let of = |fingerprint: &Fingerprint| {
+                self.namespaces
+                    .get(fingerprint)
+                    .filter(|known| known.topic == *topic)
+                    .map(|known| known.chunk_tokens)
+            };
+            for device in 0..devices as u16 {
+                let mut events = vec![Event::AllBlocksCleared {}];
+                events.extend(self.told.events(device, of));
+                messages.extend(events.chunks(MOST_EVENTS).map(|part| Old {
+                    topic: Bytes::copy_from_slice(topic.as_bytes()),
+                    number: next.saturating_sub(1),
+                    payload: self.encode(device, part),
+                }));
+            }
+        }
+        messages
     }
 
     /// Begins a topic anew, for every GPU.
@@ -160,121 +247,46 @@ impl KvEvents {
                 for facts in actor.send(AskNamespaces).await.ok()? {
                     let topic = self.topic.replace("{node}", &self.node);
                     let topic = topic.replace("{tenant}", &facts.tenant).replace("{model}", &facts.model);
-                    let known = Known { topic, chunk_tokens: facts.chunk_tokens };
+                    let known = Known {
+                        topic,
+                        tenant: facts.tenant.as_str().into(),
+                        chunk_tokens: facts.chunk_tokens,
+                    };
                     self.namespaces.insert(facts.fingerprint, Arc::new(known));
                 }
             }
-            self.numbers.retain(|topic, _| self.namespaces.values().any(|known| known.topic == *topic));
+            let topics: HashSet<&String> = self.namespaces.values().map(|known| &known.topic).collect();
+            self.numbers.retain(|topic, _| topics.contains(topic));
+            self.told.keep(|fingerprint| self.namespaces.contains_key(fingerprint));
         }
         self.namespaces.get(&fingerprint).cloned()
     }
 
+    /// Sends events of one GPU, in as many messages as they take.
     fn send(&mut self, topic: &str, device: u16, events: &[Event]) {
-        let number = self.numbers.entry(topic.to_owned()).or_default();
+        for part in events.chunks(MOST_EVENTS) {
+            let payload = self.encode(device, part);
+            let number = self.numbers.entry(topic.to_owned()).or_default();
+            let message = Old { topic: Bytes::copy_from_slice(topic.as_bytes()), number: *number, payload };
+            *number += 1;
+            self.publisher.send([topic.as_bytes(), &message.number.to_be_bytes(), &message.payload]);
+            if let Some(replay) = &self.replay {
+                replay.keep(message);
+            }
+        }
+    }
+
+    fn encode(&self, device: u16, events: &[Event]) -> Bytes {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let mut payload = Vec::with_capacity(64 + 16 * events.len());
         let mut serializer = rmp_serde::Serializer::new(&mut payload).with_struct_map();
-        let batch = (seconds, events, device);
-        if let Err(error) = batch.serialize(&mut serializer) {
+        let events: Vec<_> = events.iter().map(|event| event.told(self.hashes)).collect();
+        if let Err(error) = (seconds, events, device).serialize(&mut serializer) {
             tracing::error!(%error, "an event cannot be written");
-            return;
         }
-        self.publisher.send([topic.as_bytes(), &number.to_be_bytes(), &payload]);
-        *number += 1;
+        payload.into()
     }
 }
 
-/// Changes of one namespace as events: chunks that follow each other are told together.
-fn events(changes: &[Change], hashes: EventHashes, chunk_tokens: u32) -> Vec<Event> {
-    let is_lost = |change: &Change| change.kind == ChangeKind::Lost;
-    let follows = |one: &Change, other: &Change| {
-        is_lost(one) == is_lost(other) && (is_lost(one) || other.chunk.parent == one.chunk.hash)
-    };
-    let told = changes.chunk_by(follows).map(|run| {
-        let block_hashes = run.iter().map(|change| Hash::of(&change.chunk.hash, hashes)).collect();
-        if is_lost(&run[0]) {
-            return Event::BlockRemoved { block_hashes, medium: MEDIUM };
-        }
-        let ChunkRef { parent, index, .. } = run[0].chunk;
-        Event::BlockStored {
-            block_hashes,
-            // The parent of a prompt's first chunk is the namespace, which is no block.
-            parent_block_hash: (index > 0).then(|| Hash::of(&parent, hashes)),
-            token_ids: [],
-            block_size: chunk_tokens,
-            lora_id: None,
-            medium: MEDIUM,
-            lora_name: None,
-        }
-    });
-    told.collect()
-}
-
-impl Hash {
-    fn of(hash: &ChunkHash, hashes: EventHashes) -> Self {
-        match hashes {
-            EventHashes::Int64 => Self::Int(hash.0.last_chunk().map_or(0, |tail| u64::from_be_bytes(*tail))),
-            EventHashes::Bytes => Self::Bytes(hash.0),
-        }
-    }
-}
-
-impl Serialize for Hash {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Int(number) => serializer.serialize_u64(*number),
-            Self::Bytes(bytes) => serializer.serialize_bytes(bytes),
-        }
-    }
-}
-
-/// The place of chunks, in vLLM's words.
-const MEDIUM: &str = "CPU";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn change(kind: ChangeKind, number: u8, parent: u8) -> Change {
-        let chunk = ChunkRef {
-            hash: ChunkHash([number; 32]),
-            parent: ChunkHash([parent; 32]),
-            index: u32::from(number) - 1,
-            anchor: ChunkHash([1; 32]),
-        };
-        Change { kind, fingerprint: Fingerprint([9; 32]), chunk, evicted: None }
-    }
-
-    fn int(byte: u8) -> Hash {
-        Hash::Int(u64::from_be_bytes([byte; 8]))
-    }
-
-    #[test]
-    fn chunks_that_follow_each_other_are_one_event() {
-        let changes = [
-            change(ChangeKind::Gained, 1, 0),
-            change(ChangeKind::Gained, 2, 1),
-            change(ChangeKind::Gained, 4, 3),
-            change(ChangeKind::Lost, 2, 1),
-            change(ChangeKind::Lost, 1, 0),
-        ];
-        let told = events(&changes, EventHashes::Int64, 256);
-        let [Event::BlockStored { .. }, Event::BlockStored { .. }, Event::BlockRemoved { .. }] = &told[..]
-        else {
-            panic!("{told:?}")
-        };
-        let Event::BlockStored { block_hashes, parent_block_hash, block_size, .. } = &told[0] else { return };
-        assert_eq!((&block_hashes[..], *parent_block_hash, *block_size), (&[int(1), int(2)][..], None, 256));
-        let Event::BlockStored { block_hashes, parent_block_hash, .. } = &told[1] else { return };
-        assert_eq!((&block_hashes[..], *parent_block_hash), (&[int(4)][..], Some(int(3))));
-        let Event::BlockRemoved { block_hashes, .. } = &told[2] else { return };
-        assert_eq!(block_hashes[..], [int(2), int(1)]);
-    }
-
-    #[test]
-    fn a_hash_is_its_last_64_bits_or_all_of_it() {
-        let hash = ChunkHash(std::array::from_fn(|i| i as u8));
-        assert_eq!(Hash::of(&hash, EventHashes::Int64), Hash::Int(0x1819_1a1b_1c1d_1e1f));
-        assert_eq!(Hash::of(&hash, EventHashes::Bytes), Hash::Bytes(hash.0));
-    }
-}
+/// Events of one message.
+const MOST_EVENTS: usize = 64;

@@ -19,6 +19,7 @@ pub mod clock;
 mod cluster;
 pub mod config;
 pub mod copy;
+mod described;
 pub mod device_lane;
 pub mod directory;
 pub mod disk;

@@ -28,8 +28,9 @@ use crate::actor::{GpuActor, Parts, Peers};
 use crate::arena::{Arena, MemoryError};
 use crate::clock::Clock;
 use crate::cluster::{Cluster, ClusterError};
-use crate::config::RecordConfig;
+use crate::config::{EventTokens, RecordConfig};
 use crate::copy::CopyPool;
+use crate::described::Descriptions;
 use crate::device_lane::{DevicePlace, Devices};
 use crate::disk::DiskMetrics;
 use crate::drain::{Drains, Ended};
@@ -108,7 +109,7 @@ pub enum ServeError {
         source: std::io::Error,
     },
     /// Events cannot be published.
-    #[error("cannot publish events on {listen}: set [kv_events] listen to a free address")]
+    #[error("cannot publish events on {listen}: set [kv_events] listen and replay_listen to free addresses")]
     KvEvents {
         /// The address.
         listen: SocketAddr,
@@ -219,8 +220,10 @@ pub async fn run_on(
     let (actors, feeds, memory) = start_actors(&limits.actors, &shared, cluster.as_ref()).await?;
     drop(shared);
     let sessions: Vec<SessionActor> = actors.iter().map(|actor| actor.0.clone()).collect();
+    let descriptions = new_descriptions(&limits);
+    let told = (&metrics, &descriptions);
     let doors =
-        open_doors(&limits, tenants_here.clone(), sessions.clone(), &metrics, state.stopping.subscribe())?;
+        open_doors(&limits, tenants_here.clone(), sessions.clone(), told, state.stopping.subscribe())?;
     let (change_tenants, tenants_change) = mpsc::channel(1);
     let listening = Task(actix_rt::spawn(doors.change_when_told(tenants_change)));
     let addresses: Vec<_> = sessions.iter().map(|actor| actor.address.clone()).collect();
@@ -232,7 +235,7 @@ pub async fn run_on(
     let tenants = (tenants_here, change_tenants);
     let reloading = start_reloading(reloads, &addresses, tenants, cluster.as_ref(), drains.as_ref());
     let feeds: Vec<_> = feeds.into_iter().zip(addresses.iter().cloned()).collect();
-    let publishing = publish_events(&limits, &feeds, &state).await?;
+    let publishing = publish_events(&limits, &feeds, &state, descriptions).await?;
     _ = state.actors.set(feeds);
     tracing::info!(node = limits.name, %http, "sessions are accepted");
     let filled = memory_is_there(memory, &limits, &state, || on_ready(Ready { http, sockets }));
@@ -414,17 +417,24 @@ fn now_us() -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
+/// Where engines' descriptions of chunks go: they are kept if events tell them.
+fn new_descriptions(limits: &Limits) -> Descriptions {
+    let tells = limits.kv_events.as_ref().is_some_and(|events| events.tokens != EventTokens::Off);
+    if tells { Descriptions::kept() } else { Descriptions::default() }
+}
+
 /// Publishes events as vLLM does, where that is wanted.
 async fn publish_events(
     limits: &Limits,
     actors: &[(Feed, Addr<GpuActor>)],
     state: &State,
+    descriptions: Descriptions,
 ) -> Result<Option<actix_rt::task::JoinHandle<()>>, ServeError> {
     let Some(config) = &limits.kv_events else { return Ok(None) };
-    let failed = |source| ServeError::KvEvents { listen: config.listen, source };
-    let (events, listen) = KvEvents::bind(config, &limits.name).await.map_err(failed)?;
-    tracing::info!(%listen, "events are published");
-    _ = state.kv_events.set(listen);
+    let failed = |(listen, source)| ServeError::KvEvents { listen, source };
+    let (events, bound) = KvEvents::bind(config, &limits.name, descriptions).await.map_err(failed)?;
+    tracing::info!(listen = %bound.listen, replay = ?bound.replay, tokens = ?config.tokens, "events are published");
+    _ = state.kv_events.set(bound);
     Ok(Some(actix_rt::spawn(events.publish(actors.to_vec()))))
 }
 
@@ -662,7 +672,7 @@ fn open_doors(
     limits: &Limits,
     tenants: Tenants,
     actors: Vec<SessionActor>,
-    metrics: &SharedMetrics,
+    (metrics, descriptions): (&SharedMetrics, &Descriptions),
     stopping: watch::Receiver<bool>,
 ) -> Result<Doors, ServeError> {
     let addresses = actors.iter().map(|actor| actor.address.clone()).collect();
@@ -672,6 +682,7 @@ fn open_doors(
         limits: limits.session.clone(),
         processes: Processes::new(addresses, limits.session.max_lingering_processes),
         metrics: Arc::clone(metrics),
+        descriptions: descriptions.clone(),
         sampler: limits.sampler,
         stopping,
     };

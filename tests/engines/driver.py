@@ -50,13 +50,13 @@ class Cluster:
                 return int(entry.name)
         raise RuntimeError(f"node {node} does not run")
 
+    def kill(self, node: int) -> None:
+        """Kills a node; the cluster starts it again."""
+        os.kill(self.pid(node), signal.SIGKILL)
+
     def metric(self, node: int, name: str, **labels: str) -> float:
         """The sum of a node's samples of one name that have these labels."""
-        with urllib.request.urlopen(f"http://{self.http[node]}/metrics") as answer:
-            text = answer.read().decode()
-        wanted = [f'{label}="{value}"' for label, value in labels.items()]
-        samples = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
-        return sum(float(value) for found, value in samples if all(one in found for one in wanted))
+        return metric_at(self.http[node], name, labels)
 
     def flip_a_bit_in_every_page(self, node: int) -> None:
         """Alters every block of a node behind its back, through its memory as a debugger would."""
@@ -71,6 +71,35 @@ class Cluster:
                     byte = memory.read(1)[0]
                     memory.seek(place)
                     memory.write(bytes([byte ^ 0x10]))
+
+    def stop(self) -> None:
+        """Ends it, once."""
+        atexit.unregister(self.stop)
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(timeout=60)
+
+
+class Node:
+    """A node of its own, with a configuration beyond what a development cluster takes."""
+
+    def __init__(self, scratch: Path, name: str, config: str):
+        folder = scratch / name
+        folder.mkdir()
+        self.socket = str(folder / "node.sock")
+        text = f'name = "{name}"\n[http]\nlisten = "127.0.0.1:0"\n[host]\narena_bytes = "64MiB"\n{config}'
+        (folder / "node.toml").write_text(f'{text}[[tenants]]\nname = "default"\nsocket = "{self.socket}"\n')
+        command = [LARDER, "node", "--config", folder / "node.toml"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=open(folder / "node.log", "w"), text=True)
+        atexit.register(self.stop)
+        self.http = json.loads(self.process.stdout.readline())["http"]
+
+    def status(self) -> dict:
+        with urllib.request.urlopen(f"http://{self.http}/status") as answer:
+            return json.load(answer)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """As that of a cluster's node."""
+        return metric_at(self.http, name, labels)
 
     def stop(self) -> None:
         """Ends it, once."""
@@ -106,14 +135,14 @@ class Engine(Process):
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {"chunk_tokens": BLOCK_TOKENS} | connector,
             }
-        if options.get("tensor_parallel_size", 1) > 1:
+        binding = options.pop("environment", {})
+        ranks = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
+        if ranks > 1:
             # A process for each rank, on a processor of its own.
             options["distributed_executor_backend"] = "mp"
             processors = sorted(os.sched_getaffinity(0))
-            ranks = [processors[rank % len(processors)] for rank in range(options["tensor_parallel_size"])]
-            binding = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, ranks))}
-        else:
-            binding = {}
+            bound = [processors[rank % len(processors)] for rank in range(ranks)]
+            binding = binding | {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, bound))}
         path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | binding | {"LARDER_FAULTS": json.dumps(faults or {}), "PYTHONPATH": path}
         super().__init__(scratch, name, [sys.executable, HERE / "vllm_engine.py", json.dumps(options)], environment)
@@ -136,6 +165,15 @@ class Engine(Process):
             self.process.wait(timeout=60)
         finally:
             self.process.kill()
+
+
+def metric_at(http: str, name: str, labels: dict[str, str]) -> float:
+    """The sum of the samples of one name that have these labels."""
+    with urllib.request.urlopen(f"http://{http}/metrics") as answer:
+        text = answer.read().decode()
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    samples = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
+    return sum(float(value) for found, value in samples if all(one in found for one in wanted))
 
 
 def parent(entry: Path) -> str:

@@ -24,7 +24,7 @@ CLIENTS = 2
 class Server:
     """A vLLM server that takes and gives tokens, on one node of a cluster."""
 
-    def __init__(self, scratch: Path, name: str, socket_path: str, role: str = "kv_both"):
+    def __init__(self, scratch: Path, name: str, socket_path: str | None, role: str = "kv_both", **chosen):
         self.log, self.port = scratch / f"{name}.log", free_port()
         transfer = {
             "kv_connector": "LarderConnector",
@@ -44,8 +44,8 @@ class Server:
             "prefix-caching-hash-algo": "sha256_cbor",
             "port": self.port,
             "host": "127.0.0.1",
-            "kv-transfer-config": json.dumps(transfer),
-        }
+            **({"kv-transfer-config": json.dumps(transfer)} if socket_path is not None else {}),
+        } | chosen
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={scratch / 'model'}"]
         command += ["--tokens-only", "--skip-tokenizer-init", "--enforce-eager"]
         command += [f"--{key}={value}" for key, value in options.items()]
@@ -53,6 +53,8 @@ class Server:
             "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            # It may be asked to forget its own cache.
+            "VLLM_SERVER_DEV_MODE": "1",
         }
         # A group of its own: vLLM's other processes do not notice when the first one is killed.
         self.process = subprocess.Popen(
@@ -75,13 +77,49 @@ class Server:
 
     def loaded(self) -> int:
         """Tokens that came from Larder."""
-        text = urllib.request.urlopen(f"{self.url}/metrics").read().decode()
-        found = re.findall(r"^vllm:prompt_tokens_by_source_total\{.*external_kv_transfer.*\} (\S+)$", text, re.M)
+        return self.metric("prompt_tokens_by_source_total", "external_kv_transfer")
+
+    def metric(self, name: str, label: str = "") -> int:
+        """The sum of vLLM's samples of this name, with this text among their labels."""
+        text = urllib.request.urlopen(f"{self.url}/metrics", timeout=30).read().decode()
+        found = re.findall(rf"^vllm:{name}\{{.*{label}.*\}} (\S+)$", text, re.M)
         return int(sum(map(float, found)))
+
+    def ask(self, tokens: list[int], answer_tokens: int, hang_up: bool = False) -> list[int] | None:
+        """What it says after this; None where the client hangs up when the first words have come."""
+        sampling = {"temperature": 0, "max_tokens": answer_tokens, "ignore_eos": True, "detokenize": False}
+        body = {"token_ids": tokens, "sampling_params": sampling, "stream": hang_up}
+        request = urllib.request.Request(
+            f"{self.url}/inference/v1/generate", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            if hang_up:
+                answer.readline()
+                return None
+            return json.load(answer)["choices"][0]["token_ids"]
+
+    def forget(self) -> None:
+        """Empties its own cache, as soon as nobody uses it."""
+
+        def is_empty() -> bool:
+            request = urllib.request.Request(f"{self.url}/reset_prefix_cache", method="POST")
+            with urllib.request.urlopen(request, timeout=30):
+                return self.metric("num_requests_running") + self.metric("num_requests_waiting") == 0
+
+        until(is_empty, "no request is left", 120)
 
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(timeout=60)
+
+    def processes(self) -> list[int]:
+        """All of its processes."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if os.getpgid(int(entry.name)) == self.process.pid:
+                    found.append(int(entry.name))
+        return found
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to all of its processes that are left."""

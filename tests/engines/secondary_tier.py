@@ -1,16 +1,20 @@
-"""Scenario: the tier below vLLM's own offloading, made and driven by vLLM's own classes over memory of the test's.
+"""Scenario: the tier below vLLM's own offloading, made and driven by vLLM's own classes: its configuration, its planning of caches, its
+offloading specification with the host memory that workers share, and its manager of tiers.
 
-vLLM's offloading worker needs a GPU, so nothing copies between it and the host here.
+vLLM's offloading worker needs a GPU, so the test writes and reads the host's memory in its place.
 """
 
 from types import SimpleNamespace
 
 import numpy
+from own_classes import Planned
+from parallel import attention, drafted, indexed, latent_model, staged
+from scenarios import until
 
 ROWS, ROW_BYTES = 6, 65_536
 
 
-def run(world, row, until) -> None:
+def run(world, row) -> None:
     """The scenario."""
     cluster = world.cluster("tier", 2)
     memories = [bytearray(b"".join(bytes([10 * node + one]) * ROW_BYTES for one in range(ROWS))) for node in range(2)]
@@ -28,7 +32,149 @@ def run(world, row, until) -> None:
         tier.drain_jobs()
         tier.shutdown()
     row("a tier of vLLM's own offloading", "4 chunks stored on one node, found and loaded on the other, by vLLM's classes")
+    offloaded(world, row, cluster)
+    localities(world, row, cluster)
     cluster.stop()
+
+
+def offloaded(world, row, cluster) -> None:
+    """What engines with context parallelism, a latent cache with an indexer, MTP and several pipeline stages offload on one node, other
+    engines find on the other node; an engine that differs finds nothing."""
+    model, folder = world.scratch / "model", world.scratch / "tier-latent"
+    latent_model(model, folder)
+    drafts = {"method": "mtp", "num_speculative_tokens": 1}
+    spread = {"tensor_parallel_size": 4, "decode_context_parallel_size": 4}
+    cases = (
+        ("one rank", model, attention, {}),
+        ("pipeline 2, tensor 2", model, staged(attention, 2, 2), {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}),
+        ("decode context 4, an indexer", folder, indexed, spread),
+        ("decode context 4, an indexer, MTP", folder, drafted, spread | {"speculative_config": drafts}),
+    )
+    keys = keys_of(5)
+    for name, path, specs, options in cases:
+        with Offloading(path, cluster.sockets[0], specs, **options) as first:
+            first.store(keys[:4])
+        with Offloading(path, cluster.sockets[1], specs, **options) as second:
+            assert second.load(keys) == [True] * 4 + [False], name
+    row("what vLLM's offloading has, the tier has", f"{'; '.join(name for name, *_ in cases)}: stored, found and read on the other node")
+    with Offloading(model, cluster.sockets[1], attention, block=64) as other:
+        assert other.load(keys) == [False] * 5, "blocks of another size were found"
+
+
+def localities(world, row, cluster) -> None:
+    """A local tier finds what its own host has; a remote one what others have, too. Requests choose between them in vLLM's words."""
+    from vllm.v1.kv_offload.base import Locality, Medium, TierFilter, TierMatcher
+
+    model, keys = world.scratch / "model", [bytes([100 + one]) * 36 for one in range(2)]
+    published = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
+    with Offloading(model, cluster.sockets[0], attention, tier={"locality": "REMOTE"}, **published) as first:
+        first.store(keys)
+        told = [one for one in first.manager.take_events() if one.ownership == "larder"]
+        assert [(list(one.keys), one.medium, one.locality, one.removed) for one in told] == [
+            (keys, Medium.STORAGE, Locality.REMOTE, False)
+        ], f"{told}"
+        near = TierFilter((TierMatcher(Medium.STORAGE, Locality.LOCAL),))
+        with Offloading(model, cluster.sockets[1], attention, tier={"locality": "LOCAL"}) as elsewhere:
+            assert elsewhere.load(keys) == [False] * 2, "a local tier found another host's"
+        with Offloading(model, cluster.sockets[0], attention, tier={"locality": "LOCAL"}) as here:
+            assert here.load(keys, near) == [True] * 2
+        with Offloading(model, cluster.sockets[1], attention, tier={"locality": "REMOTE"}) as remote:
+            assert remote.load(keys, near) == [False] * 2, "the request allows local tiers alone"
+            assert remote.load(keys) == [True] * 2
+    try:
+        Offloading(model, cluster.sockets[0], attention, tier={"locality": "nearby"})
+    except ValueError as error:
+        assert '`locality` is \'nearby\': it must be "LOCAL" or "REMOTE"' in str(error), f"{error}"
+    else:
+        raise AssertionError("an unknown locality was taken")
+    row("the tier's locality", "local: its own host's chunks alone; remote: all; any other word is refused")
+
+
+class Offloading:
+    """vLLM's offloading of one engine, with its tiers."""
+
+    def __init__(self, model, socket: str, specs, tier: dict | None = None, block: int = 32, **options):
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+        from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+        entry = {"type": "LarderTier", "module_path": "larder_kv.vllm", "socket": socket} | (tier or {})
+        transfer = {
+            "kv_connector": "OffloadingConnector",
+            "kv_connector_extra_config": {
+                "spec_name": "TieringOffloadingSpec",
+                "cpu_bytes_to_use": 8 << 20,
+                "secondary_tiers": [entry],
+            },
+        }
+        planned = Planned(str(model), specs, transfer, block, **options)
+        self.spec = TieringOffloadingSpec(build_offloading_config(planned.config, planned.plan))
+        self.manager = self.spec.get_manager()
+        rows = self.manager.primary_tier.get_kv_memoryview()
+        self.row_bytes, self.rows = rows.strides[0], rows.cast("B")
+        self.requests = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.rows.release()
+        self.manager.shutdown()
+
+    def request(self, load_tiers=None):
+        from vllm.v1.kv_offload.base import ReqContext, TierFilter
+
+        self.requests += 1
+        context = ReqContext(f"request-{self.requests}", load_tier_filter=load_tiers or TierFilter.ALL)
+        self.manager.on_new_request(context)
+        return context
+
+    def step(self) -> None:
+        from vllm.v1.kv_offload.base import ScheduleEndContext
+
+        self.manager.on_schedule_end(ScheduleEndContext((), ()))
+
+    def store(self, keys: list[bytes]) -> None:
+        """As a worker that has copied blocks out of a GPU; returns when the tier has them."""
+        context = self.request()
+        prepared = self.manager.prepare_store(keys, context)
+        for key, row in zip(prepared.keys_to_store, prepared.store_spec.chunk_ids, strict=True):
+            self.row(row)[:] = self.content(key)
+        self.manager.complete_store(keys, context, True)
+        self.manager.on_request_finished(context)
+        until(self.is_quiet, "the tier has stored them")
+
+    def is_quiet(self) -> bool:
+        self.step()
+        self.manager.lookup(bytes(36), self.request())
+        return not self.manager.has_pending_work()
+
+    def load(self, keys: list[bytes], load_tiers=None) -> list[bool]:
+        """Whether each key came, as a step asks for it until it is known; what came is right."""
+        from vllm.v1.kv_offload.base import LookupResult
+
+        context, found = self.request(load_tiers), [LookupResult.RETRY]
+
+        def is_known() -> bool:
+            found[:] = [self.manager.lookup(key, context) for key in keys]
+            self.step()
+            return all(one in (LookupResult.HIT, LookupResult.MISS) for one in found)
+
+        until(is_known, "every key is found or not")
+        hits = [key for key, one in zip(keys, found, strict=True) if one is LookupResult.HIT]
+        if hits:
+            spec = self.manager.prepare_load(hits, context)
+            for key, row in zip(hits, spec.chunk_ids, strict=True):
+                assert bytes(self.row(row)) == self.content(key), "other bytes than were stored"
+            self.manager.complete_load(hits, context)
+        self.manager.on_request_finished(context)
+        return [one is LookupResult.HIT for one in found]
+
+    def row(self, row: int) -> memoryview:
+        return self.rows[int(row) * self.row_bytes : (int(row) + 1) * self.row_bytes]
+
+    def content(self, key: bytes) -> bytes:
+        row_bytes = self.row_bytes
+        return (key * (row_bytes // len(key) + 1))[:row_bytes]
 
 
 def make(socket: str, memory: bytearray):
@@ -52,7 +198,7 @@ def offloading_spec():
         model=SimpleNamespace(name="tiny", dtype="bfloat16"),
         cache=SimpleNamespace(tokens_per_hash=32),
     )
-    return SimpleNamespace(config=config, vllm_config=None)
+    return SimpleNamespace(config=config, kv_events_config=SimpleNamespace(enable_kv_cache_events=False))
 
 
 def keys_of(count: int) -> list[bytes]:

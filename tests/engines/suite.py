@@ -9,13 +9,16 @@ import sys
 from pathlib import Path
 
 import adapters as lora
+import crowd as many
 import first_hour as hour
 import fixed_cost as fixed
 import hinted
 import hybrid
 import kubernetes_manifests as manifests
 import kv_groups
+import memory as soaked
 import on_gpu
+import parallel
 import prefill_decode as prefill_and_decode
 import prefill_decode_router as behind_router
 import router_events as routers
@@ -175,6 +178,12 @@ def several_devices(world: World) -> None:
 
 
 @scenario
+def parallelism(world: World) -> None:
+    """Pipeline and context parallelism, latent attention with an indexer, MTP."""
+    parallel.run(world, row)
+
+
+@scenario
 def failures(world: World) -> None:
     """Blocks that do not come, a node that is killed, a node that comes late: recomputed, identical, counted."""
     cluster = world.cluster("failing", 2)
@@ -281,6 +290,18 @@ def take_everything(cluster: Cluster) -> list:
             if busy.what == "memory":
                 return taken
     raise AssertionError("the node was never full")
+
+
+@scenario
+def crowd(world: World) -> None:
+    """64 requests at once: clients hang up, a node and an engine are killed."""
+    many.run(world, row)
+
+
+@scenario
+def memory(world: World) -> None:
+    """What an engine and a node take in the long run."""
+    soaked.run(world, row)
 
 
 @scenario
@@ -406,6 +427,12 @@ def router_events(world: World) -> None:
 
 
 @scenario
+def node_events(world: World) -> None:
+    """A node's own KV events as routers decode them."""
+    routers.of_nodes(world, row, until)
+
+
+@scenario
 def kubernetes(world: World) -> None:
     """The commands of deploy/kubernetes/vllm."""
     manifests.run(world, row)
@@ -432,7 +459,7 @@ def prefill_decode(world: World) -> None:
 @scenario
 def secondary_tier(world: World) -> None:
     """The tier below vLLM's own offloading."""
-    tier.run(world, row, until)
+    tier.run(world, row)
 
 
 def main(names: list[str]) -> None:

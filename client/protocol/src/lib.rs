@@ -4,6 +4,7 @@
 pub mod chain;
 pub mod checksum;
 pub mod chunk;
+pub mod describe;
 pub mod drain;
 pub mod frame;
 pub mod geometry;

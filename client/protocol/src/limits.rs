@@ -1,12 +1,15 @@
 //! Every bound of the protocols, in one place.
 
 /// Version of the session protocol. It is the latest one that this release speaks; a session's is the lower one of both sides'.
-/// Sessions of the one before have other anchors, which name shorter runs ([`crate::chain::Chain::for_session`]), and no names of
-/// requests.
+/// Sessions of the one before have other anchors, which name shorter runs ([`crate::chain::Chain::for_session`]), no names of
+/// requests, and no descriptions of chunks.
 pub const SESSION_VERSION: u16 = 6;
 
 /// The first version of the session protocol in which an engine may name its requests.
 pub const NAMES_SINCE_SESSION_VERSION: u16 = 6;
+
+/// The first version of the session protocol in which an engine may describe chunks.
+pub const DESCRIPTIONS_SINCE_SESSION_VERSION: u16 = 6;
 
 /// The earliest version of the session protocol that this release speaks.
 pub const EARLIEST_SESSION_VERSION: u16 = 5;
@@ -43,6 +46,9 @@ pub const MAX_BLOCK_BYTES: u64 = 1 << 32;
 
 /// Bytes of one name in a namespace (model, revision, layout, pool, tenant).
 pub const MAX_NAME_BYTES: usize = 256;
+
+/// Bytes of the extra keys of one described chunk.
+pub const MAX_EXTRA_KEYS_BYTES: usize = 16 << 10;
 
 /// Namespaces that one session registers.
 pub const MAX_SESSION_NAMESPACES: usize = 16;

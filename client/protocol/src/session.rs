@@ -8,6 +8,7 @@ use rkyv::{Archive, Deserialize, Serialize, rancor};
 
 use crate::chain::Chain;
 use crate::chunk::ChunkHash;
+use crate::describe::Describe;
 use crate::frame::MalformedMessage;
 use crate::handoff::{AskInPlace, Follow, HandOver, InPlace};
 use crate::lane::{AskCopy, CopyProgress, LoadPages, RegisterTensors, SavePages, TensorsRegistered};
@@ -89,6 +90,8 @@ pub enum Request {
     /// Says what the engine calls the request behind it, whose number its frame bears, in at most
     /// [`MAX_NAME_BYTES`](crate::limits::MAX_NAME_BYTES) bytes. No answer. Operators find a lookup by it.
     Name(String),
+    /// Says of which tokens chunks are, for the node's events. No answer.
+    Describe(Describe),
 }
 
 impl Request {
@@ -121,6 +124,7 @@ impl Request {
             Self::ForgetCopy(_) => "forget_copy",
             Self::ReportDamage(_) => "report_damage",
             Self::Name(_) => "name",
+            Self::Describe(_) => "describe",
         }
     }
 }

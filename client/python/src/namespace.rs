@@ -1,5 +1,6 @@
 //! Namespaces and chains of chunks, as Python sees them.
 
+use larder_protocol::describe::Described;
 use larder_protocol::hashing::PromptExtra;
 use larder_protocol::namespace::{EngineHash, HashAlgorithm};
 use larder_protocol::{ChunkHash, HitPolicy, NamespaceSpec, PoolSpec};
@@ -50,12 +51,40 @@ struct PoolFields {
     hit: HitFields,
 }
 
+/// `larder_kv.DescribedChunk`, by its attributes.
+#[derive(FromPyObject)]
+pub(crate) struct DescribedFields {
+    hashes: Vec<Vec<u8>>,
+    parent: Option<Vec<u8>>,
+    tokens: Vec<u32>,
+    lora_id: Option<u32>,
+    lora_name: Option<String>,
+    extra_keys: String,
+}
+
 #[derive(FromPyObject)]
 enum HitFields {
     #[pyo3(transparent, annotation = "int")]
     Window(u32),
     #[pyo3(transparent, annotation = "str")]
     Name(String),
+}
+
+impl DescribedFields {
+    /// The chunk as a node is told of it.
+    ///
+    /// # Errors
+    /// `ValueError` where a node would not take it.
+    pub(crate) fn resolve(self) -> PyResult<Described> {
+        let Self { hashes, parent, tokens, lora_id, lora_name, extra_keys } = self;
+        let blocks = hashes.iter().map(|hash| hash_of(hash)).collect::<PyResult<_>>()?;
+        let parent = parent.as_deref().map(hash_of).transpose()?;
+        let described = Described { blocks, parent, tokens, lora_id, lora_name, extra_keys };
+        match described.is_sound() {
+            true => Ok(described),
+            false => Err(PyValueError::new_err("no description of a chunk: as many tokens for each of its blocks are needed")),
+        }
+    }
 }
 
 impl SpecFields {
@@ -137,12 +166,7 @@ impl Namespace {
     /// A prompt's chunks from its first one on, named by the engine's own 32-byte hashes (the hash of each chunk's last
     /// engine block), or independent keys where the namespace is flat.
     fn chain(&self, hashes: Vec<Bound<'_, PyBytes>>) -> PyResult<Chain> {
-        let hashes = hashes.iter().map(|hash| {
-            let bytes: [u8; 32] = hash.as_bytes().try_into().map_err(|_| {
-                PyValueError::new_err(format!("a chunk hash has 32 bytes, not {}", hash.as_bytes().len()))
-            })?;
-            Ok(ChunkHash(bytes))
-        });
+        let hashes = hashes.iter().map(|hash| hash_of(hash.as_bytes()));
         Ok(Chain { inner: self.inner.chain(hashes.collect::<PyResult<_>>()?) })
     }
 
@@ -184,6 +208,11 @@ impl Chain {
     fn __repr__(&self) -> String {
         format!("<larder_kv.Chain of {} chunks>", self.inner.len())
     }
+}
+
+fn hash_of(bytes: &[u8]) -> PyResult<ChunkHash> {
+    let wrong = |_| PyValueError::new_err(format!("a chunk hash has 32 bytes, not {}", bytes.len()));
+    bytes.try_into().map(ChunkHash).map_err(wrong)
 }
 
 /// # Errors

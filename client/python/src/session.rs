@@ -4,8 +4,8 @@ use std::convert::identity;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use larder_client::FollowOptions;
 use larder_client::engine_lane::CopyFlags;
+use larder_client::{FollowOptions, SessionError};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -14,7 +14,7 @@ use tokio::task::spawn_blocking;
 use crate::answers::{Found, Pinned, Progress, Stats};
 use crate::handoff::{Follow, InPlace, StagedLayers};
 use crate::lease::Lease;
-use crate::namespace::{Chain, Namespace, SpecFields, check_block};
+use crate::namespace::{Chain, DescribedFields, Namespace, SpecFields, check_block};
 use crate::node_copies::{self, CopyProgress, NodeCopy, NodeTensors, SharedMemory};
 use crate::open::{Open, Opening};
 use crate::requests::{self, Asking, Patience, Request, check_reserved, pool_sets, seconds, then};
@@ -256,6 +256,20 @@ sessions! {
     fn wait_for_layers(&self, follow: &Follow, layers: u32, seconds: f64) -> InPlace {
         let (follow, patience) = (follow.share()?, requests::seconds(seconds)?);
         then(self.session()?.wait_for_layers(&follow, layers, patience), InPlace::from)
+    }
+
+    /// Says of which tokens chunks are, for the events of a node that tells them (`[kv_events] tokens`); others drop it. Waits for
+    /// nothing.
+    ///
+    /// Raises `ValueError` where a chunk has not as many tokens for each block, or more of anything than a node takes.
+    #[pyo3(signature = (namespace: "Namespace", chunks: "Sequence[DescribedChunk]") -> "None")]
+    fn describe(&self, namespace: &Namespace, chunks: Vec<DescribedFields>) -> () {
+        let (session, namespace) = (self.session()?, namespace.inner.clone());
+        let chunks = chunks.into_iter().map(DescribedFields::resolve).collect::<PyResult<Vec<_>>>()?;
+        Ok(async move {
+            session.describe(&namespace, chunks);
+            Ok::<(), SessionError>(())
+        })
     }
 
     /// Makes GPU memory known that the node is to copy to and from: `memory` has, as `larder_kv.IpcMemory` or

@@ -83,10 +83,10 @@ def test_whatever_passes_the_check_a_session_takes(cluster):
                 least, most = one.metadata["least"], one.metadata["most"]
                 given[one.name] = chance.choice([least if least is not None else 0.5, most])
         settings = NodeSettings.parse(given, "it")
-        with settings.open_session("edges", min(settings.window_bytes, 1 << 20)) as session:
+        with settings.open_session("edges", min(settings.window_bytes, 1 << 20), settings.device) as session:
             assert session.node
     # A window that nobody has is cut to what the node gives.
-    with NodeSettings(cluster.sockets[0], window_bytes=1 << 40).open_session("large", 1 << 40) as session:
+    with NodeSettings(cluster.sockets[0], window_bytes=1 << 40).open_session("large", 1 << 40, None) as session:
         assert 0 < session.window_bytes < 1 << 40
 
 

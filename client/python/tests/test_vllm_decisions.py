@@ -20,6 +20,7 @@ from larder_kv.vllm.plan import (
     tail,
     tokens_by_tier,
 )
+from larder_kv.vllm.ranks import Ranks
 from larder_kv.vllm.settings import Settings
 
 SHAPE = Shape(chunk_tokens=64, block_tokens=16)
@@ -138,8 +139,7 @@ def facts(**changes) -> Facts:
         "hash_seed": "s:1",
         "chunk_tokens": 64,
         "block_tokens": 16,
-        "tensor_parallel": 2,
-        "slices": 2,
+        "ranks": Ranks(tensor=2),
         "layers": 3,
         "page_bytes": 1_000,
         "details": {"quantization": None},
@@ -158,8 +158,11 @@ def test_whatever_changes_the_bytes_changes_the_namespace(session):
         {"hash_seed": "s:2"},
         {"chunk_tokens": 128},
         {"block_tokens": 32},
-        {"tensor_parallel": 4},
-        {"slices": 1},
+        {"ranks": Ranks(tensor=4)},
+        {"ranks": Ranks(tensor=2, replicas=2)},
+        {"ranks": Ranks(tensor=2, pipeline=2)},
+        {"ranks": Ranks(tensor=2, decode_context=2)},
+        {"ranks": Ranks(tensor=2, prefill_context=2, decode_context=2)},
         {"layers": 4},
         {"page_bytes": 2_000},
         {"details": {"quantization": "awq"}},
@@ -167,6 +170,7 @@ def test_whatever_changes_the_bytes_changes_the_namespace(session):
     fingerprints = {session.register(facts(**change).namespace()).fingerprint for change in changes}
     assert len(fingerprints) == len(changes)
     assert facts().namespace().pools[0].layer_bytes == 4_000
+    assert facts(ranks=Ranks(tensor=2, prefill_context=2)).namespace() == facts().namespace()
 
 
 def test_long_names_are_told_apart():

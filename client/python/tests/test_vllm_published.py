@@ -1,10 +1,14 @@
 """What routers are told of the node's chunks, without vLLM."""
 
+import dataclasses
 import random
 
+import larder_kv
 import pytest
+from conftest import spec
 from larder_kv.settings import UnsupportedError
 from larder_kv.vllm import published
+from larder_kv.vllm.describer import Describer, described
 from larder_kv.vllm.events import Event
 from larder_kv.vllm.published import Published, Removed, Stored
 from larder_kv.vllm.settings import Settings
@@ -33,7 +37,7 @@ def went(number: int) -> Event:
 
 
 def test_a_chunk_whose_tokens_are_known_is_told_block_by_block():
-    told = Published(CHUNK_TOKENS)
+    told = Published(CHUNK_TOKENS, True)
     told.describe(chunk(1))
     (event,) = told.take([came(1)])
     assert isinstance(event, Stored)
@@ -43,17 +47,23 @@ def test_a_chunk_whose_tokens_are_known_is_told_block_by_block():
     assert told.take([went(1)]) == [Removed(chunk(1).hashes)]
 
 
-def test_a_chunk_whose_tokens_come_later_is_told_again():
-    told = Published(CHUNK_TOKENS)
-    assert told.take([came(1)]) == [Stored([name(1)], name(0), CHUNK_TOKENS)]
+def test_a_chunk_whose_tokens_come_later_is_told_when_they_come():
+    told = Published(CHUNK_TOKENS, True)
+    assert told.take([came(1), came(2)]) == []
     told.describe(chunk(1))
-    removed, stored = told.take([])
-    assert removed == Removed([name(1)]) and list(stored.tokens) == list(range(8, 16))
-    assert told.take([]) == [] and told.take([went(1)]) == [Removed(chunk(1).hashes)]
+    (stored,) = told.take([])
+    assert list(stored.tokens) == list(range(8, 16))
+    assert told.take([]) == [] and told.take([went(1), went(2)]) == [Removed(chunk(1).hashes)]
+
+
+def test_where_no_tokens_are_to_be_told_a_chunk_is_a_location():
+    told = Published(CHUNK_TOKENS, False)
+    assert told.take([came(1)]) == [Stored([name(1)], name(0), CHUNK_TOKENS)]
+    assert told.take([went(1)]) == [Removed([name(1)])]
 
 
 def test_what_is_told_again_is_all_that_is_there_and_stands_alone():
-    told = Published(CHUNK_TOKENS)
+    told = Published(CHUNK_TOKENS, True)
     for number in range(3):
         told.describe(chunk(number))
     told.take([came(0), came(1), came(2), came(9), went(2)])
@@ -62,7 +72,7 @@ def test_what_is_told_again_is_all_that_is_there_and_stands_alone():
 
 
 def test_what_goes_without_having_been_told_is_not_told():
-    assert Published(CHUNK_TOKENS).take([went(1)]) == []
+    assert Published(CHUNK_TOKENS, True).take([went(1)]) == []
 
 
 def test_whatever_happens_a_router_knows_what_the_node_has(monkeypatch):
@@ -70,14 +80,16 @@ def test_whatever_happens_a_router_knows_what_the_node_has(monkeypatch):
     monkeypatch.setattr(published, "MOST_DESCRIBED", 5)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
-    chance, told, held, known = random.Random(seed), Published(CHUNK_TOKENS), set(), set()
+    chance, told, held, known, said = random.Random(seed), Published(CHUNK_TOKENS, True), set(), set(), set()
     for _ in range(2_000):
         number = chance.randrange(12)
         events = []
         if chance.random() < 0.4:
             told.describe(chunk(number))
+            said |= {number} & held
         elif number in held:
             held.discard(number)
+            said.discard(number)
             events = [went(number)]
         else:
             held.add(number)
@@ -88,9 +100,10 @@ def test_whatever_happens_a_router_knows_what_the_node_has(monkeypatch):
                 known -= set(event.hashes)
             else:
                 assert not set(event.hashes) & known, "a router is told twice"
-                assert not event.tokens or len(event.tokens) == len(event.hashes) * event.block_tokens
+                assert len(event.tokens) == len(event.hashes) * event.block_tokens > 0
                 known |= set(event.hashes)
-        assert {number for number in range(12) if name(number) in known} == held
+        # What was described while it was there is known; what was forgotten again before it came waits for its tokens.
+        assert said <= {number for number in range(12) if name(number) in known} <= held
         assert {one.hashes[-1] for one in told.again()} <= {name(number) for number in held}
 
 
@@ -121,3 +134,61 @@ def test_tokens_go_only_to_this_host_unless_somebody_says_that_the_way_is_encryp
 )
 def test_events_without_tokens_may_go_anywhere(tokens, endpoints):
     Settings.parse({"socket": "/s", "events": "h:1", "events_tokens": tokens}).check_events(endpoints)
+
+
+def stored(number: int, extra_keys=None) -> Stored:
+    hashes = [bytes([number, block]) * 16 for block in range(2)]
+    return Stored(hashes, None, 2, [number] * 4, lora_id=3, lora_name="a", extra_keys=extra_keys)
+
+
+class Listening:
+    """A session that keeps what is described."""
+
+    def __init__(self) -> None:
+        self.heard: list[larder_kv.DescribedChunk] = []
+        self.session, self.namespace = self, "namespace"
+
+    def describe(self, namespace: str, chunks: list[larder_kv.DescribedChunk]) -> None:
+        assert namespace == "namespace"
+        self.heard += chunks
+
+
+class Way:
+    """The way to a node that may be another one later."""
+
+    def __init__(self) -> None:
+        self.node: Listening | None = None
+
+    def current(self) -> Listening | None:
+        return self.node
+
+
+def test_a_node_hears_of_each_chunk_once_and_another_one_of_all():
+    way = Way()
+    describer = Describer(way)
+    chunks = [stored(1, [("salt",), None]), stored(2, [None, None])]
+    names = [chunk.hashes[-1] for chunk in chunks]
+    describer.say(names, chunks.__getitem__)
+    for _ in range(2):
+        way.node = Listening()
+        describer.say(names[:1], chunks.__getitem__)
+        describer.say(names, chunks.__getitem__)
+        assert [chunk.hashes[-1] for chunk in way.node.heard] == names
+    first, second = way.node.heard
+    assert (first.extra_keys, second.extra_keys) == ('[["salt"], null]', "")
+    assert (list(first.tokens), first.lora_id, first.lora_name, first.parent) == ([1] * 4, 3, "a", None)
+
+
+def test_a_described_chunk_has_as_many_tokens_for_each_block(session):
+    namespace = session.register(spec("described"))
+    whole = described(stored(1))
+    session.describe(namespace, [whole])
+    for wrong in (
+        dataclasses.replace(whole, tokens=[1, 2, 3]),
+        dataclasses.replace(whole, hashes=[]),
+        dataclasses.replace(whole, hashes=[b"short", bytes(32)]),
+        dataclasses.replace(whole, extra_keys="x" * 20_000),
+    ):
+        with pytest.raises(ValueError):
+            session.describe(namespace, [wrong])
+    assert session.lookup(namespace, namespace.chain([])).tokens == 0

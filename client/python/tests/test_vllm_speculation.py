@@ -13,26 +13,26 @@ def config(method: str, drops: bool = False) -> SimpleNamespace:
 
 
 def test_what_is_kept_and_dropped_depends_on_the_method():
-    assert speculation_of(None, "sync", 3) is None
-    assert speculation_of(config("ngram"), "async", 2) == Speculation("ngram", has_kv=False, drops_block=False)
-    assert speculation_of(config("draft_model"), "async", 1) == Speculation("draft_model", has_kv=True, drops_block=False)
-    assert speculation_of(config("mtp", drops=True), "async", 1) == Speculation("mtp", has_kv=True, drops_block=True)
+    assert speculation_of(None, "sync", False) is None
+    assert speculation_of(config("ngram"), "async", False) == Speculation("ngram", has_kv=False, drops_block=False)
+    assert speculation_of(config("draft_model"), "async", True) == Speculation("draft_model", has_kv=True, drops_block=False)
+    assert speculation_of(config("mtp", drops=True), "async", True) == Speculation("mtp", has_kv=True, drops_block=True)
     # `disable_eagle_block_drop`: vLLM drops none of its own either.
-    assert speculation_of(config("eagle3"), "async", 1) == Speculation("eagle3", has_kv=True, drops_block=False)
+    assert speculation_of(config("eagle3"), "async", True) == Speculation("eagle3", has_kv=True, drops_block=False)
 
 
 @pytest.mark.parametrize(
-    ("method", "drops", "load", "groups", "why"),
+    ("method", "drops", "load", "is_attention", "why"),
     [
-        ("dflash", True, "async", 1, "'dflash' is not supported"),
-        ("extract_hidden_states", False, "async", 1, "'extract_hidden_states' is not supported"),
-        ("ngram", False, "sync", 1, '`load` is "sync"'),
-        ("mtp", True, "async", 2, "hybrid"),
+        ("dflash", True, "async", True, "'dflash' is not supported"),
+        ("extract_hidden_states", False, "async", True, "'extract_hidden_states' is not supported"),
+        ("ngram", False, "sync", True, '`load` is "sync"'),
+        ("mtp", True, "async", False, "sliding windows"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(method, drops, load, groups, why):
+def test_what_is_not_supported_is_refused_by_name(method, drops, load, is_attention, why):
     with pytest.raises(UnsupportedError, match=why):
-        speculation_of(config(method, drops), load, groups)
+        speculation_of(config(method, drops), load, is_attention)
 
 
 def test_a_hit_without_its_last_block_ends_within_a_chunk():

@@ -9,13 +9,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use larder_protocol::TraceContext;
-use larder_protocol::limits::MAX_NAME_BYTES;
+use larder_protocol::describe::{Describe, Described};
+use larder_protocol::limits::{DESCRIPTIONS_SINCE_SESSION_VERSION, MAX_NAME_BYTES};
 use larder_protocol::session::{Request, Response};
 
 use crate::call::{Call, Step};
 use crate::error::SessionError;
 use crate::link::Link;
 use crate::link::round_trip::RoundTrip;
+use crate::namespace::Namespace;
 use crate::opening::{Node, Opening};
 use crate::options::SessionOptions;
 use crate::origin::Origin;
@@ -77,6 +79,26 @@ impl Session {
         named
     }
 
+    /// Says of which tokens chunks are, for the events of a node that tells them (`[kv_events] tokens`); others drop it. Chunks of which
+    /// [`Described::is_sound`] is false end the session. A node of the release before hears nothing.
+    pub fn describe(&self, namespace: &Namespace, chunks: Vec<Described>) {
+        if self.link.welcome.version < DESCRIPTIONS_SINCE_SESSION_VERSION {
+            return;
+        }
+        let fingerprint = namespace.fingerprint();
+        let mut chunks = chunks.into_iter();
+        let (mut part, mut tokens) = (Vec::new(), 0);
+        while let Some(chunk) = chunks.next() {
+            tokens += chunk.tokens.len();
+            part.push(chunk);
+            if tokens >= DESCRIBED_AT_ONCE || chunks.len() == 0 {
+                let chunks = std::mem::take(&mut part);
+                self.link.post(&Request::Describe(Describe { fingerprint, chunks }));
+                tokens = 0;
+            }
+        }
+    }
+
     /// The tenant that the socket serves.
     #[must_use]
     pub fn tenant(&self) -> &str {
@@ -125,3 +147,6 @@ impl Session {
         Self { link, origin: Origin::default() }
     }
 }
+
+/// Tokens of one message of descriptions, more or less: with their hashes they fill a part of a frame.
+const DESCRIBED_AT_ONCE: usize = 32 << 10;

@@ -54,7 +54,11 @@ impl Core {
                 Response::Unpinned
             }
             Request::Progress(ticket) => Response::Progress(self.store.progress(request.session, ticket)?),
-            Request::Hello(_) | Request::Trace(_) | Request::Name(_) | Request::RegisterTensors(_) => {
+            Request::Hello(_)
+            | Request::Trace(_)
+            | Request::Name(_)
+            | Request::Describe(_)
+            | Request::RegisterTensors(_) => {
                 return Err(Refused::OutOfOrder);
             }
         };

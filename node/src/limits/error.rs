@@ -20,6 +20,11 @@ pub enum ConfigError {
     /// A number that must not be zero is.
     #[error("`{0}` is 0: set it to at least 1")]
     Zero(&'static str),
+    /// Tokens would be told to anybody.
+    #[error(
+        "[kv_events] tells tokens of prompts at {0}: set it to a loopback address, or `tokens` to \"encrypted\" where the way to its subscribers is"
+    )]
+    EventTokens(SocketAddr),
     /// The object store's URL names no store.
     #[error(
         "[object] url is `{0}`: write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///FOLDER"

@@ -23,12 +23,26 @@ use super::{
     TenantLimits,
 };
 use crate::arena::{ArenaLimits, Binding, ExtentSpec, MIN_EXTENT_BYTES, PAGE_BYTES};
-use crate::config::{ClusterConfig, Config, DiskConfig, GpuConfig, HostConfig, ObjectConfig, TenantConfig};
+use crate::config::{
+    ClusterConfig, Config, DiskConfig, EventTokens, GpuConfig, HostConfig, KvEventsConfig, ObjectConfig,
+    TenantConfig,
+};
 use crate::copy::CopyLimits;
 use crate::disk::DiskOptions;
 use crate::disk::log::{Geometry, MIN_SEGMENTS};
 use crate::host::{CpuSet, HostFacts, PciAddress};
 use crate::object::{ObjectOptions, is_url_of_a_store, unknown_setting};
+
+/// Tokens of prompts are for this host alone, unless the way to others is encrypted.
+fn check_events(events: &KvEventsConfig) -> Result<(), ConfigError> {
+    nonzero("kv_events.replay_messages", events.replay_messages as u64)?;
+    let addresses = [Some(events.listen), events.replay_listen];
+    let public = addresses.into_iter().flatten().find(|address| !address.ip().is_loopback());
+    match public.filter(|_| events.tokens == EventTokens::Local) {
+        Some(address) => Err(ConfigError::EventTokens(address)),
+        None => Ok(()),
+    }
+}
 
 impl Config {
     /// Makes the numbers that the node works with on the machine that `host` describes.
@@ -48,6 +62,7 @@ impl Config {
         }
         nonzero("record.max_bytes", self.record.as_ref().map_or(1, |record| record.max_bytes.0))?;
         nonzero("audit.max_bytes", self.audit.as_ref().map_or(1, |audit| audit.max_bytes.0))?;
+        self.kv_events.as_ref().map_or(Ok(()), check_events)?;
         let session = self.session_limits()?;
         let (extents, extent_bytes) = extents(&self.host, self.gpus.len().max(1) as u64)?;
         check_tenant_bytes(&self.tenants, extent_bytes * self.gpus.len().max(1) as u64)?;

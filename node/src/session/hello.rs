@@ -179,6 +179,7 @@ async fn welcome(
         lives,
         writer,
         metrics: settings.metrics.clone(),
+        descriptions: settings.descriptions.clone(),
         sampler: settings.sampler,
         stopping: settings.stopping.clone(),
         leaves: host.leaves.clone(),

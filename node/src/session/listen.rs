@@ -16,6 +16,7 @@ use super::greetings::{Greetings, Source};
 use super::hello::{self, Newcomer};
 use super::socket_file::{self, BindError, SocketFile};
 use crate::actor::GpuActor;
+use crate::described::Descriptions;
 use crate::limits::SessionLimits;
 use crate::metrics::SharedMetrics;
 use crate::processes::Processes;
@@ -34,6 +35,8 @@ pub struct SessionSettings {
     pub processes: Processes,
     /// The counters of sessions.
     pub metrics: SharedMetrics,
+    /// Takes what engines say of chunks.
+    pub descriptions: Descriptions,
     /// Decides which requests are traced.
     pub sampler: Sampler,
     /// Turns true when the node stops.

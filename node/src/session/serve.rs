@@ -27,6 +27,7 @@ use super::hello::refusal;
 use super::listen::CountedSession;
 use crate::actor::{Answer, Ask, Close, GpuActor, ReplyTo};
 use crate::clock::Clock;
+use crate::described::Descriptions;
 use crate::metrics::SharedMetrics;
 use crate::processes::Membership;
 
@@ -41,6 +42,7 @@ pub(super) struct Opened {
     pub(super) lives: watch::Receiver<u64>,
     pub(super) writer: FrameWriter,
     pub(super) metrics: SharedMetrics,
+    pub(super) descriptions: Descriptions,
     pub(super) sampler: Sampler,
     pub(super) stopping: watch::Receiver<bool>,
     /// Turns true when the tenant leaves.
@@ -62,6 +64,8 @@ struct Session {
     traced: Option<(u64, TraceContext)>,
     /// The engine's name of the request with this number.
     named: Option<(u64, String)>,
+    /// Whose chunks it describes, and where to.
+    tells: Option<(Arc<str>, Descriptions)>,
     /// Requests that have no answer yet: bytes are being copied, or other nodes asked.
     waiting: usize,
     /// The channel for their answers: never more than the requests that wait.
@@ -95,11 +99,12 @@ enum End {
 pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader, opened: Opened) {
     actix_rt::spawn(async move {
         let Opened { session, tenant, address, counted, mut member, mut lives, .. } = opened;
-        let Opened { writer, metrics, sampler, mut stopping, mut leaves, permit, .. } = opened;
+        let Opened { writer, metrics, sampler, mut stopping, mut leaves, permit, descriptions, .. } = opened;
         let end = match UnixStream::from_std(socket) {
             Ok(socket) => {
                 let mut session = Session::new(socket, reader, writer, session, address.clone().recipient());
                 session.sampler = sampler;
+                session.tells = Some((Arc::clone(&tenant), descriptions));
                 let end = tokio::select! {
                     end = session.run() => end,
                     Ok(()) = lives.changed() => End::Fault,
@@ -142,6 +147,7 @@ impl Session {
             sampler: Sampler::default(),
             traced: None,
             named: None,
+            tells: None,
             waiting: 0,
             answers_here,
             answers,
@@ -197,6 +203,14 @@ impl Session {
                     return Err(protocol(number, &"the name of a request is too long"));
                 }
                 self.named = Some((number, name));
+                continue;
+            }
+            if let Request::Describe(said) = request {
+                if let Some((tenant, descriptions)) = &self.tells
+                    && !descriptions.describe(tenant, said)
+                {
+                    return Err(protocol(number, &"a chunk is described wrongly"));
+                }
                 continue;
             }
             self.handle(number, request, descriptors).await?;

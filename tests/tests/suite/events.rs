@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 
 use larder_protocol::ChunkHash;
+use larder_protocol::describe::Described;
 use larder_tests::content::prompt;
 use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
 use larder_tests::{server, wait};
@@ -268,4 +269,197 @@ fn a_subscriber_who_announces_a_terabyte_is_closed_and_those_who_are_silent_keep
     });
     drop(silent);
     assert_eq!(node.get("/healthz").unwrap(), "ok\n");
+}
+
+/// Somebody who asks a node for messages again.
+struct Asker {
+    socket: TcpStream,
+    node: String,
+}
+
+impl Asker {
+    fn connect(node: &NodeProcess) -> Self {
+        let status: Value = serde_json::from_str(&node.get("/status").unwrap()).unwrap();
+        let mut socket = TcpStream::connect(status["kv_events_replay"].as_str().unwrap()).unwrap();
+        socket.set_read_timeout(Some(wait::DEADLINE)).unwrap();
+        let mut hello = greeting();
+        hello.truncate(64);
+        hello.extend(b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER");
+        socket.write_all(&hello).unwrap();
+        let mut theirs = [0; 64 + 30];
+        socket.read_exact(&mut theirs).unwrap();
+        assert!(theirs.ends_with(b"\0\0\0\x06ROUTER"));
+        Self { socket, node: status["name"].as_str().unwrap().to_owned() }
+    }
+
+    /// Everything from a message on, or a snapshot: numbers and events.
+    fn ask(&mut self, number: i64) -> Vec<(u64, Vec<Value>)> {
+        let topic = format!("kv@{}@", self.node);
+        let mut request = vec![1, 0, 1, 8];
+        request.extend(number.to_be_bytes());
+        request.extend([0, topic.len() as u8]);
+        request.extend(topic.as_bytes());
+        self.socket.write_all(&request).unwrap();
+        let mut found = Vec::new();
+        loop {
+            let frames: Vec<Vec<u8>> = (0..4).map(|_| self.frame()).collect();
+            assert!(frames[0].is_empty());
+            let number = i64::from_be_bytes(frames[2][..].try_into().unwrap());
+            if number == -1 {
+                assert!(frames[1].is_empty() && frames[3].is_empty());
+                return found;
+            }
+            assert!(frames[1].starts_with(topic.as_bytes()));
+            let (_, events, _): (f64, Vec<Value>, u16) = rmp_serde::from_slice(&frames[3]).unwrap();
+            found.push((number as u64, events));
+        }
+    }
+
+    fn frame(&mut self) -> Vec<u8> {
+        let mut head = [0; 2];
+        self.socket.read_exact(&mut head).unwrap();
+        let bytes = if head[0] & 2 == 0 {
+            usize::from(head[1])
+        } else {
+            let mut rest = [0; 7];
+            self.socket.read_exact(&mut rest).unwrap();
+            rest.iter().fold(usize::from(head[1]), |sum, byte| sum << 8 | usize::from(*byte))
+        };
+        let mut body = vec![0; bytes];
+        self.socket.read_exact(&mut body).unwrap();
+        body
+    }
+}
+
+/// What is held after these events, by hash, with the tokens that were told of each.
+fn applied<'a>(events: impl IntoIterator<Item = &'a Value>) -> std::collections::BTreeMap<u64, Vec<Value>> {
+    let mut held = std::collections::BTreeMap::new();
+    for event in events {
+        let hashes: Vec<u64> = event["block_hashes"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|hash| hash.as_u64().unwrap())
+            .collect();
+        match event["type"].as_str().unwrap() {
+            "BlockStored" => {
+                let tokens = event["token_ids"].as_array().unwrap();
+                let each = tokens.len() / hashes.len();
+                for (at, hash) in hashes.iter().enumerate() {
+                    held.insert(*hash, tokens[at * each..(at + 1) * each].to_vec());
+                }
+            }
+            "BlockRemoved" => hashes.iter().for_each(|hash| _ = held.remove(hash)),
+            _ => held.clear(),
+        }
+    }
+    held
+}
+
+/// Chunks of 16 tokens, each of two blocks, of which the engine says the tokens.
+fn described(hashes: &[ChunkHash]) -> Vec<Described> {
+    let block = |hash: &ChunkHash| ChunkHash(hash.0.map(|byte| byte ^ 0xff));
+    (0..hashes.len())
+        .map(|at| Described {
+            blocks: vec![block(&hashes[at]), hashes[at]],
+            parent: (at > 0).then(|| hashes[at - 1]),
+            tokens: (0..16).map(|token| at as u32 * 16 + token).collect(),
+            lora_id: Some(1),
+            lora_name: Some("adapter".into()),
+            extra_keys: r#"[["adapter","salt"],["adapter"]]"#.into(),
+        })
+        .collect()
+}
+
+#[test]
+fn events_of_chunks_that_engines_describe_stand_alone_and_can_be_asked_for_again() {
+    let kv_events =
+        "[kv_events]\nlisten = \"127.0.0.1:0\"\ntokens = \"local\"\nreplay_listen = \"127.0.0.1:0\"\n";
+    let host = format!("{SMALL_HOST}capacity_chunks = 8\npolicy = \"lru\"\n{kv_events}{ONE_TENANT}");
+    let node = NodeProcess::start(LARDER, &host).unwrap();
+    let engine = Engine::connect(&node.socket("default"));
+    let [first, second] = [prompt(b'a', 3), prompt(b'b', 2)];
+    engine.session.describe(&engine.namespace, described(&first));
+    engine.put(&first);
+    engine.put(&second);
+    let mut asker = Asker::connect(&node);
+    // The node tells when it has made room and has heard of all; a snapshot says what that comes to.
+    let contents = |asker: &mut Asker| {
+        let parts = asker.ask(-2);
+        let last = parts.last().unwrap().0;
+        assert!(parts.iter().all(|(number, _)| *number == last), "a snapshot is of one moment");
+        (last, applied(parts.iter().flat_map(|(_, events)| events)))
+    };
+    let tokens =
+        |at: u64, of: std::ops::Range<u64>| of.map(|token| json!(at * 16 + token)).collect::<Vec<_>>();
+    let (_, held) = wait::until("all of it is told", || {
+        Some(contents(&mut asker)).filter(|(_, held)| held.len() == 3 * 2)
+    });
+    for (at, hash) in first.iter().enumerate() {
+        let other = ChunkHash(hash.0.map(|byte| byte ^ 0xff));
+        assert_eq!(held[&number(&other)], tokens(at as u64, 0..8));
+        assert_eq!(held[&number(hash)], tokens(at as u64, 8..16));
+    }
+    // Nobody has said the tokens of the second prompt. Later somebody does: then it is told.
+    engine.session.describe(&engine.namespace, described(&second));
+    let (last, held) = wait::until("the rest is described", || {
+        Some(contents(&mut asker)).filter(|(_, held)| held.len() == 5 * 2)
+    });
+    assert!(held.values().all(|tokens| tokens.len() == 8));
+    let all = asker.ask(0);
+    assert!(all.windows(2).all(|pair| pair[0].0 + 1 == pair[1].0), "no gaps");
+    assert_eq!(
+        applied(all.iter().filter(|(number, _)| *number <= last).flat_map(|(_, events)| events)),
+        held
+    );
+    let event =
+        all.iter().flat_map(|(_, events)| events).find(|event| event["lora_name"] == "adapter").unwrap();
+    assert_eq!(
+        (&event["block_size"], &event["lora_id"], &event["medium"]),
+        (&json!(8), &json!(1), &json!("CPU"))
+    );
+    assert_eq!(
+        (&event["extra_keys"], &event["ownership"]),
+        (&json!([["adapter", "salt"], ["adapter"]]), &json!("larder"))
+    );
+    // What goes is told by all hashes under which it came: the snapshot and what follows it are the contents later.
+    let third = prompt(b'c', 8);
+    engine.session.describe(&engine.namespace, described(&third));
+    engine.put(&third);
+    let (now, later) = wait::until("both prompts have gone", || {
+        Some(contents(&mut asker))
+            .filter(|(_, later)| later.len() == 8 * 2 && held.keys().all(|hash| !later.contains_key(hash)))
+    });
+    let mut followed = vec![contents_as_event(&held)];
+    followed.extend(
+        asker
+            .ask(last as i64 + 1)
+            .into_iter()
+            .filter(|(number, _)| *number <= now)
+            .flat_map(|(_, events)| events),
+    );
+    assert_eq!(applied(&followed), later);
+}
+
+/// An event that stores these.
+fn contents_as_event(held: &std::collections::BTreeMap<u64, Vec<Value>>) -> Value {
+    let tokens: Vec<&Value> = held.values().flatten().collect();
+    json!({"type": "BlockStored", "block_hashes": held.keys().collect::<Vec<_>>(), "token_ids": tokens})
+}
+
+#[test]
+fn an_engine_that_describes_chunks_wrongly_loses_its_session_and_tokens_are_not_for_other_hosts() {
+    let kv_events = "[kv_events]\nlisten = \"127.0.0.1:0\"\ntokens = \"local\"\n";
+    let node = NodeProcess::start(LARDER, &format!("{SMALL_HOST}{kv_events}{ONE_TENANT}")).unwrap();
+    let engine = Engine::connect(&node.socket("default"));
+    let mut wrong = described(&prompt(b'a', 1));
+    wrong[0].tokens.pop();
+    engine.session.describe(&engine.namespace, wrong);
+    wait::until("the session ends", || {
+        let chain = engine.namespace.chain(prompt(b'a', 1));
+        engine.session.lease(&engine.namespace, &chain).wait().err()
+    });
+    let public = kv_events.replace("127.0.0.1", "0.0.0.0");
+    let error = NodeProcess::start(LARDER, &format!("{SMALL_HOST}{public}{ONE_TENANT}")).err().unwrap();
+    assert!(format!("{error:#}").contains("tells tokens of prompts at 0.0.0.0:0"), "{error:#}");
 }

@@ -55,7 +55,7 @@ from larder_kv.errors import (
     RequestTimeout,
     WindowError,
 )
-from larder_kv.namespace import DescriptorMemory, IpcMemory, LayerPages, NamespaceSpec, Pool
+from larder_kv.namespace import DescribedChunk, DescriptorMemory, IpcMemory, LayerPages, NamespaceSpec, Pool
 
 if TYPE_CHECKING:
     __version__: str
@@ -77,6 +77,7 @@ __all__ = [
     "ConnectError",
     "CopyProgress",
     "DamagedError",
+    "DescribedChunk",
     "DescriptorMemory",
     "EndedError",
     "Follow",

@@ -7,7 +7,7 @@ from typing import Literal, Self, TypeAlias, final
 
 from typing_extensions import Buffer
 
-from larder_kv.namespace import DescriptorMemory, IpcMemory, LayerPages, NamespaceSpec
+from larder_kv.namespace import DescribedChunk, DescriptorMemory, IpcMemory, LayerPages, NamespaceSpec
 
 _Tier: TypeAlias = Literal["device", "host", "disk", "peer", "object"]
 _Verify: TypeAlias = Literal["off", "sample", "always"]
@@ -366,6 +366,11 @@ class Session:
     def wait_for_layers(self, follow: Follow, layers: int, *, seconds: float = 1.0) -> InPlace:
         """Waits until so many layers of what is followed are in place, or nothing more will come, or for `seconds`; what is in place
         then."""
+    def describe(self, namespace: Namespace, chunks: Sequence[DescribedChunk]) -> None:
+        """Says of which tokens chunks are, for the events of a node that tells them (`[kv_events] tokens`); others drop it. Waits for
+        nothing.
+
+        Raises `ValueError` where a chunk has not as many tokens for each block, or more of anything than a node takes."""
     def register_tensors(self, namespace: Namespace, memory: Sequence[IpcMemory | DescriptorMemory], layers: Sequence[LayerPages], *, pages_per_chunk: int, block: int = 0) -> NodeTensors:
         """Makes GPU memory known that the node is to copy to and from: `memory` has, as `larder_kv.IpcMemory` or
         `larder_kv.DescriptorMemory`, the regions that `layers` name; the rest is as for `GpuPagedMemory`. `block` is the block of each
@@ -424,6 +429,7 @@ class AsyncSession:
     async def commit_handed_over(self, reservation: Reservation, positions: Sequence[int]) -> int: ...
     async def follow(self, namespace: Namespace, chain: Chain, *, node: str | None = None, device: int = 0, attempt: int = 0, patience: float = 10.0) -> Follow: ...
     async def wait_for_layers(self, follow: Follow, layers: int, *, seconds: float = 1.0) -> InPlace: ...
+    async def describe(self, namespace: Namespace, chunks: Sequence[DescribedChunk]) -> None: ...
     async def register_tensors(self, namespace: Namespace, memory: Sequence[IpcMemory | DescriptorMemory], layers: Sequence[LayerPages], *, pages_per_chunk: int, block: int = 0) -> NodeTensors: ...
     async def load_pages(self, tensors: NodeTensors, lease: Lease, pages: Sequence[int], *, first_page: int = 0, layers: tuple[int, int] | None = None) -> NodeCopy: ...
     async def save_pages(self, tensors: NodeTensors, reservation: Reservation, positions: Sequence[int], pages: Sequence[int], *, layers: tuple[int, int] | None = None) -> NodeCopy: ...

@@ -51,6 +51,22 @@ class NamespaceSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DescribedChunk:
+    """What a chunk is made of, block by block as the engine hashes it, for a node's events."""
+
+    hashes: Sequence[bytes]
+    """Of each block, 32 bytes; the last one names the chunk."""
+    parent: bytes | None
+    """The hash of the block before them; None for the first ones of a prompt."""
+    tokens: Sequence[int]
+    """Of all blocks, each of which has as many."""
+    lora_id: int | None = None
+    lora_name: str | None = None
+    extra_keys: str = ""
+    """By block, what else its hash depends on, as a list in JSON; empty where there is nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerPages:
     """Where the pages of one layer stand in an engine's memory; all in bytes."""
 

@@ -10,7 +10,7 @@ import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, Literal, Self, TypeAlias, TypeVar, get_args, get_origin
+from typing import Any, Literal, Self, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import larder_kv
 from larder_kv.link import Link, Opened
@@ -136,7 +136,7 @@ def advice(setting: Field[Any], value: Any) -> str:
 def kind_of(setting: Field[Any]) -> Any:
     """A setting's type, without `None`."""
     kind: Any = setting.type
-    if isinstance(kind, types.UnionType):
+    if get_origin(kind) in (types.UnionType, Union):
         return next(member for member in get_args(kind) if member is not types.NoneType)
     return kind
 

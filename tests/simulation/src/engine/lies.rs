@@ -2,10 +2,11 @@
 
 use larder_core::store::ids::SessionId;
 use larder_protocol::chain::{Links, Start};
+use larder_protocol::describe::Describe;
 use larder_protocol::handoff::{Follow, HandOver};
 use larder_protocol::lane::{AskCopy, CopyWords, LoadPages, SavePages};
 use larder_protocol::session::{Commit, Hello, Lease, Request, Reserve};
-use larder_protocol::{Chain, PoolSet, PoolSpec, TraceContext};
+use larder_protocol::{Chain, Fingerprint, PoolSet, PoolSpec, TraceContext};
 
 use super::What;
 use crate::world::{At, World};
@@ -32,6 +33,8 @@ impl World {
                 let trace = TraceContext { trace_id: [1; 16], span_id: [1; 8], flags: 1 };
                 self.ask_only(engine, Request::Trace(trace));
                 self.ask_only(engine, Request::Name("liar".into()));
+                let describe = Describe { fingerprint: Fingerprint([1; 32]), chunks: Vec::new() };
+                self.ask_only(engine, Request::Describe(describe));
             }
             10 => {
                 let number = self.random.u64(1..1_000);

@@ -2,11 +2,12 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.utils import get_pp_indices
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import DEFAULT_NONE_HASH_SEED
 from vllm.v1.kv_cache_interface import (
@@ -29,6 +30,7 @@ from larder_kv.vllm.hashes import checked_seed
 from larder_kv.vllm.layout import LAYOUTS
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.plan import Shape
+from larder_kv.vllm.ranks import Ranks
 from larder_kv.vllm.settings import Settings
 from larder_kv.vllm.speculation import Speculation, draft_details, speculation_of
 
@@ -51,11 +53,9 @@ class Engine:
     pools: Sequence[GroupPool]
     blocks: int
     """Blocks of the engine's cache."""
-    tensor_rank: int
-    replicas: int
-    """Consecutive ranks that hold the same KV."""
-    ranks: int
-    """Ranks of the engine."""
+    ranks: Ranks
+    rank: int
+    """Which of them this is; 0 for the scheduler."""
 
     @classmethod
     def of(cls, config: "VllmConfig", kv: "KVCacheConfig") -> "Engine":
@@ -64,17 +64,19 @@ class Engine:
         assert transfer is not None
         settings = Settings.parse(transfer.kv_connector_extra_config)
         refuse_unsupported(config, kv, settings)
-        speculation = speculation_of(config.speculative_config, settings.load, len(kv.kv_cache_groups))
+        ranks, rank = ranks_of(config, kv)
+        groups = groups_of(kv, ranks.decode_context)
+        kinds = {one.group.kind for one in groups}
+        speculation = speculation_of(config.speculative_config, settings.load, kinds == {Kind.ATTENTION})
         settings.check_events(endpoints_of(config))
-        groups = groups_of(kv)
-        spec = spec_of(groups[0].spec)
-        parallel = config.parallel_config
         shape = shape_of(groups, kv.hash_block_size, settings, speculation)
-        of_each = [(one.group, size_of(spec_of(one.spec)), one.spec.layer_names) for one in groups]
-        pools = pools_of(of_each, shape.chunk_tokens)
+        pools = pools_of([(one.group, one.page_bytes, one.names) for one in groups], shape.chunk_tokens)
         if len(pools) > MAX_POOLS:
             raise UnsupportedError(f"the model has {len(pools)} kinds of KV cache groups: {MAX_POOLS} are supported")
-        replicas = kv.kv_tp_replicas
+        if settings.load == "sync" and len(pools) > 1:
+            raise UnsupportedError('`load` is "sync": for a hybrid model (several kinds of layers) only "async" is supported')
+        stages = stages_of(config, ranks, rank, pools, speculation)
+        spec = groups[0].spec
         algorithm = config.cache_config.prefix_caching_hash_algo
         function = get_hash_fn_by_name(algorithm)
         seed = os.environ.get("PYTHONHASHSEED", DEFAULT_NONE_HASH_SEED)
@@ -88,11 +90,10 @@ class Engine:
             hash_seed=checked_seed(algorithm, seed, function),
             chunk_tokens=shape.chunk_tokens,
             block_tokens=shape.block_tokens,
-            tensor_parallel=parallel.tensor_parallel_size,
-            slices=parallel.tensor_parallel_size // replicas,
-            layers=len(pools[0].layers),
+            ranks=ranks,
+            layers=max(stages),
             page_bytes=pools[0].page_bytes,
-            details=details(config, groups, pools, settings, speculation),
+            details=details(config, groups, pools, settings, speculation) | parallel_details(config, ranks, stages),
             others=[
                 larder_kv.Pool(
                     name=pool.name, layers=len(pool.layers), layer_bytes=pool.page_bytes * pool.pages, hit=pool.hit
@@ -100,16 +101,15 @@ class Engine:
                 for pool in pools[1:]
             ],
         )
-        rank = parallel.rank % parallel.tensor_parallel_size
-        return cls(settings, facts, shape, pools, kv.num_blocks, rank, replicas, parallel.world_size)
+        return cls(settings, facts, shape, pools, kv.num_blocks, ranks, rank)
 
     def slice_of_rank(self) -> int:
         """The slice that this rank holds."""
-        return self.tensor_rank // self.replicas
+        return self.ranks.slice_of(self.rank)
 
     def writes_its_slice(self) -> bool:
         """Whether this rank is the one that saves its slice."""
-        return self.settings.save and self.tensor_rank % self.replicas == 0
+        return self.settings.save and self.ranks.is_writer(self.rank)
 
     def open_node(
         self, slices: Sequence[int], window_bytes: int, counts: Counts, actor: Actor, *, begins: bool = True
@@ -126,48 +126,66 @@ class Engine:
 
 @dataclass(frozen=True)
 class EngineGroup:
-    """One of vLLM's groups, and what it is to the cache."""
+    """Layers of one of vLLM's groups that have blocks of the same size, and what the group is to the cache."""
 
     group: Group
-    spec: "KVCacheGroupSpec"
+    spec: Any
+    """What vLLM says of the group, or of its first layer."""
+    page_bytes: int
+    """Bytes of one block in one layer, without padding."""
+    names: Sequence[str]
 
 
-def groups_of(kv: "KVCacheConfig") -> list[EngineGroup]:
-    """vLLM's groups; the first is attention."""
-    groups = [EngineGroup(group_of(number, spec), spec) for number, spec in enumerate(kv.kv_cache_groups)]
+def groups_of(kv: "KVCacheConfig", decode_context: int = 1) -> list[EngineGroup]:
+    """vLLM's groups; the first is attention. A group whose layers have blocks of different sizes comes once for each size."""
+    pages = {name: min(one.layer_stride, one.block_stride) for one in kv.kv_cache_tensors for name in one.layers}
+    groups = [
+        one for number, group in enumerate(kv.kv_cache_groups) for one in parts_of(number, group, pages, decode_context)
+    ]
     groups.sort(key=lambda one: (one.group.kind is not Kind.ATTENTION, one.group.number))
     if not groups or groups[0].group.kind is not Kind.ATTENTION:
         raise UnsupportedError("the model has no layer with full attention: at least one is needed")
     return groups
 
 
-def group_of(number: int, group: "KVCacheGroupSpec") -> Group:
-    """What a group is to the cache; refuses what it cannot be sure of."""
-    specs = list(iter_layer_specs(group.kv_cache_spec))
-    spec = specs[0]
-    kind = type(spec).__name__
+def parts_of(
+    number: int, group: "KVCacheGroupSpec", pages: Mapping[str, int], decode_context: int
+) -> list[EngineGroup]:
+    """A group's layers by the size of their blocks; refuses what it cannot be sure of. A scheduler is told of a group's first layer
+    alone, so sizes are those of `pages`, which all ranks and the scheduler are told of each layer."""
     if not group.enable_kv_transfer or group.host_resident or group.role != KVCacheGroupRole.DEFAULT:
         raise UnsupportedError(f"KV cache groups that are not transferred ({group.role.value}) are not supported")
+    specs = list(iter_layer_specs(group.kv_cache_spec))
+    (kind, *others) = dict.fromkeys(kind_of(number, group.layer_names[0], spec, decode_context) for spec in specs)
+    sizes = {size_of(spec) for spec in specs}
+    found = {pages[name] for name in group.layer_names if name in pages}
+    if len(found) < 2 and len(sizes) == 1 and not others:
+        return [EngineGroup(kind, specs[0], size_of(specs[0]), group.layer_names)]
+    if others or kind.kind is not Kind.ATTENTION or not sizes <= found:
+        raise UnsupportedError("layers of one KV cache group that differ in more than the size of their blocks are not supported")
+    parts: dict[int, list[str]] = {}
+    for name in group.layer_names:
+        parts.setdefault(pages[name], []).append(name)
+    return [EngineGroup(kind, specs[0], size, names) for size, names in parts.items()]
+
+
+def kind_of(number: int, name: str, spec: Any, decode_context: int) -> Group:
+    """What a layer's group is to the cache."""
+    kind = type(spec).__name__
     if not spec.prefix_cacheable or spec.prefix_replay_tokens:
-        raise UnsupportedError(f"the KV cache of {group.layer_names[0]} ({kind}) is no part of a prefix: not supported")
-    if len({(type(one), one.block_size, size_of(one)) for one in specs}) != 1:
-        raise UnsupportedError("layers of one KV cache group with blocks of different sizes are not supported")
+        raise UnsupportedError(f"the KV cache of {name} ({kind}) is no part of a prefix: not supported")
     if isinstance(spec, FullAttentionSpec) and not isinstance(spec, RSWASpec):
-        return Group(number, Kind.ATTENTION, spec.block_size)
+        spread = decode_context if spec.dcp_sharded else 1
+        return Group(number, Kind.ATTENTION, spec.block_size * spread, spread=spread)
     if isinstance(spec, SlidingWindowSpec):
         return Group(number, Kind.WINDOW, spec.block_size, window=spec.sliding_window)
     if isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "align":
         return Group(number, Kind.STATE, spec.block_size)
     mode = f" in the cache mode {spec.mamba_cache_mode!r}" if isinstance(spec, MambaSpec) else ""
     raise UnsupportedError(
-        f"the KV cache of {group.layer_names[0]} ({kind}{mode}) is not supported: full attention (MLA included), "
-        "sliding windows and recurrent state with prefix caching are"
+        f"the KV cache of {name} ({kind}{mode}) is not supported: full attention (MLA included), sliding windows and recurrent "
+        "state with prefix caching are"
     )
-
-
-def spec_of(group: "KVCacheGroupSpec") -> Any:
-    """What vLLM says of each layer of a group: they are alike."""
-    return next(iter(iter_layer_specs(group.kv_cache_spec)))
 
 
 def size_of(spec: Any) -> int:
@@ -182,37 +200,82 @@ def shape_of(
     speculation: Speculation | None = None,
 ) -> Shape:
     """How prompts are cut: a chunk is a whole number of blocks of every group."""
-    first, *others = (one.group for one in groups)
-    chunk_tokens = settings.chunk_for(math.lcm(*(one.group.block_tokens for one in groups)))
+    first, *others = dict.fromkeys(one.group for one in groups)
+    whole = math.lcm(*(one.group.block_tokens for one in groups))
+    chunk_tokens = settings.chunk_for(whole)
     hash_tokens = hash_tokens or first.block_tokens
     if chunk_tokens % hash_tokens != 0:
         raise UnsupportedError(f"a hash stands for {hash_tokens} tokens: a chunk's {chunk_tokens} are no multiple of that")
-    dropped = first.block_tokens if speculation is not None and speculation.drops_block else 0
+    dropped = whole if speculation is not None and speculation.drops_block else 0
     return Shape(chunk_tokens, first.block_tokens, hash_tokens, first.number, tuple(others), dropped)
 
 
 def refuse_unsupported(config: "VllmConfig", kv: "KVCacheConfig", settings: Settings) -> None:
     """Refuses what would not be served, or not rightly."""
-    parallel = config.parallel_config
-    if parallel.pipeline_parallel_size != 1:
-        raise UnsupportedError("pipeline parallelism is not supported")
-    if parallel.decode_context_parallel_size != 1 or parallel.prefill_context_parallel_size != 1:
-        raise UnsupportedError("context parallelism is not supported")
     if kv.kv_cache_layout not in LAYOUTS:
         raise UnsupportedError(f"unknown KV cache layout {kv.kv_cache_layout!r}: known are {', '.join(LAYOUTS)}")
     if not config.cache_config.enable_prefix_caching:
         raise UnsupportedError("prefix caching is off, so that blocks have no hashes: turn it on")
     if getattr(config.cache_config, "calculate_kv_scales", False):
         raise UnsupportedError("calculate_kv_scales gives each process scales of its own: turn it off")
-    if settings.load == "sync" and parallel.tensor_parallel_size != 1:
+    if settings.load == "sync" and config.parallel_config.world_size != 1:
         raise UnsupportedError('`load` is "sync": with several ranks only "async" is supported')
     if settings.load == "sync" and config.use_v2_model_runner:
         raise UnsupportedError(
             '`load` is "sync": vLLM\'s model runner of version 2 goes on with wrong KV where such a load fails: use "async", or '
             "VLLM_USE_V2_MODEL_RUNNER=0"
         )
-    if settings.load == "sync" and len(kv.kv_cache_groups) > 1:
-        raise UnsupportedError('`load` is "sync": for a hybrid model (several KV cache groups) only "async" is supported')
+
+
+def ranks_of(config: "VllmConfig", kv: "KVCacheConfig") -> tuple[Ranks, int]:
+    """The engine's ranks, and which of them this is."""
+    parallel = config.parallel_config
+    ranks = Ranks(
+        tensor=parallel.tensor_parallel_size,
+        pipeline=parallel.pipeline_parallel_size,
+        prefill_context=parallel.prefill_context_parallel_size,
+        decode_context=parallel.decode_context_parallel_size,
+        replicas=kv.kv_tp_replicas,
+    )
+    if ranks.count != parallel.world_size:
+        raise UnsupportedError(f"the engine has {parallel.world_size} ranks, where {ranks.count} were expected ({ranks})")
+    return ranks, parallel.rank % ranks.count
+
+
+def stages_of(
+    config: "VllmConfig", ranks: Ranks, rank: int, pools: Sequence[GroupPool], speculation: Speculation | None
+) -> list[int]:
+    """Layers of each pipeline stage in the first pool. Stages share a namespace, in which each has as many layers as the longest."""
+    here = len(pools[0].layers)
+    if ranks.pipeline == 1:
+        return [here]
+    if len(pools) > 1 or (speculation is not None and speculation.has_kv):
+        raise UnsupportedError(
+            "pipeline parallelism is not supported for hybrid models (several kinds of layers), and with drafts that keep KV: stages "
+            "would differ"
+        )
+    total = config.model_config.get_total_num_hidden_layers()
+    bounds = [get_pp_indices(total, stage, ranks.pipeline) for stage in range(ranks.pipeline)]
+    stages = [end - start for start, end in bounds]
+    if stages[ranks.stage_of(rank)] != here:
+        raise UnsupportedError(
+            f"a pipeline stage of {stages[ranks.stage_of(rank)]} layers has KV caches of {here}: not supported"
+        )
+    return stages
+
+
+def parallel_details(config: "VllmConfig", ranks: Ranks, stages: Sequence[int]) -> dict[str, object]:
+    """How ranks share KV, as far as a namespace has no field for it."""
+    found: dict[str, object] = {}
+    if ranks.pipeline > 1:
+        # Each rank knows the names of its own layers only.
+        found["layers"] = list(stages)
+    if ranks.decode_context > 1:
+        found["tokens of a block are spread"] = [
+            ranks.decode_context,
+            config.parallel_config.cp_kv_cache_interleave_size,
+        ]
+    return found
 
 
 def endpoints_of(config: "VllmConfig") -> list[str] | None:
@@ -241,7 +304,7 @@ def details(
         "dtype": str(model.dtype),
         "layers": {pool.name: [layer.name for layer in pool.layers] for pool in pools},
         "quantization": model.quantization,
-        "specs": sorted({str(spec_of(one.spec)) for one in groups}),
+        "specs": sorted({str(one.spec) for one in groups}),
         "weights": settings.model_revision or (weights_digest(folder) if folder.is_dir() else ""),
     }
     if speculation is not None and speculation.has_kv:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from larder_kv.identity import shortened
 from larder_kv.namespace import NamespaceSpec, Pool
+from larder_kv.vllm.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,7 @@ class Facts:
     hash_seed: str
     chunk_tokens: int
     block_tokens: int
-    tensor_parallel: int
-    slices: int
+    ranks: Ranks
     layers: int
     page_bytes: int
     """Bytes of one block in one layer of one slice."""
@@ -45,7 +45,10 @@ class Facts:
             hash_seed=shortened(self.hash_seed),
             chunk_tokens=self.chunk_tokens,
             engine_block_tokens=self.block_tokens,
-            tensor_parallel=self.tensor_parallel,
-            slices=self.slices,
+            tensor_parallel=self.ranks.tensor,
+            pipeline_parallel=self.ranks.pipeline,
+            # Prefill-context parallelism alone changes no KV.
+            context_parallel=self.ranks.decode_context,
+            slices=self.ranks.slices,
             pools=[Pool(layers=self.layers, layer_bytes=self.page_bytes * pages), *self.others],
         )

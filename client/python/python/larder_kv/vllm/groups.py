@@ -34,6 +34,13 @@ class Group:
     block_tokens: int
     window: int = 0
     """Tokens that a token sees in a sliding window, itself included."""
+    spread: int = 1
+    """Ranks over which the tokens of a block are spread, by decode-context parallelism."""
+
+    @property
+    def rows(self) -> int:
+        """Tokens, or states, that stand in one rank's part of a block by themselves."""
+        return 1 if self.kind is Kind.STATE else self.block_tokens // self.spread
 
     def blocks_per_chunk(self, chunk_tokens: int) -> int:
         """Blocks that the tokens of a chunk take."""
@@ -136,7 +143,7 @@ class GroupPool:
     pages: int
     """Blocks of one layer that are kept of a chunk."""
     rows: int
-    """Tokens that stand in a block by themselves; 1 where it is a state."""
+    """Tokens that stand in one rank's part of a block by themselves; 1 where it is a state."""
     page_bytes: int
     """Bytes of one block in one layer of one slice."""
     layers: tuple[PoolLayer, ...]
@@ -144,12 +151,14 @@ class GroupPool:
 
 def pools_of(groups: Sequence[tuple[Group, int, Sequence[str]]], chunk_tokens: int) -> list[GroupPool]:
     """The pools of these groups, each given with the bytes of its blocks and its layers. Groups that are alike share one: their
-    number depends on how the engine divides its memory."""
+    number depends on how the engine divides its memory. A group whose layers have blocks of different sizes comes once for each size,
+    and has as many pools."""
     made: dict[tuple[str | int, int, int, int], list[PoolLayer]] = {}
     kinds: list[Kind] = []
-    for place, (group, page_bytes, names) in enumerate(groups):
-        rows = 1 if group.kind is Kind.STATE else group.block_tokens
-        key = (group.hit(chunk_tokens), group.kept(chunk_tokens), rows, page_bytes)
+    places: dict[Group, int] = {}
+    for group, page_bytes, names in groups:
+        place = places.setdefault(group, len(places))
+        key = (group.hit(chunk_tokens), group.kept(chunk_tokens), group.rows, page_bytes)
         if key not in made:
             kinds.append(group.kind)
         made.setdefault(key, []).extend(PoolLayer(name, place) for name in names)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import larder_kv
-from larder_kv.vllm.memory import Pages
+from larder_kv.vllm.memory import Memory
 from larder_kv.vllm.node import Open
 
 
@@ -81,9 +81,10 @@ def follow_chunks(
     )
 
 
-def load_layer(memory: Pages, lease: larder_kv.Lease, pages: Sequence[int], first_page: int, layer: int) -> None:
-    """Copies a layer that has come into the engine's blocks."""
-    memory.load(lease, pages, first_page=first_page, layer=layer)
+def load_layer(memory: Memory, lease: larder_kv.Lease, pages: Sequence[int], first_page: int, layer: int) -> None:
+    """Copies a layer that has come, of each pool, into the engine's blocks."""
+    for pool, layers, _ in memory.at_layer(layer):
+        layers.load(lease, pages, first_page=first_page, layer=layer, block=pool)
 
 
 def hand_over_layer(
@@ -92,11 +93,12 @@ def hand_over_layer(
     pieces: Sequence[tuple[list[int], list[int]]],
     layer: int,
     copy: Callable[[larder_kv.StagedLayers, list[int]], bool],
+    pool: int,
 ) -> bool:
-    """Hands a layer over that the engine has computed: positions of chunks and their blocks, as much at a time as there is room
-    for. `copy` fills it from the blocks; where it says that they may not be read any more, this ends with False."""
+    """Hands a pool's layer over that the engine has computed: positions of chunks and their blocks, as much at a time as there is
+    room for. `copy` fills it from the blocks; where it says that they may not be read any more, this ends with False."""
     for positions, pages in pieces:
-        staged = node.session.stage_layers(reservation, positions, layer, layer + 1)
+        staged = node.session.stage_layers(reservation, positions, layer, layer + 1, pool=pool)
         if not copy(staged, pages):
             return False
         node.session.hand_over(staged)

@@ -44,6 +44,8 @@ class Memory:
         every = range(self.layers)
         self.save_steps = [range(layer, layer + 1) for layer in every] if saves_by_layer else [every]
         """Layers that are saved together, in order."""
+        self.depth = max(pool.pages.layers for pool in pools)
+        """Layers of the pool that has the most."""
 
     @property
     def loads_in_order(self) -> bool:
@@ -54,6 +56,14 @@ class Memory:
     def first(self) -> Pages:
         """The first pool's pages: those of a model whose layers are all alike."""
         return self._pools[0].pages
+
+    def at_layer(self, layer: int) -> list[tuple[int, Pages, int]]:
+        """The pools that have a layer of this number: their numbers, their pages, and the layer's number over all pools."""
+        return [
+            (number, pool.pages, own.start + layer)
+            for number, (pool, own) in enumerate(zip(self._pools, self._ranges, strict=True))
+            if layer < len(own)
+        ]
 
     @property
     def chunk_bytes(self) -> int:

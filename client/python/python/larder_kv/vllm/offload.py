@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import larder_kv
 from larder_kv.vllm.node import Node, Open
@@ -15,6 +16,8 @@ logger = logging.getLogger("vllm.larder")
 
 MOST_KNOWN = 65_536
 """Keys whose presence is remembered for a moment."""
+
+Tier: TypeAlias = Literal["device", "host", "disk", "peer", "object"]
 
 AT_ONCE = 64
 """Chunks of one request to the node."""
@@ -36,8 +39,9 @@ class Finished:
 class Offload:
     """Moves rows of host memory to and from the node. No call but `drain` and `close` waits."""
 
-    def __init__(self, node: Node, rows: memoryview, row_bytes: int, threads: int) -> None:
-        self._node, self._rows, self._row_bytes = node, rows.cast("B"), row_bytes
+    def __init__(self, node: Node, rows: memoryview, row_bytes: int, threads: int, tiers: Sequence[Tier] = ()) -> None:
+        """`tiers` are those in which keys are looked up, all where empty."""
+        self._node, self._rows, self._row_bytes, self._tiers = node, rows.cast("B"), row_bytes, tiers
         self._lock = threading.Lock()
         # What is known of keys: None while the node is asked.
         self._known: dict[bytes, bool | None] = {}
@@ -119,7 +123,7 @@ class Offload:
         node = self._node.current()
         if node is not None:
             try:
-                spans = node.session.lookup(node.namespace, chain(node, keys)).spans
+                spans = node.session.lookup(node.namespace, chain(node, keys), tiers=self._tiers).spans
                 found = {at for span in spans for at in range(span.start, span.end)}
             except larder_kv.LarderError as error:
                 self._heard(node, error)

@@ -2,7 +2,8 @@
 
 A node knows names of chunks, not tokens. The engine knows those of the prompts that it was asked. An event of a chunk that
 both know has all that vLLM's own events have: the hash of each block, its tokens, its parent, LoRA adapter and extra keys.
-An event of another chunk has the chunk's name alone, and is told again when a prompt brings the tokens.
+Another chunk is told when a prompt brings its tokens: a router may end its subscription at an event without them. Where no tokens are
+to be told, an event has the chunk's name alone.
 """
 
 from array import array
@@ -41,15 +42,15 @@ class Removed:
 class Published:
     """Turns a node's events into what is told, once for each chunk."""
 
-    def __init__(self, chunk_tokens: int) -> None:
-        self._chunk_tokens = chunk_tokens
+    def __init__(self, chunk_tokens: int, tells_tokens: bool) -> None:
+        self._chunk_tokens, self._tells_tokens = chunk_tokens, tells_tokens
         # By the chunk's name, the one that was used last at the end.
         self._described: OrderedDict[bytes, Stored] = OrderedDict()
         # What was told and is there: the hashes under which it was.
         self._told: dict[bytes, Sequence[bytes]] = {}
-        # Those that were told without tokens.
-        self._bare: set[bytes] = set()
-        self._better: list[Stored | Removed] = []
+        # Those that are there and wait for their tokens, with their parents.
+        self._waiting: dict[bytes, bytes | None] = {}
+        self._described_late: list[Stored | Removed] = []
 
     def knows(self, name: bytes) -> bool:
         """Whether a chunk's tokens are known."""
@@ -59,24 +60,24 @@ class Published:
         return True
 
     def describe(self, chunk: Stored) -> None:
-        """Takes what a prompt says of a chunk; one that was told without tokens is told again."""
+        """Takes what a prompt says of a chunk; one that is there and was not told is told."""
         name = chunk.hashes[-1]
         self._described[name] = replace(chunk, tokens=array("I", chunk.tokens))
         self._described.move_to_end(name)
         if len(self._described) > MOST_DESCRIBED:
             self._described.popitem(last=False)
-        if name in self._bare:
-            self._better += [Removed([name]), self._stored(name, None)]
+        if name in self._waiting:
+            self._described_late += self._stored(name, self._waiting.pop(name))
 
     def take(self, events: Iterable[Event]) -> list[Stored | Removed]:
         """What is to be told of these events, and of chunks that were described since the last call."""
-        told, self._better = self._better, []
+        told, self._described_late = self._described_late, []
         for event in events:
             if event.is_stored:
-                told.append(self._stored(event.hash, event.parent))
+                told += self._stored(event.hash, event.parent)
                 continue
             known = self._told.pop(event.hash, None)
-            self._bare.discard(event.hash)
+            self._waiting.pop(event.hash, None)
             if known is not None:
                 told.append(Removed(known))
         return told
@@ -85,8 +86,10 @@ class Published:
         """Everything that is there and whose tokens are known, for those who came later. Parents come before their children."""
         return [self._described[name] for name in self._told if name in self._described]
 
-    def _stored(self, name: bytes, parent: bytes | None) -> Stored:
-        told = self._described.get(name) or Stored([name], parent, self._chunk_tokens)
+    def _stored(self, name: bytes, parent: bytes | None) -> list[Stored]:
+        told = self._described.get(name) if self._tells_tokens else Stored([name], parent, self._chunk_tokens)
+        if told is None:
+            self._waiting[name] = parent
+            return []
         self._told[name] = told.hashes
-        (self._bare.discard if told.tokens else self._bare.add)(name)
-        return told
+        return [told]

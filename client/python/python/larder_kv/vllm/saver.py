@@ -34,9 +34,9 @@ class SaveJob:
 
 
 class HandOver:
-    """The chunks of one request, given layer by layer ahead of their commit."""
+    """The chunks of one request, given layer by layer ahead of their commit; every chunk of a prefix needs all of their pools."""
 
-    def __init__(self, memory: Pages, shape: Shape, counts: Counts, copying: threading.Lock) -> None:
+    def __init__(self, memory: Memory, shape: Shape, counts: Counts, copying: threading.Lock) -> None:
         self._memory, self._shape, self._counts, self._copying = memory, shape, counts, copying
         self._node: Open | None = None
         self._reservation: larder_kv.Reservation | None = None
@@ -49,7 +49,8 @@ class HandOver:
         self._node = node
         self._reservation = session.reserve(node.namespace, chain, priority=save.priority, attempt=save.attempt or 0)
         pages = self._shape.pages_per_chunk
-        at_once = max(_window_bytes(session) * self._memory.layers // (2 * self._memory.block_bytes), 1)
+        layer_bytes = max(layers.block_bytes // layers.layers for _, layers, _ in self._memory.at_layer(0))
+        at_once = max(_window_bytes(session) // (2 * layer_bytes), 1)
         positions = self._reservation.chunks
         for start in range(0, len(positions), at_once):
             part = positions[start : start + at_once]
@@ -60,15 +61,12 @@ class HandOver:
     def give(self, node: Open, job: SaveJob, layer: int) -> bool:
         """Hands a layer over when it was computed; False where the request's blocks are about to be overwritten."""
         assert self._node is not None and self._reservation is not None
-        job.gate.wait(layer)
-
-        def copy(staged: larder_kv.StagedLayers, pages: list[int]) -> bool:
-            with self._copying:
-                if not job.cancelled:
-                    self._memory.save_layers(staged, pages)
-                return not job.cancelled
-
-        return hand_over_layer(self._node, self._reservation, self._pieces, layer, copy)
+        for pool, layers, number in self._memory.at_layer(layer):
+            job.gate.wait(number)
+            copy = partial(self._copy, job, layers)
+            if not hand_over_layer(self._node, self._reservation, self._pieces, layer, copy, pool):
+                return False
+        return True
 
     def finish(self, node: Open, job: SaveJob) -> bool:
         """Commits what was handed over."""
@@ -77,8 +75,14 @@ class HandOver:
         if positions:
             self._node.session.commit_handed_over(self._reservation, positions)
             self._counts.add("handed_over_chunks", len(positions))
-            self._counts.add("saved_bytes", len(positions) * self._memory.block_bytes)
+            self._counts.add("saved_bytes", len(positions) * self._memory.chunk_bytes)
         return True
+
+    def _copy(self, job: SaveJob, layers: Pages, staged: larder_kv.StagedLayers, pages: list[int]) -> bool:
+        with self._copying:
+            if not job.cancelled:
+                layers.save_layers(staged, pages)
+            return not job.cancelled
 
 
 class Saver:
@@ -182,13 +186,13 @@ class Saver:
         """Hands the chunks of several requests over, layer by layer as the step computes them."""
         begun: list[tuple[SaveJob, HandOver]] = []
         for job in jobs:
-            hand_over = HandOver(self._memory.first, self._shape, self._counts, self._copying)
+            hand_over = HandOver(self._memory, self._shape, self._counts, self._copying)
             reason = self._save(job, hand_over.begin)
             if reason is None:
                 begun.append((job, hand_over))
             else:
                 self._end(job, reason)
-        for layer in range(self._memory.layers):
+        for layer in range(self._memory.depth):
             going = []
             for job, hand_over in begun:
                 reason = self._save(job, partial(hand_over.give, layer=layer))

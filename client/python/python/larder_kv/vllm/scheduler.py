@@ -16,6 +16,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from larder_kv.vllm.actor import ChosenActor
 from larder_kv.vllm.counts import Counts
+from larder_kv.vllm.describer import Describer
 from larder_kv.vllm.engine import Engine
 from larder_kv.vllm.events import NodeEvents
 from larder_kv.vllm.handoff import Writer, attempt_of, params_for_decode, report_of, writer_of
@@ -78,16 +79,17 @@ class SchedulerHalf:
     def __init__(self, engine: Engine, loads: bool, saves: bool) -> None:
         self.shape, self.settings = engine.shape, engine.settings
         self.counts = Counts()
-        self._ranks = engine.ranks
+        self._ranks = engine.ranks.count
         self._held: HeldBlocks | None = None
         self._warned = self._explained = False
         self._loads, self._saves = loads, saves
         # It reads every rank's slice, so that what it brings is there for all of them.
         self._actor = ChosenActor(self.settings.device)
-        self._node = engine.open_node(range(engine.facts.slices), 0, self.counts, self._actor)
+        self._node = engine.open_node(range(engine.ranks.slices), 0, self.counts, self._actor)
         self._node.wait_for_first_try(self.settings.reconnect_seconds)
         self._events = self._follow_events() if self.settings.events else None
-        self._published = Published(self.shape.chunk_tokens)
+        self._published = Published(self.shape.chunk_tokens, self.settings.events_tokens != "off")
+        self._describer = Describer(self._node)
         self._again: deque[Stored] = deque()
         self._again_at = 0.0
         self._prefetcher = Prefetcher(self._node, self.counts, self.settings)
@@ -308,10 +310,13 @@ class SchedulerHalf:
 
     def _describe(self, request: "Request", first: int, end: int) -> None:
         """Tells of these chunks what routers need to know."""
+        names = self.shape.chunk_hashes(request.block_hashes, end)[first:]
         if self._events is not None and self.settings.events_tokens != "off":
-            for chunk in range(first, end):
-                if not self._published.knows(bytes(request.block_hashes[(chunk + 1) * self.shape.hashes_per_chunk - 1])):
+            for chunk, name in enumerate(names, start=first):
+                if not self._published.knows(name):
                     self._published.describe(chunk_of(request, self.shape, chunk))
+        if self.settings.describe:
+            self._describer.say(names, lambda place: chunk_of(request, self.shape, first + place))
 
     def _explain_short_prompts(self, tokens: int) -> None:
         """Says once why short prompts never hit."""

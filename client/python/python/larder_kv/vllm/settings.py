@@ -43,6 +43,10 @@ class Settings(NodeSettings):
         "must be on loopback or a Unix socket; `encrypted`: you say that the way to its subscribers is encrypted",
         default="off",
     )
+    describe: bool = setting(
+        "whether the node is told of which tokens chunks are: a node with `[kv_events] tokens` then tells routers itself, see below",
+        default=False,
+    )
     events_again_seconds: float | None = setting(
         "how often everything that is held is published again, for subscribers that came later",
         default=None,
@@ -119,3 +123,8 @@ class TierSettings(NodeSettings):
 
     timeout_seconds: float = setting("how long a request to the node may take", default=10.0, above=0, most=HOUR)
     threads: int = setting("loads and stores that are under way at the same time", default=4, least=1, most=256)
+    locality: Literal["LOCAL", "REMOTE"] | None = setting(
+        '`"LOCAL"`: only what this host has is found, in memory or on disk; `"REMOTE"`: what other nodes and the object store have too, as '
+        "without it; either is the tier's word in vLLM's events and in the `kv_load_tiers` of requests",
+        default=None,
+    )

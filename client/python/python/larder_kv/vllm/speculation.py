@@ -28,9 +28,9 @@ class Speculation:
     """Whether the last block of a hit is computed again."""
 
 
-def speculation_of(config: Any, load: str, groups: int) -> Speculation | None:
-    """What vLLM's `speculative_config` means for a cache of `groups` KV cache groups. Raises `UnsupportedError` for what is not
-    supported."""
+def speculation_of(config: Any, load: str, is_attention: bool) -> Speculation | None:
+    """What vLLM's `speculative_config` means for a cache; `is_attention` says whether all its layers have full attention. Raises
+    `UnsupportedError` for what is not supported."""
     if config is None:
         return None
     method = str(config.method)
@@ -40,10 +40,10 @@ def speculation_of(config: Any, load: str, groups: int) -> Speculation | None:
     if load == "sync":
         raise UnsupportedError('`load` is "sync": with speculative decoding only "async" is supported')
     drops_block = bool(config.use_eagle_block_drop())
-    if drops_block and groups > 1:
+    if drops_block and not is_attention:
         raise UnsupportedError(
-            f"speculative decoding by {method!r} is not supported for hybrid models (several KV cache groups): a hit without its last "
-            "block could not be restored"
+            f"speculative decoding by {method!r} is not supported for models with sliding windows or recurrent state: a hit without "
+            "its last block could not be restored"
         )
     return Speculation(method, method not in WITHOUT_KV, drops_block)
 

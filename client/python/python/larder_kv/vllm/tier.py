@@ -7,11 +7,14 @@ vLLM moves blocks between GPUs and host memory; this moves them between host mem
 import hashlib
 import json
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.v1.kv_offload.base import (
+    Locality,
     LookupResult,
     Medium,
+    OffloadingEvent,
     OffloadKey,
     ReqContext,
     RequestOffloadingContext,
@@ -19,10 +22,12 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import larder_kv
+from larder_kv.identity import weights_digest
 from larder_kv.vllm.node import Node
-from larder_kv.vllm.offload import Offload
+from larder_kv.vllm.offload import Offload, Tier
 from larder_kv.vllm.settings import TierSettings
 
 if TYPE_CHECKING:
@@ -30,10 +35,16 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 
 
+HERE: tuple[Tier, ...] = ("device", "host", "disk")
+"""Where a host's own chunks are."""
+
+
 class LarderTier(SecondaryTierManager):
     """Chunks of vLLM's offloading in a Larder cluster, from the scheduler's process; interface: vLLM's SecondaryTierManager."""
 
     medium: ClassVar[Medium] = Medium.STORAGE
+    # From memory or disk, of this host or another one: vLLM has one word for a tier.
+    cache_hit_source: ClassVar[CacheHitSource] = CacheHitSource.EXTERNAL_UNSPECIFIED
 
     def __init__(
         self,
@@ -45,7 +56,8 @@ class LarderTier(SecondaryTierManager):
         **given: Any,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        settings = TierSettings.parse(given, "the tier LarderTier")
+        settings = TierSettings.parse(given | {"locality": locality}, "the tier LarderTier")
+        self.locality = Locality(settings.locality) if settings.locality is not None else None
         namespace = namespace_of(offloading_spec, self.block_size_bytes, settings.model_revision)
 
         def open_session() -> larder_kv.Session:
@@ -54,8 +66,12 @@ class LarderTier(SecondaryTierManager):
 
         self._node = Node(open_session, namespace, [0], settings.reconnect_seconds)
         self._node.wait_for_first_try(settings.reconnect_seconds)
-        self._offload = Offload(self._node, primary_kv_view, self.block_size_bytes, settings.threads)
+        tiers = HERE if self.locality is Locality.LOCAL else ()
+        self._offload = Offload(self._node, primary_kv_view, self.block_size_bytes, settings.threads, tiers)
         self._asked: dict[str, set[OffloadKey]] = {}
+        # What was stored and is not told yet; None where nobody listens.
+        self._stored: list[OffloadKey] | None = [] if offloading_spec.kv_events_config.enable_kv_cache_events else None
+        self._storing: dict[int, list[OffloadKey]] = {}
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         self._asked.setdefault(req_context.req_id, set()).add(key)
@@ -65,12 +81,21 @@ class LarderTier(SecondaryTierManager):
         return LookupResult.HIT if found else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        self._offload.store(job_metadata.job_id, list(job_metadata.keys), rows_of(job_metadata))
+        keys = list(job_metadata.keys)
+        if self._stored is not None:
+            self._storing[job_metadata.job_id] = keys
+        self._offload.store(job_metadata.job_id, keys, rows_of(job_metadata))
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         self._offload.load(job_metadata.job_id, list(job_metadata.keys), rows_of(job_metadata))
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
+        finished = self._offload.finished()
+        if self._stored is not None:
+            for ended in finished:
+                if ended.job in self._storing:
+                    del self._storing[ended.job]
+                    self._stored += map(OffloadKey, ended.keys)
         return [
             JobResult(
                 job_id=ended.job,
@@ -79,8 +104,13 @@ class LarderTier(SecondaryTierManager):
                 transfer_time=ended.seconds,
                 transfer_bytes=ended.bytes,
             )
-            for ended in self._offload.finished()
+            for ended in finished
         ]
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        # Like vLLM's own tiers, it tells what it stored; the node's own events tell what goes, too.
+        told, self._stored = self._stored, [] if self._stored is not None else None
+        return [OffloadingEvent(told, self.medium, removed=False, locality=self.locality, ownership=OWNER)] if told else []
 
     def has_pending_work(self) -> bool:
         return self._offload.has_jobs()
@@ -107,13 +137,23 @@ class LarderTier(SecondaryTierManager):
         self._node.close()
 
 
+OWNER = "larder"
+"""Whose the chunks are, in vLLM's events."""
+
+
 def rows_of(job: TransferJob) -> list[int]:
     return [int(row) for row in job.chunk_ids]
 
 
 def namespace_of(spec: "OffloadingSpec", row_bytes: int, model_revision: str) -> larder_kv.NamespaceSpec:
-    """What must agree for bytes to be interchangeable is what vLLM's own file tier has in its paths."""
-    fields: dict[str, Any] = FileMapper.from_offloading_spec("/", spec).fields
+    """What must agree for bytes to be interchangeable is what vLLM's own file tier has in its paths; and the layout, and the weights,
+    which it leaves out."""
+    fields: dict[str, Any] = dict(FileMapper.from_offloading_spec("/", spec).fields)
+    if not spec.config.canonical_layout:
+        fields["kv_cache_layout"] = spec.config.kv_cache_layout
+    folder = Path(str(fields["model_name"]))
+    if not model_revision and folder.is_dir():
+        fields["weights"] = weights_digest(folder)
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()
     tokens = int(fields["tokens_per_hash"])
     return larder_kv.NamespaceSpec(

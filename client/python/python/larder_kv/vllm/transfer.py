@@ -164,7 +164,7 @@ class Loader:
             if followed is not None:
                 with self._failing([load]):
                     free()
-                    for layer in range(self._memory.layers):
+                    for layer in range(self._memory.depth):
                         self._load_followed(followed, layer)
                 followed.follow.release()
         self._ended(load)
@@ -212,14 +212,15 @@ class Loader:
         lease = one.follow.lease
         if one.pages and lease is not None:
             try:
-                load_layer(self._memory.first, lease, one.pages, one.first_page, layer)
+                load_layer(self._memory, lease, one.pages, one.first_page, layer)
             except larder_kv.DamagedError as error:
                 left = len(one.load.pages) - len(failed_pages(one.load, self._shape, error.position))
                 self._damaged(one.load, error, one.pages[left:])
                 one.pages = one.pages[:left]
             lease.release()
-            self._counts.add("loaded_bytes", len(one.pages) * self._memory.first.page_bytes)
-            if layer + 1 == self._memory.layers:
+            page_bytes = sum(layers.page_bytes for _, layers, _ in self._memory.at_layer(layer))
+            self._counts.add("loaded_bytes", len(one.pages) * page_bytes)
+            if layer + 1 == self._memory.depth:
                 self._counts.add("loaded_blocks", len(one.pages))
 
     def _damaged(self, load: Load, error: larder_kv.DamagedError, pages: Sequence[int]) -> None:

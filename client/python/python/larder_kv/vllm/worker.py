@@ -43,6 +43,7 @@ class WorkerHalf:
         self.engine, self.counts = engine, Counts()
         self._actor = Actor(engine.settings.device)
         self._layers: dict[str, int] = {}
+        self._memory_layers = 0
         self._device: Device | None = None
         self._node: Node | None = None
         self._loader: Loader | None = None
@@ -71,7 +72,7 @@ class WorkerHalf:
         memory = memory_of(engine, tensors, storages, self._device)
         if engine.writes_its_slice():
             engine.settings.check_block("a chunk of this rank", memory.chunk_bytes)
-        self._layers = {name: number for number, name in enumerate(names)}
+        self._layers, self._memory_layers = {name: number for number, name in enumerate(names)}, memory.layers
         slices, is_known = [engine.slice_of_rank()], self._actor.number is not None
         self._node = engine.open_node(slices, engine.settings.window_bytes, self.counts, self._actor, begins=is_known)
         if is_known:
@@ -189,7 +190,7 @@ class WorkerHalf:
         """Hands the step's saves over, once. None where the step computed from blocks that did not come."""
         if self._computed is not None or self._saver is None:
             return
-        self._computed = LayerGate(len(self._layers))
+        self._computed = LayerGate(self._memory_layers)
         if not self._garbage.may_save(plan.recovered):
             self.counts.add("shed_chunks_gone", sum(len(save.hashes) - save.first_chunk for save in plan.saves))
             self._leave_unsaved(plan.saves)
@@ -224,6 +225,9 @@ def memory_of(
             raise UnsupportedError(
                 f"a block has {found} bytes in each layer of {pool.name}, where {pool.page_bytes} were expected"
             )
-        paged = device.pages(layers, pool.pages)
-        pools.append(PoolMemory(paged, tuple(layer.group for layer in pool.layers)))
+        groups = [layer.group for layer in pool.layers]
+        # A pipeline stage with fewer layers than another one has its last layer several times: all slices are alike.
+        lacking = engine.facts.layers - len(layers) if not pools else 0
+        layers, groups = layers + layers[-1:] * lacking, groups + groups[-1:] * lacking
+        pools.append(PoolMemory(device.pages(layers, pool.pages), tuple(groups)))
     return Memory(pools, saves_by_layer=device.saves_by_layer)

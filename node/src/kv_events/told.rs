@@ -1,0 +1,387 @@
+//! The chunks that subscribers were told of, and the events that tell of them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use larder_core::store::{Change, ChangeKind};
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+
+use crate::config::EventHashes;
+use crate::described::{DescribedChunk, Name};
+
+/// The held chunks, of which subscribers were told unless they wait for their tokens: a router may end its subscription at an event
+/// without them.
+#[derive(Debug)]
+pub(super) struct Told {
+    chunks: HashMap<(Fingerprint, ChunkHash), Vec<Holding>>,
+    tells_tokens: bool,
+}
+
+/// A GPU's chunk, as it was told.
+#[derive(Debug)]
+struct Holding {
+    device: u16,
+    chunk: ChunkRef,
+    described: Option<Arc<DescribedChunk>>,
+}
+
+/// What is told of chunks.
+#[derive(Debug, PartialEq)]
+pub(super) enum Event {
+    /// Chunks that follow each other, by their names.
+    Stored { hashes: Vec<ChunkHash>, parent: Option<ChunkHash>, chunk_tokens: u32 },
+    /// A chunk, block by block.
+    Described(Arc<DescribedChunk>),
+    /// Hashes that stand for nothing any more.
+    Removed { hashes: Vec<ChunkHash> },
+    /// A GPU has nothing.
+    AllBlocksCleared {},
+}
+
+/// An event as it is written, in vLLM's words.
+#[derive(Serialize)]
+#[serde(tag = "type")]
+pub(super) enum Written<'a> {
+    BlockStored {
+        block_hashes: Vec<Hash>,
+        parent_block_hash: Option<Hash>,
+        token_ids: &'a [u32],
+        block_size: u32,
+        lora_id: Option<u32>,
+        medium: &'static str,
+        lora_name: Option<&'a str>,
+        extra_keys: Option<&'a Value>,
+        locality: &'static str,
+        ownership: &'static str,
+    },
+    BlockRemoved {
+        block_hashes: Vec<Hash>,
+        medium: &'static str,
+        locality: &'static str,
+        ownership: &'static str,
+    },
+    AllBlocksCleared {},
+}
+
+/// A hash as subscribers have it from engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hash {
+    /// Its last 64 bits, as a number.
+    Int(u64),
+    /// The whole hash.
+    Bytes([u8; 32]),
+}
+
+impl Told {
+    /// Nothing is held.
+    pub(super) fn new(tells_tokens: bool) -> Self {
+        Self { chunks: HashMap::new(), tells_tokens }
+    }
+
+    /// Nothing was told.
+    pub(super) fn clear(&mut self) {
+        self.chunks.clear();
+    }
+
+    /// Forgets the namespaces that are not to be kept.
+    pub(super) fn keep(&mut self, is_kept: impl Fn(&Fingerprint) -> bool) {
+        self.chunks.retain(|(fingerprint, _), _| is_kept(fingerprint));
+    }
+
+    /// The GPUs that hold a chunk which waits for its tokens.
+    pub(super) fn waiting(&self, fingerprint: Fingerprint, hash: ChunkHash) -> Vec<u16> {
+        let held = self.chunks.get(&(fingerprint, hash)).into_iter().flatten();
+        held.filter(|holding| holding.described.is_none()).map(|holding| holding.device).collect()
+    }
+
+    /// Everything that a GPU holds, parents first, of the namespaces whose chunk's tokens are given.
+    pub(super) fn events(
+        &self,
+        device: u16,
+        chunk_tokens: impl Fn(&Fingerprint) -> Option<u32>,
+    ) -> Vec<Event> {
+        let mut held: Vec<(&Fingerprint, u32, &Holding)> = Vec::new();
+        for ((fingerprint, _), holdings) in &self.chunks {
+            let Some(tokens) = chunk_tokens(fingerprint) else { continue };
+            held.extend(
+                holdings.iter().filter(|one| one.device == device).map(|one| (fingerprint, tokens, one)),
+            );
+        }
+        held.sort_unstable_by_key(|(fingerprint, _, one)| (fingerprint.0, one.chunk.index));
+        held.into_iter()
+            .filter_map(|(_, tokens, one)| self.stored(&one.chunk, tokens, one.described.as_ref()))
+            .collect()
+    }
+
+    fn gain(
+        &mut self,
+        device: u16,
+        fingerprint: Fingerprint,
+        chunk: ChunkRef,
+        described: Option<Arc<DescribedChunk>>,
+    ) {
+        let holdings = self.chunks.entry((fingerprint, chunk.hash)).or_default();
+        holdings.retain(|one| one.device != device);
+        holdings.push(Holding { device, chunk, described });
+    }
+
+    /// The hashes by which a chunk was told that a GPU holds no more; none if it was not.
+    fn lose(&mut self, device: u16, fingerprint: Fingerprint, hash: ChunkHash) -> Vec<ChunkHash> {
+        let mut lost = None;
+        if let Some(holdings) = self.chunks.get_mut(&(fingerprint, hash)) {
+            lost = holdings.iter().position(|one| one.device == device).map(|at| holdings.swap_remove(at));
+            if holdings.is_empty() {
+                self.chunks.remove(&(fingerprint, hash));
+            }
+        }
+        match lost.and_then(|lost| lost.described) {
+            Some(described) => described.chunk.blocks.clone(),
+            None if self.tells_tokens => Vec::new(),
+            None => vec![hash],
+        }
+    }
+
+    /// The event of a held chunk; none while it waits for its tokens.
+    fn stored(
+        &self,
+        chunk: &ChunkRef,
+        chunk_tokens: u32,
+        described: Option<&Arc<DescribedChunk>>,
+    ) -> Option<Event> {
+        match described {
+            Some(described) => Some(Event::Described(Arc::clone(described))),
+            None if self.tells_tokens => None,
+            // The parent of a prompt's first chunk is the namespace, which is no block.
+            None => {
+                let parent = (chunk.index > 0).then_some(chunk.parent);
+                Some(Event::Stored { hashes: vec![chunk.hash], parent, chunk_tokens })
+            }
+        }
+    }
+}
+
+/// Changes of one namespace at a GPU as events: chunks without tokens that follow each other are told together.
+pub(super) fn tell(
+    told: &mut Told,
+    device: u16,
+    changes: &[Change],
+    chunk_tokens: u32,
+    described: impl Fn(ChunkHash) -> Option<Arc<DescribedChunk>>,
+) -> Vec<Event> {
+    let mut events: Vec<Event> = Vec::new();
+    for change in changes {
+        let (fingerprint, chunk) = (change.fingerprint, change.chunk);
+        if change.kind == ChangeKind::Lost {
+            let gone = told.lose(device, fingerprint, chunk.hash);
+            match events.last_mut() {
+                Some(Event::Removed { hashes }) => hashes.extend(gone),
+                _ if gone.is_empty() => {}
+                _ => events.push(Event::Removed { hashes: gone }),
+            }
+            continue;
+        }
+        let known = described(chunk.hash);
+        match (events.last_mut(), &known) {
+            (Some(Event::Stored { hashes, .. }), None) if hashes.last() == Some(&chunk.parent) => {
+                hashes.push(chunk.hash);
+            }
+            _ => events.extend(told.stored(&chunk, chunk_tokens, known.as_ref())),
+        }
+        told.gain(device, fingerprint, chunk, known);
+    }
+    events
+}
+
+/// The event of a held chunk that waited for its tokens.
+pub(super) fn tell_late(
+    told: &mut Told,
+    device: u16,
+    name: &Name,
+    described: &Arc<DescribedChunk>,
+) -> Option<Event> {
+    let mut held = told.chunks.get_mut(&(name.fingerprint, name.hash)).into_iter().flatten();
+    let holding = held.find(|one| one.device == device)?;
+    holding.described = Some(Arc::clone(described));
+    Some(Event::Described(Arc::clone(described)))
+}
+
+impl Event {
+    /// As it is written.
+    pub(super) fn told(&self, form: EventHashes) -> Written<'_> {
+        let all = |hashes: &[ChunkHash]| hashes.iter().map(|hash| Hash::of(hash, form)).collect();
+        let one = |hash: &ChunkHash| Hash::of(hash, form);
+        match self {
+            Self::Stored { hashes, parent, chunk_tokens } => Written::BlockStored {
+                block_hashes: all(hashes),
+                parent_block_hash: parent.as_ref().map(one),
+                token_ids: &[],
+                block_size: *chunk_tokens,
+                lora_id: None,
+                medium: MEDIUM,
+                lora_name: None,
+                extra_keys: None,
+                locality: LOCALITY,
+                ownership: OWNER,
+            },
+            Self::Described(described) => Written::BlockStored {
+                block_hashes: all(&described.chunk.blocks),
+                parent_block_hash: described.chunk.parent.as_ref().map(one),
+                token_ids: &described.chunk.tokens,
+                block_size: described.chunk.block_tokens() as u32,
+                lora_id: described.chunk.lora_id,
+                medium: MEDIUM,
+                lora_name: described.chunk.lora_name.as_deref(),
+                extra_keys: described.extra_keys.as_ref(),
+                locality: LOCALITY,
+                ownership: OWNER,
+            },
+            Self::Removed { hashes } => Written::BlockRemoved {
+                block_hashes: all(hashes),
+                medium: MEDIUM,
+                locality: LOCALITY,
+                ownership: OWNER,
+            },
+            Self::AllBlocksCleared {} => Written::AllBlocksCleared {},
+        }
+    }
+}
+
+impl Hash {
+    fn of(hash: &ChunkHash, form: EventHashes) -> Self {
+        match form {
+            EventHashes::Int64 => Self::Int(hash.0.last_chunk().map_or(0, |tail| u64::from_be_bytes(*tail))),
+            EventHashes::Bytes => Self::Bytes(hash.0),
+        }
+    }
+}
+
+impl Serialize for Hash {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Int(number) => serializer.serialize_u64(*number),
+            Self::Bytes(bytes) => serializer.serialize_bytes(bytes),
+        }
+    }
+}
+
+/// The place of chunks, in vLLM's words: in memory, of the host that tells of them.
+const MEDIUM: &str = "CPU";
+const LOCALITY: &str = "LOCAL";
+
+/// Whose they are.
+const OWNER: &str = "larder";
+
+#[cfg(test)]
+mod tests {
+    use larder_protocol::describe::{Describe, Described};
+
+    use super::*;
+    use crate::described::Descriptions;
+
+    const SPACE: Fingerprint = Fingerprint([9; 32]);
+
+    fn hash(byte: u8) -> ChunkHash {
+        ChunkHash([byte; 32])
+    }
+
+    fn change(kind: ChangeKind, number: u8, parent: u8) -> Change {
+        let chunk = ChunkRef {
+            hash: hash(number),
+            parent: hash(parent),
+            index: u32::from(number) - 1,
+            anchor: hash(1),
+        };
+        Change { kind, fingerprint: SPACE, chunk, evicted: None }
+    }
+
+    fn name(number: u8) -> Name {
+        Name { tenant: "t".into(), fingerprint: SPACE, hash: hash(number) }
+    }
+
+    /// Chunks of two blocks of two tokens.
+    fn descriptions(chunks: &[u8]) -> Descriptions {
+        let descriptions = Descriptions::kept();
+        let chunks = chunks.iter().map(|&number| Described {
+            blocks: vec![hash(100 + number), hash(number)],
+            parent: (number > 1).then(|| hash(number - 1)),
+            tokens: vec![u32::from(number); 4],
+            lora_id: None,
+            lora_name: None,
+            extra_keys: String::new(),
+        });
+        assert!(
+            descriptions.describe(&"t".into(), Describe { fingerprint: SPACE, chunks: chunks.collect() })
+        );
+        descriptions
+    }
+
+    fn bare(hashes: &[u8], parent: Option<u8>) -> Event {
+        Event::Stored {
+            hashes: hashes.iter().copied().map(hash).collect(),
+            parent: parent.map(hash),
+            chunk_tokens: 256,
+        }
+    }
+
+    fn removed(hashes: &[u8]) -> Event {
+        Event::Removed { hashes: hashes.iter().copied().map(hash).collect() }
+    }
+
+    #[test]
+    fn chunks_that_follow_each_other_are_one_event() {
+        let changes = [
+            change(ChangeKind::Gained, 1, 0),
+            change(ChangeKind::Gained, 2, 1),
+            change(ChangeKind::Gained, 4, 3),
+            change(ChangeKind::Lost, 2, 1),
+            change(ChangeKind::Lost, 1, 0),
+        ];
+        let told = tell(&mut Told::new(false), 0, &changes, 256, |_| None);
+        assert_eq!(told, [bare(&[1, 2], None), bare(&[4], Some(3)), removed(&[2, 1])]);
+    }
+
+    #[test]
+    fn a_described_chunk_is_told_and_removed_block_by_block() {
+        let (descriptions, mut told) = (descriptions(&[1, 2]), Told::new(true));
+        let described = |hash| descriptions.get(&Name { hash, ..name(1) });
+        let gained = [
+            change(ChangeKind::Gained, 1, 0),
+            change(ChangeKind::Gained, 2, 1),
+            change(ChangeKind::Gained, 3, 2),
+        ];
+        let events = tell(&mut told, 0, &gained, 256, described);
+        let each = |number| Event::Described(descriptions.get(&name(number)).unwrap());
+        assert_eq!(events, [each(1), each(2)], "the third waits for its tokens");
+        let lost = [change(ChangeKind::Lost, 3, 2), change(ChangeKind::Lost, 2, 1)];
+        assert_eq!(tell(&mut told, 0, &lost, 256, described), [removed(&[102, 2])]);
+        assert_eq!(told.events(0, |_| Some(256)), [each(1)]);
+        assert_eq!(told.events(1, |_| Some(256)), []);
+        assert_eq!(told.events(0, |_| None), []);
+    }
+
+    #[test]
+    fn a_chunk_that_is_described_later_is_told_then_for_each_gpu_that_holds_it() {
+        let mut told = Told::new(true);
+        for device in [0, 1] {
+            assert_eq!(tell(&mut told, device, &[change(ChangeKind::Gained, 1, 0)], 256, |_| None), []);
+        }
+        assert_eq!(tell(&mut told, 1, &[change(ChangeKind::Lost, 1, 0)], 256, |_| None), []);
+        assert_eq!(told.waiting(SPACE, hash(1)), [0]);
+        let described = descriptions(&[1]).get(&name(1)).unwrap();
+        assert_eq!(tell_late(&mut told, 0, &name(1), &described), Some(Event::Described(described)));
+        assert!(told.waiting(SPACE, hash(1)).is_empty());
+        assert_eq!(
+            tell(&mut told, 0, &[change(ChangeKind::Lost, 1, 0)], 256, |_| None),
+            [removed(&[101, 1])]
+        );
+    }
+
+    #[test]
+    fn a_hash_is_its_last_64_bits_or_all_of_it() {
+        let hash = ChunkHash(std::array::from_fn(|i| i as u8));
+        assert_eq!(Hash::of(&hash, EventHashes::Int64), Hash::Int(0x1819_1a1b_1c1d_1e1f));
+        assert_eq!(Hash::of(&hash, EventHashes::Bytes), Hash::Bytes(hash.0));
+    }
+}

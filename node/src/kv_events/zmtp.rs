@@ -1,0 +1,250 @@
+//! As much of ZMTP 3.0 (<https://rfc.zeromq.org/spec/23/>, NULL mechanism) as a publisher and a replayer need: greetings, frames, heartbeats,
+//! and places for those who connect.
+//!
+//! Anybody who reaches the port may connect, so every resource of a guest has a bound: connections (in all and from one
+//! address) and the bytes of a frame. The ZeroMQ crate of the tests bounds none of these: it reserves whatever length a frame
+//! announces, so that 20 bytes of a stranger would end the node.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+/// What a guest says.
+#[derive(Debug, PartialEq)]
+pub(super) enum Said {
+    Command(Bytes),
+    /// A part of a message, and whether more of it follows.
+    Message(Bytes, bool),
+}
+
+/// The guests, by address.
+#[derive(Debug, Clone)]
+pub(super) struct Places {
+    known: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    all: usize,
+    from_one_address: usize,
+}
+
+/// The place of a connected guest.
+#[derive(Debug)]
+pub(super) struct Place {
+    all: Places,
+    address: IpAddr,
+}
+
+impl Places {
+    /// For so many guests, in all and from one address.
+    pub(super) fn new(all: usize, from_one_address: usize) -> Self {
+        Self { known: Arc::default(), all, from_one_address }
+    }
+
+    /// A place, if there is one.
+    fn enter(&self, address: IpAddr) -> Option<Place> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.values().sum::<usize>() >= self.all
+            || known.get(&address).is_some_and(|&guests| guests >= self.from_one_address)
+        {
+            return None;
+        }
+        *known.entry(address).or_default() += 1;
+        Some(Place { all: self.clone(), address })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut known = self.all.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(guests) = known.get_mut(&self.address) {
+            *guests -= 1;
+            if *guests == 0 {
+                known.remove(&self.address);
+            }
+        }
+    }
+}
+
+/// Accepts guests for ever, each with a place.
+pub(super) async fn accept(listener: TcpListener, places: Places, mut welcome: impl FnMut(TcpStream, Place)) {
+    loop {
+        let (socket, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot take a subscriber of events");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        match places.enter(from.ip()) {
+            Some(place) => welcome(socket, place),
+            None => tracing::debug!(%from, "a subscriber of events is turned away: there are too many"),
+        }
+    }
+}
+
+/// Exchanges greetings and roles; `role` is this side's.
+pub(super) async fn greet(
+    reader: &mut (impl AsyncRead + Unpin),
+    writer: &mut (impl AsyncWrite + Unpin),
+    buffer: &mut BytesMut,
+    role: &str,
+) -> io::Result<()> {
+    writer.write_all(&greeting()).await?;
+    let mut theirs = [0; GREETING_BYTES];
+    reader.read_exact(&mut theirs).await?;
+    let is_null = theirs[12..32] == greeting()[12..32];
+    if theirs[0] != 0xff || theirs[9] != 0x7f || theirs[10] < 3 || !is_null {
+        return Err(wrong("it does not speak ZMTP 3 with the NULL mechanism"));
+    }
+    let mut ready = BytesMut::new();
+    let bytes = (role.len() as u32).to_be_bytes();
+    put_frame(&mut ready, COMMAND, &[&b"\x05READY\x0bSocket-Type"[..], &bytes, role.as_bytes()].concat());
+    writer.write_all(&ready).await?;
+    loop {
+        match take_frame(buffer)? {
+            Some(Said::Command(command)) if command.starts_with(b"\x05READY") => return Ok(()),
+            Some(_) => return Err(wrong("it does not say that it is ready")),
+            None if reader.read_buf(buffer).await? == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            None => {}
+        }
+    }
+}
+
+/// Version 3.0, NULL mechanism.
+fn greeting() -> [u8; GREETING_BYTES] {
+    let mut greeting = [0; GREETING_BYTES];
+    (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
+    greeting[12..16].copy_from_slice(b"NULL");
+    greeting
+}
+
+/// Takes a whole frame out of the read bytes, if there is one.
+pub(super) fn take_frame(buffer: &mut BytesMut) -> io::Result<Option<Said>> {
+    let &[flags, ref rest @ ..] = &buffer[..] else { return Ok(None) };
+    let (header, bytes) = match (flags & LONG != 0, rest) {
+        (false, &[bytes, ..]) => (2, u64::from(bytes)),
+        (true, rest) => match rest.first_chunk() {
+            Some(bytes) => (9, u64::from_be_bytes(*bytes)),
+            None => return Ok(None),
+        },
+        (false, []) => return Ok(None),
+    };
+    if bytes > (MAX_FRAME_BYTES - header) as u64 {
+        return Err(wrong("its frame is too long"));
+    }
+    let bytes = bytes as usize;
+    if buffer.len() < header + bytes {
+        return Ok(None);
+    }
+    buffer.advance(header);
+    // A copy, which a subscription keeps: a part would keep all that was read.
+    let body = Bytes::copy_from_slice(&buffer.split_to(bytes));
+    Ok(Some(if flags & COMMAND != 0 { Said::Command(body) } else { Said::Message(body, flags & MORE != 0) }))
+}
+
+/// Adds a frame.
+fn put_frame(to: &mut BytesMut, flags: u8, body: &[u8]) {
+    match u8::try_from(body.len()) {
+        Ok(bytes) => to.extend_from_slice(&[flags, bytes]),
+        Err(_) => {
+            to.extend_from_slice(&[flags | LONG]);
+            to.extend_from_slice(&(body.len() as u64).to_be_bytes());
+        }
+    }
+    to.extend_from_slice(body);
+}
+
+/// The answer to a heartbeat.
+pub(super) fn pong(command: &[u8]) -> Option<BytesMut> {
+    let context = command.strip_prefix(b"\x04PING")?.get(2..)?;
+    let mut pong = BytesMut::new();
+    put_frame(&mut pong, COMMAND, &[b"\x04PONG", context].concat());
+    Some(pong)
+}
+
+/// Adds a message of these frames.
+pub(super) fn put_message(to: &mut BytesMut, frames: &[&[u8]]) {
+    to.reserve(frames.iter().map(|frame| frame.len() + 9).sum());
+    for (i, frame) in frames.iter().enumerate() {
+        put_frame(to, if i + 1 < frames.len() { MORE } else { 0 }, frame);
+    }
+}
+
+/// What a guest did wrong.
+pub(super) fn wrong(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// Flags of a frame.
+const MORE: u8 = 1;
+const LONG: u8 = 2;
+const COMMAND: u8 = 4;
+
+const GREETING_BYTES: usize = 64;
+
+/// The longest frame of a guest: a subscription has a topic's prefix.
+pub(super) const MAX_FRAME_BYTES: usize = 1_024;
+
+/// How long a guest may take to greet, and to take a message.
+pub(super) const SILENCE: Duration = Duration::from_secs(5);
+
+/// How long to wait where the system gives no socket.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(flags: u8, body: &[u8]) -> BytesMut {
+        let mut encoded = BytesMut::new();
+        put_frame(&mut encoded, flags, body);
+        encoded
+    }
+
+    #[test]
+    fn a_frame_is_taken_when_it_is_whole() {
+        let whole = [frame(0, b"\x01topic"), frame(COMMAND, &[7; 300]), frame(MORE, b"")].concat();
+        let mut buffer = BytesMut::new();
+        let mut taken = Vec::new();
+        for &byte in &whole {
+            buffer.extend_from_slice(&[byte]);
+            taken.extend(take_frame(&mut buffer).unwrap());
+        }
+        let topic = Said::Message(Bytes::from_static(b"\x01topic"), false);
+        assert_eq!(taken, [topic, Said::Command(vec![7; 300].into()), Said::Message(Bytes::new(), true)]);
+    }
+
+    #[test]
+    fn what_a_frame_says_of_its_length_takes_no_memory() {
+        for bytes in [MAX_FRAME_BYTES as u64, 1 << 40, u64::MAX] {
+            let mut buffer = BytesMut::from(&[LONG][..]);
+            buffer.extend_from_slice(&bytes.to_be_bytes());
+            assert!(take_frame(&mut buffer).is_err());
+        }
+    }
+
+    #[test]
+    fn one_address_does_not_take_all_places() {
+        let places = Places::new(256, 64);
+        let address = |last| IpAddr::from([10, 0, 0, last]);
+        let taken: Vec<_> = (0..256).map_while(|_| places.enter(address(1))).collect();
+        assert_eq!(taken.len(), 64);
+        let others: Vec<_> =
+            (2..=9).flat_map(|last| vec![last; 60]).filter_map(|last| places.enter(address(last))).collect();
+        assert_eq!(taken.len() + others.len(), 256);
+        drop(taken);
+        assert!(places.enter(address(1)).is_some());
+    }
+
+    #[test]
+    fn a_heartbeat_is_answered_with_its_own_context() {
+        assert_eq!(pong(b"\x04PING\0\x0acontext").unwrap(), frame(COMMAND, b"\x04PONGcontext"));
+        assert_eq!(pong(b"\x04PING"), None);
+        assert_eq!(pong(b"\x05ERROR"), None);
+    }
+}
