@@ -82,7 +82,9 @@ impl DescribedFields {
         let described = Described { blocks, parent, tokens, lora_id, lora_name, extra_keys };
         match described.is_sound() {
             true => Ok(described),
-            false => Err(PyValueError::new_err("no description of a chunk: as many tokens for each of its blocks are needed")),
+            false => Err(PyValueError::new_err(
+                "no description of a chunk: as many tokens for each of its blocks are needed",
+            )),
         }
     }
 }

@@ -51,9 +51,10 @@ impl World {
     /// Chunks of a purge may come again. Until then an actor holds none of them that nobody reserved since it was asked for.
     pub(crate) fn purge_ends(&mut self, at: At, end: PurgeEnd) {
         let PurgeEnd { purge, life, scope, asked } = end;
-        let covered = self.spaces.iter().filter(|space| {
-            scope.covers(TENANTS[usize::from(space.tenant)], &space.fingerprint)
-        });
+        let covered = self
+            .spaces
+            .iter()
+            .filter(|space| scope.covers(TENANTS[usize::from(space.tenant)], &space.fingerprint));
         let covered: Vec<_> = covered.map(|space| space.fingerprint).collect();
         let Some(actor) = self.actor(at).filter(|actor| actor.life == life) else { return };
         let (held, _) = actor.core.store().held_from(0, usize::MAX);

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use larder_core::Event;
 use larder_core::store::ids::{ProcessId, TenantId};
 use larder_core::store::policy::PolicyName;
-use larder_core::Event;
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::handoff::{AskInPlace, Follow, HandOver, Writer};
 use larder_protocol::lane::{AskCopy, CopyWords, LoadPages, SavePages};
