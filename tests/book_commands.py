@@ -298,7 +298,7 @@ def sizes_are_found(hosts):
     page.end()
     page = Page("replay.md")
     played = page.run(hosts, "trace")["a"]
-    assert re.search(r"^│ wrong bytes +0 │$", played, re.M) and re.search(r"^│ requests +200 │$", played, re.M), played
+    assert re.search(r"^ wrong bytes +0 *$", played, re.M) and re.search(r"^ requests +200 *$", played, re.M), played
     page.end()
 
 
@@ -393,7 +393,7 @@ def quick_start_is_right(hosts):
     rows = set(re.findall(r"^(\w) +alive", said["larder status"], re.M))
     assert rows == {"a", "b"} and said["larder status"].endswith("\nhealthy\n"), said["larder status"]
     assert re.findall(r"^(\w) +alive", said["larder top"], re.M) == ["a", "b"], said["larder top"]
-    assert re.search(r"^│ wrong bytes +0 │$", said["larder replay --coordinator 10.0.0.1"], re.M), said
+    assert re.search(r"^ wrong bytes +0 *$", said["larder replay --coordinator 10.0.0.1"], re.M), said
     assert re.search(r"^a +3 +3 +1,536$", said["larder where 0 1 2"], re.M), said["larder where 0 1 2"]
     assert re.search(r"^b +0 +3 +0$", said["larder where 0 1 2"], re.M), said["larder where 0 1 2"]
     # A pin is one node's, and every host sees it.

@@ -20,7 +20,7 @@ TRAP = 5
 BREAKPOINT = b"\xcc"
 # An x86-64 processor's registers as the kernel hands them out; those that are used here by their places.
 REGISTERS = 27
-PLACES = {"rdx": 12, "rsi": 13, "rdi": 14, "rip": 16, "rsp": 19}
+PLACES = {"rdx": 12, "rdi": 14, "rip": 16, "rsp": 19}
 # So far below its stack's end a thread does not get while it panics.
 BELOW = 1 << 18
 PANIC = re.compile(r"4core6option13unwrap_failed")

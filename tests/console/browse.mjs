@@ -64,6 +64,8 @@ await page.getByRole("table", { name: "Lost nodes" }).getByRole("row", { name: /
 await page.getByRole("region", { name: "Advice" }).getByText(/start it again/).waitFor();
 await page.getByLabel("Colour by").selectOption("packets lost");
 await links.getByText(/\d %/).first().waitFor();
+await page.getByLabel("Colour by").selectOption("round trip");
+await links.getByText(/\d ms/).first().waitFor();
 await page.getByLabel("Colour by").selectOption("bytes sent");
 await picture("links", true);
 
@@ -217,7 +219,7 @@ const names = Array.from({ length: 256 }, (_, number) => `node-${number}`);
 const member = (name) => ({ name, http: "10.0.0.1:9440", state: "alive", devices: 8, partitions: 64, protocol: 2, silent_seconds: 0.1 });
 const actor = { device: 0, policy: "lru", chunks: 9, arena_bytes: 9e9, used_bytes: 5e9, tokens_asked: 9, tokens_hit: 3, evictions: 1, sessions: 2, disk: null, disk_trouble: null };
 const zone = (name) => `rack-${Number(name.slice(5)) % 4}`;
-const node = (name) => ({ name, version: "1", ready: true, uptime_seconds: 9, actors: Array(8).fill(actor), cluster: { epoch: "1.1", members: 256, silent: [], zone: zone(name), refused: null }, drain: null });
+const node = (name) => ({ name, version: "1", ready: true, uptime_seconds: 9, actors: Array(8).fill(actor), cluster: { epoch: name === "node-9" ? "1.0" : "1.1", members: 256, silent: [], zone: zone(name), refused: null }, drain: null });
 const runs = Array.from({ length: 10_000 }, (_, from) => ({ from, to: from + 1, outcome: from % 2 ? "evicted" : "behind_gap", tier: "host", evicted: from % 2 ? { unix_ms: 1, rule: "need", worth: 1 } : null }));
 const finding = (name) => [{ check: "clock", level: name === "node-7" ? "warning" : "note", found: "it is not synchronised", advice: "run chrony" }];
 const lookup = { device: 0, number: 1, unix_ms: Date.now(), kind: "lookup", request: "long", trace: null, tenant: "a", namespace: "0", chunk_tokens: 16, prompt_tokens: 1, chunks: 10_000, found_chunks: 0, refused: null, runs, other_namespaces: [], hashes: [] };
@@ -249,6 +251,8 @@ const tiles = await longest(() => page.locator("article.tile").nth(255).waitFor(
 const rack = page.getByRole("region", { name: "Zone rack-3" });
 assert.equal(await rack.locator("article.tile").count(), 64, "a quarter of the nodes is in each zone");
 await rack.getByRole("heading", { name: "node-255" }).waitFor();
+assert.match(await tile(page, "node-9 ").innerText(), /table 1\.0/, "the table that it goes by is not the coordinator's");
+assert.doesNotMatch(await tile(page, "node-10 ").innerText(), /table/);
 // The dots: a band of those that have links, and nothing beside it.
 const dots = page.getByRole("img", { name: "Links between 256 nodes" });
 await dots.scrollIntoViewIfNeeded();

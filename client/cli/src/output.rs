@@ -1,6 +1,6 @@
 //! Results on standard output.
 
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
@@ -28,10 +28,10 @@ pub(crate) fn print_json(value: &impl Serialize) -> io::Result<()> {
     print(&serde_json::to_string(value)?)
 }
 
-/// A table with these headings, none if all are empty.
+/// A table with these headings, none if all are empty. It has borders on a terminal only.
 pub(crate) fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY);
+    table.load_style(if io::stdout().is_terminal() { presets::UTF8_BORDERS_ONLY } else { presets::NOTHING });
     if headings.iter().any(|heading| !heading.is_empty()) {
         table.set_header(headings);
     }

@@ -357,6 +357,7 @@ fn config_check_shows_what_a_file_comes_to_and_refuses_what_cannot_be() {
     assert_eq!(report["values"]["device 0 arena bytes"], 16 << 20);
     let text = String::from_utf8(check(node, &[]).stdout).unwrap();
     assert!(text.contains("16.0 MiB") && text.contains("sieve"), "{text}");
+    assert!(text.is_ascii(), "no borders in a pipe: {text}");
 
     let coordinator = "[membership]\nsuspect_after_ms = 4000\n";
     let report: serde_json::Value = serde_json::from_slice(&check(coordinator, &["--json"]).stdout).unwrap();
