@@ -1,19 +1,24 @@
 //! The copy pool: threads that move blocks into the arena, with their checksums, from write windows and from siblings.
 //!
 //! The same threads give extents new memory. Nothing here decides: an order says which bytes go where, and its completion
-//! comes back on a channel of its own, so a completion can never be refused.
+//! comes back on a channel of its own, so a completion can never be refused. Threads that have nothing to do help with a large
+//! copy ([`shared`]).
+
+mod shared;
 
 use std::io;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use larder_core::store::Checksums;
-use larder_protocol::checksum::{RangeChecksum, block_ranges};
+use larder_protocol::checksum::{RangeChecksum, Stores, block_ranges};
 use tokio::sync::oneshot;
 
+use self::shared::SharedCopy;
 use crate::arena::{Destination, ExtentMemory, MemoryError, OutOfBounds, Renewal};
 use crate::host::CpuSet;
 use crate::threads::{self, Joined};
@@ -23,6 +28,8 @@ use crate::window::Window;
 pub struct CopyPool {
     queue: SyncSender<Job>,
     threads: Vec<Joined>,
+    /// Threads that wait for an order.
+    idle: Arc<AtomicUsize>,
     panics: Arc<AtomicU64>,
 }
 
@@ -67,7 +74,7 @@ pub type CopyDone = oneshot::Receiver<Vec<Checksums>>;
 pub type RenewalDone = oneshot::Receiver<Result<Arc<ExtentMemory>, MemoryError>>;
 
 enum Job {
-    Copy(CopyOrder, oneshot::Sender<Vec<Checksums>>),
+    Copy(Arc<SharedCopy>),
     Import(ImportOrder, oneshot::Sender<Vec<Checksums>>),
     Renew(Renewal, oneshot::Sender<Result<Arc<ExtentMemory>, MemoryError>>),
 }
@@ -80,10 +87,11 @@ impl CopyPool {
     pub fn start(name: &str, limits: &CopyLimits) -> io::Result<Self> {
         let (queue, jobs) = sync_channel(limits.queue_orders);
         let jobs = Arc::new(Mutex::new(jobs));
-        let mut lane = Self { queue, threads: Vec::new(), panics: Arc::default() };
+        let mut lane = Self { queue, threads: Vec::new(), idle: Arc::default(), panics: Arc::default() };
         for _ in 0..limits.threads {
-            let (jobs, panics) = (Arc::clone(&jobs), Arc::clone(&lane.panics));
-            lane.threads.push(threads::spawn(name, &limits.cpus, move || work(&jobs, &panics))?.into());
+            let (jobs, idle, panics) = (Arc::clone(&jobs), Arc::clone(&lane.idle), Arc::clone(&lane.panics));
+            lane.threads
+                .push(threads::spawn(name, &limits.cpus, move || work(&jobs, &idle, &panics))?.into());
         }
         Ok(lane)
     }
@@ -92,8 +100,16 @@ impl CopyPool {
     /// nothing was done.
     #[must_use]
     pub fn submit(&self, order: CopyOrder) -> Option<CopyDone> {
-        let (done, completion) = oneshot::channel();
-        self.send(Job::Copy(order, done)).ok().map(|()| completion)
+        let helpers =
+            (order.bytes() / HELPED_BYTES).min(self.idle.load(Ordering::Relaxed).saturating_sub(1) as u64);
+        let (copy, completion) = SharedCopy::new(order);
+        let copy = Arc::new(copy);
+        self.send(Job::Copy(Arc::clone(&copy))).ok()?;
+        for _ in 0..helpers {
+            // Where there is no room for help, the first thread copies alone.
+            let _ = self.send(Job::Copy(Arc::clone(&copy)));
+        }
+        Some(completion)
     }
 
     /// Hands blocks that come from elsewhere to the threads. `None` where the queue is full: nothing was done.
@@ -154,13 +170,36 @@ impl CopyOrder {
     /// Whether handing the order to a thread would cost more than carrying it out here.
     #[must_use]
     pub fn is_small(&self) -> bool {
-        self.moves.iter().map(|block| block.to.bytes).sum::<u64>() <= INLINE_COPY_BYTES
+        self.bytes() <= INLINE_COPY_BYTES
     }
 
     /// Carries the order out on the calling thread.
     #[must_use]
     pub fn perform(&self) -> Vec<Checksums> {
-        self.moves.iter().map(|block| block.perform(self.window.as_deref())).collect()
+        let sums = |block: &Move| {
+            let ranges = block_ranges(block.to.bytes, block.to.range_bytes);
+            Checksums::of(&block.to.key, ranges.map(|range| self.perform_range(block, range)))
+        };
+        self.moves.iter().map(sums).collect()
+    }
+
+    /// Copies a layer range of a block, and sums it as it stands in the arena then: what the window holds may change.
+    fn perform_range(&self, block: &Move, range: Range<u64>) -> u64 {
+        let Move { source, is_in_place, to } = block;
+        let (at, bytes) = (to.offset + range.start, range.end - range.start);
+        let mut sum = RangeChecksum::new();
+        let performed = match self.window.as_deref().filter(|_| !is_in_place) {
+            Some(window) => {
+                to.memory.copy_in_from(window.mapping(), source + range.start, at, bytes, &mut sum)
+            }
+            None => to.memory.add_to(&mut sum, at, bytes),
+        };
+        performed.expect("the order's places were checked when it was made");
+        sum.finish()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.moves.iter().map(|block| block.to.bytes).sum()
     }
 }
 
@@ -187,52 +226,24 @@ impl ImportOrder {
     }
 }
 
-impl Move {
-    /// Copies each piece, then adds it to the checksum as it stands in the arena: what the window holds may have changed.
-    fn perform(&self, window: Option<&Window>) -> Checksums {
-        let Self { to, source, is_in_place } = self;
-        let window = window.filter(|_| !is_in_place);
-        sum(to, to.bytes, |start, bytes, checksum| {
-            let at = to.offset + start;
-            if let Some(window) = window {
-                to.memory.copy_in_from(window.mapping(), source + start, at, bytes)?;
-            }
-            to.memory.add_to(checksum, at, bytes)
-        })
-    }
-}
-
-/// Copies each piece, then adds it to the checksum as it was copied: nobody writes the source meanwhile.
+/// Copies a block and sums it.
 fn import(from: &Bytes, to: &Destination) -> Checksums {
-    sum(to, from.len() as u64, |start, bytes, checksum| {
-        let piece = &from[start as usize..][..bytes as usize];
-        to.memory.copy_in(to.offset + start, piece)?;
-        checksum.update(piece);
-        Ok(())
-    })
-}
-
-/// The checksums of a block of so many bytes; `add` adds a piece of it (where it begins, how long it is) to one.
-fn sum(
-    to: &Destination,
-    bytes: u64,
-    add: impl Fn(u64, u64, &mut RangeChecksum) -> Result<(), OutOfBounds>,
-) -> Checksums {
-    let ranges = block_ranges(bytes, to.range_bytes).map(|range| {
-        let mut checksum = RangeChecksum::new();
-        for piece in block_ranges(range.end - range.start, PIECE_BYTES) {
-            let added = add(range.start + piece.start, piece.end - piece.start, &mut checksum);
-            added.expect("the order's places were checked when it was made");
-        }
-        checksum.finish()
+    let ranges = block_ranges(from.len() as u64, to.range_bytes).map(|range| {
+        let mut sum = RangeChecksum::new();
+        let piece = &from[range.start as usize..range.end as usize];
+        let copied = to.memory.copy_in_summed(to.offset + range.start, piece, Stores::Streamed, &mut sum);
+        copied.expect("the order's places were checked when it was made");
+        sum.finish()
     });
     Checksums::of(&to.key, ranges)
 }
 
 /// The work of a copy thread, until the pool is dropped.
-fn work(jobs: &Mutex<Receiver<Job>>, panics: &AtomicU64) {
+fn work(jobs: &Mutex<Receiver<Job>>, idle: &AtomicUsize, panics: &AtomicU64) {
     loop {
+        idle.fetch_add(1, Ordering::Relaxed);
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        idle.fetch_sub(1, Ordering::Relaxed);
         let Ok(job) = job else { return };
         // The memory that a panicking order leaves is bytes in a place that its sender never hears to be done.
         if catch_unwind(AssertUnwindSafe(|| job.perform())).is_err() {
@@ -246,7 +257,7 @@ impl Job {
     fn perform(self) {
         // Where nobody waits any more there is nobody to tell.
         match self {
-            Self::Copy(order, done) => drop(done.send(order.perform())),
+            Self::Copy(copy) => copy.help(),
             Self::Import(order, done) => {
                 let sums = order.perform();
                 // Whoever hears of it may give the sources up.
@@ -258,12 +269,12 @@ impl Job {
     }
 }
 
-/// Orders up to this size are carried out where they are made: at 8 GB/s this takes 8 us, and the hop to a thread and back
+/// Orders up to this size are carried out where they are made: at 16 GB/s this takes 8 us, and the hop to a thread and back
 /// 30 us and more. Larger ones would keep the sessions on the arbiter waiting.
-pub const INLINE_COPY_BYTES: u64 = 64 << 10;
+pub const INLINE_COPY_BYTES: u64 = 128 << 10;
 
-/// A piece is still in the core's own cache when its checksum is computed.
-const PIECE_BYTES: u64 = 128 << 10;
+/// For each so many bytes of an order another thread is worth its wake-up.
+const HELPED_BYTES: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use larder_device::HostMemory;
-
+use larder_protocol::checksum::{BlockSummer, Stores};
 use rustix::fs::{FileType, SealFlags, fcntl_get_seals, fstat};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
@@ -78,6 +78,16 @@ impl Mapping {
         // Writers in other processes are kept off by the lease that the caller holds; one that breaks it changes which
         // bytes arrive, nothing more, as no reference to the source exists.
         unsafe { ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) }
+    }
+
+    /// Copies `out.len()` bytes from `offset` on into `out`, and adds them to `sum` as they arrived.
+    ///
+    /// # Panics
+    /// Panics if they do not lie within the mapping.
+    pub fn copy_to_summed(&self, offset: u64, out: &mut [u8], sum: &mut BlockSummer) {
+        let from = self.checked(offset, out.len());
+        // SAFETY: as in `copy_to`.
+        unsafe { sum.copy(from, out.as_mut_ptr(), out.len(), Stores::Cached) }
     }
 
     /// Shows the `bytes` bytes from `offset` on to `each`, in order and a piece at a time: copies, since no reference into the

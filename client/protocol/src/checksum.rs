@@ -30,10 +30,14 @@
 //! All numbers are little-endian. It guards against accident (a torn write, a wrong offset, a bad disk), not against
 //! attack: anybody can make bytes that fit a checksum.
 
+mod xxh3;
+
 use std::ops::Range;
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
+pub use self::xxh3::Stores;
+use self::xxh3::Wide;
 use crate::chunk::ChunkHash;
 use crate::namespace::Fingerprint;
 use crate::pools::PoolSpec;
@@ -42,6 +46,9 @@ use crate::pools::PoolSpec;
 ///
 /// Smaller ranges let a reader start earlier and stay in the cache between copy and checksum; each costs eight bytes.
 pub const CHECKSUM_RANGE_BYTES: u64 = 1 << 20;
+
+/// From here on bytes are summed sooner with wide registers, though their sum needs more preparation.
+const WIDE_BYTES: usize = 1 << 10;
 
 /// The name of a block. The checksum covers it, so that right bytes under a wrong key are found too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -57,25 +64,44 @@ pub struct BlockKey {
 }
 
 /// Computes the checksum of one range piece by piece; the pieces' boundaries do not matter.
-#[derive(Clone, Default)]
-pub struct RangeChecksum(Xxh3);
+#[derive(Clone)]
+pub struct RangeChecksum(Sum);
+
+#[derive(Clone)]
+enum Sum {
+    Wide(Wide),
+    /// For processors without registers that `Wide` knows.
+    Plain(Xxh3),
+}
 
 impl RangeChecksum {
     /// Starts a range.
     #[must_use]
     pub fn new() -> Self {
-        Self(Xxh3::new())
+        Self(Wide::new().map_or_else(|| Sum::Plain(Xxh3::new()), Sum::Wide))
     }
 
     /// Adds the bytes that follow.
     pub fn update(&mut self, piece: &[u8]) {
-        self.0.update(piece);
+        match &mut self.0 {
+            Sum::Wide(sum) => sum.update(piece),
+            Sum::Plain(sum) => sum.update(piece),
+        }
     }
 
     /// The checksum of the bytes so far.
     #[must_use]
     pub fn finish(&self) -> u64 {
-        self.0.digest()
+        match &self.0 {
+            Sum::Wide(sum) => sum.finish(),
+            Sum::Plain(sum) => sum.digest(),
+        }
+    }
+}
+
+impl Default for RangeChecksum {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -103,13 +129,9 @@ impl BlockSummer {
     /// Adds the bytes that follow.
     pub fn update(&mut self, mut piece: &[u8]) {
         while !piece.is_empty() {
-            let left = usize::try_from(self.range_bytes - self.filled).unwrap_or(usize::MAX);
-            let (now, later) = piece.split_at(piece.len().min(left));
+            let (now, later) = piece.split_at(piece.len().min(self.left_of_range()));
             self.range.update(now);
-            self.filled += now.len() as u64;
-            if self.filled == self.range_bytes {
-                self.end_range();
-            }
+            self.has_added(now.len());
             piece = later;
         }
     }
@@ -121,6 +143,17 @@ impl BlockSummer {
             self.end_range();
         }
         block_checksum(key, &self.ranges)
+    }
+
+    fn left_of_range(&self) -> usize {
+        usize::try_from(self.range_bytes - self.filled).unwrap_or(usize::MAX)
+    }
+
+    fn has_added(&mut self, bytes: usize) {
+        self.filled += bytes as u64;
+        if self.filled == self.range_bytes {
+            self.end_range();
+        }
     }
 
     fn end_range(&mut self) {
@@ -155,7 +188,12 @@ pub fn block_ranges(block_bytes: u64, range_bytes: u64) -> impl Iterator<Item = 
 /// The checksum of one layer range.
 #[must_use]
 pub fn range_checksum(range: &[u8]) -> u64 {
-    xxh3_64(range)
+    if range.len() < WIDE_BYTES {
+        return xxh3_64(range);
+    }
+    let mut sum = RangeChecksum::new();
+    sum.update(range);
+    sum.finish()
 }
 
 /// The checksum of a block whose layer ranges have the checksums `ranges`.

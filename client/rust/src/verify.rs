@@ -147,12 +147,7 @@ impl Proofs {
         };
         let is_right = self.judge(&reading, || {
             let mut summer = BlockSummer::new(reading.namespace.range_bytes(reading.block));
-            let mut at = reading.offset;
-            for piece in out.chunks_mut(COPIED_PIECE_BYTES) {
-                reading.mapping.copy_to(at, piece);
-                summer.update(piece);
-                at += piece.len() as u64;
-            }
+            reading.mapping.copy_to_summed(reading.offset, out, &mut summer);
             summer.finish(&self.key(&reading)) == sum
         });
         if is_right { Ok(()) } else { Err(self.damaged(&reading)) }
@@ -250,9 +245,6 @@ impl Proofs {
         reading.link.report(Request::ReportDamage(ReportDamage { namespace, hash }));
     }
 }
-
-/// A piece that is summed while the core's own cache has it.
-const COPIED_PIECE_BYTES: usize = 128 << 10;
 
 const UNKNOWN: u8 = 0;
 const RIGHT: u8 = 1;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use larder_device::HostMemory;
-use larder_protocol::checksum::RangeChecksum;
+use larder_protocol::checksum::{RangeChecksum, Stores, block_ranges};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
@@ -140,7 +140,8 @@ impl ExtentMemory {
         self.mapping.check(offset, bytes)
     }
 
-    /// Copies `bytes` bytes of a window, from `source` on, to `offset`. The caller has that place to itself.
+    /// Copies `bytes` bytes of a window, from `source` on, to `offset`, and adds them to `sum` as they arrived. The caller has that
+    /// place to itself.
     ///
     /// # Errors
     /// Fails if either place is not within its memory: nothing is copied.
@@ -150,8 +151,9 @@ impl ExtentMemory {
         source: u64,
         offset: u64,
         bytes: u64,
+        sum: &mut RangeChecksum,
     ) -> Result<(), OutOfBounds> {
-        self.mapping.copy_from(window, source, offset, bytes)
+        self.mapping.copy_from(window, source, offset, bytes, sum)
     }
 
     /// Copies `bytes` to `offset`. The caller has that place to itself.
@@ -160,6 +162,20 @@ impl ExtentMemory {
     /// Fails if the place is not within the extent: nothing is copied.
     pub fn copy_in(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.mapping.write(offset, bytes)
+    }
+
+    /// Copies `bytes` to `offset`, and adds them to `sum`. The caller has that place to itself.
+    ///
+    /// # Errors
+    /// Fails if the place is not within the extent: nothing is copied.
+    pub(crate) fn copy_in_summed(
+        &self,
+        offset: u64,
+        bytes: &[u8],
+        stores: Stores,
+        sum: &mut RangeChecksum,
+    ) -> Result<(), OutOfBounds> {
+        self.mapping.write_summed(offset, bytes, stores, sum)
     }
 
     /// The bytes at a place, without a copy, for as long as anybody keeps them. `lease` keeps the place from being written
@@ -222,9 +238,12 @@ impl ExtentMemory {
             checksum.update(slice);
             return Ok(());
         }
-        let mut bounce = vec![0; bytes as usize];
-        self.copy_out(offset, &mut bounce)?;
-        checksum.update(&bounce);
+        let mut bounce = vec![0; bytes.min(BOUNCED_BYTES) as usize];
+        for piece in block_ranges(bytes, BOUNCED_BYTES) {
+            let bounced = &mut bounce[..(piece.end - piece.start) as usize];
+            self.copy_out(offset + piece.start, bounced)?;
+            checksum.update(bounced);
+        }
         Ok(())
     }
 
@@ -285,6 +304,9 @@ impl fmt::Debug for ExtentMemory {
         f.debug_struct("ExtentMemory").field("spec", &self.spec).field("pages", &self.pages).finish()
     }
 }
+
+/// A piece that stays in the core's own cache.
+const BOUNCED_BYTES: u64 = 128 << 10;
 
 #[cfg(test)]
 mod tests;

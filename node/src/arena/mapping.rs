@@ -9,6 +9,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use larder_device::HostMemory;
+use larder_protocol::checksum::{RangeChecksum, Stores};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -120,13 +121,14 @@ impl Mapping {
         }
     }
 
-    /// Copies `bytes` bytes from `source`, from `source_offset` on, to `offset`.
+    /// Copies `bytes` bytes from `source`, from `source_offset` on, to `offset`, past the caches; adds them to `sum` as they arrived.
     pub(crate) fn copy_from(
         &self,
         source: &Self,
         source_offset: u64,
         offset: u64,
         bytes: u64,
+        sum: &mut RangeChecksum,
     ) -> Result<(), OutOfBounds> {
         assert_eq!(self.access, Access::Write, "only memory that the node maps writable is written");
         let from = source.place(source_offset, bytes)?;
@@ -134,7 +136,7 @@ impl Mapping {
         // SAFETY: both places are within their mappings, and stay mapped as long as the values are borrowed. Two mappings
         // do not overlap. Another process may write `from` meanwhile (an engine its window): then what is copied is
         // undefined to the engine, but bytes are bytes, and no reference to them exists.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), bytes as usize) };
+        unsafe { sum.copy(from.as_ptr(), to.as_ptr(), bytes as usize, Stores::Streamed) };
         Ok(())
     }
 
@@ -144,6 +146,21 @@ impl Mapping {
         let to = self.place(offset, bytes.len() as u64)?;
         // SAFETY: within a mapping that stays as long as it is borrowed; `bytes` is private memory, so the two do not overlap.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies `bytes`, which are this process's own, to `offset`, and adds them to `sum`.
+    pub(crate) fn write_summed(
+        &self,
+        offset: u64,
+        bytes: &[u8],
+        stores: Stores,
+        sum: &mut RangeChecksum,
+    ) -> Result<(), OutOfBounds> {
+        assert_eq!(self.access, Access::Write, "only memory that the node maps writable is written");
+        let to = self.place(offset, bytes.len() as u64)?;
+        // SAFETY: as in `write`.
+        unsafe { sum.copy(bytes.as_ptr(), to.as_ptr(), bytes.len(), stores) };
         Ok(())
     }
 

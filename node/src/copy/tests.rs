@@ -1,5 +1,7 @@
 //! Tests of the copy pool.
 
+use std::sync::atomic::AtomicBool;
+
 use larder_protocol::checksum::{BlockKey, range_checksum};
 use larder_protocol::{ChunkHash, Fingerprint};
 
@@ -63,6 +65,70 @@ fn blocks_arrive_byte_for_byte_with_the_checksums_of_what_arrived() {
 }
 
 #[test]
+fn a_copy_by_many_threads_at_once_is_whole_and_told_once() {
+    let arena = arena(2);
+    let (window, content) = filled_window(1 << 20);
+    let shapes = [(5, 0, 300_000, 7_000), (300_005, 300_032, 1, 1), (400_000, 400_000, 600_000, 65_536)];
+    let moves: Vec<Move> = shapes.iter().map(|&(s, o, b, r)| block(&arena, s, o, b, r)).collect();
+    for _ in 0..50 {
+        let order = CopyOrder::new(Some(Arc::clone(&window)), moves.clone()).unwrap();
+        let (copy, done) = SharedCopy::new(order);
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| copy.help()))));
+        for (Move { source, to, .. }, checksums) in moves.iter().zip(done.blocking_recv().unwrap()) {
+            let expected = &content[*source as usize..][..to.bytes as usize];
+            assert!(in_arena(to) == expected, "block at {source}");
+            assert_eq!(checksums, checksums_of(expected, to.range_bytes as usize));
+        }
+    }
+}
+
+#[test]
+fn an_order_of_nothing_is_done_at_once() {
+    let order = CopyOrder::new(None, Vec::new()).unwrap();
+    assert_eq!(lane(1).submit(order).unwrap().blocking_recv(), Ok(Vec::new()));
+}
+
+#[test]
+fn the_sums_are_those_of_the_arena_though_the_engine_writes_its_window_meanwhile() {
+    let arena = arena(2);
+    let (window, _) = filled_window(512 << 10);
+    let engine = Mapping::new(window.descriptor(), window.bytes(), Access::Write).unwrap();
+    let (is_over, lane) = (AtomicBool::new(false), lane(4));
+    let mut torn = 0;
+    std::thread::scope(|scope| {
+        let _end = End(&is_over);
+        scope.spawn(|| {
+            for value in (0..=u8::MAX).cycle().take_while(|_| !is_over.load(Ordering::Relaxed)) {
+                engine.write(0, &vec![value; 512 << 10]).unwrap();
+            }
+        });
+        for _ in 0..200 {
+            let moves = vec![
+                block(&arena, 0, 0, 256 << 10, 64 << 10),
+                block(&arena, 300_001, 300_000, 99_999, 1_000),
+            ];
+            let order = CopyOrder::new(Some(Arc::clone(&window)), moves.clone()).unwrap();
+            let done = lane.submit(order).unwrap().blocking_recv().unwrap();
+            for (Move { to, .. }, checksums) in moves.iter().zip(done) {
+                let arrived = in_arena(to);
+                assert_eq!(checksums, checksums_of(&arrived, to.range_bytes as usize));
+                torn += usize::from(arrived.iter().any(|&byte| byte != arrived[0]));
+            }
+        }
+    });
+    assert!(torn > 0, "the engine changed nothing while it was copied: this test showed nothing");
+}
+
+/// Ends a thread, also where the test fails.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
 fn a_small_order_does_the_same_on_the_callers_thread() {
     let arena = arena(2);
     let (window, content) = filled_window(8192);
@@ -107,7 +173,7 @@ fn places_outside_of_their_memory_are_refused_before_anything_is_done() {
 #[test]
 fn a_full_queue_refuses_the_order_instead_of_blocking() {
     let (queue, jobs) = sync_channel(1);
-    let lane = CopyPool { queue, threads: Vec::new(), panics: Arc::default() };
+    let lane = CopyPool { queue, threads: Vec::new(), idle: Arc::default(), panics: Arc::default() };
     let arena = &mut arena(2);
     let window = Arc::new(Window::create(4096, None, None).unwrap());
     let order =

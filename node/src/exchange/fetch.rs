@@ -10,7 +10,7 @@ use larder_core::store::Checksums;
 use larder_core::{Arrival, FetchFailure};
 use larder_net::quic::{Connection, write_message};
 use larder_net::trace::{SpanKind, Trace};
-use larder_protocol::checksum::RangeChecksum;
+use larder_protocol::checksum::{RangeChecksum, Stores};
 use larder_protocol::peer::{
     Chunks, Class, Fetch, FetchedChunk, HeldChunk, PeerRequest, PeerResponse, RetryAfter,
 };
@@ -345,7 +345,7 @@ impl Coming {
             let end_of_range = (at / to.range_bytes + 1).saturating_mul(to.range_bytes).min(to.bytes);
             let most = usize::try_from(end_of_range - at).unwrap_or(usize::MAX);
             let piece = self.piece(most).await?;
-            if to.memory.copy_in(to.offset + at, &piece).is_err() {
+            if to.memory.copy_in_summed(to.offset + at, &piece, Stores::Cached, &mut range).is_err() {
                 tracing::error!(
                     offset = to.offset,
                     bytes = to.bytes,
@@ -353,7 +353,6 @@ impl Coming {
                 );
                 return Err(FetchFailure::Full);
             }
-            range.update(&piece);
             at += piece.len() as u64;
             if at == end_of_range {
                 ranges.push(std::mem::take(&mut range).finish());

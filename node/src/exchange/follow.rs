@@ -18,7 +18,7 @@ use larder_core::{Arrival, Event, FetchFailure, LayersArrived};
 use larder_net::quic::{Connection, MessageError, read_message, write_message};
 use larder_net::trace::Trace;
 use larder_protocol::PoolSet;
-use larder_protocol::checksum::{RangeChecksum, block_checksum, block_ranges, layers_checksum};
+use larder_protocol::checksum::{RangeChecksum, Stores, block_checksum, block_ranges, layers_checksum};
 use larder_protocol::identity::Identity;
 use larder_protocol::limits::MAX_LAYERS;
 use larder_protocol::peer::{
@@ -281,10 +281,13 @@ async fn receive_piece(
         let most = usize::try_from(bytes - at).unwrap_or(usize::MAX);
         let piece = receive.read_chunk(most, true).await.map_err(|_| FetchFailure::Broken)?;
         let piece: Bytes = piece.ok_or(FetchFailure::Malformed)?.bytes;
-        if let Some(to) = to {
-            to.memory.copy_in(to.offset + offset + at, &piece).map_err(|_| FetchFailure::Full)?;
+        match to {
+            Some(to) => to
+                .memory
+                .copy_in_summed(to.offset + offset + at, &piece, Stores::Cached, &mut sum)
+                .map_err(|_| FetchFailure::Full)?,
+            None => sum.update(&piece),
         }
-        sum.update(&piece);
         at += piece.len() as u64;
     }
     Ok(sum.finish())

@@ -40,7 +40,7 @@ fn window_with(bytes: &[u8]) -> Window {
 fn an_engine_sees_what_the_node_writes_and_cannot_write_itself() {
     let extent = SEALED.create().unwrap();
     let engine = mapped(&extent, Access::Read).unwrap();
-    extent.copy_in_from(window_with(b"block").mapping(), 0, 5000, 5).unwrap();
+    extent.copy_in_from(window_with(b"block").mapping(), 0, 5000, 5, &mut RangeChecksum::new()).unwrap();
     let mut seen = [0; 5];
     engine.read(5000, &mut seen).unwrap();
     assert_eq!(&seen, b"block");
@@ -94,7 +94,7 @@ fn a_trusted_engine_writes_and_the_node_reads_copies_only() {
 #[test]
 fn bytes_that_no_engine_can_write_are_read_in_place() {
     let extent = SEALED.create().unwrap();
-    extent.copy_in_from(window_with(b"block").mapping(), 0, 100, 5).unwrap();
+    extent.copy_in_from(window_with(b"block").mapping(), 0, 100, 5, &mut RangeChecksum::new()).unwrap();
     // SAFETY: the copy is done, and there is no other.
     assert_eq!(unsafe { extent.bytes_at(100, 5) }, Ok(Some(b"block".as_slice())));
 }
@@ -105,11 +105,11 @@ fn a_place_outside_of_an_extent_is_refused() {
     let size = extent.bytes();
     let window = window_with(b"block");
     assert_eq!(
-        extent.copy_in_from(window.mapping(), 0, size - 4, 5),
+        extent.copy_in_from(window.mapping(), 0, size - 4, 5, &mut RangeChecksum::new()),
         Err(OutOfBounds { offset: size - 4, bytes: 5, size })
     );
     let past = OutOfBounds { offset: 4000, bytes: 4096, size: 4096 };
-    assert_eq!(extent.copy_in_from(window.mapping(), 4000, 0, 4096), Err(past));
+    assert_eq!(extent.copy_in_from(window.mapping(), 4000, 0, 4096, &mut RangeChecksum::new()), Err(past));
     assert_eq!(extent.copy_out(u64::MAX, &mut [0]), Err(OutOfBounds { offset: u64::MAX, bytes: 1, size }));
     assert_eq!(extent.check(size, 0), Ok(()));
 }
@@ -117,7 +117,7 @@ fn a_place_outside_of_an_extent_is_refused() {
 #[test]
 fn a_mapping_that_somebody_kept_shows_nothing_of_a_renewed_extent() {
     let extent = SEALED.create().unwrap();
-    extent.copy_in_from(window_with(b"mine!").mapping(), 0, 0, 5).unwrap();
+    extent.copy_in_from(window_with(b"mine!").mapping(), 0, 0, 5, &mut RangeChecksum::new()).unwrap();
     let kept = mapped(&extent, Access::Read).unwrap();
     let renewal = Renewal { extent: 0, spec: SEALED, old: Some(Arc::new(extent)) };
     let renewed = renewal.perform().unwrap();
@@ -125,7 +125,7 @@ fn a_mapping_that_somebody_kept_shows_nothing_of_a_renewed_extent() {
     let mut seen = [1; 5];
     renewed.copy_out(0, &mut seen).unwrap();
     assert_eq!(seen, [0; 5], "the new tenant sees nothing of the old one");
-    renewed.copy_in_from(window_with(b"yours").mapping(), 0, 0, 5).unwrap();
+    renewed.copy_in_from(window_with(b"yours").mapping(), 0, 0, 5, &mut RangeChecksum::new()).unwrap();
     kept.read(0, &mut seen).unwrap();
     assert_eq!(&seen, b"mine!", "the old tenant sees nothing of the new one");
 }
