@@ -1,15 +1,17 @@
 //! Plans a cache: what policies, capacities and node counts would make of a trace.
 //!
-//! Evictions are those of the store that runs in production, driven by [`larder_core::store::replay`] for one node and
-//! by [`larder_core::what_if::cluster`] for several; only the ceiling, [`opt`], is a model of its own, because it looks into the future.
+//! All that decides is what runs in production, driven by [`larder_core::what_if::cluster`]; only the ceiling, [`opt`], is a model of
+//! its own, because it looks into the future.
 
 pub mod advice;
 pub mod cluster;
 pub mod html;
 pub mod opt;
 pub mod policy;
+pub mod prices;
 pub mod sweep;
 pub mod table;
+pub mod wait;
 pub mod workload;
 
 use std::fmt;
@@ -19,6 +21,8 @@ use larder_core::what_if::cluster::Counts;
 use serde::{Serialize, Serializer};
 
 pub use policy::PlanPolicy;
+pub use prices::Prices;
+pub use wait::{Speeds, Wait};
 pub use workload::Workload;
 
 /// A run of the planner.
@@ -31,20 +35,34 @@ pub struct Scenario {
     pub nodes: u16,
     /// The way in which the nodes work together.
     pub sharing: Sharing,
-    /// Chunks that each node keeps.
+    /// Chunks that each node keeps in memory.
     pub capacity_chunks: u64,
+    /// What is below the nodes' memory.
+    #[serde(flatten)]
+    pub tiers: Tiers,
+}
+
+/// The tiers below the memory of nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Tiers {
+    /// Chunks that each node keeps on its disk; 0 without a disk.
+    pub disk_chunks: u64,
+    /// Whether all nodes share an object store, which keeps everything.
+    pub object_store: bool,
 }
 
 /// The way in which the nodes of a cluster work together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Sharing {
     /// Nodes share nothing; each request goes to the node that recomputed least lately
     Local,
     /// Nodes share nothing; the router knows their chunks and sends each request where least has to be recomputed
     Routed,
-    /// Each node reads the chunks of all others
+    /// Each node reads the chunks of all others; each request goes to the node that recomputed least lately
     Shared,
+    /// Each node reads the chunks of all others; each request goes to the node where it costs least
+    RoutedShared,
 }
 
 /// A run and its result. Serialised, it is one element of the output of `--json`.
@@ -60,17 +78,39 @@ pub struct Outcome {
     /// CPU time of one operation of the whole store (a chunk leased or committed, with its evictions), including the replay's
     /// own bookkeeping; the policy is a part of it.
     pub ns_per_op: f64,
+    /// Price of the memory, disks and objects for an hour.
+    pub cost_per_hour: f64,
+    /// Chunks that the object store has at the end.
+    pub stored_chunks: u64,
+    /// How long requests wait for their first token.
+    #[serde(flatten)]
+    pub wait: Wait,
     /// The counts behind the rates.
     #[serde(skip)]
     pub counts: Counts,
 }
 
+/// What was counted in a run.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Run {
+    /// Blocks and tokens.
+    pub counts: Counts,
+    /// How long requests wait for their first token.
+    pub wait: Wait,
+    /// Chunks that the object store has at the end.
+    pub stored_chunks: u64,
+}
+
 impl Outcome {
     /// A run that took so many seconds of CPU time.
     #[must_use]
-    pub fn new(scenario: Scenario, counts: Counts, seconds: f64) -> Self {
+    pub fn new(scenario: Scenario, run: Run, seconds: f64, prices: &Prices) -> Self {
+        let Run { counts, wait, stored_chunks } = run;
         Self {
             scenario,
+            cost_per_hour: prices.cost_per_hour(&scenario, stored_chunks),
+            stored_chunks,
+            wait,
             block_hit_rate: counts.blocks_hit as f64 / counts.blocks_asked.max(1) as f64,
             token_hit_rate: counts.tokens_hit as f64 / counts.tokens_asked.max(1) as f64,
             ns_per_op: seconds * 1e9 / counts.operations.max(1) as f64,
@@ -80,10 +120,24 @@ impl Outcome {
 }
 
 impl Scenario {
-    /// Chunks that all nodes keep together.
+    /// Chunks that all nodes keep in memory together.
     #[must_use]
     pub fn total_chunks(&self) -> u64 {
         self.capacity_chunks * u64::from(self.nodes)
+    }
+
+    /// Chunks that all disks keep together.
+    #[must_use]
+    pub fn disk_chunks(&self) -> u64 {
+        self.tiers.disk_chunks * u64::from(self.nodes)
+    }
+}
+
+impl Sharing {
+    /// Whether nodes read each other's chunks.
+    #[must_use]
+    pub fn shares(self) -> bool {
+        matches!(self, Self::Shared | Self::RoutedShared)
     }
 }
 
@@ -93,6 +147,7 @@ impl fmt::Display for Sharing {
             Self::Local => "local",
             Self::Routed => "routed",
             Self::Shared => "shared",
+            Self::RoutedShared => "routed-shared",
         })
     }
 }
@@ -110,7 +165,9 @@ mod tests {
     #[test]
     fn a_row_of_the_json_array_has_the_promised_fields_and_rates_are_fractions() {
         let policy = PlanPolicy::Store(PolicyName::Lru);
-        let scenario = Scenario { policy, nodes: 16, sharing: Sharing::Routed, capacity_chunks: 3_000 };
+        let tiers = Tiers { disk_chunks: 500, object_store: true };
+        let scenario =
+            Scenario { policy, nodes: 16, sharing: Sharing::RoutedShared, capacity_chunks: 3_000, tiers };
         let counts = Counts {
             blocks_asked: 8,
             blocks_hit: 2,
@@ -119,10 +176,16 @@ mod tests {
             operations: 10,
             ..Counts::default()
         };
-        let row = serde_json::to_value(Outcome::new(scenario, counts, 1e-6)).unwrap();
+        let wait = Wait { ttft_mean_ms: 5.0, ttft_p50_ms: 4.0, ttft_p99_ms: 9.0 };
+        let run = Run { counts, wait, stored_chunks: 7 };
+        let prices = Prices { price_per_gib_hour: 0.5, ..Prices::of(1 << 20) };
+        let row = serde_json::to_value(Outcome::new(scenario, run, 1e-6, &prices)).unwrap();
         let expected = serde_json::json!({
-            "policy": "lru", "nodes": 16, "sharing": "routed", "capacity_chunks": 3000,
+            "policy": "lru", "nodes": 16, "sharing": "routed-shared", "capacity_chunks": 3000,
+            "disk_chunks": 500, "object_store": true,
             "block_hit_rate": 0.25, "token_hit_rate": 0.5, "ns_per_op": 100.0,
+            "cost_per_hour": prices.cost_per_hour(&scenario, 7), "stored_chunks": 7,
+            "ttft_mean_ms": 5.0, "ttft_p50_ms": 4.0, "ttft_p99_ms": 9.0,
         });
         assert_eq!(row, expected);
     }

@@ -10,17 +10,23 @@
 //! | `hash_ids` | one id for each block of the prompt, chained: an id names the whole prefix up to its block's end. The last, partial block has an id of its own; of Bailian it may have none |
 //! | `chat_id` | of Bailian only |
 //!
-//! A block has [`CHUNK_TOKENS`] tokens, or of Bailian [`BAILIAN_BLOCK_TOKENS`]. A [`History`] reads other sizes too.
+//! A block has [`CHUNK_TOKENS`] tokens, or of Bailian [`BAILIAN_BLOCK_TOKENS`]. A [`History`] reads other sizes too, and the inputs
+//! of AIPerf.
 
+mod aiperf;
+mod foreign;
 pub mod history;
 mod lines;
 mod places;
+pub mod source;
 mod wrong;
 
 use std::io::BufRead;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
+pub use self::foreign::Foreign;
 pub use self::history::History;
 use self::lines::Lines;
 use self::places::Places;
@@ -84,8 +90,8 @@ impl<R: BufRead> TraceReader<R> {
     }
 
     fn read_request(&mut self) -> Result<Option<Request>, TraceError> {
-        let Some((line, parsed)) = self.lines.next()? else { return Ok(None) };
-        request(line, parsed, CHUNK_TOKENS, &mut self.places).map(Some)
+        let Some(line) = self.lines.next()? else { return Ok(None) };
+        request(line.number, line.parse()?, CHUNK_TOKENS, &mut self.places).map(Some)
     }
 }
 
@@ -139,12 +145,20 @@ struct Line {
     /// Of recorded lookups only.
     namespace: Option<String>,
     /// Of Bailian's traces only.
-    chat_id: Option<serde::de::IgnoredAny>,
+    chat_id: Option<IgnoredAny>,
+    /// Of AIPerf's inputs only.
+    session_id: Option<IgnoredAny>,
+    /// Of AIPerf's inputs only.
+    delay: Option<IgnoredAny>,
 }
 
 impl Line {
     fn is_of_bailian(&self) -> bool {
         self.chat_id.is_some()
+    }
+
+    fn is_of_aiperf(&self) -> bool {
+        self.session_id.is_some() || self.delay.is_some()
     }
 
     fn timestamp_ms(&self) -> u64 {
@@ -230,18 +244,11 @@ mod tests {
     }
 
     #[test]
-    fn a_packed_file_is_told_how_to_unpack_it() {
-        let complaint = |bytes: &[u8]| TraceReader::new(bytes).read_all(None).unwrap_err().to_string();
-        assert!(complaint(b"\x1f\x8b\x08\x00abc").contains("zcat FILE | larder"));
-        assert!(complaint(b"\x28\xb5\x2f\xfd\x00\n{}").contains("zstdcat FILE | larder"));
-    }
-
-    #[test]
     fn ids_that_are_not_chained_are_refused() {
         let two_prefixes = format!("{}{}", line(1_024, &[1, 2]), line(1_024, &[3, 2]));
         assert_eq!(
             complaint(&two_prefixes),
-            "line 2: block 2 is number 1 after block 3, but on line 1 number 1 after block 1; an id must name its whole prefix"
+            "line 2: block 2 is number 1 after block 3, but on line 1 number 1 after block 1; an id must name its whole prefix (where ids name blocks alone, as AIPerf's, `larder plan --content-ids` chains them)"
         );
         assert!(complaint(&line(1_024, &[4, 4])).contains("number 0 after nothing"));
     }

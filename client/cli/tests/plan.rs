@@ -3,11 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Output};
 
-use larder_cli::plan::{Outcome, PlanPolicy, Sharing, Workload, sweep};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use larder_cli::plan::{Outcome, PlanPolicy, Prices, Sharing, Tiers, Workload, sweep};
 use larder_cli::trace::TraceReader;
 use serde_json::Value;
 
@@ -54,8 +56,10 @@ fn planned(workload: &Workload, policies: &[&str], nodes: u16, capacities: &[u64
         capacities: capacities.to_vec(),
         nodes: vec![nodes],
         sharing: vec![Sharing::Local, Sharing::Routed, Sharing::Shared],
+        tiers: vec![Tiers::default()],
     };
-    sweep::run(workload, &grid.scenarios(workload.distinct_blocks), true)
+    let conditions = sweep::Conditions { in_flight: 1, prices: Prices::of(64 << 20), quiet: true };
+    sweep::run(workload, &grid.scenarios(workload.distinct_blocks), &conditions)
 }
 
 fn block_rates(outcomes: &[Outcome]) -> Vec<String> {
@@ -129,7 +133,7 @@ fn json_is_one_array_with_fractions_and_no_report_unless_asked() {
         .output()
         .unwrap();
     let rows: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(rows.len(), (2 + 2 * 3) + (2 + 2));
+    assert_eq!(rows.len(), (2 + 2 * 4) + (2 + 2));
     assert!(rows.iter().all(|row| (0.0..=1.0).contains(&row["token_hit_rate"].as_f64().unwrap())));
     assert_eq!(rows[1]["capacity_chunks"], 3_000);
     assert!(!dir.path().join("plan.html").exists());
@@ -155,6 +159,131 @@ fn what_cannot_be_planned_is_refused_with_what_could() {
     );
     let empty = file(dir.path(), "empty.jsonl", "\n");
     assert!(refusal(&["plan", &empty]).contains("the trace is empty"));
+}
+
+#[test]
+fn a_packed_trace_is_planned_and_replayed_as_it_is_and_its_errors_name_lines_of_the_unpacked_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let packed = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        let mut file = GzEncoder::new(File::create(&path).unwrap(), Compression::default());
+        file.write_all(text.as_bytes()).unwrap();
+        file.finish().unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let args = ["--json", "--policies", "lru", "--nodes", "1", "--capacities", "2"];
+    let plain = larder(&[&["plan", &file(dir.path(), "plain", &small_trace())], &args[..]].concat());
+    let named_otherwise = larder(&[&["plan", &packed("trace.jsonl", &small_trace())], &args[..]].concat());
+    let rate = |output: Output| {
+        let rows: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+        rows[0]["token_hit_rate"].as_f64().unwrap()
+    };
+    assert!((rate(plain) - rate(named_otherwise)).abs() < 1e-12);
+    let broken = packed("broken.gz", &format!("{}{{\"timestamp\":5}}\n", small_trace()));
+    let wrong = "line 21, column 15: not a request: missing field `input_length`";
+    assert!(refusal(&["plan", &broken]).contains(wrong));
+    assert!(refusal(&["replay", &broken]).contains(wrong));
+    let whole = std::fs::read(&broken).unwrap();
+    let cut = dir.path().join("cut.gz");
+    std::fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+    let text = refusal(&["replay", cut.to_str().unwrap()]);
+    assert!(
+        text.contains("cannot be read") && text.contains("packed by gzip, and damaged or cut off"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_packed_file_that_unpacks_to_a_thousand_times_its_size_is_refused_in_little_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("bomb.gz");
+    let mut packed = GzEncoder::new(File::create(&path).unwrap(), Compression::fast());
+    let zeros = vec![b'0'; 1 << 20];
+    (0..256).for_each(|_| packed.write_all(&zeros).unwrap());
+    packed.finish().unwrap();
+    // Less data than it unpacks to: no heap may grow beyond 160 MiB.
+    let script = "ulimit -d 163840; exec \"$0\" plan \"$1\"";
+    let larder = env!("CARGO_BIN_EXE_larder");
+    let output = Command::new("sh").args(["-c", script, larder]).arg(&path).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("line 1: longer than"), "{text}");
+}
+
+#[test]
+fn results_of_benches_are_refused_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    // As `vllm bench serve --save-result --save-detailed` writes it: one object, longer than any request.
+    let texts = vec!["\"a word and another one\""; 60_000].join(", ");
+    let vllm = format!(
+        "{{\"date\": \"20260101-000000\", \"endpoint_type\": \"openai\", \"model_id\": \"m\", \"num_prompts\": 2, \
+         \"request_rate\": \"inf\", \"duration\": 1.5, \"completed\": 2, \"request_throughput\": 1.3, \
+         \"input_lens\": [9, 8], \"output_lens\": [1, 1], \"ttfts\": [0.1, 0.2], \"generated_texts\": [{texts}]}}"
+    );
+    let long = file(dir.path(), "vllm.json", &vllm);
+    let text = refusal(&["plan", &long]);
+    assert!(text.contains("line 1: the result of `vllm bench serve`"), "{text}");
+    assert!(text.contains("no ids") && text.contains("--record FILE"), "{text}");
+    let record = "{\"metadata\":{\"session_num\":0,\"conversation_id\":\"c\",\"turn_index\":0,\"request_start_ns\":1},\
+                  \"metrics\":{\"input_sequence_length\":{\"value\":550,\"unit\":\"tokens\"}},\"error\":null}\n";
+    let text = refusal(&["plan", &file(dir.path(), "profile_export.jsonl", record)]);
+    assert!(text.contains("the records of an AIPerf run") && text.contains("--input-file"), "{text}");
+}
+
+#[test]
+fn an_input_of_aiperf_is_planned_with_its_sessions_and_rows_without_times_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = "{\"session_id\":\"a\",\"timestamp\":0,\"input_length\":1024,\"output_length\":512,\"hash_ids\":[1,2]}\n\
+                {\"session_id\":\"a\",\"delay\":900,\"input_length\":512,\"output_length\":9,\"hash_ids\":[2]}\n\
+                {\"input_length\":1024,\"output_length\":9,\"hash_ids\":[1,2]}\n";
+    let trace = file(dir.path(), "aiperf.jsonl", rows);
+    let output = larder(&["plan", &trace, "--json", "--policies", "infinite", "--quiet"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("1 of 3 requests have no time"), "{text}");
+    let rows: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    // The second turn has 2,048 tokens, of which 1,024 were there before; the last prompt is there whole.
+    let expected = (1_024.0 + 1_024.0) / (1_024.0 + 2_048.0 + 1_024.0);
+    assert!((rows[0]["token_hit_rate"].as_f64().unwrap() - expected).abs() < 1e-9, "{rows:?}");
+}
+
+#[test]
+fn tiers_below_memory_are_charged_and_the_cheapest_cluster_for_a_hit_rate_uses_them() {
+    let dir = tempfile::tempdir().unwrap();
+    // Eight prompts of one block in turn: memory for two keeps none of them until it is used again.
+    let line = |i: u64| {
+        let id = i % 8;
+        format!(
+            "{{\"timestamp\":{},\"input_length\":512,\"output_length\":1,\"hash_ids\":[{id}]}}\n",
+            i * 60_000
+        )
+    };
+    let trace = file(dir.path(), "loop.jsonl", &(0..80).map(line).collect::<String>());
+    let args = ["--policies", "lru", "--nodes", "1", "--capacities", "2,8", "--disk-chunks-per-node", "0,30"];
+    let output = larder(&[&["plan", &trace, "--json", "--object-store"], &args[..]].concat());
+    let rows: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let found = |capacity: u64, disk: u64, objects: bool| {
+        let wanted = |row: &&Value| {
+            (&row["capacity_chunks"], &row["disk_chunks"], &row["object_store"])
+                == (&capacity.into(), &disk.into(), &objects.into())
+        };
+        let row = rows.iter().find(wanted).unwrap();
+        let number = |name: &str| row[name].as_f64().unwrap();
+        (number("token_hit_rate"), number("cost_per_hour"), number("ttft_mean_ms"))
+    };
+    let (memory, small, disk, objects) =
+        (found(8, 0, false), found(2, 0, false), found(2, 30, false), found(2, 0, true));
+    assert!(
+        small.0 < 0.01 && [memory, disk, objects].iter().all(|found| (found.0 - 0.9).abs() < 1e-9),
+        "{rows:?}"
+    );
+    assert!(small.1 < objects.1 && objects.1 < disk.1 && disk.1 < memory.1, "{rows:?}");
+    assert!(memory.2 < disk.2 && disk.2 < small.2, "{rows:?}");
+    let html = dir.path().join("plan.html");
+    let html = html.to_str().unwrap();
+    let output = larder(&[&["plan", &trace, "--hit-rate", "50", "--out", html], &args[..]].concat());
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("Recommended: one node of 2 chunks (128.0 MiB) with disks"), "{text}");
+    assert!(text.contains("mean ms") && text.contains("price"), "{text}");
 }
 
 #[test]

@@ -109,6 +109,25 @@ pub fn relieve(copies: usize, is_on_disk: bool) -> Placement {
     if copies <= 1 && !is_on_disk { Placement::Migrate } else { Placement::Replicate }
 }
 
+/// The rule [`PlacementRule::Worth`] for a fetched chunk of which there are `copies`: a copy stays where it earns its place, or
+/// relieves a holder that serves more than its share. Without `copy`, nobody registered the chunk's namespace.
+#[must_use]
+pub fn place_by_worth(
+    copy: Option<Worth>,
+    least: Option<Worth>,
+    is_holder_overloaded: bool,
+    copies: usize,
+    is_on_disk: bool,
+) -> Placement {
+    if copy.is_some_and(|copy| earns_its_place(copy, least)) {
+        Placement::Replicate
+    } else if is_holder_overloaded {
+        relieve(copies, is_on_disk)
+    } else {
+        Placement::Pass
+    }
+}
+
 /// The rule [`PlacementRule::Reads`] for a chunk with `copies` copies and `reads` reads, this one included. `is_on_disk` says
 /// that the holder has it on disk: there it stays, since each move would wear a drive.
 #[must_use]

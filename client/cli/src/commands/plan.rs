@@ -1,7 +1,6 @@
 //! `larder plan`: what policies, capacities and node counts would make of a trace.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufReader};
+use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -9,11 +8,16 @@ use anyhow::Context as _;
 use larder_protocol::limits::MAX_CHUNK_TOKENS;
 
 use crate::failure::Usage;
-use crate::plan::advice::{Goal, Prices};
+use crate::plan::advice::Goal;
 use crate::plan::cluster::MAX_CLUSTER_NODES;
-use crate::plan::sweep::{self, Grid};
-use crate::plan::{Outcome, PlanPolicy, Sharing, Workload, advice, html, table};
+use crate::plan::sweep::{self, Conditions, Grid};
+use crate::plan::{
+    Outcome, PlanPolicy, Prices, Scenario, Sharing, Speeds, Tiers, Workload, advice, html, table,
+};
+use crate::replay::MAX_REQUESTS_IN_FLIGHT;
+use crate::size::measured::MeasuredSpeeds;
 use crate::trace::history::{History, oldest_first};
+use crate::trace::source;
 use crate::{output, values};
 
 /// Predict a trace's hit rates for policies, capacities and node counts
@@ -28,24 +32,30 @@ Examples:
   larder plan trace.jsonl --nodes 1,4,16 --policies lru    Clusters too: caches of their own, routed, shared
   larder plan trace.jsonl --json > plan.json               One JSON array, rates as fractions, no report
   larder plan trace.jsonl --prefill-tokens-per-s 12000 --price-per-gpu-hour 3.20 --chunk-bytes 28MiB
-  zcat trace.jsonl.gz | larder plan -                      A packed trace
-  larder plan trace.jsonl --hit-rate 40                    The least memory that hits 40 % of all tokens
-  larder plan trace.jsonl --budget 3 --price-per-gib-hour 0.004   The most hits with memory for 3 an hour
+  larder plan trace.jsonl.gz                               Packed by gzip or zstd, or `-` for standard input
+  larder plan trace.jsonl --hit-rate 40                    The cheapest that hits 40 % of all tokens
+  larder plan trace.jsonl --budget 3 --price-per-gib-hour 0.004   The most hits for 3 an hour
+  larder plan trace.jsonl --disk-chunks-per-node 0,100k --object-store   With and without what is below memory
+  larder bench --filter get --json > bench.json && larder plan trace.jsonl --bench bench.json
   larder plan lookups.jsonl*                               The lookups of engines, as a node recorded them
 
 Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt, or for each --block-tokens:
   {\"timestamp\": MS, \"input_length\": TOKENS, \"output_length\": TOKENS, \"hash_ids\": [...]}
-or Bailian's, with `chat_id`, seconds and ids of 16 tokens; requests are played by their times;
+or Bailian's, with `chat_id`, seconds and ids of 16 tokens; or an input of AIPerf, whose ids name blocks alone and
+whose sessions go on with the turns before; requests are played by their times;
 or the lookup log of `larder node --record FILE`, with the files that were rotated in any order.
 
 Bounds: `opt` is a cache of the size that knows the future (several nodes: one pool of the summed size),
 `infinite` a cache that never evicts.
 
 Sharing: `local` nodes know nothing of each other; nor do `routed` nodes, but each request goes to the node
-with its longest prefix, unless that node is busy; `shared` nodes read the chunks of all others, and copy a
-chunk that is read 8 times or more.")]
+with its longest prefix, unless that node is busy; `shared` nodes read the chunks of all others, and a copy
+stays where it earns its place (as `larder replay` plays it); `routed-shared` nodes do too, and each request
+goes where it costs least (`larder replay --route cache`).
+
+Prices and speeds of disks and object stores are assumptions: set your own.")]
 pub(crate) struct Args {
-    /// The trace or lookup log, `-` for standard input; several files are read as one
+    /// The trace or lookup log, packed by gzip or zstd or not; `-` for standard input; several files are read as one
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 
@@ -57,11 +67,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CHUNK_TOKENS)))]
     block_tokens: Option<u32>,
 
+    /// Ids name the tokens of a block alone, not its prefix, as those of AIPerf's inputs [default: where rows have sessions,
+    /// delays or no times]
+    #[arg(long)]
+    content_ids: bool,
+
     /// Policies to try [default: all, and the bounds `opt` and `infinite`; on several nodes the best of them]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     policies: Vec<PlanPolicy>,
 
-    /// Chunks that each node keeps, such as 3000 or 3k [default: six sizes up to the whole trace]
+    /// Chunks that each node keeps in memory, such as 3000 or 3k [default: six sizes up to the whole trace]
     #[arg(long, value_name = "CHUNKS", value_delimiter = ',', value_parser = chunks)]
     capacities: Vec<u64>,
 
@@ -76,9 +91,22 @@ pub(crate) struct Args {
         value_name = "KINDS",
         value_delimiter = ',',
         value_enum,
-        default_value = "local,routed,shared"
+        default_value = "local,routed,shared,routed-shared"
     )]
     sharing: Vec<Sharing>,
+
+    /// Chunks that each node keeps on its disk, 0 for no disk; several are tried
+    #[arg(long, value_name = "CHUNKS", value_delimiter = ',', default_value = "0", value_parser = disk_chunks)]
+    disk_chunks_per_node: Vec<u64>,
+
+    /// Try each cluster also with an object store, which all nodes share and which keeps everything
+    #[arg(long)]
+    object_store: bool,
+
+    /// Requests under way at a time, one at each node at most: others find what they compute when they are done
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_REQUESTS_IN_FLIGHT)))]
+    in_flight: u16,
 
     /// Cache full blocks only, and compute at least one token of each prompt, as a node does [default: partial last blocks
     /// count as blocks, as in published simulations]
@@ -86,22 +114,42 @@ pub(crate) struct Args {
     full_blocks_only: bool,
 
     /// Tokens that one GPU computes in a second of prefill
-    #[arg(long, value_name = "N", default_value_t = 10_000.0, value_parser = positive)]
+    #[arg(long, value_name = "N", default_value_t = USUAL.prefill_tokens_per_s, value_parser = positive)]
     prefill_tokens_per_s: f64,
 
     /// Price of one GPU for an hour, in any currency
-    #[arg(long, value_name = "PRICE", default_value_t = 2.5, value_parser = positive)]
+    #[arg(long, value_name = "PRICE", default_value_t = USUAL.price_per_gpu_hour, value_parser = positive)]
     price_per_gpu_hour: f64,
 
-    /// Price of one GiB of the cache's memory for an hour
-    #[arg(long, value_name = "PRICE", default_value_t = 0.005, value_parser = positive)]
+    /// Price of one GiB of memory for an hour
+    #[arg(long, value_name = "PRICE", default_value_t = USUAL.price_per_gib_hour, value_parser = positive)]
     price_per_gib_hour: f64,
 
-    /// Recommend the least memory that hits this percentage of all tokens [default: 90 % of an infinite cache's hits]
+    /// Price of one GiB of disk for an hour
+    #[arg(long, value_name = "PRICE", default_value_t = USUAL.price_per_disk_gib_hour, value_parser = positive)]
+    price_per_disk_gib_hour: f64,
+
+    /// Price of one GiB in the object store for an hour, without requests and traffic
+    #[arg(long, value_name = "PRICE", default_value_t = USUAL.price_per_object_gib_hour, value_parser = positive)]
+    price_per_object_gib_hour: f64,
+
+    /// Output of `larder bench --filter get --json`: how fast chunks move from memory and from other nodes
+    #[arg(long, value_name = "FILE")]
+    bench: Option<PathBuf>,
+
+    /// Bytes a second that a node reads from its disk
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes, default_value = "3GB")]
+    disk_bytes_per_s: u64,
+
+    /// Bytes a second that a node reads from the object store
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes, default_value = "1GB")]
+    object_bytes_per_s: u64,
+
+    /// Recommend the cheapest that hits this percentage of all tokens [default: 90 % of an infinite cache's hits]
     #[arg(long, value_name = "PERCENT", value_parser = percent, conflicts_with = "budget")]
     hit_rate: Option<f64>,
 
-    /// Recommend the most hits with memory that costs no more than this in an hour
+    /// Recommend the most hits with memory, disks and objects that cost no more than this in an hour
     #[arg(long, value_name = "PRICE", value_parser = positive)]
     budget: Option<f64>,
 
@@ -128,12 +176,12 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let workload = args.workload()?;
-    let prices = args.prices(&workload);
+    let prices = args.prices(&workload)?;
     let report = args.report();
     if let Some(path) = report {
         check_writable(path)?;
     }
-    let outcomes = args.outcomes(&workload);
+    let outcomes = args.outcomes(&workload, &prices);
     if args.json {
         output::print_json(&outcomes)?;
     } else {
@@ -154,15 +202,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 impl Args {
     fn workload(&self) -> anyhow::Result<Workload> {
         let limit = self.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-        let mut history = History::new(self.namespace.clone(), self.block_tokens);
+        let history = History::new(self.namespace.clone(), self.block_tokens);
+        let mut history = if self.content_ids { history.with_content_ids() } else { history };
         for file in oldest_first(self.files.clone()) {
             let wrong = || Usage(format!("cannot plan with {}", file.display()));
-            if file.as_os_str() == "-" {
-                history.read(io::stdin().lock(), limit).with_context(wrong)?;
-            } else {
-                let lines = BufReader::new(File::open(&file).with_context(wrong)?);
-                history.read(lines, limit).with_context(wrong)?;
-            }
+            let lines = source::open(&file).with_context(wrong)?;
+            history.read(lines, limit).with_context(wrong)?;
         }
         let nothing = || Usage(format!("cannot plan with {}", self.files[0].display()));
         let history = history.finish().with_context(nothing)?;
@@ -170,11 +215,17 @@ impl Args {
             let (unordered, all) = (history.unordered(), history.requests().len());
             eprintln!("{unordered} of {all} requests stood behind later ones: all are played by their times");
         }
+        if history.untimed() > 0 {
+            let (untimed, all) = (history.untimed(), history.requests().len());
+            eprintln!(
+                "{untimed} of {all} requests have no time: each is played at the time of the one before"
+            );
+        }
         Ok(Workload::of_history(&history, !self.full_blocks_only))
     }
 
-    /// Runs named policies on all node counts; otherwise all policies on one node, and the best on several.
-    fn outcomes(&self, workload: &Workload) -> Vec<Outcome> {
+    /// Runs named policies on all node counts and tiers; otherwise all policies on one node's memory, and the best on the others.
+    fn outcomes(&self, workload: &Workload, prices: &Prices) -> Vec<Outcome> {
         let capacities = if self.capacities.is_empty() {
             default_capacities(workload.distinct_blocks)
         } else {
@@ -182,21 +233,25 @@ impl Args {
         };
         let (policies, nodes) = (distinct(&self.policies), distinct(&self.nodes));
         let named = !policies.is_empty();
+        let tiers = self.tiers();
         let mut grid = Grid {
             cluster_policies: policies.clone(),
             policies: if named { policies } else { PlanPolicy::all().collect() },
             capacities,
             nodes: if named { nodes.clone() } else { vec![1] },
             sharing: distinct(&self.sharing),
+            tiers: if named { tiers.clone() } else { vec![Tiers::default()] },
         };
-        let run = |grid: &Grid| sweep::run(workload, &grid.scenarios(workload.distinct_blocks), self.quiet);
-        let mut outcomes = run(&grid);
-        if !named && nodes.iter().any(|&nodes| nodes > 1) {
+        let conditions = Conditions { in_flight: self.in_flight, prices: *prices, quiet: self.quiet };
+        let run = |scenarios: &[Scenario]| sweep::run(workload, scenarios, &conditions);
+        let mut outcomes = run(&grid.scenarios(workload.distinct_blocks));
+        if !named {
             grid.cluster_policies =
                 advice::best_policy(&outcomes).into_iter().chain([PlanPolicy::Opt]).collect();
-            grid.policies = grid.cluster_policies.clone();
-            grid.nodes = nodes.iter().copied().filter(|&nodes| nodes > 1).collect();
-            outcomes.extend(run(&grid));
+            (grid.policies, grid.nodes, grid.tiers) = (grid.cluster_policies.clone(), nodes, tiers);
+            let mut further = grid.scenarios(workload.distinct_blocks);
+            further.retain(|scenario| outcomes.iter().all(|known| known.scenario != *scenario));
+            outcomes.extend(run(&further));
         }
         outcomes.retain(|outcome| {
             outcome.scenario.policy == PlanPolicy::Infinite || self.nodes.contains(&outcome.scenario.nodes)
@@ -204,18 +259,44 @@ impl Args {
         outcomes
     }
 
-    fn prices(&self, workload: &Workload) -> Prices {
-        Prices {
+    /// The tiers to try below memory; with an object store, each also without it.
+    fn tiers(&self) -> Vec<Tiers> {
+        let stores = if self.object_store { &[false, true][..] } else { &[false] };
+        let disks = distinct(&self.disk_chunks_per_node).into_iter();
+        let tiers = disks.flat_map(|disk_chunks| {
+            stores.iter().map(move |&object_store| Tiers { disk_chunks, object_store })
+        });
+        tiers.collect()
+    }
+
+    fn prices(&self, workload: &Workload) -> anyhow::Result<Prices> {
+        let chunk_bytes = self.chunk_bytes.unwrap_or(workload.chunk_tokens * LLAMA_3_8B_TOKEN_BYTES);
+        let speeds = Speeds {
+            disk: self.disk_bytes_per_s as f64,
+            object: self.object_bytes_per_s as f64,
+            ..Speeds::USUAL
+        };
+        let speeds = match &self.bench {
+            Some(file) => {
+                let wrong = || Usage(format!("cannot read {}", file.display()));
+                speeds.measured(&MeasuredSpeeds::read(file).with_context(wrong)?, chunk_bytes)
+            }
+            None => speeds,
+        };
+        Ok(Prices {
             prefill_tokens_per_s: self.prefill_tokens_per_s,
             price_per_gpu_hour: self.price_per_gpu_hour,
             price_per_gib_hour: self.price_per_gib_hour,
+            price_per_disk_gib_hour: self.price_per_disk_gib_hour,
+            price_per_object_gib_hour: self.price_per_object_gib_hour,
+            chunk_bytes,
+            speeds,
             goal: match (self.hit_rate, self.budget) {
                 (Some(rate), _) => Goal::HitRate(rate / 100.0),
                 (None, Some(most)) => Goal::Budget(most),
                 (None, None) => Goal::Enough,
             },
-            chunk_bytes: self.chunk_bytes.unwrap_or(workload.chunk_tokens * LLAMA_3_8B_TOKEN_BYTES),
-        }
+        })
     }
 
     fn report(&self) -> Option<&Path> {
@@ -232,6 +313,9 @@ fn check_writable(path: &Path) -> anyhow::Result<()> {
     let wrong = || Usage(format!("cannot write the report {}; name another file with --out", path.display()));
     OpenOptions::new().create(true).append(true).open(path).map(drop).with_context(wrong)
 }
+
+/// Prices and speeds that nobody has set.
+const USUAL: Prices = Prices::of(0);
 
 /// Bytes of one token's KV of Llama 3 8B in bf16: 32 layers of 8 heads of 128 elements, keys and values.
 const LLAMA_3_8B_TOKEN_BYTES: u64 = 128 << 10;
@@ -259,6 +343,11 @@ fn chunks(text: &str) -> Result<u64, String> {
         Some(chunks) if chunks <= MAX_CAPACITY_CHUNKS => Ok(chunks),
         _ => Err(format!("at most {MAX_CAPACITY_CHUNKS} chunks")),
     }
+}
+
+/// Chunks of a disk, as people write them; 0 for no disk.
+fn disk_chunks(text: &str) -> Result<u64, String> {
+    if text == "0" { Ok(0) } else { chunks(text) }
 }
 
 /// Chunks of one node: a thousand million are more than any memory holds.

@@ -1,7 +1,6 @@
 //! `larder replay`: plays a trace through real engine sessions.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, IsTerminal as _};
+use std::io::{self, IsTerminal as _};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -28,7 +27,7 @@ use crate::replay::{
     DEFAULT_BLOCK_BYTES, DEFAULT_CHUNKS_PER_NODE, Driver, MAX_REQUESTS_IN_FLIGHT, REQUESTS_IN_FLIGHT, Report,
     USUAL_REQUESTS_IN_FLIGHT,
 };
-use crate::trace::{Request, TraceReader};
+use crate::trace::{Request, TraceReader, source};
 use crate::tracing::TraceOptions;
 use crate::{context, output, signals, values};
 use anyhow::{Context as _, bail};
@@ -59,7 +58,7 @@ Several nodes: each request goes to the node that recomputed least lately (half-
 time), or with --route cache to the one where it costs least (POST /v1/prefix). Chunks that only another node holds come from there; with --no-share they are computed. A node
 that dies is started again; its requests are computed meanwhile, and counted.")]
 pub(crate) struct Args {
-    /// The trace, `-` for standard input [default: a generated trace]
+    /// The trace, packed by gzip or zstd or not; `-` for standard input [default: a generated trace]
     file: Option<PathBuf>,
 
     /// Start a development cluster of N nodes for this replay
@@ -304,11 +303,7 @@ impl Args {
             return Ok(Generator::new(self.seed).take(requests).collect());
         };
         let wrong = || Usage(format!("cannot play {}", path.display()));
-        let lines: Box<dyn BufRead> = if path.as_os_str() == "-" {
-            Box::new(io::stdin().lock())
-        } else {
-            Box::new(BufReader::new(File::open(path).with_context(wrong)?))
-        };
+        let lines = source::open(path).with_context(wrong)?;
         TraceReader::new(lines).read_all(self.limit).with_context(wrong)
     }
 

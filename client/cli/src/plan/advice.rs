@@ -1,34 +1,19 @@
 //! What to buy: which policy, how much memory, and what it saves.
 
-use super::{Outcome, PlanPolicy, Scenario, Workload};
+use super::{Outcome, PlanPolicy, Prices, Scenario, Workload};
 
 /// The share of an infinite cache's hits that is enough.
 pub const ENOUGH: f64 = 0.9;
 
-/// The prices, and what is to be reached at them.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Prices {
-    /// Tokens that one GPU computes in a second of prefill.
-    pub prefill_tokens_per_s: f64,
-    /// Price of one GPU for an hour.
-    pub price_per_gpu_hour: f64,
-    /// Price of one GiB of the cache's memory for an hour.
-    pub price_per_gib_hour: f64,
-    /// Bytes of one chunk over all ranks.
-    pub chunk_bytes: u64,
-    /// The goal of the recommended size.
-    pub goal: Goal,
-}
-
 /// What the recommended size is to reach.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Goal {
-    /// [`ENOUGH`] of an infinite cache's hits, with the least memory.
+    /// [`ENOUGH`] of an infinite cache's hits, at the least cost.
     #[default]
     Enough,
-    /// This fraction of all tokens, with the least memory.
+    /// This fraction of all tokens, at the least cost.
     HitRate(f64),
-    /// The most tokens, with memory that costs at most so much in an hour.
+    /// The most tokens, with memory, disks and objects that cost at most so much in an hour.
     Budget(f64),
 }
 
@@ -39,10 +24,10 @@ pub struct Advice<'a> {
     pub choice: &'a Outcome,
     /// Whether it reaches the goal.
     pub is_enough: bool,
-    /// The next smaller one that was tried.
-    pub smaller: Option<&'a Outcome>,
-    /// The next larger one that was tried.
-    pub larger: Option<&'a Outcome>,
+    /// The next cheaper one of those that hit more than all cheaper ones.
+    pub cheaper: Option<&'a Outcome>,
+    /// The next dearer one of those.
+    pub dearer: Option<&'a Outcome>,
     /// Tokens that an infinite cache would hit, as a fraction.
     pub infinite: f64,
 }
@@ -67,44 +52,40 @@ pub fn best_policy(outcomes: &[Outcome]) -> Option<PlanPolicy> {
     best.map(|(policy, _)| policy)
 }
 
-/// The size to buy: under the best policy the least memory, and of that the best use, that reaches the goal. `None` if no
-/// policy of a store was tried.
+/// The sizes that are worth their price, under the best policy: each hits more than all that cost less. The cheapest first.
+#[must_use]
+pub fn worth_their_price(outcomes: &[Outcome]) -> Vec<&Outcome> {
+    let Some(policy) = best_policy(outcomes) else { return Vec::new() };
+    let mut sizes: Vec<&Outcome> =
+        outcomes.iter().filter(|outcome| outcome.scenario.policy == policy).collect();
+    let most_first = |a: &Outcome, b: &Outcome| b.token_hit_rate.total_cmp(&a.token_hit_rate);
+    sizes.sort_by(|a, b| a.cost_per_hour.total_cmp(&b.cost_per_hour).then_with(|| most_first(a, b)));
+    let mut most = -1.0;
+    sizes.retain(|size| {
+        let hits_more = size.token_hit_rate > most;
+        most = size.token_hit_rate.max(most);
+        hits_more
+    });
+    sizes
+}
+
+/// The size to buy: under the best policy the cheapest that reaches the goal. `None` if no policy of a store was tried.
 #[must_use]
 pub fn advice<'a>(outcomes: &'a [Outcome], infinite: f64, prices: &Prices) -> Option<Advice<'a>> {
-    let policy = best_policy(outcomes)?;
-    let mut sizes: Vec<&Outcome> = Vec::new();
-    for outcome in outcomes.iter().filter(|outcome| outcome.scenario.policy == policy) {
-        let total = outcome.scenario.total_chunks();
-        match sizes.iter_mut().find(|size| size.scenario.total_chunks() == total) {
-            Some(size) if size.token_hit_rate < outcome.token_hit_rate => *size = outcome,
-            Some(_) => {}
-            None => sizes.push(outcome),
-        }
-    }
-    sizes.sort_by_key(|size| size.scenario.total_chunks());
-    let first_of_most = |sizes: &[&Outcome]| {
-        let most = sizes.iter().map(|size| size.token_hit_rate).fold(0.0, f64::max);
-        sizes.iter().position(|size| size.token_hit_rate >= most)
-    };
+    let sizes = worth_their_price(outcomes);
     let first_with = |rate: f64| sizes.iter().position(|size| size.token_hit_rate >= rate);
     let reached = match prices.goal {
         Goal::Enough => first_with(ENOUGH * infinite),
         Goal::HitRate(rate) => first_with(rate),
-        Goal::Budget(most) => {
-            let costs_less = |size: &&Outcome| prices.memory(size.scenario.total_chunks(), 1.0) <= most;
-            first_of_most(&sizes[..sizes.partition_point(costs_less)])
-        }
+        Goal::Budget(most) => sizes.partition_point(|size| size.cost_per_hour <= most).checked_sub(1),
     };
-    let at = match (reached, prices.goal) {
-        (Some(at), _) => at,
-        (None, Goal::Budget(_)) if !sizes.is_empty() => 0,
-        (None, _) => first_of_most(&sizes)?,
-    };
+    let last = sizes.len().checked_sub(1)?;
+    let at = reached.unwrap_or(if matches!(prices.goal, Goal::Budget(_)) { 0 } else { last });
     Some(Advice {
         choice: sizes[at],
         is_enough: reached.is_some(),
-        smaller: at.checked_sub(1).map(|at| sizes[at]),
-        larger: sizes.get(at + 1).copied(),
+        cheaper: at.checked_sub(1).map(|at| sizes[at]),
+        dearer: sizes.get(at + 1).copied(),
         infinite,
     })
 }
@@ -116,50 +97,11 @@ pub fn infinite_rate(outcomes: &[Outcome], workload: &Workload) -> f64 {
     run.map_or_else(
         || {
             let future = super::opt::Future::of(workload);
-            let counts = super::opt::opt(workload, &future, workload.distinct_blocks);
+            let counts = super::opt::opt(workload, &future, workload.distinct_blocks, |_, _| {});
             counts.tokens_hit as f64 / counts.tokens_asked.max(1) as f64
         },
         |run| run.token_hit_rate,
     )
-}
-
-impl Prices {
-    /// GPU seconds to compute `tokens` tokens.
-    #[must_use]
-    pub fn gpu_seconds(&self, tokens: u64) -> f64 {
-        tokens as f64 / self.prefill_tokens_per_s
-    }
-
-    /// The price of GPU seconds.
-    #[must_use]
-    pub fn money(&self, gpu_seconds: f64) -> f64 {
-        gpu_seconds / 3_600.0 * self.price_per_gpu_hour
-    }
-
-    /// The price of memory for `chunks` chunks.
-    #[must_use]
-    pub fn memory(&self, chunks: u64, hours: f64) -> f64 {
-        self.bytes(chunks) as f64 / GIB * self.price_per_gib_hour * hours
-    }
-
-    /// What a size saves and what its memory costs while a trace of `span_ms` runs, in a sentence.
-    #[must_use]
-    pub fn balance(&self, outcome: &Outcome, span_ms: u64) -> String {
-        let saved = self.money(self.gpu_seconds(outcome.counts.tokens_hit));
-        let memory = self.memory(outcome.scenario.total_chunks(), span_ms as f64 / 3_600e3);
-        format!(
-            "Over the trace it saves {saved:.2} at {} a GPU hour, and its memory costs {memory:.2} at {} a GiB hour: {:.2} are left.",
-            self.price_per_gpu_hour,
-            self.price_per_gib_hour,
-            saved - memory
-        )
-    }
-
-    /// Bytes of `chunks` chunks.
-    #[must_use]
-    pub fn bytes(&self, chunks: u64) -> u64 {
-        chunks.saturating_mul(self.chunk_bytes)
-    }
 }
 
 impl Advice<'_> {
@@ -174,20 +116,20 @@ impl Advice<'_> {
             rate(self.choice),
             share(self.choice).min(100.0),
         );
-        if let Some(smaller) = self.smaller {
+        if let Some(cheaper) = self.cheaper {
             text += &format!(
-                " The next smaller size that was tried, {}, hits {:.1} % ({:.0} % of infinite).",
-                size(smaller, prices),
-                rate(smaller),
-                share(smaller)
+                " The next cheaper, {}, hits {:.1} % ({:.0} % of infinite).",
+                size(cheaper, prices),
+                rate(cheaper),
+                share(cheaper)
             );
         }
-        if let Some(larger) = self.larger {
+        if let Some(dearer) = self.dearer {
             text += &format!(
-                " The next larger, {}, adds {:.1} points for {:.1} times the memory.",
-                size(larger, prices),
-                (rate(larger) - rate(self.choice)).max(0.0),
-                larger.scenario.total_chunks() as f64 / self.choice.scenario.total_chunks() as f64
+                " The next dearer, {}, adds {:.1} points for {:.1} times the price.",
+                size(dearer, prices),
+                rate(dearer) - rate(self.choice),
+                dearer.cost_per_hour / self.choice.cost_per_hour
             );
         }
         if !self.is_enough {
@@ -220,32 +162,34 @@ impl std::fmt::Display for Goal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Enough => {
-                write!(
-                    f,
-                    "the least memory that hits {:.0} % of what an infinite cache would",
-                    ENOUGH * 100.0
-                )
+                write!(f, "the cheapest that hits {:.0} % of what an infinite cache would", ENOUGH * 100.0)
             }
             Self::HitRate(rate) => {
-                write!(f, "the least memory that hits {:.1} % of all tokens", rate * 100.0)
+                write!(f, "the cheapest that hits {:.1} % of all tokens", rate * 100.0)
             }
-            Self::Budget(most) => write!(f, "the most hits with memory for {most} an hour"),
+            Self::Budget(most) => write!(f, "the most hits for {most} an hour"),
         }
     }
 }
 
-const GIB: f64 = (1_u64 << 30) as f64;
-
 /// A size in words.
 fn size(outcome: &Outcome, prices: &Prices) -> String {
-    let Scenario { nodes, sharing, capacity_chunks, .. } = outcome.scenario;
-    let bytes = crate::output::bytes(prices.bytes(outcome.scenario.total_chunks()));
+    let Scenario { nodes, sharing, capacity_chunks, tiers, .. } = outcome.scenario;
+    let words = |chunks| crate::output::bytes(prices.bytes(chunks));
     let chunks = super::table::grouped(capacity_chunks);
-    if nodes == 1 {
-        format!("one node of {chunks} chunks ({bytes})")
+    let memory = words(outcome.scenario.total_chunks());
+    let mut text = if nodes == 1 {
+        format!("one node of {chunks} chunks ({memory})")
     } else {
-        format!("{nodes} {sharing} nodes of {chunks} chunks each ({bytes} together)")
+        format!("{nodes} {sharing} nodes of {chunks} chunks each ({memory} together)")
+    };
+    if tiers.disk_chunks > 0 {
+        text += &format!(" with disks ({})", words(outcome.scenario.disk_chunks()));
     }
+    if tiers.object_store {
+        text += &format!(" with an object store ({} at the end)", words(outcome.stored_chunks));
+    }
+    text
 }
 
 #[cfg(test)]
@@ -253,15 +197,9 @@ mod tests {
     use larder_core::store::policy::PolicyName;
 
     use super::*;
-    use crate::plan::{Counts, Sharing};
+    use crate::plan::{Counts, Run, Sharing, Tiers};
 
-    const PRICES: Prices = Prices {
-        prefill_tokens_per_s: 1_000.0,
-        price_per_gpu_hour: 3.6,
-        price_per_gib_hour: 0.5,
-        chunk_bytes: 1 << 30,
-        goal: Goal::Enough,
-    };
+    const PRICES: Prices = Prices { price_per_gib_hour: 0.5, ..Prices::of(1 << 30) };
 
     fn sizes() -> [Outcome; 4] {
         [(1, 10), (2, 37), (4, 39), (8, 39)].map(|(capacity, hit)| outcome(PolicyName::Lru, capacity, hit))
@@ -275,9 +213,14 @@ mod tests {
 
     fn outcome(policy: PolicyName, capacity_chunks: u64, hit: u64) -> Outcome {
         let policy = PlanPolicy::Store(policy);
-        let scenario = Scenario { policy, nodes: 1, sharing: Sharing::Local, capacity_chunks };
+        let tiers = Tiers::default();
+        let scenario = Scenario { policy, nodes: 1, sharing: Sharing::Local, capacity_chunks, tiers };
+        made(scenario, hit)
+    }
+
+    fn made(scenario: Scenario, hit: u64) -> Outcome {
         let counts = Counts { tokens_asked: 100, tokens_hit: hit, ..Counts::default() };
-        Outcome::new(scenario, counts, 1.0)
+        Outcome::new(scenario, Run { counts, ..Run::default() }, 1.0, &PRICES)
     }
 
     #[test]
@@ -291,7 +234,7 @@ mod tests {
         assert_eq!(advice.size(&PRICES), "one node of 2 chunks (2.0 GiB)");
         let reasons = advice.reasons(&PRICES);
         assert!(reasons.contains("With lru it hits 37.0 % of all tokens, 92 %"), "{reasons}");
-        assert!(reasons.contains("adds 2.0 points for 2.0 times the memory"), "{reasons}");
+        assert!(reasons.contains("adds 2.0 points for 2.0 times the price"), "{reasons}");
     }
 
     #[test]
@@ -319,21 +262,13 @@ mod tests {
     }
 
     #[test]
-    fn the_price_of_memory_is_set_against_that_of_the_saved_prefill() {
-        let size = Outcome {
-            counts: Counts { tokens_hit: 5_000_000, ..Counts::default() },
-            ..outcome(PolicyName::Lru, 2, 0)
-        };
-        let text = PRICES.balance(&size, 2 * 3_600_000);
-        assert_eq!(
-            text,
-            "Over the trace it saves 5.00 at 3.6 a GPU hour, and its memory costs 2.00 at 0.5 a GiB hour: 3.00 are left."
-        );
-    }
-
-    #[test]
-    fn tokens_become_seconds_and_seconds_become_money() {
-        assert!((PRICES.gpu_seconds(5_000) - 5.0).abs() < 1e-12);
-        assert!((PRICES.money(500.0) - 0.5).abs() < 1e-12);
+    fn a_disk_is_advised_where_it_hits_as_much_as_memory_for_less() {
+        let memory = outcome(PolicyName::Lru, 10, 40);
+        let tiers = Tiers { disk_chunks: 20, object_store: false };
+        let disk = made(Scenario { capacity_chunks: 2, tiers, ..memory.scenario }, 39);
+        let (outcomes, prices) = ([memory, disk], Prices { goal: Goal::HitRate(0.35), ..PRICES });
+        let advice = advice(&outcomes, 0.4, &prices).unwrap();
+        assert_eq!(advice.size(&prices), "one node of 2 chunks (2.0 GiB) with disks (20.0 GiB)");
+        assert_eq!(advice.dearer.map(|dearer| dearer.scenario.capacity_chunks), Some(10));
     }
 }

@@ -3,8 +3,7 @@
 mod chart;
 mod sections;
 
-use super::advice::{self, Prices};
-use super::{Outcome, PlanPolicy, Workload, table};
+use super::{Outcome, PlanPolicy, Prices, Tiers, Workload, advice, table};
 
 /// The report on a trace of this name.
 #[must_use]
@@ -46,9 +45,15 @@ struct Facts<'a> {
 }
 
 impl Facts<'_> {
-    /// Runs of the best policy.
+    /// Runs of the best policy, without tiers below memory.
     fn of_best(&self) -> impl Iterator<Item = &Outcome> {
-        self.outcomes.iter().filter(|outcome| Some(outcome.scenario.policy) == self.best)
+        let is_best = |outcome: &&Outcome| Some(outcome.scenario.policy) == self.best;
+        self.in_memory().filter(is_best)
+    }
+
+    /// Runs without tiers below memory.
+    fn in_memory(&self) -> impl Iterator<Item = &Outcome> {
+        self.outcomes.iter().filter(|outcome| outcome.scenario.tiers == Tiers::default())
     }
 }
 
@@ -65,16 +70,10 @@ mod tests {
 
     use super::*;
     use crate::generator::Generator;
-    use crate::plan::sweep::{Grid, run};
-    use crate::plan::{PlanPolicy, Sharing};
+    use crate::plan::Sharing;
+    use crate::plan::sweep::{Conditions, Grid, run};
 
-    const PRICES: Prices = Prices {
-        prefill_tokens_per_s: 10_000.0,
-        price_per_gpu_hour: 2.5,
-        price_per_gib_hour: 0.005,
-        chunk_bytes: 64 << 20,
-        goal: advice::Goal::Enough,
-    };
+    const PRICES: Prices = Prices::of(64 << 20);
 
     fn made(nodes: Vec<u16>) -> String {
         let trace: Vec<_> = Generator::new(2).take(300).collect();
@@ -85,9 +84,11 @@ mod tests {
             policies,
             capacities: vec![100, 1_000],
             nodes,
-            sharing: vec![Sharing::Local, Sharing::Routed, Sharing::Shared],
+            sharing: vec![Sharing::Local, Sharing::Routed, Sharing::Shared, Sharing::RoutedShared],
+            tiers: vec![Tiers::default(), Tiers { disk_chunks: 500, object_store: true }],
         };
-        let outcomes = run(&workload, &grid.scenarios(workload.distinct_blocks), true);
+        let conditions = Conditions { in_flight: 1, prices: PRICES, quiet: true };
+        let outcomes = run(&workload, &grid.scenarios(workload.distinct_blocks), &conditions);
         report("a<b>.jsonl", &workload, &outcomes, &PRICES)
     }
 
@@ -97,6 +98,10 @@ mod tests {
         for loads in ["http:", "https:", "<script", "<link", "@import", "url(", "src="] {
             assert!(!text.contains(loads), "{loads}");
         }
+        assert!(
+            text.contains("disk 500, objects") && text.contains("p99"),
+            "tiers are in the table of all runs"
+        );
         assert!(text.contains("a&lt;b&gt;.jsonl") && !text.contains("a<b>"));
         assert!(text.contains("prefers-color-scheme: dark"));
         assert!(!text.contains("NaN") && !text.contains("inf\""), "every number is one");

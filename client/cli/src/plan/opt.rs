@@ -8,6 +8,8 @@
 
 use std::collections::BinaryHeap;
 
+use larder_core::what_if::cluster::Hits;
+
 use super::Counts;
 use super::workload::{Prompt, Workload};
 
@@ -33,9 +35,13 @@ impl Future {
     }
 }
 
-/// Plays a workload through the best possible cache of `capacity` chunks.
-#[must_use]
-pub fn opt(workload: &Workload, future: &Future, capacity_chunks: u64) -> Counts {
+/// Plays a workload through the best possible cache of `capacity` chunks, and tells what each prompt hits.
+pub fn opt(
+    workload: &Workload,
+    future: &Future,
+    capacity_chunks: u64,
+    mut hits: impl FnMut(&Prompt, &Hits),
+) -> Counts {
     let mut cache = Cache { next: vec![GONE; workload.distinct_blocks as usize], ..Cache::default() };
     let mut counts = Counts::default();
     for (prompt, next) in workload.prompts.iter().zip(&future.next) {
@@ -45,6 +51,7 @@ pub fn opt(workload: &Workload, future: &Future, capacity_chunks: u64) -> Counts
         counts.tokens_asked += prompt.tokens;
         counts.tokens_hit += prompt.tokens_of(hit);
         counts.operations += prompt.blocks.len() as u64;
+        hits(prompt, &Hits { chunks: hit as u64, tokens: prompt.tokens_of(hit), ..Hits::default() });
         cache.keep(prompt, next, capacity_chunks);
     }
     counts
@@ -108,7 +115,7 @@ mod tests {
     }
 
     fn hits(workload: &Workload, capacity: u64) -> u64 {
-        opt(workload, &Future::of(workload), capacity).blocks_hit
+        opt(workload, &Future::of(workload), capacity, |_, _| {}).blocks_hit
     }
 
     /// The most hits over every choice of what to keep after each prompt, prefixes only.
@@ -166,7 +173,7 @@ mod tests {
         let workload = Workload::new(&trace, false);
         let mut infinite = crate::replay::infinite::InfiniteCache::default();
         trace.iter().for_each(|request| _ = infinite.ask(request));
-        let counts = opt(&workload, &Future::of(&workload), workload.distinct_blocks);
+        let counts = opt(&workload, &Future::of(&workload), workload.distinct_blocks, |_, _| {});
         assert!((counts.tokens_hit as f64 / counts.tokens_asked as f64 - infinite.hit_rate()).abs() < 1e-12);
     }
 }

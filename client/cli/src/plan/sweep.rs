@@ -6,10 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use larder_core::store::replay::replay;
 
 use super::opt::{Future, opt};
-use super::{Counts, Outcome, PlanPolicy, Scenario, Sharing, Workload, cluster};
+use super::wait::Waits;
+use super::{Outcome, PlanPolicy, Prices, Run, Scenario, Sharing, Tiers, Workload, cluster};
 use crate::clock;
 
 /// The combinations to try.
@@ -25,6 +25,19 @@ pub struct Grid {
     pub nodes: Vec<u16>,
     /// The ways in which several nodes work together.
     pub sharing: Vec<Sharing>,
+    /// The tiers below memory.
+    pub tiers: Vec<Tiers>,
+}
+
+/// How scenarios are played.
+#[derive(Debug, Clone, Copy)]
+pub struct Conditions {
+    /// Requests under way at a time.
+    pub in_flight: u16,
+    /// The prices and speeds.
+    pub prices: Prices,
+    /// Whether there is no progress bar.
+    pub quiet: bool,
 }
 
 impl Grid {
@@ -36,9 +49,15 @@ impl Grid {
         for &policy in &self.policies {
             if policy == PlanPolicy::Infinite {
                 let (nodes, sharing) = (1, Sharing::Local);
-                all.push(Scenario { policy, nodes, sharing, capacity_chunks: distinct_blocks });
+                let tiers = Tiers::default();
+                all.push(Scenario { policy, nodes, sharing, capacity_chunks: distinct_blocks, tiers });
                 continue;
             }
+            let tiers: &[Tiers] = if policy == PlanPolicy::Opt {
+                &[Tiers { disk_chunks: 0, object_store: false }]
+            } else {
+                &self.tiers
+            };
             for &nodes in
                 self.nodes.iter().filter(|&&nodes| nodes == 1 || self.cluster_policies.contains(&policy))
             {
@@ -47,9 +66,11 @@ impl Grid {
                     (_, PlanPolicy::Opt) => &[Sharing::Shared],
                     _ => &self.sharing,
                 };
-                for &sharing in sharing {
+                for (&sharing, &tiers) in
+                    sharing.iter().flat_map(|one| tiers.iter().map(move |other| (one, other)))
+                {
                     let scenario =
-                        |&capacity_chunks: &u64| Scenario { policy, nodes, sharing, capacity_chunks };
+                        |&capacity_chunks: &u64| Scenario { policy, nodes, sharing, capacity_chunks, tiers };
                     all.extend(self.capacities.iter().map(scenario));
                 }
             }
@@ -58,21 +79,22 @@ impl Grid {
     }
 }
 
-/// Runs every scenario, as many at a time as there are CPUs, with a bar on standard error unless `quiet`.
+/// Runs every scenario, as many at a time as there are CPUs, with a bar on standard error.
 ///
 /// The outcomes are in the order of the scenarios.
 #[must_use]
-pub fn run(workload: &Workload, scenarios: &[Scenario], quiet: bool) -> Vec<Outcome> {
+pub fn run(workload: &Workload, scenarios: &[Scenario], conditions: &Conditions) -> Vec<Outcome> {
     let future = Future::of(workload);
-    let bar = bar(scenarios.len() as u64, quiet);
+    let bar = bar(scenarios.len() as u64, conditions.quiet);
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::with_capacity(scenarios.len()));
     let work = || {
         while let Some(&scenario) = scenarios.get(next.fetch_add(1, Ordering::Relaxed)) {
             bar.set_message(format!("{} {}", scenario.policy, scenario.capacity_chunks));
             let started = clock::thread_seconds();
-            let counts = counts(workload, &future, scenario);
-            let outcome = Outcome::new(scenario, counts, clock::thread_seconds() - started);
+            let played = play(workload, &future, &scenario, conditions);
+            let seconds = clock::thread_seconds() - started;
+            let outcome = Outcome::new(scenario, played, seconds, &conditions.prices);
             done.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
             bar.inc(1);
         }
@@ -85,19 +107,15 @@ pub fn run(workload: &Workload, scenarios: &[Scenario], quiet: bool) -> Vec<Outc
     outcomes
 }
 
-fn counts(workload: &Workload, future: &Future, scenario: Scenario) -> Counts {
-    let Scenario { policy, nodes, sharing, capacity_chunks } = scenario;
-    match policy {
-        PlanPolicy::Opt | PlanPolicy::Infinite => opt(workload, future, scenario.total_chunks()),
-        PlanPolicy::Store(policy) if nodes == 1 => {
-            let chunk_tokens = workload.chunk_tokens as u32;
-            let partial_blocks = workload.partial_blocks;
-            let capacity = capacity_chunks.min(workload.distinct_blocks.max(1));
-            replay(&workload.requests, chunk_tokens, capacity, policy, partial_blocks).into()
-        }
-        PlanPolicy::Store(policy) => {
-            let capacity = capacity_chunks.min(workload.distinct_blocks.max(1));
-            cluster::replay(workload, policy, nodes, sharing, capacity)
+fn play(workload: &Workload, future: &Future, scenario: &Scenario, conditions: &Conditions) -> Run {
+    let Conditions { in_flight, prices, .. } = conditions;
+    match scenario.policy {
+        PlanPolicy::Store(policy) => cluster::replay(workload, policy, scenario, *in_flight, prices),
+        PlanPolicy::Opt | PlanPolicy::Infinite => {
+            let mut waits = Waits::new(prices);
+            let counts =
+                opt(workload, future, scenario.total_chunks(), |prompt, hits| waits.note(prompt, hits));
+            Run { counts, wait: waits.finish(), stored_chunks: 0 }
         }
     }
 }
@@ -131,8 +149,11 @@ mod tests {
             capacities: vec![200, 900],
             nodes: vec![1, 2],
             sharing: vec![Sharing::Local, Sharing::Routed, Sharing::Shared],
+            tiers: vec![Tiers::default()],
         }
     }
+
+    const CONDITIONS: Conditions = Conditions { in_flight: 1, prices: Prices::of(1), quiet: true };
 
     #[test]
     fn every_combination_is_run_once_and_the_bounds_know_no_nodes() {
@@ -140,6 +161,9 @@ mod tests {
         assert_eq!(scenarios.len(), (2 + 3 * 2) + 2 + (2 + 2) + 1);
         let infinite = scenarios.last().unwrap();
         assert_eq!((infinite.policy, infinite.capacity_chunks), (PlanPolicy::Infinite, 5_000));
+        let disk = Tiers { disk_chunks: 7, object_store: false };
+        let with_disk = Grid { tiers: vec![Tiers::default(), disk], ..grid() }.scenarios(5_000);
+        assert_eq!(with_disk.len(), 2 * ((2 + 3 * 2) + 2) + (2 + 2) + 1, "bounds know no tiers");
     }
 
     #[test]
@@ -147,7 +171,7 @@ mod tests {
         let trace: Vec<_> = Generator::new(5).take(400).collect();
         let workload = Workload::new(&trace, true);
         let scenarios = grid().scenarios(workload.distinct_blocks);
-        let outcomes = run(&workload, &scenarios, true);
+        let outcomes = run(&workload, &scenarios, &CONDITIONS);
         assert!(outcomes.iter().map(|outcome| &outcome.scenario).eq(&scenarios));
         let infinite = outcomes.last().unwrap().block_hit_rate;
         for outcome in &outcomes {

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use larder_core::store::replay::TraceRequest;
 pub use larder_core::what_if::cluster::Prompt;
 
 use crate::trace::{CHUNK_TOKENS, History, Request};
@@ -12,8 +11,6 @@ use crate::trace::{CHUNK_TOKENS, History, Request};
 pub struct Workload {
     /// In the order of the trace.
     pub prompts: Vec<Prompt>,
-    /// The same requests with all their blocks, for the store's own replay.
-    pub requests: Vec<TraceRequest>,
     /// Different blocks among the prompts.
     pub distinct_blocks: u64,
     /// Whether partial last blocks count as blocks.
@@ -60,13 +57,7 @@ impl Workload {
                 }
             })
             .collect();
-        let whole = |request: &Request| TraceRequest {
-            at_ms: request.timestamp_ms,
-            tokens: request.input_tokens,
-            blocks: request.block_ids.clone(),
-        };
-        let requests = trace.iter().map(whole).collect();
-        Self { prompts, requests, distinct_blocks: numbers.len() as u64, partial_blocks, chunk_tokens }
+        Self { prompts, distinct_blocks: numbers.len() as u64, partial_blocks, chunk_tokens }
     }
 
     /// Trace time between the first request and the last, in milliseconds.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use larder_protocol::limits::MAX_CHUNK_TOKENS;
 
+use super::aiperf::{self, Chainer, Row};
 use super::lines::Lines;
 use super::places::Places;
 use super::{BAILIAN_BLOCK_TOKENS, CHUNK_TOKENS, Line, Request, TraceError, request};
@@ -31,6 +32,8 @@ pub struct History {
     last_ms: u64,
     /// Requests of a trace that stood behind later ones.
     unordered: usize,
+    /// Chains ids that name blocks alone.
+    chainer: Option<Chainer>,
 }
 
 /// The chunks of a history: what recorded them, and their tokens.
@@ -50,6 +53,13 @@ impl History {
         Self { wanted: namespace, block_tokens, ..Self::default() }
     }
 
+    /// Ids of traces name the tokens of their blocks alone, as those of AIPerf's inputs do; without this, an id names its whole
+    /// prefix, but in a file whose rows have sessions, delays or no times.
+    #[must_use]
+    pub fn with_content_ids(self) -> Self {
+        Self { chainer: Some(Chainer::default()), ..self }
+    }
+
     /// Reads a file on, until there are `limit` requests.
     ///
     /// # Errors
@@ -57,8 +67,25 @@ impl History {
     pub fn read(&mut self, lines: impl BufRead, limit: usize) -> Result<(), TraceError> {
         let mut lines = Lines::new(lines);
         while self.requests.len() < limit
-            && let Some((line, parsed)) = lines.next::<Line>()?
+            && let Some(next) = lines.next()?
         {
+            let line = next.number;
+            let parsed = match next.parse::<Line>() {
+                Ok(parsed) if self.chainer.is_none() && !parsed.is_of_aiperf() => parsed,
+                Ok(parsed) if parsed.chunk_tokens.is_some() || parsed.is_of_bailian() => parsed,
+                Ok(_) => {
+                    self.row(line, next.parse()?)?;
+                    continue;
+                }
+                Err(error @ TraceError::NotARequest { .. }) => match next.parse::<Row>() {
+                    Ok(row) if row.timestamp.is_none() || self.chainer.is_some() => {
+                        self.row(line, row)?;
+                        continue;
+                    }
+                    _ => return Err(error),
+                },
+                Err(error) => return Err(error),
+            };
             let namespace = parsed.namespace.clone().unwrap_or_default();
             let number = self.number(line, namespace)?;
             let is_wanted = self.wanted.as_ref().is_none_or(|wanted| *wanted == self.namespaces[number]);
@@ -134,6 +161,36 @@ impl History {
             Some(tokens) => Chunks::Log(tokens),
             None => Chunks::Trace(self.block_tokens.unwrap_or(usual)),
         }
+    }
+
+    /// Requests of a trace that had no time.
+    #[must_use]
+    pub fn untimed(&self) -> usize {
+        self.chainer.as_ref().map_or(0, |chainer| chainer.untimed)
+    }
+
+    /// Takes a row of AIPerf's inputs.
+    fn row(&mut self, line: u64, row: Row) -> Result<(), TraceError> {
+        let found = Chunks::Trace(self.block_tokens.unwrap_or(CHUNK_TOKENS as u32));
+        let known = *self.chunks.get_or_insert(found);
+        let Chunks::Trace(block_tokens) = known else {
+            return Err(TraceError::ChunkTokens { line, found, known });
+        };
+        let block_tokens = u64::from(block_tokens);
+        let chainer = self.chainer.get_or_insert_with(|| {
+            // The rows before did not show what they are.
+            self.places = Places::default();
+            let mut chainer = Chainer::default();
+            for request in &mut self.requests {
+                request.block_ids = chainer.chained(&request.block_ids, request.input_tokens, block_tokens);
+            }
+            chainer
+        });
+        let output_tokens = row.output_length;
+        let aiperf::Prompt { at_ms, tokens, block_ids } = chainer.prompt(line, row, block_tokens)?;
+        self.places.check(line, &block_ids)?;
+        self.requests.push(Request { timestamp_ms: at_ms, input_tokens: tokens, output_tokens, block_ids });
+        Ok(())
     }
 
     fn number(&mut self, line: u64, namespace: String) -> Result<usize, TraceError> {
@@ -283,6 +340,35 @@ mod tests {
         history.read(text.as_bytes(), usize::MAX).unwrap();
         let history = history.finish().unwrap();
         assert_eq!((history.chunk_tokens(), history.requests()[0].timestamp_ms), (256, 2));
+    }
+
+    #[test]
+    fn a_file_of_aiperf_is_known_by_sessions_delays_or_rows_without_times() {
+        let plain = "{\"timestamp\":7,\"input_length\":600,\"output_length\":52,\"hash_ids\":[1,2]}\n";
+        let turn = "{\"session_id\":\"a\",\"timestamp\":9,\"input_length\":600,\"hash_ids\":[1,2]}\n";
+        let next =
+            "{\"session_id\":\"a\",\"delay\":50,\"input_length\":512,\"output_length\":1,\"hash_ids\":[2]}\n";
+        let untimed = "{\"input_length\":600,\"hash_ids\":[1,2]}\n";
+        let history = read(&[plain, turn, next, untimed], None).unwrap();
+        assert_eq!((history.is_log(), history.chunk_tokens(), history.untimed()), (false, 512, 1));
+        let requests = history.requests();
+        assert!(requests.iter().map(|request| request.timestamp_ms).eq([7, 9, 59, 59]));
+        assert_eq!(requests[0].block_ids, requests[1].block_ids, "the first row is chained with the others");
+        assert_eq!((requests[2].input_tokens, requests[2].block_ids.len()), (1_112, 3));
+        assert_eq!(requests[2].block_ids[0], requests[0].block_ids[0]);
+        assert!(complaint("{\"input_length\":600}\n").contains("missing field `timestamp`"));
+    }
+
+    #[test]
+    fn ids_that_name_blocks_alone_are_chained_where_the_caller_says_so() {
+        let text = "{\"timestamp\":0,\"input_length\":1024,\"output_length\":1,\"hash_ids\":[1,2]}\n\
+                    {\"timestamp\":5,\"input_length\":1024,\"output_length\":1,\"hash_ids\":[3,2]}\n";
+        assert!(complaint(text).contains("`larder plan --content-ids` chains them"));
+        let mut history = History::new(None, None).with_content_ids();
+        history.read(text.as_bytes(), usize::MAX).unwrap();
+        let history = history.finish().unwrap();
+        assert_ne!(history.requests()[0].block_ids[1], history.requests()[1].block_ids[1]);
+        assert_eq!(history.untimed(), 0);
     }
 
     #[test]

@@ -1,58 +1,69 @@
-//! Reads lines of JSON, with their numbers.
+//! Reads lines, with their numbers.
 
 use std::io::{BufRead, Read as _};
 
 use serde::de::DeserializeOwned;
 
 use super::TraceError;
+use super::foreign::Foreign;
 
 /// The lines of one file; empty ones are passed over.
 #[derive(Debug)]
 pub(super) struct Lines<R> {
     source: R,
-    line: u64,
+    text: Vec<u8>,
+    number: u64,
+}
+
+/// A line that is not empty.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Numbered<'a> {
+    /// From 1, in the file as it is unpacked.
+    pub(super) number: u64,
+    text: &'a [u8],
 }
 
 impl<R: BufRead> Lines<R> {
     pub(super) fn new(source: R) -> Self {
-        Self { source, line: 0 }
+        Self { source, text: Vec::new(), number: 0 }
     }
 
-    /// The next line with its number, from 1; `None` at the end.
-    pub(super) fn next<T: DeserializeOwned>(&mut self) -> Result<Option<(u64, T)>, TraceError> {
-        let mut text = Vec::new();
+    /// The next line; `None` at the end.
+    pub(super) fn next(&mut self) -> Result<Option<Numbered<'_>>, TraceError> {
         loop {
-            self.line += 1;
-            let line = self.line;
-            text.clear();
+            self.number += 1;
+            let line = self.number;
+            self.text.clear();
             let mut limited = self.source.by_ref().take(MAX_LINE_BYTES + 1);
-            let bytes =
-                limited.read_until(b'\n', &mut text).map_err(|source| TraceError::Read { line, source })?;
+            let bytes = limited
+                .read_until(b'\n', &mut self.text)
+                .map_err(|source| TraceError::Read { line, source })?;
             if bytes == 0 {
                 return Ok(None);
             }
-            if line == 1
-                && let Some(&(_, packer, reader)) = PACKED.iter().find(|(magic, ..)| text.starts_with(magic))
-            {
-                return Err(TraceError::Packed { packer, reader });
-            }
             if bytes as u64 > MAX_LINE_BYTES {
-                return Err(TraceError::LineTooLong { line });
+                return Err(match Foreign::of(&self.text) {
+                    Some(found) => TraceError::Foreign { line, found },
+                    None => TraceError::LineTooLong { line },
+                });
             }
-            if !text.trim_ascii().is_empty() {
-                break;
+            if !self.text.trim_ascii().is_empty() {
+                return Ok(Some(Numbered { number: line, text: &self.text }));
             }
         }
-        let line = self.line;
-        let parsed =
-            serde_json::from_slice(&text).map_err(|error| TraceError::NotARequest { line, error })?;
-        Ok(Some((line, parsed)))
+    }
+}
+
+impl Numbered<'_> {
+    /// Reads the line's object.
+    pub(super) fn parse<T: DeserializeOwned>(&self) -> Result<T, TraceError> {
+        let line = self.number;
+        serde_json::from_slice(self.text).map_err(|error| match Foreign::of(self.text) {
+            Some(found) => TraceError::Foreign { line, found },
+            None => TraceError::NotARequest { line, error },
+        })
     }
 }
 
 /// Bytes of one line; the longest prompt has [`super::MAX_CHAIN_CHUNKS`] ids of at most 20 digits.
 pub(super) const MAX_LINE_BYTES: u64 = 1 << 20;
-
-/// The first bytes of packed files, the programs that pack so, and those that unpack.
-const PACKED: [(&[u8], &str, &str); 2] =
-    [(&[0x1f, 0x8b], "gzip", "zcat"), (&[0x28, 0xb5, 0x2f, 0xfd], "zstd", "zstdcat")];

@@ -11,6 +11,9 @@ use super::TraceError;
 #[derive(Debug, Default)]
 pub(super) struct Places {
     places: HashMap<u64, FirstSeen>,
+    requests: usize,
+    /// Of all requests.
+    ids: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +28,10 @@ impl Places {
     pub(super) fn check(&mut self, line: u64, ids: &[u64]) -> Result<(), TraceError> {
         if ids.len() > MAX_CHAIN_CHUNKS {
             return Err(TraceError::PromptTooLong { line, blocks: ids.len() });
+        }
+        (self.requests, self.ids) = (self.requests + 1, self.ids + ids.len());
+        if self.requests > MAX_REQUESTS || self.ids > MAX_IDS {
+            return Err(TraceError::TooLarge { line });
         }
         let mut parent = None;
         for (index, &id) in ids.iter().enumerate() {
@@ -59,3 +66,9 @@ impl FirstSeen {
         (self.index, self.parent) == (other.index, other.parent)
     }
 }
+
+/// Requests of one trace: they take up to some GiB of memory, whatever a packed file unpacks to.
+pub(super) const MAX_REQUESTS: usize = 1 << 23;
+
+/// Ids of all requests of one trace.
+pub(super) const MAX_IDS: usize = 1 << 26;

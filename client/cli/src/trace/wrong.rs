@@ -2,8 +2,10 @@
 
 use larder_protocol::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_TOKENS};
 
+use super::foreign::Foreign;
 use super::history::{Chunks, MAX_NAMESPACES};
 use super::lines::MAX_LINE_BYTES;
+use super::places::{MAX_IDS, MAX_REQUESTS};
 
 /// Why a trace cannot be played.
 #[derive(Debug, thiserror::Error)]
@@ -23,13 +25,21 @@ pub enum TraceError {
         /// Number of the line.
         line: u64,
     },
-    /// The file is packed.
-    #[error("packed by {packer}: unpack it on its way, as `{reader} FILE | larder plan -`")]
-    Packed {
-        /// The program that packs so.
-        packer: &'static str,
-        /// A program that unpacks it.
-        reader: &'static str,
+    /// A file of another kind, which has no ids.
+    #[error("line {line}: {found}")]
+    Foreign {
+        /// Number of the line.
+        line: u64,
+        /// The kind of the file.
+        found: Foreign,
+    },
+    /// More than can be planned.
+    #[error(
+        "line {line}: more than {MAX_REQUESTS} requests or {MAX_IDS} ids before; --limit reads the first requests only"
+    )]
+    TooLarge {
+        /// Number of the line.
+        line: u64,
     },
     /// A line is not an object with the four fields.
     #[error("line {line}, column {column}: not a request: {what}", column = .error.column(), what = Unplaced(.error))]
@@ -74,7 +84,7 @@ pub enum TraceError {
     },
     /// An id stands twice in one prompt, or after two different prefixes: ids are not chained.
     #[error(
-        "line {line}: block {id} is number {index} after {after}, but on line {known_line} number {known_index} after {known_after}; an id must name its whole prefix",
+        "line {line}: block {id} is number {index} after {after}, but on line {known_line} number {known_index} after {known_after}; an id must name its whole prefix (where ids name blocks alone, as AIPerf's, `larder plan --content-ids` chains them)",
         after = Named(*.parent), known_after = Named(*.known_parent)
     )]
     NotChained {

@@ -16,7 +16,7 @@ use crate::effect::{Counted, Effect, FetchOrder};
 use crate::event::{Arrival, Below, FetchFailure, OrderNumber};
 use crate::loading::Meter;
 use crate::lookups::NotDelivered;
-use crate::placement::{Placement, PlacementRule, earns_its_place, place_by_reads, relieve};
+use crate::placement::{Placement, PlacementRule, place_by_reads, place_by_worth};
 use crate::store::ids::ChunkKey;
 use crate::store::{Came, ChangeKind, FetchId, Wanted};
 use crate::tiers::known::Fact;
@@ -439,13 +439,8 @@ impl Core {
         let gap_ms = self.bring.gaps.read(&fetch.wanted.chunk.hash, self.store.age_ms());
         let every_ms = gap_ms.unwrap_or_else(|| self.store.keeps_ms());
         let copy = self.store.worth_of_copy(&fetch.fingerprint, every_ms);
-        if copy.is_some_and(|copy| earns_its_place(copy, self.store.least())) {
-            Placement::Replicate
-        } else if self.store.neighbours().is_overloaded(holder.node) {
-            relieve(fetch.copies, is_on_disk)
-        } else {
-            Placement::Pass
-        }
+        let is_overloaded = self.store.neighbours().is_overloaded(holder.node);
+        place_by_worth(copy, self.store.least(), is_overloaded, fetch.copies, is_on_disk)
     }
 
     /// A chunk will not come.

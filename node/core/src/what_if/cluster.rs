@@ -1,22 +1,26 @@
 //! Several stores behind one router, or behind engines that keep to their node: the model of the planner and of the console.
+//!
+//! Everything that decides is the production's: eviction, placement, forwards, the tiers' writes, and the cost of a route. The
+//! model has no time besides the requests': what nodes ask each other is answered at once, and each request hears from all nodes
+//! how much room they have. Directory rows are never stale, and no staging falls short.
 
 mod directory;
+mod disk;
 mod loads;
 mod node;
+mod sharing;
 
+use std::collections::{HashSet, VecDeque};
+
+use larder_protocol::routing;
 use larder_protocol::{Chain, ChunkHash};
 
 use self::directory::{Directory, MAX_NODES};
 pub use self::loads::{HALF_LIFE_MS, LeastRecomputed};
 use self::node::Node;
+use crate::placement::PlacementRule;
 use crate::store::policy::PolicyName;
-use crate::store::replay::Replayed;
-
-/// Reads from which on a chunk is copied to its reader.
-pub const REPLICATE_FROM_READS: u32 = 8;
-
-/// The cost of reading a token from another node, in recomputed tokens.
-pub const REMOTE_TOKEN_COST: f64 = 0.1;
+use crate::store::{Leased, Source};
 
 /// The most nodes of a cluster.
 pub const MAX_CLUSTER_NODES: u16 = MAX_NODES as u16;
@@ -49,26 +53,37 @@ pub struct Counts {
     pub tokens_hit: u64,
     /// Chunks that a node read from another one.
     pub chunks_moved: u64,
+    /// Evicted chunks that another node took.
+    pub chunks_forwarded: u64,
     /// Chunks leased and committed.
     pub operations: u64,
 }
 
-/// Where a request goes, and whose chunks it finds there.
+/// Where the chunks came from that a request hit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Hits {
+    /// Chunks, from the prompt's first on.
+    pub chunks: u64,
+    /// Those that some node read from its disk.
+    pub from_disk: u64,
+    /// Those that came from another node.
+    pub from_peers: u64,
+    /// Those that came from the object store.
+    pub from_objects: u64,
+    /// Their tokens.
+    pub tokens: u64,
+}
+
+/// Who chooses the node of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// To the node that recomputed least lately (half-life 30 s); it finds the chunks there.
-    Local,
-    /// To the node with the fewest tokens recomputed lately, this prompt's included: to its longest prefix, unless that node is
-    /// busy. It finds the chunks there.
-    Routed,
-    /// To the node where the tokens recomputed lately and [`REMOTE_TOKEN_COST`] for each token that is elsewhere are fewest
-    /// together. The node reads what any of them holds; what is computed is kept where it was computed, and a chunk is copied
-    /// to its reader from [`REPLICATE_FROM_READS`] reads on.
-    Shared,
-    /// To this node; it finds the chunks there.
-    Apart(usize),
-    /// To this node, which reads what any of them holds, as with [`Self::Shared`].
-    Together(usize),
+    /// A router, which takes the node that recomputed least lately (half-life 30 s).
+    Load,
+    /// A router that knows what each node holds. Where nodes share chunks, it takes the node of the least
+    /// [cost](routing::Prompt::cost_tokens); else the node with the fewest tokens recomputed lately, this prompt's included.
+    Cost,
+    /// The engine: it keeps to this node.
+    To(usize),
 }
 
 /// What one node of a cluster is to be.
@@ -76,29 +91,49 @@ pub enum Way {
 pub struct NodeSize {
     /// Its eviction policy.
     pub policy: PolicyName,
-    /// Chunks that it keeps.
+    /// Chunks that it keeps in memory.
     pub capacity_chunks: u64,
 }
 
-/// The stores of a cluster, with requests played one after the other.
+/// What all nodes of a cluster have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Whether nodes read each other's chunks.
+    pub shares: bool,
+    /// The rule by which they place chunks.
+    pub placement: PlacementRule,
+    /// Chunks that each node keeps on its disk; 0 for no disk.
+    pub disk_chunks: u64,
+    /// Whether there is an object store, which keeps everything.
+    pub has_objects: bool,
+    /// Requests under way at a time, one at each node at most: what they compute can be read when they are done.
+    pub in_flight: u16,
+}
+
+/// The stores of a cluster.
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Node>,
+    shape: Shape,
     directory: Directory,
+    /// The chunks of the object store.
+    objects: HashSet<ChunkHash>,
     loads: LeastRecomputed,
     /// By block.
     hashes: Vec<ChunkHash>,
-    /// By block: how often it was hit.
-    reads: Vec<u32>,
+    /// Requests that have read what they hit and not saved what they compute.
+    open: VecDeque<Open>,
     counts: Counts,
 }
 
-/// Blocks of one prompt, next to each other, that one node serves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stretch {
-    from: usize,
-    to: usize,
-    holder: usize,
+/// A request under way.
+#[derive(Debug)]
+struct Open {
+    node: usize,
+    chain: Chain,
+    hit: usize,
+    /// Its last full block.
+    end: Option<(usize, ChunkHash)>,
 }
 
 impl Prompt {
@@ -109,21 +144,37 @@ impl Prompt {
     }
 }
 
+impl Shape {
+    /// Nodes without tiers below their memory, with requests one after the other.
+    #[must_use]
+    pub fn of_memory(shares: bool) -> Self {
+        let placement = PlacementRule::default();
+        Self { shares, placement, disk_chunks: 0, has_objects: false, in_flight: 1 }
+    }
+
+    fn is_memory_alone(&self) -> bool {
+        !self.shares && self.disk_chunks == 0 && !self.has_objects
+    }
+}
+
 impl Cluster {
     /// Empty nodes, for prompts of at most `longest` blocks; `hashes` are those of the blocks, by their numbers.
     ///
     /// # Panics
     /// Panics if there are no nodes, or more than [`MAX_CLUSTER_NODES`].
     #[must_use]
-    pub fn new(nodes: &[NodeSize], hashes: Vec<ChunkHash>, longest: u64) -> Self {
+    pub fn new(nodes: &[NodeSize], shape: Shape, hashes: Vec<ChunkHash>, longest: u64) -> Self {
         assert!((1..=MAX_NODES).contains(&nodes.len()), "a planned cluster has 1 to {MAX_NODES} nodes");
-        let node = |size: &NodeSize| Node::new(size.policy, size.capacity_chunks, longest);
+        // One node has nobody to share with.
+        let shape = Shape { shares: shape.shares && nodes.len() > 1, ..shape };
         Self {
-            nodes: nodes.iter().map(node).collect(),
-            directory: Directory::new(hashes.len() as u64),
+            nodes: nodes.iter().map(|size| Node::new(size, &shape, longest)).collect(),
+            shape,
+            directory: Directory::new(&hashes),
+            objects: HashSet::new(),
             loads: LeastRecomputed::new(nodes.len()),
-            reads: vec![0; hashes.len()],
             hashes,
+            open: VecDeque::new(),
             counts: Counts::default(),
         }
     }
@@ -133,56 +184,114 @@ impl Cluster {
         std::mem::take(&mut self.counts)
     }
 
-    /// Plays a request.
+    /// Chunks that the object store has.
+    #[must_use]
+    pub fn stored_chunks(&self) -> u64 {
+        self.objects.len() as u64
+    }
+
+    /// Plays a request, which is under way until others take its place; what it hits.
     ///
     /// # Panics
     /// Panics if it has a block without a hash, or a block behind another one than in an earlier request.
-    pub fn play(&mut self, prompt: &Prompt, way: Way) {
+    pub fn play(&mut self, prompt: &Prompt, way: Way) -> Hits {
         self.nodes.iter_mut().for_each(|node| node.is_now(prompt.at_ms));
-        let (reader, runs) = match way {
-            Way::Local => {
-                let reader = self.loads.choose(prompt.at_ms);
-                (reader, self.run_on(reader, prompt))
-            }
-            Way::Routed => {
-                let reader = self.cheapest(prompt);
-                (reader, self.run_on(reader, prompt))
-            }
-            Way::Apart(reader) => (reader, self.run_on(reader, prompt)),
-            Way::Shared => {
-                let holders = self.holders(prompt);
-                let reader = self.cheapest_reader(prompt, &holders);
-                (reader, runs(reader, &holders))
-            }
-            Way::Together(reader) => (reader, runs(reader, &self.holders(prompt))),
-        };
-        let hit = runs.last().map_or(0, |run| run.to);
-        self.serve(prompt, reader, &runs, hit);
-        let recomputed = prompt.tokens - prompt.tokens_of(hit);
-        self.loads.recomputed(reader, prompt.at_ms, recomputed);
-        let remote = runs.iter().filter(|run| run.holder != reader);
-        self.counts.chunks_moved += remote.map(|run| (run.to - run.from) as u64).sum::<u64>();
+        let node = self.choose(prompt, way);
+        let hashes: Vec<ChunkHash> = prompt.blocks.iter().map(|&block| self.hashes[block as usize]).collect();
+        self.make_place(node, &hashes);
+        let chain = Chain::from_root(self.nodes[node].root(), hashes);
+        let (leased, mut hits) = self.get(prompt, node, &chain);
+        let hit = leased.chunks as usize;
+        (hits.chunks, hits.tokens) = (hit as u64, prompt.tokens_of(hit));
+        let full = (prompt.tokens / prompt.block_tokens.max(1)) as usize;
+        let end = full.checked_sub(1).and_then(|at| Some((at, *chain.hashes.get(at)?)));
+        let open = Open { node, chain, hit, end };
+        if self.shape.in_flight > 1 {
+            self.nodes[node].release(&leased);
+            self.open.push_back(open);
+        } else {
+            self.put(&open);
+            self.nodes[node].release(&leased);
+        }
+        self.settle(node);
+        self.loads.recomputed(node, prompt.at_ms, prompt.tokens - hits.tokens);
+        self.counts.chunks_moved += hits.from_peers;
         self.counts.blocks_asked += prompt.blocks.len() as u64;
         self.counts.blocks_hit += hit as u64;
         self.counts.tokens_asked += prompt.tokens;
-        self.counts.tokens_hit += prompt.tokens_of(hit);
+        self.counts.tokens_hit += hits.tokens;
         self.counts.operations += prompt.blocks.len() as u64;
+        hits
     }
 
-    /// The prefix that `node` holds, as one run or none.
-    fn run_on(&mut self, node: usize, prompt: &Prompt) -> Vec<Stretch> {
-        let usable = prompt.blocks.iter().take(prompt.usable);
-        let held = |&&block: &&u32| self.nodes[node].holds(&self.hashes[block as usize]);
-        let to = usable.take_while(held).count();
-        if to == 0 { Vec::new() } else { vec![Stretch { from: 0, to, holder: node }] }
+    /// Ends the requests that must be done before the next begins at `node`: the one there, the turn before it, and the oldest
+    /// where too many are under way.
+    fn make_place(&mut self, node: usize, hashes: &[ChunkHash]) {
+        let goes_on =
+            |end: Option<(usize, ChunkHash)>| end.is_some_and(|(at, hash)| hashes.get(at) == Some(&hash));
+        let most = usize::from(self.shape.in_flight);
+        while let Some(at) = (self.open.iter().position(|open| open.node == node || goes_on(open.end)))
+            .or_else(|| (self.open.len() >= most.max(1)).then_some(0))
+        {
+            let Some(open) = self.open.remove(at) else { break };
+            self.put(&open);
+            self.settle(open.node);
+        }
+    }
+
+    /// Reads the longest prefix that can be read.
+    fn get(&mut self, prompt: &Prompt, node: usize, chain: &Chain) -> (Leased, Hits) {
+        let usable = chain.part(0, prompt.usable.min(chain.len()));
+        if self.shape.is_memory_alone() {
+            return (self.nodes[node].lease(&usable), Hits::default());
+        }
+        self.hear_all(node);
+        let elsewhere = self.elsewhere(prompt, node, &usable);
+        self.bring(prompt, node, &usable, &elsewhere)
+    }
+
+    /// Where the chunks are that a node lacks, up to the first that is nowhere.
+    fn elsewhere(&self, prompt: &Prompt, node: usize, chain: &Chain) -> Vec<Option<Source>> {
+        let mut elsewhere = vec![None; chain.len()];
+        for position in self.nodes[node].absent(chain) {
+            let at = position as usize;
+            let held = self.shape.shares && self.directory.holders(prompt.blocks[at]) & !(1 << node) != 0;
+            elsewhere[at] = match held {
+                true => Some(Source::Peer),
+                false if self.objects.contains(&chain.hashes[at]) => Some(Source::Object),
+                false => break,
+            };
+        }
+        elsewhere
+    }
+
+    /// Saves what a request has computed.
+    fn put(&mut self, Open { node, chain, hit, .. }: &Open) {
+        // Engines save long prompts in parts, so that others find room between them.
+        let part = if self.shape.is_memory_alone() { chain.len().max(1) } else { PART_CHUNKS };
+        for from in (*hit..chain.len()).step_by(part) {
+            self.nodes[*node].put(&chain.part(from, chain.len().min(from + part)));
+            if !self.shape.is_memory_alone() {
+                self.settle(*node);
+            }
+        }
+    }
+
+    fn choose(&self, prompt: &Prompt, way: Way) -> usize {
+        match way {
+            Way::To(node) => node,
+            Way::Load => self.loads.choose(prompt.at_ms),
+            Way::Cost if self.shape.shares => self.cheapest_reader(prompt),
+            Way::Cost => self.cheapest(prompt),
+        }
     }
 
     /// The node with the fewest tokens recomputed lately, this prompt's included.
-    fn cheapest(&mut self, prompt: &Prompt) -> usize {
+    fn cheapest(&self, prompt: &Prompt) -> usize {
         let mut prefixes = vec![0; self.nodes.len()];
         let mut candidates = directory::all(self.nodes.len());
         for (position, &block) in prompt.blocks.iter().take(prompt.usable).enumerate() {
-            candidates &= self.directory.holders(block, &self.hashes, &self.nodes);
+            candidates &= self.directory.holders(block);
             if candidates == 0 {
                 break;
             }
@@ -197,74 +306,25 @@ impl Cluster {
             .expect("a cluster has at least one node")
     }
 
-    /// The nodes that hold each block of the longest prefix that all of them hold together.
-    fn holders(&mut self, prompt: &Prompt) -> Vec<u64> {
-        let usable = prompt.blocks.iter().take(prompt.usable);
-        let holders = usable.map(|&block| self.directory.holders(block, &self.hashes, &self.nodes));
-        holders.take_while(|&holders| holders != 0).collect()
-    }
-
-    /// Where a request goes when all chunks are shared.
-    fn cheapest_reader(&self, prompt: &Prompt, holders: &[u64]) -> usize {
+    /// The node where a request costs least, as the coordinator says.
+    fn cheapest_reader(&self, prompt: &Prompt) -> usize {
+        let rows = prompt.blocks.iter().map(|&block| self.directory.holders(block));
+        let rows: Vec<u64> = rows.take_while(|&row| row != 0).collect();
+        let asked = routing::Prompt { tokens: prompt.tokens, cluster_tokens: prompt.tokens_of(rows.len()) };
         let cost = |node: usize| {
-            let elsewhere = holders.iter().filter(|&&holders| holders >> node & 1 == 0).count() as u64;
-            let remote = (elsewhere * prompt.block_tokens) as f64 * REMOTE_TOKEN_COST;
-            self.loads.tokens_at(node, prompt.at_ms) + remote
+            let held = rows.iter().filter(|&&row| row >> node & 1 == 1).count();
+            asked.cost_tokens(routing::Candidate {
+                backlog_tokens: self.loads.backlog(node, prompt.at_ms),
+                held_tokens: prompt.tokens_of(held),
+            })
         };
-        (0..self.nodes.len())
-            .min_by(|&a, &b| cost(a).total_cmp(&cost(b)))
-            .expect("a cluster has at least one node")
-    }
-
-    /// Uses the cached blocks, and keeps computed and often read blocks at the reader.
-    fn serve(&mut self, prompt: &Prompt, reader: usize, runs: &[Stretch], hit: usize) {
-        let hashes = prompt.blocks.iter().map(|&block| self.hashes[block as usize]).collect();
-        let chain = Chain::from_root(self.nodes[reader].root(), hashes);
-        let mut leases = Vec::with_capacity(runs.len());
-        for run in runs.iter().rev() {
-            leases.push((run.holder, self.nodes[run.holder].lease(&chain.part(run.from, run.to))));
-        }
-        prompt.blocks[..hit].iter().for_each(|&block| self.reads[block as usize] += 1);
-        self.keep(prompt, reader, &chain, hit, chain.len());
-        for run in runs.iter().rev().filter(|run| run.holder != reader) {
-            // Reads never grow along a prefix: those that are read often come first.
-            let often = |&&block: &&u32| self.reads[block as usize] >= REPLICATE_FROM_READS;
-            let copied = prompt.blocks[run.from..run.to].iter().take_while(often).count();
-            self.keep(prompt, reader, &chain, run.from, run.from + copied);
-        }
-        for (holder, leased) in leases {
-            self.nodes[holder].release(&leased);
-        }
-    }
-
-    fn keep(&mut self, prompt: &Prompt, node: usize, chain: &Chain, from: usize, to: usize) {
-        if from < to {
-            self.nodes[node].put(&chain.part(from, to));
-            prompt.blocks[from..to].iter().for_each(|&block| self.directory.add(block, node));
-        }
+        let cheapest = self.loads.cheapest_among(prompt.at_ms, |_| true, cost);
+        cheapest.expect("a cluster has at least one node")
     }
 }
 
-impl From<Replayed> for Counts {
-    fn from(replayed: Replayed) -> Self {
-        let Replayed { blocks_asked, blocks_hit, tokens_asked, tokens_hit, operations, .. } = replayed;
-        Self { blocks_asked, blocks_hit, tokens_asked, tokens_hit, chunks_moved: 0, operations }
-    }
-}
-
-/// Which node serves which blocks of a prefix to its reader.
-fn runs(reader: usize, holders: &[u64]) -> Vec<Stretch> {
-    let mut runs: Vec<Stretch> = Vec::new();
-    for (at, &holders) in holders.iter().enumerate() {
-        let last = runs.last().map(|run| run.holder);
-        let holder = directory::prefer(holders, [Some(reader), last]);
-        match runs.last_mut() {
-            Some(run) if run.holder == holder => run.to += 1,
-            _ => runs.push(Stretch { from: at, to: at + 1, holder }),
-        }
-    }
-    runs
-}
+/// Chunks that are saved together.
+const PART_CHUNKS: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -275,42 +335,94 @@ mod tests {
         Prompt { at_ms: 0, tokens, blocks: blocks.to_vec(), usable: usize::MAX, block_tokens: 16 }
     }
 
-    fn cluster(capacity_chunks: u64) -> Cluster {
+    fn cluster(capacity_chunks: u64, shape: Shape) -> Cluster {
         let hashes = (0..32).map(|number| ChunkHash([number; 32])).collect();
-        Cluster::new(&[NodeSize { policy: PolicyName::Lru, capacity_chunks }; 2], hashes, 8)
+        Cluster::new(&[NodeSize { policy: PolicyName::Lru, capacity_chunks }; 2], shape, hashes, 8)
+    }
+
+    fn of_memory(capacity_chunks: u64, shares: bool) -> Cluster {
+        cluster(capacity_chunks, Shape::of_memory(shares))
     }
 
     #[test]
     fn a_request_that_keeps_to_its_node_finds_the_chunks_of_others_only_where_nodes_read_them() {
-        for (way, hit, moved) in [(Way::Apart as fn(usize) -> Way, 0, 0), (Way::Together, 3, 3)] {
-            let mut cluster = cluster(16);
-            cluster.play(&prompt(&[1, 2, 3]), way(0));
-            assert_eq!(cluster.take_counts().blocks_hit, 0);
-            cluster.play(&prompt(&[1, 2, 3]), way(1));
-            let counts = cluster.take_counts();
-            assert_eq!((counts.blocks_hit, counts.chunks_moved, counts.tokens_hit), (hit, moved, 16 * hit));
-            cluster.play(&prompt(&[1, 2, 3, 4]), way(0));
-            assert_eq!(cluster.take_counts().blocks_hit, 3, "in both cases there");
+        for (shares, hit) in [(false, 0), (true, 3)] {
+            let mut cluster = of_memory(16, shares);
+            assert_eq!(cluster.play(&prompt(&[1, 2, 3]), Way::To(0)).chunks, 0);
+            let hits = cluster.play(&prompt(&[1, 2, 3]), Way::To(1));
+            assert_eq!((hits.chunks, hits.from_peers, hits.tokens), (hit, hit, 16 * hit));
+            assert_eq!(cluster.take_counts().chunks_moved, hit);
+            assert_eq!(cluster.play(&prompt(&[1, 2, 3, 4]), Way::To(0)).chunks, 3, "in both cases there");
         }
     }
 
     #[test]
-    fn two_nodes_that_read_each_others_chunks_keep_twice_as_many() {
-        // Twelve prompts of one block in turn, each always at the same node, which has room for eight.
-        for (way, rounds_hit) in [(Way::Apart as fn(usize) -> Way, 2), (Way::Together, 2)] {
-            let mut cluster = cluster(8);
+    fn two_nodes_that_read_each_others_chunks_keep_more_than_two_that_do_not() {
+        // Twelve prompts of one block in turn, each at the other node every other time, with room for eight at each node.
+        let hit = |shares| {
+            let mut cluster = of_memory(8, shares);
             for turn in 0..36 {
-                cluster.play(&prompt(&[turn % 12]), way(turn as usize % 2));
+                let hits =
+                    cluster.play(&prompt(&[turn % 12]), Way::To((turn as usize + turn as usize / 12) % 2));
+                assert!(hits.from_peers <= hits.chunks);
             }
-            assert_eq!(cluster.take_counts().blocks_hit, 12 * rounds_hit);
-        }
-        // The same prompts, each at the other node every other time: apart, both have to hold all of them.
-        for (way, hit) in [(Way::Apart as fn(usize) -> Way, 0), (Way::Together, 24)] {
-            let mut cluster = cluster(8);
-            for turn in 0..36 {
-                cluster.play(&prompt(&[turn % 12]), way((turn as usize + turn as usize / 12) % 2));
+            cluster.take_counts().blocks_hit
+        };
+        assert_eq!(hit(false), 0, "apart, both have to hold all of them");
+        assert!(hit(true) >= 16, "{}", hit(true));
+    }
+
+    #[test]
+    fn what_is_evicted_from_memory_comes_from_disk_and_what_no_node_has_from_the_object_store() {
+        let played = |disk_chunks, has_objects| {
+            let shape = Shape { disk_chunks, has_objects, ..Shape::of_memory(false) };
+            let mut cluster = cluster(4, shape);
+            (0..24).for_each(|turn| _ = cluster.play(&prompt(&[turn]), Way::To(0)));
+            let hits = |cluster: &mut Cluster, block| {
+                let hits = cluster.play(&prompt(&[block]), Way::To(0));
+                (hits.chunks, hits.from_disk, hits.from_objects)
+            };
+            let found = (hits(&mut cluster, 23), hits(&mut cluster, 15), hits(&mut cluster, 0));
+            (found, cluster.stored_chunks())
+        };
+        assert_eq!(played(0, false), (((1, 0, 0), (0, 0, 0), (0, 0, 0)), 0));
+        assert_eq!(played(12, false), (((1, 0, 0), (1, 1, 0), (0, 0, 0)), 0));
+        assert_eq!(played(12, true), (((1, 0, 0), (1, 1, 0), (1, 0, 1)), 24));
+    }
+
+    #[test]
+    fn a_chunk_on_another_nodes_disk_is_read_there_and_sent() {
+        let mut cluster = cluster(4, Shape { disk_chunks: 20, ..Shape::of_memory(true) });
+        (0..12).for_each(|turn| _ = cluster.play(&prompt(&[turn]), Way::To(0)));
+        let hits = cluster.play(&prompt(&[1]), Way::To(1));
+        assert_eq!((hits.chunks, hits.from_disk, hits.from_peers), (1, 1, 1));
+    }
+
+    #[test]
+    fn what_a_request_computes_is_found_once_it_is_done_and_its_next_turn_waits_for_it() {
+        let hits = |in_flight: u16, second: &[u32], way| {
+            let mut cluster = cluster(16, Shape { in_flight, ..Shape::of_memory(true) });
+            cluster.play(&prompt(&[1, 2, 3]), Way::To(0));
+            cluster.play(&prompt(second), way).chunks
+        };
+        assert_eq!(hits(1, &[1, 2, 9], Way::To(1)), 2);
+        assert_eq!(hits(4, &[1, 2, 9], Way::To(1)), 0, "the first is under way");
+        assert_eq!(hits(4, &[1, 2, 9], Way::To(0)), 2, "a node computes one at a time");
+        assert_eq!(hits(4, &[1, 2, 3, 9], Way::To(1)), 3, "the next turn comes after the answer");
+    }
+
+    #[test]
+    fn an_only_copy_goes_to_a_node_with_room_instead_of_away() {
+        let mut cluster = of_memory(8, true);
+        // The second node is heard of when it is asked; the first has no room for what it uses again and again.
+        cluster.play(&Prompt { at_ms: 0, ..prompt(&[30]) }, Way::To(1));
+        for round in 0..4 {
+            for block in 0..12 {
+                let at_ms = 1_000 * u64::from(round * 12 + block + 1);
+                cluster.play(&Prompt { at_ms, ..prompt(&[30, block]) }, Way::To(0));
             }
-            assert_eq!(cluster.take_counts().blocks_hit, hit);
         }
+        let counts = cluster.take_counts();
+        assert!(counts.chunks_forwarded > 0 && counts.blocks_hit > 36, "{counts:?}");
     }
 }

@@ -8,7 +8,7 @@ use std::collections::hash_map::Entry;
 use larder_protocol::ChunkHash;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::cluster::{Cluster, MAX_CLUSTER_NODES, NodeSize, Prompt, Way};
+use super::cluster::{Cluster, MAX_CLUSTER_NODES, NodeSize, Prompt, Shape, Way};
 use super::{PastLookup, Played, SIZES, main_chunk_tokens};
 use crate::store::policy::PolicyName;
 use crate::time::Millis;
@@ -142,7 +142,8 @@ impl Variant {
         };
         let sizes_to_try: Vec<NodeSize> = sizes.iter().map(size).collect();
         let longest = lookups.iter().map(|lookup| lookup.prompt.blocks.len() as u64).max().unwrap_or(0);
-        let mut cluster = Cluster::new(&sizes_to_try, hashes.to_vec(), longest);
+        let shape = Shape::of_memory(self.working.shares());
+        let mut cluster = Cluster::new(&sizes_to_try, shape, hashes.to_vec(), longest);
         for (number, lookup) in lookups.iter().enumerate() {
             if number == warming {
                 cluster.take_counts();
@@ -161,12 +162,14 @@ impl Variant {
 }
 
 impl Working {
+    fn shares(self) -> bool {
+        matches!(self, Self::Together | Self::RoutedTogether)
+    }
+
     fn way(self, node: usize) -> Way {
         match self {
-            Self::Apart => Way::Apart(node),
-            Self::Together => Way::Together(node),
-            Self::RoutedApart => Way::Routed,
-            Self::RoutedTogether => Way::Shared,
+            Self::Apart | Self::Together => Way::To(node),
+            Self::RoutedApart | Self::RoutedTogether => Way::Cost,
         }
     }
 }

@@ -39,8 +39,7 @@ pub(super) fn advice(facts: &Facts<'_>) -> String {
 
 /// Hit rate by capacity and policy.
 pub(super) fn capacity(facts: &Facts<'_>) -> String {
-    let one: Vec<&Outcome> =
-        facts.outcomes.iter().filter(|o| is_bounded(o) && o.scenario.nodes == 1).collect();
+    let one: Vec<&Outcome> = facts.in_memory().filter(|o| is_bounded(o) && o.scenario.nodes == 1).collect();
     if one.is_empty() {
         return String::new();
     }
@@ -123,7 +122,12 @@ pub(super) fn nodes(facts: &Facts<'_>) -> String {
         "<section><h2>What each node count buys</h2><p>Tokens hit in %, nodes of {} chunks each, {}. {}</p>{}</section>",
         grouped(capacity),
         best_name(facts),
-        legend(&[("best", "shared"), ("second", "routed"), ("other", "local")]),
+        legend(&[
+            ("best", "routed and shared"),
+            ("third", "shared"),
+            ("second", "routed"),
+            ("other", "local")
+        ]),
         chart::bars("Hit rate by node count", &groups, &|value| format!("{value:.0} %"))
     )
 }
@@ -136,14 +140,13 @@ pub(super) fn moved(facts: &Facts<'_>) -> String {
         let bytes = facts.prices.bytes(outcome.counts.chunks_moved) as f64 / requests;
         ("best", bytes / MIB, format!("{:.0}", bytes / MIB))
     });
-    let is_shared =
-        |outcome: &&Outcome| outcome.scenario.sharing == Sharing::Shared && outcome.scenario.nodes > 1;
+    let is_shared = |outcome: &&Outcome| outcome.scenario.sharing.shares() && outcome.scenario.nodes > 1;
     if !facts.of_best().any(|outcome| is_shared(&outcome)) {
         return String::new();
     }
     groups.iter_mut().for_each(|group| group.bars = group.bars.pop().into_iter().collect());
     format!(
-        "<section><h2>Bytes moved between nodes</h2><p>For each request, shared nodes of {} chunks each; local and routed nodes move nothing.</p>{}</section>",
+        "<section><h2>Bytes moved between nodes</h2><p>For each request, nodes of {} chunks each that share them; local and routed nodes move nothing.</p>{}</section>",
         grouped(capacity),
         chart::bars("Bytes moved for each request", &groups, &|value| format!("{value:.0} MiB"))
     )
@@ -186,7 +189,7 @@ pub(super) fn money(facts: &Facts<'_>) -> String {
     });
     let price = facts.prices.price_per_gpu_hour;
     let about = format!(
-        "Over the trace, at {price} a GPU hour, {}, by capacity. Memory is not charged.",
+        "Over the trace, at {price} a GPU hour, {}, by capacity. What the cluster costs is in the table of all runs.",
         one_node(facts)
     );
     section_of_bars(&groups, "Money saved", &about, &|value| format!("{value:.2}"))
@@ -195,7 +198,7 @@ pub(super) fn money(facts: &Facts<'_>) -> String {
 /// Every run, as numbers.
 pub(super) fn all_runs(facts: &Facts<'_>) -> String {
     let row = |outcome: &Outcome| {
-        let Scenario { policy, nodes, sharing, capacity_chunks } = outcome.scenario;
+        let Scenario { policy, nodes, sharing, capacity_chunks, tiers } = outcome.scenario;
         let class = if Some(policy) == facts.best { r#" class="best""# } else { "" };
         let sharing = match (policy, nodes) {
             (PlanPolicy::Opt, 2..) => "one pool".into(),
@@ -203,17 +206,22 @@ pub(super) fn all_runs(facts: &Facts<'_>) -> String {
             _ => sharing.to_string(),
         };
         format!(
-            r#"<tr{class}><td class="name">{policy}</td><td>{nodes}</td><td class="name">{sharing}</td><td>{}</td><td>{:.2}</td><td>{:.2}</td><td>{:.1}</td><td>{:.0}</td></tr>"#,
+            r#"<tr{class}><td class="name">{policy}</td><td>{nodes}</td><td class="name">{sharing}</td><td>{}</td><td class="name">{}</td><td>{:.2}</td><td>{:.2}</td><td>{:.1}</td><td>{:.3}</td><td>{:.0} / {:.0} / {:.0}</td><td>{:.0}</td></tr>"#,
             grouped(capacity_chunks),
+            table::below(tiers),
             outcome.block_hit_rate * 100.0,
             outcome.token_hit_rate * 100.0,
             outcome.counts.chunks_moved as f64 / facts.workload.prompts.len().max(1) as f64,
+            outcome.cost_per_hour,
+            outcome.wait.ttft_mean_ms,
+            outcome.wait.ttft_p50_ms,
+            outcome.wait.ttft_p99_ms,
             outcome.ns_per_op
         )
     };
     let rows: String = facts.outcomes.iter().map(row).collect();
     format!(
-        r#"<section><h2>Every run</h2><details><summary>{} runs</summary><div class="scroll"><table><thead><tr><th class="name">policy</th><th>nodes</th><th class="name">sharing</th><th>chunks a node</th><th>blocks hit %</th><th>tokens hit %</th><th>chunks moved a request</th><th>ns an operation</th></tr></thead><tbody>{rows}</tbody></table></div></details></section>"#,
+        r#"<section><h2>Every run</h2><details><summary>{} runs</summary><div class="scroll"><table><thead><tr><th class="name">policy</th><th>nodes</th><th class="name">sharing</th><th>chunks a node</th><th class="name">below memory</th><th>blocks hit %</th><th>tokens hit %</th><th>chunks moved a request</th><th>price an hour</th><th>first token, ms (mean / p50 / p99)</th><th>ns an operation</th></tr></thead><tbody>{rows}</tbody></table></div></details></section>"#,
         facts.outcomes.len()
     )
 }
@@ -307,7 +315,8 @@ fn sharing_class(sharing: Sharing) -> &'static str {
     match sharing {
         Sharing::Local => "other",
         Sharing::Routed => "second",
-        Sharing::Shared => "best",
+        Sharing::Shared => "third",
+        Sharing::RoutedShared => "best",
     }
 }
 

@@ -1,37 +1,37 @@
 //! Which nodes hold which block.
 
-use larder_protocol::ChunkHash;
+use std::collections::HashMap;
 
-use super::node::Node;
+use larder_protocol::ChunkHash;
 
 /// Nodes that fit into one row.
 pub(super) const MAX_NODES: usize = 64;
 
-/// One row per block: the nodes that held it at the last look, one bit each.
-///
-/// A store does not report evictions; a row is compared with the stores whenever it is read, and so is exact.
+/// One row per block: the nodes that hold it, one bit each, as they tell.
 #[derive(Debug)]
 pub(super) struct Directory {
     rows: Vec<u64>,
+    numbers: HashMap<ChunkHash, u32>,
 }
 
 impl Directory {
-    /// Nobody holds anything.
-    pub(super) fn new(blocks: u64) -> Self {
-        Self { rows: vec![0; blocks as usize] }
+    /// Nobody holds any of these blocks.
+    pub(super) fn new(hashes: &[ChunkHash]) -> Self {
+        let numbers = (0..).zip(hashes).map(|(number, &hash)| (hash, number)).collect();
+        Self { rows: vec![0; hashes.len()], numbers }
     }
 
-    /// A node holds a block from now on.
-    pub(super) fn add(&mut self, block: u32, node: usize) {
-        self.rows[block as usize] |= 1 << node;
+    /// A node has gained or lost a block.
+    pub(super) fn set(&mut self, hash: &ChunkHash, node: usize, is_held: bool) {
+        if let Some(&block) = self.numbers.get(hash) {
+            let row = &mut self.rows[block as usize];
+            *row = *row & !(1 << node) | u64::from(is_held) << node;
+        }
     }
 
     /// The nodes that hold a block.
-    pub(super) fn holders(&mut self, block: u32, hashes: &[ChunkHash], nodes: &[Node]) -> u64 {
-        let hash = &hashes[block as usize];
-        let row = &mut self.rows[block as usize];
-        *row = members(*row).filter(|&node| nodes[node].holds(hash)).fold(0, |row, node| row | 1 << node);
-        *row
+    pub(super) fn holders(&self, block: u32) -> u64 {
+        self.rows[block as usize]
     }
 }
 
@@ -49,16 +49,6 @@ pub(super) fn members(mut set: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The first of these nodes that is in a set; else the set's first.
-///
-/// # Panics
-/// Panics if the set is empty.
-pub(super) fn prefer(set: u64, wanted: [Option<usize>; 2]) -> usize {
-    assert!(set != 0, "nobody is in the set");
-    let wanted = wanted.into_iter().flatten().find(|node| set >> node & 1 == 1);
-    wanted.unwrap_or(set.trailing_zeros() as usize)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,7 +57,16 @@ mod tests {
     fn sets_have_the_members_they_should_up_to_the_last_bit() {
         assert_eq!(members(all(3)).collect::<Vec<_>>(), [0, 1, 2]);
         assert_eq!(members(all(MAX_NODES)).count(), MAX_NODES);
-        assert_eq!(prefer(0b1010, [Some(0), Some(3)]), 3);
-        assert_eq!(prefer(0b1010, [None, Some(2)]), 1);
+    }
+
+    #[test]
+    fn a_row_has_the_nodes_that_told_so_last() {
+        let hashes = [ChunkHash([1; 32]), ChunkHash([2; 32])];
+        let mut directory = Directory::new(&hashes);
+        directory.set(&hashes[1], 63, true);
+        directory.set(&hashes[1], 0, true);
+        directory.set(&hashes[1], 0, false);
+        directory.set(&ChunkHash([9; 32]), 0, true);
+        assert_eq!((directory.holders(0), directory.holders(1)), (0, 1 << 63));
     }
 }
