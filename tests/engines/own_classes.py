@@ -34,6 +34,7 @@ class Planned:
         )
 
         init_none_hash(sha256_cbor)
+        prefill_context = options.pop("prefill_context_parallel_size", 1)
         self.config = EngineArgs(
             model=model,
             dtype="bfloat16",
@@ -53,6 +54,9 @@ class Planned:
         self.config.cache_config.enable_prefix_caching, self.config.cache_config.block_size = True, block
         self.config.scheduler_config.enable_chunked_prefill = True
         self.config.scheduler_config.max_num_batched_tokens = 512
+        # The runner for CPUs refuses it.
+        self.config.parallel_config.prefill_context_parallel_size = prefill_context
+        self.config.parallel_config.world_size *= prefill_context
         ranks = range(self.config.parallel_config.world_size)
         self.config.cache_config.kv_cache_layout = "LBHNC"
         self.caches = get_kv_cache_configs(self.config, [specs(rank) for rank in ranks], [1 << 30] * len(ranks))

@@ -57,8 +57,8 @@ def offloaded(world, row, cluster) -> None:
         with Offloading(path, cluster.sockets[1], specs, **options) as second:
             assert second.load(keys) == [True] * 4 + [False], name
     row("what vLLM's offloading has, the tier has", f"{'; '.join(name for name, *_ in cases)}: stored, found and read on the other node")
-    with Offloading(model, cluster.sockets[1], attention, block=64) as other:
-        assert other.load(keys) == [False] * 5, "blocks of another size were found"
+    with Offloading(model, cluster.sockets[1], attention, tensor_parallel_size=2) as other:
+        assert other.load(keys) == [False] * 5, "an engine of other ranks found them"
 
 
 def localities(world, row, cluster) -> None:

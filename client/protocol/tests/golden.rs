@@ -6,7 +6,6 @@
 #[path = "golden/samples.rs"]
 mod samples;
 
-use larder_protocol::describe::{Describe, Described};
 use larder_protocol::drain::{
     AfterDrain, DrainCommand, DrainCounts, DrainReport, DrainStart, Take, TakeChunk, TakeNamespace, Taken,
 };
@@ -43,21 +42,6 @@ fn standing() -> Standing {
 fn chunk() -> ChunkRef {
     let hash = |byte| ChunkHash([byte; 32]);
     ChunkRef { hash: hash(1), parent: hash(2), index: 3, anchor: hash(4) }
-}
-
-fn described() -> Request {
-    let hash = |byte| ChunkHash([byte; 32]);
-    Request::Describe(Describe {
-        fingerprint: Fingerprint([5; 32]),
-        chunks: vec![Described {
-            blocks: vec![hash(1), hash(2)],
-            parent: Some(hash(3)),
-            tokens: vec![7, 8, 9, 10],
-            lora_id: Some(4),
-            lora_name: Some("adapter".into()),
-            extra_keys: r#"[["salt"],null]"#.into(),
-        }],
-    })
 }
 
 /// Requests that version 2 has beside those of version 1.
@@ -162,7 +146,7 @@ fn new_in_version_2() -> Vec<Sample> {
     ];
     let mut all = messages("peer-request-since-2", new_requests());
     all.extend(messages("peer-response-since-2", new_responses()));
-    all.extend(requests("request-since-2", vec![Request::Name("req-7".into()), described()]));
+    all.extend(requests("request-since-2", vec![Request::Name("req-7".into())]));
     all.extend(messages("follower-since-2", followers));
     all.extend(messages("coordinator-v2", coordinators));
     all

@@ -162,7 +162,6 @@ def test_whatever_changes_the_bytes_changes_the_namespace(session):
         {"ranks": Ranks(tensor=2, replicas=2)},
         {"ranks": Ranks(tensor=2, pipeline=2)},
         {"ranks": Ranks(tensor=2, decode_context=2)},
-        {"ranks": Ranks(tensor=2, prefill_context=2, decode_context=2)},
         {"layers": 4},
         {"page_bytes": 2_000},
         {"details": {"quantization": "awq"}},

@@ -171,25 +171,33 @@ pub(super) fn tell(
     described: impl Fn(ChunkHash) -> Option<Arc<DescribedChunk>>,
 ) -> Vec<Event> {
     let mut events: Vec<Event> = Vec::new();
-    for change in changes {
-        let (fingerprint, chunk) = (change.fingerprint, change.chunk);
-        if change.kind == ChangeKind::Lost {
-            let gone = told.lose(device, fingerprint, chunk.hash);
-            match events.last_mut() {
-                Some(Event::Removed { hashes }) => hashes.extend(gone),
-                _ if gone.is_empty() => {}
-                _ => events.push(Event::Removed { hashes: gone }),
-            }
-            continue;
+    for run in changes.chunk_by(|one, other| one.kind == other.kind) {
+        // Parents come first and go last: a router drops a block whose parent it does not know.
+        let mut run: Vec<&Change> = run.iter().collect();
+        run.sort_by_key(|change| change.chunk.index);
+        if run[0].kind == ChangeKind::Lost {
+            run.reverse();
         }
-        let known = described(chunk.hash);
-        match (events.last_mut(), &known) {
-            (Some(Event::Stored { hashes, .. }), None) if hashes.last() == Some(&chunk.parent) => {
-                hashes.push(chunk.hash);
+        for change in run {
+            let (fingerprint, chunk) = (change.fingerprint, change.chunk);
+            if change.kind == ChangeKind::Lost {
+                let gone = told.lose(device, fingerprint, chunk.hash);
+                match events.last_mut() {
+                    Some(Event::Removed { hashes }) => hashes.extend(gone),
+                    _ if gone.is_empty() => {}
+                    _ => events.push(Event::Removed { hashes: gone }),
+                }
+                continue;
             }
-            _ => events.extend(told.stored(&chunk, chunk_tokens, known.as_ref())),
+            let known = described(chunk.hash);
+            match (events.last_mut(), &known) {
+                (Some(Event::Stored { hashes, .. }), None) if hashes.last() == Some(&chunk.parent) => {
+                    hashes.push(chunk.hash);
+                }
+                _ => events.extend(told.stored(&chunk, chunk_tokens, known.as_ref())),
+            }
+            told.gain(device, fingerprint, chunk, known);
         }
-        told.gain(device, fingerprint, chunk, known);
     }
     events
 }

@@ -217,7 +217,7 @@ def memory_of(
         )
         return layer_pages(layer, engine.facts.layout, engine.blocks, rows)
 
-    pools = []
+    pools: list[PoolMemory] = []
     for pool in engine.pools:
         layers = [pages_of(layer.name, pool.rows) for layer in pool.layers]
         found = page_bytes(layers[0])
