@@ -241,13 +241,9 @@ pub async fn run_on(
     let filled = memory_is_there(memory, &limits, &state, || on_ready(Ready { http, sockets }));
 
     let mut serving = pin!(serving);
-    let mut how = Ended::Stopped;
-    let ended = tokio::select! {
-        ended = &mut serving => Some(ended),
-        ended = to_leave(stop, drains.as_ref(), &addresses, &audit) => {
-            how = ended;
-            None
-        }
+    let (ended, how) = tokio::select! {
+        ended = &mut serving => (Some(ended), Ended::Stopped),
+        how = to_leave(stop, drains.as_ref(), &addresses, &audit) => (None, how),
         device = actor_ended(&sessions) => return Err(ServeError::Actor(device)),
         error = filled => return Err(error),
     };

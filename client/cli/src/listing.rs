@@ -217,7 +217,7 @@ mod tests {
         list.add([Cell::Unknown, "b".into()]);
         let text = list.text_for(Format::Table, None);
         let places: Vec<_> = text.lines().map(|line| line.rfind(['e', 'a', 'b'])).collect();
-        assert_eq!((text.lines().next(), &places[1..]), (Some("  ago   node"), &[Some(8); 3][..]), "{text}");
+        assert_eq!((text.lines().next(), &places[1..]), (Some("  ago  node"), &[Some(7); 3][..]), "{text}");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::timeout;
 
 use super::zmtp::{
-    MAX_FRAME_BYTES, Places, SILENCE, Said, accept, greet, pong, put_message, take_frame, wrong,
+    Guests, MAX_FRAME_BYTES, SILENCE, Said, accept, greet, pong, put_message, take_frame, wrong,
 };
 
 /// Sends messages to the subscribers of their topics. Once dropped, it takes no more subscribers.
@@ -41,7 +41,7 @@ impl Publisher {
         let all = messages.clone();
         let accepting = actix_rt::spawn(accept(
             listener,
-            Places::new(MAX_SUBSCRIBERS, MAX_FROM_ONE_ADDRESS),
+            Guests::new(MAX_SUBSCRIBERS, MAX_FROM_ONE_ADDRESS),
             move |socket, place| {
                 let messages = all.subscribe();
                 actix_rt::spawn(async move {

@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::zmtp::{
-    MAX_FRAME_BYTES, Places, SILENCE, Said, accept, greet, pong, put_message, take_frame, wrong,
+    Guests, MAX_FRAME_BYTES, SILENCE, Said, accept, greet, pong, put_message, take_frame, wrong,
 };
 
 /// Keeps messages, and sends them again. Once dropped, it takes no more requests.
@@ -72,7 +72,7 @@ impl Replay {
         let known = Arc::clone(&kept);
         let accepting = actix_rt::spawn(accept(
             listener,
-            Places::new(MAX_GUESTS, MAX_FROM_ONE_ADDRESS),
+            Guests::new(MAX_GUESTS, MAX_FROM_ONE_ADDRESS),
             move |socket, place| {
                 let (known, ask) = (Arc::clone(&known), ask.clone());
                 actix_rt::spawn(async move {

@@ -1,5 +1,5 @@
 //! As much of ZMTP 3.0 (<https://rfc.zeromq.org/spec/23/>, NULL mechanism) as a publisher and a replayer need: greetings, frames, heartbeats,
-//! and places for those who connect.
+//! and guests for those who connect.
 //!
 //! Anybody who reaches the port may connect, so every resource of a guest has a bound: connections (in all and from one
 //! address) and the bytes of a frame. The ZeroMQ crate of the tests bounds none of these: it reserves whatever length a frame
@@ -25,7 +25,7 @@ pub(super) enum Said {
 
 /// The guests, by address.
 #[derive(Debug, Clone)]
-pub(super) struct Places {
+pub(super) struct Guests {
     known: Arc<Mutex<HashMap<IpAddr, usize>>>,
     all: usize,
     from_one_address: usize,
@@ -33,19 +33,19 @@ pub(super) struct Places {
 
 /// The place of a connected guest.
 #[derive(Debug)]
-pub(super) struct Place {
-    all: Places,
+pub(super) struct Guest {
+    all: Guests,
     address: IpAddr,
 }
 
-impl Places {
+impl Guests {
     /// For so many guests, in all and from one address.
     pub(super) fn new(all: usize, from_one_address: usize) -> Self {
         Self { known: Arc::default(), all, from_one_address }
     }
 
     /// A place, if there is one.
-    fn enter(&self, address: IpAddr) -> Option<Place> {
+    fn enter(&self, address: IpAddr) -> Option<Guest> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.values().sum::<usize>() >= self.all
             || known.get(&address).is_some_and(|&guests| guests >= self.from_one_address)
@@ -53,11 +53,11 @@ impl Places {
             return None;
         }
         *known.entry(address).or_default() += 1;
-        Some(Place { all: self.clone(), address })
+        Some(Guest { all: self.clone(), address })
     }
 }
 
-impl Drop for Place {
+impl Drop for Guest {
     fn drop(&mut self) {
         let mut known = self.all.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(guests) = known.get_mut(&self.address) {
@@ -70,7 +70,7 @@ impl Drop for Place {
 }
 
 /// Accepts guests for ever, each with a place.
-pub(super) async fn accept(listener: TcpListener, places: Places, mut welcome: impl FnMut(TcpStream, Place)) {
+pub(super) async fn accept(listener: TcpListener, guests: Guests, mut welcome: impl FnMut(TcpStream, Guest)) {
     loop {
         let (socket, from) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -80,7 +80,7 @@ pub(super) async fn accept(listener: TcpListener, places: Places, mut welcome: i
                 continue;
             }
         };
-        match places.enter(from.ip()) {
+        match guests.enter(from.ip()) {
             Some(place) => welcome(socket, place),
             None => tracing::debug!(%from, "a subscriber of events is turned away: there are too many"),
         }
@@ -230,15 +230,15 @@ mod tests {
 
     #[test]
     fn one_address_does_not_take_all_places() {
-        let places = Places::new(256, 64);
+        let guests = Guests::new(256, 64);
         let address = |last| IpAddr::from([10, 0, 0, last]);
-        let taken: Vec<_> = (0..256).map_while(|_| places.enter(address(1))).collect();
+        let taken: Vec<_> = (0..256).map_while(|_| guests.enter(address(1))).collect();
         assert_eq!(taken.len(), 64);
         let others: Vec<_> =
-            (2..=9).flat_map(|last| vec![last; 60]).filter_map(|last| places.enter(address(last))).collect();
+            (2..=9).flat_map(|last| vec![last; 60]).filter_map(|last| guests.enter(address(last))).collect();
         assert_eq!(taken.len() + others.len(), 256);
         drop(taken);
-        assert!(places.enter(address(1)).is_some());
+        assert!(guests.enter(address(1)).is_some());
     }
 
     #[test]

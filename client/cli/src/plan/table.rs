@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Outcome, PlanPolicy, Prices, Scenario, Workload, advice};
-use crate::output;
+use crate::output::{self, grouped};
 
 /// The outcomes as tables, with the recommended size below them.
 #[must_use]
@@ -63,20 +63,6 @@ pub fn capacities(outcomes: &[Outcome]) -> Vec<u64> {
     let bounded = outcomes.iter().filter(|outcome| outcome.scenario.policy != PlanPolicy::Infinite);
     let capacities: BTreeSet<u64> = bounded.map(|outcome| outcome.scenario.capacity_chunks).collect();
     capacities.into_iter().collect()
-}
-
-/// A number with its thousands apart.
-#[must_use]
-pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 fn of_scenarios(outcomes: &[Outcome], wanted: impl Fn(&Scenario) -> bool) -> Vec<&Outcome> {

@@ -4,8 +4,7 @@ use serde::Serialize;
 
 use super::measured::MeasuredSpeeds;
 use super::{Deployment, Footprint};
-use crate::output;
-use crate::plan::table::grouped;
+use crate::output::{self, grouped};
 
 /// The memory, disk and link for the KV.
 #[derive(Debug, Clone, PartialEq)]

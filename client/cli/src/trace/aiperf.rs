@@ -30,6 +30,13 @@ pub(super) struct Row {
     pub(super) hash_ids: Vec<u64>,
 }
 
+impl Row {
+    /// Whether it is no row of another form: of a session, or without a time of its own.
+    pub(super) fn is_of_aiperf(&self) -> bool {
+        self.session_id.is_some() || self.delay.is_some() || self.timestamp.is_none()
+    }
+}
+
 /// A prompt with chained ids.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Prompt {

@@ -78,7 +78,7 @@ impl History {
                     continue;
                 }
                 Err(error @ TraceError::NotARequest { .. }) => match next.parse::<Row>() {
-                    Ok(row) if row.timestamp.is_none() || self.chainer.is_some() => {
+                    Ok(row) if row.is_of_aiperf() || self.chainer.is_some() => {
                         self.row(line, row)?;
                         continue;
                     }

@@ -2,8 +2,7 @@
 
 use super::chart::{self, Group, Series};
 use super::{Facts, escaped};
-use crate::output;
-use crate::plan::table::grouped;
+use crate::output::{self, grouped};
 use crate::plan::{Outcome, PlanPolicy, Scenario, Sharing, advice as advise, table};
 
 /// The numbers that matter most.
