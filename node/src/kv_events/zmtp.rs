@@ -1,5 +1,5 @@
 //! As much of ZMTP 3.0 (<https://rfc.zeromq.org/spec/23/>, NULL mechanism) as a publisher and a replayer need: greetings, frames, heartbeats,
-//! and guests for those who connect.
+//! and places for those who connect.
 //!
 //! Anybody who reaches the port may connect, so every resource of a guest has a bound: connections (in all and from one
 //! address) and the bytes of a frame. The ZeroMQ crate of the tests bounds none of these: it reserves whatever length a frame
