@@ -20,7 +20,7 @@ use super::wrong::size_that_fits;
 
 /// A row as it stands in the file.
 #[derive(Debug, Deserialize)]
-pub(super) struct Row {
+pub(super) struct InputRow {
     pub(super) timestamp: Option<f64>,
     pub(super) delay: Option<f64>,
     pub(super) session_id: Option<String>,
@@ -30,7 +30,7 @@ pub(super) struct Row {
     pub(super) hash_ids: Vec<u64>,
 }
 
-impl Row {
+impl InputRow {
     /// Whether it is no row of another form: of a session, or without a time of its own.
     pub(super) fn is_of_aiperf(&self) -> bool {
         self.session_id.is_some() || self.delay.is_some() || self.timestamp.is_none()
@@ -92,8 +92,13 @@ impl Chainer {
     }
 
     /// The prompt of a row.
-    pub(super) fn prompt(&mut self, line: u64, row: Row, block_tokens: u64) -> Result<Prompt, TraceError> {
-        let Row { timestamp, delay, session_id, input_length, output_length, hash_ids } = row;
+    pub(super) fn prompt(
+        &mut self,
+        line: u64,
+        row: InputRow,
+        block_tokens: u64,
+    ) -> Result<Prompt, TraceError> {
+        let InputRow { timestamp, delay, session_id, input_length, output_length, hash_ids } = row;
         if input_length == 0 {
             return Err(TraceError::EmptyPrompt { line });
         }
@@ -167,9 +172,9 @@ fn blocks_of(ids: &[u64], tokens: u64, block_tokens: u64) -> Vec<Said> {
 mod tests {
     use super::*;
 
-    fn row(session: Option<&str>, input_length: u64, hash_ids: &[u64]) -> Row {
+    fn row(session: Option<&str>, input_length: u64, hash_ids: &[u64]) -> InputRow {
         let session_id = session.map(str::to_owned);
-        Row {
+        InputRow {
             timestamp: None,
             delay: Some(1_000.0),
             session_id,
@@ -179,7 +184,7 @@ mod tests {
         }
     }
 
-    fn ids(chainer: &mut Chainer, row: Row) -> Vec<u64> {
+    fn ids(chainer: &mut Chainer, row: InputRow) -> Vec<u64> {
         chainer.prompt(1, row, 16).unwrap().block_ids
     }
 
@@ -214,9 +219,9 @@ mod tests {
     #[test]
     fn a_turn_comes_its_delay_after_the_one_before_and_what_has_no_time_at_the_last_one() {
         let mut chainer = Chainer::default();
-        let mut at = |row: Row| chainer.prompt(1, row, 16).unwrap().at_ms;
-        assert_eq!(at(Row { timestamp: Some(5_000.4), ..row(Some("a"), 16, &[1]) }), 5_000);
-        assert_eq!(at(Row { timestamp: Some(9_000.0), ..row(None, 16, &[1]) }), 9_000);
+        let mut at = |row: InputRow| chainer.prompt(1, row, 16).unwrap().at_ms;
+        assert_eq!(at(InputRow { timestamp: Some(5_000.4), ..row(Some("a"), 16, &[1]) }), 5_000);
+        assert_eq!(at(InputRow { timestamp: Some(9_000.0), ..row(None, 16, &[1]) }), 9_000);
         assert_eq!(at(row(Some("a"), 16, &[2])), 6_000);
         assert_eq!(at(row(Some("new"), 16, &[2])), 6_000);
         assert_eq!(chainer.untimed, 1);

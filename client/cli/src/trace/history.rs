@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use larder_protocol::limits::MAX_CHUNK_TOKENS;
 
-use super::aiperf::{self, Chainer, Row};
+use super::aiperf::{self, Chainer, InputRow};
 use super::lines::Lines;
 use super::places::Places;
 use super::{BAILIAN_BLOCK_TOKENS, CHUNK_TOKENS, Line, Request, TraceError, request};
@@ -77,7 +77,7 @@ impl History {
                     self.row(line, next.parse()?)?;
                     continue;
                 }
-                Err(error @ TraceError::NotARequest { .. }) => match next.parse::<Row>() {
+                Err(error @ TraceError::NotARequest { .. }) => match next.parse::<InputRow>() {
                     Ok(row) if row.is_of_aiperf() || self.chainer.is_some() => {
                         self.row(line, row)?;
                         continue;
@@ -170,7 +170,7 @@ impl History {
     }
 
     /// Takes a row of AIPerf's inputs.
-    fn row(&mut self, line: u64, row: Row) -> Result<(), TraceError> {
+    fn row(&mut self, line: u64, row: InputRow) -> Result<(), TraceError> {
         let found = Chunks::Trace(self.block_tokens.unwrap_or(CHUNK_TOKENS as u32));
         let known = *self.chunks.get_or_insert(found);
         let Chunks::Trace(block_tokens) = known else {
