@@ -251,8 +251,8 @@ const tiles = await longest(() => page.locator("article.tile").nth(255).waitFor(
 const rack = page.getByRole("region", { name: "Zone rack-3" });
 assert.equal(await rack.locator("article.tile").count(), 64, "a quarter of the nodes is in each zone");
 await rack.getByRole("heading", { name: "node-255" }).waitFor();
-assert.match(await tile(page, "node-9 ").innerText(), /table 1\.0/, "the table that it goes by is not the coordinator's");
-assert.doesNotMatch(await tile(page, "node-10 ").innerText(), /table/);
+assert.match(await tile(page, "node-9 ").textContent(), /table 1\.0/, "the table that it goes by is not the coordinator's");
+assert.doesNotMatch(await tile(page, "node-10 ").textContent(), /table/);
 // The dots: a band of those that have links, and nothing beside it.
 const dots = page.getByRole("img", { name: "Links between 256 nodes" });
 await dots.scrollIntoViewIfNeeded();

@@ -33,6 +33,8 @@ pub(crate) struct Actor {
     /// Which store this is, where a fault ended others.
     pub(crate) life: u64,
     life_began: Duration,
+    /// When its store had heard of all that its disk has; the store of an actor without a disk waits for nothing.
+    pub(crate) recovered: Option<Duration>,
     /// By extent; none where it is between two memories.
     pub(crate) memory: Vec<Option<Arc<ExtentMemory>>>,
     pub(crate) uses: Uses,
@@ -65,6 +67,7 @@ impl Actor {
             siblings,
             life: 0,
             life_began: Duration::ZERO,
+            recovered: None,
             memory: vec![None; EXTENTS as usize],
             uses: Uses::default(),
             windows: BTreeMap::new(),
@@ -275,8 +278,11 @@ impl World {
         let name = crate::coverage::event(&event);
         self.coverage.note(name);
         self.note(name, &[at.life.host as u64, at.actor.into()]);
-        let (now, is_open) = (self.local(at.life.host), !self.objects.is_closed);
+        let (now, true_now, is_open) = (self.local(at.life.host), self.now, !self.objects.is_closed);
         let Some(actor) = self.actor(at) else { return };
+        if let Event::Recovered { is_all: true, .. } = event {
+            actor.recovered = Some(true_now);
+        }
         if let Some(doing) = ended(&event) {
             actor.uses.end(actor.life, doing);
         }
@@ -508,7 +514,7 @@ impl World {
         let Some(actor) = self.actor(at) else { return };
         let before = actor.life;
         actor.life += 1;
-        actor.life_began = now;
+        (actor.life_began, actor.recovered) = (now, None);
         actor.windows.clear();
         actor.requests.clear();
         actor.recalls.clear();

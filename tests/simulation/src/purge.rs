@@ -48,7 +48,8 @@ impl World {
         }
     }
 
-    /// Chunks of a purge may come again. Until then an actor holds none of them that nobody reserved since it was asked for.
+    /// Chunks of a purge may come again. Until then an actor holds none of them that nobody reserved since it was asked for. A store
+    /// that did not know yet what its disk has may hear of records that a real node's purge takes from the disk itself.
     pub(crate) fn purge_ends(&mut self, at: At, end: PurgeEnd) {
         let PurgeEnd { purge, life, scope, asked } = end;
         let covered = self
@@ -57,7 +58,9 @@ impl World {
             .filter(|space| scope.covers(TENANTS[usize::from(space.tenant)], &space.fingerprint));
         let covered: Vec<_> = covered.map(|space| space.fingerprint).collect();
         let Some(actor) = self.actor(at).filter(|actor| actor.life == life) else { return };
+        let knows_its_disk = actor.disk.is_none() || actor.recovered.is_some_and(|at| at < asked);
         let (held, _) = actor.core.store().held_from(0, usize::MAX);
+        let held = if knows_its_disk { held } else { Vec::new() };
         let back = held.into_iter().find(|(fingerprint, chunk)| {
             covered.contains(fingerprint)
                 && scope.chunks().is_none_or(|named| named.contains(&chunk.hash))
