@@ -2,7 +2,7 @@
 //!
 //! The same threads give extents new memory. Nothing here decides: an order says which bytes go where, and its completion
 //! comes back on a channel of its own, so a completion can never be refused. Threads that have nothing to do help with a large
-//! copy ([`shared`]).
+//! copy (`copy/shared.rs`).
 
 mod shared;
 

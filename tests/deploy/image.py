@@ -155,14 +155,16 @@ def debian(root):
 
 
 def root_of(root, busybox, program):
-    """A root file system of busybox and the libraries of the program."""
+    """A root file system of busybox and the program's libraries."""
     for name in ["bin", "tmp", "etc", "usr/bin", "dev", "proc", "sys", "run"]:
         (root / name).mkdir(parents=True)
     shutil.copy(busybox, root / "bin/busybox")
     for name in run(busybox, "--list").split():
         if name != "busybox":
             (root / "bin" / name).symlink_to("busybox")
-    for library in re.findall(r"(/\S+)", run("ldd", program)):
+    # Of busybox, too, unless it needs none: then ldd fails.
+    of_busybox = subprocess.run(["ldd", busybox], capture_output=True, text=True, check=False).stdout
+    for library in sorted(set(re.findall(r"(/\S+)", of_busybox + run("ldd", program)))):
         (root / library[1:]).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(os.path.realpath(library), root / library[1:])
     return root
