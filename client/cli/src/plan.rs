@@ -92,7 +92,7 @@ pub struct Outcome {
 
 /// What was counted in a run.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Run {
+pub struct Played {
     /// Blocks and tokens.
     pub counts: Counts,
     /// How long requests wait for their first token.
@@ -104,8 +104,8 @@ pub struct Run {
 impl Outcome {
     /// A run that took so many seconds of CPU time.
     #[must_use]
-    pub fn new(scenario: Scenario, run: Run, seconds: f64, prices: &Prices) -> Self {
-        let Run { counts, wait, stored_chunks } = run;
+    pub fn new(scenario: Scenario, run: Played, seconds: f64, prices: &Prices) -> Self {
+        let Played { counts, wait, stored_chunks } = run;
         Self {
             scenario,
             cost_per_hour: prices.cost_per_hour(&scenario, stored_chunks),
@@ -177,7 +177,7 @@ mod tests {
             ..Counts::default()
         };
         let wait = Wait { ttft_mean_ms: 5.0, ttft_p50_ms: 4.0, ttft_p99_ms: 9.0 };
-        let run = Run { counts, wait, stored_chunks: 7 };
+        let run = Played { counts, wait, stored_chunks: 7 };
         let prices = Prices { price_per_gib_hour: 0.5, ..Prices::of(1 << 20) };
         let row = serde_json::to_value(Outcome::new(scenario, run, 1e-6, &prices)).unwrap();
         let expected = serde_json::json!({

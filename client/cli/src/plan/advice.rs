@@ -197,7 +197,7 @@ mod tests {
     use larder_core::store::policy::PolicyName;
 
     use super::*;
-    use crate::plan::{Counts, Run, Sharing, Tiers};
+    use crate::plan::{Counts, Played, Sharing, Tiers};
 
     const PRICES: Prices = Prices { price_per_gib_hour: 0.5, ..Prices::of(1 << 30) };
 
@@ -220,7 +220,7 @@ mod tests {
 
     fn made(scenario: Scenario, hit: u64) -> Outcome {
         let counts = Counts { tokens_asked: 100, tokens_hit: hit, ..Counts::default() };
-        Outcome::new(scenario, Run { counts, ..Run::default() }, 1.0, &PRICES)
+        Outcome::new(scenario, Played { counts, ..Played::default() }, 1.0, &PRICES)
     }
 
     #[test]

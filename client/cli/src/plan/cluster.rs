@@ -6,7 +6,7 @@ use larder_core::what_if::cluster::{Cluster, NodeSize, Shape, Way};
 
 use super::wait::Waits;
 use super::workload::Workload;
-use super::{Prices, Run, Scenario, Sharing};
+use super::{Played, Prices, Scenario, Sharing};
 use crate::content;
 
 /// Plays a workload through the stores of a scenario, with so many requests under way at a time.
@@ -20,7 +20,7 @@ pub fn replay(
     scenario: &Scenario,
     in_flight: u16,
     prices: &Prices,
-) -> Run {
+) -> Played {
     let Scenario { nodes, sharing, capacity_chunks, tiers, .. } = *scenario;
     let longest = workload.prompts.iter().map(|prompt| prompt.blocks.len() as u64).max().unwrap_or(0);
     let hashes = (0..workload.distinct_blocks).map(content::chunk_hash).collect();
@@ -39,7 +39,7 @@ pub fn replay(
         let hits = cluster.play(prompt, way(sharing));
         waits.note(prompt, &hits);
     }
-    Run { counts: cluster.take_counts(), wait: waits.finish(), stored_chunks: cluster.stored_chunks() }
+    Played { counts: cluster.take_counts(), wait: waits.finish(), stored_chunks: cluster.stored_chunks() }
 }
 
 fn way(sharing: Sharing) -> Way {

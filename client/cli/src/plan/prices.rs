@@ -99,7 +99,7 @@ mod tests {
     use larder_core::store::policy::PolicyName;
 
     use super::*;
-    use crate::plan::{Counts, PlanPolicy, Run, Sharing, Tiers};
+    use crate::plan::{Counts, PlanPolicy, Played, Sharing, Tiers};
 
     const PRICES: Prices = Prices {
         prefill_tokens_per_s: 1_000.0,
@@ -115,7 +115,7 @@ mod tests {
         let scenario = Scenario { policy, nodes: 2, sharing: Sharing::Shared, capacity_chunks: 1, tiers };
         let counts = Counts { tokens_hit: 5_000_000, ..Counts::default() };
         let stored_chunks = if tiers.object_store { 30 } else { 0 };
-        Outcome::new(scenario, Run { counts, stored_chunks, ..Run::default() }, 1.0, &PRICES)
+        Outcome::new(scenario, Played { counts, stored_chunks, ..Played::default() }, 1.0, &PRICES)
     }
 
     #[test]

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::opt::{Future, opt};
 use super::wait::Waits;
-use super::{Outcome, PlanPolicy, Prices, Run, Scenario, Sharing, Tiers, Workload, cluster};
+use super::{Outcome, PlanPolicy, Played, Prices, Scenario, Sharing, Tiers, Workload, cluster};
 use crate::clock;
 
 /// The combinations to try.
@@ -107,7 +107,7 @@ pub fn run(workload: &Workload, scenarios: &[Scenario], conditions: &Conditions)
     outcomes
 }
 
-fn play(workload: &Workload, future: &Future, scenario: &Scenario, conditions: &Conditions) -> Run {
+fn play(workload: &Workload, future: &Future, scenario: &Scenario, conditions: &Conditions) -> Played {
     let Conditions { in_flight, prices, .. } = conditions;
     match scenario.policy {
         PlanPolicy::Store(policy) => cluster::replay(workload, policy, scenario, *in_flight, prices),
@@ -115,7 +115,7 @@ fn play(workload: &Workload, future: &Future, scenario: &Scenario, conditions: &
             let mut waits = Waits::new(prices);
             let counts =
                 opt(workload, future, scenario.total_chunks(), |prompt, hits| waits.note(prompt, hits));
-            Run { counts, wait: waits.finish(), stored_chunks: 0 }
+            Played { counts, wait: waits.finish(), stored_chunks: 0 }
         }
     }
 }
