@@ -50,11 +50,25 @@ ELSEWHERE = {
     "router-llm-d.md": ENGINE,
     "python.md": "builds a package: client/python/tests/run",
     "network.md": "changes the machine's settings",
-    "replay.md": "needs traces: tests/tests/suite/replay.rs plays some",
     "coordinators.md": "needs several coordinators: tests/tests/suite/elections.rs starts them",
-    "sizing.md": "needs a model's configuration and a trace",
     "tracing.md": "needs a collector: tests/tracing/run",
 }
+# What the readers of pages have: a model, and a trace in which prompts begin alike.
+MODEL = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 2,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 4096,
+    "vocab_size": 1000,
+    "intermediate_size": 512,
+}
+TRACE = [
+    {"timestamp": 100 * n, "input_length": 1536, "output_length": 8, "hash_ids": [n % 5, 100 + n % 20, 200 + n]} for n in range(200)
+]
 NAMESPACE = {
     "model": "qwen",
     "kv_dtype": "bfloat16",
@@ -120,6 +134,8 @@ class Hosts:
         (tree / "target/dist/larder").symlink_to(LARDER)
         (tree / "qwen.json").write_text(json.dumps(NAMESPACE))
         (tree / "prompt.json").write_text(json.dumps(list(range(2_000))))
+        (tree / "config.json").write_text(json.dumps(MODEL))
+        (tree / "trace.jsonl").write_text("".join(json.dumps(request) + "\n" for request in TRACE))
         (self.folder / "homes" / ADDRESSES[name]).mkdir(parents=True)
         layers = "".join(
             f"mkdir -p {own}/ram{place}/up {own}/ram{place}/work\n"
@@ -266,6 +282,26 @@ def quick_start_runs(hosts):
     page.end()
 
 
+def sizes_are_found(hosts):
+    """With the configuration of the quick start's own node."""
+    page = Page("sizing.md")
+    sizes = page.run(hosts, "model")["a"]
+    assert "bytes" in sizes.lower(), sizes
+    planned = page.run(hosts, "plan")["a"]
+    assert "lru" in planned and "%" in planned, planned
+    with page.running(hosts, "record"):
+        wait_for(lambda: hosts.run("a", "curl -s http://127.0.0.1:9440/readyz").stdout, lambda said: said == "ok\n")
+        for _ in range(3):
+            hosts.run("a", "larder lookup 0 1 2 --socket /run/larder/default.sock", check=True)
+    recorded = page.run(hosts, "plan-record")["a"]
+    assert "3 requests" in recorded or "requests" in recorded, recorded
+    page.end()
+    page = Page("replay.md")
+    played = page.run(hosts, "trace")["a"]
+    assert re.search(r"^│ wrong bytes +0 │$", played, re.M) and re.search(r"^│ requests +200 │$", played, re.M), played
+    page.end()
+
+
 def operators_work(hosts):
     """On the cluster of two hosts, with the files that the page's reader would have."""
     page = Page("operations.md")
@@ -292,6 +328,7 @@ def operators_work(hosts):
 
 def pages_run(hosts):
     quick_start_runs(hosts)
+    sizes_are_found(hosts)
     page = Page("hosts.md")
     for label in ["install", "install-coordinator", "certificates", "certificates-of-b", "configuration"]:
         page.run(hosts, label)

@@ -1,6 +1,9 @@
 //! Starts a node and stops it.
 
+mod actors;
 mod disk;
+mod error;
+mod member;
 mod object;
 
 use std::collections::BTreeMap;
@@ -12,44 +15,36 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use actix::{Actor, Addr};
+use actix::Addr;
 use actix_rt::Arbiter;
 use actix_web::web::{Data, ServiceConfig};
-use futures_util::FutureExt as _;
-use futures_util::future::try_join_all;
-use larder_device::DeviceError;
 use larder_net::audit::{self, Audit};
-use larder_protocol::peer::Show;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Semaphore, mpsc, watch};
 
+use self::actors::{Shared, find_gpus, memory_is_there, start_actors};
+pub use self::error::ServeError;
+use self::member::{join_cluster, start_cluster, to_leave};
 use self::object::Objects;
-use crate::actor::{GpuActor, Parts, Peers};
-use crate::arena::{Arena, MemoryError};
+use crate::actor::GpuActor;
 use crate::clock::Clock;
-use crate::cluster::{Cluster, ClusterError};
+use crate::cluster::Cluster;
 use crate::config::{EventTokens, RecordConfig};
-use crate::copy::CopyPool;
 use crate::described::Descriptions;
-use crate::device_lane::{DevicePlace, Devices};
-use crate::disk::DiskMetrics;
+use crate::device_lane::Devices;
 use crate::drain::{Drains, Ended};
 use crate::events::Feed;
-use crate::exchange::ShowNode;
-use crate::filling::{self, Arrival, MemoryProgress};
-use crate::hardware::{DeviceHardware, HardwareStatus};
+use crate::filling::MemoryProgress;
 use crate::http::{Findings, MAX_FOLLOWERS, State, routes};
 use crate::kv_events::KvEvents;
-use crate::limits::{ActorLimits, Limits, TenantLimits};
+use crate::limits::{Limits, TenantLimits};
 use crate::lookup_log::Recorder;
 use crate::metrics::{Metrics, SharedMetrics};
 use crate::processes::Processes;
 use crate::purge::Purges;
 use crate::reload::{Changeable, Reloadable, Reloads};
 use crate::session::{BindError, SessionActor, SessionSettings};
-use crate::siblings::{Sibling, Siblings};
 use crate::tenants::{ChangeTenants, Doors, Tenants};
-use crate::threads;
 
 /// The node serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,111 +53,6 @@ pub struct Ready {
     pub http: SocketAddr,
     /// The socket of each tenant.
     pub sockets: BTreeMap<String, PathBuf>,
-}
-
-/// Why the node does not serve.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ServeError {
-    /// The address cannot be used.
-    #[error("cannot listen on {listen}: is another process there?")]
-    Listen {
-        /// The address.
-        listen: SocketAddr,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// A tenant's socket cannot be used.
-    #[error("cannot listen on the socket {} of tenant `{tenant}`", path.display())]
-    Socket {
-        /// The tenant.
-        tenant: String,
-        /// Its socket.
-        path: PathBuf,
-        /// Why.
-        source: BindError,
-    },
-    /// The arena cannot be had.
-    #[error("cannot make the arena of device {device}")]
-    Arena {
-        /// The actor's device.
-        device: u16,
-        /// Why.
-        source: MemoryError,
-    },
-    /// The GPU of which the configuration takes memory cannot be used.
-    #[error(
-        "[gpu] device_bytes takes memory of the GPU of device {device}, which this process cannot use; a container needs the driver's library and the GPU from its host"
-    )]
-    Gpu {
-        /// The actor's device.
-        device: u16,
-        /// Why.
-        source: DeviceError,
-    },
-    /// A thread cannot be started.
-    #[error("cannot start the copy threads of device {device}")]
-    CopyPool {
-        /// The actor's device.
-        device: u16,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// Events cannot be published.
-    #[error("cannot publish events on {listen}: set [kv_events] listen and replay_listen to free addresses")]
-    KvEvents {
-        /// The address.
-        listen: SocketAddr,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The lookup log cannot be written.
-    #[error("cannot write the lookup log {}: set [record] path to a file that this user may write", path.display())]
-    Record {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// The audit log cannot be written.
-    #[error("cannot write the audit log {}: set [audit] path to a file that this user may write", path.display())]
-    Audit {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// It cannot be a member of its cluster.
-    #[error("cannot be a member of the cluster")]
-    Cluster(#[from] ClusterError),
-    /// The metrics contradict each other.
-    #[error("cannot register the metrics")]
-    Metrics(#[from] prometheus::Error),
-    /// An actor ended, which none does while the node serves.
-    #[error("the actor of device {0} failed: the log says where; start the node again")]
-    Actor(u16),
-    /// Serving HTTP failed.
-    #[error("cannot serve HTTP on {http}")]
-    Serve {
-        /// The address.
-        http: SocketAddr,
-        /// The system's error.
-        source: std::io::Error,
-    },
-}
-
-impl ServeError {
-    /// Whether another start can help only after a change of the configuration, or of the things it names.
-    #[must_use]
-    pub fn is_the_askers(&self) -> bool {
-        match self {
-            Self::Cluster(error) => {
-                matches!(error, ClusterError::Credentials(_) | ClusterError::SomebodyElse { .. })
-            }
-            Self::Socket { source, .. } => matches!(source, BindError::NotASocket(_)),
-            _ => false,
-        }
-    }
 }
 
 /// Serves until `stop` is ready, then ends the running work within [`STOP_WITHIN`]. Sessions are accepted while the memory
@@ -274,30 +164,11 @@ fn sockets_of(limits: &Limits) -> BTreeMap<String, PathBuf> {
     limits.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.socket.clone())).collect()
 }
 
-/// Looks for the GPUs of which the configuration takes memory. Other nodes need no driver.
-async fn find_gpus(devices: &Devices, actors: &[ActorLimits]) -> Result<(), ServeError> {
-    for (device, actor) in (0..).zip(actors).filter(|(_, actor)| actor.device.tier_bytes > 0) {
-        let (devices, pci) = (devices.clone(), actor.pci);
-        let found = threads::blocking(move || devices.find(pci)).await;
-        found.map_err(|source| ServeError::Gpu { device, source })?;
-    }
-    Ok(())
-}
-
 fn bind(listen: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> {
     let failed = |source| ServeError::Listen { listen, source };
     let listener = TcpListener::bind(listen).map_err(failed)?;
     let http = listener.local_addr().map_err(failed)?;
     Ok((listener, http))
-}
-
-async fn start_cluster(
-    limits: &Limits,
-    metrics: &Metrics,
-    clock: Clock,
-) -> Result<Option<Cluster>, ServeError> {
-    let Some(cluster) = &limits.cluster else { return Ok(None) };
-    Ok(Some(Cluster::start(cluster, limits.sampler, &limits.name, metrics.registry(), clock).await?))
 }
 
 /// How the configuration changes; the state examines the host for it.
@@ -325,63 +196,6 @@ fn start_reloading(
         drains: drains.cloned(),
     });
     actix_rt::spawn(reloads.watch())
-}
-
-/// Joins the cluster, if there is one; how the node may drain into it.
-async fn join_cluster(
-    cluster: Option<&mut Cluster>,
-    limits: &Limits,
-    actors: &[Addr<GpuActor>],
-    http: SocketAddr,
-    (reloads, purges, state): (&Reloads, &Purges, &Arc<State>),
-) -> Option<Drains> {
-    let (cluster, cluster_limits) = (cluster?, limits.cluster.as_ref()?);
-    let drains = Drains::new(
-        state.clock,
-        cluster_limits.drain,
-        cluster_limits.drain_bytes_per_second,
-        cluster.known(),
-    );
-    _ = state.drains.set(drains.clone());
-    _ = state.cluster.set(Box::new(cluster.reporter()));
-    let arena_bytes: u64 = limits.actors.iter().map(|actor| actor.arena.bytes()).sum();
-    let shown = Arc::clone(state);
-    let show: ShowNode = Box::new(move |Show { path, body }| {
-        let state = Arc::clone(&shown);
-        async move { state.show_peer(&path, &body).await }.boxed_local()
-    });
-    let by_admins = (reloads, purges, show);
-    cluster.join(actors, http, state.incarnation, arena_bytes / WEIGHT_BYTES, &drains, by_admins).await;
-    Some(drains)
-}
-
-/// Waits until the node is to leave: it was told to stop, and drained for as long as it may then; or it has drained since
-/// somebody asked for that.
-async fn to_leave(
-    stop: impl Future<Output = ()>,
-    drains: Option<&Drains>,
-    actors: &[Addr<GpuActor>],
-    audit: &Audit,
-) -> Ended {
-    let Some(drains) = drains else {
-        stop.await;
-        return Ended::Stopped;
-    };
-    let drained = drains.carry_out(actors);
-    tokio::pin!(drained);
-    tokio::select! {
-        () = stop => {
-            let within = drains.at_stop();
-            if within.is_zero() {
-                return Ended::Stopped;
-            }
-            audit.note("a signal", "drain", &format!("within {} ms", within.as_millis()), Ok::<_, &str>(()));
-            tracing::info!(?within, "the node drains before it stops");
-            drains.stop_within(within);
-            drained.await
-        }
-        ended = &mut drained => ended,
-    }
 }
 
 /// The state that HTTP shows before anything runs.
@@ -506,17 +320,6 @@ fn serve_http(
     Ok((handle, actix_rt::spawn(server)))
 }
 
-/// The parts that all actors share.
-struct Shared {
-    metrics: SharedMetrics,
-    clock: Clock,
-    tenants: Arc<[String]>,
-    logs: (Option<Recorder>, Audit),
-    objects: Option<Objects>,
-    devices: Devices,
-    filling: Arc<MemoryProgress>,
-}
-
 fn start_recorder(
     limits: &Limits,
     metrics: &SharedMetrics,
@@ -534,134 +337,6 @@ fn start_audit(limits: &Limits) -> Result<(Audit, Option<JoinHandle<()>>), Serve
     let started = Audit::start(config, audit::Server::Node(limits.name.clone()));
     let (audit, thread) = started.map_err(|source| ServeError::Audit { path, source })?;
     Ok((audit, Some(thread)))
-}
-
-/// The memory of an actor on its way; in the end, the actor's part of the machine.
-type Filling = actix_rt::task::JoinHandle<Result<DeviceHardware, ServeError>>;
-
-/// Starts all actors, one after the other; their memory comes later.
-async fn start_actors(
-    limits: &[ActorLimits],
-    shared: &Shared,
-    cluster: Option<&Cluster>,
-) -> Result<(Vec<(SessionActor, Arbiter)>, Vec<Feed>, Vec<Filling>), ServeError> {
-    let (mut actors, mut feeds, mut memory) = (Vec::new(), Vec::new(), Vec::new());
-    let addresses = Arc::<OnceLock<Vec<Sibling>>>::default();
-    let mut siblings = Siblings::of(limits.len() as u16, &addresses).into_iter().filter(|_| limits.len() > 1);
-    for (device, limits) in (0..).zip(limits) {
-        let feed = Feed::new(device);
-        let peers = cluster.and_then(|cluster| cluster.peers(device));
-        let (actor, arbiter, filling) =
-            start_actor(device, limits, shared, feed.clone(), siblings.next(), peers).await?;
-        actors.push((actor, arbiter));
-        feeds.push(feed);
-        memory.push(filling);
-    }
-    let sibling = |(actor, _): &(SessionActor, Arbiter)| Sibling {
-        blocks: actor.address.clone().recipient(),
-        give_up: actor.address.clone().recipient(),
-        verify: actor.address.clone().recipient(),
-    };
-    _ = addresses.set(actors.iter().map(sibling).collect());
-    Ok((actors, feeds, memory))
-}
-
-/// Waits until all memory is there, and for ever after. Ends with the error where the system does not give it.
-async fn memory_is_there(
-    memory: Vec<Filling>,
-    limits: &Limits,
-    state: &State,
-    then: impl FnOnce(),
-) -> ServeError {
-    let mut hardware = HardwareStatus::new(limits, &state.metrics);
-    let filled = memory.into_iter().map(|filling| {
-        filling.map(|done| done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())))
-    });
-    match try_join_all(filled).await {
-        Ok(devices) => hardware.devices = devices,
-        Err(error) => return error,
-    }
-    _ = state.hardware.set(hardware);
-    state.filling.end();
-    tracing::info!(node = state.name, "the node serves");
-    then();
-    std::future::pending().await
-}
-
-/// Takes an actor's memory from the system.
-async fn fill(
-    device: u16,
-    limits: ActorLimits,
-    arrivals: mpsc::Sender<Arrival>,
-    (progress, metrics, clock): (Arc<MemoryProgress>, SharedMetrics, Clock),
-) -> Result<DeviceHardware, ServeError> {
-    let started = clock.elapsed();
-    let filled = filling::fill(limits.arena.clone(), arrivals, progress).await;
-    let placement = filled.map_err(|source| ServeError::Arena { device, source })?;
-    tracing::info!(device, bytes = limits.arena.bytes(), took = ?(clock.elapsed() - started), "the arena is there");
-    Ok(DeviceHardware::of(device, &limits, &placement, &metrics))
-}
-
-/// Starts an actor on a thread of its own, on the CPUs near its GPU, and has its memory come.
-async fn start_actor(
-    device: u16,
-    limits: &ActorLimits,
-    Shared { metrics, clock, tenants, logs: (recorder, audit), objects, devices, filling }: &Shared,
-    feed: Feed,
-    siblings: Option<Siblings>,
-    peers: Option<Peers>,
-) -> Result<(SessionActor, Arbiter, Filling), ServeError> {
-    let (arrivals, arriving) = mpsc::channel((limits.arena.extents as usize).max(1));
-    let lane = CopyPool::start(&format!("larder-copy-{device}"), &limits.copy);
-    let lane = lane.map_err(|source| ServeError::CopyPool { device, source })?;
-    let disk_metrics =
-        limits.disk.as_ref().map(|_| DiskMetrics::new(metrics.registry(), device)).transpose()?;
-    let (disk, disk_trouble) = disk::start(device, limits.disk.as_ref().zip(disk_metrics.clone())).await;
-    let mut store_limits = limits.store.clone();
-    store_limits.disk = store_limits.disk.filter(|_| disk.is_some());
-    let object = objects.as_ref().and_then(|objects| objects.parts());
-    store_limits.object = store_limits.object.filter(|_| object.is_some());
-    let (devices, pci, cpus) = (devices.clone(), limits.pci, limits.cpus.clone());
-    let place = DevicePlace { devices, device, pci, cpus };
-    let (lives, watch_lives) = watch::channel(0);
-    let actor = GpuActor::new(Parts {
-        store: store_limits,
-        arena: Arena::planned(&limits.arena),
-        arriving,
-        lane,
-        device: (place, limits.device),
-        metrics: metrics.of_actor(device, disk_metrics),
-        clock: *clock,
-        tenants: Arc::clone(tenants),
-        recorder: recorder.clone(),
-        audit: audit.clone(),
-        siblings,
-        peers,
-        feed,
-        lives,
-        disk,
-        disk_trouble,
-        object,
-    });
-    let cpus = limits.cpus.clone();
-    let arbiter = Arbiter::with_tokio_rt(move || {
-        threads::name(&format!("larder-gpu-{device}"));
-        threads::pin_or_warn(&cpus);
-        // Made here, on the actor's own thread; without it there is no node.
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.unwrap_or_else(|error| panic!("no runtime for device {device}: {error}"))
-    });
-    let address = GpuActor::start_in_arbiter(&arbiter.handle(), move |_| actor);
-    let told = (Arc::clone(filling), Arc::clone(metrics), *clock);
-    let filling = actix_rt::spawn(fill(device, limits.clone(), arrivals, told));
-    let session_actor = SessionActor {
-        address,
-        arbiter: arbiter.handle(),
-        numa_node: limits.numa_node,
-        lives: watch_lives,
-        sessions: Arc::default(),
-    };
-    Ok((session_actor, arbiter, filling))
 }
 
 fn open_doors(
@@ -712,6 +387,3 @@ const ACTORS_LOOKED_AT: Duration = Duration::from_millis(500);
 /// How often, and how many times, a stopping node looks whether the audit log has its last lines.
 const LAST_LINES_LOOK: Duration = Duration::from_millis(20);
 const LAST_LINES_LOOKS: u32 = 25;
-
-/// A node's weight in the ring is its arena in these.
-const WEIGHT_BYTES: u64 = 1 << 20;

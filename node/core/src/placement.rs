@@ -77,8 +77,7 @@ pub enum Placement {
 
 /// Whether a further copy earns its place at its reader: the transfers that it saves are worth no less than the chunk that
 /// goes for it, whose worth is `least`. Without `least` there is free room.
-#[must_use]
-pub fn earns_its_place(copy: Worth, least: Option<Worth>) -> bool {
+fn earns_its_place(copy: Worth, least: Option<Worth>) -> bool {
     least.is_none_or(|least| copy >= least)
 }
 
@@ -104,8 +103,7 @@ pub fn serves_more_than_its_share(served: u64, mean: u64) -> bool {
 
 /// What the reader of a chunk does for its holder, which serves more than its share: it takes over an only copy, and becomes a
 /// further holder of a chunk that several hold already. `is_on_disk` says that the holder has it on disk: there it stays.
-#[must_use]
-pub fn relieve(copies: usize, is_on_disk: bool) -> Placement {
+fn relieve(copies: usize, is_on_disk: bool) -> Placement {
     if copies <= 1 && !is_on_disk { Placement::Migrate } else { Placement::Replicate }
 }
 

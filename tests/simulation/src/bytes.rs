@@ -58,6 +58,8 @@ pub(crate) struct Uses {
     doing: BTreeMap<(u64, Doing), Vec<Span>>,
     /// Places with bits that were flipped.
     flips: BTreeSet<(u32, u64)>,
+    /// What a GPU wrote and nobody has summed yet. A bit that flips there is summed with the others: no cache can know.
+    unsummed: Vec<Span>,
     /// Whose bytes an extent has.
     pub(crate) tenants: BTreeMap<u32, u16>,
     /// Where the last bytes of engines were copied to: an extent, an offset, and how many.
@@ -94,30 +96,41 @@ impl Uses {
         self.flips.insert((extent, at));
     }
 
+    /// Whether nobody has summed this byte since a GPU wrote it.
+    pub(crate) fn is_unsummed(&self, extent: u32, at: u64) -> bool {
+        self.unsummed.iter().any(|span| span.meets(extent, at, at + 1))
+    }
+
+    /// These bytes are summed.
+    fn is_summed(&mut self, extent: u32, from: u64, to: u64) {
+        self.unsummed.retain(|span| !span.meets(extent, from, to));
+    }
+
     /// New bytes stand there.
     pub(crate) fn is_written(&mut self, extent: u32, from: u64, to: u64) {
         let gone: Vec<_> = self.flips.range((extent, from)..(extent, to)).copied().collect();
         gone.iter().for_each(|at| _ = self.flips.remove(at));
+        self.is_summed(extent, from, to);
     }
 
     /// An extent has other memory.
     pub(crate) fn renew(&mut self, extent: u32) {
         self.flips.retain(|&(of, _)| of != extent);
         self.tenants.remove(&extent);
+        self.unsummed.retain(|span| span.extent != extent);
         self.readings.values_mut().for_each(|readings| readings.retain(|reading| reading.extent != extent));
     }
 
     /// Somebody who uses these bytes; of those who only read them, only where they are to be written.
     fn user(&self, span: Span) -> Option<String> {
-        let meets = |extent, from, to| extent == span.extent && from < span.to && span.from < to;
         let reader = self.readings.iter().find(|(_, readings)| {
             readings.iter().any(|reading| {
-                meets(reading.extent, reading.offset, reading.offset + reading.to - reading.from)
+                span.meets(reading.extent, reading.offset, reading.offset + reading.to - reading.from)
             })
         });
         let doing = self.doing.iter().find(|(_, spans)| {
             spans.iter().any(|other| {
-                (other.is_written || span.is_written) && meets(other.extent, other.from, other.to)
+                (other.is_written || span.is_written) && span.meets(other.extent, other.from, other.to)
             })
         });
         let reader = reader.filter(|_| span.is_written).map(|(reader, _)| format!("{reader:?}"));
@@ -125,12 +138,21 @@ impl Uses {
     }
 
     pub(crate) fn end(&mut self, life: u64, doing: Doing) {
-        self.doing.remove(&(life, doing));
+        let ended = self.doing.remove(&(life, doing)).unwrap_or_default();
+        if matches!(doing, Doing::Device(_)) {
+            self.unsummed.extend(ended.into_iter().filter(|span| span.is_written));
+        }
     }
 
     /// Effects that use an extent.
     pub(crate) fn uses(&self, extent: u32) -> bool {
         self.doing.values().flatten().any(|span| span.extent == extent)
+    }
+}
+
+impl Span {
+    fn meets(&self, extent: u32, from: u64, to: u64) -> bool {
+        extent == self.extent && from < self.to && self.from < to
     }
 }
 
@@ -270,6 +292,10 @@ impl World {
         }
         drop(memory);
         if let Some(actor) = self.actor(at) {
+            for block in moves.iter().filter(|block| block.is_in_place) {
+                let from = block.place.offset;
+                actor.uses.is_summed(block.place.extent, from, from + block.bytes);
+            }
             actor.uses.fresh.extend(fresh);
             let old = actor.uses.fresh.len().saturating_sub(MOST_FRESH);
             actor.uses.fresh.drain(..old);

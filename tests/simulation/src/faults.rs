@@ -388,7 +388,10 @@ impl World {
                 };
                 let bit = self.random.u32(..8);
                 let Some(actor) = self.actor(at) else { return };
-                let Some(memory) = &actor.memory[extent as usize] else { continue };
+                let memory = actor.memory[extent as usize].as_ref();
+                let Some(memory) = memory.filter(|_| !actor.uses.is_unsummed(extent, offset)) else {
+                    continue;
+                };
                 let mut byte = [0];
                 if memory.copy_out(offset, &mut byte).is_ok() {
                     byte[0] ^= 1 << bit;

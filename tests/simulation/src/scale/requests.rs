@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use larder_core::directory::Holders;
 use larder_core::directory::lookup::{HomeAsk, Lookup, row_keys};
-use larder_core::placement::{Placement, Saves, earns_its_place, relieve};
+use larder_core::placement::{Placement, Saves, place_by_worth};
 use larder_core::store::ChangeKind;
 use larder_protocol::peer::{Repair, Room, Rows};
 use larder_protocol::table::{Holder, NodeNumber};
@@ -313,13 +313,8 @@ impl Cluster<'_> {
 fn place(player: &mut Player, id: Id, holder: NodeNumber, copies: usize, now_ms: u64) -> Placement {
     let gap_ms = player.gaps.read(&id.hash(), now_ms);
     let copy = STAKE.worth(Saves::Transfer, gap_ms.unwrap_or_else(|| player.blocks.keeps_ms(now_ms)));
-    if earns_its_place(copy, player.blocks.least(now_ms)) {
-        Placement::Replicate
-    } else if player.neighbours.is_overloaded(holder) {
-        relieve(copies, false)
-    } else {
-        Placement::Pass
-    }
+    let (least, is_overloaded) = (player.blocks.least(now_ms), player.neighbours.is_overloaded(holder));
+    place_by_worth(Some(copy), least, is_overloaded, copies, false)
 }
 
 fn holders_node(holder: Option<Holder>) -> NodeNumber {

@@ -1,0 +1,115 @@
+//! Why a node does not serve.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use larder_device::DeviceError;
+
+use crate::arena::MemoryError;
+use crate::cluster::ClusterError;
+use crate::session::BindError;
+
+/// Why the node does not serve.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The address cannot be used.
+    #[error("cannot listen on {listen}: is another process there?")]
+    Listen {
+        /// The address.
+        listen: SocketAddr,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// A tenant's socket cannot be used.
+    #[error("cannot listen on the socket {} of tenant `{tenant}`", path.display())]
+    Socket {
+        /// The tenant.
+        tenant: String,
+        /// Its socket.
+        path: PathBuf,
+        /// Why.
+        source: BindError,
+    },
+    /// The arena cannot be had.
+    #[error("cannot make the arena of device {device}")]
+    Arena {
+        /// The actor's device.
+        device: u16,
+        /// Why.
+        source: MemoryError,
+    },
+    /// The GPU of which the configuration takes memory cannot be used.
+    #[error(
+        "[gpu] device_bytes takes memory of the GPU of device {device}, which this process cannot use; a container needs the driver's library and the GPU from its host"
+    )]
+    Gpu {
+        /// The actor's device.
+        device: u16,
+        /// Why.
+        source: DeviceError,
+    },
+    /// A thread cannot be started.
+    #[error("cannot start the copy threads of device {device}")]
+    CopyPool {
+        /// The actor's device.
+        device: u16,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Events cannot be published.
+    #[error("cannot publish events on {listen}: set [kv_events] listen and replay_listen to free addresses")]
+    KvEvents {
+        /// The address.
+        listen: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The lookup log cannot be written.
+    #[error("cannot write the lookup log {}: set [record] path to a file that this user may write", path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// The audit log cannot be written.
+    #[error("cannot write the audit log {}: set [audit] path to a file that this user may write", path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// It cannot be a member of its cluster.
+    #[error("cannot be a member of the cluster")]
+    Cluster(#[from] ClusterError),
+    /// The metrics contradict each other.
+    #[error("cannot register the metrics")]
+    Metrics(#[from] prometheus::Error),
+    /// An actor ended, which none does while the node serves.
+    #[error("the actor of device {0} failed: the log says where; start the node again")]
+    Actor(u16),
+    /// Serving HTTP failed.
+    #[error("cannot serve HTTP on {http}")]
+    Serve {
+        /// The address.
+        http: SocketAddr,
+        /// The system's error.
+        source: std::io::Error,
+    },
+}
+
+impl ServeError {
+    /// Whether another start can help only after a change of the configuration, or of the things it names.
+    #[must_use]
+    pub fn is_the_askers(&self) -> bool {
+        match self {
+            Self::Cluster(error) => {
+                matches!(error, ClusterError::Credentials(_) | ClusterError::SomebodyElse { .. })
+            }
+            Self::Socket { source, .. } => matches!(source, BindError::NotASocket(_)),
+            _ => false,
+        }
+    }
+}
