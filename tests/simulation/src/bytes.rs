@@ -347,3 +347,21 @@ pub(crate) fn sums_of_bytes(key: &BlockKey, bytes: &[u8], range_bytes: u64) -> C
     let ranges = block_ranges(bytes.len() as u64, range_bytes);
     Checksums::of(key, ranges.map(|range| range_checksum(&bytes[range.start as usize..range.end as usize])))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Seed 2508 of 2026-11-26: a bit flipped between the end of a GPU's copy and its first sum.
+    #[test]
+    fn what_a_gpu_wrote_is_unsummed_until_a_copy_thread_sums_it() {
+        let (mut uses, gpu) = (Uses::default(), Doing::Device(3));
+        let span = |from, is_written| Span { extent: 5, from, to: from + 100, is_written };
+        uses.doing.insert((1, gpu), vec![span(0, true), span(200, false)]);
+        uses.end(1, gpu);
+        assert_eq!([0, 99, 100, 250].map(|at| uses.is_unsummed(5, at)), [true, true, false, false]);
+        assert!(!uses.is_unsummed(6, 50), "another extent");
+        uses.is_summed(5, 0, 100);
+        assert!(!uses.is_unsummed(5, 50));
+    }
+}
