@@ -3,6 +3,7 @@
 //! An asker that stops reading loses its answer ([`STALL_DEADLINE`]).
 
 mod admin;
+pub(super) mod order;
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -38,6 +39,7 @@ use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
+use self::order::{PIECE_BYTES, Place, SendOrder};
 use super::connections::{Carried, InUse};
 use super::metrics::{Counted, Stage};
 use super::peers::{Peers, SMALL_FIRST, rides};
@@ -110,6 +112,7 @@ pub(super) struct Server {
     pub(super) peers: Peers,
     pub(super) services: Services,
     guests: Guests,
+    pub(super) order: SendOrder,
 }
 
 /// Serves until the endpoint is closed.
@@ -126,7 +129,7 @@ pub(super) async fn accept(server: Rc<Server>, endpoint: Endpoint) {
 
 impl Server {
     pub(super) fn new(peers: Peers, services: Services) -> Rc<Self> {
-        Rc::new(Self { peers, services, guests: Guests::new(limits_of) })
+        Rc::new(Self { peers, services, guests: Guests::new(limits_of), order: SendOrder::default() })
     }
 
     async fn serve_connection(self: Rc<Self>, incoming: Incoming) {
@@ -441,8 +444,9 @@ impl Server {
                 write_message(&mut send, &PeerResponse::Fetched(said)).await
             };
             timeout(STALL_DEADLINE, head).await.ok()?.ok()?;
+            let mut place = self.order.join();
             for block in blocks {
-                self.write_while_read(&mut send, block).await?;
+                self.write_while_read(&mut send, &mut place, block).await?;
             }
             send.finish().ok()?;
             let sent_at = self.peers.now();
@@ -464,9 +468,17 @@ impl Server {
     }
 
     /// Sends bytes at the pace that is set, as long as the asker reads; `None` if it does not, or went away.
-    pub(super) async fn write_while_read(&self, send: &mut SendStream, mut bytes: Bytes) -> Option<()> {
+    pub(super) async fn write_while_read(
+        &self,
+        send: &mut SendStream,
+        place: &mut Place<'_>,
+        mut bytes: Bytes,
+    ) -> Option<()> {
         while !bytes.is_empty() {
             let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
+            if let Some(priority) = place.priority(piece.len()) {
+                send.set_priority(priority).ok()?;
+            }
             let pause = self.peers.decide(|exchange, now| exchange.pace.pause(now, piece.len() as u64));
             if !pause.is_zero() {
                 sleep(pause).await;
@@ -606,9 +618,6 @@ const SEND_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A reader that takes nothing for this time, while there is something to read, gets nothing more.
 pub(super) const STALL_DEADLINE: Duration = Duration::from_secs(2);
-
-/// Bytes of a piece: a few of them are under way in the least time that timers know.
-const PIECE_BYTES: usize = 256 << 10;
 
 /// When a peer may ask again that was told that there is too much to do.
 pub(super) const BUSY_RETRY_MS: u64 = 5;
