@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use larder_ipc::Lookout;
 use rustix::thread::sched_yield;
 use tokio::sync::Notify;
 
@@ -11,7 +12,7 @@ use crate::clock::Clock;
 
 /// Looks for packets without sleeping while something is waited for, or expected, for at most [`SPIN`] after the last sign of it.
 /// Other tasks and threads run meanwhile. Where nothing came in that time, the next times are slept through: twice as many after
-/// each vain one. Cloning shares.
+/// each vain one. So are they where others want the CPU. Cloning shares.
 #[derive(Debug, Clone)]
 pub(super) struct Awake(Rc<State>);
 
@@ -27,6 +28,7 @@ struct State {
     looks: Cell<bool>,
     begin: Notify,
     backoff: Backoff,
+    lookout: Lookout,
 }
 
 /// Somebody waits for an answer, until it is dropped.
@@ -52,6 +54,7 @@ impl Awake {
             looks: Cell::new(false),
             begin: Notify::new(),
             backoff: Backoff::default(),
+            lookout: Lookout::default(),
         }))
     }
 
@@ -77,13 +80,17 @@ impl Awake {
 
     /// Keeps the thread awake whenever that is asked for.
     pub(super) async fn keep(self) {
-        let State { looks, begin, backoff, .. } = &*self.0;
+        let State { clock, looks, begin, backoff, lookout, .. } = &*self.0;
         loop {
             looks.set(false);
             begin.notified().await;
             while self.0.is_asked_for() {
+                let lent = clock.elapsed();
                 // Whoever is waited for may be on this very CPU.
                 sched_yield();
+                if !lookout.looks_on(clock.elapsed() - lent) {
+                    break;
+                }
                 tokio::task::yield_now().await;
             }
             backoff.ended();
@@ -94,7 +101,7 @@ impl Awake {
 impl State {
     fn stays(&self, until: &Cell<Duration>) {
         if !self.looks.get() {
-            if !self.backoff.is_worth_it() {
+            if !self.lookout.may_look() || !self.backoff.is_worth_it() {
                 return;
             }
             self.looks.set(true);
