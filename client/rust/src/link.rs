@@ -29,7 +29,7 @@ use crate::traffic::Traffic;
 use crate::verifier::Verifier;
 use crate::window::Window;
 use larder_ipc::socket::{Frame, FrameReader, FrameWriter};
-use larder_ipc::{Lookout, Mapping};
+use larder_ipc::{LookOrSleep, Mapping};
 
 /// An open session. A [task](task) receives its answers from when a call is awaited; a [thread](thread) that waits for a call
 /// receives itself, and delivers what it finds to everybody.
@@ -40,7 +40,7 @@ pub(crate) struct Link {
     /// Held by whoever receives.
     reader: Mutex<FrameReader>,
     /// Says whether a thread that receives looks for its answer before it sleeps.
-    lookout: Lookout,
+    look_or_sleep: LookOrSleep,
     state: Mutex<State>,
     /// Whether there is a task that receives.
     has_task: AtomicBool,
@@ -94,7 +94,7 @@ impl Link {
             verifier: Verifier::new(verify, verify_seed),
             socket,
             reader: Mutex::new(reader),
-            lookout: Lookout::default(),
+            look_or_sleep: LookOrSleep::default(),
             state: Mutex::new(State {
                 open: true,
                 last_words: None,

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use larder_ipc::Lookout;
+use larder_ipc::LookOrSleep;
 use rustix::thread::sched_yield;
 use tokio::sync::Notify;
 
@@ -28,7 +28,7 @@ struct State {
     looks: Cell<bool>,
     begin: Notify,
     backoff: Backoff,
-    lookout: Lookout,
+    look_or_sleep: LookOrSleep,
 }
 
 /// Somebody waits for an answer, until it is dropped.
@@ -54,7 +54,7 @@ impl Awake {
             looks: Cell::new(false),
             begin: Notify::new(),
             backoff: Backoff::default(),
-            lookout: Lookout::default(),
+            look_or_sleep: LookOrSleep::default(),
         }))
     }
 
@@ -80,7 +80,7 @@ impl Awake {
 
     /// Keeps the thread awake whenever that is asked for.
     pub(super) async fn keep(self) {
-        let State { clock, looks, begin, backoff, lookout, .. } = &*self.0;
+        let State { clock, looks, begin, backoff, look_or_sleep, .. } = &*self.0;
         loop {
             looks.set(false);
             begin.notified().await;
@@ -88,7 +88,7 @@ impl Awake {
                 let lent = clock.elapsed();
                 // Whoever is waited for may be on this very CPU.
                 sched_yield();
-                if !lookout.looks_on(clock.elapsed() - lent) {
+                if !look_or_sleep.looks_on(clock.elapsed() - lent) {
                     break;
                 }
                 tokio::task::yield_now().await;
@@ -101,7 +101,7 @@ impl Awake {
 impl State {
     fn stays(&self, until: &Cell<Duration>) {
         if !self.looks.get() {
-            if !self.lookout.may_look() || !self.backoff.is_worth_it() {
+            if !self.look_or_sleep.may_look() || !self.backoff.is_worth_it() {
                 return;
             }
             self.looks.set(true);

@@ -39,7 +39,7 @@ use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-use self::order::{PIECE_BYTES, Place, SendOrder};
+use self::order::{PIECE_BYTES, SendOrder, SendTurns};
 use super::connections::{Carried, InUse};
 use super::metrics::{Counted, Stage};
 use super::peers::{Peers, SMALL_FIRST, rides};
@@ -112,7 +112,6 @@ pub(super) struct Server {
     pub(super) peers: Peers,
     pub(super) services: Services,
     guests: Guests,
-    pub(super) order: SendOrder,
 }
 
 /// Serves until the endpoint is closed.
@@ -129,7 +128,7 @@ pub(super) async fn accept(server: Rc<Server>, endpoint: Endpoint) {
 
 impl Server {
     pub(super) fn new(peers: Peers, services: Services) -> Rc<Self> {
-        Rc::new(Self { peers, services, guests: Guests::new(limits_of), order: SendOrder::default() })
+        Rc::new(Self { peers, services, guests: Guests::new(limits_of) })
     }
 
     async fn serve_connection(self: Rc<Self>, incoming: Incoming) {
@@ -163,6 +162,7 @@ impl Server {
     async fn serve_streams(self: Rc<Self>, guest: &Rc<Guest>, carried: Option<&Carried>) {
         let quic = guest.connection().quic();
         let streams = Arc::new(Semaphore::new(MAX_STREAMS as usize));
+        let order = Rc::new(SendOrder::default());
         while let Ok((send, receive)) = quic.accept_bi().await {
             // Where the connection was closed here as idle, its asker asks again: the request must not be served twice.
             if quic.close_reason().is_some() {
@@ -170,10 +170,10 @@ impl Server {
             }
             let in_use = carried.map(|carried| carried.serves(guest.connection()));
             let Ok(place) = Arc::clone(&streams).acquire_owned().await else { break };
-            let (server, guest) = (Rc::clone(&self), Rc::clone(guest));
+            let (server, guest, order) = (Rc::clone(&self), Rc::clone(guest), Rc::clone(&order));
             actix_rt::spawn(async move {
                 let peers = server.peers.clone();
-                let served = server.serve_stream(&guest, send, receive, in_use.as_ref());
+                let served = server.serve_stream((&guest, &order), send, receive, in_use.as_ref());
                 peers.watched("serve", None, served).await;
                 drop((place, in_use));
             });
@@ -183,7 +183,7 @@ impl Server {
     /// Answers one request. The answer is under way until its last byte was acknowledged.
     async fn serve_stream(
         &self,
-        guest: &Guest,
+        (guest, order): (&Guest, &SendOrder),
         mut send: SendStream,
         mut receive: RecvStream,
         in_use: Option<&InUse>,
@@ -213,11 +213,11 @@ impl Server {
                 match request {
                     PeerRequest::Fetch(fetch) => {
                         drop(bytes);
-                        return self.send_blocks(connection, send, fetch, trace).await;
+                        return self.send_blocks((connection, order), send, fetch, trace).await;
                     }
                     PeerRequest::Follow(follow) => {
                         drop(bytes);
-                        return self.tell_follower(connection.peer(), send, follow).await;
+                        return self.tell_follower((connection.peer(), order), send, follow).await;
                     }
                     request => self.answer(connection.peer(), request).await,
                 }
@@ -402,7 +402,13 @@ impl Server {
     }
 
     /// Answers a fetch, and sends the blocks from where they stand. Each stays leased until its last byte was acknowledged.
-    async fn send_blocks(&self, connection: &Connection, mut send: SendStream, fetch: Fetch, trace: Trace) {
+    async fn send_blocks(
+        &self,
+        (connection, order): (&Connection, &SendOrder),
+        mut send: SendStream,
+        fetch: Fetch,
+        trace: Trace,
+    ) {
         let peer = connection.peer();
         let Fetch { chunks: Chunks { device, fingerprint, hashes }, block_bytes, class } = fetch;
         let (awake, asked_at) = (self.peers.awake(), self.peers.now());
@@ -444,9 +450,9 @@ impl Server {
                 write_message(&mut send, &PeerResponse::Fetched(said)).await
             };
             timeout(STALL_DEADLINE, head).await.ok()?.ok()?;
-            let mut place = self.order.join();
+            let mut turns = order.join();
             for block in blocks {
-                self.write_while_read(&mut send, &mut place, block).await?;
+                self.write_while_read(&mut send, &mut turns, block).await?;
             }
             send.finish().ok()?;
             let sent_at = self.peers.now();
@@ -476,7 +482,7 @@ impl Server {
     ) -> Option<()> {
         while !bytes.is_empty() {
             let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
-            if let Some(priority) = place.priority(piece.len()) {
+            if let Some(priority) = turns.priority(piece.len()) {
                 send.set_priority(priority).ok()?;
             }
             let pause = self.peers.decide(|exchange, now| exchange.pace.pause(now, piece.len() as u64));

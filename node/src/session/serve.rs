@@ -12,7 +12,7 @@ use std::time::Duration;
 use actix::{Addr, Recipient};
 use larder_core::lookups::Origin;
 use larder_core::store::ids::SessionId;
-use larder_ipc::Lookout;
+use larder_ipc::LookOrSleep;
 use larder_ipc::socket::{FrameReader, FrameWriter};
 use larder_net::trace::Sampler;
 use larder_protocol::TraceContext;
@@ -57,7 +57,7 @@ struct Session {
     writer: FrameWriter,
     id: SessionId,
     asks: Recipient<Ask>,
-    lookout: Lookout,
+    look_or_sleep: LookOrSleep,
     /// Bytes of answers that the engine may leave unread before its requests wait.
     most_unsent_bytes: usize,
     clock: Clock,
@@ -144,7 +144,7 @@ impl Session {
             writer,
             id,
             asks,
-            lookout: Lookout::default(),
+            look_or_sleep: LookOrSleep::default(),
             most_unsent_bytes: MOST_UNSENT_BYTES,
             clock: Clock::start(),
             sampler: Sampler::default(),
@@ -254,7 +254,7 @@ impl Session {
     /// sleeping thread takes longer to wake than its answer takes. Other tasks run meanwhile. `None` if nothing came, if there is
     /// something else to wait for, or if others want the CPU.
     async fn receive_soon(&mut self) -> Option<Result<(), End>> {
-        if self.waiting > 0 || self.writer.pending_bytes() > 0 || !self.lookout.may_look() {
+        if self.waiting > 0 || self.writer.pending_bytes() > 0 || !self.look_or_sleep.may_look() {
             return None;
         }
         let until = self.clock.elapsed() + SPIN;
@@ -270,7 +270,7 @@ impl Session {
             }
             // The engine may be on this very CPU.
             sched_yield();
-            if !self.lookout.looks_on(self.clock.elapsed() - lent) {
+            if !self.look_or_sleep.looks_on(self.clock.elapsed() - lent) {
                 return None;
             }
             tokio::task::yield_now().await;

@@ -93,7 +93,7 @@ impl Link {
     /// Receives what comes soon, without sleeping: a sleeping thread takes longer to wake than most answers to come.
     /// `WouldBlock` where nothing came, or others want the CPU.
     fn receive_soon(&self, reader: &mut FrameReader, socket: BorrowedFd<'_>) -> io::Result<usize> {
-        let mut looks_on = self.lookout.may_look();
+        let mut looks_on = self.look_or_sleep.may_look();
         let mut last = now();
         let until = last + SPIN;
         loop {
@@ -104,7 +104,7 @@ impl Link {
             let lent = now();
             sched_yield();
             last = now();
-            looks_on = self.lookout.looks_on(last - lent);
+            looks_on = self.look_or_sleep.looks_on(last - lent);
         }
     }
 }

@@ -8,7 +8,7 @@
 use std::cell::Cell;
 use std::mem;
 
-/// The order of the pieces that a node sends. Only its own thread looks at it.
+/// The order of the pieces that are sent on one connection.
 #[derive(Debug)]
 pub(in crate::exchange) struct SendOrder {
     /// The number of the next piece.
@@ -17,9 +17,9 @@ pub(in crate::exchange) struct SendOrder {
     answers: Cell<usize>,
 }
 
-/// The place of one answer, until it is dropped.
+/// The turns of one answer, until it is dropped.
 #[derive(Debug)]
-pub(in crate::exchange) struct Place<'a> {
+pub(in crate::exchange) struct SendTurns<'a> {
     order: &'a SendOrder,
     is_first: bool,
     /// Bytes that the present piece may still have.
@@ -28,9 +28,9 @@ pub(in crate::exchange) struct Place<'a> {
 
 impl SendOrder {
     /// An answer begins.
-    pub(in crate::exchange) fn join(&self) -> Place<'_> {
+    pub(in crate::exchange) fn join(&self) -> SendTurns<'_> {
         self.answers.set(self.answers.get() + 1);
-        Place { order: self, is_first: true, left: 0 }
+        SendTurns { order: self, is_first: true, left: 0 }
     }
 }
 
@@ -40,7 +40,7 @@ impl Default for SendOrder {
     }
 }
 
-impl Place<'_> {
+impl SendTurns<'_> {
     /// The priority of the answer's stream from the next `bytes` bytes on, where it changes.
     ///
     /// A piece goes before those that are numbered later; the first piece of an answer also before [`AHEAD`] others, so that a small
@@ -58,7 +58,7 @@ impl Place<'_> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for SendTurns<'_> {
     fn drop(&mut self) {
         let answers = self.order.answers.get() - 1;
         self.order.answers.set(answers);

@@ -9,12 +9,12 @@ use std::time::Duration;
 /// that sleeps: beside a thread that computes, a round trip of two such threads took 24 ms, and 0.05 ms with sleep. Then the next
 /// times are slept through.
 #[derive(Debug, Default)]
-pub struct Lookout {
+pub struct LookOrSleep {
     /// Times that are slept through yet.
     rests: AtomicU32,
 }
 
-impl Lookout {
+impl LookOrSleep {
     /// Whether to look this time.
     #[must_use]
     pub fn may_look(&self) -> bool {
@@ -46,11 +46,15 @@ mod tests {
 
     #[test]
     fn a_thread_whose_cpu_others_want_sleeps_and_tries_again_later() {
-        let lookout = Lookout::default();
+        let look_or_sleep = LookOrSleep::default();
         for _ in 0..3 {
-            assert!(lookout.may_look() && lookout.looks_on(Duration::from_micros(100)) && lookout.may_look());
-            assert!(!lookout.looks_on(Duration::from_millis(3)));
-            assert!((0..RESTS).all(|_| !lookout.may_look()));
+            assert!(
+                look_or_sleep.may_look()
+                    && look_or_sleep.looks_on(Duration::from_micros(100))
+                    && look_or_sleep.may_look()
+            );
+            assert!(!look_or_sleep.looks_on(Duration::from_millis(3)));
+            assert!((0..RESTS).all(|_| !look_or_sleep.may_look()));
         }
     }
 }
