@@ -477,7 +477,7 @@ impl Server {
     pub(super) async fn write_while_read(
         &self,
         send: &mut SendStream,
-        place: &mut Place<'_>,
+        turns: &mut SendTurns<'_>,
         mut bytes: Bytes,
     ) -> Option<()> {
         while !bytes.is_empty() {
