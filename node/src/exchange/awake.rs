@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use larder_ipc::LookOrSleep;
 use rustix::thread::sched_yield;
 use tokio::sync::Notify;
 
@@ -12,7 +11,7 @@ use crate::clock::Clock;
 
 /// Looks for packets without sleeping while something is waited for, or expected, for at most [`SPIN`] after the last sign of it.
 /// Other tasks and threads run meanwhile. Where nothing came in that time, the next times are slept through: twice as many after
-/// each vain one. So are they where others want the CPU. Cloning shares.
+/// each vain one. Cloning shares.
 #[derive(Debug, Clone)]
 pub(super) struct Awake(Rc<State>);
 
@@ -28,7 +27,6 @@ struct State {
     looks: Cell<bool>,
     begin: Notify,
     backoff: Backoff,
-    look_or_sleep: LookOrSleep,
 }
 
 /// Somebody waits for an answer, until it is dropped.
@@ -54,7 +52,6 @@ impl Awake {
             looks: Cell::new(false),
             begin: Notify::new(),
             backoff: Backoff::default(),
-            look_or_sleep: LookOrSleep::default(),
         }))
     }
 
@@ -80,17 +77,13 @@ impl Awake {
 
     /// Keeps the thread awake whenever that is asked for.
     pub(super) async fn keep(self) {
-        let State { clock, looks, begin, backoff, look_or_sleep, .. } = &*self.0;
+        let State { looks, begin, backoff, .. } = &*self.0;
         loop {
             looks.set(false);
             begin.notified().await;
             while self.0.is_asked_for() {
-                let lent = clock.elapsed();
                 // Whoever is waited for may be on this very CPU.
                 sched_yield();
-                if !look_or_sleep.looks_on(clock.elapsed() - lent) {
-                    break;
-                }
                 tokio::task::yield_now().await;
             }
             backoff.ended();
@@ -101,7 +94,7 @@ impl Awake {
 impl State {
     fn stays(&self, until: &Cell<Duration>) {
         if !self.looks.get() {
-            if !self.look_or_sleep.may_look() || !self.backoff.is_worth_it() {
+            if !self.backoff.is_worth_it() {
                 return;
             }
             self.looks.set(true);
