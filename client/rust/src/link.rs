@@ -28,8 +28,8 @@ use crate::origin::Origin;
 use crate::traffic::Traffic;
 use crate::verifier::Verifier;
 use crate::window::Window;
-use larder_ipc::Mapping;
 use larder_ipc::socket::{Frame, FrameReader, FrameWriter};
+use larder_ipc::{LookOrSleep, Mapping};
 
 /// An open session. A [task](task) receives its answers from when a call is awaited; a [thread](thread) that waits for a call
 /// receives itself, and delivers what it finds to everybody.
@@ -39,6 +39,8 @@ pub(crate) struct Link {
     socket: UnixStream,
     /// Held by whoever receives.
     reader: Mutex<FrameReader>,
+    /// Says whether a thread that receives looks for its answer before it sleeps.
+    look_or_sleep: LookOrSleep,
     state: Mutex<State>,
     /// Whether there is a task that receives.
     has_task: AtomicBool,
@@ -92,6 +94,7 @@ impl Link {
             verifier: Verifier::new(verify, verify_seed),
             socket,
             reader: Mutex::new(reader),
+            look_or_sleep: LookOrSleep::default(),
             state: Mutex::new(State {
                 open: true,
                 last_words: None,

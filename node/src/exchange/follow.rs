@@ -31,6 +31,7 @@ use tokio::time::{sleep, timeout};
 use super::connections::{AskedAgain, InUse, Link};
 use super::peers::Peers;
 use super::place::InLine;
+use super::serve::order::{BEFORE_BLOCKS, SendOrder, SendTurns};
 use super::serve::{BUSY_RETRY_MS, STALL_DEADLINE, Server};
 use super::{AskFollow, FetchChunk, FollowOrder, PeerNews, PeerStep};
 use crate::arena::Destination;
@@ -318,7 +319,12 @@ fn sums_of(to: &Destination) -> Option<Checksums> {
 
 impl Server {
     /// Sends a following node the chunks' news. Sent bytes stay leased until the last one was acknowledged.
-    pub(super) async fn tell_follower(&self, peer: &Identity, mut send: SendStream, ask: FollowChunks) {
+    pub(super) async fn tell_follower(
+        &self,
+        (peer, sends): (&Identity, &SendOrder),
+        mut send: SendStream,
+        ask: FollowChunks,
+    ) {
         let FollowChunks { chunks: Chunks { device, fingerprint, hashes }, order, attempt, patience_ms } =
             ask;
         let (news, mut told) = unbounded_channel();
@@ -338,14 +344,14 @@ impl Server {
         };
         let stopped = send.stopped();
         let telling = async {
-            let mut message = 0;
+            let (mut turns, mut message) = (sends.join(), 0);
             while open > 0 {
                 let Some(PeerNews { chunk, step }) = told.recv().await else { break };
                 open -= usize::from(!matches!(step, PeerStep::Layers { .. }));
                 message += 1;
                 let sent = self.tell_step(
                     peer,
-                    &mut send,
+                    (&mut send, &mut turns),
                     Followed { order, message, chunk, step: said(&step) },
                     step,
                 );
@@ -368,11 +374,14 @@ impl Server {
     async fn tell_step(
         &self,
         peer: &Identity,
-        send: &mut SendStream,
+        (send, turns): (&mut SendStream, &mut SendTurns<'_>),
         followed: Followed,
         step: PeerStep,
     ) -> bool {
         let Followed { order, message, chunk, .. } = followed;
+        if !matches!(step, PeerStep::Layers { .. }) && send.set_priority(BEFORE_BLOCKS).is_err() {
+            return false;
+        }
         let said = timeout(STALL_DEADLINE, write_message(send, &PeerResponse::Followed(followed))).await;
         if !said.is_ok_and(|said| said.is_ok()) {
             return false;
@@ -391,7 +400,7 @@ impl Server {
         tracing::debug!(order, number = message, chunk, block, offset, peer = &*peer.name, "layers are sent");
         let peer = self.peers.metrics_name(&peer.name);
         self.peers.metrics().sent_bytes.with_label_values(&[peer]).inc_by(bytes.len() as u64);
-        self.write_while_read(send, bytes).await.is_some()
+        self.write_while_read(send, turns, bytes).await.is_some()
     }
 }
 

@@ -436,8 +436,9 @@ pub(super) async fn write_trace(send: &mut SendStream, trace: &Trace) -> Result<
     }
 }
 
-/// Small requests go before blocks, whose streams have priority 0. Classes of blocks share a connection evenly: QUIC would
-/// let nothing of a lower priority pass while there is anything of a higher one, and the asker's gate bounds what it shares.
+/// Small requests go before blocks, whose streams have priorities of 0 and less, in the order in which they are written
+/// (`serve/order.rs`). Classes of blocks have none of their own: QUIC would let nothing of a lower priority pass while there is
+/// anything of a higher one, and the asker's gate bounds what it shares.
 pub(super) const SMALL_FIRST: i32 = 1;
 
 /// Reports of damage that are under way at a time, to all peers, and how long one may take.

@@ -3,6 +3,7 @@
 //! An asker that stops reading loses its answer ([`STALL_DEADLINE`]).
 
 mod admin;
+pub(super) mod order;
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -38,6 +39,7 @@ use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
+use self::order::{PIECE_BYTES, SendOrder, SendTurns};
 use super::connections::{Carried, InUse};
 use super::metrics::{Counted, Stage};
 use super::peers::{Peers, SMALL_FIRST, rides};
@@ -160,6 +162,7 @@ impl Server {
     async fn serve_streams(self: Rc<Self>, guest: &Rc<Guest>, carried: Option<&Carried>) {
         let quic = guest.connection().quic();
         let streams = Arc::new(Semaphore::new(MAX_STREAMS as usize));
+        let order = Rc::new(SendOrder::default());
         while let Ok((send, receive)) = quic.accept_bi().await {
             // Where the connection was closed here as idle, its asker asks again: the request must not be served twice.
             if quic.close_reason().is_some() {
@@ -167,10 +170,10 @@ impl Server {
             }
             let in_use = carried.map(|carried| carried.serves(guest.connection()));
             let Ok(place) = Arc::clone(&streams).acquire_owned().await else { break };
-            let (server, guest) = (Rc::clone(&self), Rc::clone(guest));
+            let (server, guest, order) = (Rc::clone(&self), Rc::clone(guest), Rc::clone(&order));
             actix_rt::spawn(async move {
                 let peers = server.peers.clone();
-                let served = server.serve_stream(&guest, send, receive, in_use.as_ref());
+                let served = server.serve_stream((&guest, &order), send, receive, in_use.as_ref());
                 peers.watched("serve", None, served).await;
                 drop((place, in_use));
             });
@@ -180,7 +183,7 @@ impl Server {
     /// Answers one request. The answer is under way until its last byte was acknowledged.
     async fn serve_stream(
         &self,
-        guest: &Guest,
+        (guest, order): (&Guest, &SendOrder),
         mut send: SendStream,
         mut receive: RecvStream,
         in_use: Option<&InUse>,
@@ -210,11 +213,11 @@ impl Server {
                 match request {
                     PeerRequest::Fetch(fetch) => {
                         drop(bytes);
-                        return self.send_blocks(connection, send, fetch, trace).await;
+                        return self.send_blocks((connection, order), send, fetch, trace).await;
                     }
                     PeerRequest::Follow(follow) => {
                         drop(bytes);
-                        return self.tell_follower(connection.peer(), send, follow).await;
+                        return self.tell_follower((connection.peer(), order), send, follow).await;
                     }
                     request => self.answer(connection.peer(), request).await,
                 }
@@ -399,7 +402,13 @@ impl Server {
     }
 
     /// Answers a fetch, and sends the blocks from where they stand. Each stays leased until its last byte was acknowledged.
-    async fn send_blocks(&self, connection: &Connection, mut send: SendStream, fetch: Fetch, trace: Trace) {
+    async fn send_blocks(
+        &self,
+        (connection, order): (&Connection, &SendOrder),
+        mut send: SendStream,
+        fetch: Fetch,
+        trace: Trace,
+    ) {
         let peer = connection.peer();
         let Fetch { chunks: Chunks { device, fingerprint, hashes }, block_bytes, class } = fetch;
         let (awake, asked_at) = (self.peers.awake(), self.peers.now());
@@ -441,8 +450,9 @@ impl Server {
                 write_message(&mut send, &PeerResponse::Fetched(said)).await
             };
             timeout(STALL_DEADLINE, head).await.ok()?.ok()?;
+            let mut turns = order.join();
             for block in blocks {
-                self.write_while_read(&mut send, block).await?;
+                self.write_while_read(&mut send, &mut turns, block).await?;
             }
             send.finish().ok()?;
             let sent_at = self.peers.now();
@@ -464,9 +474,17 @@ impl Server {
     }
 
     /// Sends bytes at the pace that is set, as long as the asker reads; `None` if it does not, or went away.
-    pub(super) async fn write_while_read(&self, send: &mut SendStream, mut bytes: Bytes) -> Option<()> {
+    pub(super) async fn write_while_read(
+        &self,
+        send: &mut SendStream,
+        turns: &mut SendTurns<'_>,
+        mut bytes: Bytes,
+    ) -> Option<()> {
         while !bytes.is_empty() {
             let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
+            if let Some(priority) = turns.priority(piece.len()) {
+                send.set_priority(priority).ok()?;
+            }
             let pause = self.peers.decide(|exchange, now| exchange.pace.pause(now, piece.len() as u64));
             if !pause.is_zero() {
                 sleep(pause).await;
@@ -606,9 +624,6 @@ const SEND_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A reader that takes nothing for this time, while there is something to read, gets nothing more.
 pub(super) const STALL_DEADLINE: Duration = Duration::from_secs(2);
-
-/// Bytes of a piece: a few of them are under way in the least time that timers know.
-const PIECE_BYTES: usize = 256 << 10;
 
 /// When a peer may ask again that was told that there is too much to do.
 pub(super) const BUSY_RETRY_MS: u64 = 5;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use actix::{Addr, Recipient};
 use larder_core::lookups::Origin;
 use larder_core::store::ids::SessionId;
+use larder_ipc::LookOrSleep;
 use larder_ipc::socket::{FrameReader, FrameWriter};
 use larder_net::trace::Sampler;
 use larder_protocol::TraceContext;
@@ -56,6 +57,7 @@ struct Session {
     writer: FrameWriter,
     id: SessionId,
     asks: Recipient<Ask>,
+    look_or_sleep: LookOrSleep,
     /// Bytes of answers that the engine may leave unread before its requests wait.
     most_unsent_bytes: usize,
     clock: Clock,
@@ -142,6 +144,7 @@ impl Session {
             writer,
             id,
             asks,
+            look_or_sleep: LookOrSleep::default(),
             most_unsent_bytes: MOST_UNSENT_BYTES,
             clock: Clock::start(),
             sampler: Sampler::default(),
@@ -248,10 +251,10 @@ impl Session {
     }
 
     /// Receives a request that comes soon after an answer, without sleeping: an engine often asks again at once, and a
-    /// sleeping thread takes longer to wake than its answer takes. Other tasks run meanwhile. `None` if nothing came, or if
-    /// there is something else to wait for.
+    /// sleeping thread takes longer to wake than its answer takes. Other tasks run meanwhile. `None` if nothing came, if there is
+    /// something else to wait for, or if others want the CPU.
     async fn receive_soon(&mut self) -> Option<Result<(), End>> {
-        if self.waiting > 0 || self.writer.pending_bytes() > 0 {
+        if self.waiting > 0 || self.writer.pending_bytes() > 0 || !self.look_or_sleep.may_look() {
             return None;
         }
         let until = self.clock.elapsed() + SPIN;
@@ -261,11 +264,15 @@ impl Session {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 received => return Some(self.received(received)),
             }
-            if self.clock.elapsed() >= until {
+            let lent = self.clock.elapsed();
+            if lent >= until {
                 return None;
             }
             // The engine may be on this very CPU.
             sched_yield();
+            if !self.look_or_sleep.looks_on(self.clock.elapsed() - lent) {
+                return None;
+            }
             tokio::task::yield_now().await;
         }
     }

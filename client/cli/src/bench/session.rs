@@ -4,11 +4,11 @@ use std::hint::black_box;
 use std::path::{Path, PathBuf};
 
 use larder_client::{LookupOptions, Namespace, Session, SessionOptions, Verify};
-use larder_protocol::Chain;
 use larder_protocol::frame::HEADER_BYTES;
 use larder_protocol::session::{
     Found, Lease, Leased, Lookup, Place, Request, Response, Span, Tier, encode_request, encode_response,
 };
+use larder_protocol::{Chain, ChunkHash};
 use rkyv::util::AlignedVec;
 
 use super::Measurement;
@@ -118,33 +118,44 @@ impl SessionBench {
         Ok(Measurement::microseconds(name, "socket ping-pong", subject, yardstick))
     }
 
-    /// A get of one block (lease, copy into the caller's memory, release) against one copy of the same size. Both walk
-    /// over more memory than caches hold.
+    /// A get of a prompt of so many blocks (lease, copies into the caller's memory, release) against one copy of the same size.
+    /// Both walk over more memory than caches hold, and that was touched before: an engine waits once in its life for the kernel
+    /// to enter a page of the arena.
     ///
     /// # Errors
     /// The session failed.
-    pub fn get(&self, name: &str, block_bytes: u64) -> anyhow::Result<Measurement> {
+    pub fn get(&self, name: &str, block_bytes: u64, blocks: usize) -> anyhow::Result<Measurement> {
         let namespace = self.namespace(block_bytes)?;
-        let blocks = (WORKING_SET_BYTES as u64 / block_bytes).max(2);
-        let chains: Vec<Chain> = (0..blocks).map(|id| namespace.chain(vec![chunk_hash(id)])).collect();
-        let mut targets = vec![vec![1; block_bytes as usize]; chains.len()];
+        let bytes = block_bytes * blocks as u64;
+        let prompts = (WORKING_SET_BYTES as u64 / bytes).max(2);
+        // Apart for each length, since a hash has one parent in a namespace.
+        let first = (blocks as u64 - 1) * FIRST_LONGER;
+        let hashes: Vec<ChunkHash> = (first..first + prompts * blocks as u64).map(chunk_hash).collect();
+        let chains: Vec<Chain> =
+            hashes.chunks(blocks).map(|prompt| namespace.chain(prompt.to_vec())).collect();
+        let mut targets = vec![vec![1; bytes as usize]; chains.len()];
         for chain in &chains {
-            self.put_chain(&namespace, chain, &targets[0])?;
+            self.put_chain(&namespace, chain, &targets[0][..block_bytes as usize])?;
         }
-        let mut memcpy = Memcpy::new(block_bytes as usize);
+        let mut memcpy = Memcpy::new(bytes as usize);
         let mut next = 0;
         let mut get = || {
             let at = next % chains.len();
             next += 1;
             timed(|| {
                 let lease = self.session.lease(&namespace, &chains[at]).wait()?;
-                anyhow::ensure!(lease.chunks() == 1, "a block that was put is not there");
-                lease.copy_block(0, 0, &mut targets[at])?;
+                anyhow::ensure!(lease.chunks() == blocks, "a block that was put is not there");
+                for (position, target) in targets[at].chunks_exact_mut(block_bytes as usize).enumerate() {
+                    lease.copy_block(position, 0, target)?;
+                }
                 lease.release();
                 black_box(&mut targets[at]);
                 Ok(())
             })
         };
+        for _ in &chains {
+            get()?;
+        }
         let mut copy = || {
             timed(|| {
                 memcpy.pass();
@@ -152,7 +163,7 @@ impl SessionBench {
             })
         };
         let [subject, yardstick] = medians(self.rounds, [&mut get, &mut copy])?;
-        Ok(Measurement::throughput(name, "memcpy", block_bytes, subject, yardstick))
+        Ok(Measurement::throughput(name, "memcpy", bytes, subject, yardstick))
     }
 
     /// Gets of blocks that are verified as `verify` says, against gets of the same blocks that are not: as many at a time as
@@ -310,3 +321,6 @@ const MOST_BLOCKS: u64 = 4_096;
 /// Ids of blocks that are put, and of those that are verified, apart from those that are got: a hash has one parent in a namespace.
 const FIRST_PUT: u64 = 1 << 32;
 const FIRST_VERIFIED: u64 = 1 << 33;
+
+/// The first id of prompts of two blocks, of three and so on, apart from all of those.
+const FIRST_LONGER: u64 = 1 << 34;

@@ -45,6 +45,7 @@ Benches, each with its yardstick:
   lease_100_chunks    a lease of 100 chunks and its release, no copy   / the same
   ..._one_cpu         the same with both sides on one CPU: the work without the wake-ups of another CPU
   get_256KiB, _4MiB, _32MiB   lease, copy into the caller's memory, release     / one memcpy
+  get_16x256KiB       the same for a prompt of 16 such blocks, leased at once   / one memcpy of 4 MiB
   put_4MiB            reserve, copy into the write window, commit      / one memcpy
   store_lookup_100    the same lookup in the store alone               / 100 hash-map probes
   store_hit           a chunk's part of lease and release, a million chunks  / one hash-map probe
@@ -291,7 +292,7 @@ fn node_options() -> anyhow::Result<DevOptions> {
 type SessionMeasure = fn(&SessionBench) -> anyhow::Result<Measurement>;
 
 /// By name, in the order in which they run.
-const SESSION_BENCHES: [(&str, SessionMeasure); 14] = [
+const SESSION_BENCHES: [(&str, SessionMeasure); 15] = [
     ("lookup_100_chunks", |session| session.lookup("lookup_100_chunks")),
     ("lookup_100_chunks_one_cpu", |session| {
         session.on_one_cpu(|session| session.lookup("lookup_100_chunks_one_cpu"))
@@ -300,9 +301,10 @@ const SESSION_BENCHES: [(&str, SessionMeasure); 14] = [
     ("lease_100_chunks_one_cpu", |session| {
         session.on_one_cpu(|session| session.lease("lease_100_chunks_one_cpu"))
     }),
-    ("get_256KiB", |session| session.get("get_256KiB", 256 << 10)),
-    ("get_4MiB", |session| session.get("get_4MiB", 4 << 20)),
-    ("get_32MiB", |session| session.get("get_32MiB", 32 << 20)),
+    ("get_256KiB", |session| session.get("get_256KiB", 256 << 10, 1)),
+    ("get_4MiB", |session| session.get("get_4MiB", 4 << 20, 1)),
+    ("get_32MiB", |session| session.get("get_32MiB", 32 << 20, 1)),
+    ("get_16x256KiB", |session| session.get("get_16x256KiB", 256 << 10, 16)),
     ("get_4KiB_verify_sample", |session| {
         session.get_verified("get_4KiB_verify_sample", 4 << 10, Verify::Sample)
     }),

@@ -70,7 +70,7 @@ impl Link {
             reader.receive_now(socket)
         };
         let received = match self.flush_rest() {
-            Ok(()) => match receive_soon(reader, socket) {
+            Ok(()) => match self.receive_soon(reader, socket) {
                 // With a task, the socket does not block.
                 Err(error) if would_block(&error) && self.has_task.load(Ordering::Acquire) => {
                     wait(reader, PollFlags::IN)
@@ -89,16 +89,22 @@ impl Link {
         }
         Ok(())
     }
-}
 
-/// Receives what comes soon, without sleeping: a sleeping thread takes longer to wake than most answers to come.
-/// `WouldBlock` where nothing came.
-fn receive_soon(reader: &mut FrameReader, socket: BorrowedFd<'_>) -> io::Result<usize> {
-    let until = now() + SPIN;
-    loop {
-        match reader.receive_now(socket) {
-            Err(error) if would_block(&error) && now() < until => sched_yield(),
-            received => return received,
+    /// Receives what comes soon, without sleeping: a sleeping thread takes longer to wake than most answers to come.
+    /// `WouldBlock` where nothing came, or others want the CPU.
+    fn receive_soon(&self, reader: &mut FrameReader, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        let mut looks_on = self.look_or_sleep.may_look();
+        let mut last = now();
+        let until = last + SPIN;
+        loop {
+            match reader.receive_now(socket) {
+                Err(error) if would_block(&error) && looks_on && last < until => {}
+                received => return received,
+            }
+            let lent = now();
+            sched_yield();
+            last = now();
+            looks_on = self.look_or_sleep.looks_on(last - lent);
         }
     }
 }

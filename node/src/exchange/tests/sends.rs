@@ -1,5 +1,6 @@
 //! What a holder does for peers that do not read what they asked for.
 
+use futures_util::future::join_all;
 use larder_net::metrics::Part as _;
 use larder_protocol::peer::{Announced, Chunks, Fetch, Rows};
 use larder_protocol::table::Epoch;
@@ -153,6 +154,31 @@ fn each_stage_of_sending_is_timed() {
         receive.read_to_end(3 * BLOCK_BYTES as usize).await.unwrap();
         until("the last byte is acknowledged", || metrics.counted(Stage::Acknowledged) == 1).await;
         assert_eq!([Stage::Grant, Stage::Send].map(|stage| metrics.counted(stage)), [1, 1]);
+    });
+}
+
+#[test]
+fn blocks_that_are_asked_for_together_come_one_after_the_other() {
+    System::new().block_on(async {
+        let [holder, asker] = endpoints(["node-1", "node-2"]);
+        let address = holder.local_address();
+        let _serving = Serving::start(holder, ExchangeLimits::default()).await;
+        let connection = asker.connect(address, Role::Node, Some("node-1")).await.unwrap();
+        let came = [const { Cell::new(0) }; 8];
+        let mut streams = Vec::new();
+        for _ in &came {
+            streams.push(asks(&connection, 4).await);
+        }
+        // Bytes of the last answer when another one is whole.
+        let reads = came.iter().zip(streams).map(async |(bytes, mut stream)| {
+            while let Some(chunk) = stream.read_chunk(usize::MAX, true).await.unwrap() {
+                bytes.set(bytes.get() + chunk.bytes.len() as u64);
+            }
+            came[7].get()
+        });
+        let last = join_all(reads).await;
+        assert!(last[0] < 2 * BLOCK_BYTES, "{last:?}");
+        assert!(last[7] > 4 * BLOCK_BYTES, "{last:?}");
     });
 }
 
