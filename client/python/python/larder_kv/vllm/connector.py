@@ -133,7 +133,7 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         assert isinstance(kv_connector_metadata, StepPlan)
-        self._copies.preempt(kv_connector_metadata)
+        self._copies.begin_step(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         self._copies.start_loads(self._plan)
