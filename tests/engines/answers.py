@@ -12,6 +12,13 @@ def same(answer: dict, expected: dict) -> None:
     assert answer["logprobs"] == expected["logprobs"], "other log-probabilities than without Larder"
 
 
+def hit_of(engine, tokens: list[int], expected: dict) -> dict | None:
+    """The answer to a prompt of 200 tokens whose chunks are all loaded; None where they are not."""
+    answer = engine.ask(tokens, forget=True)
+    same(answer, expected)
+    return answer if loaded(answer) == 192 else None
+
+
 def loaded(answer: dict) -> int:
     return int(answer["counts"].get("prompt_tokens_by_source.external_kv_transfer", 0))
 

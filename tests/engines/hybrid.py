@@ -102,9 +102,11 @@ def several_turns(engine: Engine, prompts: Prompts) -> None:
 def unlucky(world, cluster: Cluster, model: dict, prompts: Prompts) -> None:
     """Chunks that do not come, altered bytes, a node that goes: computed, identical, counted."""
     faults = {"lose_chunks_from": 3}
-    with Engine(world.scratch, "windows-unlucky", node(cluster, 1), faults=faults, **model) as engine:
+    decodes = {"role": "kv_consumer"} | model
+    with Engine(world.scratch, "windows-unlucky", node(cluster, 1), faults=faults, **decodes) as engine:
         tokens, expected = prompts.first
-        answer = engine.ask(tokens)
+        answer = engine.ask(tokens, kv_transfer_params={"do_remote_prefill": True, "remote_node": "node-0"})
+        assert engine.log.read_text().count("prefill hands no layers over to decode") == 1, "it is said once, at the start"
         same(answer, expected)
         failed = counted(answer, "failed_blocks")
         assert (counted(answer, "loads"), failed) == (1, 6 + WINDOW_BLOCKS), f"{answer['counts']}"

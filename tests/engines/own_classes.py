@@ -108,7 +108,7 @@ class OwnEngine:
     @property
     def node(self) -> str:
         """The node that it uses, by its name."""
-        return self.ranks[0].connector._copies._node.current().session.node
+        return self.scheduler.connector._plans._node.current().session.node
 
     def request(self, name: str, tokens: list[int], kv_transfer_params: dict | None = None):
         from vllm import SamplingParams

@@ -25,7 +25,7 @@ import router_events as routers
 import secondary_tier as tier
 import several_devices as several
 import speculating
-from answers import computed, counted, loaded, prompt, same
+from answers import computed, counted, hit_of, loaded, prompt, same
 from driver import BLOCK_TOKENS, HERE, Cluster, Engine
 from router_suite import conversations
 from scenarios import ROWS, Scenarios, row, until
@@ -222,7 +222,7 @@ def failures(world: World) -> None:
         # The node is started again, and used again.
         until(lambda: cluster.pid(0) != victim, "the node starts again")
         same(orphan.ask(later), later_expected)
-        answer = until(lambda: saved_again(orphan, later, later_expected), "the node is used again", patience=120)
+        answer = until(lambda: hit_of(orphan, later, later_expected), "the node is used again", patience=120)
         row("the node comes back", f"{loaded(answer)} tokens loaded from it, identical")
     cluster.stop()
 
@@ -234,12 +234,6 @@ def computed_from_garbage(world: World, lossy: Engine) -> None:
     same(answer, world.longer_reference)
     assert counted(answer, "shed_chunks_gone") == 3, f"{answer['counts']}"
     until(lambda: counted_now(lossy, prompt(99), "saved_chunks") >= 9, "what was computed again is saved")
-
-
-def saved_again(engine: Engine, tokens: list[int], expected: dict) -> dict | None:
-    answer = engine.ask(tokens, forget=True)
-    same(answer, expected)
-    return answer if loaded(answer) == 192 else None
 
 
 @scenario
@@ -257,7 +251,7 @@ def absent_then_full(world: World) -> None:
             f"identical, {counted(answer, 'lookups_without_node')} lookup without it counted",
         )
         cluster = world.cluster("late", 1, arena="4MiB")
-        until(lambda: saved_again(engine, tokens, expected), "the node is used", patience=120)
+        until(lambda: hit_of(engine, tokens, expected), "the node is used", patience=120)
         row("the node comes later", "192 tokens loaded from it, identical")
         held = take_everything(cluster)
         answer = engine.ask(full)

@@ -31,6 +31,9 @@ def main() -> None:
         import fake_gpu
 
         fake_gpu.install(library)
+    has_stages = options.get("pipeline_parallel_size", 1) > 1
+    if has_stages:
+        options["worker_extension_cls"] = "cpu_stages.Stage"
     from vllm import LLM
 
     llm = LLM(
@@ -43,6 +46,8 @@ def main() -> None:
         disable_log_stats=False,
         **options,
     )
+    if has_stages:
+        llm.collective_rpc("make_stage_inputs")
     say(ready=True)
     for line in sys.stdin:
         say(**answer(llm, json.loads(line)))

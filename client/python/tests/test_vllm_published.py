@@ -38,8 +38,9 @@ def went(number: int) -> Event:
 
 def test_a_chunk_whose_tokens_are_known_is_told_block_by_block():
     told = Published(CHUNK_TOKENS, True)
+    told.describe(chunk(0))
     told.describe(chunk(1))
-    (event,) = told.take([came(1)])
+    _, event = told.take([came(0), came(1)])
     assert isinstance(event, Stored)
     assert (list(event.tokens), event.block_tokens, event.parent) == ([8, 9, 10, 11, 12, 13, 14, 15], 4, name(0))
     assert list(event.hashes) == chunk(1).hashes and (event.lora_id, event.lora_name) == (7, "adapter")
@@ -49,11 +50,23 @@ def test_a_chunk_whose_tokens_are_known_is_told_block_by_block():
 
 def test_a_chunk_whose_tokens_come_later_is_told_when_they_come():
     told = Published(CHUNK_TOKENS, True)
-    assert told.take([came(1), came(2)]) == []
-    told.describe(chunk(1))
+    assert told.take([came(0), came(1)]) == []
+    told.describe(chunk(0))
     (stored,) = told.take([])
-    assert list(stored.tokens) == list(range(8, 16))
-    assert told.take([]) == [] and told.take([went(1), went(2)]) == [Removed(chunk(1).hashes)]
+    assert list(stored.tokens) == list(range(8))
+    assert told.take([]) == [] and told.take([went(0), went(1)]) == [Removed(chunk(0).hashes)]
+
+
+def test_a_chunk_is_told_behind_its_parent():
+    told = Published(CHUNK_TOKENS, True)
+    for number in range(4):
+        told.describe(chunk(number))
+    assert told.take([came(3), came(1), came(2)]) == [], "a router would drop them"
+    assert told.take([went(2)]) == [], "it was not told"
+    assert [one.hashes for one in told.take([came(0)])] == [chunk(0).hashes, chunk(1).hashes]
+    assert [one.hashes for one in told.take([came(2)])] == [chunk(2).hashes, chunk(3).hashes]
+    told.take([went(0), came(0)])
+    assert [one.hashes for one in told.again()] == [chunk(number).hashes for number in range(4)]
 
 
 def test_where_no_tokens_are_to_be_told_a_chunk_is_a_location():
@@ -80,16 +93,14 @@ def test_whatever_happens_a_router_knows_what_the_node_has(monkeypatch):
     monkeypatch.setattr(published, "MOST_DESCRIBED", 5)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
-    chance, told, held, known, said = random.Random(seed), Published(CHUNK_TOKENS, True), set(), set(), set()
+    chance, told, held, known = random.Random(seed), Published(CHUNK_TOKENS, True), set(), set()
     for _ in range(2_000):
-        number = chance.randrange(12)
+        number = chance.randrange(8)
         events = []
         if chance.random() < 0.4:
             told.describe(chunk(number))
-            said |= {number} & held
         elif number in held:
             held.discard(number)
-            said.discard(number)
             events = [went(number)]
         else:
             held.add(number)
@@ -100,11 +111,23 @@ def test_whatever_happens_a_router_knows_what_the_node_has(monkeypatch):
                 known -= set(event.hashes)
             else:
                 assert not set(event.hashes) & known, "a router is told twice"
+                assert event.parent is None or event.parent in known, "a router does not know its parent"
                 assert len(event.tokens) == len(event.hashes) * event.block_tokens > 0
                 known |= set(event.hashes)
-        # What was described while it was there is known; what was forgotten again before it came waits for its tokens.
-        assert said <= {number for number in range(12) if name(number) in known} <= held
-        assert {one.hashes[-1] for one in told.again()} <= {name(number) for number in held}
+        assert {number for number in range(8) if name(number) in known} <= held
+        heard: list[bytes] = []
+        for one in told.again():
+            assert one.parent is None or one.parent in heard, "who comes later does not know its parent"
+            heard.append(one.hashes[-1])
+        assert len(heard) == len(set(heard)) and set(heard) <= {name(number) for number in held}
+    # Once everything is there and described in the order of the prompt, everything is known.
+    monkeypatch.setattr(published, "MOST_DESCRIBED", 8)
+    for number in range(8):
+        told.describe(chunk(number))
+    for event in told.take([came(number) for number in range(8) if number not in held]):
+        assert isinstance(event, Stored)
+        known |= set(event.hashes)
+    assert {name(number) for number in range(8)} <= known
 
 
 @pytest.mark.parametrize(

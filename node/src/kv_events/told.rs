@@ -1,6 +1,6 @@
 //! The chunks that subscribers were told of, and the events that tell of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use larder_core::store::{Change, ChangeKind};
@@ -11,20 +11,24 @@ use serde_json::Value;
 use crate::config::EventHashes;
 use crate::described::{DescribedChunk, Name};
 
-/// The held chunks, of which subscribers were told unless they wait for their tokens: a router may end its subscription at an event
-/// without them.
+/// The held chunks, of which subscribers were told. Where tokens are told, a chunk waits for its own, since a router may end its
+/// subscription at an event without them, and until its parent was told, since a router drops a block whose parent it does not know.
 #[derive(Debug)]
 pub(super) struct Told {
     chunks: HashMap<(Fingerprint, ChunkHash), Vec<Holding>>,
+    /// Described chunks that wait for their parents, by these and the GPU.
+    orphans: HashMap<(Fingerprint, ChunkHash, u16), Vec<ChunkHash>>,
     tells_tokens: bool,
 }
 
-/// A GPU's chunk, as it was told.
+/// A GPU's chunk.
 #[derive(Debug)]
 struct Holding {
     device: u16,
     chunk: ChunkRef,
     described: Option<Arc<DescribedChunk>>,
+    /// Whether subscribers know it by its description.
+    is_told: bool,
 }
 
 /// What is told of chunks.
@@ -77,17 +81,19 @@ pub(super) enum Hash {
 impl Told {
     /// Nothing is held.
     pub(super) fn new(tells_tokens: bool) -> Self {
-        Self { chunks: HashMap::new(), tells_tokens }
+        Self { chunks: HashMap::new(), orphans: HashMap::new(), tells_tokens }
     }
 
     /// Nothing was told.
     pub(super) fn clear(&mut self) {
         self.chunks.clear();
+        self.orphans.clear();
     }
 
     /// Forgets the namespaces that are not to be kept.
     pub(super) fn keep(&mut self, is_kept: impl Fn(&Fingerprint) -> bool) {
         self.chunks.retain(|(fingerprint, _), _| is_kept(fingerprint));
+        self.orphans.retain(|(fingerprint, ..), _| is_kept(fingerprint));
     }
 
     /// The GPUs that hold a chunk which waits for its tokens.
@@ -110,9 +116,19 @@ impl Told {
             );
         }
         held.sort_unstable_by_key(|(fingerprint, _, one)| (fingerprint.0, one.chunk.index));
-        held.into_iter()
-            .filter_map(|(_, tokens, one)| self.stored(&one.chunk, tokens, one.described.as_ref()))
-            .collect()
+        if !self.tells_tokens {
+            return held.into_iter().map(|(_, tokens, one)| Event::bare(&one.chunk, tokens)).collect();
+        }
+        let mut events = Vec::new();
+        let mut known: HashSet<(Fingerprint, ChunkHash)> = HashSet::new();
+        for (&fingerprint, _, one) in held {
+            let follows = one.parent().is_none_or(|parent| known.contains(&(fingerprint, parent)));
+            if let (Some(described), true) = (&one.described, follows) {
+                known.insert((fingerprint, one.chunk.hash));
+                events.push(Event::Described(Arc::clone(described)));
+            }
+        }
+        events
     }
 
     fn gain(
@@ -124,7 +140,36 @@ impl Told {
     ) {
         let holdings = self.chunks.entry((fingerprint, chunk.hash)).or_default();
         holdings.retain(|one| one.device != device);
-        holdings.push(Holding { device, chunk, described });
+        holdings.push(Holding { device, chunk, described, is_told: false });
+    }
+
+    /// Tells a described chunk of a GPU, and those that have waited for it, or has it wait for its parent.
+    fn tell_described(&mut self, device: u16, fingerprint: Fingerprint, hash: ChunkHash) -> Vec<Event> {
+        let mut events = Vec::new();
+        let mut coming = vec![hash];
+        while let Some(hash) = coming.pop() {
+            let Some(holding) = self.holding(device, fingerprint, hash) else { continue };
+            let (Some(described), parent) = (holding.described.clone(), holding.parent()) else { continue };
+            if let Some(parent) = parent
+                && !self.holding(device, fingerprint, parent).is_some_and(|parent| parent.is_told)
+            {
+                let orphans = self.orphans.entry((fingerprint, parent, device)).or_default();
+                if !orphans.contains(&hash) {
+                    orphans.push(hash);
+                }
+                continue;
+            }
+            if let Some(holding) = self.holding(device, fingerprint, hash) {
+                holding.is_told = true;
+            }
+            events.push(Event::Described(described));
+            coming.extend(self.orphans.remove(&(fingerprint, hash, device)).unwrap_or_default());
+        }
+        events
+    }
+
+    fn holding(&mut self, device: u16, fingerprint: Fingerprint, hash: ChunkHash) -> Option<&mut Holding> {
+        self.chunks.get_mut(&(fingerprint, hash))?.iter_mut().find(|one| one.device == device)
     }
 
     /// The hashes by which a chunk was told that a GPU holds no more; none if it was not.
@@ -136,29 +181,27 @@ impl Told {
                 self.chunks.remove(&(fingerprint, hash));
             }
         }
-        match lost.and_then(|lost| lost.described) {
-            Some(described) => described.chunk.blocks.clone(),
-            None if self.tells_tokens => Vec::new(),
-            None => vec![hash],
+        let Some(Holding { described: Some(described), is_told, chunk, .. }) = lost else {
+            return if self.tells_tokens { Vec::new() } else { vec![hash] };
+        };
+        if is_told {
+            return described.chunk.blocks.clone();
         }
-    }
-
-    /// The event of a held chunk; none while it waits for its tokens.
-    fn stored(
-        &self,
-        chunk: &ChunkRef,
-        chunk_tokens: u32,
-        described: Option<&Arc<DescribedChunk>>,
-    ) -> Option<Event> {
-        match described {
-            Some(described) => Some(Event::Described(Arc::clone(described))),
-            None if self.tells_tokens => None,
-            // The parent of a prompt's first chunk is the namespace, which is no block.
-            None => {
-                let parent = (chunk.index > 0).then_some(chunk.parent);
-                Some(Event::Stored { hashes: vec![chunk.hash], parent, chunk_tokens })
+        let parent = (fingerprint, chunk.parent, device);
+        if let Some(orphans) = self.orphans.get_mut(&parent) {
+            orphans.retain(|one| *one != hash);
+            if orphans.is_empty() {
+                self.orphans.remove(&parent);
             }
         }
+        Vec::new()
+    }
+}
+
+impl Holding {
+    /// The chunk before it. The parent of a prompt's first chunk is the namespace, which is no block.
+    fn parent(&self) -> Option<ChunkHash> {
+        (self.chunk.index > 0).then_some(self.chunk.parent)
     }
 }
 
@@ -189,33 +232,41 @@ pub(super) fn tell(
                 }
                 continue;
             }
-            let known = described(chunk.hash);
-            match (events.last_mut(), &known) {
-                (Some(Event::Stored { hashes, .. }), None) if hashes.last() == Some(&chunk.parent) => {
+            told.gain(device, fingerprint, chunk, described(chunk.hash));
+            if told.tells_tokens {
+                events.extend(told.tell_described(device, fingerprint, chunk.hash));
+                continue;
+            }
+            match events.last_mut() {
+                Some(Event::Stored { hashes, .. }) if hashes.last() == Some(&chunk.parent) => {
                     hashes.push(chunk.hash);
                 }
-                _ => events.extend(told.stored(&chunk, chunk_tokens, known.as_ref())),
+                _ => events.push(Event::bare(&chunk, chunk_tokens)),
             }
-            told.gain(device, fingerprint, chunk, known);
         }
     }
     events
 }
 
-/// The event of a held chunk that waited for its tokens.
+/// The events of a held chunk that waited for its tokens, and of those that waited for it.
 pub(super) fn tell_late(
     told: &mut Told,
     device: u16,
     name: &Name,
     described: &Arc<DescribedChunk>,
-) -> Option<Event> {
-    let mut held = told.chunks.get_mut(&(name.fingerprint, name.hash)).into_iter().flatten();
-    let holding = held.find(|one| one.device == device)?;
+) -> Vec<Event> {
+    let Some(holding) = told.holding(device, name.fingerprint, name.hash) else { return Vec::new() };
     holding.described = Some(Arc::clone(described));
-    Some(Event::Described(Arc::clone(described)))
+    told.tell_described(device, name.fingerprint, name.hash)
 }
 
 impl Event {
+    /// A chunk by its name. The parent of a prompt's first chunk is the namespace, which is no block.
+    fn bare(chunk: &ChunkRef, chunk_tokens: u32) -> Self {
+        let parent = (chunk.index > 0).then_some(chunk.parent);
+        Self::Stored { hashes: vec![chunk.hash], parent, chunk_tokens }
+    }
+
     /// As it is written.
     pub(super) fn told(&self, form: EventHashes) -> Written<'_> {
         let all = |hashes: &[ChunkHash]| hashes.iter().map(|hash| Hash::of(hash, form)).collect();
@@ -370,6 +421,25 @@ mod tests {
     }
 
     #[test]
+    fn a_chunk_is_told_behind_its_parent_in_whatever_order_they_come() {
+        let (descriptions, mut told) = (descriptions(&[1, 2, 3, 4]), Told::new(true));
+        let mut say = |kind, number: u8| {
+            let described = |hash| descriptions.get(&Name { hash, ..name(1) });
+            tell(&mut told, 0, &[change(kind, number, number - 1)], 256, described)
+        };
+        let each = |number| Event::Described(descriptions.get(&name(number)).unwrap());
+        for number in [4, 2, 3] {
+            assert_eq!(say(ChangeKind::Gained, number), [], "a router would drop {number}");
+        }
+        assert_eq!(say(ChangeKind::Lost, 3), [], "it was not told");
+        assert_eq!(say(ChangeKind::Gained, 1), [each(1), each(2)]);
+        assert_eq!(say(ChangeKind::Gained, 3), [each(3), each(4)]);
+        assert_eq!(say(ChangeKind::Lost, 2), [removed(&[102, 2])]);
+        assert_eq!(told.events(0, |_| Some(256)), [each(1)], "the others have no parent for who comes later");
+        assert!(told.orphans.is_empty());
+    }
+
+    #[test]
     fn a_chunk_that_is_described_later_is_told_then_for_each_gpu_that_holds_it() {
         let mut told = Told::new(true);
         for device in [0, 1] {
@@ -378,7 +448,7 @@ mod tests {
         assert_eq!(tell(&mut told, 1, &[change(ChangeKind::Lost, 1, 0)], 256, |_| None), []);
         assert_eq!(told.waiting(SPACE, hash(1)), [0]);
         let described = descriptions(&[1]).get(&name(1)).unwrap();
-        assert_eq!(tell_late(&mut told, 0, &name(1), &described), Some(Event::Described(described)));
+        assert_eq!(tell_late(&mut told, 0, &name(1), &described), [Event::Described(described)]);
         assert!(told.waiting(SPACE, hash(1)).is_empty());
         assert_eq!(
             tell(&mut told, 0, &[change(ChangeKind::Lost, 1, 0)], 256, |_| None),

@@ -56,6 +56,8 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
                 )
             saves = engine.settings.save and transfer.is_kv_producer
             self._scheduler = SchedulerHalf(engine, transfer.is_kv_consumer, saves)
+            if transfer.kv_role != "kv_both":
+                self._scheduler.explain_hand_over()
         else:
             self._worker = WorkerHalf(engine)
 
@@ -133,7 +135,7 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         assert isinstance(kv_connector_metadata, StepPlan)
-        self._copies.preempt(kv_connector_metadata)
+        self._copies.begin_step(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         self._copies.start_loads(self._plan)

@@ -114,6 +114,16 @@ class SchedulerHalf:
         """Takes the engine's blocks, of which a hybrid model's are held while they are being saved."""
         self._held = HeldBlocks(pool, self._ranks)
 
+    def explain_hand_over(self) -> None:
+        """Says once what prefill and decode do where a model's groups forbid a hand-over."""
+        if self.shape.others and not self._warned:
+            self._warned = True
+            logger.warning(
+                "prefill hands no layers over to decode for models with sliding windows or recurrent state: a decode engine loads a "
+                "prompt once it is saved. Send its request when the prefill has answered (the router's --hand-over=in-turn), not "
+                "at the same time"
+            )
+
     def is_holding_blocks(self) -> bool:
         """Whether blocks come free only with a step in which the workers say that they have saved them."""
         return bool(self._held)
@@ -361,12 +371,8 @@ class SchedulerHalf:
 
     def _may_not_hand_over(self, is_asked: bool) -> bool:
         """Whether the model's groups forbid a hand-over; says so once where one is asked for."""
-        if is_asked and self.shape.others and not self._warned:
-            self._warned = True
-            logger.warning(
-                "a hand-over from prefill to decode is not supported for models with several KV cache groups: prompts are "
-                "found when they are computed as a whole"
-            )
+        if is_asked:
+            self.explain_hand_over()
         return bool(self.shape.others)
 
     def _release_loaded(self, received: Iterable[str]) -> None:

@@ -81,14 +81,14 @@ class WorkerHalf:
         if engine.writes_its_slice():
             self._saver = Saver(self._node, memory, engine.shape, self.counts, engine.settings.save_queue_chunks)
 
-    def preempt(self, plan: StepPlan) -> None:
-        """Stops reading blocks before they are overwritten."""
+    def begin_step(self, plan: StepPlan) -> None:
+        """Opens the way to the node ahead of all that a step does with it, and stops reading blocks before they are overwritten."""
+        self._use(plan.actor)
         for request in plan.preempted:
             self._cancel(request)
 
     def start_loads(self, plan: StepPlan) -> None:
         """Begins the step's loads: synchronous ones are leased before this returns."""
-        self._use(plan.actor)
         if self._loader is None or self._device is None or not plan.loads:
             return
         # Steps that are still under way may write blocks that were given to these loads meanwhile.

@@ -1,0 +1,16 @@
+"""The tensors in which a pipeline stage takes its input, on CPUs: vLLM makes them in a warm-up, which it leaves out there where nothing is
+compiled, and then fails at the first request.
+"""
+
+from vllm.distributed.parallel_state import get_pp_group
+
+
+class Stage:
+    def make_stage_inputs(self) -> None:
+        """For all stages but the first."""
+        if get_pp_group().is_first_rank:
+            return
+        runner = self.model_runner
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+        )
