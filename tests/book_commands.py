@@ -286,7 +286,7 @@ def sizes_are_found(hosts):
     """With the configuration of the quick start's own node."""
     page = Page("sizing.md")
     sizes = page.run(hosts, "model")["a"]
-    assert "bytes" in sizes.lower(), sizes
+    assert "a chunk from another node takes, measured" in sizes, sizes
     planned = page.run(hosts, "plan")["a"]
     assert "lru" in planned and "%" in planned, planned
     with page.running(hosts, "record"):
@@ -298,7 +298,7 @@ def sizes_are_found(hosts):
     page.end()
     page = Page("replay.md")
     played = page.run(hosts, "trace")["a"]
-    assert re.search(r"^│ wrong bytes +0 │$", played, re.M) and re.search(r"^│ requests +200 │$", played, re.M), played
+    assert re.search(r"^ *wrong bytes +0 *$", played, re.M) and re.search(r"^ *requests +200 *$", played, re.M), played
     page.end()
 
 
