@@ -4,11 +4,11 @@
 //! Each rule is a function here:
 //!
 //! - **Chunks stay where they were computed**, as a rule. A fetch passes through ([`Placement::Pass`]).
-//! - **A copy earns its place** ([`earns_its_place`]) where the reader saves more transfers with it than the chunk that goes for
+//! - **A copy earns its place** (`earns_its_place`) where the reader saves more transfers with it than the chunk that goes for
 //!   it saves, and in free room.
 //! - **Copies go first** ([`copy_goes_first`]): the copy that nobody used for longest goes before a chunk that only this node
 //!   has, unless the transfers that it saves are worth more.
-//! - **A reader relieves a holder** ([`relieve`]) that serves more than its share ([`serves_more_than_its_share`]): it takes an
+//! - **A reader relieves a holder** (`relieve`) that serves more than its share ([`serves_more_than_its_share`]): it takes an
 //!   only copy over, and the holder's becomes the copy; of a chunk that several hold it keeps a further copy. So the chunks of a
 //!   busy node spread over its readers, and no memory is spent on it.
 //! - **An only copy is forwarded** ([`pays_to_forward`]) to the node whose next victim is worth far less. It is forwarded once
