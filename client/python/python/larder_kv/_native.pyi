@@ -155,7 +155,8 @@ class StagedLayers:
 
 @final
 class InPlace:
-    """How much of what is followed is in place."""
+    """How much of what is followed is in place: `layers` of the first `chunks` chunks; the chunks behind these will not come. Where
+    `is_whole`, all layers of these chunks are there, and nothing more comes."""
 
     chunks: int
     layers: int
@@ -163,7 +164,8 @@ class InPlace:
 
 @final
 class Follow:
-    """Chunks that are followed: their layers may be read as they come."""
+    """Chunks that are followed: their layers may be read as they come. `lease` has places of all of them: read only what `in_place`
+    counts, since anything may stand in the others."""
 
     @property
     def in_place(self) -> InPlace: ...
