@@ -8,7 +8,8 @@
 //!
 //! A node knows the names of chunks. Where it is set to, and engines say of which tokens a chunk is
 //! ([`crate::described`]), its event stands alone: the hash of each block, tokens, parent, LoRA adapter and extra keys. A chunk
-//! that is described later is told then, and each behind its parent. Where no tokens are told, `block_size` is a chunk's, and there is one hash for each chunk.
+//! that is described later is told then, and each behind its parent. Where no tokens are told, `block_size` is a chunk's, and
+//! there is one hash for each chunk.
 //!
 //! A second socket, where it is set ([`replay`]), sends old messages again, and a snapshot of what is held, with the number of the last
 //! message that it includes.
