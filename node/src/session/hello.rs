@@ -17,7 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::greetings::Seat;
 use super::listen::{CountedSession, Host, SessionActor, SessionSettings};
 use super::serve::{self, Opened};
-use crate::actor::{Client, Close, Open};
+use crate::actor::{Client, Close, Open, ProcessGone};
 use crate::arena::PAGE_BYTES;
 use crate::processes::{EnterError, PeerError, SocketProcess};
 use crate::threads;
@@ -162,6 +162,12 @@ async fn welcome(
         .send(Open { tenant, process: member.process, window, client })
         .await
         .map_err(|_| refused(RefusalCode::Stopping, &"the node is stopping"))?;
+    // The actor may have heard of the process's end before its session was there: then nobody would say it again, and the process
+    // would keep memory out of use for ever.
+    let (process, is_gone) = (member.process, *member.gone.borrow());
+    if is_gone && actor.address.send(ProcessGone { process }).await.is_err() {
+        tracing::debug!(process = process.0, "an actor has stopped before a process was gone");
+    }
     tracing::info!(
         tenant = &**name,
         client = hello.client,
