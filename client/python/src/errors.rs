@@ -53,9 +53,8 @@ pub(crate) fn lane_exception(error: LaneError) -> PyErr {
 }
 
 /// A block that was read is wrong.
-pub(crate) fn damaged(&Damaged { position, block, hash }: &Damaged) -> PyErr {
-    let text = Damaged { position, block, hash }.to_string();
-    let error = DamagedError::new_err(text);
+pub(crate) fn damaged(damaged: &Damaged) -> PyErr {
+    let (error, Damaged { position, block, .. }) = (DamagedError::new_err(damaged.to_string()), *damaged);
     Python::attach(|py| {
         let value = error.value(py);
         let set = || -> PyResult<()> {

@@ -139,7 +139,7 @@ impl Follow {
         Ok(self.share()?.in_place().into())
     }
 
-    /// The blocks, of which only the layers that are in place may be read; None before the first is. Releasing either this or
+    /// The blocks; None before the first layer is in place. To read what has not come raises `DamagedError`. Releasing either this or
     /// the follow leaves the other; the chunks are kept until both are gone.
     #[getter]
     fn lease(&self) -> PyResult<Option<Lease>> {

@@ -61,6 +61,9 @@ def test_a_writer_that_gives_up_ends_its_followers(cluster, session):
     assert reader.wait_for_layers(follow, 1, seconds=10).layers == 1
     reservation.abort()
     until(lambda: reader.wait_for_layers(follow, LAYERS).chunks == 0)
+    assert_layer(follow, 0, 0)
+    with pytest.raises(larder_kv.DamagedError, match="has not come"):
+        follow.lease.copy_block(0, bytearray(LAYERS * LAYER_BYTES))
     follow.release()
     with pytest.raises(larder_kv.ReleasedError):
         reader.wait_for_layers(follow, 1)

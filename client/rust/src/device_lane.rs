@@ -94,7 +94,8 @@ impl NodeTensors {
         &self.0.namespace
     }
 
-    /// Verifies what a load would copy, where it stands, as far as the session's options say so and it was not done before.
+    /// Verifies what a load would copy, where it stands, as far as the session's options say so and it was not done before. What is
+    /// followed must have come.
     ///
     /// # Errors
     /// [`Damaged`], the first that is.

@@ -74,11 +74,14 @@ pub enum SessionError {
     Socket(#[source] io::Error),
 }
 
-/// A block has other bytes than were committed under its name. The node was told, and verifies it: do as if the block were not
-/// there.
+/// A block has other bytes than its name stands for: do as if the block were not there.
+///
+/// Bytes that differ from what was committed are told to the node, which verifies them. What is followed and has not come, or comes
+/// no more, is told to nobody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "block {block} of the chunk at {position} ({hash}) has other bytes than were committed under its name: compute it instead"
+    "block {block} of the chunk at {position} ({hash}) {}: compute it instead",
+    if *.has_come { "has other bytes than were committed under its name" } else { "has not come" }
 )]
 pub struct Damaged {
     /// Position of the chunk among those leased.
@@ -87,6 +90,8 @@ pub struct Damaged {
     pub block: usize,
     /// The chunk.
     pub hash: ChunkHash,
+    /// Whether the bytes that were to be read had come. All have but those of a [`Follow`](crate::Follow).
+    pub has_come: bool,
 }
 
 /// How a node does not keep to the protocol.

@@ -71,9 +71,9 @@ impl Follow {
         self.0.in_place()
     }
 
-    /// The blocks, once the node has told where they stand, which it has when the first layer is in place. Of its chunks only
-    /// those may be read that [`InPlace::chunks`] counts, and of these the layers that are in place. It keeps the
-    /// chunks, also when this is dropped.
+    /// The blocks, once the node has told where they stand, which it has when the first layer is in place. Layers that have
+    /// not come are [`Damaged`](crate::Damaged). Where a block stands ([`LeaseGuard::block_ptr`]) is told when its first layer has come:
+    /// read only the layers in place there. It keeps the chunks, also when this is dropped.
     #[must_use]
     pub fn lease(&self) -> Option<Arc<LeaseGuard>> {
         self.0.lease()
@@ -113,7 +113,7 @@ impl Followed {
         self.number
     }
 
-    /// Takes what the node told: checksums before anybody counts on the layers that they are of.
+    /// Takes what the node told.
     pub(crate) fn heard(
         &self,
         in_place: InPlace,
@@ -126,7 +126,8 @@ impl Followed {
             state.lease = Some(Arc::new(lease));
         }
         if let Some(lease) = &state.lease {
-            lease.add_sums(sums, checksums)?;
+            let layers = if in_place.is_whole { u32::MAX } else { in_place.layers };
+            lease.heard((in_place.chunks as usize, layers), sums, checksums)?;
         }
         state.known = in_place;
         Ok(())

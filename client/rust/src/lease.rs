@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use larder_protocol::ChunkHash;
 use larder_protocol::handoff::LayersSum;
@@ -23,7 +23,8 @@ use larder_ipc::Mapping;
 /// last, is not among the blocks that may be read: see [`LeaseGuard::has_block`].
 ///
 /// What is read is verified as the session's options say. A block that has other bytes than were committed under its name is
-/// [`Damaged`] however often it is read; its chunk is as if it were not there, and the node is told.
+/// [`Damaged`] however often it is read; its chunk is as if it were not there, and the node is told. Of what is followed, layers that
+/// have not come are [`Damaged`] too.
 ///
 /// Dropping it gives the lease back at once, without blocking, from any thread.
 pub struct LeaseGuard {
@@ -32,6 +33,8 @@ pub struct LeaseGuard {
     /// 0 where nothing is leased.
     lease: u64,
     chunks: usize,
+    /// Of what is followed: the layers of each chunk that have come, from the first on.
+    come: Option<Mutex<Box<[u32]>>>,
     placed: Placed,
     proofs: Proofs,
 }
@@ -46,7 +49,7 @@ impl LeaseGuard {
         descriptors: &[OwnedFd],
     ) -> Result<Self, SessionError> {
         let sums = std::mem::take(&mut leased.checksums);
-        let prove = |hashes: &[ChunkHash], places| Proofs::of_lease(link, hashes, places, sums);
+        let prove = |hashes: &[ChunkHash], places| Ok((Proofs::of_lease(link, hashes, places, sums)?, None));
         Self::accept_with(link, namespace, asked, leased, descriptors, prove)
     }
 
@@ -58,7 +61,10 @@ impl LeaseGuard {
         leased: Leased,
         descriptors: &[OwnedFd],
     ) -> Result<Self, SessionError> {
-        let prove = |hashes: &[ChunkHash], places| Ok(Proofs::of_follow(link, hashes, places));
+        let prove = |hashes: &[ChunkHash], places| {
+            let nothing = vec![0; hashes.len()].into_boxed_slice();
+            Ok((Proofs::of_follow(link, hashes, places), Some(Mutex::new(nothing))))
+        };
         Self::accept_with(link, namespace, asked, leased, descriptors, prove)
     }
 
@@ -68,7 +74,7 @@ impl LeaseGuard {
         asked: &[ChunkHash],
         leased: Leased,
         descriptors: &[OwnedFd],
-        prove: impl FnOnce(&[ChunkHash], usize) -> Result<Proofs, SessionError>,
+        prove: impl FnOnce(&[ChunkHash], usize) -> Result<(Proofs, Option<Mutex<Box<[u32]>>>), SessionError>,
     ) -> Result<Self, SessionError> {
         let chunks = leased.chunks as usize;
         if chunks > asked.len() || (chunks > 0 && leased.lease == 0) {
@@ -80,8 +86,8 @@ impl LeaseGuard {
         let pools = |position| rules.needed(position, chunks);
         let placed = extents.place(&namespace, chunks, pools, leased.places)?;
         drop(extents);
-        let proofs = prove(&asked[..chunks], placed.len())?;
-        Ok(Self { link: Arc::clone(link), namespace, lease: leased.lease, chunks, placed, proofs })
+        let (proofs, come) = prove(&asked[..chunks], placed.len())?;
+        Ok(Self { link: Arc::clone(link), namespace, lease: leased.lease, chunks, come, placed, proofs })
     }
 
     /// A lease of no chunks.
@@ -131,8 +137,9 @@ impl LeaseGuard {
             self.namespace.block_bytes(block),
             "`out` must have the size of the block"
         );
+        let reading = self.reading(position, block, &(0..out.len() as u64))?;
         self.link.traffic.count_read(out.len() as u64);
-        self.proofs.copy_block(self.reading(position, block), out)
+        self.proofs.copy_block(reading, out)
     }
 
     /// Copies `out.len()` bytes of block `block` of the chunk at `position` into `out`, from `offset` bytes behind its start
@@ -153,7 +160,7 @@ impl LeaseGuard {
         let bytes = self.namespace.block_bytes(block);
         let end = offset.checked_add(out.len() as u64).filter(|&end| end <= bytes);
         let Some(end) = end else { panic!("{} bytes at {offset} are beyond a block of {bytes}", out.len()) };
-        let reading = self.reading(position, block);
+        let reading = self.reading(position, block, &(offset..end))?;
         self.proofs.check(reading, &(offset..end))?;
         reading.mapping.copy_to(reading.offset + offset, out);
         self.link.traffic.count_read(out.len() as u64);
@@ -171,7 +178,7 @@ impl LeaseGuard {
     /// Where there is no such block, or it may not be read.
     pub fn block_ptr(&self, position: usize, block: usize) -> Result<(*const u8, usize), Damaged> {
         let bytes = self.namespace.block_bytes(block);
-        let reading = self.reading(position, block);
+        let reading = self.reading(position, block, &(0..0))?;
         self.proofs.check(reading, &(0..bytes))?;
         self.link.traffic.count_read(bytes);
         Ok((reading.mapping.as_ptr().wrapping_add(reading.offset as usize).cast_const(), bytes as usize))
@@ -184,12 +191,22 @@ impl LeaseGuard {
         block: usize,
         bytes: &Range<u64>,
     ) -> Result<(), Damaged> {
-        self.proofs.check(self.reading(position, block), bytes)
+        self.proofs.check(self.reading(position, block, bytes)?, bytes)
     }
 
-    /// Layers of what is followed are in place, or all of it is whole.
-    pub(crate) fn add_sums(&self, layers: Vec<LayersSum>, whole: Vec<u64>) -> Result<(), SessionError> {
-        self.proofs.add(layers, whole)
+    /// So many layers of the first chunks of what is followed have come. The checksums are known before anybody counts on the
+    /// layers that they are of. What has come stays, also where the rest does not come.
+    pub(crate) fn heard(
+        &self,
+        (chunks, layers): (usize, u32),
+        sums: Vec<LayersSum>,
+        whole: Vec<u64>,
+    ) -> Result<(), SessionError> {
+        self.proofs.add(sums, whole)?;
+        if let Some(come) = &self.come {
+            lock(come).iter_mut().take(chunks).for_each(|come| *come = layers.max(*come));
+        }
+        Ok(())
     }
 
     /// Its number at the node; 0 where nothing is leased.
@@ -214,11 +231,21 @@ impl LeaseGuard {
         self.placed.at(self.index(position, block))
     }
 
-    fn reading(&self, position: usize, block: usize) -> Reading<'_> {
+    /// The block, of which these bytes are about to be read.
+    ///
+    /// # Errors
+    /// [`Damaged`]: the bytes have not come.
+    fn reading(&self, position: usize, block: usize, bytes: &Range<u64>) -> Result<Reading<'_>, Damaged> {
         let index = self.index(position, block);
+        if let Some(come) = &self.come {
+            let layers = bytes.end.div_ceil(self.namespace.layer_bytes(block).max(1));
+            if layers.max(1) > lock(come)[position].into() {
+                return Err(self.proofs.missing(position, block));
+            }
+        }
         let (mapping, offset) = self.placed.at(index);
         let (link, namespace, lease) = (&self.link, &self.namespace, self.lease);
-        Reading { link, namespace, lease, position, block, index, mapping, offset }
+        Ok(Reading { link, namespace, lease, position, block, index, mapping, offset })
     }
 
     fn index(&self, position: usize, block: usize) -> usize {

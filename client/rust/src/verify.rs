@@ -230,7 +230,12 @@ impl Proofs {
     }
 
     fn damaged(&self, &Reading { position, block, .. }: &Reading<'_>) -> Damaged {
-        Damaged { position, block, hash: self.hashes[position] }
+        Damaged { position, block, hash: self.hashes[position], has_come: true }
+    }
+
+    /// What is said of a block that was not handed out, since its bytes have not come.
+    pub(crate) fn missing(&self, position: usize, block: usize) -> Damaged {
+        Damaged { position, block, hash: self.hashes[position], has_come: false }
     }
 
     fn report(&self, reading: &Reading<'_>) {

@@ -70,6 +70,8 @@ struct Session {
     tells: Option<(Arc<str>, Descriptions)>,
     /// Requests that have no answer yet: bytes are being copied, or other nodes asked.
     waiting: usize,
+    /// Numbers of those of them that copy out of the session's window.
+    copying: Vec<u64>,
     /// The channel for their answers: never more than the requests that wait.
     answers_here: UnboundedSender<(u64, Answer)>,
     answers: UnboundedReceiver<(u64, Answer)>,
@@ -152,6 +154,7 @@ impl Session {
             named: None,
             tells: None,
             waiting: 0,
+            copying: Vec::new(),
             answers_here,
             answers,
         }
@@ -231,17 +234,21 @@ impl Session {
         let trace = self.sampler.request(request.name(), parent);
         let named = self.named.take().filter(|(of, _)| *of == number).map(|(_, name)| name.into());
         let origin = Origin { request: named, trace_id: parent.map(|context| context.trace_id) };
+        if matches!(request, Request::Commit(_) | Request::HandOver(_)) {
+            self.copying.push(number);
+        }
         let taken = self.asks.send(Ask { session: self.id, request, descriptors, reply_to, trace, origin });
         self.waiting += 1;
         taken.await.map_err(|_| End::Stopping)?;
         while let Ok((number, answer)) = self.answers.try_recv() {
-            self.waiting -= 1;
             self.push(number, answer)?;
         }
         Ok(())
     }
 
     fn push(&mut self, number: u64, answer: Answer) -> Result<(), End> {
+        self.waiting -= 1;
+        self.copying.retain(|&copying| copying != number);
         let Some(response) = answer.response else { return Ok(()) };
         if number == 0 {
             return Ok(());
@@ -294,7 +301,6 @@ impl Session {
         let unsent = self.writer.pending_bytes();
         tokio::select! {
             Some((number, answer)) = self.answers.recv(), if self.waiting > 0 => {
-                self.waiting -= 1;
                 return self.push(number, answer);
             }
             ready = self.socket.readable(), if unsent < self.most_unsent_bytes => {
@@ -319,7 +325,8 @@ impl Session {
         Ok(())
     }
 
-    /// Tells the engine why the session ends, if it listens, and waits for the copies under way: they read its window.
+    /// Tells the engine why the session ends, if it listens, and waits for copies out of its window: what it has committed counts.
+    /// Nobody reads other answers, which may come late: an engine that is gone must not keep its leases for them.
     async fn say_goodbye(&mut self, end: &End) {
         let last_words = match end {
             End::Protocol { number, what } => Some((*number, refusal(RefusalCode::Protocol, what))),
@@ -339,9 +346,10 @@ impl Session {
             return;
         }
         let copies = async {
-            while self.waiting > 0 {
-                self.answers.recv().await;
-                self.waiting -= 1;
+            while !self.copying.is_empty()
+                && let Some((number, _)) = self.answers.recv().await
+            {
+                self.copying.retain(|&copying| copying != number);
             }
         };
         if tokio::time::timeout(COPY_DEADLINE, copies).await.is_err() {
@@ -370,7 +378,7 @@ mod tests {
     use std::os::unix::net::UnixStream as Engine;
 
     use actix::{Actor, Context, Handler};
-    use larder_protocol::session::{Response, decode_response};
+    use larder_protocol::session::{Commit, Response, decode_response};
 
     use super::*;
 
@@ -387,6 +395,43 @@ mod tests {
         fn handle(&mut self, Ask { reply_to: ReplyTo { number, answers }, .. }: Ask, _: &mut Context<Self>) {
             let answer = Answer { response: Some(Response::Unpinned), descriptors: Vec::new() };
             answers.send((number, answer)).unwrap();
+        }
+    }
+
+    /// Answers nothing.
+    struct Late;
+
+    impl Actor for Late {
+        type Context = Context<Self>;
+    }
+
+    impl Handler<Ask> for Late {
+        type Result = ();
+
+        fn handle(&mut self, ask: Ask, _: &mut Context<Self>) {
+            std::mem::forget(ask.reply_to);
+        }
+    }
+
+    #[actix::test]
+    async fn the_end_of_a_session_waits_for_copies_alone() {
+        let commit = Commit { reservation: 1, chunks: vec![0], sources: vec![0] };
+        let cases = [(Request::Unpin(1), false), (Request::Commit(commit), true)];
+        for (request, waits) in cases {
+            let (ours, engine) = Engine::pair().unwrap();
+            ours.set_nonblocking(true).unwrap();
+            let mut requests = FrameWriter::new();
+            requests.push_request(1, &request).unwrap();
+            assert!(requests.flush(engine.as_fd()).unwrap());
+            drop(engine);
+            let (socket, writer) = (UnixStream::from_std(ours).unwrap(), FrameWriter::new());
+            let asks = Late.start().recipient();
+            let mut session = Session::new(socket, FrameReader::new(), writer, SessionId(1), asks);
+            let end = session.run().await;
+            assert!(matches!(end, End::Closed), "{end}");
+            assert_eq!(session.waiting, 1);
+            let goodbye = tokio::time::timeout(Duration::from_millis(100), session.say_goodbye(&end));
+            assert_eq!(goodbye.await.is_err(), waits, "{request:?}");
         }
     }
 

@@ -121,14 +121,15 @@ fn leaders_are_killed_and_followed_while_the_api_server_does_all_that_it_seldom_
 /// Kills the leader so many times under a replay, starts it again each time, and says how long it took to replace it.
 fn leaders_are_killed(what: &str, election: &str, kills: u64, seconds_a_kill: u64) {
     let mut cluster = Coordinators::start(LARDER, 3, 3, election).unwrap();
-    let http = cluster.http();
-    let arguments = ["--coordinator", &http, "--block-bytes", "4096"];
-    let (mut replay, _) = replay_lasting(seconds_a_kill * kills, &arguments);
     let leader_and_table = |cluster: &Coordinators| {
         let leader = cluster.leader()?;
         Some((leader, cluster.table(leader).ok()?))
     };
     let (_, before) = wait::until("one leads", || leader_and_table(&cluster));
+    // From here on: how long a replay lasts is tried first, and without a leader that trial would take long.
+    let http = cluster.http();
+    let arguments = ["--coordinator", &http, "--block-bytes", "4096"];
+    let (mut replay, _) = replay_lasting(seconds_a_kill * kills, &arguments);
     let (mut elected, mut followed, mut under_load) = (Vec::new(), Vec::new(), 0);
     for _ in 0..kills {
         let (leader, table) = wait::until("one leads", || leader_and_table(&cluster));

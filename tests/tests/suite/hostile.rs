@@ -263,6 +263,22 @@ fn an_engine_that_dies_with_a_lease_frees_it_with_its_exit() {
 }
 
 #[test]
+fn engines_that_die_while_the_node_greets_them_do_not_linger() {
+    let (node, innocent) = stage();
+    let ended = || -> u64 {
+        let metrics = node.get("/metrics").unwrap();
+        let ends = metrics.lines().filter(|line| line.starts_with("larder_session_ends_total{"));
+        ends.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+    };
+    for round in 1..=10 {
+        drop(EngineProcess::start(ENGINE, &node.socket("default"), "greet and go").unwrap());
+        wait::until("the session ends", || (ended() == round).then_some(()));
+    }
+    node.wait_for("lingering_processes", 0);
+    nothing_happened(&node, &innocent);
+}
+
+#[test]
 fn an_engine_that_dies_with_a_pin_leaves_the_pin_to_its_deadline() {
     let (node, innocent) = stage();
     let engine = EngineProcess::start(ENGINE, &node.socket("default"), "pin").unwrap();

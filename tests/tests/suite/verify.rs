@@ -56,7 +56,7 @@ fn is_caught_dropped_and_right_again(node: &NodeProcess, damage: impl FnOnce(u32
     let lease = engine.lease(&hashes);
     assert_eq!(lease.chunks(), 4);
     assert_eq!(read(&lease, 0).as_ref(), Ok(&block(&hashes[0])));
-    assert_eq!(read(&lease, 1), Err(Damaged { position: 1, block: 0, hash: hashes[1] }));
+    assert_eq!(read(&lease, 1), Err(Damaged { position: 1, block: 0, hash: hashes[1], has_come: true }));
     assert_eq!(read(&lease, 2).as_ref(), Ok(&block(&hashes[2])));
     drop(lease);
     wait::until("the node has dropped it", || {
@@ -359,7 +359,10 @@ fn layers_that_are_followed_are_verified_as_they_come_and_the_whole_once_it_is_c
             let second = read(1);
             match layer {
                 0 => assert_eq!(second.as_ref(), Ok(&layer_of(&hashes[1], 0))),
-                _ => assert_eq!(second, Err(Damaged { position: 1, block: 0, hash: hashes[1] })),
+                _ => assert_eq!(
+                    second,
+                    Err(Damaged { position: 1, block: 0, hash: hashes[1], has_come: true })
+                ),
             }
         }
         assert_eq!(session.counters().blocks_damaged, 1);

@@ -164,8 +164,8 @@ class InPlace:
 
 @final
 class Follow:
-    """Chunks that are followed: their layers may be read as they come. `lease` has places of all of them: read only what `in_place`
-    counts, since anything may stand in the others."""
+    """Chunks that are followed: their layers may be read as they come. `lease` has places of all of them. To copy layers that have not
+    come raises `DamagedError`, and so does a view of a chunk of which none has; of a view, read only the layers in place."""
 
     @property
     def in_place(self) -> InPlace: ...

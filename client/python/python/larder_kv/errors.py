@@ -23,8 +23,8 @@ class BusyError(LarderError):
 
 
 class DamagedError(LarderError):
-    """A block has other bytes than were committed under its name: do as if its chunk were not there. The node was told, and
-    verifies it."""
+    """A block has other bytes than were committed under its name, or is followed and has not come: do as if its chunk were not there.
+    The node was told of bytes that differ, and verifies them."""
 
     position: int
     """Position of the chunk among those leased."""

@@ -50,7 +50,7 @@ fn another_chunks_place(leased: &mut Leased) {
 #[test]
 fn the_right_bytes_of_another_chunk_are_damage_and_the_node_is_told_once() {
     with_lease(Verify::Always, another_chunks_place, vec![1], |lease| {
-        let damaged = Damaged { position: 1, block: 1, hash: ChunkHash([1; 32]) };
+        let damaged = Damaged { position: 1, block: 1, hash: ChunkHash([1; 32]), has_come: true };
         assert_eq!(read(lease, 1, 1), Err(damaged));
         assert_eq!(lease.copy_range(1, 1, 10, &mut [0; 10]), Err(damaged));
         assert_eq!(lease.block_ptr(1, 1), Err(damaged));
