@@ -108,10 +108,11 @@ class WorkerHalf:
     def layer_computed(self, name: str, plan: StepPlan) -> None:
         """The step has written the layer: its saves may read it."""
         if plan.saves and name in self._layers and self._device is not None:
-            self._begin_saves(plan)
-            waits_for_layers = self._device.saves_by_layer or any(save.attempt is not None for save in plan.saves)
-            if self._computed is not None and waits_for_layers:
-                self._computed.open(self._layers[name], self._device.mark())
+            # Saves that wait for all layers begin with the end of the step: they would only take its processors.
+            if self._device.saves_by_layer or any(save.attempt is not None for save in plan.saves):
+                self._begin_saves(plan)
+                if self._computed is not None:
+                    self._computed.open(self._layers[name], self._device.mark())
 
     def end_step(self, plan: StepPlan) -> None:
         """The forward pass is over. Nothing waits here for saves."""
