@@ -1,0 +1,87 @@
+use std::os::unix::net::UnixStream as Engine;
+
+use actix::{Actor, Context, Handler};
+use larder_protocol::session::{Commit, Response, decode_response};
+
+use super::*;
+
+/// Answers every request at once.
+struct Prompt;
+
+impl Actor for Prompt {
+    type Context = Context<Self>;
+}
+
+impl Handler<Ask> for Prompt {
+    type Result = ();
+
+    fn handle(&mut self, Ask { reply_to: ReplyTo { number, answers }, .. }: Ask, _: &mut Context<Self>) {
+        let answer = Answer { response: Some(Response::Unpinned), descriptors: Vec::new() };
+        answers.send((number, answer)).unwrap();
+    }
+}
+
+/// Answers nothing.
+struct Late;
+
+impl Actor for Late {
+    type Context = Context<Self>;
+}
+
+impl Handler<Ask> for Late {
+    type Result = ();
+
+    fn handle(&mut self, ask: Ask, _: &mut Context<Self>) {
+        std::mem::forget(ask.reply_to);
+    }
+}
+
+#[actix::test]
+async fn the_end_of_a_session_waits_for_copies_alone() {
+    let commit = Commit { reservation: 1, chunks: vec![0], sources: vec![0] };
+    let cases = [(Request::Unpin(1), false), (Request::Commit(commit), true)];
+    for (request, waits) in cases {
+        let (ours, engine) = Engine::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut requests = FrameWriter::new();
+        requests.push_request(1, &request).unwrap();
+        assert!(requests.flush(engine.as_fd()).unwrap());
+        drop(engine);
+        let (socket, writer) = (UnixStream::from_std(ours).unwrap(), FrameWriter::new());
+        let asks = Late.start().recipient();
+        let mut session = Session::new(socket, FrameReader::new(), writer, SessionId(1), asks);
+        let end = session.run().await;
+        assert!(matches!(end, End::Closed), "{end}");
+        assert_eq!(session.waiting, 1);
+        let goodbye = tokio::time::timeout(Duration::from_millis(100), session.say_goodbye(&end));
+        assert_eq!(goodbye.await.is_err(), waits, "{request:?}");
+    }
+}
+
+#[actix::test]
+async fn requests_that_came_together_are_all_answered_though_answers_fill_the_writer_between_them() {
+    let (ours, engine) = Engine::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let mut requests = FrameWriter::new();
+    (1..=50).for_each(|number| requests.push_request(number, &Request::Unpin(number)).unwrap());
+    assert!(requests.flush(engine.as_fd()).unwrap());
+    let asks = Prompt.start().recipient();
+    let (socket, writer) = (UnixStream::from_std(ours).unwrap(), FrameWriter::new());
+    let mut session = Session::new(socket, FrameReader::new(), writer, SessionId(1), asks);
+    // One answer fills it; the socket takes it at once.
+    session.most_unsent_bytes = 1;
+    let serving = actix_rt::spawn(async move { session.run().await });
+    let read = actix_rt::task::spawn_blocking(move || {
+        engine.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let (mut reader, mut answered) = (FrameReader::new(), Vec::new());
+        while answered.len() < 50 && reader.receive(engine.as_fd()).is_ok_and(|bytes| bytes > 0) {
+            while let Some(frame) = reader.next_frame().unwrap() {
+                assert_eq!(decode_response(frame.payload).unwrap(), Response::Unpinned);
+                answered.push(frame.header.request);
+            }
+        }
+        answered
+    });
+    assert_eq!(read.await.unwrap(), (1..=50).collect::<Vec<u64>>());
+    assert!(matches!(serving.await.unwrap(), End::Closed));
+}
