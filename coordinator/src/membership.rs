@@ -80,6 +80,8 @@ pub struct Membership {
     bringers: u32,
     /// Whether one of them has not answered.
     awaits_table: bool,
+    /// A new leader waits for its members, and for a table of theirs, from then on.
+    gathers_from: Millis,
 }
 
 /// The counts of events so far.
@@ -230,6 +232,7 @@ impl Membership {
             served_v1: false,
             bringers: 0,
             awaits_table: false,
+            gathers_from: now,
         }
     }
 
@@ -272,6 +275,10 @@ impl Membership {
         if is_new {
             self.counts.joins += 1;
             self.is_changed = true;
+        }
+        if self.members.is_empty() && epoch > self.table.epoch {
+            // It knows members that this leader does not: there is time to bring them.
+            self.gathers_from = now;
         }
         self.members.insert(number, Known { drains, ..Known::new(member, now) });
         self.judge_at = 0;

@@ -124,6 +124,29 @@ fn a_leader_without_state_adopts_the_highest_table_of_an_earlier_term() {
 }
 
 #[test]
+fn a_leader_without_state_waits_for_the_first_node_however_late_it_comes_with_its_table() {
+    let (_, table) = leader();
+    let mut next = candidate(State::default());
+    next.lead(2, 1_000_000, 0);
+    let late = 10 * PATIENCE.grace_ms;
+    assert_eq!(next.tick(late), None, "a table without members tells nobody anything");
+    next.join("c", &join(3, table.epoch), late).unwrap();
+    assert!(next.wants(table.epoch));
+    assert_eq!(next.tick(late + 100), None, "it may bring its table");
+    assert!(next.adopt(&table, late + 200));
+    for (name, incarnation) in [("a", 1), ("b", 2), ("c", 3)] {
+        next.join(name, &join(incarnation, table.epoch), late + 300).unwrap();
+    }
+    let after = next.tick(late + 300).unwrap();
+    assert_eq!((&after.homes, &after.members), (&table.homes, &table.members));
+    // Those who know no table wait for nobody.
+    let mut first = candidate(State::default());
+    first.lead(1, 1_000_000, 0);
+    first.join("a", &join(1, Epoch::default()), late).unwrap();
+    assert!(first.tick(late).is_some());
+}
+
+#[test]
 fn a_leader_that_hears_of_a_later_table_than_its_own_says_so_and_a_follower_takes_no_earlier_one() {
     let (mut leader, table) = leader();
     let later = Epoch { term: 7, number: 1 };

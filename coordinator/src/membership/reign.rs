@@ -52,6 +52,7 @@ impl Membership {
         }
         self.epoch = Epoch { term, number: 0 };
         (self.started, self.last_tick, self.published, self.bringers) = (now, now, None, 0);
+        self.gathers_from = now;
         (self.judge_at, self.awaits_table) = (0, false);
         for known in self.members.values_mut() {
             *known = awaited(known, now);
@@ -104,12 +105,16 @@ impl Membership {
         self.office != Office::Alone && self.published.is_none()
     }
 
-    /// Whether a new leader has waited long enough.
+    /// Whether a new leader has waited long enough. One that knows no members at all waits for the first, however late it comes: a
+    /// table without members would tell nobody anything, and no node could bring its own afterwards.
     pub(super) fn has_gathered(&self, now: Millis) -> bool {
+        if self.is_gathering() && self.members.is_empty() {
+            return false;
+        }
         // A leader that knows no members may have forgotten them: it waits for nodes that bring them.
         let is_lost = self.table.members.is_empty() || self.awaits_table;
         let is_complete = !is_lost && self.members.values().all(|known| !known.is_awaited);
-        !self.is_gathering() || is_complete || now.saturating_sub(self.started) >= self.patience.grace_ms
+        !self.is_gathering() || is_complete || now.saturating_sub(self.gathers_from) >= self.patience.grace_ms
     }
 
     /// Continues from another coordinator's table. Members that joined this coordinator stay as they joined; one that was given

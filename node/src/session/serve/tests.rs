@@ -1,3 +1,5 @@
+//! A session's loop: what it answers, in which order, and how it ends.
+
 use std::os::unix::net::UnixStream as Engine;
 
 use actix::{Actor, Context, Handler};
