@@ -16,6 +16,7 @@ import time
 
 from larder_kv.vllm import saver, transfer
 from larder_kv.vllm.connector import LarderConnector as Faultless
+from larder_kv.vllm.memory import Memory
 
 FAULTS = json.loads(os.environ.get("LARDER_FAULTS", "{}"))
 lease_of = transfer.lease_of
@@ -34,7 +35,7 @@ def faulty_lease_of(node, hashes, first_chunk):
 transfer.lease_of = faulty_lease_of
 
 
-hand_over_layer, load_layer = saver.hand_over_layer, transfer.load_layer
+hand_over_layer, load_layer = saver.hand_over_layer, Memory.load_layer
 numbers = itertools.count(1)
 
 
@@ -58,8 +59,8 @@ def faulty_hand_over_layer(node, reservation, pieces, layer, copy, pool):
     return is_given
 
 
-def faulty_load_layer(memory, lease, pages, first_page, layer):
-    load_layer(memory, lease, pages, first_page, layer)
+def faulty_load_layer(memory, lease, runs, layer):
+    load_layer(memory, lease, runs, layer)
     message = f"{os.getpid()} has read layer {layer}"
     log(event="read", layer=layer, message=message)
     if layer == 0 and (path := FAULTS.get("tell_first_read")):
@@ -68,7 +69,7 @@ def faulty_load_layer(memory, lease, pages, first_page, layer):
         os.rename(f"{path}.new", path)
 
 
-saver.hand_over_layer, transfer.load_layer = faulty_hand_over_layer, faulty_load_layer
+saver.hand_over_layer, Memory.load_layer = faulty_hand_over_layer, faulty_load_layer
 
 
 class LarderConnector(Faultless):

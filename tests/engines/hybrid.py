@@ -6,6 +6,7 @@ import sys
 from answers import computed, counted, loaded, prompt, same
 from driver import BLOCK_TOKENS, HERE, Cluster, Engine
 from model import WINDOW
+from prefill_decode import Asked
 from scenarios import row, until
 
 WINDOW_BLOCKS = -(-(WINDOW - 1) // BLOCK_TOKENS)
@@ -22,6 +23,7 @@ class Prompts:
         self.first, self.other, self.third = (self._of(engine, prompt(seed)) for seed in (1, 2, 3))
         self.within_window = self._of(engine, prompt(4, WINDOW - 10))
         self.long = self._of(engine, prompt(5, 1_000))
+        self.whole = self._of(engine, prompt(8, 6 * BLOCK_TOKENS))
         self.turns = []
         tokens, starts = prompt(6, first_turn), []
         for turn in range(3):
@@ -65,6 +67,7 @@ def windows(world) -> None:
             loaded_from_the_other_node(cluster, second, prompts)
             several_turns(second, prompts)
     unlucky(world, cluster, model, prompts)
+    handed_over(world, "windows", model | {"max_num_batched_tokens": 256}, prompts, WINDOW_BLOCKS)
     ranks(world, model)
 
 
@@ -102,11 +105,9 @@ def several_turns(engine: Engine, prompts: Prompts) -> None:
 def unlucky(world, cluster: Cluster, model: dict, prompts: Prompts) -> None:
     """Chunks that do not come, altered bytes, a node that goes: computed, identical, counted."""
     faults = {"lose_chunks_from": 3}
-    decodes = {"role": "kv_consumer"} | model
-    with Engine(world.scratch, "windows-unlucky", node(cluster, 1), faults=faults, **decodes) as engine:
+    with Engine(world.scratch, "windows-unlucky", node(cluster, 1), faults=faults, **model) as engine:
         tokens, expected = prompts.first
-        answer = engine.ask(tokens, kv_transfer_params={"do_remote_prefill": True, "remote_node": "node-0"})
-        assert engine.log.read_text().count("prefill hands no layers over to decode") == 1, "it is said once, at the start"
+        answer = engine.ask(tokens)
         same(answer, expected)
         failed = counted(answer, "failed_blocks")
         assert (counted(answer, "loads"), failed) == (1, 6 + WINDOW_BLOCKS), f"{answer['counts']}"
@@ -125,6 +126,50 @@ def unlucky(world, cluster: Cluster, model: dict, prompts: Prompts) -> None:
         same(answer, expected)
         assert counted(answer, "lookups_without_node") == 1, f"{answer['counts']}"
         row("sliding windows, the node goes", "identical, the lookup without it counted")
+
+
+def handed_over(world, name: str, model: dict, prompts: Prompts, others: int) -> None:
+    """Prefill on one node and decode on another, in turn and at the same time; `others` blocks are of other groups than attention."""
+    cluster = world.cluster(f"{name}-handed-over", 2)
+    first, to_node = {"do_remote_decode": True}, {"do_remote_prefill": True, "remote_node": "node-0"}
+    with (
+        Engine(world.scratch, f"{name}-writes", node(cluster, 0), role="kv_producer", **model) as prefill,
+        Engine(world.scratch, f"{name}-reads", node(cluster, 1), role="kv_consumer", **model) as decode,
+    ):
+
+        def in_turn(tokens: list[int]) -> dict:
+            told = prefill.ask(tokens, max_tokens=1, kv_transfer_params=first)["kv_transfer_params"][0]
+            return decode.ask(tokens, kv_transfer_params=told)
+
+        def together(tokens: list[int]) -> dict:
+            decoding = Asked(decode, tokens, {"kv_transfer_params": to_node})
+            prefilling = Asked(prefill, tokens, {"max_tokens": 1, "kv_transfer_params": first})
+            answer = decoding.get()
+            prefilling.get()
+            return answer
+
+        for how, ask, (tokens, expected) in (
+            ("in turn", in_turn, prompts.first),
+            ("together", together, prompts.other),
+            ("together, 1,000 tokens", together, prompts.long),
+        ):
+            answer = ask(tokens)
+            same(answer, expected)
+            hit = last_boundary(tokens)
+            assert (loaded(answer), computed(answer)) == (hit, len(tokens) - hit), f"{how}: {answer['counts']}"
+            assert counted(answer, "loaded_blocks") == hit // BLOCK_TOKENS + others, f"{how}: {answer['counts']}"
+            if ask is together:
+                assert counted(answer, "followed_chunks") == hit // BLOCK_TOKENS, f"{how}: {answer['counts']}"
+            row(f"{name}, prefill and decode {how}", f"{hit} loaded, identical")
+        for ask in (together, in_turn):
+            # Prefill computes all of it, and keeps no state a block earlier: decode computes it, too.
+            tokens, expected = prompts.whole
+            answer = ask(tokens)
+            same(answer, expected)
+            row(f"{name}, a prompt of whole blocks", f"{loaded(answer)} loaded, {computed(answer)} computed, identical")
+    given = cluster.metric(0, "larder_handed_over_layers_total", how="sent")
+    assert given > 0, "nothing was handed over"
+    cluster.stop()
 
 
 def ranks(world, model: dict) -> None:
@@ -168,6 +213,7 @@ def states(world) -> None:
             between_states(second, prompts)
             turns_with_states(second, prompts)
     cluster.stop()
+    handed_over(world, "states", model, prompts, 1)
 
 
 def between_states(engine: Engine, prompts: Prompts) -> None:

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 from driver import Cluster, Engine
+from scenarios import until
 
 LAYERS = 4
 
@@ -42,7 +43,7 @@ class Events:
     def config(self) -> dict:
         return {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": self._endpoint}
 
-    def assert_told(self, step, until, row) -> None:
+    def assert_told(self, step, row) -> None:
         """The node's chunks are told, by the hashes of the engine's own blocks, which are told too."""
         own: set[int] = set()
         node: set[int] = set()
@@ -94,6 +95,8 @@ def assert_overlap(logs: Logs, cluster: Cluster) -> str:
     assert heard["message"] == first_read["message"], f"{heard} {first_read}"
     last_layer = next(one for one in prefill if one["event"] == "hand over" and one["layer"] == LAYERS - 1)
     assert heard["number"] < last_layer["number"], "the last layer was handed over before decode had read the first"
+    # The commit comes behind the engines' backs.
+    until(lambda: messages(cluster.node_log(1).read_text(), "a chunk is whole"), "the commit is heard of")
     # The nodes number the messages of the stream: those of the last layer, and the commit's, come behind the first layer's.
     sender, receiver = (cluster.node_log(node).read_text() for node in range(2))
     sent = [(int(number), int(offset)) for number, offset in messages(sender, "layers are sent", "offset")]
@@ -114,7 +117,7 @@ def messages(log: str, what: str, *fields: str) -> list[tuple[str, ...]]:
     return [tuple(re.search(rf"\b{name}=(\d+)", line)[1] for name in ("number", *fields)) for line in lines]
 
 
-def run(world, same, loaded, computed, counted, row, until) -> None:
+def run(world, same, loaded, computed, counted, row) -> None:
     """The scenario; what it takes besides its world are the suite's own helpers."""
     cluster = world.cluster("handed-over", 2, log="info,larder_node::exchange=debug")
     first = {"do_remote_decode": True}
@@ -135,7 +138,7 @@ def run(world, same, loaded, computed, counted, row, until) -> None:
                 same(answer, expected)
                 assert (loaded(answer), computed(answer)) == (192, 8), f"{answer['counts']}"
         row("prefill, then decode with its kv_transfer_params", "192 loaded, 8 computed, identical, sync and async")
-        events.assert_told(lambda: prefill.ask(tokens, max_tokens=1), until, row)
+        events.assert_told(lambda: prefill.ask(tokens, max_tokens=1), row)
         # Its own prefix cache is on.
         again = prefill.ask(tokens, max_tokens=1, kv_transfer_params=first)
         assert again["counts"].get("prompt_tokens_by_source.local_cache_hit", 0) > 0, f"{again['counts']}"

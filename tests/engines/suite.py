@@ -447,7 +447,7 @@ def prefill_decode_router(world: World) -> None:
 @scenario
 def prefill_decode(world: World) -> None:
     """Prefill in one engine, decode in another on another node, layer by layer."""
-    prefill_and_decode.run(world, same, loaded, computed, counted, row, until)
+    prefill_and_decode.run(world, same, loaded, computed, counted, row)
 
 
 @scenario

@@ -8,6 +8,8 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::chain::Chain;
 use crate::lease::Leased;
+#[cfg(doc)]
+use crate::pools::PoolRules;
 
 /// Hands over some layers of reserved chunks.
 ///
@@ -33,9 +35,10 @@ pub struct HandOver {
 /// Asks to read chunks while they are being written.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Follow {
-    /// Number of the namespace, whose pools must be such that every chunk of a prefix needs them.
+    /// Number of the namespace.
     pub namespace: u32,
-    /// The chunks. The node takes room for all chunks from elsewhere at once, or for none.
+    /// The chunks. Of each the pools are followed that restoring all of them needs ([`PoolRules::needed`]); where the last
+    /// chunks need more pools than the others, one that does not come loses all. The node takes room for all chunks from elsewhere at once, or for none.
     pub chain: Chain,
     /// The writer of the missing chunks; without one, the node asks nobody.
     pub writer: Option<Writer>,

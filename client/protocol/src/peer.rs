@@ -72,9 +72,20 @@ pub enum PeerRequest {
     /// Has a node keep chunks from eviction; answered [`PeerResponse::Pinned`], or [`PeerResponse::Done`] where a pin ends. Only
     /// an admin may.
     Pin(Box<PinCommand>),
+    /// As [`PeerRequest::Follow`], for some pools of each chunk.
+    FollowPools(Box<FollowPools>),
 }
 
 impl PeerRequest {
+    /// Asks for chunks while they are being written, and of each for the pools that are given, or for all where none are.
+    #[must_use]
+    pub fn follow(chunks: FollowChunks, pools: Vec<PoolSet>) -> Self {
+        if pools.is_empty() {
+            return Self::Follow(chunks);
+        }
+        Self::FollowPools(Box::new(FollowPools { chunks, pools }))
+    }
+
     /// The first version that has this request: it is not sent to those who speak an earlier one.
     #[must_use]
     pub fn since(&self) -> Version {
@@ -85,7 +96,8 @@ impl PeerRequest {
             | Self::Reload
             | Self::Purge(_)
             | Self::Show(_)
-            | Self::Pin(_) => Version::SECOND,
+            | Self::Pin(_)
+            | Self::FollowPools(_) => Version::SECOND,
             _ => Version::FIRST,
         }
     }
@@ -194,6 +206,15 @@ pub struct FollowChunks {
     pub attempt: u64,
     /// For how long nothing may come before the chunks count as lost.
     pub patience_ms: u64,
+}
+
+/// Asks for some pools of chunks while they are being written.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct FollowPools {
+    /// The chunks.
+    pub chunks: FollowChunks,
+    /// The pools of each.
+    pub pools: Vec<PoolSet>,
 }
 
 /// News of a followed chunk.

@@ -10,13 +10,13 @@ use larder_protocol::drain::{
     AfterDrain, DrainCommand, DrainCounts, DrainReport, DrainStart, Take, TakeChunk, TakeNamespace, Taken,
 };
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Joined, Standing};
-use larder_protocol::peer::{OfferChunks, PeerRequest, PeerResponse, Room, Show};
+use larder_protocol::peer::{Chunks, FollowChunks, OfferChunks, PeerRequest, PeerResponse, Room, Show};
 use larder_protocol::pin::{DevicePin, PinCommand, PinStart};
 use larder_protocol::purge::{NamespaceName, PurgeCommand, PurgeCounts, PurgeMode, PurgeReport, PurgeScope};
 use larder_protocol::reload::{ChangedSetting, Reloaded};
 use larder_protocol::session::Request;
 use larder_protocol::table::{Epoch, MemberState, NewHome, NodeNumber, TablePage};
-use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 use rkyv::util::AlignedVec;
 
 use self::samples::{Sample, member, messages, of_version_1, requests, spec};
@@ -78,6 +78,15 @@ fn new_requests() -> Vec<PeerRequest> {
             duration_ms: 8,
         }))),
         PeerRequest::Pin(Box::new(PinCommand::End(1, 9))),
+        PeerRequest::follow(
+            FollowChunks {
+                chunks: Chunks { device: 1, fingerprint, hashes: vec![ChunkHash([7; 32])] },
+                order: 2,
+                attempt: 3,
+                patience_ms: 4,
+            },
+            vec![PoolSet(5)],
+        ),
     ]
 }
 

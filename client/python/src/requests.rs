@@ -93,6 +93,22 @@ pub(crate) fn check_reserved(reservation: &larder_client::Reservation, positions
 }
 
 /// # Errors
+/// `ValueError` where `pool` is not to be written of one of these reserved chunks.
+pub(crate) fn check_written(
+    reservation: &larder_client::Reservation,
+    positions: &[u32],
+    pool: usize,
+) -> PyResult<()> {
+    let mut reserved = reservation.chunks().iter().zip(reservation.pools());
+    match reserved.find(|(chunk, pools)| positions.contains(chunk) && !pools.has(pool)) {
+        Some((chunk, _)) => {
+            Err(PyValueError::new_err(format!("pool {pool} of the chunk at {chunk} is not to be written")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// # Errors
 /// `ValueError` where a chunk of the namespace has no such pool.
 pub(crate) fn pool_sets(
     namespace: &larder_client::Namespace,

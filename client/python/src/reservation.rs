@@ -141,6 +141,12 @@ impl Reservation {
         Ok(self.share()?.chunks().to_vec())
     }
 
+    /// The pools to write of each of these chunks, by number.
+    #[getter]
+    fn pools(&self) -> PyResult<Vec<Vec<usize>>> {
+        Ok(self.share()?.pools().iter().map(|pools| pools.iter().collect()).collect())
+    }
+
     /// For how many seconds, from the answer on, chunks may be committed.
     #[getter]
     fn seconds(&self) -> PyResult<f64> {

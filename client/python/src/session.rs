@@ -17,7 +17,9 @@ use crate::lease::Lease;
 use crate::namespace::{Chain, DescribedFields, Namespace, SpecFields, check_block};
 use crate::node_copies::{self, CopyProgress, NodeCopy, NodeTensors, SharedMemory};
 use crate::open::{Open, Opening};
-use crate::requests::{self, Asking, Patience, Request, check_reserved, pool_sets, seconds, then};
+use crate::requests::{
+    self, Asking, Patience, Request, check_reserved, check_written, pool_sets, seconds, then,
+};
 use crate::reservation::{Reservation, StagedChunk};
 use crate::ticket::Ticket;
 use crate::waiting::{Task, Thread, awaitable, wait};
@@ -168,11 +170,10 @@ sessions! {
     ) -> Reservation {
         let (session, namespace, chain) = (self.session()?, &namespace.inner, &chain.inner);
         let call = match pools {
-            Some(_) if attempt != 0 => {
-                return Err(PyValueError::new_err("a hand-over is of all pools of its chunks"));
+            Some(pools) => {
+                session.reserve_attempt(namespace, chain, &pool_sets(namespace, &pools)?, priority, attempt)
             }
-            Some(pools) => session.reserve_pools(namespace, chain, &pool_sets(namespace, &pools)?, priority),
-            None => session.reserve_attempt(namespace, chain, priority, attempt),
+            None => session.reserve_attempt(namespace, chain, &[], priority, attempt),
         };
         then(call, Reservation::new)
     }
@@ -207,6 +208,7 @@ sessions! {
         if start >= end || end > known {
             return Err(PyValueError::new_err(format!("pool {pool} has {known} layers, not {start}..{end}")));
         }
+        check_written(&reservation, &positions, pool)?;
         then(session.stage_layers(&reservation, &positions, pool, start..end), StagedLayers::new)
     }
 

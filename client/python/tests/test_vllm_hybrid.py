@@ -4,6 +4,7 @@ import larder_kv
 import pytest
 from conftest import FakeGpu, spec
 from larder_kv.vllm.groups import Group, Kind, pools_of
+from larder_kv.vllm.handoff import Writer
 from larder_kv.vllm.memory import PoolMemory
 from larder_kv.vllm.plan import Save, Shape, load_all_groups, plan_load, save_all_groups
 from larder_kv.vllm.transfer import LayerGate
@@ -36,7 +37,8 @@ class HybridRank(RankThreads):
                 larder_kv.LayerPages(region=places.index(layer.name), offset=0, **page) for layer in pool.layers
             ]
             pages = paged(gpu, regions, layers, pages_per_chunk=pool.pages)
-            pools.append(PoolMemory(pages, tuple(layer.group for layer in pool.layers)))
+            groups = tuple(layer.group for layer in pool.layers)
+            pools.append(PoolMemory(pages, groups, pool.kind is Kind.STATE))
         told = [
             larder_kv.Pool(name=one.name, layers=len(one.layers), layer_bytes=one.page_bytes * one.pages, hit=one.hit)
             for one in POOLS
@@ -175,3 +177,102 @@ def test_saves_that_are_shed_or_cancelled_have_ended(cluster):
     gate.open_all()
     until(lambda: rank.saver.take_ended() == [1])
     rank.close()
+
+
+@pytest.fixture(params=["host", "gpu"])
+def prefill_and_decode(cluster, fake_gpu, request):
+    """Ranks on two nodes."""
+    on = fake_gpu if request.param == "gpu" else None
+    made = [HybridRank(socket, request.node.name, gpu=on) for socket in cluster.sockets]
+    yield made
+    for rank in made:
+        rank.close()
+
+
+def writer_at(rank: HybridRank) -> Writer:
+    node = rank.node.current()
+    assert node is not None
+    return Writer(node.session.node, node.session.device)
+
+
+def handed_over(chunks: int, tables: list[list[int]], states: dict[tuple[int, int], int]) -> Save:
+    plain = Save("a", hashes(chunks), 0, tables[0][: chunks * 2], attempt=0, number=7)
+    return save_all_groups(SHAPE, plain, tables, NULL, states)
+
+
+def test_decode_gets_the_layers_of_a_hybrid_prompt_while_prefill_computes_them_and_its_state_at_the_end(prefill_and_decode):
+    prefill, decode = prefill_and_decode
+    tables = tables_at(1, 3)
+    prefill.fill(tables)
+    prefetch = decode.prefetcher.start("b", hashes(3), 1_000, False, writer_at(prefill))
+    # The engine keeps the state after the last chunk alone; windows of the first have passed.
+    passed = [tables[0], *([NULL] * 2 + table[2:] for table in tables[1:4]), tables[4]]
+    computed = LayerGate(prefill.memory.layers)
+    prefill.saver.save_soon([handed_over(3, passed, {(4, 3 * CHUNK): tables[4][2]})], computed)
+    states = [one.number for one in prefill.memory.given if one.group == 4]
+    before = decode.counts.take()
+    for number in range(prefill.memory.layers):
+        if number not in states:
+            computed.open(number)
+    received = decode.node.current().session
+    until(lambda: prefetch.follow is not None and prefetch.follow.in_place.chunks == 3)
+    assert prefetch.chunks is None and before.get("followed_chunks", 0) == 0, "there is no prefix without its state"
+    assert received.lookup(decode.node.current().namespace, decode.node.current().namespace.chain(hashes(3))).tokens == 0
+    computed.open_all()
+    until(lambda: prefetch.chunks == 3)
+    others = [list(range(20, 26)), [NULL] * 5 + [26], [NULL, NULL, *range(27, 31)], [NULL, NULL, *range(31, 35)], [NULL, NULL, 35]]
+    plain = plan_load(SHAPE, "b", hashes(3), 0, 96, others[0], writer_at(prefill))
+    decode.loader.load_soon([load_all_groups(SHAPE, plain, 0, 96, others, NULL)])
+    until(lambda: decode.loader.take_done() == {"b"})
+    assert decode.loader.take_failed() == set() and decode.loader.take_failed_requests({"b"}) == set()
+    for (_, size, names), blocks in zip(GROUPS, others, strict=True):
+        for name in names:
+            for place, block in enumerate(blocks):
+                if block != NULL:
+                    found = decode.regions[name][block * size : (block + 1) * size]
+                    assert found == content(name, place, size), f"{name}, block {place}"
+    until(lambda: not prefill.saver.is_reading("a"))
+    assert prefill.saver.take_ended() == [7]
+    counts, given = decode.counts.take(), prefill.counts.take()
+    assert (counts["followed_chunks"], counts["loaded_blocks"]) == (3, 6 + 1 + 4 + 4 + 1)
+    assert counts["loaded_bytes"] == 512 * (2 * 6 + 1 + 2 * 4 + 4) + 320 * 2
+    # Of attention three chunks, of each window two, of the state one.
+    assert given["saved_bytes"] == 512 * (2 * 6 + 2 + 3 * 4) + 320 * 2
+    decode.prefetcher.drop("b")
+    assert decode.prefetched(3) == 3, "what was followed stays"
+
+
+def test_a_prefill_without_the_state_that_decode_needs_ends_the_hand_over_at_once(prefill_and_decode):
+    prefill, decode = prefill_and_decode
+    tables = tables_at(1, 2)
+    prefill.fill(tables)
+    prefetch = decode.prefetcher.start("b", hashes(2), 1_000, False, writer_at(prefill))
+    until(lambda: prefetch.follow is not None)
+    computed = LayerGate(prefill.memory.layers)
+    computed.open_all()
+    prefill.saver.save_soon([handed_over(2, tables, {})], computed)
+    until(lambda: prefetch.chunks == 0, 4)
+    assert decode.counts.take().get("followed_chunks", 0) == 0
+    until(lambda: not prefill.saver.is_reading("a"))
+
+
+def test_a_hybrid_prefill_that_dies_has_the_whole_request_computed(prefill_and_decode):
+    prefill, decode = prefill_and_decode
+    tables = tables_at(1, 2)
+    prefill.fill(tables)
+    prefetch = decode.prefetcher.start("b", hashes(2), 1_000, False, writer_at(prefill))
+    computed = LayerGate(prefill.memory.layers)
+    for layer in prefill.memory.given[:3]:
+        computed.open(layer.number)
+    prefill.saver.save_soon([handed_over(2, tables, {(4, 2 * CHUNK): tables[4][1]})], computed)
+    others = tables_at(20, 2)
+    plain = plan_load(SHAPE, "b", hashes(2), 0, 64, others[0], writer_at(prefill))
+    load = load_all_groups(SHAPE, plain, 0, 64, others, NULL)
+    decode.loader.load_soon([load])
+    prefill.saver.cancel("a")
+    computed.open_all()
+    until(lambda: prefetch.chunks == 0)
+    until(lambda: decode.loader.take_done() == {"b"})
+    assert decode.loader.take_failed() == set()
+    assert decode.loader.take_failed_requests({"b"}) == {"b"}
+    assert decode.counts.take()["failed_blocks"] == load.blocks

@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use larder_protocol::Chain;
 use larder_protocol::handoff::{self, AskInPlace, Writer};
 use larder_protocol::session::{Request, Response};
+use larder_protocol::{Chain, PoolSet};
 
 use crate::call::Call;
 use crate::error::SessionError;
@@ -19,21 +19,22 @@ use crate::reservation::{LayersPart, Reservation, StagedLayers};
 use crate::session::Session;
 
 impl Session {
-    /// Asks for room as [`Session::reserve`] does, in a numbered attempt at a hand-over: reservations of earlier attempts for
-    /// these chunks end, and whoever holds them can write no more.
+    /// Asks for room as [`Session::reserve_pools`] does, or for all pools where `pools` is empty, in a numbered attempt at a
+    /// hand-over: reservations of earlier attempts for these chunks end, and whoever holds them can write no more.
     ///
     /// Cancel safe: the reservation is given back.
     ///
     /// # Errors
-    /// As [`Session::reserve`].
+    /// As [`Session::reserve_pools`].
     pub fn reserve_attempt(
         &self,
         namespace: &Namespace,
         chain: &Chain,
+        pools: &[PoolSet],
         priority: i8,
         attempt: u64,
     ) -> Call<Reservation> {
-        self.reserve_with(namespace, chain, &[], priority, attempt)
+        self.reserve_with(namespace, chain, pools, priority, attempt)
     }
 
     /// Gives some layers of one pool of reserved chunks room to be filled; waits until the write window has some. `positions`
@@ -45,7 +46,7 @@ impl Session {
     /// `WindowTooSmall`; `Timeout` where no room was freed in time.
     ///
     /// # Panics
-    /// Where the reservation has no such chunk, or the namespace no such layers.
+    /// Where the reservation has no such chunk, or does not write this pool of it, or the namespace no such layers.
     pub fn stage_layers(
         &self,
         reservation: &Reservation,
@@ -88,8 +89,9 @@ impl Session {
         self.commit_parts(reservation.handed_over_parts(positions))
     }
 
-    /// Follows chunks that are being written, here or on another node, or soon will be. Room for what comes from another node is
-    /// taken at once, for all of it or for none.
+    /// Follows chunks that are being written, here or on another node, or soon will be: of each the pools that restoring all of
+    /// `chain` needs. Room for what comes from another node is taken at once, for all of it or for none. Where some pools are needed
+    /// of the last chunks alone, a chunk that does not come loses all.
     ///
     /// Cancel safe: what was taken is given back.
     ///

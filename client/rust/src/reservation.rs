@@ -118,6 +118,12 @@ impl Reservation {
         &self.chunks
     }
 
+    /// The pools to write of each of them.
+    #[must_use]
+    pub fn pools(&self) -> &[PoolSet] {
+        &self.pools
+    }
+
     /// For how long, from the answer on, chunks may be committed.
     #[must_use]
     pub fn deadline(&self) -> Duration {

@@ -11,7 +11,7 @@ use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Checked, Found, Lookup, Response};
 use larder_protocol::table::Holder;
-use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
 use crate::cause::Cause;
 use crate::directory::Page;
@@ -336,6 +336,8 @@ pub struct FollowOrder {
     pub fingerprint: Fingerprint,
     /// The chunks.
     pub chunks: Vec<FetchId>,
+    /// The pools of each that are wanted; empty where these are all of them.
+    pub pools: Vec<PoolSet>,
     /// The earliest attempt that will do.
     pub attempt: u64,
     /// For how long the writer may be silent.

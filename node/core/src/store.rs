@@ -66,7 +66,7 @@ mod writes;
 use larder_protocol::limits::MAX_SESSION_NAMESPACES;
 use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::session::Registered;
-use larder_protocol::{ChunkHash, Fingerprint};
+use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 
 use crate::Millis;
 use crate::placement::Pressure;
@@ -317,6 +317,11 @@ impl Store {
     #[must_use]
     pub fn fingerprint(&self, namespace: u32) -> Option<Fingerprint> {
         Some(self.namespaces.find(NamespaceId::of(namespace))?.fingerprint)
+    }
+
+    /// All pools of a namespace that is known.
+    pub(crate) fn every_pool(&self, fingerprint: &Fingerprint) -> Option<PoolSet> {
+        Some(self.namespaces.get(self.namespaces.of(fingerprint)?).rules.every())
     }
 
     /// Tokens of one chunk of a namespace.

@@ -90,7 +90,6 @@ impl From<Refused> for Answer {
             | Refused::BlockSizes { .. }
             | Refused::Slices { .. }
             | Refused::Pools { .. }
-            | Refused::NotFollowed
             | Refused::TooManyNamespaces { .. } => RefusalCode::Namespace,
             Refused::BlockTooLarge { .. }
             | Refused::WindowTooSmall { .. }

@@ -34,8 +34,15 @@ impl GpuActor {
 
     /// Asks the writer's node for chunks.
     pub(super) fn order_follow(&mut self, ordered: larder_core::FollowOrder, ctx: &mut Context<Self>) {
-        let larder_core::FollowOrder { order: number, writer, fingerprint, chunks, attempt, patience_ms } =
-            ordered;
+        let larder_core::FollowOrder {
+            order: number,
+            writer,
+            fingerprint,
+            chunks,
+            pools,
+            attempt,
+            patience_ms,
+        } = ordered;
         let chunk = |&id: &FetchId| Some(self.fetch_chunk(self.core.wanted(id)?.1));
         let (Some(peers), Some(chunks)) = (&self.peers, chunks.iter().map(chunk).collect()) else {
             return self.tell(Event::FollowEnded(number));
@@ -47,6 +54,7 @@ impl GpuActor {
             device,
             fingerprint,
             chunks,
+            pools,
             order: number,
             attempt,
             patience_ms,
@@ -88,9 +96,9 @@ impl GpuActor {
 
     /// Has a peer follow chunks; `None` if peers follow too much.
     fn follow_for_peer(&mut self, ask: AskFollow, ctx: &mut Context<Self>) -> Option<Arc<PeerLease>> {
-        let AskFollow { fingerprint, hashes, attempt, patience_ms, news } = ask;
-        let now = self.clock.elapsed();
-        let number = self.core.follow_for_peer(now, &fingerprint, &hashes, (attempt, patience_ms))?;
+        let AskFollow { fingerprint, hashes, pools, attempt, patience_ms, news } = ask;
+        let (now, chunks) = (self.clock.elapsed(), (&*hashes, &*pools));
+        let number = self.core.follow_for_peer(now, &fingerprint, chunks, (attempt, patience_ms))?;
         let lease = Arc::new(PeerLease { number, ended: self.ended_grants.sender.clone() });
         self.followers.insert(number, PeerFollower { news, lease: Arc::downgrade(&lease) });
         self.settle(ctx);

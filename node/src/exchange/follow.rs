@@ -22,7 +22,8 @@ use larder_protocol::checksum::{RangeChecksum, Stores, block_checksum, block_ran
 use larder_protocol::identity::Identity;
 use larder_protocol::limits::MAX_LAYERS;
 use larder_protocol::peer::{
-    BlockLayers, Chunks, FollowChunks, FollowStep, Followed, PeerRequest, PeerResponse, RetryAfter,
+    BlockLayers, Chunks, FollowChunks, FollowPools, FollowStep, Followed, PeerRequest, PeerResponse,
+    RetryAfter,
 };
 use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::mpsc::unbounded_channel;
@@ -201,12 +202,17 @@ async fn ask_once(
 ) -> Result<(RecvStream, Option<PeerResponse>), MessageError> {
     let (mut send, mut receive) = connection.quic().open_bi().await.map_err(|_| MessageError::Cut)?;
     let hashes = order.chunks.iter().map(|chunk| chunk.hash).collect();
-    let request = PeerRequest::Follow(FollowChunks {
+    let chunks = FollowChunks {
         chunks: Chunks { device: order.device, fingerprint: order.fingerprint, hashes },
         order: order.order.0,
         attempt: order.attempt,
         patience_ms: order.patience_ms,
-    });
+    };
+    let request = PeerRequest::follow(chunks, order.pools.clone());
+    if connection.version() < request.since() {
+        tracing::warn!(node = order.node, version = %connection.version(), "a writer's node cannot be followed: upgrade it");
+        return Err(MessageError::Cut);
+    }
     write_message(&mut send, &request).await?;
     send.finish().map_err(|_| MessageError::Cut)?;
     let first = read_message(&mut receive).await?;
@@ -302,8 +308,8 @@ fn verified(chunk: &FetchChunk, said: &[u64]) -> Arrival {
         tracing::error!(chunk = %chunk.hash, "a node handed over other bytes than it committed: the bytes are dropped");
         return Arrival::Damaged;
     };
-    let pools = chunk.blocks.iter().map(|to| usize::from(to.key.pool) + 1).max().unwrap_or(0);
-    Arrival::Here { checksums, pools: PoolSet::first(pools), reads: 1, is_on_disk: false }
+    let pools = chunk.blocks.iter().fold(PoolSet::default(), |pools, to| pools.with(to.key.pool.into()));
+    Arrival::Here { checksums, pools, reads: 1, is_on_disk: false }
 }
 
 /// The checksums of a block as it stands in its slot.
@@ -323,15 +329,16 @@ impl Server {
         &self,
         (peer, sends): (&Identity, &SendOrder),
         mut send: SendStream,
-        ask: FollowChunks,
+        FollowPools { chunks, pools }: FollowPools,
     ) {
         let FollowChunks { chunks: Chunks { device, fingerprint, hashes }, order, attempt, patience_ms } =
-            ask;
+            chunks;
         let (news, mut told) = unbounded_channel();
         let mut open = hashes.len();
         let lease = match self.services.follow.get(usize::from(device)) {
             Some(actor) => {
-                actor.send(AskFollow { fingerprint, hashes, attempt, patience_ms, news }).await.ok().flatten()
+                let ask = AskFollow { fingerprint, hashes, pools, attempt, patience_ms, news };
+                actor.send(ask).await.ok().flatten()
             }
             None => None,
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use actix::prelude::*;
 use bytes::Bytes;
 use larder_core::{Event, OrderNumber};
-use larder_protocol::{ChunkHash, Fingerprint};
+use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{FetchChunk, PeerLease};
@@ -21,6 +21,8 @@ pub struct FollowOrder {
     pub fingerprint: Fingerprint,
     /// The chunks to follow, with their targets.
     pub chunks: Vec<FetchChunk>,
+    /// The pools of each that are wanted; empty where these are all of them.
+    pub pools: Vec<PoolSet>,
     /// Number of this order: messages for another number are refused.
     pub order: OrderNumber,
     /// The earliest attempt that will do.
@@ -42,6 +44,8 @@ pub struct AskFollow {
     pub fingerprint: Fingerprint,
     /// The chunks.
     pub hashes: Vec<ChunkHash>,
+    /// The pools of each that are wanted; empty where these are all of them.
+    pub pools: Vec<PoolSet>,
     /// The earliest attempt that will do.
     pub attempt: u64,
     /// For how long their writers may be silent.
@@ -64,7 +68,7 @@ pub struct PeerNews {
 pub enum PeerStep {
     /// Layers of a block.
     Layers {
-        /// The block, by slice, then pool.
+        /// The block among those that are wanted, by slice, then pool.
         block: usize,
         /// Offset of the layers in the block.
         offset: u64,

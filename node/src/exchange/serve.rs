@@ -28,8 +28,8 @@ use larder_protocol::limits::{
     MAX_PEER_MESSAGE_BYTES,
 };
 use larder_protocol::peer::{
-    Announce, Chunks, Class, Fetch, FetchedChunk, HeldBlock, HeldChunk, OfferChunks, PeerRequest,
-    PeerResponse, RetryAfter, Show,
+    Announce, Chunks, Class, Fetch, FetchedChunk, FollowPools, HeldBlock, HeldChunk, OfferChunks,
+    PeerRequest, PeerResponse, RetryAfter, Show,
 };
 use larder_protocol::pin::PinCommand;
 use larder_protocol::purge::{PurgeCommand, PurgeReport};
@@ -215,9 +215,14 @@ impl Server {
                         drop(bytes);
                         return self.send_blocks((connection, order), send, fetch, trace).await;
                     }
-                    PeerRequest::Follow(follow) => {
+                    PeerRequest::Follow(chunks) => {
                         drop(bytes);
+                        let follow = FollowPools { chunks, pools: Vec::new() };
                         return self.tell_follower((connection.peer(), order), send, follow).await;
+                    }
+                    PeerRequest::FollowPools(follow) => {
+                        drop(bytes);
+                        return self.tell_follower((connection.peer(), order), send, *follow).await;
                     }
                     request => self.answer(connection.peer(), request).await,
                 }
@@ -302,6 +307,12 @@ impl Server {
             PeerRequest::Follow(follow) if follow.chunks.hashes.len() > MAX_FETCH_CHUNKS => {
                 Err("too many chunks in one follow")
             }
+            PeerRequest::FollowPools(follow) if follow.chunks.chunks.hashes.len() > MAX_FETCH_CHUNKS => {
+                Err("too many chunks in one follow")
+            }
+            PeerRequest::FollowPools(follow) if follow.pools.len() != follow.chunks.chunks.hashes.len() => {
+                Err("a follow names the pools of each chunk")
+            }
             PeerRequest::Damaged(chunks) if chunks.hashes.len() > MAX_FETCH_CHUNKS => {
                 Err("too many chunks in one report")
             }
@@ -310,6 +321,7 @@ impl Server {
             }
             PeerRequest::Fetch(_)
             | PeerRequest::Follow(_)
+            | PeerRequest::FollowPools(_)
             | PeerRequest::Damaged(_)
             | PeerRequest::Moved(_)
             | PeerRequest::Offer(_)
@@ -384,7 +396,7 @@ impl Server {
             | PeerRequest::Reload
             | PeerRequest::Purge(_)
             | PeerRequest::Pin(_) => self.answer_admin(peer, request).await,
-            PeerRequest::Fetch(_) | PeerRequest::Follow(_) => {
+            PeerRequest::Fetch(_) | PeerRequest::Follow(_) | PeerRequest::FollowPools(_) => {
                 PeerResponse::Refused("a fetch or follow has a stream of its own".to_owned())
             }
             PeerRequest::Trace(_) => PeerResponse::Refused("a trace goes before a request".to_owned()),
@@ -585,7 +597,7 @@ fn name_of(request: &PeerRequest) -> &'static str {
         PeerRequest::Announce(_) => "announce",
         PeerRequest::Repair(_) => "repair",
         PeerRequest::Fetch(_) => "fetch",
-        PeerRequest::Follow(_) => "follow",
+        PeerRequest::Follow(_) | PeerRequest::FollowPools(_) => "follow",
         PeerRequest::Moved(_) => "moved",
         PeerRequest::Damaged(_) => "damaged",
         PeerRequest::Offer(_) => "offer",

@@ -157,10 +157,11 @@ impl World {
                 self.tell(at, Event::ExtentRenewed(extent));
             }
             ActorHappening::Grant(ask) => self.grant_all(at, ask),
-            ActorHappening::PeerFollows { number, fingerprint, hashes, attempt, patience_ms } => {
+            ActorHappening::PeerFollows { number, fingerprint, hashes, pools, attempt, patience_ms } => {
                 let now = self.local(at.life.host);
                 let Some(actor) = self.actor(at) else { return };
-                let follow = actor.core.follow_for_peer(now, &fingerprint, &hashes, (attempt, patience_ms));
+                let (chunks, terms) = ((&*hashes, &*pools), (attempt, patience_ms));
+                let follow = actor.core.follow_for_peer(now, &fingerprint, chunks, terms);
                 // The exchange knows of it before there are news.
                 self.peer_follows(at.life, number, follow);
                 self.tell(at, Event::Alarm);

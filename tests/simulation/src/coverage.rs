@@ -65,7 +65,7 @@ names!(PLACEMENTS, placed of Placement as "Placement": Migrate, Replicate, Pass,
 
 names!(REFUSALS, refused of Refused as "Refused":
     Busy, Chain, Namespace, BlockSize, BlockSizes, Slices, TooManyNamespaces, BlockTooLarge, WindowTooSmall, TooLarge,
-    Unknown, UnknownPin, NotOpen, Layers, LayersMissing, NotLeased, SeveralSlices, NotFollowed, OutsideWindow, TooManyTensors, NoTensors,
+    Unknown, UnknownPin, NotOpen, Layers, LayersMissing, NotLeased, SeveralSlices, OutsideWindow, TooManyTensors, NoTensors,
     NoCopy, Beyond, Internal, OutOfOrder, Pools, Sources);
 
 names!(ARRIVALS, arrival of Arrival as "Arrival": Here, NotHeld, Busy, Damaged, Failed);

@@ -122,9 +122,24 @@ enum What {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Writing {
     reservation: u64,
-    /// Chunks, by position in the chain, as bits.
-    chunks: u64,
+    /// Chunks of each pool, by position in the chain, as bits.
+    chunks: [u64; 2],
+    /// The next layer, counted over all pools.
     layer: u32,
+}
+
+impl Writing {
+    fn chunks_of(&self, pool: u8) -> Vec<u32> {
+        positions(self.chunks[usize::from(pool)])
+    }
+
+    fn all_chunks(&self) -> Vec<u32> {
+        positions(self.chunks[0] | self.chunks[1])
+    }
+}
+
+fn positions(bits: u64) -> Vec<u32> {
+    (0..u64::BITS).filter(|at| bits >> at & 1 == 1).collect()
 }
 
 /// Something that an engine does later.

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use larder_core::exchange::{BusyPause, FOLLOW_PROBE, NoPeer, PeerId, RequestId};
 use larder_core::{Arrival, Event, FetchFailure, FollowOrder, LayersArrived, OrderNumber};
-use larder_protocol::PoolSet;
 use larder_protocol::checksum::{layers_checksum, range_checksum};
 use larder_protocol::peer::{
     BlockLayers, Chunks, FollowChunks, FollowStep, Followed, PeerRequest, PeerResponse,
@@ -117,9 +116,11 @@ impl World {
         (link.call, link.is_asked) = (call, true);
         let host = link.host;
         let hashes = ordered.chunks.iter().map(|chunk| chunk.wanted.chunk.hash).collect();
-        let FollowOrder { ref writer, fingerprint, attempt, patience_ms, order, .. } = ordered.order;
+        let FollowOrder { ref writer, ref pools, fingerprint, attempt, patience_ms, order, .. } =
+            ordered.order;
         let chunks = Chunks { device: writer.device, fingerprint, hashes };
-        let request = PeerRequest::Follow(FollowChunks { chunks, order: order.0, attempt, patience_ms });
+        let follow = FollowChunks { chunks, order: order.0, attempt, patience_ms };
+        let request = PeerRequest::follow(follow, pools.clone());
         self.send(life, host, None, &Body::Ask { call, request });
     }
 
@@ -286,8 +287,7 @@ fn whole(to: &Destination, coming: &Coming, said: &[u64]) -> Arrival {
     if checksums.iter().map(|sums| sums.whole).ne(said.iter().copied()) {
         return Arrival::Damaged;
     }
-    let pools = blocks.iter().map(|to| usize::from(to.key.pool) + 1).max().unwrap_or(0);
-    Arrival::Here { checksums, pools: PoolSet::first(pools), reads: 1, is_on_disk: false }
+    Arrival::Here { checksums, pools: to.wanted.pools(), reads: 1, is_on_disk: false }
 }
 
 const MEMBER_DEADLINE: Duration = Duration::from_secs(5);

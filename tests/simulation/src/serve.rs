@@ -10,8 +10,8 @@ use larder_core::store::{FollowNews, Granted, GrantedBlock, News};
 use larder_core::{Arrival, Event, FetchFailure, Offer, OrderNumber, RecallId};
 use larder_node::arena::ExtentMemory;
 use larder_protocol::peer::{
-    BlockLayers, Chunks, Class, Fetch, FetchedChunk, FollowChunks, FollowStep, Followed, HeldBlock,
-    HeldChunk, OfferChunks, PeerRequest, PeerResponse, RetryAfter, Room,
+    BlockLayers, Chunks, Class, Fetch, FetchedChunk, FollowChunks, FollowPools, FollowStep, Followed,
+    HeldBlock, HeldChunk, OfferChunks, PeerRequest, PeerResponse, RetryAfter, Room,
 };
 use larder_protocol::table::Holder;
 use larder_protocol::{ChunkHash, Fingerprint};
@@ -200,8 +200,11 @@ impl World {
                 let offered = TakeIn { asker: from, call, holder, offer };
                 return self.plan_actor(At { life, actor }, MAILBOX, ActorHappening::TakeIn(offered));
             }
-            PeerRequest::Follow(ask) if ask.chunks.device < actors => {
-                return self.serve_follow(life, from, call, ask);
+            PeerRequest::Follow(chunks) if chunks.chunks.device < actors => {
+                return self.serve_follow(life, from, call, FollowPools { chunks, pools: Vec::new() });
+            }
+            PeerRequest::FollowPools(ask) if ask.chunks.chunks.device < actors => {
+                return self.serve_follow(life, from, call, *ask);
             }
             PeerRequest::Take(take) if take.to < actors => {
                 let at = At { life, actor: take.to };
@@ -453,10 +456,11 @@ impl World {
     }
 
     /// A peer wants to follow what is being written here.
-    fn serve_follow(&mut self, life: Life, from: Life, call: u64, ask: FollowChunks) {
+    fn serve_follow(&mut self, life: Life, from: Life, call: u64, ask: FollowPools) {
         let number = self.next_number();
+        let FollowPools { chunks, pools } = ask;
         let FollowChunks { chunks: Chunks { device, fingerprint, hashes }, order, attempt, patience_ms } =
-            ask;
+            chunks;
         let actor = At { life, actor: device };
         let Some(process) = self.process(life) else { return };
         if process.serving.follows.values().any(|other| other.to == from && other.call == call) {
@@ -466,7 +470,7 @@ impl World {
         let (follow, message, is_given_up) = (None, 0, false);
         let followee = Followee { to: from, call, order, actor, follow, message, open, is_given_up };
         process.serving.follows.insert(number, followee);
-        let ask = ActorHappening::PeerFollows { number, fingerprint, hashes, attempt, patience_ms };
+        let ask = ActorHappening::PeerFollows { number, fingerprint, hashes, pools, attempt, patience_ms };
         self.plan_actor(actor, MAILBOX, ask);
     }
 

@@ -35,18 +35,21 @@ fn violation(mut world: World, breaks: impl FnOnce(&mut World)) -> String {
     world.violation.expect("an oracle sees it")
 }
 
-/// An actor of which an engine has leased something.
-fn reader(world: &World) -> (At, crate::bytes::Reading) {
-    let mut found = None;
-    for host in &world.hosts {
-        let Some(process) = &host.process else { continue };
-        for (number, actor) in (0..).zip(&process.actors) {
-            let at = At { life: process.life, actor: number };
-            let readings = actor.uses.readings.values().flatten();
-            found = found.or(readings.filter(|reading| reading.to > 0).map(|reading| (at, *reading)).next());
-        }
-    }
-    found.expect("an engine reads something")
+/// A cluster in which an engine has leased something, the actor of which it has, and what.
+fn with_reader() -> (World, At, crate::bytes::Reading) {
+    let found = |world: &World| {
+        let processes = world.hosts.iter().filter_map(|host| host.process.as_ref());
+        let mut actors = processes.flat_map(|process| {
+            (0..).zip(&process.actors).map(|(actor, known)| (At { life: process.life, actor }, known))
+        });
+        actors.find_map(|(at, actor)| {
+            let mut readings = actor.uses.readings.values().flatten();
+            readings.find(|reading| reading.to > 0).map(|reading| (at, *reading))
+        })
+    };
+    let mut read =
+        (1..).map(cluster).filter_map(|world| found(&world).map(|(at, reading)| (world, at, reading)));
+    read.next().expect("an engine of some seed reads at this moment")
 }
 
 fn first_life(world: &World) -> Life {
@@ -65,8 +68,8 @@ fn a_seed_has_the_same_history_twice() {
 
 #[test]
 fn wrong_bytes_under_a_lease_are_seen() {
-    let said = violation(cluster(1), |world| {
-        let (at, reading) = reader(world);
+    let (world, at, reading) = with_reader();
+    let said = violation(world, |world| {
         if let Some(memory) = world.actor(at).and_then(|actor| actor.memory[reading.extent as usize].clone())
         {
             memory.copy_in(reading.offset, &[1; 8]).expect("it lies within its extent");
@@ -78,8 +81,8 @@ fn wrong_bytes_under_a_lease_are_seen() {
 
 #[test]
 fn writing_where_somebody_reads_is_seen() {
-    let said = violation(cluster(1), |world| {
-        let (at, reading) = reader(world);
+    let (world, at, reading) = with_reader();
+    let said = violation(world, |world| {
         let span = (reading.extent, reading.offset, reading.offset + 8);
         world.begin_spans(at, Doing::Device(1), &[span], true);
     });

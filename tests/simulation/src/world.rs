@@ -9,7 +9,7 @@ use larder_core::Event;
 use larder_core::store::policy::PolicyName;
 use larder_node::arena::ExtentMemory;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
-use larder_protocol::{ChunkHash, Fingerprint};
+use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::coordinator::{Coordinators, Stream};
@@ -128,6 +128,7 @@ pub(crate) enum ActorHappening {
         number: u64,
         fingerprint: Fingerprint,
         hashes: Vec<ChunkHash>,
+        pools: Vec<PoolSet>,
         attempt: u64,
         patience_ms: u64,
     },

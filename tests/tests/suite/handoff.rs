@@ -38,7 +38,7 @@ impl Engine {
 
     fn reserve(&self, hashes: &[ChunkHash], attempt: u64) -> Reservation {
         let chain = self.namespace.chain(hashes.to_vec());
-        self.session.reserve_attempt(&self.namespace, &chain, 0, attempt).wait().unwrap()
+        self.session.reserve_attempt(&self.namespace, &chain, &[], 0, attempt).wait().unwrap()
     }
 
     /// Hands one layer of every chunk over.

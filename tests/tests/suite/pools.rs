@@ -1,6 +1,8 @@
 //! Hybrid models: engines save recurrent state at some boundaries, and prefixes end there, wherever they come from.
 
-use larder_client::{LookupOptions, Namespace, Session, SessionOptions};
+use std::time::Duration;
+
+use larder_client::{Follow, FollowOptions, InPlace, LookupOptions, Namespace, Session, SessionOptions};
 use larder_protocol::session::Wait;
 use larder_protocol::{ChunkHash, HitPolicy, NamespaceSpec, PoolSet, PoolSpec};
 use larder_tests::cluster::Cluster;
@@ -150,4 +152,62 @@ fn a_lease_gets_the_states_that_the_object_store_has_those_that_were_added_later
     let reader = NodeProcess::start(LARDER, &config).unwrap();
     let engine = Hybrid::connect(&reader.socket("default"));
     assert_eq!((engine.get(&hashes[..6]), engine.get(&hashes)), (3, 7), "{}", reader.log());
+}
+
+#[test]
+fn a_hybrid_prompt_is_handed_over_to_another_node_and_is_a_prefix_with_its_last_state() {
+    let cluster = Cluster::start(LARDER, 2).unwrap();
+    let [writer, reader] = [0, 1].map(|node| Hybrid::connect(&cluster.socket(node)));
+    let patience = Duration::from_secs(20);
+    let options = || FollowOptions { writer: Some(("node-0".to_owned(), 0)), attempt: 0, patience };
+    let follow = |hashes: &[ChunkHash]| {
+        let chain = reader.namespace.chain(hashes.to_vec());
+        reader.session.follow(&reader.namespace, &chain, options()).wait().unwrap()
+    };
+    let come = |follow: &Follow, layers: u32| {
+        reader.session.wait_for_layers(follow, layers, patience).wait().unwrap()
+    };
+    let hashes = prompt(b'h', 3);
+    let followed = follow(&hashes);
+    let chain = writer.namespace.chain(hashes.clone());
+    let pools = [0, 0, 2].map(PoolSet);
+    let of = writer.session.reserve_attempt(&writer.namespace, &chain, &pools, 0, 1).wait().unwrap();
+    assert_eq!((of.chunks(), of.pools()), (&[0, 1, 2][..], &[1, 1, 3].map(PoolSet)[..]));
+    let give = |pool: usize, positions: &[u32]| {
+        let layers = writer.namespace.pool_layers()[pool];
+        let mut staged = writer.session.stage_layers(&of, positions, pool, 0..layers).wait().unwrap();
+        for (chunk, &position) in positions.iter().enumerate() {
+            staged.copy_from(chunk, 0, 0, &content(&hashes[position as usize], pool));
+        }
+        writer.session.hand_over(staged).wait().unwrap();
+    };
+    give(0, &[0, 1, 2]);
+    wait::until("attention is there", || {
+        let came = "larder_handed_over_layers_total{device=\"0\",how=\"came\"}";
+        (cluster.node(1).metric(came) == 3.0).then_some(())
+    });
+    let InPlace { chunks, layers, is_whole } = followed.in_place();
+    assert_eq!((chunks, layers, is_whole), (3, 0, false), "no prefix without its state");
+    give(1, &[2]);
+    assert!(come(&followed, 1).layers > 0);
+    let lease = followed.lease().unwrap();
+    for (position, hash) in hashes.iter().enumerate() {
+        assert_eq!([0, 1].map(|pool| lease.has_block(position, pool)), [true, position == 2]);
+        for pool in (0..2).filter(|&pool| lease.has_block(position, pool)) {
+            let mut bytes = vec![0; BLOCK_BYTES];
+            lease.copy_block(position, pool, &mut bytes).unwrap();
+            assert!(bytes == content(hash, pool), "wrong bytes under {hash}");
+        }
+    }
+    assert_eq!((reader.find(&hashes), writer.find(&hashes)), (0, 0), "nobody else sees it");
+    assert_eq!(writer.session.commit_handed_over(&of, of.chunks()).wait().unwrap(), 3);
+    wait::until("all of it is whole", || come(&followed, u32::MAX).is_whole.then_some(()));
+    drop((lease, followed, of));
+    assert_eq!((reader.get(&hashes), reader.get(&hashes[..2])), (3, 0));
+    // A prompt that ends where no state was kept: it is said at once, and not when the patience is over.
+    let shorter = prompt(b'i', 2);
+    let followed = follow(&shorter);
+    assert_eq!(writer.put(&shorter, &[]), 2);
+    let InPlace { chunks, is_whole, .. } = come(&followed, 1);
+    assert_eq!((chunks, is_whole), (0, true));
 }

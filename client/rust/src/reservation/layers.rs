@@ -32,7 +32,7 @@ impl Reservation {
     /// The window and the bytes in it that some layers of these chunks take; `None` where they go straight into the arena.
     ///
     /// # Panics
-    /// Where the reservation has no such chunk, or the namespace no such layers.
+    /// Where the reservation has no such chunk, or does not write this pool of it, or the namespace no such layers.
     pub(crate) fn layers_room(
         &self,
         positions: &[u32],
@@ -45,7 +45,10 @@ impl Reservation {
             layers.start < layers.end && layers.end <= most,
             "the pool has {most} layers, not {layers:?}"
         );
-        positions.iter().for_each(|&position| _ = self.index(position));
+        for &position in positions {
+            let is_written = self.pools[self.index(position)].has(pool);
+            assert!(is_written, "pool {pool} of the chunk at {position} is not to be written");
+        }
         if self.claim.placed.is_some() {
             return Ok(None);
         }

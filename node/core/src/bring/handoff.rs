@@ -10,7 +10,7 @@ use larder_protocol::handoff::{AskInPlace, Follow, InPlace, Writer};
 use larder_protocol::limits::MAX_FETCH_CHUNKS;
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Leased, Response};
-use larder_protocol::{ChunkHash, Fingerprint};
+use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 
 use super::Fetch;
 use super::fetch::Order;
@@ -112,17 +112,17 @@ impl Core {
         }
     }
 
-    /// Has a peer follow chunks, which lets go by [`Event::GrantEnded`](crate::Event::GrantEnded); `None` if peers follow too much.
+    /// Has a peer follow chunks, and of each the pools that it names, or all where it names none, which lets go by [`Event::GrantEnded`](crate::Event::GrantEnded); `None` if peers follow too much.
     pub fn follow_for_peer(
         &mut self,
         now: Duration,
         fingerprint: &Fingerprint,
-        hashes: &[ChunkHash],
+        chunks: (&[ChunkHash], &[PoolSet]),
         (attempt, patience_ms): (u64, u64),
     ) -> Option<u64> {
         self.now = self.now.max(now);
         let (patience_ms, now) = (patience_ms.min(MOST_PATIENCE_MS), self.millis());
-        self.store.follow_for_peer(fingerprint, hashes, attempt, patience_ms, now)
+        self.store.follow_for_peer(fingerprint, chunks, attempt, patience_ms, now)
     }
 
     /// Asks the writer's node for chunks, once: it sends their layers as it has them.
@@ -134,11 +134,16 @@ impl Core {
         wanted: Vec<Wanted>,
     ) {
         let order = OrderNumber(self.bring.next_number());
+        let every = self.store.every_pool(&fingerprint);
+        let mut pools: Vec<PoolSet> = wanted.iter().map(Wanted::pools).collect();
+        if pools.iter().all(|&pools| Some(pools) == every) {
+            pools.clear();
+        }
         let chunks: Vec<FetchId> =
             wanted.into_iter().map(|wanted| self.fetch_followed(wanted, fingerprint, Some(order))).collect();
         self.bring.orders.insert(order, Order::of_follow(chunks.clone(), attempt));
         let writer = writer.clone();
-        let follow = FollowOrder { order, writer, fingerprint, chunks, attempt, patience_ms };
+        let follow = FollowOrder { order, writer, fingerprint, chunks, pools, attempt, patience_ms };
         self.effects.push_back(Effect::Follow(follow));
     }
 

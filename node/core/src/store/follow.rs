@@ -12,6 +12,10 @@
 //! **Two writers.** Follows that name different writers' nodes share one fetch of a chunk. Where it fails before its places
 //! were shown, each other follow has its own writer's node asked, once.
 //!
+//! **Pools.** Of a chunk only the pools are followed that a prefix of all followed chunks needs. Where some pools are needed of
+//! the last chunks alone, a part of the chunks is of no use: one that does not come loses all. A chunk that is here without a
+//! pool that is wanted, while nobody adds it, does not come.
+//!
 //! **Attempts.** A reservation may carry an attempt's number. A later attempt ends those before it for the same chunks, so a
 //! writer that was given up can neither hand over nor commit. A reader names the first attempt from which it wants layers.
 
@@ -20,10 +24,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use larder_protocol::chain::Links;
 use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 use larder_protocol::session::Scarce;
-use larder_protocol::{Chain, ChunkHash, Fingerprint};
+use larder_protocol::{Chain, ChunkHash, Fingerprint, PoolRules, PoolSet};
 
 use super::ids::{ChunkId, NamespaceId, ProcessId, SessionId, Slot};
-use super::index::Block;
+use super::index::{Block, Chunk};
 use super::lookup::{CLAIMS_RETRY_MS, Presence};
 use super::{FetchId, Refused, Source, Store, Wanted};
 use crate::Millis;
@@ -90,6 +94,10 @@ struct Follow {
     chunks: Vec<Followed>,
     /// Their names.
     hashes: Box<[ChunkHash]>,
+    /// The pools of each that are wanted; empty where these are all of them.
+    pools: Box<[PoolSet]>,
+    /// Whether some of the chunks are of no use without the others.
+    is_all_or_none: bool,
     /// How they hang together; `None` for a peer's follow.
     links: Option<Links>,
     /// Whether a writer's node may still be asked for each.
@@ -183,7 +191,10 @@ impl Follows {
 
     /// Whether nothing is handed over or followed that is being written: a commit has nobody to tell.
     fn is_idle(&self) -> bool {
-        self.holders.is_empty() && self.layers.is_empty() && self.attempts.is_empty()
+        self.holders.is_empty()
+            && self.layers.is_empty()
+            && self.attempts.is_empty()
+            && self.awaited.is_empty()
     }
 
     /// The chunk is written in this attempt.
@@ -209,6 +220,15 @@ impl Follows {
         }
     }
 
+    /// What processes may read of a chunk, its claims keep from now on.
+    fn let_go_processes(&mut self, id: ChunkId) {
+        let Some(holders) = self.holders.get_mut(&id) else { return };
+        holders.retain(|holder| !matches!(holder, Reader::Process(_)));
+        if holders.is_empty() {
+            self.holders.remove(&id);
+        }
+    }
+
     /// Puts `to` in the place of `from`, wherever slots wait for it.
     fn hand_on(&mut self, from: Reader, to: Reader) {
         let lists = self.holders.values_mut().chain(self.limbo.iter_mut().map(|limbo| &mut limbo.holders));
@@ -227,7 +247,13 @@ impl Follows {
 impl Follow {
     /// Chunks that have come or may still come.
     fn living(&self) -> usize {
-        self.chunks.iter().take_while(|chunk| !matches!(chunk, Followed::Lost(_))).count()
+        let living = self.chunks.iter().take_while(|chunk| !matches!(chunk, Followed::Lost(_))).count();
+        if self.is_all_or_none && living < self.chunks.len() { 0 } else { living }
+    }
+
+    /// The pools that are wanted of the chunk at a position.
+    fn wants(&self, position: usize, rules: &PoolRules) -> PoolSet {
+        self.pools.get(position).copied().unwrap_or(rules.every())
     }
 
     fn position(&self, id: ChunkId) -> Option<usize> {
@@ -239,8 +265,7 @@ impl Store {
     /// Starts to follow chunks. Takes room for all chunks from elsewhere, or for none.
     ///
     /// # Errors
-    /// As [`Store::lease`]; [`Refused::Busy`] if there is no room, [`Refused::NotFollowed`] for a namespace with pools that
-    /// some chunks lack.
+    /// As [`Store::lease`]; [`Refused::Busy`] if there is no room.
     pub fn follow(
         &mut self,
         session: SessionId,
@@ -252,11 +277,13 @@ impl Store {
         let slices: Box<[u16]> = slices.into();
         let found = self.walk(number, chain)?;
         let known = self.namespaces.get(number);
-        if !known.rules.is_plain() {
-            return Err(Refused::NotFollowed);
-        }
-        let fingerprint = known.fingerprint;
-        let blocks = slices.len() * known.rules.blocks(chain.len());
+        let (rules, fingerprint) = (known.rules, known.fingerprint);
+        let pools: Box<[PoolSet]> = match rules.is_plain() {
+            true => Box::default(),
+            false => (0..chain.len()).map(|position| rules.needed(position, chain.len())).collect(),
+        };
+        let wants = |position: usize| pools.get(position).copied().unwrap_or(rules.every());
+        let blocks = slices.len() * rules.blocks(chain.len());
         let held = self.session(session)?.leased_blocks;
         if blocks > MAX_MESSAGE_BLOCKS || held + blocks as u64 > self.limits.max_leased_blocks {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: CLAIMS_RETRY_MS });
@@ -269,6 +296,8 @@ impl Store {
             attempt,
             chunks: chain.hashes.iter().map(|&hash| Followed::Awaited(hash)).collect(),
             hashes: chain.hashes.as_slice().into(),
+            pools: pools.clone(),
+            is_all_or_none: !rules.is_plain(),
             links: Some(chain.links),
             may_ask: vec![from_peer; chain.len()].into(),
             patience_ms,
@@ -280,19 +309,28 @@ impl Store {
         self.follows.open.insert(follow, started);
         self.session_mut(session)?.leased_blocks += blocks as u64;
         // Making room for one chunk may take any that nobody claims, those further down the chain included.
-        for (position, &found) in found.iter().enumerate() {
-            let Some(id) = found.here() else { continue };
+        let found: Vec<(Presence, bool)> = (0..)
+            .zip(found)
+            .map(|(position, found)| (found, self.pools_of(found).has_all(wants(position))))
+            .collect();
+        for (position, &(found, has_all)) in found.iter().enumerate() {
+            let Some(id) = found.here().filter(|_| has_all) else { continue };
             self.use_chunks(&[id]);
             self.follow_mut(follow, |open| open.chunks[position] = Followed::Here(id));
         }
         let mut wanted = Vec::new();
-        for (position, found) in found.into_iter().enumerate() {
+        for (position, (found, has_all)) in found.into_iter().enumerate() {
             let from = match found {
-                Presence::Here(_) => continue,
-                Presence::OnDisk(_) => Some(Source::Disk),
+                Presence::Here(_) if has_all => continue,
+                Presence::OnDisk(_) if has_all => Some(Source::Disk),
+                // Nobody is asked for pools alone that a chunk lacks here.
+                Presence::Here(_) | Presence::OnDisk(_) => None,
                 Presence::Absent => from_peer.then_some(Source::Peer),
             };
             let room = self.follow_chunk(follow, number, chain, (position, from), &mut wanted);
+            if room && found != Presence::Absent && !has_all {
+                self.lose_awaited(follow, position);
+            }
             if !room {
                 self.end_follow(follow);
                 let started: Vec<FetchId> = wanted.iter().map(|wanted| wanted.fetch).collect();
@@ -320,7 +358,10 @@ impl Store {
         if !self.index.find(number, &hash).is_some_and(has_slots)
             && let Some(from) = from
         {
-            let Some(id) = self.start_fetch(number, chain.chunk(position), from) else { return false };
+            let pools = self.wanted_pools(follow, number, position);
+            let Some(id) = self.start_fetch_of(number, chain.chunk(position), from, pools) else {
+                return false;
+            };
             wanted.push(self.wanted(number, id, position as u32, from));
             if from == Source::Peer {
                 self.follow_mut(follow, |open| open.may_ask[position] = false);
@@ -332,7 +373,7 @@ impl Store {
 
     /// Has a follow wait for a chunk that is coming, or that somebody may come to write.
     fn await_chunk(&mut self, follow: u64, number: NamespaceId, position: usize, hash: ChunkHash) {
-        match self.index.find(number, &hash).filter(|&id| self.may_join(id, follow)) {
+        match self.index.find(number, &hash).filter(|&id| self.may_join(id, follow, position)) {
             Some(id) => self.join(follow, position, id),
             None => {
                 let Some(open) = self.follows.open.get(&follow) else { return };
@@ -341,11 +382,30 @@ impl Store {
         }
     }
 
-    /// Whether a chunk is being written, in an attempt that will do.
-    fn may_join(&self, id: ChunkId, follow: u64) -> bool {
-        let is_written = self.index.get(id).blocks.iter().any(|block| matches!(block, Block::Writing(_)));
+    /// Whether the chunk at a position of a follow is being written, in an attempt that will do, with all that is wanted of it.
+    fn may_join(&self, id: ChunkId, follow: u64, position: usize) -> bool {
+        let chunk = self.index.get(id);
+        let is_written = chunk.blocks.iter().any(|block| matches!(block, Block::Writing(_)));
         let attempt = self.follows.open.get(&follow).map_or(0, |open| open.attempt);
-        is_written && (self.gathers.is_coming(id) || !self.follows.is_early(id, attempt))
+        is_written
+            && (self.gathers.is_coming(id) || !self.follows.is_early(id, attempt))
+            && self.may_come_whole(chunk, self.wanted_pools(follow, chunk.namespace, position))
+    }
+
+    /// Whether each slice of a chunk that is being written has a place for each of these pools, or for none yet.
+    fn may_come_whole(&self, chunk: &Chunk, pools: PoolSet) -> bool {
+        let namespace = self.namespaces.get(chunk.namespace);
+        (0..namespace.slices).all(|slice| {
+            let blocks = &chunk.blocks[namespace.slice(slice)];
+            blocks.iter().all(Block::is_absent)
+                || pools.iter().all(|pool| blocks.get(pool).is_some_and(|block| !block.is_absent()))
+        })
+    }
+
+    /// The pools that a follow wants of the chunk at a position.
+    fn wanted_pools(&self, follow: u64, number: NamespaceId, position: usize) -> PoolSet {
+        let rules = &self.namespaces.get(number).rules;
+        self.follows.open.get(&follow).map_or(rules.every(), |open| open.wants(position, rules))
     }
 
     /// The chunk at a position is being written: the follow holds it from now on.
@@ -365,18 +425,20 @@ impl Store {
         let chunk = self.index.get(id);
         let key = (self.namespaces.get(chunk.namespace).fingerprint, chunk.hash);
         let Some(waiting) = self.follows.awaited.remove(&key) else { return };
-        let (joining, waiting): (Vec<u64>, Vec<u64>) =
-            waiting.into_iter().partition(|&follow| self.may_join(id, follow));
-        if !waiting.is_empty() {
-            self.follows.awaited.insert(key, waiting);
-        }
-        for follow in joining {
+        let mut still_waiting = Vec::new();
+        for follow in waiting {
             let Some(open) = self.follows.open.get(&follow) else { continue };
             let position = open.chunks.iter().position(|&chunk| chunk == Followed::Awaited(key.1));
-            if let Some(position) = position {
+            let Some(position) = position else { continue };
+            if self.may_join(id, follow, position) {
                 self.join(follow, position, id);
                 self.moved(follow);
+            } else {
+                still_waiting.push(follow);
             }
+        }
+        if !still_waiting.is_empty() {
+            self.follows.awaited.insert(key, still_waiting);
         }
     }
 

@@ -62,6 +62,15 @@ pub struct Leased {
     pub new_extents: Vec<u32>,
 }
 
+impl Leased {
+    /// Shows no blocks. The extents that the session is given stay: it was not given them before.
+    pub(super) fn show_nothing(&mut self) {
+        self.places.clear();
+        self.checksums.clear();
+        self.bytes = 0;
+    }
+}
+
 /// The presence of a chain's chunks, by position. It holds until the store changes.
 #[derive(Debug)]
 pub struct Walk {
@@ -455,13 +464,24 @@ impl Store {
             fit += 1;
         }
         let prefix = self.restorable(&rules, &chunks[..fit]);
-        leased.places.clear();
-        leased.checksums.clear();
-        leased.bytes = 0;
+        leased.show_nothing();
         for (position, &chunk) in chunks[..prefix].iter().enumerate() {
             self.place_blocks(session, number, slices, (chunk, rules.needed(position, prefix)), leased);
         }
         prefix
+    }
+
+    /// Adds the places of some pools of each chunk to a lease; how many chunks fit into one message.
+    pub(super) fn place_each(
+        &mut self,
+        session: SessionId,
+        number: NamespaceId,
+        slices: &[u16],
+        chunks: &[(ChunkId, PoolSet)],
+        leased: &mut Leased,
+    ) -> usize {
+        let fits = |&&chunk: &&(ChunkId, PoolSet)| self.place_blocks(session, number, slices, chunk, leased);
+        chunks.iter().take_while(fits).count()
     }
 
     /// Adds the places of a chunk's blocks in some pools to a lease; whether the extents that the session has not seen still

@@ -149,9 +149,6 @@ pub enum Refused {
         /// The slices.
         slices: usize,
     },
-    /// A namespace whose chunks cannot be followed.
-    #[error("chunks can be followed only in namespaces whose pools all have hit policy `all`")]
-    NotFollowed,
     /// A block outside the session's write window.
     #[error("{bytes} bytes at offset {source_offset} lie outside the write window of {window_bytes} bytes")]
     OutsideWindow {

@@ -15,6 +15,7 @@ mod names;
 mod object;
 mod policies;
 mod pool_faults;
+mod pool_follows;
 mod pool_histories;
 mod pool_tiers;
 mod pools;

@@ -324,7 +324,7 @@ fn what_an_engine_of_this_node_hands_over_is_followed_here_and_by_peers() {
     let _ = register(&mut w.core, writer);
     let follow = w.follow("a", None);
     let hashes = [name("a")];
-    let peer = w.core.follow_for_peer(w.now, &w.fingerprint, &hashes, (1, 1_000)).unwrap();
+    let peer = w.core.follow_for_peer(w.now, &w.fingerprint, (&hashes, &[]), (1, 1_000)).unwrap();
     let reservation = w.writes(writer, "a");
     let waits = w.ask_in_place(follow, (1, 0), 500);
     w.hands_over_to(writer, reservation, waits, peer);
@@ -356,7 +356,7 @@ fn a_writer_of_this_node_that_goes_is_news_to_all_that_follow() {
     let mut w = world();
     let writer = w.other_session();
     let _ = register(&mut w.core, writer);
-    let peer = w.core.follow_for_peer(w.now, &w.fingerprint, &[name("a")], (1, 1_000)).unwrap();
+    let peer = w.core.follow_for_peer(w.now, &w.fingerprint, (&[name("a")], &[]), (1, 1_000)).unwrap();
     let reservation = w.writes(writer, "a");
     let follow = w.follow("a", None);
     w.hands_over(writer, reservation, 0);
@@ -374,14 +374,14 @@ fn a_writer_of_this_node_that_goes_is_news_to_all_that_follow() {
 fn peers_follow_no_more_than_they_may() {
     let mut w = world();
     let hashes: Vec<ChunkHash> = (0..16).map(|byte| ChunkHash([byte; 32])).collect();
-    let follows = w.core.follow_for_peer(w.now, &w.fingerprint, &hashes, (1, u64::MAX));
+    let follows = w.core.follow_for_peer(w.now, &w.fingerprint, (&hashes, &[]), (1, u64::MAX));
     assert!(follows.is_some());
-    assert_eq!(w.core.follow_for_peer(w.now, &w.fingerprint, &hashes[..1], (1, 1)), None);
+    assert_eq!(w.core.follow_for_peer(w.now, &w.fingerprint, (&hashes[..1], &[]), (1, 1)), None);
     // However patient it says it is, ten minutes without news are enough.
     w.pass(Duration::from_secs(601));
     assert!((0..16).all(|_| matches!(w.told().what, News::Lost)));
     w.tell(Event::GrantEnded(follows.unwrap()));
-    assert!(w.core.follow_for_peer(w.now, &w.fingerprint, &hashes[..1], (1, 1)).is_some());
+    assert!(w.core.follow_for_peer(w.now, &w.fingerprint, (&hashes[..1], &[]), (1, 1)).is_some());
 }
 
 #[test]

@@ -484,7 +484,8 @@ impl History {
         let tenant = self.random.u16(..2);
         let (space, chain) = self.prompt(tenant);
         let patience = (self.random.u64(..3), self.random.u64(100..2_000));
-        let follow = self.core.follow_for_peer(self.now, &space.fingerprint, &chain.hashes, patience);
+        let chunks = (&*chain.hashes, &[][..]);
+        let follow = self.core.follow_for_peer(self.now, &space.fingerprint, chunks, patience);
         self.peer_follows.extend(follow);
         self.core.handle(self.now, Event::Alarm);
         self.perform();

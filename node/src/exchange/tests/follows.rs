@@ -79,7 +79,7 @@ fn hash(number: u8) -> ChunkHash {
 async fn follow(asker: &Asker, holder: &Holder2, says: Vec<Says>, ends: bool) -> Vec<String> {
     holder.says.replace(Some((says, ends)));
     let (_cancel, cancelled) = oneshot::channel();
-    follow_until(asker, cancelled).await
+    follow_until(asker, cancelled, Vec::new()).await
 }
 
 /// Follows two chunks, which the holder says are lost.
@@ -87,7 +87,7 @@ pub(super) async fn follows_once(asker: &Asker, holder: &Holder2) -> Vec<String>
     follow(asker, holder, vec![lost(0), lost(1)], false).await
 }
 
-async fn follow_until(asker: &Asker, cancelled: oneshot::Receiver<()>) -> Vec<String> {
+async fn follow_until(asker: &Asker, cancelled: oneshot::Receiver<()>, pools: Vec<PoolSet>) -> Vec<String> {
     let (news, mut came) = mpsc::unbounded_channel();
     let chunk = |number: u8| FetchChunk {
         hash: hash(number),
@@ -104,6 +104,7 @@ async fn follow_until(asker: &Asker, cancelled: oneshot::Receiver<()>) -> Vec<St
         device: 0,
         fingerprint: SPACE,
         chunks: vec![chunk(0), chunk(1)],
+        pools,
         order: ORDER,
         attempt: 0,
         patience_ms: 10_000,
@@ -231,7 +232,7 @@ fn a_follow_that_is_cancelled_ends_and_stops_the_sender() {
             until("the holder is asked", || holder.says.borrow().is_none()).await;
             cancel.send(()).unwrap();
         };
-        let (came, ()) = tokio::join!(follow_until(&asker, cancelled), cancelling);
+        let (came, ()) = tokio::join!(follow_until(&asker, cancelled, Vec::new()), cancelling);
         assert!(came.ends_with(&["0: Deadline".to_owned(), "1: Deadline".to_owned()]), "{came:?}");
         until("the sender stops", || holder.plays.get() == 0).await;
     });
@@ -252,6 +253,15 @@ fn a_node_that_is_no_member_is_not_followed() {
         asker.other = "nobody".to_owned();
         tokio::time::pause();
         let (_cancel, cancelled) = oneshot::channel();
-        assert_eq!(follow_until(&asker, cancelled).await, ["0: Unreachable", "1: Unreachable"]);
+        assert_eq!(follow_until(&asker, cancelled, Vec::new()).await, ["0: Unreachable", "1: Unreachable"]);
+    });
+}
+
+#[test]
+fn a_node_of_version_1_is_not_asked_to_hand_over_some_pools_alone() {
+    between_versions([Version::LATEST, Version::FIRST], ExchangeLimits::default(), async |asker, holder| {
+        let (_cancel, cancelled) = oneshot::channel();
+        let came = follow_until(&asker, cancelled, vec![PoolSet(1), PoolSet(3)]).await;
+        assert_eq!((came, holder.plays.get()), (vec!["0: Broken".to_owned(), "1: Broken".to_owned()], 0));
     });
 }

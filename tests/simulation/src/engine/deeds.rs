@@ -246,16 +246,20 @@ impl World {
         chunks: &[u32],
         pools: &[PoolSet],
     ) {
-        let has_one_pool = self.spaces[space].spec.pools.len() == 1;
-        let bits = chunks.iter().filter(|&&chunk| chunk < 64).fold(0, |bits, chunk| bits | 1 << chunk);
-        let writing = Writing { reservation, chunks: bits, layer: 0 };
+        let every = self.spaces[space].rules.every();
+        let mut writing = Writing { reservation, chunks: [0; 2], layer: 0 };
+        for (at, &chunk) in chunks.iter().enumerate().filter(|(_, chunk)| **chunk < 64) {
+            for pool in pools.get(at).copied().unwrap_or(every).iter() {
+                writing.chunks[pool] |= 1 << chunk;
+            }
+        }
         let has_tensors =
             self.engines[engine].session.as_ref().is_some_and(|session| session.tensors.contains_key(&space));
         match self.random.u8(..20) {
             0 => self.ask_only(engine, Request::Abort(reservation)),
             1 => {}
             2 => self.engine_dies(engine),
-            3..9 if has_one_pool => self.next_layer(engine, space, chain, writing),
+            3..9 => self.next_layer(engine, space, chain, writing),
             9..13 if has_tensors => self.save(engine, space, chain, writing),
             17 => self.commit_and_abort(engine, space, chain, writing, pools),
             kind => {
@@ -287,7 +291,7 @@ impl World {
         let window =
             |world: &Self| world.engines[engine].session.as_ref().map_or(0, |session| session.window_next);
         let from = window(self);
-        let chunks: Vec<u32> = (0..64).filter(|chunk| writing.chunks >> chunk & 1 == 1).collect();
+        let chunks = writing.all_chunks();
         self.commit(engine, space, chain, writing.reservation, &chunks, pools);
         let what = What::Abort { from, to: window(self) };
         self.ask(engine, (space, chain, what), Request::Abort(writing.reservation));
@@ -318,24 +322,29 @@ impl World {
 
     /// Hands over the next layer, or commits when there is none.
     fn next_layer(&mut self, engine: usize, space: usize, chain: &Chain, writing: Writing) {
-        let Writing { reservation, chunks: bits, layer } = writing;
-        let chunks: Vec<u32> =
-            (0..chain.len().min(64) as u32).filter(|chunk| bits >> chunk & 1 == 1).collect();
+        let Writing { reservation, layer, .. } = writing;
         let of = self.spaces[space].clone();
-        if layer >= of.spec.pools[0].layers {
-            let ask = Commit { reservation, chunks, sources: Vec::new() };
+        // Pools one after the other.
+        let pools = (0_u8..).zip(&of.spec.pools);
+        let layers = pools.flat_map(|(pool, spec)| (0..spec.layers).map(move |at| (pool, at)));
+        let mut left = (0..).zip(layers).skip(layer as usize);
+        let next = left.find(|&(_, (pool, _))| writing.chunks[usize::from(pool)] != 0);
+        let Some((layer, (pool, from_layer))) = next else {
+            let ask = Commit { reservation, chunks: writing.all_chunks(), sources: Vec::new() };
             return self.ask(engine, (space, chain, What::Written), Request::Commit(ask));
-        }
-        let layer_bytes = of.layer_bytes(0);
+        };
+        let chunks = writing.chunks_of(pool);
+        let layer_bytes = of.layer_bytes(pool.into());
         let mut sources = Vec::new();
         for &chunk in &chunks {
             for slice in 0..of.spec.slices {
                 let hash = chain.hashes[chunk as usize];
-                let key = BlockKey { fingerprint: of.fingerprint, hash, slice, pool: 0 };
-                sources.push(self.write_window(engine, key, u64::from(layer) * layer_bytes, layer_bytes));
+                let key = BlockKey { fingerprint: of.fingerprint, hash, slice, pool };
+                let offset = u64::from(from_layer) * layer_bytes;
+                sources.push(self.write_window(engine, key, offset, layer_bytes));
             }
         }
-        let ask = HandOver { reservation, chunks, pool: 0, from_layer: layer, to_layer: layer + 1, sources };
+        let ask = HandOver { reservation, chunks, pool, from_layer, to_layer: from_layer + 1, sources };
         let what = What::Layers(Writing { layer: layer + 1, ..writing });
         self.ask(engine, (space, chain, what), Request::HandOver(ask));
     }
@@ -419,9 +428,9 @@ impl World {
 
     /// Saves reserved chunks from the engine's pages.
     fn save(&mut self, engine: usize, space: usize, chain: &Chain, writing: Writing) {
-        let Writing { reservation, chunks: bits, .. } = writing;
-        let most = PAGES as usize / 4;
-        let chunks: Vec<u32> = (0..64).filter(|chunk| bits >> chunk & 1 == 1).take(most).collect();
+        let reservation = writing.reservation;
+        let mut chunks = writing.chunks_of(0);
+        chunks.truncate(PAGES as usize / 4);
         let pages = self.some_pages(chunks.len(), false);
         let of = self.spaces[space].clone();
         let Some(session) = &mut self.engines[engine].session else { return };
@@ -442,7 +451,7 @@ impl World {
         let to_layer = of.spec.pools[0].layers;
         let words = CopyWords::default();
         let ask = SavePages { reservation, chunks, tensors, pages, from_layer: 0, to_layer, words };
-        let what = What::Save(Writing { reservation, chunks: bits, layer: to_layer });
+        let what = What::Save(Writing { reservation, chunks: [bits, 0], layer: to_layer });
         self.ask(engine, (space, chain, what), Request::SavePages(ask));
     }
 

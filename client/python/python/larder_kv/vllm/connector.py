@@ -56,8 +56,6 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
                 )
             saves = engine.settings.save and transfer.is_kv_producer
             self._scheduler = SchedulerHalf(engine, transfer.is_kv_consumer, saves)
-            if transfer.kv_role != "kv_both":
-                self._scheduler.explain_hand_over()
         else:
             self._worker = WorkerHalf(engine)
 

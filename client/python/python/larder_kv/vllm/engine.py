@@ -74,7 +74,10 @@ class Engine:
         if len(pools) > MAX_POOLS:
             raise UnsupportedError(f"the model has {len(pools)} kinds of KV cache groups: {MAX_POOLS} are supported")
         if settings.load == "sync" and len(pools) > 1:
-            raise UnsupportedError('`load` is "sync": for a hybrid model (several kinds of layers) only "async" is supported')
+            raise UnsupportedError(
+                '`load` is "sync": vLLM cannot recover from such a load that fails where a model has several kinds of layers: '
+                'use "async"'
+            )
         stages = stages_of(config, ranks, rank, pools, speculation)
         spec = groups[0].spec
         algorithm = config.cache_config.prefix_caching_hash_algo

@@ -144,6 +144,7 @@ class GroupPool:
     """Blocks of one layer that are kept of a chunk."""
     rows: int
     """Tokens that stand in one rank's part of a block by themselves; 1 where it is a state."""
+    kind: Kind
     page_bytes: int
     """Bytes of one block in one layer of one slice."""
     layers: tuple[PoolLayer, ...]
@@ -153,14 +154,12 @@ def pools_of(groups: Sequence[tuple[Group, int, Sequence[str]]], chunk_tokens: i
     """The pools of these groups, each given with the bytes of its blocks and its layers. Groups that are alike share one: their
     number depends on how the engine divides its memory. A group whose layers have blocks of different sizes comes once for each size,
     and has as many pools."""
-    made: dict[tuple[str | int, int, int, int], list[PoolLayer]] = {}
-    kinds: list[Kind] = []
+    made: dict[tuple[str | int, int, int, Kind, int], list[PoolLayer]] = {}
     places: dict[Group, int] = {}
     for group, page_bytes, names in groups:
         place = places.setdefault(group, len(places))
-        key = (group.hit(chunk_tokens), group.kept(chunk_tokens), group.rows, page_bytes)
-        if key not in made:
-            kinds.append(group.kind)
+        key = (group.hit(chunk_tokens), group.kept(chunk_tokens), group.rows, group.kind, page_bytes)
         made.setdefault(key, []).extend(PoolLayer(name, place) for name in names)
-    names = ["kv", *(f"{kind.value}-{number}" for number, kind in enumerate(kinds[1:], start=1))]
+    kinds = [kind.value for _, _, _, kind, _ in made]
+    names = ["kv", *(f"{kind}-{number}" for number, kind in enumerate(kinds[1:], start=1))]
     return [GroupPool(name, *key, tuple(layers)) for name, (key, layers) in zip(names, made.items(), strict=True)]

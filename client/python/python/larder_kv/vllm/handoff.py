@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import larder_kv
-from larder_kv.vllm.memory import Memory
 from larder_kv.vllm.node import Open
 
 
@@ -79,12 +78,6 @@ def follow_chunks(
         attempt=writer.attempt,
         patience=patience,
     )
-
-
-def load_layer(memory: Memory, lease: larder_kv.Lease, pages: Sequence[int], first_page: int, layer: int) -> None:
-    """Copies a layer that has come, of each pool, into the engine's blocks."""
-    for pool, layers, _ in memory.at_layer(layer):
-        layers.load(lease, pages, first_page=first_page, layer=layer, block=pool)
 
 
 def hand_over_layer(

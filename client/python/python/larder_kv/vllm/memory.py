@@ -25,11 +25,29 @@ class PoolMemory:
     pages: Pages
     groups: tuple[int, ...]
     """For each layer, the group whose blocks are its; 0 is the first one."""
+    is_state: bool = False
+    """Whether its blocks have states, which move on from step to step, and not tokens."""
 
     @property
     def is_uniform(self) -> bool:
         """Whether all layers have the same blocks."""
         return len(set(self.groups)) == 1
+
+
+@dataclass(frozen=True)
+class MemoryLayer:
+    """A layer of a pool."""
+
+    pool: int
+    """The pool's number."""
+    layer: int
+    """Its number in the pool."""
+    pages: Pages
+    """The pool's."""
+    group: int
+    """Whose blocks it has."""
+    number: int
+    """Its number over all pools."""
 
 
 class Memory:
@@ -57,13 +75,29 @@ class Memory:
         """The first pool's pages: those of a model whose layers are all alike."""
         return self._pools[0].pages
 
-    def at_layer(self, layer: int) -> list[tuple[int, Pages, int]]:
-        """The pools that have a layer of this number: their numbers, their pages, and the layer's number over all pools."""
+    def at_layer(self, layer: int) -> list[MemoryLayer]:
+        """The layers of this number, of each pool that has one."""
         return [
-            (number, pool.pages, own.start + layer)
+            MemoryLayer(number, layer, pool.pages, pool.groups[layer], own.start + layer)
             for number, (pool, own) in enumerate(zip(self._pools, self._ranges, strict=True))
             if layer < len(own)
         ]
+
+    @property
+    def given(self) -> list[MemoryLayer]:
+        """Every layer, in the order in which they are handed over: layers are there as a step computes them, states at its end."""
+        every = [one for layer in range(self.depth) for one in self.at_layer(layer)]
+        return sorted(every, key=lambda one: self._pools[one.pool].is_state)
+
+    def load_layer(self, lease: larder_kv.Lease, runs: Sequence[Run], layer: int) -> None:
+        """Copies a layer of each pool into these blocks, by group. Raises as `load`."""
+        for one in self.at_layer(layer):
+            run = runs[one.group]
+            one.pages.load(lease, run.blocks, first_page=run.first, layer=layer, block=one.pool)
+
+    def layer_bytes_of(self, runs: Sequence[Run], layer: int) -> int:
+        """Bytes of a layer of these blocks, by group, over all pools."""
+        return sum(one.pages.page_bytes * len(runs[one.group].blocks) for one in self.at_layer(layer))
 
     @property
     def chunk_bytes(self) -> int:

@@ -10,7 +10,7 @@ from functools import partial
 import larder_kv
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.handoff import hand_over_layer
-from larder_kv.vllm.memory import Memory, Pages
+from larder_kv.vllm.memory import Memory, Pages, MemoryLayer
 from larder_kv.vllm.node import Node, Open
 from larder_kv.vllm.plan import Save, Shape
 from larder_kv.vllm.settings import Settings
@@ -34,39 +34,37 @@ class SaveJob:
 
 
 class HandOver:
-    """The chunks of one request, given layer by layer ahead of their commit; every chunk of a prefix needs all of their pools."""
+    """The chunks of one request, given layer by layer ahead of their commit, in the pools that the engine has of each."""
 
     def __init__(self, memory: Memory, shape: Shape, counts: Counts, copying: threading.Lock) -> None:
         self._memory, self._shape, self._counts, self._copying = memory, shape, counts, copying
         self._node: Open | None = None
         self._reservation: larder_kv.Reservation | None = None
-        self._pieces: list[tuple[list[int], list[int]]] = []
+        # By chunk to save: its blocks, by group.
+        self._blocks: list[tuple[list[int], ...]] = []
 
     def begin(self, node: Open, job: SaveJob) -> bool:
         """Takes room for the chunks that the node does not have; a session that comes later cannot go on with them."""
         save, session = job.save, node.session
         chain = node.namespace.chain(save.hashes).part(save.first_chunk)
-        self._node = node
-        self._reservation = session.reserve(node.namespace, chain, priority=save.priority, attempt=save.attempt or 0)
-        pages = self._shape.pages_per_chunk
-        layer_bytes = max(layers.block_bytes // layers.layers for _, layers, _ in self._memory.at_layer(0))
-        at_once = max(_window_bytes(session) // (2 * layer_bytes), 1)
-        positions = self._reservation.chunks
-        for start in range(0, len(positions), at_once):
-            part = positions[start : start + at_once]
-            blocks = [page for at in part for page in save.pages[at * pages : (at + 1) * pages]]
-            self._pieces.append((part, blocks))
+        self._node, self._blocks = node, [blocks_of_chunk(save, self._shape, at) for at in range(len(chain))]
+        pools = [self._memory.pools_there(blocks) for blocks in self._blocks] if save.others else None
+        self._reservation = session.reserve(
+            node.namespace, chain, priority=save.priority, attempt=save.attempt or 0, pools=pools
+        )
         return True
 
-    def give(self, node: Open, job: SaveJob, layer: int) -> bool:
+    def give(self, node: Open, job: SaveJob, of: MemoryLayer) -> bool:
         """Hands a layer over when it was computed; False where the request's blocks are about to be overwritten."""
         assert self._node is not None and self._reservation is not None
-        for pool, layers, number in self._memory.at_layer(layer):
-            job.gate.wait(number)
-            copy = partial(self._copy, job, layers)
-            if not hand_over_layer(self._node, self._reservation, self._pieces, layer, copy, pool):
-                return False
-        return True
+        job.gate.wait(of.number)
+        reserved = zip(self._reservation.chunks, self._reservation.pools, strict=True)
+        chunks = [chunk for chunk, pools in reserved if of.pool in pools]
+        at_once = max(_window_bytes(node.session) * of.pages.layers // (2 * of.pages.block_bytes), 1)
+        parts = [chunks[start : start + at_once] for start in range(0, len(chunks), at_once)]
+        pieces = [(part, [page for chunk in part for page in self._blocks[chunk][of.group]]) for part in parts]
+        copy = partial(self._copy, job, of.pages)
+        return hand_over_layer(self._node, self._reservation, pieces, of.layer, copy, of.pool)
 
     def finish(self, node: Open, job: SaveJob) -> bool:
         """Commits what was handed over."""
@@ -75,7 +73,7 @@ class HandOver:
         if positions:
             self._node.session.commit_handed_over(self._reservation, positions)
             self._counts.add("handed_over_chunks", len(positions))
-            self._counts.add("saved_bytes", len(positions) * self._memory.chunk_bytes)
+            self._counts.add("saved_bytes", sum(map(self._memory.bytes_of_chunk, self._reservation.pools)))
         return True
 
     def _copy(self, job: SaveJob, layers: Pages, staged: larder_kv.StagedLayers, pages: list[int]) -> bool:
@@ -192,10 +190,10 @@ class Saver:
                 begun.append((job, hand_over))
             else:
                 self._end(job, reason)
-        for layer in range(self._memory.depth):
+        for layer in self._memory.given:
             going = []
             for job, hand_over in begun:
-                reason = self._save(job, partial(hand_over.give, layer=layer))
+                reason = self._save(job, partial(hand_over.give, of=layer))
                 if reason is None:
                     going.append((job, hand_over))
                 else:
@@ -236,7 +234,7 @@ class Saver:
         """Writes what the node does not have, as many chunks at a time as its window holds twice; False where cancelled."""
         save, session = job.save, node.session
         chain = node.namespace.chain(save.hashes).part(save.first_chunk)
-        blocks = [self._blocks(save, position) for position in range(len(chain))]
+        blocks = [blocks_of_chunk(save, self._shape, position) for position in range(len(chain))]
         pools = [self._memory.pools_there(one) for one in blocks] if save.others else None
         reservation = session.reserve(node.namespace, chain, priority=save.priority, pools=pools)
         at_once = max(_window_bytes(session) // (2 * self._memory.chunk_bytes), 1)
@@ -256,12 +254,6 @@ class Saver:
             self._counts.add("saved_bytes", sum(map(self._memory.bytes_of_chunk, wanted)))
         return True
 
-    def _blocks(self, save: Save, position: int) -> tuple[list[int], ...]:
-        """The blocks of a chunk, by group."""
-        pages = self._shape.pages_per_chunk
-        first = save.pages[position * pages : (position + 1) * pages]
-        return (first, *save.others[position]) if save.others else (first,)
-
     def _copy(
         self,
         job: SaveJob,
@@ -274,6 +266,13 @@ class Saver:
             if not job.cancelled:
                 self._memory.save(staged, blocks, layers, pools)
             return not job.cancelled
+
+
+def blocks_of_chunk(save: Save, shape: Shape, position: int) -> tuple[list[int], ...]:
+    """The blocks of a chunk that is saved, by group."""
+    pages = shape.pages_per_chunk
+    first = save.pages[position * pages : (position + 1) * pages]
+    return (first, *save.others[position]) if save.others else (first,)
 
 
 def _window_bytes(session: larder_kv.Session) -> int:

@@ -19,7 +19,7 @@ from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.describer import Describer
 from larder_kv.vllm.engine import Engine
 from larder_kv.vllm.events import NodeEvents
-from larder_kv.vllm.handoff import Writer, attempt_of, params_for_decode, report_of, writer_of
+from larder_kv.vllm.handoff import attempt_of, params_for_decode, report_of, writer_of
 from larder_kv.vllm.held import HeldBlocks, blocks_of
 from larder_kv.vllm.hints import NONE, Hints, hints_of
 from larder_kv.vllm.keeper import Keeper
@@ -81,7 +81,7 @@ class SchedulerHalf:
         self.counts = Counts()
         self._ranks = engine.ranks.count
         self._held: HeldBlocks | None = None
-        self._warned = self._explained = False
+        self._explained = False
         self._loads, self._saves = loads, saves
         # It reads every rank's slice, so that what it brings is there for all of them.
         self._actor = ChosenActor(self.settings.device)
@@ -114,16 +114,6 @@ class SchedulerHalf:
         """Takes the engine's blocks, of which a hybrid model's are held while they are being saved."""
         self._held = HeldBlocks(pool, self._ranks)
 
-    def explain_hand_over(self) -> None:
-        """Says once what prefill and decode do where a model's groups forbid a hand-over."""
-        if self.shape.others and not self._warned:
-            self._warned = True
-            logger.warning(
-                "prefill hands no layers over to decode for models with sliding windows or recurrent state: a decode engine loads a "
-                "prompt once it is saved. Send its request when the prefill has answered (the router's --hand-over=in-turn), not "
-                "at the same time"
-            )
-
     def is_holding_blocks(self) -> bool:
         """Whether blocks come free only with a step in which the workers say that they have saved them."""
         return bool(self._held)
@@ -131,7 +121,7 @@ class SchedulerHalf:
     def on_new_request(self, request: "Request") -> None:
         self._requests[request.request_id] = request
         hints = self._take_hints(request)
-        self._saved[request.request_id] = Saved(attempt=self._attempt_of(request), priority=hints.priority)
+        self._saved[request.request_id] = Saved(attempt=attempt_of(request.kv_transfer_params), priority=hints.priority)
         if len(self._requests) == 1:
             self._is_idle, self._patience = True, IDLE_SECONDS
         if self._may_load(request):
@@ -234,7 +224,7 @@ class SchedulerHalf:
 
     def params_for_decode(self, request: "Request") -> dict[str, Any] | None:
         """What the request's answer tells the engine that decodes it."""
-        attempt = self._attempt_of(request)
+        attempt = attempt_of(request.kv_transfer_params)
         if attempt is None or not self._saves:
             return None
         chunks = request.num_computed_tokens // self.shape.chunk_tokens
@@ -305,7 +295,7 @@ class SchedulerHalf:
             self._explain_short_prompts(request.num_tokens)
         self._describe(request, 0, len(hashes))
         preempted = request.num_preemptions > 0
-        writer = self._writer_of(request)
+        writer = writer_of(request.kv_transfer_params)
         return self._prefetcher.start(request.request_id, hashes, request.num_tokens, preempted, writer)
 
     def _wait_for(self, prefetch: Prefetch) -> None:
@@ -360,20 +350,6 @@ class SchedulerHalf:
         states = {(group, boundary): block for group, block, boundary in offered}
         save = save_all_groups(self.shape, save, tables, self._held.null, states)
         return replace(save, number=self._held.hold(blocks_of(save.others)))
-
-    def _attempt_of(self, request: "Request") -> int | None:
-        attempt = attempt_of(request.kv_transfer_params)
-        return None if self._may_not_hand_over(attempt is not None) else attempt
-
-    def _writer_of(self, request: "Request") -> Writer | None:
-        writer = writer_of(request.kv_transfer_params)
-        return None if self._may_not_hand_over(writer is not None) else writer
-
-    def _may_not_hand_over(self, is_asked: bool) -> bool:
-        """Whether the model's groups forbid a hand-over; says so once where one is asked for."""
-        if is_asked:
-            self.explain_hand_over()
-        return bool(self.shape.others)
 
     def _release_loaded(self, received: Iterable[str]) -> None:
         """Gives back the leases of loads that have ended."""

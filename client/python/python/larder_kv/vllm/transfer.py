@@ -12,7 +12,7 @@ from functools import partial
 import larder_kv
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.groups import Run
-from larder_kv.vllm.handoff import follow_chunks, load_layer
+from larder_kv.vllm.handoff import follow_chunks
 from larder_kv.vllm.memory import Mark, Memory, done
 from larder_kv.vllm.node import Node, Open
 from larder_kv.vllm.plan import Load, Shape, failed_pages, tail
@@ -73,7 +73,12 @@ class Followed:
     follow: larder_kv.Follow
     first_page: int
     pages: list[int]
-    """Its blocks, but for those that failed."""
+    """Its blocks of the first group, but for those that failed."""
+
+    @property
+    def runs(self) -> list[Run]:
+        """Its blocks that come, by group."""
+        return [Run(self.first_page, self.pages), *self.load.others]
 
 
 class Loader:
@@ -212,16 +217,16 @@ class Loader:
         lease = one.follow.lease
         if one.pages and lease is not None:
             try:
-                load_layer(self._memory, lease, one.pages, one.first_page, layer)
+                self._memory.load_layer(lease, one.runs, layer)
             except larder_kv.DamagedError as error:
-                left = len(one.load.pages) - len(failed_pages(one.load, self._shape, error.position))
+                come = 0 if one.load.others else error.position
+                left = len(one.load.pages) - len(failed_pages(one.load, self._shape, come))
                 self._damaged(one.load, error, one.pages[left:])
                 one.pages = one.pages[:left]
             lease.release()
-            page_bytes = sum(layers.page_bytes for _, layers, _ in self._memory.at_layer(layer))
-            self._counts.add("loaded_bytes", len(one.pages) * page_bytes)
+            self._counts.add("loaded_bytes", self._memory.layer_bytes_of(one.runs, layer) if one.pages else 0)
             if layer + 1 == self._memory.depth:
-                self._counts.add("loaded_blocks", len(one.pages))
+                self._counts.add("loaded_blocks", sum(len(run.blocks) for run in one.runs) if one.pages else 0)
 
     def _damaged(self, load: Load, error: larder_kv.DamagedError, pages: Sequence[int]) -> None:
         """A chunk is wrong, so these blocks did not come."""

@@ -17,6 +17,7 @@ from larder_kv.vllm.actor import Actor
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.device import Device, device_of
 from larder_kv.vllm.engine import Engine
+from larder_kv.vllm.groups import Kind
 from larder_kv.vllm.layout import LayerTensor, layer_pages, page_bytes
 from larder_kv.vllm.memory import Memory, PoolMemory
 from larder_kv.vllm.messages import SavesEnded, StepPlan
@@ -230,5 +231,5 @@ def memory_of(
         # A pipeline stage with fewer layers than another one has its last layer several times: all slices are alike.
         lacking = engine.facts.layers - len(layers) if not pools else 0
         layers, groups = layers + layers[-1:] * lacking, groups + groups[-1:] * lacking
-        pools.append(PoolMemory(device.pages(layers, pool.pages), tuple(groups)))
+        pools.append(PoolMemory(device.pages(layers, pool.pages), tuple(groups), pool.kind is Kind.STATE))
     return Memory(pools, saves_by_layer=device.saves_by_layer)

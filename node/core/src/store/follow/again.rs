@@ -56,7 +56,8 @@ impl Store {
                 continue;
             }
             self.follow_mut(follow, |open| open.may_ask[position] = false);
-            match self.start_fetch(number, name, Source::Peer) {
+            let pools = self.wanted_pools(follow, number, position);
+            match self.start_fetch_of(number, name, Source::Peer, pools) {
                 Some(id) => wanted.push(self.wanted(number, id, position as u32, Source::Peer)),
                 None => self.lose_from(follow, position),
             }

@@ -33,7 +33,7 @@ impl Store {
     }
 
     /// The chunk at a position of a follow will not come.
-    fn lose(&mut self, follow: u64, position: usize) {
+    pub(super) fn lose(&mut self, follow: u64, position: usize) {
         let Some(open) = self.follows.open.get_mut(&follow) else { return };
         let (was, fingerprint, is_peer) = (open.chunks[position], open.fingerprint, open.session.is_none());
         match was {
@@ -54,12 +54,20 @@ impl Store {
         }
     }
 
+    /// The chunk at a position of a follow will not come, where nobody has begun to write it.
+    pub(super) fn lose_awaited(&mut self, follow: u64, position: usize) {
+        let open = self.follows.open.get(&follow);
+        if open.is_some_and(|open| matches!(open.chunks[position], Followed::Awaited(_))) {
+            self.lose(follow, position);
+        }
+    }
+
     pub(super) fn lose_from(&mut self, follow: u64, first: usize) {
         let chunks = self.follows.open.get(&follow).map_or(0, |open| open.chunks.len());
         (first..chunks).for_each(|position| self.lose(follow, position));
     }
 
-    fn forget_awaited(&mut self, follow: u64, fingerprint: Fingerprint, hash: ChunkHash) {
+    pub(super) fn forget_awaited(&mut self, follow: u64, fingerprint: Fingerprint, hash: ChunkHash) {
         let key = (fingerprint, hash);
         let Some(waiting) = self.follows.awaited.get_mut(&key) else { return };
         waiting.retain(|&other| other != follow);

@@ -1,7 +1,7 @@
 //! Follows by peers: a peer is told of each layer, the commit, or the loss of a chunk.
 
 use larder_protocol::checksum::{layer_ranges, layers_checksum};
-use larder_protocol::{ChunkHash, Fingerprint};
+use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 
 use super::{Follow, Followed};
 use crate::Millis;
@@ -27,7 +27,7 @@ pub struct FollowNews {
 pub enum News {
     /// Layers of a block are in place.
     Layers(LayersInPlace),
-    /// It is committed: the checksums of its blocks, by slice, then pool.
+    /// It is committed: the checksums of the blocks that are followed, by slice, then pool.
     Whole(Vec<u64>),
     /// It will not come.
     Lost,
@@ -36,7 +36,7 @@ pub enum News {
 /// Layers of a block that may be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayersInPlace {
-    /// The block, by slice, then pool.
+    /// The block among those that are followed, by slice, then pool.
     pub block: usize,
     /// The block's place.
     pub place: Place,
@@ -49,12 +49,12 @@ pub struct LayersInPlace {
 }
 
 impl Store {
-    /// Follows chunks for another node; `None` if peers follow too much already.
-    /// [`Store::end_grant`] ends it.
+    /// Follows chunks for another node, of each the `pools` that are given by position, or all where none are; `None` if peers
+    /// follow too much already. [`Store::end_grant`] ends it.
     pub fn follow_for_peer(
         &mut self,
         fingerprint: &Fingerprint,
-        hashes: &[ChunkHash],
+        (hashes, pools): (&[ChunkHash], &[PoolSet]),
         attempt: u64,
         patience_ms: u64,
         now: Millis,
@@ -72,6 +72,8 @@ impl Store {
             attempt,
             chunks: hashes.iter().map(|&hash| Followed::Awaited(hash)).collect(),
             hashes: hashes.into(),
+            pools: pools.into(),
+            is_all_or_none: false,
             links: None,
             may_ask: vec![false; hashes.len()].into(),
             patience_ms,
@@ -83,7 +85,11 @@ impl Store {
         self.follows.open.insert(follow, started);
         for (position, &hash) in hashes.iter().enumerate() {
             let id = self.named(fingerprint, &hash);
-            match id.filter(|&id| self.index.get(id).is_complete()) {
+            let is_here = |&id: &ChunkId| {
+                let chunk = self.index.get(id);
+                chunk.pools.has_all(self.wanted_pools(follow, chunk.namespace, position))
+            };
+            match id.filter(is_here) {
                 Some(id) => {
                     self.use_chunks(&[id]);
                     self.follow_mut(follow, |open| open.chunks[position] = Followed::Here(id));
@@ -91,7 +97,12 @@ impl Store {
                     self.tell_whole(follow, position, id);
                 }
                 None => match self.namespaces.of(fingerprint) {
-                    Some(number) => self.await_chunk(follow, number, position, hash),
+                    Some(number) => {
+                        self.await_chunk(follow, number, position, hash);
+                        if id.is_some_and(|id| self.index.get(id).is_complete()) {
+                            self.lose_awaited(follow, position);
+                        }
+                    }
                     None => {
                         self.follows.awaited.entry((*fingerprint, hash)).or_default().push(follow);
                     }
@@ -103,17 +114,37 @@ impl Store {
 
     /// Tells a peer which layers of a chunk are in place.
     pub(super) fn tell_layers(&mut self, follow: u64, position: usize, id: ChunkId) {
-        if self.follows.open.get(&follow).is_none_or(|open| open.session.is_some())
-            || !self.may_be_told(follow, position, id)
-        {
+        if self.follows.open.get(&follow).is_none_or(|open| open.session.is_some()) {
             return;
         }
         let chunk = self.index.get(id);
         let news = (0..chunk.blocks.len()).flat_map(|block| self.block_news(chunk, id, block));
-        let told =
-            news.map(|layers| FollowNews { follow, position: position as u32, what: News::Layers(layers) });
-        let told: Vec<FollowNews> = told.collect();
-        self.follows.told.extend(told);
+        let news: Vec<LayersInPlace> = news.collect();
+        self.tell_peer(follow, position, id, news);
+    }
+
+    /// Tells a peer of layers, by the numbers of their blocks among all of the chunk's, if they are of pools that it wants.
+    pub(super) fn tell_peer(
+        &mut self,
+        follow: u64,
+        position: usize,
+        id: ChunkId,
+        news: impl IntoIterator<Item = LayersInPlace>,
+    ) {
+        if !self.may_be_told(follow, position, id) {
+            return;
+        }
+        let number = self.index.get(id).namespace;
+        let (wanted, pools) =
+            (self.wanted_pools(follow, number, position), self.namespaces.get(number).pools.len());
+        for layers in news {
+            let (slice, pool) = (layers.block / pools, layers.block % pools);
+            if wanted.has(pool) {
+                let block = slice * wanted.len() + wanted.iter().take_while(|&other| other < pool).count();
+                let what = News::Layers(LayersInPlace { block, ..layers });
+                self.follows.told.push(FollowNews { follow, position: position as u32, what });
+            }
+        }
     }
 
     /// The news of the layers in place of a block.
@@ -160,7 +191,13 @@ impl Store {
         if !self.may_be_told(follow, position, id) {
             return;
         }
-        let checksums = self.index.get(id).blocks.iter().map(Block::checksum).collect();
+        let chunk = self.index.get(id);
+        let (wanted, pools) = (
+            self.wanted_pools(follow, chunk.namespace, position),
+            self.namespaces.get(chunk.namespace).pools.len(),
+        );
+        let blocks = chunk.blocks.iter().enumerate().filter(|(block, _)| wanted.has(block % pools));
+        let checksums = blocks.map(|(_, block)| block.checksum()).collect();
         self.follows.told.push(FollowNews {
             follow,
             position: position as u32,

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use larder_protocol::PoolSpec;
 use larder_protocol::checksum::layers_checksum;
+use larder_protocol::{PoolSet, PoolSpec};
 
 use super::layers::Layers;
-use super::{Follow, FollowNews, FollowProgress, Followed, LayersInPlace, News};
+use super::{Follow, FollowProgress, Followed, LayersInPlace, Reader};
 use crate::store::ids::{ChunkId, SessionId};
 use crate::store::index::{Block, Chunk};
 use crate::store::lookup::{Leased, Place};
@@ -22,7 +22,7 @@ impl Store {
         let open = self.follows.open.get(&follow).filter(|open| open.session == Some(session));
         let open = open.ok_or(unknown)?;
         let living = open.living();
-        let layers = open.chunks[..living].iter().map(|&chunk| self.layers_of(open, chunk)).min();
+        let layers = (0..living).map(|position| self.layers_of(open, position)).min();
         let is_whole = open.chunks[..living].iter().all(|chunk| matches!(chunk, Followed::Here(_)));
         Ok(FollowProgress { chunks: living as u32, layers: layers.unwrap_or(0), is_whole })
     }
@@ -41,18 +41,24 @@ impl Store {
         let ids: Option<Vec<ChunkId>> =
             open.chunks[..chunks as usize].iter().map(|chunk| chunk.id()).collect();
         let (Some(number), Some(ids)) = (number, ids) else { return Ok(None) };
-        let has_slots = |id: &ChunkId| {
-            let (chunk, namespace) = (self.index.get(*id), self.namespaces.get(number));
-            slices
-                .iter()
-                .all(|&slice| chunk.blocks[namespace.slice(slice)].iter().all(|block| block.slot().is_some()))
+        let namespace = self.namespaces.get(number);
+        let wanted: Vec<(ChunkId, PoolSet)> =
+            ids.iter().enumerate().map(|(at, &id)| (id, open.wants(at, &namespace.rules))).collect();
+        let has_slots = |&(id, pools): &(ChunkId, PoolSet)| {
+            let block = |slice, pool| &self.index.get(id).blocks[namespace.block(slice, pool)];
+            slices.iter().all(|&slice| pools.iter().all(|pool| block(slice, pool).slot().is_some()))
         };
-        if !ids.iter().all(has_slots) {
+        if !wanted.iter().all(has_slots) {
             return Ok(None);
         }
+        let is_all_or_none = open.is_all_or_none;
         let mut leased = Leased { lease: follow, ..Leased::default() };
         let named = self.named_prefix(number, &hashes, &ids);
-        let fit = self.place_prefix(session, number, &slices, &ids[..named], &mut leased);
+        let mut fit = self.place_each(session, number, &slices, &wanted[..named], &mut leased);
+        if is_all_or_none && fit < ids.len() {
+            leased.show_nothing();
+            fit = 0;
+        }
         leased.chunks = fit as u32;
         self.follow_mut(follow, |open| open.is_shown = true);
         // What does not fit into one answer is not read.
@@ -60,9 +66,9 @@ impl Store {
         Ok(Some(leased))
     }
 
-    /// The layers in place of a chunk, as one of its followers counts them.
-    fn layers_of(&self, open: &Follow, chunk: Followed) -> u32 {
-        let id = match chunk {
+    /// The layers in place of the chunk at a position, as one of its followers counts them.
+    fn layers_of(&self, open: &Follow, position: usize) -> u32 {
+        let id = match open.chunks[position] {
             Followed::Awaited(_) | Followed::Lost(_) => return 0,
             Followed::Coming(id) | Followed::Here(id) => id,
         };
@@ -78,8 +84,8 @@ impl Store {
             };
             if in_place == layers { most } else { in_place }
         };
-        let blocks =
-            open.slices.iter().flat_map(|&slice| (0..namespace.pools.len()).map(move |pool| (slice, pool)));
+        let wanted = open.wants(position, &namespace.rules);
+        let blocks = open.slices.iter().flat_map(|&slice| wanted.iter().map(move |pool| (slice, pool)));
         blocks.map(|(slice, pool)| of_block(slice, pool)).min().unwrap_or(0)
     }
 
@@ -110,16 +116,13 @@ impl Store {
                 continue;
             };
             let Some(position) = open.position(id) else { continue };
-            if !self.may_be_told(follow, position, id) {
-                continue;
-            }
-            let what = News::Layers(LayersInPlace { block, place, offset, bytes, checksum: named });
-            self.follows.told.push(FollowNews { follow, position: position as u32, what });
+            let news = LayersInPlace { block, place, offset, bytes, checksum: named };
+            self.tell_peer(follow, position, id, [news]);
         }
     }
 
-    /// Layers of a fetched chunk came, and are right. Nothing happens if the fetch has another number: a chunk's place may be
-    /// used again.
+    /// Layers of a fetched chunk came, and are right: `block` counts the blocks that are fetched, by slice, then pool. Nothing
+    /// happens if the fetch has another number: a chunk's place may be used again.
     pub fn layers_came(
         &mut self,
         fetch: FetchId,
@@ -130,15 +133,14 @@ impl Store {
         checksum: u64,
     ) {
         let id = fetch.chunk();
-        if !self.gathers.is_fetch(fetch, number) || block >= self.index.get(id).blocks.len() {
+        if !self.gathers.is_fetch(fetch, number) {
             return;
         }
         let chunk = self.index.get(id);
+        let mut fetched = (0..chunk.blocks.len()).filter(|&at| matches!(chunk.blocks[at], Block::Writing(_)));
+        let Some(block) = fetched.nth(block) else { return };
         let layer_bytes = self.pool_of(chunk, block).layer_bytes.max(1);
-        if !matches!(chunk.blocks[block], Block::Writing(_))
-            || !offset.is_multiple_of(layer_bytes)
-            || !bytes.is_multiple_of(layer_bytes)
-        {
+        if !offset.is_multiple_of(layer_bytes) || !bytes.is_multiple_of(layer_bytes) {
             return;
         }
         let first = (offset / layer_bytes) as u32;
@@ -168,34 +170,61 @@ impl Store {
             }
             self.follows.forget_layers(id, block);
         }
-        let is_complete = self.index.get(id).is_complete();
+        let chunk = self.index.get(id);
+        let (pools, number) = (chunk.pools, chunk.namespace);
+        let is_written = chunk.blocks.iter().any(|block| matches!(block, Block::Writing(_)));
+        let is_settled = chunk.is_complete() && !is_written;
         for follow in followers {
             self.moved(follow);
             let position = self.follows.open.get(&follow).and_then(|open| open.position(id));
-            let Some(position) = position.filter(|_| is_complete) else { continue };
+            let Some(position) = position else { continue };
+            if !pools.has_all(self.wanted_pools(follow, number, position)) {
+                continue;
+            }
             self.follow_mut(follow, |open| open.chunks[position] = Followed::Here(id));
+            self.follows.let_go(id, Reader::Follow(follow));
             if self.follows.open.get(&follow).is_some_and(|open| open.session.is_none()) {
                 self.tell_whole(follow, position, id);
             }
         }
-        if is_complete {
-            self.follows.holders.remove(&id);
+        if is_settled {
+            self.settle_awaited(id);
+            self.follows.let_go_processes(id);
             self.follows.attempts.remove(&id);
+        }
+    }
+
+    /// Nobody writes a chunk any more that is here: those who waited for somebody to write it have it now, or lose it where it
+    /// lacks what they want.
+    fn settle_awaited(&mut self, id: ChunkId) {
+        let chunk = self.index.get(id);
+        let (number, hash, pools) = (chunk.namespace, chunk.hash, chunk.pools);
+        let fingerprint = self.namespaces.get(number).fingerprint;
+        let waiting = self.follows.awaited.get(&(fingerprint, hash)).cloned().unwrap_or_default();
+        for follow in waiting {
+            let Some(open) = self.follows.open.get(&follow) else { continue };
+            let position = open.chunks.iter().position(|&chunk| chunk == Followed::Awaited(hash));
+            let Some(position) = position else { continue };
+            let (attempt, is_peer) = (open.attempt, open.session.is_none());
+            if pools.has_all(self.wanted_pools(follow, number, position)) {
+                self.forget_awaited(follow, fingerprint, hash);
+                self.change(id, |chunk| chunk.claims += 1);
+                self.follow_mut(follow, |open| open.chunks[position] = Followed::Here(id));
+                self.moved(follow);
+                if is_peer {
+                    self.tell_layers(follow, position, id);
+                    self.tell_whole(follow, position, id);
+                }
+            } else if !self.follows.is_early(id, attempt) {
+                self.lose(follow, position);
+            }
         }
     }
 
     fn tell_block(&mut self, follow: u64, id: ChunkId, block: usize) {
         let Some(open) = self.follows.open.get(&follow).filter(|open| open.session.is_none()) else { return };
         let Some(position) = open.position(id) else { return };
-        if !self.may_be_told(follow, position, id) {
-            return;
-        }
         let news: Vec<LayersInPlace> = self.block_news(self.index.get(id), id, block).collect();
-        let told = news.into_iter().map(|layers| FollowNews {
-            follow,
-            position: position as u32,
-            what: News::Layers(layers),
-        });
-        self.follows.told.extend(told);
+        self.tell_peer(follow, position, id, news);
     }
 }

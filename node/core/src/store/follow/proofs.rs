@@ -6,7 +6,7 @@ use larder_protocol::checksum::{layer_ranges, layers_checksum};
 use larder_protocol::handoff::LayersSum;
 use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 
-use super::{FollowProgress, Followed};
+use super::{Follow, FollowProgress, Followed};
 use crate::store::ids::{ChunkId, SessionId};
 use crate::store::index::Block;
 use crate::store::{Refused, Store};
@@ -43,10 +43,12 @@ impl Store {
         });
         let ids: Vec<(u32, ChunkId)> = ids.collect();
         if progress.is_whole {
-            let of_chunk = |&(_, id): &(u32, ChunkId)| {
+            let of_chunk = |&(position, id): &(u32, ChunkId)| {
                 let chunk = self.index.get(id);
                 let namespace = self.namespaces.get(chunk.namespace);
-                let blocks = open.slices.iter().flat_map(|&slice| namespace.slice(slice));
+                let wanted = open.wants(position as usize, &namespace.rules);
+                let of_slice = |&slice: &u16| wanted.iter().map(move |pool| namespace.block(slice, pool));
+                let blocks = open.slices.iter().flat_map(of_slice);
                 blocks.map(|block| chunk.blocks[block].checksum()).collect::<Vec<u64>>()
             };
             let checksums = ids.iter().flat_map(of_chunk).collect();
@@ -54,7 +56,7 @@ impl Store {
         }
         let mut sums = Vec::new();
         for &(position, id) in &ids {
-            self.sums_of(position, id, &open.slices, &(known_layers..progress.layers), &mut sums);
+            self.sums_of(open, (position, id), &(known_layers..progress.layers), &mut sums);
         }
         // Every layer that is not told now is news the next time; one layer has one sum a block at most.
         while sums.len() > MAX_MESSAGE_BLOCKS && progress.layers > known_layers + 1 {
@@ -68,16 +70,15 @@ impl Store {
     /// Adds the checksums of a chunk's new layers.
     fn sums_of(
         &self,
-        position: u32,
-        id: ChunkId,
-        slices: &[u16],
+        open: &Follow,
+        (position, id): (u32, ChunkId),
         news: &Range<u32>,
         sums: &mut Vec<LayersSum>,
     ) {
         let chunk = self.index.get(id);
         let namespace = self.namespaces.get(chunk.namespace);
-        for (part, &slice) in slices.iter().enumerate() {
-            for pool in 0..namespace.pools.len() {
+        for (part, &slice) in open.slices.iter().enumerate() {
+            for pool in open.wants(position as usize, &namespace.rules).iter() {
                 let block = namespace.block(slice, pool);
                 let spec = &namespace.pools[pool].spec;
                 let layer_bytes = spec.layer_bytes.max(1);

@@ -50,6 +50,14 @@ pub struct Wanted {
     pub number: u64,
 }
 
+impl Wanted {
+    /// The pools of its blocks.
+    #[must_use]
+    pub fn pools(&self) -> PoolSet {
+        self.blocks.iter().fold(PoolSet::default(), |pools, block| pools.with(block.key.pool.into()))
+    }
+}
+
 /// The blocks of a fetched chunk are in their slots, and right.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Came {
@@ -189,13 +197,24 @@ impl Store {
         name: ChunkRef,
         from: Source,
     ) -> Option<ChunkId> {
+        let every = self.namespaces.get(number).rules.every();
+        self.start_fetch_of(number, name, from, every)
+    }
+
+    /// The same for some pools, unless it comes from disk, from where all pools come that are there.
+    pub(in crate::store) fn start_fetch_of(
+        &mut self,
+        number: NamespaceId,
+        name: ChunkRef,
+        from: Source,
+        pools: PoolSet,
+    ) -> Option<ChunkId> {
         if !self.may_come(number) {
             return None;
         }
-        let every = self.namespaces.get(number).rules.every();
         let pools = match (from, self.index.find(number, &name.hash)) {
             (Source::Disk, Some(id)) => self.index.get(id).disk_pools,
-            _ => every,
+            _ => pools,
         };
         let bytes = self.pools_bytes(number, self.namespaces.get(number).slices.into(), pools);
         let most = match from {

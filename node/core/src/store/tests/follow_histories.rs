@@ -4,21 +4,22 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
-use super::follows::{
-    LAYERS, assert_nothing_is_held, came, join, layer_sums, layered, layers_of, shared_limits,
-};
+use larder_protocol::PoolSet;
+use larder_protocol::handoff::HandOver;
+
+use super::follows::{LAYERS, assert_nothing_is_held, join, layer_sums, layered, layers_of, shared_limits};
 use super::*;
 use crate::store::ChangeKind;
 use crate::store::ids::OrderId;
-use crate::store::{FollowRequest, News, Reserved, Wanted};
+use crate::store::{Came, FollowRequest, News, Reserved, Wanted};
 
 const WORDS: [&str; 5] = ["abc", "abx", "ab", "x", "xy"];
 const SLOTS: u32 = 9;
 
 #[derive(Debug, Clone)]
 enum Step {
-    Reserve { session: usize, word: usize, attempt: u64 },
-    Layers { which: usize, layer: u32 },
+    Reserve { session: usize, word: usize, attempt: u64, states: u8 },
+    Layers { which: usize, layer: u32, pool: u8 },
     Finish { which: usize, is_right: bool },
     Commit { which: usize },
     Abort { which: usize },
@@ -27,7 +28,7 @@ enum Step {
     Release { which: usize },
     Peer { word: usize },
     PeerEnds { which: usize },
-    Came { which: usize, layer: u64 },
+    Came { which: usize, layer: u64, block: usize },
     Fetched { which: usize, is_right: bool },
     Close { session: usize },
     Gone { session: usize },
@@ -38,9 +39,9 @@ fn step() -> impl Strategy<Value = Step> {
     let (session, word, which) = (0..3_usize, 0..WORDS.len(), 0..8_usize);
     let attempt = 0..3_u64;
     prop_oneof![
-        6 => (session.clone(), word.clone(), attempt.clone())
-            .prop_map(|(session, word, attempt)| Step::Reserve { session, word, attempt }),
-        10 => (which.clone(), 0..LAYERS).prop_map(|(which, layer)| Step::Layers { which, layer }),
+        6 => (session.clone(), word.clone(), attempt.clone(), 0..3_u8)
+            .prop_map(|(session, word, attempt, states)| Step::Reserve { session, word, attempt, states }),
+        10 => (which.clone(), 0..LAYERS, 0..2_u8).prop_map(|(which, layer, pool)| Step::Layers { which, layer, pool }),
         10 => (which.clone(), prop::bool::weighted(0.9)).prop_map(|(which, is_right)| Step::Finish { which, is_right }),
         4 => which.clone().prop_map(|which| Step::Commit { which }),
         1 => which.clone().prop_map(|which| Step::Abort { which }),
@@ -50,7 +51,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => which.clone().prop_map(|which| Step::Release { which }),
         3 => word.prop_map(|word| Step::Peer { word }),
         2 => which.clone().prop_map(|which| Step::PeerEnds { which }),
-        6 => (which.clone(), 0..u64::from(LAYERS)).prop_map(|(which, layer)| Step::Came { which, layer }),
+        6 => (which.clone(), 0..u64::from(LAYERS), 0..2_usize)
+            .prop_map(|(which, layer, block)| Step::Came { which, layer, block }),
         4 => (which, prop::bool::weighted(0.8)).prop_map(|(which, is_right)| Step::Fetched { which, is_right }),
         1 => session.clone().prop_map(|session| Step::Close { session }),
         1 => session.prop_map(|session| Step::Gone { session }),
@@ -58,8 +60,17 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Attention of several layers, and a state.
+fn with_states() -> NamespaceSpec {
+    let state = PoolSpec { name: "state".into(), layers: 1, layer_bytes: BLOCK, hit: HitPolicy::Last };
+    let mut spec = layered();
+    spec.pools.push(state);
+    spec
+}
+
 struct World {
     f: Fixture,
+    spec: NamespaceSpec,
     now: Millis,
     sessions: Vec<(SessionId, ProcessId)>,
     closed: Vec<ProcessId>,
@@ -74,13 +85,14 @@ struct World {
 }
 
 impl World {
-    fn new(trusted: bool) -> Self {
+    fn new(trusted: bool, spec: NamespaceSpec) -> Self {
         let limits = StoreLimits { trust_engines: trusted, ..shared_limits(SLOTS) };
-        let mut f = Fixture::with_spec(limits, &layered());
+        let mut f = Fixture::with_spec(limits, &spec);
         f.store.close_session(f.session);
         f.store.process_gone(ProcessId(0));
         let mut world = Self {
             f,
+            spec,
             now: NOW,
             sessions: Vec::new(),
             closed: Vec::new(),
@@ -99,14 +111,16 @@ impl World {
     fn open(&mut self) {
         let process = ProcessId(self.next_process);
         self.next_process += 1;
-        let session = join(&mut self.f, process.0);
+        let session = join(&mut self.f, process.0, &self.spec);
         self.sessions.push((session, process));
     }
 
     fn run(&mut self, step: &Step) {
         match *step {
-            Step::Reserve { session, word, attempt } => self.reserve(session, WORDS[word], attempt),
-            Step::Layers { which, layer } => self.layers(which, layer),
+            Step::Reserve { session, word, attempt, states } => {
+                self.reserve(session, WORDS[word], attempt, states);
+            }
+            Step::Layers { which, layer, pool } => self.layers(which, layer, pool),
             Step::Finish { which, is_right } if !self.orders.is_empty() => self.finish(which, is_right),
             Step::Commit { which } => self.commit(which),
             Step::Abort { which } if !self.reservations.is_empty() => {
@@ -130,20 +144,31 @@ impl World {
             Step::Peer { word } => {
                 let fingerprint = self.f.store.fingerprint(self.f.namespace).unwrap();
                 let hashes = self.f.chain(WORDS[word]).hashes;
-                self.peers.extend(self.f.store.follow_for_peer(&fingerprint, &hashes, 0, 300, self.now));
+                let last = PoolSet::first(self.spec.pools.len());
+                let pools = (1..=hashes.len()).map(|at| if at == hashes.len() { last } else { PoolSet(1) });
+                let (pools, now): (Vec<PoolSet>, Millis) = (pools.collect(), self.now);
+                self.peers.extend(self.f.store.follow_for_peer(&fingerprint, (&hashes, &pools), 0, 300, now));
             }
             Step::PeerEnds { which } if !self.peers.is_empty() => {
                 let follow = self.peers.swap_remove(which % self.peers.len());
                 self.f.store.end_grant(follow);
             }
-            Step::Came { which, layer } if !self.fetches.is_empty() => {
+            Step::Came { which, layer, block } if !self.fetches.is_empty() => {
                 let wanted = &self.fetches[which % self.fetches.len()];
                 let bytes = BLOCK / u64::from(LAYERS);
-                self.f.store.layers_came(wanted.fetch, wanted.number, 0, layer * bytes, bytes, 1);
+                self.f.store.layers_came(wanted.fetch, wanted.number, block, layer * bytes, bytes, 1);
             }
             Step::Fetched { which, is_right } if !self.fetches.is_empty() => {
                 let wanted = self.fetches.swap_remove(which % self.fetches.len());
-                let came = is_right.then(came);
+                let came = Came {
+                    checksums: vec![Checksums::default(); wanted.blocks.len()],
+                    pools: wanted.pools(),
+                    reads: 1,
+                    is_on_disk_elsewhere: false,
+                    is_stored: false,
+                    is_copy: false,
+                };
+                let came = is_right.then_some(came);
                 self.f.store.fetched(wanted.fetch, came, Some(ChangeKind::Gained));
             }
             Step::Close { session } => self.close(session),
@@ -160,10 +185,14 @@ impl World {
         }
     }
 
-    fn reserve(&mut self, session: usize, word: &str, attempt: u64) {
+    fn reserve(&mut self, session: usize, word: &str, attempt: u64, states: u8) {
         let (session, chain) = (self.sessions[session].0, self.f.chain(word));
+        // Of a prompt all states are written, the last, or none.
+        let pools = (1..=chain.len()).map(|at| PoolSet(if states == 1 && at == chain.len() { 3 } else { 1 }));
+        let pools: Vec<PoolSet> =
+            if states == 0 || self.spec.pools.len() == 1 { Vec::new() } else { pools.collect() };
         let reserved =
-            self.f.store.reserve_attempt(session, self.f.namespace, &chain, &[], 0, attempt, self.now);
+            self.f.store.reserve_attempt(session, self.f.namespace, &chain, &pools, 0, attempt, self.now);
         if let Ok(reserved) = reserved
             && reserved.reservation != 0
         {
@@ -176,12 +205,16 @@ impl World {
         }
     }
 
-    fn layers(&mut self, which: usize, layer: u32) {
+    fn layers(&mut self, which: usize, layer: u32, pool: u8) {
         if self.reservations.is_empty() {
             return;
         }
         let (session, of) = &self.reservations[which % self.reservations.len()];
-        let mut ask = layers_of(of, layer, layer + 1);
+        let writes_pool =
+            |&(at, _): &(usize, &u32)| of.pools.get(at).is_none_or(|pools| pools.has(pool.into()));
+        let of_pool = of.chunks.iter().enumerate().filter(writes_pool).map(|(_, &chunk)| chunk).collect();
+        let of = Reserved { chunks: of_pool, ..of.clone() };
+        let mut ask = HandOver { pool, ..layers_of(&of, layer, layer + 1) };
         if self.f.store.trusts_engines() {
             ask.sources.clear();
         }
@@ -196,7 +229,7 @@ impl World {
             return;
         }
         let (session, of) = &self.reservations[which % self.reservations.len()];
-        for sources in [vec![], vec![0; of.chunks.len()]] {
+        for sources in [vec![], vec![0; of.places.len()]] {
             if let Ok(order) = self.f.store.begin_commit(*session, of.reservation, &of.chunks, &sources) {
                 let sums = sums(&order);
                 self.orders.push((order.order, sums, false));
@@ -293,8 +326,9 @@ proptest! {
     fn nothing_leaks_whatever_fails_when(
         steps in prop::collection::vec(step(), 1..80),
         trusted in any::<bool>(),
+        has_states in any::<bool>(),
     ) {
-        let mut world = World::new(trusted);
+        let mut world = World::new(trusted, if has_states { with_states() } else { layered() });
         for step in &steps {
             world.run(step);
             world.check();

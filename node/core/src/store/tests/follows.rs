@@ -49,7 +49,7 @@ impl World {
 
     fn with(limits: StoreLimits) -> Self {
         let mut f = Fixture::with_spec(limits, &layered());
-        let reader = join(&mut f, 1);
+        let reader = join(&mut f, 1, &layered());
         Self { f, reader }
     }
 
@@ -118,9 +118,10 @@ impl World {
     }
 }
 
-pub(super) fn join(f: &mut Fixture, process: u32) -> SessionId {
+pub(super) fn join(f: &mut Fixture, process: u32, spec: &NamespaceSpec) -> SessionId {
     let session = f.store.open_session(TenantId(0), ProcessId(process), 1 << 20);
-    f.store.register(session, "a", &layered(), &[0], &[BLOCK]).unwrap();
+    let block_bytes: Vec<u64> = spec.pools.iter().map(PoolSpec::block_bytes).collect();
+    f.store.register(session, "a", spec, &[0], &block_bytes).unwrap();
     session
 }
 
@@ -392,7 +393,7 @@ fn a_silent_writer_loses_its_followers_and_one_that_goes_on_does_not() {
 fn a_later_attempt_ends_the_earlier_one_whose_late_layers_are_refused() {
     let mut w = World::new();
     let first = w.reserve_attempt(w.f.session, "ab", 1).unwrap();
-    let second_writer = join(&mut w.f, 2);
+    let second_writer = join(&mut w.f, 2, &layered());
     let follow = w.start(w.reader, "ab", false, 2).unwrap().follow;
     w.hand_over(&first, 0, 1);
     assert_eq!(w.progress(follow), (2, 0, false), "the reader wants the second attempt");
@@ -507,7 +508,7 @@ fn a_peer_is_told_each_layer_then_the_commit_and_what_was_there_when_it_came() {
     w.hand_over(&written, 0, 1);
     let fingerprint = w.f.store.fingerprint(w.f.namespace).unwrap();
     let hashes = [name("a"), name("x"), name("y")];
-    let follow = w.f.store.follow_for_peer(&fingerprint, &hashes, 0, PATIENCE, NOW).unwrap();
+    let follow = w.f.store.follow_for_peer(&fingerprint, (&hashes, &[]), 0, PATIENCE, NOW).unwrap();
     let told = tell(&mut w.f.store, follow);
     assert_eq!(told, [(0, "layers", 0), (1, "layers", 0), (1, "whole", 0)]);
     w.hand_over(&written, 1, LAYERS);
@@ -526,7 +527,7 @@ fn a_peer_is_told_each_layer_then_the_commit_and_what_was_there_when_it_came() {
 fn a_peer_hears_of_a_chunk_that_is_committed_from_the_window_all_at_once() {
     let mut w = World::new();
     let fingerprint = w.f.store.fingerprint(w.f.namespace).unwrap();
-    let follow = w.f.store.follow_for_peer(&fingerprint, &[name("a")], 0, PATIENCE, NOW).unwrap();
+    let follow = w.f.store.follow_for_peer(&fingerprint, (&[name("a")], &[]), 0, PATIENCE, NOW).unwrap();
     assert_eq!(tell(&mut w.f.store, follow), []);
     w.f.put("a");
     assert_eq!(tell(&mut w.f.store, follow), [(0, "layers", 0), (0, "whole", 0)]);
@@ -539,7 +540,7 @@ fn a_peer_keeps_the_slots_that_are_sent_to_it_when_the_writer_ends() {
     let mut w = World::new();
     let written = w.reserve("a");
     let fingerprint = w.f.store.fingerprint(w.f.namespace).unwrap();
-    let follow = w.f.store.follow_for_peer(&fingerprint, &[name("a")], 0, PATIENCE, NOW).unwrap();
+    let follow = w.f.store.follow_for_peer(&fingerprint, (&[name("a")], &[]), 0, PATIENCE, NOW).unwrap();
     w.hand_over(&written, 0, 1);
     w.f.store.abort(w.f.session, written.reservation).unwrap();
     assert_eq!(tell(&mut w.f.store, follow), [(0, "layers", 0), (0, "lost", 0)]);
@@ -554,10 +555,10 @@ fn what_peers_follow_is_bounded() {
     let mut w = World::new();
     let fingerprint = w.f.store.fingerprint(w.f.namespace).unwrap();
     let hashes: Vec<ChunkHash> = ["a", "b", "c", "d", "e"].map(name).to_vec();
-    let first = w.f.store.follow_for_peer(&fingerprint, &hashes, 0, PATIENCE, NOW).unwrap();
-    assert_eq!(w.f.store.follow_for_peer(&fingerprint, &hashes, 0, PATIENCE, NOW), None);
+    let first = w.f.store.follow_for_peer(&fingerprint, (&hashes, &[]), 0, PATIENCE, NOW).unwrap();
+    assert_eq!(w.f.store.follow_for_peer(&fingerprint, (&hashes, &[]), 0, PATIENCE, NOW), None);
     w.f.store.end_grant(first);
-    assert!(w.f.store.follow_for_peer(&fingerprint, &hashes, 0, PATIENCE, NOW).is_some());
+    assert!(w.f.store.follow_for_peer(&fingerprint, (&hashes, &[]), 0, PATIENCE, NOW).is_some());
 }
 
 pub(super) fn came() -> Came {
