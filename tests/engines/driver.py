@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from process import Process
@@ -23,8 +24,8 @@ BLOCK_TOKENS = 32
 class Cluster:
     """A running `larder dev`, in `folder` so that its sockets are known before it starts."""
 
-    def __init__(self, folder: Path, nodes: int, arena: str = "256MiB", log: str = "info"):
-        command = [LARDER, "dev", "--json", "--dir", folder, "--nodes", str(nodes), "--arena-bytes", arena]
+    def __init__(self, folder: Path, nodes: int, arena: str = "256MiB", log: str = "info", options: Sequence[str] = ()):
+        command = [LARDER, "dev", "--json", "--dir", folder, "--nodes", str(nodes), "--arena-bytes", arena, *options]
         self.folder = folder
         output = open(folder.with_suffix(".log"), "w")
         environment = os.environ | {"LARDER_LOG": log}

@@ -42,7 +42,7 @@ def decode_cache() -> type:
     return DecodeCache
 
 
-def answer(cache, do: str, tokens=(), salt=None, output=(), kill_before_load=None) -> dict:
+def answer(cache, do: str, tokens=(), salt=None, output=(), kill_before_load=None, priority=0) -> dict:
     """What comes of asking a cache."""
     if do == "stats":
         return stats(cache)
@@ -53,7 +53,7 @@ def answer(cache, do: str, tokens=(), salt=None, output=(), kill_before_load=Non
     if kill_before_load:
         killed_before_load(cache.storage, kill_before_load)
     if do == "put":
-        cache.put(tokens, salt)
+        cache.put(tokens, salt, priority)
     restored = cache.restore(tokens, salt) if do == "restore" else None
     if do in ("put", "save"):
         cache.save(tokens, salt)

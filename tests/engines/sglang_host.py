@@ -100,10 +100,10 @@ class HostCache:
             if hasattr(pool, layers):
                 setattr(pool, addresses, getattr(pool, layers))
 
-    def put(self, tokens: list[int], salt: str | None = None) -> None:
+    def put(self, tokens: list[int], salt: str | None = None, priority: int = 0) -> None:
         """Computes a prompt: its pages get content of their own."""
         rows = self._rows(len(tokens))
-        inserted = InsertParams(key=self._key(tokens, salt), value=rows, priority=0)
+        inserted = InsertParams(key=self._key(tokens, salt), value=rows, priority=priority)
         if self.kind == "state":
             inserted.mamba_value = self.requests.mamba_allocator.alloc(1)
             assert inserted.mamba_value is not None

@@ -115,6 +115,26 @@ def salts(scratch: Path) -> None:
 
 
 @scenario
+def priorities(scratch: Path) -> None:
+    """The pages of a request with a priority outlive later ones without, where the nodes' policy is `priority`."""
+    cluster = Cluster(scratch / "priorities", 1, options=["--policy", "priority", "--chunks-per-node", "14"])
+    with SGLang(scratch, "priorities") as engine:
+        restored = {}
+        for seed, priority in ((20, 7), (30, 0)):
+            engine.open("first", cluster.sockets[0])
+            engine.ask("put", "first", prompt(seed), priority=priority)
+            for later in range(1, 4):
+                engine.ask("put", "first", prompt(seed + later))
+            engine.close("first")
+            engine.open("fresh", cluster.sockets[0])
+            restored[priority] = engine.ask("restore", "fresh", prompt(seed))["restored"]
+            engine.close("fresh")
+        assert restored == {7: len(prompt(20)), 0: 0}, f"{restored}"
+        row("a request with priority 7, three without behind it", "restored whole; without a priority nothing is left")
+    cluster.stop()
+
+
+@scenario
 def two_nodes(scratch: Path) -> None:
     """Another engine on another node gets what the first one saved, over QUIC; altered bytes are a miss."""
     cluster = Cluster(scratch / "two", 2)

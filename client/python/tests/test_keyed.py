@@ -5,7 +5,7 @@ import logging
 import larder_kv
 import pytest
 from conftest import content, spec, start_cluster, take_all_memory, until
-from larder_kv.keyed import Counts, Keyed
+from larder_kv.keyed import Counts, Keyed, groups
 from larder_kv.settings import NodeSettings
 
 BLOCK = 4_096
@@ -111,6 +111,12 @@ def test_more_than_the_window_holds_is_saved_in_parts(cluster, request):
     assert all(rank.save(numbers))
     assert rank.load(numbers) == (11, [content(number, BLOCK) for number in numbers])
     rank.link.close()
+
+
+def test_keys_are_saved_from_the_last_on_with_those_of_their_priority():
+    assert list(groups(5, 3, ())) == [([4, 3, 2], 0), ([1, 0], 0)]
+    assert list(groups(5, 3, [1, 0, 0, 2, 2])) == [([4, 3], 2), ([2, 1], 0), ([0], 1)]
+    assert list(groups(0, 3, ())) == []
 
 
 def test_more_keys_than_one_question_holds_are_asked_in_parts(rank, monkeypatch):

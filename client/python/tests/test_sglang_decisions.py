@@ -1,12 +1,14 @@
 """What SGLang's storage decides, without SGLang."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from larder_kv.lmcache.blocks import digest
 from larder_kv.settings import NodeSettings, UnsupportedError
 from larder_kv.sglang.facts import Facts, PoolFacts
 from larder_kv.sglang.hits import PoolPages, fold, leading
+from larder_kv.sglang.priorities import Priorities, _heard, inserted
 
 YES, NO = True, False
 FACTS = Facts("model", "", 64, "vector", (1, 2), (0, 1), (0, 1), {"quantization": None})
@@ -90,3 +92,39 @@ def test_ranks_of_any_number_share_what_is_the_same_on_all_of_them():
 def test_keys_of_lmcache_differ_wherever_their_fields_do():
     assert digest("a", "bc") != digest("ab", "c") and digest("a", b"") != digest("a")
     assert len(digest(b"x", 1, "salt")) == 32
+
+
+def test_the_highest_priority_of_a_page_counts_and_the_oldest_pages_are_forgotten():
+    priorities = Priorities(most=3)
+    priorities.note(["a", "b"], 2)
+    priorities.note(["b"], -1)
+    priorities.note(["c"], 1_000)
+    assert priorities.of(["a", "b", "c", "d"]) == [2, 2, 127, 0]
+    priorities.note(["d"], -1_000)
+    assert priorities.of(["a", "b", "c", "d"]) == [0, 2, 127, -128]
+
+
+def test_a_storage_hears_the_priorities_of_what_its_own_cache_inserts():
+    class Storage:
+        pass
+
+    storage, other = Storage(), Storage()
+    priorities, others = Priorities(), Priorities()
+    _heard[storage], _heard[other] = priorities, others
+    tree = SimpleNamespace(get_prefix_hash_values=lambda node: ["a", "b"], get_hash_values=lambda node: [f"{node}"])
+    cache = SimpleNamespace(cache_controller=SimpleNamespace(storage_backend=storage), tree_core=tree)
+    inserted(SimpleNamespace(last_device_node=7), cache, SimpleNamespace(priority=3))
+    inserted(SimpleNamespace(last_device_node=8), cache, SimpleNamespace(priority=0))
+    inserted(SimpleNamespace(last_device_node=None), cache, SimpleNamespace(priority=9))
+    assert priorities.of(["a", "b", "7", "8"]) == [3, 3, 3, 0] and others.of(["a"]) == [0]
+
+
+def test_a_tree_that_has_changed_harms_no_insertion(caplog):
+    class Storage:
+        pass
+
+    storage = Storage()
+    _heard[storage] = Priorities()
+    cache = SimpleNamespace(cache_controller=SimpleNamespace(storage_backend=storage), tree_core=object())
+    inserted(SimpleNamespace(last_device_node=7), cache, SimpleNamespace(priority=3))
+    assert "a request's priority is not known to Larder" in caplog.text

@@ -8,7 +8,7 @@ last.
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import larder_kv
@@ -130,8 +130,11 @@ class Keyed:
         self._counts.add("missed_keys", len(keys) - loaded)
         return loaded
 
-    def save(self, spec: larder_kv.NamespaceSpec, keys: Sequence[bytes], blocks: Blocks) -> list[bool]:
-        """Copies blocks out of the engine's memory; which of them are in the cache now. What is there already is not written."""
+    def save(
+        self, spec: larder_kv.NamespaceSpec, keys: Sequence[bytes], blocks: Blocks, priorities: Sequence[int] = ()
+    ) -> list[bool]:
+        """Copies blocks out of the engine's memory; which of them are in the cache now. What is there already is not written.
+        `priorities` has that of each key, 0 for all where it is empty."""
         saved = [False] * len(keys)
 
         def write(opened: Opened, deadline: float) -> None:
@@ -139,11 +142,11 @@ class Keyed:
             # An engine that the node trusts has no window, and writes to its memory.
             at_once = max((session.window_bytes or UNBOUNDED_BYTES) // (2 * namespace.block_bytes()), 1)
             # From the last to the first: keys of a prompt come in its order, and the youngest stays longest.
-            for end in range(len(keys), 0, -at_once):
+            for group, priority in groups(len(keys), at_once, priorities):
                 if time.monotonic() > deadline:
                     return
-                group = list(reversed(range(max(end - at_once, 0), end)))
-                reservation = session.reserve(namespace, namespace.chain([keys[number] for number in group]))
+                chain = namespace.chain([keys[number] for number in group])
+                reservation = session.reserve(namespace, chain, priority=priority)
                 numbers = [group[position] for position in reservation.chunks]
                 staged = [session.stage(reservation, position) for position in reservation.chunks]
                 blocks.write(staged, numbers)
@@ -177,3 +180,15 @@ class Keyed:
         except BaseException:
             self._counts.add("failures")
             self._logger.exception("a call to the Larder node failed")
+
+
+def groups(keys: int, at_once: int, priorities: Sequence[int]) -> Iterator[tuple[list[int], int]]:
+    """The numbers of keys that are saved together, from the last to the first, with the priority that they share."""
+    end = keys
+    while end > 0:
+        priority = priorities[end - 1] if priorities else 0
+        first = end - 1
+        while first > max(end - at_once, 0) and (not priorities or priorities[first - 1] == priority):
+            first -= 1
+        yield list(range(end - 1, first - 1, -1)), priority
+        end = first

@@ -23,6 +23,7 @@ from larder_kv.sglang.hits import PoolPages, fold, leading
 from larder_kv.sglang.metrics import Transfers
 from larder_kv.sglang.pages import Pages
 from larder_kv.sglang.pools import HostPool, HostPools
+from larder_kv.sglang.priorities import hear
 
 logger = logging.getLogger("sglang.larder")
 
@@ -52,6 +53,7 @@ class LarderStorage(HiCacheStorage):
         client = f"sglang {storage_config.model_name} rank {storage_config.tp_rank}"
         self._link = settings.link(client, logger, self.counts.add)
         self._keyed = Keyed(self._link, self.counts, settings.timeout_seconds, logger)
+        self._priorities = hear(self)
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Takes the pool of the KV, and waits until the node was tried once."""
@@ -196,7 +198,8 @@ class LarderStorage(HiCacheStorage):
         if pool is None:
             return [True] * len(keys)
         with self._transfers.measured("backup_pgs", "backup_bandwidth", sum(pool.facts.sizes)) as moved:
-            saved = self._keyed.save(self._specs[name], digests(keys), self._pages(pool, keys, host_indices))
+            pages, priorities = self._pages(pool, keys, host_indices), self._priorities.of(keys)
+            saved = self._keyed.save(self._specs[name], digests(keys), pages, priorities)
             moved.append(sum(saved))
         return saved
 

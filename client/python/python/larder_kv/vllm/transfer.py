@@ -219,8 +219,8 @@ class Loader:
             try:
                 self._memory.load_layer(lease, one.runs, layer)
             except larder_kv.DamagedError as error:
-                come = 0 if one.load.others else error.position
-                left = len(one.load.pages) - len(failed_pages(one.load, self._shape, come))
+                right = 0 if one.load.others else error.position
+                left = len(one.load.pages) - len(failed_pages(one.load, self._shape, right))
                 self._damaged(one.load, error, one.pages[left:])
                 one.pages = one.pages[:left]
             lease.release()
