@@ -295,8 +295,13 @@ impl World {
         let space = self.spaces[asked.space].clone();
         let all = keys(&space, &asked.chain, asked.chain.len());
         let key = Reader::Lease(session, follow);
-        let Some(actor) = self.actor(at) else { return Vec::new() };
         if let Some(leased) = &in_place.leased {
+            let needed = keys(&space, &asked.chain, leased.chunks as usize).len();
+            if leased.places.len() != needed {
+                let shown = leased.places.len();
+                self.violate(|| format!("{at:?}: a follow shows {shown} places where {needed} restore it"));
+                return Vec::new();
+            }
             let places = leased.places.iter().zip(&all).map(|(place, &key)| Reading {
                 extent: place.extent,
                 offset: place.offset,
@@ -304,8 +309,11 @@ impl World {
                 from: 0,
                 to: 0,
             });
-            actor.uses.readings.insert(key, places.collect());
+            let places = places.collect();
+            let Some(actor) = self.actor(at) else { return Vec::new() };
+            actor.uses.readings.insert(key, places);
         }
+        let Some(actor) = self.actor(at) else { return Vec::new() };
         let known = actor.uses.readings.get(&key).cloned().unwrap_or_default();
         let shown: usize = keys(&space, &asked.chain, in_place.chunks as usize).len();
         let layers = u64::from(in_place.layers);
