@@ -6,12 +6,13 @@ use std::hint::black_box;
 
 use larder_core::Millis;
 use larder_core::store::LookupOptions;
+use larder_core::store::policy::PolicyName;
 use larder_protocol::lease::Leased;
 use larder_protocol::peer::{Chunks, Class, Fetch, Message as _, PeerRequest};
 use larder_protocol::session::{
     Lease, Request, Response, decode_request, decode_response, encode_request, encode_response,
 };
-use larder_protocol::{ChunkHash, Fingerprint};
+use larder_protocol::{Chain, ChunkHash, Fingerprint};
 use rkyv::util::AlignedVec;
 
 use self::filled::{Filled, PROMPT};
@@ -55,10 +56,29 @@ fn lease() {
     let mut chains = (0..TIMES).map(|_| prompts()).collect::<Vec<_>>().into_iter();
     counted(&mut || {
         let Some(chain) = chains.next() else { return };
-        let leased = filled.store.lease(filled.session, filled.namespace, &chain).expect("it is there");
-        filled.store.release(filled.session, leased.lease).expect("it was leased");
-        black_box(leased);
+        lease_and_release(&mut filled, &chain);
     });
+}
+
+/// As many as between the times at which the policy learns, several times over: what learning costs is shared by all.
+fn lease_by_adaptive() {
+    let mut filled = Filled::by(PolicyName::Adaptive, CHUNKS, CHUNKS);
+    let mut prompts = filled.random_prompts();
+    for _ in 0..LEARNING {
+        lease_and_release(&mut filled, &prompts());
+    }
+    let mut chains = (0..LEARNING).map(|_| prompts()).collect::<Vec<_>>().into_iter();
+    counted(&mut || {
+        for chain in chains.by_ref().take((LEARNING / TIMES) as usize) {
+            lease_and_release(&mut filled, &chain);
+        }
+    });
+}
+
+fn lease_and_release(filled: &mut Filled, chain: &Chain) {
+    let leased = filled.store.lease(filled.session, filled.namespace, chain).expect("it is there");
+    filled.store.release(filled.session, leased.lease).expect("it was leased");
+    black_box(leased);
 }
 
 fn commit() {
@@ -134,9 +154,10 @@ fn fetch_request() -> PeerRequest {
 }
 
 /// By name; each is of 100 chunks.
-const OPERATIONS: [(&str, fn()); 10] = [
+const OPERATIONS: [(&str, fn()); 11] = [
     ("lookup", lookup),
     ("lease_and_release", lease),
+    ("lease_by_adaptive", lease_by_adaptive),
     ("commit", commit),
     ("commit_and_evict", commit_and_evict),
     ("encode_lease", encode_lease),
@@ -152,3 +173,6 @@ const CHUNKS: u64 = 10_000;
 
 /// How often the operation is done.
 const TIMES: u64 = 10;
+
+/// Leases among which the policy learns often enough.
+const LEARNING: u64 = 1_000;

@@ -18,7 +18,12 @@ pub(crate) struct Filled {
 
 impl Filled {
     pub(crate) fn new(chunks: u64, capacity_chunks: u64) -> Self {
-        let limits = StoreLimits::of_chunks(1 << 10, 64 << 20, capacity_chunks, PolicyName::Lru);
+        Self::by(PolicyName::Lru, chunks, capacity_chunks)
+    }
+
+    /// A store that evicts by another policy.
+    pub(crate) fn by(policy: PolicyName, chunks: u64, capacity_chunks: u64) -> Self {
+        let limits = StoreLimits::of_chunks(1 << 10, 64 << 20, capacity_chunks, policy);
         let mut store = Store::new(limits);
         let session = store.open_session(TenantId(0), ProcessId(0), BLOCK_BYTES);
         let registered = store.register(
