@@ -262,6 +262,7 @@ impl Adaptive {
     }
 
     /// A chunk of this age was not used since the policy learned last.
+    #[inline]
     fn expose(&mut self, kind: Kind, age: Moment) {
         let since = self.now.since(self.learned_at);
         let from = |age: u32, since: u32| age.saturating_sub(since);
@@ -295,12 +296,14 @@ impl Adaptive {
             return;
         }
         self.settle();
-        let sampled: Vec<Ghost> = {
-            let cached =
-                self.state.iter().map(|(_, node)| (node.hash, Ghost { kind: node.kind, used: node.used }));
-            let all = cached.chain(self.past.iter());
-            all.filter(|&(hash, _)| self.is_sampled(hash)).map(|(_, ghost)| ghost).collect()
+        let mut sampled = Vec::new();
+        let mut sample = |hash: u32, kind: Kind, used: Moment| {
+            if self.is_sampled(hash) {
+                sampled.push(Ghost { kind, used });
+            }
         };
+        self.state.iter().for_each(|(_, node)| sample(node.hash, node.kind, node.used));
+        self.past.iter().for_each(|(hash, ghost)| sample(hash, ghost.kind, ghost.used));
         let mut idle = Idle::default();
         for Ghost { kind, used } in sampled {
             let age = self.now.since(used);

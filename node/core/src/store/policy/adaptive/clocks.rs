@@ -15,12 +15,14 @@ pub(super) struct Curves {
 struct AgeRow {
     uses: [f64; BINS],
     exposure: [f64; BINS],
+    /// Whether there is any: most classes never have a chunk.
+    is_known: bool,
 }
 
 /// Hits for each unit of room and time that chunks promise, by age: what they are worth.
 pub(super) type Worths = [f32; BINS];
 
-const NOTHING: AgeRow = AgeRow { uses: [0.0; BINS], exposure: [0.0; BINS] };
+const NOTHING: AgeRow = AgeRow { uses: [0.0; BINS], exposure: [0.0; BINS], is_known: false };
 
 impl Curves {
     /// Curves of so many classes, of which nothing is known.
@@ -30,17 +32,21 @@ impl Curves {
 
     /// A chunk of a class was used at this age.
     pub(super) fn used(&mut self, class: usize, age: u32) {
-        self.rows[class].uses[bin(age).0] += 1.0;
+        let row = &mut self.rows[class];
+        row.is_known = true;
+        row.uses[bin(age).0] += 1.0;
     }
 
     /// A chunk of a class was not used while its age grew.
+    #[inline]
     pub(super) fn exposed(&mut self, class: usize, from: u32, to: u32) {
-        let exposure = &mut self.rows[class].exposure;
+        let row = &mut self.rows[class];
+        row.is_known = true;
+        let mut bin = bin(from).0;
         let (mut from, to) = (f64::from(from), f64::from(to));
-        let mut bin = bin(from as u32).0;
         while from < to {
-            let end = if bin + 1 < BINS { edge(bin + 1).min(to) } else { to };
-            exposure[bin] += end - from;
+            let end = if bin + 1 < BINS { EDGES[bin + 1].min(to) } else { to };
+            row.exposure[bin] += end - from;
             (from, bin) = (end, bin + 1);
         }
     }
@@ -48,7 +54,7 @@ impl Curves {
     /// Lets evidence fade.
     pub(super) fn fade(&mut self, kept: f64) {
         let fade = |values: &mut [f64; BINS]| values.iter_mut().for_each(|value| *value *= kept);
-        self.rows.iter_mut().for_each(|row| {
+        self.rows.iter_mut().filter(|row| row.is_known).for_each(|row| {
             fade(&mut row.uses);
             fade(&mut row.exposure);
         });
@@ -59,36 +65,37 @@ impl Curves {
     pub(super) fn worths(&self, groups: usize, group: impl Fn(usize) -> usize) -> Vec<Worths> {
         let mut rows = vec![NOTHING; groups];
         let mut all = NOTHING;
-        for (class, row) in self.rows.iter().enumerate() {
+        for (class, row) in self.rows.iter().enumerate().filter(|(_, row)| row.is_known) {
             rows[group(class)].add(row);
             all.add(row);
         }
         let mut expected = (sum(&all.uses) + 1.0) / (sum(&all.exposure) + FIRST_EXPOSURE);
         let pooled: [f64; BINS] = std::array::from_fn(|bin| {
-            let hazard = all.hazard(bin, expected);
+            let hazard = all.hazard(bin, 1.0 / expected);
             expected = hazard * FALL;
-            hazard
+            1.0 / hazard
         });
-        let hazards = |row: &AgeRow| std::array::from_fn(|bin| row.hazard(bin, pooled[bin]));
-        rows.iter().map(|row| best_densities(&hazards(row))).collect()
+        let worths = |row: &AgeRow| best_densities(&std::array::from_fn(|bin| row.hazard(bin, pooled[bin])));
+        let unknown = worths(&NOTHING);
+        rows.iter().map(|row| if row.is_known { worths(row) } else { unknown }).collect()
     }
 }
 
 impl AgeRow {
     fn add(&mut self, other: &Self) {
-        for bin in 0..BINS {
-            self.uses[bin] += other.uses[bin];
-            self.exposure[bin] += other.exposure[bin];
-        }
+        self.uses.iter_mut().zip(&other.uses).for_each(|(sum, value)| *sum += value);
+        self.exposure.iter_mut().zip(&other.exposure).for_each(|(sum, value)| *sum += value);
+        self.is_known |= other.is_known;
     }
 
-    /// The hazard of a bin, as if one more use had been seen at the expected hazard.
-    fn hazard(&self, bin: usize, expected: f64) -> f64 {
-        (self.uses[bin] + 1.0) / (self.exposure[bin] + 1.0 / expected)
+    /// The hazard of a bin, as if one more use had been seen after the expected wait: one over the expected hazard.
+    fn hazard(&self, bin: usize, expected_wait: f64) -> f64 {
+        (self.uses[bin] + 1.0) / (self.exposure[bin] + expected_wait)
     }
 }
 
 /// The worth at an age, between the bins' edges too.
+#[inline]
 pub(super) fn at(worths: &Worths, age: u32) -> f32 {
     let (bin, part) = bin(age);
     worths[bin] + part * (worths[(bin + 1).min(BINS - 1)] - worths[bin])
@@ -107,7 +114,9 @@ fn best_densities(hazards: &[f64; BINS]) -> Worths {
     let mut unused = [1.0; BINS + 1];
     let mut waits = [0.0; BINS + 1];
     for bin in 0..BINS {
-        unused[bin + 1] = unused[bin] * (-hazards[bin] * (edge(bin + 1) - edge(bin))).exp();
+        let is_possible = unused[bin] > 0.0;
+        let still = |width: f64| if is_possible { (-hazards[bin] * width).exp() } else { 0.0 };
+        unused[bin + 1] = unused[bin] * still(EDGES[bin + 1] - EDGES[bin]);
     }
     // From the end, where the terms are least.
     for bin in (0..BINS).rev() {
@@ -118,10 +127,14 @@ fn best_densities(hazards: &[f64; BINS]) -> Worths {
     let mut len = 1;
     let mut worths = [0.0; BINS];
     for from in (0..BINS).rev() {
-        while len > 1 && slope(from, hull[len - 1]) <= slope(from, hull[len - 2]) {
-            len -= 1;
+        let mut best = slope(from, hull[len - 1]);
+        while len > 1 {
+            let next = slope(from, hull[len - 2]);
+            if best > next || best.is_nan() || next.is_nan() {
+                break;
+            }
+            (best, len) = (next, len - 1);
         }
-        let best = slope(from, hull[len - 1]);
         // Where nothing is left of the chance, nor is a slope.
         worths[from] = if best.is_finite() { best as f32 } else { hazards[from] as f32 };
         hull[len] = from;
@@ -131,6 +144,7 @@ fn best_densities(hazards: &[f64; BINS]) -> Worths {
 }
 
 /// The bin of an age, and how far into it. Bins are half octaves; the first one goes up to [`FIRST_BIN`].
+#[inline]
 fn bin(age: u32) -> (usize, f32) {
     if age < FIRST_BIN {
         return (0, age as f32 / FIRST_BIN as f32);
@@ -143,14 +157,23 @@ fn bin(age: u32) -> (usize, f32) {
 }
 
 /// The lower edge of a bin.
-fn edge(bin: usize) -> f64 {
+const fn edge(bin: usize) -> f64 {
     match bin.checked_sub(1) {
         None => 0.0,
-        Some(halves) => {
-            f64::from(FIRST_BIN) * (1_u64 << (halves / 2)) as f64 * (1.0 + 0.5 * (halves % 2) as f64)
-        }
+        Some(halves) => FIRST_BIN as f64 * (1_u64 << (halves / 2)) as f64 * (1.0 + 0.5 * (halves % 2) as f64),
     }
 }
+
+/// The lower edge of each bin, and the end of the last one.
+static EDGES: [f64; BINS + 1] = {
+    let mut edges = [0.0; BINS + 1];
+    let mut bin = 0;
+    while bin <= BINS {
+        edges[bin] = edge(bin);
+        bin += 1;
+    }
+    edges
+};
 
 /// Up to 27 octaves above the first bin.
 const BINS: usize = 56;

@@ -66,6 +66,7 @@ impl Kind {
     }
 
     /// Its class among [`CLASSES`].
+    #[inline]
     pub(super) fn class(self) -> usize {
         let turn = match self.turn() {
             0 | 1 => 0,

@@ -75,6 +75,7 @@ impl Lessons {
     }
 
     /// A chunk of the sample was not used while its age grew.
+    #[inline]
     pub(super) fn exposed(&mut self, kind: Kind, from: Moment, to: Moment) {
         let class = kind.class();
         self.wall.exposed(class, from.wall, to.wall);
@@ -82,6 +83,7 @@ impl Lessons {
     }
 
     /// Counts a chunk that was not used for a time.
+    #[inline]
     pub(super) fn count_idle(&self, kind: Kind, age: Moment, idle: &mut Idle) {
         let worths = self.worths(kind.class(), age);
         (0..JUDGES).for_each(|judge| idle.sums[judge] += f64::from(worths[judge]));
@@ -112,6 +114,7 @@ impl Lessons {
     }
 
     /// What each judge says.
+    #[inline]
     fn worths(&self, class: usize, age: Moment) -> [f32; JUDGES] {
         let wall = clocks::at(&self.worth_by_wall[class], age.wall);
         let uses = clocks::at(&self.worth_by_uses[by_uses(class)], age.uses);
@@ -132,7 +135,11 @@ impl Lessons {
             let first = &turns_and_gaps[by_turn_and_gap(class)];
             let second = &gaps_and_uses[by_gap_and_uses(class)];
             let third = &turns_and_uses[by_turn_and_uses(class)];
-            std::array::from_fn(|bin| (first[bin] + second[bin] + third[bin]) / 3.0)
+            let mut mean = *first;
+            for ((mean, second), third) in mean.iter_mut().zip(second).zip(third) {
+                *mean = (*mean + second + third) / 3.0;
+            }
+            mean
         };
         self.worth_by_wall = (0..CLASSES).map(mean).collect();
         self.worth_by_uses = self.uses.worths(USES * 2, |class| class);
@@ -157,6 +164,7 @@ impl Lessons {
 }
 
 /// The class by number of uses and whether it is the last of its prompt.
+#[inline]
 fn by_uses(class: usize) -> usize {
     kinds::uses_of(class) * 2 + kinds::last_of(class)
 }
