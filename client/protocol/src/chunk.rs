@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "a hash is checked in one step, not byte by byte")]
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
 use rkyv::bytecheck::CheckBytes;
@@ -12,7 +13,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 /// 32 bytes that name a chunk and, because they are chained, the whole prefix up to its end.
 ///
 /// The hash that names a chunk: Larder's own hash (see [`crate::hashing`]) or the engine's.
-#[derive(Archive, Serialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, rkyv::Portable)]
+#[derive(Archive, Serialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, rkyv::Portable)]
 #[rkyv(as = ChunkHash)]
 #[repr(transparent)]
 pub struct ChunkHash(pub [u8; 32]);
@@ -30,6 +31,15 @@ unsafe impl<C: Fallible + ?Sized> CheckBytes<C> for ChunkHash {
 impl<D: Fallible + ?Sized> Deserialize<Self, D> for ChunkHash {
     fn deserialize(&self, _: &mut D) -> Result<Self, D::Error> {
         Ok(*self)
+    }
+}
+
+// The derived code hashes a length and a slice of bytes: four times as many instructions.
+impl Hash for ChunkHash {
+    #[inline]
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let (halves, _) = self.0.as_chunks();
+        halves.iter().for_each(|&half| state.write_u128(u128::from_le_bytes(half)));
     }
 }
 

@@ -301,7 +301,7 @@ impl Block {
 impl Index {
     /// Hash of a key in this index; one computation serves several look-ups.
     pub(crate) fn hash(&self, namespace: NamespaceId, hash: &ChunkHash) -> u64 {
-        self.hasher.hash_one((namespace.0, hash.0))
+        self.hasher.hash_one((namespace, hash))
     }
 
     /// The chunk of this name, whose key's hash is given.
@@ -476,7 +476,7 @@ impl Index {
         self.entries[number.position()] = Entry::Chunk(Chunk::new(namespace, &name, generation, blocks));
         let (entries, hasher) = (&self.entries, &self.hasher);
         let key_of = |&number: &ChunkNumber| match &entries[number.position()] {
-            Entry::Chunk(chunk) => hasher.hash_one((chunk.namespace.0, chunk.hash.0)),
+            Entry::Chunk(chunk) => hasher.hash_one((chunk.namespace, chunk.hash)),
             Entry::Vacant(_) => unreachable!("the table holds only chunks"),
         };
         self.table.insert_unique(self.hash(namespace, &name.hash), number, key_of);
