@@ -309,6 +309,14 @@ impl Index {
         self.number_hashed(key, namespace, hash).map(|number| self.id(number))
     }
 
+    /// The first of a chunk's children, where it has this hash. Most chunks have one child, so that a chain is followed without
+    /// a look into the table.
+    pub(crate) fn first_child(&self, parent: ChunkId, hash: &ChunkHash) -> Option<ChunkId> {
+        let number = self.get(parent).first_child?;
+        let child = self.at(number);
+        (child.hash == *hash).then(|| ChunkId::new(number, child.generation))
+    }
+
     /// The chunk of this name.
     pub(crate) fn find(&self, namespace: NamespaceId, hash: &ChunkHash) -> Option<ChunkId> {
         self.find_hashed(self.hash(namespace, hash), namespace, hash)

@@ -342,23 +342,27 @@ impl Store {
     pub(super) fn walk(&self, number: NamespaceId, chain: &Chain) -> Result<Vec<Presence>, Refused> {
         let namespace = self.namespaces.get(number);
         chain.check(namespace.root, namespace.flat)?;
-        // Hashing apart from probing lets the probes' cache misses overlap.
-        let keys: Vec<u64> = chain.hashes.iter().map(|hash| self.index.hash(number, hash)).collect();
-        let ids =
-            keys.iter().zip(&chain.hashes).map(|(&key, hash)| self.index.find_hashed(key, number, hash));
-        let ids: Vec<Option<ChunkId>> = ids.collect();
         let mut found = Vec::with_capacity(chain.len());
         let mut unknown = Vec::new();
-        for (position, (&key, &id)) in keys.iter().zip(&ids).enumerate() {
-            match id {
-                Some(id) => self.index.agrees(id, &chain.chunk(position))?,
-                None => unknown.push((key, position)),
+        let mut before = None;
+        for (position, hash) in chain.hashes.iter().enumerate() {
+            // A child of the chunk before agrees with its place in the chain.
+            let child = before.and_then(|before| self.index.first_child(before, hash));
+            before = child.or_else(|| {
+                let key = self.index.hash(number, hash);
+                let id = self.index.find_hashed(key, number, hash);
+                // A linked chunk that is known and comes twice disagrees with one of its places.
+                if namespace.flat || id.is_none() {
+                    unknown.push((key, position));
+                }
+                id
+            });
+            match before {
+                Some(id) if child.is_none() => self.index.agrees(id, &chain.chunk(position))?,
+                Some(id) => debug_assert_eq!(self.index.agrees(id, &chain.chunk(position)), Ok(())),
+                None => {}
             }
-            // A linked chunk that is known and comes twice disagrees with one of its places.
-            if namespace.flat && id.is_some() {
-                unknown.push((key, position));
-            }
-            found.push(id.map_or(Presence::Absent, |id| self.presence(id)));
+            found.push(before.map_or(Presence::Absent, |id| self.presence(id)));
         }
         refuse_duplicates(chain, &unknown)?;
         Ok(found)
