@@ -515,10 +515,12 @@ impl Store {
                 let Some(slot) = block.slot() else { return false };
                 leased.checksums.push(block.checksum());
                 leased.bytes += namespace.pools[pool].spec.block_bytes();
-                leased.places.push(Place { extent: slot.extent, offset: self.slab.offset(slot) });
-                if self.sessions.show_extent(session, slot.extent) {
+                // Blocks that were stored together lie together.
+                let is_shown = leased.places.last().is_some_and(|last| last.extent == slot.extent);
+                if !is_shown && self.sessions.show_extent(session, slot.extent) {
                     leased.new_extents.push(slot.extent);
                 }
+                leased.places.push(Place { extent: slot.extent, offset: self.slab.offset(slot) });
             }
         }
         true
