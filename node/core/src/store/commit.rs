@@ -122,10 +122,10 @@ impl Store {
         let chunks = self.start_copying(session, reservation, positions, order)?;
         let (mut moves, mut given) = (Vec::with_capacity(sources.len()), BTreeMap::new());
         let (mut next_source, mut bytes) = (sources.iter().copied(), 0);
+        let mut blocks = Vec::new();
         for &chunk in &chunks {
-            let mut blocks = Vec::new();
             self.block_moves(number, chunk, &slices, || next_source.next(), &mut blocks);
-            for block in blocks {
+            for block in blocks.drain(..) {
                 moves.push(block);
                 bytes += block.bytes;
                 if block.is_in_place {
@@ -288,8 +288,10 @@ impl Store {
             }
             chunk.pools = namespace.readable(chunk);
         }
+        let mut numbers = Vec::new();
         ready.chunk_by(|a, b| a.0 == b.0).for_each(|blocks| {
-            let numbers: Vec<usize> = blocks.iter().map(|&(_, number)| number).collect();
+            numbers.clear();
+            numbers.extend(blocks.iter().map(|&(_, number)| number));
             self.blocks_ready(blocks[0].0, &numbers);
         });
         for (&id, (was_held, was_cached)) in chunks.iter().zip(before).rev() {

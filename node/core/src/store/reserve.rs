@@ -108,8 +108,8 @@ impl Store {
             self.undo(&items, number, &slices);
             return Err(Refused::Busy { what: Scarce::Memory, retry_after_ms: MEMORY_RETRY_MS });
         }
-        let places: Vec<Place> =
-            items.iter().flat_map(|item| self.places(number, item.chunk, &slices)).collect();
+        let mut places = Vec::with_capacity(blocks);
+        items.iter().for_each(|item| self.add_places(number, item.chunk, &slices, &mut places));
         let new_extents =
             if self.limits.trust_engines { self.unseen_extents(session, &places) } else { Vec::new() };
         if new_extents.len() > MAX_FRAME_DESCRIPTORS {
@@ -427,10 +427,15 @@ impl Store {
         extents
     }
 
-    fn places(&self, number: NamespaceId, id: ChunkId, slices: &[u16]) -> Vec<Place> {
-        let mut moves = Vec::new();
-        self.block_moves(number, id, slices, || None, &mut moves);
-        moves.into_iter().map(|block| block.place).collect()
+    /// Adds the places of a chunk's blocks that are being written in these slices.
+    fn add_places(&self, number: NamespaceId, id: ChunkId, slices: &[u16], places: &mut Vec<Place>) {
+        let namespace = self.namespaces.get(number);
+        let blocks = &self.index.get(id).blocks;
+        for block in slices.iter().flat_map(|&slice| &blocks[namespace.slice(slice)]) {
+            if let Block::Writing(slot) = *block {
+                places.push(Place { extent: slot.extent, offset: self.slab.offset(slot) });
+            }
+        }
     }
 
     /// Bytes of the slots of a chunk's blocks in these slices and pools.
