@@ -343,29 +343,53 @@ impl Store {
         let namespace = self.namespaces.get(number);
         chain.check(namespace.root, namespace.flat)?;
         let mut found = Vec::with_capacity(chain.len());
+        if !namespace.flat {
+            self.walk_tree(number, chain, &mut found)?;
+        }
+        // Hashing apart from probing lets the probes' cache misses overlap.
+        let (first, rest) = (found.len(), &chain.hashes[found.len()..]);
+        let keys: Vec<u64> = rest.iter().map(|hash| self.index.hash(number, hash)).collect();
+        let ids = keys.iter().zip(rest).map(|(&key, hash)| self.index.find_hashed(key, number, hash));
+        let ids: Vec<Option<ChunkId>> = ids.collect();
         let mut unknown = Vec::new();
-        let mut before = None;
-        for (position, hash) in chain.hashes.iter().enumerate() {
-            // A child of the chunk before agrees with its place in the chain.
-            let child = before.and_then(|before| self.index.first_child(before, hash));
-            before = child.or_else(|| {
-                let key = self.index.hash(number, hash);
-                let id = self.index.find_hashed(key, number, hash);
-                // A linked chunk that is known and comes twice disagrees with one of its places.
-                if namespace.flat || id.is_none() {
-                    unknown.push((key, position));
-                }
-                id
-            });
-            match before {
-                Some(id) if child.is_none() => self.index.agrees(id, &chain.chunk(position))?,
-                Some(id) => debug_assert_eq!(self.index.agrees(id, &chain.chunk(position)), Ok(())),
-                None => {}
+        for (position, (&key, &id)) in (first..).zip(keys.iter().zip(&ids)) {
+            match id {
+                Some(id) => self.index.agrees(id, &chain.chunk(position))?,
+                None => unknown.push((key, position)),
             }
-            found.push(before.map_or(Presence::Absent, |id| self.presence(id)));
+            // A linked chunk that is known and comes twice disagrees with one of its places.
+            if namespace.flat && id.is_some() {
+                unknown.push((key, position));
+            }
+            found.push(id.map_or(Presence::Absent, |id| self.presence(id)));
         }
         refuse_duplicates(chain, &unknown)?;
         Ok(found)
+    }
+
+    /// Adds the places of a linked chain's chunks up to the first that the index does not know.
+    fn walk_tree(
+        &self,
+        number: NamespaceId,
+        chain: &Chain,
+        found: &mut Vec<Presence>,
+    ) -> Result<(), ChainError> {
+        let mut before = None;
+        for (position, hash) in chain.hashes.iter().enumerate() {
+            let name = || chain.chunk(position);
+            // A child of the chunk before agrees with its place in the chain.
+            let id = if let Some(id) = before.and_then(|before| self.index.first_child(before, hash)) {
+                debug_assert_eq!(self.index.agrees(id, &name()), Ok(()));
+                id
+            } else {
+                let Some(id) = self.index.find(number, hash) else { break };
+                self.index.agrees(id, &name())?;
+                id
+            };
+            found.push(self.presence(id));
+            before = Some(id);
+        }
+        Ok(())
     }
 
     /// The pools that a chunk has where it was found.
