@@ -236,10 +236,11 @@ def test_a_reservation_says_which_pools_will_be_written(session):
     chain = namespace.chain_of_tokens(list(range(2 * CHUNK_TOKENS)))
     with pytest.raises(ValueError, match="no pool 2"):
         session.reserve(namespace, chain, pools=[[0], [0, 2]])
-    with pytest.raises(ValueError, match="all pools"):
-        session.reserve(namespace, chain, pools=[[0], [0]], attempt=1)
     with pytest.raises(larder_kv.RefusedError):
         session.reserve(namespace, chain, pools=[[0]])
     reservation = session.reserve(namespace, chain, pools=[[], [1]])
+    assert reservation.pools == [[0], [0, 1]]
+    with pytest.raises(ValueError, match="pool 1 of the chunk at 0 is not to be written"):
+        session.stage_layers(reservation, [0, 1], 0, 1, pool=1)
     staged = [session.stage(reservation, position) for position in reservation.chunks]
     assert [chunk.blocks for chunk in staged] == [[0], [0, 1]], "what every chunk has is written whether named or not"
