@@ -3,6 +3,7 @@
 import larder_kv
 from conftest import FakeGpu
 from larder_kv.vllm.counts import Counts
+from larder_kv.vllm.handoff import Writer
 from larder_kv.vllm.memory import Memory, Pages, PoolMemory
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.plan import Shape
@@ -38,6 +39,13 @@ class RankThreads:
         self.loader.close()
         self.saver.close(10)
         self.node.close()
+
+
+def writer_at(rank: RankThreads) -> Writer:
+    """The engine of this rank, as those who decode name it."""
+    node = rank.node.current()
+    assert node is not None
+    return Writer(node.session.node, node.session.device)
 
 
 def paged(

@@ -11,6 +11,7 @@ from larder_kv.vllm.handoff import Writer, attempt_of, params_for_decode, writer
 from larder_kv.vllm.node import Open
 from larder_kv.vllm.plan import Load, Save
 from larder_kv.vllm.transfer import LayerGate
+from ranks import writer_at
 from test_vllm_transfers import LAYERS as RANK_LAYERS
 from test_vllm_transfers import Rank, hashes
 
@@ -124,12 +125,6 @@ def ranks(cluster, fake_gpu, request):
     yield made
     for rank in made:
         rank.close()
-
-
-def writer_at(rank: Rank) -> Writer:
-    node = rank.node.current()
-    assert node is not None
-    return Writer(node.session.node, node.session.device)
 
 
 def test_decode_loads_layers_while_prefill_computes_them(ranks):

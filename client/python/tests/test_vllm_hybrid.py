@@ -4,11 +4,10 @@ import larder_kv
 import pytest
 from conftest import FakeGpu, spec
 from larder_kv.vllm.groups import Group, Kind, pools_of
-from larder_kv.vllm.handoff import Writer
 from larder_kv.vllm.memory import PoolMemory
 from larder_kv.vllm.plan import Save, Shape, load_all_groups, plan_load, save_all_groups
 from larder_kv.vllm.transfer import LayerGate
-from ranks import RankThreads, memory_of, paged
+from ranks import RankThreads, memory_of, paged, writer_at
 from test_vllm_transfers import hashes, until
 
 PAGES, CHUNK, NULL = 64, 32, 0
@@ -187,12 +186,6 @@ def prefill_and_decode(cluster, fake_gpu, request):
     yield made
     for rank in made:
         rank.close()
-
-
-def writer_at(rank: HybridRank) -> Writer:
-    node = rank.node.current()
-    assert node is not None
-    return Writer(node.session.node, node.session.device)
 
 
 def handed_over(chunks: int, tables: list[list[int]], states: dict[tuple[int, int], int]) -> Save:

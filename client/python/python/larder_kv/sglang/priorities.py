@@ -61,7 +61,9 @@ def inserted(result: Any, cache: Any, params: Any) -> None:
             tree = cache.tree_core
             priorities.note([*tree.get_prefix_hash_values(node), *tree.get_hash_values(node)], int(priority))
     except Exception:
-        logger.warning("a request's priority is not known to Larder", exc_info=True)
+        # Said once: the next insertion would fail as well.
+        _heard.clear()
+        logger.warning("the priorities of requests are not used from now on", exc_info=True)
 
 
 def _hook() -> None:

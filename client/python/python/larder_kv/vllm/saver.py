@@ -10,7 +10,7 @@ from functools import partial
 import larder_kv
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.handoff import hand_over_layer
-from larder_kv.vllm.memory import Memory, Pages, MemoryLayer
+from larder_kv.vllm.memory import Memory, MemoryLayer, Pages
 from larder_kv.vllm.node import Node, Open
 from larder_kv.vllm.plan import Save, Shape
 from larder_kv.vllm.settings import Settings
@@ -42,6 +42,8 @@ class HandOver:
         self._reservation: larder_kv.Reservation | None = None
         # By chunk to save: its blocks, by group.
         self._blocks: list[tuple[list[int], ...]] = []
+        # The chunks to write, with their pools.
+        self._written: list[tuple[int, list[int]]] = []
 
     def begin(self, node: Open, job: SaveJob) -> bool:
         """Takes room for the chunks that the node does not have; a session that comes later cannot go on with them."""
@@ -52,14 +54,14 @@ class HandOver:
         self._reservation = session.reserve(
             node.namespace, chain, priority=save.priority, attempt=save.attempt or 0, pools=pools
         )
+        self._written = list(zip(self._reservation.chunks, self._reservation.pools, strict=True))
         return True
 
     def give(self, node: Open, job: SaveJob, of: MemoryLayer) -> bool:
         """Hands a layer over when it was computed; False where the request's blocks are about to be overwritten."""
         assert self._node is not None and self._reservation is not None
         job.gate.wait(of.number)
-        reserved = zip(self._reservation.chunks, self._reservation.pools, strict=True)
-        chunks = [chunk for chunk, pools in reserved if of.pool in pools]
+        chunks = [chunk for chunk, pools in self._written if of.pool in pools]
         at_once = max(_window_bytes(node.session) * of.pages.layers // (2 * of.pages.block_bytes), 1)
         parts = [chunks[start : start + at_once] for start in range(0, len(chunks), at_once)]
         pieces = [(part, [page for chunk in part for page in self._blocks[chunk][of.group]]) for part in parts]
@@ -69,11 +71,10 @@ class HandOver:
     def finish(self, node: Open, job: SaveJob) -> bool:
         """Commits what was handed over."""
         assert self._node is not None and self._reservation is not None
-        positions = self._reservation.chunks
-        if positions:
-            self._node.session.commit_handed_over(self._reservation, positions)
-            self._counts.add("handed_over_chunks", len(positions))
-            self._counts.add("saved_bytes", sum(map(self._memory.bytes_of_chunk, self._reservation.pools)))
+        if self._written:
+            self._node.session.commit_handed_over(self._reservation, [chunk for chunk, _ in self._written])
+            self._counts.add("handed_over_chunks", len(self._written))
+            self._counts.add("saved_bytes", sum(self._memory.bytes_of_chunk(pools) for _, pools in self._written))
         return True
 
     def _copy(self, job: SaveJob, layers: Pages, staged: larder_kv.StagedLayers, pages: list[int]) -> bool:
