@@ -38,7 +38,8 @@ pub struct Follow {
     /// Number of the namespace.
     pub namespace: u32,
     /// The chunks. Of each the pools are followed that restoring all of them needs ([`PoolRules::needed`]); where the last
-    /// chunks need more pools than the others, one that does not come loses all. The node takes room for all chunks from elsewhere at once, or for none.
+    /// chunks need more pools than the others, one that does not come loses all. The node takes room for all chunks from
+    /// elsewhere at once, or for none.
     pub chain: Chain,
     /// The writer of the missing chunks; without one, the node asks nobody.
     pub writer: Option<Writer>,

@@ -217,6 +217,15 @@ pub struct FollowPools {
     pub pools: Vec<PoolSet>,
 }
 
+impl FollowPools {
+    /// Whether it names at least one pool of each chunk.
+    #[must_use]
+    pub fn names_pools_of_each(&self) -> bool {
+        self.pools.len() == self.chunks.chunks.hashes.len()
+            && !self.pools.iter().any(|pools| pools.is_empty())
+    }
+}
+
 /// News of a followed chunk.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Followed {
@@ -410,3 +419,20 @@ macro_rules! message {
 }
 
 message!(PeerRequest, PeerResponse, FollowerMessage, CoordinatorMessage, v1::CoordinatorMessage);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_follow_of_some_pools_names_at_least_one_of_each_chunk() {
+        let names = |pools: &[u8]| {
+            let hashes = vec![ChunkHash([1; 32]), ChunkHash([2; 32])];
+            let chunks = Chunks { device: 0, fingerprint: Fingerprint([3; 32]), hashes };
+            let chunks = FollowChunks { chunks, order: 1, attempt: 0, patience_ms: 1 };
+            FollowPools { chunks, pools: pools.iter().copied().map(PoolSet).collect() }.names_pools_of_each()
+        };
+        assert!(names(&[1, 3]));
+        assert!(!names(&[1]) && !names(&[1, 3, 1]) && !names(&[1, 0]) && !names(&[]));
+    }
+}

@@ -310,8 +310,8 @@ impl Server {
             PeerRequest::FollowPools(follow) if follow.chunks.chunks.hashes.len() > MAX_FETCH_CHUNKS => {
                 Err("too many chunks in one follow")
             }
-            PeerRequest::FollowPools(follow) if follow.pools.len() != follow.chunks.chunks.hashes.len() => {
-                Err("a follow names the pools of each chunk")
+            PeerRequest::FollowPools(follow) if !follow.names_pools_of_each() => {
+                Err("a follow names pools of each chunk")
             }
             PeerRequest::Damaged(chunks) if chunks.hashes.len() > MAX_FETCH_CHUNKS => {
                 Err("too many chunks in one report")

@@ -112,7 +112,8 @@ impl Core {
         }
     }
 
-    /// Has a peer follow chunks, and of each the pools that it names, or all where it names none, which lets go by [`Event::GrantEnded`](crate::Event::GrantEnded); `None` if peers follow too much.
+    /// Has a peer follow chunks, of each the pools that it names, or all where it names none. It lets go by
+    /// [`Event::GrantEnded`](crate::Event::GrantEnded). `None` if peers follow too much.
     pub fn follow_for_peer(
         &mut self,
         now: Duration,

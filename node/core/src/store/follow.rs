@@ -96,8 +96,6 @@ struct Follow {
     hashes: Box<[ChunkHash]>,
     /// The pools of each that are wanted; empty where these are all of them.
     pools: Box<[PoolSet]>,
-    /// Whether some of the chunks are of no use without the others.
-    is_all_or_none: bool,
     /// How they hang together; `None` for a peer's follow.
     links: Option<Links>,
     /// Whether a writer's node may still be asked for each.
@@ -248,7 +246,12 @@ impl Follow {
     /// Chunks that have come or may still come.
     fn living(&self) -> usize {
         let living = self.chunks.iter().take_while(|chunk| !matches!(chunk, Followed::Lost(_))).count();
-        if self.is_all_or_none && living < self.chunks.len() { 0 } else { living }
+        if self.is_all_or_none() && living < self.chunks.len() { 0 } else { living }
+    }
+
+    /// Whether a session has no use for some of the chunks without the others.
+    fn is_all_or_none(&self) -> bool {
+        self.session.is_some() && !self.pools.is_empty()
     }
 
     /// The pools that are wanted of the chunk at a position.
@@ -282,7 +285,6 @@ impl Store {
             true => Box::default(),
             false => (0..chain.len()).map(|position| rules.needed(position, chain.len())).collect(),
         };
-        let wants = |position: usize| pools.get(position).copied().unwrap_or(rules.every());
         let blocks = slices.len() * rules.blocks(chain.len());
         let held = self.session(session)?.leased_blocks;
         if blocks > MAX_MESSAGE_BLOCKS || held + blocks as u64 > self.limits.max_leased_blocks {
@@ -296,8 +298,7 @@ impl Store {
             attempt,
             chunks: chain.hashes.iter().map(|&hash| Followed::Awaited(hash)).collect(),
             hashes: chain.hashes.as_slice().into(),
-            pools: pools.clone(),
-            is_all_or_none: !rules.is_plain(),
+            pools,
             links: Some(chain.links),
             may_ask: vec![from_peer; chain.len()].into(),
             patience_ms,
@@ -311,7 +312,9 @@ impl Store {
         // Making room for one chunk may take any that nobody claims, those further down the chain included.
         let found: Vec<(Presence, bool)> = (0..)
             .zip(found)
-            .map(|(position, found)| (found, self.pools_of(found).has_all(wants(position))))
+            .map(|(position, found)| {
+                (found, self.pools_of(found).has_all(self.wanted_pools(follow, number, position)))
+            })
             .collect();
         for (position, &(found, has_all)) in found.iter().enumerate() {
             let Some(id) = found.here().filter(|_| has_all) else { continue };

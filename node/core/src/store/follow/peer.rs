@@ -73,7 +73,6 @@ impl Store {
             chunks: hashes.iter().map(|&hash| Followed::Awaited(hash)).collect(),
             hashes: hashes.into(),
             pools: pools.into(),
-            is_all_or_none: false,
             links: None,
             may_ask: vec![false; hashes.len()].into(),
             patience_ms,

@@ -51,7 +51,7 @@ impl Store {
         if !wanted.iter().all(has_slots) {
             return Ok(None);
         }
-        let is_all_or_none = open.is_all_or_none;
+        let is_all_or_none = open.is_all_or_none();
         let mut leased = Leased { lease: follow, ..Leased::default() };
         let named = self.named_prefix(number, &hashes, &ids);
         let mut fit = self.place_each(session, number, &slices, &wanted[..named], &mut leased);
