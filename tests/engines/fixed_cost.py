@@ -1,8 +1,9 @@
-"""The fixed cost of a hit: the first token of one prompt computed, hit in vLLM's own cache, loaded in both ways, and missed.
+"""The fixed cost of a hit: the first token of one prompt hit in vLLM's own cache, and loaded in both ways. The cost of a miss: the first
+token of a prompt that is looked up and saved, and of one that the connector never hears of.
 
-The rounds are paired: each asks every engine for the same new prompt, one after the other, so that what else the machine does meanwhile
-falls on all of them alike. Those that compute it take turns at being the first; one of them is a control, another engine without Larder:
-two engines that are the same differ by up to 7 % for as long as they live, so a miss costs what it takes beyond the control.
+The rounds are paired, so that what else the machine does meanwhile falls on all alike. A hit is asked of all engines one after the
+other. Both prompts of a miss go to one engine, in turns first: two engines that are the same differ by up to 7 % for as long as they
+live.
 
 A node without optimisation sums what is saved slowly, on the processors on which these engines compute: to measure, name one with it,
 `LARDER=target/release/larder tests/engines/run fixed_cost`.
@@ -10,59 +11,89 @@ A node without optimisation sums what is saved slowly, on the processors on whic
 
 import statistics
 import time
-from functools import partial
 
 from answers import counted, loaded, prompt, same
 from driver import Engine
 
-PROMPT_TOKENS, ROUNDS, QUIET_SECONDS = 3_000, 20, 0.3
+PROMPT_TOKENS, CHUNKS, HITS, MISSES, QUIET_SECONDS = 3_000, 93, 20, 60, 0.3
 
 
 def run(world, row, until) -> None:
-    cluster = world.cluster("fixed", 1)
+    # Nothing is evicted: what is cached says what was saved.
+    cluster = world.cluster("fixed", 1, arena="2GiB")
     connector = {"socket": cluster.sockets[0]}
-    times: dict[str, list[float]] = {}
 
     def cached() -> float:
         return cluster.metric(0, "larder_cached_chunks", tier="host")
 
+    def miss(engine: Engine, tokens: list[int]) -> dict:
+        before = cached()
+        answer = timed(engine, tokens)
+        assert (loaded(answer), counted(answer, "failed_blocks")) == (0, 0), answer["counts"]
+        until(lambda: cached() >= before + CHUNKS, "chunks are saved")
+        return answer
+
     with (
         Engine(world.scratch, "fixed-plain") as plain,
-        Engine(world.scratch, "fixed-control") as control,
-        Engine(world.scratch, "fixed-async", connector) as asynchronous,
+        Engine(world.scratch, "fixed-async", connector, faults={}) as asynchronous,
         Engine(world.scratch, "fixed-sync", connector | {"load": "sync"}) as synchronous,
     ):
-        computing = {"computed": plain, "control": control, "miss": asynchronous}
-        for engine in (*computing.values(), synchronous):
-            engine.ask(prompt(99), max_tokens=2)
-        for number in range(ROUNDS + 1):
-            ask = partial(Engine.ask, max_tokens=2)
-            tokens, before, answers = prompt(500 + number, PROMPT_TOKENS), cached(), {}
-            turns = list(computing)
-            for kind in turns[number % 3 :] + turns[: number % 3]:
-                # The threads of the engine before look for work for a while yet.
-                time.sleep(QUIET_SECONDS)
-                answers[kind] = ask(computing[kind], tokens)
-                if kind == "miss":
-                    until(lambda before=before: cached() >= before + 93, "chunks are saved")
-            answers["own hit"] = ask(plain, tokens)
-            answers["async hit"] = ask(asynchronous, tokens, forget=True)
-            answers["sync hit"] = ask(synchronous, tokens)
-            for kind, expected in (("miss", 0), ("async hit", 2_976), ("sync hit", 2_976)):
-                answer = answers[kind]
-                assert (loaded(answer), counted(answer, "failed_blocks")) == (expected, 0), f"{kind}: {answer['counts']}"
+        # The first answers pay for what is made once.
+        for engine in (plain, asynchronous, synchronous):
+            timed(engine, prompt(99, PROMPT_TOKENS))
+        report_misses(row, asynchronous, miss)
+        times: dict[str, list[float]] = {"own hit": [], "async hit": [], "sync hit": []}
+        for number in range(HITS + 1):
+            tokens = prompt(500 + number, PROMPT_TOKENS)
+            timed(plain, tokens)
+            miss(asynchronous, tokens)
+            answers = {"own hit": timed(plain, tokens)}
+            answers["async hit"] = timed(asynchronous, tokens, forget=True)
+            answers["sync hit"] = timed(synchronous, tokens)
             for kind in ("async hit", "sync hit"):
-                same(answers[kind], answers["own hit"])
-            # The first round pays for what is made once.
+                answer = answers[kind]
+                assert (loaded(answer), counted(answer, "failed_blocks")) == (2_976, 0), f"{kind}: {answer['counts']}"
+                same(answer, answers["own hit"])
             if number > 0:
                 for kind, answer in answers.items():
-                    times.setdefault(kind, []).append(1_000 * answer["first_token_seconds"][0])
+                    times[kind].append(first_token(answer))
     cluster.stop()
-    for kind, found in sorted(times.items()):
-        first, middle, last = statistics.quantiles(found, n=4)
-        row(f"first token of {PROMPT_TOKENS} tokens, {kind}", f"{middle:.1f} ms (quartiles {first:.1f} to {last:.1f})")
-    for kind, base in (("async hit", "own hit"), ("sync hit", "own hit"), ("miss", "computed"), ("control", "computed")):
-        apart = [one - other for one, other in zip(times[kind], times[base], strict=True)]
-        first, middle, last = statistics.quantiles(apart, n=4)
-        share = f", {100 * middle / statistics.median(times[base]):.1f} %" if base == "computed" else ""
-        row(f"  {kind} above {base}", f"{middle:.1f} ms{share} (quartiles {first:.1f} to {last:.1f} ms, {ROUNDS} pairs)")
+    for kind, found in times.items():
+        row(f"first token of {PROMPT_TOKENS} tokens, {kind}", spread(found))
+    for kind in ("async hit", "sync hit"):
+        row(f"  {kind} above own hit", spread(apart(times[kind], times["own hit"])))
+
+
+def report_misses(row, engine: Engine, miss) -> None:
+    """Asks one engine for new prompts, by turns with the connector and without."""
+    missed, alone = [], []
+    for number in range(MISSES):
+        one, other = (prompt(600 + 2 * number + place, PROMPT_TOKENS) for place in (0, 1))
+        for kind in (missed, alone) if number % 2 else (alone, missed):
+            kind.append(miss(engine, one) if kind is missed else timed(engine, other, leave_alone=True))
+    tokens = [[first_token(answer) for answer in answers] for answers in (missed, alone)]
+    calls = [[1_000 * answer["connector_seconds_to_first_token"] for answer in answers] for answers in (missed, alone)]
+    row(f"first token of {PROMPT_TOKENS} tokens, miss", spread(tokens[0]))
+    row(f"first token of {PROMPT_TOKENS} tokens, neither looked up nor saved", spread(tokens[1]))
+    for what, (those, these) in (("a miss above that", tokens), ("of it, the connector's calls", calls)):
+        share = 100 * statistics.median(apart(those, these)) / statistics.median(tokens[1])
+        row(f"  {what}", f"{spread(apart(those, these))}, {share:.1f} %")
+
+
+def timed(engine: Engine, tokens: list[int], **asked) -> dict:
+    # The threads of the engine before look for work for a while yet.
+    time.sleep(QUIET_SECONDS)
+    return engine.ask(tokens, max_tokens=2, **asked)
+
+
+def first_token(answer: dict) -> float:
+    return 1_000 * answer["first_token_seconds"][0]
+
+
+def apart(those: list[float], these: list[float]) -> list[float]:
+    return [one - other for one, other in zip(those, these, strict=True)]
+
+
+def spread(milliseconds: list[float]) -> str:
+    first, middle, last = statistics.quantiles(milliseconds, n=4)
+    return f"{middle:.2f} ms (quartiles {first:.2f} to {last:.2f}, {len(milliseconds)} rounds)"

@@ -62,6 +62,8 @@ def answer(llm, asked: dict) -> dict:
         # Blocks that are being saved are free when the engine, which steps only while it has requests, hears of it.
         llm.llm_engine.step()
     before = counts(llm)
+    if connector := sys.modules.get("faulty"):
+        connector.LarderConnector.leaves_alone = asked.get("leave_alone", False)
     handed_over = asked.get("kv_transfer_params")
     sampling = SamplingParams(
         temperature=0,
@@ -87,7 +89,8 @@ def answer(llm, asked: dict) -> dict:
         "first_token_seconds": [first_token(output) for output in outputs],
         "counts": {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)},
         "totals": after,
-        "connector_seconds": connector_seconds(),
+        "connector_seconds": connector_seconds("seconds"),
+        "connector_seconds_to_first_token": connector_seconds("seconds_to_first_token"),
         "kv_transfer_params": [output.kv_transfer_params for output in outputs],
     }
 
@@ -104,10 +107,10 @@ def first_token(output) -> float | None:
     return metrics.first_token_latency if metrics is not None else None
 
 
-def connector_seconds() -> float:
+def connector_seconds(of: str) -> float | None:
     """Seconds that this thread has spent in the connector, where it measures them."""
     measuring = sys.modules.get("faulty")
-    return measuring.LarderConnector.seconds if measuring else 0.0
+    return getattr(measuring.LarderConnector, of) if measuring else 0.0
 
 
 def counts(llm) -> dict[str, float]:

@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 use crate::errors::{GpuError, damaged, lane_exception};
 use crate::handoff::StagedLayers;
 use crate::lease::Lease;
-use crate::pages::{Layer, find_layer};
+use crate::pages::{Layer, check_page_count, find_layer};
 use crate::process::Own;
 use crate::reservation::StagedChunk;
 
@@ -155,26 +155,32 @@ impl GpuPagedMemory {
         wrong.map_or(Ok(()), |wrong| Err(damaged(&wrong)))
     }
 
-    /// As `PagedMemory.save`; returns when the block has the bytes. After a failure the staged chunk is dropped.
+    /// As `PagedMemory.save`; returns when the blocks have the bytes. After a failure the staged chunk that failed is dropped.
     #[pyo3(signature = (staged, pages, *, layer = None, block = 0))]
     fn save(
         &self,
         py: Python<'_>,
-        staged: &StagedChunk,
+        staged: Vec<PyRef<'_, StagedChunk>>,
         pages: Vec<u32>,
         layer: Option<usize>,
         block: usize,
     ) -> PyResult<()> {
-        let save = SavePages { block, pages, layers: self.layer_range(layer)? };
-        staged.check(block, 0, self.layout.block_bytes())?;
-        self.check_pages(&save.pages)?;
-        self.check_chunks(save.pages.len(), 1)?;
+        let layers = self.layer_range(layer)?;
+        for chunk in &staged {
+            chunk.check(block, 0, self.layout.block_bytes())?;
+        }
+        self.check_pages(&pages)?;
+        self.check_chunks(pages.len(), staged.len())?;
         let lane = self.lane.get()?;
-        staged.lend(|chunk| {
-            let copy =
-                lane.save(&self.tensors, chunk, &save, CopyFlags::default()).map_err(lane_exception)?;
-            ended(py, &copy, || copy.wait(SIGNALS_EVERY))
-        })
+        for (chunk, pages) in staged.iter().zip(pages.chunks(self.layout.spec().pages_per_chunk as usize)) {
+            let save = SavePages { block, pages: pages.to_vec(), layers: layers.clone() };
+            chunk.lend(|chunk| {
+                let copy =
+                    lane.save(&self.tensors, chunk, &save, CopyFlags::default()).map_err(lane_exception)?;
+                ended(py, &copy, || copy.wait(SIGNALS_EVERY))
+            })?;
+        }
+        Ok(())
     }
 
     /// As `PagedMemory.save_layers`; returns when the layers have the bytes. After a failure the staged layers are dropped.
@@ -211,11 +217,7 @@ impl GpuPagedMemory {
 
     /// So many pages of so many chunks.
     fn check_chunks(&self, pages: usize, chunks: usize) -> PyResult<()> {
-        let own = self.layout.spec().pages_per_chunk as usize;
-        if pages == own * chunks {
-            return Ok(());
-        }
-        Err(PyValueError::new_err(format!("a chunk has {own} pages, not {pages} for {chunks}")))
+        check_page_count(pages, self.layout.spec().pages_per_chunk as usize, chunks)
     }
 
     fn part(&self, lane: &EngineLane, layers: Range<u32>) -> Result<EngineTensors, LaneError> {

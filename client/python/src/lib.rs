@@ -13,6 +13,7 @@ mod namespace;
 mod node_copies;
 mod open;
 mod pages;
+mod prefetches;
 mod process;
 mod requests;
 mod reservation;
@@ -39,6 +40,8 @@ mod _native {
     use crate::node_copies::{CopyProgress, NodeCopy, NodeTensors};
     #[pymodule_export]
     use crate::pages::PagedMemory;
+    #[pymodule_export]
+    use crate::prefetches::{PendingLease, Prefetches};
     #[pymodule_export]
     use crate::reservation::{Reservation, StagedChunk};
     #[pymodule_export]

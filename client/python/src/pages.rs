@@ -227,26 +227,27 @@ impl PagedMemory {
         copied.map_err(|error| damaged(&error))
     }
 
-    /// Copies `pages`, which are the pages of one chunk in order, into a staged chunk. `layer` is one layer, all where not
+    /// Copies `pages`, which are the pages of the staged chunks in order, into these chunks. `layer` is one layer, all where not
     /// given. Other threads run meanwhile; none may change these pages.
     #[pyo3(signature = (staged, pages, *, layer = None, block = 0))]
     fn save(
         &self,
         py: Python<'_>,
-        staged: &StagedChunk,
+        staged: Vec<PyRef<'_, StagedChunk>>,
         pages: Vec<u64>,
         layer: Option<usize>,
         block: usize,
     ) -> PyResult<()> {
         self.check_pages(&pages)?;
         let layers = find_layer(layer, self.layers.len())?;
-        if pages.len() as u64 != self.pages_per_chunk {
-            let text = format!("a chunk has {} pages, not {}", self.pages_per_chunk, pages.len());
-            return Err(PyValueError::new_err(text));
+        let pages_per_chunk = self.pages_per_chunk as usize;
+        check_page_count(pages.len(), pages_per_chunk, staged.len())?;
+        for chunk in &staged {
+            chunk.check(block, 0, self.block_bytes())?;
         }
-        staged.check(block, 0, self.block_bytes())?;
-        staged.fill(py, |chunk| {
-            for (in_chunk, &page) in (0..).zip(&pages) {
+        StagedChunk::fill(py, staged.iter().map(|chunk| &**chunk), |number, chunk| {
+            let of_chunk = &pages[number * pages_per_chunk..][..pages_per_chunk];
+            for (in_chunk, &page) in (0..).zip(of_chunk) {
                 for PageRun { region, range, offset } in self.pieces(layers.clone(), page, in_chunk) {
                     self.regions[region].copy_to(range, chunk, block, offset);
                 }
@@ -280,6 +281,16 @@ impl PagedMemory {
             Ok(())
         })
     }
+}
+
+/// # Errors
+/// `ValueError` where there are not as many pages as so many chunks have.
+pub(crate) fn check_page_count(pages: usize, pages_per_chunk: usize, chunks: usize) -> PyResult<()> {
+    if Some(pages) == pages_per_chunk.checked_mul(chunks) {
+        return Ok(());
+    }
+    let text = format!("a chunk has {pages_per_chunk} pages: {chunks} chunks do not have {pages}");
+    Err(PyValueError::new_err(text))
 }
 
 /// One of so many layers, or all of them.

@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use crate::namespace::{Chain, Namespace};
 
 /// What a lookup and a prefetch may ask besides the chain.
+#[derive(Default)]
 pub(crate) struct Asking {
     pub(crate) prompt_tokens: Option<u64>,
     pub(crate) skip_read: bool,

@@ -10,6 +10,7 @@ use crate::errors::released;
 use crate::memory::Memory;
 use crate::namespace::check_block;
 use crate::process::Own;
+use crate::requests::check_reserved;
 use crate::waiting::Task;
 
 /// The right to write those chunks of a chain that are missing. Stage them, fill them, commit them, all at once or some at a
@@ -44,15 +45,13 @@ impl Reservation {
         slot.clone().ok_or_else(|| released("reservation"))
     }
 
-    /// The same, where the chunk at `position` is to be written.
+    /// The same, where the chunks at `positions` are to be written.
     ///
     /// # Errors
-    /// As [`Self::share`]; `ValueError` where it is not.
-    pub(crate) fn share_for(&self, position: u32) -> PyResult<Arc<larder_client::Reservation>> {
+    /// As [`Self::share`]; `ValueError` where one is not.
+    pub(crate) fn share_for(&self, positions: &[u32]) -> PyResult<Arc<larder_client::Reservation>> {
         let reservation = self.share()?;
-        if reservation.chunks().binary_search(&position).is_err() {
-            return Err(PyValueError::new_err(format!("the chunk at {position} is not reserved")));
-        }
+        check_reserved(&reservation, positions)?;
         Ok(reservation)
     }
 }
@@ -82,17 +81,18 @@ impl StagedChunk {
         taken.ok_or_else(|| released("staged chunk"))
     }
 
-    /// Fills the chunk with the interpreter's lock released; `write` copies.
-    pub(crate) fn fill(
-        &self,
+    /// Fills chunks with the interpreter's lock released once for all of them; `write` copies to the chunk of that number.
+    pub(crate) fn fill<'a>(
         py: Python<'_>,
-        write: impl FnOnce(&mut larder_client::StagedChunk) + Send,
+        staged: impl IntoIterator<Item = &'a Self>,
+        mut write: impl FnMut(usize, &mut larder_client::StagedChunk) + Send,
     ) -> PyResult<()> {
-        let slot = self.slot.get()?;
+        let slots = staged.into_iter().map(|chunk| chunk.slot.get()).collect::<PyResult<Vec<_>>>()?;
         py.detach(|| {
-            let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-            let staged = slot.as_mut().ok_or_else(|| released("staged chunk"))?;
-            write(staged);
+            for (number, slot) in slots.into_iter().enumerate() {
+                let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+                write(number, slot.as_mut().ok_or_else(|| released("staged chunk"))?);
+            }
             Ok(())
         })
     }
@@ -214,7 +214,7 @@ impl StagedChunk {
     fn copy_from(&self, py: Python<'_>, data: &Bound<'_, PyAny>, block: usize, offset: u64) -> PyResult<()> {
         let data = Memory::readable(data)?;
         self.check(block, offset, data.len())?;
-        self.fill(py, |staged| data.copy_to(0..data.len(), staged, block, offset))
+        Self::fill(py, [self], |_, staged| data.copy_to(0..data.len(), staged, block, offset))
     }
 
     /// Frees the room without a commit.

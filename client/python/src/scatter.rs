@@ -129,18 +129,13 @@ impl ScatteredMemory {
         }
         let pieces = self.pieces(&addresses, &sizes, staged.len(), block_bytes)?;
         let mut pieces = pieces.into_iter().peekable();
-        for (number, chunk) in staged.iter().enumerate() {
-            let mut of_chunk = Vec::new();
-            while let Some(piece) = pieces.next_if(|piece| piece.block == number) {
-                of_chunk.push(piece);
+        StagedChunk::fill(py, staged.iter().map(|chunk| &**chunk), |number, chunk| {
+            while let Some(PageRun { region, start, bytes, offset, .. }) =
+                pieces.next_if(|piece| piece.block == number)
+            {
+                self.regions[region].copy_to(start..start + bytes, chunk, block, offset);
             }
-            chunk.fill(py, |staged| {
-                for PageRun { region, start, bytes, offset, .. } in of_chunk {
-                    self.regions[region].copy_to(start..start + bytes, staged, block, offset);
-                }
-            })?;
-        }
-        Ok(())
+        })
     }
 
     fn __repr__(&self) -> String {

@@ -49,6 +49,12 @@ pub(crate) struct AsyncSession {
 }
 
 impl Session {
+    /// # Errors
+    /// As [`Open::session`].
+    pub(crate) fn share(&self) -> PyResult<larder_client::Session> {
+        self.open.session()
+    }
+
     fn open(py: Python<'_>, opening: Opening) -> PyResult<Self> {
         let (runtime, session) = opening.start()?;
         let session = wait(py, &runtime, session)?;
@@ -183,9 +189,25 @@ sessions! {
     /// Raises `WindowError` where a chunk is larger than the window, `RequestTimeout` where no room was freed in time.
     #[pyo3(signature = (reservation: "Reservation", position: "int") -> "StagedChunk")]
     fn stage(&self, reservation: &Reservation, position: u32) -> StagedChunk {
-        let reservation = reservation.share_for(position)?;
+        let reservation = reservation.share_for(&[position])?;
         let call = self.session()?.stage(&reservation, position);
         then(call, move |staged| StagedChunk::new(&reservation, staged))
+    }
+
+    /// Gives the reserved chunks at `positions` room to be filled, as `stage` does for one.
+    ///
+    /// Raises as `stage`: `WindowError` where they are more together than the window holds.
+    #[pyo3(signature = (reservation: "Reservation", positions: "Sequence[int]") -> "list[StagedChunk]")]
+    fn stage_chunks(&self, reservation: &Reservation, positions: Vec<u32>) -> Vec<StagedChunk> {
+        let (session, reservation) = (self.session()?, reservation.share_for(&positions)?);
+        Ok(async move {
+            reservation.check_room(&positions)?;
+            let mut staged = Vec::with_capacity(positions.len());
+            for position in positions {
+                staged.push(StagedChunk::new(&reservation, session.stage(&reservation, position).await?));
+            }
+            Ok(staged)
+        })
     }
 
     /// Hands filled chunks of one reservation over, and returns how many the node keeps.
@@ -202,8 +224,7 @@ sessions! {
     /// Raises `WindowError` where they are more than the window holds, `RequestTimeout` where no room was freed in time.
     #[pyo3(signature = (reservation: "Reservation", positions: "Sequence[int]", start: "int", end: "int", *, pool: "int" = 0) -> "StagedLayers")]
     fn stage_layers(&self, reservation: &Reservation, positions: Vec<u32>, start: u32, end: u32, pool: usize) -> StagedLayers {
-        let (session, reservation) = (self.session()?, reservation.share()?);
-        check_reserved(&reservation, &positions)?;
+        let (session, reservation) = (self.session()?, reservation.share_for(&positions)?);
         let known = reservation.namespace().pool_layers().get(pool).copied().unwrap_or(0);
         if start >= end || end > known {
             return Err(PyValueError::new_err(format!("pool {pool} has {known} layers, not {start}..{end}")));
@@ -226,8 +247,7 @@ sessions! {
     /// Raises `RefusedError` where layers are missing.
     #[pyo3(signature = (reservation: "Reservation", positions: "Sequence[int]") -> "int")]
     fn commit_handed_over(&self, reservation: &Reservation, positions: Vec<u32>) -> u32 {
-        let (session, reservation) = (self.session()?, reservation.share()?);
-        check_reserved(&reservation, &positions)?;
+        let (session, reservation) = (self.session()?, reservation.share_for(&positions)?);
         then(session.commit_handed_over(&reservation, &positions), identity)
     }
 

@@ -199,4 +199,4 @@ pub(crate) fn end_visits(py: Python<'_>) {
 }
 
 /// How long a waiting thread is deaf to signals.
-const SIGNALS_EVERY: Duration = Duration::from_millis(100);
+pub(crate) const SIGNALS_EVERY: Duration = Duration::from_millis(100);

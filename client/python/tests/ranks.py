@@ -4,7 +4,7 @@ import larder_kv
 from conftest import FakeGpu
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.handoff import Writer
-from larder_kv.vllm.memory import Memory, Pages, PoolMemory
+from larder_kv.vllm.memory import Memory, Pages
 from larder_kv.vllm.node import Node
 from larder_kv.vllm.plan import Shape
 from larder_kv.vllm.prefetch import Prefetcher
@@ -55,8 +55,3 @@ def paged(
     if gpu is None:
         return larder_kv.PagedMemory(regions, layers, pages_per_chunk=pages_per_chunk)
     return gpu.paged_memory(regions, layers, pages_per_chunk=pages_per_chunk)
-
-
-def memory_of(gpu: FakeGpu | None, pools: list[PoolMemory]) -> Memory:
-    """The rank's pools; on a GPU the saves of a step go together."""
-    return Memory(pools, saves_by_layer=gpu is None)

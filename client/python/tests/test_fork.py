@@ -17,11 +17,15 @@ def test_a_child_may_not_use_its_parents_session(session):
     lease = session.lease(namespace, chain)
     view = lease.view(0)
     ticket = session.lookup_and_prefetch(namespace, chain)
+    prefetches = larder_kv.Prefetches(session, at_most=1)
+    pending = prefetches.start(namespace, chain, patience=1)
     uses = {
         "lookup": lambda: session.lookup(namespace, chain),
         "view": lambda: lease.view(0),
         "old view": lambda: memoryview(view),
         "ticket": lambda: ticket.tokens,
+        "prefetches": lambda: prefetches.start(namespace, chain, patience=1),
+        "pending lease": lambda: pending.wait(1),
         "stats": session.stats,
     }
     assert in_a_child(lambda: {name: raised(use) for name, use in uses.items()}) == dict.fromkeys(uses, "ForkedError")
@@ -31,9 +35,12 @@ def test_a_child_that_ends_gives_back_nothing_of_its_parents(session):
     namespace = session.register(spec("fork end"))
     chain = namespace.chain_of_tokens(TOKENS)
     put(session, namespace, chain)
-    held = [session.lease(namespace, chain), session.lookup_and_prefetch(namespace, chain)]
+    pending = larder_kv.Prefetches(session, at_most=1).start(namespace, chain, patience=1)
+    held = [session.lease(namespace, chain), session.lookup_and_prefetch(namespace, chain), pending]
     in_a_child(held.clear)
-    assert len(held) == 2 and bytes(held[0].view(1)) == content(1)
+    assert len(held) == 3 and bytes(held[0].view(1)) == content(1)
+    outcome = pending.wait(10)
+    assert outcome is not None and bytes(outcome[1].view(1)) == content(1)
     assert session.lookup(namespace, chain).tokens == len(TOKENS)
 
 

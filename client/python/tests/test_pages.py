@@ -43,11 +43,10 @@ def test_pages_survive_a_round_trip_to_other_pages(session, fake_gpu, order, pla
     assert namespace.block_bytes() == paged.block_bytes
     chain = namespace.chain_of_tokens(list(range(2 * CHUNK_TOKENS)))
     reservation = session.reserve(namespace, chain)
-    for position, pages in enumerate([[4, 1], [2, 3]]):
-        staged = session.stage(reservation, position)
-        for layer in range(LAYERS):
-            paged.save(staged, pages, layer=layer)
-        session.commit(reservation, [staged])
+    staged = session.stage_chunks(reservation, [0, 1])
+    for layer in range(LAYERS):
+        paged.save(staged, [4, 1, 2, 3], layer=layer)
+    session.commit(reservation, staged)
     region[:] = bytes(len(region))
     with session.lease(namespace, chain) as lease:
         # The last three of the four pages, the first layer apart from the others.
@@ -79,12 +78,12 @@ def test_pages_beyond_the_memory_are_refused(session):
     namespace, chain, reservation = one_chunk(session, "beyond")
     staged = session.stage(reservation, 0)
     with pytest.raises(ValueError, match="no page 6"):
-        paged.save(staged, [0, 6])
+        paged.save([staged], [0, 6])
     with pytest.raises(ValueError, match="has 2 pages"):
-        paged.save(staged, [0])
+        paged.save([staged], [0])
     with pytest.raises(ValueError, match="no layer 3"):
-        paged.save(staged, [0, 1], layer=3)
-    paged.save(staged, [0, 1])
+        paged.save([staged], [0, 1], layer=3)
+    paged.save([staged], [0, 1])
     session.commit(reservation, [staged])
     with session.lease(namespace, chain) as lease, pytest.raises(ValueError, match="not leased"):
         paged.load(lease, [0, 1], first_page=1)
@@ -102,12 +101,12 @@ def test_what_a_gpu_cannot_copy_is_refused(session, fake_gpu):
     namespace, chain, reservation = one_chunk(session, "refused by a GPU")
     staged = session.stage(reservation, 0)
     with pytest.raises(ValueError, match="has 2 pages"):
-        paged.save(staged, [0])
+        paged.save([staged], [0])
     with pytest.raises(ValueError, match="no layer 3"):
-        paged.save(staged, [0, 1], layer=3)
+        paged.save([staged], [0, 1], layer=3)
     with pytest.raises(ValueError, match="no page 6"):
-        paged.save(staged, [0, PAGES])
-    paged.save(staged, [0, 1])
+        paged.save([staged], [0, PAGES])
+    paged.save([staged], [0, 1])
     session.commit(reservation, [staged])
     with session.lease(namespace, chain) as lease, pytest.raises(ValueError, match="not those of a lease"):
         paged.load(lease, [0, 1], first_page=1)

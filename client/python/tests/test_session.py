@@ -145,6 +145,8 @@ def test_errors_say_what_to_do(cluster, session):
     reservation = session.reserve(namespace, chain)
     with pytest.raises(ValueError, match="not reserved"):
         session.stage(reservation, 9)
+    with pytest.raises(ValueError, match="not reserved"):
+        session.stage_chunks(reservation, [0, 9])
     with pytest.raises(ValueError, match="do not fit"):
         session.stage(reservation, 0).copy_from(bytes(BLOCK_BYTES + 1))
     small = larder_kv.Session(cluster.sockets[0], window_bytes=0)
@@ -152,6 +154,12 @@ def test_errors_say_what_to_do(cluster, session):
     reserved = small.reserve(others, others.chain_of_tokens(TOKENS))
     with pytest.raises(larder_kv.WindowError):
         small.stage(reserved, 0)
+    few = larder_kv.Session(cluster.sockets[0], window_bytes=2 * BLOCK_BYTES)
+    others = few.register(spec("small window"))
+    reserved = few.reserve(others, others.chain_of_tokens(TOKENS))
+    with pytest.raises(larder_kv.WindowError):
+        few.stage_chunks(reserved, list(range(few.window_bytes // BLOCK_BYTES + 1)))
+    assert len(few.stage_chunks(reserved, [0, 1])) == 2, "what was refused has taken nothing"
     assert issubclass(larder_kv.RequestTimeout, TimeoutError)
 
 

@@ -4,10 +4,10 @@ import larder_kv
 import pytest
 from conftest import FakeGpu, spec
 from larder_kv.vllm.groups import Group, Kind, pools_of
-from larder_kv.vllm.memory import PoolMemory
+from larder_kv.vllm.memory import Memory, PoolMemory
 from larder_kv.vllm.plan import Save, Shape, load_all_groups, plan_load, save_all_groups
 from larder_kv.vllm.transfer import LayerGate
-from ranks import RankThreads, memory_of, paged, writer_at
+from ranks import RankThreads, paged, writer_at
 from test_vllm_transfers import hashes, until
 
 PAGES, CHUNK, NULL = 64, 32, 0
@@ -43,7 +43,7 @@ class HybridRank(RankThreads):
             for one in POOLS
         ]
         namespace = spec(model, hash_algorithm="sha256_cbor", hash_seed="test", pools=told)
-        super().__init__(socket, namespace, SHAPE, memory_of(gpu, pools), queue_chunks=queue_chunks)
+        super().__init__(socket, namespace, SHAPE, Memory(pools), queue_chunks=queue_chunks)
 
     def fill(self, tables: list[list[int]]) -> None:
         """Gives every block a content of its own: that of its group and place in the prompt."""
@@ -65,9 +65,10 @@ class HybridRank(RankThreads):
     def prefetched(self, chunks: int) -> int:
         """How many chunks of the prompt's first ones can be restored."""
         prefetch = self.prefetcher.start("b", hashes(chunks), 10_000, False)
-        until(lambda: prefetch.chunks is not None)
+        found = self.prefetcher.look(prefetch, 10)
         self.prefetcher.drop("b")
-        return prefetch.chunks or 0
+        assert found is not None
+        return found
 
 
 def content(name: str, place: int, size: int) -> bytes:

@@ -144,17 +144,29 @@ impl Reservation {
     /// Gives back what is not committed. The same as dropping it.
     pub fn abort(self) {}
 
-    /// The window and the bytes in it that staging the chunk at `position` takes; `None` where chunks go straight into the
+    /// Whether the chunks at `positions` can be staged at the same time.
+    ///
+    /// # Errors
+    /// `WindowTooSmall` where they are more than the write window holds.
+    ///
+    /// # Panics
+    /// Where the reservation has no chunk there.
+    pub fn check_room(&self, positions: &[u32]) -> Result<(), SessionError> {
+        self.room_needed(positions).map(|_| ())
+    }
+
+    /// The window and the bytes in it that staging the chunks at `positions` takes; `None` where chunks go straight into the
     /// arena.
     ///
     /// # Panics
     /// Where the reservation has no chunk there.
-    pub(crate) fn room_needed(&self, position: u32) -> Result<Option<(&Arc<Window>, u64)>, SessionError> {
-        let pools = self.pools[self.index(position)];
+    pub(crate) fn room_needed(&self, positions: &[u32]) -> Result<Option<(&Arc<Window>, u64)>, SessionError> {
+        let pools = positions.iter().map(|&position| self.pools[self.index(position)]);
+        let blocks = self.claim.namespace.blocks_per_chunk();
+        let chunk_bytes = pools.map(|pools| self.claim.block_offset(pools, blocks)).sum();
         if self.claim.placed.is_some() {
             return Ok(None);
         }
-        let chunk_bytes = self.claim.block_offset(pools, self.claim.namespace.blocks_per_chunk());
         match &self.claim.link.window {
             Some(window) if chunk_bytes <= window.len() => Ok(Some((window, chunk_bytes))),
             window => {

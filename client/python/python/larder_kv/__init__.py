@@ -4,7 +4,7 @@ A `Session` (for threads) or an `AsyncSession` (for asyncio) talks to the node o
 
 - get: `lookup` says how much of a prompt is in the cache, `lookup_and_prefetch` brings it near meanwhile, `lease` keeps it in
   place, `Lease.copy_block` copies it out, `Lease.view` reads it where it is, dropping the lease gives it back. What is read is
-  verified as the session's `verify` says.
+  verified as the session's `verify` says. `Prefetches` starts prefetches for a scheduler, which must not wait.
 - put: `reserve` says which chunks are missing, `stage` gives one of them room, `StagedChunk.copy_from` fills it, `commit`
   hands it over.
 - engines' memory: `PagedMemory` and `ScatteredMemory` copy between blocks and host memory, `GpuPagedMemory` between blocks
@@ -31,7 +31,9 @@ from larder_kv._native import (
     NodeCopy,
     NodeTensors,
     PagedMemory,
+    PendingLease,
     Pinned,
+    Prefetches,
     Progress,
     Reservation,
     ScatteredMemory,
@@ -96,8 +98,10 @@ __all__ = [
     "NodeCopy",
     "NodeTensors",
     "PagedMemory",
+    "PendingLease",
     "Pinned",
     "Pool",
+    "Prefetches",
     "Progress",
     "RefusedError",
     "ReleasedError",

@@ -94,6 +94,25 @@ class Ticket:
     def cancel(self) -> None: ...
 
 @final
+class Prefetches:
+    """Starts prefetches of a session that are asked after later. At most `at_most` are under way at the same time."""
+
+    def __new__(cls, session: Session, at_most: int) -> Self: ...
+    def start(self, namespace: Namespace, chain: Chain, *, patience: float, prompt_tokens: int | None = None, preempted: bool = False, prefill_tokens_per_second: float | None = None, request: str | None = None) -> PendingLease:
+        """Asks how much of a prompt can be served, has the node bring it, and leases what has come after `patience` seconds at
+        the latest. Sends the request and returns."""
+
+@final
+class PendingLease:
+    """The lease that a prefetch ends with, once it is there. Dropping it cancels the prefetch."""
+
+    def wait(self, seconds: float) -> tuple[Found, Lease] | None:
+        """What was found and the lease of what came of it; None where that is not known within `seconds`. It is given once.
+
+        Raises what `lookup_and_prefetch` and `collect` raise; `ReleasedError` where it was given before."""
+    def cancel(self) -> None: ...
+
+@final
 class BlockView(Buffer):
     """A block in the node's memory, read-only; it keeps its lease."""
 
@@ -191,8 +210,10 @@ class PagedMemory:
     ) -> None:
         """Copies what is leased into consecutive pages of the prompt, from page `first_page` of the lease on."""
 
-    def save(self, staged: StagedChunk, pages: Sequence[int], *, layer: int | None = None, block: int = 0) -> None:
-        """Copies the pages of one chunk, in order, into a staged chunk."""
+    def save(
+        self, staged: Sequence[StagedChunk], pages: Sequence[int], *, layer: int | None = None, block: int = 0
+    ) -> None:
+        """Copies the pages of the staged chunks, in order, into these chunks."""
 
     def save_layers(self, staged: StagedLayers, pages: Sequence[int]) -> None:
         """Copies the pages of the staged chunks, in order, into staged layers."""
@@ -261,8 +282,10 @@ class GpuPagedMemory:
     ) -> None:
         """Copies what is leased into consecutive pages of the prompt, from page `first_page` of the lease on."""
 
-    def save(self, staged: StagedChunk, pages: Sequence[int], *, layer: int | None = None, block: int = 0) -> None:
-        """Copies the pages of one chunk, in order, into a staged chunk, which is dropped where that fails."""
+    def save(
+        self, staged: Sequence[StagedChunk], pages: Sequence[int], *, layer: int | None = None, block: int = 0
+    ) -> None:
+        """Copies the pages of the staged chunks, in order, into these chunks. One whose copy fails is dropped."""
 
     def save_layers(self, staged: StagedLayers, pages: Sequence[int]) -> None:
         """Copies the pages of the staged chunks, in order, into staged layers, which are dropped where that fails."""
@@ -345,6 +368,10 @@ class Session:
         """Gives the reserved chunk at `position` (in the chain) room to be filled; waits until the write window has some.
 
         Raises `WindowError` where a chunk is larger than the window, `RequestTimeout` where no room was freed in time."""
+    def stage_chunks(self, reservation: Reservation, positions: Sequence[int]) -> list[StagedChunk]:
+        """Gives the reserved chunks at `positions` room to be filled, as `stage` does for one.
+
+        Raises as `stage`: `WindowError` where they are more together than the window holds."""
     def commit(self, reservation: Reservation, staged: Sequence[StagedChunk]) -> int:
         """Hands filled chunks of one reservation over, and returns how many the node keeps."""
     def stage_layers(self, reservation: Reservation, positions: Sequence[int], start: int, end: int, *, pool: int = 0) -> StagedLayers:
@@ -427,6 +454,7 @@ class AsyncSession:
     async def lease(self, namespace: Namespace, chain: Chain) -> Lease: ...
     async def reserve(self, namespace: Namespace, chain: Chain, *, priority: int = 0, attempt: int = 0, pools: Sequence[Sequence[int]] | None = None) -> Reservation: ...
     async def stage(self, reservation: Reservation, position: int) -> StagedChunk: ...
+    async def stage_chunks(self, reservation: Reservation, positions: Sequence[int]) -> list[StagedChunk]: ...
     async def commit(self, reservation: Reservation, staged: Sequence[StagedChunk]) -> int: ...
     async def stage_layers(self, reservation: Reservation, positions: Sequence[int], start: int, end: int, *, pool: int = 0) -> StagedLayers: ...
     async def hand_over(self, staged: StagedLayers) -> None: ...

@@ -148,7 +148,7 @@ class Keyed:
                 chain = namespace.chain([keys[number] for number in group])
                 reservation = session.reserve(namespace, chain, priority=priority)
                 numbers = [group[position] for position in reservation.chunks]
-                staged = [session.stage(reservation, position) for position in reservation.chunks]
+                staged = session.stage_chunks(reservation, reservation.chunks)
                 blocks.write(staged, numbers)
                 kept = session.commit(reservation, staged) if staged else 0
                 self._counts.add("present_keys", len(group) - len(numbers))

@@ -57,7 +57,7 @@ impl Session {
     /// Where the reservation has no chunk there.
     pub fn stage(&self, reservation: &Reservation, position: u32) -> Call<StagedChunk> {
         let staged = reservation.staged(position);
-        self.take_room(reservation.room_needed(position), staged, StagedChunk::put_into)
+        self.take_room(reservation.room_needed(&[position]), staged, StagedChunk::put_into)
     }
 
     /// Hands filled chunks of one reservation over, and returns how many the node keeps. Their room is free again when the

@@ -1,8 +1,7 @@
 """The place of an engine's KV caches: host memory, or a GPU, whose stream runs behind the engine's thread.
 
 On a GPU copies are orders to the device. So a step's loads and saves carry *marks*, events on the engine's stream, for
-which the connector's threads wait before they copy. Saves of a step are one order a chunk, not one a layer. Event handles
-do not leave the process.
+which the connector's threads wait before they copy. Event handles do not leave the process.
 """
 
 from collections.abc import Sequence
@@ -18,10 +17,6 @@ from larder_kv.vllm.memory import Mark, Pages, done
 class Device(Protocol):
     """Makes memory of allocations, and says when they may be copied."""
 
-    saves_by_layer: bool
-    """Whether saves of a step begin with its first layer. On a GPU each copy is an order to it, and a step's thread is far ahead
-    of its stream."""
-
     def pages(self, layers: Sequence[larder_kv.LayerPages], pages_per_chunk: int) -> Pages:
         """These layers, whose regions are the allocations in order."""
 
@@ -31,8 +26,6 @@ class Device(Protocol):
 
 class HostDevice:
     """Host memory, which the engine's thread writes itself."""
-
-    saves_by_layer = True
 
     def __init__(self, storages: Sequence[torch.UntypedStorage]) -> None:
         self._buffers = [torch.empty(0, dtype=torch.uint8).set_(storage).numpy() for storage in storages]
@@ -48,8 +41,6 @@ class HostDevice:
 
 class GpuDevice:
     """Memory of a GPU."""
-
-    saves_by_layer = False
 
     def __init__(self, gpu: larder_kv.Gpu, storages: Sequence[torch.UntypedStorage]) -> None:
         self._gpu, self._storages = gpu, storages

@@ -35,6 +35,17 @@ class PoolMemory:
 
 
 @dataclass(frozen=True)
+class ChunkBlocks:
+    """A chunk that is saved, and where it stands in the engine's memory."""
+
+    staged: larder_kv.StagedChunk
+    blocks: Sequence[list[int]]
+    """Its blocks, by group."""
+    pools: Sequence[int]
+    """The pools that are to be written of it."""
+
+
+@dataclass(frozen=True)
 class MemoryLayer:
     """A layer of a pool."""
 
@@ -53,15 +64,12 @@ class MemoryLayer:
 class Memory:
     """The pools of one rank, numbered as its namespace has them. Layers are numbered over all pools."""
 
-    def __init__(self, pools: Sequence[PoolMemory], *, saves_by_layer: bool = True) -> None:
+    def __init__(self, pools: Sequence[PoolMemory]) -> None:
         self._pools = list(pools)
         ends = [sum(pool.pages.layers for pool in pools[: number + 1]) for number in range(len(pools))]
         self._ranges = [range(end - pool.pages.layers, end) for end, pool in zip(ends, pools, strict=True)]
         self.layers = ends[-1]
         """Layers of all pools."""
-        every = range(self.layers)
-        self.save_steps = [range(layer, layer + 1) for layer in every] if saves_by_layer else [every]
-        """Layers that are saved together, in order."""
         self.depth = max(pool.pages.layers for pool in pools)
         """Layers of the pool that has the most."""
 
@@ -128,16 +136,11 @@ class Memory:
         """The pools of a chunk that the engine has, where it has these blocks of each group."""
         return [number for number, pool in enumerate(self._pools) if all(blocks[group] for group in pool.groups)]
 
-    def save(
-        self, staged: larder_kv.StagedChunk, blocks: Sequence[list[int]], layers: range, pools: Sequence[int]
-    ) -> None:
-        """Copies those of `layers` to a chunk whose pool is one of `pools`, which are to be written; `blocks` are by group."""
-        for number in pools:
-            pool, own = self._pools[number], self._ranges[number]
-            here = range(max(layers.start, own.start), min(layers.stop, own.stop))
-            if here == own and pool.is_uniform:
-                pool.pages.save(staged, blocks[pool.groups[0]], block=number)
-                continue
-            for layer in here:
-                in_pool = layer - own.start
-                pool.pages.save(staged, blocks[pool.groups[in_pool]], layer=in_pool, block=number)
+    def save(self, chunks: Sequence[ChunkBlocks]) -> None:
+        """Copies what is to be written of these chunks."""
+        for number, pool in enumerate(self._pools):
+            written = [chunk for chunk in chunks if number in chunk.pools]
+            for layer in [None] if pool.is_uniform else range(pool.pages.layers):
+                group = pool.groups[layer or 0]
+                blocks = [block for chunk in written for block in chunk.blocks[group]]
+                pool.pages.save([chunk.staged for chunk in written], blocks, layer=layer, block=number)

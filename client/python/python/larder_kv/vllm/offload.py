@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import larder_kv
+from larder_kv.keyed import UNBOUNDED_BYTES
 from larder_kv.vllm.node import Node, Open
 
 logger = logging.getLogger("vllm.larder")
@@ -164,10 +165,14 @@ class Offload:
 
     def _store(self, node: Open, keys: Sequence[bytes], rows: Sequence[int]) -> list[bytes]:
         reservation = node.session.reserve(node.namespace, chain(node, keys))
-        for position in reservation.chunks:
-            staged = node.session.stage(reservation, position)
-            staged.copy_from(self._row(rows[position]))
-            node.session.commit(reservation, [staged])
+        # A window that is full of what waits for its commit would wait for itself.
+        at_once = max((node.session.window_bytes or UNBOUNDED_BYTES) // (2 * self._row_bytes), 1)
+        positions = reservation.chunks
+        for start in range(0, len(positions), at_once):
+            staged = node.session.stage_chunks(reservation, positions[start : start + at_once])
+            for chunk in staged:
+                chunk.copy_from(self._row(rows[chunk.position]))
+            node.session.commit(reservation, staged)
         return list(keys)
 
     def _load(self, node: Open, keys: Sequence[bytes], rows: Sequence[int]) -> list[bytes]:

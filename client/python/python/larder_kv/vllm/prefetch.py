@@ -1,8 +1,8 @@
-"""Prefetches of requests that wait to be scheduled: the scheduler starts and asks, threads talk to the node."""
+"""Prefetches of requests that wait to be scheduled. The scheduler sends each request to the node as it comes, and asks for its outcome
+when the request's turn comes; a thread waits only for a prompt that another engine computes."""
 
 import logging
 import threading
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -21,10 +21,12 @@ class Prefetch:
 
     request: str
     hashes: list[bytes]
-    prompt_tokens: int
-    preempted: bool
     writer: Writer | None = None
     """Whose engine computes what is not cached yet."""
+    node: Open | None = None
+    """Where it was asked for."""
+    pending: larder_kv.PendingLease | None = None
+    """The lease to come."""
     chunks: int | None = None
     """Chunks in place, once that is known."""
     spans: list[tuple[int, int, str]] = field(default_factory=list)
@@ -32,136 +34,134 @@ class Prefetch:
     lease: larder_kv.Lease | None = None
     """Keeps them in place until they are loaded."""
     follow: larder_kv.Follow | None = None
-    """The same for those that are still being written."""
+    """Keeps the chunks that are still being written in place."""
     dropped: bool = False
-    ended: threading.Event = field(default_factory=threading.Event)
-    """Set when `chunks` is known."""
+    followed: threading.Event = field(default_factory=threading.Event)
+    """Set when the thread that follows a writer has set `chunks`."""
     was_waited_for: bool = False
     """Whether a step has waited for it."""
 
 
 class Prefetcher:
-    """At most `threads` prefetches are under way; others wait in the order of their arrival."""
+    """At most `settings.prefetches` are under way at the node; others wait in the order of their arrival."""
 
     def __init__(self, node: Node, counts: Counts, settings: Settings) -> None:
         self._node, self._counts, self._settings = node, counts, settings
         self._known: dict[str, Prefetch] = {}
-        self._changed = threading.Condition()
-        # Bounded by the engine's own waiting requests.
-        self._waiting: OrderedDict[str, Prefetch] = OrderedDict()
-        self._closed = False
-        names = (f"larder-prefetch-{number}" for number in range(settings.prefetches))
-        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
+        self._dropping = threading.Lock()
+        self._prefetches: tuple[Open, larder_kv.Prefetches] | None = None
         # A prompt that another engine computes is waited for as long as that takes: it has a thread of its own.
         self._handoffs = ThreadPoolExecutor(settings.handoffs, thread_name_prefix="larder-handoff")
-        for thread in self._threads:
-            thread.start()
 
     def start(
         self, request: str, hashes: list[bytes], prompt_tokens: int, preempted: bool, writer: Writer | None = None
     ) -> Prefetch:
         """Begins to bring a request's prefix. Without a node or a full chunk nothing is there to bring."""
         self.drop(request)
-        prefetch = Prefetch(request, hashes, prompt_tokens, preempted, writer)
-        self._known[request] = prefetch
-        if self._node.current() is None or not hashes:
+        prefetch = self._known[request] = Prefetch(request, hashes, writer)
+        prefetch.node = node = self._node.current()
+        if node is None or not hashes:
             self._counts.add("lookups_without_node" if hashes else "short_prompts")
             prefetch.chunks = 0
-            prefetch.ended.set()
+            return prefetch
+        self._counts.add("lookups")
+        try:
+            prefetch.pending = self._prefetches_of(node).start(
+                node.namespace,
+                node.namespace.chain(hashes),
+                patience=self._settings.prefetch_seconds,
+                prompt_tokens=prompt_tokens,
+                preempted=preempted,
+                prefill_tokens_per_second=self._settings.prefill_tokens_per_second,
+                request=request,
+            )
+        # A panic of the native part is no `Exception`, and the engine must outlive it.
+        except BaseException as error:
+            self._failed(prefetch, error)
+            prefetch.chunks = 0
             return prefetch
         if writer is not None:
-            self._handoffs.submit(self._finish, prefetch)
-            return prefetch
-        with self._changed:
-            self._waiting[request] = prefetch
-            self._changed.notify()
+            self._handoffs.submit(self._follow_writer, prefetch, writer)
         return prefetch
 
     def find(self, request: str) -> Prefetch | None:
         """The request's prefetch, if one was started."""
         return self._known.get(request)
 
+    def look(self, prefetch: Prefetch, seconds: float) -> int | None:
+        """Chunks in place; None where that is not known within `seconds`."""
+        if prefetch.chunks is None:
+            if prefetch.writer is not None:
+                prefetch.followed.wait(seconds)
+            else:
+                prefetch.chunks = self._take(prefetch, seconds)
+        return prefetch.chunks
+
     def drop(self, request: str) -> None:
         """Gives back what a request holds; it was loaded, or the request has gone."""
         prefetch = self._known.pop(request, None)
         if prefetch is None:
             return
-        with self._changed:
+        with self._dropping:
             prefetch.dropped = True
-            self._waiting.pop(request, None)
         release(prefetch)
 
     def close(self) -> None:
-        """Ends the threads."""
-        with self._changed:
-            self._closed = True
-            self._waiting.clear()
-            self._changed.notify_all()
+        """Ends the threads and gives back what requests hold."""
         for prefetch in self._known.values():
             prefetch.dropped = True
-        for thread in self._threads:
-            thread.join()
         self._handoffs.shutdown(cancel_futures=True)
         for request in list(self._known):
             self.drop(request)
+        self._prefetches = None
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
-                if self._closed:
-                    return
-                _, prefetch = self._waiting.popitem(last=False)
-            self._finish(prefetch)
+    def _prefetches_of(self, node: Open) -> larder_kv.Prefetches:
+        if self._prefetches is None or self._prefetches[0] is not node:
+            self._prefetches = node, larder_kv.Prefetches(node.session, self._settings.prefetches)
+        return self._prefetches[1]
 
-    def _finish(self, prefetch: Prefetch) -> None:
-        chunks = self._bring(prefetch)
-        with self._changed:
-            prefetch.chunks = chunks
-            prefetch.ended.set()
+    def _take(self, prefetch: Prefetch, seconds: float) -> int | None:
+        """Takes the lease, and returns its chunks."""
+        pending = prefetch.pending
+        if pending is None:
+            # It was dropped meanwhile.
+            return 0
+        try:
+            outcome = pending.wait(seconds)
+        except BaseException as error:
+            self._failed(prefetch, error)
+            return 0
+        if outcome is None:
+            return None
+        found, prefetch.lease = outcome
+        prefetch.pending = None
+        prefetch.spans = [(span.start, span.end, span.tier) for span in found.spans]
+        self._counts.add("found_tokens", prefetch.lease.tokens)
+        return prefetch.lease.chunks
+
+    def _follow_writer(self, prefetch: Prefetch, writer: Writer) -> None:
+        """Takes the lease, and follows the chunks behind it until their first layer is there."""
+        chunks = None
+        while chunks is None and not prefetch.dropped:
+            chunks = self._take(prefetch, LOOK_AGAIN_SECONDS)
+        if chunks is not None and prefetch.lease is not None and chunks < len(prefetch.hashes):
+            try:
+                chunks += self._follow(prefetch, writer, chunks)
+            # Whatever it is: the request would wait for ever.
+            except BaseException as error:
+                self._failed(prefetch, error)
+                chunks = 0
+        with self._dropping:
+            prefetch.chunks = chunks or 0
+            prefetch.followed.set()
             dropped = prefetch.dropped
         if dropped:
             release(prefetch)
 
-    def _bring(self, prefetch: Prefetch) -> int:
-        """Looks up, waits, and returns the chunks that are in place."""
-        node = self._node.current()
-        if node is None:
-            self._counts.add("lookups_without_node")
-            return 0
-        self._counts.add("lookups")
-        try:
-            ticket = node.session.lookup_and_prefetch(
-                node.namespace,
-                node.namespace.chain(prefetch.hashes),
-                prompt_tokens=prefetch.prompt_tokens,
-                preempted=prefetch.preempted,
-                prefill_tokens_per_second=self._settings.prefill_tokens_per_second,
-                request=prefetch.request,
-            )
-            prefetch.spans = [(span.start, span.end, span.tier) for span in ticket.found.spans]
-            prefetch.lease = node.session.collect(ticket, wait=self._settings.prefetch_seconds)
-            chunks = prefetch.lease.chunks
-            self._counts.add("found_tokens", prefetch.lease.tokens)
-            if prefetch.writer is not None and chunks < len(prefetch.hashes):
-                chunks += self._follow(node, prefetch, prefetch.writer, chunks)
-        except larder_kv.LarderError as error:
-            if isinstance(error, larder_kv.EndedError):
-                self._node.lost(node)
-            # What the request held was released where it went away meanwhile.
-            if not prefetch.dropped:
-                self._counts.add("lookups_failed")
-            return 0
-        # Whatever it is: without this thread requests would wait for ever.
-        except BaseException:
-            logger.exception("a prefetch failed")
-            self._counts.add("lookups_failed")
-            return 0
-        return chunks
-
-    def _follow(self, node: Open, prefetch: Prefetch, writer: Writer, first_chunk: int) -> int:
+    def _follow(self, prefetch: Prefetch, writer: Writer, first_chunk: int) -> int:
         """Follows the chunks that are not cached yet, until their first layer is there; how many there are."""
-        patience = self._settings.handoff_seconds
+        assert prefetch.node is not None
+        node, patience = prefetch.node, self._settings.handoff_seconds
         follow = prefetch.follow = follow_chunks(node, prefetch.hashes, first_chunk, writer, patience)
         while not prefetch.dropped:
             come = node.session.wait_for_layers(follow, 1, seconds=LOOK_AGAIN_SECONDS)
@@ -171,11 +171,25 @@ class Prefetcher:
                 return come.chunks
         return 0
 
+    def _failed(self, prefetch: Prefetch, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise error
+        if isinstance(error, larder_kv.EndedError) and prefetch.node is not None:
+            self._node.lost(prefetch.node)
+        elif not isinstance(error, larder_kv.LarderError):
+            logger.error("a prefetch failed", exc_info=error)
+        # What a request that has gone held was released meanwhile.
+        if not prefetch.dropped:
+            self._counts.add("lookups_failed")
+
 
 def release(prefetch: Prefetch) -> None:
-    """Gives its lease back."""
+    """Gives back what it holds."""
+    pending, prefetch.pending = prefetch.pending, None
     lease, prefetch.lease = prefetch.lease, None
     follow, prefetch.follow = prefetch.follow, None
+    if pending is not None:
+        pending.cancel()
     if lease is not None:
         lease.release()
     if follow is not None:

@@ -10,7 +10,7 @@ from functools import partial
 import larder_kv
 from larder_kv.vllm.counts import Counts
 from larder_kv.vllm.handoff import hand_over_layer
-from larder_kv.vllm.memory import Memory, MemoryLayer, Pages
+from larder_kv.vllm.memory import ChunkBlocks, Memory, MemoryLayer, Pages
 from larder_kv.vllm.node import Node, Open
 from larder_kv.vllm.plan import Save, Shape
 from larder_kv.vllm.settings import Settings
@@ -242,30 +242,21 @@ class Saver:
         positions = reservation.chunks
         for start in range(0, len(positions), at_once):
             part = positions[start : start + at_once]
-            staged = [session.stage(reservation, position) for position in part]
+            staged = session.stage_chunks(reservation, part)
             # This session has one slice, so that blocks are numbered as pools are.
             wanted = [chunk.blocks for chunk in staged]
-            for layers in self._memory.save_steps:
-                for layer in layers:
-                    job.gate.wait(layer)
-                for chunk, pools_of_chunk in zip(staged, wanted, strict=True):
-                    if not self._copy(job, chunk, blocks[chunk.position], layers, pools_of_chunk):
-                        return False
+            rows = [ChunkBlocks(chunk, blocks[chunk.position], there) for chunk, there in zip(staged, wanted, strict=True)]
+            job.gate.wait_all()
+            if not self._copy(job, rows):
+                return False
             session.commit(reservation, staged)
             self._counts.add("saved_bytes", sum(map(self._memory.bytes_of_chunk, wanted)))
         return True
 
-    def _copy(
-        self,
-        job: SaveJob,
-        staged: larder_kv.StagedChunk,
-        blocks: Sequence[list[int]],
-        layers: range,
-        pools: Sequence[int],
-    ) -> bool:
+    def _copy(self, job: SaveJob, chunks: Sequence[ChunkBlocks]) -> bool:
         with self._copying:
             if not job.cancelled:
-                self._memory.save(staged, blocks, layers, pools)
+                self._memory.save(chunks)
             return not job.cancelled
 
 

@@ -134,11 +134,10 @@ class SchedulerHalf:
         prefetch = self._prefetcher.find(name)
         if prefetch is None:
             prefetch = self._start(request)
-        if prefetch.chunks is None:
-            self._wait_for(prefetch)
-        if prefetch.chunks is None:
+        found = self._look(prefetch)
+        if found is None:
             return None, False
-        chunks = min(prefetch.chunks, self.shape.usable_chunks(request.num_tokens))
+        chunks = min(found, self.shape.usable_chunks(request.num_tokens))
         tokens = max(self.shape.hit_tokens(chunks) - computed, 0)
         if tokens > 0:
             self._started_at[name] = computed
@@ -298,15 +297,15 @@ class SchedulerHalf:
         writer = writer_of(request.kv_transfer_params)
         return self._prefetcher.start(request.request_id, hashes, request.num_tokens, preempted, writer)
 
-    def _wait_for(self, prefetch: Prefetch) -> None:
-        """Waits a moment for a lookup: once where the engine computes for others, since a prompt that is not known yet waits for a
-        whole step; else as often as it is asked for, since asking keeps the interpreter's lock from the thread that looks up."""
-        if prefetch.was_waited_for and not self._is_idle:
-            return
+    def _look(self, prefetch: Prefetch) -> int | None:
+        """The chunks that a prefetch has brought, once that is known. Waits a moment for it: once where the engine computes for
+        others, since a prompt that is not known yet waits for a whole step; else each time, since an idle engine asks without pause."""
+        patience = 0.0 if prefetch.was_waited_for and not self._is_idle else self._patience
         before = time.monotonic()
-        prefetch.ended.wait(self._patience)
+        chunks = self._prefetcher.look(prefetch, patience)
         prefetch.was_waited_for = True
         self._patience = max(self._patience - (time.monotonic() - before), 0)
+        return chunks
 
     def _describe(self, request: "Request", first: int, end: int) -> None:
         """Tells of these chunks what routers need to know."""

@@ -107,13 +107,12 @@ class WorkerHalf:
             self._loaded.wait(self._layers[name])
 
     def layer_computed(self, name: str, plan: StepPlan) -> None:
-        """The step has written the layer: its saves may read it."""
-        if plan.saves and name in self._layers and self._device is not None:
-            # Saves that wait for all layers begin with the end of the step: they would only take its processors.
-            if self._device.saves_by_layer or any(save.attempt is not None for save in plan.saves):
-                self._begin_saves(plan)
-                if self._computed is not None:
-                    self._computed.open(self._layers[name], self._device.mark())
+        """The step has written the layer: what is handed over may be read. Other saves begin with the end of the step: an engine on
+        processors would lose them to its saves, and on a GPU each copy is an order to it."""
+        if name in self._layers and self._device is not None and any(save.attempt is not None for save in plan.saves):
+            self._begin_saves(plan)
+            if self._computed is not None:
+                self._computed.open(self._layers[name], self._device.mark())
 
     def end_step(self, plan: StepPlan) -> None:
         """The forward pass is over. Nothing waits here for saves."""
@@ -232,4 +231,4 @@ def memory_of(
         lacking = engine.facts.layers - len(layers) if not pools else 0
         layers, groups = layers + layers[-1:] * lacking, groups + groups[-1:] * lacking
         pools.append(PoolMemory(device.pages(layers, pool.pages), tuple(groups), pool.kind is Kind.STATE))
-    return Memory(pools, saves_by_layer=device.saves_by_layer)
+    return Memory(pools)
