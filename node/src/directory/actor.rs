@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::future::join_all;
+use larder_core::Millis;
 use larder_core::directory::cache::Cache;
 use larder_core::directory::lookup::{HomeAsk, Lookup, View, row_keys};
 use larder_core::directory::{Answered, BatchId, FLUSH_MS, Holders, Moved, Outbox, Outgoing, Shard};
@@ -39,6 +40,8 @@ pub struct DirectoryActor {
     clock: Clock,
     watch: Watch,
     finds: usize,
+    /// When messages are looked for again.
+    next_look: Option<(Millis, SpawnHandle)>,
 }
 
 /// The numbers of a directory.
@@ -78,6 +81,7 @@ impl DirectoryActor {
             clock,
             watch,
             finds: 0,
+            next_look: None,
         }
     }
 
@@ -128,6 +132,26 @@ impl DirectoryActor {
                 break;
             }
         }
+        self.look_again(ctx);
+    }
+
+    /// Looks for messages when the next one is due.
+    fn look_again(&mut self, ctx: &mut Context<Self>) {
+        let now = self.clock.now();
+        // What is due already waits for its turn or for an answer.
+        let Some(next) = self.outbox.next_due().map(|due| due.max(now + FLUSH_MS)) else { return };
+        if let Some((planned, look)) = self.next_look.take() {
+            if planned <= next && planned > now {
+                self.next_look = Some((planned, look));
+                return;
+            }
+            ctx.cancel_future(look);
+        }
+        let look = ctx.run_later(Duration::from_millis(next.0 - now.0), |act, ctx| {
+            act.next_look = None;
+            act.guarded(|act| act.send_due(ctx));
+        });
+        self.next_look = Some((next, look));
     }
 
     fn send(&self, outgoing: Outgoing, ctx: &mut Context<Self>) {
@@ -163,6 +187,7 @@ impl DirectoryActor {
             };
             self.metrics.batches.with_label_values(&[outcome]).inc();
         }
+        self.look_again(ctx);
     }
 
     fn tell_moved(&self, moved: Moved, ctx: &mut Context<Self>) {
@@ -326,11 +351,12 @@ impl Actor for DirectoryActor {
 
     fn started(&mut self, ctx: &mut Context<Self>) {
         ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
-        ctx.run_interval(TICK, |act, ctx| _ = act.guarded(|act| act.send_due(ctx)));
-        ctx.run_interval(SLOW_TICK, |act, _| {
+        ctx.run_interval(TICK, |act, ctx| {
             act.guarded(|act| {
                 act.shard.tick(act.clock.now());
                 act.metrics.show(&act.shard, &act.outbox);
+                // After a panic nobody looks for messages otherwise.
+                act.send_due(ctx);
             });
         });
     }
@@ -408,11 +434,8 @@ impl Handler<ServeRepair> for DirectoryActor {
     }
 }
 
-/// How often batches are looked for.
-const TICK: Duration = Duration::from_millis(FLUSH_MS);
-
 /// How often gauges are brought up to date, and old doubts forgotten.
-const SLOW_TICK: Duration = Duration::from_secs(1);
+const TICK: Duration = Duration::from_secs(1);
 
 /// Messages that may wait.
 const MAILBOX_MESSAGES: usize = 1_024;

@@ -40,16 +40,23 @@ impl Agenda {
         self.planned.retain(|&home, _| stays(home));
     }
 
-    /// A home whose time has come; nothing is planned for it then.
-    pub(super) fn take_due(&mut self, now: Millis) -> Option<NodeNumber> {
-        while let Some(&Reverse((at, home))) = self.heap.peek().filter(|planned| planned.0.0 <= now) {
-            self.heap.pop();
+    /// When the next home is due.
+    pub(super) fn next_due(&mut self) -> Option<Millis> {
+        while let Some(&Reverse((at, home))) = self.heap.peek() {
             if self.planned.get(&home) == Some(&at) {
-                self.planned.remove(&home);
-                return Some(home);
+                return Some(at);
             }
+            self.heap.pop();
         }
         None
+    }
+
+    /// A home whose time has come; nothing is planned for it then.
+    pub(super) fn take_due(&mut self, now: Millis) -> Option<NodeNumber> {
+        self.next_due().filter(|&at| at <= now)?;
+        let Reverse((_, home)) = self.heap.pop()?;
+        self.planned.remove(&home);
+        Some(home)
     }
 }
 
@@ -68,7 +75,7 @@ mod tests {
         let mut agenda = Agenda::default();
         agenda.plan(ONE, Millis(20));
         agenda.plan(TWO, Millis(10));
-        assert_eq!(agenda.take_due(Millis(9)), None);
+        assert_eq!((agenda.next_due(), agenda.take_due(Millis(9))), (Some(Millis(10)), None));
         assert_eq!(agenda.take_due(Millis(30)), Some(TWO));
         assert_eq!(agenda.take_due(Millis(30)), Some(ONE));
         assert_eq!(agenda.take_due(Millis(30)), None);
@@ -82,8 +89,8 @@ mod tests {
         agenda.plan_sooner(ONE, Millis(25));
         assert_eq!(agenda.take_due(Millis(19)), None);
         agenda.plan_sooner(ONE, Millis(15));
-        assert_eq!(agenda.take_due(Millis(15)), Some(ONE));
-        assert_eq!(agenda.take_due(Millis(30)), None);
+        assert_eq!((agenda.next_due(), agenda.take_due(Millis(15))), (Some(Millis(15)), Some(ONE)));
+        assert_eq!((agenda.next_due(), agenda.take_due(Millis(30))), (None, None));
         agenda.plan(TWO, Millis(40));
         agenda.retain(|home| home != TWO);
         assert_eq!(agenda.take_due(Millis(40)), None);

@@ -174,6 +174,11 @@ impl Outbox {
         homes.into_iter().for_each(|home| self.plan(home));
     }
 
+    /// When [`due`](Self::due) has something to send next, as far as is known now.
+    pub fn next_due(&mut self) -> Option<Millis> {
+        self.agenda.next_due()
+    }
+
     /// The messages to send now. `is_near` says whether a message to a node needs no handshake.
     pub fn due(&mut self, now: Millis, is_near: impl Fn(NodeNumber) -> bool) -> Vec<Outgoing> {
         let mut outgoing = Vec::new();
