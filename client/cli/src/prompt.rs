@@ -67,7 +67,7 @@ pub(crate) struct TextArgs {
     #[arg(long, value_name = "FILE", requires = "text")]
     tokenizer: Option<PathBuf>,
 
-    /// Leave out the tokens with which the model's prompts begin: a chat template wrote them into the text
+    /// Do not add the tokens with which the model's prompts begin, since a chat template wrote them into the text
     #[arg(long, requires = "text")]
     without_special_tokens: bool,
 }

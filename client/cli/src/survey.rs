@@ -18,7 +18,7 @@ pub(crate) struct Servers {
     #[command(flatten)]
     pub(crate) cluster: ClusterArg,
 
-    /// Ask this node, HOST or HOST:PORT, and nobody else; may be given several times
+    /// Ask only this node, HOST or HOST:PORT; may be given several times
     #[arg(long = "node", value_name = "ADDR", value_parser = HostPort::of_node, conflicts_with = "coordinator")]
     pub(crate) nodes: Vec<HostPort>,
 }

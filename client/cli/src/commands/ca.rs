@@ -19,8 +19,8 @@ use crate::output;
 
 /// Make the certificates of a cluster's processes
 ///
-/// Nodes, coordinators, engines and admins talk over QUIC with mutual TLS. Each shows a certificate with its role and name,
-/// and trusts the certificates of one authority. Certificates of another authority work too, provided that their subject
+/// Nodes, coordinators, engines and admins talk over QUIC with mutual TLS. Each of them shows a certificate with its role and
+/// name, and trusts the certificates of one authority. Certificates of another authority work too, provided that their subject
 /// alternative names are the URI larder://ROLE/NAME (for an engine larder://engine/TENANT/NAME) and the DNS name ROLE.larder.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -29,7 +29,7 @@ Examples:
   larder ca issue node node-0 --dir ca                 For each node: ca/node-0.pem and ca/node-0.key
   larder ca issue coordinator main --dir ca --out /etc/larder
   larder ca issue engine vllm-0 --tenant red --dir ca --days 30
-  larder ca rotate --dir ca                            The state of a change to a new authority
+  larder ca rotate --dir ca                            How far the change to a new authority is
 
 Every process gets ca.pem, its own certificate and its own key. Keep ca.key to yourself: its owner can act as anybody.")]
 pub(crate) struct Args {

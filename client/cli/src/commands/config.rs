@@ -36,8 +36,8 @@ enum Command {
 
 /// Show the values of a node's or coordinator's configuration on this machine
 ///
-/// The command starts nothing and opens none of the files that the configuration names: `larder doctor --config FILE` checks
-/// those. It refuses a tenant's socket whose path something else takes.
+/// The command starts nothing, and opens no file that the configuration names: `larder doctor --config FILE` checks those files.
+/// The command refuses a tenant's socket if another kind of file has the socket's path.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -17,7 +17,7 @@ use crate::{output, signals, values};
 
 /// Watch the nodes' work, live
 ///
-/// Rates are those of the last interval: `in` counts bytes that engines commit, `out` bytes that are leased to them. Keys: q
+/// Rates are those of the last interval: `in` counts bytes that engines commit, `out` bytes that are leased to engines. Keys: q
 /// quits, s sorts by the next column, r reverses; arrows, or h, j, k and l, show other nodes and columns.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\

@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// The pin's number, as `larder pin` printed it
     pin: u64,
 
-    /// The node's session socket [default: that of the newest development cluster, if it has one node, or
+    /// The node's session socket [default: the socket of the newest development cluster if it has one node, or else
     /// /run/larder/default.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
