@@ -47,13 +47,13 @@ metrics_table! {
         lost: IntGauge = "larder_coordinator_lost_members", "nodes", [],
             "Nodes that were removed after long silence and did not come back (membership.remember_lost_ms)";
         longest_silence: Gauge = "larder_coordinator_longest_silence_seconds", "seconds", [],
-            "Time since the member was heard of that was heard of least lately";
+            "The longest time for which a member has been silent";
         late_heartbeats: IntGauge = "larder_coordinator_late_members", "nodes", [],
-            "Members not heard of for more than two heartbeats";
+            "Members that have been silent for more than two heartbeats";
         events: IntCounterVec = "larder_coordinator_events_total", "events",
             [Label::one_of("event", &["join", "leave", "suspect", "remove", "partition_moved", "contest",
                 "number_reused", "drain"])],
-            "Nodes that joined, left, became suspect, were removed or began to drain; partitions that moved; joins under the name of a member that lives; numbers given to another name";
+            "Nodes that joined, left, became suspect, were removed or began to drain; partitions that moved; joins under the name of a living member; numbers given to another name";
         table_pushes: IntCounter = "larder_coordinator_table_pushes_total", "tables", [],
             "Tables sent to followers";
         rejected: IntCounterVec = "larder_coordinator_rejected_total", "refusals",
@@ -64,7 +64,7 @@ metrics_table! {
         uptime: Gauge = "larder_uptime_seconds", "seconds", [], "Seconds since the process began to serve";
         build: IntGaugeVec = "larder_build_info", "",
             [Label::one_of("role", &["coordinator"]), Label::each("version", "the version that runs")],
-            "Always 1; the labels say what runs";
+            "Always 1; the labels name the version";
     }
 }
 

@@ -175,14 +175,14 @@ fn kind_and_unit(metric: &Metric) -> String {
 const INTRODUCTION: &str = "\
 # Metrics
 
-Made by `larder metrics --markdown` from the table in the code, from which the metrics are made too; tests hold this page
-and what a running cluster exports against it. `larder metrics --node ADDR` shows them with their values.
+`larder metrics --markdown` makes this page from the code's table of metrics. Tests compare the page, and the metrics that a
+running cluster exports, with that table. `larder metrics --node ADDR` shows the metrics with their values.
 
-Labels are bounded: each has a closed list of values, or one value for each of something of which there are only so many.
-Where every label has a closed list, all series are there from the start, at zero. What a node exports costs it relaxed
-additions; gauges are brought up to date when somebody asks.
+Labels are bounded: each has a closed list of values, or one value for each member of a bounded set. If every label of a metric
+has a closed list, all its series exist from the start, at zero. Counting costs a node relaxed additions; gauges are brought up
+to date when somebody asks.
 
-A scraper adds the labels `cluster` and `node`, by which the [dashboards](../dashboards/README.md) choose.
+A scraper adds the labels `cluster` and `node`. The [dashboards](../dashboards/README.md) select by these labels.
 ";
 
 const HEADINGS: &str = "| metric | kind, unit | labels | meaning |\n| --- | --- | --- | --- |\n";

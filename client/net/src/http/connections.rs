@@ -72,7 +72,7 @@ crate::metrics_table! {
         open: IntGauge = "larder_http_connections", "connections", [], "Connections to the HTTP endpoint";
         closed: IntCounterVec = "larder_http_connections_closed_total", "connections",
             [Label::one_of("reason", &["made_way", "refused"])],
-            "Connections that were shut down because there were as many as there may be: idle ones that made way, and new ones where none was idle";
+            "Connections that were shut down because the limit was reached: idle connections that made way, and new connections if none was idle";
     }
 }
 

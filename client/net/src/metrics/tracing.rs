@@ -8,7 +8,7 @@ crate::metrics_table! {
     pub struct TracingMetrics: "Tracing", "" => {
         spans: IntCounterVec = "larder_trace_spans_total", "spans",
             [Label::one_of("outcome", &["exported", "dropped", "failed"])],
-            "Spans by what became of them: `dropped` found the queue full, `failed` found no collector that took them";
+            "Spans by outcome; dropped: the queue was full; failed: no collector took them";
     }
 }
 
