@@ -100,7 +100,7 @@ pub struct NodeStatus {
     /// Partitions of the directory it is home to.
     #[serde(default)]
     pub partitions: usize,
-    /// Version of the protocol between nodes that it speaks with the coordinator; 0 where that is not known.
+    /// Version of the protocol between nodes that it speaks with the coordinator; 0 if that is not known.
     #[serde(default)]
     pub protocol: u8,
     /// Seconds since it was heard of.

@@ -96,7 +96,7 @@ impl CopyPool {
         Ok(lane)
     }
 
-    /// Hands an order to the threads. It is carried out even if nobody waits for its completion. `None` where the queue is full:
+    /// Hands an order to the threads. It is carried out even if nobody waits for its completion. `None` if the queue is full:
     /// nothing was done.
     #[must_use]
     pub fn submit(&self, order: CopyOrder) -> Option<CopyDone> {
@@ -112,7 +112,7 @@ impl CopyPool {
         Some(completion)
     }
 
-    /// Hands blocks that come from elsewhere to the threads. `None` where the queue is full: nothing was done.
+    /// Hands blocks that come from elsewhere to the threads. `None` if the queue is full: nothing was done.
     #[must_use]
     pub fn import(&self, order: ImportOrder) -> Option<CopyDone> {
         let (done, completion) = oneshot::channel();

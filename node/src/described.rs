@@ -78,7 +78,7 @@ impl Descriptions {
         Self(Some(Arc::default()))
     }
 
-    /// Takes what an engine of a tenant says; false where that is no description.
+    /// Takes what an engine of a tenant says; false if that is no description.
     pub(crate) fn describe(&self, tenant: &Arc<str>, said: Describe) -> bool {
         let Some(shared) = &self.0 else { return true };
         let mut known = shared.lock();

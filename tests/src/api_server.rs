@@ -60,7 +60,7 @@ pub struct Account {
 /// A write that was done.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Written {
-    /// The version of the Lease over which it was done; `None` where it made the Lease.
+    /// The version of the Lease over which it was done; `None` if it made the Lease.
     pub over: Option<String>,
     /// The Lease after it.
     pub lease: Value,

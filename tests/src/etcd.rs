@@ -21,7 +21,7 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Starts it, and waits until it serves; `None` where this machine has no etcd.
+    /// Starts it, and waits until it serves; `None` if this machine has no etcd.
     ///
     /// # Errors
     /// Fails if there is one and it does not come up.

@@ -23,7 +23,7 @@
 //! | 0..16 | `"larder layers 1"`, then a zero |
 //! | 16..84 | as above |
 //! | 84..88 | zeros |
-//! | 88..96 | `u64` where in the block the layers begin |
+//! | 88..96 | `u64` offset in the block at which the layers begin |
 //! | 96..104 | `u64` their bytes |
 //! | 104..112 | `u64` xxh3-64 of these |
 //!

@@ -30,7 +30,7 @@ pub struct Described {
     pub lora_id: Option<u32>,
     /// Its name.
     pub lora_name: Option<String>,
-    /// By block, what else its hash depends on, as a list in JSON; empty where there is nothing.
+    /// By block, what else its hash depends on, as a list in JSON; empty if there is nothing.
     pub extra_keys: String,
 }
 

@@ -5,7 +5,7 @@
 //! | 0..4 | `u32` bytes of the payload that follows, at most [`MAX_FRAME_BYTES`] |
 //! | 4..6 | `u16` descriptors that came with the frame, at most [`MAX_FRAME_DESCRIPTORS`] |
 //! | 6..8 | `u16` zero |
-//! | 8..16 | `u64` request number: an answer bears its request's; 0 where no answer is wanted |
+//! | 8..16 | `u64` request number: an answer bears its request's; 0 if no answer is wanted |
 //! | 16.. | the message in rkyv, then zeros up to a multiple of 16 bytes (not counted above) |
 //!
 //! All numbers are little-endian. Headers and payloads start at multiples of 16 bytes, so a receiver that reads into an

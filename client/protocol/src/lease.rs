@@ -5,7 +5,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 /// Blocks may be read.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Leased {
-    /// The lease; release it. 0 where nothing is leased.
+    /// The lease; release it. 0 if nothing is leased.
     pub lease: u64,
     /// Chunks leased, from the chain's first on.
     pub chunks: u32,

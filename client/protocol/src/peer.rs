@@ -108,7 +108,7 @@ impl PeerRequest {
 pub struct Show {
     /// The path with its query, such as `/lookups?most=10`.
     pub path: String,
-    /// The body, in JSON; empty where the path takes none.
+    /// The body, in JSON; empty if the path takes none.
     pub body: Vec<u8>,
 }
 
@@ -310,7 +310,7 @@ pub enum PeerResponse {
 /// How much the answering node has room for, and how much it serves.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// What it evicts next is worth this much, in the unit of [`OfferChunks::worth`]; 0 where it has free room.
+    /// What it evicts next is worth this much, in the unit of [`OfferChunks::worth`]; 0 if it has free room.
     pub least: u64,
     /// Bytes of blocks a second that it has sent to other nodes lately.
     pub served: u64,

@@ -194,7 +194,7 @@ impl PagedMemory {
     /// from the lease's first chunk. `layer` is one layer, all where not given; `block` is the block of each chunk. Other
     /// threads run meanwhile; none may use these pages.
     ///
-    /// Raises `DamagedError` where a chunk was verified and is wrong: the pages of those before its `position` are loaded.
+    /// Raises `DamagedError` if a chunk was verified and is wrong: the pages of those before its `position` are loaded.
     #[pyo3(signature = (lease, pages, *, first_page = 0, layer = None, block = 0))]
     fn load(
         &self,
@@ -285,7 +285,7 @@ impl PagedMemory {
 /// One of so many layers, or all of them.
 ///
 /// # Errors
-/// `ValueError` where it is not there.
+/// `ValueError` if it is not there.
 pub(crate) fn find_layer(layer: Option<usize>, layers: usize) -> PyResult<Range<usize>> {
     match layer {
         None => Ok(0..layers),

@@ -38,7 +38,7 @@ impl Reservation {
     }
 
     /// # Errors
-    /// `ReleasedError` where it was given back; `ForkedError`.
+    /// `ReleasedError` if it was given back; `ForkedError`.
     pub(crate) fn share(&self) -> PyResult<Arc<larder_client::Reservation>> {
         let slot = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner);
         slot.clone().ok_or_else(|| released("reservation"))
@@ -47,7 +47,7 @@ impl Reservation {
     /// The same, where the chunk at `position` is to be written.
     ///
     /// # Errors
-    /// As [`Self::share`]; `ValueError` where it is not.
+    /// As [`Self::share`]; `ValueError` if it is not.
     pub(crate) fn share_for(&self, position: u32) -> PyResult<Arc<larder_client::Reservation>> {
         let reservation = self.share()?;
         if reservation.chunks().binary_search(&position).is_err() {
@@ -70,7 +70,7 @@ impl StagedChunk {
     /// Takes it out, to be committed with `reservation`.
     ///
     /// # Errors
-    /// `ReleasedError` where it was committed or dropped; `ValueError` where it is another reservation's; `ForkedError`.
+    /// `ReleasedError` if it was committed or dropped; `ValueError` if it is another reservation's; `ForkedError`.
     pub(crate) fn take(
         &self,
         reservation: &Arc<larder_client::Reservation>,
@@ -112,14 +112,14 @@ impl StagedChunk {
     /// Bytes of block `block`.
     ///
     /// # Errors
-    /// `ValueError` where there is none.
+    /// `ValueError` if there is none.
     pub(crate) fn block_bytes(&self, block: usize) -> PyResult<u64> {
         check_block(&self.namespace, block)?;
         Ok(self.namespace.block_bytes(block))
     }
 
     /// # Errors
-    /// `ValueError` where `bytes` bytes at `offset` of block `block` are not to be written.
+    /// `ValueError` if `bytes` bytes at `offset` of block `block` are not to be written.
     pub(crate) fn check(&self, block: usize, offset: u64, bytes: u64) -> PyResult<()> {
         let block_bytes = self.block_bytes(block)?;
         if offset.checked_add(bytes).is_none_or(|end| end > block_bytes) {

@@ -189,7 +189,7 @@ async fn begin(state: Data<State>, running: Running) {
     }
 }
 
-/// The nodes' answers; `None` where nobody asks them.
+/// The nodes' answers; `None` if nobody asks them.
 async fn gather(state: &State) -> Option<Vec<Shown>> {
     let members = state.membership.lock().table().members.len().clamp(1, MAX_CLUSTER_NODES.into());
     let path = format!("/past?most_chunks={}", MOST_PLAYED_CHUNKS / members);
@@ -296,7 +296,7 @@ impl Pasts {
 }
 
 impl Past {
-    /// The lookups with all their chunks; `None` where the answer contradicts itself, or has more than was asked for.
+    /// The lookups with all their chunks; `None` if the answer contradicts itself, or has more than was asked for.
     fn lookups(&self, left_chunks: &mut usize) -> Option<Vec<PastLookup>> {
         let is_earlier = |(place, &parent): (usize, &u32)| parent as usize <= place;
         if self.names.len() != self.parents.len() || !self.parents.iter().enumerate().all(is_earlier) {

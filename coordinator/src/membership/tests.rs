@@ -380,7 +380,7 @@ fn in_the_end_the_members_are_the_living_nodes() {
     for seed in 0..200 {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut membership = Membership::new(patience(), State::default(), 0);
-        // Each node: its incarnation, 0 where it is dead.
+        // Each node: its incarnation, 0 if it is dead.
         let mut nodes = [0_u64; 6];
         let mut network: Vec<(Millis, usize, u64, bool)> = Vec::new();
         let mut last_epoch = Epoch::default();

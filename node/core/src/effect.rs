@@ -336,7 +336,7 @@ pub struct FollowOrder {
     pub fingerprint: Fingerprint,
     /// The chunks.
     pub chunks: Vec<FetchId>,
-    /// The pools of each that are wanted; empty where these are all of them.
+    /// The pools of each that are wanted; empty if these are all of them.
     pub pools: Vec<PoolSet>,
     /// The earliest attempt that will do.
     pub attempt: u64,

@@ -11,7 +11,7 @@ use crate::what_if::{PastLookup, keep_chained};
 pub struct HotRun {
     /// The namespace.
     pub namespace: Fingerprint,
-    /// The place in the list of the run before this one; `None` where a prompt begins.
+    /// The place in the list of the run before this one; `None` at the beginning of a prompt.
     pub parent: Option<usize>,
     /// The first eight bytes of the first chunk's hash, as [`ChunkHash::short`](larder_protocol::ChunkHash::short) has them.
     pub first: u64,

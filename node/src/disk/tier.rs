@@ -100,7 +100,7 @@ impl DiskTier {
     /// until then.
     ///
     /// # Errors
-    /// Where it was not taken.
+    /// Fails if it was not taken.
     pub fn write(&self, order: WriteOrder) -> Result<oneshot::Receiver<WriteAnswer>, Refused> {
         self.order(|done| Job::Write((order, done)))
     }
@@ -108,7 +108,7 @@ impl DiskTier {
     /// Orders a chunk to be read. The places belong to the order until the answer.
     ///
     /// # Errors
-    /// Where it was not taken.
+    /// Fails if it was not taken.
     pub fn read(&self, order: ReadOrder) -> Result<oneshot::Receiver<ReadAnswer>, Refused> {
         self.order(|done| Job::Read((order, done)))
     }
@@ -117,7 +117,7 @@ impl DiskTier {
     /// under a key never change.
     ///
     /// # Errors
-    /// Where the order was not taken.
+    /// Fails if the order was not taken.
     pub fn remove(&self, key: ChunkKey) -> Result<oneshot::Receiver<bool>, Refused> {
         self.order(|done| Job::Forget(key, done))
     }
@@ -133,7 +133,7 @@ impl DiskTier {
     /// moves meanwhile may be listed twice, but is never left out. `None`: the tier is closed.
     ///
     /// # Errors
-    /// Where the order was not taken.
+    /// Fails if the order was not taken.
     pub fn snapshot(&self, after: u64) -> Result<oneshot::Receiver<Option<SnapshotPage>>, Refused> {
         self.order(|done| Job::Snapshot(after, done))
     }
@@ -142,7 +142,7 @@ impl DiskTier {
     /// finds them again. `None`: the tier is closed.
     ///
     /// # Errors
-    /// Where the order was not taken.
+    /// Fails if the order was not taken.
     pub fn purge(
         &self,
         purge: DiskPurge,

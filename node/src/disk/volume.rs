@@ -61,9 +61,9 @@ pub enum Job {
     Forget(ChunkKey, oneshot::Sender<bool>),
     /// Chunks were used elsewhere.
     Touch(Vec<ChunkKey>),
-    /// Tells what is held behind a position; `None` where the tier is closed.
+    /// Tells what is held behind a position; `None` if the tier is closed.
     Snapshot(u64, oneshot::Sender<Option<SnapshotPage>>),
-    /// Purges the segment behind a position; `None` where the tier is closed.
+    /// Purges the segment behind a position; `None` if the tier is closed.
     Purge(DiskPurge, u64, oneshot::Sender<Option<PurgedSegment>>),
 }
 
@@ -71,7 +71,7 @@ impl Volume {
     /// Opens the volume on a device; a new device is all zeros.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// Fails if the device fails.
     pub fn over(
         device: Box<dyn super::io::DiskDevice>,
         geometry: Geometry,

@@ -21,7 +21,7 @@ pub struct FollowOrder {
     pub fingerprint: Fingerprint,
     /// The chunks to follow, with their targets.
     pub chunks: Vec<FetchChunk>,
-    /// The pools of each that are wanted; empty where these are all of them.
+    /// The pools of each that are wanted; empty if these are all of them.
     pub pools: Vec<PoolSet>,
     /// Number of this order: messages for another number are refused.
     pub order: OrderNumber,
@@ -44,7 +44,7 @@ pub struct AskFollow {
     pub fingerprint: Fingerprint,
     /// The chunks.
     pub hashes: Vec<ChunkHash>,
-    /// The pools of each that are wanted; empty where these are all of them.
+    /// The pools of each that are wanted; empty if these are all of them.
     pub pools: Vec<PoolSet>,
     /// The earliest attempt that will do.
     pub attempt: u64,

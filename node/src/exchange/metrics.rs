@@ -149,7 +149,7 @@ impl ExchangeMetrics {
         waited.with_label_values(&[peer, class]).inc_by(took.as_secs_f64());
     }
 
-    /// Counts a deadline that passed without the answer: `slow` where the peer was heard meanwhile, else `silent`.
+    /// Counts a deadline that passed without the answer: `slow` if the peer was heard meanwhile, else `silent`.
     pub(super) fn missed(&self, how: &str) {
         self.missed.with_label_values(&[how]).inc();
     }

@@ -10,7 +10,7 @@ use super::show::Refused;
 use crate::findings::FindingStatus;
 use crate::threads;
 
-/// Examines the host for the configuration in force; `None` where nobody can. May block for seconds.
+/// Examines the host for the configuration in force; `None` if nobody can. May block for seconds.
 pub(crate) type Examiner = Arc<dyn Fn() -> Option<Vec<FindingStatus>> + Send + Sync>;
 
 /// The last findings, and when they were made; locked while new ones are made.

@@ -18,7 +18,7 @@ use crate::threads;
 /// The body of `GET /past`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PastStatus {
-    /// The policy in force; empty where nothing is cached yet.
+    /// The policy in force; empty if nothing is cached yet.
     pub policy: String,
     /// Chunks that memory and disk keep at present.
     pub capacity_chunks: u64,
@@ -28,7 +28,7 @@ pub struct PastStatus {
     pub shares: bool,
     /// A name for each chunk of the lookups: a number of 64 bits.
     pub names: Vec<u64>,
-    /// The chunk before each of them: its place in the list, counted from 1; 0 where a prompt begins.
+    /// The chunk before each of them: its place in the list, counted from 1; 0 at the beginning of a prompt.
     pub parents: Vec<u32>,
     /// The lookups, the newest first.
     pub lookups: Vec<PastLookupStatus>,
@@ -47,7 +47,7 @@ pub struct PastLookupStatus {
     pub prompt_tokens: u64,
     /// Those that were found.
     pub tokens_hit: u64,
-    /// Its last full chunk: its place in the list, counted from 1; 0 where it has none.
+    /// Its last full chunk: its place in the list, counted from 1; 0 if it has none.
     pub last: u32,
 }
 

@@ -13,7 +13,7 @@ use crate::threads;
 /// A run of chunks in the body of `GET /prefixes`, a list: the last lookups had all of it equally often.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrefixStatus {
-    /// The place in the list of the run before it, counted from 0; `None` where a prompt begins.
+    /// The place in the list of the run before it, counted from 0; `None` at the beginning of a prompt.
     pub parent: Option<usize>,
     /// Fingerprint of the namespace: 64 hexadecimal digits.
     pub namespace: String,

@@ -143,7 +143,7 @@ impl Drop for Running {
 }
 
 impl Present {
-    /// `None` where nothing is cached: then nobody knows how large a chunk is.
+    /// `None` if nothing is cached: then nobody knows how large a chunk is.
     fn of(reports: &[Report], disk_bytes: u64) -> Option<Self> {
         let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
         let chunk_bytes = sum(|report| report.usage.cached_bytes)

@@ -120,7 +120,7 @@ impl ObjectTier {
     /// not known.
     ///
     /// # Errors
-    /// Where it was not taken.
+    /// Fails if it was not taken.
     pub fn write(&self, order: WriteOrder) -> Result<oneshot::Receiver<WriteAnswer>, Refused> {
         self.order(Side::Writing, &self.writes, |done| Work::Write(order, done))
     }
@@ -129,7 +129,7 @@ impl ObjectTier {
     /// failed, or is left alone.
     ///
     /// # Errors
-    /// Where it was not taken.
+    /// Fails if it was not taken.
     pub fn read(&self, order: ReadOrder) -> Result<oneshot::Receiver<ReadAnswer>, Refused> {
         self.order(Side::Reading, &self.reads, |done| Work::Read(order, done))
     }
@@ -142,7 +142,7 @@ impl ObjectTier {
     /// count as absent.
     ///
     /// # Errors
-    /// Where the order was not taken.
+    /// Fails if the order was not taken.
     pub fn find(
         &self,
         fingerprint: Fingerprint,
@@ -155,7 +155,7 @@ impl ObjectTier {
     /// Purges chunks; the answer says why some are left, where some are. It takes as long as it takes.
     ///
     /// # Errors
-    /// Where the order was not taken.
+    /// Fails if the order was not taken.
     pub fn purge(&self, purge: ObjectPurge) -> Result<oneshot::Receiver<Result<(), Trouble>>, Refused> {
         self.order(Side::Writing, &self.finds, |done| Work::Purge(purge, done))
     }

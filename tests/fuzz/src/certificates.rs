@@ -15,7 +15,7 @@ use larder_protocol::limits::MAX_NAME_BYTES;
 /// Returns whether the bytes are a certificate with an identity.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// Panics if a property does not hold.
 pub fn certificates(bytes: &[u8]) -> bool {
     let as_pem = pem(bytes);
     let _ = Authority::load(&String::from_utf8_lossy(bytes), CA_KEY);

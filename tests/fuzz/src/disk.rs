@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Returns whether the bytes, as they are, are one of the three.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// Panics if a property does not hold.
 pub fn disk_records(bytes: &[u8]) -> bool {
     let is_right = [hold_superblock(bytes), hold_segment(bytes), hold_record(bytes)].contains(&true);
     hold_superblock(&with_checksum(bytes, SUPERBLOCK_CHECKSUM_AT));
@@ -40,7 +40,7 @@ pub fn disk_records(bytes: &[u8]) -> bool {
 /// Returns whether the bytes, as they are, are a footer.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// Panics if a property does not hold.
 pub fn disk_footers(bytes: &[u8]) -> bool {
     let is_right = hold_footer(bytes);
     hold_footer(&footer_with_checksums(bytes));

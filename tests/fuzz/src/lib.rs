@@ -27,7 +27,7 @@ pub struct Target {
     /// Holds the properties for any bytes. Returns whether the bytes were right.
     ///
     /// # Panics
-    /// Where a property does not hold.
+    /// Panics if a property does not hold.
     pub run: fn(&[u8]) -> bool,
     /// Small inputs that are right, made by the encoders.
     pub examples: fn() -> Vec<Vec<u8>>,

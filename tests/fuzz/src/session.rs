@@ -34,7 +34,7 @@ type Frames = (Vec<(FrameHeader, Vec<u8>)>, bool);
 /// Returns whether the bytes are whole frames, each with a request or a response.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// Panics if a property does not hold.
 pub fn session_frames(bytes: &[u8]) -> bool {
     let (frames, goes_on) = in_place(bytes, MAX_FRAME_BYTES as u32);
     assert_eq!(through_a_socket(bytes, FrameReader::new()), (frames.clone(), goes_on));

@@ -28,7 +28,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 /// cluster must always do is looked at after every step; once the faults have stopped, nothing may be left over. A seed that fails
 /// is printed as one command that does the same again, with the fewest faults that still fail.
 ///
-/// Exit status: 0 where all is well, 1 where something failed, 2 for a command that cannot be understood.
+/// Exit status: 0 if all is well, 1 if something failed, 2 for a command that cannot be understood.
 #[derive(Debug, Parser)]
 #[command(version, about)]
 struct Arguments {

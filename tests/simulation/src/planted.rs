@@ -26,7 +26,7 @@ pub const CHOSEN: &str = "LARDER_PLANTED";
 /// All planted faults, by name.
 ///
 /// # Errors
-/// Where one cannot be read.
+/// Fails if one cannot be read.
 pub fn all(sources: &Path) -> Result<Vec<Planted>> {
     let folder = sources.join("tests/simulation/planted");
     let mut all = Vec::new();
@@ -54,7 +54,7 @@ impl Planted {
     /// The text of its file with the fault in it, besides those that it has already.
     ///
     /// # Errors
-    /// Where the old text is not there just once, or the new one does not ask whether the fault is chosen.
+    /// Fails if the old text is not there just once, or the new one does not ask whether the fault is chosen.
     pub fn apply(&self, right: &str) -> Result<String> {
         let count = right.matches(&self.old).count();
         ensure!(count == 1, "{}: its text is {count} times in {}", self.name, self.file.display());

@@ -10,7 +10,7 @@ use std::{env, thread};
 /// Says that the test that calls this cannot run here, or not all of it, and why.
 ///
 /// # Panics
-/// Where the file that `LARDER_SKIPS` names cannot be written: the test would count as passed.
+/// Panics if the file that `LARDER_SKIPS` names cannot be written: the test would count as passed.
 #[expect(clippy::print_stdout, reason = "tests print")]
 pub fn skip(reason: &str) {
     let thread = thread::current();

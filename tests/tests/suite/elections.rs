@@ -39,7 +39,7 @@ pub(super) fn etcd() -> Option<Etcd> {
     started
 }
 
-/// A stand-in for Kubernetes, and the file that leads there; `None` where this build knows no Leases.
+/// A stand-in for Kubernetes, and the file that leads there; `None` if this build knows no Leases.
 fn kubernetes() -> Option<(ApiServer, TempDir)> {
     if !cfg!(feature = "kubernetes") {
         larder_skips::skip("built without the feature `kubernetes`");

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::LARDER;
 
-/// Both hosts; `None` where the machine makes none.
+/// Both hosts; `None` if the machine makes none.
 fn hosts() -> Option<Hosts> {
     match Hosts::new(LARDER) {
         Ok(hosts) => Some(hosts),

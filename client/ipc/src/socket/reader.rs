@@ -103,8 +103,8 @@ impl FrameReader {
     /// end of the stream.
     ///
     /// # Errors
-    /// The socket's own, `WouldBlock` among them; `InvalidData` where descriptors were lost on the way or more than two
-    /// frames' worth are unclaimed; `InvalidInput` where the buffer is full of frames that nobody took.
+    /// The socket's own, `WouldBlock` among them; `InvalidData` if descriptors were lost on the way or more than two
+    /// frames' worth are unclaimed; `InvalidInput` if the buffer is full of frames that nobody took.
     pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.receive_with(socket, RecvFlags::empty())
     }

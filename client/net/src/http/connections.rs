@@ -80,7 +80,7 @@ impl Connections {
     /// No connections yet, and never more than `most`.
     ///
     /// # Errors
-    /// Where the metrics are registered already.
+    /// Fails if the metrics are registered already.
     pub fn new(most: usize, registry: &Registry) -> Result<Self, prometheus::Error> {
         let metrics = HttpMetrics::register(registry)?;
         Ok(Self(Arc::new(Shared { most, known: Mutex::default(), ended: Notify::new(), metrics })))

@@ -91,7 +91,7 @@ impl BlockSummer {
 }
 
 impl Wide {
-    /// The sum of no bytes; `None` where the processor has no wide registers that are known here.
+    /// The sum of no bytes; `None` if the processor has no wide registers that are known here.
     pub(super) fn new() -> Option<Self> {
         let (lanes, held) = (Lanes(START), [0; HELD_BYTES]);
         Some(Self { lanes, kernel: Kernel::best()?, stripes: 0, total: 0, held, held_bytes: 0 })

@@ -55,7 +55,7 @@ pub struct CopyHandle<T> {
 }
 
 impl Copies {
-    /// `None` where the device is lost.
+    /// `None` if the device is lost.
     pub(super) fn begin(&self, number: OrderNumber, held: CopyClaims) -> Option<Arc<Copied>> {
         let mut table = lock(&self.0);
         if table.lost.is_some() {
@@ -147,7 +147,7 @@ impl<T> CopyHandle<T> {
         lock(&self.copied.state).reason.clone()
     }
 
-    /// Waits until the copy has ended, at most for `patience`; `None` where it has not: it goes on.
+    /// Waits until the copy has ended, at most for `patience`; `None` if it has not: it goes on.
     fn wait_for_end(&self, patience: Duration) -> Option<Result<(), CopyError>> {
         let state = lock(&self.copied.state);
         let waited = self.copied.changed.wait_timeout_while(state, patience, |state| state.result.is_none());
@@ -156,7 +156,7 @@ impl<T> CopyHandle<T> {
 }
 
 impl CopyHandle<()> {
-    /// Waits until all is loaded, at most for `patience`; `None` where it is not: the device may be stalled, and the pages must
+    /// Waits until all is loaded, at most for `patience`; `None` if it is not: the device may be stalled, and the pages must
     /// not be used.
     ///
     /// # Errors
@@ -167,7 +167,7 @@ impl CopyHandle<()> {
 }
 
 impl CopyHandle<StagedChunk> {
-    /// Waits until all is saved, at most for `patience`, and gives the chunk back, to be committed. `None` where it is not saved
+    /// Waits until all is saved, at most for `patience`, and gives the chunk back, to be committed. `None` if it is not saved
     /// by then: the copy goes on.
     ///
     /// # Errors
@@ -182,7 +182,7 @@ impl CopyHandle<StagedChunk> {
 }
 
 impl CopyHandle<StagedLayers> {
-    /// Waits until all is saved, at most for `patience`, and gives the layers back, to be handed over. `None` where they are not
+    /// Waits until all is saved, at most for `patience`, and gives the layers back, to be handed over. `None` if they are not
     /// saved by then: the copy goes on.
     ///
     /// # Errors

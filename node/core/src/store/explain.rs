@@ -20,7 +20,7 @@ pub struct OtherNamespace {
     pub differing: Vec<&'static str>,
     /// Its chunks here.
     pub chunks: u32,
-    /// Whether a chunk of it has the hash that was asked for; `None` where chunks of equal tokens have other hashes in it.
+    /// Whether a chunk of it has the hash that was asked for; `None` if chunks of equal tokens have other hashes in it.
     pub has_chunk: Option<bool>,
 }
 

@@ -94,7 +94,7 @@ struct Follow {
     chunks: Vec<Followed>,
     /// Their names.
     hashes: Box<[ChunkHash]>,
-    /// The pools of each that are wanted; empty where these are all of them.
+    /// The pools of each that are wanted; empty if these are all of them.
     pools: Box<[PoolSet]>,
     /// How they hang together; `None` for a peer's follow.
     links: Option<Links>,

@@ -88,7 +88,7 @@ impl Store {
         self.pressure.keeps_ms(self.age_ms()).unwrap_or(u64::MAX)
     }
 
-    /// The worth of the chunk that goes next here; `None` where there is free room, or nothing was evicted yet.
+    /// The worth of the chunk that goes next here; `None` if there is free room, or nothing was evicted yet.
     #[must_use]
     pub fn least(&self) -> Option<Worth> {
         if self.has_free_room() { None } else { self.pressure.least(self.age_ms()) }

@@ -175,7 +175,7 @@ impl Working {
 }
 
 impl Numbers {
-    /// Numbers a lookup's chunks; `None` where a chunk stands behind another one than before, which no store could have.
+    /// Numbers a lookup's chunks; `None` if a chunk stands behind another one than before, which no store could have.
     fn lookup(&mut self, node: usize, lookup: &PastLookup) -> Option<Numbered> {
         let parents = || std::iter::once(None).chain(lookup.chunks.iter().copied().map(Some));
         let links = || lookup.chunks.iter().copied().zip(parents());

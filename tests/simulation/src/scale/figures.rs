@@ -101,7 +101,7 @@ pub struct Measured {
     pub coordinator_cpu: f64,
     /// CPU of one table for all nodes: the ring, and as many encodings as nodes.
     pub coordinator_cpu_a_table: f64,
-    /// Bytes of a playing node's directory, a table for itself included; 0 where nobody counts.
+    /// Bytes of a playing node's directory, a table for itself included; 0 if nobody counts.
     pub directory_bytes: usize,
     /// Of these the outbox, with all that the node holds.
     pub outbox_bytes: usize,

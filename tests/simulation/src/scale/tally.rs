@@ -149,7 +149,7 @@ impl Contacts {
         }
     }
 
-    /// Nodes that it spoke with since then; `None` where nobody looks.
+    /// Nodes that it spoke with since then; `None` if nobody looks.
     pub(super) fn since(&self, then: Duration) -> Option<usize> {
         Some(self.last.as_ref()?.values().filter(|&&at| at >= then).count())
     }
