@@ -1,4 +1,4 @@
-//! Frames: how messages stand on a session's socket.
+//! Frames: the form of messages on a session's socket.
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -26,7 +26,7 @@ pub struct FrameHeader {
     pub payload_bytes: u32,
     /// Descriptors that belong to the message.
     pub descriptors: u16,
-    /// Number of the request that this is, or answers; 0 if no answer is wanted.
+    /// Number of the request, or of the request that the message answers; 0 if no answer is wanted.
     pub request: u64,
 }
 
@@ -51,7 +51,7 @@ pub enum FrameError {
     NotAFrame,
 }
 
-/// The bytes of a message are none of that kind.
+/// The bytes are no message of that kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the frame's bytes are no message of this version of the protocol")]
 pub struct MalformedMessage;
