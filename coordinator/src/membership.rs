@@ -1,11 +1,13 @@
 //! Membership: knows the cluster's members, and makes the table that names them.
 //!
-//! Pure: it takes `now` and returns tables. A node is a member from its join on, with an incarnation that grows with every
-//! start. A node that is silent for a while is suspect; a node that is silent for long is removed, and much earlier where
-//! others report it as silent, too. A node that comes back is another incarnation, and everything known of the earlier one is void at once. Every
-//! change makes a new table with a higher epoch; changes that come together share one table. A coordinator that starts opens
-//! a new term, removes nobody for its grace time, and refuses to fall behind an epoch that nodes have seen. One of several
-//! coordinators leads while it is elected ([`crate::election`]), in the term of the election. Of two processes with one name, the one that is heard stays: the other may join when the first has missed [`MISSED_HEARTBEATS`].
+//! Pure: it takes `now` and returns tables. A node is a member from its join on, with an incarnation that grows with every start.
+//! A node that is silent for a while is suspect, and four members ask it for a sign of life. A node that is silent for long is
+//! removed, and much earlier if two members get no answer from it, either. A node that comes back is another incarnation, and all
+//! facts of the earlier one are void at once. Every change makes a new table with a higher epoch; changes that come together
+//! share one table. A coordinator that starts opens a new term, removes nobody for its grace time, and refuses to fall behind an
+//! epoch that nodes have seen. One of several coordinators leads while it is elected ([`crate::election`]), in the term of the
+//! election. Of two processes with one name, the one that is heard stays: the other may join when the first has missed
+//! [`MISSED_HEARTBEATS`].
 
 mod lost;
 mod reign;

@@ -1,7 +1,8 @@
 //! Messages of version 1 that differ from today's.
 //!
-//! A coordinator of version 1 leads alone, and sends whole tables of 4,096 partitions, in which no node drains. All other
-//! messages of version 1 are the same today, as `tests/golden` verifies.
+//! As long as a node of version 1 is a member, four partitions each stay together, as that node knows them. A coordinator of
+//! version 1 leads alone, and sends whole tables of 4,096 partitions, in which no node drains. All other messages of version 1
+//! are the same today, as `tests/golden` verifies.
 
 use std::net::SocketAddr;
 

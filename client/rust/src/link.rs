@@ -168,7 +168,8 @@ impl Link {
     }
 
     /// Sends a request that only gives something back, now or when fewer of its kind are outstanding. Its answer is of no
-    /// interest.
+    /// interest. Such a request does not wait to ride with the session's next one: that would save 4 us of some 44 on a lease at
+    /// most, and without a next request a thread would have to wake to send it.
     pub(crate) fn give_back(&self, request: Request) {
         let mut state = lock(&self.state);
         if state.open {

@@ -1,4 +1,4 @@
-//! Keeps the thread between nodes from sleeping where something comes in a moment: waking takes longer than the moment.
+//! Keeps the thread between nodes from sleeping if a packet comes in a moment: waking takes longer than the moment.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,19 +9,19 @@ use tokio::sync::Notify;
 
 use crate::clock::Clock;
 
-/// Looks for packets without sleeping while something is waited for, or expected, for at most [`SPIN`] after the last sign of it.
-/// Other tasks and threads run meanwhile. Where nothing came in that time, the next times are slept through: twice as many after
-/// each vain one. Cloning shares.
+/// Looks for packets without sleeping while an answer is awaited or a request expected, for at most [`SPIN`] after the last sign of
+/// it. Other tasks and threads run meanwhile. If nothing came in that time, the thread sleeps the next times, twice as many after
+/// each vain look. Cloning shares.
 #[derive(Debug, Clone)]
 pub(super) struct Awake(Rc<State>);
 
 #[derive(Debug)]
 struct State {
     clock: Clock,
-    /// Those who wait, and until when the thread stays awake for them.
+    /// The number of waiters, and the time until which the thread stays awake for them.
     waiting: Cell<u32>,
     for_waiting: Cell<Duration>,
-    /// Until when it stays awake for a request that may follow.
+    /// The time until which the thread stays awake for a request that may follow.
     for_next: Cell<Duration>,
     /// Whether the thread looks for packets now.
     looks: Cell<bool>,

@@ -2,6 +2,8 @@
 //!
 //! The sum is xxh3-64 with seed 0, as its specification says. Bytes go in stripes of 64 into eight lanes; after each block of 16
 //! stripes the lanes are scrambled. The last stripe counts differently, so the last bytes are held back until the end is known.
+//! The registers are chosen when the program runs: with those that every processor of the architecture has, summing took a third
+//! of a put.
 #![expect(unsafe_code, reason = "vector registers, and copies between memory that other processes see")]
 
 use std::arch::asm;

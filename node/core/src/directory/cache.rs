@@ -1,11 +1,11 @@
 //! Recent answers of homes.
 //!
-//! So the head of a system prompt does not go to its home with every lookup, and a lease right after a lookup asks nobody
+//! With these answers, the head of a system prompt is not asked for at every lookup, and a lease right after a lookup asks nobody
 //! again. Two generations bound the cache by age and by number, without an ordered list.
 //!
-//! In a large cluster all nodes would ask the home of a common chunk, such as the head of a system prompt, and tell it that
-//! they have the chunk now. So where an answer names as many holders as it can, it stays good for minutes: one of these holders
-//! still has the chunk then. And most nodes do not announce such a chunk, as the home knows enough others.
+//! In a large cluster all nodes would ask the home of a common chunk, such as the head of a system prompt, and announce to it
+//! that they have the chunk now. So an answer that names as many holders as it can stays good for five minutes: one of these
+//! holders still has the chunk then. And three nodes in four do not announce such a chunk, as the home knows enough others.
 
 use std::collections::HashMap;
 

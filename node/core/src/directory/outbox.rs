@@ -8,10 +8,10 @@
 //! each pair of nodes: after a new table a thousand nodes do not all speak at once. A new table bothers only the nodes whose
 //! partitions it moves.
 //!
-//! A batch with which the home knows everything compares the sums too. Without one, sums are compared when their time comes and
-//! a connection with the home is open; where none is open, only after ten minutes (longer in a cluster of more than a thousand
-//! nodes), so that comparisons open few connections. So rows that a home lost are back within that time, and sooner at a home
-//! that anybody asks.
+//! A batch with which the home knows everything compares the sums too. Without one, sums are compared when their time comes and a
+//! connection with the home is open; without an open connection, only after ten minutes (longer in a cluster of more than a
+//! thousand nodes). Comparisons were most of the messages of a large cluster, and the reason why every pair of nodes was
+//! connected. Rows that a home lost are back within that time, and sooner at a home that anybody asks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
