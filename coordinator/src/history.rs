@@ -57,7 +57,7 @@ struct Counters {
 
 /// The part of a node's `/status` that is summed.
 #[derive(Debug, Deserialize)]
-struct Node {
+struct NodeSums {
     #[serde(default)]
     incarnation: u64,
     actors: Vec<ActorStatus>,
@@ -118,7 +118,7 @@ impl Kept {
     fn note(&mut self, unix_ms: u64, shown: &[Shown]) {
         let mut moment = Moment { unix_ms, ..Moment::default() };
         for one in shown {
-            let node = one.said.as_ref().ok().and_then(|json| serde_json::from_slice::<Node>(json).ok());
+            let node = one.said.as_ref().ok().and_then(|json| serde_json::from_slice::<NodeSums>(json).ok());
             let Some(node) = node else {
                 moment.silent += 1;
                 continue;

@@ -74,7 +74,7 @@ pub struct Membership {
     judge_at: Millis,
     published: Option<Millis>,
     is_changed: bool,
-    counts: Counts,
+    counts: EventCounts,
     office: Office,
     /// Whether the homes of the last table that it made are as nodes of version 1 know them.
     served_v1: bool,
@@ -88,7 +88,7 @@ pub struct Membership {
 
 /// The counts of events so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
+pub struct EventCounts {
     /// Nodes that joined, again or for the first time.
     pub joins: u64,
     /// Nodes that left in order.
@@ -229,7 +229,7 @@ impl Membership {
             last_tick: now,
             judge_at: 0,
             published: None,
-            counts: Counts::default(),
+            counts: EventCounts::default(),
             office: Office::Alone,
             served_v1: false,
             bringers: 0,
@@ -415,7 +415,7 @@ impl Membership {
 
     /// The counts of events so far.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> EventCounts {
         self.counts
     }
 

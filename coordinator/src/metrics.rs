@@ -10,7 +10,7 @@ use larder_net::metrics_table;
 use larder_protocol::table::{Epoch, MemberState};
 use prometheus::{Registry, TextEncoder};
 
-use crate::membership::{Counts, MemberReport};
+use crate::membership::{EventCounts, MemberReport};
 
 /// The membership at one moment.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub(crate) struct Shown {
     pub(crate) lost: usize,
     pub(crate) epoch: Epoch,
     pub(crate) leads: bool,
-    pub(crate) counts: Counts,
+    pub(crate) counts: EventCounts,
 }
 
 /// The coordinator's metrics.
@@ -129,8 +129,8 @@ impl Metrics {
         self.cluster.longest_silence.set(longest as f64 / 1_000.0);
         let late = members.iter().filter(|report| report.silent_ms > 2 * heartbeat_ms).count();
         self.cluster.late_heartbeats.set(late as i64);
-        let Counts { joins, leaves, suspects, removals, moved_partitions, .. } = *counts;
-        let Counts { contests, reused_numbers, drains, .. } = *counts;
+        let EventCounts { joins, leaves, suspects, removals, moved_partitions, .. } = *counts;
+        let EventCounts { contests, reused_numbers, drains, .. } = *counts;
         let events = [
             ("join", joins),
             ("leave", leaves),
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn every_metric_is_there_from_the_start() {
         let metrics = Metrics::new().unwrap();
-        let counts = Counts { joins: 2, ..Counts::default() };
+        let counts = EventCounts { joins: 2, ..EventCounts::default() };
         let epoch = Epoch { term: 3, number: 4 };
         let shown = Shown { lost: 1, epoch, counts, ..Shown::default() };
         for _ in 0..2 {

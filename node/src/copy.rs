@@ -26,7 +26,7 @@ use crate::window::Window;
 
 /// The threads, and the queue before them. Dropping it waits until every order is done.
 pub struct CopyPool {
-    queue: SyncSender<Job>,
+    queue: SyncSender<CopyJob>,
     threads: Vec<Joined>,
     /// Threads that wait for an order.
     idle: Arc<AtomicUsize>,
@@ -73,7 +73,7 @@ pub type CopyDone = oneshot::Receiver<Vec<Checksums>>;
 /// Tells the new memory of an extent. An error of the channel means that the thread panicked.
 pub type RenewalDone = oneshot::Receiver<Result<Arc<ExtentMemory>, MemoryError>>;
 
-enum Job {
+enum CopyJob {
     Copy(Arc<SharedCopy>),
     Import(ImportOrder, oneshot::Sender<Vec<Checksums>>),
     Renew(Renewal, oneshot::Sender<Result<Arc<ExtentMemory>, MemoryError>>),
@@ -104,10 +104,10 @@ impl CopyPool {
             (order.bytes() / HELPED_BYTES).min(self.idle.load(Ordering::Relaxed).saturating_sub(1) as u64);
         let (copy, completion) = SharedCopy::new(order);
         let copy = Arc::new(copy);
-        self.send(Job::Copy(Arc::clone(&copy))).ok()?;
+        self.send(CopyJob::Copy(Arc::clone(&copy))).ok()?;
         for _ in 0..helpers {
             // Where there is no room for help, the first thread copies alone.
-            let _ = self.send(Job::Copy(Arc::clone(&copy)));
+            let _ = self.send(CopyJob::Copy(Arc::clone(&copy)));
         }
         Some(completion)
     }
@@ -116,7 +116,7 @@ impl CopyPool {
     #[must_use]
     pub fn import(&self, order: ImportOrder) -> Option<CopyDone> {
         let (done, completion) = oneshot::channel();
-        self.send(Job::Import(order, done)).ok().map(|()| completion)
+        self.send(CopyJob::Import(order, done)).ok().map(|()| completion)
     }
 
     /// Hands the renewal of an extent to the threads.
@@ -125,8 +125,8 @@ impl CopyPool {
     /// The renewal, where the queue is full: nothing was done.
     pub fn renew(&self, renewal: Renewal) -> Result<RenewalDone, Renewal> {
         let (done, completion) = oneshot::channel();
-        match self.send(Job::Renew(renewal, done)) {
-            Err(Job::Renew(renewal, _)) => Err(renewal),
+        match self.send(CopyJob::Renew(renewal, done)) {
+            Err(CopyJob::Renew(renewal, _)) => Err(renewal),
             _ => Ok(completion),
         }
     }
@@ -137,7 +137,7 @@ impl CopyPool {
         self.panics.load(Ordering::Relaxed)
     }
 
-    fn send(&self, job: Job) -> Result<(), Job> {
+    fn send(&self, job: CopyJob) -> Result<(), CopyJob> {
         self.queue.try_send(job).map_err(|error| match error {
             TrySendError::Full(job) | TrySendError::Disconnected(job) => job,
         })
@@ -239,7 +239,7 @@ fn import(from: &Bytes, to: &Destination) -> Checksums {
 }
 
 /// The work of a copy thread, until the pool is dropped.
-fn work(jobs: &Mutex<Receiver<Job>>, idle: &AtomicUsize, panics: &AtomicU64) {
+fn work(jobs: &Mutex<Receiver<CopyJob>>, idle: &AtomicUsize, panics: &AtomicU64) {
     loop {
         idle.fetch_add(1, Ordering::Relaxed);
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
@@ -253,7 +253,7 @@ fn work(jobs: &Mutex<Receiver<Job>>, idle: &AtomicUsize, panics: &AtomicU64) {
     }
 }
 
-impl Job {
+impl CopyJob {
     fn perform(self) {
         // Where nobody waits any more there is nobody to tell.
         match self {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use bytesize::ByteSize;
 use tokio::sync::mpsc;
 
-use crate::arena::{self, ArenaLimits, ExtentMemory, MemoryError, Placement};
+use crate::arena::{self, ArenaLimits, ArenaPlacement, ExtentMemory, MemoryError};
 use crate::threads;
 
 /// An extent's number, and its memory.
@@ -64,7 +64,7 @@ pub(crate) async fn fill(
     limits: ArenaLimits,
     arrivals: mpsc::Sender<Arrival>,
     progress: Arc<MemoryProgress>,
-) -> Result<Placement, MemoryError> {
+) -> Result<ArenaPlacement, MemoryError> {
     threads::blocking(move || {
         let here = Mutex::new(Vec::new());
         arena::fill(&limits, &|extent, memory| {
@@ -75,7 +75,7 @@ pub(crate) async fn fill(
         })?;
         let here = here.into_inner().unwrap_or_else(PoisonError::into_inner);
         let here: Vec<_> = here.iter().filter_map(Weak::upgrade).collect();
-        let placement = Placement::read(limits.extent.numa_node, here.iter());
+        let placement = ArenaPlacement::read(limits.extent.numa_node, here.iter());
         placement.warn_if_wrong();
         Ok(placement)
     })

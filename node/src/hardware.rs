@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::arena::{Placement, PlacementSource};
+use crate::arena::{ArenaPlacement, PlacementSource};
 use crate::limits::{ActorLimits, Limits, Mismatch};
 use crate::metrics::Metrics;
 
@@ -72,7 +72,12 @@ impl HardwareStatus {
 
 impl DeviceHardware {
     /// Logs where a device's arena is, and exports it.
-    pub(crate) fn of(device: u16, limits: &ActorLimits, placement: &Placement, metrics: &Metrics) -> Self {
+    pub(crate) fn of(
+        device: u16,
+        limits: &ActorLimits,
+        placement: &ArenaPlacement,
+        metrics: &Metrics,
+    ) -> Self {
         export(device, placement, metrics);
         let advice = placement.advice(limits.arena.extent.huge_pages);
         let hardware = Self {
@@ -110,7 +115,7 @@ impl DeviceHardware {
 }
 
 /// A mismatch is a warning and a number, never a failed start.
-fn export(device: u16, placement: &Placement, metrics: &Metrics) {
+fn export(device: u16, placement: &ArenaPlacement, metrics: &Metrics) {
     metrics.placed(device, "huge_pages", placement.huge_bytes);
     metrics.placed(device, "transparent_huge_pages", placement.transparent_bytes);
     metrics.placed(device, "ordinary_pages", placement.ordinary_bytes());

@@ -33,7 +33,7 @@ pub struct Generator {
     rng: fastrand::Rng,
     heads: Vec<Vec<u64>>,
     /// The session used last is at the end.
-    sessions: Vec<Session>,
+    sessions: Vec<Conversation>,
     next_id: u64,
     now_ms: u64,
 }
@@ -48,14 +48,14 @@ impl Generator {
         Self { rng, heads, sessions: Vec::new(), next_id, now_ms: 0 }
     }
 
-    fn start_session(&mut self) -> Session {
+    fn start_session(&mut self) -> Conversation {
         let head = self.popular_head();
         let blocks = self.heads[head].clone();
         let tokens = blocks.len() as u64 * CHUNK_TOKENS + self.log_uniform(6, 13);
-        Session { blocks, tokens, answer_tokens: 0 }
+        Conversation { blocks, tokens, answer_tokens: 0 }
     }
 
-    fn continue_session(&mut self) -> Session {
+    fn continue_session(&mut self) -> Conversation {
         let at = self.rng.usize(..self.sessions.len()).max(self.rng.usize(..self.sessions.len()));
         let mut session = self.sessions.remove(at);
         session.tokens += session.answer_tokens + self.log_uniform(6, 12);
@@ -114,7 +114,7 @@ impl Iterator for Generator {
 
 /// A conversation that grows turn by turn.
 #[derive(Debug, Clone)]
-struct Session {
+struct Conversation {
     /// Ids of its full blocks.
     blocks: Vec<u64>,
     tokens: u64,

@@ -22,12 +22,12 @@ use larder_ipc::socket::{FrameReader, FrameWriter};
 
 /// A session that is to be opened.
 pub(crate) struct Opening {
-    pub(crate) to: Node,
+    pub(crate) to: NodeSocket,
     pub(crate) options: SessionOptions,
 }
 
 /// The way to the node.
-pub(crate) enum Node {
+pub(crate) enum NodeSocket {
     /// The path at which the node listens.
     At(PathBuf),
     /// A socket that is connected already.
@@ -68,13 +68,13 @@ impl Opening {
         }
     }
 
-    fn wait_once(to: Node, options: &SessionOptions, version: u16) -> Result<Arc<Link>, SessionError> {
+    fn wait_once(to: NodeSocket, options: &SessionOptions, version: u16) -> Result<Arc<Link>, SessionError> {
         let deadline = Instant::now() + options.timeout;
         let socket = match to {
-            Node::At(path) => {
+            NodeSocket::At(path) => {
                 UnixStream::connect(&path).map_err(|source| SessionError::Connect { path, source })?
             }
-            Node::On(socket) => socket,
+            NodeSocket::On(socket) => socket,
         };
         block_within(&socket, options.timeout)?;
         let mut handshake = Handshake::start(socket.as_fd(), options, version)?;
@@ -92,14 +92,18 @@ impl Opening {
         }
     }
 
-    async fn run_once(to: Node, options: &SessionOptions, version: u16) -> Result<Arc<Link>, SessionError> {
+    async fn run_once(
+        to: NodeSocket,
+        options: &SessionOptions,
+        version: u16,
+    ) -> Result<Arc<Link>, SessionError> {
         let opened = async {
             let socket = match to {
-                Node::At(path) => {
+                NodeSocket::At(path) => {
                     let connected = tokio::net::UnixStream::connect(&path).await;
                     connected.map_err(|source| SessionError::Connect { path, source })?
                 }
-                Node::On(socket) => {
+                NodeSocket::On(socket) => {
                     socket.set_nonblocking(true).map_err(SessionError::Socket)?;
                     tokio::net::UnixStream::from_std(socket).map_err(SessionError::Socket)?
                 }
@@ -119,7 +123,7 @@ impl Opening {
     }
 }
 
-impl Node {
+impl NodeSocket {
     /// The same way to the node, if another connection can be made.
     fn again(&self) -> Option<Self> {
         match self {

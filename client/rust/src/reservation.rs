@@ -41,7 +41,7 @@ pub struct StagedChunk {
     position: u32,
     /// The pools to write.
     pools: PoolSet,
-    room: Room,
+    room: WriteRoom,
 }
 
 /// The chunks of one Commit message.
@@ -67,7 +67,7 @@ struct Claim {
 #[derive(Clone)]
 pub(crate) struct Remaining(Arc<AtomicUsize>);
 
-enum Room {
+enum WriteRoom {
     /// A part of the write window.
     Window(WindowRange),
     /// The places in the arena of the reservation's chunk with this index.
@@ -175,7 +175,7 @@ impl Reservation {
             claim: Arc::clone(&self.claim),
             position,
             pools: self.pools[index],
-            room: Room::Arena(index),
+            room: WriteRoom::Arena(index),
         }
     }
 
@@ -205,7 +205,7 @@ impl Reservation {
             }
             if let Some(part) = parts.last_mut() {
                 part.chunks.push(chunk.position);
-                if let Room::Window(range) = chunk.room {
+                if let WriteRoom::Window(range) = chunk.room {
                     let blocks = self.claim.namespace.blocks_of(chunk.pools);
                     let offset = |block| range.offset() + self.claim.block_offset(chunk.pools, block);
                     part.sources.extend(blocks.map(offset));
@@ -273,7 +273,7 @@ impl StagedChunk {
     }
 
     pub(crate) fn put_into(&mut self, range: WindowRange) {
-        self.room = Room::Window(range);
+        self.room = WriteRoom::Window(range);
     }
 
     /// The mapping in which block `block` lies, and its offset.
@@ -282,13 +282,13 @@ impl StagedChunk {
         let is_written = self.pools.has(block % namespace.pool_bytes().len());
         assert!(is_written, "block {block} of the chunk at {} is not to be written", self.position);
         match (&self.room, &self.claim.placed) {
-            (Room::Arena(index), Some(placed)) => {
+            (WriteRoom::Arena(index), Some(placed)) => {
                 placed.block(namespace, *index, block).expect("what is to be written has a place")
             }
-            (Room::Window(range), _) => {
+            (WriteRoom::Window(range), _) => {
                 (range.mapping(), range.offset() + self.claim.block_offset(self.pools, block))
             }
-            (Room::Arena(_), None) => {
+            (WriteRoom::Arena(_), None) => {
                 unreachable!("a chunk is staged in the arena only where it has places there")
             }
         }

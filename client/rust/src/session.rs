@@ -18,7 +18,7 @@ use crate::error::SessionError;
 use crate::link::Link;
 use crate::link::round_trip::RoundTrip;
 use crate::namespace::Namespace;
-use crate::opening::{Node, Opening};
+use crate::opening::{NodeSocket, Opening};
 use crate::options::SessionOptions;
 use crate::origin::Origin;
 use crate::traffic::Counters;
@@ -45,7 +45,7 @@ impl Session {
     /// # Errors
     /// [`SessionError::Connect`] if nobody listens there; `Refused` and `Busy` if the node wants no session now.
     pub fn connect(path: impl AsRef<Path>, options: SessionOptions) -> Call<Self> {
-        Call::open(Opening { to: Node::At(path.as_ref().to_owned()), options }, Self::new)
+        Call::open(Opening { to: NodeSocket::At(path.as_ref().to_owned()), options }, Self::new)
     }
 
     /// Opens a session on a socket that is connected already.
@@ -55,7 +55,7 @@ impl Session {
     /// # Errors
     /// `Refused` and `Busy` if the node wants no session now.
     pub fn open(socket: UnixStream, options: SessionOptions) -> Call<Self> {
-        Call::open(Opening { to: Node::On(socket), options }, Self::new)
+        Call::open(Opening { to: NodeSocket::On(socket), options }, Self::new)
     }
 
     /// The same session, for a traced request of the engine: requests through this handle belong to that trace. An engine gets

@@ -39,9 +39,9 @@ struct TokensAnswer {
 }
 
 /// The tokenizers of a folder.
-pub(crate) struct Tokenizers(Option<SyncSender<Job>>);
+pub(crate) struct Tokenizers(Option<SyncSender<Tokenization>>);
 
-struct Job {
+struct Tokenization {
     asked: TokensRequest,
     answer: oneshot::Sender<Result<Vec<u8>, Refused>>,
 }
@@ -125,7 +125,7 @@ impl Tokenizers {
     async fn tokens(&self, asked: TokensRequest) -> Result<Vec<u8>, Refused> {
         let queue = self.0.as_ref().ok_or(Refused::NoFolder)?;
         let (answer, answered) = oneshot::channel();
-        queue.try_send(Job { asked, answer }).map_err(|error| match error {
+        queue.try_send(Tokenization { asked, answer }).map_err(|error| match error {
             TrySendError::Full(_) | TrySendError::Disconnected(_) => Refused::Busy,
         })?;
         let answered = timeout(DEADLINE, answered).await;
@@ -134,14 +134,14 @@ impl Tokenizers {
 }
 
 impl Work {
-    fn run(mut self, jobs: &Receiver<Job>) {
+    fn run(mut self, jobs: &Receiver<Tokenization>) {
         // An error: it works at its old priority.
         let _ = rustix::process::nice(LOWEST_PRIORITY);
         loop {
             match jobs.recv_timeout(KEPT) {
                 // Nobody waits for it any more.
-                Ok(Job { answer, .. }) if answer.is_closed() => {}
-                Ok(Job { asked, answer }) => {
+                Ok(Tokenization { answer, .. }) if answer.is_closed() => {}
+                Ok(Tokenization { asked, answer }) => {
                     // An error: the user went away.
                     let _ = answer.send(self.json(&asked));
                 }
@@ -250,7 +250,7 @@ mod tests {
         let (queue, jobs) = sync_channel(1);
         let tokenizers = Tokenizers(Some(queue));
         let (answer, _) = oneshot::channel();
-        tokenizers.0.as_ref().unwrap().try_send(Job { asked: ask("m"), answer }).unwrap();
+        tokenizers.0.as_ref().unwrap().try_send(Tokenization { asked: ask("m"), answer }).unwrap();
         assert!(matches!(runtime.block_on(tokenizers.tokens(ask("m"))), Err(Refused::Busy)), "no place");
         drop(jobs);
         assert!(matches!(runtime.block_on(tokenizers.tokens(ask("m"))), Err(Refused::Busy)), "no thread");

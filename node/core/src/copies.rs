@@ -33,7 +33,7 @@ use crate::store::{BlockMove, CommitOrder, LoadBlock, Refused, VerifyOrder};
 /// Copies under way.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
-    open: HashMap<CopyNumber, Purpose>,
+    open: HashMap<CopyNumber, CopyPurpose>,
     /// The reports of damage in progress.
     pub(crate) reports: Reports,
     /// Chunks that are said to be damaged, and are verified one after the other.
@@ -43,7 +43,7 @@ pub(crate) struct Copies {
 
 /// The purpose of a copy.
 #[derive(Debug)]
-enum Purpose {
+enum CopyPurpose {
     Commit {
         request: RequestId,
         order: OrderId,
@@ -95,14 +95,14 @@ impl Core {
     pub(crate) fn commit(&mut self, request: RequestId, ask: &Commit) -> Result<(), Refused> {
         let CommitOrder { order, moves, bytes } =
             self.store.begin_commit(request.session, ask.reservation, &ask.chunks, &ask.sources)?;
-        self.copy(Purpose::Commit { request, order, bytes }, Some(request.session), moves);
+        self.copy(CopyPurpose::Commit { request, order, bytes }, Some(request.session), moves);
         Ok(())
     }
 
     /// Takes over some layers of chunks that are not committed yet, the same way.
     pub(crate) fn hand_over(&mut self, request: RequestId, ask: &HandOver) -> Result<(), Refused> {
         let CommitOrder { order, moves, bytes } = self.store.begin_layers(request.session, ask)?;
-        self.copy(Purpose::Layers { request, order, bytes }, Some(request.session), moves);
+        self.copy(CopyPurpose::Layers { request, order, bytes }, Some(request.session), moves);
         Ok(())
     }
 
@@ -157,14 +157,14 @@ impl Core {
             return Ok(());
         };
         let keys = blocks.iter().map(|block| block.key).collect();
-        self.copy(Purpose::Verify(Verification { request, by, verify, bytes, keys }), None, blocks);
+        self.copy(CopyPurpose::Verify(Verification { request, by, verify, bytes, keys }), None, blocks);
         Ok(())
     }
 
     /// Sums the blocks that a device saved, in place.
     pub(crate) fn sum(&mut self, save: Save) {
         let moves = save.moves.clone();
-        self.copy(Purpose::Save(save), None, moves);
+        self.copy(CopyPurpose::Save(save), None, moves);
     }
 
     /// Has blocks of a load summed that the device tier wants.
@@ -178,10 +178,10 @@ impl Core {
             key,
         };
         let moves = wanted.iter().map(in_place).collect();
-        self.copy(Purpose::Promotion { load, wanted }, None, moves);
+        self.copy(CopyPurpose::Promotion { load, wanted }, None, moves);
     }
 
-    fn copy(&mut self, purpose: Purpose, session: Option<SessionId>, moves: Vec<BlockMove>) {
+    fn copy(&mut self, purpose: CopyPurpose, session: Option<SessionId>, moves: Vec<BlockMove>) {
         self.copies.last_number += 1;
         let copy = CopyNumber(self.copies.last_number);
         self.copies.open.insert(copy, purpose);
@@ -192,21 +192,22 @@ impl Core {
     pub(crate) fn copied(&mut self, copy: CopyNumber, answer: CopyAnswer) {
         let Some(purpose) = self.copies.open.remove(&copy) else { return };
         match (purpose, answer) {
-            (Purpose::Save(save), answer) => self.saved(save, answer),
-            (Purpose::Promotion { load, wanted }, answer) => self.summed_wanted(load, wanted, answer),
-            (Purpose::Verify(verification), CopyAnswer::Busy) if verification.request.is_some() => {
+            (CopyPurpose::Save(save), answer) => self.saved(save, answer),
+            (CopyPurpose::Promotion { load, wanted }, answer) => self.summed_wanted(load, wanted, answer),
+            (CopyPurpose::Verify(verification), CopyAnswer::Busy) if verification.request.is_some() => {
                 self.give_up_examining(verification);
             }
-            (Purpose::Verify(verification), answer) => {
+            (CopyPurpose::Verify(verification), answer) => {
                 let sums = match answer {
                     CopyAnswer::Done(sums) => Some(sums.into_iter().map(|sums| sums.whole).collect()),
                     CopyAnswer::Busy | CopyAnswer::Impossible | CopyAnswer::Failed => None,
                 };
                 self.examined(verification, sums);
             }
-            (Purpose::Commit { request, order, .. } | Purpose::Layers { request, order, .. }, answer)
-                if matches!(answer, CopyAnswer::Busy | CopyAnswer::Impossible) =>
-            {
+            (
+                CopyPurpose::Commit { request, order, .. } | CopyPurpose::Layers { request, order, .. },
+                answer,
+            ) if matches!(answer, CopyAnswer::Busy | CopyAnswer::Impossible) => {
                 let refused = if answer == CopyAnswer::Busy {
                     self.store.postpone_commit(order);
                     Refused::Busy { what: Scarce::Memory, retry_after_ms: COPY_RETRY_MS }
@@ -216,14 +217,14 @@ impl Core {
                 };
                 self.refuse(request, Err(refused));
             }
-            (Purpose::Commit { request, order, bytes }, answer) => {
+            (CopyPurpose::Commit { request, order, bytes }, answer) => {
                 let kept = self.store.finish_commit(order, answer.sums());
                 if kept > 0 {
                     self.count(Counted::Committed(bytes));
                 }
                 self.answer(request, Response::Committed(kept));
             }
-            (Purpose::Layers { request, order, bytes }, answer) => {
+            (CopyPurpose::Layers { request, order, bytes }, answer) => {
                 let sums = answer.sums();
                 let pieces = sums.as_ref().map_or(0, |sums| sums.len() as u64);
                 if self.store.finish_layers(order, sums) {

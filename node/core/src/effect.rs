@@ -26,7 +26,7 @@ use crate::store::{
     BlockMove, Change, ChunkWrite, FetchId, FollowNews, Granted, Leased, Offered, PurgedPage, Refused,
 };
 
-pub use device::{BlockAt, DeviceOrder, DeviceWork, PagesCopy, Promoted, Way};
+pub use device::{BlockAt, CopyDirection, DeviceOrder, DeviceWork, PagesCopy, Promoted};
 
 /// An actor of another node is asked to keep chunks.
 #[derive(Debug)]

@@ -58,8 +58,8 @@ pub use device::{DeviceLimits, SESSION_WORDS, Tensors};
 pub use drain::DrainProgress;
 pub use drain::take::TakeReply;
 pub use effect::{
-    BlockAt, Counted, DeviceCopyEnd, DeviceOrder, DeviceWork, Effect, FetchOrder, FollowOrder, PagesCopy,
-    Promoted, Started, TakeOrder, Way,
+    BlockAt, CopyDirection, Counted, DeviceCopyEnd, DeviceOrder, DeviceWork, Effect, FetchOrder, FollowOrder,
+    PagesCopy, Promoted, Started, TakeOrder,
 };
 pub use event::{
     Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceCopyNumber, DeviceEvent,

@@ -11,7 +11,8 @@ use actix::prelude::*;
 use larder_core::store::ids::SessionId;
 use larder_core::store::{Place as HostPlace, Refused};
 use larder_core::{
-    BlockAt, DeviceEvent, DeviceFailure, DeviceOrder, DeviceWork, Event, PagesCopy, Promoted, Tensors, Way,
+    BlockAt, CopyDirection, DeviceEvent, DeviceFailure, DeviceOrder, DeviceWork, Event, PagesCopy, Promoted,
+    Tensors,
 };
 use larder_device::layout::{Dim, LayoutSpec, Plane};
 use larder_device::thread::{Busy, Report};
@@ -128,8 +129,8 @@ impl GpuActor {
             };
             let pages = (copy.first_page..).zip(&copy.pages).map(page).collect();
             let direction = match copy.way {
-                Way::Load => Direction::Load,
-                Way::Save => Direction::Save,
+                CopyDirection::Load => Direction::Load,
+                CopyDirection::Save => Direction::Save,
             };
             let (tensors, layers, by_layer) = (TensorsId(copy.tensors), copy.layers, copy.by_layer);
             Ok(Order { direction, work: Work::Pages { tensors, pages, layers, by_layer }, after, then })

@@ -49,7 +49,7 @@ pub struct Placed {
 
 /// The purpose of the requested room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub enum RoomPurpose {
     /// A new record. It leaves a free segment for moves.
     Write,
     /// Moving a record out of the segment that is given up.
@@ -58,7 +58,7 @@ pub enum Purpose {
 
 /// The next step before a record can be placed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Room {
+pub enum LogRoom {
     /// Nothing: [`Log::place`] it.
     Here,
     /// Sync all records, write the [`Log::footer`], call [`Log::sealed`].
@@ -237,29 +237,29 @@ impl Log {
 
     /// The next step before a record of `pages` pages can be placed.
     #[must_use]
-    pub fn room_for(&self, pages: u64, purpose: Purpose) -> Room {
+    pub fn room_for(&self, pages: u64, purpose: RoomPurpose) -> LogRoom {
         if pages > self.geometry.most_pages() {
-            return Room::None;
+            return LogRoom::None;
         }
         if let Some(open) = &self.open {
             let footer = u64::from(Footer::pages_for(open.placed + 1));
             let fits = u64::from(open.page) + pages + footer <= u64::from(self.geometry.segment_pages);
-            return if fits { Room::Here } else { Room::Seal };
+            return if fits { LogRoom::Here } else { LogRoom::Seal };
         }
         let wanted = match purpose {
-            Purpose::Write => 2,
-            Purpose::Move => 1,
+            RoomPurpose::Write => 2,
+            RoomPurpose::Move => 1,
         };
         match self.free.front() {
             Some(&segment) if self.free.len() >= wanted => {
-                Room::Open(SegmentHeader { segment, sequence: self.segment_sequence + 1 })
+                LogRoom::Open(SegmentHeader { segment, sequence: self.segment_sequence + 1 })
             }
-            _ if purpose == Purpose::Write && self.can_evict() => Room::Evict,
-            _ => Room::None,
+            _ if purpose == RoomPurpose::Write && self.can_evict() => LogRoom::Evict,
+            _ => LogRoom::None,
         }
     }
 
-    /// Gives a record of `pages` its place. [`Self::room_for`] has just said [`Room::Here`].
+    /// Gives a record of `pages` its place. [`Self::room_for`] has just said [`LogRoom::Here`].
     ///
     /// # Panics
     /// Panics if it has not.

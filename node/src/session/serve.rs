@@ -30,7 +30,7 @@ use crate::actor::{Answer, Ask, Close, GpuActor, ReplyTo};
 use crate::clock::Clock;
 use crate::described::Descriptions;
 use crate::metrics::SharedMetrics;
-use crate::processes::Membership;
+use crate::processes::ProcessShare;
 
 /// A session that was welcomed.
 pub(super) struct Opened {
@@ -38,7 +38,7 @@ pub(super) struct Opened {
     pub(super) tenant: Arc<str>,
     pub(super) address: Addr<GpuActor>,
     pub(super) counted: CountedSession,
-    pub(super) member: Membership,
+    pub(super) member: ProcessShare,
     /// Changes when a fault ended the actor's sessions.
     pub(super) lives: watch::Receiver<u64>,
     pub(super) writer: FrameWriter,

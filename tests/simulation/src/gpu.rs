@@ -7,8 +7,8 @@ use std::time::Duration;
 use larder_core::store::BlockFacts;
 use larder_core::store::ids::SessionId;
 use larder_core::{
-    BlockAt, DeviceCopyNumber, DeviceEvent, DeviceFailure, DeviceOrder, DeviceWork, Event, PagesCopy,
-    Tensors, Way,
+    BlockAt, CopyDirection, DeviceCopyNumber, DeviceEvent, DeviceFailure, DeviceOrder, DeviceWork, Event,
+    PagesCopy, Tensors,
 };
 use larder_node::arena::ExtentMemory;
 
@@ -134,8 +134,8 @@ impl Gpu {
                     (BlockAt::Host(place), way) => {
                         let Some(memory) = memory.get(&place.extent) else { continue };
                         let copied = match way {
-                            Way::Load => memory.copy_out(place.offset + in_block, bytes),
-                            Way::Save => memory.copy_in(place.offset + in_block, bytes),
+                            CopyDirection::Load => memory.copy_out(place.offset + in_block, bytes),
+                            CopyDirection::Save => memory.copy_in(place.offset + in_block, bytes),
                         };
                         debug_assert!(copied.is_ok(), "a block lies within its extent");
                     }
@@ -172,7 +172,7 @@ impl World {
         let mut is_written = false;
         match &order.work {
             DeviceWork::Pages(copy) => {
-                is_written = copy.way == Way::Save;
+                is_written = copy.way == CopyDirection::Save;
                 let (_, layer_bytes) = size.unwrap_or_default();
                 for block in &copy.blocks {
                     if let BlockAt::Host(place) = block {

@@ -14,7 +14,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::LocalSet;
 
 use super::measure::timed;
-use super::placement::Placement;
+use super::placement::CpuPair;
 use super::transfer::Transfer;
 use crate::clock::{now, process_seconds};
 use crate::content::chunk_hash;
@@ -144,7 +144,7 @@ impl PeerBench {
     ///
     /// # Errors
     /// The system refuses.
-    pub fn put_apart(&self, placement: &Placement) -> io::Result<()> {
+    pub fn put_apart(&self, placement: &CpuPair) -> io::Result<()> {
         let [holder, asker] = self.pids[..] else { return Ok(()) };
         placement.put_with_answerer(holder)?;
         placement.put_with_engine(asker)

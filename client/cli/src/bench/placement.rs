@@ -9,14 +9,14 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// A CPU for the engine and one for who answers it, be that a node or a yardstick's thread.
 #[derive(Debug, Clone)]
-pub struct Placement {
+pub struct CpuPair {
     /// Every CPU that this process may use.
     all: CpuSet,
     engine: CpuSet,
     answerer: CpuSet,
 }
 
-impl Placement {
+impl CpuPair {
     /// The first two CPUs that this process may use; the same one twice if there is one alone.
     ///
     /// # Errors
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn a_thread_goes_where_it_is_put_and_back() {
         let before = sched_getaffinity(None).unwrap();
-        let placement = Placement::choose().unwrap();
+        let placement = CpuPair::choose().unwrap();
         placement.be_engine().unwrap();
         assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
         placement.be_answerer().unwrap();

@@ -14,7 +14,7 @@ use rkyv::util::AlignedVec;
 use super::Measurement;
 use super::crowd::crowd;
 use super::measure::{medians, timed};
-use super::placement::Placement;
+use super::placement::CpuPair;
 use super::yardsticks::{Memcpy, PingPong, WORKING_SET_BYTES};
 use crate::content::chunk_hash;
 use crate::replay::namespace::replay_namespace;
@@ -23,7 +23,7 @@ use crate::replay::namespace::replay_namespace;
 pub struct SessionBench {
     socket: PathBuf,
     session: Session,
-    placement: Placement,
+    placement: CpuPair,
     rounds: usize,
 }
 
@@ -32,7 +32,7 @@ impl SessionBench {
     ///
     /// # Errors
     /// The node does not let it in.
-    pub fn connect(socket: &Path, placement: &Placement, rounds: usize) -> anyhow::Result<Self> {
+    pub fn connect(socket: &Path, placement: &CpuPair, rounds: usize) -> anyhow::Result<Self> {
         let session = open(socket, Verify::default())?;
         Ok(Self { socket: socket.to_owned(), session, placement: placement.clone(), rounds })
     }

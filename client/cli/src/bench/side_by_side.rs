@@ -4,7 +4,7 @@ use std::fs::read_to_string;
 use std::time::Duration;
 
 use super::peer::PeerBench;
-use super::placement::Placement;
+use super::placement::CpuPair;
 use super::tcp::RawTcp;
 use super::transfer::Transfer;
 use super::yardsticks::Memcpy;
@@ -19,7 +19,7 @@ pub const COLUMNS: &str = "system,op,value_bytes,concurrency,gbps,p50_us,p99_us,
 ///
 /// # Errors
 /// The cluster does not start, or a block does not come.
-pub fn peer_get(transfer: Transfer, repetitions: usize, placement: &Placement) -> anyhow::Result<String> {
+pub fn peer_get(transfer: Transfer, repetitions: usize, placement: &CpuPair) -> anyhow::Result<String> {
     placement.be_anywhere()?;
     let mut peer = PeerBench::start(transfer, 1)?;
     peer.put_apart(placement)?;

@@ -10,7 +10,7 @@ use larder_node::metrics::table::NODE;
 use serde::{Deserialize, Serialize};
 
 use super::peer::PeerBench;
-use super::placement::Placement;
+use super::placement::CpuPair;
 use super::quic::BareQuinn;
 use super::tcp::RawTcp;
 use super::transfer::Transfer;
@@ -37,7 +37,7 @@ pub struct StageTime {
 ///
 /// # Errors
 /// The cluster does not start, a block does not come, or a node does not tell its metrics.
-pub fn timeline(transfer: Transfer, rounds: usize, placement: &Placement) -> anyhow::Result<Vec<StageTime>> {
+pub fn timeline(transfer: Transfer, rounds: usize, placement: &CpuPair) -> anyhow::Result<Vec<StageTime>> {
     placement.be_anywhere()?;
     let mut peer = PeerBench::start(transfer, 1)?;
     peer.put_apart(placement)?;

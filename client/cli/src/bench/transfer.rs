@@ -7,7 +7,7 @@ use larder_net::quic::TransportSettings;
 
 use super::measure::{Pass, timed};
 use super::peer::PeerBench;
-use super::placement::Placement;
+use super::placement::CpuPair;
 use super::quic::BareQuinn;
 use super::tcp::RawTcp;
 use super::yardsticks::WORKING_SET_BYTES;
@@ -108,7 +108,7 @@ pub fn quinn_beside_tcp(
     transfer: Transfer,
     settings: &TransportSettings,
     rounds: usize,
-    placement: &Placement,
+    placement: &CpuPair,
 ) -> anyhow::Result<[Measurement; 2]> {
     let mut quinn = BareQuinn::start(transfer, settings, placement)?;
     let mut tcp = RawTcp::start(transfer, placement)?;
@@ -130,7 +130,7 @@ pub fn peer_get_beside_both(
     name: &str,
     transfer: Transfer,
     rounds: usize,
-    placement: &Placement,
+    placement: &CpuPair,
 ) -> anyhow::Result<[Measurement; 4]> {
     placement.be_anywhere()?;
     let mut peer = PeerBench::start(transfer, (PROMPT_BYTES / transfer.block_bytes).max(1))?;
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn both_yardsticks_move_blocks_and_say_what_it_took() {
-        let placement = Placement::choose().unwrap();
+        let placement = CpuPair::choose().unwrap();
         let transfer = Transfer::of(1 << 20);
         let settings = TransportSettings::default();
         for found in quinn_beside_tcp("blocks", transfer, &settings, 1, &placement).unwrap() {

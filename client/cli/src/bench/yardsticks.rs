@@ -7,7 +7,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 
-use super::placement::Placement;
+use super::placement::CpuPair;
 
 /// Copies between buffers that no cache holds all of.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl PingPong {
     ///
     /// # Errors
     /// The system gives no socket or no thread.
-    pub fn start(placement: &Placement, request_bytes: usize, response_bytes: usize) -> io::Result<Self> {
+    pub fn start(placement: &CpuPair, request_bytes: usize, response_bytes: usize) -> io::Result<Self> {
         let placement = placement.clone();
         let (socket, peer) = UnixStream::pair()?;
         let peer = std::thread::Builder::new().name("ping-pong".into()).spawn(move || {
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn a_ping_pong_answers_and_its_thread_ends_with_it() {
         for (request, response) in [(3_200, 64), (16, 300_000)] {
-            let mut ping_pong = PingPong::start(&Placement::choose().unwrap(), request, response).unwrap();
+            let mut ping_pong = PingPong::start(&CpuPair::choose().unwrap(), request, response).unwrap();
             (0..10).for_each(|_| ping_pong.round_trip().unwrap());
             assert!(ping_pong.response.iter().all(|&byte| byte == 1));
         }

@@ -11,7 +11,7 @@ use larder_client::Verify;
 use larder_net::quic::TransportSettings;
 
 use crate::bench::measure::{medians, timed};
-use crate::bench::placement::Placement;
+use crate::bench::placement::CpuPair;
 use crate::bench::prefetch::prefetch_beside_its_slowest_tier;
 use crate::bench::session::SessionBench;
 use crate::bench::side_by_side::{COLUMNS, peer_get, transfers};
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut measurements = Vec::new();
     if SESSION_BENCHES.iter().any(|(name, _)| wanted(name)) || wanted(MANY_BENCH) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let placement = Placement::choose()?;
+        let placement = CpuPair::choose()?;
         placement.be_answerer()?;
         let cluster = runtime.block_on(DevCluster::start(node_options()?))?;
         placement.be_engine()?;
@@ -160,7 +160,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// One row after the other, as they are measured.
 fn side_by_side(quick: bool) -> anyhow::Result<ExitCode> {
-    let placement = Placement::choose()?;
+    let placement = CpuPair::choose()?;
     output::print(COLUMNS)?;
     for transfer in transfers() {
         output::print(&peer_get(transfer, if quick { 1 } else { CSV_REPETITIONS }, &placement)?)?;
@@ -170,7 +170,7 @@ fn side_by_side(quick: bool) -> anyhow::Result<ExitCode> {
 
 /// One table of all transfers.
 fn print_timeline(args: &Args) -> anyhow::Result<ExitCode> {
-    let placement = Placement::choose()?;
+    let placement = CpuPair::choose()?;
     let rounds = if args.quick { 1 } else { TIMELINE_ROUNDS };
     let mut stages = Vec::new();
     for transfer in timeline::transfers() {
@@ -248,7 +248,7 @@ fn peer_benches(
     wanted: &impl Fn(&str) -> bool,
     measurements: &mut Vec<Measurement>,
 ) -> anyhow::Result<()> {
-    let placement = Placement::choose()?;
+    let placement = CpuPair::choose()?;
     placement.be_engine()?;
     for (name, block_bytes) in PEER_BENCHES.into_iter().filter(|(name, _)| wanted(name)) {
         let settings = TransportSettings::default();

@@ -2,7 +2,7 @@
 
 use larder_core::store::policy::PolicyName;
 pub use larder_core::what_if::cluster::MAX_CLUSTER_NODES;
-use larder_core::what_if::cluster::{Cluster, NodeSize, Shape, Way};
+use larder_core::what_if::cluster::{Cluster, NodeChoice, NodeSize, Shape};
 
 use super::wait::Waits;
 use super::workload::Workload;
@@ -42,10 +42,10 @@ pub fn replay(
     Played { counts: cluster.take_counts(), wait: waits.finish(), stored_chunks: cluster.stored_chunks() }
 }
 
-fn way(sharing: Sharing) -> Way {
+fn way(sharing: Sharing) -> NodeChoice {
     match sharing {
-        Sharing::Local | Sharing::Shared => Way::Load,
-        Sharing::Routed | Sharing::RoutedShared => Way::Cost,
+        Sharing::Local | Sharing::Shared => NodeChoice::Load,
+        Sharing::Routed | Sharing::RoutedShared => NodeChoice::Cost,
     }
 }
 

@@ -24,12 +24,12 @@ pub(crate) struct NodeSample {
     /// `alive`, `suspect`, `not ready`, `silent` or `lost`.
     pub(crate) state: String,
     /// What it said; `None` if it is silent.
-    pub(crate) said: Option<Said>,
+    pub(crate) said: Option<NodeAnswer>,
 }
 
 /// What one node says.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Said {
+pub(crate) struct NodeAnswer {
     pub(crate) uptime_seconds: f64,
     pub(crate) counters: Counters,
     pub(crate) gauges: Gauges,
@@ -92,7 +92,7 @@ impl NodeSample {
     fn of(node: &Surveyed) -> Self {
         let answers = node.said.clone().and_then(|(_, status)| {
             let metrics = http::get_text(&node.http, "/metrics");
-            metrics.map(|metrics| Said::of(&status, &metrics)).map_err(|error| format!("{error:#}"))
+            metrics.map(|metrics| NodeAnswer::of(&status, &metrics)).map_err(|error| format!("{error:#}"))
         });
         let name = node.name.clone();
         match answers {
@@ -105,7 +105,7 @@ impl NodeSample {
     }
 }
 
-impl Said {
+impl NodeAnswer {
     fn of(status: &Status, metrics: &str) -> Self {
         let actors = || status.actors.iter();
         let total = |name, labels: &[(&str, &str)]| sum(metrics, name, labels);
@@ -160,7 +160,7 @@ mod tests {
         });
         let metrics = "larder_moved_bytes_total{movement=\"leased\"} 40\nlarder_disk_read_bytes_total{device=\"1\"} 9\n\
                        larder_object_read_bytes_total 8\n";
-        let said = Said::of(&serde_json::from_value(status).unwrap(), metrics);
+        let said = NodeAnswer::of(&serde_json::from_value(status).unwrap(), metrics);
         assert_eq!((said.gauges.host_chunks, said.gauges.disk_chunks), (3, Some(7)));
         assert_eq!((said.counters.tokens_hit, said.counters.out_bytes), (1000.0, 40.0));
         assert_eq!((said.counters.disk_out_bytes, said.counters.evictions), (9.0, 6.0));

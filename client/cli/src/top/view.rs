@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::sample::{Counters, Gauges, NodeSample, Said, Sample};
+use super::sample::{Counters, Gauges, NodeAnswer, NodeSample, Sample};
 
 /// All nodes, between two times.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -71,8 +71,8 @@ impl View {
 }
 
 impl Numbers {
-    fn between(before: Option<Said>, after: Said, seconds: f64) -> Self {
-        let Said { uptime_seconds, counters, gauges } = after;
+    fn between(before: Option<NodeAnswer>, after: NodeAnswer, seconds: f64) -> Self {
+        let NodeAnswer { uptime_seconds, counters, gauges } = after;
         let Gauges {
             host_chunks,
             host_bytes,
@@ -157,18 +157,18 @@ mod tests {
 
     use super::*;
 
-    fn said(uptime_seconds: f64, tokens: f64) -> Said {
+    fn said(uptime_seconds: f64, tokens: f64) -> NodeAnswer {
         let counters = Counters {
             tokens_asked: tokens,
             tokens_hit: tokens / 4.0,
             requests: tokens,
             ..Counters::default()
         };
-        Said { uptime_seconds, counters, gauges: Gauges { host_chunks: 5, ..Gauges::default() } }
+        NodeAnswer { uptime_seconds, counters, gauges: Gauges { host_chunks: 5, ..Gauges::default() } }
     }
 
-    fn sample(at: Instant, nodes: &[(&str, Option<Said>)]) -> Sample {
-        let node = |&(name, said): &(&str, Option<Said>)| NodeSample {
+    fn sample(at: Instant, nodes: &[(&str, Option<NodeAnswer>)]) -> Sample {
+        let node = |&(name, said): &(&str, Option<NodeAnswer>)| NodeSample {
             name: name.to_owned(),
             state: "alive".to_owned(),
             said,

@@ -50,23 +50,23 @@ pub(super) struct Prompt {
 #[derive(Debug, Default)]
 pub(super) struct Chainer {
     names: HashMap<(Option<u64>, Box<[Piece]>), u64>,
-    sessions: HashMap<String, Session>,
+    sessions: HashMap<String, Conversation>,
     last_ms: u64,
     /// Rows without a time.
     pub(super) untimed: usize,
 }
 
 #[derive(Debug, Default)]
-struct Session {
+struct Conversation {
     number: u64,
     at_ms: u64,
     turns: u64,
-    said: Vec<Said>,
+    said: Vec<FixedTokens>,
 }
 
 /// Tokens that always come together.
 #[derive(Debug, Clone, Copy)]
-struct Said {
+struct FixedTokens {
     text: Text,
     tokens: u64,
 }
@@ -110,8 +110,10 @@ impl Chainer {
         }
         let number = self.sessions.len() as u64;
         let mut session = match &session_id {
-            Some(id) => self.sessions.remove(id).unwrap_or(Session { number, ..Session::default() }),
-            None => Session::default(),
+            Some(id) => {
+                self.sessions.remove(id).unwrap_or(Conversation { number, ..Conversation::default() })
+            }
+            None => Conversation::default(),
         };
         let at_ms = match (timestamp, delay) {
             (Some(at), _) => at.max(0.0).round() as u64,
@@ -127,7 +129,7 @@ impl Chainer {
         let block_ids = self.blocks(&session.said, block_tokens);
         if let Some(id) = session_id {
             let text = Text::Answer { session: session.number, turn: session.turns };
-            session.said.push(Said { text, tokens: output_length });
+            session.said.push(FixedTokens { text, tokens: output_length });
             (session.turns, session.at_ms) = (session.turns + 1, at_ms);
             self.sessions.insert(id, session);
         }
@@ -135,10 +137,10 @@ impl Chainer {
     }
 
     /// Names the blocks of what was said.
-    fn blocks(&mut self, said: &[Said], block_tokens: u64) -> Vec<u64> {
+    fn blocks(&mut self, said: &[FixedTokens], block_tokens: u64) -> Vec<u64> {
         let mut names = Vec::new();
         let (mut pieces, mut free) = (Vec::new(), block_tokens);
-        for &Said { text, tokens } in said {
+        for &FixedTokens { text, tokens } in said {
             let mut from = 0;
             while from < tokens {
                 let to = tokens.min(from + free);
@@ -163,9 +165,9 @@ impl Chainer {
     }
 }
 
-fn blocks_of(ids: &[u64], tokens: u64, block_tokens: u64) -> Vec<Said> {
+fn blocks_of(ids: &[u64], tokens: u64, block_tokens: u64) -> Vec<FixedTokens> {
     let left = |at: usize| tokens.saturating_sub(at as u64 * block_tokens).min(block_tokens);
-    ids.iter().enumerate().map(|(at, &id)| Said { text: Text::Block(id), tokens: left(at) }).collect()
+    ids.iter().enumerate().map(|(at, &id)| FixedTokens { text: Text::Block(id), tokens: left(at) }).collect()
 }
 
 #[cfg(test)]

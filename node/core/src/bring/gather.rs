@@ -21,7 +21,7 @@ use larder_protocol::Fingerprint;
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Found, Lease, Lookup};
 
-use super::locate::{Located, Purpose};
+use super::locate::{LocatePurpose, Located};
 use super::{Fetch, Waiting};
 use crate::Core;
 use crate::cause::Cause;
@@ -53,7 +53,7 @@ impl Core {
         if missing.is_nothing() {
             return self.look_up(request, ask, &walk, &Located::default());
         }
-        self.locate(Purpose::Lookup(request, ask), missing, cause);
+        self.locate(LocatePurpose::Lookup(request, ask), missing, cause);
         Ok(())
     }
 
@@ -101,7 +101,7 @@ impl Core {
         let walk = self.find_for(LookupKind::Lease, request, (ask.namespace, &ask.chain, 0))?;
         let missing = self.missing(&walk, ask.chain.len());
         if !missing.is_nothing() {
-            self.locate(Purpose::Lease(request, ask), missing, cause);
+            self.locate(LocatePurpose::Lease(request, ask), missing, cause);
             return Ok(());
         }
         if walk.needs_disk() {

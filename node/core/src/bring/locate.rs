@@ -46,7 +46,7 @@ pub(super) struct Located {
 /// A search for chunks.
 #[derive(Debug)]
 pub(super) struct Question {
-    purpose: Purpose,
+    purpose: LocatePurpose,
     cause: Cause,
     missing: Missing,
     located: Located,
@@ -57,7 +57,7 @@ pub(super) struct Question {
 
 /// The next step once the places of the chunks are known.
 #[derive(Debug)]
-pub(super) enum Purpose {
+pub(super) enum LocatePurpose {
     Lookup(RequestId, Lookup),
     Lease(RequestId, Lease),
     Prefetch(RequestId, Lookup),
@@ -126,15 +126,15 @@ impl Question {
     /// The session whose request it belongs to.
     pub(super) fn session(&self) -> Option<SessionId> {
         match self.purpose {
-            Purpose::Lookup(request, _) | Purpose::Lease(request, _) | Purpose::Prefetch(request, _) => {
-                Some(request.session)
-            }
-            Purpose::Again(_) | Purpose::Drain => None,
+            LocatePurpose::Lookup(request, _)
+            | LocatePurpose::Lease(request, _)
+            | LocatePurpose::Prefetch(request, _) => Some(request.session),
+            LocatePurpose::Again(_) | LocatePurpose::Drain => None,
         }
     }
 }
 
-impl Purpose {
+impl LocatePurpose {
     fn chain(&self) -> Option<(u32, &Chain)> {
         match self {
             Self::Lookup(_, ask) | Self::Prefetch(_, ask) => Some((ask.namespace, &ask.chain)),
@@ -171,7 +171,7 @@ impl Core {
     }
 
     /// Finds the places of the missing chunks, then takes the next step.
-    pub(super) fn locate(&mut self, purpose: Purpose, missing: Missing, cause: Cause) {
+    pub(super) fn locate(&mut self, purpose: LocatePurpose, missing: Missing, cause: Cause) {
         let located = Located { positions: missing.positions.clone(), ..Located::default() };
         let until = Duration::ZERO;
         let mut question = Question { purpose, cause, missing, located, asks: Asks::Siblings, until };
@@ -203,7 +203,7 @@ impl Core {
             return self.order_fetches(ids);
         }
         let question = self.ask(Question {
-            purpose: Purpose::Again(ids),
+            purpose: LocatePurpose::Again(ids),
             cause: Cause::default(),
             missing: Missing::default(),
             located: Located::default(),
@@ -216,7 +216,7 @@ impl Core {
     /// Asks the directory who else has chunks that are to leave.
     pub(crate) fn ask_for_drain(&mut self, fingerprint: Fingerprint, chunks: Vec<ChunkRef>) -> QuestionId {
         let question = self.ask(Question {
-            purpose: Purpose::Drain,
+            purpose: LocatePurpose::Drain,
             cause: Cause::default(),
             missing: Missing::default(),
             located: Located::default(),
@@ -242,12 +242,12 @@ impl Core {
             return;
         };
         match question.purpose {
-            Purpose::Again(ids) => return self.found_again(ids, holders),
-            Purpose::Drain => return self.drain_located(number, &holders),
+            LocatePurpose::Again(ids) => return self.found_again(ids, holders),
+            LocatePurpose::Drain => return self.drain_located(number, &holders),
             _ => {}
         }
         let unheld: Vec<usize> = question.located.unheld().collect();
-        if matches!(question.purpose, Purpose::Lookup(..)) {
+        if matches!(question.purpose, LocatePurpose::Lookup(..)) {
             self.remember_holders(&question, &unheld, &holders);
         }
         unheld.into_iter().zip(holders).for_each(|(at, others)| question.located.holders[at] = others);
@@ -290,7 +290,7 @@ impl Core {
         if !question.missing.from_peers {
             return self.ask_objects(question);
         }
-        if !matches!(question.purpose, Purpose::Lookup(..)) {
+        if !matches!(question.purpose, LocatePurpose::Lookup(..)) {
             self.recall_holders(&mut question);
         }
         let unheld: Vec<usize> = question.located.unheld().collect();
@@ -373,10 +373,14 @@ impl Core {
     /// All is known that will be.
     fn located(&mut self, Question { purpose, cause, located, .. }: Question) {
         let (request, done) = match purpose {
-            Purpose::Lookup(request, ask) => (request, self.look_up_located(request, ask, &located)),
-            Purpose::Lease(request, ask) => (request, self.lease_located(request, &ask, &located, &cause)),
-            Purpose::Prefetch(request, ask) => (request, self.start_prefetch(request, ask, &located, &cause)),
-            Purpose::Again(_) | Purpose::Drain => return,
+            LocatePurpose::Lookup(request, ask) => (request, self.look_up_located(request, ask, &located)),
+            LocatePurpose::Lease(request, ask) => {
+                (request, self.lease_located(request, &ask, &located, &cause))
+            }
+            LocatePurpose::Prefetch(request, ask) => {
+                (request, self.start_prefetch(request, ask, &located, &cause))
+            }
+            LocatePurpose::Again(_) | LocatePurpose::Drain => return,
         };
         if let Err(refused) = done {
             self.effects.push_back(Effect::Refused { request, refused });

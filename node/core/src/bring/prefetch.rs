@@ -13,7 +13,7 @@ use larder_protocol::table::Holder;
 
 use super::Waiting;
 use super::gather::{Errand, gather_cause};
-use super::locate::{Located, Purpose};
+use super::locate::{LocatePurpose, Located};
 use crate::Core;
 use crate::cause::Cause;
 use crate::effect::{Effect, Started};
@@ -32,7 +32,7 @@ impl Core {
         if missing.is_nothing() {
             return self.start_prefetch(request, ask, &Located::default(), &cause);
         }
-        self.locate(Purpose::Prefetch(request, ask), missing, cause);
+        self.locate(LocatePurpose::Prefetch(request, ask), missing, cause);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use larder_protocol::session::Response;
 
 use super::{CopyClaims, HeldBy, SESSION_WORDS, SlotId, TOO_MANY_COPIES, Tensors};
 use crate::Core;
-use crate::effect::{BlockAt, Counted, DeviceOrder, DeviceWork, Effect, PagesCopy, Way};
+use crate::effect::{BlockAt, CopyDirection, Counted, DeviceOrder, DeviceWork, Effect, PagesCopy};
 use crate::event::{DeviceCopyNumber, RequestId};
 use crate::store::ids::SessionId;
 use crate::store::{BlockMove, CommitOrder, Place, Refused};
@@ -41,7 +41,7 @@ impl Core {
             }
         }
         self.count(Counted::ReadFromTier(reads.len() as u64 * facts.bytes));
-        let (way, first_page) = (Way::Load, first_page - first * per_chunk);
+        let (way, first_page) = (CopyDirection::Load, first_page - first * per_chunk);
         let copy = PagesCopy {
             way,
             session: request.session,
@@ -81,7 +81,7 @@ impl Core {
             BlockAt::Host(Place { extent, offset: offset - skipped })
         };
         let copy = PagesCopy {
-            way: Way::Save,
+            way: CopyDirection::Save,
             session: request.session,
             tensors,
             blocks: moves.iter().map(at).collect(),

@@ -72,12 +72,12 @@ struct Kept {
     /// When it was used last, but for requests that ride.
     used: Duration,
     in_flight: usize,
-    standing: Standing,
+    standing: ConnectionUse,
 }
 
 /// What a connection is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum ConnectionUse {
     /// It came from somewhere else than where the peer is: it carries the peer's requests alone.
     Unknown,
     /// The peer's connection.
@@ -121,7 +121,7 @@ impl Connections {
         self.by_peer.entry(Arc::clone(&peer)).or_default().insert(id);
         // A request is on its way from who dialled.
         let used = if dialler == Dialler::There { now + SETTLES } else { now };
-        let standing = Standing::Unknown;
+        let standing = ConnectionUse::Unknown;
         self.kept.insert(id, Kept { peer, dialler, opened: now, used, in_flight: 0, standing });
         self.idle.insert((used, id));
         if dialler == Dialler::Here {
@@ -133,25 +133,27 @@ impl Connections {
 
     /// A connection leads to where the peer is: it is as good as one that was dialled here.
     pub fn is_at_home(&mut self, id: ConnectionId) {
-        let Some(new) = self.kept.get(&id).filter(|kept| kept.standing == Standing::Unknown) else { return };
+        let Some(new) = self.kept.get(&id).filter(|kept| kept.standing == ConnectionUse::Unknown) else {
+            return;
+        };
         match self.used(&new.peer) {
-            Some(old) if !self.goes_before(id, old) => self.set_standing(id, Standing::Double),
+            Some(old) if !self.goes_before(id, old) => self.set_standing(id, ConnectionUse::Double),
             old => {
-                old.into_iter().for_each(|old| self.set_standing(old, Standing::Double));
-                self.set_standing(id, Standing::Used);
+                old.into_iter().for_each(|old| self.set_standing(old, ConnectionUse::Double));
+                self.set_standing(id, ConnectionUse::Used);
             }
         }
     }
 
     /// Connections that were dialled there, of which nobody knows whether they lead to where the peer is.
     pub fn unknown(&self) -> impl Iterator<Item = ConnectionId> {
-        self.kept.iter().filter(|(_, kept)| kept.standing == Standing::Unknown).map(|(&id, _)| id)
+        self.kept.iter().filter(|(_, kept)| kept.standing == ConnectionUse::Unknown).map(|(&id, _)| id)
     }
 
     /// The connection for requests to a node.
     #[must_use]
     pub fn used(&self, peer: &str) -> Option<ConnectionId> {
-        self.of(peer).find(|id| self.kept[id].standing == Standing::Used)
+        self.of(peer).find(|id| self.kept[id].standing == ConnectionUse::Used)
     }
 
     /// A request of either side begins on a connection.
@@ -181,12 +183,12 @@ impl Connections {
     /// A connection is closed, by whomever.
     pub fn closed(&mut self, id: ConnectionId) {
         let Some(Kept { peer, standing, .. }) = self.remove(id) else { return };
-        if standing != Standing::Used {
+        if standing != ConnectionUse::Used {
             return;
         }
         // The double may be the one that the other side uses.
-        let double = self.of(&peer).rfind(|id| self.kept[id].standing == Standing::Double);
-        double.into_iter().for_each(|double| self.set_standing(double, Standing::Used));
+        let double = self.of(&peer).rfind(|id| self.kept[id].standing == ConnectionUse::Double);
+        double.into_iter().for_each(|double| self.set_standing(double, ConnectionUse::Used));
     }
 
     /// A node is no member any more, or began another life. What was dialled here led to the earlier life.
@@ -194,7 +196,7 @@ impl Connections {
         for id in self.of(peer).collect::<Vec<_>>() {
             match self.kept[&id].dialler {
                 Dialler::Here => self.close(id, Closing::Gone),
-                Dialler::There => self.set_standing(id, Standing::Left),
+                Dialler::There => self.set_standing(id, ConnectionUse::Left),
             }
         }
     }
@@ -260,7 +262,7 @@ impl Connections {
         }
     }
 
-    fn set_standing(&mut self, id: ConnectionId, standing: Standing) {
+    fn set_standing(&mut self, id: ConnectionId, standing: ConnectionUse) {
         let (from, set) = self.rests_in(id);
         let is_idle = set.remove(&(from, id));
         let Some(kept) = self.kept.get_mut(&id) else { return };
@@ -276,7 +278,7 @@ impl Connections {
         let kept = self.kept.get(&id);
         let from = kept.map_or(Duration::ZERO, |kept| kept.used);
         match kept.map(|kept| kept.standing) {
-            Some(Standing::Double | Standing::Left) => (from, &mut self.idle_leaving),
+            Some(ConnectionUse::Double | ConnectionUse::Left) => (from, &mut self.idle_leaving),
             _ => (from, &mut self.idle),
         }
     }

@@ -16,7 +16,7 @@ use super::{Alarm, Effect, Exchange, ExchangeLimits, PeerId};
 /// The state of a peer in one of its incarnations.
 #[derive(Debug)]
 pub(super) struct PeerHealth {
-    standing: Standing,
+    standing: Hearing,
     /// Fetches, one after the other, that it did not answer in time, though it was heard.
     pub(super) late_fetches: u32,
     /// When the last of them was late.
@@ -27,7 +27,7 @@ pub(super) struct PeerHealth {
 
 /// Doubted: nothing was heard for a moment. Silent: the peer is left out. The field `probe` is the last probe.
 #[derive(Debug)]
-enum Standing {
+enum Hearing {
     Well,
     Doubted { probe: u64 },
     Silent { probe: u64, pause: Duration },
@@ -36,11 +36,11 @@ enum Standing {
 impl PeerHealth {
     pub(super) fn new(limits: &ExchangeLimits) -> Self {
         let (late_fetches, late_at) = (0, Duration::ZERO);
-        Self { standing: Standing::Well, late_fetches, late_at, gate: Gate::new(limits), follows: 0 }
+        Self { standing: Hearing::Well, late_fetches, late_at, gate: Gate::new(limits), follows: 0 }
     }
 
     pub(super) fn is_silent(&self) -> bool {
-        matches!(self.standing, Standing::Silent { .. })
+        matches!(self.standing, Hearing::Silent { .. })
     }
 }
 
@@ -81,8 +81,8 @@ impl Exchange {
     fn doubt(&mut self, peer: PeerId, deadline: Duration) {
         let probe = self.next_number();
         let state = self.peers.get_mut(&peer);
-        if let Some(state) = state.filter(|state| matches!(state.standing, Standing::Well)) {
-            state.standing = Standing::Doubted { probe };
+        if let Some(state) = state.filter(|state| matches!(state.standing, Hearing::Well)) {
+            state.standing = Hearing::Doubted { probe };
             self.effects.push_back(Effect::Probe { peer, probe, deadline });
         }
     }
@@ -90,7 +90,7 @@ impl Exchange {
     /// A peer does not answer, or cannot be connected to: nobody waits for it until it answers, which is tried from now on.
     pub fn falls_silent(&mut self, now: Duration, peer: PeerId) {
         let Some(state) = self.peers.get_mut(&peer).filter(|state| !state.is_silent()) else { return };
-        state.standing = Standing::Silent { probe: 0, pause: FIRST_PROBE_PAUSE };
+        state.standing = Hearing::Silent { probe: 0, pause: FIRST_PROBE_PAUSE };
         self.effects.push_back(Effect::Silent(peer));
         // A peer that answers at once, and not when it is asked for blocks, is not asked for them at once again.
         if state.late_fetches >= LATE_FETCHES {
@@ -105,19 +105,19 @@ impl Exchange {
         let chance = self.chance();
         let Some(state) = self.peers.get_mut(&peer) else { return };
         match &mut state.standing {
-            Standing::Doubted { probe: last } if *last == probe => {
-                state.standing = Standing::Well;
+            Hearing::Doubted { probe: last } if *last == probe => {
+                state.standing = Hearing::Well;
                 if !answers && !was_heard {
                     self.falls_silent(now, peer);
                 }
             }
-            Standing::Silent { probe: last, .. } if *last == probe && answers => {
-                state.standing = Standing::Well;
+            Hearing::Silent { probe: last, .. } if *last == probe && answers => {
+                state.standing = Hearing::Well;
                 // It has one more try: each that is late leaves it out again.
                 state.late_fetches = state.late_fetches.min(LATE_FETCHES - 1);
                 self.effects.push_back(Effect::Answers(peer));
             }
-            Standing::Silent { probe: last, pause } if *last == probe => {
+            Hearing::Silent { probe: last, pause } if *last == probe => {
                 self.alarms.insert((now + pause.mul_f64(1.0 + chance / 2.0), Alarm::Probe(peer)));
                 *pause = (*pause * 2).min(LAST_PROBE_PAUSE);
             }
@@ -128,7 +128,7 @@ impl Exchange {
     /// Asks a silent peer for a sign of life.
     pub(super) fn probe(&mut self, peer: PeerId) {
         let number = self.next_number();
-        if let Some(PeerHealth { standing: Standing::Silent { probe, .. }, .. }) = self.peers.get_mut(&peer) {
+        if let Some(PeerHealth { standing: Hearing::Silent { probe, .. }, .. }) = self.peers.get_mut(&peer) {
             *probe = number;
             self.effects.push_back(Effect::Probe { peer, probe: number, deadline: PROBE_DEADLINE });
         }

@@ -8,7 +8,7 @@ use std::collections::hash_map::Entry;
 use larder_protocol::ChunkHash;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::cluster::{Cluster, MAX_CLUSTER_NODES, NodeSize, Prompt, Shape, Way};
+use super::cluster::{Cluster, MAX_CLUSTER_NODES, NodeChoice, NodeSize, Prompt, Shape};
 use super::{PastLookup, Played, SIZES, main_chunk_tokens};
 use crate::store::policy::PolicyName;
 use crate::time::Millis;
@@ -166,10 +166,10 @@ impl Working {
         matches!(self, Self::Together | Self::RoutedTogether)
     }
 
-    fn way(self, node: usize) -> Way {
+    fn way(self, node: usize) -> NodeChoice {
         match self {
-            Self::Apart | Self::Together => Way::To(node),
-            Self::RoutedApart | Self::RoutedTogether => Way::Cost,
+            Self::Apart | Self::Together => NodeChoice::To(node),
+            Self::RoutedApart | Self::RoutedTogether => NodeChoice::Cost,
         }
     }
 }

@@ -26,11 +26,11 @@ struct Arriving {
     check: Check,
     /// Its remaining bytes.
     left: u64,
-    way: Way,
+    way: RecordCopy,
 }
 
 /// How a record comes into its places.
-enum Way {
+enum RecordCopy {
     /// Straight, on the guess that it has just the blocks that are wanted, in that order.
     Direct,
     /// Through buffers. Once the header is there, with the target of each block.
@@ -65,7 +65,7 @@ impl Volume {
         while read.is_ok()
             && let Some((reading, place)) = again.pop_front()
         {
-            arriving.push_back(self.arriving(reading, place, Way::Copied(None)));
+            arriving.push_back(self.arriving(reading, place, RecordCopy::Copied(None)));
             let mut region = Some(vec![self.region(place)]);
             read = self.read_arriving(&mut |_, _| region.take(), &mut arriving, &mut Vec::new());
         }
@@ -90,12 +90,12 @@ impl Volume {
             return None;
         };
         let direct = self.direct_regions(place, &reading.0.destinations);
-        let way = if direct.is_some() { Way::Direct } else { Way::Copied(None) };
+        let way = if direct.is_some() { RecordCopy::Direct } else { RecordCopy::Copied(None) };
         arriving.push_back(self.arriving(reading, place, way));
         Some(direct.unwrap_or_else(|| vec![self.region(place)]))
     }
 
-    fn arriving(&self, reading: Reading, place: RecordPlace, way: Way) -> Arriving {
+    fn arriving(&self, reading: Reading, place: RecordPlace, way: RecordCopy) -> Arriving {
         let check = Check::new(self.storage, place, Some(reading.0.key));
         Arriving { reading, check, left: page_bytes(place.pages), way }
     }
@@ -154,12 +154,14 @@ impl Volume {
         let Arriving { reading, check, way, .. } = record;
         let (place, checked) = (check.place(), check.finish());
         let answer = match checked {
-            Ok(header) if matches!(way, Way::Copied(_)) || has_just(&header, &reading.0.destinations) => {
+            Ok(header)
+                if matches!(way, RecordCopy::Copied(_)) || has_just(&header, &reading.0.destinations) =>
+            {
                 self.log.touch(&reading.0.key);
                 answer(&header, reading.0.chunk, &reading.0.destinations)
             }
             Ok(_) => return Ok(Some((reading, place))),
-            Err(_) if matches!(way, Way::Direct) => return Ok(Some((reading, place))),
+            Err(_) if matches!(way, RecordCopy::Direct) => return Ok(Some((reading, place))),
             Err(damage) => {
                 let key = reading.0.key;
                 self.answer_read(reading, ReadAnswer::Damaged);
@@ -296,7 +298,7 @@ impl Arriving {
         let destinations = &self.reading.0.destinations;
         let way = &mut self.way;
         self.check.feed(bytes, &mut |header, block, at, stretch| {
-            let Way::Copied(wanted) = way else { return };
+            let RecordCopy::Copied(wanted) = way else { return };
             let wanted = wanted.get_or_insert_with(|| place_blocks(header, destinations));
             if let Some(place) = wanted[block].map(|at| &destinations[at]) {
                 place.copy_in(at, stretch);

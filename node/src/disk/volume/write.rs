@@ -6,7 +6,7 @@ use larder_core::store::ids::ChunkKey;
 use tokio::sync::oneshot;
 
 use super::super::format::{Footer, FooterEntry, PAGE_BYTES, RecordHeader};
-use super::super::log::{Evict, FIRST_PAGE, Purpose, RecordPlace, Room};
+use super::super::log::{Evict, FIRST_PAGE, LogRoom, RecordPlace, RoomPurpose};
 use super::super::metrics::FoundBy;
 use super::super::order::{Source, Why, WriteAnswer, WriteOrder};
 use super::check::Check;
@@ -34,7 +34,7 @@ impl Volume {
             return Ok(());
         }
         let pages = RecordHeader::record_pages_for(&order.entries);
-        match self.make_room(pages, Purpose::Write) {
+        match self.make_room(pages, RoomPurpose::Write) {
             Ok(true) => {}
             Ok(false) => {
                 self.answer_write(done, WriteAnswer::TooLarge);
@@ -112,20 +112,20 @@ impl Volume {
     }
 
     /// Makes room for a record of `pages`; whether there is any.
-    fn make_room(&mut self, pages: u64, purpose: Purpose) -> io::Result<bool> {
+    fn make_room(&mut self, pages: u64, purpose: RoomPurpose) -> io::Result<bool> {
         loop {
             match self.log.room_for(pages, purpose) {
-                Room::Here => return Ok(true),
-                Room::None => return Ok(false),
-                Room::Seal => self.seal()?,
-                Room::Open(header) => {
+                LogRoom::Here => return Ok(true),
+                LogRoom::None => return Ok(false),
+                LogRoom::Seal => self.seal()?,
+                LogRoom::Open(header) => {
                     let at = self.geometry.offset(header.segment, 0);
                     self.transfers.append_bytes(at, &header.encode(self.storage))?;
                     // Before any record is written here: a header that is behind its records would hide them.
                     self.transfers.sync()?;
                     self.log.opened(header);
                 }
-                Room::Evict => self.evict_step()?,
+                LogRoom::Evict => self.evict_step()?,
             }
         }
     }
@@ -167,7 +167,7 @@ impl Volume {
 
     /// Writes a record again at the young end. Where there is no room it goes with its segment.
     fn move_record(&mut self, key: ChunkKey, from: RecordPlace) -> io::Result<()> {
-        if !self.make_room(u64::from(from.pages), Purpose::Move)? || self.log.find(&key) != Some(from) {
+        if !self.make_room(u64::from(from.pages), RoomPurpose::Move)? || self.log.find(&key) != Some(from) {
             return Ok(());
         }
         let mut check = Check::new(self.storage, from, Some(key));

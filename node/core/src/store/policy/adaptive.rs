@@ -36,7 +36,7 @@ use kinds::{Gap, Kind};
 use lessons::{Idle, Lessons};
 use past::{Ghost, Past};
 use rival::Rival;
-use state::{Moment, Node, State, UNIT_MS};
+use state::{ChunkState, Moment, State, UNIT_MS};
 
 /// Learns which chunk is worth the least.
 #[derive(Debug)]
@@ -137,7 +137,7 @@ impl Policy for Adaptive {
         self.count();
         let kind = Kind::FIRST.with_cost_band(self.costs.band(facts.index));
         let hash = facts.short_hash as u32;
-        self.state.insert(chunk, Node::new(self.now, hash, index, kind));
+        self.state.insert(chunk, ChunkState::new(self.now, hash, index, kind));
         self.entering.chunks.push(chunk);
         self.entering.behind = facts.parent;
         self.learn();
@@ -146,7 +146,7 @@ impl Policy for Adaptive {
     fn touch(&mut self, chunk: ChunkNumber) {
         self.settle();
         self.count();
-        let Node { used, hash, index, kind, .. } = *self.state.node(chunk);
+        let ChunkState { used, hash, index, kind, .. } = *self.state.node(chunk);
         let age = self.now.since(used);
         let gap = match self.streak {
             Some(run) if run.index == index.wrapping_add(1) && run.wall == self.now.wall => run.gap,
@@ -166,7 +166,7 @@ impl Policy for Adaptive {
 
     fn remove(&mut self, chunk: ChunkNumber, why: Removal) {
         self.settle();
-        let Node { used, hash, kind, .. } = self.state.remove(chunk);
+        let ChunkState { used, hash, kind, .. } = self.state.remove(chunk);
         if why == Removal::Evicted {
             self.past.add(hash, Ghost { kind, used }, self.now, self.state.len());
         }
@@ -236,7 +236,7 @@ impl Adaptive {
         }
         let most = self.most_sampled();
         for (place, &chunk) in entering.iter().enumerate() {
-            let Node { hash, kind: entered, .. } = *self.state.node(chunk);
+            let ChunkState { hash, kind: entered, .. } = *self.state.node(chunk);
             let mut kind = kind.with_last(place == 0).with_cost_band(entered.cost_band());
             if self.is_rivals(hash) {
                 self.rival.used(hash, most);
@@ -359,7 +359,7 @@ impl Adaptive {
     }
 
     fn worth(&self, chunk: ChunkNumber) -> f32 {
-        let Node { used, kind, .. } = *self.state.node(chunk);
+        let ChunkState { used, kind, .. } = *self.state.node(chunk);
         self.lessons.worth(kind, self.now.since(used)) * Costs::of_band(kind.cost_band())
     }
 }
