@@ -36,7 +36,7 @@ pub(crate) struct Copies {
     open: HashMap<CopyNumber, CopyPurpose>,
     /// The reports of damage in progress.
     pub(crate) reports: Reports,
-    /// Chunks that are said to be damaged, and are verified one after the other.
+    /// Chunks that were reported as damaged, to be verified one after the other.
     doubted: VecDeque<(Reporter, Fingerprint, ChunkHash)>,
     last_number: u64,
 }
@@ -84,7 +84,7 @@ struct Verification {
 }
 
 impl Copies {
-    /// Nothing is being copied any more; numbers go on.
+    /// Forgets all copies; numbers go on.
     pub(crate) fn begin_anew(&mut self) {
         *self = Self { last_number: self.last_number, ..Self::default() };
     }
@@ -106,7 +106,7 @@ impl Core {
         Ok(())
     }
 
-    /// An engine read a chunk of a namespace that it registered, and found it damaged.
+    /// Takes an engine's report that a chunk of a registered namespace is damaged.
     pub(crate) fn report_damage(
         &mut self,
         request: RequestId,
@@ -116,7 +116,7 @@ impl Core {
         self.examine(Reporter::Session(request.session), fingerprint, hash, Some(request))
     }
 
-    /// Chunks are said to be damaged by somebody who wants no answer.
+    /// Takes a report of damaged chunks that needs no answer.
     pub(crate) fn doubt(&mut self, by: &Reporter, fingerprint: Fingerprint, hashes: Vec<ChunkHash>) {
         for hash in hashes {
             if self.copies.doubted.len() >= MOST_DOUBTED {
@@ -132,7 +132,7 @@ impl Core {
         while !self.copies.reports.is_full()
             && let Some((by, fingerprint, hash)) = self.copies.doubted.pop_front()
         {
-            // Refused: whoever reads the chunk next says so too.
+            // Refused: the next reader of the chunk will report it too.
             let _ = self.examine(by, fingerprint, hash, None);
         }
     }
@@ -238,7 +238,7 @@ impl Core {
         self.examine_doubted();
     }
 
-    /// A chunk was summed, or could not be: `None`.
+    /// Takes the sums of a chunk; `None` if it could not be summed.
     fn examined(&mut self, verification: Verification, sums: Option<Vec<u64>>) {
         let Verification { request, by, verify, bytes, keys } = verification;
         let found = self.store.finish_verify(verify, sums.as_deref());
@@ -253,7 +253,7 @@ impl Core {
         }
     }
 
-    /// A chunk that a session reported cannot be summed now: it is to ask again.
+    /// Tells a session that its reported chunk cannot be summed now: it should ask again.
     fn give_up_examining(&mut self, Verification { request, by, verify, bytes, .. }: Verification) {
         self.store.finish_verify(verify, None);
         self.copies.reports.end(&by, bytes, false);
@@ -268,11 +268,11 @@ impl Core {
     }
 }
 
-/// Asking again helps when some verifications have ended.
+/// The answer to too many reports: asking again helps when some verifications have ended.
 const TOO_MANY_REPORTS: Refused = Refused::Busy { what: Scarce::Claims, retry_after_ms: 1_000 };
 
-/// How long a session waits when too much is being copied: about as long as a few blocks take.
+/// The pause of a session when too much is being copied: about the time of a few blocks.
 const COPY_RETRY_MS: u64 = 5;
 
-/// Chunks that wait to be verified for those who want no answer.
+/// The most chunks that wait to be verified for reports without an answer.
 const MOST_DOUBTED: usize = 1_024;
