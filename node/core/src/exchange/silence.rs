@@ -1,8 +1,9 @@
 //! Tells silent peers from slow ones, and decides when a silent peer is asked for a sign of life.
 //!
-//! A peer that sends no packet for half a second is left out until it answers a probe. A peer that is only late is not left
-//! out. Where the coordinator has not heard a member for a while, a few others ask it for a sign of life, its [`witnesses`]:
-//! in a quiet cluster nobody else would find out that it is gone, and the coordinator removes early only on the word of two.
+//! A peer that sends no packet for half a second is left out until it answers a probe. A peer that is only late is not left out.
+//! If the coordinator has not heard a member for a while, a few others, the member's [`witnesses`], ask it for a sign of life. In
+//! a quiet cluster nobody else would notice that it is gone, and the coordinator removes a member early only if two others get no
+//! answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,9 +18,9 @@ use super::{Alarm, Effect, Exchange, ExchangeLimits, PeerId};
 #[derive(Debug)]
 pub(super) struct PeerHealth {
     standing: Hearing,
-    /// Fetches, one after the other, that it did not answer in time, though it was heard.
+    /// The number of fetches in a row that it did not answer in time, though it was heard.
     pub(super) late_fetches: u32,
-    /// When the last of them was late.
+    /// The time at which the last of these fetches was late.
     pub(super) late_at: Duration,
     pub(super) gate: Gate,
     pub(super) follows: usize,
@@ -45,15 +46,15 @@ impl PeerHealth {
 }
 
 impl Exchange {
-    /// A chunk came from a peer, or the word that it has none.
+    /// Notes that a peer sent a chunk, or said that it has none.
     pub fn heard(&mut self, peer: PeerId) {
         if let Some(peer) = self.peers.get_mut(&peer) {
             peer.late_fetches = 0;
         }
     }
 
-    /// A request of `asked` got no answer in time. A peer that sent any packet since then is only slow. A peer that sent no
-    /// packet for half a second is silent; after a shorter silence it is asked for a sign of life.
+    /// Notes that a request, sent at `asked`, got no answer in time. A peer that sent any packet since then is only slow. A peer
+    /// that sent no packet for half a second is silent; after a shorter silence it is asked for a sign of life.
     pub fn is_late(&mut self, now: Duration, peer: PeerId, asked: Duration, was_heard: bool) {
         if was_heard {
             return;
@@ -64,7 +65,7 @@ impl Exchange {
         self.doubt(peer, SILENCE);
     }
 
-    /// Asks each suspect member that this node is a witness of for a sign of life.
+    /// Asks the suspect members for which this node is a witness for a sign of life.
     pub(super) fn witness(&mut self) {
         let (table, own) = (Arc::clone(&self.table), self.own);
         let suspects = table.members.iter().filter(|member| is_suspect(member) && member.number != own);
@@ -87,12 +88,12 @@ impl Exchange {
         }
     }
 
-    /// A peer does not answer, or cannot be connected to: nobody waits for it until it answers, which is tried from now on.
+    /// Notes that a peer does not answer, or cannot be connected to: nobody waits for it until it answers a probe.
     pub fn falls_silent(&mut self, now: Duration, peer: PeerId) {
         let Some(state) = self.peers.get_mut(&peer).filter(|state| !state.is_silent()) else { return };
         state.standing = Hearing::Silent { probe: 0, pause: FIRST_PROBE_PAUSE };
         self.effects.push_back(Effect::Silent(peer));
-        // A peer that answers at once, and not when it is asked for blocks, is not asked for them at once again.
+        // A peer that answers probes at once, but not requests for blocks, is not asked for blocks at once again.
         if state.late_fetches >= LATE_FETCHES {
             self.alarms.insert((now + LATE_PAUSE, Alarm::Probe(peer)));
         } else {
@@ -113,7 +114,7 @@ impl Exchange {
             }
             Hearing::Silent { probe: last, .. } if *last == probe && answers => {
                 state.standing = Hearing::Well;
-                // It has one more try: each that is late leaves it out again.
+                // It gets one more try: one late fetch leaves it out again.
                 state.late_fetches = state.late_fetches.min(LATE_FETCHES - 1);
                 self.effects.push_back(Effect::Answers(peer));
             }
@@ -135,7 +136,7 @@ impl Exchange {
     }
 }
 
-/// The members that find out whether a suspect one lives: the next ones by number that are not suspect.
+/// The members that find out whether a suspect member lives: the next members by number that are not suspect.
 pub fn witnesses(table: &Table, suspect: NodeNumber) -> impl Iterator<Item = NodeNumber> + '_ {
     let (before, after) = table.members.split_at(table.members.partition_point(|is| is.number <= suspect));
     let others = after.iter().chain(before).filter(|member| !is_suspect(member));
@@ -146,8 +147,8 @@ fn is_suspect(member: &Member) -> bool {
     member.state == MemberState::Suspect
 }
 
-/// A peer that sends no packet for this time, though it was asked for something, counts as absent. A process that is
-/// scheduled late on a busy machine is heard sooner.
+/// A peer that was asked for something and sends no packet for this time counts as absent. Even a process that is scheduled late
+/// on a busy machine is heard sooner.
 const SILENCE: Duration = Duration::from_millis(500);
 
 /// How long a peer that lets fetches wait in vain is left out at least.
@@ -156,7 +157,7 @@ const LATE_PAUSE: Duration = Duration::from_secs(1);
 /// How long a silent peer may take to show that it lives.
 pub const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Pauses between such attempts.
+/// The first pause between probes.
 const FIRST_PROBE_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PROBE_PAUSE: Duration = Duration::from_secs(1);
 

@@ -27,9 +27,9 @@ pub struct FollowNews {
 pub enum News {
     /// Layers of a block are in place.
     Layers(LayersInPlace),
-    /// It is committed: the checksums of the blocks that are followed, by slice, then pool.
+    /// The chunk is committed: the checksums of the followed blocks, by slice, then pool.
     Whole(Vec<u64>),
-    /// It will not come.
+    /// The chunk will not come.
     Lost,
 }
 
@@ -49,8 +49,8 @@ pub struct LayersInPlace {
 }
 
 impl Store {
-    /// Follows chunks for another node, of each the `pools` that are given by position, or all where none are; `None` if peers
-    /// follow too much already. [`Store::end_grant`] ends it.
+    /// Follows chunks for another node: the `pools` of each chunk, by position, or all pools if `pools` is empty. `None` if peers
+    /// follow too much already. [`Store::end_grant`] ends the follow.
     pub fn follow_for_peer(
         &mut self,
         fingerprint: &Fingerprint,

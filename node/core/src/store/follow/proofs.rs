@@ -58,7 +58,7 @@ impl Store {
         for &(position, id) in &ids {
             self.sums_of(open, (position, id), &(known_layers..progress.layers), &mut sums);
         }
-        // Every layer that is not told now is news the next time; one layer has one sum a block at most.
+        // A layer that is not told now is news the next time; one layer has one sum a block at most.
         while sums.len() > MAX_MESSAGE_BLOCKS && progress.layers > known_layers + 1 {
             progress.layers = known_layers.midpoint(progress.layers).max(known_layers + 1);
             let news = known_layers..progress.layers;
