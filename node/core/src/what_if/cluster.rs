@@ -1,8 +1,8 @@
 //! Several stores behind one router, or behind engines that keep to their node: the model of the planner and of the console.
 //!
-//! Everything that decides is the production's: eviction, placement, forwards, the tiers' writes, and the cost of a route. The
-//! model has no time besides the requests': what nodes ask each other is answered at once, and each request hears from all nodes
-//! how much room they have. Directory rows are never stale, and no staging falls short.
+//! All decisions are made by the production's code: eviction, placement, forwards, the tiers' writes, and the cost of a route.
+//! The model has no time besides the requests': questions between nodes are answered at once, and with each request a node hears
+//! how much room all nodes have. Directory rows are never stale, and no staging falls short.
 
 mod directory;
 mod disk;
@@ -28,7 +28,7 @@ pub const MAX_CLUSTER_NODES: u16 = MAX_NODES as u16;
 /// One prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
-    /// When it arrived.
+    /// The time of its arrival.
     pub at_ms: u64,
     /// Its tokens.
     pub tokens: u64,
@@ -64,29 +64,29 @@ pub struct Counts {
 pub struct Hits {
     /// Chunks, from the prompt's first on.
     pub chunks: u64,
-    /// Those that some node read from its disk.
+    /// Chunks among them that some node read from its disk.
     pub from_disk: u64,
-    /// Those that came from another node.
+    /// Chunks among them that came from another node.
     pub from_peers: u64,
-    /// Those that came from the object store.
+    /// Chunks among them that came from the object store.
     pub from_objects: u64,
     /// Their tokens.
     pub tokens: u64,
 }
 
-/// Who chooses the node of a request.
+/// The way in which a request's node is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeChoice {
-    /// A router, which takes the node that recomputed least lately (half-life 30 s).
+    /// A router takes the node that has recomputed the fewest tokens lately (half-life 30 s).
     Load,
-    /// A router that knows what each node holds. Where nodes share chunks, it takes the node of the least
-    /// [cost](routing::Prompt::cost_tokens); else the node with the fewest tokens recomputed lately, this prompt's included.
+    /// A router knows the chunks of each node. If nodes share chunks, it takes the node of the least
+    /// [cost](routing::Prompt::cost_tokens); otherwise the node with the fewest tokens recomputed lately, this prompt's included.
     Cost,
-    /// The engine: it keeps to this node.
+    /// The engine keeps to this node.
     To(usize),
 }
 
-/// What one node of a cluster is to be.
+/// The policy and capacity of one node of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeSize {
     /// Its eviction policy.
@@ -95,7 +95,7 @@ pub struct NodeSize {
     pub capacity_chunks: u64,
 }
 
-/// What all nodes of a cluster have in common.
+/// The properties that all nodes of a cluster have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Whether nodes read each other's chunks.
@@ -106,7 +106,7 @@ pub struct Shape {
     pub disk_chunks: u64,
     /// Whether there is an object store, which keeps everything.
     pub has_objects: bool,
-    /// Requests under way at a time, one at each node at most: what they compute can be read when they are done.
+    /// Requests under way at a time, one at each node at most: their computed chunks can be read when they are done.
     pub in_flight: u16,
 }
 
@@ -119,9 +119,9 @@ pub struct Cluster {
     /// The chunks of the object store.
     objects: HashSet<ChunkHash>,
     loads: LeastRecomputed,
-    /// By block.
+    /// The hash of each block.
     hashes: Vec<ChunkHash>,
-    /// Requests that have read what they hit and not saved what they compute.
+    /// Requests that have read their hits and not saved their computed chunks.
     open: VecDeque<Open>,
     counts: Counts,
 }
@@ -179,7 +179,7 @@ impl Cluster {
         }
     }
 
-    /// What was counted since the start, or since the last call.
+    /// The counts since the start, or since the last call.
     pub fn take_counts(&mut self) -> Counts {
         std::mem::take(&mut self.counts)
     }
@@ -190,7 +190,7 @@ impl Cluster {
         self.objects.len() as u64
     }
 
-    /// Plays a request, which is under way until others take its place; what it hits.
+    /// Plays a request, which is under way until others take its place; returns its hits.
     ///
     /// # Panics
     /// Panics if it has a block without a hash, or a block behind another one than in an earlier request.
@@ -224,8 +224,8 @@ impl Cluster {
         hits
     }
 
-    /// Ends the requests that must be done before the next begins at `node`: the one there, the turn before it, and the oldest
-    /// where too many are under way.
+    /// Ends the requests that must be done before the next begins at `node`: the request at this node, the turn before, and the
+    /// oldest if too many are under way.
     fn make_place(&mut self, node: usize, hashes: &[ChunkHash]) {
         let goes_on =
             |end: Option<(usize, ChunkHash)>| end.is_some_and(|(at, hash)| hashes.get(at) == Some(&hash));
@@ -250,7 +250,7 @@ impl Cluster {
         self.bring(prompt, node, &usable, &elsewhere)
     }
 
-    /// Where the chunks are that a node lacks, up to the first that is nowhere.
+    /// The places of the chunks that a node lacks, up to the first that is nowhere.
     fn elsewhere(&self, prompt: &Prompt, node: usize, chain: &Chain) -> Vec<Option<Source>> {
         let mut elsewhere = vec![None; chain.len()];
         for position in self.nodes[node].absent(chain) {

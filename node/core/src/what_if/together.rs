@@ -1,4 +1,4 @@
-//! What other sizes, policies and ways to work together would bring: the last lookups of all nodes, played again through a cluster.
+//! Tries other sizes, policies and ways to work together: plays the last lookups of all nodes again through a cluster.
 //!
 //! The first half of the lookups only fills the stores; the second half is counted. A chunk on disk counts as one in memory.
 
@@ -13,7 +13,7 @@ use super::{PastLookup, Played, SIZES, main_chunk_tokens};
 use crate::store::policy::PolicyName;
 use crate::time::Millis;
 
-/// A node, and what it was asked for.
+/// A node, and its last lookups.
 #[derive(Debug, Clone)]
 pub struct NodePast {
     /// What the node is at present.
@@ -46,7 +46,7 @@ pub struct Variant {
     pub working: Working,
 }
 
-/// What a cluster would have hit.
+/// The hits of a cluster that was tried.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tried {
     /// The cluster.
@@ -55,7 +55,7 @@ pub struct Tried {
     pub capacity_chunks: u64,
     /// Tokens of the counted lookups that it hits.
     pub tokens_hit: u64,
-    /// Those that a node read from another one.
+    /// Tokens among them that a node read from another one.
     pub tokens_moved: u64,
 }
 

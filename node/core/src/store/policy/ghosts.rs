@@ -63,7 +63,7 @@ impl Ghosts {
         Some(kind)
     }
 
-    /// How many ghosts a set has, about.
+    /// The approximate number of ghosts in a set.
     pub(super) fn len(&self, kind: usize) -> usize {
         self.kinds[kind].len as usize
     }
@@ -92,7 +92,7 @@ impl Ghosts {
 }
 
 impl Ghost {
-    /// How many of its kind came later; `None` if it is no ghost, or too many did.
+    /// The number of ghosts of its kind that came later; `None` if it is no ghost, or too many came.
     fn age(self, kinds: &[Kind; 2]) -> Option<u32> {
         let Kind { added, span, .. } = kinds[(self.born >> 31) as usize];
         let age = added.wrapping_sub(self.born & BORN) & BORN;

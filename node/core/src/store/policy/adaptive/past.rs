@@ -24,7 +24,7 @@ pub(super) struct Ghost {
 }
 
 impl Past {
-    /// How many ghosts there are.
+    /// The number of ghosts.
     pub(super) fn len(&self) -> usize {
         self.ghosts.len()
     }
