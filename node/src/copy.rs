@@ -106,7 +106,7 @@ impl CopyPool {
         let copy = Arc::new(copy);
         self.send(CopyJob::Copy(Arc::clone(&copy))).ok()?;
         for _ in 0..helpers {
-            // Where there is no room for help, the first thread copies alone.
+            // If there is no room for help, the first thread copies alone.
             let _ = self.send(CopyJob::Copy(Arc::clone(&copy)));
         }
         Some(completion)
@@ -183,7 +183,7 @@ impl CopyOrder {
         self.moves.iter().map(sums).collect()
     }
 
-    /// Copies a layer range of a block, and sums it as it stands in the arena then: what the window holds may change.
+    /// Copies a layer range of a block, and sums its bytes in the arena: the window's bytes may change.
     fn perform_range(&self, block: &Move, range: Range<u64>) -> u64 {
         let Move { source, is_in_place, to } = block;
         let (at, bytes) = (to.offset + range.start, range.end - range.start);
@@ -255,12 +255,12 @@ fn work(jobs: &Mutex<Receiver<CopyJob>>, idle: &AtomicUsize, panics: &AtomicU64)
 
 impl CopyJob {
     fn perform(self) {
-        // Where nobody waits any more there is nobody to tell.
+        // If nobody waits any more, there is nobody to tell.
         match self {
             Self::Copy(copy) => copy.help(),
             Self::Import(order, done) => {
                 let sums = order.perform();
-                // Whoever hears of it may give the sources up.
+                // A caller that hears of the end may give the sources up.
                 drop(order);
                 drop(done.send(sums));
             }
@@ -273,7 +273,7 @@ impl CopyJob {
 /// 30 us and more. Larger ones would keep the sessions on the arbiter waiting.
 pub const INLINE_COPY_BYTES: u64 = 128 << 10;
 
-/// For each so many bytes of an order another thread is worth its wake-up.
+/// For each such number of bytes of an order, another thread is worth its wake-up.
 const HELPED_BYTES: u64 = 1 << 20;
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::threads;
 /// An extent's number, and its memory.
 pub(crate) type Arrival = (u32, Arc<ExtentMemory>);
 
-/// How much memory of all arenas is there.
+/// The progress of taking the memory of all arenas.
 #[derive(Debug)]
 pub(crate) struct MemoryProgress {
     of_bytes: u64,
@@ -21,7 +21,7 @@ pub(crate) struct MemoryProgress {
 }
 
 impl MemoryProgress {
-    /// None of so many bytes is there.
+    /// None of this many bytes is there.
     pub(crate) fn new(of_bytes: u64) -> Self {
         Self { of_bytes, bytes: AtomicU64::new(0), is_done: AtomicBool::new(false) }
     }
@@ -35,7 +35,7 @@ impl MemoryProgress {
         }
     }
 
-    /// All is there.
+    /// Notes that all memory is there.
     pub(crate) fn end(&self) {
         self.is_done.store(true, Ordering::Release);
     }
@@ -45,7 +45,7 @@ impl MemoryProgress {
         self.is_done.load(Ordering::Acquire)
     }
 
-    /// How far it is, for people.
+    /// The progress, for people.
     pub(crate) fn text(&self) -> String {
         let (here, of) = (size(self.bytes.load(Ordering::Relaxed)), size(self.of_bytes));
         format!("{here} of {of} of memory are there; sessions are accepted already")

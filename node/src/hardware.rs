@@ -17,7 +17,7 @@ pub struct HardwareStatus {
     pub peer_cpus: Option<String>,
     /// The network interface of the address that the configuration gives that thread.
     pub peer_interface: Option<String>,
-    /// The parts that cannot be where they would be best.
+    /// The parts that are not in their best place.
     pub mismatches: Vec<String>,
 }
 
@@ -26,7 +26,7 @@ pub struct HardwareStatus {
 pub struct DeviceHardware {
     /// The device's number.
     pub device: u16,
-    /// Its GPU, where it has one.
+    /// Its GPU, if it has one.
     pub gpu: Option<String>,
     /// The NUMA node of its GPU.
     pub numa_node: Option<u32>,
@@ -44,7 +44,7 @@ pub struct DeviceHardware {
     pub ordinary_bytes: u64,
     /// Bytes on each NUMA node, projected from the pages looked at.
     pub bytes_on_numa_nodes: BTreeMap<u32, u64>,
-    /// Bytes that are not where they should be.
+    /// Bytes that are in a wrong place.
     pub misplaced_bytes: u64,
     /// The source of these facts: `move_pages`, `numa_maps`, or `unknown` if there is none.
     pub placement_source: String,

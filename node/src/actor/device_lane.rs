@@ -38,7 +38,7 @@ struct Memory {
 }
 
 impl GpuActor {
-    /// Makes an engine's tensors known to the device. An error is the answer where it is refused at once.
+    /// Registers an engine's tensors with the device. An error is the answer to a request that is refused at once.
     #[expect(clippy::result_large_err, reason = "it is an answer, made once for each of an engine's tensors")]
     pub(super) fn register_tensors(
         &mut self,
@@ -174,7 +174,7 @@ impl GpuActor {
         let of = |OrderNumber(number): OrderNumber| larder_core::DeviceCopyNumber(number);
         match report {
             Report::Layers { number, done } => DeviceEvent::Layers { number: of(number), done },
-            // Its place is free for another order.
+            // The place is free for another order.
             Report::Done { number, result, place: _ } => {
                 let failure = |error| match error {
                     CopyError::Refused => DeviceFailure::Refused,

@@ -229,7 +229,7 @@ impl Log {
         }
     }
 
-    /// Forgets a chunk; whether it was there.
+    /// Forgets a chunk; returns whether it was there.
     pub fn forget(&mut self, key: &ChunkKey) -> bool {
         let id = self.index.find(key);
         id.inspect(|&id| self.index.remove(id)).is_some()
@@ -273,7 +273,7 @@ impl Log {
         placed
     }
 
-    /// A placed record is synced: from now on it is found. The segment is still open.
+    /// Notes that a placed record is synced: from now on it is found. The segment is still open.
     ///
     /// # Panics
     /// Panics if it is not.
@@ -311,7 +311,7 @@ impl Log {
         Some(SegmentHeader { segment, sequence: self.segment_sequence })
     }
 
-    /// Takes records out of those that the footer of the open segment will name.
+    /// Takes records out of the list for the open segment's footer.
     pub fn take_out_of_open(&mut self, is_one: impl Fn(&FooterEntry) -> bool) {
         if let Some(open) = &mut self.open {
             open.entries.retain(|entry| !is_one(entry));
@@ -327,7 +327,7 @@ impl Log {
         }
     }
 
-    /// A segment's new header is written.
+    /// Notes that a segment's new header is written.
     ///
     /// # Panics
     /// Panics if another segment is open, or this one is not the next.
@@ -345,7 +345,7 @@ impl Log {
         !self.failing.is_empty() || self.free.len() < SPARE_SEGMENTS && self.can_evict()
     }
 
-    /// A segment has unreadable bytes: it is freed before others, and its good records are moved.
+    /// Notes that a segment has unreadable bytes: it is freed before others, and its good records are moved.
     pub fn give_up_soon(&mut self, segment: u32) {
         let is_used = self.segments[segment as usize].sequence > 0;
         if !is_used || self.failing.contains(&segment) {
@@ -353,7 +353,7 @@ impl Log {
         }
         self.failing.push(segment);
         if let Some(evicting) = self.evicting.as_mut().filter(|evicting| evicting.segment == segment) {
-            // Those that were passed over are to be moved, too.
+            // Records that were passed over must be moved, too.
             evicting.at = 0;
         }
     }
@@ -393,7 +393,7 @@ impl Log {
         Evict::Finish
     }
 
-    /// A record that was to be moved could not be read, or was wrong.
+    /// Drops a record that was to be moved and could not be read, or was wrong.
     pub fn could_not_move(&mut self) {
         if let Some(evicting) = &mut self.evicting {
             evicting.lost += 1;
@@ -455,7 +455,7 @@ impl Log {
         }
     }
 
-    /// Bytes of the file that records have taken, those that nobody needs any more included, until their segment is freed.
+    /// Bytes of the file that records have taken, including unneeded records until their segment is freed.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         let open = self.open.as_ref().map_or(0, |open| u64::from(open.page));

@@ -46,7 +46,7 @@ impl DiskTier {
     /// Opens the tier in a folder, or makes one, and starts its thread. Opening takes well below a second for thousands of
     /// segments; making a large tier takes longer.
     ///
-    /// `on_gone` hears, on the tier's thread, which chunks left without being asked to.
+    /// `on_gone` hears, on the tier's thread, of chunks that the tier dropped by itself.
     ///
     /// # Errors
     /// [`OpenError`] says what to change.
@@ -201,17 +201,17 @@ impl DiskTier {
 struct Work {
     volume: Volume,
     jobs: Receiver<DiskJob>,
-    /// A job among the reads that is no read.
+    /// A job that is no read, found among reads.
     deferred: Option<DiskJob>,
     trouble: Arc<OnceLock<String>>,
     metrics: DiskMetrics,
     clock: Clock,
     scrub: Scrub,
-    /// When the file is looked after next.
+    /// The time of the file's next check.
     look_at: Duration,
 }
 
-/// When the scrubber may look at the next record.
+/// The time at which the scrubber may look at the next record.
 struct Scrub {
     bytes_per_second: u64,
     next: Duration,
@@ -346,12 +346,12 @@ impl Scrub {
         Self { bytes_per_second, next: Duration::ZERO }
     }
 
-    /// How long until the next record; `None` if there is no scrubbing.
+    /// The time until the next record; `None` if there is no scrubbing.
     fn due_in(&self, now: Duration) -> Option<Duration> {
         (self.bytes_per_second > 0).then(|| self.next.saturating_sub(now))
     }
 
-    /// Whether it has waited so long for a moment without orders that it goes between them.
+    /// Whether it has waited too long for a moment without orders, and now goes between them.
     fn is_overdue(&self, now: Duration) -> bool {
         self.bytes_per_second > 0 && now.saturating_sub(self.next) >= SCRUB_PATIENCE
     }
@@ -381,7 +381,7 @@ const BATCH_READ_BYTES: u64 = 64 << 20;
 /// Interval of checks whether the file is still there: writes until then are lost.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Until the scrubber of an empty tier looks again.
+/// The time until the scrubber of an empty tier looks again.
 const NOTHING_TO_SCRUB: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

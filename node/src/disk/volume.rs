@@ -162,7 +162,7 @@ impl Volume {
         }
     }
 
-    /// Closes the tier where its file was taken from under it.
+    /// Closes the tier if its file was taken away.
     pub(crate) fn look(&mut self) {
         if !self.is_closed() {
             self.guard(|volume| volume.transfers.look());
@@ -204,9 +204,9 @@ impl Volume {
             DiskJob::Read(reading) => self.read_all(vec![reading], &mut || None)?,
             DiskJob::Touch(keys) => keys.iter().for_each(|key| self.log.touch(key)),
             DiskJob::Forget(key, done) => {
-                // What is being written is not there yet.
+                // Records that are being written are not there yet.
                 let committed = if self.is_closed() { Ok(()) } else { self.commit() };
-                // Where nobody waits any more there is nobody to tell.
+                // If nobody waits any more, there is nobody to tell.
                 let _ = done.send(self.log.forget(&key));
                 committed?;
             }

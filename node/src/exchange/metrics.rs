@@ -115,7 +115,7 @@ impl ExchangeMetrics {
         self.fetched.with_label_values(&[outcome]).inc();
     }
 
-    /// A node is a member: its counters are there from now on.
+    /// Adds the counters of a node that is a member now.
     pub(super) fn know(&self, peer: &str) {
         self.received_bytes.with_label_values(&[peer]);
         self.sent_bytes.with_label_values(&[peer]);
@@ -125,9 +125,9 @@ impl ExchangeMetrics {
         self.lost_packets.with_label_values(&[peer]);
     }
 
-    /// A node is a member no longer.
+    /// Removes the counters of a node that is no member any more.
     pub(super) fn forget(&self, peer: &str) {
-        // Errors: it is not there, which is what is wanted.
+        // An error means that the counter is not there, as wanted.
         let _ = self.received_bytes.remove_label_values(&[peer]);
         let _ = self.sent_bytes.remove_label_values(&[peer]);
         let _ = self.in_flight_bytes.remove_label_values(&[peer]);
@@ -225,11 +225,11 @@ impl Drop for Counted {
     }
 }
 
-/// Which nodes have metrics of peers.
+/// The nodes that have metrics of peers.
 pub(crate) const SHARING: &str = "nodes that share chunks in a cluster";
 
 const PEER: Label =
     Label::each("peer", "each other node of the table; `other` for one that is not in it (yet)");
 
-/// What fetches are waited for by.
+/// The classes of waiters for fetches.
 const CLASSES: [&str; 2] = ["decode", "prefetch"];

@@ -1,4 +1,4 @@
-//! `GET /doctor`: what of the host is in the node's way, and what to do about it.
+//! `GET /doctor`: the host's problems for the node, and what to do about them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub(crate) type Examiner = Arc<dyn Fn() -> Option<Vec<FindingStatus>> + Send + S
 /// The last findings, and when they were made; locked while new ones are made.
 pub(crate) type Findings = Mutex<Option<(Duration, Vec<FindingStatus>)>>;
 
-/// Examines the host, once for all who ask within a minute.
+/// Examines the host, once for all requests within a minute.
 pub(super) async fn findings(state: &State) -> Result<Vec<FindingStatus>, Refused> {
     let mut last = state.findings.lock().await;
     let now = state.clock.elapsed();
@@ -35,5 +35,5 @@ pub(super) async fn findings(state: &State) -> Result<Vec<FindingStatus>, Refuse
     Ok(findings)
 }
 
-/// How long findings serve all who ask.
+/// The lifetime of findings.
 const FRESH: Duration = Duration::from_secs(60);

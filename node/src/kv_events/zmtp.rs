@@ -15,7 +15,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What a guest says.
+/// A message of a guest.
 #[derive(Debug, PartialEq)]
 pub(super) enum GuestMessage {
     Command(Bytes),
@@ -179,7 +179,7 @@ pub(super) fn put_message(to: &mut BytesMut, frames: &[&[u8]]) {
     }
 }
 
-/// What a guest did wrong.
+/// The error of a guest's wrong message.
 pub(super) fn wrong(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }

@@ -14,7 +14,7 @@ pub struct Trouble {
     pub detail: String,
 }
 
-/// Kinds of trouble; as texts, what metrics call them.
+/// Kinds of trouble; as texts, their names in metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum TroubleKind {

@@ -66,7 +66,7 @@ struct Session {
     traced: Option<(u64, TraceContext)>,
     /// The engine's name of the request with this number.
     named: Option<(u64, String)>,
-    /// Whose chunks it describes, and where to.
+    /// The tenant whose chunks it describes, and the receiver of descriptions.
     tells: Option<(Arc<str>, Descriptions)>,
     /// Requests that have no answer yet: bytes are being copied, or other nodes asked.
     waiting: usize,
@@ -77,7 +77,7 @@ struct Session {
     answers: UnboundedReceiver<(u64, Answer)>,
 }
 
-/// Why a session ends; as a text, what metrics call it.
+/// The reason why a session ends; as a text, its name in metrics.
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 enum End {

@@ -29,7 +29,7 @@ struct Arriving {
     way: RecordCopy,
 }
 
-/// How a record comes into its places.
+/// The way in which a record comes into its places.
 enum RecordCopy {
     /// Straight, on the guess that it has just the blocks that are wanted, in that order.
     Direct,
@@ -60,7 +60,7 @@ impl Volume {
             None
         };
         let mut read = self.read_arriving(&mut next, &mut arriving, &mut again);
-        // The guess was wrong, or the bytes are: looking at the whole record tells which.
+        // The guess was wrong, or the bytes are: reading the whole record tells.
         let mut again = VecDeque::from(again);
         while read.is_ok()
             && let Some((reading, place)) = again.pop_front()
@@ -169,7 +169,7 @@ impl Volume {
             }
         };
         if answer == ReadAnswer::Disagrees {
-            // Of no use here: who asks knows the chunk by another name, and may write it.
+            // The record is of no use here: the asker knows the chunk by another name, and may write it.
             let key = reading.0.key;
             tracing::error!(chunk = %key.hash, "the disk has the chunk at another place in its prompt than the store: the chunk is forgotten");
             self.log.forget(&key);
@@ -181,7 +181,7 @@ impl Volume {
 
     fn answer_read(&self, (_, done): Reading, answer: ReadAnswer) {
         self.metrics.answered((&answer).into());
-        // Where nobody waits any more there is nobody to tell.
+        // If nobody waits any more, there is nobody to tell.
         drop(done.send(answer));
     }
 
@@ -250,7 +250,7 @@ impl Volume {
         Region { offset: self.geometry.offset(segment, page), bytes: page_bytes(pages), to: None }
     }
 
-    /// A record is wrong, or cannot be read: counts it, and forgets it.
+    /// Counts and forgets a record that is wrong or cannot be read.
     ///
     /// # Errors
     /// The drive fails too often.
@@ -313,7 +313,7 @@ fn has_just(header: &RecordHeader, destinations: &[BlockPlace]) -> bool {
         && header.blocks.iter().zip(destinations).all(|(block, to)| fits(to, block))
 }
 
-/// Whether a block of a record is the one that is wanted at a place.
+/// Whether a block of a record is the block that is wanted at a place.
 pub(crate) fn fits(to: &BlockPlace, block: &BlockEntry) -> bool {
     (to.slice, to.pool, to.bytes, to.range_bytes) == (block.slice, block.pool, block.bytes, block.range_bytes)
 }
