@@ -15,7 +15,7 @@ use crate::published::Published;
 /// The cluster at one time, in the body of `GET /console/history`, a list: the oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Moment {
-    /// When: milliseconds since 1970.
+    /// The time: milliseconds since 1970.
     unix_ms: u64,
     /// Nodes that answered.
     nodes: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Moment {
     sessions: u64,
     /// Prompt tokens of lookups since the moment before.
     tokens_asked: u64,
-    /// Those that were found.
+    /// Tokens among them that were found.
     tokens_hit: u64,
     /// Chunks evicted since the moment before.
     evictions: u64,

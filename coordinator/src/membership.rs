@@ -31,7 +31,7 @@ use crate::ring::{Weighted, assign, assign_for_v1};
 /// Milliseconds of the coordinator's clock.
 pub type Millis = u64;
 
-/// How patient the coordinator is.
+/// The coordinator's times of patience.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patience {
     /// How often nodes send a heartbeat.
@@ -64,7 +64,7 @@ pub struct Membership {
     epoch: Epoch,
     table: Arc<Table>,
     numbers: BTreeMap<String, Given>,
-    /// How often somebody left: later is more.
+    /// The number of departures: later is more.
     leavings: u64,
     members: BTreeMap<NodeNumber, Known>,
     lost: LostMembers,
@@ -118,7 +118,7 @@ pub enum JoinRefused {
     InUse {
         /// That process's address for peers.
         address: SocketAddr,
-        /// When it has missed its heartbeats, unless it is heard of until then.
+        /// The time until it has missed its heartbeats, unless it is heard before.
         retry_after_ms: u64,
         /// Whether nobody was told of this rival lately.
         is_news: bool,
@@ -168,7 +168,7 @@ pub struct MemberReport {
     pub partitions: usize,
     /// The version that it speaks, if it has said so to this coordinator.
     pub version: Option<Version>,
-    /// Since it was last heard of.
+    /// Milliseconds since it was last heard.
     pub silent_ms: u64,
 }
 
@@ -176,7 +176,7 @@ pub struct MemberReport {
 #[derive(Debug)]
 struct Given {
     number: NodeNumber,
-    /// When its node left last, as counted by leavings.
+    /// The node's last departure, in the count of departures.
     left: u64,
 }
 
@@ -199,7 +199,7 @@ struct Known {
 #[derive(Debug)]
 struct Rival {
     address: SocketAddr,
-    /// When it was news.
+    /// The time at which it was new.
     since: Millis,
     /// Whether the member was told.
     is_told: bool,
@@ -585,14 +585,15 @@ impl Known {
         }
     }
 
-    /// When it is suspect, unless it is heard of before. The silence of awaited members counts from the end of the grace time.
+    /// The time at which it is suspect, unless it is heard before. The silence of awaited members counts from the end of the
+    /// grace time.
     fn suspect_at(&self, patience: &Patience, graced: Millis) -> Millis {
         let Patience { heartbeat_ms, suspect_after_ms, .. } = *patience;
         let reported_ms = if self.is_reported() { 2 * heartbeat_ms + 1 } else { suspect_after_ms };
         self.silent_since(graced).saturating_add(reported_ms.min(suspect_after_ms))
     }
 
-    /// When it is removed, unless it is heard of before.
+    /// The time at which it is removed, unless it is heard before.
     fn removed_at(&self, patience: &Patience, graced: Millis) -> Millis {
         let Patience { remove_after_ms, remove_reported_after_ms, .. } = *patience;
         let reported_ms = if self.is_reported() { remove_reported_after_ms } else { remove_after_ms };
@@ -634,13 +635,14 @@ pub const MISSED_HEARTBEATS: u64 = 2;
 /// The time after which the log names the same rival again.
 const RIVAL_IS_NEWS_MS: u64 = 60_000;
 
-/// How long changes wait for others, so that many nodes that start together make few tables.
+/// How long a change waits for further changes, so that many nodes that start together make few tables.
 const BATCH_MS: u64 = 50;
 
 /// A pause between two ticks that only a process makes that stood still.
 const STALL_MS: u64 = 1_000;
 
-/// Members whose word makes another one suspect early, and has it removed early. One alone may be cut off itself.
+/// The number of members whose reports make another member suspect early, and have it removed early. One alone may be cut off
+/// itself.
 pub const REPORTERS: usize = 2;
 
 #[cfg(test)]

@@ -26,7 +26,8 @@ struct TokensRequest {
     model: String,
     /// The prompt as the engine gets it: after the chat template, if it uses one. At most 1 MiB.
     text: String,
-    /// Whether the tokens with which the model's prompts begin are left out. A text that a chat template made has them already.
+    /// Whether the tokens with which the model's prompts begin are left out. A text from a chat template has these tokens
+    /// already.
     #[serde(default)]
     without_special_tokens: bool,
 }
@@ -158,7 +159,7 @@ impl Work {
         Ok(serde_json::to_vec(&TokensAnswer { tokens }).unwrap_or_default())
     }
 
-    /// A model's tokenizer, read anew where its file is another one.
+    /// A model's tokenizer, read again if its file has changed.
     fn of_model(&mut self, model: &str) -> Result<&Tokenizer, Refused> {
         let folder = folder_of(model).ok_or(Refused::Name)?;
         let path = self.folder.join(&folder).join("tokenizer.json");
@@ -187,7 +188,7 @@ fn folder_of(model: &str) -> Option<PathBuf> {
 /// Texts that wait for their turn.
 const WAITING: usize = 4;
 
-/// How long somebody waits for tokens.
+/// How long a request waits for tokens.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long a tokenizer stays in memory.

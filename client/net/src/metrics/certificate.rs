@@ -1,4 +1,4 @@
-//! Until when a server's own certificate may be used.
+//! The time until which a server's own certificate may be used.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! What a server takes from its machine, under the names that every Prometheus client has.
+//! The resources that a server takes from its machine, under the names that every Prometheus client uses.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! What became of the spans that a server made.
+//! The counts of a server's spans, by outcome.
 
 use super::{Label, show_totals};
 use crate::trace::{SpanCounts, span_counts};
