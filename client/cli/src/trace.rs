@@ -42,7 +42,7 @@ pub const BAILIAN_BLOCK_TOKENS: u32 = 16;
 /// A request of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// When it arrived, in milliseconds since the trace began.
+    /// The request's time in milliseconds since the trace began.
     pub timestamp_ms: u64,
     /// Tokens of the prompt.
     pub input_tokens: u64,
@@ -61,7 +61,7 @@ pub struct TraceReader<R> {
 }
 
 impl Request {
-    /// The ids of the full chunks, which a cache keeps.
+    /// The ids of the full chunks; a cache keeps only these.
     #[must_use]
     pub fn full_chunks(&self) -> &[u64] {
         &self.block_ids[..(self.input_tokens / CHUNK_TOKENS) as usize]
@@ -95,7 +95,7 @@ impl<R: BufRead> TraceReader<R> {
     }
 }
 
-/// The request that a trace's line describes, with blocks of so many tokens.
+/// The request of a trace's line, with blocks of `block_tokens`.
 fn request(line: u64, parsed: Line, block_tokens: u64, places: &mut Places) -> Result<Request, TraceError> {
     let (timestamp_ms, is_of_bailian) = (parsed.timestamp_ms(), parsed.is_of_bailian());
     let Line { input_length, output_length, hash_ids, .. } = parsed;

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// A CPU for the engine and one for who answers it, be that a node or a yardstick's thread.
+/// A CPU for the engine, and one for its answerer: a node or a yardstick's thread.
 #[derive(Debug, Clone)]
 pub struct CpuPair {
     /// Every CPU that this process may use.
@@ -17,7 +17,7 @@ pub struct CpuPair {
 }
 
 impl CpuPair {
-    /// The first two CPUs that this process may use; the same one twice if there is one alone.
+    /// The first two CPUs that this process may use; the same CPU twice if there is only one.
     ///
     /// # Errors
     /// The system does not say.
@@ -29,7 +29,7 @@ impl CpuPair {
         Ok(Self { all, engine: only(engine), answerer: only(answerer) })
     }
 
-    /// Puts the calling thread, and what it starts from now on, where the engine runs.
+    /// Puts the calling thread, and the threads that it starts from now on, on the engine's CPU.
     ///
     /// # Errors
     /// The system refuses.
@@ -37,7 +37,7 @@ impl CpuPair {
         Ok(sched_setaffinity(None, &self.engine)?)
     }
 
-    /// Puts the calling thread, and what it starts from now on, where the engine is answered.
+    /// Puts the calling thread, and the threads that it starts from now on, on the answerer's CPU.
     ///
     /// # Errors
     /// The system refuses.
@@ -45,7 +45,7 @@ impl CpuPair {
         Ok(sched_setaffinity(None, &self.answerer)?)
     }
 
-    /// Puts all threads of a process where the engine runs.
+    /// Puts all threads of a process on the engine's CPU.
     ///
     /// # Errors
     /// The system refuses, or there is no such process.
@@ -53,7 +53,7 @@ impl CpuPair {
         put(pid, &self.engine)
     }
 
-    /// Puts all threads of a process where the engine is answered.
+    /// Puts all threads of a process on the answerer's CPU.
     ///
     /// # Errors
     /// The system refuses, or there is no such process.

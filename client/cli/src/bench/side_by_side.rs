@@ -60,7 +60,7 @@ pub fn peer_get(transfer: Transfer, repetitions: usize, placement: &CpuPair) -> 
     ))
 }
 
-/// What else the machine does meanwhile.
+/// The CPU time of other processes meanwhile.
 struct Others {
     busy: f64,
     own: f64,
@@ -72,7 +72,7 @@ impl Others {
         Ok(Self { busy: busy_seconds()?, own: peer.cpu_seconds()?, start: now() })
     }
 
-    /// How many CPUs others have used since.
+    /// The CPUs that other processes have used since.
     fn cpus(&self, peer: &PeerBench) -> anyhow::Result<f64> {
         let (busy, own) = (busy_seconds()? - self.busy, peer.cpu_seconds()? - self.own);
         Ok(((busy - own) / (now() - self.start).as_secs_f64()).max(0.0))

@@ -1,4 +1,4 @@
-//! What the machine does at best: the other side of every ratio.
+//! The best that the machine can do: the other side of every ratio.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -89,7 +89,7 @@ pub struct HashProbes {
 }
 
 impl HashProbes {
-    /// A map with so many entries, of which each pass probes `probes`, drawn with `seed`.
+    /// A map with `entries` entries; each pass probes `probes` entries, drawn with `seed`.
     #[must_use]
     pub fn new(entries: u64, probes: usize, seed: u64) -> Self {
         let map = (0..entries).map(|number| (key(number), number)).collect();
@@ -122,7 +122,7 @@ fn key(number: u64) -> [u8; 32] {
     key
 }
 
-/// Keys that [`HashProbes`] walks over: so many that no cache holds their entries.
+/// Keys that [`HashProbes`] walks over: enough that no CPU cache holds their entries.
 const KEYS: usize = 100_000;
 
 /// Bytes on each side of a [`Memcpy`]: more than the caches of a core.

@@ -96,7 +96,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    // The yardsticks are in this process, and get what a node has.
+    // The yardsticks run in this process, and get the allocator settings of a node.
     heap::keep_freed_memory();
     let wanted = |name: &str| args.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()));
     let rounds = if args.quick { QUICK_ROUNDS } else { ROUNDS };
@@ -262,7 +262,7 @@ fn peer_benches(
     Ok(placement.be_anywhere()?)
 }
 
-/// How fast a replay makes the bytes of its chunks: it must not be what a replay measures.
+/// The speed at which a replay makes the bytes of its chunks: this work must not dominate a replay's measurements.
 fn content_fill(rounds: usize) -> anyhow::Result<Measurement> {
     let mut block = vec![0; 4 << 20];
     let hash = content::chunk_hash(1);
@@ -291,7 +291,7 @@ fn node_options() -> anyhow::Result<DevOptions> {
 
 type SessionMeasure = fn(&SessionBench) -> anyhow::Result<Measurement>;
 
-/// By name, in the order in which they run.
+/// The measurements by name, in their order.
 const SESSION_BENCHES: [(&str, SessionMeasure); 15] = [
     ("lookup_100_chunks", |session| session.lookup("lookup_100_chunks")),
     ("lookup_100_chunks_one_cpu", |session| {

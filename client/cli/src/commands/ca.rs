@@ -185,7 +185,7 @@ fn write(dir: &Path, name: &str, files: &Issued) -> anyhow::Result<(PathBuf, Pat
     };
     create(&key, 0o600, &files.key_pem).map_err(|error| refused(&key, error))?;
     if let Err(error) = create(&certificate, 0o644, &files.certificate_pem) {
-        // A key without a certificate is of no use, and in the way of the next try.
+        // A key without a certificate has no use, and would block the next try.
         let _ = fs::remove_file(&key);
         return Err(refused(&certificate, error));
     }
@@ -226,5 +226,5 @@ fn days() -> clap::builder::RangedI64ValueParser<u32> {
 /// Name of the authority's own files.
 const AUTHORITY: &str = "ca";
 
-/// A hundred years: far below where dates end.
+/// A hundred years: far below the limit of dates.
 const MAX_DAYS: i64 = 36_500;

@@ -1,4 +1,4 @@
-//! `larder console`: where the console of a cluster is.
+//! `larder console`: the address of a cluster's console.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::process::{Command, ExitCode, Stdio};

@@ -1,4 +1,4 @@
-//! `larder doctor`: what of this machine is in a node's way, and what to do about it.
+//! `larder doctor`: the problems of this machine as a node's host, and their remedies.
 
 use std::io::IsTerminal as _;
 use std::os::unix::net::UnixStream;
@@ -128,7 +128,7 @@ pub(crate) fn examine_host_of(config: &Config) -> Vec<FindingStatus> {
 }
 
 impl Report {
-    /// A line for each finding, and one for what to do.
+    /// A line for each finding, and one for its remedy.
     fn text(&self, colours: bool) -> String {
         let width = self.findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
         let mut text = String::new();

@@ -65,7 +65,7 @@ struct Chunk {
     evicted: Option<String>,
 }
 
-/// How a node's stream ended.
+/// The end of a node's stream.
 #[derive(Debug, PartialEq, Eq)]
 enum Ended {
     /// Everything at the start was told, and nobody wants more.
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (sender, lines) = sync_channel::<anyhow::Result<Line>>(WAITING_LINES);
     for node in survey.nodes {
         let (sender, follow) = (sender.clone(), args.follow);
-        // It ends with its stream, or with the process.
+        // The thread ends with its stream, or with the process.
         thread::spawn(move || {
             if let Err(error) = tell(&node, follow, &sender) {
                 // An error: nobody prints any more.
@@ -172,10 +172,10 @@ impl Line {
     }
 }
 
-/// Lines that wait to be printed; a node whose lines are not taken waits.
+/// Lines that wait to be printed; beyond this number the node waits.
 const WAITING_LINES: usize = 1_024;
 
-/// Digits of a hash where the line has to be short.
+/// Digits of a hash in a short line.
 const SHORT_HASH: usize = 16;
 
 #[cfg(test)]

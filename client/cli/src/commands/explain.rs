@@ -101,7 +101,7 @@ struct Elsewhere {
     run: RunStatus,
 }
 
-/// What a device has of a prompt.
+/// The chunks of a prompt that a device has.
 #[derive(Debug, Serialize)]
 struct Held {
     node: String,
@@ -116,7 +116,7 @@ struct Question {
     hashes: Vec<String>,
 }
 
-/// Answers of nodes, and those that gave none.
+/// Answers of nodes, and the nodes without an answer.
 struct Answers<T> {
     came: Vec<T>,
     silent: Vec<String>,
@@ -171,7 +171,7 @@ impl Args {
         })
     }
 
-    /// What nodes are asked for: a trace id may be a request's id as well.
+    /// The queries to nodes: a trace id may be a request's id as well.
     fn queries(&self) -> Vec<String> {
         let Some(request) = &self.request else {
             let tenant = self.tenant.as_deref().map(|tenant| format!("&tenant={}", encoded(tenant)));
@@ -261,7 +261,7 @@ impl Explained {
         text
     }
 
-    /// Its misses by outcome, the most frequent first.
+    /// The request's misses by outcome, the most frequent first.
     fn misses(&self) -> String {
         let mut counts = BTreeMap::<&str, u32>::new();
         for run in &self.lookup.runs {

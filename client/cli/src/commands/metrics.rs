@@ -1,4 +1,4 @@
-//! `larder metrics`: what servers export, and what they export now.
+//! `larder metrics`: the metrics that servers export, and their present values.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -44,7 +44,7 @@ pub(crate) struct Args {
 struct MetricRow {
     server: &'static str,
     section: &'static str,
-    /// Who exports it, where that is not every server of its kind.
+    /// The servers that export the metric, if not every server of the kind does.
     #[serde(skip_serializing_if = "str::is_empty")]
     only: &'static str,
     name: &'static str,
@@ -55,7 +55,7 @@ struct MetricRow {
     #[serde(skip_serializing_if = "<[f64]>::is_empty")]
     buckets: &'static [f64],
     help: &'static str,
-    /// What a server exports now, if one was asked.
+    /// The present values at a server, if one was asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     samples: Option<Vec<Sample>>,
 }
@@ -63,10 +63,10 @@ struct MetricRow {
 #[derive(Debug, Serialize)]
 struct LabelRow {
     name: &'static str,
-    /// All values that there may be, where the list is closed.
+    /// All possible values, if the list is closed.
     #[serde(skip_serializing_if = "Option::is_none")]
     values: Option<&'static [&'static str]>,
-    /// What there is one value for, where it is not.
+    /// If the list is open: the things that have one value each.
     #[serde(skip_serializing_if = "Option::is_none")]
     each: Option<&'static str>,
 }

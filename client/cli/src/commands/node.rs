@@ -116,7 +116,7 @@ fn limits(file: Option<&Path>, record: Option<&Path>) -> anyhow::Result<(Limits,
     Ok((limits, reloadable))
 }
 
-/// What a server logs unless somebody says otherwise.
+/// The default filter of a server's log.
 pub(crate) const LOG_FILTER: &str = "info";
 
 fn announce(ready: Ready) {

@@ -1,4 +1,4 @@
-//! `larder plan`: what policies, capacities and node counts would make of a trace.
+//! `larder plan`: the hit rates of a trace by policy, capacity and number of nodes.
 
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -366,7 +366,7 @@ fn percent(text: &str) -> Result<f64, String> {
     positive(text).ok().filter(|&rate| rate <= 100.0).ok_or_else(|| "not a percentage above 0".into())
 }
 
-/// The values without those that come again.
+/// The values without repetitions.
 fn distinct<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
     let mut distinct = Vec::new();
     for &value in values {

@@ -1,4 +1,4 @@
-//! `larder policy`: which chunks nodes evict first.
+//! `larder policy`: the nodes' eviction policies.
 
 use std::process::ExitCode;
 

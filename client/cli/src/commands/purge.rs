@@ -154,7 +154,7 @@ async fn purge(
     while nodes.iter().any(Purging::goes_on) {
         tokio::time::sleep(LOOK_EVERY).await;
         for node in &mut nodes {
-            // Those that are done hear that the purge is not.
+            // Tells the nodes that are done that the purge as a whole is not.
             node.ask(PurgeCommand::Report).await;
         }
         if shows {
@@ -227,7 +227,7 @@ fn show(nodes: &[Purging]) {
     let [memory, disk, objects] = [memory_chunks, disk_chunks, objects].map(output::count);
     let open = nodes.iter().filter(|node| node.goes_on()).count();
     eprint!("\r\x1b[K{memory} chunks in memory, {disk} on disk, {objects} objects; {open} nodes to go");
-    // A terminal that is gone shows nothing.
+    // The terminal may be closed.
     _ = std::io::stderr().flush();
 }
 
@@ -264,5 +264,5 @@ impl Report {
     }
 }
 
-/// How often nodes are asked how far they are.
+/// Pause between questions for the nodes' progress.
 const LOOK_EVERY: Duration = Duration::from_millis(150);

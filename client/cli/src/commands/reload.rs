@@ -56,7 +56,7 @@ pub(crate) struct Args {
 /// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// None where only members were asked.
+    /// None if only members were asked.
     coordinators: Vec<NodeReport>,
     nodes: Vec<NodeReport>,
 }

@@ -332,13 +332,13 @@ impl Args {
         Ok((Some(cluster), nodes))
     }
 
-    /// The coordinator of the cluster that was started, and who may change it, if anything is to happen to its nodes.
+    /// The coordinator of the started cluster, and the admin's certificate, if the replay is to change its nodes.
     fn watched(&self, cluster: Option<&DevCluster>) -> Option<(Coordinators, CredentialFiles)> {
         let cluster = cluster.filter(|_| self.drain_at.is_some() || self.restart_at.is_some())?;
         Some((cluster.addresses().coordinator?.into(), cluster.admin()))
     }
 
-    /// The router that is asked where requests cost least, if the cache is to decide.
+    /// The router that finds the node where a request costs least, if requests are routed by the cache.
     fn router(&self, cluster: Option<&DevCluster>) -> anyhow::Result<Option<Router>> {
         if self.route == Route::Load {
             return Ok(None);
@@ -372,7 +372,7 @@ impl Args {
         eprintln!("Playing {trace} through {} ({capacity})", output::counted(nodes, "node"));
     }
 
-    /// The speed of the nodes' clock of ages: the trace's, so that an age is what it was when the trace was recorded.
+    /// The speed of the nodes' clock of ages: the trace's, so that ages are the same as when the trace was recorded.
     fn age_speed(&self) -> NonZeroU32 {
         let whole = self.speed.unwrap_or(1.0).round().min(u32::MAX.into()) as u32;
         NonZeroU32::new(whole).unwrap_or(NonZeroU32::MIN)

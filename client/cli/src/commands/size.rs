@@ -1,4 +1,4 @@
-//! `larder size`: what a model's KV takes.
+//! `larder size`: the bytes of a model's KV.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `larder status`: what nodes and coordinator say of themselves, and what is wrong.
+//! `larder status`: the state of nodes and coordinator, and their problems.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `larder top`: what nodes do, as it happens.
+//! `larder top`: the nodes' work, live.
 
 use std::io::{self, IsTerminal as _};
 use std::pin::pin;
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     } else {
         runtime.block_on(watch(&targets, args.interval, look))?;
     }
-    // Nobody waits for a sample that is under way.
+    // Does not wait for a sample that is under way.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
 }

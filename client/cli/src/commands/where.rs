@@ -1,4 +1,4 @@
-//! `larder where`: who in a cluster holds how much of a prompt's prefix.
+//! `larder where`: how much of a prompt's prefix each node of a cluster holds.
 
 use std::process::ExitCode;
 

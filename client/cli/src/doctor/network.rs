@@ -1,4 +1,4 @@
-//! The network: socket buffers, batches, and what the paths to others carry.
+//! The network: socket buffers, batches, and the packet sizes on the paths to others.
 
 use std::net::SocketAddr;
 

@@ -72,5 +72,5 @@ fn quota(subject: &Subject) -> Finding {
     ok(CHECK, format!("{cpus:.1} CPUs for {threads} threads that work at a time"))
 }
 
-/// The thread between nodes, and the one that accepts sessions.
+/// The thread for other nodes, and the thread that accepts sessions.
 const OTHER_THREADS: usize = 2;

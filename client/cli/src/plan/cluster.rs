@@ -9,7 +9,7 @@ use super::workload::Workload;
 use super::{Played, Prices, Scenario, Sharing};
 use crate::content;
 
-/// Plays a workload through the stores of a scenario, with so many requests under way at a time.
+/// Plays a workload through the stores of a scenario, with the given number of requests under way at a time.
 ///
 /// # Panics
 /// Panics if there are no nodes, or more than [`MAX_CLUSTER_NODES`].

@@ -1,4 +1,4 @@
-//! What a plan found, for a terminal.
+//! The results of a plan, for a terminal.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! How fast blocks of a size move, as `larder bench --json` measured it.
+//! The speeds of blocks of a size, as `larder bench --json` measured them.
 
 use std::io;
 use std::path::Path;
@@ -24,10 +24,10 @@ pub enum MeasuredError {
     /// The file cannot be read.
     #[error(transparent)]
     Read(#[from] io::Error),
-    /// It is no output of the bench.
+    /// The file is no output of the bench.
     #[error("not the output of `larder bench --json`: {0}")]
     Format(#[from] serde_json::Error),
-    /// It lacks a measurement.
+    /// The output lacks a measurement.
     #[error("it has no `{0}`: write it with `larder bench --filter get --json`")]
     Missing(&'static str),
 }

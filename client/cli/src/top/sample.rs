@@ -1,4 +1,4 @@
-//! What nodes and coordinator say at one time.
+//! The status and metrics of nodes and coordinator at one time.
 
 use std::thread;
 use std::time::Instant;
@@ -23,11 +23,11 @@ pub(crate) struct NodeSample {
     pub(crate) name: String,
     /// `alive`, `suspect`, `not ready`, `silent` or `lost`.
     pub(crate) state: String,
-    /// What it said; `None` if it is silent.
+    /// The node's answer; `None` if it is silent.
     pub(crate) said: Option<NodeAnswer>,
 }
 
-/// What one node says.
+/// The answer of one node.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct NodeAnswer {
     pub(crate) uptime_seconds: f64,
@@ -35,7 +35,7 @@ pub(crate) struct NodeAnswer {
     pub(crate) gauges: Gauges,
 }
 
-/// What grows from a node's start on.
+/// Values that grow from a node's start on.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Counters {
     pub(crate) tokens_asked: f64,
@@ -52,7 +52,7 @@ pub(crate) struct Counters {
     pub(crate) object_out_bytes: f64,
 }
 
-/// What a node has.
+/// Present values of a node.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Gauges {
     pub(crate) host_chunks: u64,
@@ -70,7 +70,7 @@ impl Sample {
     /// Asks all of them at once.
     ///
     /// # Errors
-    /// The coordinator does not answer. A node that does not is shown as silent.
+    /// The coordinator does not answer. A node without an answer is shown as silent.
     pub(crate) fn of(targets: &Targets) -> anyhow::Result<Self> {
         let survey = targets.survey()?;
         let mut nodes: Vec<NodeSample> = thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What happens in nodes between two samples.
+//! The changes of nodes between two samples.
 
 use serde::Serialize;
 
@@ -7,9 +7,9 @@ use super::sample::{Counters, Gauges, NodeAnswer, NodeSample, Sample};
 /// All nodes, between two times.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct View {
-    /// How long that was.
+    /// The seconds between.
     pub(crate) seconds: f64,
-    /// All of them together.
+    /// The sum of all nodes.
     pub(crate) total: Numbers,
     pub(crate) nodes: Vec<NodeView>,
 }
@@ -24,10 +24,10 @@ pub(crate) struct NodeView {
     pub(crate) numbers: Option<Numbers>,
 }
 
-/// Rates are those of the time between; `None` if the node was not there, or started again, in between.
+/// Rates are of the time between; `None` if the node was not there, or started again, in between.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct Numbers {
-    /// Of prompt tokens; `None` too if nobody asked.
+    /// The hit rate of prompt tokens; `None` too if nobody asked.
     pub(crate) hit_rate: Option<f64>,
     #[serde(skip)]
     pub(super) tokens_asked: f64,
@@ -55,7 +55,7 @@ pub(crate) struct Numbers {
 }
 
 impl View {
-    /// What happened from `before` to `after`.
+    /// The changes from `before` to `after`.
     pub(crate) fn between(before: &Sample, after: &Sample) -> Self {
         let seconds = (after.at - before.at).as_secs_f64();
         let node = |node: &NodeSample| {
@@ -83,7 +83,7 @@ impl Numbers {
             sessions,
             leases,
         } = gauges;
-        // Less uptime: it is another life, whose counters began at 0.
+        // Less uptime: it is another life; its counters began at 0.
         let before = before.filter(|before| before.uptime_seconds <= uptime_seconds && seconds > 0.0);
         let grown =
             |of: fn(&Counters) -> f64| before.map(|before| (of(&counters) - of(&before.counters)).max(0.0));

@@ -1,15 +1,16 @@
-//! Reads the inputs of AIPerf: Mooncake's form, where an id names a block's tokens alone, and a session's later rows hold only
-//! the new tokens of a turn.
+//! Reads the inputs of AIPerf: Mooncake's form, but an id names only a block's tokens, not its prefix, and a session's later rows
+//! hold only the new tokens of a turn.
 //!
-//! Further fields of a row, of which each may be missing:
+//! Further fields of a row; each may be missing:
 //!
 //! | field | meaning |
 //! | --- | --- |
-//! | `session_id` | the conversation; a later row of it goes on with the prompts and answers before |
+//! | `session_id` | the conversation; a later row of the same conversation continues its earlier prompts and answers |
 //! | `delay` | milliseconds that a turn waits after the turn before |
 //! | `timestamp` | milliseconds; a row without any time is played at the time of the row before |
 //!
-//! Nobody knows the answers' tokens, but no two answers are alike; so a prompt's blocks behind an answer belong to its session.
+//! The file does not have the answers' tokens, but no two answers are alike; so a prompt's blocks behind an answer belong to its
+//! session.
 
 use std::collections::HashMap;
 
@@ -86,7 +87,7 @@ struct Piece {
 }
 
 impl Chainer {
-    /// The chained ids of a prompt with blocks of so many tokens, where `ids` name the tokens of each block alone.
+    /// The chained ids of a prompt with blocks of `tokens`; `ids` name only the tokens of each block.
     pub(super) fn chained(&mut self, ids: &[u64], tokens: u64, block_tokens: u64) -> Vec<u64> {
         self.blocks(&blocks_of(ids, tokens, block_tokens), block_tokens)
     }
@@ -136,7 +137,7 @@ impl Chainer {
         Ok(Prompt { at_ms, tokens, block_ids })
     }
 
-    /// Names the blocks of what was said.
+    /// Names the blocks of a conversation.
     fn blocks(&mut self, said: &[FixedTokens], block_tokens: u64) -> Vec<u64> {
         let mut names = Vec::new();
         let (mut pieces, mut free) = (Vec::new(), block_tokens);

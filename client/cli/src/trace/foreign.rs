@@ -1,4 +1,4 @@
-//! Knows files that look like traces, and say nothing of which prompts begin alike.
+//! Recognizes files that look like traces, but lack the ids that tell common beginnings of prompts.
 
 use std::fmt;
 

@@ -300,7 +300,7 @@ fn is_bounded(outcome: &Outcome) -> bool {
     outcome.scenario.policy != PlanPolicy::Infinite
 }
 
-/// How a policy is drawn: the best one, the one that everybody knows, the bound, and the others.
+/// The style of a policy's line: the best policy, the policy that everybody knows, the bound, and the others.
 fn class(facts: &Facts<'_>, policy: PlanPolicy) -> &'static str {
     match policy {
         PlanPolicy::Opt | PlanPolicy::Infinite => "bound",
