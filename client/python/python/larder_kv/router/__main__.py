@@ -20,7 +20,7 @@ Of a name with several addresses, each is an engine; the addresses are looked up
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs it, and returns the exit code: 0 after a signal, 1 where it could not serve, 2 for wrong arguments."""
+    """Runs it, and returns the exit code: 0 after a signal, 1 if it could not serve, 2 for wrong arguments."""
     parser = make_parser()
     given = parser.parse_args(arguments)
     try:
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def say(url: str, status: str | None) -> None:
-    """Tells where it listens."""
+    """Prints the address on which the router listens."""
     print(f"routing at {url}" + (f", status at {status}" if status else ""), flush=True)
 
 
@@ -124,7 +124,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def read(given: argparse.Namespace) -> Options:
-    """The options, checked. Raises `ValueError` that says what is wrong."""
+    """The options, checked. Raises `ValueError` with the reason."""
     sources = [source(role, one) for role, named in roles(given) for one in named]
     if not sources:
         raise ValueError("give at least one --engine, or --prefill and --decode")
