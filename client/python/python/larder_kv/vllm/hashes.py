@@ -23,8 +23,8 @@ def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 
 def checked_seed(algorithm: str, seed: str, function: Callable[[Any], bytes]) -> str:
-    """The seed for the namespace, with what `function`, the engine's own, makes of a test vector: engines whose hashes
-    differ for any reason never meet."""
+    """The seed for the namespace, together with the hash of a test vector by the engine's own `function`: engines with different
+    hashes never share chunks."""
     if algorithm not in ("sha256", "sha256_cbor"):
         raise UnsupportedError(
             f"prefix_caching_hash_algo is {algorithm}: its seed is drawn by each process, and 128 bits name no prompt "

@@ -89,8 +89,8 @@ class Settings(NodeSettings):
         return super().parse(given, where)
 
     def check_events(self, endpoints: Sequence[str] | None) -> None:
-        """Raises `UnsupportedError` where events would go nowhere, or tokens to anybody. `endpoints` are those of vLLM's publisher, None
-        where it publishes nothing."""
+        """Raises `UnsupportedError` if events would reach nobody, or tokens anybody. `endpoints` are vLLM's publisher's; None if
+        it publishes nothing."""
         if self.events is None:
             if self.events_tokens != "off" or self.events_again_seconds is not None:
                 raise UnsupportedError("`events_tokens` and `events_again_seconds` need `events`, the node's HTTP address")
@@ -119,7 +119,7 @@ LOCAL = re.compile(r"ipc://|inproc://|tcp://(127(\.\d+){3}|localhost|\[::1\]):")
 
 @dataclass(frozen=True)
 class TierSettings(NodeSettings):
-    """What users choose: the tier's entry in vLLM's configuration."""
+    """The settings that users choose: the tier's entry in vLLM's configuration."""
 
     timeout_seconds: float = setting("how long a request to the node may take", default=10.0, above=0, most=HOUR)
     threads: int = setting("loads and stores that are under way at the same time", default=4, least=1, most=256)
