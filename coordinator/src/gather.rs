@@ -155,7 +155,7 @@ async fn gather(nodes: &Nodes, table: &Table, request: &PeerRequest, of: Option<
     while let Some(mut one) = asked.next().await {
         bytes += one.said.as_ref().map_or(0, Vec::len);
         if bytes > MOST_BYTES {
-            one.said = Err("the nodes say too much at a time: ask one of them".to_owned());
+            one.said = Err("the nodes' answers together are too large: ask one node".to_owned());
         }
         shown.push(one);
     }
@@ -192,7 +192,7 @@ async fn ask(
     let connection = nodes.connection(table, member.number).await.ok_or_else(lost)?;
     if connection.version() < request.since() {
         // The connection is as good as before.
-        let why = format!("it speaks {}, which cannot say this: upgrade the node", connection.version());
+        let why = format!("it speaks {}, which lacks this answer: upgrade the node", connection.version());
         return Ok(PeerResponse::Refused(why));
     }
     let (mut send, mut receive) = connection.quic().open_bi().await.map_err(|_| lost())?;

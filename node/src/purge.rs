@@ -191,7 +191,7 @@ impl Purges {
                 Some(Err(Refused::Busy)) => sleep(LOOK_EVERY).await,
                 Some(Err(Refused::Closed)) => {
                     return Err(
-                        "the disk tier is closed: what it has comes back if it is opened again".to_owned()
+                        "the disk tier is closed: its chunks come back if it is opened again".to_owned()
                     );
                 }
                 Some(Ok(segment)) => {

@@ -89,7 +89,7 @@ impl AdminLink {
     pub(crate) async fn ask(&self, request: &PeerRequest) -> anyhow::Result<PeerResponse> {
         let version = self.connection.version();
         if version < request.since() {
-            bail!("{} speaks {version}, which cannot do this: upgrade that node first", self.peer);
+            bail!("{} speaks {version}, too old for this: upgrade that node first", self.peer);
         }
         let answer = async {
             let (mut send, mut receive) = self.connection.quic().open_bi().await?;

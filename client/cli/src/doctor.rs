@@ -88,7 +88,9 @@ impl Subject {
                 let actors = crate::output::counted(limits.actors.len(), "actor");
                 ok("configuration", format!("{} fits this machine: {actors}", limits.name))
             }
-            Err(error) => problem("configuration", error.to_string(), "change the configuration as it says"),
+            Err(error) => {
+                problem("configuration", error.to_string(), "change the configuration as the error says")
+            }
         }
     }
 

@@ -51,7 +51,7 @@ fn end(bytes: usize) -> ! {
     // An error: the text is longer than its place, and what has room of it is said.
     _ = writeln!(
         rest,
-        "error: the system refuses {bytes} bytes of memory: lower [host] arena_bytes or what else is asked for, or raise the limit of \
+        "error: the system refuses {bytes} bytes of memory: lower [host] arena_bytes or another size, or raise the limit of \
          address space (ulimit -v) or of the container"
     );
     let said = room - rest.len();

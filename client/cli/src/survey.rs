@@ -167,7 +167,7 @@ impl Survey {
             troubles.push(format!("{} is lost: it was heard {silent} ago, at {}", lost.name, lost.http));
         }
         if self.coordinator.as_ref().is_some_and(|(_, coordinator)| coordinator.follows) {
-            troubles.push("no coordinator that leads answers: nobody joins or leaves until one does".into());
+            troubles.push("no leading coordinator answers: no node joins or leaves until one does".into());
         }
         self.nodes.iter().for_each(|node| node.troubles(&mut troubles));
         let members = || self.nodes.iter().filter_map(|node| node.member.as_ref());
@@ -191,7 +191,7 @@ impl Survey {
         let earlier = members().filter(|member| (1..latest).contains(&member.protocol));
         let names: Vec<&str> = earlier.map(|member| member.name.as_str()).collect();
         let text = format!(
-            "{} of an earlier version than the others (larder/{latest}): upgrade what is left, too",
+            "{} of an earlier version than the others (larder/{latest}): upgrade the rest, too",
             names.join(", ")
         );
         (!names.is_empty()).then_some(text)

@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(complaint(""), "the trace is empty");
         assert_eq!(
             complaint(&format!("{good}{}", line(1_024, &[1]))),
-            "line 2: 1024 tokens have 2 blocks of 512 tokens, but `hash_ids` has 1: blocks of 1024 tokens would fit, which `larder plan --block-tokens` reads"
+            "line 2: 1024 tokens have 2 blocks of 512 tokens, but `hash_ids` has 1: blocks of 1024 tokens would fit; set this size by `larder plan --block-tokens`"
         );
         assert!(complaint(&line(512, &[1, 2, 3])).ends_with("but `hash_ids` has 3"), "no power of two");
         assert!(complaint(&line(0, &[])).contains("at least one token"));
@@ -248,7 +248,7 @@ mod tests {
         let two_prefixes = format!("{}{}", line(1_024, &[1, 2]), line(1_024, &[3, 2]));
         assert_eq!(
             complaint(&two_prefixes),
-            "line 2: block 2 is number 1 after block 3, but on line 1 number 1 after block 1; an id must name its whole prefix (where ids name blocks alone, as AIPerf's, `larder plan --content-ids` chains them)"
+            "line 2: block 2 is number 1 after block 3, but on line 1 number 1 after block 1; an id must name its whole prefix (if ids name only blocks, as AIPerf's do, `larder plan --content-ids` chains them)"
         );
         assert!(complaint(&line(1_024, &[4, 4])).contains("number 0 after nothing"));
     }

@@ -63,7 +63,7 @@ pub(crate) fn sockets(given: Option<&PathBuf>) -> anyhow::Result<Vec<PathBuf>> {
         Err(DevError::NotRunning) if Path::new(USUAL).exists() => Ok(vec![USUAL.into()]),
         Err(DevError::NotRunning) => {
             bail!(
-                "no development cluster is running, and no node has {USUAL}: say by --socket where a node's socket is"
+                "no development cluster is running, and no node has {USUAL}: name a node's socket by --socket"
             )
         }
         Err(error) => Err(error.into()),

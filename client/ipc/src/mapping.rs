@@ -32,7 +32,7 @@ pub enum MappingError {
     #[error("the memory file is not sealed against shrinking")]
     Unsealed,
     /// The memory has another size than announced, or is empty.
-    #[error("the memory file has {found} bytes where {announced} were announced")]
+    #[error("the memory file has {found} bytes, but {announced} were announced")]
     WrongSize {
         /// The size announced.
         announced: u64,

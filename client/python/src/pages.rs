@@ -159,10 +159,7 @@ impl PagedMemory {
                 return Err(PyValueError::new_err(text));
             }
             let region = regions.get(layer.region).ok_or_else(|| {
-                PyValueError::new_err(format!(
-                    "layer {number} names region {}, which is not there",
-                    layer.region
-                ))
+                PyValueError::new_err(format!("layer {number} names the missing region {}", layer.region))
             })?;
             let end = layer
                 .end()
@@ -266,7 +263,7 @@ impl PagedMemory {
             let expected = staged.positions().len() as u64 * self.pages_per_chunk;
             if end > self.layers.len() || staged.bytes() != chunk_bytes || pages.len() as u64 != expected {
                 let text =
-                    format!("{} pages of layers {first} to {end} do not fit what is staged", pages.len());
+                    format!("{} pages of layers {first} to {end} do not fit the staged chunks", pages.len());
                 return Err(PyValueError::new_err(text));
             }
             let skipped = first as u64 * self.pages_per_chunk * self.page_bytes;

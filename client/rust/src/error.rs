@@ -114,7 +114,7 @@ pub enum ProtocolError {
         node: u16,
     },
     /// An answer to a request that waits for none.
-    #[error("an answer to request {number}, which waits for none")]
+    #[error("an answer to request {number}, which expects none")]
     UnknownRequest {
         /// Its number.
         number: u64,

@@ -66,12 +66,12 @@ enum Refused {
     Host,
     /// The token is missing or wrong.
     #[error(
-        "this needs the console's token, which stands in the file that `console_token_file` in [http] of the coordinator's configuration names"
+        "this needs the console's token; `console_token_file` in [http] of the coordinator's configuration names its file"
     )]
     Token,
     /// The admin's token is missing or wrong.
     #[error(
-        "a change needs the admin's token, which stands in the file that `console_admin_token_file` in [http] of the coordinator's configuration names"
+        "a change needs the admin's token; `console_admin_token_file` in [http] of the coordinator's configuration names its file"
     )]
     Admin,
 }
@@ -271,9 +271,8 @@ async fn ask(state: &State, wanted: Wanted, node: Option<String>) -> actix_web::
         return Ok(HttpResponse::ServiceUnavailable().body("too many questions at a time: ask again\n"));
     }
     let Ok(shown) = answered.await else {
-        return Ok(
-            HttpResponse::ServiceUnavailable().body("nobody asks the nodes: is an admin configured?\n")
-        );
+        return Ok(HttpResponse::ServiceUnavailable()
+            .body("the coordinator cannot ask the nodes: is an admin configured?\n"));
     };
     let json = tokio::task::spawn_blocking(move || json_of(&shown)).await;
     let mut response = in_pieces("application/json", json.unwrap_or_default());

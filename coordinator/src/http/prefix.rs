@@ -185,10 +185,9 @@ impl Asked {
 
 impl PrefixRequest {
     fn chain(self) -> Result<(Fingerprint, Chain), String> {
-        let fingerprint: ChunkHash = self
-            .fingerprint
-            .parse()
-            .map_err(|error| format!("fingerprint: {error}; a node's /events tells those in use\n"))?;
+        let fingerprint: ChunkHash = self.fingerprint.parse().map_err(|error| {
+            format!("fingerprint: {error}; a node's /events tells the fingerprints in use\n")
+        })?;
         let fingerprint = Fingerprint(fingerprint.0);
         if !(1..=MAX_CHUNK_TOKENS).contains(&self.chunk_tokens) {
             return Err(format!("chunk_tokens: 1 to {MAX_CHUNK_TOKENS}\n"));

@@ -51,7 +51,7 @@ pub enum KubernetesError {
         source: Box<KubeconfigError>,
     },
     /// There is no client of this configuration.
-    #[error("cannot speak with the API server as the configuration says")]
+    #[error("cannot reach the API server with this configuration")]
     Client(#[source] Box<kube::Error>),
     /// No answer.
     #[error("the API server does not answer")]

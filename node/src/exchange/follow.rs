@@ -162,7 +162,7 @@ async fn receive_all(
                 node = order.node,
                 order = order.order.0,
                 ?followed,
-                "a node sent bytes that nobody asked for"
+                "a node sent bytes that were not requested"
             );
             return Err(FetchFailure::Malformed);
         }

@@ -29,7 +29,7 @@ pub(super) async fn findings(state: &State) -> Result<Vec<FindingStatus>, Refuse
         state.examiner.get().ok_or_else(|| Refused::Question("the node starts".to_owned()))?.clone();
     let findings = threads::blocking(move || examine()).await;
     let findings = findings.ok_or_else(|| {
-        Refused::Question("the node has no configuration file, so nobody examines its host".to_owned())
+        Refused::Question("the node has no configuration file, so it does not examine its host".to_owned())
     })?;
     *last = Some((now, findings.clone()));
     Ok(findings)

@@ -119,7 +119,7 @@ fn subscribe(prefixes: &mut Vec<Bytes>, mut message: Bytes) -> io::Result<()> {
                 prefixes.swap_remove(i);
             }
         }
-        _ => return Err(wrong("it sends what only publishers send")),
+        _ => return Err(wrong("it sends messages that only publishers send")),
     }
     Ok(())
 }

@@ -87,7 +87,7 @@ impl fmt::Display for Trouble {
                 ("it took too long to ", *asked, ": check endpoint and network, or raise the timeout")
             }
             TroubleKind::Unsupported => ("it cannot ", *asked, ""),
-            TroubleKind::Other => ("it fails to ", *asked, ": see what the store's own log says"),
+            TroubleKind::Other => ("it fails to ", *asked, ": see the store's own log"),
         };
         write!(f, "{what}{asked} ({detail}){advice}")
     }

@@ -91,7 +91,7 @@ enum End {
     TenantLeft,
     #[error("a fault of Larder emptied the session's actor")]
     Fault,
-    #[error("the engine's bytes are no session: {what}")]
+    #[error("the engine does not speak the session protocol: {what}")]
     #[strum(serialize = "protocol_error")]
     Protocol { number: u64, what: String },
     #[error("the session's socket failed: {0}")]

@@ -122,7 +122,7 @@ impl Init {
             return Ok(output::print_json(&json!({ "certificate": certificate, "key": key }))?);
         }
         let (certificate, key) = (certificate.display(), key.display());
-        Ok(output::print(&format!("{certificate} is for every process, {key} for nobody else."))?)
+        Ok(output::print(&format!("{certificate} goes to every process; keep {key} secret."))?)
     }
 }
 

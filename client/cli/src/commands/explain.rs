@@ -33,11 +33,11 @@ Examples:
 
 Outcomes of chunks:
   found            in memory, on disk, at another node or in the object store: no miss
-  behind_gap       the chunk was there, but a chunk before it is missing: KV is of use only behind its whole prefix
+  behind_gap       the chunk was there, but a chunk before it is missing: KV is useful only with its whole prefix
   computed_faster  the chunk was there, but the engine computes it sooner than it comes
   not_asked        one token at least is left to compute; or the engine cannot use a hit
   being_written    another request was computing the chunk at that moment
-  evicted          the chunk was here: when it went, by which rule, and its worth (tokens of prefill saved for each GiB and second).
+  evicted          the chunk was here: the time and rule of its eviction, and its worth (tokens of prefill saved for each GiB and second).
                    watermark and need: there is too little memory (`larder plan` says how much more memory helps); clearing: memory went
                    to another block size or tenant; disk: the disk dropped it; moved: another actor has it; purged; damaged
   never_stored     no node has had the chunk since the node's start: the prompt differs, or nobody saved it. The fields in which other

@@ -213,7 +213,9 @@ impl Args {
         let history = history.finish().with_context(nothing)?;
         if history.unordered() > 0 {
             let (unordered, all) = (history.unordered(), history.requests().len());
-            eprintln!("{unordered} of {all} requests stood behind later ones: all are played by their times");
+            eprintln!(
+                "{unordered} of {all} requests stood behind requests of a later time: all are played by their times"
+            );
         }
         if history.untimed() > 0 {
             let (untimed, all) = (history.untimed(), history.requests().len());

@@ -112,7 +112,7 @@ async fn ask_coordinator_to_reload(
     let asked = address.clone();
     let status =
         tokio::task::spawn_blocking(move || crate::http::get_json::<Status>(&asked, "/status")).await??;
-    ensure!(status.peer_port > 0, "{address} does not say where it serves admins: it is of an older version");
+    ensure!(status.peer_port > 0, "{address} does not tell its address for admins: it has an older version");
     let mut peer =
         tokio::net::lookup_host(address.to_string()).await?.next().context("its name has no address")?;
     peer.set_port(status.peer_port);

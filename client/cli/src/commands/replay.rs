@@ -56,7 +56,7 @@ Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt:
   {\"timestamp\": MS, \"input_length\": TOKENS, \"output_length\": TOKENS, \"hash_ids\": [...]}
 
 Several nodes: each request goes to the node that recomputed least lately (half-life 30 s of trace
-time), or with --route cache to the one where it costs least (POST /v1/prefix). Chunks that only another node holds come from there; with --no-share they are computed. A node
+time), or with --route cache to the node where it costs least (POST /v1/prefix). Chunks that only another node holds come from there; with --no-share they are computed. A node
 that dies is started again; its requests are computed meanwhile, and counted.")]
 pub(crate) struct Args {
     /// The trace, packed by gzip or zstd or not; `-` for standard input [default: a generated trace]

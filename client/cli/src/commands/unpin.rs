@@ -38,7 +38,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let sockets = visit::sockets(args.socket.as_ref())?;
     let [socket] = &sockets[..] else {
-        let text = "a pin is one node's: say which by --socket, as `larder pin --json` prints it";
+        let text = "a pin belongs to one node: name its socket by --socket, as `larder pin --json` prints it";
         return Err(Usage(text.into()).into());
     };
     let (session, pin) = (visit::device_of(socket, args.device)?, args.pin);

@@ -36,7 +36,7 @@ fn balancing(subject: &Subject) -> Finding {
     const CHECK: &str = "NUMA balancing";
     let on = subject.files.number("proc/sys/kernel/numa_balancing").is_some_and(|mode| mode != 0);
     if on && subject.host.numa_nodes.len() > 1 {
-        let found = "the kernel looks for pages to move, which stalls their users";
+        let found = "the kernel searches for pages to move, and stalls their users";
         return warning(
             CHECK,
             found,

@@ -95,7 +95,7 @@ fn faults_of_processors_are_found() {
     each_is_found(&[
         (
             |m| m.file("sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0/numa_node", "-1"),
-            ("NUMA", Level::Warning, "does not say which NUMA node GPU 0000:17:00.0 is on"),
+            ("NUMA", Level::Warning, "does not tell the NUMA node of GPU 0000:17:00.0"),
         ),
         (
             |m| m.file("proc/sys/kernel/numa_balancing", "1"),

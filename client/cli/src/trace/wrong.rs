@@ -84,7 +84,7 @@ pub enum TraceError {
     },
     /// An id stands twice in one prompt, or after two different prefixes: ids are not chained.
     #[error(
-        "line {line}: block {id} is number {index} after {after}, but on line {known_line} number {known_index} after {known_after}; an id must name its whole prefix (where ids name blocks alone, as AIPerf's, `larder plan --content-ids` chains them)",
+        "line {line}: block {id} is number {index} after {after}, but on line {known_line} number {known_index} after {known_after}; an id must name its whole prefix (if ids name only blocks, as AIPerf's do, `larder plan --content-ids` chains them)",
         after = Named(*.parent), known_after = Named(*.known_parent)
     )]
     NotChained {
@@ -185,7 +185,10 @@ impl std::fmt::Display for Fits {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             Some(tokens) => {
-                write!(f, ": blocks of {tokens} tokens would fit, which `larder plan --block-tokens` reads")
+                write!(
+                    f,
+                    ": blocks of {tokens} tokens would fit; set this size by `larder plan --block-tokens`"
+                )
             }
             None => Ok(()),
         }

@@ -45,7 +45,7 @@ pub struct TableReader {
 
 /// A page that does not continue the pages before, or that leads to no whole table. The stream is of no use any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a page of table {to} does not fit what came before it")]
+#[error("a page of table {to} does not fit the pages before it")]
 pub struct WrongPage {
     /// The table that it belongs to.
     pub to: Epoch,
