@@ -161,7 +161,7 @@ def window(session: larder_kv.Session, asked: int) -> Finding:
     if given == 0:
         return Finding("window", "ok", "none is needed: the node trusts this tenant to write into its memory")
     if given < asked:
-        more = "raise `session.max_window_bytes` in the node's configuration where two blocks need more"
+        more = "raise `session.max_window_bytes` in the node's configuration if two blocks need more"
         return Finding("window", "note", f"{given} bytes of the {asked} asked for", more)
     return Finding("window", "ok", f"{given} bytes: no block may have more, and two should fit")
 

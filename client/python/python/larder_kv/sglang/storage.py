@@ -141,7 +141,7 @@ class LarderStorage(HiCacheStorage):
     def clear(self) -> None:
         """Removes nothing: the pages belong to all engines of the cluster."""
         logger.warning(
-            "pages in Larder are shared with other engines and are not cleared; the nodes evict what is not used"
+            "pages in Larder are shared with other engines and are not cleared; the nodes evict unused pages"
         )
 
     def get_stats(self) -> Any:

@@ -75,7 +75,7 @@ class Engine:
             raise UnsupportedError(f"the model has {len(pools)} kinds of KV cache groups: {MAX_POOLS} are supported")
         if settings.load == "sync" and len(pools) > 1:
             raise UnsupportedError(
-                '`load` is "sync": vLLM cannot recover from such a load that fails where a model has several kinds of layers: '
+                '`load` is "sync": vLLM cannot recover from a failed load of a model with several kinds of layers: '
                 'use "async"'
             )
         stages = stages_of(config, ranks, rank, pools, speculation)
@@ -225,7 +225,7 @@ def refuse_unsupported(config: "VllmConfig", kv: "KVCacheConfig", settings: Sett
         raise UnsupportedError('`load` is "sync": with several ranks only "async" is supported')
     if settings.load == "sync" and config.use_v2_model_runner:
         raise UnsupportedError(
-            '`load` is "sync": vLLM\'s model runner of version 2 goes on with wrong KV where such a load fails: use "async", or '
+            '`load` is "sync": vLLM\'s model runner of version 2 continues with wrong KV if such a load fails: use "async", or '
             "VLLM_USE_V2_MODEL_RUNNER=0"
         )
 
@@ -241,7 +241,7 @@ def ranks_of(config: "VllmConfig", kv: "KVCacheConfig") -> tuple[Ranks, int]:
         replicas=kv.kv_tp_replicas,
     )
     if ranks.count != parallel.world_size:
-        raise UnsupportedError(f"the engine has {parallel.world_size} ranks, where {ranks.count} were expected ({ranks})")
+        raise UnsupportedError(f"the engine has {parallel.world_size} ranks, but {ranks.count} were expected ({ranks})")
     return ranks, parallel.rank % ranks.count
 
 

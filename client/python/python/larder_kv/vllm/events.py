@@ -138,4 +138,4 @@ class NodeEvents:
             if len(self._waiting) > MOST_WAITING:
                 self._waiting.clear()
                 self._held = None
-                raise ValueError("nobody takes the events: they are told anew")
+                raise ValueError("the engine does not take the events: all chunks are told again")

@@ -34,7 +34,7 @@ def checked_seed(algorithm: str, seed: str, function: Callable[[Any], bytes]) ->
         raise UnsupportedError("PYTHONHASHSEED=random: set a fixed seed, or none")
     vector = function((function(seed), TEST_TOKENS, None))
     if len(vector) != 32:
-        raise UnsupportedError(f"{algorithm} gives {len(vector)} bytes where 32 are expected")
+        raise UnsupportedError(f"{algorithm} gives {len(vector)} bytes, but 32 are expected")
     if algorithm == "sha256_cbor" and vector != block_hash(none_hash(seed), TEST_TOKENS):
         raise UnsupportedError("this vLLM computes sha256_cbor differently: its hashes cannot be trusted as keys")
     return f"{seed}:{vector[:8].hex()}"

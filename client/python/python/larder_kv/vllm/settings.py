@@ -101,8 +101,8 @@ class Settings(NodeSettings):
         if self.events_tokens == "local" and public:
             raise UnsupportedError(
                 f"`events_tokens` publishes the tokens of prompts, and vLLM's publisher is at {public[0]}: give --kv-events-config an "
-                'endpoint on loopback (tcp://127.0.0.1:PORT) or a Unix socket (ipc://PATH), or set `events_tokens` to "encrypted" where '
-                "the way to its subscribers is"
+                'endpoint on loopback (tcp://127.0.0.1:PORT) or a Unix socket (ipc://PATH), or set `events_tokens` to "encrypted" if '
+                "the way to its subscribers is encrypted"
             )
 
     def chunk_for(self, block_tokens: int) -> int:

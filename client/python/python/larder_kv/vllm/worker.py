@@ -225,7 +225,7 @@ def memory_of(
         found = page_bytes(layers[0])
         if found != pool.page_bytes:
             raise UnsupportedError(
-                f"a block has {found} bytes in each layer of {pool.name}, where {pool.page_bytes} were expected"
+                f"a block has {found} bytes in each layer of {pool.name}, but {pool.page_bytes} were expected"
             )
         groups = [layer.group for layer in pool.layers]
         # A pipeline stage with fewer layers than another repeats its last layer, so that all slices are alike.
