@@ -50,10 +50,11 @@ pub struct Patience {
 
 /// The state that a coordinator must not forget.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
-pub struct State {
+pub struct DurableState {
     /// The last table.
     pub table: Table,
-    /// The numbers that were given out, by node name. Those that left stand before the members, who left longest ago first.
+    /// The numbers that were given out, by node name. Nodes that left come before the members; among them, the node that left
+    /// first comes first.
     pub numbers: Vec<(String, NodeNumber)>,
 }
 
@@ -208,8 +209,8 @@ struct Rival {
 impl Membership {
     /// Continues from an earlier coordinator's state, or from nothing.
     #[must_use]
-    pub fn new(patience: Patience, state: State, now: Millis) -> Self {
-        let State { table, numbers } = state;
+    pub fn new(patience: Patience, state: DurableState, now: Millis) -> Self {
+        let DurableState { table, numbers } = state;
         let known = |member: &Member| {
             let drains = member.state == MemberState::Draining;
             let member = Member { state: well(drains), ..member.clone() };
@@ -421,11 +422,11 @@ impl Membership {
 
     /// The state to keep.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> DurableState {
         let mut numbers: Vec<_> = self.numbers.iter().collect();
         numbers.sort_by_key(|(_, given)| (self.members.contains_key(&given.number), given.left));
         let numbers = numbers.into_iter().map(|(name, given)| (name.clone(), given.number)).collect();
-        State { table: (*self.table).clone(), numbers }
+        DurableState { table: (*self.table).clone(), numbers }
     }
 
     /// Every member.

@@ -335,7 +335,7 @@ async fn serve_noting<R: Register + 'static>(
 fn membership_of(
     elects: bool,
     patience: &Patience,
-    state: membership::State,
+    state: membership::DurableState,
     uptime: Uptime,
 ) -> SharedMembership {
     let begin = if elects { Membership::candidate } else { Membership::new };

@@ -32,7 +32,7 @@ use larder_core::store::ids::SessionId;
 use larder_core::store::{self, NamespaceFacts, SessionFacts, StoreLimits};
 use larder_core::what_if::{Past, PastLookup};
 use larder_core::{Core, DeviceLimits, Event, Sources};
-use larder_device::thread::Report as DeviceReport;
+use larder_device::thread::DeviceReport;
 use larder_protocol::Chain;
 use larder_protocol::pin::PinStart;
 use larder_protocol::session::{Found, Leased, Lookup, Pinned, Request, Response, Tier};
@@ -47,9 +47,9 @@ use self::handoff::PeerFollowers;
 use self::lives::Lives;
 pub(crate) use self::messages::PurgeDisk;
 pub use self::messages::{
-    Answer, Ask, AskChain, AskDrain, AskHoldings, AskLookups, AskNamespaces, AskPast, AskPurged, AskReport,
-    BeginPurge, ChainSeen, Client, Close, Drain, EndPurge, Holdings, LimitsAre, LookupsSeen, Open, PastSeen,
-    ProcessGone, PurgePage, ReplyTo, Report, SessionSeen, TakersAre, TenantsAre,
+    ActorReport, Answer, Ask, AskChain, AskDrain, AskHoldings, AskLookups, AskNamespaces, AskPast, AskPurged,
+    AskReport, BeginPurge, ChainSeen, Client, Close, Drain, EndPurge, Holdings, LimitsAre, LookupsSeen, Open,
+    PastSeen, ProcessGone, PurgePage, ReplyTo, SessionSeen, TakersAre, TenantsAre,
 };
 use self::peers::EndedGrants;
 pub use self::peers::{Fetcher, FollowStarter, Peers};
@@ -429,9 +429,9 @@ impl Handler<LimitsAre> for GpuActor {
 }
 
 impl Handler<AskReport> for GpuActor {
-    type Result = Report;
+    type Result = ActorReport;
 
-    fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> Report {
+    fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> ActorReport {
         let usage = self.core.usage();
         let tenants = self.metrics.observe(&usage, self.clock.now());
         let lookups = self.core.lookup_bytes() + self.past.bytes();
@@ -446,7 +446,7 @@ impl Handler<AskReport> for GpuActor {
         let closed = self.disk.as_ref().and_then(Disk::trouble);
         let disk_trouble = closed.or(self.disk_trouble.as_deref()).map(str::to_owned);
         let policy = self.core.store().policy();
-        Report { usage, policy, tokens_asked, tokens_hit, tenants, disk_fill, disk_trouble }
+        ActorReport { usage, policy, tokens_asked, tokens_hit, tenants, disk_fill, disk_trouble }
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_core::store::ids::SessionId;
-use larder_device::thread::{Busy, Report};
+use larder_device::thread::{Busy, DeviceReport};
 use larder_device::{Device, DeviceError, DeviceThread, Order, OrderNumber};
 use tokio::sync::{mpsc, oneshot};
 
@@ -42,7 +42,7 @@ pub struct DeviceLane {
     /// Why the device cannot be used; set before anybody hears that it cannot.
     lost: Arc<Mutex<Option<DeviceError>>>,
     sweeps: Arc<Sweeps>,
-    reports: mpsc::UnboundedSender<Report>,
+    reports: mpsc::UnboundedSender<DeviceReport>,
 }
 
 /// Whether the device has something to give up that nobody uses any more.
@@ -71,7 +71,7 @@ impl DeviceLane {
     /// A lane whose thread has not started yet and takes up to `orders` orders, with the channel of its reports: at most one
     /// for each layer of each order at a time.
     #[must_use]
-    pub fn new(place: DevicePlace, orders: usize) -> (Self, mpsc::UnboundedReceiver<Report>) {
+    pub fn new(place: DevicePlace, orders: usize) -> (Self, mpsc::UnboundedReceiver<DeviceReport>) {
         let (reports, receiver) = mpsc::unbounded_channel();
         let lane = Self {
             place,
@@ -221,7 +221,7 @@ impl DeviceLane {
         };
         let lost = Arc::clone(&self.lost);
         let hear = move |report| {
-            if let Report::Lost(error) = &report {
+            if let DeviceReport::Lost(error) = &report {
                 *lock(&lost) = Some(error.clone());
             }
             // The actor that hears it may have stopped.

@@ -35,7 +35,7 @@ pub use self::prefixes::PrefixStatus;
 pub(crate) use self::what_if::Progress;
 pub use self::what_if::{PlayedStatus, TriedStatus, WhatIfStatus};
 pub use self::why::{ChainStatus, EvictedStatus, LookupStatus, OtherStatus, RunStatus, StayStatus};
-use crate::actor::{AskReport, GpuActor, Report};
+use crate::actor::{ActorReport, AskReport, GpuActor};
 use crate::clock::Clock;
 use crate::cluster::ClusterStatus;
 use crate::drain::Drains;
@@ -353,7 +353,7 @@ fn drain_status(report: DrainReport) -> DrainStatus {
 
 impl State {
     /// Every actor's report, or none if it does not answer in time.
-    async fn ask(&self) -> Vec<(u16, Option<Report>)> {
+    async fn ask(&self) -> Vec<(u16, Option<ActorReport>)> {
         self.ask_actors(|| AskReport).await
     }
 
@@ -370,7 +370,7 @@ impl State {
     }
 }
 
-fn actor_status(device: u16, report: &Report) -> ActorStatus {
+fn actor_status(device: u16, report: &ActorReport) -> ActorStatus {
     let usage = &report.usage;
     let (used_bytes, capacity_bytes) = report.disk_fill.unwrap_or_default();
     ActorStatus {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use larder_protocol::table::{Epoch, MemberState, NodeNumber, Table};
 
-use super::{Given, Known, Membership, Millis, Patience, State, well};
+use super::{DurableState, Given, Known, Membership, Millis, Patience, well};
 
 /// The way in which a coordinator leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(super) enum Office {
 impl Membership {
     /// One of several coordinators. It follows until it is elected.
     #[must_use]
-    pub fn candidate(patience: Patience, state: State, now: Millis) -> Self {
+    pub fn candidate(patience: Patience, state: DurableState, now: Millis) -> Self {
         let mut candidate = Self::new(patience, state, now);
         candidate.epoch = candidate.table.epoch;
         candidate.office = Office::Elected(0);

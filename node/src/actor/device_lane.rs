@@ -15,7 +15,7 @@ use larder_core::{
     Tensors,
 };
 use larder_device::layout::{Dim, LayoutSpec, Plane};
-use larder_device::thread::{Busy, Report};
+use larder_device::thread::{Busy, DeviceReport};
 use larder_device::{
     BlockMove, CopyError, Device, DeviceError, Direction, EngineMemory, Order, OrderNumber, PageCopy,
     PagedLayout, RegionOffset, TensorsId, Work,
@@ -156,9 +156,9 @@ impl GpuActor {
     }
 }
 
-impl StreamHandler<Report> for GpuActor {
+impl StreamHandler<DeviceReport> for GpuActor {
     /// Takes a report of the device's thread.
-    fn handle(&mut self, report: Report, ctx: &mut Self::Context) {
+    fn handle(&mut self, report: DeviceReport, ctx: &mut Self::Context) {
         self.guard(ctx, |actor, ctx| {
             let event = actor.device_reports(report);
             actor.decide(Event::Device(event), ctx);
@@ -170,12 +170,12 @@ impl StreamHandler<Report> for GpuActor {
 }
 
 impl GpuActor {
-    fn device_reports(&mut self, report: Report) -> DeviceEvent {
+    fn device_reports(&mut self, report: DeviceReport) -> DeviceEvent {
         let of = |OrderNumber(number): OrderNumber| larder_core::DeviceCopyNumber(number);
         match report {
-            Report::Layers { number, done } => DeviceEvent::Layers { number: of(number), done },
+            DeviceReport::Layers { number, done } => DeviceEvent::Layers { number: of(number), done },
             // The place is free for another order.
-            Report::Done { number, result, place: _ } => {
+            DeviceReport::Done { number, result, place: _ } => {
                 let failure = |error| match error {
                     CopyError::Refused => DeviceFailure::Refused,
                     CopyError::Lost => DeviceFailure::Lost,
@@ -183,13 +183,13 @@ impl GpuActor {
                 };
                 DeviceEvent::Ended { number: of(number), result: result.map_err(failure) }
             }
-            Report::Lost(error) => {
+            DeviceReport::Lost(error) => {
                 if matches!(error, DeviceError::Absent(_)) {
                     self.device_lane.gone();
                 }
                 DeviceEvent::Lost
             }
-            Report::Gone => {
+            DeviceReport::Gone => {
                 self.device_lane.gone();
                 DeviceEvent::Gone
             }

@@ -104,7 +104,7 @@ pub struct ProcessGone {
 
 /// Asks for the store's contents, and updates the gauges.
 #[derive(Message)]
-#[rtype(result = "Report")]
+#[rtype(result = "ActorReport")]
 pub struct AskReport;
 
 /// Asks an actor for the namespaces that it knows.
@@ -256,7 +256,7 @@ pub struct Holdings {
 
 /// The contents of an actor.
 #[derive(Debug, Clone, MessageResponse)]
-pub struct Report {
+pub struct ActorReport {
     /// In numbers.
     pub usage: Usage,
     /// The policy in force.

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::State;
-use crate::actor::{AskPast, PastSeen, Report};
+use crate::actor::{ActorReport, AskPast, PastSeen};
 
 /// The body of `GET /what_if`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -108,7 +108,7 @@ pub(super) async fn what_if(state: &State) -> WhatIfStatus {
 
 /// The lookups of all actors, and the present cache; `None` if nothing is cached.
 pub(super) async fn seen(state: &State) -> (Vec<PastLookup>, Option<Present>) {
-    let reports: Vec<Report> = state.ask().await.into_iter().filter_map(|(_, report)| report).collect();
+    let reports: Vec<ActorReport> = state.ask().await.into_iter().filter_map(|(_, report)| report).collect();
     let seen = state.ask_actors(|| AskPast).await.into_iter().filter_map(|(_, seen)| seen);
     let (mut lookups, mut disk_bytes) = (Vec::<PastLookup>::new(), 0);
     for PastSeen { lookups: of_actor, disk_bytes: of_disk } in seen {
@@ -145,12 +145,12 @@ impl Drop for Running {
 
 impl Present {
     /// `None` if nothing is cached: then nobody knows how large a chunk is.
-    fn of(reports: &[Report], disk_bytes: u64) -> Option<Self> {
-        let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
+    fn of(reports: &[ActorReport], disk_bytes: u64) -> Option<Self> {
+        let sum = |of: fn(&ActorReport) -> u64| reports.iter().map(of).sum::<u64>();
         let chunk_bytes = sum(|report| report.usage.cached_bytes)
             .checked_div(sum(|report| report.usage.cached_chunks))
             .filter(|&bytes| bytes > 0)?;
-        let in_memory = |report: &Report| {
+        let in_memory = |report: &ActorReport| {
             let room = report.usage.bytes.total / chunk_bytes;
             report.usage.capacity_chunks.map_or(room, |chunks| chunks.min(room))
         };

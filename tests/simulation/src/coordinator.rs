@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use larder_coordinator::Published;
 use larder_coordinator::election::Election;
-use larder_coordinator::membership::{Beat, JoinRefused, Membership, Millis, Patience, State};
+use larder_coordinator::membership::{Beat, DurableState, JoinRefused, Membership, Millis, Patience};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Join, Standing};
 use larder_protocol::peer::Message as _;
 use larder_protocol::table::{Epoch, NodeNumber, Table, TablePage, TableReader};
@@ -37,7 +37,7 @@ pub(crate) struct Coordinator {
     /// The question to the register that has no answer yet.
     asked: Option<u64>,
     /// What it wrote down last.
-    written: State,
+    written: DurableState,
     /// Which life of it this is: no other life of any coordinator has this number.
     life: u64,
     clock: Clock,
@@ -99,7 +99,7 @@ impl Coordinator {
             membership: None,
             election: None,
             asked: None,
-            written: State::default(),
+            written: DurableState::default(),
             life: 0,
             clock: Clock::new(Duration::ZERO, rate),
             rate,
@@ -141,7 +141,7 @@ impl World {
         let (now, is_alone) = (self.now, self.coordinators.all.len() == 1);
         let coordinator = &mut self.coordinators.all[at];
         if forgets {
-            coordinator.written = State::default();
+            coordinator.written = DurableState::default();
         }
         (coordinator.life, coordinator.clock) = (life, Clock::new(now, coordinator.rate));
         coordinator.published = Published::default();

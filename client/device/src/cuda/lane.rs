@@ -25,7 +25,7 @@ struct Half {
 }
 
 /// A table for kernels, and the pinned memory from which it is filled.
-pub(super) struct Table {
+pub(super) struct KernelTable {
     pinned: PinnedMemory,
     device: DeviceMemory,
 }
@@ -105,7 +105,7 @@ impl Streams {
     }
 }
 
-impl Table {
+impl KernelTable {
     pub(super) fn new(context: &Context, bytes: u64) -> Result<Self, CudaError> {
         let memory = HostMemory::allocate(bytes).map_err(|_| CudaError::no_memory())?;
         Ok(Self {

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use larder_device::thread::Report;
+use larder_device::thread::DeviceReport;
 use larder_device::{CopyError, DeviceError, OrderNumber};
 
 use crate::lease::LeaseGuard;
@@ -14,10 +14,10 @@ use crate::reservation::{StagedChunk, StagedLayers};
 
 /// All copies of a lane.
 #[derive(Default)]
-pub(super) struct Copies(Mutex<Table>);
+pub(super) struct Copies(Mutex<CopyTable>);
 
 #[derive(Default)]
-struct Table {
+struct CopyTable {
     running: HashMap<OrderNumber, (CopyClaims, Arc<Copied>)>,
     /// What copies of a lost device may touch, until it is gone.
     limbo: Vec<CopyClaims>,
@@ -83,23 +83,23 @@ impl Copies {
     }
 
     /// What the device's thread tells.
-    pub(super) fn hear(&self, report: Report) {
+    pub(super) fn hear(&self, report: DeviceReport) {
         match report {
-            Report::Layers { number, done } => {
+            DeviceReport::Layers { number, done } => {
                 if let Some((_, copied)) = lock(&self.0).running.get(&number) {
                     lock(&copied.state).layers = done;
                     copied.changed.notify_all();
                 }
             }
-            Report::Done { number, result, place } => {
+            DeviceReport::Done { number, result, place } => {
                 let ended = lock(&self.0).running.remove(&number);
                 drop(place);
                 if let Some((held, copied)) = ended {
                     self.end(held, &copied, result);
                 }
             }
-            Report::Lost(error) => lock(&self.0).lost = Some(error),
-            Report::Gone => {
+            DeviceReport::Lost(error) => lock(&self.0).lost = Some(error),
+            DeviceReport::Gone => {
                 let gone = std::mem::take(&mut lock(&self.0).limbo);
                 drop(gone);
             }
