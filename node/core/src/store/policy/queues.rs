@@ -31,8 +31,8 @@ struct List {
 /// 16 bytes a chunk.
 #[derive(Debug, Clone, Copy, Default)]
 struct QueueLink {
-    /// When the chunk was put at an end, in the upper 47 bits; then 6 bits of the policy's own, 9 of the list, and
-    /// where the chunk is, in the lowest two.
+    /// The stamp of the chunk's move to an end, in the upper 47 bits; then 6 bits for the policy, 9 for the list, and 2 for the
+    /// chunk's position.
     bits: u64,
     previous: Option<ChunkNumber>,
     next: Option<ChunkNumber>,
@@ -48,7 +48,7 @@ enum Position {
 }
 
 impl Queues {
-    /// So many empty lists, at most 512.
+    /// `lists` empty lists, at most 512.
     pub(super) fn new(lists: usize) -> Self {
         assert!(lists <= 1 << LIST_BITS, "a node has room for the number of its list");
         let lists = (0..lists).map(|_| List::default()).collect();
@@ -115,7 +115,7 @@ impl Queues {
         while let Some(chunk) = cursor {
             cursor = self.nodes[chunk.position()].next;
             if self.place(chunk) == Position::ListedBlocked {
-                // Only from the head, so that what is parked is always older than what is listed.
+                // Only from the head, so that parked chunks are always older than listed ones.
                 if at_head {
                     self.unlink(chunk);
                     self.set_place(chunk, Position::Parked);
@@ -156,7 +156,7 @@ impl Queues {
         self.lists[list].len
     }
 
-    /// The list in which a chunk is.
+    /// The list of a chunk.
     pub(super) fn list(&self, chunk: ChunkNumber) -> usize {
         (self.nodes[chunk.position()].bits >> PLACE_BITS) as usize & ((1 << LIST_BITS) - 1)
     }
@@ -173,7 +173,7 @@ impl Queues {
         self.nodes[chunk.position()].bits = bits;
     }
 
-    /// Takes a chunk out of where it is, and says where it goes when it comes to the end of a list.
+    /// Takes a chunk out of its place, and returns its position after a move to the end of a list.
     fn take_out(&mut self, chunk: ChunkNumber) -> Position {
         let list = self.list(chunk);
         self.lists[list].len -= 1;

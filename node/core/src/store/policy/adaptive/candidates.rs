@@ -1,7 +1,7 @@
 //! The chunks that are worth the least, among those that searches looked at.
 //!
 //! A search looks at a few chunks drawn at random. The worst chunks that searches saw stay here, so that each search profits from
-//! those before.
+//! earlier ones.
 
 use super::state::State;
 use crate::store::ids::ChunkNumber;
@@ -59,7 +59,7 @@ impl Candidates {
         }
     }
 
-    /// Moves the candidate of the least worth, among those from `from` on, to the place `from`.
+    /// Moves the candidate of the least worth, from the place `from` on, to this place.
     pub(super) fn worst(&mut self, from: usize) -> Option<ChunkNumber> {
         let rest = self.seen.get_mut(from..)?;
         let (place, _) = rest.iter().enumerate().min_by(|a, b| a.1.worth.total_cmp(&b.1.worth))?;

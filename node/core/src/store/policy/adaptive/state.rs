@@ -1,4 +1,4 @@
-//! The policy's state of each cached chunk, and which of them may go.
+//! The policy's state of each cached chunk, and the list of the chunks that may go.
 
 use super::kinds::Kind;
 use crate::store::ids::ChunkNumber;
@@ -22,7 +22,7 @@ pub(super) struct ChunkState {
     pub(super) used: Moment,
     /// 32 bits of its hash.
     pub(super) hash: u32,
-    /// Its place among those that may go, from 1 on; 0 if it may not.
+    /// The chunk's place among the chunks that may go, from 1 on; 0 if it may not.
     free_at: u32,
     /// The lowest bits of its place in its prompt.
     pub(super) index: u16,
@@ -39,7 +39,7 @@ pub(super) struct State {
 }
 
 impl Moment {
-    /// How much later it is than another one; 0 if it is not.
+    /// The time since an earlier moment; 0 if it is not.
     pub(super) fn since(self, earlier: Self) -> Self {
         let since = |now: u32, then: u32| {
             let units = now.wrapping_sub(then);
@@ -51,7 +51,7 @@ impl Moment {
 }
 
 impl ChunkState {
-    /// A chunk that is used now.
+    /// The state of a chunk that is used now.
     pub(super) fn new(used: Moment, hash: u32, index: u16, kind: Kind) -> Self {
         Self { used, hash, free_at: 0, index, kind }
     }
@@ -78,7 +78,7 @@ impl State {
         std::mem::take(&mut self.nodes[chunk.position()])
     }
 
-    /// A chunk that is here.
+    /// The state of a cached chunk.
     pub(super) fn node(&self, chunk: ChunkNumber) -> &ChunkState {
         &self.nodes[chunk.position()]
     }
@@ -87,7 +87,7 @@ impl State {
         &mut self.nodes[chunk.position()]
     }
 
-    /// A chunk, if it is here.
+    /// The state of a chunk, if it is cached.
     pub(super) fn known(&self, chunk: ChunkNumber) -> Option<&ChunkState> {
         self.nodes.get(chunk.position()).filter(|node| node.kind != Kind::default())
     }
