@@ -39,7 +39,7 @@ impl LookOrSleep {
     }
 }
 
-/// Longer than another thread of an engine or a node has something to do, shorter than the turn of one that computes.
+/// Longer than the usual work of another thread of an engine or a node, shorter than the turn of a thread that computes.
 const LONG: Duration = Duration::from_micros(500);
 
 /// Times in a row that are slept through.
