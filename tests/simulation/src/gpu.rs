@@ -88,7 +88,7 @@ impl Gpu {
         }
     }
 
-    /// What an engine finds in two of its pages.
+    /// The content of two of an engine's pages.
     pub(crate) fn read(&self, id: u32, pages: &[u32]) -> Option<Vec<u8>> {
         let tensors = self.tensors.get(&id)?;
         let (page_bytes, mut block) = (tensors.page_bytes() as usize, Vec::new());
@@ -150,7 +150,7 @@ impl Gpu {
 }
 
 impl World {
-    /// Has the GPU copy, or says that it has too much to do.
+    /// Orders a copy from the GPU, or returns that it is too busy.
     pub(crate) fn device_copy(&mut self, at: At, order: DeviceOrder) {
         let number = order.number;
         let is_stuck = self.hosts[at.life.host].stuck_gpu;

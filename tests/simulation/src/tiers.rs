@@ -58,7 +58,7 @@ impl Tier {
 }
 
 impl World {
-    /// Opens an actor's disk, and has the core learn what is there.
+    /// Opens an actor's disk, and tells the core its chunks.
     pub(crate) fn open_disk(&mut self, at: At) {
         let (host, actor) = (at.life.host, usize::from(at.actor));
         let device = self.hosts[host].platters[actor].device();
@@ -87,7 +87,7 @@ impl World {
         self.plan_actor(at, SCRUB_EVERY, ActorHappening::Disk);
     }
 
-    /// Asks for what is on disk after a position.
+    /// Asks for the chunks on disk after a position.
     pub(crate) fn recover(&mut self, at: At, after: u64) {
         self.order_of_disk(at, Waiting::Snapshot(after));
     }

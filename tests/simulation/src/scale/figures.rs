@@ -10,7 +10,7 @@ use super::cluster::Cluster;
 use super::tally::{Kind, skew};
 use super::watch::Change;
 
-/// What follows from the load alone.
+/// The figures that follow from the load alone.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq)]
 pub struct Figures {
     /// Nodes of the cluster.
@@ -64,7 +64,7 @@ pub struct Figures {
     pub skew_requests: f64,
     /// Bytes of blocks served.
     pub skew_served: f64,
-    /// Rows that were wrong, of those that were used.
+    /// The share of wrong rows among the used ones.
     pub stale_share: f64,
     /// Connections of a node at the end of the load.
     pub connections_open: f64,

@@ -1,4 +1,4 @@
-//! What is counted while a cluster is under load.
+//! The counts of a cluster under load.
 
 use std::collections::HashMap;
 use std::time::Duration;
