@@ -90,7 +90,7 @@ fn hold_chain(chain: &Chain) {
     }
 }
 
-/// The frames that stand in these bytes one behind the other. Nobody sends descriptors here.
+/// The frames that stand in these bytes one behind the other. No descriptors are sent here.
 fn in_place(bytes: &[u8], most: u32) -> Frames {
     let mut frames = Vec::new();
     let mut rest = bytes;
@@ -137,7 +137,7 @@ fn through_a_socket(bytes: &[u8], mut reader: FrameReader) -> Frames {
     (frames, true)
 }
 
-/// What a socket takes at once.
+/// Bytes that a socket takes at once.
 const MOST_PIECE_BYTES: usize = 64 << 10;
 
 const ROOT: ChunkHash = ChunkHash([9; 32]);

@@ -1,4 +1,4 @@
-//! Traces and lookup logs, which people get from anywhere.
+//! Traces and lookup logs; users may get these files from anywhere.
 
 use larder_cli::trace::{CHUNK_TOKENS, History, Request, TraceReader};
 
