@@ -55,9 +55,10 @@ Examples:
 Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt:
   {\"timestamp\": MS, \"input_length\": TOKENS, \"output_length\": TOKENS, \"hash_ids\": [...]}
 
-Several nodes: each request goes to the node that recomputed least lately (half-life 30 s of trace
-time), or with --route cache to the node where it costs least (POST /v1/prefix). Chunks that only another node holds come from there; with --no-share they are computed. A node
-that dies is started again; its requests are computed meanwhile, and counted.")]
+Several nodes: each request goes to the node that recomputed the fewest tokens lately (half-life 30 s of trace
+time), or with --route cache to the node where it costs least (POST /v1/prefix). Chunks that only another node holds
+come from that node; with --no-share they are computed. A dead node is started again; meanwhile its requests are
+computed, and counted.")]
 pub(crate) struct Args {
     /// The trace, packed by gzip or zstd or not; `-` for standard input [default: a generated trace]
     file: Option<PathBuf>,
