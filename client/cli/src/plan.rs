@@ -55,11 +55,11 @@ pub struct Tiers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sharing {
-    /// Nodes share nothing; each request goes to the node that recomputed least lately
+    /// Nodes share nothing; each request goes to the node that recomputed the fewest tokens lately
     Local,
     /// Nodes share nothing; the router knows their chunks and sends each request where least has to be recomputed
     Routed,
-    /// Each node reads the chunks of all others; each request goes to the node that recomputed least lately
+    /// Each node reads the chunks of all others; each request goes to the node that recomputed the fewest tokens lately
     Shared,
     /// Each node reads the chunks of all others; each request goes to the node where it costs least
     RoutedShared,

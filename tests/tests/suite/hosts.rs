@@ -1,4 +1,4 @@
-//! A cluster over two hosts, with the default addresses: what operators see of it.
+//! A cluster over two hosts, with the default addresses: the operators' view of it.
 
 use larder_skips::skip;
 use larder_tests::hosts::Hosts;
@@ -18,7 +18,7 @@ fn hosts() -> Option<Hosts> {
     }
 }
 
-/// What a command prints as JSON, and its exit status.
+/// A command's JSON, and its exit status.
 fn json(hosts: &Hosts, host: usize, args: &[&str]) -> (Value, Option<i32>) {
     let output = hosts.run(host, &[args, &["--json"]].concat()).unwrap();
     let said = serde_json::from_slice(&output.stdout)

@@ -14,7 +14,7 @@ use crate::trace::CHUNK_TOKENS;
 /// The rule by which a replay chooses the node of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Route {
-    /// The node that recomputed least lately
+    /// The node that recomputed the fewest tokens lately
     #[default]
     Load,
     /// The node where the request costs least, as the coordinator says
