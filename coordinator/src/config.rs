@@ -116,7 +116,7 @@ pub struct MembershipConfig {
     pub suspect_after_ms: u64,
     /// Silence after which a node is removed: other nodes become home to its partitions.
     pub remove_after_ms: u64,
-    /// Silence after which a node is removed where two other nodes get no answer from it, either.
+    /// Silence after which a node is removed if two other nodes get no answer from it, either.
     pub remove_reported_after_ms: u64,
     /// Grace period after a start, for members to come back: their silence counts from its end.
     pub grace_ms: u64,
@@ -131,9 +131,9 @@ pub struct MembershipConfig {
 pub struct ElectionConfig {
     /// Where the coordinators meet.
     pub backend: Backend,
-    /// Another coordinator takes over at the latest when the leader has not renewed its lease for so long.
+    /// Another coordinator takes over at the latest when the leader has not renewed its lease for this time.
     pub lease_ms: u64,
-    /// A leader that cannot renew its lease stops leading after so long.
+    /// A leader that cannot renew its lease stops leading after this time.
     pub renew_within_ms: u64,
     /// Time between renewals, and between looks at the lease.
     pub retry_ms: u64,
@@ -410,7 +410,7 @@ impl Default for ElectionConfig {
     }
 }
 
-/// A leader may be silent for so long, however short the lease is: a busy machine lets a process wait.
+/// A leader may be silent for this time, however short the lease is: a busy machine lets a process wait.
 const LEAST_SILENCE_MS: u64 = 1_000;
 
 const DEFAULT_HTTP_PORT: u16 = 7600;

@@ -20,7 +20,7 @@ use crate::register::{Register, ask};
 use crate::shared::SharedMembership;
 use crate::uptime::Uptime;
 
-/// How this coordinator stands among the others.
+/// This coordinator's part in the election.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     /// This life of this coordinator.
@@ -41,7 +41,7 @@ pub(crate) struct Rival {
 }
 
 impl Part {
-    /// What others are told.
+    /// The standing that others are told.
     pub(crate) fn standing(&self, membership: &SharedMembership, uptime: Uptime) -> Standing {
         let membership = membership.lock();
         let leads = membership.leads(uptime.now());
@@ -60,7 +60,7 @@ pub(crate) struct Elect {
     pub(crate) lookout: Lookout,
     /// How long the register may take for an answer.
     pub(crate) deadline: Duration,
-    /// The term in which this coordinator led when that was looked at last.
+    /// The term in which this coordinator led at the last look.
     pub(crate) led: Option<u64>,
 }
 
@@ -139,7 +139,7 @@ impl Elect {
     }
 }
 
-/// Follows the tables of whoever leads; tells each that is newer than all before.
+/// Follows the leader's tables; tells each that is newer than all before.
 pub(crate) async fn follow_leader(
     endpoint: Endpoint,
     mut leader: watch::Receiver<Option<Candidate>>,

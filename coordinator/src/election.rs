@@ -1,19 +1,19 @@
 //! Election: decides when this coordinator leads, and in which term.
 //!
 //! Pure: it takes the time and the answers of a register, and returns the next question. All coordinators share the register: it
-//! keeps one record and writes it only over a version that the writer names. Whoever wrote the record last holds it, and writes
-//! it again and again. A leader leads for `renew_within_ms` after it *sent* the last renewal that was confirmed. The others take
-//! over when they saw no change for `lease_ms`, which is longer; so no two lead at once by this rule, as long as no clock runs faster than
-//! another by `lease_ms / renew_within_ms`. Every coordinator judges by its own clock alone, and no time is compared between
-//! hosts. Each taking of the record opens a higher term.
+//! keeps one record and writes it only over a version that the writer names. The coordinator that wrote the record last holds it,
+//! and renews it again and again. A leader leads for `renew_within_ms` after it *sent* the last renewal that was confirmed. The
+//! others take over when they saw no change for `lease_ms`, which is longer. So no two lead at once by this rule, as long as no
+//! clock runs faster than another by the factor `lease_ms / renew_within_ms`. Every coordinator judges by its own clock alone,
+//! and no time is compared between hosts. Each taking of the record opens a higher term.
 //!
-//! A leader that dies is followed sooner. The others also ask it, again and again, whether it leads. Where a leader that used to
-//! answer has been silent for `silence_ms`, and the record shows no renewal that is due, a coordinator takes the record over. It
-//! writes over the version that it knows, so a renewal in the last moment wins. Silence alone moves nothing: a leader that renews
-//! is never replaced, whoever cannot reach it; and a coordinator that never heard a leader waits for the lease, so that two which
-//! cannot reach each other do not take the record from each other. A leader that lives, but reaches neither the record nor the one who asks,
-//! may lead beside its successor until its own right ends, in the lower term. One that stood still for `silence_ms` leads on
-//! only after the register has confirmed its next renewal.
+//! A leader that dies is followed sooner. The others also ask it, again and again, whether it leads. If a leader that used to
+//! answer has been silent for `silence_ms`, and a due renewal is missing from the record, a coordinator takes the record over. It
+//! replaces only the version that it knows, so a renewal in the last moment wins. Silence alone moves nothing: a leader that
+//! renews is never replaced, even if others cannot reach it. A coordinator that never heard a leader waits until the lease is
+//! over, so that two coordinators that cannot reach each other do not take the record from each other. A leader that lives, but
+//! reaches neither the record nor the others, may lead beside its successor until its own right ends, in the lower term. A leader
+//! that stood still for `silence_ms` leads on only after the register has confirmed its next renewal.
 
 mod lookout;
 
@@ -27,16 +27,16 @@ use crate::membership::Millis;
 pub struct Timing {
     /// The others take over after this long without a change of the record.
     pub lease_ms: u64,
-    /// A leader leads for so long after it sent its last confirmed renewal; less than the lease.
+    /// A leader leads for this time after it sent its last confirmed renewal; less than the lease.
     pub renew_within_ms: u64,
     /// Time between renewals, and between looks at the record.
     pub retry_ms: u64,
-    /// The others may take over from a leader that has answered none of them and renewed nothing for so long. A leader must be
+    /// The others may take over from a leader that has answered none of them and renewed nothing for this time. A leader must be
     /// polled more often.
     pub silence_ms: u64,
 }
 
-/// One life of a coordinator, and where others reach it.
+/// One life of a coordinator, and its addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Candidate {
     /// A number that no other life has. 0 is nobody.
@@ -47,10 +47,10 @@ pub struct Candidate {
     pub http: String,
 }
 
-/// What the register keeps.
+/// The record that the register keeps.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Who holds it.
+    /// The coordinator that holds it.
     pub holder: Candidate,
     /// The term that the holder opened.
     pub term: u64,
@@ -67,7 +67,7 @@ pub struct Version(pub String);
 /// A question to the register.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ask {
-    /// What is the record?
+    /// Reads the record.
     Read,
     /// Write this record over this version; over nothing where there is no version.
     Write(Record, Option<Version>),
@@ -82,7 +82,7 @@ pub enum Answer {
     Written(Version),
     /// It was not written: the record has another version.
     Conflict,
-    /// Nobody knows whether it was done.
+    /// It is unknown whether it was done.
     Failed,
 }
 
@@ -96,14 +96,14 @@ pub struct Election {
     /// Whether the record may be another one by now: it is read before it is written.
     is_doubtful: bool,
     reign: Option<Reign>,
-    /// The highest term of which this coordinator has heard.
+    /// The highest term that this coordinator has heard of.
     highest_term: u64,
-    /// When the register is asked next.
+    /// The time of the next question to the register.
     next: Millis,
     /// The question that waits for its answer, and when it was sent.
     asked: Option<(Ask, Millis)>,
     lookout: Lookout,
-    /// When this coordinator did something last, and when it did so again after it had stood still.
+    /// The time at which this coordinator did something last, and the time at which it woke up after it had stood still.
     awake: Millis,
     awoke: Millis,
 }
@@ -121,7 +121,7 @@ pub struct Reign {
 struct Seen {
     version: Version,
     record: Record,
-    /// Since when it is known to be unchanged.
+    /// The time since which it is known to be unchanged.
     since: Millis,
 }
 
@@ -203,7 +203,7 @@ impl Election {
         self.seen.as_ref().filter(|_| is_due).map(|seen| seen.record.holder.clone())
     }
 
-    /// This life of a coordinator says that it leads.
+    /// Notes that this life of a coordinator says that it leads.
     pub fn hear_leader(&mut self, life: u64) {
         self.lookout.hear(life);
     }
@@ -249,7 +249,7 @@ impl Election {
         Some(&seen.record.holder).filter(|holder| holder.life != self.own.life)
     }
 
-    /// When to poll next, or to look whether the right to lead has ended.
+    /// The time of the next poll, or of the next look whether the right to lead has ended.
     #[must_use]
     pub fn wakes(&self) -> Millis {
         let mut wakes = if self.asked.is_some() { Millis::MAX } else { self.next };
@@ -301,7 +301,7 @@ impl Election {
         (holder.life != 0 && holder.life != self.own.life).then_some(Asked { life: holder.life, term: *term })
     }
 
-    /// When a leader that answers no more may be replaced. It also has time to renew the record.
+    /// The time at which a leader that answers no more may be replaced. It also has time to renew the record.
     fn silent_at(&self) -> Option<Millis> {
         let since = self.lookout.silent_since(self.asked_leader()?)?;
         let seen = self.seen.as_ref()?;

@@ -30,7 +30,7 @@ pub(crate) struct Question {
     pub(crate) answer: oneshot::Sender<Vec<Shown>>,
 }
 
-/// What is asked of members.
+/// A request to members.
 #[derive(Debug)]
 pub(crate) enum Wanted {
     /// The answer to a request.
@@ -61,7 +61,7 @@ impl fmt::Display for Wanted {
     }
 }
 
-/// What a member says.
+/// A member's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shown {
     pub(crate) node: String,
@@ -71,7 +71,7 @@ pub(crate) struct Shown {
 
 /// The admin in whose name the console changes nodes.
 pub(crate) struct Admin {
-    /// As the certificate says.
+    /// The name in the certificate.
     pub(crate) name: String,
     pub(crate) nodes: Nodes,
     pub(crate) audit: Audit,
@@ -88,7 +88,7 @@ pub(crate) async fn answer(
         let is_reading = matches!(wanted, Wanted::Answer(PeerRequest::Show(_)));
         let admin = admin.clone().filter(|_| !is_reading);
         if admin.is_none() && !is_reading {
-            // Nobody was let in to ask for anything else.
+            // No other request gets this far.
             continue;
         }
         // An error: nobody closes it.
@@ -112,7 +112,7 @@ pub(crate) async fn answer(
 }
 
 impl Admin {
-    /// Notes what each member did, or why it refused.
+    /// Notes each member's result in the audit log: done, or refused with the reason.
     fn note(&self, (action, how): (&str, String), of: Option<&str>, shown: &[Shown]) {
         let by = format!("console of admin {}", self.name);
         for Shown { node, said } in shown {
@@ -155,7 +155,7 @@ async fn gather(nodes: &Nodes, table: &Table, request: &PeerRequest, of: Option<
     while let Some(mut one) = asked.next().await {
         bytes += one.said.as_ref().map_or(0, Vec::len);
         if bytes > MOST_BYTES {
-            one.said = Err("the nodes say too much at a time: ask one of them".to_owned());
+            one.said = Err("the nodes' answers together are too large: ask one node".to_owned());
         }
         shown.push(one);
     }
@@ -192,7 +192,7 @@ async fn ask(
     let connection = nodes.connection(table, member.number).await.ok_or_else(lost)?;
     if connection.version() < request.since() {
         // The connection is as good as before.
-        let why = format!("it speaks {}, which cannot say this: upgrade the node", connection.version());
+        let why = format!("it speaks {}, which lacks this answer: upgrade the node", connection.version());
         return Ok(PeerResponse::Refused(why));
     }
     let (mut send, mut receive) = connection.quic().open_bi().await.map_err(|_| lost())?;
@@ -214,7 +214,7 @@ fn said(answer: PeerResponse) -> Result<Vec<u8>, String> {
     }
 }
 
-/// What a device of a node pinned.
+/// The chunks that a device of a node pinned.
 #[derive(Debug, Serialize)]
 struct PinnedThere {
     device: u16,

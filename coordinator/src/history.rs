@@ -15,7 +15,7 @@ use crate::published::Published;
 /// The cluster at one time, in the body of `GET /console/history`, a list: the oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Moment {
-    /// When: milliseconds since 1970.
+    /// The time: milliseconds since 1970.
     unix_ms: u64,
     /// Nodes that answered.
     nodes: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Moment {
     sessions: u64,
     /// Prompt tokens of lookups since the moment before.
     tokens_asked: u64,
-    /// Those that were found.
+    /// Tokens among them that were found.
     tokens_hit: u64,
     /// Chunks evicted since the moment before.
     evictions: u64,
@@ -57,7 +57,7 @@ struct Counters {
 
 /// The part of a node's `/status` that is summed.
 #[derive(Debug, Deserialize)]
-struct Node {
+struct NodeSums {
     #[serde(default)]
     incarnation: u64,
     actors: Vec<ActorStatus>,
@@ -118,7 +118,7 @@ impl Kept {
     fn note(&mut self, unix_ms: u64, shown: &[Shown]) {
         let mut moment = Moment { unix_ms, ..Moment::default() };
         for one in shown {
-            let node = one.said.as_ref().ok().and_then(|json| serde_json::from_slice::<Node>(json).ok());
+            let node = one.said.as_ref().ok().and_then(|json| serde_json::from_slice::<NodeSums>(json).ok());
             let Some(node) = node else {
                 moment.silent += 1;
                 continue;

@@ -32,7 +32,7 @@ use crate::prefix::Question;
 use crate::shared::SharedMembership;
 use crate::uptime::Uptime;
 
-/// The body of `GET /status`. Parts of it that a coordinator of another version does not tell are read as empty.
+/// The body of `GET /status`. Parts that a coordinator of another version leaves out are read as empty.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// Always `coordinator`.
@@ -45,7 +45,7 @@ pub struct Status {
     /// The epoch of the last table, `TERM.NUMBER`.
     #[serde(default)]
     pub epoch: String,
-    /// Whether this coordinator does not lead. Then it knows of the nodes what the leader's tables say.
+    /// Whether this coordinator does not lead. Then it knows only the facts of nodes that are in the leader's tables.
     #[serde(default)]
     pub follows: bool,
     /// The UDP port at which it serves nodes and admins; 0 if it does not say.
@@ -100,7 +100,7 @@ pub struct NodeStatus {
     /// Partitions of the directory it is home to.
     #[serde(default)]
     pub partitions: usize,
-    /// Version of the protocol between nodes that it speaks with the coordinator; 0 where that is not known.
+    /// Version of the protocol between nodes that it speaks with the coordinator; 0 if that is not known.
     #[serde(default)]
     pub protocol: u8,
     /// Seconds since it was heard of.
@@ -123,7 +123,7 @@ pub(crate) struct State {
     pub(crate) what_if: Arc<watch::Sender<Progress>>,
     /// The tokenizers of models.
     pub(crate) tokenizers: Tokenizers,
-    /// The tokens of those who use the console.
+    /// The tokens of the console's users.
     pub(crate) console_tokens: Tokens,
     /// Bodies of questions that are being read and understood.
     pub(crate) bodies: Bodies,

@@ -1,11 +1,13 @@
 //! Membership: knows the cluster's members, and makes the table that names them.
 //!
-//! Pure: it takes `now` and returns tables. A node is a member from its join on, with an incarnation that grows with every
-//! start. A node that is silent for a while is suspect; a node that is silent for long is removed, and much earlier where
-//! others report it as silent, too. A node that comes back is another incarnation, and everything known of the earlier one is void at once. Every
-//! change makes a new table with a higher epoch; changes that come together share one table. A coordinator that starts opens
-//! a new term, removes nobody for its grace time, and refuses to fall behind an epoch that nodes have seen. One of several
-//! coordinators leads while it is elected ([`crate::election`]), in the term of the election. Of two processes with one name, the one that is heard stays: the other may join when the first has missed [`MISSED_HEARTBEATS`].
+//! Pure: it takes `now` and returns tables. A node is a member from its join on, with an incarnation that grows with every start.
+//! A node that is silent for a while is suspect, and four members ask it for a sign of life. A node that is silent for long is
+//! removed, and much earlier if two members get no answer from it, either. A node that comes back is another incarnation, and all
+//! facts of the earlier one are void at once. Every change makes a new table with a higher epoch; changes that come together
+//! share one table. A coordinator that starts opens a new term, removes nobody for its grace time, and refuses to fall behind an
+//! epoch that nodes have seen. One of several coordinators leads while it is elected ([`crate::election`]), in the term of the
+//! election. Of two processes with one name, the one that is heard stays: the other may join when the first has missed
+//! [`MISSED_HEARTBEATS`].
 
 mod lost;
 mod reign;
@@ -29,7 +31,7 @@ use crate::ring::{Weighted, assign, assign_for_v1};
 /// Milliseconds of the coordinator's clock.
 pub type Millis = u64;
 
-/// How patient the coordinator is.
+/// The coordinator's times of patience.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patience {
     /// How often nodes send a heartbeat.
@@ -48,10 +50,11 @@ pub struct Patience {
 
 /// The state that a coordinator must not forget.
 #[derive(Archive, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
-pub struct State {
+pub struct DurableState {
     /// The last table.
     pub table: Table,
-    /// The numbers that were given out, by node name. Those that left stand before the members, who left longest ago first.
+    /// The numbers that were given out, by node name. Nodes that left come before the members; among them, the node that left
+    /// first comes first.
     pub numbers: Vec<(String, NodeNumber)>,
 }
 
@@ -62,7 +65,7 @@ pub struct Membership {
     epoch: Epoch,
     table: Arc<Table>,
     numbers: BTreeMap<String, Given>,
-    /// How often somebody left: later is more.
+    /// The number of departures: later is more.
     leavings: u64,
     members: BTreeMap<NodeNumber, Known>,
     lost: LostMembers,
@@ -72,7 +75,7 @@ pub struct Membership {
     judge_at: Millis,
     published: Option<Millis>,
     is_changed: bool,
-    counts: Counts,
+    counts: EventCounts,
     office: Office,
     /// Whether the homes of the last table that it made are as nodes of version 1 know them.
     served_v1: bool,
@@ -86,7 +89,7 @@ pub struct Membership {
 
 /// The counts of events so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
+pub struct EventCounts {
     /// Nodes that joined, again or for the first time.
     pub joins: u64,
     /// Nodes that left in order.
@@ -116,7 +119,7 @@ pub enum JoinRefused {
     InUse {
         /// That process's address for peers.
         address: SocketAddr,
-        /// When it has missed its heartbeats, unless it is heard of until then.
+        /// The time until it has missed its heartbeats, unless it is heard before.
         retry_after_ms: u64,
         /// Whether nobody was told of this rival lately.
         is_news: bool,
@@ -166,7 +169,7 @@ pub struct MemberReport {
     pub partitions: usize,
     /// The version that it speaks, if it has said so to this coordinator.
     pub version: Option<Version>,
-    /// Since it was last heard of.
+    /// Milliseconds since it was last heard.
     pub silent_ms: u64,
 }
 
@@ -174,7 +177,7 @@ pub struct MemberReport {
 #[derive(Debug)]
 struct Given {
     number: NodeNumber,
-    /// When its node left last, as counted by leavings.
+    /// The node's last departure, in the count of departures.
     left: u64,
 }
 
@@ -197,7 +200,7 @@ struct Known {
 #[derive(Debug)]
 struct Rival {
     address: SocketAddr,
-    /// When it was news.
+    /// The time at which it was new.
     since: Millis,
     /// Whether the member was told.
     is_told: bool,
@@ -206,8 +209,8 @@ struct Rival {
 impl Membership {
     /// Continues from an earlier coordinator's state, or from nothing.
     #[must_use]
-    pub fn new(patience: Patience, state: State, now: Millis) -> Self {
-        let State { table, numbers } = state;
+    pub fn new(patience: Patience, state: DurableState, now: Millis) -> Self {
+        let DurableState { table, numbers } = state;
         let known = |member: &Member| {
             let drains = member.state == MemberState::Draining;
             let member = Member { state: well(drains), ..member.clone() };
@@ -227,7 +230,7 @@ impl Membership {
             last_tick: now,
             judge_at: 0,
             published: None,
-            counts: Counts::default(),
+            counts: EventCounts::default(),
             office: Office::Alone,
             served_v1: false,
             bringers: 0,
@@ -413,17 +416,17 @@ impl Membership {
 
     /// The counts of events so far.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> EventCounts {
         self.counts
     }
 
     /// The state to keep.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> DurableState {
         let mut numbers: Vec<_> = self.numbers.iter().collect();
         numbers.sort_by_key(|(_, given)| (self.members.contains_key(&given.number), given.left));
         let numbers = numbers.into_iter().map(|(name, given)| (name.clone(), given.number)).collect();
-        State { table: (*self.table).clone(), numbers }
+        DurableState { table: (*self.table).clone(), numbers }
     }
 
     /// Every member.
@@ -583,14 +586,15 @@ impl Known {
         }
     }
 
-    /// When it is suspect, unless it is heard of before. The silence of awaited members counts from the end of the grace time.
+    /// The time at which it is suspect, unless it is heard before. The silence of awaited members counts from the end of the
+    /// grace time.
     fn suspect_at(&self, patience: &Patience, graced: Millis) -> Millis {
         let Patience { heartbeat_ms, suspect_after_ms, .. } = *patience;
         let reported_ms = if self.is_reported() { 2 * heartbeat_ms + 1 } else { suspect_after_ms };
         self.silent_since(graced).saturating_add(reported_ms.min(suspect_after_ms))
     }
 
-    /// When it is removed, unless it is heard of before.
+    /// The time at which it is removed, unless it is heard before.
     fn removed_at(&self, patience: &Patience, graced: Millis) -> Millis {
         let Patience { remove_after_ms, remove_reported_after_ms, .. } = *patience;
         let reported_ms = if self.is_reported() { remove_reported_after_ms } else { remove_after_ms };
@@ -632,13 +636,14 @@ pub const MISSED_HEARTBEATS: u64 = 2;
 /// The time after which the log names the same rival again.
 const RIVAL_IS_NEWS_MS: u64 = 60_000;
 
-/// How long changes wait for others, so that many nodes that start together make few tables.
+/// How long a change waits for further changes, so that many nodes that start together make few tables.
 const BATCH_MS: u64 = 50;
 
 /// A pause between two ticks that only a process makes that stood still.
 const STALL_MS: u64 = 1_000;
 
-/// Members whose word makes another one suspect early, and has it removed early. One alone may be cut off itself.
+/// The number of members whose reports make another member suspect early, and have it removed early. One alone may be cut off
+/// itself.
 pub const REPORTERS: usize = 2;
 
 #[cfg(test)]

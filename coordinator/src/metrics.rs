@@ -10,7 +10,7 @@ use larder_net::metrics_table;
 use larder_protocol::table::{Epoch, MemberState};
 use prometheus::{Registry, TextEncoder};
 
-use crate::membership::{Counts, MemberReport};
+use crate::membership::{EventCounts, MemberReport};
 
 /// The membership at one moment.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub(crate) struct Shown {
     pub(crate) lost: usize,
     pub(crate) epoch: Epoch,
     pub(crate) leads: bool,
-    pub(crate) counts: Counts,
+    pub(crate) counts: EventCounts,
 }
 
 /// The coordinator's metrics.
@@ -47,13 +47,13 @@ metrics_table! {
         lost: IntGauge = "larder_coordinator_lost_members", "nodes", [],
             "Nodes that were removed after long silence and did not come back (membership.remember_lost_ms)";
         longest_silence: Gauge = "larder_coordinator_longest_silence_seconds", "seconds", [],
-            "Time since the member was heard of that was heard of least lately";
+            "The longest time for which a member has been silent";
         late_heartbeats: IntGauge = "larder_coordinator_late_members", "nodes", [],
-            "Members not heard of for more than two heartbeats";
+            "Members that have been silent for more than two heartbeats";
         events: IntCounterVec = "larder_coordinator_events_total", "events",
             [Label::one_of("event", &["join", "leave", "suspect", "remove", "partition_moved", "contest",
                 "number_reused", "drain"])],
-            "Nodes that joined, left, became suspect, were removed or began to drain; partitions that moved; joins under the name of a member that lives; numbers given to another name";
+            "Nodes that joined, left, became suspect, were removed or began to drain; partitions that moved; joins under the name of a living member; numbers given to another name";
         table_pushes: IntCounter = "larder_coordinator_table_pushes_total", "tables", [],
             "Tables sent to followers";
         rejected: IntCounterVec = "larder_coordinator_rejected_total", "refusals",
@@ -64,7 +64,7 @@ metrics_table! {
         uptime: Gauge = "larder_uptime_seconds", "seconds", [], "Seconds since the process began to serve";
         build: IntGaugeVec = "larder_build_info", "",
             [Label::one_of("role", &["coordinator"]), Label::each("version", "the version that runs")],
-            "Always 1; the labels say what runs";
+            "Always 1; the labels name the version";
     }
 }
 
@@ -129,8 +129,8 @@ impl Metrics {
         self.cluster.longest_silence.set(longest as f64 / 1_000.0);
         let late = members.iter().filter(|report| report.silent_ms > 2 * heartbeat_ms).count();
         self.cluster.late_heartbeats.set(late as i64);
-        let Counts { joins, leaves, suspects, removals, moved_partitions, .. } = *counts;
-        let Counts { contests, reused_numbers, drains, .. } = *counts;
+        let EventCounts { joins, leaves, suspects, removals, moved_partitions, .. } = *counts;
+        let EventCounts { contests, reused_numbers, drains, .. } = *counts;
         let events = [
             ("join", joins),
             ("leave", leaves),
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn every_metric_is_there_from_the_start() {
         let metrics = Metrics::new().unwrap();
-        let counts = Counts { joins: 2, ..Counts::default() };
+        let counts = EventCounts { joins: 2, ..EventCounts::default() };
         let epoch = Epoch { term: 3, number: 4 };
         let shown = Shown { lost: 1, epoch, counts, ..Shown::default() };
         for _ in 0..2 {

@@ -36,7 +36,7 @@ impl Reloads {
         Self(Arc::new(Shared { file, running: Mutex::new(config.clone()), membership, audit }))
     }
 
-    /// Reads the file again, and changes what can change. `by` says who wants it.
+    /// Reads the file again, and changes the settings that can change. `by` names who asked for it.
     ///
     /// # Errors
     /// Why nothing has changed, for people.

@@ -111,7 +111,7 @@ fn ring(nodes: &[Weighted]) -> Ring<'_> {
     StaticHashRing::new(FixedHash, nodes)
 }
 
-/// How many partitions each node has and may have.
+/// The number of partitions that each node has and may have.
 struct Plan(BTreeMap<NodeNumber, Load>);
 
 struct Load {
@@ -212,7 +212,7 @@ impl Hasher for FixedHasher {
 const POINTS: f64 = 128.0;
 const MOST_POINTS: f64 = 4_096.0;
 
-/// How far above its share a node may come before it has to give partitions away.
+/// The factor above its share at which a node has to give partitions away.
 const MOST_ABOVE_SHARE: f64 = 1.1;
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ pub(crate) struct Server {
     pub(crate) endpoint: Endpoint,
     pub(crate) reloads: Reloads,
     pub(crate) audit: Audit,
-    /// A coordinator that is elected may lead for so long beside its successor, of which it does not know yet.
+    /// The time for which an elected coordinator may lead beside a successor that it does not know yet.
     pub(crate) yields_after: Duration,
     /// Whether it is about to find out.
     pub(crate) is_in_doubt: Cell<bool>,
@@ -174,7 +174,7 @@ impl Server {
         self.part.standing(&self.membership, self.uptime)
     }
 
-    /// Says how this coordinator stands, and says it to another coordinator as often as that asks.
+    /// Tells this coordinator's standing, and tells it to another coordinator again at each question.
     async fn serve_questions(
         self: &Rc<Self>,
         guest: &Guest,
@@ -325,7 +325,7 @@ impl Server {
         }
     }
 
-    /// Asks a coordinator of which a node says that it leads too. One of the two yields: the other is told by the question.
+    /// Asks a coordinator that leads too, as a node says. One of the two yields: the other is told by the question.
     async fn meet(self: &Rc<Self>, address: SocketAddr) {
         if let Some(other) = who(&self.endpoint, address, Some(self.standing())).await {
             self.compare(address, &other);

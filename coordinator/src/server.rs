@@ -131,7 +131,7 @@ pub enum ServeError {
     Register(#[source] Trouble),
     /// Another coordinator leads, and this one was not elected with it.
     #[error(
-        "another coordinator leads the same nodes: it is at {address}, in term {term}, and this one leads in the lower term {own}. This one stops. Let only one of them run, or let them elect the leader ([election])"
+        "another coordinator leads the same nodes, at {address} in term {term}. This one has the lower term {own}, and stops. Let only one coordinator run, or let them elect the leader ([election])"
     )]
     Rival {
         /// The other one.
@@ -335,7 +335,7 @@ async fn serve_noting<R: Register + 'static>(
 fn membership_of(
     elects: bool,
     patience: &Patience,
-    state: membership::State,
+    state: membership::DurableState,
     uptime: Uptime,
 ) -> SharedMembership {
     let begin = if elects { Membership::candidate } else { Membership::new };

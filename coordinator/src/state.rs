@@ -8,7 +8,7 @@ use larder_protocol::v1;
 use redb::{Database, ReadableDatabase as _, TableDefinition};
 use rkyv::rancor;
 
-use crate::membership::State;
+use crate::membership::DurableState;
 
 /// The store.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl StateFile {
     ///
     /// # Errors
     /// [`StateError`]
-    pub fn open(path: &Path) -> Result<(Self, State), StateError> {
+    pub fn open(path: &Path) -> Result<(Self, DurableState), StateError> {
         let open = || -> Result<(Database, Option<Vec<u8>>), redb::Error> {
             // Others have no business with it.
             let file = OpenOptions::new()
@@ -75,11 +75,11 @@ impl StateFile {
             open().map_err(|source| StateError::Open { path: path.to_owned(), source: Box::new(source) })?;
         let damaged = || StateError::Damaged { path: path.to_owned() };
         let mut state = match bytes {
-            None => State::default(),
+            None => DurableState::default(),
             Some(bytes) => {
                 let mut aligned = rkyv::util::AlignedVec::<16>::with_capacity(bytes.len());
                 aligned.extend_from_slice(&bytes);
-                rkyv::from_bytes::<State, rancor::Error>(&aligned).map_err(|_| damaged())?
+                rkyv::from_bytes::<DurableState, rancor::Error>(&aligned).map_err(|_| damaged())?
             }
         };
         state.table = v1::table_today(state.table);
@@ -93,7 +93,7 @@ impl StateFile {
     ///
     /// # Errors
     /// [`StateError::Write`]
-    pub fn write(&self, state: &State) -> Result<(), StateError> {
+    pub fn write(&self, state: &DurableState) -> Result<(), StateError> {
         let bytes = rkyv::to_bytes::<rancor::Error>(state)
             .map_err(|_| StateError::Damaged { path: self.path.clone() })?;
         let write = || -> Result<(), redb::Error> {
@@ -120,16 +120,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state.redb");
         let (file, empty) = StateFile::open(&path).unwrap();
-        assert_eq!(empty, State::default());
+        assert_eq!(empty, DurableState::default());
         let table = Table { epoch: Epoch { term: 3, number: 9 }, ..Table::default() };
-        let state = State { table, numbers: vec![("a".into(), NodeNumber(4))] };
+        let state = DurableState { table, numbers: vec![("a".into(), NodeNumber(4))] };
         file.write(&state).unwrap();
         drop(file);
         assert_eq!(StateFile::open(&path).unwrap().1, state);
     }
 
     /// A state that tells all its parts from each other.
-    fn golden(partitions: usize) -> State {
+    fn golden(partitions: usize) -> DurableState {
         let member = |number: u16, state| Member {
             number: NodeNumber(number),
             name: format!("node-{number}"),
@@ -149,11 +149,11 @@ mod tests {
             (0..partitions).map(|partition| NodeNumber([1, 2, 4][partition * 3 / partitions])).collect();
         let table = Table { epoch: Epoch { term: 7, number: 42 }, members, homes };
         let number = |number| (format!("node-{number}"), NodeNumber(number));
-        State { table, numbers: [3, 1, 2, 4].map(number).into() }
+        DurableState { table, numbers: [3, 1, 2, 4].map(number).into() }
     }
 
     /// A file that a release wrote, from its lines: `OFFSET BYTES`, both in hex. Lines that equal the one before are left out.
-    fn read(file: &str) -> State {
+    fn read(file: &str) -> DurableState {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(file);
         let lines = std::fs::read_to_string(file).unwrap();
         let (mut bytes, mut line): (Vec<u8>, Vec<u8>) = Default::default();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use larder_coordinator::election::{Answer, Ask, Candidate, Election, Record, Timing, Version};
-use larder_coordinator::membership::{Beat, JoinRefused, Membership, Millis, Patience, State};
+use larder_coordinator::membership::{Beat, DurableState, JoinRefused, Membership, Millis, Patience};
 use larder_protocol::membership::{Heartbeat, Join};
 use larder_protocol::table::{NodeNumber, Table};
 
@@ -63,7 +63,7 @@ impl World {
         let mut random = fastrand::Rng::with_seed(seed);
         let coordinator = |at: usize| Coordinator {
             election: Election::new(Candidate { life: at as u64 + 1, ..Candidate::default() }, TIMING, 0),
-            membership: Membership::candidate(PATIENCE, State::default(), 0),
+            membership: Membership::candidate(PATIENCE, DurableState::default(), 0),
             rate: 0.9 + 0.2 * random.f64(),
             stopped_until: 0,
         };

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use larder_coordinator::membership::{Beat, JoinRefused, Membership, Patience, State};
+use larder_coordinator::membership::{Beat, DurableState, JoinRefused, Membership, Patience};
 use larder_protocol::membership::{Heartbeat, Join};
 use larder_protocol::table::{Epoch, NodeNumber, Table};
 
@@ -22,13 +22,13 @@ fn join(incarnation: u64, epoch: Epoch) -> Join {
     Join { incarnation, epoch, peer: address, http: address, devices: 1, weight: 1 }
 }
 
-fn candidate(state: State) -> Membership {
+fn candidate(state: DurableState) -> Membership {
     Membership::candidate(PATIENCE, state, 0)
 }
 
 /// A leader of term 1 with the nodes `a`, `b` and `c`, and its table.
 fn leader() -> (Membership, Arc<Table>) {
-    let mut leader = candidate(State::default());
+    let mut leader = candidate(DurableState::default());
     leader.lead(1, 10_000, 0);
     for (name, incarnation) in [("a", 1), ("b", 2), ("c", 3)] {
         leader.join(name, &join(incarnation, Epoch::default()), 0).unwrap();
@@ -39,7 +39,7 @@ fn leader() -> (Membership, Arc<Table>) {
 
 #[test]
 fn a_coordinator_that_does_not_lead_lets_nobody_join_and_makes_no_table() {
-    let mut follower = candidate(State::default());
+    let mut follower = candidate(DurableState::default());
     assert_eq!(follower.join("a", &join(1, Epoch::default()), 0), Err(JoinRefused::NotLeading));
     let (_, table) = leader();
     assert!(follower.follow(&table, 10));
@@ -100,7 +100,7 @@ fn a_leader_without_state_adopts_the_highest_table_of_an_earlier_term() {
     let (mut first, older) = leader();
     first.join("d", &join(4, Epoch::default()), 4_000).unwrap();
     let table = first.tick(4_000).unwrap();
-    let mut next = candidate(State::default());
+    let mut next = candidate(DurableState::default());
     next.lead(2, 100_000, 0);
     // Somebody new comes before those who know the table, and is given a number that is another one's.
     let new = next.join("new", &join(9, Epoch::default()), 10).unwrap();
@@ -126,7 +126,7 @@ fn a_leader_without_state_adopts_the_highest_table_of_an_earlier_term() {
 #[test]
 fn a_leader_without_state_waits_for_the_first_node_however_late_it_comes_with_its_table() {
     let (_, table) = leader();
-    let mut next = candidate(State::default());
+    let mut next = candidate(DurableState::default());
     next.lead(2, 1_000_000, 0);
     let late = 10 * PATIENCE.grace_ms;
     assert_eq!(next.tick(late), None, "a table without members tells nobody anything");
@@ -140,7 +140,7 @@ fn a_leader_without_state_waits_for_the_first_node_however_late_it_comes_with_it
     let after = next.tick(late + 300).unwrap();
     assert_eq!((&after.homes, &after.members), (&table.homes, &table.members));
     // Those who know no table wait for nobody.
-    let mut first = candidate(State::default());
+    let mut first = candidate(DurableState::default());
     first.lead(1, 1_000_000, 0);
     first.join("a", &join(1, Epoch::default()), late).unwrap();
     assert!(first.tick(late).is_some());

@@ -5,13 +5,13 @@ from grafana import Dashboard, Panel
 DASHBOARD = Dashboard(
     uid="directory",
     title="directory and consistency",
-    description="The directory is a hint: how good it is, how soon it knows, and whether all nodes know the same table.",
+    description="The directory gives hints: their quality, their delay, and whether all nodes know the same table.",
     panels=[
         Panel(
             "How often is the directory right?",
             "percentunit",
-            "Chunks that their holder had, of chunks that it was asked for because of the directory. A wrong hint costs a "
-            "round trip, never wrong data.",
+            "Of the chunks that a holder was asked for because of a hint, the share that it had. A wrong hint costs "
+            "a round trip, never wrong data.",
             {"hint accuracy": 'sum(rate(larder_peer_fetches_total{@n,outcome="here"}[$__rate_interval]))'
              ' / sum(rate(larder_peer_fetches_total{@n,outcome=~"here|not_held"}[$__rate_interval]))'},
             most=1,
@@ -20,14 +20,14 @@ DASHBOARD = Dashboard(
         Panel(
             "How many hints are stale?",
             "short",
-            "Chunks a second that their holder did not have.",
+            "Chunks a second that the hinted holder did not have.",
             {"{{node}}": "sum by (node) (rate(larder_directory_stale_chunks_total{@n}[$__rate_interval]))"},
             zero_is_fine=True,
         ),
         Panel(
             "How soon does the directory know?",
             "s",
-            "From a chunk's gain or loss until its home knows: median and 99th percentile.",
+            "Time from a chunk's gain or loss until its home knows: median and 99th percentile.",
             {
                 "median": "histogram_quantile(0.5, sum by (le) "
                 "(rate(larder_directory_announce_lag_seconds_bucket{@n}[$__rate_interval])))",
@@ -39,14 +39,14 @@ DASHBOARD = Dashboard(
         Panel(
             "How many rows does each home have?",
             "short",
-            "Rows of the directory by home. They should be spread as the members' weights are.",
+            "Rows of the directory by home. The rows should be spread by the members' weights.",
             {"{{node}}": "larder_directory_rows{@n}"},
         ),
         Panel(
             "Do rows and chunks agree?",
             "short",
-            "All rows of the directory beside all chunks that actors hold. They differ by what is on its way, and by rows "
-            "of nodes that left.",
+            "All rows of the directory beside all chunks that actors hold. The difference: announcements under way, "
+            "and rows of nodes that left.",
             {
                 "rows": "sum(larder_directory_rows{@c})",
                 "chunks held": "sum(larder_directory_held_chunks{@c})",
@@ -62,15 +62,15 @@ DASHBOARD = Dashboard(
         Panel(
             "What comes of announcements?",
             "short",
-            "Announcements sent in a second: known; restarted, because the home lost the thread; again, because it did not "
-            "answer; late.",
+            "Announcements sent in a second: known; restarted, because the home asked for a new stream; again, "
+            "because the home did not answer; late.",
             {"{{outcome}}": "sum by (outcome) (rate(larder_directory_announces_total{@n}[$__rate_interval]))"},
         ),
         Panel(
             "What is repaired?",
             "short",
-            "What happens to rows of homes in a second: rows that are not theirs (foreign), rows dropped for want of "
-            "room, streams begun anew, sums that differed, rows repaired.",
+            "Events in a second at homes: rows of another home (foreign), rows dropped for lack of room, restarted "
+            "streams, differing sums, repaired rows.",
             {"{{event}}": "sum by (event) (rate(larder_directory_shard_events_total{@n}[$__rate_interval]))"},
             zero_is_fine=True,
         ),
@@ -84,7 +84,7 @@ DASHBOARD = Dashboard(
         Panel(
             "How much does a node know without asking?",
             "percentunit",
-            "Chunks whose holders were remembered, of chunks asked for.",
+            "Of the chunks asked for, the share whose holders the node remembered.",
             {"{{node}}": "sum by (node) (rate(larder_directory_cached_chunks_total{@n}[$__rate_interval]))"
              " / sum by (node) (rate(larder_directory_asked_chunks_total{@n}[$__rate_interval]))"},
             most=1,
@@ -92,14 +92,14 @@ DASHBOARD = Dashboard(
         Panel(
             "What do homes answer?",
             "short",
-            "Questions to other homes in a second, by outcome. Shed: too many were under way, and what was asked counts as "
-            "held by nobody.",
+            "Questions to other homes in a second, by outcome. Shed: too many questions were under way, so the asked "
+            "chunks count as not held.",
             {"{{outcome}}": "sum by (outcome) (rate(larder_directory_finds_total{@n}[$__rate_interval]))"},
         ),
         Panel(
             "Who is a member?",
             "short",
-            "Members as the coordinator knows them, and as each node does.",
+            "Number of members that the coordinator knows, and that each node knows.",
             {
                 "coordinator: {{state}}": "sum by (state) (larder_coordinator_members{@c})",
                 "{{node}}": "sum by (node) (larder_membership_members{@n})",
@@ -108,7 +108,7 @@ DASHBOARD = Dashboard(
         Panel(
             "Is a node lost?",
             "short",
-            "Nodes that the coordinator removed after long silence, and that did not come back.",
+            "Nodes that the coordinator removed after long silence, and that have not come back.",
             {"lost": "sum(larder_coordinator_lost_members{@c})"},
             zero_is_fine=True,
             alert="LarderMemberLost", above=1,
@@ -124,7 +124,7 @@ DASHBOARD = Dashboard(
         Panel(
             "Do homes have room for their rows?",
             "short",
-            "Rows that a home has no room for, by home.",
+            "Rows without room, by home.",
             {"{{node}}": "larder_directory_missing_rows{@n}"},
             zero_is_fine=True,
             alert="LarderDirectoryFull", above=1,
@@ -148,13 +148,13 @@ DASHBOARD = Dashboard(
         Panel(
             "How long was a member silent?",
             "s",
-            "Time since the coordinator heard of the member that it heard of least lately.",
+            "Time since the last heartbeat of the most silent member.",
             {"longest silence": "max(larder_coordinator_longest_silence_seconds{@c})"},
         ),
         Panel(
             "How many members are late?",
             "short",
-            "Members that the coordinator did not hear of for more than two heartbeats.",
+            "Members without a heartbeat for more than two intervals.",
             {"late": "sum(larder_coordinator_late_members{@c})"},
             zero_is_fine=True,
         ),

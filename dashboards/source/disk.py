@@ -5,12 +5,12 @@ from grafana import Dashboard, Panel
 DASHBOARD = Dashboard(
     uid="disk",
     title="disk",
-    description="The disk tier of nodes that have one.",
+    description="The disk tiers of nodes.",
     panels=[
         Panel(
             "How much is read and written?",
             "Bps",
-            "Headers, moves and what the scrubber reads are included.",
+            "Bytes a second, including headers, moves and the scrubber's reads.",
             {
                 "{{node}}, read": "sum by (node) (rate(larder_disk_read_bytes_total{@n}[$__rate_interval]))",
                 "{{node}}, written": "sum by (node) (rate(larder_disk_written_bytes_total{@n}[$__rate_interval]))",
@@ -19,7 +19,7 @@ DASHBOARD = Dashboard(
         Panel(
             "How much is written twice?",
             "percentunit",
-            "Bytes that were moved because they were in use when their segment was given up, of all that was written.",
+            "Of all written bytes, the share that was moved, because it was in use when its segment was given up.",
             {"{{node}}": "sum by (node) (rate(larder_disk_moved_bytes_total{@n}[$__rate_interval]))"
              " / sum by (node) (rate(larder_disk_written_bytes_total{@n}[$__rate_interval]))"},
             zero_is_fine=True, most=1,
@@ -27,7 +27,8 @@ DASHBOARD = Dashboard(
         Panel(
             "How long does a sync take?",
             "s",
-            "Until the drive has everything: median and 99th percentile. Writes are answered only then.",
+            "Time until the drive has stored everything: median and 99th percentile. Writes are answered only after "
+            "a sync.",
             {
                 "median": "histogram_quantile(0.5, sum by (le) "
                 "(rate(larder_disk_sync_seconds_bucket{@n}[$__rate_interval])))",
@@ -38,13 +39,14 @@ DASHBOARD = Dashboard(
         Panel(
             "What comes of orders?",
             "short",
-            "Orders a second: read, written, or why not. Busy: the queue was full, and the chunk was let go.",
+            "Orders a second: read, written, or the reason of a failure. Busy: the queue was full, and the chunk was "
+            "dropped.",
             {"{{outcome}}": "sum by (outcome) (rate(larder_disk_orders_total{@n}[$__rate_interval]))"},
         ),
         Panel(
             "How many chunks are on disk?",
             "short",
-            "By node.",
+            "Chunks on disk, by node.",
             {"{{node}}": "larder_disk_records{@n}"},
         ),
         Panel(
@@ -64,15 +66,16 @@ DASHBOARD = Dashboard(
         Panel(
             "Were wrong bytes found on disk?",
             "short",
-            "Records whose bytes were wrong, in the last ten minutes, by who found them. Nobody was given them. Recovery: "
-            "what a killed process left half written counts too.",
+            "Records with wrong bytes in the last ten minutes, by finder. No engine got them. Recovery also counts "
+            "records that a killed process left half written.",
             {"{{node}}, {{found_by}}": "sum by (node, found_by) (increase(larder_disk_checksum_failures_total{@n}[10m]))"},
             zero_is_fine=True,
         ),
         Panel(
             "Can the drive read what it holds?",
             "short",
-            "Records and pages that it could not read, in the last hour. Each is a miss; after many the tier closes itself.",
+            "Records and pages that the drive could not read, in the last hour. Each is a miss; after many the tier "
+            "closes itself.",
             {"{{node}}": "sum by (node) (increase(larder_disk_read_errors_total{@n}[1h]))"},
             zero_is_fine=True,
             alert="LarderDiskReadErrors", above=1,
@@ -87,7 +90,7 @@ DASHBOARD = Dashboard(
         Panel(
             "Has a disk tier closed itself?",
             "bool",
-            "1 where it did, after a failure of the drive: the node serves on from memory.",
+            "1: the tier has closed itself after failures of the drive; the node continues from memory.",
             {"{{node}}": "larder_disk_closed{@n}"},
             zero_is_fine=True, most=1,
             alert="LarderDiskClosed", above=1,

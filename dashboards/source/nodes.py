@@ -5,7 +5,7 @@ from grafana import Dashboard, Panel
 DASHBOARD = Dashboard(
     uid="nodes",
     title="nodes and tiers",
-    description="What nodes do, how long it takes them, and what their memory holds.",
+    description="The work of nodes, its latencies, and the content of their memory.",
     panels=[
         Panel(
             "What do engines ask for?",
@@ -16,22 +16,22 @@ DASHBOARD = Dashboard(
         Panel(
             "How long do requests take?",
             "s",
-            "The 99th percentile by kind of request; what other nodes have to be asked is included.",
+            "99th percentile by kind of request, including questions to other nodes.",
             {"{{request}}": "histogram_quantile(0.99, sum by (le, request) "
              "(rate(larder_request_seconds_bucket{@n}[$__rate_interval])))"},
         ),
         Panel(
             "How are the arenas used?",
             "bytes",
-            "Free, used and quarantined bytes add up to all of it. Quarantined: a process that closed its session may "
-            "still touch them.",
+            "Bytes of the arenas: free, used and quarantined; the sum is the whole. Quarantined: a process that "
+            "closed its session may still touch these bytes.",
             {"{{state}}": 'sum by (state) (larder_arena_bytes{@n,state=~"free|used|quarantined"})'},
             stacked=True,
         ),
         Panel(
             "How full is each node?",
             "percentunit",
-            "Used bytes of the arena's, by node.",
+            "Used share of the arena, by node.",
             {"{{node}}": 'sum by (node) (larder_arena_bytes{@n,state="used"})'
              ' / sum by (node) (larder_arena_bytes{@n,state="total"})'},
             most=1,
@@ -46,7 +46,7 @@ DASHBOARD = Dashboard(
         Panel(
             "Which part of each arena is pinned?",
             "percentunit",
-            "Bytes that pins keep from eviction, of the arena's, by node.",
+            "Share of the arena that pins keep from eviction, by node.",
             {"{{node}}": 'sum by (node) (larder_arena_bytes{@n,state="pinned"})'
              ' / sum by (node) (larder_arena_bytes{@n,state="total"})'},
             most=1, zero_is_fine=True,
@@ -55,7 +55,7 @@ DASHBOARD = Dashboard(
         Panel(
             "Which part of each arena is quarantined?",
             "percentunit",
-            "Bytes that vanished processes or devices may still touch, of the arena's, by node.",
+            "Share of the arena that vanished processes or devices may still touch, by node.",
             {"{{node}}": 'sum by (node) (larder_arena_bytes{@n,state="quarantined"})'
              ' / sum by (node) (larder_arena_bytes{@n,state="total"})'},
             most=1, zero_is_fine=True,
@@ -77,8 +77,8 @@ DASHBOARD = Dashboard(
         Panel(
             "How long does a chunk stay before it is evicted?",
             "s",
-            "The mean of the chunks that were evicted, by node. Where that is shorter than the pause between two turns "
-            "of a conversation, the second turn finds nothing.",
+            "Mean over the evicted chunks, by node. If this time is shorter than the pause between two turns of a "
+            "conversation, the second turn finds nothing.",
             {"{{node}}": "sum by (node) (rate(larder_evicted_residence_seconds_total{@n}[$__rate_interval]))"
              " / sum by (node) (rate(larder_evicted_chunks_total{@n}[$__rate_interval]))"},
             alert="LarderChunksLeaveSoon", below=60,
@@ -86,7 +86,7 @@ DASHBOARD = Dashboard(
         Panel(
             "How much goes to the object store and comes from there?",
             "Bps",
-            "Bytes of objects, headers included. Nothing where no node has an object store.",
+            "Bytes of objects a second, including headers. Empty if no node has an object store.",
             {
                 "{{node}}, read": "sum by (node) (rate(larder_object_read_bytes_total{@n}[$__rate_interval]))",
                 "{{node}}, written": "sum by (node) (rate(larder_object_written_bytes_total{@n}[$__rate_interval]))",
@@ -95,8 +95,8 @@ DASHBOARD = Dashboard(
         Panel(
             "Does the object store do what it is asked?",
             "short",
-            "Requests a second that failed, by what came of them; sides of the store that a node leaves alone after "
-            "failures; objects whose bytes were wrong, which nobody was given.",
+            "Failed requests a second, by outcome; sides of the store that a node leaves alone after failures; "
+            "objects a second with wrong bytes, which no engine got.",
             {
                 "{{kind}}: {{outcome}}": "sum by (kind, outcome) (rate(larder_object_requests_total"
                 '{@n,outcome!~"ok|absent|exists"}[$__rate_interval]))',
@@ -108,7 +108,7 @@ DASHBOARD = Dashboard(
         Panel(
             "Does a node leave the object store alone?",
             "bool",
-            "1 where it does, after failures, by side of the store. Nothing where no node has an object store.",
+            "1: the node leaves this side of the store alone after failures. Empty if no node has an object store.",
             {"{{node}}, {{side}}": "larder_object_closed{@n}"},
             zero_is_fine=True, most=1,
             alert="LarderObjectStoreLeftAlone", above=1,
@@ -139,7 +139,7 @@ DASHBOARD = Dashboard(
         Panel(
             "Did a fault of Larder empty an actor?",
             "short",
-            "Times in the last half hour that a fault ended the sessions of an actor and emptied its memory.",
+            "Number of times in the last half hour that a fault ended an actor's sessions and emptied its memory.",
             {"{{node}}, device {{device}}": "sum by (node, device) (increase(larder_actor_restarts_total{@n}[30m]))"},
             zero_is_fine=True,
             alert="LarderActorRestarted", above=1,
@@ -161,14 +161,14 @@ DASHBOARD = Dashboard(
         Panel(
             "How much memory does each process have?",
             "bytes",
-            "Resident memory. The pages of the arena are part of it once they are faulted in.",
+            "Resident memory, including the arena's pages after their first use.",
             {"{{node}} ({{role}})": "sum by (node, role) (process_resident_memory_bytes{@c}"
              " * on (instance) group_left (role) larder_build_info{@c})"},
         ),
         Panel(
             "Do file descriptors suffice?",
             "percentunit",
-            "Open ones of those that there may be. Every extent, session and engine process takes one.",
+            "Open file descriptors as a share of the limit. Every extent, session and engine process takes one.",
             {"{{node}}": "process_open_fds{@n} / process_max_fds{@n}"},
             most=1,
             alert="LarderFilesRunOut", above=0.8,
@@ -182,7 +182,8 @@ DASHBOARD = Dashboard(
         Panel(
             "Where does the kernel say the arena is?",
             "bytes",
-            "Bytes on each NUMA node, and in huge pages; misplaced ones are on another NUMA node than was asked for.",
+            "Bytes of the arena on each NUMA node, and in huge pages; misplaced bytes are on another NUMA node than "
+            "requested.",
             {"{{node}}, {{place}}": "sum by (node, place) (larder_arena_placement_bytes{@n})"},
         ),
         Panel(

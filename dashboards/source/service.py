@@ -5,12 +5,12 @@ from grafana import Dashboard, Panel
 DASHBOARD = Dashboard(
     uid="service",
     title="service levels",
-    description="What a cluster should reach: lookups in time, loads that come, requests that are served.",
+    description="The objectives of a cluster: lookups in time, loads that come, requests that are served.",
     panels=[
         Panel(
             "Are lookups answered in time?",
             "percentunit",
-            "Lookups answered within 10 ms, over an hour. Objective: 99 %.",
+            "Share of lookups answered within 10 ms, over an hour. Objective: 99 %.",
             {"in time": "1 - avg(larder:lookups_late:ratio_rate1h{@c})"},
             kind="stat", most=1, width=6,
             below=0.99,
@@ -18,7 +18,7 @@ DASHBOARD = Dashboard(
         Panel(
             "Do loads come?",
             "percentunit",
-            "Chunks wanted from other nodes that came, over an hour. Objective: 99 %.",
+            "Of the chunks wanted from other nodes, the share that came, over an hour. Objective: 99 %.",
             {"came": "1 - avg(larder:loads_failed:ratio_rate1h{@c})"},
             kind="stat", most=1, width=6,
             below=0.99,
@@ -26,7 +26,7 @@ DASHBOARD = Dashboard(
         Panel(
             "Are requests served?",
             "percentunit",
-            "Requests that were neither busy nor refused, over five minutes.",
+            "Share of requests that were neither busy nor refused, over five minutes.",
             {"served": "1 - avg(larder:requests_not_served:ratio_rate5m{@c})"},
             kind="stat", most=1, width=6,
             alert="LarderRequestsNotServed", below=0.99,
@@ -34,8 +34,8 @@ DASHBOARD = Dashboard(
         Panel(
             "Were wrong bytes found?",
             "short",
-            "Chunks from other nodes with a wrong checksum, and chunks in memory that a reader and then their node found "
-            "wrong, in the last day. Nobody was given them. Expected: none.",
+            "Chunks with wrong bytes in the last day: from other nodes, by their checksum; and in memory, if a "
+            "reader and then the node found them wrong. No engine got them. Expected: none.",
             {
                 "wrong": 'sum(increase(larder_peer_fetches_total{@c,outcome="checksum"}[1d]))'
                 ' + sum(increase(larder_damage_reports_total{@c,found="damaged"}[1d]))'
@@ -46,7 +46,8 @@ DASHBOARD = Dashboard(
         Panel(
             "How fast is the budget for late lookups spent?",
             "none",
-            "1: it is just spent when the month is over. An alert comes at 14.4 over an hour, and at 6 over six hours.",
+            "1: the budget lasts exactly until the end of the month. An alert comes at 14.4 over an hour, and at 6 "
+            "over six hours.",
             {
                 "5 minutes": "avg(larder:lookups_late:ratio_rate5m{@c}) / 0.01",
                 "1 hour": "avg(larder:lookups_late:ratio_rate1h{@c}) / 0.01",
@@ -57,7 +58,8 @@ DASHBOARD = Dashboard(
         Panel(
             "How fast is the budget for failed loads spent?",
             "none",
-            "1: it is just spent when the month is over. An alert comes at 14.4 over an hour, and at 6 over six hours.",
+            "1: the budget lasts exactly until the end of the month. An alert comes at 14.4 over an hour, and at 6 "
+            "over six hours.",
             {
                 "5 minutes": "avg(larder:loads_failed:ratio_rate5m{@c}) / 0.01",
                 "1 hour": "avg(larder:loads_failed:ratio_rate1h{@c}) / 0.01",
@@ -96,7 +98,7 @@ DASHBOARD = Dashboard(
         Panel(
             "How good are the hit rate and the directory?",
             "percentunit",
-            "As the recording rules have them, over five minutes.",
+            "The figures of the recording rules, over five minutes.",
             {
                 "tokens hit": "larder:token_hit:ratio_rate5m{@c}",
                 "hints right": "larder:hints_right:ratio_rate5m{@c}",

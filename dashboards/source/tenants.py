@@ -5,7 +5,7 @@ from grafana import Dashboard, Panel
 DASHBOARD = Dashboard(
     uid="tenants",
     title="tenants",
-    description="What each tenant asks, hits and holds.",
+    description="Each tenant's questions, hits and memory.",
     panels=[
         Panel(
             "Who asks how much?",
@@ -16,7 +16,7 @@ DASHBOARD = Dashboard(
         Panel(
             "Who hits how much?",
             "percentunit",
-            "Prompt tokens found, of those asked, by tenant.",
+            "Of the prompt tokens asked, the share that was found, by tenant.",
             {"{{tenant}}": "sum by (tenant) (rate(larder_tokens_hit_total{@t}[$__rate_interval]))"
              " / sum by (tenant) (rate(larder_tokens_asked_total{@t}[$__rate_interval]))"},
             most=1,
@@ -24,7 +24,7 @@ DASHBOARD = Dashboard(
         Panel(
             "Who would gain by more memory?",
             "percentunit",
-            "What an infinite cache would hit beyond this one, in the last hour, by tenant, over all chosen nodes.",
+            "Further hits that an infinite cache would have in the last hour, by tenant, over all chosen nodes.",
             {"{{tenant}}": '(sum by (tenant) (larder_tenant_window_tokens{@t,window="1h",tokens="reusable"})'
              ' - sum by (tenant) (larder_tenant_window_tokens{@t,window="1h",tokens="hit"}))'
              ' / sum by (tenant) (larder_tenant_window_tokens{@t,window="1h",tokens="asked"})'},
@@ -32,14 +32,14 @@ DASHBOARD = Dashboard(
         Panel(
             "Who holds how much of the arenas?",
             "bytes",
-            "Bytes of extents, whether or not blocks are in them: an extent serves one tenant at a time.",
+            "Bytes of extents, with or without blocks: an extent serves one tenant at a time.",
             {"{{tenant}}": 'sum by (tenant) (larder_tenant_arena_bytes{@t,state="held"})'},
             stacked=True,
         ),
         Panel(
             "Who is near to its limit?",
             "percentunit",
-            "Bytes of extents held, of those that the tenant may hold (max_bytes, or the arena).",
+            "Bytes of extents as a share of the tenant's limit (max_bytes, or the arena).",
             {"{{tenant}}": 'sum by (tenant) (larder_tenant_arena_bytes{@t,state="held"})'
              ' / sum by (tenant) (larder_tenant_arena_bytes{@t,state="limit"})'},
             most=1,
@@ -47,7 +47,8 @@ DASHBOARD = Dashboard(
         Panel(
             "Whose write windows are near their limit?",
             "percentunit",
-            "Bytes of write windows, of those that the tenant may have (max_window_bytes). At the limit, no session opens.",
+            "Bytes of write windows as a share of the tenant's limit (max_window_bytes). At the limit, no session "
+            "opens.",
             {"{{node}}, {{tenant}}": 'sum by (node, tenant) (larder_tenant_window_bytes{@t,state="held"})'
              ' / sum by (node, tenant) (larder_tenant_window_bytes{@t,state="limit"})'},
             most=1, zero_is_fine=True,
@@ -56,8 +57,8 @@ DASHBOARD = Dashboard(
         Panel(
             "Which namespaces hit how much?",
             "percentunit",
-            "In the last ten minutes, by namespace (its first eight digits): a model, its chunk size, and all else that "
-            "makes bytes interchangeable.",
+            "Hit rates of the last ten minutes, by namespace (its first eight digits): a model, its chunk size, and "
+            "all other facts that make bytes interchangeable.",
             {"{{tenant}} {{short}}": "avg by (tenant, short) (label_replace("
              'larder_hit_rate{@t,window="10m"}, "short", "$1", "namespace", "(.{8}).*"))'},
             most=1,
@@ -65,15 +66,15 @@ DASHBOARD = Dashboard(
         Panel(
             "Whose engines are preempted?",
             "short",
-            "Prompt tokens a second of lookups for requests that were preempted before. They hit by nature: take them "
-            "out of a hit rate that is to say something of users.",
+            "Prompt tokens a second in lookups of requests that were preempted before. Such lookups always hit: "
+            "subtract them from a hit rate that should describe users.",
             {"{{tenant}}": 'sum by (tenant) (rate(larder_tokens_asked_total{@t,preempted="true"}[$__rate_interval]))'},
             zero_is_fine=True,
         ),
         Panel(
             "Whose sessions end badly?",
             "short",
-            "Sessions in the last ten minutes that were refused or broke the protocol, or whose socket failed.",
+            "Sessions in the last ten minutes that were refused, broke the protocol, or had a failed socket.",
             {"{{tenant}}, {{how}}": "sum by (tenant, how) "
              '(increase(larder_session_ends_total{@t,how=~"protocol_error|socket_error|refused"}[10m]))'},
             zero_is_fine=True,

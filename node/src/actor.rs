@@ -32,7 +32,7 @@ use larder_core::store::ids::SessionId;
 use larder_core::store::{self, NamespaceFacts, SessionFacts, StoreLimits};
 use larder_core::what_if::{Past, PastLookup};
 use larder_core::{Core, DeviceLimits, Event, Sources};
-use larder_device::thread::Report as DeviceReport;
+use larder_device::thread::DeviceReport;
 use larder_protocol::Chain;
 use larder_protocol::pin::PinStart;
 use larder_protocol::session::{Found, Leased, Lookup, Pinned, Request, Response, Tier};
@@ -47,9 +47,9 @@ use self::handoff::PeerFollowers;
 use self::lives::Lives;
 pub(crate) use self::messages::PurgeDisk;
 pub use self::messages::{
-    Answer, Ask, AskChain, AskDrain, AskHoldings, AskLookups, AskNamespaces, AskPast, AskPurged, AskReport,
-    BeginPurge, ChainSeen, Client, Close, Drain, EndPurge, Holdings, LimitsAre, LookupsSeen, Open, PastSeen,
-    ProcessGone, PurgePage, ReplyTo, Report, SessionSeen, TakersAre, TenantsAre,
+    ActorReport, Answer, Ask, AskChain, AskDrain, AskHoldings, AskLookups, AskNamespaces, AskPast, AskPurged,
+    AskReport, BeginPurge, ChainSeen, Client, Close, Drain, EndPurge, Holdings, LimitsAre, LookupsSeen, Open,
+    PastSeen, ProcessGone, PurgePage, ReplyTo, SessionSeen, TakersAre, TenantsAre,
 };
 use self::peers::EndedGrants;
 pub use self::peers::{Fetcher, FollowStarter, Peers};
@@ -77,7 +77,7 @@ pub struct GpuActor {
     /// Extents whose memory comes after the start; taken when the actor starts.
     arriving: Option<mpsc::Receiver<Arrival>>,
     lane: CopyPool,
-    /// Its device, where engines let it copy.
+    /// Its device, if it copies for engines.
     device_lane: DeviceLane,
     /// The device's reports; taken when the actor starts.
     device_reports: Option<mpsc::UnboundedReceiver<DeviceReport>>,
@@ -92,9 +92,9 @@ pub struct GpuActor {
     renewals: Vec<Renewal>,
     /// The lookup log.
     recorder: Option<Recorder>,
-    /// The last lookups, for those who ask what another cache would have hit.
+    /// The last lookups, to try other caches.
     past: Past,
-    /// Who pins what.
+    /// The audit log of pins.
     audit: Audit,
     /// Other actors of this node, if there are any.
     siblings: Option<Siblings>,
@@ -215,7 +215,7 @@ impl GpuActor {
     fn looked_up(&mut self, ask: &Lookup, found: &Found) {
         let &Lookup { namespace, prompt_tokens, skip_read, preempted, ref chain, .. } = ask;
         let now = self.clock.now();
-        // Whatever an engine says: sums of such numbers must not overflow.
+        // An engine may say any number: sums must not overflow.
         let prompt_tokens = prompt_tokens.min(MOST_PROMPT_TOKENS);
         let Some(usable) = self.core.store().usable(namespace, chain, prompt_tokens) else { return };
         let chunk_tokens = u64::from(usable.chunk_tokens);
@@ -280,7 +280,7 @@ impl GpuActor {
             }
             _ => {
                 if let Request::Follow(follow) = &mut request {
-                    // What is written at this node needs nobody else.
+                    // A chunk that is written at this node needs no other node.
                     follow.writer.take_if(|writer| !self.is_elsewhere(writer));
                 }
                 let (number, cause) = (self.pending.expect(session, asked.clone()), cause_of(&asked.trace));
@@ -299,7 +299,7 @@ impl GpuActor {
     fn avoided(&mut self, ask: &Lookup, tokens: u64) {
         let speed = ask.prefill_tokens_per_second.filter(|speed| speed.is_finite() && *speed > 0.0);
         if let Some(tokens_per_second) = speed {
-            // However slow an engine says it is: a sum that is infinite would stay so.
+            // An engine may say that it is arbitrarily slow, but an infinite sum would stay infinite.
             self.metrics.avoided(ask.namespace, tokens as f64 / tokens_per_second.max(1.0));
         }
     }
@@ -429,9 +429,9 @@ impl Handler<LimitsAre> for GpuActor {
 }
 
 impl Handler<AskReport> for GpuActor {
-    type Result = Report;
+    type Result = ActorReport;
 
-    fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> Report {
+    fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> ActorReport {
         let usage = self.core.usage();
         let tenants = self.metrics.observe(&usage, self.clock.now());
         let lookups = self.core.lookup_bytes() + self.past.bytes();
@@ -446,7 +446,7 @@ impl Handler<AskReport> for GpuActor {
         let closed = self.disk.as_ref().and_then(Disk::trouble);
         let disk_trouble = closed.or(self.disk_trouble.as_deref()).map(str::to_owned);
         let policy = self.core.store().policy();
-        Report { usage, policy, tokens_asked, tokens_hit, tenants, disk_fill, disk_trouble }
+        ActorReport { usage, policy, tokens_asked, tokens_hit, tenants, disk_fill, disk_trouble }
     }
 }
 

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 
 pub use extent::{ExtentMemory, ExtentSpec, Pages, Renewal};
 pub use limits::{ArenaLimits, Binding, HugePages, MIN_EXTENT_BYTES, PAGE_BYTES};
-pub use placement::{Placement, PlacementSource};
+pub use placement::{ArenaPlacement, PlacementSource};
 
 use crate::threads;
 
@@ -190,8 +190,8 @@ impl Arena {
 
     /// The real place of the memory, and its pages, as the kernel says.
     #[cfg(test)]
-    pub(crate) fn placement(&self) -> Placement {
-        Placement::read(self.spec.numa_node, self.extents.iter().flatten())
+    pub(crate) fn placement(&self) -> ArenaPlacement {
+        ArenaPlacement::read(self.spec.numa_node, self.extents.iter().flatten())
     }
 }
 

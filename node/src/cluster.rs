@@ -323,7 +323,7 @@ impl Cluster {
         }
     }
 
-    /// What the node knows of its cluster.
+    /// The node's view of its cluster.
     pub(crate) fn known(&self) -> watch::Receiver<Known> {
         self.known.subscribe()
     }

@@ -57,7 +57,7 @@ pub struct Config {
     pub session: SessionConfig,
     /// The lookup log; without it, nothing is recorded.
     pub record: Option<RecordConfig>,
-    /// The audit log: who changed what; without it, only the node's own log says so.
+    /// The audit log: changes with their authors; without it, only the node's own log has them.
     pub audit: Option<RecordConfig>,
     /// The publisher of vLLM's events; without it, nothing is published.
     pub kv_events: Option<KvEventsConfig>,
@@ -82,24 +82,25 @@ pub struct HttpConfig {
 pub struct KvEventsConfig {
     /// The address for subscribers (ZeroMQ over TCP), without authentication.
     pub listen: SocketAddr,
-    /// Under which topic; `{node}`, `{tenant}` and `{model}` are replaced.
+    /// The topic; `{node}`, `{tenant}` and `{model}` are replaced.
     #[serde(default = "default_topic")]
     pub topic: String,
-    /// How hashes are told.
+    /// The form of hashes.
     #[serde(default)]
     pub hashes: EventHashes,
     /// Whether tokens are told, of chunks that engines describe.
     #[serde(default)]
     pub tokens: EventTokens,
-    /// The address for those who missed messages, or want to know what is held, without authentication; if it is not given, nobody can ask.
+    /// The address for subscribers that missed messages, or want all held chunks, without authentication; if it is not given,
+    /// nobody can ask.
     #[serde(default)]
     pub replay_listen: Option<SocketAddr>,
-    /// How many messages are kept for them.
+    /// Number of messages that are kept for these subscribers.
     #[serde(default = "default_replay_messages")]
     pub replay_messages: usize,
 }
 
-/// Whether events tell tokens, which are user data.
+/// Whether events tell tokens. Tokens are user data.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum EventTokens {
@@ -112,11 +113,11 @@ pub enum EventTokens {
     Encrypted,
 }
 
-/// How events tell a hash.
+/// The form of a hash in events.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum EventHashes {
-    /// Its last 64 bits as a number, as vLLM does by default.
+    /// The hash's last 64 bits as a number, as vLLM does by default.
     #[default]
     Int64,
     /// All 32 bytes, as vLLM does with `VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0`.
@@ -130,8 +131,8 @@ pub struct HostConfig {
     /// Memory for blocks, all actors together. It is taken when the node starts.
     #[serde(serialize_with = "exact", deserialize_with = "size")]
     pub arena_bytes: ByteSize,
-    /// Limit of chunks for all actors together, whatever their size. The arena must be larger than these chunks: blocks that
-    /// are being written have their place besides them.
+    /// Limit of chunks for all actors together, whatever their size. The arena must be larger than these chunks: blocks that are
+    /// being written have extra room.
     pub capacity_chunks: Option<u64>,
     /// Size of the pieces in which engines map the arena, and in which it changes between tenants; no block is larger.
     /// A 32nd of an actor's arena, between 2 MiB and 256 MiB, if it is not given.
@@ -139,15 +140,14 @@ pub struct HostConfig {
     pub extent_bytes: Option<ByteSize>,
     /// Fraction of the arena above which committed blocks are evicted.
     pub high_watermark: f64,
-    /// Fraction of the arena down to which they are then evicted. The lower, the seldomer and longer an eviction.
+    /// Fraction of the arena down to which blocks are then evicted. The lower, the seldomer and longer an eviction.
     pub low_watermark: f64,
     /// The eviction policy: `adaptive`, or another of [`PolicyName::ALL`].
     pub policy: String,
     /// Number of chunks after which recomputing a chunk costs twice as much as the first of a prompt: `adaptive` then weighs
     /// the cost that a hit saves, and keeps the ends of long prompts longer. `None`: all chunks cost the same.
     pub recompute_doubles_at: Option<NonZeroU32>,
-    /// How many times as fast as time the ages of chunks grow: above 1 only where a trace is replayed faster than it was
-    /// recorded.
+    /// Factor by which the ages of chunks grow faster than time: above 1 only to replay a trace faster than it was recorded.
     pub age_speed: NonZeroU32,
     /// Whether to use huge pages.
     pub huge_pages: HugePages,
@@ -162,7 +162,7 @@ pub struct DiskConfig {
     /// Size of the tier, for all actors together. The node takes the space at its first start.
     #[serde(serialize_with = "exact", deserialize_with = "size")]
     pub capacity_bytes: ByteSize,
-    /// Size of the pieces in which it is written and given up again. Fixed when the tier is made.
+    /// Size of a segment: the tier is written and freed by segments. Fixed when the tier is made.
     #[serde(default = "default_segment_bytes", serialize_with = "exact", deserialize_with = "size")]
     pub segment_bytes: ByteSize,
     /// When chunks are written: `write_through`, `write_through_selective` or `write_back`.
@@ -174,7 +174,7 @@ pub struct DiskConfig {
     /// Bytes that are verified a second while the drive has nothing else to do; 0 for none.
     #[serde(default = "mib::<SCRUB_MIB>", serialize_with = "exact", deserialize_with = "size")]
     pub scrub_bytes_per_second: ByteSize,
-    /// How long a lease waits for chunks from disk.
+    /// Time for which a lease waits for chunks from disk.
     #[serde(default = "number::<READ_DEADLINE_MS, _>")]
     pub read_deadline_ms: u64,
 }
@@ -206,8 +206,8 @@ pub struct TenantConfig {
     pub name: String,
     /// The Unix socket that serves the tenant: every process that can open it is the tenant.
     pub socket: PathBuf,
-    /// Limit of the tenant's part of the arena, for all actors together. With several tenants, half of the arena is kept for
-    /// all of them in equal parts, used or not, so that none can leave the others with nothing.
+    /// Limit of the tenant's part of the arena, for all actors together. With several tenants, half of the arena is kept for all
+    /// of them in equal parts, used or not, so that no tenant can leave the others with nothing.
     #[serde(default, serialize_with = "exact", deserialize_with = "size")]
     pub max_bytes: Option<ByteSize>,
     /// Limit of the tenant's write windows, for all sessions together. Windows are memory besides the arena, taken when a
@@ -230,7 +230,7 @@ pub struct SessionConfig {
     pub max_leased_blocks: u64,
     /// Fraction of the arena that pins may keep from eviction.
     pub max_pinned_fraction: f64,
-    /// When a reservation loses the right to commit.
+    /// Time after which a reservation loses the right to commit.
     pub reservation_ttl_ms: u64,
     /// The longest pin.
     pub max_pin_ms: u64,
@@ -250,7 +250,7 @@ pub struct ClusterConfig {
     pub listen: SocketAddr,
     /// The node's address as peers see it; by default, the address that the coordinator sees.
     pub advertise: Option<SocketAddr>,
-    /// Where the node is, such as a rack or an availability zone: lists and the console show nodes by it.
+    /// The node's place, such as a rack or an availability zone: lists and the console show nodes by it.
     pub zone: Option<String>,
     /// Certificates of the authorities that are trusted (PEM).
     pub ca: PathBuf,
@@ -267,23 +267,22 @@ pub struct ClusterConfig {
     /// Memory of each arena that may hold blocks of other nodes for as long as they are read, and no longer.
     #[serde(default = "mib::<STAGING_MIB>", serialize_with = "exact", deserialize_with = "size")]
     pub staging_bytes: ByteSize,
-    /// How long a lease waits for blocks from other nodes.
+    /// Time for which a lease waits for blocks from other nodes.
     #[serde(default = "number::<FETCH_DEADLINE_MS, _>")]
     pub fetch_deadline_ms: u64,
-    /// How long a lookup waits for the directory's answers.
+    /// Time for which a lookup waits for the directory's answers.
     #[serde(default = "number::<FIND_DEADLINE_MS, _>")]
     pub find_deadline_ms: u64,
     /// The largest datagram to try (UDP payload): 8900 suits jumbo frames, and costs nothing if there are none.
     #[serde(default = "number::<DATAGRAM_BYTES, _>")]
     pub max_datagram_bytes: u16,
-    /// Bytes of blocks that go to other nodes a second at most, where the network has other work too; as many as it takes where
-    /// it is not given.
+    /// Limit of the bytes of blocks sent to other nodes in a second, for networks with other traffic. Default: no limit.
     #[serde(default, serialize_with = "exact", deserialize_with = "size")]
     pub send_bytes_per_second: Option<ByteSize>,
-    /// Connections with other nodes that it keeps: of more, those that nobody used for longest are closed.
+    /// Connections with other nodes that it keeps: beyond this number, the longest unused connections are closed.
     #[serde(default = "number::<CONNECTIONS, _>")]
     pub peer_connections: u32,
-    /// How long a node that is told to stop moves its warm chunks to others before it leaves; 0 leaves at once.
+    /// Time for which a stopping node moves its warm chunks to others before it leaves; 0 leaves at once.
     #[serde(default)]
     pub drain_ms: u64,
     /// Bytes of blocks that a node that drains has others fetch in a second at most.
@@ -487,8 +486,8 @@ fn default_peer_listen() -> SocketAddr {
     SocketAddr::from((Ipv4Addr::UNSPECIFIED, 9441))
 }
 
-/// The allowed word that looks most like the one found, where serde's message names both: it has the word found in the
-/// first pair of backticks, the allowed ones in the others.
+/// The allowed word that is most similar to the found word, if serde's message names both: the first pair of backticks has the
+/// found word, the others have the allowed words.
 fn nearest_word(message: &str) -> Option<String> {
     let mut words = message.strip_prefix("unknown ")?.split('`').skip(1).step_by(2);
     let found = words.next()?;
@@ -496,14 +495,14 @@ fn nearest_word(message: &str) -> Option<String> {
     (distance <= nearest.len() / 2).then(|| nearest.to_owned())
 }
 
-/// From which use of a chunk on it is written, where that is asked.
+/// Default of `write_after_uses`: the use of a chunk from which on it is written.
 const WRITE_AFTER_USES: u16 = 2;
 
 /// How fast the disk tier verifies itself, and how long a lease waits for it.
 const SCRUB_MIB: u64 = 16;
 const READ_DEADLINE_MS: u16 = 5_000;
 
-/// What a node keeps for blocks of other nodes, how long it waits for these nodes, and its largest datagram.
+/// Memory for blocks of other nodes, times to wait for these nodes, and the largest datagram.
 const STAGING_MIB: u64 = 256;
 const DRAIN_MIB: u64 = 1_024;
 const FETCH_DEADLINE_MS: u16 = 2_000;

@@ -26,7 +26,7 @@ use crate::window::Window;
 
 /// The threads, and the queue before them. Dropping it waits until every order is done.
 pub struct CopyPool {
-    queue: SyncSender<Job>,
+    queue: SyncSender<CopyJob>,
     threads: Vec<Joined>,
     /// Threads that wait for an order.
     idle: Arc<AtomicUsize>,
@@ -73,7 +73,7 @@ pub type CopyDone = oneshot::Receiver<Vec<Checksums>>;
 /// Tells the new memory of an extent. An error of the channel means that the thread panicked.
 pub type RenewalDone = oneshot::Receiver<Result<Arc<ExtentMemory>, MemoryError>>;
 
-enum Job {
+enum CopyJob {
     Copy(Arc<SharedCopy>),
     Import(ImportOrder, oneshot::Sender<Vec<Checksums>>),
     Renew(Renewal, oneshot::Sender<Result<Arc<ExtentMemory>, MemoryError>>),
@@ -96,7 +96,7 @@ impl CopyPool {
         Ok(lane)
     }
 
-    /// Hands an order to the threads. It is carried out even if nobody waits for its completion. `None` where the queue is full:
+    /// Hands an order to the threads. It is carried out even if nobody waits for its completion. `None` if the queue is full:
     /// nothing was done.
     #[must_use]
     pub fn submit(&self, order: CopyOrder) -> Option<CopyDone> {
@@ -104,19 +104,19 @@ impl CopyPool {
             (order.bytes() / HELPED_BYTES).min(self.idle.load(Ordering::Relaxed).saturating_sub(1) as u64);
         let (copy, completion) = SharedCopy::new(order);
         let copy = Arc::new(copy);
-        self.send(Job::Copy(Arc::clone(&copy))).ok()?;
+        self.send(CopyJob::Copy(Arc::clone(&copy))).ok()?;
         for _ in 0..helpers {
-            // Where there is no room for help, the first thread copies alone.
-            let _ = self.send(Job::Copy(Arc::clone(&copy)));
+            // If there is no room for help, the first thread copies alone.
+            let _ = self.send(CopyJob::Copy(Arc::clone(&copy)));
         }
         Some(completion)
     }
 
-    /// Hands blocks that come from elsewhere to the threads. `None` where the queue is full: nothing was done.
+    /// Hands blocks that come from elsewhere to the threads. `None` if the queue is full: nothing was done.
     #[must_use]
     pub fn import(&self, order: ImportOrder) -> Option<CopyDone> {
         let (done, completion) = oneshot::channel();
-        self.send(Job::Import(order, done)).ok().map(|()| completion)
+        self.send(CopyJob::Import(order, done)).ok().map(|()| completion)
     }
 
     /// Hands the renewal of an extent to the threads.
@@ -125,8 +125,8 @@ impl CopyPool {
     /// The renewal, where the queue is full: nothing was done.
     pub fn renew(&self, renewal: Renewal) -> Result<RenewalDone, Renewal> {
         let (done, completion) = oneshot::channel();
-        match self.send(Job::Renew(renewal, done)) {
-            Err(Job::Renew(renewal, _)) => Err(renewal),
+        match self.send(CopyJob::Renew(renewal, done)) {
+            Err(CopyJob::Renew(renewal, _)) => Err(renewal),
             _ => Ok(completion),
         }
     }
@@ -137,7 +137,7 @@ impl CopyPool {
         self.panics.load(Ordering::Relaxed)
     }
 
-    fn send(&self, job: Job) -> Result<(), Job> {
+    fn send(&self, job: CopyJob) -> Result<(), CopyJob> {
         self.queue.try_send(job).map_err(|error| match error {
             TrySendError::Full(job) | TrySendError::Disconnected(job) => job,
         })
@@ -183,7 +183,7 @@ impl CopyOrder {
         self.moves.iter().map(sums).collect()
     }
 
-    /// Copies a layer range of a block, and sums it as it stands in the arena then: what the window holds may change.
+    /// Copies a layer range of a block, and sums its bytes in the arena: the window's bytes may change.
     fn perform_range(&self, block: &Move, range: Range<u64>) -> u64 {
         let Move { source, is_in_place, to } = block;
         let (at, bytes) = (to.offset + range.start, range.end - range.start);
@@ -239,7 +239,7 @@ fn import(from: &Bytes, to: &Destination) -> Checksums {
 }
 
 /// The work of a copy thread, until the pool is dropped.
-fn work(jobs: &Mutex<Receiver<Job>>, idle: &AtomicUsize, panics: &AtomicU64) {
+fn work(jobs: &Mutex<Receiver<CopyJob>>, idle: &AtomicUsize, panics: &AtomicU64) {
     loop {
         idle.fetch_add(1, Ordering::Relaxed);
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
@@ -253,14 +253,14 @@ fn work(jobs: &Mutex<Receiver<Job>>, idle: &AtomicUsize, panics: &AtomicU64) {
     }
 }
 
-impl Job {
+impl CopyJob {
     fn perform(self) {
-        // Where nobody waits any more there is nobody to tell.
+        // If nobody waits any more, there is nobody to tell.
         match self {
             Self::Copy(copy) => copy.help(),
             Self::Import(order, done) => {
                 let sums = order.perform();
-                // Whoever hears of it may give the sources up.
+                // A caller that hears of the end may give the sources up.
                 drop(order);
                 drop(done.send(sums));
             }
@@ -273,7 +273,7 @@ impl Job {
 /// 30 us and more. Larger ones would keep the sessions on the arbiter waiting.
 pub const INLINE_COPY_BYTES: u64 = 128 << 10;
 
-/// For each so many bytes of an order another thread is worth its wake-up.
+/// For each such number of bytes of an order, another thread is worth its wake-up.
 const HELPED_BYTES: u64 = 1 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Tokens of chunks, as engines say them, for events that stand alone. Bounded: what nobody said or heard of for longest is forgotten.
+//! Tokens of chunks, as engines describe them, for events that stand alone. Bounded: the longest unused description is forgotten.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use larder_protocol::{ChunkHash, Fingerprint};
 use serde_json::Value;
 use tokio::sync::Notify;
 
-/// What is known of chunks, by tenant. Cheap to clone. Knows nothing where nobody is told.
+/// The descriptions of chunks, by tenant. Cheap to clone. Empty if no events need them.
 #[derive(Debug, Clone, Default)]
 pub struct Descriptions(Option<Arc<Shared>>);
 
@@ -21,11 +21,11 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Known {
     by_name: HashMap<Name, Entry>,
-    /// The one that was used longest ago first.
+    /// The keys, the longest unused first.
     turns: BTreeMap<u64, Name>,
     last_turn: u64,
     bytes: usize,
-    /// Those that came since somebody took them last.
+    /// Descriptions that came since they were taken last.
     fresh: Vec<Name>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct DescribedChunk {
 }
 
 impl DescribedChunk {
-    /// Takes what an engine says, if a node can.
+    /// Takes an engine's description, if a node can keep it.
     fn new(chunk: Described) -> Option<Self> {
         if !chunk.is_sound() {
             return None;
@@ -78,7 +78,7 @@ impl Descriptions {
         Self(Some(Arc::default()))
     }
 
-    /// Takes what an engine of a tenant says; false where that is no description.
+    /// Takes a description by an engine of a tenant; false if the message is no description.
     pub(crate) fn describe(&self, tenant: &Arc<str>, said: Describe) -> bool {
         let Some(shared) = &self.0 else { return true };
         let mut known = shared.lock();
@@ -93,7 +93,7 @@ impl Descriptions {
         true
     }
 
-    /// What is known of a chunk.
+    /// The description of a chunk.
     pub(crate) fn get(&self, name: &Name) -> Option<Arc<DescribedChunk>> {
         let mut known = self.0.as_ref()?.lock();
         let chunk = Arc::clone(&known.by_name.get(name)?.chunk);
@@ -164,7 +164,7 @@ impl Known {
 /// Bytes of all descriptions together: those of some 40,000 chunks of 256 tokens.
 const MOST_BYTES: usize = 64 << 20;
 
-/// Bytes of a description besides its contents, more or less.
+/// About the bytes of a description besides its contents.
 const ENTRY_BYTES: usize = 400;
 
 /// Names that wait to be told; others are told when their chunks come next.

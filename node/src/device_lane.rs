@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_core::store::ids::SessionId;
-use larder_device::thread::{Busy, Report};
+use larder_device::thread::{Busy, DeviceReport};
 use larder_device::{Device, DeviceError, DeviceThread, Order, OrderNumber};
 use tokio::sync::{mpsc, oneshot};
 
@@ -42,15 +42,15 @@ pub struct DeviceLane {
     /// Why the device cannot be used; set before anybody hears that it cannot.
     lost: Arc<Mutex<Option<DeviceError>>>,
     sweeps: Arc<Sweeps>,
-    reports: mpsc::UnboundedSender<Report>,
+    reports: mpsc::UnboundedSender<DeviceReport>,
 }
 
 /// Whether the device has something to give up that nobody uses any more.
 #[derive(Default)]
 struct Sweeps {
-    /// It may have.
+    /// The device may have something to give up.
     wanted: AtomicBool,
-    /// Its thread was asked to, and has not done it yet.
+    /// The thread was asked to give it up, and has not done so yet.
     waits: AtomicBool,
 }
 
@@ -71,7 +71,7 @@ impl DeviceLane {
     /// A lane whose thread has not started yet and takes up to `orders` orders, with the channel of its reports: at most one
     /// for each layer of each order at a time.
     #[must_use]
-    pub fn new(place: DevicePlace, orders: usize) -> (Self, mpsc::UnboundedReceiver<Report>) {
+    pub fn new(place: DevicePlace, orders: usize) -> (Self, mpsc::UnboundedReceiver<DeviceReport>) {
         let (reports, receiver) = mpsc::unbounded_channel();
         let lane = Self {
             place,
@@ -94,7 +94,8 @@ impl DeviceLane {
         lock(&self.lost).clone().unwrap_or_else(absent)
     }
 
-    /// Has the device do something, starting its thread where it does not run. The answer never comes if there is no device.
+    /// Has the device do something, and starts the device's thread if it does not run. The answer never comes if there is no
+    /// device.
     pub(crate) fn call<T: Send + 'static>(
         &mut self,
         what: impl FnOnce(&mut dyn Device, &mut Regions) -> Result<T, DeviceCopyRefused> + Send + 'static,
@@ -103,7 +104,7 @@ impl DeviceLane {
         let regions = Arc::clone(&self.regions);
         self.thread()?.call(move |device| {
             let result = what(device, &mut lock(&regions));
-            // Where nobody waits any more there is nobody to tell.
+            // If nobody waits any more, there is nobody to tell.
             drop(answer.send(result));
         })?;
         Ok(answered)
@@ -126,7 +127,7 @@ impl DeviceLane {
         self.catch_up();
     }
 
-    /// Repeats the messages for which the thread had no room, and lets it give up unused memory.
+    /// Repeats the messages for which the thread had no room, and lets the thread give up unused memory.
     pub(crate) fn catch_up(&mut self) {
         let Some(thread) = &self.thread else {
             self.closing.clear();
@@ -173,7 +174,7 @@ impl DeviceLane {
         Ok(words)
     }
 
-    /// A session ended: the device gives its memory up as soon as nothing copies there.
+    /// Ends a session: the device gives up the session's memory as soon as no copy uses it.
     pub(crate) fn close_session(&mut self, session: SessionId) {
         if self.words.remove(&session).is_some() {
             self.closing.push(session);
@@ -182,13 +183,13 @@ impl DeviceLane {
         }
     }
 
-    /// All sessions ended.
+    /// Ends all sessions.
     pub(crate) fn close_all(&mut self) {
         let all: Vec<SessionId> = self.words.keys().copied().collect();
         all.into_iter().for_each(|session| self.close_session(session));
     }
 
-    /// Nothing of the device is left, or there is none: the next registration opens it anew.
+    /// Notes that nothing of the device is left, or that there is none: the next registration opens it anew.
     pub(crate) fn gone(&mut self) {
         self.thread = None;
         self.regions = Arc::default();
@@ -220,7 +221,7 @@ impl DeviceLane {
         };
         let lost = Arc::clone(&self.lost);
         let hear = move |report| {
-            if let Report::Lost(error) = &report {
+            if let DeviceReport::Lost(error) = &report {
                 *lock(&lost) = Some(error.clone());
             }
             // The actor that hears it may have stopped.

@@ -30,7 +30,7 @@ pub struct Drains(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     clock: Clock,
-    /// How long a node that is told to stop drains, and the bytes that move in a second at most, where nobody says otherwise.
+    /// The default time of a drain before a stop, and the default limit of bytes that move in a second.
     limits: Mutex<(Duration, u64)>,
     known: watch::Receiver<Known>,
     wish: watch::Sender<Option<Wish>>,
@@ -99,7 +99,7 @@ impl Drains {
         self.0.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what an admin wants, and tells how far the drain is then.
+    /// Carries out an admin's command, and reports how far the drain is then.
     ///
     /// # Errors
     /// Why it cannot be done, for people.
@@ -149,8 +149,8 @@ impl Drains {
         Ok(())
     }
 
-    /// The node is told to stop: it drains for so long at most. What its disk has stays there. A drain that is under way has
-    /// no longer than that either.
+    /// Drains before a stop, for this time at most. Chunks on the node's disk stay there. A drain that is under way has no longer
+    /// than that either.
     pub(crate) fn stop_within(&self, within: Duration) {
         let until = self.0.clock.elapsed() + within;
         let before = *self.0.wish.borrow();
@@ -187,7 +187,7 @@ impl Drains {
         }
     }
 
-    /// Whether the node drains, for those who tell others.
+    /// Whether the node drains, for the messages to others.
     pub(crate) fn watch(&self) -> watch::Receiver<bool> {
         self.0.drains.subscribe()
     }
@@ -198,7 +198,7 @@ impl Drains {
         self.0.wish.borrow().is_some()
     }
 
-    /// Carries drains out, until one is over: says what the node does then.
+    /// Carries drains out until one is over, and returns what the node does then.
     ///
     /// # Cancel safety
     /// Dropped, it leaves the actors draining.
@@ -225,7 +225,7 @@ impl Drains {
                 );
                 self.state().is_over = true;
                 if ended != Ended::Stopped {
-                    // Whoever watches hears how it ended.
+                    // A watcher hears how the drain ended.
                     sleep(LAST_WORDS).await;
                 }
                 return ended;
@@ -328,7 +328,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How late actors may be that should have ended: then the node leaves without their word.
 const LATE: Duration = Duration::from_secs(1);
 
-/// How long a node stays after a drain, for those who watch it.
+/// How long a node stays after a drain, for its watchers.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// The longest drain: a day.

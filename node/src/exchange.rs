@@ -73,7 +73,7 @@ pub struct ExchangeHandle {
 
 #[derive(Debug)]
 enum Order {
-    /// With the time at which it was handed over.
+    /// The order, with the time at which it was handed over.
     Fetch(FetchOrder, oneshot::Sender<Vec<Arrival>>, Duration),
     Follow(FollowOrder),
 }
@@ -105,7 +105,7 @@ impl PeerActor {
 pub struct ExchangeOrders(mpsc::Receiver<Order>);
 
 impl ExchangeHandle {
-    /// A handle, and where its orders come out. `clock` is that of the [`PeerActor`].
+    /// A handle, and the receiver of its orders. `clock` is the clock of the [`PeerActor`].
     #[must_use]
     pub fn new(clock: Clock) -> (Self, ExchangeOrders) {
         let (orders, receiver) = mpsc::channel(QUEUE_ORDERS);
@@ -116,7 +116,7 @@ impl ExchangeHandle {
     /// stopped, and nothing writes to the slots any more.
     ///
     /// # Errors
-    /// The order, where too many wait.
+    /// The order comes back if too many wait.
     pub fn fetch(&self, order: FetchOrder) -> Result<oneshot::Receiver<Vec<Arrival>>, FetchOrder> {
         let Ok(place) = self.orders.try_reserve() else { return Err(order) };
         let (done, came) = oneshot::channel();
@@ -124,7 +124,7 @@ impl ExchangeHandle {
         Ok(came)
     }
 
-    /// Hands a follow over; whether it was taken, which it is not where too many orders wait. What comes of each chunk is told on
+    /// Hands a follow over; returns whether it was taken: it is not if too many orders wait. The result of each chunk is told on
     /// the order's channel; when that ends, nothing writes to the slots any more.
     #[must_use]
     pub fn follow(&self, order: FollowOrder) -> bool {
@@ -395,7 +395,7 @@ pub struct FetchChunk {
     pub blocks: Vec<Destination>,
 }
 
-/// Asks another node something. The answer is an error where it does not come in time.
+/// Asks another node something. The result is an error if no answer comes in time.
 #[derive(Message, Debug)]
 #[rtype(result = "Result<PeerResponse, PeerUnavailable>")]
 pub struct AskPeer {

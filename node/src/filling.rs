@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use bytesize::ByteSize;
 use tokio::sync::mpsc;
 
-use crate::arena::{self, ArenaLimits, ExtentMemory, MemoryError, Placement};
+use crate::arena::{self, ArenaLimits, ArenaPlacement, ExtentMemory, MemoryError};
 use crate::threads;
 
 /// An extent's number, and its memory.
 pub(crate) type Arrival = (u32, Arc<ExtentMemory>);
 
-/// How much memory of all arenas is there.
+/// The progress of taking the memory of all arenas.
 #[derive(Debug)]
 pub(crate) struct MemoryProgress {
     of_bytes: u64,
@@ -21,7 +21,7 @@ pub(crate) struct MemoryProgress {
 }
 
 impl MemoryProgress {
-    /// None of so many bytes is there.
+    /// None of this many bytes is there.
     pub(crate) fn new(of_bytes: u64) -> Self {
         Self { of_bytes, bytes: AtomicU64::new(0), is_done: AtomicBool::new(false) }
     }
@@ -35,7 +35,7 @@ impl MemoryProgress {
         }
     }
 
-    /// All is there.
+    /// Notes that all memory is there.
     pub(crate) fn end(&self) {
         self.is_done.store(true, Ordering::Release);
     }
@@ -45,7 +45,7 @@ impl MemoryProgress {
         self.is_done.load(Ordering::Acquire)
     }
 
-    /// How far it is, for people.
+    /// The progress, for people.
     pub(crate) fn text(&self) -> String {
         let (here, of) = (size(self.bytes.load(Ordering::Relaxed)), size(self.of_bytes));
         format!("{here} of {of} of memory are there; sessions are accepted already")
@@ -64,7 +64,7 @@ pub(crate) async fn fill(
     limits: ArenaLimits,
     arrivals: mpsc::Sender<Arrival>,
     progress: Arc<MemoryProgress>,
-) -> Result<Placement, MemoryError> {
+) -> Result<ArenaPlacement, MemoryError> {
     threads::blocking(move || {
         let here = Mutex::new(Vec::new());
         arena::fill(&limits, &|extent, memory| {
@@ -75,7 +75,7 @@ pub(crate) async fn fill(
         })?;
         let here = here.into_inner().unwrap_or_else(PoisonError::into_inner);
         let here: Vec<_> = here.iter().filter_map(Weak::upgrade).collect();
-        let placement = Placement::read(limits.extent.numa_node, here.iter());
+        let placement = ArenaPlacement::read(limits.extent.numa_node, here.iter());
         placement.warn_if_wrong();
         Ok(placement)
     })

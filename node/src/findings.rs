@@ -1,4 +1,4 @@
-//! What an examination of the host finds.
+//! The findings of an examination of the host.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,8 +9,8 @@ pub struct FindingStatus {
     pub check: String,
     /// `ok`, `note` (the node could work better), `warning` (it works, but slowly or not safely), or `problem` (it does not work).
     pub level: String,
-    /// What was found.
+    /// The finding.
     pub found: String,
-    /// What to do about it, where something is to be done.
+    /// What to do about it, if anything.
     pub advice: Option<String>,
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::arena::{Placement, PlacementSource};
+use crate::arena::{ArenaPlacement, PlacementSource};
 use crate::limits::{ActorLimits, Limits, Mismatch};
 use crate::metrics::Metrics;
 
@@ -17,7 +17,7 @@ pub struct HardwareStatus {
     pub peer_cpus: Option<String>,
     /// The network interface of the address that the configuration gives that thread.
     pub peer_interface: Option<String>,
-    /// The parts that cannot be where they would be best.
+    /// The parts that are not in their best place.
     pub mismatches: Vec<String>,
 }
 
@@ -26,7 +26,7 @@ pub struct HardwareStatus {
 pub struct DeviceHardware {
     /// The device's number.
     pub device: u16,
-    /// Its GPU, where it has one.
+    /// Its GPU, if it has one.
     pub gpu: Option<String>,
     /// The NUMA node of its GPU.
     pub numa_node: Option<u32>,
@@ -44,7 +44,7 @@ pub struct DeviceHardware {
     pub ordinary_bytes: u64,
     /// Bytes on each NUMA node, projected from the pages looked at.
     pub bytes_on_numa_nodes: BTreeMap<u32, u64>,
-    /// Bytes that are not where they should be.
+    /// Bytes that are in a wrong place.
     pub misplaced_bytes: u64,
     /// The source of these facts: `move_pages`, `numa_maps`, or `unknown` if there is none.
     pub placement_source: String,
@@ -72,7 +72,12 @@ impl HardwareStatus {
 
 impl DeviceHardware {
     /// Logs where a device's arena is, and exports it.
-    pub(crate) fn of(device: u16, limits: &ActorLimits, placement: &Placement, metrics: &Metrics) -> Self {
+    pub(crate) fn of(
+        device: u16,
+        limits: &ActorLimits,
+        placement: &ArenaPlacement,
+        metrics: &Metrics,
+    ) -> Self {
         export(device, placement, metrics);
         let advice = placement.advice(limits.arena.extent.huge_pages);
         let hardware = Self {
@@ -110,7 +115,7 @@ impl DeviceHardware {
 }
 
 /// A mismatch is a warning and a number, never a failed start.
-fn export(device: u16, placement: &Placement, metrics: &Metrics) {
+fn export(device: u16, placement: &ArenaPlacement, metrics: &Metrics) {
     metrics.placed(device, "huge_pages", placement.huge_bytes);
     metrics.placed(device, "transparent_huge_pages", placement.transparent_bytes);
     metrics.placed(device, "ordinary_pages", placement.ordinary_bytes());

@@ -1,7 +1,6 @@
 //! The node's HTTP answers: health, metrics, status, events, lists.
 //!
-//! Health never asks an actor, so that one that hangs takes no health check with it; status and metrics ask, and give up
-//! soon.
+//! Health asks no actor, so that a hanging actor fails no health check; status and metrics ask, and give up soon.
 
 mod counters;
 mod doctor;
@@ -36,7 +35,7 @@ pub use self::prefixes::PrefixStatus;
 pub(crate) use self::what_if::Progress;
 pub use self::what_if::{PlayedStatus, TriedStatus, WhatIfStatus};
 pub use self::why::{ChainStatus, EvictedStatus, LookupStatus, OtherStatus, RunStatus, StayStatus};
-use crate::actor::{AskReport, GpuActor, Report};
+use crate::actor::{ActorReport, AskReport, GpuActor};
 use crate::clock::Clock;
 use crate::cluster::ClusterStatus;
 use crate::drain::Drains;
@@ -47,7 +46,7 @@ use crate::kv_events::Bound;
 use crate::metrics::{SharedMetrics, TenantRates};
 use crate::tenants::Tenants;
 
-/// The body of `GET /status`. Parts of it that a node of another version does not tell are read as empty.
+/// The body of `GET /status`. Parts that a node of another version leaves out are read as empty.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// Always `node`.
@@ -74,11 +73,11 @@ pub struct Status {
     pub cluster: Option<ClusterStatus>,
     /// The parts of the machine that the node got; `None` before all memory is there.
     pub hardware: Option<HardwareStatus>,
-    /// How the object store does; `None` if none is configured.
+    /// The state of the object store; `None` if none is configured.
     pub object: Option<ObjectStatus>,
     /// The address at which the node publishes vLLM's events; `None` if it does not.
     pub kv_events: Option<SocketAddr>,
-    /// The address at which it sends old events again; `None` if it does not.
+    /// The address at which the node sends old events again; `None` if it does not.
     #[serde(default)]
     pub kv_events_replay: Option<SocketAddr>,
     /// How far the node's drain is; `None` if it does not drain.
@@ -96,7 +95,7 @@ pub struct DrainStatus {
     pub found_chunks: u64,
     /// Chunks that moved to other nodes.
     pub moved_chunks: u64,
-    /// Their bytes.
+    /// Bytes of the chunks that moved.
     pub moved_bytes: u64,
     /// Chunks that other nodes have anyway.
     pub elsewhere_chunks: u64,
@@ -110,13 +109,13 @@ pub struct DrainStatus {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ActorStatus {
-    /// Its device number.
+    /// The actor's device number.
     pub device: u16,
     /// The eviction policy in force.
     pub policy: String,
     /// Chunks in the host tier.
     pub chunks: u64,
-    /// How many there may be, where that is limited.
+    /// The limit of these chunks, if there is one.
     pub capacity_chunks: Option<u64>,
     /// Bytes of the arena.
     pub arena_bytes: u64,
@@ -212,11 +211,11 @@ pub(crate) struct State {
     pub(crate) filling: Arc<MemoryProgress>,
     /// Set when all memory is there.
     pub(crate) hardware: OnceLock<HardwareStatus>,
-    /// Places for those who follow events.
+    /// Places for followers of events.
     pub(crate) followers: Arc<Semaphore>,
     /// Whether the node stops: then sessions and streams of events end.
     pub(crate) stopping: watch::Sender<bool>,
-    /// Whoever examines the host.
+    /// The examination of the host.
     pub(crate) examiner: OnceLock<Examiner>,
     /// The host's last examination.
     pub(crate) findings: Findings,
@@ -354,7 +353,7 @@ fn drain_status(report: DrainReport) -> DrainStatus {
 
 impl State {
     /// Every actor's report, or none if it does not answer in time.
-    async fn ask(&self) -> Vec<(u16, Option<Report>)> {
+    async fn ask(&self) -> Vec<(u16, Option<ActorReport>)> {
         self.ask_actors(|| AskReport).await
     }
 
@@ -371,7 +370,7 @@ impl State {
     }
 }
 
-fn actor_status(device: u16, report: &Report) -> ActorStatus {
+fn actor_status(device: u16, report: &ActorReport) -> ActorStatus {
     let usage = &report.usage;
     let (used_bytes, capacity_bytes) = report.disk_fill.unwrap_or_default();
     ActorStatus {

@@ -21,7 +21,7 @@ use larder_protocol::ChunkHash;
 /// The lookups of one namespace, slot by slot.
 #[derive(Debug, Default)]
 pub struct ReuseWindows {
-    slots: VecDeque<Span>,
+    slots: VecDeque<TimeSlot>,
 }
 
 /// The tokens of a window's lookups.
@@ -48,7 +48,7 @@ pub struct Lookup<'a> {
     pub tokens_hit: u64,
 }
 
-struct Span {
+struct TimeSlot {
     number: u64,
     tokens_asked: u64,
     tokens_hit: u64,
@@ -65,7 +65,7 @@ impl ReuseWindows {
         let number = now.0 / SPAN_MS;
         self.forget(number);
         if self.slots.back().is_none_or(|slot| slot.number < number) {
-            self.slots.push_back(Span::new(number, lookup.chunk_tokens));
+            self.slots.push_back(TimeSlot::new(number, lookup.chunk_tokens));
         }
         let Some(slot) = self.slots.back_mut() else { return };
         slot.tokens_asked += lookup.tokens_asked;
@@ -155,7 +155,7 @@ impl Period {
     }
 }
 
-impl Span {
+impl TimeSlot {
     fn new(number: u64, chunk_tokens: u32) -> Self {
         Self {
             number,
@@ -168,9 +168,9 @@ impl Span {
     }
 }
 
-impl std::fmt::Debug for Span {
+impl std::fmt::Debug for TimeSlot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Span")
+        f.debug_struct("TimeSlot")
             .field("number", &self.number)
             .field("asked", &self.tokens_asked)
             .finish_non_exhaustive()

@@ -51,7 +51,7 @@ pub struct Limits {
     pub sampler: Sampler,
     /// The cluster that it is a member of.
     pub cluster: Option<ClusterLimits>,
-    /// The parts that cannot be where they would be best.
+    /// The parts that are not in their best place.
     pub mismatches: Vec<Mismatch>,
 }
 
@@ -92,7 +92,7 @@ pub struct ClusterLimits {
     pub listen: SocketAddr,
     /// The node's address as peers see it, if it differs from the one that the coordinator sees.
     pub advertise: Option<SocketAddr>,
-    /// Where it is.
+    /// The place of the node.
     pub zone: Option<String>,
     /// The files of the node's certificate and its authorities.
     pub credentials: CredentialFiles,
@@ -121,9 +121,9 @@ pub struct ClusterLimits {
 /// The numbers of one GPU actor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ActorLimits {
-    /// Its GPU, where it has one.
+    /// Its GPU, if it has one.
     pub pci: Option<PciAddress>,
-    /// The NUMA node of its GPU; `None` if nobody says.
+    /// The NUMA node of its GPU; `None` if it is unknown.
     pub numa_node: Option<u32>,
     /// The CPUs of its threads, the nearest to its GPU. Never empty.
     pub cpus: CpuSet,

@@ -165,7 +165,7 @@ impl Metrics {
             return;
         }
         known.remove(&key);
-        // Errors: it is not there, which is what is wanted.
+        // An error means that the counter is not there, as wanted.
         let _ = self.value.tokens_skipped.remove_label_values(&[tenant, fingerprint]);
         let _ = self.value.avoided_seconds.remove_label_values(&[tenant, fingerprint]);
         for preempted in PREEMPTED {

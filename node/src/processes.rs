@@ -47,7 +47,7 @@ struct Process {
 }
 
 /// A session's share in its process.
-pub struct Membership {
+pub struct ProcessShare {
     /// The process.
     pub process: ProcessId,
     /// Turns true when the process is gone.
@@ -83,7 +83,7 @@ impl Processes {
     ///
     /// # Errors
     /// [`EnterError`]: nothing is noted.
-    pub fn enter(&self, tenant: TenantId, peer: SocketProcess) -> Result<Membership, EnterError> {
+    pub fn enter(&self, tenant: TenantId, peer: SocketProcess) -> Result<ProcessShare, EnterError> {
         let mut known = self.known.borrow_mut();
         let same = peer.pid.and_then(|pid| known.by_pid.get(&(tenant, pid)).copied());
         let alive = |id: &ProcessId| known.processes.get(id).is_some_and(|process| !process.has_exited());
@@ -133,9 +133,9 @@ impl Processes {
 }
 
 impl Process {
-    fn member(&self, process: ProcessId) -> Membership {
+    fn member(&self, process: ProcessId) -> ProcessShare {
         self.sessions.fetch_add(1, Ordering::AcqRel);
-        Membership { process, gone: self.gone.subscribe(), sessions: Arc::clone(&self.sessions) }
+        ProcessShare { process, gone: self.gone.subscribe(), sessions: Arc::clone(&self.sessions) }
     }
 
     /// Whether it has exited by now, though its end may not have been handled yet.
@@ -146,7 +146,7 @@ impl Process {
     }
 }
 
-impl Drop for Membership {
+impl Drop for ProcessShare {
     fn drop(&mut self) {
         self.sessions.fetch_sub(1, Ordering::AcqRel);
     }

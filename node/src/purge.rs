@@ -41,9 +41,9 @@ struct Parts {
 #[derive(Debug, Clone, Default)]
 struct Purge {
     report: PurgeReport,
-    /// Whether chunks of it may come again.
+    /// Whether its chunks may come again.
     has_ended: bool,
-    /// When the admin asked last.
+    /// The time of the admin's last request.
     heard: Duration,
 }
 
@@ -59,7 +59,7 @@ impl Purges {
         _ = self.0.parts.set(Parts { actors: actors.to_vec(), objects });
     }
 
-    /// Does what an admin wants, and tells how far the purge is then.
+    /// Carries out an admin's command, and reports how far the purge is then.
     ///
     /// # Errors
     /// Why it cannot be done, for people.
@@ -191,7 +191,7 @@ impl Purges {
                 Some(Err(Refused::Busy)) => sleep(LOOK_EVERY).await,
                 Some(Err(Refused::Closed)) => {
                     return Err(
-                        "the disk tier is closed: what it has comes back if it is opened again".to_owned()
+                        "the disk tier is closed: its chunks come back if it is opened again".to_owned()
                     );
                 }
                 Some(Ok(segment)) => {
@@ -267,8 +267,8 @@ impl std::fmt::Debug for Purges {
 /// Passes over memory and disk before a purge gives up.
 const MOST_ROUNDS: u32 = 50;
 
-/// How often something that takes a while is looked at.
+/// Time between looks at something that takes a while.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// An admin that asks nothing for so long has gone: chunks of the purge may come again.
+/// An admin that has not asked for this time has gone: the purge's chunks may come again.
 const SILENCE: Duration = Duration::from_secs(30);

@@ -75,7 +75,7 @@ impl Reloads {
         self.0.audit.clone()
     }
 
-    /// Examines the host for the configuration in force; `None` where nobody can. May block for seconds.
+    /// Examines the host for the configuration in force; `None` if nobody can. May block for seconds.
     pub(crate) fn examine(&self) -> Option<Vec<FindingStatus>> {
         let running = self.0.running.blocking_lock().clone();
         self.0.reloadable.as_ref().map(|reloadable| (reloadable.examine)(&running))

@@ -1,7 +1,7 @@
 //! The tenants of a running node: their numbers, their sockets, and the ends of their sessions.
 //!
-//! Tenants come and go with the configuration. Each has a number of its own for as long as the node lives: one that comes again
-//! under the same name is another tenant, which sees nothing of the one before.
+//! Tenants come and go with the configuration. Each has a number of its own for as long as the node lives: a tenant that comes
+//! again under the same name is another tenant, which sees nothing of the former one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

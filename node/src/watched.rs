@@ -82,7 +82,7 @@ pub(crate) fn here(place: &'static str) {
     });
 }
 
-/// Has the next one who comes to a place on this thread panic.
+/// Makes the next code that comes to a place on this thread panic.
 #[cfg(test)]
 pub(crate) fn plant(place: &'static str) {
     PLANTED.with(|planted| planted.set(Some(place)));

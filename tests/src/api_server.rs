@@ -26,9 +26,9 @@ pub struct ApiServer {
 /// Something that happens to one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Trouble {
-    /// A write is refused although nobody else wrote.
+    /// A write is refused although there was no other write.
     Conflict,
-    /// 429: come back after so many seconds.
+    /// 429: come back after this many seconds.
     TooMany(u64),
     /// 500, and nothing is done.
     Failure,
@@ -36,31 +36,31 @@ pub enum Trouble {
     Lost,
     /// It is done, and then the connection ends.
     AnswerLost,
-    /// 504 of a proxy in between: it is done, and nobody says so.
+    /// 504 of a proxy in between: it is done, but no answer comes.
     Timeout,
     /// It is done after this many milliseconds.
     Late(u64),
-    /// A read finds what was there before the last write.
+    /// A read finds the state before the last write.
     Stale,
-    /// A read finds a time of renewal that is so many hours off.
+    /// A read finds a time of renewal that is this many hours off.
     Skewed(i8),
     /// An answer that is no JSON, with status 200.
     Garbage,
 }
 
-/// Who may do what.
+/// An account and its rights.
 #[derive(Debug, Clone)]
 pub struct Account {
     /// The token that it shows.
     pub token: &'static str,
-    /// Rights: a verb, and the name of the only Lease for which it counts.
+    /// Rights: a verb, and the only Lease for which the verb is allowed.
     pub rights: &'static [(&'static str, Option<&'static str>)],
 }
 
-/// A write that was done.
+/// A finished write.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Written {
-    /// The version of the Lease over which it was done; `None` where it made the Lease.
+    /// The version of the Lease before the write; `None` if it made the Lease.
     pub over: Option<String>,
     /// The Lease after it.
     pub lease: Value,
@@ -107,13 +107,13 @@ impl ApiServer {
         Ok(Self { address, ca_pem, state })
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Its authority's certificate, where it has TLS.
+    /// Its authority's certificate, if it has TLS.
     #[must_use]
     pub fn ca_pem(&self) -> Option<&str> {
         self.ca_pem.as_deref()
@@ -163,7 +163,7 @@ impl ApiServer {
         self.state().weather = Some(weather).filter(|_| !troubles.is_empty());
     }
 
-    /// A Lease as it is.
+    /// The present state of a Lease.
     #[must_use]
     pub fn lease(&self, name: &str) -> Option<Value> {
         self.state().leases.get(name)?.last().cloned()
@@ -179,19 +179,19 @@ impl ApiServer {
         self.state().leases.remove(name);
     }
 
-    /// All that was written so far.
+    /// All writes so far.
     #[must_use]
     pub fn written(&self) -> Vec<Written> {
         self.state().written.clone()
     }
 
-    /// How often each trouble happened.
+    /// The number of times that each trouble happened.
     #[must_use]
     pub fn happened(&self) -> BTreeMap<Trouble, usize> {
         self.state().happened.clone()
     }
 
-    /// How many requests came so far.
+    /// The number of requests so far.
     #[must_use]
     pub fn requests(&self) -> usize {
         self.state().requests
@@ -276,7 +276,7 @@ impl State {
         Some(trouble)
     }
 
-    /// Does what is asked, or says why not.
+    /// Carries out a request, or answers with an error.
     fn answer(&mut self, request: &Request, trouble: Option<Trouble>) -> (u16, String) {
         let token = request.header("authorization").and_then(|value| value.strip_prefix("Bearer "));
         let Some(account) = self.accounts.iter().find(|account| Some(account.token) == token) else {
@@ -388,7 +388,7 @@ fn merge(into: &mut Value, patch: &Value) {
     }
 }
 
-/// What is wrong with a Lease.
+/// The fault of a Lease, if any.
 fn invalid(lease: &Value) -> Option<String> {
     let spec = &lease["spec"];
     if spec["leaseDurationSeconds"]

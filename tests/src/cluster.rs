@@ -1,4 +1,4 @@
-//! A cluster whose authority, config files and processes are all in the test's hand.
+//! A cluster whose authority, config files and processes are all controlled by the test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use crate::server::Server;
 use crate::visitor::Visitor;
 use crate::wait;
 
-/// A coordinator and nodes. Nobody starts again what dies; dropping it kills what still runs.
+/// A coordinator and nodes. Dead processes are not started again; dropping the cluster kills the running ones.
 pub struct Cluster {
     program: String,
     authority: Authority,
-    /// Where the coordinator serves HTTP and peers, in this and every later life.
+    /// The coordinator's addresses for HTTP and peers, in this and every later life.
     coordinator_http: String,
     coordinator_peer: String,
     coordinator: Option<Server>,
@@ -31,7 +31,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a coordinator and so many nodes, `node-0` and so on, and waits until all of them are members.
+    /// Starts a coordinator and `nodes` nodes, `node-0` and so on, and waits until all of them are members.
     ///
     /// # Errors
     /// Fails if they do not come up.
@@ -176,7 +176,7 @@ impl Cluster {
         wait::until("the node ends", || node.ended().transpose()).context("the system says how it ended")
     }
 
-    /// Where the authority's files, and the certificates and keys of its processes are.
+    /// The folder of the authority's files, and of the certificates and keys of the processes.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
@@ -188,13 +188,13 @@ impl Cluster {
         self.dir.path().join(format!("node-{number}.sock"))
     }
 
-    /// Where the coordinator serves HTTP, also while it is down.
+    /// The coordinator's HTTP address, even while it is down.
     #[must_use]
     pub fn coordinator_http(&self) -> &str {
         &self.coordinator_http
     }
 
-    /// Where nodes find the coordinator.
+    /// The coordinator's address for nodes.
     #[must_use]
     pub fn coordinator_peer(&self) -> &str {
         &self.coordinator_peer
@@ -230,7 +230,7 @@ impl Cluster {
         members(&self.coordinator_http)
     }
 
-    /// The table that counts now, as the coordinator gives it to those who watch.
+    /// The present table, as the coordinator gives it to watchers.
     ///
     /// # Errors
     /// Fails if it gives none.
@@ -238,7 +238,7 @@ impl Cluster {
         self.visitor.watch(self.coordinator_peer.parse()?)
     }
 
-    /// What the table says of a member.
+    /// The table's entry of a member.
     ///
     /// # Panics
     /// Panics if it does not become a member.
@@ -283,7 +283,7 @@ pub fn members(coordinator_http: &str) -> Vec<Value> {
     status.and_then(|mut status| Some(status["nodes"].as_array_mut()?.split_off(0))).unwrap_or_default()
 }
 
-/// How many members a node knows.
+/// The number of members that a node knows.
 fn members_known(node: &Server) -> Option<usize> {
     let status: Value = serde_json::from_str(&node.get("/status").ok()?).ok()?;
     Some(status["cluster"]["members"].as_u64()? as usize)

@@ -22,26 +22,26 @@ pub struct Collector {
     spans: Arc<Mutex<Vec<SpanSeen>>>,
 }
 
-/// One span, with what its process said of itself.
+/// One span, with its process's attributes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SpanSeen {
     /// `service.name` of its process.
     pub service: String,
     /// `service.instance.id` of its process.
     pub instance: String,
-    /// Its trace, in hexadecimal digits.
+    /// The trace's id, in hexadecimal digits.
     pub trace_id: String,
     /// Itself.
     pub id: String,
     /// The span that caused it; empty if there is none.
     pub parent: String,
-    /// What was done.
+    /// The span's name.
     pub name: String,
-    /// On which side of a call.
+    /// The side of a call.
     pub kind: SpanKind,
-    /// When it began and ended, in nanoseconds since 1970.
+    /// Its begin and end, in nanoseconds since 1970.
     pub time: (u64, u64),
-    /// What it says of itself.
+    /// The span's attributes.
     pub attributes: BTreeMap<String, String>,
 }
 
@@ -63,7 +63,7 @@ impl Collector {
         Ok(Self { address, spans })
     }
 
-    /// Where exporters find it.
+    /// The collector's address for exporters.
     #[must_use]
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
@@ -78,7 +78,7 @@ impl Collector {
     /// Waits for spans that satisfy a condition all together, and returns them.
     ///
     /// # Panics
-    /// Panics if they do not come; `what` says what was waited for.
+    /// Panics if they do not come; `what` names the awaited spans in the error.
     pub fn until(&self, what: &str, are_there: impl Fn(&[SpanSeen]) -> bool) -> Vec<SpanSeen> {
         wait::until(what, || Some(self.spans()).filter(|spans| are_there(spans)))
     }

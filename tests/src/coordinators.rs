@@ -14,7 +14,7 @@ use crate::server::Server;
 use crate::visitor::Visitor;
 use crate::wait;
 
-/// Coordinators and nodes. Nobody starts again what dies; dropping it kills what still runs.
+/// Coordinators and nodes. Dead processes are not started again; dropping this kills the running ones.
 pub struct Coordinators {
     program: String,
     all: Vec<Option<Server>>,
@@ -27,7 +27,8 @@ pub struct Coordinators {
 }
 
 impl Coordinators {
-    /// Starts so many coordinators with these keys in `[election]`, and so many nodes, and waits until all nodes are members.
+    /// Starts `coordinators` coordinators with these keys in `[election]`, and `nodes` nodes, and waits until all nodes are
+    /// members.
     ///
     /// # Errors
     /// Fails if they do not come up.
@@ -84,7 +85,7 @@ impl Coordinators {
         (0..self.all.len()).filter(is_asked).find(|&at| leads(&self.http[at]))
     }
 
-    /// What a coordinator says of itself; `None` while it does not answer.
+    /// A coordinator's status; `None` while it does not answer.
     #[must_use]
     pub fn status(&self, at: usize) -> Option<Value> {
         status(&self.http[at])
@@ -113,7 +114,7 @@ impl Coordinators {
         Ok(())
     }
 
-    /// The table that a coordinator gives to those who watch.
+    /// The table that a coordinator gives to watchers.
     ///
     /// # Errors
     /// Fails if it gives none.

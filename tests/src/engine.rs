@@ -1,4 +1,4 @@
-//! An engine as a process of its own, which does one thing to a node and then waits to be ended.
+//! An engine in its own process: it does one deed at a node and then waits for its end.
 
 mod trouble;
 
@@ -46,7 +46,7 @@ impl EngineProcess {
         Ok(Self { child })
     }
 
-    /// Its number in the system.
+    /// The process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -65,13 +65,13 @@ impl EngineProcess {
 
 impl Drop for EngineProcess {
     fn drop(&mut self) {
-        // Both fail only where it has ended already.
+        // Both fail only if it has ended already.
         _ = self.child.kill();
         _ = self.child.wait();
     }
 }
 
-/// What the binary `test-engine` does: one deed, then it says so and waits for the end of its input.
+/// The main function of the binary `test-engine`: it does one deed, reports it, and waits for the end of its input.
 ///
 /// # Errors
 /// Fails if the node does not let it.
@@ -111,7 +111,7 @@ pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
                 put(&mut session, &registered, &window, &prompt(name, 128))?;
             }
         }
-        // Leaves the memory it was given to a child, which outlives it.
+        // Leaves its memory to a child that outlives it.
         "bequeath" => {
             let lease = session.lease(&registered, &prompt(7, 4))?;
             let memory = lease.memory[0].try_clone()?;

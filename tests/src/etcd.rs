@@ -21,7 +21,7 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Starts it, and waits until it serves; `None` where this machine has no etcd.
+    /// Starts it, and waits until it serves; `None` if this machine has no etcd.
     ///
     /// # Errors
     /// Fails if there is one and it does not come up.
@@ -31,7 +31,7 @@ impl Etcd {
         Ok(Some(etcd))
     }
 
-    /// The same with TLS: it serves those only who show a certificate of this authority.
+    /// The same with TLS: it serves only clients with a certificate of this authority.
     ///
     /// # Errors
     /// Fails if there is one and it does not come up.
@@ -54,8 +54,8 @@ impl Etcd {
         Ok(Some(etcd))
     }
 
-    /// From now on, it serves those only who say a name and a password. There are `root` and `larder`; the password of
-    /// both is their name. `larder` has the key `larder-coordinator` and no other.
+    /// From now on, it serves only clients with a name and a password. There are `root` and `larder`; the password of both is
+    /// their name. `larder` has the key `larder-coordinator` and no other.
     ///
     /// # Errors
     /// Fails if etcd refuses.
@@ -99,7 +99,7 @@ impl Etcd {
         Ok(Some(Self { command, child, url, _dir: dir }))
     }
 
-    /// Kills it and starts it again with what it had written.
+    /// Kills it and starts it again with its data.
     ///
     /// # Errors
     /// Fails if it cannot be started.
@@ -110,7 +110,7 @@ impl Etcd {
         Ok(())
     }
 
-    /// Where clients reach it.
+    /// The address for clients.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
@@ -119,7 +119,7 @@ impl Etcd {
 
 impl Drop for Etcd {
     fn drop(&mut self) {
-        // Both fail only where it has ended already.
+        // Both fail only if it has ended already.
         _ = self.child.kill();
         _ = self.child.wait();
     }

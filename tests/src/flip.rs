@@ -41,7 +41,7 @@ pub fn replace_block(pid: u32, block: &[u8], with: &[u8]) -> anyhow::Result<usiz
     Ok(replaced)
 }
 
-/// The memory of a process, and where in it its arena is.
+/// The memory of a process, and the place of its arena in this memory.
 struct Arena {
     memory: File,
     ranges: Vec<Range<u64>>,

@@ -26,16 +26,16 @@ use crate::cluster::Cluster;
 use crate::content::{BLOCK_BYTES, block};
 use crate::visitor;
 
-/// What an impostor answers to those who want the blocks that it announced.
+/// The answers of an impostor to requests for the blocks that it announced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manners {
-    /// It has none of them.
+    /// It has none of the blocks.
     HasNothing,
-    /// The right checksum, and bytes of which one bit is wrong.
+    /// The right checksum, and bytes with one wrong bit.
     FlipsABit,
     /// Bytes and checksum of another chunk.
     SendsAnother,
-    /// Half of what it said.
+    /// Half of the announced bytes.
     StopsHalfway,
     /// Blocks of twice the size.
     SendsTwice,
@@ -43,7 +43,7 @@ pub enum Manners {
     TalksGarbage,
     /// Nothing, and the stream stays open.
     SaysNothing,
-    /// What is right, [`THROTTLED_BLOCKS_PER_SECOND`] at a time.
+    /// The right bytes, at [`THROTTLED_BLOCKS_PER_SECOND`].
     IsThrottled,
 }
 
@@ -77,7 +77,7 @@ impl Impostor {
                     anyhow::Ok(member.number)
                 };
                 let number = tokio::time::timeout(PATIENCE, announced).await;
-                // Nobody hears it where the test has given up.
+                // The test may have given up.
                 _ = joined.send(number.context("it was not taken in").and_then(|number| number));
                 _ = stopped.await;
             };
@@ -88,7 +88,7 @@ impl Impostor {
         Ok(impostor)
     }
 
-    /// Its number in the table.
+    /// The impostor's number in the table.
     #[must_use]
     pub fn number(&self) -> NodeNumber {
         self.number
@@ -105,7 +105,7 @@ impl Drop for Impostor {
     }
 }
 
-/// What the impostor's tasks share.
+/// The shared state of the impostor's tasks.
 #[derive(Clone)]
 struct Member {
     endpoint: Endpoint,
@@ -321,5 +321,5 @@ impl Manners {
 /// Blocks of each fetch that a throttled impostor sends in a second.
 pub const THROTTLED_BLOCKS_PER_SECOND: u32 = 50;
 
-/// How long a cluster may take to take it in.
+/// Time in which a cluster must accept it.
 const PATIENCE: Duration = Duration::from_secs(20);

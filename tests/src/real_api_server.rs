@@ -23,7 +23,7 @@ pub struct RealApiServer {
 }
 
 impl RealApiServer {
-    /// Starts it, and waits until it serves; `None` where `tests/deploy/apiserver` has built none, or there is no etcd.
+    /// Starts it, and waits until it serves; `None` if `tests/deploy/apiserver` has built none, or there is no etcd.
     ///
     /// # Errors
     /// Fails if there is one and it does not come up.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-/// A host and a port. A name is resolved anew for each request.
+/// A host and a port. Each request resolves the host's name again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HostPort {
     host: String,
@@ -13,8 +13,7 @@ pub(crate) struct HostPort {
 impl HostPort {
     /// Reads `HOST` or `HOST:PORT`; without a port, the server listens on `usual_port`.
     ///
-    /// # Errors
-    /// A sentence that says what would be right.
+    /// # Errors A sentence that says what would be right.
     pub(crate) fn parse(text: &str, usual_port: u16) -> Result<Self, String> {
         if let Ok(address) = text.parse::<SocketAddr>() {
             return Ok(Self::from(address));
@@ -54,7 +53,7 @@ impl HostPort {
     }
 }
 
-/// All coordinators of a cluster: any of them answers, and the one that leads answers best.
+/// All coordinators of a cluster: any coordinator answers, and the leader has the newest state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Coordinators(Vec<HostPort>);
 
@@ -102,7 +101,7 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// The ports on which servers listen without another choice.
+/// The ports on which servers listen by default.
 const COORDINATOR_PORT: u16 = 7600;
 const NODE_PORT: u16 = 9440;
 

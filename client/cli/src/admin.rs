@@ -36,7 +36,7 @@ pub(crate) struct AdminArgs {
 pub(crate) struct AdminLink {
     endpoint: Endpoint,
     connection: Connection,
-    /// Where the node is, for people.
+    /// The node's name and address, for messages.
     peer: String,
 }
 
@@ -89,7 +89,7 @@ impl AdminLink {
     pub(crate) async fn ask(&self, request: &PeerRequest) -> anyhow::Result<PeerResponse> {
         let version = self.connection.version();
         if version < request.since() {
-            bail!("{} speaks {version}, which cannot do this: upgrade that node first", self.peer);
+            bail!("{} speaks {version}, too old for this: upgrade that node first", self.peer);
         }
         let answer = async {
             let (mut send, mut receive) = self.connection.quic().open_bi().await?;
@@ -137,5 +137,5 @@ fn late(peer: &str) -> anyhow::Error {
     anyhow::anyhow!("no answer from {peer} within {} s; does it share chunks?", PATIENCE.as_secs())
 }
 
-/// How long a node may take to answer.
+/// The time in which a node must answer.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -91,8 +91,8 @@ impl Command {
         }
     }
 
-    /// Starts to send the spans of this process, where somebody wants them. What is wrong with a configuration file the
-    /// command itself says.
+    /// Starts to send the spans of this process, if a collector is set. What is wrong with a configuration file the command
+    /// itself says.
     pub(crate) fn start_tracing(&self) -> Result<Option<Exporter>, ExportError> {
         let (config, name, instance) = match self {
             Self::Node(args) => {

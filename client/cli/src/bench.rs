@@ -1,4 +1,4 @@
-//! Measures Larder against what the machine can do at best.
+//! Measures Larder against yardsticks: the best that the machine can do.
 
 pub mod crowd;
 pub mod load;
@@ -23,22 +23,22 @@ use crate::output;
 /// One measurement beside the yardstick of the same run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
-    /// What was measured.
+    /// The name of the measured work.
     pub name: String,
-    /// How it did.
+    /// The measured figure.
     pub value: f64,
     /// Unit of both values.
     pub unit: String,
-    /// What it is measured against.
+    /// The name of the yardstick.
     pub yardstick: String,
-    /// How that did.
+    /// The yardstick's figure.
     pub yardstick_value: f64,
     /// `value / yardstick_value`.
     pub ratio: f64,
 }
 
 impl Measurement {
-    /// Throughput of passes over `bytes` each, which took so many seconds.
+    /// Throughput of passes over `bytes` each, from the seconds of each pass.
     #[must_use]
     pub fn throughput(name: &str, yardstick: &str, bytes: u64, seconds: f64, yardstick_seconds: f64) -> Self {
         let gigabytes_per_second = |seconds: f64| bytes as f64 / seconds / 1e9;
@@ -88,7 +88,7 @@ pub fn table(measurements: &[Measurement]) -> Table {
     let mut table = output::table(&["what", "value", "yardstick", "value", "unit", "ratio"]);
     for m in measurements {
         let [value, yardstick_value] = [m.value, m.yardstick_value].map(|value| {
-            // A tenth of a GB/s would be a tenth of it.
+            // For a small value, one digit after the point would hide a difference of some percent.
             if value < 10.0 { format!("{value:.2}") } else { format!("{value:.1}") }
         });
         let ratio = format!("{:.2}", m.ratio);

@@ -10,12 +10,12 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// CPU time that this thread has used, in seconds: the same however busy the machine is.
+/// CPU time that this thread has used, in seconds: the same on a busy machine.
 pub(crate) fn thread_seconds() -> f64 {
     seconds(ClockId::ThreadCPUTime)
 }
 
-/// The same of all threads of this process.
+/// CPU seconds of all threads of this process.
 pub(crate) fn process_seconds() -> f64 {
     seconds(ClockId::ProcessCPUTime)
 }

@@ -1,4 +1,4 @@
-//! The processes of a cluster: their addresses, and what they say. Whoever answers must be the one that was asked.
+//! The processes of a cluster: their addresses, and what they say. The server that answers must be the server that was asked.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -63,7 +63,7 @@ impl NodeAddress {
     }
 }
 
-/// What a cluster says: the coordinator that leads, or another one where none that leads answers. `addresses` has commas between
+/// The state of a cluster, from the coordinator that leads, or from another if no leader answers. `addresses` has commas between
 /// several. Words are its own, and as far as they are understood.
 ///
 /// # Errors
@@ -76,7 +76,7 @@ pub(crate) fn ask_coordinator(addresses: &impl Display) -> anyhow::Result<(Value
         match ask_one_coordinator(&address) {
             Ok(answer) if !answer.1.follows => return Ok(answer),
             Ok(answer) => {
-                // It names the leader, which may have another name among the addresses.
+                // The answer names the leader, which may have another name among the addresses.
                 open.extend(answer.1.leader.clone().filter(|leader| !asked.contains(leader)));
                 follower = follower.or(Some(answer));
             }
@@ -114,7 +114,7 @@ fn ask_one_coordinator(address: &impl Display) -> anyhow::Result<(Value, Coordin
     Ok((said, understood.with_context(|| http::not_larder(address))?))
 }
 
-/// What a node says, in its own words and as far as they are understood.
+/// A node's status: its JSON as sent, and the part that this version understands.
 ///
 /// # Errors
 /// It does not answer, or is none.
@@ -140,7 +140,7 @@ pub(crate) fn chosen_members(mut members: Vec<Member>, names: &[String]) -> anyh
     Ok(members)
 }
 
-/// What a member of a cluster says: the node and the life of it that the coordinator knows, nobody else.
+/// The status of a member of a cluster. The answer must come from the node, and the life of the node, that the coordinator knows.
 ///
 /// # Errors
 /// It does not answer, or another node or another life of it does.

@@ -1,4 +1,4 @@
-//! What a configuration comes to, as a list of names and values.
+//! The values of a configuration, as a list of names and values.
 
 use larder_coordinator::Config as CoordinatorConfig;
 use larder_net::trace::Sampler;

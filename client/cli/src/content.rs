@@ -1,4 +1,4 @@
-//! What a chunk of a replay holds: bytes that follow from its key alone.
+//! The bytes of a chunk of a replay: bytes that follow from its key alone.
 //!
 //! Word `i` (eight bytes, little-endian) of the chunk with hash `h` is `mix(h[i mod 4] + i * STEP)`, where `h[0..4]`
 //! are the hash's four words and `mix` is one multiplication between two shifts: as fast as memory, and
@@ -67,7 +67,7 @@ pub fn first_difference(hash: &ChunkHash, bytes: &[u8]) -> Option<usize> {
     None
 }
 
-/// How many bytes are not the chunk's.
+/// Number of bytes that differ from the chunk's.
 #[must_use]
 pub fn differences(hash: &ChunkHash, bytes: &[u8]) -> usize {
     let mut seeds = seeds(hash);

@@ -34,7 +34,7 @@ enum Named {
 pub(crate) struct Chosen {
     /// The addresses of its coordinators.
     pub(crate) coordinator: Coordinators,
-    /// The certificate to change it with, where one is known.
+    /// The admin's certificate for changes of the cluster, if one is known.
     pub(crate) admin: Option<CredentialFiles>,
 }
 
@@ -52,7 +52,7 @@ impl ClusterArg {
     /// The cluster to ask.
     ///
     /// # Errors
-    /// What was written is no address or no context file, or nothing is named and no development cluster runs.
+    /// The given text is no address and no context file, or no text is given and no development cluster runs.
     pub(crate) fn choose(&self) -> anyhow::Result<Chosen> {
         let environment = std::env::var("LARDER_COORDINATOR").ok();
         let named = self.named(environment.as_deref(), context_file().as_deref())?;

@@ -117,7 +117,7 @@ impl DevCluster {
         &self.addresses
     }
 
-    /// How long it took to start.
+    /// Time that the cluster took to start.
     #[must_use]
     pub fn ready_after(&self) -> Duration {
         self.ready_after
@@ -158,13 +158,13 @@ impl DevCluster {
         }
     }
 
-    /// Its processes' names and numbers.
+    /// Names and ids of the cluster's processes.
     #[must_use]
     pub fn pids(&self) -> Vec<(String, Option<u32>)> {
         self.children.iter().map(|child| (child.name().to_owned(), child.pid())).collect()
     }
 
-    /// Tells all processes to stop, waits for them, and kills those that take longer than [`STOP_GRACE`].
+    /// Tells all processes to stop, waits for them, and kills each process that takes longer than [`STOP_GRACE`].
     ///
     /// # Errors
     /// [`DevError::Killed`] names a process that had to be killed.
@@ -181,7 +181,7 @@ impl DevCluster {
     }
 }
 
-/// How long a process may take to stop.
+/// Time in which a process must stop.
 pub const STOP_GRACE: Duration = Duration::from_secs(5);
 
 /// Restarts of late.
@@ -237,7 +237,7 @@ async fn start_processes(options: &DevOptions, files: &Files) -> Result<(Address
     Ok((addresses, children))
 }
 
-/// How many members the table has that a node follows; 0 if it does not answer yet.
+/// The number of members in the partition table that a node follows; 0 if it does not answer yet.
 async fn members_in_table_of(node: SocketAddr) -> usize {
     let asked = tokio::task::spawn_blocking(move || http::get_json::<Status>(&node, "/status"));
     let status = asked.await.ok().and_then(Result::ok);
@@ -267,11 +267,11 @@ fn admin_in(dir: &Path) -> CredentialFiles {
     CredentialFiles { ca, certificate, key }
 }
 
-/// How long nodes may take to become members.
+/// Time in which nodes must become members.
 pub const JOIN_TIMEOUT: Duration = Duration::from_secs(15);
 const JOIN_POLL: Duration = Duration::from_millis(10);
 
-/// Restarts within [`RESTART_MEMORY`] after which a death is for good.
+/// Restarts within [`RESTART_MEMORY`]. After this number, a process that dies is not started again.
 const MAX_RESTARTS: u32 = 5;
 const RESTART_MEMORY: Duration = Duration::from_secs(60);
 const RESTART_PAUSE: Duration = Duration::from_millis(250);

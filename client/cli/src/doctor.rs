@@ -1,7 +1,7 @@
-//! What of a machine is in a node's way, and what to do about it.
+//! The problems of a machine as a node's host, and their remedies.
 //!
-//! Each check is a function of facts: files below a root ([`files::Files`]), what trying things out came to
-//! ([`probes::Probes`]), and the node's configuration. So tests plant faults in trees of files.
+//! Each check is a function of facts: files below a root ([`files::Files`]), the results of trials ([`probes::Probes`]), and the
+//! node's configuration. So tests plant faults in trees of files.
 
 mod certificates;
 mod clock;
@@ -45,19 +45,19 @@ pub(crate) struct Subject {
 pub(crate) struct Finding {
     /// The check's name.
     pub(crate) check: &'static str,
-    /// How bad it is.
+    /// The severity.
     pub(crate) level: Level,
-    /// What was found.
+    /// The found fact.
     pub(crate) found: String,
     /// The advice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) advice: Option<String>,
 }
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
-    /// All is well.
+    /// No problem.
     Ok,
     /// Could be better.
     Note,
@@ -88,7 +88,9 @@ impl Subject {
                 let actors = crate::output::counted(limits.actors.len(), "actor");
                 ok("configuration", format!("{} fits this machine: {actors}", limits.name))
             }
-            Err(error) => problem("configuration", error.to_string(), "change the configuration as it says"),
+            Err(error) => {
+                problem("configuration", error.to_string(), "change the configuration as the error says")
+            }
         }
     }
 

@@ -17,31 +17,31 @@ use crate::cluster::{ask_coordinator, ask_member};
 use crate::failure::Usage;
 use crate::output;
 
-/// How a drain ended.
+/// The result of a drain.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Drained {
     /// The node.
     pub(crate) node: String,
     /// `left`, `cancelled`, `given up`, `died`, `draining` or `failed`.
     pub(crate) outcome: &'static str,
-    /// Why, where it did not leave.
+    /// The reason, if the node did not leave.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
-    /// How long it took.
+    /// Time of the drain.
     pub(crate) seconds: f64,
     /// Chunks that were in its memory at the start.
     pub(crate) found_chunks: u64,
-    /// Those that moved to other nodes.
+    /// Chunks that moved to other nodes.
     pub(crate) moved_chunks: u64,
-    /// Their bytes.
+    /// Bytes of the moved chunks.
     pub(crate) moved_bytes: u64,
-    /// Those that others had.
+    /// Chunks that other nodes had already.
     pub(crate) elsewhere_chunks: u64,
-    /// Those that disk or object store keep.
+    /// Chunks that the disk or the object store keeps.
     pub(crate) kept_below_chunks: u64,
-    /// Those that nobody took.
+    /// Chunks that no node took.
     pub(crate) left_chunks: u64,
-    /// How long the node took to come back, where it was to.
+    /// Time that the node took to come back, for a restart.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) back_after_seconds: Option<f64>,
 }
@@ -64,7 +64,7 @@ impl Drained {
         }
     }
 
-    /// What a node says of a drain that nobody watches.
+    /// The result of a drain without a watcher, from the node's report.
     pub(crate) fn of_report(node: &str, outcome: &'static str, report: &DrainReport) -> Self {
         Self::new(node, outcome, report, now())
     }
@@ -75,7 +75,7 @@ impl Drained {
         Self { reason, ..Self::new(node, "failed", &DrainReport::default(), now()) }
     }
 
-    /// It in words.
+    /// The result as a sentence.
     pub(crate) fn line(&self) -> String {
         let Self { node, outcome, seconds, found_chunks, moved_chunks, elsewhere_chunks, .. } = self;
         let Self { kept_below_chunks, left_chunks, .. } = self;
@@ -86,7 +86,7 @@ impl Drained {
         )
     }
 
-    /// Whether the node did what was wanted.
+    /// Whether the drain succeeded.
     pub(crate) fn is_well(&self) -> bool {
         matches!(self.outcome, "left" | "draining")
     }
@@ -140,7 +140,7 @@ pub(crate) async fn drain(
         match ask(&link, DrainCommand::Report).await {
             Ok(report) => (last, silent_since) = (report, None),
             Err(error) => {
-                // It has left, most likely: the coordinator knows.
+                // The node has most likely left: the coordinator knows.
                 let since = *silent_since.get_or_insert_with(now);
                 match fate(coordinator, member).await {
                     Some(outcome) => return Ok(Drained::new(&member.name, outcome, &last, started)),
@@ -157,7 +157,7 @@ pub(crate) async fn drain(
     }
 }
 
-/// What became of a life of a node that does not answer; `None` while it is a member.
+/// The fate of a life of a node that does not answer; `None` while it is a member.
 async fn fate(coordinator: &Coordinators, member: &NodeStatus) -> Option<&'static str> {
     let status = status_of(coordinator).await.ok()?;
     let is_it = |name: &str, incarnation: u64| name == member.name && incarnation == member.incarnation;
@@ -168,7 +168,7 @@ async fn fate(coordinator: &Coordinators, member: &NodeStatus) -> Option<&'stati
     (!is_member).then_some("left")
 }
 
-/// Waits until another life of a node is a member that is ready, and has found what its disk keeps.
+/// Waits until another life of the node is a ready member, and has found the chunks on its disk.
 ///
 /// # Errors
 /// It takes longer than `within`.
@@ -196,7 +196,7 @@ pub(crate) async fn comes_back(
         let said = tokio::task::spawn_blocking(move || ask_member(&member)).await?;
         let Ok((_, said)) = said else { continue };
         let is_in_table = said.cluster.as_ref().is_some_and(|cluster| cluster.members > 0);
-        // What a disk keeps is found piece by piece.
+        // A node finds the chunks on its disk piece by piece.
         let chunks: u64 = said.actors.iter().filter_map(|actor| actor.disk).map(|disk| disk.chunks).sum();
         if said.ready && is_in_table && on_disk.replace(chunks) == Some(chunks) {
             return Ok(());
@@ -204,7 +204,7 @@ pub(crate) async fn comes_back(
     }
 }
 
-/// What the coordinator says now.
+/// The coordinator's status now.
 ///
 /// # Errors
 /// It does not answer.
@@ -233,7 +233,7 @@ pub(crate) fn show(shows: bool, node: &str, report: &DrainReport) {
         (output::count(done), output::count(chunks.found), output::bytes(chunks.moved_bytes));
     let left = output::duration(report.left_ms as f64 / 1_000.0);
     eprint!("\r\x1b[K{node}: {done} of {found} chunks, {moved} moved, at most {left} left");
-    // A terminal that is gone shows nothing.
+    // The terminal may be closed.
     _ = std::io::stderr().flush();
 }
 
@@ -242,8 +242,8 @@ pub(crate) fn clear() {
     eprint!("\r\x1b[K");
 }
 
-/// How often a node is asked how far it is.
+/// Pause between questions for a node's progress.
 const LOOK_EVERY: Duration = Duration::from_millis(150);
 
-/// How long a node may be silent that the coordinator still has as a member.
+/// Limit of the silence of a node that the coordinator still has as a member.
 const SILENCE: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! How a command ends when it does not end well.
+//! The exit status of a command that fails.
 
 use std::process::ExitCode;
 
@@ -8,7 +8,7 @@ pub(crate) const FAILED: u8 = 1;
 /// Wrong arguments, configuration or input files. The same status as clap's own.
 pub(crate) const USAGE: u8 = 2;
 
-/// A node has drained and is to be started again by its supervisor (`EX_TEMPFAIL` of sysexits.h).
+/// A node has drained, and its supervisor should start it again (`EX_TEMPFAIL` of sysexits.h).
 pub(crate) const TO_RESTART: u8 = 75;
 
 /// Marks an error as the asker's: put it into the chain as a context.

@@ -1,17 +1,17 @@
-//! Makes a trace where no file is given: the same requests for the same seed, on every machine.
+//! Makes a trace for a replay without a file: the same requests for the same seed, on every machine.
 //!
 //! The model, with integers only:
 //!
-//! - [`HEADS`] system prompts of 1 to 8 blocks; the one of rank r is chosen with weight 1/(r+1) (Zipf).
+//! - [`HEADS`] system prompts of 1 to 8 blocks; the prompt of rank r is chosen with weight 1/(r+1) (Zipf).
 //! - Three requests in ten start a session: a head, then a first message of 64 to 8,191 tokens, log-uniform.
-//! - The others continue one of the latest [`OPEN_SESSIONS`] sessions, of two drawn the one that was used last. Its
-//!   prompt grows by the answer before (16 to 1,023 tokens) and a new message (64 to 4,095 tokens).
-//! - A session whose prompt passes [`LONGEST_PROMPT_TOKENS`] is closed; so is, beyond [`OPEN_SESSIONS`], the one that was
-//!   used least recently.
+//! - The other requests continue one of the latest [`OPEN_SESSIONS`] sessions: two are drawn, and the one that was used last is
+//!   continued. The session's prompt grows by the previous answer (16 to 1,023 tokens) and a new message (64 to 4,095 tokens).
+//! - A session whose prompt passes [`LONGEST_PROMPT_TOKENS`] is closed. Beyond [`OPEN_SESSIONS`], the session that was used least
+//!   recently is closed.
 //! - Requests arrive 0 to 599 ms apart.
 //!
-//! Block ids are chained as in published traces: full blocks keep theirs while a session grows, the last, partial one
-//! has a new one each time.
+//! Block ids are chained as in published traces: full blocks keep their ids while a session grows; the last, partial block has a
+//! new id each time.
 
 use crate::trace::{CHUNK_TOKENS, Request};
 
@@ -24,7 +24,7 @@ pub const OPEN_SESSIONS: usize = 48;
 /// A session whose prompt is longer is not continued.
 pub const LONGEST_PROMPT_TOKENS: u64 = 24_576;
 
-/// Requests if nobody asks for another number: a replay of them takes seconds.
+/// Default number of requests: a replay of them takes seconds.
 pub const DEFAULT_REQUESTS: usize = 2_000;
 
 /// An endless trace.
@@ -33,7 +33,7 @@ pub struct Generator {
     rng: fastrand::Rng,
     heads: Vec<Vec<u64>>,
     /// The session used last is at the end.
-    sessions: Vec<Session>,
+    sessions: Vec<Conversation>,
     next_id: u64,
     now_ms: u64,
 }
@@ -48,14 +48,14 @@ impl Generator {
         Self { rng, heads, sessions: Vec::new(), next_id, now_ms: 0 }
     }
 
-    fn start_session(&mut self) -> Session {
+    fn start_session(&mut self) -> Conversation {
         let head = self.popular_head();
         let blocks = self.heads[head].clone();
         let tokens = blocks.len() as u64 * CHUNK_TOKENS + self.log_uniform(6, 13);
-        Session { blocks, tokens, answer_tokens: 0 }
+        Conversation { blocks, tokens, answer_tokens: 0 }
     }
 
-    fn continue_session(&mut self) -> Session {
+    fn continue_session(&mut self) -> Conversation {
         let at = self.rng.usize(..self.sessions.len()).max(self.rng.usize(..self.sessions.len()));
         let mut session = self.sessions.remove(at);
         session.tokens += session.answer_tokens + self.log_uniform(6, 12);
@@ -114,7 +114,7 @@ impl Iterator for Generator {
 
 /// A conversation that grows turn by turn.
 #[derive(Debug, Clone)]
-struct Session {
+struct Conversation {
     /// Ids of its full blocks.
     blocks: Vec<u64>,
     tokens: u64,

@@ -1,15 +1,15 @@
-//! The heap of the program: it ends in words where no memory is left, and keeps freed memory for the next use.
+//! The heap of the program: it ends the program with a sentence when no memory is left, and keeps freed memory for the next use.
 #![expect(unsafe_code, reason = "an allocator is unsafe by its nature, and mallopt has no wrapper")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write as _;
 
-/// The system's allocator. Where the system refuses memory, it says so on standard error and ends the program with status 1. Rust
-/// itself would abort and leave a core dump.
+/// The system's allocator. When the system refuses memory, it prints a sentence on standard error and ends the program with
+/// status 1. Rust itself would abort and leave a core dump.
 #[derive(Debug)]
 pub struct Heap;
 
-/// Who asks for more at once than this gets the refusal itself, since it may have an answer to it (as `Vec::try_reserve` has).
+/// The caller of a larger allocation gets the refusal itself, since it may handle it (as `Vec::try_reserve` does).
 const REFUSABLE_BYTES: usize = 1 << 30;
 
 // SAFETY: all is the system allocator's, or the program ends.
@@ -51,7 +51,7 @@ fn end(bytes: usize) -> ! {
     // An error: the text is longer than its place, and what has room of it is said.
     _ = writeln!(
         rest,
-        "error: the system refuses {bytes} bytes of memory: lower [host] arena_bytes or what else is asked for, or raise the limit of \
+        "error: the system refuses {bytes} bytes of memory: lower [host] arena_bytes or another size, or raise the limit of \
          address space (ulimit -v) or of the container"
     );
     let said = room - rest.len();
@@ -81,8 +81,8 @@ pub(crate) fn keep_freed_memory() {}
 /// The bytes of two windows of a connection.
 const KEPT_BYTES: i32 = 16 << 20;
 
-/// Allocations of this size have a mapping of their own, which ends with them. Setting either bound ends the library's own search
-/// for it.
+/// Each allocation of this size has its own mapping, which ends with the allocation. Setting either bound ends the library's own
+/// search for it.
 const MAPPED_BYTES: i32 = 4 << 20;
 
 #[cfg(test)]
@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// Page faults of the calling thread so far that needed no disk.
+    /// Page faults of the calling thread so far, without disk reads.
     fn faults() -> u64 {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
         let after_name = stat.rsplit_once(')').unwrap().1;

@@ -56,7 +56,7 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     let args = match args::Larder::try_parse_from(args) {
         Ok(args) => args,
         Err(help_or_error) => {
-            // Nobody is left to tell where standard error is closed.
+            // Standard error may be closed.
             let _ = help_or_error.print();
             return ExitCode::from(if help_or_error.use_stderr() { failure::USAGE } else { 0 });
         }
@@ -74,5 +74,5 @@ fn run_command(args: args::Larder) -> anyhow::Result<ExitCode> {
     ended
 }
 
-/// How long the last spans may take to get to the collector.
+/// Time in which the last spans must reach the collector.
 const LAST_SPANS: Duration = Duration::from_secs(1);

@@ -8,7 +8,7 @@ use rustix::termios::tcgetwinsize;
 
 use crate::output;
 
-/// How a result is printed.
+/// The format of a printed result.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// The columns that fit 80 characters
@@ -98,7 +98,7 @@ impl Listing {
     /// The list as text, for this process's standard output.
     pub(crate) fn text(&self, format: Format) -> String {
         let width = tcgetwinsize(io::stdout()).map_or(0, |size| size.ws_col);
-        // A unit test reads the same text wherever it runs.
+        // A unit test gets the same text with and without a terminal.
         let is_terminal = !cfg!(test) && io::stdout().is_terminal();
         let terminal = is_terminal.then_some(if width == 0 { USUAL_WIDTH } else { width });
         self.text_for(format, terminal)

@@ -11,7 +11,7 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     closed_pipe_is_fine(writeln!(stdout, "{}", text.trim_end_matches('\n')).and_then(|()| stdout.flush()))
 }
 
-/// Prints one line of many, and says whether anybody still reads them.
+/// Prints one line of many, and returns whether the reader is still there.
 pub(crate) fn print_line(text: &str) -> io::Result<bool> {
     write_line(&mut io::stdout().lock(), text)
 }

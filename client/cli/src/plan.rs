@@ -1,7 +1,7 @@
-//! Plans a cache: what policies, capacities and node counts would make of a trace.
+//! Plans a cache: the hit rates of a trace by policy, capacity and number of nodes.
 //!
-//! All that decides is what runs in production, driven by [`larder_core::what_if::cluster`]; only the ceiling, [`opt`], is a model of
-//! its own, because it looks into the future.
+//! All decisions come from the code that runs in production, driven by [`larder_core::what_if::cluster`]; only the ceiling,
+//! [`opt`], is a model of its own, because it looks into the future.
 
 pub mod advice;
 pub mod cluster;
@@ -31,13 +31,13 @@ pub struct Scenario {
     /// The eviction policy.
     #[serde(serialize_with = "as_text")]
     pub policy: PlanPolicy,
-    /// How many nodes.
+    /// Number of nodes.
     pub nodes: u16,
     /// The way in which the nodes work together.
     pub sharing: Sharing,
     /// Chunks that each node keeps in memory.
     pub capacity_chunks: u64,
-    /// What is below the nodes' memory.
+    /// The tiers below the nodes' memory.
     #[serde(flatten)]
     pub tiers: Tiers,
 }
@@ -47,7 +47,7 @@ pub struct Scenario {
 pub struct Tiers {
     /// Chunks that each node keeps on its disk; 0 without a disk.
     pub disk_chunks: u64,
-    /// Whether all nodes share an object store, which keeps everything.
+    /// Whether all nodes share an object store; it keeps everything.
     pub object_store: bool,
 }
 
@@ -55,11 +55,11 @@ pub struct Tiers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sharing {
-    /// Nodes share nothing; each request goes to the node that recomputed least lately
+    /// Nodes share nothing; each request goes to the node that recomputed the fewest tokens lately
     Local,
     /// Nodes share nothing; the router knows their chunks and sends each request where least has to be recomputed
     Routed,
-    /// Each node reads the chunks of all others; each request goes to the node that recomputed least lately
+    /// Each node reads the chunks of all others; each request goes to the node that recomputed the fewest tokens lately
     Shared,
     /// Each node reads the chunks of all others; each request goes to the node where it costs least
     RoutedShared,
@@ -90,7 +90,7 @@ pub struct Outcome {
     pub counts: Counts,
 }
 
-/// What was counted in a run.
+/// The counts of a run.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Played {
     /// Blocks and tokens.
@@ -102,7 +102,7 @@ pub struct Played {
 }
 
 impl Outcome {
-    /// A run that took so many seconds of CPU time.
+    /// A run that took `seconds` of CPU time.
     #[must_use]
     pub fn new(scenario: Scenario, run: Played, seconds: f64, prices: &Prices) -> Self {
         let Played { counts, wait, stored_chunks } = run;

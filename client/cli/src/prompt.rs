@@ -67,7 +67,7 @@ pub(crate) struct TextArgs {
     #[arg(long, value_name = "FILE", requires = "text")]
     tokenizer: Option<PathBuf>,
 
-    /// Leave out the tokens with which the model's prompts begin: a chat template wrote them into the text
+    /// Do not add the tokens with which the model's prompts begin, since a chat template wrote them into the text
     #[arg(long, requires = "text")]
     without_special_tokens: bool,
 }
@@ -163,7 +163,7 @@ impl PromptArgs {
 }
 
 impl Prompt {
-    /// Its full chunks, in a namespace that a node knows.
+    /// The prompt's full chunks, in a namespace that a node knows.
     pub(crate) fn chain(&self, namespace: &Namespace) -> Chain {
         match self {
             Self::Tokens(tokens) => namespace.chain_of_tokens(tokens, PromptExtra::default()),
@@ -222,7 +222,7 @@ fn parse_list<T>(text: &str, parse: impl Fn(&str) -> anyhow::Result<T>) -> anyho
     words.iter().map(|word| parse(word).with_context(|| format!("`{word}`"))).collect()
 }
 
-/// What a command line without a prompt is told.
+/// The error for a command line without a prompt.
 const NO_PROMPT: &str = "name a prompt: the ids of its blocks in a trace (`0 1 2`), its tokens (`--namespace FILE --tokens FILE`), \
     its text (`--namespace FILE --text FILE --tokenizer FILE`), or the hashes of its chunks (`--namespace FILE --hashes FILE`)";
 

@@ -20,14 +20,14 @@ pub use tally::Tally;
 
 /// Sessions of a replay that are in flight at a time.
 ///
-/// Requests for the same chunks that come at once find none of them saved. So hit rates differ from those of one session after
-/// the other: on the public traces by up to 0.15 points with 4.
+/// Requests for the same chunks that come at once find none of them saved. So hit rates differ from the rates of one session
+/// after the other: on the public traces by up to 0.15 points with 4.
 pub const REQUESTS_IN_FLIGHT: u16 = 4;
 
 /// The most requests of a replay that may be under way at a time.
 pub const MAX_REQUESTS_IN_FLIGHT: u16 = 256;
 
-/// Requests under way that a development cluster is sized for if nobody says otherwise.
+/// Default number of requests under way that a development cluster has room for.
 pub const USUAL_REQUESTS_IN_FLIGHT: u16 = 16;
 
 /// Bytes of one chunk's block if nobody asks for another size.
@@ -36,8 +36,8 @@ pub const DEFAULT_BLOCK_BYTES: u64 = 64 << 10;
 /// Chunks that a node of a replay keeps if nobody asks for another number.
 pub const DEFAULT_CHUNKS_PER_NODE: u64 = 3_000;
 
-/// Chunks that are reserved, written and committed together: [`MAX_PART_CHUNKS`], or fewer where their blocks are so
-/// large, or so many requests under way, that [`STAGING_BYTES`] would not hold those of all of them; at least one.
+/// Chunks that are reserved, written and committed together: [`MAX_PART_CHUNKS`], or fewer if [`STAGING_BYTES`] would not hold
+/// the blocks of all requests under way; at least one.
 #[must_use]
 pub fn part_chunks(block_bytes: u64, in_flight: u16) -> u64 {
     let of_each = STAGING_BYTES / u64::from(in_flight.max(USUAL_REQUESTS_IN_FLIGHT));

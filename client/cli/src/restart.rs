@@ -10,7 +10,7 @@ use crate::address::Coordinators;
 use crate::clock::now;
 use crate::drain::{self, Drained, clear, find, show};
 
-/// How nodes are restarted.
+/// The options of a restart.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Restart {
     pub(crate) within: Duration,
@@ -21,7 +21,7 @@ pub(crate) struct Restart {
 }
 
 impl Restart {
-    /// Restarts nodes one after the other, until one does not come back: the last one says why.
+    /// Restarts nodes one after the other, until one does not come back: the last one gives the reason.
     pub(crate) async fn all(
         self,
         credentials: &Credentials,

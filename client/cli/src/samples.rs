@@ -1,4 +1,4 @@
-//! What a server exports now, read from Prometheus' text format.
+//! The present values of a server's metrics, read from Prometheus' text format.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use larder_net::metrics::{Kind, Metric};
 use serde::Serialize;
 
-/// All of it, by the name that stands in the text.
+/// All samples, by the name in the text.
 #[derive(Debug, Default)]
 pub(crate) struct Samples(BTreeMap<String, Vec<Sample>>);
 
@@ -14,9 +14,9 @@ pub(crate) struct Samples(BTreeMap<String, Vec<Sample>>);
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Sample {
     pub(crate) labels: BTreeMap<String, String>,
-    /// Of a histogram, the mean of what was observed.
+    /// The value; for a histogram, the mean of the observations.
     pub(crate) value: f64,
-    /// Of a histogram, how much was observed.
+    /// For a histogram, the number of observations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) count: Option<u64>,
 }
@@ -35,7 +35,7 @@ impl Samples {
         all
     }
 
-    /// What there is of one metric.
+    /// The samples of one metric.
     pub(crate) fn of(&self, metric: &Metric) -> Vec<Sample> {
         let get = |name: &str| self.0.get(name).map(Vec::as_slice).unwrap_or_default();
         if !matches!(metric.kind, Kind::Histogram(_)) {

@@ -1,4 +1,4 @@
-//! What a model's KV takes: from its `config.json` to bytes, tokens and seconds.
+//! The bytes of a model's KV: from its `config.json` to bytes, tokens and seconds.
 
 pub mod config;
 pub mod layers;
@@ -13,7 +13,7 @@ pub use config::{ModelConfig, SizeError};
 use self::layers::LayerKind;
 use self::state::StateShape;
 
-/// How a model is served.
+/// The deployment of a model: its ranks and types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deployment {
     /// Tensor-parallel ranks.
@@ -33,13 +33,13 @@ pub struct Footprint {
     pub full: AttentionGeometry,
     /// The geometry of the layers that look back a window only.
     pub sliding: AttentionGeometry,
-    /// Tokens that those look back.
+    /// Tokens that the sliding layers look back.
     pub window: Option<u32>,
     /// Layers with recurrent state on this rank.
     pub state_layers: u32,
     /// Bytes of all recurrent state at the end of one chunk on this rank.
     pub state_bytes: u64,
-    /// Parts of a chunk: one a rank, or one a pipeline stage where tensor-parallel ranks hold the same.
+    /// Parts of a chunk: one a rank, or one a pipeline stage if tensor-parallel ranks hold the same bytes.
     pub slices: u32,
     /// Whether tensor-parallel ranks hold the same latent (MLA).
     pub is_mla: bool,

@@ -1,4 +1,4 @@
-//! A survey of a cluster: what each server says, and what is wrong with the whole.
+//! A survey of a cluster: each server's status, and the problems of the whole cluster.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -12,18 +12,18 @@ use crate::cluster::{ask_coordinator, ask_member, ask_node};
 use crate::context::ClusterArg;
 use crate::output::duration;
 
-/// Which servers a command asks.
+/// The servers that a command asks.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Servers {
     #[command(flatten)]
     pub(crate) cluster: ClusterArg,
 
-    /// Ask this node, HOST or HOST:PORT, and nobody else; may be given several times
+    /// Ask only this node, HOST or HOST:PORT; may be given several times
     #[arg(long = "node", value_name = "ADDR", value_parser = HostPort::of_node, conflicts_with = "coordinator")]
     pub(crate) nodes: Vec<HostPort>,
 }
 
-/// Whom to ask.
+/// The servers to ask.
 #[derive(Debug, Clone)]
 pub(crate) enum Targets {
     /// A coordinator, and the nodes that it knows at the time.
@@ -32,7 +32,7 @@ pub(crate) enum Targets {
     Nodes(Vec<HostPort>),
 }
 
-/// What all of them say.
+/// The status of all servers.
 #[derive(Debug)]
 pub(crate) struct Survey {
     /// The coordinator: in its own words, and as they are understood.
@@ -40,19 +40,19 @@ pub(crate) struct Survey {
     pub(crate) nodes: Vec<Surveyed>,
 }
 
-/// One node, and what it says.
+/// One node, and its status.
 #[derive(Debug)]
 pub(crate) struct Surveyed {
     pub(crate) name: String,
     pub(crate) http: String,
-    /// What the coordinator says of it.
+    /// The coordinator's entry of the node.
     pub(crate) member: Option<Member>,
     /// Its own words; an error says why there are none.
     pub(crate) said: Result<(Value, NodeStatus), String>,
 }
 
 impl Servers {
-    /// Whom to ask: those named, or the cluster of the context.
+    /// The servers to ask: the named ones, or the cluster of the context.
     ///
     /// # Errors
     /// Nothing is named, and no development cluster runs.
@@ -167,7 +167,7 @@ impl Survey {
             troubles.push(format!("{} is lost: it was heard {silent} ago, at {}", lost.name, lost.http));
         }
         if self.coordinator.as_ref().is_some_and(|(_, coordinator)| coordinator.follows) {
-            troubles.push("no coordinator that leads answers: nobody joins or leaves until one does".into());
+            troubles.push("no leading coordinator answers: no node joins or leaves until one does".into());
         }
         self.nodes.iter().for_each(|node| node.troubles(&mut troubles));
         let members = || self.nodes.iter().filter_map(|node| node.member.as_ref());
@@ -184,14 +184,14 @@ impl Survey {
 }
 
 impl Survey {
-    /// Which nodes speak an earlier version than others. That is no trouble: an upgrade is under way.
+    /// A sentence about the nodes that speak an earlier version than others. That is no trouble: an upgrade is under way.
     pub(crate) fn upgrading(&self) -> Option<String> {
         let members = || self.nodes.iter().filter_map(|node| node.member.as_ref());
         let latest = members().map(|member| member.protocol).max()?;
         let earlier = members().filter(|member| (1..latest).contains(&member.protocol));
         let names: Vec<&str> = earlier.map(|member| member.name.as_str()).collect();
         let text = format!(
-            "{} of an earlier version than the others (larder/{latest}): upgrade what is left, too",
+            "{} of an earlier version than the others (larder/{latest}): upgrade the rest, too",
             names.join(", ")
         );
         (!names.is_empty()).then_some(text)

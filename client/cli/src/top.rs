@@ -1,4 +1,4 @@
-//! What `larder top` shows: samples of nodes, what they come to between two times, how that looks.
+//! The views of `larder top`: samples of nodes, their changes between two times, and the rendering.
 
 pub(crate) mod exposition;
 pub(crate) mod render;

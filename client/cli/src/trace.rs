@@ -42,7 +42,7 @@ pub const BAILIAN_BLOCK_TOKENS: u32 = 16;
 /// A request of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// When it arrived, in milliseconds since the trace began.
+    /// The request's time in milliseconds since the trace began.
     pub timestamp_ms: u64,
     /// Tokens of the prompt.
     pub input_tokens: u64,
@@ -61,7 +61,7 @@ pub struct TraceReader<R> {
 }
 
 impl Request {
-    /// The ids of the full chunks, which a cache keeps.
+    /// The ids of the full chunks; a cache keeps only these.
     #[must_use]
     pub fn full_chunks(&self) -> &[u64] {
         &self.block_ids[..(self.input_tokens / CHUNK_TOKENS) as usize]
@@ -95,7 +95,7 @@ impl<R: BufRead> TraceReader<R> {
     }
 }
 
-/// The request that a trace's line describes, with blocks of so many tokens.
+/// The request of a trace's line, with blocks of `block_tokens`.
 fn request(line: u64, parsed: Line, block_tokens: u64, places: &mut Places) -> Result<Request, TraceError> {
     let (timestamp_ms, is_of_bailian) = (parsed.timestamp_ms(), parsed.is_of_bailian());
     let Line { input_length, output_length, hash_ids, .. } = parsed;
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(complaint(""), "the trace is empty");
         assert_eq!(
             complaint(&format!("{good}{}", line(1_024, &[1]))),
-            "line 2: 1024 tokens have 2 blocks of 512 tokens, but `hash_ids` has 1: blocks of 1024 tokens would fit, which `larder plan --block-tokens` reads"
+            "line 2: 1024 tokens have 2 blocks of 512 tokens, but `hash_ids` has 1: blocks of 1024 tokens would fit; set this size by `larder plan --block-tokens`"
         );
         assert!(complaint(&line(512, &[1, 2, 3])).ends_with("but `hash_ids` has 3"), "no power of two");
         assert!(complaint(&line(0, &[])).contains("at least one token"));
@@ -248,7 +248,7 @@ mod tests {
         let two_prefixes = format!("{}{}", line(1_024, &[1, 2]), line(1_024, &[3, 2]));
         assert_eq!(
             complaint(&two_prefixes),
-            "line 2: block 2 is number 1 after block 3, but on line 1 number 1 after block 1; an id must name its whole prefix (where ids name blocks alone, as AIPerf's, `larder plan --content-ids` chains them)"
+            "line 2: block 2 is number 1 after block 3, but on line 1 number 1 after block 1; an id must name its whole prefix (if ids name only blocks, as AIPerf's do, `larder plan --content-ids` chains them)"
         );
         assert!(complaint(&line(1_024, &[4, 4])).contains("number 0 after nothing"));
     }

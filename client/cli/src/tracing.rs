@@ -1,4 +1,4 @@
-//! Which commands make spans, as whom, and where those go.
+//! The commands that make spans, the names of their processes, and the collector.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ impl TraceOptions {
     }
 }
 
-/// Starts to send the spans of this process, where somebody wants them.
+/// Starts to send the spans of this process, if a collector is set.
 pub(crate) fn start(
     config: TracingConfig,
     name: &'static str,

@@ -50,7 +50,7 @@ pub(crate) fn register(session: &Session, spec: &NamespaceSpec) -> Result<Namesp
     session.register(spec, &slices, &block_bytes).wait()
 }
 
-/// The given socket, or those of the newest development cluster, or the one that a node of this host has in the book.
+/// The given socket, or the sockets of the newest development cluster, or the path of a node's socket on this host in the book.
 ///
 /// # Errors
 /// None is given, no development cluster runs, and no node has that socket.
@@ -63,7 +63,7 @@ pub(crate) fn sockets(given: Option<&PathBuf>) -> anyhow::Result<Vec<PathBuf>> {
         Err(DevError::NotRunning) if Path::new(USUAL).exists() => Ok(vec![USUAL.into()]),
         Err(DevError::NotRunning) => {
             bail!(
-                "no development cluster is running, and no node has {USUAL}: say by --socket where a node's socket is"
+                "no development cluster is running, and no node has {USUAL}: name a node's socket by --socket"
             )
         }
         Err(error) => Err(error.into()),

@@ -23,7 +23,7 @@ pub use forms::Form;
 use driver::{Context, CudaError, DeviceMemory, Kernel, Module, NoCuda, PinnedMemory};
 use enqueue::Begun;
 use forms::{Forms, OrderShape};
-use lane::{Streams, Table};
+use lane::{KernelTable, Streams};
 use tables::{ENTRY_BYTES, plane_bytes};
 
 /// A GPU. It stays on the thread that opened it.
@@ -38,7 +38,7 @@ pub struct CudaDevice {
     limbo: Vec<Begun>,
     loads: Streams,
     saves: Streams,
-    tables: Vec<Table>,
+    tables: Vec<KernelTable>,
     spare_events: Vec<driver::Event>,
     forms: Forms,
     gather: Kernel,
@@ -85,7 +85,7 @@ struct Running {
     /// Layers, with the events that mark their ends.
     layers: VecDeque<(u32, driver::Event)>,
     end: driver::Event,
-    table: Option<Table>,
+    table: Option<KernelTable>,
     measured: Option<Measured>,
     /// Some part of the order could not be begun.
     has_failed: bool,
@@ -175,11 +175,11 @@ impl CudaDevice {
     }
 
     /// A table with room for `entries` entries.
-    fn table(&mut self, entries: usize) -> Result<Table, CudaError> {
+    fn table(&mut self, entries: usize) -> Result<KernelTable, CudaError> {
         let bytes = entries as u64 * ENTRY_BYTES;
         match self.tables.iter().position(|table| table.bytes() >= bytes) {
             Some(number) => Ok(self.tables.swap_remove(number)),
-            None => Table::new(&self.context, bytes.next_power_of_two().max(SMALLEST_TABLE)),
+            None => KernelTable::new(&self.context, bytes.next_power_of_two().max(SMALLEST_TABLE)),
         }
     }
 
@@ -338,7 +338,7 @@ impl Device for CudaDevice {
         let starts: Vec<u64> =
             regions.iter().map(|&region| self.registry.region_of(region).address()).collect();
         let bytes = plane_bytes(&layout, &starts);
-        let uploaded = Table::new(&self.context, bytes.len() as u64).and_then(|table| {
+        let uploaded = KernelTable::new(&self.context, bytes.len() as u64).and_then(|table| {
             // SAFETY: the table lives until the copy has ended, for which `synchronize` waits.
             unsafe { table.fill(&self.loads, &bytes)? };
             self.loads.kernels.synchronize()?;

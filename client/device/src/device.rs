@@ -73,7 +73,7 @@ pub trait Device {
     /// [`DeviceError::Lost`] if its work may still touch some memory.
     fn close(self: Box<Self>) -> Result<(), DeviceError>;
 
-    /// How copies are made, and how fast each way was, a line each; for people.
+    /// The ways in which copies are made and the rate of each, one line each; for people.
     fn choices(&self) -> Vec<String> {
         Vec::new()
     }

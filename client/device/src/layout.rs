@@ -1,4 +1,4 @@
-//! Where the bytes of an engine's paged KV memory stand, by strides, and in which order a block has them.
+//! The places of an engine's paged KV memory, by strides, and the order of its bytes in a block.
 //!
 //! A *plane* is what one layer has of one kind: keys and values together as vLLM keeps them, or keys alone as SGLang does.
 //! All pages of all planes have the same shape: [`Dim`]s around a contiguous *run*. The block of a chunk has its planes one
@@ -23,7 +23,7 @@ pub struct LayoutSpec {
     pub pages: u32,
     /// Pages whose bytes make one block, in each plane.
     pub pages_per_chunk: u32,
-    /// How often, and how far apart, runs come in a page; outermost first, at most [`MAX_DIMS`].
+    /// The number of runs in a page and their distances, dimension by dimension; outermost first, at most [`MAX_DIMS`].
     pub dims: Vec<Dim>,
     /// Bytes of one run, which is contiguous.
     pub run_bytes: u64,
@@ -43,9 +43,9 @@ pub struct Plane {
 /// A dimension of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dim {
-    /// How often.
+    /// Number of steps.
     pub count: u32,
-    /// How many bytes further each time.
+    /// Bytes from one step to the next.
     pub stride: u64,
 }
 

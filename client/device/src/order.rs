@@ -28,9 +28,9 @@ pub struct RegionOffset {
 /// The direction of an order; each has a stream of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// To where the engine reads: from blocks to pages, from the host to the device.
+    /// Into the engine's memory: from blocks to pages, from the host to the device.
     Load,
-    /// From where the engine writes: from pages to blocks, from the device to the host.
+    /// From the engine's memory: from pages to blocks, from the device to the host.
     Save,
 }
 

@@ -25,7 +25,7 @@ pub struct DeviceThread {
 
 /// A report of the thread. Reports of one order come in sequence.
 #[derive(Debug)]
-pub enum Report {
+pub enum DeviceReport {
     /// Layers of an order are done, from its first on.
     Layers {
         /// The order.
@@ -59,9 +59,9 @@ type Make = Box<dyn FnOnce(&mut dyn Device) -> Result<Order, DeviceError> + Send
 type Call = Box<dyn FnOnce(&mut dyn Device) + Send>;
 
 /// Takes reports on the device's thread. It must not wait. Reports of unfinished orders are bounded by the places for orders.
-type Hear = Box<dyn FnMut(Report) + Send>;
+type Hear = Box<dyn FnMut(DeviceReport) + Send>;
 
-/// The ring, or all places for orders, are taken: to be tried again after the next [`Report::Done`].
+/// The ring, or all places for orders, are taken: to be tried again after the next [`DeviceReport::Done`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the device has too many orders")]
 pub struct Busy;
@@ -97,7 +97,7 @@ impl DeviceThread {
         name: &str,
         orders: usize,
         open: impl FnOnce() -> Result<Box<dyn Device>, DeviceError> + Send + 'static,
-        hear: impl FnMut(Report) + Send + 'static,
+        hear: impl FnMut(DeviceReport) + Send + 'static,
     ) -> io::Result<Self> {
         let (ring, requests) = sync_channel(orders + MOST_CALLS);
         let run = move || {
@@ -266,12 +266,12 @@ impl Worker {
                     }
                     Err(error) => {
                         tracing::debug!(%error, "a copy was refused");
-                        (self.hear)(Report::Done { number, result: Err(CopyError::Refused), place });
+                        (self.hear)(DeviceReport::Done { number, result: Err(CopyError::Refused), place });
                     }
                 }
             }
             (Request::Copy(number, _, place), None) => {
-                (self.hear)(Report::Done { number, result: Err(CopyError::Refused), place });
+                (self.hear)(DeviceReport::Done { number, result: Err(CopyError::Refused), place });
             }
             (Request::Call(call), Some(device)) => {
                 let done = guarded(|| {
@@ -290,13 +290,13 @@ impl Worker {
         let is_news = !events.is_empty();
         for event in events.drain(..) {
             match event {
-                Event::Layers { number, done } => (self.hear)(Report::Layers { number, done }),
+                Event::Layers { number, done } => (self.hear)(DeviceReport::Layers { number, done }),
                 Event::Done { number, result } => {
                     let Some(at) = self.running.iter().position(|running| running.0 == number) else {
                         continue;
                     };
                     let (_, place) = self.running.swap_remove(at);
-                    (self.hear)(Report::Done { number, result, place });
+                    (self.hear)(DeviceReport::Done { number, result, place });
                 }
             }
         }
@@ -306,9 +306,9 @@ impl Worker {
     /// Tells all callers first: giving up a device that failed may take for ever.
     fn lose(&mut self, error: DeviceError) {
         tracing::error!(%error, "a device is lost");
-        (self.hear)(Report::Lost(error));
+        (self.hear)(DeviceReport::Lost(error));
         for (number, place) in self.running.drain(..) {
-            (self.hear)(Report::Done { number, result: Err(CopyError::Lost), place });
+            (self.hear)(DeviceReport::Done { number, result: Err(CopyError::Lost), place });
         }
         self.give_up();
     }
@@ -317,7 +317,7 @@ impl Worker {
     fn give_up(&mut self) {
         let Some(device) = self.device.take() else { return };
         match guarded(|| device.close()) {
-            Ok(()) => (self.hear)(Report::Gone),
+            Ok(()) => (self.hear)(DeviceReport::Gone),
             Err(error) => {
                 tracing::error!(%error, "a device cannot be given up: what it touches stays unusable")
             }

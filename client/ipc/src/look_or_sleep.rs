@@ -1,16 +1,21 @@
-//! Decides whether a thread looks for what comes soon, or sleeps until then.
+//! Decides whether a thread looks for a message that comes soon, or sleeps until it comes.
+//!
+//! Waking a thread on another core takes 15 us and more; a lookup of 100 chunks takes less than 10. So both ends of a session look
+//! before they sleep: the blocking client for its answer, and the node, after an answer, for the session's next request, for 50 us
+//! in which other tasks run. An idle session costs nothing. If others want the CPU, both ends sleep: a thread that looks gets the
+//! CPU back later than a thread that sleeps.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Whether a thread looks without sleeping, which is quicker than to be woken as long as nobody else wants its CPU.
+/// Whether a thread looks without sleeping. This is quicker than being woken, as long as nobody else wants the thread's CPU.
 ///
-/// It lends the CPU to others in between. Where they keep it for long, the system gives it back later than it would wake a thread
-/// that sleeps: beside a thread that computes, a round trip of two such threads took 24 ms, and 0.05 ms with sleep. Then the next
-/// times are slept through.
+/// Between looks the thread lends its CPU to others. If they keep the CPU for long, the system gives it back later than it would
+/// wake a sleeping thread: beside a thread that computes, a round trip of two looking threads took 24 ms, and 0.05 ms with sleep.
+/// Then the thread sleeps the next times.
 #[derive(Debug, Default)]
 pub struct LookOrSleep {
-    /// Times that are slept through yet.
+    /// The number of next times at which the thread sleeps.
     rests: AtomicU32,
 }
 
@@ -23,7 +28,7 @@ impl LookOrSleep {
         rests == 0
     }
 
-    /// Others had the CPU for so long. Returns whether to look on.
+    /// Notes that others had the CPU for `lent`. Returns whether to look on.
     #[must_use]
     pub fn looks_on(&self, lent: Duration) -> bool {
         let is_wanted = lent >= LONG;
@@ -34,7 +39,7 @@ impl LookOrSleep {
     }
 }
 
-/// Longer than another thread of an engine or a node has something to do, shorter than the turn of one that computes.
+/// Longer than the usual work of another thread of an engine or a node, shorter than the turn of a thread that computes.
 const LONG: Duration = Duration::from_micros(500);
 
 /// Times in a row that are slept through.

@@ -32,7 +32,7 @@ pub enum MappingError {
     #[error("the memory file is not sealed against shrinking")]
     Unsealed,
     /// The memory has another size than announced, or is empty.
-    #[error("the memory file has {found} bytes where {announced} were announced")]
+    #[error("the memory file has {found} bytes, but {announced} were announced")]
     WrongSize {
         /// The size announced.
         announced: u64,
@@ -73,10 +73,10 @@ impl Mapping {
     /// Panics if they do not lie within the mapping.
     pub fn copy_to(&self, offset: u64, out: &mut [u8]) {
         let from = self.checked(offset, out.len());
-        // SAFETY: `checked` proved that the source lies within the mapping, which lives as long as `self`. `out` is this
-        // process's own memory and nothing else maps there, so the two do not overlap. Every byte pattern is a `u8`.
-        // Writers in other processes are kept off by the lease that the caller holds; one that breaks it changes which
-        // bytes arrive, nothing more, as no reference to the source exists.
+        // SAFETY: `checked` proved that the source lies within the mapping; the mapping lives as long as `self`. `out` is this
+        // process's own memory and nothing else maps there, so the two do not overlap. Every byte pattern is a `u8`. Writers in
+        // other processes are kept off by the lease that the caller holds; one that breaks it changes which bytes arrive, nothing
+        // more, as no reference to the source exists.
         unsafe { ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) }
     }
 
@@ -181,7 +181,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// The address of `offset`, from which `bytes` bytes lie within the mapping.
+    /// The address of `offset`, if `bytes` bytes from there on lie within the mapping.
     fn checked(&self, offset: u64, bytes: usize) -> *mut u8 {
         let end = self.bytes;
         assert!(
@@ -205,7 +205,7 @@ impl Drop for Mapping {
 // SAFETY: the mapping belongs to the process, not to a thread; unmapping it is allowed from any.
 unsafe impl Send for Mapping {}
 
-// SAFETY: `&Mapping` gives no references into the memory, only copies, whose races its methods speak of.
+// SAFETY: `&Mapping` gives no references into the memory, only copies; its methods describe the races of copies.
 unsafe impl Sync for Mapping {}
 
 /// The size of a piece that fits into a core's first cache beside its source.

@@ -15,11 +15,11 @@ use serde::Serialize;
 
 use crate::line_file::{LineFile, RecordConfig};
 
-/// Notes who changed what. Cheap to clone; its thread ends with the last one.
+/// Notes changes and their authors. Cheap to clone; its thread ends with the last one.
 #[derive(Debug, Clone, Default)]
 pub struct Audit(Option<(LineFile, Arc<Server>)>);
 
-/// The server whose log it is.
+/// The server that owns the log.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Server {

@@ -1,4 +1,4 @@
-//! What a server counts: one table, from which its metrics are made and which is their documentation.
+//! The metrics of a server: one table, from which the metrics are made, and which is their documentation.
 //!
 //! A server has its table as a list of [`Section`]s. [`metrics_table!`](crate::metrics_table) makes a section and the struct of
 //! its handles from the same rows, so that what is written and what is exported are the same. Labels are bounded: a label has a closed list of values, or one for

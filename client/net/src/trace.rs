@@ -43,7 +43,7 @@ pub struct Sampler {
     ratio: f64,
 }
 
-/// On which side of a call a span stands.
+/// The side of a call on which a span stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpanKind {
     /// It asks another process.

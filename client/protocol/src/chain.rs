@@ -7,14 +7,14 @@ use crate::chunk::{ChunkHash, ChunkRef};
 use crate::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_INDEX};
 use crate::run::{run_start, run_start_before};
 
-/// Consecutive chunks, each with all that its [`ChunkRef`] needs, at little more than 32 bytes a chunk.
+/// Consecutive chunks, each with everything for its [`ChunkRef`], at little more than 32 bytes a chunk.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug)]
 pub struct Chain {
     /// How the chunks hang together.
     pub links: Links,
     /// The chunks' hashes, first to last.
     pub hashes: Vec<ChunkHash>,
-    /// What sessions of version 5 take for the first chunk's anchor, where it is another chunk. It does not travel.
+    /// The first chunk's anchor in sessions of version 5, if it is another chunk there. It is not sent.
     #[rkyv(with = Skip)]
     pub anchor_before: Option<ChunkHash>,
 }
@@ -33,9 +33,9 @@ pub enum Links {
 pub struct Start {
     /// Its index in its prompt.
     pub index: u32,
-    /// The chunk before it; the namespace's root where `index` is 0.
+    /// The chunk before it; the namespace's root if `index` is 0.
     pub parent: ChunkHash,
-    /// The first chunk of the run in which it stands; ignored where that is the chunk itself.
+    /// The first chunk of the run in which it stands; ignored if that is the chunk itself.
     pub anchor: ChunkHash,
 }
 
@@ -59,7 +59,7 @@ pub enum ChainError {
         /// Chunks in the chain.
         chunks: usize,
     },
-    /// A linked chain where the namespace is flat, or the other way round.
+    /// A linked chain for a flat namespace, or the other way round.
     #[error("the namespace is {}, the chain is not", if *.namespace_is_flat { "flat" } else { "linked" })]
     WrongShape {
         /// Whether the namespace is flat.
@@ -161,7 +161,7 @@ impl Chain {
         Self { links, hashes, anchor_before }
     }
 
-    /// The chain as a session of this version has it.
+    /// The chain in the form of this version's sessions.
     #[must_use]
     pub fn for_session(&self, version: u16) -> Self {
         let mut chain = self.clone();

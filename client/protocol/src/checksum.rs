@@ -23,11 +23,11 @@
 //! | 0..16 | `"larder layers 1"`, then a zero |
 //! | 16..84 | as above |
 //! | 84..88 | zeros |
-//! | 88..96 | `u64` where in the block the layers begin |
+//! | 88..96 | `u64` offset in the block at which the layers begin |
 //! | 96..104 | `u64` their bytes |
 //! | 104..112 | `u64` xxh3-64 of these |
 //!
-//! All numbers are little-endian. It guards against accident (a torn write, a wrong offset, a bad disk), not against
+//! All numbers are little-endian. The checksum guards against accident (a torn write, a wrong offset, a bad disk), not against
 //! attack: anybody can make bytes that fit a checksum.
 
 mod xxh3;
@@ -44,10 +44,11 @@ use crate::pools::PoolSpec;
 
 /// Bytes up to which whole layers share one checksum.
 ///
-/// Smaller ranges let a reader start earlier and stay in the cache between copy and checksum; each costs eight bytes.
+/// Smaller ranges let a reader start earlier, and stay in the processor's cache between copy and checksum. Each range costs eight
+/// bytes.
 pub const CHECKSUM_RANGE_BYTES: u64 = 1 << 20;
 
-/// From here on bytes are summed sooner with wide registers, though their sum needs more preparation.
+/// From this number of bytes on, a sum with wide registers is faster, though it needs more preparation.
 const WIDE_BYTES: usize = 1 << 10;
 
 /// The name of a block. The checksum covers it, so that right bytes under a wrong key are found too.
@@ -162,7 +163,7 @@ impl BlockSummer {
     }
 }
 
-/// Bytes of each layer range of a block of `pool`, the last one excepted, which may be shorter.
+/// Bytes of each layer range of a block of `pool`; the last range may be shorter.
 #[must_use]
 pub fn range_bytes(pool: &PoolSpec) -> u64 {
     let layer_bytes = pool.layer_bytes.max(1);

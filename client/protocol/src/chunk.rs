@@ -10,7 +10,7 @@ use rkyv::bytecheck::CheckBytes;
 use rkyv::rancor::Fallible;
 use rkyv::{Archive, Deserialize, Serialize};
 
-/// 32 bytes that name a chunk and, because they are chained, the whole prefix up to its end.
+/// 32 bytes that name a chunk and, because hashes are chained, the whole prefix up to its end.
 ///
 /// The hash that names a chunk: Larder's own hash (see [`crate::hashing`]) or the engine's.
 #[derive(Archive, Serialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, rkyv::Portable)]
@@ -94,8 +94,8 @@ pub struct ChunkRef {
 }
 
 impl ChunkRef {
-    /// Whether both names put the same chunk at the same place in a prompt. The anchor says nothing of that: it follows from
-    /// the chunks before, and an earlier version's is another one.
+    /// Whether both names put the same chunk at the same place in a prompt. The anchor does not count: it follows from the chunks
+    /// before, and earlier versions have other anchors.
     #[must_use]
     pub fn stands_with(&self, other: &Self) -> bool {
         (self.hash, self.parent, self.index) == (other.hash, other.parent, other.index)

@@ -1,6 +1,6 @@
-//! What an engine says of chunks, so that a node's events of them stand alone: the tokens, and what else vLLM's own events have.
+//! An engine's description of chunks: the tokens and the other facts in vLLM's own events. With it, a node's events stand alone.
 //!
-//! Tokens are user data. An engine says them only where it is set to, and a node keeps them only where it is.
+//! Tokens are user data. An engine sends them only if its settings say so, and a node keeps them only if its configuration does.
 
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -22,20 +22,20 @@ pub struct Describe {
 pub struct Described {
     /// The hash of each block; the last one is the chunk's name.
     pub blocks: Vec<ChunkHash>,
-    /// The hash of the block before them; none for the first ones of a prompt.
+    /// The hash of the block before these; none at the beginning of a prompt.
     pub parent: Option<ChunkHash>,
-    /// The tokens of the blocks, each of which has as many.
+    /// The tokens of the blocks; each block has the same number.
     pub tokens: Vec<u32>,
     /// The number of the LoRA adapter.
     pub lora_id: Option<u32>,
     /// Its name.
     pub lora_name: Option<String>,
-    /// By block, what else its hash depends on, as a list in JSON; empty where there is nothing.
+    /// For each block, the other inputs of its hash, as a list in JSON; empty if there are none.
     pub extra_keys: String,
 }
 
 impl Described {
-    /// The chunk's name; none where it has no block.
+    /// The chunk's name; none if it has no block.
     #[must_use]
     pub fn name(&self) -> Option<ChunkHash> {
         self.blocks.last().copied()
@@ -47,7 +47,7 @@ impl Described {
         self.tokens.len().checked_div(self.blocks.len()).unwrap_or(0)
     }
 
-    /// Whether a node takes it.
+    /// Whether a node accepts this description.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         let tokens = self.tokens.len();

@@ -1,30 +1,30 @@
-//! Messages about nodes that drain: what an admin asks, and what a draining node asks of others.
+//! Messages about drains: an admin's to a node, and a draining node's to other nodes.
 //!
-//! A draining node asks a peer to *take* some of its chunks ([`Take`]). The peer fetches the chunks that it has room for as it
-//! fetches any others, and answers when it keeps them ([`Taken`]).
+//! A draining node asks a peer to *take* some of its chunks ([`Take`]). The peer fetches the chunks for which it has room, as any
+//! others, and answers when it keeps them ([`Taken`]).
 
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::chunk::ChunkRef;
 use crate::namespace::NamespaceSpec;
 
-/// What an admin wants of a node.
+/// An admin's command to a node.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainCommand {
     /// Move the warm chunks to others, then leave the cluster and end.
     Start(DrainStart),
-    /// Drain no more: the node goes on. Chunks that have moved stay where they are.
+    /// End the drain: the node goes on. Chunks that have moved stay where they are.
     Cancel,
-    /// Only tell how far it is.
+    /// Only report how far the drain is.
     Report,
 }
 
 /// How a node is to drain.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainStart {
-    /// How long it may take, in milliseconds: then the node leaves, whatever has moved.
+    /// Time for the drain, in milliseconds: then the node leaves, whatever has moved.
     pub within_ms: u64,
-    /// Limit of the bytes of blocks that move in a second; the node's own limit where there is none.
+    /// Limit of the bytes of blocks that move in a second; if `None`, the node's own limit.
     pub bytes_per_second: Option<u64>,
     /// What the node does in the end.
     pub then: AfterDrain,
@@ -33,9 +33,9 @@ pub struct DrainStart {
 /// What a node does once it has drained.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterDrain {
-    /// It ends, and does not come back: what its disk has moves too, as far as memory has it.
+    /// It ends, and does not come back: chunks on its disk move too, as far as memory has them.
     Stop,
-    /// It ends so that its supervisor starts it again: what its disk has stays there.
+    /// It ends so that its supervisor starts it again: chunks on its disk stay there.
     Restart,
 }
 
@@ -44,11 +44,11 @@ pub enum AfterDrain {
 pub struct DrainReport {
     /// Whether the node drains.
     pub is_draining: bool,
-    /// Whether it has moved all that it will: it leaves now.
+    /// Whether all moves have ended: the node leaves now.
     pub is_over: bool,
     /// What the node does in the end, if it drains.
     pub then: Option<AfterDrain>,
-    /// Milliseconds until it leaves at the latest.
+    /// Milliseconds until the node leaves at the latest.
     pub left_ms: u64,
     /// Why the last drain was given up, if it was.
     pub trouble: Option<String>,
@@ -59,17 +59,17 @@ pub struct DrainReport {
 /// The chunks of a drain so far, by what became of them.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DrainCounts {
-    /// Those that were in memory at the start.
+    /// Chunks that were in memory at the start.
     pub found: u64,
-    /// Moved to other nodes.
+    /// Chunks that moved to other nodes.
     pub moved: u64,
     /// Their bytes.
     pub moved_bytes: u64,
-    /// Held by another node anyway.
+    /// Chunks that another node holds anyway.
     pub elsewhere: u64,
-    /// Kept by the node's disk or the object store.
+    /// Chunks that the node's disk or the object store keeps.
     pub kept_below: u64,
-    /// Worth less than all that the other nodes have, or refused: these are lost.
+    /// Lost chunks: refused, or worth less than the chunks of all other nodes.
     pub left: u64,
 }
 
@@ -95,7 +95,7 @@ pub struct Take {
     pub from: u16,
     /// The asked actor.
     pub to: u16,
-    /// Their namespace; `None` if there are no chunks, and only the room is of interest.
+    /// The chunks' namespace; `None` if there are no chunks, since the asker only wants to know the room.
     pub namespace: Option<TakeNamespace>,
     /// The chunks; at most [`MAX_FETCH_CHUNKS`](crate::limits::MAX_FETCH_CHUNKS). The most worth first.
     pub chunks: Vec<TakeChunk>,
@@ -119,14 +119,14 @@ pub struct TakeChunk {
     pub rank_ppm: u32,
 }
 
-/// What became of the chunks to keep.
+/// The answer to [`Take`].
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
     /// For each chunk, in the order of the request, whether it is kept from now on.
     pub is_kept: Vec<bool>,
     /// Chunks that there is room for before one has to be evicted.
     pub free_chunks: u64,
-    /// Bytes of slots that there are for such.
+    /// Bytes of slots for these chunks.
     pub free_bytes: u64,
     /// Beyond that room, chunks below this rank are kept, in millionths; 0 keeps none.
     pub rank_limit_ppm: u32,

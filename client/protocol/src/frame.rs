@@ -1,11 +1,11 @@
-//! Frames: how messages stand on a session's socket.
+//! Frames: the form of messages on a session's socket.
 //!
 //! | bytes | what |
 //! | --- | --- |
 //! | 0..4 | `u32` bytes of the payload that follows, at most [`MAX_FRAME_BYTES`] |
 //! | 4..6 | `u16` descriptors that came with the frame, at most [`MAX_FRAME_DESCRIPTORS`] |
 //! | 6..8 | `u16` zero |
-//! | 8..16 | `u64` request number: an answer bears its request's; 0 where no answer is wanted |
+//! | 8..16 | `u64` request number: an answer bears its request's; 0 if no answer is wanted |
 //! | 16.. | the message in rkyv, then zeros up to a multiple of 16 bytes (not counted above) |
 //!
 //! All numbers are little-endian. Headers and payloads start at multiples of 16 bytes, so a receiver that reads into an
@@ -26,7 +26,7 @@ pub struct FrameHeader {
     pub payload_bytes: u32,
     /// Descriptors that belong to the message.
     pub descriptors: u16,
-    /// Number of the request that this is, or answers; 0 if no answer is wanted.
+    /// Number of the request, or of the request that the message answers; 0 if no answer is wanted.
     pub request: u64,
 }
 
@@ -51,7 +51,7 @@ pub enum FrameError {
     NotAFrame,
 }
 
-/// The bytes of a message are none of that kind.
+/// The bytes are no message of that kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the frame's bytes are no message of this version of the protocol")]
 pub struct MalformedMessage;

@@ -5,11 +5,11 @@
 pub struct AttentionGeometry {
     /// Layers on this rank.
     pub layers: u32,
-    /// KV heads on this rank: the model's, divided by TP where they are split. 1 for MLA, whose latent is one head.
+    /// KV heads on this rank: the model's heads, divided by TP if they are split. 1 for MLA, whose latent is one head.
     pub kv_heads: u32,
     /// Elements of one head; for MLA the latent rank plus the rotary part.
     pub head_size: u32,
-    /// 2 where keys and values are kept apart, 1 where one tensor serves as both (MLA).
+    /// 2 if keys and values are kept apart, 1 if one tensor serves as both (MLA).
     pub tensors: u32,
     /// Bytes of one element: 2 for fp16 and bf16, 1 for fp8.
     pub element_bytes: u32,

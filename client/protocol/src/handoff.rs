@@ -1,8 +1,8 @@
 //! Messages of a hand-over: chunks that are read layer by layer while they are being written.
 //!
-//! The writer reserves as for any put, hands layers over as it has them ([`HandOver`]), and commits. A reader on the same
-//! node, or on another one, follows the chunks ([`Follow`]) and is told which layers are in place. A layer in place was
-//! summed when it was copied, and verified wherever it arrived. Others find a chunk only once all of it is committed.
+//! The writer reserves as for any put, hands layers over as it has them ([`HandOver`]), and commits. A reader on the same node,
+//! or on another one, follows the chunks ([`Follow`]) and hears which layers are in place. Such a layer was summed when it was
+//! copied, and verified at each node where it arrived. Other readers find a chunk only once the whole chunk is committed.
 
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -13,8 +13,8 @@ use crate::pools::PoolRules;
 
 /// Hands over some layers of reserved chunks.
 ///
-/// A chunk is committed from the window, or handed over layer by layer, in any order, and committed when no layer is missing.
-/// While one request of these is under way for a chunk, the chunk takes no other.
+/// A chunk is either committed from the window, or handed over layer by layer, in any order, and committed when no layer is
+/// missing. While such a request is under way for a chunk, the chunk takes no other.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct HandOver {
     /// The reservation.
@@ -37,15 +37,15 @@ pub struct HandOver {
 pub struct Follow {
     /// Number of the namespace.
     pub namespace: u32,
-    /// The chunks. Of each the pools are followed that restoring all of them needs ([`PoolRules::needed`]); where the last
-    /// chunks need more pools than the others, one that does not come loses all. The node takes room for all chunks from
-    /// elsewhere at once, or for none.
+    /// The chunks. Of each chunk, the pools are followed that are needed to restore all of them ([`PoolRules::needed`]). If the
+    /// last chunks need more pools than the others, one chunk that does not come loses all. The node takes room for all chunks
+    /// from elsewhere at once, or for none.
     pub chain: Chain,
     /// The writer of the missing chunks; without one, the node asks nobody.
     pub writer: Option<Writer>,
     /// The earliest attempt whose layers are wanted; 0 if any will do.
     pub attempt: u64,
-    /// For how long nothing may come before the reader gives up.
+    /// The longest silence before the reader gives up.
     pub patience_ms: u64,
 }
 
@@ -74,22 +74,22 @@ pub struct AskInPlace {
 /// How many layers of followed chunks are in place.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct InPlace {
-    /// Chunks, from the first on, that have come or may still come. Behind them one will not: its writer ended or went silent.
+    /// Chunks that have come or may still come, from the first on. The next chunk will not come: its writer ended or went silent.
     pub chunks: u32,
     /// Layers that are in place in all these chunks and every pool, counted from the first layer. Pools with fewer layers
     /// count as far as they go.
     pub layers: u32,
-    /// Whether nothing is to come any more: all of these chunks are committed.
+    /// Whether nothing more will come: all of these chunks are committed.
     pub is_whole: bool,
     /// The chunks' places, once each chunk has one; sent once. The lease has the number of the follow, and no checksums.
     pub leased: Option<Leased>,
     /// Checksums of the layers in place that the asker does not know of yet, up to `layers`; none if all chunks are whole.
     pub sums: Vec<LayersSum>,
-    /// The blocks' checksums, in the order of the lease's places, where all is whole; else none.
+    /// The blocks' checksums, in the order of the lease's places, once all chunks are whole; before, none.
     pub checksums: Vec<u64>,
 }
 
-/// The checksum of layers in place of a block. The range may begin before the new layers and end behind them.
+/// The checksum of layers of a block that are in place. The range may begin before the new layers and end behind them.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayersSum {
     /// Position of the chunk in the follow.

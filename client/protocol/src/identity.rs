@@ -24,7 +24,7 @@ pub enum Role {
     Node,
     /// Keeps the table.
     Coordinator,
-    /// Asks and orders anything: people and their tools.
+    /// May ask and order anything: people and their tools.
     Admin,
     /// Reads and writes the blocks of its tenant.
     Engine,
@@ -50,7 +50,7 @@ pub struct ParseIdentityError {
 }
 
 impl Role {
-    /// All of them.
+    /// All roles.
     pub const ALL: [Self; 4] = [Self::Node, Self::Coordinator, Self::Admin, Self::Engine];
 
     /// Its name in URIs and on the command line.

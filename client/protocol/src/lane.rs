@@ -12,7 +12,7 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-/// Makes an engine's tensors known.
+/// Registers an engine's tensors.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct RegisterTensors {
     /// Number of the namespace.
@@ -36,7 +36,7 @@ pub struct TensorLayout {
     pub pages: u32,
     /// Pages of a chunk.
     pub pages_per_chunk: u32,
-    /// How often, and how far apart, runs come in a page; outermost first.
+    /// The number of runs in a page and their distances, dimension by dimension, outermost first.
     pub dims: Vec<TensorDim>,
     /// Bytes of one run, which is contiguous.
     pub run_bytes: u64,
@@ -49,16 +49,16 @@ pub struct TensorPlane {
     pub region: u32,
     /// Offset of page 0 in the region.
     pub offset: u64,
-    /// From one page to the next.
+    /// Bytes from one page to the next.
     pub page_stride: u64,
 }
 
 /// A dimension of a page.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorDim {
-    /// How often.
+    /// Number of steps.
     pub count: u32,
-    /// How much further each time.
+    /// Bytes from one step to the next.
     pub stride: u64,
 }
 
@@ -83,7 +83,7 @@ pub struct IpcMemory {
     pub bytes: u64,
 }
 
-/// The tensors are known. One descriptor comes along: the session's page of words, always the same.
+/// The tensors are registered. One descriptor comes along: the session's page of words, always the same.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorsRegistered {
     /// Their number in this session.
@@ -95,18 +95,18 @@ pub struct TensorsRegistered {
 /// A word of the session's page.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word {
-    /// Its number: it stands at four times that.
+    /// Its number: the word's offset in the page is four times this.
     pub word: u32,
-    /// The value that the word must have reached, or from which the copy raises it.
+    /// The value that the word must reach, or from which the copy raises it.
     pub value: u32,
 }
 
-/// By which words a copy and the engine's streams wait for each other.
+/// The words by which a copy and the engine's streams wait for each other.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopyWords {
-    /// The copy begins when this is reached.
+    /// The copy begins when this word has its value.
     pub after: Option<Word>,
-    /// Raised by one for each layer that is done.
+    /// The copy raises this word by one for each finished layer.
     pub then: Option<Word>,
 }
 
@@ -117,7 +117,7 @@ pub struct LoadPages {
     pub lease: u64,
     /// The tensors.
     pub tensors: u32,
-    /// Consecutive pages of the prompt: where each goes.
+    /// The pages to fill, for consecutive pages of the prompt.
     pub pages: Vec<u32>,
     /// The number of the first, counted from the lease's first chunk.
     pub first_page: u64,
@@ -125,7 +125,7 @@ pub struct LoadPages {
     pub from_layer: u32,
     /// The layer behind the last one.
     pub to_layer: u32,
-    /// Whether layers are to be told one by one.
+    /// Whether the copy reports layers one by one.
     pub by_layer: bool,
     /// The words that the copy waits for and raises.
     pub words: CopyWords,
@@ -133,7 +133,7 @@ pub struct LoadPages {
 
 /// Saves pages as reserved chunks.
 ///
-/// Saves pages as reserved chunks. While the copy runs, its chunks take no other; a copy that fails gives its chunks up.
+/// While the copy runs, its chunks take no other copy. A copy that fails gives its chunks up.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct SavePages {
     /// The reservation, of a session with one slice.
@@ -166,9 +166,9 @@ pub struct AskCopy {
 /// How far a copy is.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyProgress {
-    /// Layers that are done, from its first on.
+    /// Finished layers, from the copy's first on.
     pub layers: u32,
-    /// How it ended, once it has; told once, and its number means nothing afterwards.
+    /// How the copy ended, once it has ended. This is told once; afterwards the copy's number means nothing.
     pub end: Option<CopyEnd>,
 }
 
@@ -181,9 +181,9 @@ pub enum CopyEnd {
     Refused,
     /// The copy failed: the pages' contents are unknown, and the chunks to save are given up.
     Failed,
-    /// The device did not do it in time, and may still be at it: as failed, and the pages may change at any time.
+    /// The device did not finish in time, and may still be copying: the same as failed, and the pages may change at any time.
     Stalled,
-    /// The device was lost: the same. Its tensors are to be registered again.
+    /// The device was lost: the same as failed. Register its tensors again.
     Lost,
 }
 

@@ -1,16 +1,16 @@
-//! Blocks that an engine may read, and where they stand.
+//! Blocks that an engine may read, and their places.
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-/// Blocks may be read.
+/// The answer to a request to read: the blocks may be read.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Leased {
-    /// The lease; release it. 0 where nothing is leased.
+    /// The number of the lease, to be released; 0 if nothing is leased.
     pub lease: u64,
     /// Chunks leased, from the chain's first on.
     pub chunks: u32,
-    /// Where the blocks stand that restoring these chunks needs, and no others: for each chunk, for each slice of the
-    /// session, for each pool of [`PoolRules::needed`](crate::PoolRules::needed).
+    /// The places of the blocks that are needed to restore these chunks: for each chunk, for each slice of the session, for each
+    /// pool of [`PoolRules::needed`](crate::PoolRules::needed).
     pub places: Vec<Place>,
     /// The checksum of each of these blocks, over its bytes and its name
     /// ([`block_checksum`](crate::checksum::block_checksum)).
@@ -31,7 +31,7 @@ pub struct Place {
 /// A piece of the arena: one sealed memory file.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Its number. An extent that comes back renewed has the same number and other memory.
+    /// Its number. A renewed extent has the same number and other memory.
     pub extent: u32,
     /// Its size.
     pub bytes: u64,

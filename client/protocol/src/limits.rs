@@ -1,7 +1,7 @@
 //! Every bound of the protocols, in one place.
 
-/// Version of the session protocol. It is the latest one that this release speaks; a session's is the lower one of both sides'.
-/// Sessions of the one before have other anchors, which name shorter runs ([`crate::chain::Chain::for_session`]), no names of
+/// The latest version of the session protocol that this release speaks; a session has the lower version of its two sides.
+/// Sessions of the version before have other anchors, which name shorter runs ([`crate::chain::Chain::for_session`]), no names of
 /// requests, and no descriptions of chunks.
 pub const SESSION_VERSION: u16 = 6;
 
@@ -74,7 +74,7 @@ pub const MAX_FETCH_CHUNKS: usize = 256;
 /// Nodes of one cluster.
 pub const MAX_MEMBERS: usize = 16_384;
 
-/// Tensors that one session makes known.
+/// Tensors that one session registers.
 pub const MAX_SESSION_TENSORS: usize = 64;
 
 /// Regions of memory of one session's tensors: keys and values of each layer apart take two a layer.

@@ -1,9 +1,9 @@
 //! Messages between the coordinator and its followers.
 //!
-//! A follower opens one bidirectional QUIC stream to the coordinator and keeps it. Both sides write messages on it, framed as
-//! in [`crate::peer`]. A node (role `node` in its certificate) starts with `Join`; a process that only wants tables (an
-//! engine, an admin or another coordinator) starts with `Watch`. The coordinator's first message is `Standing`: it fences all
-//! that follows on the stream, since one stream is one coordinator's in one term or later ones.
+//! A follower opens one bidirectional QUIC stream to the coordinator and keeps it. Both sides write messages on it, framed as in
+//! [`crate::peer`]. A node (role `node` in its certificate) starts with `Join`; a process that only wants tables (an engine, an
+//! admin or another coordinator) starts with `Watch`. The coordinator's first message is `Standing`. It fences all later messages
+//! on the stream: one stream belongs to one coordinator, in one term or later ones.
 
 use std::net::SocketAddr;
 
@@ -19,32 +19,32 @@ pub enum FollowerMessage {
     Join(Join),
     /// The node lives.
     Heartbeat(Heartbeat),
-    /// The node goes, in order.
+    /// The node leaves, in order.
     Leave,
-    /// Somebody wants to know tables.
+    /// The process wants tables.
     Watch,
-    /// The node drains from now on, or does no more. Said again after each join.
+    /// Whether the node drains from now on. Sent again after each join.
     Drains(bool),
-    /// Some of the table that the node knows, since the coordinator asked for it ([`CoordinatorMessage::Bring`]).
+    /// A page of the table that the node knows, since the coordinator asked for the table ([`CoordinatorMessage::Bring`]).
     Brings(TablePage),
     /// Another coordinator leads too, at this address for peers: the coordinator asks it, and one of the two stops.
     Rival(SocketAddr),
-    /// The question who leads; it is the only message of its stream. A coordinator that asks says how it stands itself.
+    /// Asks who leads; it is the only message of its stream. A coordinator that asks tells its own standing.
     Who(Option<Standing>),
-    /// The coordinator is to read its configuration again; it is the only message of its stream. Only an admin may.
+    /// Has the coordinator read its configuration again; it is the only message of its stream. Only an admin may send it.
     Reload,
 }
 
-/// How a coordinator stands.
+/// A coordinator's term, and whether it leads.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// The term of its tables.
     pub term: u64,
     /// This life of this coordinator: no other has this number.
     pub life: u64,
-    /// Whether it leads. A coordinator that does not lead tells its leader's tables, and lets nobody join.
+    /// Whether it leads. A coordinator that does not lead passes its leader's tables on, and lets nobody join.
     pub leads: bool,
-    /// Where the leader is for nodes, as `HOST:PORT`, if another one leads.
+    /// The leader's address for nodes, as `HOST:PORT`, if another coordinator leads.
     pub leader: Option<String>,
 }
 
@@ -84,26 +84,26 @@ pub enum CoordinatorMessage {
     Outdated(u64),
     /// The node is no member any more, after long silence: it joins again.
     Removed,
-    /// Some of the table that counts from now on.
+    /// A page of the table that counts from now on.
     Table(TablePage),
     /// A heartbeat was heard.
     Heard,
-    /// The node is not a member: another process of its name is, and is heard of.
+    /// The node is not a member: another, live process of its name is.
     InUse(InUse),
     /// A heartbeat was heard; and another process of the node's name, at this address, wanted to join.
     Contested(SocketAddr),
-    /// The node cannot be a member, for this reason. Asking again may help once that is mended.
+    /// The node cannot be a member, for this reason. Asking again may help once the reason is gone.
     Refused(String),
-    /// How the coordinator stands. A follower that knows a later term obeys nothing on this stream.
+    /// The coordinator's standing. A follower that knows a later term obeys nothing on this stream.
     Standing(Standing),
-    /// The node knows a later table than this leader, which has made none yet: the node brings it.
+    /// Asks the node for its table: the node knows a later one than this new leader, which has made none yet.
     Bring,
-    /// What became of the changed configuration.
+    /// The result of reading the configuration again.
     Reloaded(Box<Reloaded>),
 }
 
 impl Standing {
-    /// Whether this coordinator stops where it and `other` lead and do not know of each other. Of the two exactly one does.
+    /// Whether this coordinator stops if it and `other` both lead without knowing of each other. Exactly one of the two stops.
     #[must_use]
     pub fn yields_to(&self, other: &Self) -> bool {
         self.leads
@@ -118,7 +118,7 @@ impl Standing {
 pub struct InUse {
     /// That process's address for peers.
     pub address: SocketAddr,
-    /// When the node may take its place, if that process is silent until then.
+    /// The time after which the node may take the place, if that process is silent until then.
     pub retry_after_ms: u64,
 }
 
@@ -127,7 +127,7 @@ pub struct InUse {
 pub struct Joined {
     /// Its number from now on.
     pub number: NodeNumber,
-    /// How often to send a heartbeat.
+    /// Milliseconds between the node's heartbeats.
     pub heartbeat_ms: u64,
 }
 

@@ -31,7 +31,7 @@ pub struct NamespaceSpec {
     pub pipeline_parallel: u16,
     /// Context-parallel ranks.
     pub context_parallel: u16,
-    /// Parts of a chunk that engine ranks hold: TP x PP, or fewer where ranks hold the same KV (MLA: one per PP rank).
+    /// Parts of a chunk that engine ranks hold: TP x PP, or fewer if ranks hold the same KV (MLA: one per PP rank).
     pub slices: u16,
     /// Kinds of state of one chunk; the first is called `kv`, and every chunk has it.
     pub pools: Vec<PoolSpec>,
@@ -234,7 +234,7 @@ impl fmt::Display for Fingerprint {
     }
 }
 
-/// All of it, where [`fmt::Display`] shows the beginning.
+/// The whole fingerprint; [`fmt::Display`] shows only its beginning.
 impl fmt::LowerHex for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))

@@ -1,9 +1,9 @@
 //! The messages between nodes.
 //!
-//! Every request is a bidirectional QUIC stream of its own: the asker writes one message ([`PeerRequest`]) and ends its
-//! half; the other side answers with one message ([`PeerResponse`]) and, to a fetch, the bytes behind it. To a follow it answers
-//! with as many messages ([`PeerResponse::Followed`]) as there is to tell. Where the request
-//! belongs to a trace, [`PeerRequest::Trace`] stands before it. A message on a stream is
+//! Every request is a bidirectional QUIC stream of its own: the asker writes one message ([`PeerRequest`]) and ends its half. The
+//! other side answers with one message ([`PeerResponse`]), and to a fetch with the bytes behind it. It answers a follow with one
+//! message ([`PeerResponse::Followed`]) for each piece of news. If the request belongs to a trace, [`PeerRequest::Trace`] stands
+//! before it. A message on a stream is
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -48,36 +48,37 @@ pub enum PeerRequest {
     Moved(Chunks),
     /// Asks whether anybody is there; answered [`PeerResponse::Done`].
     Ping,
-    /// Has every actor evict by another policy from now on, until the node ends; answered [`PeerResponse::Done`]. Only an
-    /// admin may.
+    /// Has every actor evict by another policy from now on, until the node ends; answered [`PeerResponse::Done`]. Only an admin
+    /// may send it.
     SetPolicy(String),
-    /// Says to which trace the request behind it, on the same stream, belongs. It has no answer of its own.
+    /// Names the trace of the request that follows on the same stream. It has no answer of its own.
     Trace(TraceContext),
-    /// Tells a holder that it sent other bytes than were committed under these names. The holder verifies its own chunks and
-    /// drops wrong ones; it answers [`PeerResponse::Done`] before that.
+    /// Tells a holder that it sent other bytes than were committed under these names. The holder answers [`PeerResponse::Done`]
+    /// at once, then verifies its own chunks and drops wrong ones.
     Damaged(Chunks),
     /// Offers chunks that the asker evicts. The node that wants some fetches them from the asker, and
     /// then says [`PeerRequest::Moved`]; answered [`PeerResponse::Wanted`].
     Offer(OfferChunks),
-    /// Asks a node to keep chunks of the asker's, which drains; answered [`PeerResponse::Taken`] when it does.
+    /// Asks a node to keep chunks of the asker, which drains; answered [`PeerResponse::Taken`] when the node keeps them.
     Take(Box<Take>),
-    /// Has a node drain, or asks how far it is; answered [`PeerResponse::Drains`]. Only an admin may.
+    /// Has a node drain, or asks how far the drain is; answered [`PeerResponse::Drains`]. Only an admin may send it.
     Drain(DrainCommand),
-    /// Has a node read its configuration again; answered [`PeerResponse::Reloaded`]. Only an admin may.
+    /// Has a node read its configuration again; answered [`PeerResponse::Reloaded`]. Only an admin may send it.
     Reload,
-    /// Has a node remove chunks, or asks how far it is; answered [`PeerResponse::Purges`]. Only an admin may.
+    /// Has a node remove chunks, or asks how far the purge is; answered [`PeerResponse::Purges`]. Only an admin may send it.
     Purge(Box<PurgeCommand>),
-    /// Asks for what the node's HTTP server says; answered [`PeerResponse::Shown`]. Only a coordinator or an admin may.
+    /// Asks for an answer of the node's HTTP server; answered [`PeerResponse::Shown`]. Only a coordinator or an admin may send
+    /// it.
     Show(Show),
-    /// Has a node keep chunks from eviction; answered [`PeerResponse::Pinned`], or [`PeerResponse::Done`] where a pin ends. Only
-    /// an admin may.
+    /// Has a node keep chunks from eviction; answered [`PeerResponse::Pinned`], or [`PeerResponse::Done`] if a pin ends. Only an
+    /// admin may send it.
     Pin(Box<PinCommand>),
     /// As [`PeerRequest::Follow`], for some pools of each chunk.
     FollowPools(Box<FollowPools>),
 }
 
 impl PeerRequest {
-    /// Asks for chunks while they are being written, and of each for the pools that are given, or for all where none are.
+    /// Asks for chunks while they are being written, and for these pools of each chunk, or for all pools if `pools` is empty.
     #[must_use]
     pub fn follow(chunks: FollowChunks, pools: Vec<PoolSet>) -> Self {
         if pools.is_empty() {
@@ -86,7 +87,7 @@ impl PeerRequest {
         Self::FollowPools(Box::new(FollowPools { chunks, pools }))
     }
 
-    /// The first version that has this request: it is not sent to those who speak an earlier one.
+    /// The first version that has this request: it is not sent to nodes of an earlier version.
     #[must_use]
     pub fn since(&self) -> Version {
         match self {
@@ -103,12 +104,12 @@ impl PeerRequest {
     }
 }
 
-/// Asks for what a node's HTTP server says: whoever reaches the coordinator may not reach the node.
+/// Asks for an answer of a node's HTTP server: a client that reaches the coordinator may not reach the node.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Show {
     /// The path with its query, such as `/lookups?most=10`.
     pub path: String,
-    /// The body, in JSON; empty where the path takes none.
+    /// The body, in JSON; empty if the path takes none.
     pub body: Vec<u8>,
 }
 
@@ -138,7 +139,8 @@ pub struct Announce {
     /// The sum, modulo 2^64, of [`RowKey::digest`] over all rows of the holder in this home's partitions, if the home knows
     /// all of them with this batch. A home with the same table and another sum has the holder start the stream anew.
     pub digest: Option<u64>,
-    /// In the order in which it happened; at most [`MAX_ANNOUNCE_CHANGES`](crate::limits::MAX_ANNOUNCE_CHANGES) in one message.
+    /// The changes, in the order in which they happened; at most [`MAX_ANNOUNCE_CHANGES`](crate::limits::MAX_ANNOUNCE_CHANGES) in
+    /// one message.
     pub changes: Vec<RowChange>,
 }
 
@@ -189,7 +191,7 @@ pub struct OfferChunks {
     pub device: u16,
     /// Their namespace.
     pub fingerprint: Fingerprint,
-    /// Each is worth no less to the asker: millionths of a token of prefill saved for each GiB and second.
+    /// The least worth of these chunks to the asker, in millionths of a token of prefill saved for each GiB and second.
     pub worth: u64,
     /// The chunks; at most [`MAX_FETCH_CHUNKS`](crate::limits::MAX_FETCH_CHUNKS).
     pub chunks: Vec<ChunkRef>,
@@ -198,13 +200,14 @@ pub struct OfferChunks {
 /// Asks for chunks while they are being written. The asker has room for all of them.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct FollowChunks {
-    /// The chunks; at most [`MAX_FETCH_CHUNKS`](crate::limits::MAX_FETCH_CHUNKS). Those that nobody writes yet are waited for.
+    /// The chunks; at most [`MAX_FETCH_CHUNKS`](crate::limits::MAX_FETCH_CHUNKS). The holder waits for chunks that nobody writes
+    /// yet.
     pub chunks: Chunks,
     /// The asker's number of this request. Every answer repeats it; the asker refuses answers with another number.
     pub order: u64,
     /// The earliest attempt at writing whose layers are wanted.
     pub attempt: u64,
-    /// For how long nothing may come before the chunks count as lost.
+    /// The longest silence before the chunks count as lost.
     pub patience_ms: u64,
 }
 
@@ -213,7 +216,7 @@ pub struct FollowChunks {
 pub struct FollowPools {
     /// The chunks.
     pub chunks: FollowChunks,
-    /// The pools of each.
+    /// The pools of each chunk.
     pub pools: Vec<PoolSet>,
 }
 
@@ -246,7 +249,7 @@ pub enum FollowStep {
     Layers(BlockLayers),
     /// All layers have been sent, and the chunk is committed: the checksums of its blocks, by slice, then pool.
     Whole(Vec<u64>),
-    /// It will not come: its writer has ended or failed, or was silent for too long.
+    /// The chunk will not come: its writer has ended or failed, or was silent for too long.
     Lost,
 }
 
@@ -259,14 +262,14 @@ pub struct BlockLayers {
     pub offset: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Over these and the block's name ([`layers_checksum`](crate::checksum::layers_checksum)).
+    /// The checksum over these bytes and the block's name ([`layers_checksum`](crate::checksum::layers_checksum)).
     pub checksum: u64,
 }
 
 /// The urgency of a request for blocks, the most urgent first.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// An engine's request, which stands still until they are there.
+    /// A request of an engine that waits for the blocks.
     Decode,
     /// A prefetch that nobody has collected yet.
     Prefetch,
@@ -281,15 +284,15 @@ pub enum PeerResponse {
     Announced(Vec<Announced>),
     /// The header of the blocks that follow, one entry a chunk of the request.
     Fetched(Vec<FetchedChunk>),
-    /// Something came of a chunk that is followed, and of layers the bytes behind it.
+    /// News of a followed chunk; the bytes of new layers come behind it.
     Followed(Followed),
-    /// It is done.
+    /// The request was carried out.
     Done,
     /// Too much to do; ask again later.
     Busy(RetryAfter),
     /// The request is impossible, or not for this node or this asker.
     Refused(String),
-    /// Stands before another answer on the same stream. A node that says nothing has free room, and serves nothing.
+    /// Stands before another answer on the same stream. A node that does not send it has free room, and serves nothing.
     Room(Room),
     /// Which of the offered chunks the node fetches, in the order of the offer.
     Wanted(Vec<bool>),
@@ -297,20 +300,20 @@ pub enum PeerResponse {
     Taken(Taken),
     /// How far the drain is.
     Drains(Box<DrainReport>),
-    /// What became of the changed configuration.
+    /// The result of reading the configuration again.
     Reloaded(Box<Reloaded>),
     /// How far the purge is.
     Purges(Box<PurgeReport>),
     /// The body of the answer, in JSON.
     Shown(Vec<u8>),
-    /// What the node's actors pinned: nothing if no memory has the prompt's first chunk.
+    /// The chunks that each of the node's actors pinned; empty if no memory has the prompt's first chunk.
     Pinned(Vec<DevicePin>),
 }
 
-/// How much the answering node has room for, and how much it serves.
+/// The answering node's room, and how much it serves.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// What it evicts next is worth this much, in the unit of [`OfferChunks::worth`]; 0 where it has free room.
+    /// The worth of the chunk that it evicts next, in the unit of [`OfferChunks::worth`]; 0 if it has free room.
     pub least: u64,
     /// Bytes of blocks a second that it has sent to other nodes lately.
     pub served: u64,
@@ -321,14 +324,14 @@ pub struct Room {
 pub struct Rows {
     /// The home's table; a newer one than the asker's tells it to look again.
     pub epoch: Epoch,
-    /// Ascending, and several over one chunk where several hold it.
+    /// The spans, ascending; a chunk with several holders has several spans.
     pub spans: Vec<RowSpan>,
 }
 
 /// A stretch of a request's chunks that one holder has.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowSpan {
-    /// Position of the first.
+    /// Position of the first chunk.
     pub from: u32,
     /// Position after the last.
     pub to: u32,
@@ -339,11 +342,11 @@ pub struct RowSpan {
 /// How an announcement ended.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Announced {
-    /// The home knows, up to this sequence number.
+    /// The home knows all changes up to this sequence number.
     Known(u64),
-    /// Something before is missing, or the home starts anew: begin again at sequence 0 with all that is held.
+    /// An earlier batch is missing, or the home starts anew: begin again at sequence 0 with all held chunks.
     StartAnew,
-    /// The home has an older table than the holder, and took nothing: the same batch again, a little later.
+    /// The home has an older table than the holder, and took nothing: send the same batch again a little later.
     Later,
     /// The home does not know this incarnation, or knows a later one; the epoch of its table comes along.
     OtherIncarnation(Epoch),
@@ -360,19 +363,19 @@ pub enum FetchedChunk {
     Busy(RetryAfter),
 }
 
-/// When asking again may help.
+/// The time after which asking again may help.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryAfter {
-    /// Counted from the answer.
+    /// Milliseconds from the answer on.
     pub retry_after_ms: u64,
 }
 
 /// A holder's facts of a chunk that it sends.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct HeldChunk {
-    /// How often it was read, this time included: see placement.
+    /// How often the chunk was read, this time included: placement uses it.
     pub reads: u32,
-    /// Whether the holder has it on disk too: then nobody else has to.
+    /// Whether the holder has the chunk on disk too: then no other node needs to write it.
     pub is_on_disk: bool,
     /// The pools that the chunk has in every slice; `all` pools are always among them.
     pub pools: PoolSet,

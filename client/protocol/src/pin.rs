@@ -5,7 +5,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 use crate::chunk::ChunkHash;
 use crate::namespace::Fingerprint;
 
-/// What an admin wants of a node's pins.
+/// An admin's command about a node's pins.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum PinCommand {
     /// Every actor that has the first chunks of a prompt in memory keeps them.
@@ -21,7 +21,7 @@ pub struct PinStart {
     pub fingerprint: Fingerprint,
     /// The prompt's chunks from its first on; at most [`MAX_CHAIN_CHUNKS`](crate::limits::MAX_CHAIN_CHUNKS).
     pub hashes: Vec<ChunkHash>,
-    /// For how long; a node may grant less.
+    /// The pin's duration; a node may grant less.
     pub duration_ms: u64,
 }
 
@@ -32,7 +32,7 @@ pub struct DevicePin {
     pub device: u16,
     /// The pin's number there.
     pub pin: u64,
-    /// The prompt's first chunks that it keeps.
+    /// The number of the prompt's first chunks that it keeps.
     pub chunks: u32,
     /// For how long.
     pub duration_ms: u64,

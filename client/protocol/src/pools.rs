@@ -1,10 +1,10 @@
 //! Pools: kinds of state of a chunk, and the longest prefix that can be restored from them.
 //!
-//! An attention layer needs the state of every chunk of a prefix (`all`), a sliding window that of the last few
-//! (`window(n)`), a recurrent layer that of the last one alone (`last`, the same as a window of one). A prefix is of use only
-//! where every pool can be restored at its end: the attention state of ten chunks without the recurrent state after the tenth
-//! makes garbage. [`PoolRules`] is the only place that knows these rules; it passes over the chunks once and keeps a counter
-//! per pool.
+//! An attention layer needs the state of every chunk of a prefix (`all`), a sliding window the state of the last few chunks
+//! (`window(n)`), a recurrent layer the state of the last chunk alone (`last`, the same as a window of one). A prefix is of use
+//! only if every pool can be restored at its end: the attention state of ten chunks without the recurrent state after the tenth
+//! makes garbage. [`PoolRules`] is the only place that knows these rules; it passes over the chunks once and keeps a counter per
+//! pool.
 //!
 //! Only pools that are not `all` may be missing. Both sides of a session work out from the rules which blocks a lease names
 //! or a reservation writes, so messages carry no marks. A flat namespace has `all` pools only: its keys stand in no order, so
@@ -24,17 +24,17 @@ pub struct PoolSpec {
     pub layers: u32,
     /// Bytes of one layer of one chunk in one slice.
     pub layer_bytes: u64,
-    /// Which chunks of a prefix must have it.
+    /// The chunks of a prefix that must have this state.
     pub hit: HitPolicy,
 }
 
 /// The chunks of a prefix that must have a pool's block.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HitPolicy {
-    /// Every chunk (attention). No chunk is ever without it.
+    /// Every chunk (attention). No chunk is ever without such a pool.
     #[default]
     All,
-    /// So many chunks at the end, at least one (sliding window).
+    /// This many chunks at the end, at least one (sliding window).
     Window(u32),
     /// The last chunk (recurrent state). The same as a window of one.
     Last,
@@ -180,7 +180,7 @@ impl PoolRules {
         self.obligatory
     }
 
-    /// Whether every chunk has, and every prefix needs, all of them: any number of chunks can be restored.
+    /// Whether every chunk has all pools: then any number of chunks can be restored.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.every == self.obligatory
@@ -207,8 +207,8 @@ impl PoolRules {
         self.every.iter().map(of).fold(0, usize::saturating_add)
     }
 
-    /// The longest prefix that can be restored, where each chunk from the first on has the pools that `held` says. It ends
-    /// before the first chunk that lacks an obligatory pool.
+    /// The longest prefix that can be restored. `held` has the pools of each chunk, from the first on. The prefix ends before the
+    /// first chunk that lacks an obligatory pool.
     #[must_use]
     pub fn longest(&self, held: impl Iterator<Item = PoolSet>) -> usize {
         let held = held.take_while(|held| held.has_all(self.obligatory));

@@ -1,8 +1,8 @@
 //! Messages about purges: an admin has a node remove chunks, wherever the node has them.
 //!
-//! A purge of a cluster begins at every node ([`PurgeCommand::Start`]), and ends at each when all have removed what they had
-//! ([`PurgeCommand::End`]). In between no node brings chunks of the purge from elsewhere: otherwise a node that is done could
-//! get them back from a node that is not.
+//! A purge of a cluster begins at every node ([`PurgeCommand::Start`]). It ends at each node when all nodes have removed their
+//! chunks ([`PurgeCommand::End`]). In between no node brings chunks of the purge from elsewhere: otherwise a node that is done
+//! could get them back from a node that is not.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,12 +28,12 @@ pub enum PurgeScope {
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamespaceName(pub [u8; 8]);
 
-/// What an admin wants of a node's purge.
+/// An admin's command about a node's purge.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum PurgeCommand {
     /// Remove these chunks, or only count them.
     Start(PurgeScope, PurgeMode),
-    /// Only tell how far the purge of this number is.
+    /// Only report how far the purge of this number is.
     Report(u64),
     /// Chunks of the purge may come again.
     End(u64),
@@ -42,9 +42,9 @@ pub enum PurgeCommand {
 /// Whether a purge removes anything.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PurgeMode {
-    /// It counts what it would remove.
+    /// It only counts the chunks.
     Count,
-    /// It removes.
+    /// It removes the chunks.
     Remove,
 }
 
@@ -53,9 +53,9 @@ pub enum PurgeMode {
 pub struct PurgeReport {
     /// Its number.
     pub purge: u64,
-    /// Whether all is removed.
+    /// Whether all chunks are removed.
     pub is_over: bool,
-    /// What could not be removed, and why, for people.
+    /// The reason why some chunks could not be removed, for people.
     pub trouble: Option<String>,
     /// The chunks so far.
     pub counts: PurgeCounts,
@@ -100,7 +100,7 @@ impl PurgeScope {
         }
     }
 
-    /// The chunks, where it is not all of a namespace.
+    /// The chunks, if the purge is not for a whole tenant or namespace.
     #[must_use]
     pub fn chunks(&self) -> Option<&[ChunkHash]> {
         match self {

@@ -2,12 +2,12 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-/// What became of a changed configuration.
+/// The settings that have changed.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reloaded {
-    /// Settings that have changed, and count from now on.
+    /// Changed settings that take effect at once.
     pub applied: Vec<ChangedSetting>,
-    /// Keys of settings that differ from those in force, and count from the next start on.
+    /// Keys of changed settings that take effect at the next start.
     pub at_restart: Vec<String>,
 }
 

@@ -1,4 +1,5 @@
-//! The cost of serving a request at a node: routers send a request where it is least, and schedulers queue by it.
+//! The cost of serving a request at a node: routers send a request to the cheapest node, and schedulers order their queues by
+//! cost.
 //!
 //! The unit is a token of prefill, since all engines of a model compute one in about the same time.
 
@@ -13,7 +14,7 @@ pub struct Prompt {
     pub cluster_tokens: u64,
 }
 
-/// A node that could serve it.
+/// A node that could serve the prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Candidate {
     /// Tokens that its engines have yet to compute for other requests.
@@ -23,7 +24,7 @@ pub struct Candidate {
 }
 
 impl Prompt {
-    /// Tokens that must be computed, wherever it is served; the last token always must.
+    /// Tokens that must be computed at any node; the last token always must.
     #[must_use]
     pub fn to_compute(&self) -> u64 {
         (self.tokens - self.cluster_tokens.min(self.tokens)).max(1)
@@ -37,10 +38,10 @@ impl Prompt {
     }
 }
 
-/// The place of a request in the queue of a scheduler: the least goes first.
+/// The place of a request in the queue of a scheduler: the lowest key goes first.
 ///
-/// A request with much in the cache goes before those that arrived a little earlier and have more to compute. None starves: a
-/// request is passed only by those that arrive within the time that its own prefill takes.
+/// A request with much in the cache goes before requests that arrived a little earlier and have more to compute. No request
+/// starves: only requests that arrive within the time of its own prefill can pass it.
 #[must_use]
 pub fn queue_key(arrived: Duration, to_compute_tokens: u64, prefill_tokens_per_s: f64) -> Duration {
     let prefill = to_compute_tokens as f64 / prefill_tokens_per_s.max(1.0);

@@ -16,7 +16,7 @@ pub fn run_start(index: u32) -> u32 {
     }
 }
 
-/// The same in version 1, whose runs are the chunks 0; 1; 2-3; 4-7; 8-15; 16-31; 32-47; ...
+/// The index of the run's first chunk in version 1, whose runs are the chunks 0; 1; 2-3; 4-7; 8-15; 16-31; 32-47; ...
 #[must_use]
 pub fn run_start_before(index: u32) -> u32 {
     match index {

@@ -22,7 +22,7 @@ use crate::trace::TraceContext;
 pub enum Request {
     /// Opens the session; the first message, once.
     Hello(Hello),
-    /// Makes a namespace known; answered [`Response::Registered`].
+    /// Registers a namespace; answered [`Response::Registered`].
     Register(Register),
     /// Asks how much of a prompt is here; answered [`Response::Found`].
     Lookup(Lookup),
@@ -69,10 +69,10 @@ pub enum Request {
     /// Asks how many layers of followed chunks are in place; answered [`Response::InPlace`] when the number exceeds the
     /// asker's, or the wait is over.
     AskInPlace(AskInPlace),
-    /// Says to which trace the next request belongs, whose number its frame bears. No answer. Without it, a request is
-    /// traced only where the node chooses to.
+    /// Names the trace of the next request, whose number the frame bears. No answer. Without this message, the node chooses
+    /// whether it traces a request.
     Trace(TraceContext),
-    /// Makes GPU memory known that the node is to copy to and from; answered [`Response::TensorsRegistered`].
+    /// Registers GPU memory for copies by the node; answered [`Response::TensorsRegistered`].
     RegisterTensors(RegisterTensors),
     /// Loads leased chunks into pages; answered [`Response::Copying`] or [`Response::Busy`].
     LoadPages(LoadPages),
@@ -80,17 +80,17 @@ pub enum Request {
     SavePages(SavePages),
     /// Asks how far a copy is; answered [`Response::CopyProgress`].
     AskCopy(AskCopy),
-    /// Forgets a copy: nobody will ask for it. A copy that has not begun is given up. No answer.
+    /// Forgets a copy: nobody will ask how far it is. A copy that has not begun is given up. No answer.
     ///
     /// Names the copy.
     ForgetCopy(u64),
     /// Says that a chunk has other bytes than were committed under its name; answered [`Response::Checked`] when the node has
     /// verified the chunk itself, or [`Response::Busy`] if this session reports too much.
     ReportDamage(ReportDamage),
-    /// Says what the engine calls the request behind it, whose number its frame bears, in at most
-    /// [`MAX_NAME_BYTES`](crate::limits::MAX_NAME_BYTES) bytes. No answer. Operators find a lookup by it.
+    /// The engine's name of the next request, whose number the frame bears, in at most
+    /// [`MAX_NAME_BYTES`](crate::limits::MAX_NAME_BYTES) bytes. No answer. Operators find a lookup by this name.
     Name(String),
-    /// Says of which tokens chunks are, for the node's events. No answer.
+    /// Tells the tokens of chunks, for the node's events. No answer.
     Describe(Describe),
 }
 
@@ -136,20 +136,20 @@ pub struct Hello {
     pub version: u16,
     /// Name and version of the client, for logs.
     pub client: String,
-    /// Number of the GPU actor to talk to; the one with the fewest sessions where the engine does not care.
+    /// Number of the GPU actor to talk to; if `None`, the actor with the fewest sessions.
     pub device: Option<u16>,
-    /// Bytes of write window wanted; 0 for sessions that never write. The node may give less.
+    /// Requested bytes of write window; 0 for sessions that never write. The node may give less.
     pub window_bytes: u64,
 }
 
-/// Makes a namespace known to the session.
+/// Registers a namespace for the session.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Register {
     /// The namespace. The tenant is the socket's.
     pub spec: NamespaceSpec,
     /// The slices that this session reads and writes.
     pub slices: Vec<u16>,
-    /// Bytes of one block of each pool, as the engine's own tensors have it; refused where the namespace says otherwise.
+    /// Bytes of one block of each pool in the engine's own tensors; refused if the namespace says otherwise.
     pub block_bytes: Vec<u64>,
 }
 
@@ -162,16 +162,16 @@ pub struct Lookup {
     pub chain: Chain,
     /// Tokens of the whole prompt: the answer leaves at least one of them to compute.
     pub prompt_tokens: u64,
-    /// The caller cannot use a hit (prompt log-probabilities, pooling): the answer is zero and is counted apart.
+    /// The caller cannot use a hit (prompt log-probabilities, pooling): the answer is zero, and the lookup is counted apart.
     pub skip_read: bool,
-    /// The request had been preempted before; counted apart.
+    /// The request had been preempted before; its lookup is counted apart.
     pub preempted: bool,
-    /// Tiers to look in; all where empty.
+    /// Tiers to look in; all tiers if empty.
     pub tiers: Vec<Tier>,
     /// Duration of a pin for the chunks found.
     pub pin_ms: Option<u64>,
-    /// Tokens that the engine computes in a second. Where it is given, a prefetch does not bring chunks that are computed
-    /// sooner than they come, and the node counts the seconds of prefill that a hit saves.
+    /// Tokens that the engine computes in a second. If it is given, a prefetch does not bring chunks that are computed sooner
+    /// than they come, and the node counts the seconds of prefill that a hit saves.
     pub prefill_tokens_per_second: Option<f64>,
 }
 
@@ -189,7 +189,7 @@ pub struct Collect {
 pub enum Wait {
     /// Does not wait: takes the chunks in place now, and stops the others.
     BestEffort,
-    /// Until all has come, or failed to.
+    /// Waits until all chunks have come, or failed to come.
     Complete,
     /// Waits for all chunks, but no longer than this many milliseconds.
     TimeoutMs(u64),
@@ -204,8 +204,8 @@ pub struct Reserve {
     pub chain: Chain,
     /// Higher stays longer under the `priority` policy; 0 for ordinary traffic.
     pub priority: i8,
-    /// By position in the chain, which pools will be written; all of them everywhere where this is empty. Pools that every
-    /// chunk has are written whether named or not. A pool that a chunk lacks may be added later.
+    /// The pools that will be written, by position in the chain; all pools of all chunks if empty. Pools that every chunk has are
+    /// written whether named or not. A pool that a chunk lacks may be added later.
     pub pools: Vec<PoolSet>,
     /// Number of the attempt at a hand-over; 0 for ordinary writing. Reservations of earlier attempts at these chunks end.
     pub attempt: u64,
@@ -249,7 +249,7 @@ pub struct Pin {
     pub namespace: u32,
     /// The chunks to keep.
     pub chain: Chain,
-    /// For how long; the node may grant less.
+    /// The pin's duration; the node may grant less.
     pub duration_ms: u64,
 }
 
@@ -276,9 +276,9 @@ pub enum Response {
     Unpinned,
     /// The chunks found are on their way.
     Prefetching(Prefetching),
-    /// How far it is.
+    /// How far the prefetch is.
     Progress(Progress),
-    /// The layers are in place: who follows these chunks may read them.
+    /// The layers are in place: followers of these chunks may read them.
     HandedOver,
     /// The chunks are followed, under this number.
     Following(u64),
@@ -331,8 +331,8 @@ pub struct Registered {
 pub struct Found {
     /// Tokens of the contiguous prefix that can be used, counted from the chain's first chunk.
     pub tokens: u64,
-    /// The chunks found, ascending, one span a stretch in one tier. In a linked namespace they follow one another without a
-    /// gap from the chain's first chunk; in a flat one they are every run of keys that can be had.
+    /// The found chunks, ascending, with one span for each stretch in one tier. In a linked namespace the spans follow one
+    /// another without a gap from the chain's first chunk; in a flat namespace they are all runs of keys that were found.
     pub spans: Vec<Span>,
     /// The pin, if one was asked for and something was found.
     pub pin: Option<u64>,
@@ -356,16 +356,16 @@ pub struct Prefetching {
 pub struct Progress {
     /// Tokens of contiguous prefix that are in place.
     pub tokens_in_place: u64,
-    /// Tokens that will be, if nothing fails.
+    /// Tokens that will be in place, if nothing fails.
     pub tokens_expected: u64,
-    /// Whether nothing is on its way any more.
+    /// Whether no chunk is on its way any more.
     pub is_done: bool,
 }
 
 /// A run of chunks in one tier.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Position of the first.
+    /// Position of the first chunk.
     pub from: u32,
     /// Position after the last.
     pub to: u32,
@@ -373,19 +373,18 @@ pub struct Span {
     pub tier: Tier,
 }
 
-/// A place class in one node.
+/// A class of places in one node.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
-    /// GPU memory that the node owns, for loads by the device lane. The host arena has it too, so it is found where both are
-    /// searched.
+    /// GPU memory that the node owns, for loads by the device lane. The host arena has the same chunks.
     Device,
     /// The host arena.
     Host,
-    /// The node's disk: a lease reads it into the arena first.
+    /// The node's disk: a lease reads the chunk into the arena first.
     Disk,
-    /// Another node's: a lease brings it here first.
+    /// Another node: a lease brings the chunk here first.
     Peer,
-    /// The object store that all nodes share: a lease brings it here first.
+    /// The object store that all nodes share: a lease brings the chunk here first.
     Object,
 }
 
@@ -396,11 +395,11 @@ pub struct Reserved {
     pub reservation: u64,
     /// Positions (in the chain, ascending) of the chunks to write; the others are here already or are being written.
     pub chunks: Vec<u32>,
-    /// For each of these chunks, which pools are to be written; all of them in each where this is empty.
+    /// For each of these chunks, the pools to write; all pools of all chunks if empty.
     pub pools: Vec<PoolSet>,
     /// The place for each block, in the order of [`Commit::sources`], if the node trusts its engines. Otherwise empty.
     pub places: Vec<Place>,
-    /// When the right to commit ends, counted from this answer.
+    /// Milliseconds from this answer until the right to commit ends.
     pub deadline_ms: u64,
     /// Extents that the session sees for the first time; their descriptors come along in this order.
     pub extents: Vec<Extent>,
@@ -413,7 +412,7 @@ pub enum Checked {
     Damaged,
     /// Its bytes equal those committed under its name.
     Right,
-    /// It is not in the node's memory, or is being verified for somebody else already.
+    /// The chunk is not in the node's memory, or is being verified for somebody else already.
     Nothing,
 }
 
@@ -424,7 +423,7 @@ pub struct Pinned {
     pub pin: u64,
     /// Chunks pinned, from the chain's first on.
     pub chunks: u32,
-    /// For how long.
+    /// The granted duration.
     pub duration_ms: u64,
 }
 
@@ -433,7 +432,7 @@ pub struct Pinned {
 pub struct Busy {
     /// The exhausted resource.
     pub what: Scarce,
-    /// When asking again may help.
+    /// The time after which asking again may help.
     pub retry_after_ms: u64,
 }
 
@@ -442,11 +441,11 @@ pub struct Busy {
 pub enum Scarce {
     /// No slot is free and nothing may be evicted now.
     Memory,
-    /// The session or its tenant holds as many leases, pins or reservations as it may.
+    /// The session or its tenant has reached its limit of leases, pins or reservations.
     Claims,
-    /// The tenant has as many sessions as it may.
+    /// The tenant has reached its limit of sessions.
     Sessions,
-    /// The GPU, or this session at it, has as many copies under way as it may.
+    /// The GPU, or this session at it, has reached its limit of copies.
     Copies,
 }
 
@@ -470,7 +469,7 @@ pub enum RefusalCode {
     Namespace,
     /// The chain is impossible, or contradicts cached chunks.
     Chain,
-    /// A number that names nothing of this session (namespace, lease, reservation, pin, device), or no longer.
+    /// A number that names nothing of this session (namespace, lease, reservation, pin, device), or something that has ended.
     Unknown,
     /// A place outside the write window, or a list of the wrong length.
     Place,

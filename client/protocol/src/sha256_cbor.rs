@@ -1,9 +1,9 @@
 //! Chunk hashes as vLLM computes them by its `sha256_cbor`, for callers that have tokens alone.
 //!
 //! A block's hash is the SHA-256 of the canonical CBOR (RFC 8949, section 4.2) of `[parent, [token, ...], extra]`. The first
-//! block's parent is that of the seed's text. `extra` is null, or what else changes the KV: `["lora", name, path]` in every
-//! block, `["cache_salt", salt]` in the first. A chunk of several blocks has its last block's hash. The golden vectors of the
-//! tests are vLLM 0.32's own. Blocks with multimodal items or prompt embeddings are hashed by the engine alone.
+//! block's parent is the hash of the seed's text. `extra` is null, or names other inputs that change the KV: `["lora", name,
+//! path]` in every block, `["cache_salt", salt]` in the first. A chunk of several blocks has its last block's hash. The golden
+//! vectors of the tests are vLLM 0.32's own. Blocks with multimodal items or prompt embeddings are hashed by the engine alone.
 
 use sha2::{Digest as _, Sha256};
 
@@ -19,7 +19,7 @@ pub const DEFAULT_SEED: &str = "vllm-none-hash";
 /// Facts besides the tokens that change the KV of a prompt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PromptExtra<'a> {
-    /// Keeps prompts of different users apart. An empty one is none, as in vLLM.
+    /// Keeps prompts of different users apart. An empty salt counts as none, as in vLLM.
     pub cache_salt: Option<&'a str>,
     /// The LoRA adapter.
     pub lora: Option<Lora<'a>>,
@@ -64,8 +64,8 @@ pub fn hash_prompt(
     hashes.chunks_exact(blocks_per_chunk).map(|blocks| ChunkHash(blocks[blocks_per_chunk - 1])).collect()
 }
 
-/// The seed that a namespace's engines have, where they hash by `sha256_cbor`. Its name may end in a test vector of the
-/// engines' own function, 16 hexadecimal digits after a colon.
+/// The seed of a namespace's engines, if they hash by `sha256_cbor`. The hash's name may end in a test vector of the engines' own
+/// function, 16 hexadecimal digits after a colon.
 #[must_use]
 pub fn seed_of(hash: &HashAlgorithm) -> Option<&str> {
     let HashAlgorithm::Engine(EngineHash { name, seed }) = hash else { return None };

@@ -29,8 +29,8 @@ pub struct Epoch {
     pub number: u64,
 }
 
-/// A node's number: the coordinator gives it out by name. Another name gets it only when all have been given out, and then
-/// the one whose node left longest ago. 0 names none.
+/// A node's number: the coordinator gives it out by name. When all numbers have been given out, another name gets the number of
+/// the node that left longest ago. 0 names no node.
 #[derive(
     Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
 )]
@@ -67,18 +67,18 @@ pub struct Member {
     pub devices: u16,
     /// Its share of the partitions, relative to the others': usually its capacity in bytes. At least 1.
     pub weight: u64,
-    /// How it does.
+    /// Its state.
     pub state: MemberState,
 }
 
-/// How a member does.
+/// The state of a member.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemberState {
-    /// It is heard of.
+    /// The coordinator hears it.
     Alive,
-    /// It has been silent for some time: ask others first.
+    /// It has been silent for some time: ask other nodes first.
     Suspect,
-    /// It leaves soon: nothing new is kept there, and it is home to nothing.
+    /// It leaves soon: it keeps no new chunks, and is home to no partition.
     Draining,
 }
 
@@ -87,14 +87,14 @@ pub enum MemberState {
 pub struct Table {
     /// Its version.
     pub epoch: Epoch,
-    /// By number, ascending.
+    /// The members, ascending by number.
     pub members: Vec<Member>,
     /// The home of each partition: [`PARTITIONS`] numbers of members, or none at all if there is no member.
     pub homes: Vec<NodeNumber>,
 }
 
-/// A run of chunks in the directory: a digest of its namespace and anchor. The directory is a hint, so that 128 bits,
-/// not made for defence, do: two runs of one key cost a round trip, never wrong bytes.
+/// A run of chunks in the directory: a digest of its namespace and anchor. 128 bits without defence against attackers are enough,
+/// since the directory is a hint: two runs with one key cost a round trip, never wrong bytes.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunKey(pub u128);
 

@@ -24,13 +24,13 @@ pub struct TraceContext {
 pub struct InvalidTraceparent;
 
 impl TraceContext {
-    /// Whether its trace is recorded: parts of an unrecorded one are not recorded either.
+    /// Whether its trace is recorded: if not, no process records its part.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
         self.flags & SAMPLED != 0
     }
 
-    /// Whether it names a trace and a span at all: others may send zeros.
+    /// Whether it names a trace and a span: a sender may give zeros.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.trace_id != [0; 16] && self.span_id != [0; 8]

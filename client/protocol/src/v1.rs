@@ -1,7 +1,8 @@
 //! Messages of version 1 that differ from today's.
 //!
-//! A coordinator of version 1 leads alone, and tells whole tables of 4,096 partitions, in which nobody drains. The other messages
-//! of version 1 stand for themselves among today's: `tests/golden` holds them to that.
+//! As long as a node of version 1 is a member, four partitions each stay together, as that node knows them. A coordinator of
+//! version 1 leads alone, and sends whole tables of 4,096 partitions, in which no node drains. All other messages of version 1
+//! are the same today, as `tests/golden` verifies.
 
 use std::net::SocketAddr;
 
@@ -32,7 +33,7 @@ pub enum CoordinatorMessage {
 }
 
 impl CoordinatorMessage {
-    /// The messages of today that say the same.
+    /// The same message in today's messages.
     #[must_use]
     pub fn today(self) -> Vec<membership::CoordinatorMessage> {
         use membership::CoordinatorMessage as Today;
@@ -51,7 +52,7 @@ impl CoordinatorMessage {
         }]
     }
 
-    /// The same message in version 1; `None` if version 1 has none. Tables do not go this way: see [`table_before`].
+    /// The same message in version 1; `None` if version 1 has none. For tables, see [`table_before`].
     #[must_use]
     pub fn before(message: membership::CoordinatorMessage) -> Option<Self> {
         use membership::CoordinatorMessage as Today;
@@ -68,14 +69,15 @@ impl CoordinatorMessage {
     }
 }
 
-/// A table of version 1 as it is today: each partition is split, and its parts keep its home. Their names begin with its own.
+/// A table of version 1 in today's form: each partition is split into parts with the same home. A part's number begins with the
+/// bits of its partition.
 #[must_use]
 pub fn table_today(table: Table) -> Table {
     let homes = if table.homes.len() == PARTITIONS_BEFORE { split(&table.homes) } else { table.homes };
     Table { homes, ..table }
 }
 
-/// A table as version 1 knows it. Where the parts of a partition have several homes, it names the first.
+/// A table in the form of version 1. If the parts of a partition have several homes, it names the first.
 #[must_use]
 pub fn table_before(table: &Table) -> Table {
     let member = |member: &Member| {

@@ -1,8 +1,9 @@
 //! Versions of the protocol between nodes, coordinators and admins.
 //!
 //! The handshake of a connection agrees on the latest version that both sides speak: each names its own, as ALPN protocols
-//! `larder/N`. A release speaks its own version and the one before. Who accepts connections also takes every other version, after
-//! those: where one of them is agreed on, it knows why the two cannot work together, and says so as it closes the connection.
+//! `larder/N`. A release speaks its own version and the one before. The accepting side also accepts all other versions, after
+//! those: if such a version is agreed on, it knows that the two cannot work together, and gives this reason when it closes the
+//! connection.
 //!
 //! | version | what is new |
 //! | --- | --- |
@@ -17,16 +18,16 @@ use std::ops::RangeInclusive;
 pub struct Version(u8);
 
 impl Version {
-    /// The first one.
+    /// The first version.
     pub const FIRST: Self = Self(1);
-    /// The one with drains and offers.
+    /// The version that brought drains and offers.
     pub const SECOND: Self = Self(2);
-    /// The latest one that this release speaks.
+    /// The latest version that this release speaks.
     pub const LATEST: Self = Self::SECOND;
-    /// The earliest one that this release speaks.
+    /// The earliest version that this release speaks.
     pub const EARLIEST: Self = Self::FIRST;
 
-    /// Whether this release speaks it.
+    /// Whether this release speaks this version.
     #[must_use]
     pub fn is_spoken(self) -> bool {
         (Self::EARLIEST..=Self::LATEST).contains(&self)
@@ -41,7 +42,7 @@ impl Version {
             .collect()
     }
 
-    /// The names of all other versions that were and will be, the latest first.
+    /// The names of all other past and future versions, the latest first.
     #[must_use]
     pub fn other_names(spoken: RangeInclusive<Self>) -> Vec<Vec<u8>> {
         let mut names = Self::names(Self(0)..=Self(MAX_NUMBER));

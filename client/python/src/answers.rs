@@ -46,7 +46,7 @@ pub(crate) struct Progress {
 #[pyclass(frozen, get_all, module = "larder_kv")]
 #[derive(Debug)]
 pub(crate) struct Pinned {
-    /// The pin, for `unpin`; 0 where nothing is pinned.
+    /// The pin, for `unpin`; 0 if nothing is pinned.
     pin: u64,
     /// Chunks pinned, from the chain's first on.
     chunks: u32,

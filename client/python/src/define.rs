@@ -76,7 +76,7 @@ macro_rules! sessions {
                 Ok(self.open.session()?.device())
             }
 
-            /// Bytes of the session's write window; 0 where it has none.
+            /// Bytes of the session's write window; 0 if it has none.
             #[getter]
             fn window_bytes(&self) -> PyResult<u64> {
                 Ok(self.open.session()?.window_bytes())

@@ -234,7 +234,7 @@ impl GpuPagedMemory {
 /// What `larder_kv.LayerPages` say of regions of these sizes.
 ///
 /// # Errors
-/// `ValueError` where no GPU copies between them and blocks.
+/// `ValueError` if no GPU copies between them and blocks.
 pub(crate) fn read_layout(
     layers: &[Bound<'_, PyAny>],
     pages_per_chunk: u32,

@@ -46,7 +46,7 @@ impl StagedLayers {
     /// Takes it out, to be handed over.
     ///
     /// # Errors
-    /// `ReleasedError` where it was handed over or dropped; `ForkedError`.
+    /// `ReleasedError` if it was handed over or dropped; `ForkedError`.
     pub(crate) fn take(&self) -> PyResult<larder_client::StagedLayers> {
         let taken = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner).take();
         taken.ok_or_else(|| released("staged layers"))
@@ -84,7 +84,7 @@ impl Follow {
     }
 
     /// # Errors
-    /// `ReleasedError` where it was released; `ForkedError`.
+    /// `ReleasedError` if it was released; `ForkedError`.
     pub(crate) fn share(&self) -> PyResult<Arc<larder_client::Follow>> {
         let slot = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner);
         slot.clone().ok_or_else(|| released("follow"))

@@ -33,7 +33,7 @@ impl Lease {
     }
 
     /// # Errors
-    /// `ReleasedError` where it was released; `ForkedError`.
+    /// `ReleasedError` if it was released; `ForkedError`.
     pub(crate) fn guard(&self) -> PyResult<Arc<LeaseGuard>> {
         let slot = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner);
         slot.clone().ok_or_else(|| released("lease"))
@@ -83,7 +83,7 @@ impl Lease {
     /// Copies block `block` of the chunk at `position` into `out`: a writable, contiguous buffer of exactly the block's
     /// size. Other threads run meanwhile; none may touch `out`.
     ///
-    /// Raises `DamagedError` where the session verified it and it is wrong.
+    /// Raises `DamagedError` if the session verified it and it is wrong.
     #[pyo3(signature = (position, out, block = 0))]
     fn copy_block(
         &self,
@@ -106,7 +106,7 @@ impl Lease {
     /// `numpy.frombuffer` or `torch.frombuffer`. It keeps the lease as long as it, or anything made of it, lives, also where
     /// the lease itself was released. A forked child must not touch it: the memory is not there.
     ///
-    /// Raises `DamagedError` where the session verified it and it is wrong.
+    /// Raises `DamagedError` if the session verified it and it is wrong.
     #[pyo3(signature = (position, block = 0))]
     fn view(&self, py: Python<'_>, position: usize, block: usize) -> PyResult<BlockView> {
         BlockView::new(py, self.readable(position, block)?, position, block)

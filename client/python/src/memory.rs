@@ -32,7 +32,7 @@ impl Memory {
     /// Borrows memory to read from.
     ///
     /// # Errors
-    /// `BufferError` where it is no contiguous buffer.
+    /// `BufferError` if it is no contiguous buffer.
     pub(crate) fn readable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let buffer = PyUntypedBuffer::get(object)?;
         if !buffer.is_c_contiguous() {
@@ -45,7 +45,7 @@ impl Memory {
     /// Borrows memory to write to.
     ///
     /// # Errors
-    /// `BufferError` where it is no contiguous buffer, or read-only.
+    /// `BufferError` if it is no contiguous buffer, or read-only.
     pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let memory = Self::readable(object)?;
         if !memory.writable {
@@ -59,7 +59,7 @@ impl Memory {
     }
 
     /// # Errors
-    /// `ValueError` where the bytes do not lie within the memory.
+    /// `ValueError` if the bytes do not lie within the memory.
     pub(crate) fn check(&self, range: &Range<u64>) -> PyResult<()> {
         if range.start <= range.end && range.end <= self.bytes {
             return Ok(());
@@ -68,7 +68,7 @@ impl Memory {
         Err(PyValueError::new_err(text))
     }
 
-    /// Where `bytes` bytes at `address` start in this memory; `None` where they do not lie within it.
+    /// Where `bytes` bytes at `address` start in this memory; `None` if they do not lie within it.
     pub(crate) fn place(&self, address: u64, bytes: u64) -> Option<u64> {
         let start = address.checked_sub(self.start as u64)?;
         (start.checked_add(bytes)? <= self.bytes).then_some(start)
@@ -80,7 +80,7 @@ impl Memory {
     /// [`Damaged`]: what is here then means nothing.
     ///
     /// # Panics
-    /// Where the memory has another size, or is read-only.
+    /// Panics if the memory has another size, or is read-only.
     pub(crate) fn fill_from(&self, guard: &LeaseGuard, position: usize, block: usize) -> Result<(), Damaged> {
         guard.copy_block(position, block, self.target(&(0..self.bytes)))
     }
@@ -91,7 +91,7 @@ impl Memory {
     /// [`Damaged`]: nothing is copied.
     ///
     /// # Panics
-    /// Where either ends before, or the memory is read-only.
+    /// Panics if either ends before, or the memory is read-only.
     pub(crate) fn copy_from(
         &self,
         range: Range<u64>,
@@ -106,7 +106,7 @@ impl Memory {
     /// Where bytes are to be copied to, for one copy.
     ///
     /// # Panics
-    /// Where the memory ends before, or is read-only.
+    /// Panics if the memory ends before, or is read-only.
     #[expect(
         clippy::mut_from_ref,
         reason = "the memory is Python's, whose owner is told not to touch it meanwhile"
@@ -123,7 +123,7 @@ impl Memory {
     /// Copies `range` into a block, to `offset` on.
     ///
     /// # Panics
-    /// Where either ends before.
+    /// Panics if either ends before.
     pub(crate) fn copy_to(&self, range: Range<u64>, staged: &mut StagedChunk, block: usize, offset: u64) {
         assert!(range.start <= range.end && range.end <= self.bytes);
         let bytes = (range.end - range.start) as usize;
@@ -135,7 +135,7 @@ impl Memory {
     /// Copies `range` into layers of the `chunk`-th chunk in the `part`-th slice, to `offset` on.
     ///
     /// # Panics
-    /// Where either ends before.
+    /// Panics if either ends before.
     pub(crate) fn copy_to_layers(
         &self,
         range: Range<u64>,
@@ -154,7 +154,7 @@ impl Memory {
 /// A descriptor of our own for what Python's is for.
 ///
 /// # Errors
-/// `OSError` where it is none.
+/// `OSError` if it is none.
 pub(crate) fn duplicate(descriptor: RawFd) -> PyResult<OwnedFd> {
     let bad = || PyOSError::new_err(format!("{descriptor} is no open file descriptor"));
     if descriptor < 0 {

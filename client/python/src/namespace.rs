@@ -74,7 +74,7 @@ impl DescribedFields {
     /// The chunk as a node is told of it.
     ///
     /// # Errors
-    /// `ValueError` where a node would not take it.
+    /// `ValueError` if a node would not take it.
     pub(crate) fn resolve(self) -> PyResult<Described> {
         let Self { hashes, parent, tokens, lora_id, lora_name, extra_keys } = self;
         let blocks = hashes.iter().map(|hash| hash_of(hash)).collect::<PyResult<_>>()?;
@@ -93,7 +93,7 @@ impl SpecFields {
     /// The namespace, and the bytes of one block of each pool.
     ///
     /// # Errors
-    /// `ValueError` where it is impossible.
+    /// `ValueError` if it is impossible.
     pub(crate) fn resolve(self) -> PyResult<(NamespaceSpec, Vec<u64>)> {
         let hash = match self.hash_algorithm.as_str() {
             "larder" if self.hash_seed.is_empty() => HashAlgorithm::Larder,
@@ -218,7 +218,7 @@ fn hash_of(bytes: &[u8]) -> PyResult<ChunkHash> {
 }
 
 /// # Errors
-/// `ValueError` where a chunk of the namespace has no such block.
+/// `ValueError` if a chunk of the namespace has no such block.
 pub(crate) fn check_block(namespace: &larder_client::Namespace, block: usize) -> PyResult<()> {
     let blocks = namespace.blocks_per_chunk();
     if block < blocks {

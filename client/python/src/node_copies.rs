@@ -76,7 +76,7 @@ impl NodeTensors {
     /// What a load asks for.
     ///
     /// # Errors
-    /// `ValueError` where there are no such layers; `ForkedError`.
+    /// `ValueError` if there are no such layers; `ForkedError`.
     pub(crate) fn load(
         &self,
         pages: Vec<u32>,
@@ -131,7 +131,7 @@ impl From<lane::CopyProgress> for CopyProgress {
 /// The layout and the memory of what is to be known to the node.
 ///
 /// # Errors
-/// `ValueError` where they are impossible; `OSError` for a descriptor that is none.
+/// `ValueError` if they are impossible; `OSError` for a descriptor that is none.
 pub(crate) fn resolve(
     memory: Vec<SharedMemory>,
     layers: &[Bound<'_, PyAny>],

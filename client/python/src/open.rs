@@ -34,7 +34,7 @@ impl Opening {
     /// The runtime, and the session that opens on it.
     ///
     /// # Errors
-    /// `ValueError` for an impossible timeout or `verify`; `OSError` where the system gives no thread.
+    /// `ValueError` for an impossible timeout or `verify`; `OSError` if the system gives no thread.
     pub(crate) fn start(self) -> PyResult<(Handle, CallFuture<Session>)> {
         let options = SessionOptions {
             client: self.client.unwrap_or_else(|| concat!("larder-kv ", env!("CARGO_PKG_VERSION")).into()),
@@ -57,7 +57,7 @@ impl Open {
     }
 
     /// # Errors
-    /// `ReleasedError` where it was closed; `ForkedError` in another process than the one that opened the session.
+    /// `ReleasedError` if it was closed; `ForkedError` in another process than the one that opened the session.
     pub(crate) fn session(&self) -> PyResult<Session> {
         let session = self.session.get()?.lock().unwrap_or_else(PoisonError::into_inner);
         session.clone().ok_or_else(|| released("session"))

@@ -159,10 +159,7 @@ impl PagedMemory {
                 return Err(PyValueError::new_err(text));
             }
             let region = regions.get(layer.region).ok_or_else(|| {
-                PyValueError::new_err(format!(
-                    "layer {number} names region {}, which is not there",
-                    layer.region
-                ))
+                PyValueError::new_err(format!("layer {number} names the missing region {}", layer.region))
             })?;
             let end = layer
                 .end()
@@ -194,7 +191,7 @@ impl PagedMemory {
     /// from the lease's first chunk. `layer` is one layer, all where not given; `block` is the block of each chunk. Other
     /// threads run meanwhile; none may use these pages.
     ///
-    /// Raises `DamagedError` where a chunk was verified and is wrong: the pages of those before its `position` are loaded.
+    /// Raises `DamagedError` if a chunk was verified and is wrong: the pages of those before its `position` are loaded.
     #[pyo3(signature = (lease, pages, *, first_page = 0, layer = None, block = 0))]
     fn load(
         &self,
@@ -267,7 +264,7 @@ impl PagedMemory {
             let expected = staged.positions().len() as u64 * self.pages_per_chunk;
             if end > self.layers.len() || staged.bytes() != chunk_bytes || pages.len() as u64 != expected {
                 let text =
-                    format!("{} pages of layers {first} to {end} do not fit what is staged", pages.len());
+                    format!("{} pages of layers {first} to {end} do not fit the staged chunks", pages.len());
                 return Err(PyValueError::new_err(text));
             }
             let skipped = first as u64 * self.pages_per_chunk * self.page_bytes;
@@ -296,7 +293,7 @@ pub(crate) fn check_page_count(pages: usize, pages_per_chunk: usize, chunks: usi
 /// One of so many layers, or all of them.
 ///
 /// # Errors
-/// `ValueError` where it is not there.
+/// `ValueError` if it is not there.
 pub(crate) fn find_layer(layer: Option<usize>, layers: usize) -> PyResult<Range<usize>> {
     match layer {
         None => Ok(0..layers),

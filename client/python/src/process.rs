@@ -48,7 +48,7 @@ impl<T> Drop for Own<T> {
 /// The runtime of this process, made when the first session is.
 ///
 /// # Errors
-/// `OSError` where the system gives no thread.
+/// `OSError` if the system gives no thread.
 pub(crate) fn runtime() -> PyResult<Handle> {
     // Callers hold the interpreter's lock, so nobody forks while another thread has this one.
     let mut current = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);

@@ -94,7 +94,7 @@ pub(crate) fn check_reserved(reservation: &larder_client::Reservation, positions
 }
 
 /// # Errors
-/// `ValueError` where `pool` is not to be written of one of these reserved chunks.
+/// `ValueError` if `pool` is not to be written of one of these reserved chunks.
 pub(crate) fn check_written(
     reservation: &larder_client::Reservation,
     positions: &[u32],
@@ -110,7 +110,7 @@ pub(crate) fn check_written(
 }
 
 /// # Errors
-/// `ValueError` where a chunk of the namespace has no such pool.
+/// `ValueError` if a chunk of the namespace has no such pool.
 pub(crate) fn pool_sets(
     namespace: &larder_client::Namespace,
     pools: &[Vec<usize>],

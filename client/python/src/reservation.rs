@@ -39,7 +39,7 @@ impl Reservation {
     }
 
     /// # Errors
-    /// `ReleasedError` where it was given back; `ForkedError`.
+    /// `ReleasedError` if it was given back; `ForkedError`.
     pub(crate) fn share(&self) -> PyResult<Arc<larder_client::Reservation>> {
         let slot = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner);
         slot.clone().ok_or_else(|| released("reservation"))
@@ -48,7 +48,7 @@ impl Reservation {
     /// The same, where the chunks at `positions` are to be written.
     ///
     /// # Errors
-    /// As [`Self::share`]; `ValueError` where one is not.
+    /// As [`Self::share`]; `ValueError` if one is not.
     pub(crate) fn share_for(&self, positions: &[u32]) -> PyResult<Arc<larder_client::Reservation>> {
         let reservation = self.share()?;
         check_reserved(&reservation, positions)?;
@@ -69,7 +69,7 @@ impl StagedChunk {
     /// Takes it out, to be committed with `reservation`.
     ///
     /// # Errors
-    /// `ReleasedError` where it was committed or dropped; `ValueError` where it is another reservation's; `ForkedError`.
+    /// `ReleasedError` if it was committed or dropped; `ValueError` if it is another reservation's; `ForkedError`.
     pub(crate) fn take(
         &self,
         reservation: &Arc<larder_client::Reservation>,
@@ -112,14 +112,14 @@ impl StagedChunk {
     /// Bytes of block `block`.
     ///
     /// # Errors
-    /// `ValueError` where there is none.
+    /// `ValueError` if there is none.
     pub(crate) fn block_bytes(&self, block: usize) -> PyResult<u64> {
         check_block(&self.namespace, block)?;
         Ok(self.namespace.block_bytes(block))
     }
 
     /// # Errors
-    /// `ValueError` where `bytes` bytes at `offset` of block `block` are not to be written.
+    /// `ValueError` if `bytes` bytes at `offset` of block `block` are not to be written.
     pub(crate) fn check(&self, block: usize, offset: u64, bytes: u64) -> PyResult<()> {
         let block_bytes = self.block_bytes(block)?;
         if offset.checked_add(bytes).is_none_or(|end| end > block_bytes) {

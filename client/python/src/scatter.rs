@@ -34,7 +34,7 @@ impl ScatteredMemory {
     /// The pieces that make up `blocks` blocks of `block_bytes` bytes, one behind the other.
     ///
     /// # Errors
-    /// `ValueError` where a piece lies outside of the regions, or across the end of a block, or there are more or fewer bytes.
+    /// `ValueError` if a piece lies outside of the regions, or across the end of a block, or there are more or fewer bytes.
     fn pieces(
         &self,
         addresses: &[u64],
@@ -88,7 +88,7 @@ impl ScatteredMemory {
     /// Copies the first `chunks` leased chunks (all where not given) to pieces: one behind the other, they are the chunks'
     /// blocks `block` one behind the other. Other threads run meanwhile; none may touch these pieces.
     ///
-    /// Raises `DamagedError` where a chunk was verified and is wrong: those before its `position` are loaded.
+    /// Raises `DamagedError` if a chunk was verified and is wrong: those before its `position` are loaded.
     #[pyo3(signature = (lease, addresses, sizes, *, chunks = None, block = 0))]
     fn load(
         &self,
@@ -145,7 +145,7 @@ impl ScatteredMemory {
 }
 
 /// # Errors
-/// `ValueError` where block `block` of each of the first `chunks` chunks may not be read.
+/// `ValueError` if block `block` of each of the first `chunks` chunks may not be read.
 fn check_leased(guard: &LeaseGuard, chunks: usize, block: usize) -> PyResult<()> {
     let namespace: &Namespace = guard.namespace();
     crate::namespace::check_block(namespace, block)?;

@@ -14,23 +14,23 @@ use crate::opening::Opening;
 use crate::origin::Origin;
 use crate::window::{Window, WindowRange};
 
-/// A request of a session: await it in a task, or [wait](Call::wait) for it on a thread. Nothing is sent before.
+/// A request of a session: await it in a task, or [wait](Call::wait) for it on a thread. Until then nothing is sent.
 ///
-/// `.await` needs a tokio runtime with IO and time enabled; one thread is enough. The first call that is awaited starts a task
-/// there that receives the session's answers: the session ends with that runtime. Many calls may be awaited at the same time.
+/// `.await` needs a tokio runtime with IO and time enabled; one thread is enough. The first awaited call starts a task on the
+/// runtime that receives the session's answers: the session ends with this runtime. Many calls may be awaited at the same time.
 ///
-/// `.wait()` needs no runtime. The thread sends the request and receives until its answer is here. One thread at a time does so:
-/// another one's request waits for it, and its timeout starts after that.
+/// `.wait()` needs no runtime. The thread sends the request and receives until the answer is here. Only one thread at a time does
+/// so: a second thread waits for its turn before it sends its request, and the request's timeout starts then.
 ///
-/// A session that tasks use may be used by threads too.
+/// Tasks and threads may use the same session.
 ///
-/// Cancel safe: a call that is dropped before it was begun does nothing. One that is dropped while it is awaited has sent its
-/// request or not; what a late answer grants is given back. The method that makes a call says what else its request may have
-/// done.
+/// Cancel safe: a call that is dropped before it was begun does nothing. A call that is dropped while it is awaited may have sent
+/// its request; a lease or other grant in a late answer is given back. The method that makes a call says what else the request
+/// may have done.
 #[must_use = "a call asks for nothing until it is awaited or waited for"]
 pub struct Call<T>(Work<T>);
 
-/// What a call in a task has become.
+/// The state of a call in a task.
 pub type CallFuture<T> = Pin<Box<dyn Future<Output = Result<T, SessionError>> + Send>>;
 
 #[expect(
@@ -48,7 +48,7 @@ enum Work<T> {
     },
 }
 
-/// What a call does next.
+/// The next step of a call.
 pub(crate) enum Step<T> {
     Done(Result<T, SessionError>),
     Ask(RoundTrip<T>),
@@ -69,7 +69,7 @@ impl<T: Send + 'static> Call<T> {
     /// Waits for the result on this thread.
     ///
     /// # Errors
-    /// As the method that made the call says; `Timeout`.
+    /// The errors of the method that made the call; `Timeout`.
     pub fn wait(self) -> Result<T, SessionError> {
         let (link, origin, mut step, mut then) = match self.0 {
             Work::Open(opening, done) => return opening.wait().map(done),
@@ -115,7 +115,7 @@ impl<T: Send + 'static> Call<T> {
         }
     }
 
-    /// Opens a session, which `done` makes of its link.
+    /// Opens a session. `done` makes the session from its link.
     pub(crate) fn open(opening: Opening, done: fn(Arc<Link>) -> T) -> Self {
         Self(Work::Open(opening, done))
     }
@@ -124,7 +124,7 @@ impl<T: Send + 'static> Call<T> {
         Self(Work::Ask { link: Arc::clone(link), origin, step, then: None })
     }
 
-    /// The same call, unless a check says that it is in vain.
+    /// The same call, after a check that may fail it.
     pub(crate) fn checked<E: Into<SessionError>>(mut self, check: Result<(), E>) -> Self {
         if let (Work::Ask { step, .. }, Err(error)) = (&mut self.0, check) {
             *step = Step::Done(Err(error.into()));
@@ -132,7 +132,7 @@ impl<T: Send + 'static> Call<T> {
         self
     }
 
-    /// The same call; `then` decides what follows each answer.
+    /// The same call; `then` decides what to do after each answer.
     pub(crate) fn then(mut self, decide: impl FnMut(T) -> Step<T> + Send + 'static) -> Self {
         if let Work::Ask { then, step: Step::Ask(_), .. } = &mut self.0 {
             *then = Some(Box::new(decide));
@@ -140,8 +140,8 @@ impl<T: Send + 'static> Call<T> {
         self
     }
 
-    /// Asks for news until `known` finds the result in those that came, or `patience` has passed. `ask` is told how long the node
-    /// may wait for news.
+    /// Asks for news until `known` finds the result in the news that came, or `patience` has passed. `ask` gets the time for
+    /// which the node may wait for news.
     pub(crate) fn until(
         link: &Arc<Link>,
         origin: Origin,

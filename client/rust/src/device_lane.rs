@@ -1,8 +1,8 @@
 //! Copies between an engine's GPU memory and blocks, made by the node: the device lane.
 //!
 //! The engine says once where its tensors are ([`Session::register_tensors`]); from then on its requests carry page numbers. The
-//! bytes never pass through the engine's process. A copy goes on whoever waits for it, and its end says whether all bytes are
-//! where they should be: of one that did not end as [`CopyEnd::Done`](larder_protocol::lane::CopyEnd::Done) nothing may be used.
+//! bytes never pass through the engine's process. A copy goes on even if nobody waits for it. The end of a copy says whether all
+//! bytes are in their place: use no byte of a copy that did not end as [`CopyEnd::Done`](larder_protocol::lane::CopyEnd::Done).
 
 mod messages;
 
@@ -43,46 +43,46 @@ struct Known {
     words: HostMemory,
 }
 
-/// Which pages are saved as which chunks.
+/// The pages to save as chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SavePages {
     /// Positions of the chunks in the reserved chain.
     pub positions: Vec<u32>,
     /// The pages of each chunk, chunk by chunk.
     pub pages: Vec<u32>,
-    /// Which layers; a chunk can be committed when all of them were saved.
+    /// The layers to save; a chunk can be committed when all its layers were saved.
     pub layers: Range<u32>,
 }
 
 /// A copy that the node makes.
 ///
-/// Dropping it lets it go on, unless it still waits for its flag: then it is given up. What it touches stays kept from others in
-/// either case.
+/// A dropped copy goes on, unless it still waits for its flag: then the node gives it up. In either case the memory that it
+/// touches stays kept from others.
 pub struct NodeCopy(Arc<Copying>);
 
-/// What calls that wait for a copy share with it.
+/// The state that a copy shares with the calls that wait for it.
 struct Copying {
     link: Arc<Link>,
     number: u64,
-    /// What the node told last.
+    /// The node's last news.
     progress: Mutex<CopyProgress>,
 }
 
 impl NodeTensors {
-    /// The page of words, by which copies and the engine's streams wait for each other: to be pinned where a GPU is to use it. All
-    /// tensors of a session have the same.
+    /// The page of words by which copies and the engine's streams wait for each other. Pin it if a GPU is to use it. All tensors
+    /// of a session have the same page.
     #[must_use]
     pub fn words(&self) -> &HostMemory {
         &self.0.words
     }
 
-    /// Where their pages stand.
+    /// The places of the tensors' pages.
     #[must_use]
     pub fn layout(&self) -> &PagedLayout {
         &self.0.layout
     }
 
-    /// Of a chunk's blocks the one that they hold.
+    /// The block, among a chunk's blocks, that the tensors hold.
     #[must_use]
     pub fn block(&self) -> usize {
         self.0.block
@@ -94,14 +94,14 @@ impl NodeTensors {
         &self.0.namespace
     }
 
-    /// Verifies what a load would copy, where it stands, as far as the session's options say so and it was not done before. What is
-    /// followed must have come.
+    /// Verifies the bytes that a load would copy, where they stand, as far as the session's options say so and they were not
+    /// verified before. Layers of followed chunks must have come.
     ///
     /// # Errors
-    /// [`Damaged`], the first that is.
+    /// [`Damaged`], for the first damaged block.
     ///
     /// # Panics
-    /// Where the namespace has no such block.
+    /// Panics if the namespace has no such block.
     pub fn verify(&self, lease: &LeaseGuard, load: &LoadPages) -> Result<(), Damaged> {
         let layout = &self.0.layout;
         let per_chunk = u64::from(layout.spec().pages_per_chunk).max(1);
@@ -119,7 +119,7 @@ impl NodeTensors {
 }
 
 impl NodeCopy {
-    /// How far it was when the node told last. Its layers count from the first that was asked for.
+    /// How far the copy was at the node's last news. Its layers count from the first requested layer.
     #[must_use]
     pub fn progress(&self) -> CopyProgress {
         *lock(&self.0.progress)
@@ -155,17 +155,17 @@ impl fmt::Debug for NodeTensors {
 }
 
 impl Session {
-    /// Makes GPU memory known that the node is to copy to and from: `memory` has the regions that the layout names, in order, by
-    /// IPC handle or descriptor. `block` counts the blocks of a chunk in this session, by slice, then pool.
+    /// Registers GPU memory for copies by the node. `memory` has the regions that the layout names, in order, by IPC handle or
+    /// descriptor. `block` counts the blocks of a chunk in this session, by slice, then pool.
     ///
     /// Cancel safe: the node may know the tensors nevertheless, until the session ends.
     ///
     /// # Errors
-    /// `Refused` where there is no GPU that the node could use, this kind of memory cannot be shared, or the layout is not that of
-    /// the namespace; `NotShared` for memory that no other process can have; the general ones of [`SessionError`].
+    /// `Refused` if the node has no GPU for this, this kind of memory cannot be shared, or the layout is not that of the
+    /// namespace; `NotShared` for memory that no other process can map; the general ones of [`SessionError`].
     ///
     /// # Panics
-    /// Where the namespace has no such block.
+    /// Panics if the namespace has no such block.
     pub fn register_tensors(
         &self,
         namespace: &Namespace,
@@ -201,17 +201,17 @@ impl Session {
         self.call(Step::Ask(round_trip))
     }
 
-    /// Has the node begin to copy what is leased into pages. The lease may be given back when the copy has begun. Blocks that the
-    /// session verifies are verified as the call is made, where they stand and on this thread: [`NodeTensors::verify`] does it on
-    /// another.
+    /// Has the node begin to copy leased blocks into pages. The lease may be given back when the copy has begun. Blocks that the
+    /// session verifies are verified when the call is made, in place and on this thread: call [`NodeTensors::verify`] before to
+    /// verify them on another thread.
     ///
     /// Cancel safe: a copy that has begun goes on.
     ///
     /// # Errors
-    /// `Refused` where the pages are not those of the lease or the tensors; `Damaged`; `Busy`; the general ones of [`SessionError`].
+    /// `Refused` if the pages are not those of the lease or the tensors; `Damaged`; `Busy`; the general ones of [`SessionError`].
     ///
     /// # Panics
-    /// Where the tensors hold another block than that to load.
+    /// Panics if the tensors hold another block than that to load.
     pub fn load_pages(
         &self,
         tensors: &NodeTensors,
@@ -224,13 +224,13 @@ impl Session {
         self.copy(Request::LoadPages(message)).checked(tensors.verify(lease, load))
     }
 
-    /// Has the node begin to copy pages into reserved chunks. When it is done, [`Session::commit_handed_over`] commits
-    /// them; if it fails they are given up.
+    /// Has the node begin to copy pages into reserved chunks. When the copy is done, [`Session::commit_handed_over`] commits the
+    /// chunks; if the copy fails, the chunks are given up.
     ///
     /// Cancel safe: a copy that has begun goes on.
     ///
     /// # Errors
-    /// `Refused` where the pages are not those of the chunks or the tensors, or the reservation ended; `Busy`; the general ones of
+    /// `Refused` if the pages are not those of the chunks or the tensors, or the reservation ended; `Busy`; the general ones of
     /// [`SessionError`].
     pub fn save_pages(
         &self,
@@ -242,9 +242,9 @@ impl Session {
         self.copy(Request::SavePages(messages::save(tensors.0.number, reservation.number(), save, flags)))
     }
 
-    /// Waits until so many layers of a copy are done, or it has ended, or `patience` has passed since the call was made, and says how far
-    /// it is then.
-    /// Layers that are done may be used while the others are under way. `u32::MAX` waits for the end.
+    /// Waits until `layers` layers of a copy are done, or the copy has ended, or `patience` has passed since the call was made.
+    /// The result says how far the copy is then. Layers that are done may be used while the others are under way. `u32::MAX`
+    /// waits for the end.
     ///
     /// Cancel safe.
     ///
@@ -267,10 +267,10 @@ impl Session {
     }
 }
 
-/// Asks how far a copy is, which hears it as it comes.
+/// Asks how far a copy is. The copy itself hears each answer.
 fn news(copy: &Arc<Copying>, layers: u32, wait: Duration) -> RoundTrip<CopyProgress> {
     let request = Request::AskCopy(AskCopy { copy: copy.number, layers, wait_ms: millis(wait) });
-    // A request that nobody receives an answer to must not keep the session.
+    // A request whose answer nobody receives must not keep the session open.
     let copy = Arc::downgrade(copy);
     RoundTrip::new(request, move |_, response, _| {
         let Response::CopyProgress(progress) = response else {

@@ -1,8 +1,8 @@
 //! Copies between an engine's GPU memory and blocks, made by the engine's own process: the arena lane for GPUs.
 //!
-//! The node's memory, which the session has mapped, is pinned where a copy first needs it, on the device's thread. Whoever asks
-//! for a copy never waits for the device; what the copy touches is kept from everybody else until the device let go of it,
-//! even where nobody waits for it any more.
+//! The session has mapped the node's memory. The first copy that needs a mapping pins it, on the device's thread. A caller that
+//! asks for a copy never waits for the device. The memory that a copy touches is kept from everybody else until the device has
+//! let go of it, even if nobody waits for the copy any more.
 
 mod copies;
 mod regions;
@@ -30,7 +30,7 @@ use copies::{Copies, CopyClaims};
 use larder_ipc::Mapping;
 use regions::Regions;
 
-/// A GPU of this process, and the thread that alone calls it. Shared by reference.
+/// A GPU of this process, and the only thread that calls it. Shared by reference.
 pub struct EngineLane {
     thread: DeviceThread,
     copies: Arc<Copies>,
@@ -48,22 +48,22 @@ pub struct EngineTensors {
     regions: Vec<RegionId>,
 }
 
-/// Which pages of a leased prefix are loaded.
+/// The pages to load of a leased prefix.
 #[derive(Debug, Clone)]
 pub struct LoadPages {
     /// The block of each chunk.
     pub block: usize,
     /// Consecutive pages of the prompt.
     pub pages: Vec<u32>,
-    /// The number of the first, counted from the lease's first chunk.
+    /// The number of the first page, counted from the lease's first chunk.
     pub first_page: u64,
     /// Which layers.
     pub layers: Range<u32>,
-    /// Whether each layer is to be told as soon as it is done.
+    /// Whether the copy reports each layer as soon as it is done.
     pub by_layer: bool,
 }
 
-/// Which pages of an engine are saved as a chunk.
+/// The pages of an engine to save as a chunk.
 #[derive(Debug, Clone)]
 pub struct SavePages {
     /// The block of the chunk.
@@ -77,9 +77,9 @@ pub struct SavePages {
 /// Words of the flag page that a copy waits for and raises.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CopyFlags {
-    /// Word and value: the copy begins when it is reached.
+    /// Word and value: the copy begins when the word reaches the value.
     pub after: Option<(u32, u32)>,
-    /// Word and value: raised by one for each layer that is done.
+    /// Word and value: the copy raises the word by one for each layer that is done.
     pub then: Option<(u32, u32)>,
 }
 
@@ -87,13 +87,13 @@ pub struct CopyFlags {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaneError {
-    /// Too many are under way: to be tried again when one has ended, or made by other means.
+    /// Too many copies are under way: try again when one has ended, or copy by other means.
     #[error(transparent)]
     Busy(#[from] Busy),
-    /// The device cannot do it.
+    /// The device cannot do the copy.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The pages are not those of the lease, the layout not that of the namespace, or the order too long.
+    /// The pages are not those of the lease, the layout is not that of the namespace, or the order is too long.
     #[error("{0}")]
     Mismatch(String),
     /// A block that was to be loaded is damaged.
@@ -108,7 +108,7 @@ impl EngineLane {
     /// Starts the device's thread, on which `open` makes the device. At most `orders` copies are under way at a time.
     ///
     /// # Errors
-    /// [`LaneError::Device`] where there is no device.
+    /// [`LaneError::Device`] if there is no device.
     pub fn start(
         orders: usize,
         open: impl FnOnce() -> Result<Box<dyn Device>, DeviceError> + Send + 'static,
@@ -132,10 +132,10 @@ impl EngineLane {
         Ok(lane)
     }
 
-    /// Makes an engine's tensors known: the regions that the layout names, in order. Waits for the device.
+    /// Registers an engine's tensors: the regions that the layout names, in order. Waits for the device.
     ///
     /// # Errors
-    /// [`LaneError::Device`] where the device refuses one of them, or the layout.
+    /// [`LaneError::Device`] if the device refuses a region or the layout.
     pub fn register(
         &self,
         layout: PagedLayout,
@@ -150,10 +150,10 @@ impl EngineLane {
         Ok(EngineTensors { id, layout, regions })
     }
 
-    /// Some layers of tensors as tensors of their own, whose block has these layers alone. Waits for the device.
+    /// Makes tensors of some layers of other tensors; their block has only these layers. Waits for the device.
     ///
     /// # Errors
-    /// [`LaneError::Mismatch`] where there are no such layers; [`LaneError::Device`] where the device refuses.
+    /// [`LaneError::Mismatch`] if there are no such layers; [`LaneError::Device`] if the device refuses.
     pub fn part(&self, tensors: &EngineTensors, layers: &Range<u32>) -> Result<EngineTensors, LaneError> {
         tensors.check_layers(layers)?;
         let layout = tensors.layout.part(layers);
@@ -162,14 +162,14 @@ impl EngineLane {
         Ok(EngineTensors { id, layout, regions: tensors.regions.clone() })
     }
 
-    /// Begins to copy what is leased into pages. The lease is kept until the device let go of it. Blocks that the session
-    /// verifies are verified first, on the caller's thread.
+    /// Begins to copy leased blocks into pages. The lease is kept until the device has let go of the blocks. Blocks that the
+    /// session verifies are verified first, on the caller's thread.
     ///
     /// # Errors
     /// [`LaneError`], with nothing begun.
     ///
     /// # Panics
-    /// Where the namespace has no such block.
+    /// Panics if the namespace has no such block.
     pub fn load(
         &self,
         tensors: &EngineTensors,
@@ -211,14 +211,14 @@ impl EngineLane {
         self.begin(tensors, Direction::Load, copies, load.layers.clone(), load.by_layer, flags, held)
     }
 
-    /// Begins to copy the pages of a chunk into its staged room. The room comes back with the copy's end, to be committed when all
-    /// layers of all its blocks were saved; a copy that fails gives it up.
+    /// Begins to copy the pages of a chunk into its staged room. The room comes back with the copy's end; commit it when all
+    /// layers of all its blocks were saved. A copy that fails gives the room up.
     ///
     /// # Errors
     /// [`LaneError`], with nothing begun; the staged chunk is given up.
     ///
     /// # Panics
-    /// Where the chunk has no such block to write.
+    /// Panics if the chunk has no such block to write.
     pub fn save(
         &self,
         tensors: &EngineTensors,
@@ -237,8 +237,8 @@ impl EngineLane {
         self.begin(tensors, Direction::Save, copies, save.layers.clone(), false, flags, held)
     }
 
-    /// Begins to copy the pages of staged chunks, in order, into some of their layers; `tensors` are a [`EngineLane::part`] of just
-    /// these layers. The room comes back with the copy's end, to be handed over; a copy that fails gives it up.
+    /// Begins to copy the pages of staged chunks, in order, into some of their layers; `tensors` are an [`EngineLane::part`] of
+    /// just these layers. The room comes back with the copy's end, to be handed over; a copy that fails gives the room up.
     ///
     /// # Errors
     /// [`LaneError`], with nothing begun; the staged layers are given up.
@@ -263,18 +263,18 @@ impl EngineLane {
         self.begin(tensors, Direction::Save, copies, layers, false, flags, CopyClaims::Layers(staged))
     }
 
-    /// What the device is called. Waits for the device.
+    /// The device's name. Waits for the device.
     ///
     /// # Errors
-    /// [`LaneError`] where it is lost, or has too much to do.
+    /// [`LaneError`] if it is lost, or has too much to do.
     pub fn device_name(&self) -> Result<String, LaneError> {
         self.ask(|device| Ok(device.name()))
     }
 
-    /// How copies are made, and how fast each way was, a line each; for people. Waits for the device.
+    /// The ways in which copies are made and the rate of each, one line each; for people. Waits for the device.
     ///
     /// # Errors
-    /// [`LaneError`] where it is lost, or has too much to do.
+    /// [`LaneError`] if it is lost, or has too much to do.
     pub fn choices(&self) -> Result<Vec<String>, LaneError> {
         self.ask(|device| Ok(device.choices()))
     }
@@ -285,7 +285,7 @@ impl EngineLane {
         &self.flags
     }
 
-    /// Copies whose memory the device has not let go of.
+    /// Number of copies whose memory the device still holds.
     #[must_use]
     pub fn under_way(&self) -> usize {
         self.copies.under_way()

@@ -1,4 +1,4 @@
-//! Why a session's request has no result.
+//! The errors of a session's requests.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,11 +14,11 @@ use larder_protocol::{ChainError, ChunkHash};
 use larder_ipc::MappingError;
 use larder_ipc::socket::ReceiveError;
 
-/// Why a request has no result. A miss is no error.
+/// The reason why a request has no result. A miss is no error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
-    /// There is no way to the node.
+    /// The node cannot be reached.
     #[error("cannot connect to {path}: {source}. {}", advice(source))]
     Connect {
         /// The socket's path.
@@ -29,15 +29,15 @@ pub enum SessionError {
     /// The session is over: the node closed it or stopped. Open a new one.
     #[error("the node closed the session{}", because(reason.as_deref()))]
     Closed {
-        /// The node's last words, where it had any.
+        /// The node's reason, if it gave one.
         reason: Option<Arc<str>>,
     },
-    /// No room or too much in flight; nothing was done. Ask again later, or do without.
+    /// The node has no room, or too much is in flight; nothing was done. Ask again later, or do without.
     #[error("the node is short of {what:?}; ask again in {retry_after:?}")]
     Busy {
-        /// What there is too much of.
+        /// The exhausted resource.
         what: Scarce,
-        /// When asking again may help.
+        /// The time after which asking again may help.
         retry_after: Duration,
     },
     /// The node refused; nothing was done, and asking again will not help.
@@ -51,33 +51,33 @@ pub enum SessionError {
     WindowTooSmall {
         /// Bytes that a chunk takes.
         chunk_bytes: u64,
-        /// Bytes of the whole window; 0 where the session has none.
+        /// Bytes of the whole window; 0 if the session has none.
         window_bytes: u64,
     },
-    /// GPU memory that is given by its address is this process's own: give its IPC handle or descriptor.
+    /// GPU memory that is given by its address cannot be shared with the node: give its IPC handle or descriptor.
     #[error("memory that is known by its address cannot be shared: give its IPC handle or descriptor")]
     NotShared,
-    /// The node does not keep to the protocol. The session is over.
+    /// The node broke the protocol. The session is over.
     #[error("the node does not speak this client's protocol: {0}")]
     Protocol(#[from] ProtocolError),
-    /// A descriptor that came from the node is not the memory that it should be. The session is over.
+    /// A descriptor from the node is not the announced memory. The session is over.
     #[error("the node sent wrong memory: {0}")]
     Descriptor(#[from] MappingError),
     /// A block that was to be copied is damaged.
     #[error(transparent)]
     Damaged(#[from] Damaged),
-    /// No answer within the session's timeout. What a late answer grants is given back.
+    /// No answer came within the session's timeout. A lease or other grant in a late answer is given back.
     #[error("no answer in time")]
     Timeout,
-    /// The socket failed in another way than by its end, while the session was being opened.
+    /// The socket failed while the session was being opened, other than by closing.
     #[error("the socket failed: {0}")]
     Socket(#[source] io::Error),
 }
 
-/// A block has other bytes than its name stands for: do as if the block were not there.
+/// A block has other bytes than its name stands for: treat the block as missing.
 ///
-/// Bytes that differ from what was committed are told to the node, which verifies them. What is followed and has not come, or comes
-/// no more, is told to nobody.
+/// If the bytes differ from the committed ones, the session tells the node, which verifies the chunk. If layers of a followed
+/// chunk have not come, or will not come, nobody is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "block {block} of the chunk at {position} ({hash}) {}: compute it instead",
@@ -90,21 +90,21 @@ pub struct Damaged {
     pub block: usize,
     /// The chunk.
     pub hash: ChunkHash,
-    /// Whether the bytes that were to be read had come. All have but those of a [`Follow`](crate::Follow).
+    /// Whether the requested bytes had come. This is false only for a [`Follow`](crate::Follow).
     pub has_come: bool,
 }
 
-/// How a node does not keep to the protocol.
+/// How a node broke the protocol.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// What came is no sequence of frames.
+    /// The bytes are no sequence of frames.
     #[error(transparent)]
     Receive(#[from] ReceiveError),
     /// A message is longer than a frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The bytes of a message are none.
+    /// The bytes of a message cannot be decoded.
     #[error(transparent)]
     Malformed(#[from] MalformedMessage),
     /// The node speaks another version.
@@ -113,8 +113,8 @@ pub enum ProtocolError {
         /// The node's version.
         node: u16,
     },
-    /// An answer to a request that was not made.
-    #[error("an answer to request {number}, which waits for none")]
+    /// An answer to a request that waits for none.
+    #[error("an answer to request {number}, which expects none")]
     UnknownRequest {
         /// Its number.
         number: u64,
@@ -137,7 +137,7 @@ impl SessionError {
         Self::Protocol(ProtocolError::WrongAnswer { what })
     }
 
-    /// Whether the session cannot go on.
+    /// Whether the session is over.
     pub(crate) fn is_fatal(&self) -> bool {
         matches!(self, Self::Protocol(_) | Self::Descriptor(_) | Self::Closed { .. } | Self::Socket(_))
     }

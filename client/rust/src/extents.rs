@@ -14,16 +14,16 @@ use larder_ipc::Mapping;
 /// The session's extents by number.
 pub(crate) struct Extents {
     mapped: HashMap<u32, Arc<Mapping>>,
-    /// Whether to map them writable.
+    /// Whether to map extents writable.
     writable: bool,
 }
 
-/// The places of blocks, with the mappings in which they lie. They stay mapped as long as this lives, even where the
-/// node renews an extent meanwhile.
+/// The places of blocks, with their mappings. The mappings stay as long as this value lives, even if the node renews an extent
+/// meanwhile.
 pub(crate) struct Placed {
     mappings: Vec<(u32, Arc<Mapping>)>,
     places: Vec<Place>,
-    /// Where the places of each chunk begin, and the pools of which it has them; empty where each chunk has all.
+    /// For each chunk, the index of its first place, and the pools in which it has places; empty if each chunk has all pools.
     chunks: Vec<(usize, PoolSet)>,
 }
 
@@ -32,10 +32,10 @@ impl Extents {
         Self { mapped: HashMap::new(), writable }
     }
 
-    /// Maps the extents that came with an answer; one that is known is renewed.
+    /// Maps the extents that came with an answer; an extent that is already mapped is replaced.
     ///
     /// # Errors
-    /// Where there is not one descriptor of the right kind for each.
+    /// Fails if an extent has not one descriptor of the right kind.
     pub(crate) fn add(&mut self, extents: &[Extent], descriptors: &[OwnedFd]) -> Result<(), SessionError> {
         if extents.len() != descriptors.len() {
             return Err(SessionError::wrong_answer("one descriptor comes for each extent"));
@@ -51,10 +51,10 @@ impl Extents {
         Ok(())
     }
 
-    /// Finds the mappings of the blocks of `chunks` chunks, which have places in the pools that `pools` says.
+    /// Finds the mappings of the blocks of `chunks` chunks. `pools` names the pools in which each chunk has places.
     ///
     /// # Errors
-    /// Where there is not one place for each block, or one lies outside of all extents.
+    /// Fails if a block has not one place, or a place lies outside of all extents.
     pub(crate) fn place(
         &self,
         namespace: &Namespace,
@@ -98,10 +98,10 @@ impl Extents {
 }
 
 impl Placed {
-    /// The mapping and offset of block `block` of the chunk with this index, if it has a place.
+    /// The mapping and offset of block `block` of the chunk with this index, if the block has a place.
     ///
     /// # Panics
-    /// Where there is no such chunk.
+    /// Panics if there is no such chunk.
     pub(crate) fn block(
         &self,
         namespace: &Namespace,
@@ -111,10 +111,10 @@ impl Placed {
         self.index(namespace, chunk, block).map(|index| self.at(index))
     }
 
-    /// Which place is that of block `block` of the chunk with this index, if it has one.
+    /// The index of the place of block `block` of the chunk with this index, if the block has a place.
     ///
     /// # Panics
-    /// Where there is no such chunk.
+    /// Panics if there is no such chunk.
     pub(crate) fn index(&self, namespace: &Namespace, chunk: usize, block: usize) -> Option<usize> {
         let per_slice = namespace.pool_bytes().len();
         if self.chunks.is_empty() {
@@ -134,7 +134,7 @@ impl Placed {
     /// The mapping and offset of a place.
     ///
     /// # Panics
-    /// Where there is no such place.
+    /// Panics if there is no such place.
     pub(crate) fn at(&self, index: usize) -> (&Arc<Mapping>, u64) {
         let place = self.places[index];
         let found = self.mappings.iter().find(|(number, _)| *number == place.extent);

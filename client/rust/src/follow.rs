@@ -14,36 +14,36 @@ use crate::link::Link;
 use crate::lock;
 use crate::namespace::Namespace;
 
-/// What a follow may say besides its chain.
+/// The options of a follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FollowOptions {
-    /// The node whose engine writes what is not here, and the number of the actor that it talks to. Without it only what is
-    /// written on this node is followed.
+    /// The node whose engine writes the missing chunks, and the number of the engine's actor. Without it only chunks that are
+    /// written on this node are followed.
     pub writer: Option<(String, u16)>,
-    /// The earliest attempt whose layers are wanted; 0 where any will do.
+    /// The earliest attempt whose layers are wanted; 0 for any attempt.
     pub attempt: u64,
-    /// For how long nothing may come before the chunks that did not count as lost.
+    /// The longest silence: after it, the chunks that have not come count as lost.
     pub patience: Duration,
 }
 
-/// How much of what is followed is in place.
+/// How much of the followed chunks is in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InPlace {
-    /// Chunks, from the first on, that have come or may still come.
+    /// Chunks that have come or may still come, from the first on.
     pub chunks: u32,
-    /// Layers that are in place in every one of them, from the first on.
+    /// Layers that are in place in each of these chunks, from the first on.
     pub layers: u32,
-    /// Whether nothing is to come any more: all of these chunks are committed.
+    /// Whether nothing more will come: all of these chunks are committed.
     pub is_whole: bool,
 }
 
-/// Chunks that are followed: layers of them may be read as they come, and all of them from when they are whole.
+/// Followed chunks: their layers may be read as they come, and the whole chunks once they are committed.
 ///
-/// Dropping it lets them go at once, without blocking, from any thread: read what is wanted before. A call that waits for its layers
-/// keeps them until it ends.
+/// Dropping the follow lets the chunks go at once, without blocking, from any thread: read them before. A call that waits for
+/// layers keeps the chunks until the call ends.
 pub struct Follow(pub(crate) Arc<Followed>);
 
-/// What calls that wait for layers share with the follow.
+/// The state that a follow shares with the calls that wait for layers.
 pub(crate) struct Followed {
     link: Arc<Link>,
     namespace: Namespace,
@@ -54,7 +54,7 @@ pub(crate) struct Followed {
 
 struct State {
     known: InPlace,
-    /// Given back in place of the follow itself, whose number it has.
+    /// The lease, given back in place of the follow; it has the follow's number.
     lease: Option<Arc<LeaseGuard>>,
 }
 
@@ -65,15 +65,15 @@ impl Follow {
         Self(Arc::new(Followed { link: Arc::clone(link), namespace, asked, number, state }))
     }
 
-    /// What was in place when the node told last.
+    /// The layers in place at the node's last news.
     #[must_use]
     pub fn in_place(&self) -> InPlace {
         self.0.in_place()
     }
 
-    /// The blocks, once the node has told where they stand, which it has when the first layer is in place. Layers that have
-    /// not come are [`Damaged`](crate::Damaged). Where a block stands ([`LeaseGuard::block_ptr`]) is told when its first layer has come:
-    /// read only the layers in place there. It keeps the chunks, also when this is dropped.
+    /// The blocks, once the node has told their places: it does so when the first layer is in place. Reading a layer that has not
+    /// come is [`Damaged`](crate::Damaged). [`LeaseGuard::block_ptr`] gives a block's place once its first layer has come: read
+    /// only the layers that are in place. The guard keeps the chunks, also when the follow is dropped.
     #[must_use]
     pub fn lease(&self) -> Option<Arc<LeaseGuard>> {
         self.0.lease()
@@ -85,7 +85,7 @@ impl Follow {
         self.0.namespace()
     }
 
-    /// Chunks that were asked for.
+    /// The number of requested chunks.
     #[must_use]
     pub fn asked(&self) -> usize {
         self.0.asked.len()
@@ -113,7 +113,7 @@ impl Followed {
         self.number
     }
 
-    /// Takes what the node told.
+    /// Takes the node's news.
     pub(crate) fn heard(
         &self,
         in_place: InPlace,
@@ -135,7 +135,7 @@ impl Followed {
 }
 
 impl InPlace {
-    /// Whether there is nothing to wait for until so many layers are in place.
+    /// Whether a wait for this many layers is over.
     pub(crate) fn has(&self, layers: u32) -> bool {
         self.is_whole || self.chunks == 0 || self.layers >= layers
     }

@@ -37,16 +37,16 @@ impl Session {
         self.reserve_with(namespace, chain, pools, priority, attempt)
     }
 
-    /// Gives some layers of one pool of reserved chunks room to be filled; waits until the write window has some. `positions`
-    /// are those of the chunks in the chain, ascending.
+    /// Gives some layers of one pool of reserved chunks room to be filled; waits until the write window has this room.
+    /// `positions` are the chunks' positions in the chain, ascending.
     ///
     /// Cancel safe: no room is taken.
     ///
     /// # Errors
-    /// `WindowTooSmall`; `Timeout` where no room was freed in time.
+    /// `WindowTooSmall`; `Timeout` if no room became free in time.
     ///
     /// # Panics
-    /// Where the reservation has no such chunk, or does not write this pool of it, or the namespace no such layers.
+    /// Panics if the reservation has no such chunk, or does not write this pool of it, or the namespace no such layers.
     pub fn stage_layers(
         &self,
         reservation: &Reservation,
@@ -59,14 +59,13 @@ impl Session {
         self.take_room(needed, staged, StagedLayers::put_into)
     }
 
-    /// Hands filled layers over: whoever follows the chunks may read them when this has returned, and before. Their room is free
-    /// again then. A chunk of which some layers were handed over is committed, by [`Session::commit_handed_over`], when
-    /// all were.
+    /// Hands filled layers over: followers of the chunks may read them at the latest when this has returned, and their room is
+    /// free again then. When all layers of a chunk were handed over, [`Session::commit_handed_over`] commits the chunk.
     ///
     /// Cancel safe: layers whose message was sent are handed over nevertheless.
     ///
     /// # Errors
-    /// `Refused` where the reservation ended, by its deadline or a later attempt; the general ones of [`SessionError`].
+    /// `Refused` if the reservation ended, by its deadline or a later attempt; the general ones of [`SessionError`].
     pub fn hand_over(&self, staged: StagedLayers) -> Call<()> {
         let LayersPart { request, range } = staged.into_part();
         self.ask(Request::HandOver(request), move |_, response, _| {
@@ -79,21 +78,22 @@ impl Session {
         })
     }
 
-    /// Commits chunks of which all layers were handed over, and returns how many the node keeps: others see them now.
+    /// Commits chunks whose layers were all handed over, and returns the number of chunks that the node keeps. From now on others
+    /// see these chunks.
     ///
     /// Cancel safe: chunks whose message was sent are committed nevertheless; the others are not.
     ///
     /// # Errors
-    /// `Refused` where layers are missing, or the reservation ended; the general ones of [`SessionError`].
+    /// `Refused` if layers are missing, or the reservation ended; the general ones of [`SessionError`].
     pub fn commit_handed_over(&self, reservation: &Reservation, positions: &[u32]) -> Call<u32> {
         self.commit_parts(reservation.handed_over_parts(positions))
     }
 
-    /// Follows chunks that are being written, here or on another node, or soon will be: of each the pools that restoring all of
-    /// `chain` needs. Room for what comes from another node is taken at once, for all of it or for none. Where some pools are needed
-    /// of the last chunks alone, a chunk that does not come loses all.
+    /// Follows chunks that are being written or soon will be, here or on another node. Of each chunk, it follows the pools that
+    /// are needed to restore the whole `chain`. Room for chunks from another node is taken at once, for all of them or for none.
+    /// If some pools are needed only of the last chunks, one chunk that does not come loses all.
     ///
-    /// Cancel safe: what was taken is given back.
+    /// Cancel safe: the room is given back.
     ///
     /// # Errors
     /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
@@ -114,10 +114,10 @@ impl Session {
         call.checked(namespace.check(chain))
     }
 
-    /// Waits until so many layers of what is followed are in place, or nothing more will come, or `patience` has passed since the
-    /// call was made, and says what is in place then.
+    /// Waits until `layers` layers of the followed chunks are in place, or nothing more will come, or `patience` has passed since
+    /// the call was made. The result says what is in place then.
     ///
-    /// Cancel safe. One caller at a time waits for a follow: of two, one may wait until the other hears.
+    /// Cancel safe. One caller at a time should wait for a follow: a second caller may wait until the first one has its result.
     ///
     /// # Errors
     /// The general ones of [`SessionError`].
@@ -133,7 +133,7 @@ impl Session {
     }
 }
 
-/// Asks for news of a follow, which hears them as they come; its lease comes along when there is one.
+/// Asks for news of a follow. The follow itself hears each answer; its lease comes with the first news that has one.
 fn news(follow: &Arc<Followed>, wait: Duration) -> RoundTrip<InPlace> {
     let known = follow.in_place();
     let request = Request::AskInPlace(AskInPlace {
@@ -142,7 +142,7 @@ fn news(follow: &Arc<Followed>, wait: Duration) -> RoundTrip<InPlace> {
         layers: known.layers,
         wait_ms: millis(wait),
     });
-    // A request that nobody receives an answer to must not keep the session.
+    // A request whose answer nobody receives must not keep the session open.
     let follow = Arc::downgrade(follow);
     RoundTrip::new(request, move |link, response, descriptors| {
         let Response::InPlace(news) = response else {

@@ -16,31 +16,31 @@ use crate::namespace::Namespace;
 use crate::verify::{Proofs, Reading};
 use larder_ipc::Mapping;
 
-/// The right to read the first [`LeaseGuard::chunks`] chunks of a chain; 0 of them on a miss. While it lives the node
-/// keeps them in place.
+/// The right to read the first [`LeaseGuard::chunks`] chunks of a chain; a miss has 0 chunks. While the guard lives, the node
+/// keeps the chunks in place.
 ///
-/// Every pool can be restored at their end. What that does not need, such as the recurrent state after any chunk but the
-/// last, is not among the blocks that may be read: see [`LeaseGuard::has_block`].
+/// Every pool can be restored at the end of these chunks. Blocks that this does not need, such as the recurrent state after any
+/// chunk but the last, may not be read: see [`LeaseGuard::has_block`].
 ///
-/// What is read is verified as the session's options say. A block that has other bytes than were committed under its name is
-/// [`Damaged`] however often it is read; its chunk is as if it were not there, and the node is told. Of what is followed, layers that
-/// have not come are [`Damaged`] too.
+/// Blocks are verified when they are read, as the session's options say. A block that has other bytes than were committed under
+/// its name is [`Damaged`], however often it is read: treat its chunk as missing. The session tells the node. Layers of a
+/// followed chunk that have not come are [`Damaged`] too.
 ///
-/// Dropping it gives the lease back at once, without blocking, from any thread.
+/// Dropping the guard gives the lease back at once, without blocking, from any thread.
 pub struct LeaseGuard {
     link: Arc<Link>,
     namespace: Namespace,
-    /// 0 where nothing is leased.
+    /// The lease's number; 0 if nothing is leased.
     lease: u64,
     chunks: usize,
-    /// Of what is followed: the layers of each chunk that have come, from the first on.
+    /// For a follow: the number of layers of each chunk that have come.
     come: Option<Mutex<Box<[u32]>>>,
     placed: Placed,
     proofs: Proofs,
 }
 
 impl LeaseGuard {
-    /// The lease of a prefix of the chunks `asked`.
+    /// The lease of a prefix of the requested chunks, `asked`.
     pub(crate) fn accept(
         link: &Arc<Link>,
         namespace: Namespace,
@@ -53,7 +53,7 @@ impl LeaseGuard {
         Self::accept_with(link, namespace, asked, leased, descriptors, prove)
     }
 
-    /// The lease of what is followed, whose layers prove themselves as they come.
+    /// The lease of followed chunks, whose layers have checksums of their own.
     pub(crate) fn accept_followed(
         link: &Arc<Link>,
         namespace: Namespace,
@@ -114,23 +114,23 @@ impl LeaseGuard {
         &self.namespace
     }
 
-    /// Whether block `block` of the chunk at `position` may be read. In a namespace whose pools are all needed of every chunk,
-    /// all may.
+    /// Whether block `block` of the chunk at `position` may be read. If the namespace needs all pools of every chunk, all blocks
+    /// may be read.
     ///
     /// # Panics
-    /// Where there is no such chunk or block.
+    /// Panics if there is no such chunk or block.
     #[must_use]
     pub fn has_block(&self, position: usize, block: usize) -> bool {
         self.find(position, block).is_some()
     }
 
-    /// Copies block `block` of the chunk at `position` into `out`, and counts its bytes. It is the copy that is verified.
+    /// Copies block `block` of the chunk at `position` into `out`, and counts its bytes. The copy is verified, not the block.
     ///
     /// # Errors
-    /// [`Damaged`]: what is in `out` means nothing.
+    /// [`Damaged`]: the bytes in `out` are of no use.
     ///
     /// # Panics
-    /// Where there is no such block, it may not be read, or `out` has another size than it.
+    /// Panics if there is no such block, it may not be read, or `out` has another size than the block.
     pub fn copy_block(&self, position: usize, block: usize, out: &mut [u8]) -> Result<(), Damaged> {
         assert_eq!(
             out.len() as u64,
@@ -142,14 +142,14 @@ impl LeaseGuard {
         self.proofs.copy_block(reading, out)
     }
 
-    /// Copies `out.len()` bytes of block `block` of the chunk at `position` into `out`, from `offset` bytes behind its start
-    /// on, and counts them. The block is verified when some of it is read for the first time.
+    /// Copies `out.len()` bytes of block `block` of the chunk at `position` into `out`, beginning at `offset` bytes from the
+    /// block's start, and counts them. The block is verified when any part of it is read for the first time.
     ///
     /// # Errors
     /// [`Damaged`]: nothing is copied.
     ///
     /// # Panics
-    /// Where there is no such block, it may not be read, or it ends before.
+    /// Panics if there is no such block, it may not be read, or it has too few bytes.
     pub fn copy_range(
         &self,
         position: usize,
@@ -167,15 +167,15 @@ impl LeaseGuard {
         Ok(())
     }
 
-    /// Where block `block` of the chunk at `position` stands, and its bytes, for a copy by a device; counts it as read.
-    /// Read-only, and valid until the lease is given back: keep it until the device has completed the copy. Of what is followed
-    /// the layers are verified that are in place now.
+    /// The address and size of block `block` of the chunk at `position`, for a copy by a device; counts the block as read. The
+    /// memory is read-only, and valid until the lease is given back: keep the lease until the device has completed the copy. Of a
+    /// followed chunk, the layers that are in place now are verified.
     ///
     /// # Errors
-    /// [`Damaged`], found where the block stands.
+    /// [`Damaged`]: the block has wrong bytes.
     ///
     /// # Panics
-    /// Where there is no such block, or it may not be read.
+    /// Panics if there is no such block, or it may not be read.
     pub fn block_ptr(&self, position: usize, block: usize) -> Result<(*const u8, usize), Damaged> {
         let bytes = self.namespace.block_bytes(block);
         let reading = self.reading(position, block, &(0..0))?;
@@ -184,7 +184,7 @@ impl LeaseGuard {
         Ok((reading.mapping.as_ptr().wrapping_add(reading.offset as usize).cast_const(), bytes as usize))
     }
 
-    /// Verifies bytes of a block where they stand, as far as the session's options say so and it was not done before.
+    /// Verifies bytes of a block in place, as far as the session's options say so and they were not verified before.
     pub(crate) fn verify_bytes(
         &self,
         position: usize,
@@ -194,8 +194,8 @@ impl LeaseGuard {
         self.proofs.check(self.reading(position, block, bytes)?, bytes)
     }
 
-    /// So many layers of the first chunks of what is followed have come. The checksums are known before anybody counts on the
-    /// layers that they are of. What has come stays, also where the rest does not come.
+    /// Notes how many layers of the first followed chunks have come. The checksums of layers are noted before the layers count.
+    /// Layers that have come stay, even if the rest does not come.
     pub(crate) fn heard(
         &self,
         (chunks, layers): (usize, u32),
@@ -209,7 +209,7 @@ impl LeaseGuard {
         Ok(())
     }
 
-    /// Its number at the node; 0 where nothing is leased.
+    /// The lease's number at the node; 0 if nothing is leased.
     pub(crate) fn number(&self) -> u64 {
         self.lease
     }
@@ -217,10 +217,10 @@ impl LeaseGuard {
     /// Gives the lease back. The same as dropping it.
     pub fn release(self) {}
 
-    /// Where block `block` of the chunk at `position` stands, for a device; counts it as read where `bytes` of it are.
+    /// The address of block `block` of the chunk at `position`, for a device; counts `bytes` of it as read.
     ///
     /// # Panics
-    /// Where there is no such block, or it may not be read.
+    /// Panics if there is no such block, or it may not be read.
     pub(crate) fn block_memory(&self, position: usize, block: usize, bytes: u64) -> (Arc<Mapping>, u64) {
         let (mapping, offset) = self.place(position, block);
         self.link.traffic.count_read(bytes);
@@ -231,7 +231,7 @@ impl LeaseGuard {
         self.placed.at(self.index(position, block))
     }
 
-    /// The block, of which these bytes are about to be read.
+    /// The block, before these bytes of it are read.
     ///
     /// # Errors
     /// [`Damaged`]: the bytes have not come.

@@ -8,7 +8,7 @@
 //! - **put**: [`Session::reserve`] says which chunks are missing, [`Session::stage`] gives one of them room,
 //!   [`StagedChunk::copy_from`] fills it, [`Session::commit`] hands it over.
 //! - **hand over**: [`Session::stage_layers`] and [`Session::hand_over`] give others some layers ahead of the commit;
-//!   [`Session::follow`] reads chunks while somebody writes them.
+//!   [`Session::follow`] reads chunks while another engine writes them.
 //! - **GPU memory**: [`EngineLane`] copies it in the engine's process, the [`device_lane`] has the node copy it.
 
 mod call;
@@ -53,7 +53,7 @@ struct Readme;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex whose holders leave nothing half done: a panic of one does not stop the others.
+/// Locks a mutex whose holders leave nothing half done: a holder's panic does not stop the other holders.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,10 +7,10 @@ use larder_protocol::hashing::{PromptExtra, hash_prompt};
 use larder_protocol::session::{Register, Registered};
 use larder_protocol::{Chain, ChainError, ChunkHash, Fingerprint, PoolRules, PoolSet};
 
-/// A namespace as one session knows it. Cheap to clone; of use with the session that registered it alone.
+/// A namespace as one session knows it. Cheap to clone; only for the session that registered it.
 ///
-/// A chunk has one block for each slice of the session and each pool; block `slice * pools + pool` is that of the
-/// `slice`-th slice that was registered.
+/// A chunk has one block for each slice of the session and each pool. Block `slice * pools + pool` belongs to the `slice`-th
+/// registered slice.
 #[derive(Debug, Clone)]
 pub struct Namespace {
     shape: Arc<Shape>,
@@ -24,7 +24,7 @@ struct Shape {
     slices: Vec<u16>,
     pool_bytes: Vec<u64>,
     pool_layers: Vec<u32>,
-    /// Of each pool, the bytes of a layer, and those that share one checksum.
+    /// For each pool, the bytes of a layer, and the bytes that share one checksum.
     layer_bytes: Vec<(u64, u64)>,
     rules: PoolRules,
     chunk_tokens: u32,
@@ -54,13 +54,13 @@ impl Namespace {
         }
     }
 
-    /// Its number in the session.
+    /// The namespace's number in the session.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.shape.number
     }
 
-    /// Its fingerprint, tenant included.
+    /// The namespace's fingerprint, tenant included.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         self.shape.fingerprint
@@ -78,7 +78,7 @@ impl Namespace {
         self.shape.chunk_tokens
     }
 
-    /// Whether keys stand for themselves, without order.
+    /// Whether the namespace is flat: its keys stand for themselves, without order.
     #[must_use]
     pub fn is_flat(&self) -> bool {
         self.shape.flat
@@ -102,13 +102,13 @@ impl Namespace {
         &self.shape.pool_layers
     }
 
-    /// Which pools a prefix needs where.
+    /// The pools that a prefix needs at each of its chunks.
     #[must_use]
     pub fn rules(&self) -> &PoolRules {
         &self.shape.rules
     }
 
-    /// The blocks of one chunk in this session that are of some pools, ascending.
+    /// The blocks of one chunk in this session in these pools, ascending.
     pub fn blocks_of(&self, pools: PoolSet) -> impl Iterator<Item = usize> + use<> {
         let per_slice = self.shape.pool_bytes.len();
         (0..self.blocks_per_chunk()).filter(move |block| pools.has(block % per_slice))
@@ -123,7 +123,7 @@ impl Namespace {
     /// Bytes of block `block` of a chunk.
     ///
     /// # Panics
-    /// Where a chunk has no such block.
+    /// Panics if a chunk has no such block.
     #[must_use]
     pub fn block_bytes(&self, block: usize) -> u64 {
         assert!(
@@ -134,7 +134,7 @@ impl Namespace {
         self.shape.pool_bytes[block % self.shape.pool_bytes.len()]
     }
 
-    /// What block `block` of a chunk is called.
+    /// The identity of block `block` of a chunk.
     pub(crate) fn key(&self, hash: ChunkHash, block: usize) -> BlockKey {
         let pools = self.shape.pool_bytes.len();
         let (slice, pool) = (self.shape.slices[block / pools], (block % pools) as u8);
@@ -152,12 +152,12 @@ impl Namespace {
     }
 
     /// # Errors
-    /// [`ChainError`] where `chain` cannot be of this namespace.
+    /// [`ChainError`] if `chain` cannot be of this namespace.
     pub(crate) fn check(&self, chain: &Chain) -> Result<(), ChainError> {
         chain.check(self.root(), self.is_flat())
     }
 
-    /// A prompt's chunks from its first one on, or independent keys where the namespace is flat.
+    /// A prompt's chunks from the first one on, or independent keys if the namespace is flat.
     #[must_use]
     pub fn chain(&self, hashes: Vec<ChunkHash>) -> Chain {
         if self.shape.flat { Chain::flat(self.root(), hashes) } else { Chain::from_root(self.root(), hashes) }

@@ -22,27 +22,27 @@ use larder_ipc::socket::{FrameReader, FrameWriter};
 
 /// A session that is to be opened.
 pub(crate) struct Opening {
-    pub(crate) to: Node,
+    pub(crate) to: NodeSocket,
     pub(crate) options: SessionOptions,
 }
 
-/// The node's end.
-pub(crate) enum Node {
-    /// Listens at a path.
+/// The way to the node.
+pub(crate) enum NodeSocket {
+    /// The path at which the node listens.
     At(PathBuf),
-    /// Is connected already.
+    /// A socket that is connected already.
     On(UnixStream),
 }
 
 /// A session that waits for its Welcome.
 struct Handshake {
     reader: FrameReader,
-    /// The version that it asked for.
+    /// The requested version.
     version: u16,
 }
 
 impl Opening {
-    /// Opens the session on this thread, of an earlier version where the node speaks no later one.
+    /// Opens the session on this thread, in an earlier version if the node speaks no later one.
     pub(crate) fn wait(self) -> Result<Arc<Link>, SessionError> {
         let Self { to, options } = self;
         let again = to.again();
@@ -68,13 +68,13 @@ impl Opening {
         }
     }
 
-    fn wait_once(to: Node, options: &SessionOptions, version: u16) -> Result<Arc<Link>, SessionError> {
+    fn wait_once(to: NodeSocket, options: &SessionOptions, version: u16) -> Result<Arc<Link>, SessionError> {
         let deadline = Instant::now() + options.timeout;
         let socket = match to {
-            Node::At(path) => {
+            NodeSocket::At(path) => {
                 UnixStream::connect(&path).map_err(|source| SessionError::Connect { path, source })?
             }
-            Node::On(socket) => socket,
+            NodeSocket::On(socket) => socket,
         };
         block_within(&socket, options.timeout)?;
         let mut handshake = Handshake::start(socket.as_fd(), options, version)?;
@@ -92,14 +92,18 @@ impl Opening {
         }
     }
 
-    async fn run_once(to: Node, options: &SessionOptions, version: u16) -> Result<Arc<Link>, SessionError> {
+    async fn run_once(
+        to: NodeSocket,
+        options: &SessionOptions,
+        version: u16,
+    ) -> Result<Arc<Link>, SessionError> {
         let opened = async {
             let socket = match to {
-                Node::At(path) => {
+                NodeSocket::At(path) => {
                     let connected = tokio::net::UnixStream::connect(&path).await;
                     connected.map_err(|source| SessionError::Connect { path, source })?
                 }
-                Node::On(socket) => {
+                NodeSocket::On(socket) => {
                     socket.set_nonblocking(true).map_err(SessionError::Socket)?;
                     tokio::net::UnixStream::from_std(socket).map_err(SessionError::Socket)?
                 }
@@ -119,8 +123,8 @@ impl Opening {
     }
 }
 
-impl Node {
-    /// The same end once more, if another connection to it can be made.
+impl NodeSocket {
+    /// The same way to the node, if another connection can be made.
     fn again(&self) -> Option<Self> {
         match self {
             Self::At(path) => Some(Self::At(path.clone())),
@@ -157,7 +161,7 @@ impl Handshake {
         }
     }
 
-    /// The node's answer with the window, once it is here as a whole.
+    /// The node's answer with the window, once it has come completely.
     fn welcomed(&mut self) -> Result<Option<(Welcome, Option<Window>)>, SessionError> {
         let Some(frame) = self.reader.next_frame().map_err(ProtocolError::from)? else { return Ok(None) };
         let response = decode_response(frame.payload).map_err(ProtocolError::from)?;
@@ -195,13 +199,13 @@ fn window(welcome: &Welcome, descriptors: &[OwnedFd]) -> Result<Option<Window>, 
     Ok(mapping.map(Window::new))
 }
 
-/// Threads that receive block for so long. Tasks say with each receipt that they do not.
+/// The time for which a receiving thread blocks. Tasks receive without blocking.
 fn block_within(socket: &UnixStream, timeout: Duration) -> Result<(), SessionError> {
     socket.set_nonblocking(false).map_err(SessionError::Socket)?;
     socket.set_read_timeout(Some(timeout.max(Duration::from_millis(1)))).map_err(SessionError::Socket)
 }
 
-/// Whether the node refuses the version that it was asked for.
+/// Whether the node refuses the requested version.
 fn is_of_version(error: &SessionError) -> bool {
     matches!(error, SessionError::Refused(Refusal { code: RefusalCode::Version, .. }))
 }

@@ -1,4 +1,4 @@
-//! What callers choose.
+//! The options of sessions and lookups.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -8,30 +8,31 @@ use larder_protocol::session::Tier;
 /// How to open a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionOptions {
-    /// Who asks, for the node's log: name and version.
+    /// The client's name and version, for the node's log.
     pub client: String,
-    /// Number of the GPU actor to talk to; the one with the fewest sessions where `None`.
+    /// Number of the GPU actor to talk to; if `None`, the actor with the fewest sessions.
     pub device: Option<u16>,
-    /// Bytes of write window wanted; 0 for a session that never writes. The node may give less. Two or three chunks (all
-    /// slices and pools of the session) keep copying and committing overlapped.
+    /// Requested bytes of write window; 0 for a session that never writes. The node may give less. Room for two or three chunks
+    /// (all slices and pools of the session) is enough to overlap copying and committing.
     pub window_bytes: u64,
-    /// How long a request may take, from the call to its result.
+    /// Time limit of a request, from the call to its result.
     pub timeout: Duration,
     /// Which blocks are verified as they are read.
     pub verify: Verify,
-    /// Decides, with [`Verify::Sample`], which they are; at random where `None`.
+    /// The seed by which [`Verify::Sample`] chooses blocks; a random seed if `None`.
     pub verify_seed: Option<u64>,
 }
 
 /// Which blocks a session verifies as it reads them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Verify {
-    /// None.
+    /// No block is verified.
     Off,
-    /// One in 64, chosen at random: a memory that damages blocks is found, a single damaged block most likely not.
+    /// One block in 64 is verified, chosen at random: memory that damages many blocks is found, a single damaged block most
+    /// likely not.
     #[default]
     Sample,
-    /// All of them: no byte is read as that of another block.
+    /// Every block is verified: no byte of another block is ever read.
     Always,
 }
 
@@ -40,21 +41,21 @@ pub enum Verify {
 #[error("`verify` is \"off\", \"sample\" or \"always\", not {0:?}")]
 pub struct UnknownVerify(String);
 
-/// What to ask of a lookup besides the chain.
+/// The options of a lookup.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct LookupOptions {
     /// Tokens of the whole prompt: the answer leaves at least one of them to compute.
     pub prompt_tokens: u64,
-    /// The caller cannot use a hit (prompt log-probabilities, pooling): the answer is zero and is counted apart.
+    /// The caller cannot use a hit (prompt log-probabilities, pooling): the answer is zero, and the lookup is counted apart.
     pub skip_read: bool,
-    /// The request had been preempted before; counted apart.
+    /// The request had been preempted before; its lookup is counted apart.
     pub preempted: bool,
-    /// Tiers to look in; all where empty.
+    /// Tiers to look in; all tiers if empty.
     pub tiers: Vec<Tier>,
-    /// Pin what is found for so long.
+    /// Pin the found chunks for this time.
     pub pin: Option<Duration>,
-    /// Tokens that the engine computes in a second. Where it is given, a prefetch brings only what comes sooner than it is
-    /// computed, and the node counts the seconds of prefill that a hit saves.
+    /// Tokens that the engine computes in a second. If it is given, a prefetch brings only chunks that come sooner than the
+    /// engine computes them, and the node counts the seconds of prefill that a hit saves.
     pub prefill_tokens_per_second: Option<f64>,
 }
 

@@ -1,10 +1,10 @@
-//! What requests belong to.
+//! The engine's request to which a session's requests belong.
 
 use std::sync::Arc;
 
 use larder_protocol::TraceContext;
 
-/// What requests belong to.
+/// The engine's request to which a session's requests belong.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Origin {
     /// The trace.

@@ -24,12 +24,13 @@ pub use layers::StagedLayers;
 
 /// The right to write those chunks of a chain that are missing.
 ///
-/// Stage the chunks, fill them and commit them, all at once or some at a time: a write window may hold fewer than are
-/// reserved. What is not committed when this and all its staged chunks are dropped is given back, without blocking.
+/// Stage the chunks, fill them and commit them, all at once or some at a time: a write window may hold fewer chunks than are
+/// reserved. When the reservation and all its staged chunks are dropped, the chunks that were not committed are given back,
+/// without blocking.
 pub struct Reservation {
     claim: Arc<Claim>,
     chunks: Vec<u32>,
-    /// For each of them, the pools to write.
+    /// For each chunk, the pools to write.
     pools: Vec<PoolSet>,
     deadline: Duration,
 }
@@ -40,10 +41,10 @@ pub struct StagedChunk {
     position: u32,
     /// The pools to write.
     pools: PoolSet,
-    room: Room,
+    room: WriteRoom,
 }
 
-/// What goes out in one Commit message.
+/// The chunks of one Commit message.
 pub(crate) struct CommitPart {
     pub(crate) reservation: u64,
     pub(crate) chunks: Vec<u32>,
@@ -52,21 +53,21 @@ pub(crate) struct CommitPart {
     pub(crate) remaining: Remaining,
 }
 
-/// The reservation at the node, given back with the last value that could still write to it.
+/// The reservation at the node, given back with the last value that could still write to its chunks.
 struct Claim {
     link: Arc<Link>,
     namespace: Namespace,
     number: u64,
     remaining: Remaining,
-    /// Where the node trusts its engines: the blocks' places in the arena.
+    /// If the node trusts its engines: the blocks' places in the arena.
     placed: Option<Placed>,
 }
 
-/// Chunks of a reservation that are not committed.
+/// Number of chunks of a reservation that are not committed.
 #[derive(Clone)]
 pub(crate) struct Remaining(Arc<AtomicUsize>);
 
-enum Room {
+enum WriteRoom {
     /// A part of the write window.
     Window(WindowRange),
     /// The places in the arena of the reservation's chunk with this index.
@@ -112,19 +113,19 @@ impl Reservation {
         Ok(Self { claim: Arc::new(claim), chunks, pools, deadline: Duration::from_millis(deadline_ms) })
     }
 
-    /// Positions (in the chain) of the chunks to write, ascending; the others are here already or are being written.
+    /// Positions (in the chain) of the chunks to write, ascending; the other chunks are here already or are being written.
     #[must_use]
     pub fn chunks(&self) -> &[u32] {
         &self.chunks
     }
 
-    /// The pools to write of each of them.
+    /// The pools to write of each chunk.
     #[must_use]
     pub fn pools(&self) -> &[PoolSet] {
         &self.pools
     }
 
-    /// For how long, from the answer on, chunks may be committed.
+    /// The time from the answer on in which chunks may be committed.
     #[must_use]
     pub fn deadline(&self) -> Duration {
         self.deadline
@@ -141,25 +142,24 @@ impl Reservation {
         self.claim.number
     }
 
-    /// Gives back what is not committed. The same as dropping it.
+    /// Gives back the chunks that are not committed, as dropping the reservation does.
     pub fn abort(self) {}
 
-    /// Whether the chunks at `positions` can be staged at the same time.
+    /// Checks that the chunks at `positions` can be staged at the same time.
     ///
     /// # Errors
-    /// `WindowTooSmall` where they are more than the write window holds.
+    /// `WindowTooSmall` if they are more than the write window holds.
     ///
     /// # Panics
-    /// Where the reservation has no chunk there.
+    /// Panics if the reservation has no chunk there.
     pub fn check_room(&self, positions: &[u32]) -> Result<(), SessionError> {
         self.room_needed(positions).map(|_| ())
     }
 
-    /// The window and the bytes in it that staging the chunks at `positions` takes; `None` where chunks go straight into the
-    /// arena.
+    /// The window, and the bytes of it that staging the chunks at `positions` takes; `None` if chunks go straight into the arena.
     ///
     /// # Panics
-    /// Where the reservation has no chunk there.
+    /// Panics if the reservation has no chunk there.
     pub(crate) fn room_needed(&self, positions: &[u32]) -> Result<Option<(&Arc<Window>, u64)>, SessionError> {
         let pools = positions.iter().map(|&position| self.pools[self.index(position)]);
         let blocks = self.claim.namespace.blocks_per_chunk();
@@ -176,18 +176,18 @@ impl Reservation {
         }
     }
 
-    /// The chunk at `position` (in the chain), in its place in the arena. Where chunks do not go straight there it has to be
-    /// [put into](StagedChunk::put_into) the window.
+    /// The chunk at `position` (in the chain), in its place in the arena. If chunks do not go straight into the arena, it has to
+    /// be [put into](StagedChunk::put_into) the window.
     ///
     /// # Panics
-    /// Where the reservation has no chunk there.
+    /// Panics if the reservation has no chunk there.
     pub(crate) fn staged(&self, position: u32) -> StagedChunk {
         let index = self.index(position);
         StagedChunk {
             claim: Arc::clone(&self.claim),
             position,
             pools: self.pools[index],
-            room: Room::Arena(index),
+            room: WriteRoom::Arena(index),
         }
     }
 
@@ -199,7 +199,7 @@ impl Reservation {
     /// Splits staged chunks into messages.
     ///
     /// # Panics
-    /// Where a chunk belongs to another reservation.
+    /// Panics if a chunk belongs to another reservation.
     pub(crate) fn commit_parts(&self, staged: Vec<StagedChunk>) -> Vec<CommitPart> {
         let blocks = self.claim.namespace.blocks_per_chunk();
         let chunks_per_part = (MAX_MESSAGE_BLOCKS / blocks.max(1)).max(1);
@@ -217,7 +217,7 @@ impl Reservation {
             }
             if let Some(part) = parts.last_mut() {
                 part.chunks.push(chunk.position);
-                if let Room::Window(range) = chunk.room {
+                if let WriteRoom::Window(range) = chunk.room {
                     let blocks = self.claim.namespace.blocks_of(chunk.pools);
                     let offset = |block| range.offset() + self.claim.block_offset(chunk.pools, block);
                     part.sources.extend(blocks.map(offset));
@@ -236,8 +236,8 @@ impl StagedChunk {
         self.position
     }
 
-    /// The blocks to write, ascending: all of the chunk, unless the reservation was for some of its pools, or the node has
-    /// the others.
+    /// The blocks to write, ascending: all blocks of the chunk, unless the reservation was for some pools only, or the node has
+    /// the other blocks.
     pub fn blocks(&self) -> impl Iterator<Item = usize> + use<> {
         self.claim.namespace.blocks_of(self.pools)
     }
@@ -246,7 +246,7 @@ impl StagedChunk {
     /// [`StagedChunk::blocks`] must be written before the commit.
     ///
     /// # Panics
-    /// Where they do not fit in the block, there is no such block, or it is not to be written.
+    /// Panics if the bytes do not fit in the block, there is no such block, or it is not to be written.
     pub fn copy_from(&mut self, block: usize, offset: u64, bytes: &[u8]) {
         let block_bytes = self.claim.namespace.block_bytes(block);
         let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= block_bytes);
@@ -256,11 +256,11 @@ impl StagedChunk {
         self.claim.link.traffic.count_written(bytes.len() as u64);
     }
 
-    /// Where block `block` is to be written, and its bytes, for a copy by a device; counts it as written. Valid until the
+    /// The address and size of block `block`, for a copy by a device; counts the block as written. The address is valid until the
     /// chunk is committed or dropped: do that only when the device has completed the copy.
     ///
     /// # Panics
-    /// Where there is no such block, or it is not to be written.
+    /// Panics if there is no such block, or it is not to be written.
     #[must_use]
     pub fn block_ptr(&mut self, block: usize) -> (*mut u8, usize) {
         let bytes = self.claim.namespace.block_bytes(block);
@@ -269,10 +269,10 @@ impl StagedChunk {
         (mapping.as_ptr().wrapping_add(start as usize), bytes as usize)
     }
 
-    /// Where block `block` is to be written by a device; counts `bytes` of it as written.
+    /// The address of block `block`, for a device; counts `bytes` of it as written.
     ///
     /// # Panics
-    /// Where there is no such block, or it is not to be written.
+    /// Panics if there is no such block, or it is not to be written.
     pub(crate) fn block_memory(&self, block: usize, bytes: u64) -> (Arc<Mapping>, u64) {
         let (mapping, offset) = self.block(block);
         self.claim.link.traffic.count_written(bytes);
@@ -285,22 +285,22 @@ impl StagedChunk {
     }
 
     pub(crate) fn put_into(&mut self, range: WindowRange) {
-        self.room = Room::Window(range);
+        self.room = WriteRoom::Window(range);
     }
 
-    /// The mapping in which block `block` lies, and where.
+    /// The mapping in which block `block` lies, and its offset.
     fn block(&self, block: usize) -> (&Arc<Mapping>, u64) {
         let namespace = &self.claim.namespace;
         let is_written = self.pools.has(block % namespace.pool_bytes().len());
         assert!(is_written, "block {block} of the chunk at {} is not to be written", self.position);
         match (&self.room, &self.claim.placed) {
-            (Room::Arena(index), Some(placed)) => {
+            (WriteRoom::Arena(index), Some(placed)) => {
                 placed.block(namespace, *index, block).expect("what is to be written has a place")
             }
-            (Room::Window(range), _) => {
+            (WriteRoom::Window(range), _) => {
                 (range.mapping(), range.offset() + self.claim.block_offset(self.pools, block))
             }
-            (Room::Arena(_), None) => {
+            (WriteRoom::Arena(_), None) => {
                 unreachable!("a chunk is staged in the arena only where it has places there")
             }
         }
@@ -308,7 +308,7 @@ impl StagedChunk {
 }
 
 impl Remaining {
-    /// `chunks` more chunks are committed.
+    /// Notes that `chunks` more chunks are committed.
     pub(crate) fn settle(&self, chunks: usize) {
         let less = |remaining: usize| Some(remaining.saturating_sub(chunks));
         // The update always yields a value.
@@ -317,8 +317,9 @@ impl Remaining {
 }
 
 impl Claim {
-    /// Where block `block` stands in the room in the window of a chunk of which these pools are written: one behind the
-    /// other, each at a multiple of [`BLOCK_ALIGNMENT`]. For the number of blocks, the bytes of the whole room.
+    /// The offset of block `block` in the window's room for a chunk of which these pools are written. Blocks stand one behind the
+    /// other, each at a multiple of [`BLOCK_ALIGNMENT`]. If `block` is the number of blocks, the result is the size of the whole
+    /// room.
     fn block_offset(&self, pools: PoolSet, block: usize) -> u64 {
         let all = self.namespace.pool_bytes();
         let bytes = |pools: PoolSet| -> u64 {
@@ -340,5 +341,5 @@ impl Drop for Claim {
     }
 }
 
-/// A cache line, which is what copies by a processor or device like best.
+/// A cache line, the best alignment for copies by a processor or device.
 const BLOCK_ALIGNMENT: u64 = 64;

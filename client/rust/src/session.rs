@@ -18,22 +18,22 @@ use crate::error::SessionError;
 use crate::link::Link;
 use crate::link::round_trip::RoundTrip;
 use crate::namespace::Namespace;
-use crate::opening::{Node, Opening};
+use crate::opening::{NodeSocket, Opening};
 use crate::options::SessionOptions;
 use crate::origin::Origin;
 use crate::traffic::Counters;
 
 /// A session with the node on this host. Clones share it.
 ///
-/// Its requests are [`Call`]s, which tasks await and threads wait for. Requests of all clones and tasks are outstanding at the same
-/// time on one socket. Leases and reservations are given back at once, from any thread; where the socket does not take that, with
-/// the next request.
+/// Its requests are [`Call`]s, which tasks await and threads wait for. Requests of all clones and tasks are outstanding at the
+/// same time on one socket. Leases and reservations are given back at once, from any thread; if the socket is full, with the next
+/// request.
 ///
 /// The session ends when the last clone, lease and reservation is dropped.
 #[derive(Clone)]
 pub struct Session {
     pub(crate) link: Arc<Link>,
-    /// What the requests of this handle belong to.
+    /// The engine's request to which requests of this handle belong.
     pub(crate) origin: Origin,
 }
 
@@ -43,9 +43,9 @@ impl Session {
     /// Cancel safe: nothing stays open.
     ///
     /// # Errors
-    /// [`SessionError::Connect`] where nobody listens there; `Refused` and `Busy` where the node wants no session now.
+    /// [`SessionError::Connect`] if nobody listens there; `Refused` and `Busy` if the node wants no session now.
     pub fn connect(path: impl AsRef<Path>, options: SessionOptions) -> Call<Self> {
-        Call::open(Opening { to: Node::At(path.as_ref().to_owned()), options }, Self::new)
+        Call::open(Opening { to: NodeSocket::At(path.as_ref().to_owned()), options }, Self::new)
     }
 
     /// Opens a session on a socket that is connected already.
@@ -53,13 +53,13 @@ impl Session {
     /// Cancel safe: the socket is closed.
     ///
     /// # Errors
-    /// `Refused` and `Busy` where the node wants no session now.
+    /// `Refused` and `Busy` if the node wants no session now.
     pub fn open(socket: UnixStream, options: SessionOptions) -> Call<Self> {
-        Call::open(Opening { to: Node::On(socket), options }, Self::new)
+        Call::open(Opening { to: NodeSocket::On(socket), options }, Self::new)
     }
 
-    /// The same session, for a request of the engine's that is traced: what is asked through this handle belongs to that
-    /// trace. An engine has it as the header `traceparent`, which [`TraceContext`] parses.
+    /// The same session, for a traced request of the engine: requests through this handle belong to that trace. An engine gets
+    /// the trace in the header `traceparent`, which [`TraceContext`] parses.
     #[must_use]
     pub fn traced(&self, context: TraceContext) -> Self {
         let mut traced = self.clone();
@@ -67,9 +67,9 @@ impl Session {
         traced
     }
 
-    /// The same session, for a request of the engine's: lookups, prefetches and leases that are asked for through this handle
-    /// are named so. Operators find them by this name (`larder explain`). Names are cut after 256 bytes; a node of the release
-    /// before hears of none.
+    /// The same session, for a request of the engine: lookups, prefetches and leases through this handle have this name.
+    /// Operators find them by the name (`larder explain`). Names are cut after 256 bytes; a node of the release before gets no
+    /// names.
     #[must_use]
     pub fn named(&self, request: &str) -> Self {
         let mut named = self.clone();
@@ -79,8 +79,8 @@ impl Session {
         named
     }
 
-    /// Says of which tokens chunks are, for the events of a node that tells them (`[kv_events] tokens`); others drop it. Chunks of which
-    /// [`Described::is_sound`] is false end the session. A node of the release before hears nothing.
+    /// Tells the node the tokens of chunks, for the node's events (`[kv_events] tokens`); a node without such events drops them.
+    /// Chunks for which [`Described::is_sound`] is false end the session. A node of the release before is not told.
     pub fn describe(&self, namespace: &Namespace, chunks: Vec<Described>) {
         if self.link.welcome.version < DESCRIPTIONS_SINCE_SESSION_VERSION {
             return;
@@ -117,7 +117,7 @@ impl Session {
         self.link.welcome.device
     }
 
-    /// Bytes of the session's write window; 0 where it has none.
+    /// Bytes of the session's write window; 0 if it has none.
     #[must_use]
     pub fn window_bytes(&self) -> u64 {
         self.link.welcome.window_bytes
@@ -148,5 +148,5 @@ impl Session {
     }
 }
 
-/// Tokens of one message of descriptions, more or less: with their hashes they fill a part of a frame.
+/// About the most tokens of one message of descriptions: with their hashes they fill a part of a frame.
 const DESCRIBED_AT_ONCE: usize = 32 << 10;

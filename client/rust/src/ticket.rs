@@ -9,13 +9,14 @@ use crate::error::SessionError;
 use crate::link::Link;
 use crate::namespace::Namespace;
 
-/// A prefetch: the node brings what it found of a prompt into its memory. Collect it to read what has come.
+/// A prefetch: the node brings the found chunks of a prompt into its memory. Collect the ticket to read the chunks that have
+/// come.
 ///
-/// Dropping it cancels the prefetch at once, without blocking, from any thread: what is on its way is stopped.
+/// Dropping the ticket cancels the prefetch at once, without blocking, from any thread: transfers under way are stopped.
 pub struct Ticket {
     link: Arc<Link>,
     namespace: Namespace,
-    /// 0 where there is nothing to bring, or it was collected.
+    /// The ticket's number; 0 if there is nothing to bring, or the ticket was collected.
     number: u64,
     found: Found,
     tokens: u64,
@@ -47,7 +48,7 @@ impl Ticket {
         Ok(ticket)
     }
 
-    /// What was found, as a lookup says it.
+    /// What was found, as the answer of a lookup.
     #[must_use]
     pub fn found(&self) -> &Found {
         &self.found
@@ -59,7 +60,7 @@ impl Ticket {
         self.tokens
     }
 
-    /// Tokens that were found and are not brought because the engine computes them sooner.
+    /// Found tokens that are not brought because the engine computes them sooner.
     #[must_use]
     pub fn tokens_to_recompute(&self) -> u64 {
         self.tokens_to_recompute
@@ -73,12 +74,12 @@ impl Ticket {
         &self.namespace
     }
 
-    /// Chunks of the chain that was asked for.
+    /// Chunks of the requested chain.
     pub(crate) fn chunks(&self) -> &Arc<[ChunkHash]> {
         &self.chunks
     }
 
-    /// It was collected: nothing is left to cancel.
+    /// Notes that the ticket was collected: nothing is left to cancel.
     pub(crate) fn end(mut self) {
         self.number = 0;
     }
@@ -92,6 +93,6 @@ impl Drop for Ticket {
     }
 }
 
-/// How far a prefetch is that brings nothing.
+/// The progress of a prefetch that brings nothing.
 pub(crate) const NOTHING_TO_BRING: Progress =
     Progress { tokens_in_place: 0, tokens_expected: 0, is_done: true };

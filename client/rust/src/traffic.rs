@@ -1,4 +1,4 @@
-//! How many bytes a session has moved.
+//! The bytes that a session has moved.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -2,7 +2,7 @@
 
 use crate::options::Verify;
 
-/// What a session verifies.
+/// The choice of the blocks that a session verifies.
 #[derive(Debug)]
 pub(crate) struct Verifier {
     verify: Verify,
@@ -19,8 +19,8 @@ impl Verifier {
         self.verify == Verify::Off
     }
 
-    /// Whether a block is among those to verify: chosen by the session's seed and the block's place in the series of its
-    /// leases, so that it does not depend on when it is read.
+    /// Whether a block is to be verified. The session's seed and the block's place in the series of the session's leases decide,
+    /// so that the time of reading does not matter.
     pub(crate) fn picks(&self, lease: u64, index: usize) -> bool {
         match self.verify {
             Verify::Off => false,
@@ -36,7 +36,7 @@ impl Verifier {
 /// An odd number whose multiples differ in all bits.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// One block in so many is verified where a sample is.
+/// With a sample, one block in this many is verified.
 const SAMPLE_ONE_IN: u64 = 64;
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! Verifying what is read: each block against the checksum that was made of its bytes and its name when it was committed.
+//! Verifies the blocks that are read: each against the checksum over its bytes and name that was made at its commit.
 //!
-//! A block of a lease is summed as a whole, when it is read first: as it was copied out where all of it is copied at once, else
-//! where it stands. Of chunks that are followed the layers are summed as they are read, and the whole once it is committed.
+//! A block of a lease is summed as a whole, when it is read for the first time. If the whole block is copied at once, the copy is
+//! summed, otherwise the block in place. The layers of a followed chunk are summed when they are read, and the whole block once
+//! it is committed.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -19,27 +20,27 @@ use crate::lock;
 use crate::namespace::Namespace;
 use larder_ipc::Mapping;
 
-/// What proves that leased blocks are right.
+/// The checksums by which leased blocks are verified.
 pub(crate) struct Proofs {
     /// The chunks' names.
     hashes: Box<[ChunkHash]>,
-    /// What is known of each block, by the index of its place; empty where nothing is verified.
+    /// The state of each block, by the index of its place; empty if nothing is verified.
     verdicts: Box<[AtomicU8]>,
     sums: Sums,
 }
 
 enum Sums {
-    /// By the index of the place.
+    /// Of a lease: the checksum of each place.
     Whole(Vec<u64>),
-    /// Of chunks that are followed.
+    /// Of a follow.
     Followed(Mutex<Followed>),
 }
 
 #[derive(Default)]
 struct Followed {
-    /// By the index of the place, once all is whole.
+    /// The checksum of each place, once all chunks are whole.
     whole: Option<Vec<u64>>,
-    /// Layers that are in place, by position and block.
+    /// The layers in place, by position and block.
     layers: HashMap<(u32, u32), Vec<Layers>>,
 }
 
@@ -58,16 +59,16 @@ pub(crate) struct Reading<'a> {
     pub(crate) lease: u64,
     pub(crate) position: usize,
     pub(crate) block: usize,
-    /// The index of its place.
+    /// The index of the block's place.
     pub(crate) index: usize,
     pub(crate) mapping: &'a Mapping,
-    /// Where it stands there.
+    /// The block's offset in its mapping.
     pub(crate) offset: u64,
 }
 
 impl Proofs {
     /// # Errors
-    /// Where there is not one checksum for each place.
+    /// Fails unless there is one checksum for each place.
     pub(crate) fn of_lease(
         link: &Link,
         hashes: &[ChunkHash],
@@ -90,10 +91,10 @@ impl Proofs {
         Self { hashes: hashes.into(), verdicts, sums }
     }
 
-    /// Layers of what is followed are in place, or all of it is whole.
+    /// Adds the checksums of followed layers that are in place, or of all blocks once the chunks are whole.
     ///
     /// # Errors
-    /// Where there is not one checksum for each place.
+    /// Fails unless there is one checksum for each place.
     pub(crate) fn add(&self, layers: Vec<LayersSum>, whole: Vec<u64>) -> Result<(), SessionError> {
         let Sums::Followed(followed) = &self.sums else { return Ok(()) };
         if self.verdicts.is_empty() {
@@ -101,7 +102,7 @@ impl Proofs {
         }
         let mut followed = lock(followed);
         if !whole.is_empty() {
-            // A prefix of the places, where not all chunks that have one came.
+            // If some chunks did not come, `whole` has the checksums of a prefix of the places.
             if whole.len() > self.verdicts.len() {
                 return Err(SessionError::wrong_answer("one checksum comes for each block"));
             }

@@ -9,7 +9,7 @@ pub(super) struct Lookout {
     asks: Asked,
     /// Whether it has answered in this reign. Nobody is missed who was never heard.
     has_answered: bool,
-    /// Since when no question was answered; `None` after an answer.
+    /// The time since which no question was answered; `None` after an answer.
     unanswered_since: Option<Millis>,
     /// When the next question is due.
     next: Millis,
@@ -36,7 +36,7 @@ impl Lookout {
         is_due
     }
 
-    /// This life says that it leads.
+    /// Notes that this life says that it leads.
     pub(super) fn hear(&mut self, life: u64) {
         if self.asks.life == life {
             (self.has_answered, self.unanswered_since) = (true, None);
@@ -48,7 +48,7 @@ impl Lookout {
         self.unanswered_since = self.unanswered_since.map(|_| now);
     }
 
-    /// Since when a leader that used to answer in this reign has been silent.
+    /// The time since which a leader that used to answer in this reign has been silent.
     pub(super) fn silent_since(&self, leader: Asked) -> Option<Millis> {
         self.unanswered_since.filter(|_| self.has_answered && self.asks == leader)
     }

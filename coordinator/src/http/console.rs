@@ -26,7 +26,7 @@ use crate::gather::{Question, Shown, Wanted};
 /// The token of a file; without one, no token is right.
 pub(crate) struct Token(Option<Box<[u8]>>);
 
-/// The tokens of those who use the console.
+/// The tokens of the console's users.
 pub(crate) struct Tokens {
     /// Reads from elsewhere.
     pub(crate) read: Token,
@@ -34,7 +34,7 @@ pub(crate) struct Tokens {
     pub(crate) admin: Token,
 }
 
-/// What a page asks of nodes.
+/// A page's question to nodes.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Asked {
@@ -49,7 +49,7 @@ pub(super) struct Asked {
 struct NodeSaid<'a> {
     /// The node's name.
     node: &'a str,
-    /// Its answer, as its own HTTP server gives it; `None` if there is none.
+    /// The answer of the node's own HTTP server, unchanged; `None` if there is none.
     said: Option<serde_json::Value>,
     /// Why there is none.
     error: Option<&'a str>,
@@ -66,12 +66,12 @@ enum Refused {
     Host,
     /// The token is missing or wrong.
     #[error(
-        "this needs the console's token, which stands in the file that `console_token_file` in [http] of the coordinator's configuration names"
+        "this needs the console's token; `console_token_file` in [http] of the coordinator's configuration names its file"
     )]
     Token,
     /// The admin's token is missing or wrong.
     #[error(
-        "a change needs the admin's token, which stands in the file that `console_admin_token_file` in [http] of the coordinator's configuration names"
+        "a change needs the admin's token; `console_admin_token_file` in [http] of the coordinator's configuration names its file"
     )]
     Admin,
 }
@@ -131,7 +131,7 @@ enum Change {
 }
 
 impl Change {
-    /// Which node it asks for what.
+    /// The node and the request that it stands for.
     fn wanted(self) -> Result<(Option<String>, Wanted), String> {
         let request = |node, request| Ok((node, Wanted::Answer(request)));
         match self {
@@ -240,7 +240,7 @@ pub(super) async fn history(state: Data<State>, request: HttpRequest) -> actix_w
     Ok(response)
 }
 
-/// Does what an admin asks for.
+/// Carries out an admin's change.
 pub(super) async fn change(
     state: Data<State>,
     request: HttpRequest,
@@ -259,7 +259,7 @@ pub(super) async fn change(
     ask(&state, wanted, node).await
 }
 
-/// The answer to those who may not read.
+/// The refusal of a request that may not read; `None` if it may.
 pub(super) fn refuse_strangers(state: &State, request: &HttpRequest) -> Option<HttpResponse> {
     let is_near = request.peer_addr().is_some_and(|from| from.ip().to_canonical().is_loopback());
     may_read(request.headers(), is_near, &state.console_tokens).err().map(Refused::answer)
@@ -271,9 +271,8 @@ async fn ask(state: &State, wanted: Wanted, node: Option<String>) -> actix_web::
         return Ok(HttpResponse::ServiceUnavailable().body("too many questions at a time: ask again\n"));
     }
     let Ok(shown) = answered.await else {
-        return Ok(
-            HttpResponse::ServiceUnavailable().body("nobody asks the nodes: is an admin configured?\n")
-        );
+        return Ok(HttpResponse::ServiceUnavailable()
+            .body("the coordinator cannot ask the nodes: is an admin configured?\n"));
     };
     let json = tokio::task::spawn_blocking(move || json_of(&shown)).await;
     let mut response = in_pieces("application/json", json.unwrap_or_default());
@@ -358,7 +357,7 @@ fn file(content_type: &'static str, bytes: &'static [u8]) -> HttpResponse {
     response
 }
 
-/// What a browser may do with an answer.
+/// Adds the headers that bound what a browser may do with an answer.
 pub(super) fn harden(headers: &mut HeaderMap) {
     for (name, value) in [
         ("content-security-policy", POLICY),

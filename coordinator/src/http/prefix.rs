@@ -25,9 +25,9 @@ struct PrefixRequest {
     chunk_tokens: u32,
     /// The prompt's chunks as hashes, first to last, 64 hexadecimal digits each.
     hashes: Option<Vec<String>>,
-    /// The prompt's tokens, where the coordinator knows the hash.
+    /// The prompt's tokens, if the coordinator knows the hash.
     tokens: Option<Vec<u32>>,
-    /// Tokens of the prompt, where hashes are given: by default, those of the hashed chunks.
+    /// Tokens of the prompt, if hashes are given; by default, the tokens of the hashed chunks.
     prompt_tokens: Option<u64>,
     /// Whether the answer names the prompt's chunks.
     #[serde(default)]
@@ -35,12 +35,12 @@ struct PrefixRequest {
     /// Tokens that the engines of nodes have yet to compute for other requests, by the nodes' names; 0 for others.
     #[serde(default)]
     backlog_tokens: BTreeMap<String, u64>,
-    /// How the namespace's chunks are hashed from tokens; by Larder's own hash if it is not given.
+    /// The hash of the namespace's chunks from tokens; by Larder's own hash if it is not given.
     #[serde(default)]
     hash: Hash,
 }
 
-/// How chunks are hashed from tokens.
+/// The hash of chunks from tokens.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
 enum Hash {
@@ -88,12 +88,12 @@ pub struct PrefixAnswer {
     pub hashes: Vec<String>,
 }
 
-/// How much of a prompt's prefix one node has, in [`PrefixAnswer`].
+/// The part of a prompt's prefix that one node has, in [`PrefixAnswer`].
 #[derive(Debug, Serialize, Deserialize)]
 pub struct NodeHeld {
     /// The node's name.
     pub name: String,
-    /// What it has.
+    /// The part that the node has.
     #[serde(flatten)]
     pub held: PrefixHeld,
     /// Tokens of the cluster's prefix that it has, wherever they stand in it.
@@ -105,7 +105,7 @@ pub struct NodeHeld {
     pub cost_tokens: u64,
 }
 
-/// How much of a prompt's prefix is held.
+/// The part of a prompt's prefix that is held.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct PrefixHeld {
     /// Chunks from the prompt's first on.
@@ -124,8 +124,8 @@ struct Asked {
     with_hashes: bool,
 }
 
-/// How much of a prompt's prefix each node holds. The question belongs to the trace of its header `traceparent`; an invalid
-/// header counts as none, as its standard says.
+/// Answers how much of a prompt's prefix each node holds. The question belongs to the trace of its header `traceparent`; an
+/// invalid header counts as none, as its standard says.
 ///
 /// A prompt is read and hashed on a thread of its own: meanwhile this one answers others.
 pub(super) async fn answer(
@@ -185,10 +185,9 @@ impl Asked {
 
 impl PrefixRequest {
     fn chain(self) -> Result<(Fingerprint, Chain), String> {
-        let fingerprint: ChunkHash = self
-            .fingerprint
-            .parse()
-            .map_err(|error| format!("fingerprint: {error}; a node's /events tells those in use\n"))?;
+        let fingerprint: ChunkHash = self.fingerprint.parse().map_err(|error| {
+            format!("fingerprint: {error}; a node's /events tells the fingerprints in use\n")
+        })?;
         let fingerprint = Fingerprint(fingerprint.0);
         if !(1..=MAX_CHUNK_TOKENS).contains(&self.chunk_tokens) {
             return Err(format!("chunk_tokens: 1 to {MAX_CHUNK_TOKENS}\n"));

@@ -26,7 +26,8 @@ struct TokensRequest {
     model: String,
     /// The prompt as the engine gets it: after the chat template, if it uses one. At most 1 MiB.
     text: String,
-    /// Whether the tokens with which the model's prompts begin are left out. A text that a chat template made has them already.
+    /// Whether the tokens with which the model's prompts begin are left out. A text from a chat template has these tokens
+    /// already.
     #[serde(default)]
     without_special_tokens: bool,
 }
@@ -39,9 +40,9 @@ struct TokensAnswer {
 }
 
 /// The tokenizers of a folder.
-pub(crate) struct Tokenizers(Option<SyncSender<Job>>);
+pub(crate) struct Tokenizers(Option<SyncSender<Tokenization>>);
 
-struct Job {
+struct Tokenization {
     asked: TokensRequest,
     answer: oneshot::Sender<Result<Vec<u8>, Refused>>,
 }
@@ -125,7 +126,7 @@ impl Tokenizers {
     async fn tokens(&self, asked: TokensRequest) -> Result<Vec<u8>, Refused> {
         let queue = self.0.as_ref().ok_or(Refused::NoFolder)?;
         let (answer, answered) = oneshot::channel();
-        queue.try_send(Job { asked, answer }).map_err(|error| match error {
+        queue.try_send(Tokenization { asked, answer }).map_err(|error| match error {
             TrySendError::Full(_) | TrySendError::Disconnected(_) => Refused::Busy,
         })?;
         let answered = timeout(DEADLINE, answered).await;
@@ -134,14 +135,14 @@ impl Tokenizers {
 }
 
 impl Work {
-    fn run(mut self, jobs: &Receiver<Job>) {
+    fn run(mut self, jobs: &Receiver<Tokenization>) {
         // An error: it works at its old priority.
         let _ = rustix::process::nice(LOWEST_PRIORITY);
         loop {
             match jobs.recv_timeout(KEPT) {
                 // Nobody waits for it any more.
-                Ok(Job { answer, .. }) if answer.is_closed() => {}
-                Ok(Job { asked, answer }) => {
+                Ok(Tokenization { answer, .. }) if answer.is_closed() => {}
+                Ok(Tokenization { asked, answer }) => {
                     // An error: the user went away.
                     let _ = answer.send(self.json(&asked));
                 }
@@ -158,7 +159,7 @@ impl Work {
         Ok(serde_json::to_vec(&TokensAnswer { tokens }).unwrap_or_default())
     }
 
-    /// A model's tokenizer, read anew where its file is another one.
+    /// A model's tokenizer, read again if its file has changed.
     fn of_model(&mut self, model: &str) -> Result<&Tokenizer, Refused> {
         let folder = folder_of(model).ok_or(Refused::Name)?;
         let path = self.folder.join(&folder).join("tokenizer.json");
@@ -187,7 +188,7 @@ fn folder_of(model: &str) -> Option<PathBuf> {
 /// Texts that wait for their turn.
 const WAITING: usize = 4;
 
-/// How long somebody waits for tokens.
+/// How long a request waits for tokens.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long a tokenizer stays in memory.
@@ -250,7 +251,7 @@ mod tests {
         let (queue, jobs) = sync_channel(1);
         let tokenizers = Tokenizers(Some(queue));
         let (answer, _) = oneshot::channel();
-        tokenizers.0.as_ref().unwrap().try_send(Job { asked: ask("m"), answer }).unwrap();
+        tokenizers.0.as_ref().unwrap().try_send(Tokenization { asked: ask("m"), answer }).unwrap();
         assert!(matches!(runtime.block_on(tokenizers.tokens(ask("m"))), Err(Refused::Busy)), "no place");
         drop(jobs);
         assert!(matches!(runtime.block_on(tokenizers.tokens(ask("m"))), Err(Refused::Busy)), "no thread");

@@ -1,7 +1,8 @@
-//! `GET /console/what_if`: what other sizes, policies and ways to work together would have hit of the last lookups of all nodes.
+//! `GET /console/what_if`: the hits that the last lookups of all nodes would have had with other sizes, policies and ways to work
+//! together.
 //!
-//! The nodes hand over their lookups without tokens. Playing them takes seconds of one processor: a thread of the lowest priority does
-//! it, once for all who ask within a minute.
+//! The nodes hand over their lookups without tokens. Playing them takes seconds of one processor: a thread of the lowest priority
+//! does it, once for all requests within a minute.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +58,7 @@ struct PlayedStatus {
     shares: bool,
     /// The policies in force.
     policies: Vec<String>,
-    /// Bytes of a chunk, on average over what the nodes keep.
+    /// Bytes of a chunk, on average over the nodes' chunks.
     chunk_bytes: u64,
     /// Tokens of one chunk.
     chunk_tokens: u32,
@@ -69,11 +70,11 @@ struct PlayedStatus {
     left_out_lookups: u64,
     /// Seconds from the first counted lookup to the last.
     counted_seconds: f64,
-    /// Different chunks of all that were played: a cache of more is as good as one that never evicts.
+    /// The number of different chunks in these lookups: a cache for more chunks is as good as one that never evicts.
     distinct_chunks: u64,
     /// Tokens of the counted lookups.
     tokens_asked: u64,
-    /// Tokens of them that were found in truth.
+    /// Tokens of the counted lookups that were really found.
     tokens_found: u64,
     /// The clusters that were tried; the present one comes first.
     tried: Vec<TriedStatus>,
@@ -94,11 +95,11 @@ struct TriedStatus {
     capacity_chunks: u64,
     /// Tokens of the counted lookups that are hit.
     tokens_hit: u64,
-    /// Tokens of them that a node reads from another one.
+    /// Tokens among them that a node reads from another node.
     tokens_moved: u64,
 }
 
-/// What is known, and whether a newer answer is being made.
+/// The last answer, and whether a newer one is being made.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     is_running: bool,
@@ -140,7 +141,7 @@ struct Lookup {
 struct Pasts {
     nodes: Vec<NodePast>,
     shares: bool,
-    /// Of all chunks that the nodes keep.
+    /// The number of all chunks that the nodes keep.
     chunks: u64,
     bytes: u64,
     left_out_lookups: u64,
@@ -189,7 +190,7 @@ async fn begin(state: Data<State>, running: Running) {
     }
 }
 
-/// The nodes' answers; `None` where nobody asks them.
+/// The nodes' answers; `None` if nobody asks them.
 async fn gather(state: &State) -> Option<Vec<Shown>> {
     let members = state.membership.lock().table().members.len().clamp(1, MAX_CLUSTER_NODES.into());
     let path = format!("/past?most_chunks={}", MOST_PLAYED_CHUNKS / members);
@@ -296,7 +297,7 @@ impl Pasts {
 }
 
 impl Past {
-    /// The lookups with all their chunks; `None` where the answer contradicts itself, or has more than was asked for.
+    /// The lookups with all their chunks; `None` if the answer contradicts itself, or has more than was asked for.
     fn lookups(&self, left_chunks: &mut usize) -> Option<Vec<PastLookup>> {
         let is_earlier = |(place, &parent): (usize, &u32)| parent as usize <= place;
         if self.names.len() != self.parents.len() || !self.parents.iter().enumerate().all(is_earlier) {
@@ -349,10 +350,10 @@ impl TriedStatus {
     }
 }
 
-/// How long an answer serves all who ask.
+/// The lifetime of an answer.
 const FRESH: Duration = Duration::from_secs(60);
 
-/// How long somebody waits for an answer.
+/// How long a request waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Everything else goes first.

@@ -11,9 +11,9 @@ use super::Millis;
 pub struct Lost {
     /// The member, as the last table with it showed it.
     pub member: Member,
-    /// When it was heard of last.
+    /// The time at which it was last heard.
     pub heard: Millis,
-    /// When it was removed.
+    /// The time of its removal.
     pub removed: Millis,
 }
 
@@ -33,12 +33,12 @@ impl LostMembers {
         }
     }
 
-    /// A node is a member again.
+    /// Forgets a node that is a member again.
     pub(super) fn came_back(&mut self, name: &str) {
         self.0.remove(name);
     }
 
-    /// Those that were removed within `patience_ms`, and how long each was not heard of.
+    /// The members that were removed within `patience_ms`, and how long each has been silent.
     pub(super) fn since(&self, now: Millis, patience_ms: u64) -> Vec<(Lost, Millis)> {
         let lost = self.0.values().filter(|lost| now.saturating_sub(lost.removed) < patience_ms);
         lost.map(|lost| (lost.clone(), now.saturating_sub(lost.heard))).collect()

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use larder_protocol::table::{Epoch, MemberState, NodeNumber, Table};
 
-use super::{Given, Known, Membership, Millis, Patience, State, well};
+use super::{DurableState, Given, Known, Membership, Millis, Patience, well};
 
-/// How a coordinator comes to lead.
+/// The way in which a coordinator leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Office {
     /// It is the only one.
@@ -19,7 +19,7 @@ pub(super) enum Office {
 impl Membership {
     /// One of several coordinators. It follows until it is elected.
     #[must_use]
-    pub fn candidate(patience: Patience, state: State, now: Millis) -> Self {
+    pub fn candidate(patience: Patience, state: DurableState, now: Millis) -> Self {
         let mut candidate = Self::new(patience, state, now);
         candidate.epoch = candidate.table.epoch;
         candidate.office = Office::Elected(0);
@@ -44,7 +44,7 @@ impl Membership {
 
     /// Leads until then, in this term; a new term begins with the members of the last table, who are awaited for the grace time.
     pub fn lead(&mut self, term: u64, until: Millis, now: Millis) {
-        // A table that was made too late to be told is made again.
+        // A table that was made too late to be sent is made again.
         self.is_changed |= self.office == Office::Elected(0);
         self.office = Office::Elected(until);
         if self.epoch.term == term {

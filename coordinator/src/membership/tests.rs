@@ -30,7 +30,7 @@ fn run(membership: &mut Membership, from: Millis, end: Millis) -> Option<Arc<Tab
 }
 
 fn cluster(nodes: u64) -> (Membership, Vec<NodeNumber>) {
-    let mut membership = Membership::new(patience(), State::default(), 0);
+    let mut membership = Membership::new(patience(), DurableState::default(), 0);
     let names = (0..nodes).map(|node| format!("node-{node}"));
     let numbers = names.map(|name| membership.join(&name, &join(1), 0).unwrap().number).collect();
     (membership, numbers)
@@ -50,7 +50,7 @@ fn nodes_that_join_together_make_one_table() {
 fn numbers_are_given_again_once_there_are_no_others_and_the_longest_unused_goes_first() {
     let last = NodeNumber::THIS_NODE.0 - 1;
     let numbers = (1..last).map(|number| (format!("gone-{number}"), NodeNumber(number))).collect();
-    let mut membership = Membership::new(patience(), State { numbers, ..State::default() }, 0);
+    let mut membership = Membership::new(patience(), DurableState { numbers, ..DurableState::default() }, 0);
     let mut joins = |name: &str, now| membership.join(name, &join(1), now).unwrap().number.0;
     assert_eq!(
         joins("a", 0),
@@ -272,7 +272,7 @@ fn who_joins_again_at_the_same_coordinator_raises_no_term_and_makes_no_table() {
 
 #[test]
 fn no_node_makes_terms_or_incarnations_wrap() {
-    let mut membership = Membership::new(patience(), State::default(), 0);
+    let mut membership = Membership::new(patience(), DurableState::default(), 0);
     let last = |number| Epoch { term: u64::MAX, number };
     let refused = membership.join("a", &Join { epoch: last(7), ..join(1) }, 0);
     assert_eq!(refused, Err(JoinRefused::Implausible { incarnation: 1, term: u64::MAX }));
@@ -319,7 +319,7 @@ fn a_coordinator_that_starts_again_keeps_numbers_and_members_under_a_new_term() 
 
 #[test]
 fn a_coordinator_that_lost_its_state_learns_its_term_from_the_nodes() {
-    let mut membership = Membership::new(patience(), State::default(), 0);
+    let mut membership = Membership::new(patience(), DurableState::default(), 0);
     membership.join("a", &Join { epoch: Epoch { term: 9, number: 4 }, ..join(1) }, 0).unwrap();
     assert_eq!(membership.tick(0).unwrap().epoch, Epoch { term: 10, number: 1 });
 }
@@ -363,7 +363,7 @@ fn a_removed_member_is_lost_until_it_comes_back_or_is_forgotten_and_one_that_lef
 
 #[test]
 fn no_more_lost_members_are_kept_than_may_be_and_the_longest_lost_go_first() {
-    let mut membership = Membership::new(patience(), State::default(), 0);
+    let mut membership = Membership::new(patience(), DurableState::default(), 0);
     for node in 0..=MAX_LOST {
         let joined = if node == 0 { 0 } else { 1_000 };
         membership.tick(joined);
@@ -379,8 +379,8 @@ fn no_more_lost_members_are_kept_than_may_be_and_the_longest_lost_go_first() {
 fn in_the_end_the_members_are_the_living_nodes() {
     for seed in 0..200 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut membership = Membership::new(patience(), State::default(), 0);
-        // Each node: its incarnation, 0 where it is dead.
+        let mut membership = Membership::new(patience(), DurableState::default(), 0);
+        // Each node: its incarnation, 0 if it is dead.
         let mut nodes = [0_u64; 6];
         let mut network: Vec<(Millis, usize, u64, bool)> = Vec::new();
         let mut last_epoch = Epoch::default();

@@ -29,7 +29,7 @@ pub struct Kubernetes {
     leases: Request,
     name: String,
     namespace: String,
-    /// Until when the API server wants to be left alone.
+    /// The time until which the API server wants no requests.
     paused_until: Cell<Option<Instant>>,
 }
 
@@ -37,12 +37,12 @@ pub struct Kubernetes {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KubernetesError {
-    /// Nothing says where the API server is.
+    /// The API server's address is not given anywhere.
     #[error(
         "cannot find the API server of Kubernetes: run in a pod with the token of a service account, or name a file in KUBECONFIG or `[election] kubeconfig`"
     )]
     NoConfig(#[source] Box<InferConfigError>),
-    /// The file that says so cannot be used.
+    /// The kubeconfig cannot be used.
     #[error("cannot use the kubeconfig {}", path.display())]
     Kubeconfig {
         /// The file.
@@ -51,7 +51,7 @@ pub enum KubernetesError {
         source: Box<KubeconfigError>,
     },
     /// There is no client of this configuration.
-    #[error("cannot speak with the API server as the configuration says")]
+    #[error("cannot reach the API server with this configuration")]
     Client(#[source] Box<kube::Error>),
     /// No answer.
     #[error("the API server does not answer")]
@@ -59,7 +59,7 @@ pub enum KubernetesError {
     /// An answer that ends too early, or does not end.
     #[error("the API server's answer cannot be read")]
     Answer(#[source] Trouble),
-    /// The API server does not know who asks.
+    /// The API server does not know the account.
     #[error(
         "the API server does not know this account (401): is its token mounted, and is it still valid? {message}"
     )]
@@ -107,7 +107,7 @@ pub enum KubernetesError {
         "the API server refuses to {verb} the Lease {name} in the namespace {namespace} ({status}): {message}"
     )]
     Refused {
-        /// What was asked.
+        /// The refused verb.
         verb: &'static str,
         /// The Lease.
         name: String,
@@ -256,14 +256,14 @@ impl Register for Kubernetes {
     }
 }
 
-/// What the API server is asked to do.
+/// A request to the API server.
 enum Asked<'a> {
     Read,
     Make(&'a Value),
     Change(&'a Value),
 }
 
-/// What the API server says of a Lease.
+/// The API server's answer about a Lease.
 enum Reply {
     Lease(Box<Lease>),
     Missing,
@@ -300,7 +300,7 @@ fn version(lease: &Lease) -> Result<Version, Trouble> {
     Ok(Version(lease.resource_version().ok_or("a Lease without a resource version")?))
 }
 
-/// How long the API server wants to be left alone, in seconds.
+/// The pause that the API server asks for, in seconds.
 fn pause(retry_after: &str) -> Option<Duration> {
     Some(Duration::from_secs(retry_after.parse().ok()?).min(MAX_PAUSE))
 }
@@ -311,7 +311,7 @@ fn rule(verb: &str, name: &str) -> String {
     format!("{{apiGroups: [coordination.k8s.io], resources: [leases]{names}, verbs: [{verb}]}}")
 }
 
-/// What the API server says in an answer that is no Lease.
+/// The message of an API server's answer that is no Lease.
 fn message(body: &[u8]) -> String {
     let said = serde_json::from_slice::<Status>(body).map(|status| status.message);
     said.unwrap_or_else(|_| String::from_utf8_lossy(&body[..body.len().min(MAX_MESSAGE_BYTES)]).into_owned())
@@ -321,7 +321,7 @@ const GET: &str = "get";
 const PATCH: &str = "patch";
 const CREATE: &str = "create";
 
-/// Where the record stands.
+/// The annotation with the record.
 const ANNOTATION: &str = "larder/record";
 
 /// How long a connection may take.
@@ -333,5 +333,5 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// A Lease takes some 1.5 KiB.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
 
-/// Of an answer that is no JSON, so much is shown.
+/// The most bytes that are shown of an answer that is no JSON.
 const MAX_MESSAGE_BYTES: usize = 300;

@@ -1,8 +1,8 @@
-//! Tells others what an actor gains and loses. Other actors of the node hear at once; the directory and followers of events
-//! hear in messages that cover a few milliseconds.
+//! Tells others the chunks that an actor gains and loses. Other actors of the node hear at once; the directory and followers of
+//! events hear in messages that cover a few milliseconds.
 //!
-//! The actor repeats a message that the directory does not take. Where changes were lost, on either side, the actor tells
-//! everything that it holds, page by page, with the changes between two pages in between.
+//! The actor repeats a message that the directory does not take. If changes were lost, on either side, the actor tells all chunks
+//! that it holds, page by page, with the changes between two pages in between.
 //!
 //! Others hear of a chunk once, however it moves between memory and disk. They never hear of a chunk that only the object
 //! store has.
@@ -19,7 +19,7 @@ use crate::store::Change;
 #[derive(Debug, Default)]
 pub(crate) struct Untold {
     changes: Vec<Change>,
-    /// How many of them the followers of events were told.
+    /// The number of these changes that the followers of events know.
     told_followers: usize,
     /// Number of the next event.
     sequence: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Untold {
     tell_at: Option<Duration>,
 }
 
-/// How far the directory was told all that is held.
+/// How far the full announcement to the directory is.
 #[derive(Debug, Clone, Copy, Default)]
 struct Resync {
     /// Position of the next page in the store.
@@ -38,7 +38,7 @@ struct Resync {
 }
 
 impl Untold {
-    /// Everything that was told is lost; numbers go on.
+    /// Forgets everything that was told; numbers go on.
     pub(crate) fn begin_anew(&mut self) {
         let (sequence, resync) = (self.sequence, Some(Resync::default()));
         *self = Self { sequence, resync, ..Self::default() };
@@ -49,7 +49,7 @@ impl Untold {
         self.tell_at
     }
 
-    /// The directory knows nothing of this actor.
+    /// Notes that the directory knows nothing of this actor.
     pub(crate) fn lost(&mut self) {
         self.resync = Some(Resync::default());
     }
@@ -81,7 +81,7 @@ impl Core {
         }
         let (changes, told) =
             (std::mem::take(&mut untold.changes), std::mem::take(&mut untold.told_followers));
-        // Before the first page nothing of it counts.
+        // Before the first page, the full announcement does not count.
         let is_before_pages = untold.resync.is_some_and(|resync| !resync.has_begun);
         let to_directory = self.bring.sources.peers.is_some() && !is_before_pages && !changes.is_empty();
         if !changes.is_empty() {
@@ -94,7 +94,7 @@ impl Core {
         }
     }
 
-    /// A message for the directory was taken, or not.
+    /// Notes whether the directory took a message.
     pub(crate) fn announced(&mut self, announced: Announced) {
         match announced {
             Announced::Taken => self.tell_page(),
@@ -109,7 +109,8 @@ impl Core {
         }
     }
 
-    /// Tells the directory the next page of all that is held, where that is wanted. It may change until the next one.
+    /// Tells the directory the next page of all held chunks, if a full announcement is under way. Chunks may change before the
+    /// next page.
     fn tell_page(&mut self) {
         let (Some(_), Some(resync)) = (self.bring.sources.peers, self.untold.resync) else {
             self.untold.resync = None;
@@ -120,17 +121,17 @@ impl Core {
         self.effects.push_back(Effect::AnnouncePage { page, next });
     }
 
-    /// A page was taken: the next one begins there.
+    /// Notes that a page was taken, and where the next page begins.
     pub(crate) fn page_announced(&mut self, next: Option<usize>) {
         self.untold.resync = next.map(|from| Resync { from, has_begun: true });
     }
 }
 
-/// How long changes wait for others.
+/// How long a change waits for further changes.
 const TELL_AFTER: Duration = Duration::from_millis(3);
 
-/// Chunks of a page of all that is held: collecting them takes less than a millisecond.
+/// Chunks of a page of a full announcement: collecting them takes less than a millisecond.
 const RESYNC_CHUNKS: usize = 1_024;
 
-/// Changes kept for a directory that does not take them; beyond these it is told everything anew.
+/// Changes kept for a directory that does not take them; beyond this number, the directory is told everything anew.
 const MAX_UNTOLD_CHANGES: usize = 65_536;

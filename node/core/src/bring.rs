@@ -1,11 +1,11 @@
 //! Brings the chunks that a request wants and memory does not have.
 //!
-//! A lookup, lease or prefetch begins in `gather`. `locate` looks for missing chunks: it asks other actors of this node, then
-//! the directory, then the object store, each for the chunks that the ones before do not have. For a lease or prefetch, the
-//! store then takes slots, and each chunk is fetched from its place: from disk or object store (`tiers`), or from other
-//! actors in orders of some MiB (`fetch`). A chunk is fetched once, however many requests wait for it. Where one place fails,
-//! the next place that may have the chunk is asked. A gather ends as a lease of the prefix that is here, when each of its
-//! chunks has come or failed, or when its time is up. A prefetch (`prefetch`) is a gather that nobody waits for yet.
+//! A lookup, lease or prefetch begins in `gather`. `locate` looks for missing chunks: it asks other actors of this node, then the
+//! directory, then the object store, each for the chunks that the ones before do not have. For a lease or prefetch, the store
+//! then takes slots, and each chunk is fetched from its place: from disk or object store (`tiers`), or from other actors in
+//! orders of some MiB (`fetch`). A chunk is fetched once, however many requests wait for it. If one place fails, the next place
+//! that may have the chunk is asked. A gather ends as a lease of the prefix that is here, when each of its chunks has come or
+//! failed, or when its time is up. A prefetch (`prefetch`) is a gather that nobody waits for yet.
 //!
 //! No question blocks the actor. Each has a deadline; a chunk that nobody has reported by then counts as absent. A directory
 //! row does not say which pools a holder has besides the `all` pools. A lookup counts on none of them; a lease or prefetch
@@ -57,7 +57,7 @@ pub struct Sources {
 #[derive(Debug)]
 pub(crate) struct Bring {
     pub(crate) sources: Sources,
-    /// Whether the object store may be read from, as the shell says.
+    /// Whether the object store may be read, as the shell says.
     pub(crate) object_is_open: bool,
     pub(crate) fetches: HashMap<FetchId, Fetch>,
     orders: HashMap<OrderNumber, fetch::Order>,
@@ -74,13 +74,13 @@ pub(crate) struct Bring {
     meters: HashMap<Holder, Meter>,
     /// How often this actor reads chunks of others.
     gaps: Gaps,
-    /// Loads of chunks with several holders so far.
+    /// Number of loads of chunks with several holders so far.
     turn: usize,
     followers: handoff::Followers,
     writers: handoff::Writers,
     /// Peers that wait for chunks from disk.
     recalls: HashMap<FetchId, Vec<recall::Recalled>>,
-    /// When chunks are ordered again whose holder was busy.
+    /// The times at which chunks are ordered again because their holder was busy.
     retries: BTreeMap<(Duration, u64), Vec<FetchId>>,
     last_number: u64,
 }
@@ -89,11 +89,11 @@ pub(crate) struct Bring {
 #[derive(Debug)]
 struct Waiting {
     session: SessionId,
-    /// The request that its end answers; `None` for a prefetch that is not collected yet.
+    /// The request to answer when the gather ends; `None` for a prefetch that is not collected yet.
     request: Option<RequestId>,
     cause: Cause,
     until: Duration,
-    /// Its number in the log of lookups.
+    /// The request's number in the log of lookups.
     lookup: u64,
 }
 
@@ -122,7 +122,7 @@ impl Bring {
         }
     }
 
-    /// Nothing is under way any more. Numbers go on, so that no answer that is still to come means anything.
+    /// Forgets all that is under way. Numbers go on, so that late answers mean nothing.
     pub(crate) fn begin_anew(&mut self) {
         let known = std::mem::replace(&mut self.known, Known::new(0, LIFETIMES));
         *self = Self { last_number: self.last_number, known, ..Self::new(self.sources) };
@@ -140,7 +140,7 @@ impl Bring {
         }
     }
 
-    /// When something is to be done that does not wait for a tick.
+    /// The time of the next task that does not wait for a tick.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         self.retries.first_key_value().map(|(&(at, _), _)| at)
     }
@@ -150,7 +150,7 @@ impl Bring {
         self.sources.peers.or(self.sources.siblings).unwrap_or_default()
     }
 
-    /// How long a lease waits at all.
+    /// The longest wait of a lease.
     fn load_deadline(&self) -> Duration {
         let Sources { siblings, peers, disk, object, .. } = self.sources;
         let others = (siblings.is_some() || peers.is_some()).then(|| self.others_deadline());

@@ -33,17 +33,17 @@ use crate::store::{BlockMove, CommitOrder, LoadBlock, Refused, VerifyOrder};
 /// Copies under way.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
-    open: HashMap<CopyNumber, Purpose>,
+    open: HashMap<CopyNumber, CopyPurpose>,
     /// The reports of damage in progress.
     pub(crate) reports: Reports,
-    /// Chunks that are said to be damaged, and are verified one after the other.
+    /// Chunks that were reported as damaged, to be verified one after the other.
     doubted: VecDeque<(Reporter, Fingerprint, ChunkHash)>,
     last_number: u64,
 }
 
 /// The purpose of a copy.
 #[derive(Debug)]
-enum Purpose {
+enum CopyPurpose {
     Commit {
         request: RequestId,
         order: OrderId,
@@ -84,7 +84,7 @@ struct Verification {
 }
 
 impl Copies {
-    /// Nothing is being copied any more; numbers go on.
+    /// Forgets all copies; numbers go on.
     pub(crate) fn begin_anew(&mut self) {
         *self = Self { last_number: self.last_number, ..Self::default() };
     }
@@ -95,18 +95,18 @@ impl Core {
     pub(crate) fn commit(&mut self, request: RequestId, ask: &Commit) -> Result<(), Refused> {
         let CommitOrder { order, moves, bytes } =
             self.store.begin_commit(request.session, ask.reservation, &ask.chunks, &ask.sources)?;
-        self.copy(Purpose::Commit { request, order, bytes }, Some(request.session), moves);
+        self.copy(CopyPurpose::Commit { request, order, bytes }, Some(request.session), moves);
         Ok(())
     }
 
     /// Takes over some layers of chunks that are not committed yet, the same way.
     pub(crate) fn hand_over(&mut self, request: RequestId, ask: &HandOver) -> Result<(), Refused> {
         let CommitOrder { order, moves, bytes } = self.store.begin_layers(request.session, ask)?;
-        self.copy(Purpose::Layers { request, order, bytes }, Some(request.session), moves);
+        self.copy(CopyPurpose::Layers { request, order, bytes }, Some(request.session), moves);
         Ok(())
     }
 
-    /// An engine read a chunk of a namespace that it registered, and found it damaged.
+    /// Takes an engine's report that a chunk of a registered namespace is damaged.
     pub(crate) fn report_damage(
         &mut self,
         request: RequestId,
@@ -116,7 +116,7 @@ impl Core {
         self.examine(Reporter::Session(request.session), fingerprint, hash, Some(request))
     }
 
-    /// Chunks are said to be damaged by somebody who wants no answer.
+    /// Takes a report of damaged chunks that needs no answer.
     pub(crate) fn doubt(&mut self, by: &Reporter, fingerprint: Fingerprint, hashes: Vec<ChunkHash>) {
         for hash in hashes {
             if self.copies.doubted.len() >= MOST_DOUBTED {
@@ -132,7 +132,7 @@ impl Core {
         while !self.copies.reports.is_full()
             && let Some((by, fingerprint, hash)) = self.copies.doubted.pop_front()
         {
-            // Refused: whoever reads the chunk next says so too.
+            // Refused: the next reader of the chunk will report it too.
             let _ = self.examine(by, fingerprint, hash, None);
         }
     }
@@ -157,14 +157,14 @@ impl Core {
             return Ok(());
         };
         let keys = blocks.iter().map(|block| block.key).collect();
-        self.copy(Purpose::Verify(Verification { request, by, verify, bytes, keys }), None, blocks);
+        self.copy(CopyPurpose::Verify(Verification { request, by, verify, bytes, keys }), None, blocks);
         Ok(())
     }
 
     /// Sums the blocks that a device saved, in place.
     pub(crate) fn sum(&mut self, save: Save) {
         let moves = save.moves.clone();
-        self.copy(Purpose::Save(save), None, moves);
+        self.copy(CopyPurpose::Save(save), None, moves);
     }
 
     /// Has blocks of a load summed that the device tier wants.
@@ -178,10 +178,10 @@ impl Core {
             key,
         };
         let moves = wanted.iter().map(in_place).collect();
-        self.copy(Purpose::Promotion { load, wanted }, None, moves);
+        self.copy(CopyPurpose::Promotion { load, wanted }, None, moves);
     }
 
-    fn copy(&mut self, purpose: Purpose, session: Option<SessionId>, moves: Vec<BlockMove>) {
+    fn copy(&mut self, purpose: CopyPurpose, session: Option<SessionId>, moves: Vec<BlockMove>) {
         self.copies.last_number += 1;
         let copy = CopyNumber(self.copies.last_number);
         self.copies.open.insert(copy, purpose);
@@ -192,21 +192,22 @@ impl Core {
     pub(crate) fn copied(&mut self, copy: CopyNumber, answer: CopyAnswer) {
         let Some(purpose) = self.copies.open.remove(&copy) else { return };
         match (purpose, answer) {
-            (Purpose::Save(save), answer) => self.saved(save, answer),
-            (Purpose::Promotion { load, wanted }, answer) => self.summed_wanted(load, wanted, answer),
-            (Purpose::Verify(verification), CopyAnswer::Busy) if verification.request.is_some() => {
+            (CopyPurpose::Save(save), answer) => self.saved(save, answer),
+            (CopyPurpose::Promotion { load, wanted }, answer) => self.summed_wanted(load, wanted, answer),
+            (CopyPurpose::Verify(verification), CopyAnswer::Busy) if verification.request.is_some() => {
                 self.give_up_examining(verification);
             }
-            (Purpose::Verify(verification), answer) => {
+            (CopyPurpose::Verify(verification), answer) => {
                 let sums = match answer {
                     CopyAnswer::Done(sums) => Some(sums.into_iter().map(|sums| sums.whole).collect()),
                     CopyAnswer::Busy | CopyAnswer::Impossible | CopyAnswer::Failed => None,
                 };
                 self.examined(verification, sums);
             }
-            (Purpose::Commit { request, order, .. } | Purpose::Layers { request, order, .. }, answer)
-                if matches!(answer, CopyAnswer::Busy | CopyAnswer::Impossible) =>
-            {
+            (
+                CopyPurpose::Commit { request, order, .. } | CopyPurpose::Layers { request, order, .. },
+                answer,
+            ) if matches!(answer, CopyAnswer::Busy | CopyAnswer::Impossible) => {
                 let refused = if answer == CopyAnswer::Busy {
                     self.store.postpone_commit(order);
                     Refused::Busy { what: Scarce::Memory, retry_after_ms: COPY_RETRY_MS }
@@ -216,14 +217,14 @@ impl Core {
                 };
                 self.refuse(request, Err(refused));
             }
-            (Purpose::Commit { request, order, bytes }, answer) => {
+            (CopyPurpose::Commit { request, order, bytes }, answer) => {
                 let kept = self.store.finish_commit(order, answer.sums());
                 if kept > 0 {
                     self.count(Counted::Committed(bytes));
                 }
                 self.answer(request, Response::Committed(kept));
             }
-            (Purpose::Layers { request, order, bytes }, answer) => {
+            (CopyPurpose::Layers { request, order, bytes }, answer) => {
                 let sums = answer.sums();
                 let pieces = sums.as_ref().map_or(0, |sums| sums.len() as u64);
                 if self.store.finish_layers(order, sums) {
@@ -237,7 +238,7 @@ impl Core {
         self.examine_doubted();
     }
 
-    /// A chunk was summed, or could not be: `None`.
+    /// Takes the sums of a chunk; `None` if it could not be summed.
     fn examined(&mut self, verification: Verification, sums: Option<Vec<u64>>) {
         let Verification { request, by, verify, bytes, keys } = verification;
         let found = self.store.finish_verify(verify, sums.as_deref());
@@ -252,7 +253,7 @@ impl Core {
         }
     }
 
-    /// A chunk that a session reported cannot be summed now: it is to ask again.
+    /// Tells a session that its reported chunk cannot be summed now: it should ask again.
     fn give_up_examining(&mut self, Verification { request, by, verify, bytes, .. }: Verification) {
         self.store.finish_verify(verify, None);
         self.copies.reports.end(&by, bytes, false);
@@ -267,11 +268,11 @@ impl Core {
     }
 }
 
-/// Asking again helps when some verifications have ended.
+/// The answer to too many reports: asking again helps when some verifications have ended.
 const TOO_MANY_REPORTS: Refused = Refused::Busy { what: Scarce::Claims, retry_after_ms: 1_000 };
 
-/// How long a session waits when too much is being copied: about as long as a few blocks take.
+/// The pause of a session when too much is being copied: about the time of a few blocks.
 const COPY_RETRY_MS: u64 = 5;
 
-/// Chunks that wait to be verified for those who want no answer.
+/// The most chunks that wait to be verified for reports without an answer.
 const MOST_DOUBTED: usize = 1_024;

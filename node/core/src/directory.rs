@@ -45,14 +45,14 @@ pub type Holders = SmallVec<[Holder; 2]>;
 pub enum Changes {
     /// Since the last message.
     Since(Vec<Change>),
-    /// Changes were lost: some of all that it holds. What changes between two pages is told in between.
+    /// A page of all that the actor holds, since changes were lost. Changes between two pages are told in between.
     Page(Page),
 }
 
-/// Some of all that an actor holds.
+/// A part of the chunks that an actor holds.
 #[derive(Debug)]
 pub struct Page {
-    /// Whether it is the first. Pages before it count no more.
+    /// Whether it is the first page. Earlier pages count no more.
     pub is_first: bool,
     /// The chunks.
     pub chunks: Vec<(Fingerprint, ChunkRef)>,

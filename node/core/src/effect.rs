@@ -26,7 +26,7 @@ use crate::store::{
     BlockMove, Change, ChunkWrite, FetchId, FollowNews, Granted, Leased, Offered, PurgedPage, Refused,
 };
 
-pub use device::{BlockAt, DeviceOrder, DeviceWork, PagesCopy, Promoted, Way};
+pub use device::{BlockAt, CopyDirection, DeviceOrder, DeviceWork, PagesCopy, Promoted};
 
 /// An actor of another node is asked to keep chunks.
 #[derive(Debug)]
@@ -336,7 +336,7 @@ pub struct FollowOrder {
     pub fingerprint: Fingerprint,
     /// The chunks.
     pub chunks: Vec<FetchId>,
-    /// The pools of each that are wanted; empty where these are all of them.
+    /// The pools of each that are wanted; empty if these are all of them.
     pub pools: Vec<PoolSet>,
     /// The earliest attempt that will do.
     pub attempt: u64,

@@ -69,13 +69,13 @@ pub struct ExchangeLimits {
     pub streams_per_peer: usize,
     /// Bytes of blocks that are asked of one peer and have not come.
     pub credit_bytes: u64,
-    /// Bytes of blocks that are being sent, to all peers; beyond them they are told to ask again.
+    /// Bytes of blocks that are being sent, to all peers together; beyond this number, peers are told to ask again.
     pub sending_bytes: u64,
     /// Bytes of blocks on one stream, where one chunk is not more.
     pub batch_bytes: u64,
-    /// Bytes of blocks that are sent a second at most, to all peers; as fast as the network is if there is no number.
+    /// Limit of the bytes of blocks sent in a second, to all peers together; no limit if `None`.
     pub send_bytes_per_second: Option<NonZeroU64>,
-    /// Connections with other nodes; of more, idle ones are closed.
+    /// Connections with other nodes; beyond this number, idle ones are closed.
     pub connections: usize,
     /// A connection that nobody used for this time is closed.
     pub connection_idle: Duration,
@@ -90,9 +90,9 @@ pub struct Exchange {
     peers: BTreeMap<PeerId, PeerHealth>,
     requests: BTreeMap<RequestId, Request>,
     alarms: BTreeSet<(Duration, Alarm)>,
-    /// How much this node sends to whom.
+    /// The bytes in flight to each peer.
     pub sending: Sending,
-    /// How fast it sends.
+    /// The rate at which this node sends.
     pub pace: Pace,
     /// The connections with other nodes. The shell closes those of [`Connections::poll_close`] after each call.
     pub connections: Connections,
@@ -117,7 +117,7 @@ pub struct RequestId(u64);
 /// Something to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// It is a fetch's turn.
+    /// A fetch has its turn.
     Turn(RequestId, Turn),
     /// Ask a peer for a sign of life, and report the result once ([`Exchange::probed`]).
     Probe {
@@ -128,9 +128,9 @@ pub enum Effect {
         /// How long the answer may take.
         deadline: Duration,
     },
-    /// A peer does not answer: it is left out until it does.
+    /// A peer does not answer: it is left out until it answers.
     Silent(PeerId),
-    /// It answers again.
+    /// A silent peer answers again.
     Answers(PeerId),
     /// The peer is no member any more, or its state was lost.
     Gone(PeerId),
@@ -155,7 +155,7 @@ enum Alarm {
 }
 
 impl Exchange {
-    /// An exchange without peers. Its pauses are chance, the same for the same seed.
+    /// An exchange without peers. Its pauses are random, and the same for the same seed.
     #[must_use]
     pub fn new(limits: ExchangeLimits, seed: u64) -> Self {
         Self {
@@ -201,7 +201,7 @@ impl Exchange {
     /// The present life of a member that is not silent.
     ///
     /// # Errors
-    /// Why it cannot be asked.
+    /// The reason why it cannot be asked.
     pub fn peer(&mut self, node: NodeNumber) -> Result<PeerId, NoPeer> {
         let member = self.table.member(node).filter(|_| node != self.own).ok_or(NoPeer::NotAMember)?;
         let peer = PeerId { node, incarnation: member.incarnation };

@@ -11,7 +11,7 @@ use crate::placement::PlacementRule;
 /// Chunks that were in use when they were to be given up: their reader may not have let go yet.
 #[derive(Debug, Default)]
 pub(crate) struct Moved {
-    /// The next try first: all wait equally long.
+    /// Chunks to try again, the next first: all wait equally long.
     again: VecDeque<(Duration, u32, Fingerprint, Vec<ChunkHash>)>,
 }
 
@@ -23,8 +23,8 @@ impl Moved {
 }
 
 impl Core {
-    /// Other actors keep these chunks: they are copies here, or go where the rule or a drain wants it so. Chunks that stay in
-    /// use for longer stay until their eviction.
+    /// Notes that other actors keep these chunks: here they become copies, or are given up if the placement rule or a drain says
+    /// so. Chunks that stay in use for too long stay until their eviction.
     pub(crate) fn give_up(&mut self, fingerprint: Fingerprint, hashes: &[ChunkHash], tries: u32) {
         if self.store.placement() == PlacementRule::Worth && !self.is_draining() {
             return self.store.others_keep(&fingerprint, hashes);
@@ -46,9 +46,9 @@ impl Core {
     }
 }
 
-/// How often a chunk that moved is tried to be given up, and the pause between.
+/// The number of tries to give up a chunk that moved.
 pub(crate) const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Messages of chunks that wait.
+/// The most messages whose chunks wait.
 const MOST_WAITING: usize = 1_024;

@@ -58,8 +58,8 @@ pub use device::{DeviceLimits, SESSION_WORDS, Tensors};
 pub use drain::DrainProgress;
 pub use drain::take::TakeReply;
 pub use effect::{
-    BlockAt, Counted, DeviceCopyEnd, DeviceOrder, DeviceWork, Effect, FetchOrder, FollowOrder, PagesCopy,
-    Promoted, Started, TakeOrder, Way,
+    BlockAt, CopyDirection, Counted, DeviceCopyEnd, DeviceOrder, DeviceWork, Effect, FetchOrder, FollowOrder,
+    PagesCopy, Promoted, Started, TakeOrder,
 };
 pub use event::{
     Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceCopyNumber, DeviceEvent,
@@ -100,17 +100,17 @@ pub struct Core {
     drain: Option<Drain>,
     takes: Takes,
     lookups: Lookups,
-    /// What engines call the requests that are under way, or about to come.
+    /// The engines' names of requests that are under way, or about to come.
     origins: HashMap<RequestId, Origin>,
     /// Actors of other nodes that may keep chunks of this one.
     takers: Vec<Holder>,
     effects: VecDeque<Effect>,
-    /// Since the node started, as the last event says.
+    /// The time since the node's start, as of the last event.
     now: Duration,
 }
 
 impl Core {
-    /// A core that has nothing, may get chunks from these places, has a device of these limits, and works for tenants of these names.
+    /// An empty core, with the places from which it may get chunks, the limits of its device, and the names of its tenants.
     #[must_use]
     pub fn new(limits: StoreLimits, sources: Sources, device: DeviceLimits, tenants: Arc<[String]>) -> Self {
         let mut store = Store::new(limits);
@@ -135,7 +135,7 @@ impl Core {
         }
     }
 
-    /// Uses no extent before [`Event::ExtentRenewed`] says that its memory is there. For a core that has nothing yet.
+    /// Uses no extent before [`Event::ExtentRenewed`] says that its memory is there. Only for an empty core.
     pub fn wait_for_memory(&mut self) {
         self.store.wait_for_memory();
     }
@@ -275,12 +275,12 @@ impl Core {
         self.origins.insert(request, origin);
     }
 
-    /// Some homes do not answer a question: of the chunks at these places in it, the answer that follows says nothing.
+    /// Notes that some homes do not answer a question: the answer that follows says nothing of the chunks at these places.
     pub fn homes_are_silent(&mut self, question: QuestionId, places: &[u32]) {
         self.homes_did_not_answer(question, places);
     }
 
-    /// The last lookups that somebody wants to see, the last first.
+    /// The last lookups that pass the filter, the newest first.
     #[must_use]
     pub fn last_lookups(&self, filter: &LookupFilter) -> Vec<LookupRecord> {
         self.lookups.last(filter)
@@ -292,7 +292,7 @@ impl Core {
         self.lookups.bytes()
     }
 
-    /// Says whether the object store may be read from.
+    /// Sets whether the object store may be read.
     pub fn object_is_open(&mut self, is_open: bool) {
         self.bring.object_is_open = is_open;
     }
@@ -310,8 +310,8 @@ impl Core {
         self.know_again();
     }
 
-    /// Nobody on this node's side touches an earlier life's bytes in an extent. The extent is in use again if no engine
-    /// touches them either; otherwise it gets new memory, and the engines keep the old.
+    /// Notes that this node no longer touches an earlier life's bytes in an extent. The extent is in use again if no engine
+    /// touches them either; otherwise it gets new memory, and the engines keep the old memory.
     fn extent_left(&mut self, extent: u32, may_renew: bool) {
         if self.store.is_left_by_all(extent) {
             self.store.extent_returned(extent);

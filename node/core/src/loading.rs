@@ -10,9 +10,9 @@ use std::time::Duration;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Meter {
     bytes_per_second: Option<f64>,
-    /// Ordered and not delivered.
+    /// Bytes that were ordered and not delivered.
     outstanding_bytes: u64,
-    /// Delivered since `since`, in a time too short to measure.
+    /// Bytes that were delivered since `since`, in a time too short to measure.
     unmeasured_bytes: u64,
     since: Duration,
 }
@@ -36,7 +36,7 @@ pub struct Prefill {
 }
 
 impl Meter {
-    /// Bytes were ordered.
+    /// Notes that bytes were ordered.
     pub fn ordered(&mut self, bytes: u64, now: Duration) {
         if self.outstanding_bytes == 0 {
             (self.since, self.unmeasured_bytes) = (now, 0);
@@ -44,12 +44,12 @@ impl Meter {
         self.outstanding_bytes += bytes;
     }
 
-    /// Bytes that were ordered have come.
+    /// Notes that ordered bytes have come.
     pub fn delivered(&mut self, bytes: u64, now: Duration) {
         self.outstanding_bytes = self.outstanding_bytes.saturating_sub(bytes);
         self.unmeasured_bytes += bytes;
         let took = now.saturating_sub(self.since);
-        // Of a source that was never measured any sample says more than none.
+        // For a source that was never measured, any sample is better than none.
         let is_first = self.bytes_per_second.is_none() && self.outstanding_bytes == 0;
         if took < SHORTEST_SAMPLE && !is_first {
             return;
@@ -63,7 +63,7 @@ impl Meter {
         (self.since, self.unmeasured_bytes) = (now, 0);
     }
 
-    /// Bytes that were ordered will not come.
+    /// Notes that ordered bytes will not come.
     pub fn gave_up(&mut self, bytes: u64) {
         self.outstanding_bytes = self.outstanding_bytes.saturating_sub(bytes);
     }
@@ -83,7 +83,7 @@ impl Meter {
     }
 }
 
-/// How many of the pieces are worth loading: at least those in place at the front.
+/// The number of chunks that are worth loading: at least those in place at the front.
 #[must_use]
 pub fn worth_loading(pieces: &[ChunkSource], meters: &[&Meter], prefill: Prefill) -> usize {
     let Prefill { tokens_per_second, chunk_tokens } = prefill;

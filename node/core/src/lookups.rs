@@ -1,6 +1,6 @@
-//! The last lookups of an actor, and what became of each of their chunks: for whoever asks why a prompt missed.
+//! The last lookups of an actor with the outcome of each chunk, to explain why a prompt missed.
 //!
-//! Lookups and prefetches are kept, and leases that wait for chunks or come short. The log is bounded by its lookups and by
+//! The log keeps lookups, prefetches, and leases that wait for chunks or come short. The log is bounded by its lookups and by
 //! their chunks; the oldest go first.
 
 use std::collections::VecDeque;
@@ -29,11 +29,11 @@ pub struct Origin {
 /// What an engine asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LookupKind {
-    /// How much is here.
+    /// Asked how much is here.
     Lookup,
-    /// To bring what is elsewhere.
+    /// Asked to bring chunks from elsewhere.
     Prefetch,
-    /// To read.
+    /// Asked to read.
     Lease,
 }
 
@@ -42,11 +42,11 @@ pub enum LookupKind {
 pub struct LookupRecord {
     /// Its number, which no other lookup of the actor has.
     pub number: u64,
-    /// When.
+    /// The time of the lookup.
     pub at: Millis,
     /// What was asked for.
     pub kind: LookupKind,
-    /// The engine's name of it.
+    /// The engine's name of the request.
     pub origin: Origin,
     /// The tenant whose prompt it is.
     pub tenant: TenantId,
@@ -60,26 +60,26 @@ pub struct LookupRecord {
     pub first_index: u32,
     /// Its chunks.
     pub hashes: Arc<[ChunkHash]>,
-    /// What became of them, in order.
+    /// The outcomes of its chunks, in order.
     pub outcomes: Vec<OutcomeRun>,
-    /// Why it was refused.
+    /// The reason of its refusal.
     pub refused: Option<String>,
-    /// Evictions before it ([`Store::evictions_so_far`](crate::store::Store::evictions_so_far)).
+    /// The number of evictions before it ([`Store::evictions_so_far`](crate::store::Store::evictions_so_far)).
     pub evictions_before: u64,
 }
 
-/// Which lookups somebody wants to see.
+/// The lookups to show.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LookupFilter {
-    /// Those of this name.
+    /// Only lookups of this name.
     pub request: Option<String>,
-    /// Those of this trace.
+    /// Only lookups of this trace.
     pub trace_id: Option<[u8; 16]>,
-    /// Those of this tenant.
+    /// Only lookups of this tenant.
     pub tenant: Option<TenantId>,
-    /// Those with a chunk that was missed.
+    /// Only lookups with a miss.
     pub misses_only: bool,
-    /// The last so many of them.
+    /// The most lookups to show.
     pub most: usize,
 }
 
@@ -134,7 +134,7 @@ impl LookupFilter {
 }
 
 impl Lookups {
-    /// Keeps a lookup; its number.
+    /// Keeps a lookup, and returns its number.
     pub(crate) fn note(&mut self, record: LookupRecord) -> u64 {
         self.last_number += 1;
         self.chunks += record.hashes.len();
@@ -146,7 +146,7 @@ impl Lookups {
         self.last_number
     }
 
-    /// A chunk did not come from where it was.
+    /// Notes that a chunk did not come from its place.
     pub(crate) fn did_not_come(&mut self, hash: ChunkHash, why: NotDelivered) {
         if self.undelivered.len() == MOST_UNDELIVERED {
             self.undelivered.pop_front();
@@ -154,7 +154,7 @@ impl Lookups {
         self.undelivered.push_back((self.last_number, hash, why));
     }
 
-    /// A lookup's chunks have come, up to a place; those behind it have not, or are of no use.
+    /// Notes that a lookup's first chunks have come; the chunks behind them have not, or are of no use.
     pub(crate) fn delivered(&mut self, number: u64, chunks: u32, is_late: bool) {
         let undelivered = std::mem::take(&mut self.undelivered);
         if let Some(record) = self.find(number) {
@@ -177,7 +177,7 @@ impl Lookups {
         self.undelivered = undelivered;
     }
 
-    /// Of a lookup's chunks only the first so many are brought: the others are computed sooner.
+    /// Notes that only the first chunks of a lookup are brought: the others are computed sooner.
     pub(crate) fn computes_from(&mut self, number: u64, chunks: u32) {
         if let Some(record) = self.find(number) {
             record.change(|position, outcome| match outcome {
@@ -187,7 +187,7 @@ impl Lookups {
         }
     }
 
-    /// A lookup was refused: none of its chunks can be used.
+    /// Notes that a lookup was refused: none of its chunks can be used.
     pub(crate) fn refused(&mut self, number: u64, refused: &Refused) {
         if let Some(record) = self.find(number) {
             record.refused = Some(refused.to_string());
@@ -243,13 +243,13 @@ fn is_brought(tier: Tier) -> bool {
     !matches!(tier, Tier::Device | Tier::Host)
 }
 
-/// Lookups that are kept.
+/// The most lookups that are kept.
 const MOST_LOOKUPS: usize = 1_024;
 
-/// Their chunks, of 32 bytes each: 2 MiB.
+/// The most chunks of these lookups, of 32 bytes each: 2 MiB.
 const MOST_CHUNKS: usize = 65_536;
 
-/// Chunks that did not come whose reasons are kept.
+/// The most missing chunks whose reasons are kept.
 const MOST_UNDELIVERED: usize = 2_048;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! What became of each chunk of a lookup.
+//! The outcome of each chunk of a lookup.
 
 use larder_protocol::session::Tier;
 
-/// What became of a chunk in a lookup.
+/// The outcome of a chunk in a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChunkOutcome {
-    /// It was found, and can be used.
+    /// The chunk was found, and can be used.
     Found(Tier),
     /// It was there, and of no use: a chunk before it is missing.
     BehindGap(Tier),
@@ -15,11 +15,11 @@ pub enum ChunkOutcome {
     NotAsked,
     /// It was being written.
     BeingWritten,
-    /// Nobody had it. The memory of evictions says whether it was here before.
+    /// Nobody had it. The record of evictions says whether it was here before.
     Absent,
     /// The home of its directory rows did not answer: others may have it.
     HomeSilent,
-    /// A place was known, and it did not come from there.
+    /// A place of the chunk was known, and the chunk did not come from there.
     NotDelivered(NotDelivered),
     /// The request was refused.
     Refused,
@@ -49,7 +49,7 @@ pub enum NotDelivered {
 pub struct OutcomeRun {
     /// Position after the last; the run begins where the one before it ends.
     pub to: u32,
-    /// What became of them.
+    /// Their outcome.
     pub outcome: ChunkOutcome,
 }
 

@@ -11,7 +11,7 @@ use crate::what_if::{PastLookup, keep_chained};
 pub struct HotRun {
     /// The namespace.
     pub namespace: Fingerprint,
-    /// The place in the list of the run before this one; `None` where a prompt begins.
+    /// The place in the list of the run before this one; `None` at the beginning of a prompt.
     pub parent: Option<usize>,
     /// The first eight bytes of the first chunk's hash, as [`ChunkHash::short`](larder_protocol::ChunkHash::short) has them.
     pub first: u64,
@@ -23,7 +23,7 @@ pub struct HotRun {
     pub tokens: u64,
     /// Lookups that had it.
     pub lookups: u64,
-    /// Those that found all of it.
+    /// The lookups among them that found the whole run.
     pub hits: u64,
 }
 
@@ -34,7 +34,7 @@ struct Chunk {
     hits: u64,
 }
 
-/// The runs that at least two lookups had, those first with most tokens asked for, each after its parent; at most `most`.
+/// The runs that at least two lookups had, each after its parent, the runs with the most requested tokens first; at most `most`.
 #[must_use]
 pub fn hottest(mut lookups: Vec<PastLookup>, most: usize) -> Vec<HotRun> {
     keep_chained(&mut lookups);
@@ -75,7 +75,7 @@ pub fn hottest(mut lookups: Vec<PastLookup>, most: usize) -> Vec<HotRun> {
     runs
 }
 
-/// A run to show: that with most tokens asked for is shown next.
+/// A run to show: the run with the most requested tokens is next.
 #[derive(Debug, PartialEq, Eq)]
 struct Next {
     run: HotRun,

@@ -28,7 +28,7 @@ pub struct Turns<K> {
     last_number: u64,
 }
 
-/// A place in the line: when it would be its turn if nothing were scarce, then the order of arrival.
+/// A place in the line: the time of its turn if nothing were scarce, then the order of arrival.
 type Turn = (Duration, u64);
 
 #[derive(Debug, Clone, Copy)]
@@ -44,7 +44,7 @@ impl<K> Default for Turns<K> {
 }
 
 impl<K: Copy + Eq + Hash> Turns<K> {
-    /// Lines up a key from `now` on. One that waits already keeps its place.
+    /// Lines up a key from `now` on. A key that waits already keeps its place.
     pub fn wait(&mut self, key: K, class: Class, now: Duration) {
         if self.waiting.contains_key(&key) {
             return;
@@ -69,7 +69,7 @@ impl<K: Copy + Eq + Hash> Turns<K> {
         self.line.first_key_value().map(|(_, &key)| key)
     }
 
-    /// Takes a key out of the line; whether it was there.
+    /// Takes a key out of the line; returns whether it was there.
     pub fn leave(&mut self, key: K) -> bool {
         let Some(waiting) = self.waiting.remove(&key) else { return false };
         self.line.remove(&waiting.turn);
@@ -81,7 +81,7 @@ fn due(class: Class, since: Duration) -> Duration {
     since + (MOST_HEAD_START - head_start(class))
 }
 
-/// By how much a class passes others that came before it.
+/// The time by which a class passes requests that came before it.
 const fn head_start(class: Class) -> Duration {
     match class {
         Class::Decode => MOST_HEAD_START,

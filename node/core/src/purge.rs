@@ -1,4 +1,4 @@
-//! Purges, and tenants that come or go: what the core has beside the store's chunks goes with them.
+//! Purges, and tenants that come or go: the core's records beside the store's chunks go with them.
 
 use larder_protocol::purge::{PurgeMode, PurgeScope};
 
@@ -37,13 +37,14 @@ impl Core {
         }
         let is_any_new = tenants.len() > self.tenants.len();
         self.store.tenants_are(&bytes, is_any_new);
-        // Nobody finds a tenant that left by its name.
+        // A tenant that left is not found by its name.
         let name = |(name, bytes): &(String, u64)| if *bytes > 0 { name.clone() } else { String::new() };
         self.tenants = tenants.iter().map(name).collect();
         self.forget_namespaces_of_the_left();
     }
 
-    /// The device tier has its blocks under their names alone, and may have some of an earlier life of a chunk.
+    /// Drops purged blocks from the device tier. The tier knows blocks by their names alone, so it may have blocks of an earlier
+    /// life of a chunk.
     fn forget_copies(&mut self, keys: &PurgedKeys) {
         self.device.purge(|key| keys.has(&ChunkKey { fingerprint: key.fingerprint, hash: key.hash }));
         self.bring.known.forget(|key| keys.has(key));

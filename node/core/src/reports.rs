@@ -1,4 +1,4 @@
-//! Bounds how much a node verifies because others report damaged chunks: an amount a second for each reporter, and a burst.
+//! Bounds the verification of chunks that others report as damaged: bytes a second for each reporter, and a burst.
 //!
 //! A reporter that is right pays nothing.
 
@@ -70,7 +70,7 @@ impl Reports {
         }
     }
 
-    /// It was verified; whether it was damaged.
+    /// Ends a verification; `was_damaged` is its result.
     pub fn end(&mut self, by: &Reporter, bytes: u64, was_damaged: bool) {
         self.under_way -= 1;
         if let Some(budget) = self.left.get_mut(by).filter(|_| was_damaged) {
@@ -78,7 +78,7 @@ impl Reports {
         }
     }
 
-    /// A session has ended.
+    /// Forgets a session that has ended.
     pub fn forget(&mut self, session: SessionId) {
         self.left.remove(&Reporter::Session(session));
     }
@@ -92,7 +92,7 @@ impl Reports {
     fn budget(&mut self, by: &Reporter, now: Millis) -> Option<&mut Budget> {
         if !self.left.contains_key(by) {
             if self.left.len() >= MOST_REPORTERS {
-                // Who has all of it left is as one that never reported.
+                // A reporter with its whole budget is like one that never reported.
                 self.left.retain(|_, budget| budget.refilled(now).bytes < BURST_BYTES);
             }
             if self.left.len() >= MOST_REPORTERS {
@@ -113,7 +113,7 @@ impl Budget {
     }
 }
 
-/// Finding and claiming a chunk costs something too, however small it is.
+/// The cost of a verification: finding and claiming a chunk costs something too, however small the chunk is.
 fn cost(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX).max(LEAST_COST_BYTES)
 }

@@ -1,7 +1,7 @@
 //! The store: one actor's chunks and all decisions about them.
 //!
-//! Pure: it takes `now`, moves no byte and asks no clock. It returns what it wants copied, read, written or fetched, and is
-//! told how each ended. Callers use it in this order:
+//! Pure: it takes `now`, moves no byte and asks no clock. It returns orders to copy, read, write and fetch, and is told how each
+//! order ended. Callers use it in this order:
 //!
 //! 1. **Sessions.** [`Store::open_session`] and [`Store::register`]; [`Store::close_session`] when the engine's socket
 //!    closes, [`Store::process_gone`] when its process is gone, which is later: until then, memory that the engine was shown
@@ -135,7 +135,7 @@ pub struct Store {
     remembered: remembered::EvictionMemory,
     /// The places that an earlier store gave out, if this store replaced one.
     seclusion: lives::Seclusion,
-    /// Chunks that did not have the names under which their bytes were to leave.
+    /// The number of chunks that did not have the names under which their bytes were to leave.
     misnamed: u64,
     /// Chunks refused because their names contradict those of cached chunks.
     refused_names: u64,
@@ -194,7 +194,7 @@ impl Store {
         self.sessions.open(tenant, process, window_bytes)
     }
 
-    /// Makes a namespace known to a session, with the slices it holds and its own block size of each pool.
+    /// Registers a namespace for a session, with the session's slices and its own block size of each pool.
     ///
     /// # Errors
     /// [`Refused`] if the namespace is impossible, disagrees with the block sizes, or does not fit this node.
@@ -267,7 +267,7 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Notes that a process is gone: the memory that it might have touched is free again.
+    /// Notes that a process is gone: memory that it might have touched is free again.
     pub fn process_gone(&mut self, process: ProcessId) {
         self.process_left_seclusion(process);
         let Some(held) = self.sessions.process_gone(process) else { return };
@@ -293,7 +293,7 @@ impl Store {
         self.shrink_tenants();
     }
 
-    /// Takes the time, by which uses are dated.
+    /// Sets the time by which uses are dated.
     pub fn is_now(&mut self, now: Millis) {
         self.now = self.now.max(now);
         self.policy.is_now(self.age_ms());
@@ -349,7 +349,7 @@ impl Store {
         self.slab.take_renewals()
     }
 
-    /// The extent has new memory.
+    /// Notes that the extent has new memory.
     pub fn extent_renewed(&mut self, extent: u32) {
         self.sessions.forget_extent(extent);
         if !self.secluded_is_renewed(extent) {
@@ -396,7 +396,7 @@ impl Store {
         self.serves(tenant).then_some(()).ok_or(unknown)
     }
 
-    /// Namespaces that each tenant may have in use at a time.
+    /// The most namespaces that each tenant may have in use at a time.
     fn most_namespaces(&self) -> usize {
         let served = self.limits.tenant_bytes.iter().filter(|&&bytes| bytes > 0);
         MAX_NAMESPACES / served.count().max(1)
@@ -406,7 +406,7 @@ impl Store {
         self.namespaces.get(self.index.get(id).namespace).tenant
     }
 
-    /// This moment on the clock of ages, which runs at the speed of the limits: on it stand uses, and what they are worth.
+    /// This moment on the clock of ages, which runs at the speed of the limits and dates the uses of chunks.
     pub(crate) fn age_ms(&self) -> u64 {
         self.now.0.saturating_mul(self.limits.age_speed.get().into())
     }
@@ -416,7 +416,7 @@ impl Store {
         (self.age_ms() / USE_MS) as u32
     }
 
-    /// The time of a use that the index dated so; wrong for one of 497 days ago.
+    /// The time of a use with this date in the index; wrong for a use of 497 days ago.
     fn used_ms(&self, used: u32) -> u64 {
         let ago = self.used_now().wrapping_sub(used);
         (self.age_ms() / USE_MS).saturating_sub(u64::from(ago)) * USE_MS

@@ -28,7 +28,7 @@ use reads::ReadLine;
 pub(crate) struct Reads {
     pub(crate) line: ReadLine,
     pub(crate) meter: Meter,
-    /// The tier was busy: the next write waits until something ends, or for the next tick.
+    /// Whether the tier was busy: the next read waits until a read ends, or for the next tick.
     is_busy: bool,
 }
 
@@ -66,7 +66,7 @@ impl Core {
         self.read_queued(tier);
     }
 
-    /// Orders reads that wait, as far as the tier is to have them at a time.
+    /// Orders waiting reads, up to the limit of reads in flight.
     pub(crate) fn read_queued(&mut self, tier: Below) {
         let now = self.now;
         while let Some(reads) = self.bring.reads_of(tier)
@@ -86,7 +86,7 @@ impl Core {
         }
     }
 
-    /// A tier that had too much to do is asked again.
+    /// Asks tiers again that had too much to do.
     pub(crate) fn read_again(&mut self) {
         for tier in [Below::Disk, Below::Object] {
             if let Some(reads) = self.bring.reads_of(tier).filter(|reads| reads.is_busy) {
@@ -96,7 +96,7 @@ impl Core {
         }
     }
 
-    /// A tier answered.
+    /// Takes a tier's answer.
     pub(crate) fn read_ended(&mut self, read: ReadId, answer: ReadAnswer) {
         let Some(Read { tier, chunk, key, bytes }) = self.bring.reads.remove(&read) else { return };
         let (now, is_here) = (self.now, matches!(answer, ReadAnswer::Here { .. }));
@@ -110,7 +110,7 @@ impl Core {
         }
         match (answer, tier) {
             (ReadAnswer::Here { checksums, .. }, Below::Disk) => {
-                // What was asked for is what the record has.
+                // The requested pools are those of the record.
                 self.came_from(tier, chunk, PoolSet::ANY, checksums);
             }
             (ReadAnswer::Here { checksums, pools }, Below::Object) => {
@@ -150,7 +150,7 @@ impl Core {
         if self.bring.fetches.remove(&id).is_none() {
             return;
         }
-        // What only a peer asked for stays no longer than it is sent.
+        // A chunk that only a peer asked for stays until it is sent.
         let kept = self.store.is_leased_soon(id).then_some(ChangeKind::Gained);
         let is_stored = tier == Below::Object;
         let came =
@@ -158,7 +158,7 @@ impl Core {
         self.end_fetch(id, Some(came), kept);
     }
 
-    /// A chunk cannot be read from disk: other nodes or the object store may have it.
+    /// Looks elsewhere for a chunk that cannot be read from disk: other nodes or the object store may have it.
     pub(crate) fn missed_on_disk(&mut self, id: FetchId) {
         let may_come = self.store.is_leased_soon(id) && self.store.takes_all_pools(id);
         let is_asked_again = self.bring.fetches.get(&id).is_none_or(|fetch| fetch.is_asked_again);

@@ -1,4 +1,4 @@
-//! What more memory, disk or another policy would bring: the last lookups of a node, played again through the store.
+//! Tries more memory, more disk or another policy: plays the last lookups of a node again through the store.
 //!
 //! The first half of the lookups only fills the cache; the second half is counted. A chunk on disk counts as one in memory, and no
 //! other node is asked.
@@ -18,7 +18,7 @@ use crate::time::Millis;
 /// A lookup of a whole prompt, without its tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PastLookup {
-    /// When.
+    /// The time of the lookup.
     pub at: Millis,
     /// The namespace.
     pub namespace: Fingerprint,
@@ -26,7 +26,7 @@ pub struct PastLookup {
     pub chunk_tokens: u32,
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
-    /// Those that were found.
+    /// Tokens that were found.
     pub tokens_hit: u64,
     /// A name for each full chunk, which chunks of other namespaces do not have.
     pub chunks: Arc<[u64]>,
@@ -48,7 +48,7 @@ pub struct Variant {
     pub times: Option<f64>,
 }
 
-/// What a cache would have hit.
+/// The hits of a cache that was tried.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tried {
     /// The cache.
@@ -59,7 +59,7 @@ pub struct Tried {
     pub tokens_hit: u64,
 }
 
-/// The lookups that were played, and what became of them in whatever was tried: caches of one node, or clusters.
+/// The lookups that were played, and their results in each cache or cluster that was tried.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Played<T> {
     /// Lookups that only filled the caches.
@@ -76,9 +76,9 @@ pub struct Played<T> {
     pub distinct_chunks: u64,
     /// Tokens of the counted lookups.
     pub tokens_asked: u64,
-    /// Tokens of them that were found in truth, at other nodes, too.
+    /// Tokens of the counted lookups that were really found, at other nodes too.
     pub tokens_found: u64,
-    /// What was tried, the present one among it, in the order of its `variants`.
+    /// The results, the present cache or cluster included, in the order of `variants`.
     pub tried: Vec<T>,
 }
 
@@ -95,7 +95,7 @@ impl Past {
         }
     }
 
-    /// Bytes of their chunks.
+    /// Bytes of the lookups' chunks.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         (self.chunks * size_of::<u64>()) as u64
@@ -188,7 +188,8 @@ fn main_chunk_tokens<'a>(lookups: impl Iterator<Item = &'a PastLookup>) -> Optio
     chunks.into_iter().max_by_key(|&(tokens, chunks)| (chunks, tokens)).map(|(tokens, _)| tokens)
 }
 
-/// Keeps the lookups whose chunks always stand behind the same chunk, as a store demands; the different chunks among them.
+/// Keeps the lookups whose chunks always stand behind the same chunk, as a store demands; returns the number of their different
+/// chunks.
 pub(crate) fn keep_chained(lookups: &mut Vec<PastLookup>) -> u64 {
     let mut parents = HashMap::<u64, Option<u64>>::new();
     lookups.retain(|lookup| {
@@ -208,10 +209,10 @@ pub(crate) fn keep_chained(lookups: &mut Vec<PastLookup>) -> u64 {
 /// Sizes to try, as multiples of the present one.
 const SIZES: [f64; 6] = [0.5, 1.0, 1.5, 2.0, 4.0, 8.0];
 
-/// Lookups that an actor keeps.
+/// The most lookups that an actor keeps.
 const MOST_LOOKUPS: usize = 16_384;
 
-/// Their chunks, of 8 bytes each: 2 MiB.
+/// The most chunks of these lookups, of 8 bytes each: 2 MiB.
 const MOST_CHUNKS: usize = 262_144;
 
 /// Chunks of the last lookups of all actors that are played.

@@ -57,7 +57,7 @@ impl GpuActor {
         self.tell(Event::Copied { copy, answer });
     }
 
-    /// Orders new memory for extents. What the copy pool has no room for waits for the next time.
+    /// Orders new memory for extents. Extents for which the copy pool has no room wait for the next time.
     pub(super) fn renew_extents(&mut self, ctx: &mut Context<Self>) {
         for renewal in std::mem::take(&mut self.renewals) {
             let extent = renewal.extent;
@@ -110,6 +110,6 @@ impl StreamHandler<Arrival> for GpuActor {
         });
     }
 
-    /// All memory has come: the actor goes on.
+    /// Does nothing when all memory has come: the actor goes on.
     fn finished(&mut self, _: &mut Self::Context) {}
 }

@@ -11,10 +11,11 @@ use actix::prelude::*;
 use larder_core::store::ids::SessionId;
 use larder_core::store::{Place as HostPlace, Refused};
 use larder_core::{
-    BlockAt, DeviceEvent, DeviceFailure, DeviceOrder, DeviceWork, Event, PagesCopy, Promoted, Tensors, Way,
+    BlockAt, CopyDirection, DeviceEvent, DeviceFailure, DeviceOrder, DeviceWork, Event, PagesCopy, Promoted,
+    Tensors,
 };
 use larder_device::layout::{Dim, LayoutSpec, Plane};
-use larder_device::thread::{Busy, Report};
+use larder_device::thread::{Busy, DeviceReport};
 use larder_device::{
     BlockMove, CopyError, Device, DeviceError, Direction, EngineMemory, Order, OrderNumber, PageCopy,
     PagedLayout, RegionOffset, TensorsId, Work,
@@ -37,7 +38,7 @@ struct Memory {
 }
 
 impl GpuActor {
-    /// Makes an engine's tensors known to the device. An error is the answer where it is refused at once.
+    /// Registers an engine's tensors with the device. An error is the answer to a request that is refused at once.
     #[expect(clippy::result_large_err, reason = "it is an answer, made once for each of an engine's tensors")]
     pub(super) fn register_tensors(
         &mut self,
@@ -128,8 +129,8 @@ impl GpuActor {
             };
             let pages = (copy.first_page..).zip(&copy.pages).map(page).collect();
             let direction = match copy.way {
-                Way::Load => Direction::Load,
-                Way::Save => Direction::Save,
+                CopyDirection::Load => Direction::Load,
+                CopyDirection::Save => Direction::Save,
             };
             let (tensors, layers, by_layer) = (TensorsId(copy.tensors), copy.layers, copy.by_layer);
             Ok(Order { direction, work: Work::Pages { tensors, pages, layers, by_layer }, after, then })
@@ -155,9 +156,9 @@ impl GpuActor {
     }
 }
 
-impl StreamHandler<Report> for GpuActor {
+impl StreamHandler<DeviceReport> for GpuActor {
     /// Takes a report of the device's thread.
-    fn handle(&mut self, report: Report, ctx: &mut Self::Context) {
+    fn handle(&mut self, report: DeviceReport, ctx: &mut Self::Context) {
         self.guard(ctx, |actor, ctx| {
             let event = actor.device_reports(report);
             actor.decide(Event::Device(event), ctx);
@@ -169,12 +170,12 @@ impl StreamHandler<Report> for GpuActor {
 }
 
 impl GpuActor {
-    fn device_reports(&mut self, report: Report) -> DeviceEvent {
+    fn device_reports(&mut self, report: DeviceReport) -> DeviceEvent {
         let of = |OrderNumber(number): OrderNumber| larder_core::DeviceCopyNumber(number);
         match report {
-            Report::Layers { number, done } => DeviceEvent::Layers { number: of(number), done },
-            // Its place is free for another order.
-            Report::Done { number, result, place: _ } => {
+            DeviceReport::Layers { number, done } => DeviceEvent::Layers { number: of(number), done },
+            // The place is free for another order.
+            DeviceReport::Done { number, result, place: _ } => {
                 let failure = |error| match error {
                     CopyError::Refused => DeviceFailure::Refused,
                     CopyError::Lost => DeviceFailure::Lost,
@@ -182,13 +183,13 @@ impl GpuActor {
                 };
                 DeviceEvent::Ended { number: of(number), result: result.map_err(failure) }
             }
-            Report::Lost(error) => {
+            DeviceReport::Lost(error) => {
                 if matches!(error, DeviceError::Absent(_)) {
                     self.device_lane.gone();
                 }
                 DeviceEvent::Lost
             }
-            Report::Gone => {
+            DeviceReport::Gone => {
                 self.device_lane.gone();
                 DeviceEvent::Gone
             }

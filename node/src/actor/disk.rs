@@ -1,4 +1,4 @@
-//! The actor's disk at the start and afterwards: the actor learns which chunks are there, and which left.
+//! The actor's disk at the start and afterwards: the actor learns which chunks are on it, and which have left.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,7 +82,7 @@ impl GpuActor {
         }
     }
 
-    /// Tenants are served that were not when the node started: the disk may have chunks of them.
+    /// Learns the disk's chunks of tenants that were not served when the node started.
     pub(super) fn know_strangers(&mut self, ctx: &mut Context<Self>) {
         let Some(disk) = &mut self.disk else { return };
         let is_served = |known: &KnownNamespace| self.tenants.contains(&known.tenant);
@@ -118,7 +118,7 @@ impl GpuActor {
     }
 
     pub(super) fn remove_from_disk(&self, key: ChunkKey) {
-        // Refused: it stays there unused, and is told again after a restart, when it is as right as before.
+        // Refused: the chunk stays on disk unused, and is found again after a restart.
         let _ = self.disk.as_ref().map(|disk| disk.tier.remove(key));
     }
 
@@ -195,5 +195,5 @@ impl StreamHandler<Gone> for GpuActor {
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 
-/// When the disk is asked again that has too much to do.
+/// The pause before a busy disk is asked again.
 pub(super) const RETRY: Duration = Duration::from_millis(20);

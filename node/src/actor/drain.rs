@@ -1,4 +1,4 @@
-//! The actor's part in drains: it asks others to keep its chunks, and keeps those of others.
+//! The actor's part in drains: it asks others to keep its chunks, and keeps chunks of others.
 
 use actix::prelude::*;
 use larder_core::{Effect, Event, TakeNumber, TakeOrder, TakeReply};
@@ -49,7 +49,7 @@ impl GpuActor {
 
     /// Answers a node that drains.
     fn answer_take(&mut self, take: TakeNumber, taken: Taken) {
-        // Whoever asked went away where there is nobody to tell.
+        // If nobody is there to tell, the asker went away.
         let _ = self.pending.takes.remove(&take).map(|answer| answer.send(taken));
     }
 

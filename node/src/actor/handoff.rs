@@ -106,7 +106,7 @@ impl GpuActor {
     }
 }
 
-/// What another node sends of chunks that are written there.
+/// The news that another node sends of chunks that are written there.
 impl StreamHandler<Event> for GpuActor {
     fn handle(&mut self, came: Event, ctx: &mut Self::Context) {
         self.guard(ctx, |actor, ctx| {
@@ -117,7 +117,7 @@ impl StreamHandler<Event> for GpuActor {
         });
     }
 
-    /// A follow has ended; the actor goes on.
+    /// Does nothing when a follow ends: the actor goes on.
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 

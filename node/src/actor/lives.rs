@@ -30,12 +30,12 @@ pub(super) struct Lives {
     number: u64,
     /// Tells the sessions.
     told: watch::Sender<u64>,
-    /// When it began.
+    /// The time at which it began.
     since: Duration,
 }
 
 pin_project! {
-    /// Something that the actor waits for, as long as the life lasts in which it began.
+    /// Something that the actor waits for, as long as the present life lasts.
     struct InLife<F> {
         life: u64,
         #[pin]
@@ -50,7 +50,7 @@ impl Lives {
 }
 
 impl GpuActor {
-    /// Does something. Where that panics, a new life begins, and there is no result.
+    /// Does something. If that panics, a new life begins, and there is no result.
     pub(super) fn guard<T>(
         &mut self,
         ctx: &mut Context<Self>,
@@ -74,7 +74,7 @@ impl GpuActor {
         ctx.spawn(InLife { life: self.lives.number, future });
     }
 
-    /// Does something after a while, if this life lasts so long.
+    /// Does something after a while, if this life lasts until then.
     pub(super) fn later(
         &self,
         ctx: &mut Context<Self>,
@@ -108,7 +108,7 @@ impl GpuActor {
         self.core.begin_anew();
         self.pending.begin_anew();
         self.device_lane.want_sweep();
-        // What waits for an answer hears that nobody is there any more.
+        // Tasks that wait for an answer hear that nobody is there any more.
         self.followers = PeerFollowers::default();
         self.feed.restart();
         if let Some(siblings) = &self.siblings {
@@ -120,7 +120,7 @@ impl GpuActor {
         self.settle(ctx);
     }
 
-    /// Gives extents back to the store that nobody can touch any more, and has those renewed that only engines keep.
+    /// Gives back to the store the extents that nobody can touch any more, and renews the extents that only engines keep.
     pub(super) fn return_extents(&mut self, ctx: &mut Context<Self>) {
         let may_renew = self.clock.elapsed() >= self.lives.since + UNMAP_TIME;
         for extent in self.core.store().secluded() {

@@ -36,7 +36,7 @@ pub struct Open {
     pub process: ProcessId,
     /// Its write window, if it has one.
     pub window: Option<Arc<Window>>,
-    /// Who asks for it.
+    /// The engine that asks for it.
     pub client: Client,
 }
 
@@ -45,7 +45,7 @@ pub struct Open {
 pub struct Client {
     /// The name that it gave itself.
     pub name: String,
-    /// Its process, where the system tells.
+    /// Its process, if the system tells.
     pub pid: Option<u32>,
 }
 
@@ -63,7 +63,7 @@ pub struct Ask {
     pub reply_to: ReplyTo,
     /// The trace of the request.
     pub trace: Trace,
-    /// What the engine calls it.
+    /// The engine's name of the request.
     pub origin: Origin,
 }
 
@@ -73,7 +73,7 @@ pub struct Ask {
 pub struct ReplyTo {
     /// Number of the request.
     pub number: u64,
-    /// All of the session's.
+    /// The answers of the session.
     pub answers: mpsc::UnboundedSender<(u64, Answer)>,
 }
 
@@ -104,7 +104,7 @@ pub struct ProcessGone {
 
 /// Asks for the store's contents, and updates the gauges.
 #[derive(Message)]
-#[rtype(result = "Report")]
+#[rtype(result = "ActorReport")]
 pub struct AskReport;
 
 /// Asks an actor for the namespaces that it knows.
@@ -172,7 +172,7 @@ pub struct TakersAre(pub Vec<Holder>);
 #[rtype(result = "Option<DrainProgress>")]
 pub struct AskDrain;
 
-/// Asks an actor what its sessions and pins hold.
+/// Asks an actor for the holdings of its sessions and pins.
 #[derive(Debug, Message)]
 #[rtype(result = "Holdings")]
 pub struct AskHoldings;
@@ -182,7 +182,7 @@ pub struct AskHoldings;
 #[rtype(result = "PastSeen")]
 pub struct AskPast;
 
-/// What an actor was asked for lately.
+/// The recent lookups of an actor.
 #[derive(Debug, Clone, MessageResponse)]
 pub struct PastSeen {
     /// Its last whole lookups, the oldest first.
@@ -199,13 +199,13 @@ pub struct AskLookups(pub LookupFilter);
 /// An actor's last lookups.
 #[derive(Debug, Clone, MessageResponse)]
 pub struct LookupsSeen {
-    /// Each lookup, and the namespaces that resemble its own where a chunk of it was nowhere.
+    /// Each lookup, and the namespaces that resemble its own if one of its chunks was nowhere.
     pub records: Vec<(LookupRecord, Vec<OtherNamespace>)>,
     /// The last evictions.
     pub evictions: RememberedEvictions,
 }
 
-/// Asks an actor what it has of a prompt.
+/// Asks an actor which chunks of a prompt it has.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "ChainSeen")]
 pub struct AskChain {
@@ -215,14 +215,14 @@ pub struct AskChain {
     pub hashes: Vec<ChunkHash>,
 }
 
-/// What an actor has of a prompt.
+/// The chunks of a prompt that an actor has.
 #[derive(Debug, Clone, MessageResponse)]
 pub struct ChainSeen {
-    /// What there is of each chunk; `None` for a namespace that the actor does not know.
+    /// The outcome of each chunk; `None` for a namespace that the actor does not know.
     pub outcomes: Option<Vec<OutcomeRun>>,
-    /// The namespaces that resemble it, where a chunk is missing.
+    /// The namespaces that resemble this one, if a chunk is missing.
     pub others: Vec<OtherNamespace>,
-    /// What keeps those in memory there.
+    /// The keepers of the chunks in memory.
     pub stays: Vec<Stay>,
     /// For how long nobody had used the chunks that were evicted lately.
     pub evicted_after_ms: Option<u64>,
@@ -233,17 +233,17 @@ pub struct ChainSeen {
 /// An open session.
 #[derive(Debug, Clone)]
 pub struct SessionSeen {
-    /// What it holds.
+    /// Its holdings.
     pub facts: SessionFacts,
     /// The engine behind it.
     pub client: Client,
     /// The namespaces that it registered.
     pub namespaces: Vec<Fingerprint>,
-    /// Its last request, and how long ago it was.
+    /// Its last request, and the time since then.
     pub last: Option<(&'static str, Duration)>,
 }
 
-/// What sessions, pins and tenants hold in an actor.
+/// The holdings of sessions, pins and tenants in an actor.
 #[derive(Debug, Clone, MessageResponse)]
 pub struct Holdings {
     /// Every open session.
@@ -256,7 +256,7 @@ pub struct Holdings {
 
 /// The contents of an actor.
 #[derive(Debug, Clone, MessageResponse)]
-pub struct Report {
+pub struct ActorReport {
     /// In numbers.
     pub usage: Usage,
     /// The policy in force.
@@ -269,6 +269,6 @@ pub struct Report {
     pub tenants: Vec<TenantRates>,
     /// Bytes of its disk tier that chunks have taken, and all of them; `None` if it has none, or it is closed.
     pub disk_fill: Option<(u64, u64)>,
-    /// Why its disk tier is closed, where it is.
+    /// The reason why its disk tier is closed, if it is.
     pub disk_trouble: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The actor's work for other actors and nodes: it tells what it holds, sends blocks, gives up chunks that moved.
+//! The actor's work for other actors and nodes: it announces its chunks, sends blocks, gives up chunks that moved.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,15 +23,15 @@ use crate::exchange::{
     TakeIn, VerifyChunks,
 };
 
-/// How an actor reaches other nodes.
+/// The ways by which an actor reaches other nodes.
 pub struct Peers {
     /// The actor's number.
     pub device: u16,
-    /// Answers who holds chunks.
+    /// Answers questions for holders.
     pub holders: Recipient<AskHolders>,
     /// Hears of this actor's gained and lost chunks.
     pub changed: Recipient<Changed>,
-    /// How often the directory began again: each time it wants to hear all that is held.
+    /// The number of times that the directory began again: each time it must be told all held chunks.
     pub restarts: watch::Receiver<u64>,
     /// Hears of wrong rows.
     pub stale: Recipient<Stale>,
@@ -39,9 +39,9 @@ pub struct Peers {
     pub ask: Recipient<AskPeer>,
     /// Fetches.
     pub fetch: Fetcher,
-    /// What the nodes' next victims are worth.
+    /// The worth of the nodes' next victims.
     pub rooms: Rooms,
-    /// The news of that which the core has heard.
+    /// The number of these news that the core has heard.
     pub news: u64,
     /// Follows chunks at their writers' nodes.
     pub follow: FollowStarter,
@@ -51,10 +51,10 @@ pub struct Peers {
     pub deadline: Duration,
 }
 
-/// Hands an order to the exchange; it comes back where the exchange has too many.
+/// Hands an order to the exchange; the order comes back if the exchange has too many.
 pub type Fetcher = Box<dyn Fn(FetchOrder) -> Result<oneshot::Receiver<Vec<Arrival>>, FetchOrder> + Send>;
 
-/// Hands a follow to the exchange; whether it was taken, which it is not where the exchange has too many.
+/// Hands a follow to the exchange; returns whether it was taken: it is not if the exchange has too many.
 pub type FollowStarter = Box<dyn Fn(FollowOrder) -> bool + Send>;
 
 /// Leases of peers that have ended.
@@ -215,8 +215,8 @@ impl StreamHandler<u64> for GpuActor {
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 
-/// How long a node may take to say which of the chunks it wants that are evicted here: less than they wait for it.
+/// How long a node may take to answer an offer of evicted chunks: less than the chunks wait for it.
 const OFFER_DEADLINE: Duration = Duration::from_millis(500);
 
-/// How long a peer waits when too much is being sent.
+/// The pause for a peer when too much is being sent.
 const GRANT_RETRY_MS: u64 = 5;

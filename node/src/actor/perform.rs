@@ -37,7 +37,7 @@ pub(super) struct Pending {
     last_request: u64,
     /// The request that is being taken: most are answered before the next one comes.
     current: Option<(RequestId, Asked)>,
-    /// Requests that are answered later. As many as sessions have under way, which each session bounds.
+    /// Requests that are answered later. The sessions' limits of requests bound their number.
     requests: HashMap<RequestId, Asked>,
     /// Orders that other actors carry out.
     pub(super) orders: HashMap<OrderNumber, OrderHandles>,
@@ -45,13 +45,13 @@ pub(super) struct Pending {
     pub(super) recalls: HashMap<RecallId, oneshot::Sender<Grant>>,
     /// Nodes that drain and wait for an answer.
     pub(super) takes: HashMap<TakeNumber, oneshot::Sender<Taken>>,
-    /// What came of the last page of a purge.
+    /// The result of the last page of a purge.
     pub(super) purged: Option<(PurgedPage, u64)>,
-    /// When the core is to be told that time has passed, where that is before the next tick.
+    /// The time at which the core must hear that time has passed, if that is before the next tick.
     alarm: Option<Duration>,
 }
 
-/// How an order is changed while it is carried out.
+/// Changes of an order while it is carried out.
 pub(super) struct OrderHandles {
     /// The most urgent class of its waiters.
     pub(super) class: watch::Sender<Class>,
@@ -84,11 +84,11 @@ impl Pending {
 
     fn cancel(&mut self, order: OrderNumber) {
         let order = self.orders.get_mut(&order);
-        // It has just ended where there is nobody to tell.
+        // If nobody is there to tell, the order has just ended.
         let _ = order.and_then(|order| order.cancel.take()).map(|cancel| cancel.send(()));
     }
 
-    /// Nobody waits for a session's answers any more. One that was due long ago is a fault of ours.
+    /// Forgets a session's answers, for which nobody waits any more. An answer that was due long ago is a fault of ours.
     pub(super) fn forget(&mut self, session: SessionId, now: Duration) {
         for (_, asked) in self.requests.extract_if(|of, _| of.session == session) {
             let waited = now.saturating_sub(asked.started);
@@ -99,7 +99,7 @@ impl Pending {
         }
     }
 
-    /// Nothing is under way any more; numbers go on.
+    /// Forgets all that is under way; numbers go on.
     pub(super) fn begin_anew(&mut self) {
         *self = Self { last_request: self.last_request, ..Self::default() };
     }
@@ -311,7 +311,7 @@ impl GpuActor {
 
     fn answer_recall(&mut self, recall: RecallId, granted: Granted) {
         let grant = self.show_grant(granted);
-        // Whoever asked went away where there is nobody to tell: the grant ends when it is dropped.
+        // If nobody is there to tell, the asker went away: the grant ends when it is dropped.
         let _ = self.pending.recalls.remove(&recall).map(|answer| answer.send(grant));
     }
 
@@ -367,7 +367,7 @@ impl GpuActor {
         self.spawn(ctx, finish);
     }
 
-    /// Hands an order to the exchange, or carries it out where its holder is on this node; `None` if there are too many.
+    /// Hands an order to the exchange, or carries it out if its holder is on this node; `None` if there are too many.
     fn order_from(&self, order: FetchOrder) -> Option<LocalBoxActorFuture<Self, Vec<Arrival>>> {
         if order.holder.node == NodeNumber::THIS_NODE {
             return Some(self.fetch_from_sibling(order));
@@ -396,7 +396,7 @@ impl GpuActor {
     }
 }
 
-/// A chunk in memory is wrong.
+/// Counts and logs a wrong chunk in memory.
 fn condemned(by: &Reporter, keys: &[BlockKey]) {
     tracing::error!(
         chunk = %keys.first().map_or(ChunkHash([0; 32]), |key| key.hash),
@@ -419,7 +419,7 @@ fn placed(placement: Option<Placement>) -> Placed {
     }
 }
 
-/// What an engine is called in the audit log.
+/// The name of an engine in the audit log.
 fn engine_name(tenant: &str, name: &str, pid: Option<u32>) -> String {
     let pid = pid.map_or(String::new(), |pid| format!(" pid {pid}"));
     format!("engine {name} of tenant {tenant}{pid}")

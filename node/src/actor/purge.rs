@@ -11,16 +11,16 @@ use super::GpuActor;
 use super::messages::{AskPurged, BeginPurge, EndPurge, PurgeDisk, PurgePage, TenantsAre};
 use crate::disk::{DiskPurge, PurgedSegment, Refused};
 
-/// A segment of the disk, or why there is none.
+/// A segment of the disk, or the reason why there is none.
 pub(crate) type OnDisk = Result<PurgedSegment, Refused>;
 
 impl GpuActor {
-    /// The core says what came of a page.
+    /// Takes the core's result for a page.
     pub(super) fn purged(&mut self, page: PurgedPage, writes: u64) {
         self.pending.purged = Some((page, writes));
     }
 
-    /// The names of a purge's chunks, those on disk included that belong to no tenant that is served.
+    /// The names of a purge's chunks, including chunks on disk of tenants that are not served.
     fn purged_keys(&self, scope: &PurgeScope) -> PurgedKeys {
         let mut keys = self.core.store().purged_keys(scope);
         let strangers = self.disk.iter().flat_map(|disk| &disk.strangers);

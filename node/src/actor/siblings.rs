@@ -13,7 +13,7 @@ use crate::copy::ImportOrder;
 use crate::exchange::{AskBlocks, FetchChunk, FetchOrder, GiveUp, Grant, GrantedChunk, VerifyChunks};
 
 impl GpuActor {
-    /// Carries out an order whose holder is a sibling. What comes of each chunk is checked as if a peer had sent it.
+    /// Carries out an order whose holder is a sibling. Each chunk is checked as if a peer had sent it.
     pub(super) fn fetch_from_sibling(&self, order: FetchOrder) -> LocalBoxActorFuture<Self, Vec<Arrival>> {
         let FetchOrder { holder, fingerprint, chunks, deadline, class, trace, .. } = order;
         let sibling = self.siblings.as_ref().and_then(|siblings| siblings.actor(holder.device));

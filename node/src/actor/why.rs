@@ -1,4 +1,4 @@
-//! What an actor says to whoever asks why a prompt was a miss.
+//! The actor's answers to the question why a prompt was a miss.
 
 use actix::{Context, Handler};
 use larder_core::lookups::{ChunkOutcome, LookupRecord, OutcomeRun};
@@ -8,7 +8,7 @@ use larder_protocol::{ChunkHash, Fingerprint};
 use super::{AskChain, AskLookups, ChainSeen, GpuActor, LookupsSeen};
 
 impl GpuActor {
-    /// The namespaces that resemble one of which a chunk is nowhere.
+    /// The namespaces that resemble one in which a chunk is nowhere.
     fn others_like(
         &self,
         fingerprint: &Fingerprint,

@@ -39,7 +39,7 @@ pub(crate) enum Access {
 /// A new memory file of `bytes` zeros that can be sealed, and its mapping.
 ///
 /// # Errors
-/// Where the system does not give it.
+/// Fails if the system does not give it.
 pub(crate) fn memory_file(
     name: &str,
     flags: MemfdFlags,
@@ -56,7 +56,7 @@ pub(crate) fn memory_file(
 /// Lets nobody change a memory file's size or seals from here on, nor do what `more` says.
 ///
 /// # Errors
-/// Where the kernel does not do that.
+/// Fails if the kernel does not do that.
 pub(crate) fn seal(file: &OwnedFd, more: SealFlags) -> Result<(), MemoryError> {
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | more;
     fcntl_add_seals(file, seals).map_err(MemoryError::Seal)
@@ -98,7 +98,7 @@ impl Mapping {
     /// Makes every page be there, so that no copy waits for the kernel later.
     ///
     /// # Errors
-    /// `NOMEM` or `FAULT` if there is not enough memory, where the mapping is bound; `INVAL` where the kernel is older
+    /// `NOMEM` or `FAULT` if there is not enough memory, where the mapping is bound; `INVAL` if the kernel is older
     /// than 5.14 and cannot tell (see [`Self::touch`]).
     pub(crate) fn populate(&self) -> Result<(), Errno> {
         self.advise(Advice::PopulateWrite)

@@ -15,7 +15,7 @@ use crate::host::HUGE_PAGE_BYTES;
 
 /// The place of an arena's memory and its pages, as the kernel says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Placement {
+pub struct ArenaPlacement {
     /// The NUMA node asked for.
     pub asked: Option<u32>,
     /// Bytes of the arena.
@@ -47,7 +47,7 @@ pub enum PlacementSource {
     Maps,
 }
 
-impl Placement {
+impl ArenaPlacement {
     /// Asks the kernel for the whereabouts of these extents.
     pub(crate) fn read<'a>(
         asked: Option<u32>,
@@ -202,20 +202,21 @@ mod tests {
 
     #[test]
     fn pages_elsewhere_are_misplaced_and_bytes_are_projected() {
-        let mut placement = Placement { bytes: 1000, asked: Some(1), ..Placement::default() };
+        let mut placement = ArenaPlacement { bytes: 1000, asked: Some(1), ..ArenaPlacement::default() };
         placement.pages_on.extend([(0, 1), (1, 8)]);
         placement.absent_pages = 1;
         assert_eq!((placement.sampled_pages(), placement.misplaced_pages()), (10, 2));
         assert_eq!((placement.bytes_on(1), placement.bytes_on(0), placement.bytes_on(2)), (800, 100, 0));
         assert_eq!(placement.misplaced_bytes(), 200);
-        assert_eq!(Placement { asked: None, ..placement }.misplaced_pages(), 1);
-        assert_eq!(Placement { asked: Some(0), ..Placement::default() }.misplaced_pages(), 0);
+        assert_eq!(ArenaPlacement { asked: None, ..placement }.misplaced_pages(), 1);
+        assert_eq!(ArenaPlacement { asked: Some(0), ..ArenaPlacement::default() }.misplaced_pages(), 0);
     }
 
     #[test]
     fn what_was_got_is_said_with_what_to_do_for_more() {
         let (mib, gib) = (1 << 20, 1 << 30);
-        let mut got = Placement { asked: Some(1), bytes: 4 * gib, huge_bytes: gib, ..Placement::default() };
+        let mut got =
+            ArenaPlacement { asked: Some(1), bytes: 4 * gib, huge_bytes: gib, ..ArenaPlacement::default() };
         got.transparent_bytes = 2 * gib;
         assert!(got.summary().ends_with("1.0 GiB in pages of 4 KiB; nobody says where"), "{}", got.summary());
         got.pages_on.extend([(0, 1), (1, 3)]);
@@ -239,7 +240,7 @@ mod tests {
         let arena = crate::arena::tests::arena(2);
         let sampled = arena.placement();
         let starts = (0..2).map(|extent| arena.extent(extent).mapping().address() as u64).collect();
-        let mut listed = Placement { asked: Some(0), bytes: sampled.bytes, ..Placement::default() };
+        let mut listed = ArenaPlacement { asked: Some(0), bytes: sampled.bytes, ..ArenaPlacement::default() };
         listed.read_maps(&starts, &io::ErrorKind::PermissionDenied.into());
         if listed.source == PlacementSource::Maps {
             assert_eq!((listed.bytes_on(0), listed.misplaced_pages()), (sampled.bytes_on(0), 0));

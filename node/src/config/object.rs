@@ -29,24 +29,24 @@ pub struct ObjectConfig {
     /// For `write_through_selective`: from which use of a chunk on, its commit included.
     #[serde(default = "number::<WRITE_AFTER_USES, _>")]
     pub write_after_uses: u32,
-    /// Requests at a time; writes take half of them at most.
+    /// Requests at a time; writes take at most half of this number.
     #[serde(default = "number::<REQUESTS, _>")]
     pub max_requests: usize,
     /// Chunks that wait to be written, and as many that wait to be read; more are left out.
     #[serde(default = "number::<QUEUE_ORDERS, _>")]
     pub queue_orders: usize,
-    /// How long one request may take.
+    /// Time limit of one request.
     #[serde(default = "number::<REQUEST_TIMEOUT_MS, _>")]
     pub request_timeout_ms: u64,
-    /// How long a lease waits for chunks from the store, and a write may take, repeated requests included.
+    /// Time for which a lease waits for chunks from the store, and time limit of a write, including repeated requests.
     #[serde(default = "number::<READ_DEADLINE_MS, _>")]
     pub read_deadline_ms: u64,
-    /// How long a lookup waits for the store's answers.
+    /// Time for which a lookup waits for the store's answers.
     #[serde(default = "number::<FIND_DEADLINE_MS, _>")]
     pub find_deadline_ms: u64,
 }
 
-/// When chunks are written to the object store.
+/// The time at which chunks are written to the object store.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum ObjectWrite {
@@ -82,7 +82,7 @@ impl ObjectConfig {
 }
 
 impl fmt::Debug for ObjectConfig {
-    /// Without the settings' values, which may be secret.
+    /// Leaves out the settings' values, which may be secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings: Vec<&String> = self.settings.keys().collect();
         let Self { url, endpoint, write, .. } = self;
@@ -106,7 +106,7 @@ impl From<ObjectWrite> for Option<WritePolicy> {
     }
 }
 
-/// How many requests and orders there may be, and how long each kind of them may take.
+/// Limits of requests and orders, and the time limit of each kind.
 const REQUESTS: u16 = 32;
 const QUEUE_ORDERS: u16 = 1_024;
 const REQUEST_TIMEOUT_MS: u16 = 5_000;

@@ -1,4 +1,4 @@
-//! What a configuration file may say, and what is said of one that is wrong.
+//! The allowed contents of a configuration file, and the errors of a wrong one.
 
 use super::*;
 

@@ -21,12 +21,12 @@ pub(super) struct SharedCopy {
     next: AtomicUsize,
     /// Ranges that are not copied yet.
     left: AtomicUsize,
-    /// Dropped unused where a thread panics.
+    /// The channel of the result; dropped unused if a thread panics.
     done: Mutex<Option<oneshot::Sender<Vec<Checksums>>>>,
 }
 
 impl SharedCopy {
-    /// Nobody works on it yet.
+    /// A new order, on which no thread works yet.
     pub(super) fn new(order: CopyOrder) -> (Self, CopyDone) {
         let (done, completion) = oneshot::channel();
         let blocks = order.moves.iter().enumerate();
@@ -64,7 +64,7 @@ impl SharedCopy {
         });
         let checksums = checksums.collect();
         if let Some(done) = self.done.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // Where nobody waits any more there is nobody to tell.
+            // If nobody waits any more, there is nobody to tell.
             drop(done.send(checksums));
         }
     }

@@ -38,7 +38,7 @@ struct OfSession {
 }
 
 impl Regions {
-    /// The region of an extent, which is pinned if it is not yet.
+    /// The region of an extent, which is pinned first if it is not yet.
     pub(crate) fn find(
         &mut self,
         device: &mut dyn Device,
@@ -109,7 +109,7 @@ impl Regions {
         word.map(flag).transpose()
     }
 
-    /// A session ended: its memory is given up as soon as nothing uses it.
+    /// Ends a session: its memory is given up as soon as no copy uses it.
     pub(crate) fn close(&mut self, device: &mut dyn Device, session: SessionId) {
         self.retired.extend(self.sessions.remove(&session));
         self.sweep(device);

@@ -1,4 +1,4 @@
-//! The disk tier's format: which byte of its file means what.
+//! The disk tier's format: the meaning of each byte of its file.
 //!
 //! All numbers are little-endian, checksums are xxh3-64 with seed 0, a page has 4,096 bytes. Nothing else in the tree knows
 //! these tables; `testdata/golden.hex` pins them, and whoever changes them raises [`VERSION`].

@@ -49,7 +49,7 @@ pub struct Placed {
 
 /// The purpose of the requested room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub enum RoomPurpose {
     /// A new record. It leaves a free segment for moves.
     Write,
     /// Moving a record out of the segment that is given up.
@@ -58,7 +58,7 @@ pub enum Purpose {
 
 /// The next step before a record can be placed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Room {
+pub enum LogRoom {
     /// Nothing: [`Log::place`] it.
     Here,
     /// Sync all records, write the [`Log::footer`], call [`Log::sealed`].
@@ -229,7 +229,7 @@ impl Log {
         }
     }
 
-    /// Forgets a chunk; whether it was there.
+    /// Forgets a chunk; returns whether it was there.
     pub fn forget(&mut self, key: &ChunkKey) -> bool {
         let id = self.index.find(key);
         id.inspect(|&id| self.index.remove(id)).is_some()
@@ -237,29 +237,29 @@ impl Log {
 
     /// The next step before a record of `pages` pages can be placed.
     #[must_use]
-    pub fn room_for(&self, pages: u64, purpose: Purpose) -> Room {
+    pub fn room_for(&self, pages: u64, purpose: RoomPurpose) -> LogRoom {
         if pages > self.geometry.most_pages() {
-            return Room::None;
+            return LogRoom::None;
         }
         if let Some(open) = &self.open {
             let footer = u64::from(Footer::pages_for(open.placed + 1));
             let fits = u64::from(open.page) + pages + footer <= u64::from(self.geometry.segment_pages);
-            return if fits { Room::Here } else { Room::Seal };
+            return if fits { LogRoom::Here } else { LogRoom::Seal };
         }
         let wanted = match purpose {
-            Purpose::Write => 2,
-            Purpose::Move => 1,
+            RoomPurpose::Write => 2,
+            RoomPurpose::Move => 1,
         };
         match self.free.front() {
             Some(&segment) if self.free.len() >= wanted => {
-                Room::Open(SegmentHeader { segment, sequence: self.segment_sequence + 1 })
+                LogRoom::Open(SegmentHeader { segment, sequence: self.segment_sequence + 1 })
             }
-            _ if purpose == Purpose::Write && self.can_evict() => Room::Evict,
-            _ => Room::None,
+            _ if purpose == RoomPurpose::Write && self.can_evict() => LogRoom::Evict,
+            _ => LogRoom::None,
         }
     }
 
-    /// Gives a record of `pages` its place. [`Self::room_for`] has just said [`Room::Here`].
+    /// Gives a record of `pages` its place. [`Self::room_for`] has just said [`LogRoom::Here`].
     ///
     /// # Panics
     /// Panics if it has not.
@@ -273,7 +273,7 @@ impl Log {
         placed
     }
 
-    /// A placed record is synced: from now on it is found. The segment is still open.
+    /// Notes that a placed record is synced: from now on it is found. The segment is still open.
     ///
     /// # Panics
     /// Panics if it is not.
@@ -311,7 +311,7 @@ impl Log {
         Some(SegmentHeader { segment, sequence: self.segment_sequence })
     }
 
-    /// Takes records out of those that the footer of the open segment will name.
+    /// Takes records out of the list for the open segment's footer.
     pub fn take_out_of_open(&mut self, is_one: impl Fn(&FooterEntry) -> bool) {
         if let Some(open) = &mut self.open {
             open.entries.retain(|entry| !is_one(entry));
@@ -327,7 +327,7 @@ impl Log {
         }
     }
 
-    /// A segment's new header is written.
+    /// Notes that a segment's new header is written.
     ///
     /// # Panics
     /// Panics if another segment is open, or this one is not the next.
@@ -345,7 +345,7 @@ impl Log {
         !self.failing.is_empty() || self.free.len() < SPARE_SEGMENTS && self.can_evict()
     }
 
-    /// A segment has unreadable bytes: it is freed before others, and its good records are moved.
+    /// Notes that a segment has unreadable bytes: it is freed before others, and its good records are moved.
     pub fn give_up_soon(&mut self, segment: u32) {
         let is_used = self.segments[segment as usize].sequence > 0;
         if !is_used || self.failing.contains(&segment) {
@@ -353,7 +353,7 @@ impl Log {
         }
         self.failing.push(segment);
         if let Some(evicting) = self.evicting.as_mut().filter(|evicting| evicting.segment == segment) {
-            // Those that were passed over are to be moved, too.
+            // Records that were passed over must be moved, too.
             evicting.at = 0;
         }
     }
@@ -393,7 +393,7 @@ impl Log {
         Evict::Finish
     }
 
-    /// A record that was to be moved could not be read, or was wrong.
+    /// Drops a record that was to be moved and could not be read, or was wrong.
     pub fn could_not_move(&mut self) {
         if let Some(evicting) = &mut self.evicting {
             evicting.lost += 1;
@@ -455,7 +455,7 @@ impl Log {
         }
     }
 
-    /// Bytes of the file that records have taken, those that nobody needs any more included, until their segment is freed.
+    /// Bytes of the file that records have taken, including unneeded records until their segment is freed.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         let open = self.open.as_ref().map_or(0, |open| u64::from(open.page));

@@ -10,9 +10,9 @@ metrics_table! {
     /// The metrics of the disk tier of one actor.
     pub struct DiskMetrics: "Disk", "nodes with a disk tier" => {
         read_bytes: IntCounter = "larder_disk_read_bytes_total", "bytes", [DEVICE],
-            "Bytes read from disk, headers and what the scrubber reads included";
+            "Bytes read from disk, including headers and the scrubber's reads";
         written_bytes: IntCounter = "larder_disk_written_bytes_total", "bytes", [DEVICE],
-            "Bytes written to disk, headers and moves included";
+            "Bytes written to disk, including headers and moves";
         moved_bytes: IntCounter = "larder_disk_moved_bytes_total", "bytes", [DEVICE],
             "Bytes rewritten because they were in use when their segment was given up";
         scrubbed_bytes: IntCounter = "larder_disk_scrubbed_bytes_total", "bytes", [DEVICE],
@@ -21,27 +21,27 @@ metrics_table! {
         evicted: IntCounter = "larder_disk_evicted_chunks_total", "chunks", [DEVICE],
             "Chunks that left the disk to make room";
         sync_seconds: Histogram = "larder_disk_sync_seconds", "seconds", [DEVICE],
-            "Time until the drive has everything"
+            "Time of a sync: until the drive has all written bytes"
             in [5e-5, 2e-4, 1e-3, 5e-3, 0.02, 0.1, 0.5, 2.0, 10.0];
         used_bytes: IntGauge = "larder_disk_used_bytes", "bytes", [DEVICE],
             "Bytes of the tier's file that records have taken; segments are freed as wholes";
         closed: IntGauge = "larder_disk_closed", "bool", [DEVICE],
-            "1 where the disk tier closed itself after a failure";
+            "1 if the disk tier closed itself after a failure";
         read_errors: IntCounter = "larder_disk_read_errors_total", "records", [DEVICE],
-            "Records and pages that the drive could not read; nobody was given them";
+            "Records and pages that the drive could not read; no reader got them";
         segments: IntGaugeVec = "larder_disk_segments", "segments",
             [DEVICE, Label::one_of("state", &["free", "open", "sealed"])],
             "Segments, by state";
         damaged: IntCounterVec = "larder_disk_checksum_failures_total", "records",
             [DEVICE, Label::one_of("found_by", &["read", "scrub", "move", "recovery"])],
-            "Wrong bytes on disk, by who found them; nobody was given them";
+            "Records with wrong bytes on disk, by finder; no reader got them";
         waiting_bytes: IntGauge = "larder_disk_waiting_bytes", "bytes", [DEVICE],
             "Bytes of chunks that wait to be written, or are being written";
         shed: IntCounter = "larder_disk_shed_chunks_total", "chunks", [DEVICE],
             "Chunks that were not written because too many waited";
         answers: IntCounterVec = "larder_disk_orders_total", "orders",
             [DEVICE, Label::one_of("outcome", OUTCOMES)],
-            "Orders, by what came of them";
+            "Orders to the disk tier, by outcome";
     }
 }
 

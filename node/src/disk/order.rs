@@ -83,14 +83,14 @@ pub enum OrderError {
     },
 }
 
-/// What came of a write; as a text, what metrics call it.
+/// The result of a write; as a text, its name in metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum WriteAnswer {
     /// It is on disk, and would survive a loss of power.
     #[strum(serialize = "written")]
     Durable,
-    /// It was there already: nothing was written.
+    /// The chunk was on disk already: nothing was written.
     AlreadyThere,
     /// It is larger than a segment.
     TooLarge,
@@ -98,7 +98,7 @@ pub enum WriteAnswer {
     Closed,
 }
 
-/// What came of a read; as a text, what metrics call it. Nothing is written to its places any more.
+/// The result of a read; as a text, its name in metrics. Nothing is written to its places any more.
 #[derive(Debug, Clone, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum ReadAnswer {
@@ -115,7 +115,7 @@ pub enum ReadAnswer {
     NotHeld,
     /// The record lacks a requested block, or has it with another size.
     OtherBlocks,
-    /// It was damaged, or could not be read: it is forgotten. What is in the places is undefined.
+    /// The record was damaged, or could not be read: it is forgotten. The bytes in the places are undefined.
     Damaged,
     /// The record of this hash has another parent or index. The contents of the places are undefined.
     Disagrees,

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::metrics::DiskMetrics;
 use super::order::{DiskPurge, PurgedSegment, ReadAnswer, ReadOrder, SnapshotPage, WriteAnswer, WriteOrder};
-use super::volume::{Job, Volume};
+use super::volume::{DiskJob, Volume};
 use super::{DiskOptions, OpenError};
 use crate::clock::Clock;
 use crate::threads::{self, Joined};
@@ -24,7 +24,7 @@ pub use super::volume::OnGone;
 /// panicked: a bug is in the log, the tier is closed, and the order's places must not be used again, since the drive may
 /// still write there.
 pub struct DiskTier {
-    queue: SyncSender<Job>,
+    queue: SyncSender<DiskJob>,
     _thread: Joined,
     /// Why it is closed, once it is.
     trouble: Arc<OnceLock<String>>,
@@ -46,7 +46,7 @@ impl DiskTier {
     /// Opens the tier in a folder, or makes one, and starts its thread. Opening takes well below a second for thousands of
     /// segments; making a large tier takes longer.
     ///
-    /// `on_gone` hears, on the tier's thread, which chunks left without being asked to.
+    /// `on_gone` hears, on the tier's thread, of chunks that the tier dropped by itself.
     ///
     /// # Errors
     /// [`OpenError`] says what to change.
@@ -100,55 +100,55 @@ impl DiskTier {
     /// until then.
     ///
     /// # Errors
-    /// Where it was not taken.
+    /// Fails if it was not taken.
     pub fn write(&self, order: WriteOrder) -> Result<oneshot::Receiver<WriteAnswer>, Refused> {
-        self.order(|done| Job::Write((order, done)))
+        self.order(|done| DiskJob::Write((order, done)))
     }
 
     /// Orders a chunk to be read. The places belong to the order until the answer.
     ///
     /// # Errors
-    /// Where it was not taken.
+    /// Fails if it was not taken.
     pub fn read(&self, order: ReadOrder) -> Result<oneshot::Receiver<ReadAnswer>, Refused> {
-        self.order(|done| Job::Read((order, done)))
+        self.order(|done| DiskJob::Read((order, done)))
     }
 
     /// Forgets a chunk; the answer says whether it was there. A restart may bring the chunk back, which does no harm: bytes
     /// under a key never change.
     ///
     /// # Errors
-    /// Where the order was not taken.
+    /// Fails if the order was not taken.
     pub fn remove(&self, key: ChunkKey) -> Result<oneshot::Receiver<bool>, Refused> {
-        self.order(|done| Job::Forget(key, done))
+        self.order(|done| DiskJob::Forget(key, done))
     }
 
     /// Says that chunks were used elsewhere (from host memory, say), so that they stay when their segment is given up. A hint:
     /// where the queue is full it is dropped.
     pub fn touch(&self, keys: Vec<ChunkKey>) {
         // Refused: it is only a hint.
-        let _ = self.send(Job::Touch(keys));
+        let _ = self.send(DiskJob::Touch(keys));
     }
 
     /// Lists the chunks, a segment at a time from old to young; begin with 0, go on with [`SnapshotPage::next`]. A chunk that
     /// moves meanwhile may be listed twice, but is never left out. `None`: the tier is closed.
     ///
     /// # Errors
-    /// Where the order was not taken.
+    /// Fails if the order was not taken.
     pub fn snapshot(&self, after: u64) -> Result<oneshot::Receiver<Option<SnapshotPage>>, Refused> {
-        self.order(|done| Job::Snapshot(after, done))
+        self.order(|done| DiskJob::Snapshot(after, done))
     }
 
     /// Purges chunks, a segment at a time; begin with 0, go on with [`PurgedSegment::next`]. They are gone for good: no start
     /// finds them again. `None`: the tier is closed.
     ///
     /// # Errors
-    /// Where the order was not taken.
+    /// Fails if the order was not taken.
     pub fn purge(
         &self,
         purge: DiskPurge,
         after: u64,
     ) -> Result<oneshot::Receiver<Option<PurgedSegment>>, Refused> {
-        self.order(|done| Job::Purge(purge, after, done))
+        self.order(|done| DiskJob::Purge(purge, after, done))
     }
 
     /// Whether it closed itself after a failure.
@@ -174,12 +174,15 @@ impl DiskTier {
         self.metrics.answered(why);
     }
 
-    fn order<A>(&self, job: impl FnOnce(oneshot::Sender<A>) -> Job) -> Result<oneshot::Receiver<A>, Refused> {
+    fn order<A>(
+        &self,
+        job: impl FnOnce(oneshot::Sender<A>) -> DiskJob,
+    ) -> Result<oneshot::Receiver<A>, Refused> {
         let (done, answer) = oneshot::channel();
         self.send(job(done)).map(|()| answer)
     }
 
-    fn send(&self, job: Job) -> Result<(), Refused> {
+    fn send(&self, job: DiskJob) -> Result<(), Refused> {
         if self.is_closed() {
             self.metrics.answered("closed");
             return Err(Refused::Closed);
@@ -197,18 +200,18 @@ impl DiskTier {
 /// The thread's state.
 struct Work {
     volume: Volume,
-    jobs: Receiver<Job>,
-    /// A job among the reads that is no read.
-    deferred: Option<Job>,
+    jobs: Receiver<DiskJob>,
+    /// A job that is no read, found among reads.
+    deferred: Option<DiskJob>,
     trouble: Arc<OnceLock<String>>,
     metrics: DiskMetrics,
     clock: Clock,
     scrub: Scrub,
-    /// When the file is looked after next.
+    /// The time of the file's next check.
     look_at: Duration,
 }
 
-/// When the scrubber may look at the next record.
+/// The time at which the scrubber may look at the next record.
 struct Scrub {
     bytes_per_second: u64,
     next: Duration,
@@ -235,7 +238,7 @@ impl Work {
     }
 
     /// The next job; a timeout if there is something else to do.
-    fn wait(&mut self) -> Result<Job, RecvTimeoutError> {
+    fn wait(&mut self) -> Result<DiskJob, RecvTimeoutError> {
         if let Some(job) = self.deferred.take() {
             return Ok(job);
         }
@@ -264,7 +267,7 @@ impl Work {
     }
 
     /// The waiting jobs, up to a bound: later reads wait no longer than one batch takes.
-    fn batch(&self, first: Job) -> Vec<Job> {
+    fn batch(&self, first: DiskJob) -> Vec<DiskJob> {
         let mut bytes = first.write_bytes();
         let mut batch = vec![first];
         while batch.len() < BATCH_ORDERS
@@ -278,7 +281,7 @@ impl Work {
     }
 
     /// Carries a batch out, with the reads that come meanwhile, up to a bound: writes wait no longer than that.
-    fn perform(&mut self, batch: Vec<Job>) {
+    fn perform(&mut self, batch: Vec<DiskJob>) {
         let Self { volume, jobs, deferred, .. } = self;
         let mut bytes = 0;
         let mut more = || {
@@ -286,7 +289,7 @@ impl Work {
                 return None;
             }
             match jobs.try_recv().ok()? {
-                Job::Read(reading) => {
+                DiskJob::Read(reading) => {
                     bytes += reading.0.bytes();
                     Some(reading)
                 }
@@ -343,12 +346,12 @@ impl Scrub {
         Self { bytes_per_second, next: Duration::ZERO }
     }
 
-    /// How long until the next record; `None` if there is no scrubbing.
+    /// The time until the next record; `None` if there is no scrubbing.
     fn due_in(&self, now: Duration) -> Option<Duration> {
         (self.bytes_per_second > 0).then(|| self.next.saturating_sub(now))
     }
 
-    /// Whether it has waited so long for a moment without orders that it goes between them.
+    /// Whether it has waited too long for a moment without orders, and now goes between them.
     fn is_overdue(&self, now: Duration) -> bool {
         self.bytes_per_second > 0 && now.saturating_sub(self.next) >= SCRUB_PATIENCE
     }
@@ -378,7 +381,7 @@ const BATCH_READ_BYTES: u64 = 64 << 20;
 /// Interval of checks whether the file is still there: writes until then are lost.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Until the scrubber of an empty tier looks again.
+/// The time until the scrubber of an empty tier looks again.
 const NOTHING_TO_SCRUB: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ pub struct Volume {
 pub type OnGone = Box<dyn FnMut(Gone) + Send>;
 
 /// A job, and the channel of its result.
-pub enum Job {
+pub enum DiskJob {
     /// Writes a chunk.
     Write(Writing),
     /// Reads a chunk.
@@ -61,9 +61,9 @@ pub enum Job {
     Forget(ChunkKey, oneshot::Sender<bool>),
     /// Chunks were used elsewhere.
     Touch(Vec<ChunkKey>),
-    /// Tells what is held behind a position; `None` where the tier is closed.
+    /// Tells what is held behind a position; `None` if the tier is closed.
     Snapshot(u64, oneshot::Sender<Option<SnapshotPage>>),
-    /// Purges the segment behind a position; `None` where the tier is closed.
+    /// Purges the segment behind a position; `None` if the tier is closed.
     Purge(DiskPurge, u64, oneshot::Sender<Option<PurgedSegment>>),
 }
 
@@ -71,7 +71,7 @@ impl Volume {
     /// Opens the volume on a device; a new device is all zeros.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// Fails if the device fails.
     pub fn over(
         device: Box<dyn super::io::DiskDevice>,
         geometry: Geometry,
@@ -111,12 +111,12 @@ impl Volume {
     /// Carries jobs out: reads first, since somebody waits for them; then the others in their order. One sync serves all
     /// writes. Each job is answered, whatever happens. `more` gives reads that came since: they join while the drive still
     /// works on the others, so that it is not idle between batches.
-    pub fn perform(&mut self, jobs: Vec<Job>, more: &mut dyn FnMut() -> Option<Reading>) {
-        let (reads, others): (Vec<Job>, Vec<Job>) =
-            jobs.into_iter().partition(|job| matches!(job, Job::Read(_)));
+    pub fn perform(&mut self, jobs: Vec<DiskJob>, more: &mut dyn FnMut() -> Option<Reading>) {
+        let (reads, others): (Vec<DiskJob>, Vec<DiskJob>) =
+            jobs.into_iter().partition(|job| matches!(job, DiskJob::Read(_)));
         let mut others = VecDeque::from(others);
         let reads =
-            reads.into_iter().filter_map(|job| if let Job::Read(read) = job { Some(read) } else { None });
+            reads.into_iter().filter_map(|job| if let DiskJob::Read(read) = job { Some(read) } else { None });
         self.guard(|volume| volume.read_all(reads.collect(), more));
         while let Some(job) = others.pop_front() {
             self.guard(|volume| volume.perform_one(job));
@@ -162,7 +162,7 @@ impl Volume {
         }
     }
 
-    /// Closes the tier where its file was taken from under it.
+    /// Closes the tier if its file was taken away.
     pub(crate) fn look(&mut self) {
         if !self.is_closed() {
             self.guard(|volume| volume.transfers.look());
@@ -197,27 +197,27 @@ impl Volume {
         }
     }
 
-    fn perform_one(&mut self, job: Job) -> io::Result<()> {
+    fn perform_one(&mut self, job: DiskJob) -> io::Result<()> {
         match job {
-            Job::Write((_, done)) if self.is_closed() => self.answer_write(done, WriteAnswer::Closed),
-            Job::Write(writing) => self.write(writing)?,
-            Job::Read(reading) => self.read_all(vec![reading], &mut || None)?,
-            Job::Touch(keys) => keys.iter().for_each(|key| self.log.touch(key)),
-            Job::Forget(key, done) => {
-                // What is being written is not there yet.
+            DiskJob::Write((_, done)) if self.is_closed() => self.answer_write(done, WriteAnswer::Closed),
+            DiskJob::Write(writing) => self.write(writing)?,
+            DiskJob::Read(reading) => self.read_all(vec![reading], &mut || None)?,
+            DiskJob::Touch(keys) => keys.iter().for_each(|key| self.log.touch(key)),
+            DiskJob::Forget(key, done) => {
+                // Records that are being written are not there yet.
                 let committed = if self.is_closed() { Ok(()) } else { self.commit() };
-                // Where nobody waits any more there is nobody to tell.
+                // If nobody waits any more, there is nobody to tell.
                 let _ = done.send(self.log.forget(&key));
                 committed?;
             }
-            Job::Purge(_, _, done) if self.is_closed() => drop(done.send(None)),
-            Job::Purge(purge, after, done) => {
+            DiskJob::Purge(_, _, done) if self.is_closed() => drop(done.send(None)),
+            DiskJob::Purge(purge, after, done) => {
                 let purged = self.purge(&purge, after);
                 let _ = done.send(purged.as_ref().ok().copied());
                 purged?;
             }
-            Job::Snapshot(_, done) if self.is_closed() => drop(done.send(None)),
-            Job::Snapshot(after, done) => {
+            DiskJob::Snapshot(_, done) if self.is_closed() => drop(done.send(None)),
+            DiskJob::Snapshot(after, done) => {
                 self.commit()?;
                 drop(done.send(Some(self.snapshot(after)?)));
             }
@@ -232,7 +232,7 @@ impl Volume {
     }
 }
 
-impl Job {
+impl DiskJob {
     /// Bytes that it will write.
     pub(crate) fn write_bytes(&self) -> u64 {
         if let Self::Write((order, _)) = self { order.bytes() } else { 0 }

@@ -1,4 +1,4 @@
-//! Keeps the thread between nodes from sleeping where something comes in a moment: waking takes longer than the moment.
+//! Keeps the thread between nodes from sleeping if a packet comes in a moment: waking takes longer than the moment.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,19 +9,19 @@ use tokio::sync::Notify;
 
 use crate::clock::Clock;
 
-/// Looks for packets without sleeping while something is waited for, or expected, for at most [`SPIN`] after the last sign of it.
-/// Other tasks and threads run meanwhile. Where nothing came in that time, the next times are slept through: twice as many after
-/// each vain one. Cloning shares.
+/// Looks for packets without sleeping while an answer is awaited or a request expected, for at most [`SPIN`] after the last sign of
+/// it. Other tasks and threads run meanwhile. If nothing came in that time, the thread sleeps the next times, twice as many after
+/// each vain look. Cloning shares.
 #[derive(Debug, Clone)]
 pub(super) struct Awake(Rc<State>);
 
 #[derive(Debug)]
 struct State {
     clock: Clock,
-    /// Those who wait, and until when the thread stays awake for them.
+    /// The number of waiters, and the time until which the thread stays awake for them.
     waiting: Cell<u32>,
     for_waiting: Cell<Duration>,
-    /// Until when it stays awake for a request that may follow.
+    /// The time until which the thread stays awake for a request that may follow.
     for_next: Cell<Duration>,
     /// Whether the thread looks for packets now.
     looks: Cell<bool>,
@@ -63,12 +63,12 @@ impl Awake {
         waiting
     }
 
-    /// A request was served: another one may follow.
+    /// Notes that a request was served: another one may follow.
     pub(super) fn expects_next(&self) {
         self.0.stays(&self.0.for_next);
     }
 
-    /// A request came. If the thread was awake for it, that was worth it.
+    /// Notes that a request came: if the thread stayed awake for it, that was worth it.
     pub(super) fn came(&self) {
         if self.0.looks.get() {
             self.0.backoff.paid();
@@ -82,7 +82,7 @@ impl Awake {
             looks.set(false);
             begin.notified().await;
             while self.0.is_asked_for() {
-                // Whoever is waited for may be on this very CPU.
+                // The thread that is waited for may need this very CPU.
                 sched_yield();
                 tokio::task::yield_now().await;
             }
@@ -110,7 +110,7 @@ impl State {
 }
 
 impl Waiting {
-    /// A part of what is waited for came, and more is on its way.
+    /// Notes that a part of the awaited bytes came, and more is on its way.
     pub(super) fn goes_on(&self) {
         self.0.came();
         let State { looks, for_waiting, clock, .. } = &*self.0.0;
@@ -152,7 +152,7 @@ impl Backoff {
 /// about as long.
 const SPIN: Duration = Duration::from_micros(150);
 
-/// After so many vain times in a row, one in 64 is tried.
+/// After this many vain times in a row, one in 64 is tried.
 const MOST_VAIN: u32 = 6;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Connections with other nodes, from the handshake to their end, whichever side dialled them.
 //!
-//! [`larder_core::exchange::Connections`] decides which connection is used and which is closed. A connection that a peer dialled is
-//! used for requests to it where it comes from the peer's address in the table: then it is as good as one that was dialled here.
-//! TLS says the peer's name in both cases, and each request is judged by that name, whoever dialled.
+//! [`larder_core::exchange::Connections`] decides which connection is used and which is closed. A connection that a peer dialled
+//! is used for requests to the peer if it comes from the peer's address in the table: then it is as good as a connection that was
+//! dialled here. TLS says the peer's name in both cases, and each request is judged by that name, whoever dialled.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -112,7 +112,7 @@ impl Carrying {
 }
 
 impl Peers {
-    /// A connection with another node is open.
+    /// Adds an open connection with another node.
     pub(super) fn carry(&self, connection: &Connection, dialler: Dialler) -> Carried {
         let name = &connection.peer().name;
         self.metrics().opened(dialler);
@@ -126,7 +126,7 @@ impl Peers {
         Carried { peers: self.clone(), id }
     }
 
-    /// Finds out which of the peers' connections come from where a new table has them.
+    /// Finds the peers' connections that come from the addresses of a new table.
     pub(super) fn place_connections(&self) {
         let table = self.table();
         let unknown: Vec<_> = self.decide(|exchange, _| exchange.connections.unknown().collect());
@@ -281,7 +281,7 @@ fn is_at_home(table: &Table, connection: &Connection) -> bool {
 /// How long a handshake may take.
 const DIAL_DEADLINE: Duration = Duration::from_secs(1);
 
-/// A request meets so many connections that are being closed as idle; then it fails.
+/// The number of closing connections that a request may meet before it fails.
 const MOST_TIMES: u32 = 4;
 
 const CLOSED: VarInt = VarInt::from_u32(0);

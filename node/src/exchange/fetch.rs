@@ -84,7 +84,7 @@ fn outcome(came: &[Arrival]) -> &'static str {
     }
 }
 
-/// Some of an order's chunks, which share a stream.
+/// Chunks of an order that share a stream.
 struct Batch<'a> {
     /// Each with its position in the order.
     chunks: Vec<(usize, &'a FetchChunk)>,
@@ -106,7 +106,7 @@ async fn fetch_batches(
     join_all(batches).await;
 }
 
-/// Has a batch come within the deadline. What the holder is too busy to send it is asked for again, unless others have it.
+/// Fetches a batch within the deadline. Chunks that the holder is too busy to send are requested again, unless others have them.
 async fn fetch_batch(
     peers: &Peers,
     link: &Rc<Link>,
@@ -317,7 +317,7 @@ impl Coming {
             }
             None => return Err(FetchFailure::Malformed),
         };
-        // What of the chunk no prefix needs everywhere, the holder may lack.
+        // The holder may lack pools that not every chunk of a prefix needs.
         let coming = || chunk.blocks.iter().filter(|to| pools.has(to.key.pool.into()));
         if blocks.iter().map(|block| block.bytes).ne(coming().map(|to| to.bytes)) {
             return Err(FetchFailure::Malformed);

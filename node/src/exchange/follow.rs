@@ -69,8 +69,8 @@ impl Coming {
         Self { has_ended: false, pieces: vec![Vec::new(); chunk.blocks.len()] }
     }
 
-    /// Takes a place for a piece of a block; whether it has bytes, lies within the block, and is new. A piece is a layer at
-    /// least, so there are never more.
+    /// Takes a place for a piece of a block; returns whether the piece has bytes, lies within the block, and is new. A piece is a
+    /// layer at least, so there are never more.
     fn take(&mut self, blocks: &[Destination], layers: &BlockLayers) -> bool {
         let &BlockLayers { block, offset, bytes, .. } = layers;
         let (Some(to), Some(pieces)) = (blocks.get(block as usize), self.pieces.get_mut(block as usize))
@@ -98,7 +98,7 @@ fn tell(order: &FollowOrder, chunk: usize, came: Arrival) {
     let _ = order.news.send(Event::FollowedCame { order: order.order, chunk, came });
 }
 
-/// Asks and receives until every chunk has ended; says why the others did not come.
+/// Asks and receives until every chunk has ended; returns why some chunks did not come.
 async fn follow(peers: &Peers, order: &FollowOrder, coming: &RefCell<Vec<Coming>>) -> FetchFailure {
     let Some(link) = link_to(peers, order).await else { return FetchFailure::Unreachable };
     let Some(place) = InLine::of_follow(peers, &link) else { return FetchFailure::Full };
@@ -162,7 +162,7 @@ async fn receive_all(
                 node = order.node,
                 order = order.order.0,
                 ?followed,
-                "a node sent bytes that nobody asked for"
+                "a node sent bytes that were not requested"
             );
             return Err(FetchFailure::Malformed);
         }
@@ -237,7 +237,7 @@ async fn receive_one(
             if !may_write && !has_ended {
                 return Err(FetchFailure::Malformed);
             }
-            // What comes for a chunk that was given up is read and forgotten: its slots are not ours any more.
+            // Bytes for a chunk that was given up are read and forgotten: its slots are not ours any more.
             let place = to.blocks.get(block as usize).filter(|_| may_write);
             let sum = receive_piece(receive, place, &layers).await?;
             let is_right =

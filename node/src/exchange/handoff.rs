@@ -21,7 +21,7 @@ pub struct FollowOrder {
     pub fingerprint: Fingerprint,
     /// The chunks to follow, with their targets.
     pub chunks: Vec<FetchChunk>,
-    /// The pools of each that are wanted; empty where these are all of them.
+    /// The pools of each that are wanted; empty if these are all of them.
     pub pools: Vec<PoolSet>,
     /// Number of this order: messages for another number are refused.
     pub order: OrderNumber,
@@ -29,8 +29,8 @@ pub struct FollowOrder {
     pub attempt: u64,
     /// For how long the writer may be silent.
     pub patience_ms: u64,
-    /// Where what comes is told, as the core hears it: [`Event::LayersCame`] and [`Event::FollowedCame`], once nothing writes to
-    /// those layers or slots any more. There are no more news than chunks and their layers.
+    /// The channel for the core's events: [`Event::LayersCame`] and [`Event::FollowedCame`], sent once nothing writes to those
+    /// layers or slots any more. The number of chunks and layers bounds the number of events.
     pub news: mpsc::UnboundedSender<Event>,
     /// A message here stops the follow: chunks that have not come by then do not come.
     pub cancelled: oneshot::Receiver<()>,
@@ -44,7 +44,7 @@ pub struct AskFollow {
     pub fingerprint: Fingerprint,
     /// The chunks.
     pub hashes: Vec<ChunkHash>,
-    /// The pools of each that are wanted; empty where these are all of them.
+    /// The pools of each that are wanted; empty if these are all of them.
     pub pools: Vec<PoolSet>,
     /// The earliest attempt that will do.
     pub attempt: u64,

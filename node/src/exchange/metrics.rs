@@ -21,44 +21,44 @@ metrics_table! {
         sent_bytes: IntCounterVec = "larder_peer_sent_bytes_total", "bytes", [PEER],
             "Bytes of blocks sent to another node";
         in_flight_bytes: IntGaugeVec = "larder_peer_in_flight_bytes", "bytes", [PEER],
-            "Bytes of blocks that were asked of another node and have not come, in credits";
+            "Bytes of blocks that were requested from another node and have not come, in credits";
         credit_wait_seconds: CounterVec = "larder_peer_credit_wait_seconds_total", "seconds",
             [PEER, Label::one_of("class", &CLASSES)],
-            "How long fetches waited, summed, for a stream or credits because as much was under way from that node as may be";
+            "Time that fetches waited for a stream or credits, summed, because the limit for that node was reached";
         rtt_seconds: GaugeVec = "larder_peer_rtt_seconds", "seconds", [PEER],
-            "Round trip of packets, as QUIC smooths it; of several connections the slowest";
+            "Smoothed round trip of packets, as QUIC measures it; for several connections, the slowest";
         sent_packets: IntCounterVec = "larder_peer_sent_packets_total", "packets", [PEER],
             "Packets sent to another node";
         lost_packets: IntCounterVec = "larder_peer_lost_packets_total", "packets", [PEER],
-            "Packets of those that QUIC gave up for lost, and repeated";
+            "Sent packets that QUIC gave up for lost, and repeated";
         round_trip_seconds: Histogram = "larder_peer_round_trip_seconds", "seconds", [],
-            "Time of a small request to another node, from asking to answer"
+            "Time of a small request to another node, until its answer"
             in [5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 0.02, 0.1, 0.5, 1.0];
         stage_seconds: HistogramVec = "larder_peer_stage_seconds", "seconds", [Label::one_of("stage", &Stage::NAMES)],
-            "Where the time of blocks between nodes goes: at the asker the queue before the thread between nodes, the turn (credits), the answer that says which blocks come, the blocks themselves; at the holder the grant by its actor, the send into the connection, the acknowledgement of the last byte"
+            "Time of blocks between nodes, by stage: at the asker the queue before the thread between nodes, the turn (credits), the answer that says which blocks come, the blocks themselves; at the holder the grant by its actor, the send into the connection, the acknowledgement of the last byte"
             in [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 0.02, 0.1, 0.5];
         fetches_in_flight: IntGauge = "larder_peer_fetches_in_flight", "chunks", [],
             "Chunks that are being fetched from other nodes";
         fetched: IntCounterVec = "larder_peer_fetches_total", "chunks",
             [Label::one_of("outcome", &["here", "not_held", "busy", "unreachable", "deadline", "broken",
                 "malformed", "checksum", "full"])],
-            "Chunks asked of other nodes, by what came of it; checksum: wrong bytes, which nobody was given";
-        silent: IntGauge = "larder_peer_silent", "nodes", [], "Nodes that do not answer this one";
+            "Chunks requested from other nodes, by outcome; checksum: wrong bytes, which no reader got";
+        silent: IntGauge = "larder_peer_silent", "nodes", [], "Nodes that do not answer this node";
         missed: IntCounterVec = "larder_peer_missed_deadlines_total", "requests",
             [Label::one_of("how", &["slow", "silent"])],
-            "Requests to other nodes whose answer did not come in time; slow: the node was heard meanwhile";
+            "Requests to other nodes whose answer did not come in time; slow: something else came from the node meanwhile";
         stalled: IntCounter = "larder_peer_stalled_sends_total", "fetches", [],
-            "Fetches of other nodes that were given up because they did not read what was sent";
+            "Fetches by other nodes that this node gave up because the other node did not read the sent bytes";
         connections: IntGauge = "larder_peer_connections", "connections", [],
-            "Connections that others made to this node";
+            "Connections that other processes made to this node";
         connected: IntGauge = "larder_peer_connections_open", "connections", [],
             "Connections with other nodes, whichever side made them";
         opened: IntCounterVec = "larder_peer_connections_opened_total", "connections",
             [Label::one_of("by", &["here", "there"])],
-            "Connections with other nodes that were made, by the side that dialled";
+            "Connections made with other nodes, by the side that dialled";
         closed: IntCounterVec = "larder_peer_connections_closed_total", "connections",
             [Label::one_of("why", &["idle", "bound", "double", "gone"])],
-            "Connections that this node closed; idle: unused for a minute, bound: unused for longest where there are too many, double: another one with the same node is used, gone: the node is no member any more";
+            "Connections that this node closed; idle: unused for a minute, bound: unused for longest when there were too many, double: another connection with the same node is used, gone: the other node is no member any more";
         requests: IntCounterVec = "larder_peer_requests_total", "requests",
             [Label::one_of("request", &["find", "announce", "repair", "fetch", "moved", "damaged", "ping", "take"])],
             "Requests that other processes made, by kind";
@@ -115,7 +115,7 @@ impl ExchangeMetrics {
         self.fetched.with_label_values(&[outcome]).inc();
     }
 
-    /// A node is a member: its counters are there from now on.
+    /// Adds the counters of a node that is a member now.
     pub(super) fn know(&self, peer: &str) {
         self.received_bytes.with_label_values(&[peer]);
         self.sent_bytes.with_label_values(&[peer]);
@@ -125,9 +125,9 @@ impl ExchangeMetrics {
         self.lost_packets.with_label_values(&[peer]);
     }
 
-    /// A node is a member no longer.
+    /// Removes the counters of a node that is no member any more.
     pub(super) fn forget(&self, peer: &str) {
-        // Errors: it is not there, which is what is wanted.
+        // An error means that the counter is not there, as wanted.
         let _ = self.received_bytes.remove_label_values(&[peer]);
         let _ = self.sent_bytes.remove_label_values(&[peer]);
         let _ = self.in_flight_bytes.remove_label_values(&[peer]);
@@ -149,7 +149,7 @@ impl ExchangeMetrics {
         waited.with_label_values(&[peer, class]).inc_by(took.as_secs_f64());
     }
 
-    /// Counts a deadline that passed without the answer: `slow` where the peer was heard meanwhile, else `silent`.
+    /// Counts a deadline that passed without the answer: `slow` if the peer was heard meanwhile, else `silent`.
     pub(super) fn missed(&self, how: &str) {
         self.missed.with_label_values(&[how]).inc();
     }
@@ -225,11 +225,11 @@ impl Drop for Counted {
     }
 }
 
-/// Which nodes have metrics of peers.
+/// The nodes that have metrics of peers.
 pub(crate) const SHARING: &str = "nodes that share chunks in a cluster";
 
 const PEER: Label =
     Label::each("peer", "each other node of the table; `other` for one that is not in it (yet)");
 
-/// What fetches are waited for by.
+/// The classes of waiters for fetches.
 const CLASSES: [&str; 2] = ["decode", "prefetch"];

@@ -33,7 +33,7 @@ pub(crate) struct Peers(Rc<Shared>);
 struct Shared {
     endpoint: Endpoint,
     exchange: RefCell<Exchange>,
-    /// Its next deadline is earlier than the keeper of time wakes up.
+    /// Notified when the next deadline is earlier than the keeper of time would wake up.
     deadline: Notify,
     wakes_at: Cell<Duration>,
     /// Fetches, which hear here that it is their turn.
@@ -162,7 +162,7 @@ impl Peers {
         }
     }
 
-    /// Does something; where that panics, nothing is known of any node any more but the table.
+    /// Does something; if that panics, all knowledge of nodes except the table is dropped.
     pub(super) fn guarded(&self, work: impl FnOnce(&Self)) {
         if self.0.watch.catch("peers", || work(self)).is_none() {
             self.decide(|exchange, _| exchange.begin_anew());
@@ -212,7 +212,7 @@ impl Peers {
         self.0.clock.elapsed()
     }
 
-    /// What this node and the others have room for, and serve.
+    /// The room of this node and the others, and how much they serve.
     pub(super) fn rooms(&self) -> &Rooms {
         &self.0.rooms
     }
@@ -254,7 +254,7 @@ impl Peers {
         self.table().members.iter().find(|member| member.name == name).map(|member| member.number)
     }
 
-    /// How a node is called in metrics.
+    /// The name of a node in metrics.
     pub(super) fn metrics_name<'a>(&self, name: &'a str) -> &'a str {
         let exchange = self.0.exchange.borrow();
         if exchange.table().members.iter().any(|member| member.name == name) { name } else { OTHER }
@@ -338,7 +338,7 @@ impl Peers {
         Ok(Rc::clone(links.entry(peer).or_insert_with(|| Rc::new(Link::new(peer, name())))))
     }
 
-    /// Asks on a connection; on another one, where the other side closed the first as idle. Returns the connection's version, too.
+    /// Asks on a connection, or on another one if the other side closed the first as idle. Also returns the connection's version.
     async fn converse(
         &self,
         connect: impl AsyncFn() -> Option<InUse>,
@@ -371,7 +371,7 @@ impl Peers {
         was_heard
     }
 
-    /// A chunk came from a node, or the word that it has none.
+    /// Notes that a node sent a chunk, or said that it has none.
     pub(super) fn heard(&self, link: &Link) {
         self.decide(|exchange, _| exchange.heard(link.peer));
     }
@@ -408,7 +408,7 @@ async fn converse(
     read_answer(&mut receive).await?.ok_or_else(|| "no answer on the stream".into())
 }
 
-/// An error and what caused it.
+/// An error and its causes, as a text.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -15,7 +15,7 @@ use larder_protocol::table::NodeNumber;
 use larder_protocol::version::Version;
 use quinn::{RecvStream, SendStream};
 
-/// What all threads of a node know of that. Cloning shares.
+/// The rooms of nodes, known to all threads of a node. Cloning shares.
 #[derive(Debug, Clone, Default)]
 pub struct Rooms(Arc<Shared>);
 
@@ -24,7 +24,7 @@ struct Shared {
     own: Mutex<BTreeMap<u16, u64>>,
     served: Mutex<Served>,
     heard: Mutex<BTreeMap<NodeNumber, Heard>>,
-    /// Grows with all that is told on.
+    /// Grows with all news that are passed on.
     news: AtomicU64,
 }
 
@@ -49,7 +49,7 @@ impl Rooms {
         own.iter().min_by_key(|&(_, &least)| least).map(|(&device, &least)| (device, Worth(least)))
     }
 
-    /// This node sends so many bytes of blocks to another.
+    /// Counts bytes of blocks that this node sends to others.
     pub fn sends(&self, bytes: u64, now: Duration) {
         let mut served = self.0.served.lock().unwrap_or_else(PoisonError::into_inner);
         served.sent(bytes, now.as_millis() as u64);
@@ -96,7 +96,7 @@ impl Rooms {
         newer
     }
 
-    /// Writes what stands before an answer to another node.
+    /// Writes the room that stands before an answer to another node.
     pub(super) async fn write_before(
         &self,
         send: &mut SendStream,
@@ -123,10 +123,10 @@ pub(super) async fn read_answer(
     Ok(read_message(receive).await?.map(|answer| (room, answer)))
 }
 
-/// A figure that differs by one part in so many at most counts as the same.
+/// A figure that differs by at most one part in this many counts as the same.
 const SAME_SHARE: u64 = 8;
 
-/// Answers of one node that say the same before one is told on: it shows that the node still answers.
+/// The number of equal answers of one node before one is passed on, to show that the node still answers.
 const MOST_UNTOLD: u32 = 16;
 
 #[cfg(test)]

@@ -50,17 +50,17 @@ use super::{
 use crate::watched::here;
 use larder_net::audit::Audit;
 
-/// Does what an admin, by name, wants of the node's drain; the error is for people.
+/// Carries out an admin's command about the node's drain; the error is for people.
 pub(super) type DrainByAdmin = Box<dyn Fn(&str, DrainCommand) -> Result<DrainReport, String> + Send>;
 
 /// Has the node read its configuration again, as an admin, by name, wants; the error is for people.
 pub(super) type ReloadByAdmin =
     Box<dyn Fn(String) -> LocalBoxFuture<'static, Result<Reloaded, String>> + Send>;
 
-/// Does what an admin, by name, wants of a purge; the error is for people.
+/// Carries out an admin's command about a purge; the error is for people.
 pub(super) type PurgeByAdmin = Box<dyn Fn(&str, PurgeCommand) -> Result<PurgeReport, String> + Send>;
 
-/// What the node's HTTP server says, by path and body; the error is for people.
+/// The answer of the node's HTTP server, by path and body; the error is for people.
 pub type ShowNode = Box<dyn Fn(Show) -> LocalBoxFuture<'static, Result<Vec<u8>, String>> + Send>;
 
 /// The receivers of requests.
@@ -87,9 +87,9 @@ pub struct Services {
     pub reload: ReloadByAdmin,
     /// The node's purges.
     pub purge: PurgeByAdmin,
-    /// What the node's HTTP server says.
+    /// The node's HTTP server.
     pub show: ShowNode,
-    /// Who changed what.
+    /// The audit log.
     pub audit: Audit,
     /// The directory.
     pub find: Recipient<ServeFind>,
@@ -97,7 +97,7 @@ pub struct Services {
     pub announce: Recipient<ServeAnnounce>,
     /// The directory.
     pub repair: Recipient<ServeRepair>,
-    /// Decides which requests are traced: those that belong to a trace of the asker's.
+    /// Decides which requests are traced: those of a trace that the asker records.
     pub sampler: Sampler,
 }
 
@@ -164,7 +164,7 @@ impl Server {
         let streams = Arc::new(Semaphore::new(MAX_STREAMS as usize));
         let order = Rc::new(SendOrder::default());
         while let Ok((send, receive)) = quic.accept_bi().await {
-            // Where the connection was closed here as idle, its asker asks again: the request must not be served twice.
+            // If the connection was closed here as idle, its asker asks again: the request must not be served twice.
             if quic.close_reason().is_some() {
                 break;
             }
@@ -196,7 +196,7 @@ impl Server {
             Ok(Err(MessageError::Malformed(_) | MessageError::NotAFrame | MessageError::Cut)) => {
                 return metrics.rejected("malformed");
             }
-            // It went away, or thinks too long.
+            // The asker went away, or takes too long.
             Ok(Ok(None) | Err(_)) | Err(_) => return,
         };
         metrics.requested(name_of(&request));
@@ -248,7 +248,7 @@ impl Server {
         }
     }
 
-    /// The span of serving somebody whose request is traced.
+    /// The span of serving a traced request.
     fn trace(&self, request: &PeerRequest, asked: Option<TraceContext>) -> Trace {
         let Some(context) = asked else { return Trace::default() };
         let sampler = self.services.sampler;
@@ -340,7 +340,7 @@ impl Server {
         let table = self.peers.table();
         match table.member(announce.holder.node) {
             Some(member) if member.name != peer.name => Err("a node announces for itself alone"),
-            // The directory knows what to make of a node that is not a member yet.
+            // The directory handles a node that is not a member yet.
             _ => Ok(()),
         }
     }
@@ -413,7 +413,7 @@ impl Server {
         actor.send(TakeChunks { from, namespace, chunks }).await.ok().flatten()
     }
 
-    /// Answers a fetch, and sends the blocks from where they stand. Each stays leased until its last byte was acknowledged.
+    /// Answers a fetch, and sends the blocks from their places. Each block stays leased until its last byte was acknowledged.
     async fn send_blocks(
         &self,
         (connection, order): (&Connection, &SendOrder),
@@ -637,5 +637,5 @@ const SEND_DEADLINE: Duration = Duration::from_secs(30);
 /// A reader that takes nothing for this time, while there is something to read, gets nothing more.
 pub(super) const STALL_DEADLINE: Duration = Duration::from_secs(2);
 
-/// When a peer may ask again that was told that there is too much to do.
+/// The pause for a peer that was told that there is too much to do.
 pub(super) const BUSY_RETRY_MS: u64 = 5;

@@ -21,11 +21,12 @@ pub struct LinkStatus {
     pub rtt_seconds: Option<f64>,
     /// Packets sent there.
     pub sent_packets: u64,
-    /// Packets of those that were lost, and repeated.
+    /// Sent packets that were lost, and repeated.
     pub lost_packets: u64,
 }
 
-/// A namespace in the body of `GET /usage`, a list: what lookups asked for and found in this life of the node, over all actors.
+/// A namespace in the body of `GET /usage`, a list: the tokens that lookups asked for and found in this life of the node, over
+/// all actors.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UsageStatus {
@@ -35,7 +36,7 @@ pub struct UsageStatus {
     pub namespace: String,
     /// Prompt tokens of all lookups.
     pub tokens_asked: u64,
-    /// Those that were found, by tier; a tier without any is left out.
+    /// Tokens that were found, by tier; a tier without hits is left out.
     pub hits: Vec<TierHits>,
     /// Seconds of prefill that hits saved, as far as engines say how fast they compute.
     pub prefill_seconds_saved: f64,

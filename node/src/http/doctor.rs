@@ -1,4 +1,4 @@
-//! `GET /doctor`: what of the host is in the node's way, and what to do about it.
+//! `GET /doctor`: the host's problems for the node, and what to do about them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use super::show::Refused;
 use crate::findings::FindingStatus;
 use crate::threads;
 
-/// Examines the host for the configuration in force; `None` where nobody can. May block for seconds.
+/// Examines the host for the configuration in force; `None` if nobody can. May block for seconds.
 pub(crate) type Examiner = Arc<dyn Fn() -> Option<Vec<FindingStatus>> + Send + Sync>;
 
 /// The last findings, and when they were made; locked while new ones are made.
 pub(crate) type Findings = Mutex<Option<(Duration, Vec<FindingStatus>)>>;
 
-/// Examines the host, once for all who ask within a minute.
+/// Examines the host, once for all requests within a minute.
 pub(super) async fn findings(state: &State) -> Result<Vec<FindingStatus>, Refused> {
     let mut last = state.findings.lock().await;
     let now = state.clock.elapsed();
@@ -29,11 +29,11 @@ pub(super) async fn findings(state: &State) -> Result<Vec<FindingStatus>, Refuse
         state.examiner.get().ok_or_else(|| Refused::Question("the node starts".to_owned()))?.clone();
     let findings = threads::blocking(move || examine()).await;
     let findings = findings.ok_or_else(|| {
-        Refused::Question("the node has no configuration file, so nobody examines its host".to_owned())
+        Refused::Question("the node has no configuration file, so it does not examine its host".to_owned())
     })?;
     *last = Some((now, findings.clone()));
     Ok(findings)
 }
 
-/// How long findings serve all who ask.
+/// The lifetime of findings.
 const FRESH: Duration = Duration::from_secs(60);

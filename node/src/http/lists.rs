@@ -15,7 +15,7 @@ use super::State;
 use crate::actor::{AskHoldings, AskNamespaces, Holdings, SessionSeen};
 use crate::tenants::Tenant;
 
-/// A namespace in the body of `GET /namespaces`, a list: the facts by which a router asks for prompts in it.
+/// A namespace in the body of `GET /namespaces`, a list: the facts that a router needs to ask for prompts in it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NamespaceStatus {
     /// The tenant whose it is.
@@ -26,7 +26,7 @@ pub struct NamespaceStatus {
     pub fingerprint: String,
     /// Tokens of one chunk.
     pub chunk_tokens: u32,
-    /// How chunks are hashed from tokens, as the coordinator's `/v1/prefix` takes it; `None` if engines alone can.
+    /// The hash of chunks from tokens, as the coordinator's `/v1/prefix` takes it; `None` if only the engines can compute it.
     pub hash: Option<HashStatus>,
     /// Open sessions that registered it, over all actors.
     pub sessions: u64,
@@ -34,7 +34,7 @@ pub struct NamespaceStatus {
     pub chunks: u64,
 }
 
-/// How chunks of a namespace are hashed from tokens.
+/// The hash of a namespace's chunks from tokens.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case")]
 pub enum HashStatus {
@@ -55,7 +55,7 @@ pub enum HashStatus {
 pub struct SessionStatus {
     /// The device that serves it.
     pub device: u16,
-    /// Its number at that device.
+    /// The session's number at that device.
     pub session: u32,
     /// The tenant whose it is.
     pub tenant: String,
@@ -65,7 +65,7 @@ pub struct SessionStatus {
     pub pid: Option<u32>,
     /// Namespaces that it registered.
     pub namespaces: u64,
-    /// Their fingerprints, 64 hexadecimal digits each.
+    /// The fingerprints of these namespaces, 64 hexadecimal digits each.
     pub fingerprints: Vec<String>,
     /// Its last request; `None` if it made none yet.
     pub last_request: Option<String>,
@@ -95,7 +95,7 @@ pub struct PinStatus {
     pub tenant: String,
     /// Chunks that it keeps.
     pub chunks: u64,
-    /// Their bytes.
+    /// Bytes of these chunks.
     pub bytes: u64,
     /// Seconds until it ends.
     pub seconds_left: f64,
@@ -233,7 +233,7 @@ impl State {
     }
 }
 
-/// What every actor that answers holds.
+/// The holdings of every actor that answers.
 async fn holdings(state: &State) -> impl Iterator<Item = (u16, Holdings)> + use<> {
     let answers = state.ask_actors(|| AskHoldings).await;
     answers.into_iter().filter_map(|(device, held)| Some((device, held?)))

@@ -1,4 +1,4 @@
-//! `GET /past`: the last lookups of a node as hashes, for the coordinator, which plays those of all nodes together.
+//! `GET /past`: the last lookups of a node as hashes, for the coordinator, which plays the lookups of all nodes together.
 //!
 //! A chunk's hash names the whole prefix up to it. So each chunk is listed once, with the chunk before it, and a lookup names its last
 //! chunk only.
@@ -18,36 +18,36 @@ use crate::threads;
 /// The body of `GET /past`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PastStatus {
-    /// The policy in force; empty where nothing is cached yet.
+    /// The policy in force; empty if nothing is cached yet.
     pub policy: String,
     /// Chunks that memory and disk keep at present.
     pub capacity_chunks: u64,
-    /// Bytes of a chunk, on average over what is cached.
+    /// Bytes of a chunk, on average over the cached chunks.
     pub chunk_bytes: u64,
     /// Whether the node reads the chunks of others.
     pub shares: bool,
     /// A name for each chunk of the lookups: a number of 64 bits.
     pub names: Vec<u64>,
-    /// The chunk before each of them: its place in the list, counted from 1; 0 where a prompt begins.
+    /// For each of these chunks, the chunk before it: its place in the list, counted from 1; 0 at the beginning of a prompt.
     pub parents: Vec<u32>,
     /// The lookups, the newest first.
     pub lookups: Vec<PastLookupStatus>,
-    /// Lookups that are left out: they contradict newer ones, or there is no room for them.
+    /// Lookups that are left out: they contradict newer lookups, or there is no room for them.
     pub left_out_lookups: u64,
 }
 
 /// A lookup in [`PastStatus`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PastLookupStatus {
-    /// When: milliseconds since 1970.
+    /// The time of the lookup: milliseconds since 1970.
     pub unix_ms: u64,
     /// Tokens of one chunk.
     pub chunk_tokens: u32,
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
-    /// Those that were found.
+    /// Tokens that were found.
     pub tokens_hit: u64,
-    /// Its last full chunk: its place in the list, counted from 1; 0 where it has none.
+    /// The prompt's last full chunk: its place in the list, counted from 1; 0 if the prompt has none.
     pub last: u32,
 }
 
@@ -103,7 +103,7 @@ fn list(
     status
 }
 
-/// The place of the last of these chunks; `None`, and nothing is added, where one stands behind another chunk than it did before.
+/// The place of the last of these chunks; `None` if a chunk stands behind another chunk than before: then nothing is added.
 fn add(status: &mut PastStatus, places: &mut HashMap<u64, u32>, chunks: &[u64]) -> Option<u32> {
     let (mut last, before) = (0, status.names.len());
     for &chunk in chunks {
@@ -133,7 +133,7 @@ const MOST_JSON_BYTES: usize = 960 << 10;
 /// The most bytes of a name and a parent in JSON.
 const CHUNK_JSON_BYTES: usize = 21 + 11;
 
-/// The most bytes of a lookup in JSON, where its numbers are no nonsense.
+/// The most bytes of a lookup in JSON, with plausible numbers.
 const LOOKUP_JSON_BYTES: usize = 160;
 
 #[cfg(test)]

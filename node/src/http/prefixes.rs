@@ -10,10 +10,10 @@ use super::why::SEARCHES;
 use crate::actor::AskPast;
 use crate::threads;
 
-/// A run of chunks in the body of `GET /prefixes`, a list: the last lookups had all of it equally often.
+/// A run of chunks in the body of `GET /prefixes`, a list: the last lookups had each of its chunks equally often.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrefixStatus {
-    /// The place in the list of the run before it, counted from 0; `None` where a prompt begins.
+    /// The place in the list of the run before it, counted from 0; `None` at the beginning of a prompt.
     pub parent: Option<usize>,
     /// Fingerprint of the namespace: 64 hexadecimal digits.
     pub namespace: String,
@@ -27,7 +27,7 @@ pub struct PrefixStatus {
     pub tokens: u64,
     /// Lookups that had it.
     pub lookups: u64,
-    /// Lookups among them that found all of it, here or elsewhere.
+    /// Lookups among them that found the whole run, here or elsewhere.
     pub hits: u64,
 }
 

@@ -1,6 +1,7 @@
-//! `GET /what_if`: what more memory, disk or another policy would have hit of the last lookups.
+//! `GET /what_if`: the hits that the last lookups would have had with more memory, more disk or another policy.
 //!
-//! Playing them takes seconds of one processor: a thread of the lowest priority does it, once for all who ask within a minute.
+//! Playing the lookups takes seconds of one processor: a thread of the lowest priority does it, once for all requests within a
+//! minute.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::State;
-use crate::actor::{AskPast, PastSeen, Report};
+use crate::actor::{ActorReport, AskPast, PastSeen};
 
 /// The body of `GET /what_if`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -32,7 +33,7 @@ pub struct PlayedStatus {
     pub policy: String,
     /// Chunks that memory and disk keep at present.
     pub capacity_chunks: u64,
-    /// Bytes of a chunk, on average over what is cached.
+    /// Bytes of a chunk, on average over the cached chunks.
     pub chunk_bytes: u64,
     /// Tokens of one chunk.
     pub chunk_tokens: u32,
@@ -44,11 +45,11 @@ pub struct PlayedStatus {
     pub left_out_lookups: u64,
     /// Seconds from the first counted lookup to the last.
     pub counted_seconds: f64,
-    /// Different chunks of all that were played: a cache of more is as good as one that never evicts.
+    /// The number of different chunks in these lookups: a cache for more chunks is as good as one that never evicts.
     pub distinct_chunks: u64,
     /// Tokens of the counted lookups.
     pub tokens_asked: u64,
-    /// Tokens of them that were found in truth, at other nodes, too.
+    /// Tokens of the counted lookups that were really found, at other nodes too.
     pub tokens_found: u64,
     /// The caches that were tried.
     pub tried: Vec<TriedStatus>,
@@ -67,7 +68,7 @@ pub struct TriedStatus {
     pub tokens_hit: u64,
 }
 
-/// What is known, and whether a newer answer is being made.
+/// The last answer, and whether a newer one is being made.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     is_running: bool,
@@ -105,9 +106,9 @@ pub(super) async fn what_if(state: &State) -> WhatIfStatus {
     }
 }
 
-/// The lookups of all actors, and the cache at present; none where nothing is cached.
+/// The lookups of all actors, and the present cache; `None` if nothing is cached.
 pub(super) async fn seen(state: &State) -> (Vec<PastLookup>, Option<Present>) {
-    let reports: Vec<Report> = state.ask().await.into_iter().filter_map(|(_, report)| report).collect();
+    let reports: Vec<ActorReport> = state.ask().await.into_iter().filter_map(|(_, report)| report).collect();
     let seen = state.ask_actors(|| AskPast).await.into_iter().filter_map(|(_, seen)| seen);
     let (mut lookups, mut disk_bytes) = (Vec::<PastLookup>::new(), 0);
     for PastSeen { lookups: of_actor, disk_bytes: of_disk } in seen {
@@ -143,13 +144,13 @@ impl Drop for Running {
 }
 
 impl Present {
-    /// `None` where nothing is cached: then nobody knows how large a chunk is.
-    fn of(reports: &[Report], disk_bytes: u64) -> Option<Self> {
-        let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
+    /// `None` if nothing is cached: then nobody knows how large a chunk is.
+    fn of(reports: &[ActorReport], disk_bytes: u64) -> Option<Self> {
+        let sum = |of: fn(&ActorReport) -> u64| reports.iter().map(of).sum::<u64>();
         let chunk_bytes = sum(|report| report.usage.cached_bytes)
             .checked_div(sum(|report| report.usage.cached_chunks))
             .filter(|&bytes| bytes > 0)?;
-        let in_memory = |report: &Report| {
+        let in_memory = |report: &ActorReport| {
             let room = report.usage.bytes.total / chunk_bytes;
             report.usage.capacity_chunks.map_or(room, |chunks| chunks.min(room))
         };
@@ -182,10 +183,10 @@ fn played_status(present: &Present, played: Played<Tried>) -> PlayedStatus {
     }
 }
 
-/// How long an answer serves all who ask.
+/// The lifetime of an answer.
 const FRESH: Duration = Duration::from_secs(60);
 
-/// How long somebody waits for an answer: less than a coordinator waits for a node.
+/// How long a request waits for an answer: less than a coordinator waits for a node.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Everything else goes first.

@@ -20,16 +20,16 @@ use super::show::{Arguments, Refused};
 use crate::actor::{AskChain, AskLookups, ChainSeen, LookupsSeen};
 use crate::metrics::tier_name;
 
-/// A lookup in the body of `GET /lookups`, a list: the last ones first.
+/// A lookup in the body of `GET /lookups`, a list, the newest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LookupStatus {
     /// The device that served it.
     pub device: u16,
-    /// Its number at that device.
+    /// The lookup's number at that device.
     pub number: u64,
-    /// When: milliseconds since 1970.
+    /// The time of the lookup: milliseconds since 1970.
     pub unix_ms: u64,
-    /// What the engine asked for: `lookup`, `prefetch` or `lease`.
+    /// The kind of the engine's request: `lookup`, `prefetch` or `lease`.
     pub kind: String,
     /// The engine's name of the request; `None` if it gave none.
     pub request: Option<String>,
@@ -51,11 +51,11 @@ pub struct LookupStatus {
     pub found_chunks: u64,
     /// Why the request was refused; `None` if it was not.
     pub refused: Option<String>,
-    /// What became of its chunks, in order.
+    /// The outcomes of its chunks, in order.
     pub runs: Vec<RunStatus>,
     /// Namespaces of the tenant that resemble this one, if a chunk of it was stored nowhere.
     pub other_namespaces: Vec<OtherStatus>,
-    /// The chunks, 64 hexadecimal digits each; only where a request or trace was asked for.
+    /// The chunks, 64 hexadecimal digits each; only if a request or trace was asked for.
     pub hashes: Vec<String>,
 }
 
@@ -66,14 +66,14 @@ pub struct RunStatus {
     pub from: u32,
     /// Position after the last.
     pub to: u32,
-    /// What became of them: `found`, `behind_gap` (there, but a chunk before it is missing), `computed_faster` (there, but computing
-    /// is faster than bringing), `not_asked`, `being_written`, `evicted`, `never_stored`, `unknown` (evictions so old are
+    /// Their outcome: `found`, `behind_gap` (there, but a chunk before it is missing), `computed_faster` (there, but computing is
+    /// faster than bringing), `not_asked`, `being_written`, `evicted`, `never_stored`, `unknown` (evictions so old are
     /// forgotten), `home_silent` (the home of its directory rows did not answer), `peer_silent`, `deadline`, `busy`, `not_held`
     /// (the directory was wrong), `broken` (a connection), `damaged`, `unreadable` (a tier) or `refused`.
     pub outcome: String,
-    /// The tier where they were; `None` if they were nowhere.
+    /// The tier where the chunks were; `None` if they were nowhere.
     pub tier: Option<String>,
-    /// Their eviction; `None` if the outcome is another.
+    /// The eviction of the chunks; `None` for any other outcome.
     pub evicted: Option<EvictedStatus>,
 }
 
@@ -104,18 +104,18 @@ pub struct OtherStatus {
     pub has_chunk: Option<bool>,
 }
 
-/// A device in the body of `POST /explain`, a list: what it has of a prompt now.
+/// A device in the body of `POST /explain`, a list: the chunks of a prompt that it has now.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChainStatus {
     /// The device.
     pub device: u16,
     /// Whether it knows the namespace at all.
     pub knows_namespace: bool,
-    /// What it has, by position.
+    /// The outcomes of the prompt's chunks at this device, by position.
     pub runs: Vec<RunStatus>,
     /// Namespaces of the tenant that resemble this one, if a chunk is missing.
     pub other_namespaces: Vec<OtherStatus>,
-    /// Until when its chunks stay in memory, by position.
+    /// How long its chunks stay in memory, by position.
     #[serde(default)]
     pub stays: Vec<StayStatus>,
     /// For how long nobody had used the chunks that were evicted lately; `None` before the first eviction.
@@ -130,12 +130,12 @@ pub struct StayStatus {
     pub from: u32,
     /// Position after the last.
     pub to: u32,
-    /// What keeps them: `pin`, `use` (they are read or written), `continuation` (a chunk behind them is in memory: prompts are
-    /// evicted from their ends), or `nothing` (the policy may evict them at any moment).
+    /// The reason why they stay: `pin`, `use` (they are read or written), `continuation` (a chunk behind them is in memory:
+    /// prompts are evicted from their ends), or `nothing` (the policy may evict them at any moment).
     pub keeper: String,
     /// Seconds until their pin ends; `None` if they are not pinned.
     pub pin_seconds_left: Option<f64>,
-    /// For how long nobody has used the one that was used last.
+    /// Seconds since the last use of any of these chunks.
     pub idle_seconds: f64,
 }
 
@@ -185,7 +185,7 @@ pub(super) async fn lookups(state: &State, arguments: &Arguments) -> Result<Vec<
     shown.await.map_err(|error| Refused::Question(error.to_string()))
 }
 
-/// What every device has of a prompt now, and why it lacks the rest.
+/// The chunks of a prompt that every device has now, and why the others are missing.
 pub(super) async fn explain(state: &State, body: &[u8]) -> Result<Vec<ChainStatus>, Refused> {
     let wrong = |error: &dyn std::fmt::Display| Refused::Question(format!("the body: {error}"));
     let asked: ExplainRequest = serde_json::from_slice(body).map_err(|error| wrong(&error))?;
@@ -258,7 +258,7 @@ struct Memory {
     is_cut: bool,
 }
 
-/// What the memories say of a prompt's chunks.
+/// The memories' evictions of a prompt's chunks.
 struct Remembered {
     evictions: Vec<Option<RememberedEviction>>,
     is_cut: bool,
@@ -276,7 +276,7 @@ impl Now {
 }
 
 impl Memory {
-    /// Reads each memory once, whatever the number of chunks: one that is full has a million evictions.
+    /// Reads each memory once, whatever the number of chunks: a full memory has a million evictions.
     fn search(memories: &[(u16, RememberedEvictions)], chunks: &[(&Fingerprint, &ChunkHash)]) -> Vec<Self> {
         let search = |(device, memory): &(u16, RememberedEvictions)| Self {
             device: *device,
@@ -381,7 +381,7 @@ fn lookup_status(
     }
 }
 
-/// Runs with one outcome each, absent chunks divided by what the memory says of them.
+/// Runs with one outcome each; absent chunks are divided by their evictions.
 fn runs(outcomes: &[OutcomeRun], Remembered { evictions, is_cut }: &Remembered, now: Now) -> Vec<RunStatus> {
     let starts = std::iter::once(0).chain(outcomes.iter().map(|run| run.to));
     let chunks = starts.zip(outcomes).flat_map(|(from, run)| (from..run.to).map(move |_| run.outcome));
@@ -463,7 +463,7 @@ fn other_status(other: OtherNamespace) -> OtherStatus {
 const USUAL_LOOKUPS: usize = 50;
 const MOST_LOOKUPS: usize = 500;
 
-/// One search through what actors remember goes on at a time, whoever asks: others wait, as many as have connections.
+/// One search through the memories goes on at a time: other requests wait, as many as have connections.
 pub(super) static SEARCHES: Semaphore = Semaphore::const_new(1);
 
 #[cfg(test)]

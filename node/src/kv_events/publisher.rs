@@ -12,7 +12,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::timeout;
 
 use super::zmtp::{
-    Guests, MAX_FRAME_BYTES, SILENCE, Said, accept, greet, pong, put_message, take_frame, wrong,
+    GuestMessage, Guests, MAX_FRAME_BYTES, SILENCE, accept, greet, pong, put_message, take_frame, wrong,
 };
 
 /// Sends messages to the subscribers of their topics. Once dropped, it takes no more subscribers.
@@ -82,12 +82,12 @@ async fn serve(mut socket: TcpStream, mut messages: broadcast::Receiver<Message>
     loop {
         while let Some(said) = take_frame(&mut buffer)? {
             match said {
-                Said::Command(command) => {
+                GuestMessage::Command(command) => {
                     if let Some(pong) = pong(&command) {
                         timeout(SILENCE, writer.write_all(&pong)).await??;
                     }
                 }
-                Said::Message(message, _) => subscribe(&mut prefixes, message)?,
+                GuestMessage::Message(message, _) => subscribe(&mut prefixes, message)?,
             }
         }
         tokio::select! {
@@ -119,7 +119,7 @@ fn subscribe(prefixes: &mut Vec<Bytes>, mut message: Bytes) -> io::Result<()> {
                 prefixes.swap_remove(i);
             }
         }
-        _ => return Err(wrong("it sends what only publishers send")),
+        _ => return Err(wrong("it sends messages that only publishers send")),
     }
     Ok(())
 }

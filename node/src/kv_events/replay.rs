@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::zmtp::{
-    Guests, MAX_FRAME_BYTES, SILENCE, Said, accept, greet, pong, put_message, take_frame, wrong,
+    GuestMessage, Guests, MAX_FRAME_BYTES, SILENCE, accept, greet, pong, put_message, take_frame, wrong,
 };
 
 /// Keeps messages, and sends them again. Once dropped, it takes no more requests.
@@ -139,12 +139,12 @@ async fn serve(mut socket: TcpStream, kept: &Mutex<Kept>, ask: &mpsc::Sender<Ask
     let mut frames = Vec::new();
     loop {
         match take_frame(&mut buffer)? {
-            Some(Said::Command(command)) => {
+            Some(GuestMessage::Command(command)) => {
                 if let Some(pong) = pong(&command) {
                     timeout(SILENCE, writer.write_all(&pong)).await??;
                 }
             }
-            Some(Said::Message(frame, is_more)) => {
+            Some(GuestMessage::Message(frame, is_more)) => {
                 frames.push(frame);
                 if frames.len() > MAX_FRAMES {
                     return Err(wrong("its request has too many frames"));

@@ -31,7 +31,7 @@ struct Holding {
     is_told: bool,
 }
 
-/// What is told of chunks.
+/// An event for subscribers.
 #[derive(Debug, PartialEq)]
 pub(super) enum Event {
     /// Chunks that follow each other, by their names.
@@ -79,7 +79,7 @@ pub(super) enum Hash {
 }
 
 impl Told {
-    /// Nothing is held.
+    /// No held chunks.
     pub(super) fn new(tells_tokens: bool) -> Self {
         Self { chunks: HashMap::new(), orphans: HashMap::new(), tells_tokens }
     }
@@ -102,7 +102,7 @@ impl Told {
         held.filter(|holding| holding.described.is_none()).map(|holding| holding.device).collect()
     }
 
-    /// Everything that a GPU holds, parents first, of the namespaces whose chunk's tokens are given.
+    /// All chunks that a GPU holds, parents first, of the namespaces for which `chunk_tokens` gives the tokens of a chunk.
     pub(super) fn events(
         &self,
         device: u16,
@@ -329,7 +329,7 @@ impl Serialize for Hash {
 const MEDIUM: &str = "CPU";
 const LOCALITY: &str = "LOCAL";
 
-/// Whose they are.
+/// The owner of the chunks.
 const OWNER: &str = "larder";
 
 #[cfg(test)]

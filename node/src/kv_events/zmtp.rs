@@ -15,9 +15,9 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What a guest says.
+/// A message of a guest.
 #[derive(Debug, PartialEq)]
-pub(super) enum Said {
+pub(super) enum GuestMessage {
     Command(Bytes),
     /// A part of a message, and whether more of it follows.
     Message(Bytes, bool),
@@ -107,7 +107,7 @@ pub(super) async fn greet(
     writer.write_all(&ready).await?;
     loop {
         match take_frame(buffer)? {
-            Some(Said::Command(command)) if command.starts_with(b"\x05READY") => return Ok(()),
+            Some(GuestMessage::Command(command)) if command.starts_with(b"\x05READY") => return Ok(()),
             Some(_) => return Err(wrong("it does not say that it is ready")),
             None if reader.read_buf(buffer).await? == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             None => {}
@@ -124,7 +124,7 @@ fn greeting() -> [u8; GREETING_BYTES] {
 }
 
 /// Takes a whole frame out of the read bytes, if there is one.
-pub(super) fn take_frame(buffer: &mut BytesMut) -> io::Result<Option<Said>> {
+pub(super) fn take_frame(buffer: &mut BytesMut) -> io::Result<Option<GuestMessage>> {
     let &[flags, ref rest @ ..] = &buffer[..] else { return Ok(None) };
     let (header, bytes) = match (flags & LONG != 0, rest) {
         (false, &[bytes, ..]) => (2, u64::from(bytes)),
@@ -144,7 +144,11 @@ pub(super) fn take_frame(buffer: &mut BytesMut) -> io::Result<Option<Said>> {
     buffer.advance(header);
     // A copy, which a subscription keeps: a part would keep all that was read.
     let body = Bytes::copy_from_slice(&buffer.split_to(bytes));
-    Ok(Some(if flags & COMMAND != 0 { Said::Command(body) } else { Said::Message(body, flags & MORE != 0) }))
+    Ok(Some(if flags & COMMAND != 0 {
+        GuestMessage::Command(body)
+    } else {
+        GuestMessage::Message(body, flags & MORE != 0)
+    }))
 }
 
 /// Adds a frame.
@@ -175,7 +179,7 @@ pub(super) fn put_message(to: &mut BytesMut, frames: &[&[u8]]) {
     }
 }
 
-/// What a guest did wrong.
+/// The error of a guest's wrong message.
 pub(super) fn wrong(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
@@ -215,8 +219,11 @@ mod tests {
             buffer.extend_from_slice(&[byte]);
             taken.extend(take_frame(&mut buffer).unwrap());
         }
-        let topic = Said::Message(Bytes::from_static(b"\x01topic"), false);
-        assert_eq!(taken, [topic, Said::Command(vec![7; 300].into()), Said::Message(Bytes::new(), true)]);
+        let topic = GuestMessage::Message(Bytes::from_static(b"\x01topic"), false);
+        assert_eq!(
+            taken,
+            [topic, GuestMessage::Command(vec![7; 300].into()), GuestMessage::Message(Bytes::new(), true)]
+        );
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub enum ConfigError {
     Zero(&'static str),
     /// Tokens would be told to anybody.
     #[error(
-        "[kv_events] tells tokens of prompts at {0}: set it to a loopback address, or `tokens` to \"encrypted\" where the way to its subscribers is"
+        "[kv_events] tells tokens of prompts at {0}: set it to a loopback address, or `tokens` to \"encrypted\" if the way to its subscribers is encrypted"
     )]
     EventTokens(SocketAddr),
     /// The object store's URL names no store.

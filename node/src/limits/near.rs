@@ -42,7 +42,9 @@ pub struct PeerPlace {
 #[strum(serialize_all = "snake_case")]
 pub enum Mismatch {
     /// The firmware does not say where a GPU is.
-    #[error("the firmware does not say which NUMA node GPU {pci} is on: its memory and threads are anywhere")]
+    #[error(
+        "the firmware does not tell the NUMA node of GPU {pci}: its memory and threads may be on any node"
+    )]
     UnplacedGpu {
         /// The GPU.
         pci: PciAddress,

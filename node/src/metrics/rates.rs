@@ -1,4 +1,4 @@
-//! Hit rates over sliding windows beside those of an infinite cache, per namespace and tenant.
+//! Hit rates over sliding windows beside the rates of an infinite cache, for each namespace and tenant.
 //!
 //! Labels are bounded: tenants stand in the configuration, a store knows a bounded number of namespaces at a time, and the
 //! gauges of a namespace go when its number is given to another. Namespaces share no chunk, so a tenant's tokens are the sum
@@ -22,9 +22,9 @@ pub struct TenantRates {
     pub window: String,
     /// Prompt tokens of its lookups.
     pub tokens_asked: u64,
-    /// By this cache.
+    /// Hit rate of this cache.
     pub hit_rate: f64,
-    /// By an infinite one of all nodes together: where it is close, more memory buys nothing.
+    /// Hit rate of an infinite cache of all nodes together: if it is close to the other one, more memory brings nothing.
     pub infinite_hit_rate: f64,
 }
 

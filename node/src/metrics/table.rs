@@ -39,12 +39,12 @@ metrics_table! {
             "Prompt tokens of lookups whose caller could not use a hit";
         avoided_seconds: CounterVec = "larder_recompute_avoided_seconds_total", "seconds",
             [TENANT, NAMESPACE],
-            "Seconds of prefill that the tokens found, and worth loading, would have taken at the speed that the engine said it has";
+            "Seconds of prefill saved: the time of computing the found tokens that are worth loading, at the speed that the engine named";
         hit_rate: GaugeVec = "larder_hit_rate", "ratio", [TENANT, NAMESPACE, DEVICE, WINDOW],
-            "Tokens hit of tokens asked in a sliding window";
+            "Share of the prompt tokens that were hit, in a sliding window";
         infinite_hit_rate: GaugeVec = "larder_infinite_hit_rate", "ratio",
             [TENANT, NAMESPACE, DEVICE, WINDOW],
-            "The same for an infinite cache: where it is close to larder_hit_rate, more memory buys nothing";
+            "Hit rate of an infinite cache: if it is close to larder_hit_rate, more memory brings nothing";
     }
 }
 
@@ -53,27 +53,27 @@ metrics_table! {
     pub(super) struct Operations: "Operations", "" => {
         requests: IntCounterVec = "larder_requests_total", "requests",
             [REQUEST, Label::one_of("outcome", &["done", "busy", "refused"])],
-            "Requests of sessions, by how they ended";
+            "Requests of sessions, by outcome";
         request_seconds: HistogramVec = "larder_request_seconds", "seconds", [REQUEST],
-            "Time to answer a session's request, what other nodes have to be asked included"
+            "Time to answer a session's request, questions to other nodes included"
             in [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 5e-4, 2e-3, 1e-2, 0.05, 0.1, 0.5, 2.0, 10.0];
         moved_bytes: IntCounterVec = "larder_moved_bytes_total", "bytes",
             [DEVICE, Label::one_of("movement", &MOVEMENTS)],
-            "Bytes of blocks committed by engines, or leased to them";
+            "Bytes of blocks that engines committed, or that were leased to engines";
         held: IntGaugeVec = "larder_held", "things",
             [DEVICE, Label::one_of("what", &["sessions", "leases", "reservations", "pins", "fetches",
                 "grants", "follows", "device_copies", "lingering_processes"])],
-            "What engines and other nodes hold: among them processes that ended their sessions and may still touch memory";
+            "Objects that engines and other nodes hold; lingering_processes: processes that ended their sessions and may still touch memory";
         session_ends: IntCounterVec = "larder_session_ends_total", "sessions",
             [TENANT, Label::one_of("how", SESSION_ENDS)],
             "Sessions that ended, or were refused";
         damage_reports: IntCounterVec = "larder_damage_reports_total", "reports",
             [DEVICE, Label::one_of("by", &REPORTED_BY), Label::one_of("found", &REPORT_FINDINGS)],
-            "Reports that a chunk has other bytes than were committed, and what the node found: damaged chunks were dropped, of right ones the report was false";
+            "Reports that a chunk has other bytes than were committed, by what the node found; it dropped the damaged chunks";
         up: IntGaugeVec = "larder_actor_up", "bool", [DEVICE], "Whether the actor answers";
         build: IntGaugeVec = "larder_build_info", "",
             [Label::one_of("role", &["node"]), Label::each("version", "the version that runs")],
-            "Always 1; the labels say what runs";
+            "Always 1; the labels name the version";
     }
 }
 
@@ -85,12 +85,12 @@ metrics_table! {
             "Bytes of the arena: total = free + used + quarantined; pinned and passing are parts of used";
         placement_bytes: IntGaugeVec = "larder_arena_placement_bytes", "bytes",
             [DEVICE, Label::each("place", "huge_pages, transparent_huge_pages, ordinary_pages, misplaced, unknown, and numa_node_N for each of the host")],
-            "Bytes of the arena where the kernel says they are, and where they should not be";
+            "Bytes of the arena by their place as the kernel reports it, and bytes in a wrong place";
         mismatches: IntGaugeVec = "larder_placement_mismatches", "things",
             [Label::one_of("kind", &["unplaced_gpu", "no_cpus", "no_memory", "arenas_too_large"])],
-            "What cannot be on the NUMA node where it would be best, by kind";
+            "Parts of the node that are not on the best NUMA node, by kind";
         cached_chunks: IntGaugeVec = "larder_cached_chunks", "chunks", [DEVICE, LOCAL_TIER],
-            "Chunks in a tier; of the device tier, blocks";
+            "Chunks in a tier; for the device tier, blocks";
         cached_bytes: IntGaugeVec = "larder_cached_bytes", "bytes", [DEVICE, LOCAL_TIER],
             "Bytes of chunks in a tier";
         evictions: IntCounterVec = "larder_evicted_chunks_total", "chunks",
@@ -98,44 +98,44 @@ metrics_table! {
             "Chunks evicted: above the capacity or watermark, for want of a slot, or with a whole extent";
         remembered_bytes: IntGaugeVec = "larder_remembered_bytes", "bytes",
             [DEVICE, Label::one_of("what", &["evictions", "lookups"])],
-            "Memory for those who ask why a prompt missed, and what another cache would have hit: the last evictions, and the hashes of the last lookups";
+            "Memory of the last evictions and of the last lookups' hashes, which explain misses and show what another cache would have hit";
         policy_changes: IntCounterVec = "larder_policy_changes_total", "changes",
             [DEVICE, Label::one_of("to", &POLICIES)],
-            "Changes of the eviction policy while the node ran, by the policy that came";
+            "Changes of the eviction policy while the node ran, by the new policy";
         residence_seconds: CounterVec = "larder_evicted_residence_seconds_total", "seconds", [DEVICE],
-            "How long evicted chunks had been cached, summed: divided by the chunks evicted, their mean residence";
+            "Time that evicted chunks had been cached, summed; divided by the chunks evicted, their mean residence";
         fetched_chunks: IntCounterVec = "larder_fetched_chunks_total", "chunks",
             [DEVICE, Label::one_of("placement", &PLACEMENTS)],
-            "Chunks wanted from other nodes, or other GPUs of this one, by what became of them; missed: a failed load, which the engine recomputes";
+            "Chunks wanted from other nodes, or from other GPUs of this node, by outcome; missed: the load failed, and the engine computes the chunk";
         handed_over_layers: IntCounterVec = "larder_handed_over_layers_total", "pieces",
             [DEVICE, Label::one_of("how", &HANDED_OVER)],
-            "Layers of blocks that were handed over while their chunk was being written, as many as were given together counted once: given by an engine, sent to a node that follows, come from one";
+            "Ranges of layers that were handed over while their chunk was being written: given by an engine, sent to a node that follows, or come from the followed node";
         handed_over_bytes: IntCounterVec = "larder_handed_over_bytes_total", "bytes",
             [DEVICE, Label::one_of("how", &HANDED_OVER)],
-            "Bytes of these; of those that came, once their chunk is whole";
+            "Bytes of the layers that were handed over; layers that came count once their chunk is whole";
         device_copies: IntCounterVec = "larder_device_copies_total", "copies",
             [DEVICE, Label::one_of("how", &DEVICE_COPIES)],
-            "Copies between engines' GPU memory and the arena that the node made, by how they ended; stalled: the GPU did not end them in time";
+            "Copies by the node between engines' GPU memory and the arena, by outcome; stalled: the GPU did not end the copy in time";
         device_bytes: IntCounterVec = "larder_device_copied_bytes_total", "bytes",
             [DEVICE, Label::one_of("direction", &DEVICE_DIRECTIONS)],
-            "Bytes of those that went well; tier: bytes that loads took from the device tier";
+            "Bytes of successful copies by the node between engines' GPU memory and the arena; tier: bytes that loads took from the device tier";
         device_evictions: IntCounterVec = "larder_device_evicted_blocks_total", "blocks", [DEVICE],
-            "Blocks evicted from the device tier; the host may have them still";
+            "Blocks evicted from the device tier; the host may still have them";
         follows_lost: IntCounterVec = "larder_follows_lost_chunks_total", "chunks", [DEVICE],
-            "Chunks that were followed and did not come: their writer ended or failed, or was silent for too long";
+            "Chunks that were followed and did not come: the writer ended or failed, or was silent for too long";
         given_up: IntCounterVec = "larder_given_up_chunks_total", "chunks", [DEVICE],
-            "Chunks that moved to other nodes, or other GPUs of this one";
+            "Chunks that moved to other nodes, or to other GPUs of this node";
         forwarded: IntCounterVec = "larder_forwarded_chunks_total", "chunks",
             [DEVICE, Label::one_of("how", &["offered", "sent", "taken"])],
-            "Evicted chunks that only this node had, by how they went to other nodes; offered: to one with room of less worth; sent: it has them; taken: they came here";
+            "Evicted chunks that no other node had, by step; offered: to a node whose room is worth less; sent: the other node has the chunk; taken: a chunk of another node came here";
         forwarded_bytes: IntCounterVec = "larder_forwarded_bytes_total", "bytes", [DEVICE],
-            "Bytes of those that were sent";
+            "Bytes of the evicted chunks that were sent to other nodes";
         misnamed: IntCounterVec = "larder_misnamed_chunks_total", "chunks", [DEVICE],
-            "Chunks that did not have the name under which their bytes were asked for: faults of Larder, answered as misses";
+            "Chunks whose name was not the requested one: a fault of Larder, answered as a miss";
         refused_names: IntCounterVec = "larder_refused_chunk_names_total", "chunks", [DEVICE],
             "Chunks refused because their parent or index contradicts chunks that are here";
         restarts: IntCounterVec = "larder_actor_restarts_total", "restarts", [DEVICE],
-            "Times that a fault of Larder ended the actor's sessions and emptied its memory; it went on from nothing, or from disk";
+            "Times that a fault of Larder ended the actor's sessions and emptied its memory; the actor began again, with the chunks of its disk";
     }
 }
 
@@ -143,18 +143,18 @@ metrics_table! {
     /// Whose chunks they are.
     pub(super) struct Tenants: "Tenants", "" => {
         hit_rate: GaugeVec = "larder_tenant_hit_rate", "ratio", [TENANT, DEVICE, WINDOW],
-            "Tokens hit of tokens asked in a sliding window";
+            "Share of the prompt tokens that were hit, in a sliding window";
         infinite_hit_rate: GaugeVec = "larder_tenant_infinite_hit_rate", "ratio", [TENANT, DEVICE, WINDOW],
-            "The same for an infinite cache";
+            "Hit rate of an infinite cache, in a sliding window";
         window_tokens: IntGaugeVec = "larder_tenant_window_tokens", "tokens",
             [TENANT, DEVICE, WINDOW, Label::one_of("tokens", &["asked", "hit", "reusable"])],
-            "Prompt tokens of lookups in a sliding window: all, those found, and those that an infinite cache would have had; the sum over nodes is the cluster's";
+            "Prompt tokens of lookups in a sliding window: all tokens, found tokens, and tokens that an infinite cache would have found; the sum over nodes is the cluster's";
         arena_bytes: IntGaugeVec = "larder_tenant_arena_bytes", "bytes",
             [TENANT, DEVICE, Label::one_of("state", &["held", "limit"])],
-            "Bytes of extents that the tenant holds, whether or not blocks are in them, and how many it may hold";
+            "Bytes of the tenant's extents, with or without blocks in them, and their limit";
         window_bytes: IntGaugeVec = "larder_tenant_window_bytes", "bytes",
             [TENANT, Label::one_of("state", &["held", "limit"])],
-            "Bytes of the write windows of the tenant's sessions, which are memory besides the arena, and how many there may be";
+            "Bytes of the write windows of the tenant's sessions, which are memory besides the arena, and their limit";
     }
 }
 
@@ -177,7 +177,7 @@ metrics_table! {
         panics: IntCounterVec = "larder_peer_task_panics_total", "panics",
             [Label::one_of("task", &["directory", "peers", "orders", "accept", "serve", "fetch", "follow",
                 "tables", "follower", "certificates"])],
-            "Tasks of the peer thread that panicked, and were begun again with nothing";
+            "Tasks of the peer thread that panicked, and were started again with empty state";
     }
 }
 

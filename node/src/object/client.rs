@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::metrics::{Kind, ObjectMetrics, Side};
 use super::record::{Arriving, ObjectKey, body, name};
-use super::tier::Said;
+use super::tier::StoreNews;
 use super::trouble::{Trouble, TroubleKind};
 use super::{BlockId, MAX_OBJECT_BYTES, ObjectOptions};
 use crate::disk::format::{FormatError, PAGE_BYTES, RecordHeader};
@@ -50,7 +50,7 @@ pub(super) struct Client {
     /// How long the store may say nothing before nobody waits for it.
     patience: Duration,
     sides: [SideState; 2],
-    said: Arc<Said>,
+    said: Arc<StoreNews>,
     /// The last object that could not be read: a probe of the reading side reads it again.
     unread: RefCell<Option<Path>>,
     /// Whether the store can refuse to overwrite existing objects.
@@ -85,7 +85,7 @@ impl Client {
         (store, prefix): super::store::Opened,
         options: &ObjectOptions,
         metrics: ObjectMetrics,
-        said: Arc<Said>,
+        said: Arc<StoreNews>,
     ) -> Self {
         let most = Semaphore::MAX_PERMITS.min(u32::MAX as usize) as u64;
         let units = (options.bytes_in_flight / UNIT_BYTES).clamp(1, most) as u32;

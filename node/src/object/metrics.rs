@@ -15,22 +15,22 @@ metrics_table! {
         requests: IntCounterVec = "larder_object_requests_total", "requests",
             [KIND, Label::one_of("outcome", &["ok", "absent", "exists", "not_made", "credentials", "denied",
                 "no_bucket", "unreachable", "timed_out", "unsupported", "failed"])],
-            "Requests to the object store, by what came of them";
+            "Requests to the object store, by outcome";
         seconds: HistogramVec = "larder_object_request_seconds", "seconds", [KIND],
             "Time of a request, retries included"
             in [0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 2.0, 10.0, 60.0];
         in_flight: IntGauge = "larder_object_requests_in_flight", "requests", [],
             "Requests to the object store under way";
         closed: IntGaugeVec = "larder_object_closed", "bool", [SIDE],
-            "1 where the store could not be opened, or is left alone after failures";
+            "1 if the store could not be opened, or is left alone after failures";
         closings: IntCounterVec = "larder_object_closings_total", "times", [SIDE],
             "Times the store was left alone after failures";
         damaged: IntCounter = "larder_object_checksum_failures_total", "objects", [],
-            "Objects with wrong bytes; nobody was given them";
+            "Objects with wrong bytes; no reader got them";
         answers: IntCounterVec = "larder_object_orders_total", "orders", [Label::one_of("outcome", OUTCOMES)],
-            "Chunks to be read or written, by what came of them";
+            "Chunks to be read or written, by outcome";
         known: IntGauge = "larder_object_known_blocks", "blocks", [],
-            "Blocks of which the node knows whether the store has them";
+            "Blocks for which the node knows whether the store has them";
         waiting_bytes: IntGaugeVec = "larder_object_waiting_bytes", "bytes", [DEVICE],
             "Bytes of chunks that wait to be written, or are being written";
         shed: IntCounterVec = "larder_object_shed_chunks_total", "chunks", [DEVICE],

@@ -30,19 +30,19 @@ use crate::threads::{self, Joined};
 /// Completions come on channels of their own and cannot be refused. An error of such a channel means that the order
 /// panicked: a bug is in the log, and the order's places must not be used again.
 pub struct ObjectTier {
-    writes: Sender<Job>,
-    reads: Sender<Job>,
+    writes: Sender<ObjectJob>,
+    reads: Sender<ObjectJob>,
     /// Questions do not wait behind blocks.
-    finds: Sender<Job>,
+    finds: Sender<ObjectJob>,
     _thread: Joined,
-    said: Arc<Said>,
+    said: Arc<StoreNews>,
     deadline: Duration,
     metrics: ObjectMetrics,
 }
 
 /// What the thread says of the store.
 #[derive(Debug, Default)]
-pub(super) struct Said {
+pub(super) struct StoreNews {
     /// Whether each side is left alone.
     pub(super) closed: [AtomicBool; 2],
     /// Why one was, the last time.
@@ -50,7 +50,7 @@ pub(super) struct Said {
 }
 
 /// Something to do until a moment.
-struct Job {
+struct ObjectJob {
     work: Work,
     deadline: Instant,
 }
@@ -92,7 +92,7 @@ impl ObjectTier {
         let [(writes, writes_due), (reads, reads_due), (finds, finds_due)] =
             [(); 3].map(|()| channel(options.queue_orders.max(1)));
         let (ready, opens) = oneshot::channel();
-        let said = Arc::<Said>::default();
+        let said = Arc::<StoreNews>::default();
         let (copied, metrics_there) = (options.clone(), metrics.clone());
         let said_there = Arc::clone(&said);
         let thread = threads::spawn("larder-object", &options.cpus, move || {
@@ -120,7 +120,7 @@ impl ObjectTier {
     /// not known.
     ///
     /// # Errors
-    /// Where it was not taken.
+    /// Fails if it was not taken.
     pub fn write(&self, order: WriteOrder) -> Result<oneshot::Receiver<WriteAnswer>, Refused> {
         self.order(Side::Writing, &self.writes, |done| Work::Write(order, done))
     }
@@ -129,7 +129,7 @@ impl ObjectTier {
     /// failed, or is left alone.
     ///
     /// # Errors
-    /// Where it was not taken.
+    /// Fails if it was not taken.
     pub fn read(&self, order: ReadOrder) -> Result<oneshot::Receiver<ReadAnswer>, Refused> {
         self.order(Side::Reading, &self.reads, |done| Work::Read(order, done))
     }
@@ -142,7 +142,7 @@ impl ObjectTier {
     /// count as absent.
     ///
     /// # Errors
-    /// Where the order was not taken.
+    /// Fails if the order was not taken.
     pub fn find(
         &self,
         fingerprint: Fingerprint,
@@ -155,7 +155,7 @@ impl ObjectTier {
     /// Purges chunks; the answer says why some are left, where some are. It takes as long as it takes.
     ///
     /// # Errors
-    /// Where the order was not taken.
+    /// Fails if the order was not taken.
     pub fn purge(&self, purge: ObjectPurge) -> Result<oneshot::Receiver<Result<(), Trouble>>, Refused> {
         self.order(Side::Writing, &self.finds, |done| Work::Purge(purge, done))
     }
@@ -177,7 +177,7 @@ impl ObjectTier {
     fn order<A>(
         &self,
         side: Side,
-        queue: &Sender<Job>,
+        queue: &Sender<ObjectJob>,
         work: impl FnOnce(oneshot::Sender<A>) -> Work,
     ) -> Result<oneshot::Receiver<A>, Refused> {
         if self.is_closed(side) {
@@ -185,7 +185,7 @@ impl ObjectTier {
             return Err(Refused::Closed);
         }
         let (done, answer) = oneshot::channel();
-        let job = Job { work: work(done), deadline: Instant::now() + self.deadline };
+        let job = ObjectJob { work: work(done), deadline: Instant::now() + self.deadline };
         queue.try_send(job).map(|()| answer).map_err(|error| match error {
             TrySendError::Full(_) => {
                 self.metrics.answered("busy");
@@ -219,7 +219,11 @@ async fn begin(client: &Client, options: &ObjectOptions) -> Result<(), OpenError
 }
 
 /// The work of the object thread, until the tier is dropped.
-async fn serve(client: Rc<Client>, options: &ObjectOptions, [writes, reads, finds]: [Receiver<Job>; 3]) {
+async fn serve(
+    client: Rc<Client>,
+    options: &ObjectOptions,
+    [writes, reads, finds]: [Receiver<ObjectJob>; 3],
+) {
     let (most, deadline) = (options.max_in_flight, options.deadline);
     let trials =
         [Side::Reading, Side::Writing].map(|side| spawn_local(try_again(Rc::clone(&client), side, deadline)));
@@ -228,10 +232,10 @@ async fn serve(client: Rc<Client>, options: &ObjectOptions, [writes, reads, find
 }
 
 /// Takes orders up, a bounded number at a time; ends when all are done.
-async fn take(client: &Rc<Client>, mut queue: Receiver<Job>, most: usize) {
+async fn take(client: &Rc<Client>, mut queue: Receiver<ObjectJob>, most: usize) {
     let jobs = poll_fn(|context| queue.poll_recv(context));
     // A task of its own: an order that panics ends no other.
-    let perform = |job: Job| spawn_local(job.perform(Rc::clone(client))).map(drop);
+    let perform = |job: ObjectJob| spawn_local(job.perform(Rc::clone(client))).map(drop);
     jobs.for_each_concurrent(most.max(1), perform).await;
 }
 
@@ -243,7 +247,7 @@ async fn try_again(client: Rc<Client>, side: Side, deadline: Duration) {
     }
 }
 
-impl Job {
+impl ObjectJob {
     async fn perform(self, client: Rc<Client>) {
         let Self { work, deadline } = self;
         // Where nobody waits any more there is nobody to tell.

@@ -14,7 +14,7 @@ pub struct Trouble {
     pub detail: String,
 }
 
-/// Kinds of trouble; as texts, what metrics call them.
+/// Kinds of trouble; as texts, their names in metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum TroubleKind {
@@ -87,7 +87,7 @@ impl fmt::Display for Trouble {
                 ("it took too long to ", *asked, ": check endpoint and network, or raise the timeout")
             }
             TroubleKind::Unsupported => ("it cannot ", *asked, ""),
-            TroubleKind::Other => ("it fails to ", *asked, ": see what the store's own log says"),
+            TroubleKind::Other => ("it fails to ", *asked, ": see the store's own log"),
         };
         write!(f, "{what}{asked} ({detail}){advice}")
     }

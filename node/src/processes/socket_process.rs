@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket.
+//! The process at the other end of a Unix socket.
 #![expect(unsafe_code, reason = "SO_PEERPIDFD, and the readiness of a pidfd, have no safe wrapper")]
 
 use std::io;
@@ -21,7 +21,7 @@ pub struct SocketProcess {
     pub pidfd: OwnedFd,
 }
 
-/// Why it is not known which process connected.
+/// The reason why the connecting process is unknown.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerError {

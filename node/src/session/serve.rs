@@ -30,7 +30,7 @@ use crate::actor::{Answer, Ask, Close, GpuActor, ReplyTo};
 use crate::clock::Clock;
 use crate::described::Descriptions;
 use crate::metrics::SharedMetrics;
-use crate::processes::Membership;
+use crate::processes::ProcessShare;
 
 /// A session that was welcomed.
 pub(super) struct Opened {
@@ -38,7 +38,7 @@ pub(super) struct Opened {
     pub(super) tenant: Arc<str>,
     pub(super) address: Addr<GpuActor>,
     pub(super) counted: CountedSession,
-    pub(super) member: Membership,
+    pub(super) member: ProcessShare,
     /// Changes when a fault ended the actor's sessions.
     pub(super) lives: watch::Receiver<u64>,
     pub(super) writer: FrameWriter,
@@ -66,7 +66,7 @@ struct Session {
     traced: Option<(u64, TraceContext)>,
     /// The engine's name of the request with this number.
     named: Option<(u64, String)>,
-    /// Whose chunks it describes, and where to.
+    /// The tenant whose chunks it describes, and the receiver of descriptions.
     tells: Option<(Arc<str>, Descriptions)>,
     /// Requests that have no answer yet: bytes are being copied, or other nodes asked.
     waiting: usize,
@@ -77,7 +77,7 @@ struct Session {
     answers: UnboundedReceiver<(u64, Answer)>,
 }
 
-/// Why a session ends; as a text, what metrics call it.
+/// The reason why a session ends; as a text, its name in metrics.
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 enum End {
@@ -91,7 +91,7 @@ enum End {
     TenantLeft,
     #[error("a fault of Larder emptied the session's actor")]
     Fault,
-    #[error("the engine's bytes are no session: {what}")]
+    #[error("the engine does not speak the session protocol: {what}")]
     #[strum(serialize = "protocol_error")]
     Protocol { number: u64, what: String },
     #[error("the session's socket failed: {0}")]

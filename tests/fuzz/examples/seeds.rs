@@ -1,4 +1,4 @@
-//! Writes each target's examples into a folder: what cargo-fuzz starts from.
+//! Writes each target's examples into a folder: the first inputs of cargo-fuzz.
 //!
 //!     cargo run -p larder-fuzz --example seeds -- FOLDER
 

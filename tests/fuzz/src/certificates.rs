@@ -1,4 +1,4 @@
-//! Certificates: what a process shows before it is known, and the files of whoever runs one.
+//! Certificates: the certificates that an unknown process shows, and the files of its operator.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -9,13 +9,13 @@ use larder_protocol::limits::MAX_NAME_BYTES;
 
 /// Holds the reader of certificates: the bytes are taken as PEM, as the DER of one certificate, and as an authority.
 ///
-/// - Who is accepted has an identity that is read back from its own text, which stands in the certificate.
+/// - An accepted certificate has an identity; its text stands in the certificate, and is read back as the same identity.
 /// - A certificate that would be accepted by others is accepted here, as the same identity.
 ///
 /// Returns whether the bytes are a certificate with an identity.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// Panics if a property does not hold.
 pub fn certificates(bytes: &[u8]) -> bool {
     let as_pem = pem(bytes);
     let _ = Authority::load(&String::from_utf8_lossy(bytes), CA_KEY);

@@ -1,4 +1,4 @@
-//! What stands on a disk: superblocks, headers of segments and records, footers.
+//! The records on a disk: superblocks, headers of segments and records, footers.
 //!
 //! Checksums hide everything behind them from a fuzzer, so each target reads its bytes twice: as they are, and with right
 //! checksums.
@@ -14,7 +14,7 @@ use larder_protocol::limits::{MAX_BLOCK_BYTES, MAX_CHUNK_INDEX};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Holds what stands at the head of a file, a segment and a record.
+/// Tests the headers of a file, a segment and a record.
 ///
 /// - What is read is encoded, and read again as the same.
 /// - A header is as long as it says, and its blocks stand in its bytes; their sizes are within the limits.
@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Returns whether the bytes, as they are, are one of the three.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// Panics if a property does not hold.
 pub fn disk_records(bytes: &[u8]) -> bool {
     let is_right = [hold_superblock(bytes), hold_segment(bytes), hold_record(bytes)].contains(&true);
     hold_superblock(&with_checksum(bytes, SUPERBLOCK_CHECKSUM_AT));
@@ -40,7 +40,7 @@ pub fn disk_records(bytes: &[u8]) -> bool {
 /// Returns whether the bytes, as they are, are a footer.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// Panics if a property does not hold.
 pub fn disk_footers(bytes: &[u8]) -> bool {
     let is_right = hold_footer(bytes);
     hold_footer(&footer_with_checksums(bytes));
@@ -100,7 +100,7 @@ fn hold_footer(bytes: &[u8]) -> bool {
     bytes.len() == encoded.len()
 }
 
-/// What a start makes of a footer.
+/// Tests the log that a start makes from a footer.
 fn hold_log(footer: &Footer) {
     let geometry = Geometry { segments: 1, segment_pages: SEGMENT_PAGES };
     let is_within = |entry: &&FooterEntry| entry.is_within(geometry.segment_pages);
@@ -118,7 +118,7 @@ fn storage_of(bytes: &[u8]) -> StorageId {
     StorageId(at(bytes, 16))
 }
 
-/// Bytes from `from` on; zeros where there are none.
+/// Bytes from `from` on; zeros beyond the end.
 fn at<const COUNT: usize>(bytes: &[u8], from: usize) -> [u8; COUNT] {
     bytes.get(from..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; COUNT])
 }

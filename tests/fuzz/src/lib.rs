@@ -1,7 +1,7 @@
 //! Fuzz targets: a pure function for each kind of bytes that Larder reads from others.
 //!
-//! A target takes any bytes and panics where a property does not hold. It returns whether the bytes were right, so that a test
-//! sees that the examples are. `tests/fuzz/run` runs the targets under cargo-fuzz; `tests/corpus.rs` runs them on stable, over
+//! A target takes any bytes and panics if a property does not hold. It returns whether the bytes were valid, so that a test can
+//! check this for the examples. `tests/fuzz/run` runs the targets under cargo-fuzz; `tests/corpus.rs` runs them on stable, over
 //! [`Target::examples`], their damaged neighbours, and `corpus/`, which keeps every input that ever failed.
 
 mod certificates;
@@ -22,18 +22,18 @@ pub use traces::trace_files;
 /// One kind of bytes that Larder reads from others.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Its name under cargo-fuzz, and that of its folder in the corpus.
+    /// The target's name under cargo-fuzz, and its folder's name in the corpus.
     pub name: &'static str,
     /// Holds the properties for any bytes. Returns whether the bytes were right.
     ///
     /// # Panics
-    /// Where a property does not hold.
+    /// Panics if a property does not hold.
     pub run: fn(&[u8]) -> bool,
     /// Small inputs that are right, made by the encoders.
     pub examples: fn() -> Vec<Vec<u8>>,
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     Target { name: "session_frames", run: session_frames, examples: session::examples },
     Target { name: "peer_messages", run: peer_messages, examples: peer::examples },

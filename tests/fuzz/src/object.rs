@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Returns whether the bytes, as they are, are an object.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// Panics if a property does not hold.
 pub fn object_records(bytes: &[u8]) -> bool {
     let is_right = read(key_in(bytes), bytes).is_some_and(|header| {
         assert_eq!(header.record_pages() * PAGE_BYTES, bytes.len() as u64);

@@ -21,7 +21,7 @@ use crate::message;
 /// Returns whether the bytes are a message of any kind.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// Panics if a property does not hold.
 pub fn peer_messages(bytes: &[u8]) -> bool {
     let is_asked = hold::<PeerRequest>(bytes).is_some();
     let is_answer = hold::<PeerResponse>(bytes).is_some();

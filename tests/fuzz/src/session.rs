@@ -34,7 +34,7 @@ type Frames = (Vec<(FrameHeader, Vec<u8>)>, bool);
 /// Returns whether the bytes are whole frames, each with a request or a response.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// Panics if a property does not hold.
 pub fn session_frames(bytes: &[u8]) -> bool {
     let (frames, goes_on) = in_place(bytes, MAX_FRAME_BYTES as u32);
     assert_eq!(through_a_socket(bytes, FrameReader::new()), (frames.clone(), goes_on));
@@ -90,7 +90,7 @@ fn hold_chain(chain: &Chain) {
     }
 }
 
-/// The frames that stand in these bytes one behind the other. Nobody sends descriptors here.
+/// The frames that stand in these bytes one behind the other. No descriptors are sent here.
 fn in_place(bytes: &[u8], most: u32) -> Frames {
     let mut frames = Vec::new();
     let mut rest = bytes;
@@ -137,7 +137,7 @@ fn through_a_socket(bytes: &[u8], mut reader: FrameReader) -> Frames {
     (frames, true)
 }
 
-/// What a socket takes at once.
+/// Bytes that a socket takes at once.
 const MOST_PIECE_BYTES: usize = 64 << 10;
 
 const ROOT: ChunkHash = ChunkHash([9; 32]);

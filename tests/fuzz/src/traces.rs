@@ -1,4 +1,4 @@
-//! Traces and lookup logs, which people get from anywhere.
+//! Traces and lookup logs; users may get these files from anywhere.
 
 use larder_cli::trace::{CHUNK_TOKENS, History, Request, TraceReader};
 
@@ -11,7 +11,7 @@ use larder_cli::trace::{CHUNK_TOKENS, History, Request, TraceReader};
 /// Returns whether the bytes are a trace or a log.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// Panics if a property does not hold.
 pub fn trace_files(bytes: &[u8]) -> bool {
     let trace = TraceReader::new(bytes).read_all(None);
     let mut history = History::new(None, None);

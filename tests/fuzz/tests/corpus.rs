@@ -24,7 +24,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// What cargo-fuzz found and somebody kept: by target, the files of its folder.
+/// The kept findings of cargo-fuzz: by target, the files of its folder.
 fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {
     let Ok(folder) = fs::read_dir(root().join("corpus").join(target.name)) else { return Vec::new() };
     let paths = folder.map(|entry| entry.unwrap().path());
@@ -106,7 +106,7 @@ fn no_input_takes_more_memory_than_its_length_allows() {
         let examples = (target.examples)();
         let damaged = examples.iter().flat_map(|example| neighbours(example).step_by(7).collect::<Vec<_>>());
         let inputs: Vec<_> = damaged.chain(corpus(target).into_iter().map(|(_, input)| input)).collect();
-        // What is made once for the process is no input's.
+        // Allocations that are made once for the process belong to no input.
         (target.run)(&examples[0]);
         let mut most = 0;
         for input in &inputs {
@@ -140,8 +140,8 @@ fn every_target_is_a_program_of_cargo_fuzz_and_every_folder_a_target() {
 /// Places of an input at which it is damaged.
 const MOST_PLACES: usize = 200;
 
-/// What a target may take all in all, whatever comes: buffers, sockets, keys.
+/// Memory that a target may take for any input: buffers, sockets, keys.
 const FIXED_BYTES: usize = 256 << 10;
 
-/// What it may take for each byte that came.
+/// Memory that it may take for each byte of the input.
 const BYTES_OF_A_BYTE: usize = 64;

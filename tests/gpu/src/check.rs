@@ -66,7 +66,7 @@ fn layouts() -> Vec<Named> {
     all
 }
 
-/// One order; what is wrong with it.
+/// One order; its error, if any.
 fn one(
     rig: &mut Rig,
     direction: Direction,
@@ -101,7 +101,7 @@ fn one(
     Ok(Err(format!("{wrong} bytes, {direction:?}, by layer {by_layer}, {what}")))
 }
 
-/// Random bytes where it copies from, poison where it copies to.
+/// Random bytes in the source of a copy, poison in its target.
 fn fresh(rig: &Rig, direction: Direction, random: &mut fastrand::Rng) -> Image {
     let mut fill = |bytes: u64, is_source: bool| {
         let mut out = vec![POISON; bytes as usize];

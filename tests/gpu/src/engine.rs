@@ -1,5 +1,5 @@
-//! An engine in another process, in Python: a node maps its tensors by their handles, and what it would do without Larder is
-//! measured beside.
+//! An engine in another process, in Python: a node maps its tensors by their handles; the same copies without Larder are measured
+//! beside.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::AsFd as _;
@@ -103,7 +103,7 @@ fn unhex(text: &str) -> anyhow::Result<[u8; 64]> {
     Ok(bytes)
 }
 
-/// What an engine reaches by indexing and copying, and what copies beside it cost its matrix products.
+/// The speed of an engine's own indexing and copying, and the slowdown of its matrix products by other copies.
 pub(crate) fn beside(report: &mut Report, chunks: u64, layers: u32, pages: u32) -> anyhow::Result<()> {
     let Ok(mut engine) = Engine::start() else { return Ok(()) };
     let answer = engine.ask(&format!("index {chunks} {layers} {pages} {}", 16 * 8 * 512))?;

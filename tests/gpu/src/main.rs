@@ -1,4 +1,4 @@
-//! Checks the copies of the GPU lane against a plain reference, and measures them against what this machine reaches.
+//! Checks the copies of the GPU lane against a plain reference, and measures them against the machine's best.
 
 mod check;
 mod engine;
@@ -16,7 +16,7 @@ use larder_device::cuda::{CudaDevice, CudaOptions};
 
 use report::Report;
 
-/// What is asked for.
+/// The options of a run.
 struct Options {
     /// Print JSON instead of a table.
     json: bool,

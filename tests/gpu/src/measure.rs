@@ -1,4 +1,4 @@
-//! How fast copies are, beside what this machine reaches with large plain ones in the same run.
+//! The speed of copies, beside the speed of large plain copies in the same run.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::engine;
 use crate::report::{Report, Wanted};
 use crate::rig::{Rig, Times};
 
-/// What large copies reach here, in GB/s.
+/// The speed of large copies, in GB/s.
 #[derive(Clone, Copy)]
 struct Ceilings {
     load: f64,
@@ -66,7 +66,7 @@ pub(crate) fn all(report: &mut Report, small: bool) -> anyhow::Result<()> {
     engine::beside(report, sizes.chunks, sizes.layers, sizes.pages)
 }
 
-/// Copies in a loop, for somebody who measures what it costs others.
+/// Copies in a loop, to measure the slowdown of other work.
 #[expect(clippy::disallowed_methods, reason = "a program that measures has a clock")]
 pub(crate) fn busy(seconds: u64) -> anyhow::Result<()> {
     let (_, spec, regions) = shapes(REAL).swap_remove(0);

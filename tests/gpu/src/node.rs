@@ -20,7 +20,7 @@ use larder_protocol::{Chain, HitPolicy, NamespaceSpec, PoolSpec};
 struct Node {
     child: Child,
     socket: PathBuf,
-    /// Where it tells its metrics.
+    /// The address of its metrics.
     http: String,
 }
 
@@ -85,7 +85,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Waits until so many chunks are on its disk.
+    /// Waits until this number of chunks is on the node's disk.
     fn wait_for_disk(&self, chunks: u32) -> anyhow::Result<()> {
         let line = format!("larder_disk_records{{device=\"0\"}} {chunks}");
         for _ in 0..DISK_POLLS {

@@ -1,4 +1,4 @@
-//! What was found, as a table or as JSON.
+//! The results, as a table or as JSON.
 
 use serde::Serialize;
 
@@ -9,11 +9,11 @@ pub(crate) struct Report {
     pub(crate) device: Option<String>,
     /// Why there is nothing to check.
     pub(crate) skipped: Option<String>,
-    /// Where the random bytes came from.
+    /// The seed of the random bytes.
     pub(crate) seed: u64,
     pub(crate) checks: Vec<Check>,
     pub(crate) measures: Vec<Measure>,
-    /// What could not be looked at here, and why.
+    /// Checks that were not possible here, and the reasons.
     pub(crate) notes: Vec<String>,
 }
 
@@ -21,17 +21,17 @@ pub(crate) struct Report {
 #[derive(Debug, Serialize)]
 pub(crate) struct Check {
     pub(crate) what: String,
-    /// What is wrong.
+    /// The error, if any.
     pub(crate) wrong: Option<String>,
 }
 
-/// Something measured, beside what it is held against.
+/// A measurement beside its yardstick.
 #[derive(Debug, Serialize)]
 pub(crate) struct Measure {
     pub(crate) what: String,
     pub(crate) value: f64,
     pub(crate) unit: &'static str,
-    /// Its ratio to the yardstick of this run, and what that should be.
+    /// Its ratio to the yardstick of this run, and the goal of the ratio.
     pub(crate) ratio: Option<Ratio>,
 }
 

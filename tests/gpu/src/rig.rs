@@ -15,7 +15,7 @@ pub(crate) struct Rig {
     pub(crate) layout: PagedLayout,
     pub(crate) arena: HostMemory,
     pub(crate) arena_region: RegionId,
-    /// Where the engine's regions are, and how long.
+    /// The engine's regions and their lengths.
     pub(crate) engine: Vec<(RegionId, u64)>,
     pub(crate) pool: RegionId,
     pub(crate) tensors: TensorsId,
@@ -23,7 +23,7 @@ pub(crate) struct Rig {
     numbers: u64,
 }
 
-/// When things happened, from the start of the first order.
+/// Times of events since the start of the first order.
 pub(crate) struct Times {
     pub(crate) first_layer: Option<Duration>,
     pub(crate) end: Duration,

@@ -1,4 +1,4 @@
-//! An actor: a real core, and whoever performs for it.
+//! An actor: a real core, and the simulated shell that performs for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -30,23 +30,23 @@ use crate::world::{ActorHappening, At, Settings, World};
 pub(crate) struct Actor {
     pub(crate) core: Core,
     pub(crate) siblings: Siblings,
-    /// Which store this is, where a fault ended others.
+    /// The number of this store's life; faults may have ended earlier ones.
     pub(crate) life: u64,
     life_began: Duration,
-    /// When its store had heard of all that its disk has; the store of an actor without a disk waits for nothing.
+    /// The time at which its store knew everything on its disk; the store of an actor without a disk waits for nothing.
     pub(crate) recovered: Option<Duration>,
-    /// By extent; none where it is between two memories.
+    /// By extent; none while it is between two memories.
     pub(crate) memory: Vec<Option<Arc<ExtentMemory>>>,
     pub(crate) uses: Uses,
     /// What engines wrote into their windows.
     pub(crate) windows: BTreeMap<SessionId, BTreeMap<u64, (BlockKey, u64)>>,
-    /// Where they wrote something else since, once they need not keep it any more.
+    /// The places that they overwrote since, after they no longer had to keep the content.
     pub(crate) scribbled: BTreeMap<SessionId, BTreeSet<u64>>,
     pub(crate) requests: BTreeMap<RequestId, Pending>,
     /// Requests of sessions that ended: they may be answered, once.
     pub(crate) over: BTreeSet<RequestId>,
     last_request: u64,
-    /// Peers and siblings that wait for blocks, and which chunks they wait for from disk.
+    /// Peers and siblings that wait for blocks, and the chunks that they wait for from disk.
     pub(crate) asks: BTreeMap<u64, AskBlocks>,
     pub(crate) recalls: BTreeMap<RecallId, (u64, usize)>,
     /// Peers that drain and wait for an answer.
@@ -87,7 +87,7 @@ impl Actor {
     }
 }
 
-/// What bounds a store here.
+/// The limits of a store here.
 pub(crate) fn limits(settings: &Settings, has_disk: bool) -> StoreLimits {
     let most = u64::from(EXTENTS) * EXTENT_BYTES;
     StoreLimits {
@@ -232,14 +232,14 @@ impl World {
         self.plan_actor(at, MAILBOX, ActorHappening::InLife(life, event));
     }
 
-    /// The same, whatever store it has by then.
+    /// The same, for any store that the actor has by then.
     pub(crate) fn tell_soon_in_any_life(&mut self, at: At, event: Event) {
         let Some(actor) = self.actor(at) else { return };
         let life = actor.life;
         self.tell_soon(at, life, event);
     }
 
-    /// Tells a core what came of an effect. What belongs to an earlier store is dropped.
+    /// Tells a core the result of an effect. Results for an earlier store are dropped.
     pub(crate) fn tell_in_life(&mut self, at: At, life: u64, event: Event) {
         let Some(actor) = self.actor(at) else { return };
         if let Some(doing) = ended(&event) {
@@ -250,7 +250,7 @@ impl World {
         }
     }
 
-    /// Tells a core what happened, and does what it wants, until it wants nothing more.
+    /// Tells a core an event, and performs its effects, until it has no more.
     pub(crate) fn tell(&mut self, at: At, event: Event) {
         self.tell_at_once(at, event);
         while let Some(actor) = self.actor(at) {
@@ -274,7 +274,7 @@ impl World {
         }
     }
 
-    /// Tells a core what came of an effect that is being performed.
+    /// Tells a core the result of an effect that is being performed.
     pub(crate) fn tell_at_once(&mut self, at: At, event: Event) {
         let name = crate::coverage::event(&event);
         self.coverage.note(name);
@@ -341,7 +341,7 @@ impl World {
         }
     }
 
-    /// What is for tiers, the directory and other actors.
+    /// Performs effects on tiers, the directory and other actors.
     fn perform_below(&mut self, at: At, effect: Effect) {
         match effect {
             Effect::Read { read, tier, chunk } => self.read(at, read, tier, chunk),
@@ -464,7 +464,7 @@ impl World {
         }
     }
 
-    /// Tells the directory something, which may have too much to do.
+    /// Tells the directory something; it may be too busy.
     fn announce(&mut self, at: At, changes: Changes, taken: Event) {
         if self.chance(self.hosts[at.life.host].busy_disk / 2) {
             let announced = if self.random.bool() { Announced::Lost } else { Announced::Full(changes) };
@@ -509,7 +509,7 @@ impl World {
         }
     }
 
-    /// A fault of the product ends what an actor decided.
+    /// A fault of Larder ends an actor's store.
     pub(crate) fn actor_panics(&mut self, at: At) {
         let now = self.local(at.life.host);
         let Some(actor) = self.actor(at) else { return };
@@ -568,5 +568,5 @@ fn ended(event: &Event) -> Option<Doing> {
 pub(crate) const EXTENTS: u32 = 10;
 pub(crate) const EXTENT_BYTES: u64 = 16 << 10;
 
-/// How long engines have to unmap what they were shown.
+/// Time in which engines must unmap the memory that they were shown.
 const UNMAP_TIME: Duration = Duration::from_secs(1);

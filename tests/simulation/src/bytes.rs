@@ -1,4 +1,4 @@
-//! Memory: copies into it, sums over it, and who may read and write where.
+//! Memory: copies into it, sums over it, and the permitted readers and writers of each place.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -29,13 +29,13 @@ pub(crate) struct Reading {
 pub(crate) enum Reader {
     /// A lease or follow of a session.
     Lease(SessionId, u64),
-    /// A process that may still map what its sessions were shown.
+    /// A process that may still map the memory that its sessions were shown.
     Process(ProcessId, u64),
     /// A peer or sibling.
     Grant(u64, u64),
 }
 
-/// What names a lease that outlives its session.
+/// The name of a lease that outlives its session.
 pub(crate) fn ghost(session: SessionId, lease: u64) -> u64 {
     u64::from(session.0) << 32 | lease
 }
@@ -51,14 +51,14 @@ pub(crate) enum Doing {
     Device(u64),
 }
 
-/// Who reads and writes what in the memory of one actor.
+/// The readers and writers of one actor's memory.
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
     pub(crate) readings: BTreeMap<Reader, Vec<Reading>>,
     doing: BTreeMap<(u64, Doing), Vec<Span>>,
     /// Places with bits that were flipped.
     flips: BTreeSet<(u32, u64)>,
-    /// What a GPU wrote and nobody has summed yet. A bit that flips there is summed with the others: no cache can know.
+    /// Bytes that a GPU wrote and that are not summed yet. A bit that flips there is summed with the others: no cache can know.
     unsummed: Vec<Span>,
     /// Whose bytes an extent has.
     pub(crate) tenants: BTreeMap<u32, u16>,
@@ -188,7 +188,7 @@ impl World {
         }
     }
 
-    /// A place must hold what somebody is shown, unless bits of it were flipped.
+    /// Checks that a place holds the shown content, unless bits of it were flipped.
     pub(crate) fn must_hold(&mut self, at: At, reading: &Reading) {
         let &Reading { extent, offset, ref key, from, to } = reading;
         let Some(actor) = self.actor(at) else { return };
@@ -202,7 +202,7 @@ impl World {
         }
     }
 
-    /// What stands at a place, in words.
+    /// The content of a place, in words.
     fn what_stands(&mut self, at: At, extent: u32, offset: u64) -> String {
         let mut found = [0; 8];
         let memory = self.actor(at).and_then(|actor| actor.memory[extent as usize].clone());
@@ -312,7 +312,7 @@ impl World {
     }
 }
 
-/// So many places are known where bytes were copied to.
+/// Limit of the remembered places to which bytes were copied.
 const MOST_FRESH: usize = 4;
 
 /// New memory for an extent: all zeros.

@@ -22,7 +22,7 @@ impl Clock {
         self.shown + (now - self.since).mul_f64(self.rate)
     }
 
-    /// How long it takes until the clock shows so much more.
+    /// The time until the clock shows `after` more.
     pub(crate) fn takes(&self, after: Duration) -> Duration {
         after.div_f64(self.rate)
     }

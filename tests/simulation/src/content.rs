@@ -1,4 +1,4 @@
-//! What every block contains: a function of its name, so that no wrong byte can hide.
+//! The content of every block: a function of its name, so that no wrong byte can hide.
 
 use larder_node::arena::ExtentMemory;
 use larder_protocol::checksum::BlockKey;

@@ -1,4 +1,4 @@
-//! The coordinators, with their real membership, ring and election: one, or three of which one leads.
+//! The coordinators, with their real membership, ring and election: one, or three with one leader.
 
 mod election;
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use larder_coordinator::Published;
 use larder_coordinator::election::Election;
-use larder_coordinator::membership::{Beat, JoinRefused, Membership, Millis, Patience, State};
+use larder_coordinator::membership::{Beat, DurableState, JoinRefused, Membership, Millis, Patience};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, InUse, Join, Standing};
 use larder_protocol::peer::Message as _;
 use larder_protocol::table::{Epoch, NodeNumber, Table, TablePage, TableReader};
@@ -18,7 +18,7 @@ use crate::clock::Clock;
 use crate::network::Party;
 use crate::world::{CoordinatorHappening, CoordinatorSays, Happening, Life, World};
 
-/// All coordinators, and what they made together.
+/// All coordinators, and the tables that they made.
 pub(crate) struct Coordinators {
     pub(crate) all: Vec<Coordinator>,
     /// The record of their election.
@@ -36,12 +36,12 @@ pub(crate) struct Coordinator {
     election: Option<Election>,
     /// The question to the register that has no answer yet.
     asked: Option<u64>,
-    /// What it wrote down last.
-    written: State,
-    /// Which life of it this is: no other life of any coordinator has this number.
+    /// The state that it wrote down last.
+    written: DurableState,
+    /// The number of its life: no other life of any coordinator has this number.
     life: u64,
     clock: Clock,
-    /// How fast its clock goes.
+    /// The rate of its clock.
     rate: f64,
     streams: BTreeMap<Stream, Followed>,
     pub(crate) paused_until: Duration,
@@ -58,7 +58,7 @@ pub(crate) struct Stream {
     pub(crate) number: u64,
 }
 
-/// Who follows a coordinator.
+/// The followers of a coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Follows {
     Node(Life),
@@ -73,7 +73,7 @@ struct Followed {
     member: Option<(NodeNumber, u64)>,
     /// The last table that it was sent.
     sent: Epoch,
-    /// What it brings of its own table.
+    /// The pages of its own table that it brings.
     brought: TableReader,
 }
 
@@ -99,7 +99,7 @@ impl Coordinator {
             membership: None,
             election: None,
             asked: None,
-            written: State::default(),
+            written: DurableState::default(),
             life: 0,
             clock: Clock::new(Duration::ZERO, rate),
             rate,
@@ -122,7 +122,7 @@ impl Coordinator {
         membership.leads(self.millis(now)).then(|| membership.table())
     }
 
-    /// It is gone, with all its streams.
+    /// The coordinator crashes, and all its streams end.
     pub(crate) fn crash(&mut self) {
         (self.membership, self.election, self.asked, self.watches) = (None, None, None, None);
         self.streams.clear();
@@ -141,7 +141,7 @@ impl World {
         let (now, is_alone) = (self.now, self.coordinators.all.len() == 1);
         let coordinator = &mut self.coordinators.all[at];
         if forgets {
-            coordinator.written = State::default();
+            coordinator.written = DurableState::default();
         }
         (coordinator.life, coordinator.clock) = (life, Clock::new(now, coordinator.rate));
         coordinator.published = Published::default();
@@ -210,7 +210,7 @@ impl World {
         self.tell_all(at, table);
     }
 
-    /// Writes a table down, and then tells it to those who follow.
+    /// Writes a table down, and then tells it to the followers.
     fn tell_all(&mut self, at: usize, table: Arc<Table>) {
         let coordinator = &mut self.coordinators.all[at];
         coordinator.written = coordinator.membership.as_ref().map(Membership::state).unwrap_or_default();
@@ -219,7 +219,7 @@ impl World {
         streams.into_iter().for_each(|stream| self.tell_table(at, stream));
     }
 
-    /// Tells a follower what it lacks of the last table.
+    /// Tells a follower the parts of the last table that it lacks.
     fn tell_table(&mut self, at: usize, stream: Stream) {
         let Coordinator { streams, published, .. } = &mut self.coordinators.all[at];
         let Some(follower) = streams.get_mut(&stream) else { return };

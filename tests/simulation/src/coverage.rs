@@ -1,4 +1,4 @@
-//! What occurred over a run: every variant of what cores are told, want and refuse.
+//! The coverage of a run: every variant of the cores' events, effects and refusals.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use larder_core::store::Refused;
 use larder_core::{Arrival, CopyAnswer, DeviceEvent, Effect, Event, ReadAnswer, Written};
 use larder_protocol::session::Request;
 
-/// How often each variant occurred.
+/// The number of times that each variant occurred.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Coverage(BTreeMap<&'static str, u64>);
 
@@ -20,7 +20,7 @@ impl Coverage {
         *self.0.entry(name).or_default() += 1;
     }
 
-    /// Adds what another run went through.
+    /// Adds the coverage of another run.
     pub fn add(&mut self, other: &Self) {
         other.0.iter().for_each(|(name, count)| *self.0.entry(name).or_default() += count);
     }

@@ -34,7 +34,7 @@ pub(crate) struct AskHolders {
     pub(crate) chunks: Vec<ChunkRef>,
 }
 
-/// A question of which homes have not all answered.
+/// A question whose homes have not all answered.
 struct Finding {
     ask: AskHolders,
     lookup: Lookup,
@@ -67,7 +67,7 @@ impl Directory {
         &self.view.table
     }
 
-    /// Questions whose answer has not all come.
+    /// Questions without a complete answer.
     pub(crate) fn questions(&self) -> usize {
         self.finds.len()
     }
@@ -76,7 +76,7 @@ impl Directory {
         announces.iter().map(|announce| self.shard.announce(announce)).collect()
     }
 
-    /// All that it worked on is lost, but for the table.
+    /// All its work is lost, except the table.
     fn begin_again(&mut self, now: Duration) {
         let (table, own) = (Arc::clone(&self.view.table), self.view.own);
         self.view = View::default();
@@ -147,7 +147,7 @@ impl World {
         }
     }
 
-    /// Asks what is not known here, the homes in parallel.
+    /// Asks the homes in parallel for rows that are not known here.
     pub(crate) fn look_up(&mut self, life: Life, ask: AskHolders) {
         let now = millis(self.local(life.host));
         let number = self.next_number();

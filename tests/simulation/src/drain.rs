@@ -186,10 +186,10 @@ impl World {
     }
 }
 
-/// How often it is looked how far a drain is.
+/// Pause between looks at the progress of a drain.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How late a drain may be over: actors look at deadlines each time they tick.
+/// Limit by which a drain may end late: actors look at deadlines each time they tick.
 const LATE: Duration = Duration::from_millis(200);
 
 const TAKE_DEADLINE: Duration = Duration::from_secs(8);

@@ -1,5 +1,5 @@
-//! Engines, as their connector behaves: they look prompts up, read what is there, compute and write the rest, follow each other,
-//! pin, give up, and die. Some lie (`lies`); the others check every byte that they are shown (`answers`).
+//! Engines, as their connector behaves: they look prompts up, read the found chunks, compute and write the rest, follow each
+//! other, pin, give up, and die. Some lie (`lies`); the others check every byte that they are shown (`answers`).
 
 mod answers;
 mod deeds;
@@ -20,7 +20,7 @@ use larder_protocol::{Chain, PoolSet};
 use crate::bytes::{Reader, Reading};
 use crate::world::{ActorHappening, At, Happening, World};
 
-/// An engine process, and what it has open.
+/// An engine process, and its open sessions and requests.
 pub(crate) struct Engine {
     pub(crate) host: usize,
     actor: u16,
@@ -33,11 +33,11 @@ pub(crate) struct Engine {
     last_tag: u64,
     asked: BTreeMap<u64, Asked>,
     attempts: u64,
-    /// A reservation that a liar has open, and what for.
+    /// An open reservation of a lying engine, and its purpose.
     last_lie: u64,
     last_lease: u64,
     bait: Option<(usize, Chain)>,
-    /// When what it said last comes: what one engine says comes in its order.
+    /// The arrival of its last message: messages of one engine arrive in order.
     said: Duration,
 }
 
@@ -76,7 +76,7 @@ struct Asked {
     what: What,
 }
 
-/// What a request is about.
+/// The subject of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum What {
     Register,
@@ -167,7 +167,7 @@ pub(crate) enum Deed {
     Unpin(u64),
 }
 
-/// What an engine hears.
+/// An answer to an engine.
 pub(crate) enum Answer {
     /// With extents that the session sees for the first time.
     Response(Response, Vec<u32>),
@@ -191,7 +191,7 @@ pub(crate) struct Asking {
     pub(crate) ask: Request,
 }
 
-/// Who waits for an answer.
+/// The request that waits for an answer.
 #[derive(Debug, Clone)]
 pub(crate) struct Pending {
     engine: usize,
@@ -307,7 +307,7 @@ impl World {
         offset
     }
 
-    /// An actor answers. What an engine is shown from now on, nobody writes to.
+    /// An actor answers. Memory that an engine is shown is not written from now on.
     pub(crate) fn reply(&mut self, at: At, request: RequestId, answer: Answer) {
         let Some(actor) = self.actor(at) else { return };
         let Some(pending) = actor.requests.remove(&request) else {
@@ -331,7 +331,7 @@ impl World {
         self.plan(after, Happening::Reply(engine, engine_life, Reply { tag, answer }));
     }
 
-    /// Notes what an engine may read from now on.
+    /// Notes the memory that an engine may read from now on.
     fn show(&mut self, at: At, engine: usize, session: SessionId, tag: u64, answer: &Answer) {
         let Some(asked) = self.engines[engine].asked.get(&tag).cloned() else { return };
         let space = self.spaces[asked.space].clone();
@@ -410,7 +410,7 @@ impl World {
         })
     }
 
-    /// What an engine is shown lies in memory that it has mapped, and that the extent still has.
+    /// Checks that the shown memory is mapped by the engine, and still belongs to the extent.
     fn must_be_mapped(&mut self, at: At, engine: usize, session: SessionId, extent: u32) {
         let Some(held) = self.engines[engine].session.as_ref().filter(|held| held.id == session) else {
             return;
@@ -450,7 +450,7 @@ impl World {
         self.plan(after, Happening::EngineGone(at, process));
     }
 
-    /// What a session may read, its process may still read when the session has ended.
+    /// After a session's end, its process may still read the session's memory.
     fn leave_ghosts(&mut self, at: At, process: ProcessId, session: SessionId) {
         let Some(actor) = self.actor(at) else { return };
         let readings = std::mem::take(&mut actor.uses.readings);
@@ -465,7 +465,7 @@ impl World {
         }
     }
 
-    /// An engine dies. Its node hears of the socket first, and of the process later.
+    /// An engine dies. The engine's node hears of the socket first, and of the process later.
     pub(crate) fn engine_dies(&mut self, engine: usize) {
         let found = &mut self.engines[engine];
         found.life += 1;

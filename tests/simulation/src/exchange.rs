@@ -19,7 +19,7 @@ use crate::bytes::sums_of_bytes;
 use crate::process::Own;
 use crate::world::{At, Life, World};
 
-/// What peers say to each other.
+/// The messages between peers.
 #[derive(Debug, Clone)]
 pub(crate) enum Body {
     Ask {
@@ -57,7 +57,7 @@ pub(crate) enum Body {
     },
 }
 
-/// What a process asks of others.
+/// The requests of a process to others.
 #[derive(Default)]
 pub(crate) struct Asking {
     calls: BTreeMap<u64, Call>,
@@ -69,7 +69,7 @@ pub(crate) struct Asking {
     alarm: Option<Duration>,
 }
 
-/// What is done with an answer.
+/// The use of an answer.
 #[derive(Debug)]
 pub(crate) enum For {
     Nothing,
@@ -154,7 +154,7 @@ impl Body {
 }
 
 impl Asking {
-    /// What is under way, for whoever looks whether anything is left.
+    /// The number of requests under way, for the check at the end.
     pub(crate) fn under_way(&self) -> usize {
         self.calls.len() + self.orders.len() + self.batches.len() + self.follows.len()
     }
@@ -174,7 +174,7 @@ impl Asking {
 }
 
 impl World {
-    /// Does what the exchange wants, and has it told the time when it asks for that.
+    /// Performs the exchange's effects, and sets its alarms.
     pub(crate) fn exchange_wants(&mut self, life: Life) {
         while let Some(process) = self.process(life) {
             let Some(effect) = process.exchange.poll_effect() else { break };
@@ -518,7 +518,7 @@ impl World {
         self.advance_batch(life, number);
     }
 
-    /// All of a batch has come: what its holder is too busy for is asked for again, where that is right.
+    /// All of a batch has come: the chunks for which the holder was too busy are asked for again, if that is right.
     fn batch_has_come(&mut self, life: Life, number: u64) {
         let now = self.local(life.host);
         let Some(process) = self.process(life) else { return };
@@ -624,7 +624,7 @@ impl World {
         self.exchange_wants(life);
     }
 
-    /// A fault ends what the exchange knows of its peers.
+    /// A fault ends the exchange's knowledge of its peers.
     pub(crate) fn exchange_panics(&mut self, host: usize) {
         let Some(process) = &mut self.hosts[host].process else { return };
         let life = process.life;
@@ -666,5 +666,5 @@ fn receive(to: &Destination, held: &HeldChunk, blocks: &[Vec<u8>]) -> Arrival {
 
 const REPORT_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How long a peer may take to say which chunks of an offer it wants.
+/// Time in which a peer must choose chunks of an offer.
 const OFFER_DEADLINE: Duration = Duration::from_millis(500);

@@ -1,4 +1,4 @@
-//! Faults: what goes wrong, when, and where. A seed plans them; each can be left out.
+//! Faults: their kinds, times and places. A seed plans them; each can be left out.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ pub(crate) struct Fault {
     pub(crate) kind: Kind,
 }
 
-/// What goes wrong. Hosts are numbered from 0 on.
+/// The kind of a fault. Hosts are numbered from 0 on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Kind {
-    /// Everything takes so many microseconds longer.
+    /// Every message takes this many microseconds longer.
     Delay(u64),
-    /// So many of a thousand packets are lost.
+    /// Of a thousand packets, this many are lost.
     Loss(u32),
-    /// So many of a thousand packets come twice.
+    /// Of a thousand packets, this many come twice.
     Double(u32),
     /// Packets pass each other.
     Reorder(u64),
-    /// So many bytes a second pass from one host to another.
+    /// This many bytes a second pass from one host to another.
     Throttle(u64),
     /// Nothing comes from one host to the other.
     CutOneWay(usize, usize),
@@ -46,7 +46,7 @@ pub(crate) enum Kind {
     Slow(usize, u64),
     /// A process crashes, and comes back at the end.
     Crash(usize),
-    /// A process crashes, and comes back so many milliseconds later.
+    /// A process crashes, and comes back this many milliseconds later.
     Restart(usize, u64),
     /// A process crashes, power is lost, and it comes back at the end.
     PowerLoss(usize),
@@ -58,19 +58,19 @@ pub(crate) enum Kind {
     Twice(usize),
     /// A process stands still, a second one of its name is started, and the first goes on.
     Displaced(usize),
-    /// A clock goes so many millionths too fast or too slow.
+    /// A clock is this many millionths too fast or too slow.
     Drift(usize, i32),
     /// Copies in memory take seconds.
     SlowCopies(usize),
-    /// So many of a thousand copies fail.
+    /// Of a thousand copies, this many fail.
     FailingCopies(usize, u32),
     /// The GPU ends no copy, and is lost in the end.
     StuckGpu(usize),
-    /// Disks have too much to do for so many of a thousand orders, and so have other threads.
+    /// Disks and other threads are too busy for this many of a thousand orders.
     Busy(usize, u32),
     /// Disks take seconds.
     SlowDisk(usize),
-    /// So many of a thousand reads of the disks fail.
+    /// Of a thousand reads of the disks, this many fail.
     FailingReads(usize, u32),
     /// Syncs of a disk fail.
     FailingSyncs(usize),
@@ -80,11 +80,11 @@ pub(crate) enum Kind {
     FlipDisk(usize),
     /// Bits in memory flip.
     FlipMemory(usize),
-    /// So many of a thousand orders of the object store fail.
+    /// Of a thousand orders of the object store, this many fail.
     FailingObjects(u32),
     /// The object store is slow.
     SlowObjects,
-    /// It cannot be reached.
+    /// The object store cannot be reached.
     NoObjects,
     /// Bits of objects flip.
     FlipObjects,
@@ -110,7 +110,7 @@ pub(crate) enum Kind {
 
 /// The faults of a seed: at least three, of different kinds; and drains.
 pub(crate) fn plan(random: &mut fastrand::Rng, nodes: usize, coordinators: usize) -> Vec<Fault> {
-    // Chance of its own: what else goes wrong in a seed does not depend on its drains.
+    // Chance of its own: the other faults of a seed do not depend on its drains.
     let mut of_drains = random.clone();
     of_drains.seed(random.clone().u64(..) ^ 0xd4a1);
     let mut faults = plan_faults(random, nodes, coordinators);
@@ -191,7 +191,7 @@ fn some_kind(random: &mut fastrand::Rng, nodes: usize) -> Kind {
     }
 }
 
-/// What goes wrong with coordinators that elect a leader.
+/// A fault of coordinators that elect a leader.
 fn some_kind_of_coordinators(random: &mut fastrand::Rng, nodes: usize, coordinators: usize) -> Kind {
     let (host, at) = (random.usize(..nodes), random.usize(..coordinators));
     match random.u8(..8) {
@@ -420,5 +420,5 @@ impl World {
     }
 }
 
-/// How long after some bits others flip.
+/// Pause between flips of bits.
 const FLIP_PAUSE: Duration = Duration::from_millis(150);

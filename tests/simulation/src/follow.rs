@@ -42,7 +42,7 @@ struct Link {
     is_asked: bool,
 }
 
-/// What has come of a chunk.
+/// The parts of a chunk that have come.
 #[derive(Debug, Clone, Default)]
 struct Coming {
     has_ended: bool,

@@ -1,4 +1,4 @@
-//! How a node follows the coordinators, with the real decisions: it dials one after the other.
+//! A node's following of the coordinators, with the real decisions: it dials one after the other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::coordinator::{Follows, Stream, at_address};
 use crate::process::Own;
 use crate::world::{CoordinatorSays, Life, World};
 
-/// How a node follows the coordinators.
+/// A node's following of the coordinators.
 #[derive(Debug)]
 pub(crate) struct Follower {
     pub(crate) following: Following,
@@ -32,7 +32,7 @@ impl Follower {
 }
 
 impl World {
-    /// A node dials its coordinators, last the one of which it heard that it leads, if it heard of any.
+    /// A node dials its coordinators; if it knows a leader, the leader is the last.
     pub(crate) fn dial_coordinators(&mut self, life: Life) {
         let (local, count) = (self.local(life.host), self.coordinators.all.len());
         let Some(process) = self.process(life) else { return };
@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    /// Says what there is to say, and sets the alarm.
+    /// Sends the messages that are due, and sets the alarm.
     pub(crate) fn follows_on(&mut self, life: Life) {
         let (local, alarm) = (self.local(life.host), self.next_number());
         while let Some(process) = self.process(life) {
@@ -129,7 +129,7 @@ impl World {
         self.dial_next(life);
     }
 
-    /// A table that names this life of the node is told to those who go by it.
+    /// A table that names this life of the node is told to its parts.
     fn learns(&mut self, life: Life, known: &Known) {
         let Known { table, own, incarnation, .. } = known;
         let is_made = self.coordinators.made.get(&table.epoch) == Some(table) || table.epoch.number == 0;
@@ -142,5 +142,5 @@ impl World {
     }
 }
 
-/// How long a coordinator may take until it says how it stands.
+/// Time in which a coordinator must tell its state.
 const DIAL_DEADLINE: Duration = Duration::from_millis(500);

@@ -7,8 +7,8 @@ use std::time::Duration;
 use larder_core::store::BlockFacts;
 use larder_core::store::ids::SessionId;
 use larder_core::{
-    BlockAt, DeviceCopyNumber, DeviceEvent, DeviceFailure, DeviceOrder, DeviceWork, Event, PagesCopy,
-    Tensors, Way,
+    BlockAt, CopyDirection, DeviceCopyNumber, DeviceEvent, DeviceFailure, DeviceOrder, DeviceWork, Event,
+    PagesCopy, Tensors,
 };
 use larder_node::arena::ExtentMemory;
 
@@ -88,7 +88,7 @@ impl Gpu {
         }
     }
 
-    /// What an engine finds in two of its pages.
+    /// The content of two of an engine's pages.
     pub(crate) fn read(&self, id: u32, pages: &[u32]) -> Option<Vec<u8>> {
         let tensors = self.tensors.get(&id)?;
         let (page_bytes, mut block) = (tensors.page_bytes() as usize, Vec::new());
@@ -134,8 +134,8 @@ impl Gpu {
                     (BlockAt::Host(place), way) => {
                         let Some(memory) = memory.get(&place.extent) else { continue };
                         let copied = match way {
-                            Way::Load => memory.copy_out(place.offset + in_block, bytes),
-                            Way::Save => memory.copy_in(place.offset + in_block, bytes),
+                            CopyDirection::Load => memory.copy_out(place.offset + in_block, bytes),
+                            CopyDirection::Save => memory.copy_in(place.offset + in_block, bytes),
                         };
                         debug_assert!(copied.is_ok(), "a block lies within its extent");
                     }
@@ -150,7 +150,7 @@ impl Gpu {
 }
 
 impl World {
-    /// Has the GPU copy, or says that it has too much to do.
+    /// Orders a copy from the GPU, or returns that it is too busy.
     pub(crate) fn device_copy(&mut self, at: At, order: DeviceOrder) {
         let number = order.number;
         let is_stuck = self.hosts[at.life.host].stuck_gpu;
@@ -172,7 +172,7 @@ impl World {
         let mut is_written = false;
         match &order.work {
             DeviceWork::Pages(copy) => {
-                is_written = copy.way == Way::Save;
+                is_written = copy.way == CopyDirection::Save;
                 let (_, layer_bytes) = size.unwrap_or_default();
                 for block in &copy.blocks {
                     if let BlockAt::Host(place) = block {

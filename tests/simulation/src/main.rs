@@ -24,17 +24,17 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 /// Lives through whole clusters in virtual time, with every fault that they must endure.
 ///
-/// A seed decides everything: five nodes of two actors each, what engines ask, and at least four faults of a minute. Whatever a
-/// cluster must always do is looked at after every step; once the faults have stopped, nothing may be left over. A seed that fails
-/// is printed as one command that does the same again, with the fewest faults that still fail.
+/// A seed decides everything: five nodes of two actors each, the requests of engines, and at least four faults in a minute.
+/// Whatever a cluster must always do is looked at after every step; once the faults have stopped, nothing may be left over. For a
+/// seed that fails, a command is printed that repeats it, with the fewest faults that still fail.
 ///
-/// Exit status: 0 where all is well, 1 where something failed, 2 for a command that cannot be understood.
+/// Exit status: 0 if all is well, 1 if something failed, 2 for a command that cannot be understood.
 #[derive(Debug, Parser)]
 #[command(version, about)]
 struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,
-    /// How many seeds to live through.
+    /// Number of seeds to simulate.
     #[arg(long, default_value_t = 20, value_name = "COUNT")]
     seeds: u64,
     /// The first of them.
@@ -43,13 +43,13 @@ struct Arguments {
     /// Lives through this seed alone.
     #[arg(long, conflicts_with_all = ["seeds", "first"])]
     seed: Option<u64>,
-    /// With these of its faults alone, by number; none of them where the list is empty.
+    /// Only with these of the seed's faults, by number; an empty list: without faults.
     #[arg(long, value_delimiter = ',', requires = "seed", value_name = "NUMBERS", num_args = 0..)]
     only_faults: Option<Vec<usize>>,
     /// Prints everything that happens.
     #[arg(long, requires = "seed")]
     trace: bool,
-    /// Ends after the seed during which so many seconds have passed.
+    /// Ends after the seed during which this many seconds have passed.
     #[arg(long, value_name = "SECONDS")]
     within: Option<u64>,
     /// Seeds or planted faults at a time.
@@ -65,22 +65,22 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Plants faults into a copy of the sources, and looks whether the simulation finds each of them alone.
+    /// Plants faults into a copy of the sources, and checks whether the simulation finds each fault alone.
     Planted {
-        /// Seeds for each of them, until it is found.
+        /// Limit of seeds for each fault.
         #[arg(long, default_value_t = 200, value_name = "COUNT")]
         seeds: u64,
-        /// Plants those alone whose name has this in it.
+        /// Plants only faults whose name contains this text.
         #[arg(long, value_name = "TEXT")]
         only: Option<String>,
-        /// Ends after the fault during which so many seconds have passed.
+        /// Ends after the fault during which this many seconds have passed.
         #[arg(long, value_name = "SECONDS")]
         within: Option<u64>,
         /// The sources.
         #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))]
         sources: PathBuf,
     },
-    /// Plays large clusters without payload, and prints what their directory, tables and coordinator cost.
+    /// Plays large clusters without payload, and prints the costs of their directory, tables and coordinator.
     Scale(Options),
 }
 
@@ -181,8 +181,8 @@ fn live(arguments: &Arguments) -> ExitCode {
     report.print(arguments.json, arguments.seed.is_some())
 }
 
-/// So many seeds go through every variant that there is.
+/// This many seeds together cover every variant.
 const SEEDS_FOR_ALL: usize = 1_000;
 
-/// After so many seeds it is said how many there were.
+/// Seeds between two lines of progress.
 const SEEDS_A_WORD: usize = 50;

@@ -9,7 +9,7 @@ use crate::coordinator::{Follows, Stream};
 use crate::streams::Message;
 use crate::world::{CoordinatorHappening, CoordinatorSays, Happening, Life, World};
 
-/// Who sends and hears.
+/// A sender or receiver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Party {
     Host(usize),
@@ -25,7 +25,7 @@ pub(crate) struct Packet {
     pub(crate) body: Packed,
 }
 
-/// What a packet carries.
+/// The content of a packet.
 pub(crate) enum Packed {
     /// Between nodes, on a stream.
     Peer(Message),
@@ -35,7 +35,7 @@ pub(crate) enum Packed {
     CoordinatorSays(Life, CoordinatorSays),
 }
 
-/// How the network does.
+/// The state of the network.
 #[derive(Debug)]
 pub(crate) struct Network {
     hosts: usize,
@@ -51,7 +51,7 @@ pub(crate) struct Network {
     pub(crate) doubled_per_mille: u32,
     pub(crate) reorder_us: u64,
     pub(crate) bytes_per_second: Option<u64>,
-    /// A host that everything takes so much longer to and from.
+    /// A slow host, and the extra time of messages to and from it.
     pub(crate) slow: Option<(usize, u64)>,
 }
 
@@ -94,7 +94,7 @@ impl Network {
 }
 
 impl World {
-    /// When something arrives that is sent now: never, once, or twice.
+    /// The arrival times of a packet that is sent now: never, once, or twice.
     pub(crate) fn arrivals(&mut self, from: Party, to: Party, bytes: u64) -> Vec<Duration> {
         let way = self.network.way(from, to);
         let lost = self.network.lost_per_mille;
@@ -128,12 +128,12 @@ impl World {
         }
     }
 
-    /// When something arrives that is said on a stream: what is lost is sent again, as long as there is a way.
+    /// The arrival time of a message on a stream: lost packets are sent again, as long as there is a way.
     pub(crate) fn arrival_on_stream(&mut self, from: Party, to: Party, bytes: u64) -> Option<Duration> {
         (0..MOST_SENDINGS).find_map(|again| Some(RESEND * again + *self.arrivals(from, to, bytes).first()?))
     }
 
-    /// When a message comes that is said on a coordinator's stream: after those before it, and never after one that was lost.
+    /// The arrival time of a message on a coordinator's stream: after the messages before it, and never after a lost one.
     fn arrival_in_order(&mut self, from: Party, to: Party, stream: u64, bytes: u64) -> Option<Duration> {
         let key = (self.network.way(from, to), stream);
         let last = self.network.streams.get(&key).copied().unwrap_or(Some(Duration::ZERO));
@@ -169,6 +169,6 @@ impl World {
     }
 }
 
-/// How often a stream sends something that is lost, and after which time again.
+/// Limit of the tries of a lost packet, and the pause between them.
 const MOST_SENDINGS: u32 = 10;
 const RESEND: Duration = Duration::from_millis(60);

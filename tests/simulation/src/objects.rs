@@ -13,13 +13,13 @@ use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 use crate::bytes::sums_of_bytes;
 use crate::world::{ActorHappening, At, World};
 
-/// What is in the store, by chunk, then slice and pool.
+/// The store's objects, by chunk, then slice and pool.
 #[derive(Default)]
 pub(crate) struct Objects {
     objects: BTreeMap<(ChunkKey, u16, u8), Object>,
     /// Whether it is left alone, since it failed.
     pub(crate) is_closed: bool,
-    /// How many in a thousand orders fail.
+    /// Number of failing orders in a thousand.
     pub(crate) failing: u32,
     pub(crate) is_slow: bool,
 }

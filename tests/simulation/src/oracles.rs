@@ -9,7 +9,7 @@ use larder_protocol::table::{Holder, RowKey};
 use crate::world::{At, Life, World};
 
 impl World {
-    /// What holds of a store after every step.
+    /// Checks a store after every step.
     pub(crate) fn check_store(&mut self, at: At) {
         let Some(actor) = self.actor(at) else { return };
         let usage = actor.core.store().usage();
@@ -48,7 +48,7 @@ impl World {
         (0..self.engines.len()).for_each(|engine| self.check_waiting(engine, LONGEST_REQUEST));
     }
 
-    /// What holds once the faults have stopped and all engines are gone: nothing is kept for anybody.
+    /// Checks the state after the faults have stopped and all engines are gone: nothing is kept for anybody.
     pub(crate) fn check_rest(&mut self) {
         for host in 0..self.hosts.len() {
             let Some(process) = &self.hosts[host].process else { continue };

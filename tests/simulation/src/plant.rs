@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use larder_simulation::planted::{CHOSEN, Planted, all};
 use serde::Serialize;
 
-/// What became of a planted fault.
+/// The result of a planted fault.
 #[derive(Debug, Serialize)]
 pub(crate) struct Found {
     pub(crate) name: String,
@@ -71,7 +71,7 @@ fn look_for(program: &Path, planted: &Planted, seeds: u64) -> Result<Found> {
     Ok(Found { name, what, by, seconds: started.elapsed().as_secs_f64() })
 }
 
-/// What goes wrong in a seed with a fault, if anything.
+/// The violation in a seed with a fault, if any.
 fn violation(program: &Path, fault: &str, seed: u64) -> Result<Option<String>> {
     let seed = seed.to_string();
     let arguments = ["--seed", &seed, "--no-shrinking", "--json"];
@@ -93,7 +93,7 @@ fn build(sources: &Path, all: &[Planted]) -> Result<PathBuf> {
         for planted in all.iter().filter(|planted| planted.file == Path::new(file)) {
             bytes = planted.apply(&String::from_utf8(bytes)?)?.into();
         }
-        // What is the same keeps its time, so that it is not built again.
+        // An unchanged file keeps its time, so that it is not built again.
         if std::fs::read(&to).ok().as_ref() != Some(&bytes) {
             std::fs::create_dir_all(to.parent().context("a file has a folder")?)?;
             std::fs::write(&to, bytes)?;

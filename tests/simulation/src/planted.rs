@@ -1,7 +1,7 @@
-//! Planted faults: which there are, and how each changes the sources.
+//! Planted faults: their list, and the change of the sources by each.
 //!
-//! A fault stands beside the right text behind the word `PLANTED`, which is true in a process whose environment names the fault in
-//! [`CHOSEN`]. All faults are planted into one copy of the sources, which is built once; each process has one of them at most.
+//! A fault stands beside the right text behind the word `PLANTED`, which is true in a process whose environment names the fault
+//! in [`CHOSEN`]. All faults are planted into one copy of the sources, which is built once; each process has at most one fault.
 
 use std::path::{Path, PathBuf};
 
@@ -10,9 +10,9 @@ use anyhow::{Context as _, Result, ensure};
 /// A change of the sources that must not go unnoticed.
 #[derive(Debug, Clone)]
 pub struct Planted {
-    /// Its name.
+    /// The fault's name.
     pub name: String,
-    /// What goes wrong with it.
+    /// The effect of the fault.
     pub what: String,
     /// The file that it changes.
     pub file: PathBuf,
@@ -26,7 +26,7 @@ pub const CHOSEN: &str = "LARDER_PLANTED";
 /// All planted faults, by name.
 ///
 /// # Errors
-/// Where one cannot be read.
+/// Fails if one cannot be read.
 pub fn all(sources: &Path) -> Result<Vec<Planted>> {
     let folder = sources.join("tests/simulation/planted");
     let mut all = Vec::new();
@@ -54,7 +54,7 @@ impl Planted {
     /// The text of its file with the fault in it, besides those that it has already.
     ///
     /// # Errors
-    /// Where the old text is not there just once, or the new one does not ask whether the fault is chosen.
+    /// Fails if the old text is not there just once, or the new one does not ask whether the fault is chosen.
     pub fn apply(&self, right: &str) -> Result<String> {
         let count = right.matches(&self.old).count();
         ensure!(count == 1, "{}: its text is {count} times in {}", self.name, self.file.display());

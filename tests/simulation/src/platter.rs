@@ -6,25 +6,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_node::disk::io::{Direction, DiskDevice, Finished, Memory, Transfer};
 
-/// What is on a disk. It outlives the processes that use it.
+/// The content of a disk. It outlives the processes that use it.
 #[derive(Clone)]
 pub(crate) struct Platter(Arc<Mutex<State>>);
 
 pub(crate) struct State {
-    /// What a reader sees, by page; a page that is not here is zeros.
+    /// The pages that a reader sees; a page that is not here is zeros.
     seen: BTreeMap<u64, Page>,
-    /// What is left when power is lost now.
+    /// The pages that would survive a loss of power now.
     stable: BTreeMap<u64, Page>,
     /// Pages that were written since the last sync.
     unsynced: Vec<(u64, Page)>,
     random: fastrand::Rng,
-    /// How many in a thousand reads fail.
+    /// Number of failing reads in a thousand.
     pub(crate) failing_reads: u32,
     /// Whether nothing can be written.
     pub(crate) is_full: bool,
     /// Whether syncs fail.
     pub(crate) fails_syncs: bool,
-    /// Which of the ways to it is the one that is open: those of processes that are gone write nothing.
+    /// The number of the open way to it: the ways of ended processes write nothing.
     owner: u64,
     /// Bits that were flipped.
     pub(crate) flips: u64,

@@ -1,4 +1,4 @@
-//! The serving half of a node's exchange: what peers and siblings ask for.
+//! The serving half of a node's exchange: the requests of peers and siblings.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::network::{Packed, Packet, Party};
 use crate::process::Own;
 use crate::world::{ActorHappening, At, Life, World};
 
-/// What a process is sending.
+/// The sendings of a process.
 #[derive(Default)]
 pub(crate) struct Serving {
     sendings: BTreeMap<u64, Sending>,
@@ -85,7 +85,7 @@ pub(crate) struct TakeIn {
     offer: OfferChunks,
 }
 
-/// What of a chunk is granted.
+/// The granted part of a chunk.
 #[derive(Debug)]
 pub(crate) enum Given {
     Held { grant: u64, chunk: HeldChunk, blocks: Vec<Held> },
@@ -93,7 +93,7 @@ pub(crate) enum Given {
     Busy,
 }
 
-/// Who wants blocks.
+/// The asker of blocks.
 #[derive(Debug)]
 pub(crate) enum Asker {
     /// A peer, with its call, and the actor that is asked.
@@ -246,7 +246,7 @@ impl World {
         self.send(at.life, asker.host, Some(asker), &Body::Answer { call, response });
     }
 
-    /// Keeps chunks for whoever asks, those on disk included.
+    /// Keeps chunks for an asker, including chunks on disk.
     pub(crate) fn grant_all(&mut self, at: At, ask: AskBlocks) {
         let now = self.local(at.life.host);
         let sizes: Arc<[u64]> = ask.block_bytes.as_slice().into();
@@ -651,7 +651,7 @@ fn import_chunk(said: &HeldChunk, blocks: &[Held], to: &Destination) -> Arrival 
     if is_right { Arrival::Here { checksums, pools, reads, is_on_disk } } else { Arrival::Damaged }
 }
 
-/// How long a message between threads of a process takes.
+/// Time of a message between threads of a process.
 pub(crate) const MAILBOX: Duration = Duration::from_micros(15);
 const BUSY_RETRY_MS: u64 = 5;
 const STALL_DEADLINE: Duration = Duration::from_secs(2);

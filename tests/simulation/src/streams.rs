@@ -1,4 +1,4 @@
-//! Streams between nodes, as QUIC has them: each is in order, and what is lost is sent again until the connection is given up.
+//! Streams between nodes, as QUIC has them: each is in order, and lost messages are sent again until the connection is given up.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::world::{Happening, Life, World};
 /// The streams of a process.
 #[derive(Default)]
 pub(crate) struct Streams {
-    /// How many messages were sent, by host and call.
+    /// Number of messages sent, by host and call.
     sent: BTreeMap<(usize, u64), u64>,
     /// By who sends, and the call.
     coming: BTreeMap<(Life, u64), Coming>,
-    /// How many connections to each host were lost.
+    /// Number of lost connections to each host.
     lost: BTreeMap<usize, u64>,
 }
 
@@ -117,5 +117,5 @@ impl World {
 
 /// After how long something that was lost is sent again; then after twice as long each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(40);
-/// How long a connection lives though nothing comes through.
+/// Time for which a connection lives though nothing comes through.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);

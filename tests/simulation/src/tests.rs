@@ -1,4 +1,4 @@
-//! Seeds are what they were, every oracle can fail, and every planted fault fits the sources.
+//! The histories of seeds are unchanged, every oracle can fail, and every planted fault fits the sources.
 
 use std::path::Path;
 use std::time::Duration;

@@ -10,7 +10,7 @@ use larder_core::store::{BlockMove, ChunkWrite, FetchId};
 use larder_core::{Description, Event, QuestionId, ReadAnswer, ReadId, WriteNumber, Written};
 use larder_node::disk::format::StorageId;
 use larder_node::disk::log::Geometry;
-use larder_node::disk::volume::{Job, Volume};
+use larder_node::disk::volume::{DiskJob, Volume};
 use larder_node::disk::{
     self, BlockPlace, DiskMetrics, Gone, ReadOrder, SnapshotPage, Source, Why, WriteAnswer, WriteOrder,
 };
@@ -58,7 +58,7 @@ impl Tier {
 }
 
 impl World {
-    /// Opens an actor's disk, and has the core learn what is there.
+    /// Opens an actor's disk, and tells the core its chunks.
     pub(crate) fn open_disk(&mut self, at: At) {
         let (host, actor) = (at.life.host, usize::from(at.actor));
         let device = self.hosts[host].platters[actor].device();
@@ -87,7 +87,7 @@ impl World {
         self.plan_actor(at, SCRUB_EVERY, ActorHappening::Disk);
     }
 
-    /// Asks for what is on disk after a position.
+    /// Asks for the chunks on disk after a position.
     pub(crate) fn recover(&mut self, at: At, after: u64) {
         self.order_of_disk(at, Waiting::Snapshot(after));
     }
@@ -321,21 +321,21 @@ impl World {
 }
 
 impl Waiting {
-    fn job(self) -> (Job, Answer) {
+    fn job(self) -> (DiskJob, Answer) {
         match self {
             Self::Read(read, order) => {
                 let (done, answer) = oneshot::channel();
-                (Job::Read((order, done)), Answer::Read(read, answer))
+                (DiskJob::Read((order, done)), Answer::Read(read, answer))
             }
             Self::Write(number, order) => {
                 let (done, answer) = oneshot::channel();
-                (Job::Write((order, done)), Answer::Write(number, answer))
+                (DiskJob::Write((order, done)), Answer::Write(number, answer))
             }
-            Self::Forget(key) => (Job::Forget(key, oneshot::channel().0), Answer::Nothing),
-            Self::Touch(keys) => (Job::Touch(keys), Answer::Nothing),
+            Self::Forget(key) => (DiskJob::Forget(key, oneshot::channel().0), Answer::Nothing),
+            Self::Touch(keys) => (DiskJob::Touch(keys), Answer::Nothing),
             Self::Snapshot(after) => {
                 let (done, answer) = oneshot::channel();
-                (Job::Snapshot(after, done), Answer::Snapshot(answer))
+                (DiskJob::Snapshot(after, done), Answer::Snapshot(answer))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The world: everything that there is in a simulated cluster, and what happens next.
+//! The world: all parts of a simulated cluster, and its next event.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub(crate) struct World {
     pub(crate) faults: Vec<Fault>,
     /// When an engine last reserved a chunk anywhere.
     pub(crate) reserved: HashMap<ChunkHash, Duration>,
-    /// What should never be, and is.
+    /// A violation of a check, if any.
     pub(crate) violation: Option<String>,
     /// Whether everything is printed.
     pub(crate) is_traced: bool,
@@ -49,7 +49,7 @@ pub(crate) struct World {
     last_number: u64,
 }
 
-/// What differs from seed to seed.
+/// The settings that differ from seed to seed.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) nodes: usize,
@@ -162,7 +162,7 @@ pub(crate) enum CoordinatorHappening {
     Start(bool),
 }
 
-/// What a coordinator says on a stream.
+/// A coordinator's message on a stream.
 pub(crate) struct CoordinatorSays {
     pub(crate) stream: u64,
     pub(crate) message: CoordinatorMessage,
@@ -254,7 +254,7 @@ impl World {
         }
     }
 
-    /// Until when the process stands still that something happens to.
+    /// The time until which the process of an event stands still.
     fn paused_until(&self, happening: &Happening) -> Option<Duration> {
         let host = match happening {
             Happening::Actor(at, _) | Happening::EngineGone(at, _) => at.life.host,
@@ -284,7 +284,7 @@ impl World {
         Duration::from_micros(self.random.u64(from..to))
     }
 
-    /// Whether something happens that has so many chances in a thousand.
+    /// Whether an event of this chance in a thousand happens.
     pub(crate) fn chance(&mut self, per_mille: u32) -> bool {
         per_mille > 0 && self.random.u32(..1_000) < per_mille
     }
@@ -311,7 +311,7 @@ impl World {
         self.history.digest()
     }
 
-    /// How much happened.
+    /// The number of events so far.
     pub(crate) fn events(&self) -> u64 {
         self.events
     }

@@ -1,4 +1,4 @@
-//! How a test says that it cannot run on this machine: then it does not count as passed.
+//! Skipping a test that cannot run on this machine: then it does not count as passed.
 //!
 //! `tests/run` names a file in the environment (`LARDER_SKIPS`), reads it after the tests, and prints each skip with its reason.
 
@@ -7,10 +7,10 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::{env, thread};
 
-/// Says that the test that calls this cannot run here, or not all of it, and why.
+/// Reports that the calling test, or a part of it, cannot run here, and the reason.
 ///
 /// # Panics
-/// Where the file that `LARDER_SKIPS` names cannot be written: the test would count as passed.
+/// Panics if the file that `LARDER_SKIPS` names cannot be written: the test would count as passed.
 #[expect(clippy::print_stdout, reason = "tests print")]
 pub fn skip(reason: &str) {
     let thread = thread::current();
@@ -21,7 +21,7 @@ pub fn skip(reason: &str) {
     }
 }
 
-/// A published trace beside the project; `None`, and the test that calls this is skipped, where there is none.
+/// A published trace beside the project; `None` if the trace is missing; then the calling test is skipped.
 #[must_use]
 pub fn published_trace(name: &str) -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces");

@@ -1,4 +1,4 @@
-//! Deeds that an operator hears of: what they bring about is the cause of an alert.
+//! Deeds that an operator hears of: each deed causes an alert.
 
 use std::any::Any;
 use std::io::Write as _;
@@ -14,7 +14,7 @@ use super::put;
 use crate::content::{CHUNK_TOKENS, prompt};
 use crate::raw::{RawSession, reserve};
 
-/// A session, what it registered, and its write window.
+/// A session, its registered namespace, and its write window.
 pub(super) struct Trouble {
     pub(super) session: RawSession,
     pub(super) registered: Registered,
@@ -22,7 +22,8 @@ pub(super) struct Trouble {
 }
 
 impl Trouble {
-    /// Does a deed; what the process is to keep. Deeds that go on for ever end with an error when the node or the process ends.
+    /// Does a deed; the things that the process must keep. Deeds that go on for ever end with an error when the node or the
+    /// process ends.
     pub(super) fn run(mut self, deed: &str) -> anyhow::Result<Box<dyn Any>> {
         match deed {
             "put" => self.put(0..8)?,
@@ -31,7 +32,7 @@ impl Trouble {
                 self.put(0..15)?;
                 (0..15).try_for_each(|name| self.pin(name))?;
             }
-            // Leases most of what was put, and closes the session, but the process keeps the memory.
+            // Leases most of the put chunks, and closes the session, but the process keeps the memory.
             "hold much and close" => {
                 self.put(0..8)?;
                 let leases: anyhow::Result<Vec<_>> =
@@ -124,7 +125,7 @@ impl Trouble {
 
     fn read(&mut self, name: u8) -> anyhow::Result<()> {
         let lease = self.session.lease(&self.registered, &prompt(name, 128))?;
-        // Where nothing was there, nothing is leased.
+        // Without such a chunk, nothing is leased.
         if !lease.places.is_empty() {
             self.session.send(&Request::Release(lease.lease))?;
         }

@@ -1,4 +1,4 @@
-//! What ARCHITECTURE.md says of the tree, held against the tree.
+//! Compares ARCHITECTURE.md with the tree.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -87,7 +87,7 @@ const WITHOUT_CYCLES: &[&str] = &[
     "tests/gpu",
 ];
 
-/// What the core is built on, and what its one neighbour in the workspace is built on: no runtime, no system.
+/// The dependencies of the core, and of its one neighbour in the workspace: no runtime, no system.
 const CORE_DEPENDENCIES: &[&str] = &[
     "blake3",
     "hashbrown",
@@ -101,7 +101,7 @@ const CORE_DEPENDENCIES: &[&str] = &[
     "xxhash-rust",
 ];
 
-/// What the core names nowhere.
+/// Names that the core may not use.
 const IO: &[&str] =
     &["std::fs", "std::io", "std::net", "std::os", "std::process", "std::thread", "Instant", "SystemTime"];
 
@@ -113,7 +113,7 @@ fn module_of<'a>(name: &'a str, folder: &str) -> Option<&'a str> {
     (!is_test && module != "lib").then_some(module)
 }
 
-/// What a file names of its own crate, tests within the file left out.
+/// The modules of its own crate that a file names, without the tests within the file.
 fn named_modules(text: &str) -> BTreeSet<String> {
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
     let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));

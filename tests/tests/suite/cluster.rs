@@ -1,4 +1,4 @@
-//! What nodes of a cluster share: between engines, and over whole traces.
+//! The sharing between nodes of a cluster: between engines, and over whole traces.
 
 use larder_skips::published_trace;
 use larder_tests::cluster::Cluster;
@@ -29,7 +29,7 @@ pub(super) fn number(report: &Value, field: &str) -> f64 {
     report[field].as_f64().unwrap_or_else(|| panic!("no `{field}` in {report}"))
 }
 
-/// The same trace over four nodes that share, and over four that do not.
+/// The same trace over four nodes that share, and over four nodes that do not.
 fn shared_and_alone(trace: &[&str]) -> [Value; 2] {
     let cluster = [trace, &["--dev", "4"], &SMALL].concat();
     let reports = [play(&cluster), play(&[&cluster[..], &["--no-share"]].concat())];
@@ -78,7 +78,7 @@ fn the_synthetic_trace_hits_more_where_nodes_share() {
     }
 }
 
-/// Waits until an engine finds so many chunks of a prompt.
+/// Waits until an engine finds this number of a prompt's chunks.
 fn wait_until_found(engine: &Engine, hashes: &[larder_protocol::ChunkHash], chunks: u32) {
     let (all, expected) = (hashes.len() as u64 * u64::from(CHUNK_TOKENS), chunks * CHUNK_TOKENS);
     wait::until(&format!("{chunks} chunks are found"), || {

@@ -38,7 +38,7 @@ use tokio::sync::oneshot;
 use super::gpu_pages::{GpuPages, LONG, SHAPE, layered, layout};
 use super::{ENGINE, LARDER};
 
-/// A node in this process, whose two GPUs are host memory.
+/// A node in this process; its two GPUs are host memory.
 struct Node {
     socket: PathBuf,
     http: SocketAddr,
@@ -54,12 +54,12 @@ impl Node {
         Self::with(LONG, 0)
     }
 
-    /// One whose copies may take so long.
+    /// A node whose copies may take this time.
     fn patient(deadline: Duration) -> Self {
         Self::with(deadline, 0)
     }
 
-    /// One with a device tier of so many blocks.
+    /// A node with a device tier of `blocks` blocks.
     fn tiered(blocks: u64) -> Self {
         Self::with(LONG, blocks)
     }
@@ -210,12 +210,12 @@ impl GpuEngine {
         self.session.load_pages(&self.tensors, &lease, &GpuPages::load(hashes.len() as u32), flags).wait()
     }
 
-    /// In which tiers a lookup finds these chunks.
+    /// The tiers in which a lookup finds these chunks.
     fn tiers(&self, hashes: &[ChunkHash]) -> Vec<(Tier, u32)> {
         self.tiers_among(hashes, Vec::new())
     }
 
-    /// The same, where only these are searched.
+    /// The same, with only these tiers searched.
     fn tiers_among(&self, hashes: &[ChunkHash], tiers: Vec<Tier>) -> Vec<(Tier, u32)> {
         let options = LookupOptions { prompt_tokens: 1_000, tiers, ..LookupOptions::default() };
         let chain = self.namespace.chain(hashes.to_vec());

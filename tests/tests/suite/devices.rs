@@ -1,4 +1,4 @@
-//! A node with several GPUs: one actor each, each with its own store and arena, and what one has the others get.
+//! A node with several GPUs: one actor each, each with its own store and arena; each actor gets the chunks of the others.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ fn cluster(dir: &Path) -> String {
     format!("[cluster]\ncoordinator = \"127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\nshare = false\n{files}")
 }
 
-/// Of a node on this machine as if it had two GPUs, with these sections besides.
+/// Limits of a node on this machine as if it had two GPUs, with these further sections.
 fn limits(dir: &Path, sections: &str) -> Limits {
     let gpus = ["0000:65:00.0", "0000:66:00.0"];
     let config = format!(

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{Engine, LARDER};
 
-/// Runs a command of an admin of the cluster; its status, its JSON, and what it said.
+/// Runs a command of an admin of the cluster; its status, its JSON, and its messages.
 pub(super) fn admin(cluster: &Cluster, arguments: &[&str]) -> (Option<i32>, Value, String) {
     let output = ask(cluster, "admin", arguments);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -139,7 +139,7 @@ fn of_two_nodes_that_drain_at_once_with_no_other_none_leaves() {
     }
     let slowly = |name| ["drain", name, "--no-wait", "--bytes-per-second", "1KiB", "--within", "10m"];
     assert_eq!(admin(&cluster, &slowly("node-0")).0, Some(0));
-    // Whether it is refused or gives up depends on who hears of whom first.
+    // It is refused or gives up, depending on the order of the messages.
     _ = admin(&cluster, &slowly("node-1"));
     wait::until("node-1 goes on", || (state(&cluster, "node-1")? == "alive").then_some(()));
     wait::until("node-1 is ready", || cluster.node(1).get("/readyz").ok());
@@ -195,7 +195,7 @@ fn a_replay_survives_a_rolling_restart_of_all_nodes_without_a_failed_request() {
     assert!(restarted > undisturbed - 0.05, "{restarted} against {undisturbed}");
 }
 
-/// The token hit rate of a replay through three nodes, of which nothing fails.
+/// The token hit rate of a replay through three nodes; no request fails.
 fn rate(trace: &Path, more: &[&str]) -> f64 {
     let trace = trace.display().to_string();
     let arguments = [&[&trace, "--dev", "3", "--in-flight", "1", "--block-bytes", "4KiB"], more].concat();

@@ -175,7 +175,7 @@ fn requests_that_are_sent_ahead_take_little_memory() {
     }
     assert_eq!(node.get("/healthz").unwrap(), "ok\n");
     assert_eq!(larder_tests::server::get(&coordinator, "/healthz").unwrap(), "ok\n");
-    // All that was sent would be 780 MB, decoded.
+    // All sent data would be 780 MB, decoded.
     let grown = memory_kib(node.pid()).saturating_sub(before);
     assert!(grown < 64 << 10, "{grown} KiB");
 }

@@ -39,7 +39,7 @@ pub(super) fn etcd() -> Option<Etcd> {
     started
 }
 
-/// A stand-in for Kubernetes, and the file that leads there; `None` where this build knows no Leases.
+/// A stand-in for Kubernetes, and the file that leads there; `None` if this build knows no Leases.
 fn kubernetes() -> Option<(ApiServer, TempDir)> {
     if !cfg!(feature = "kubernetes") {
         larder_skips::skip("built without the feature `kubernetes`");
@@ -118,7 +118,7 @@ fn leaders_are_killed_and_followed_while_the_api_server_does_all_that_it_seldom_
     println!("{:?}", kubernetes.0.happened());
 }
 
-/// Kills the leader so many times under a replay, starts it again each time, and says how long it took to replace it.
+/// Kills the leader `kills` times under a replay, starts it again each time, and prints the times until it was replaced.
 fn leaders_are_killed(what: &str, election: &str, kills: u64, seconds_a_kill: u64) {
     let mut cluster = Coordinators::start(LARDER, 3, 3, election).unwrap();
     let leader_and_table = |cluster: &Coordinators| {

@@ -1,4 +1,4 @@
-//! An engine with memory on a device, which its own process copies to and from the node's arena.
+//! An engine with memory on a device; its own process copies between this memory and the node's arena.
 
 use std::ops::Deref;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a node tells those who follow its events.
+//! The events that a node sends to its followers.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
@@ -94,9 +94,9 @@ fn a_stream_of_events_ends_in_order_when_its_node_stops() {
 struct Subscriber {
     runtime: tokio::runtime::Runtime,
     socket: SubSocket,
-    /// What it gets all messages under.
+    /// The topic of all messages.
     topic: String,
-    /// The hashes that are held, with the rank of who holds them, by what was told.
+    /// The held hashes with their holder's rank, by the messages so far.
     held: BTreeSet<(u16, u64)>,
     /// Number of the next message.
     next: Option<u64>,
@@ -159,12 +159,12 @@ impl Subscriber {
     }
 }
 
-/// Where a node publishes events, by its status.
+/// The address on which a node publishes events, by its status.
 fn published_at(status: &Value) -> &str {
     status["kv_events"].as_str().unwrap()
 }
 
-/// What is told of chunks that a GPU holds.
+/// The expected hashes of chunks that a GPU holds.
 fn held(rank: u16, hashes: &[ChunkHash]) -> BTreeSet<(u16, u64)> {
     hashes.iter().map(|hash| (rank, number(hash))).collect()
 }
@@ -227,7 +227,7 @@ fn the_kv_events_of_several_gpus_have_one_numbering_and_say_whose_they_are() {
     assert!(subscriber.held.is_disjoint(&held(1, &first)) && subscriber.held.is_disjoint(&held(0, &second)));
 }
 
-/// What a subscriber says first, and its command that it is ready.
+/// A subscriber's greeting, and its command that it is ready.
 fn greeting() -> Vec<u8> {
     let mut greeting = vec![0; 64];
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
@@ -271,7 +271,7 @@ fn a_subscriber_who_announces_a_terabyte_is_closed_and_those_who_are_silent_keep
     assert_eq!(node.get("/healthz").unwrap(), "ok\n");
 }
 
-/// Somebody who asks a node for messages again.
+/// A subscriber that asks a node for messages again.
 struct Asker {
     socket: TcpStream,
     node: String,
@@ -331,7 +331,7 @@ impl Asker {
     }
 }
 
-/// What is held after these events, by hash, with the tokens that were told of each.
+/// The held chunks after these events, by hash, with their tokens.
 fn applied<'a>(events: impl IntoIterator<Item = &'a Value>) -> std::collections::BTreeMap<u64, Vec<Value>> {
     let mut held = std::collections::BTreeMap::new();
     for event in events {
@@ -422,7 +422,7 @@ fn events_of_chunks_that_engines_describe_stand_alone_and_can_be_asked_for_again
         (&event["extra_keys"], &event["ownership"]),
         (&json!([["adapter", "salt"], ["adapter"]]), &json!("larder"))
     );
-    // What goes is told by all hashes under which it came: the snapshot and what follows it are the contents later.
+    // A removed chunk is told by all hashes of its earlier event: the snapshot and what follows it are the contents later.
     let third = prompt(b'c', 8);
     engine.session.describe(&engine.namespace, described(&third));
     engine.put(&third);

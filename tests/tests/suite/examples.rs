@@ -27,7 +27,7 @@ fn the_example_of_prefill_and_decode_reads_on_one_node_what_it_writes_on_another
     assert_eq!(said.lines().collect::<Vec<_>>(), expected);
 }
 
-/// What a program says that ends well.
+/// The output of a program that succeeds.
 fn run(program: &str, arguments: &[impl AsRef<OsStr>]) -> String {
     let done = Command::new(program).args(arguments).output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));

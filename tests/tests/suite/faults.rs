@@ -1,6 +1,6 @@
 //! Replays over clusters whose processes die, hang and come back.
 //!
-//! Each plays so many requests that the fault and its end lie well within the replay. `tests/run heavy` makes them longer.
+//! Each replay has enough requests that the fault and its end lie well within it. `tests/run heavy` makes them longer.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -83,7 +83,7 @@ const IN_FLIGHT_128: [&str; 12] = [
     SMALL[5],
 ];
 
-/// The trace so many times, one after the other, each time with other prompts.
+/// The trace `times` times, one after the other, each time with other prompts.
 fn repeated(trace: &Path, folder: &Path, times: u64) -> (PathBuf, u64) {
     let lines = std::fs::read_to_string(trace).unwrap();
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -102,8 +102,8 @@ fn repeated(trace: &Path, folder: &Path, times: u64) -> (PathBuf, u64) {
     (path, times * lines.len() as u64)
 }
 
-/// Kills a node of a replay's cluster while the nodes fetch so many chunks from each other, and holds that no request fails
-/// and the node is back before the end.
+/// Kills a node of a replay's cluster while `fetches` fetches between nodes are under way, and checks that no request fails and
+/// the node is back before the end.
 fn kill_in_the_middle(mut replay: Replay, fetches: f64, requests: u64) {
     let addresses = replay.addresses();
     let [coordinator, nodes @ ..] = &addresses[..] else { panic!("{addresses:?}") };
@@ -160,7 +160,7 @@ fn lives(cluster: &Cluster) -> Vec<(u16, u64)> {
     table.members.iter().map(|member| (member.number.0, member.incarnation)).collect()
 }
 
-/// What the coordinator counted of events of a kind.
+/// The coordinator's count of events of a kind.
 fn events(cluster: &Cluster, event: &str) -> f64 {
     cluster.coordinator().metric(&format!("larder_coordinator_events_total{{event=\"{event}\"}}"))
 }
@@ -261,5 +261,5 @@ fn nobody_waits_for_a_stopped_node_longer_than_a_fetch_may_take() {
 /// How long a lease of a development cluster's node waits for blocks from peers.
 const FETCH_DEADLINE_MS: f64 = 2_000.0;
 
-/// What a busy machine adds.
+/// Extra time on a busy machine.
 const SLACK_MS: f64 = 1_500.0;

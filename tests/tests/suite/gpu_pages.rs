@@ -1,4 +1,4 @@
-//! The pages of an engine with memory on a device, and what they should hold.
+//! The pages of an engine with memory on a device, and their expected contents.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub(super) fn layered() -> NamespaceSpec {
     spec
 }
 
-/// Where the pages stand in one region of so many bytes.
+/// The layout of the pages in one region, and the region's bytes.
 pub(super) fn layout() -> (PagedLayout, u64) {
     let (spec, regions) = vllm(VllmOrder::Lhbnc, &SHAPE);
     (PagedLayout::new(spec, &regions).unwrap(), regions[0])
@@ -40,7 +40,7 @@ impl GpuPages {
         (0..PAGES_PER_CHUNK).map(|page| (position * PAGES_PER_CHUNK + page) * 7 % SHAPE.pages).collect()
     }
 
-    /// A load of all pages of so many chunks.
+    /// A load of all pages of `chunks` chunks.
     pub(super) fn load(chunks: u32) -> LoadPages {
         let pages = (0..chunks).flat_map(Self::of).collect();
         LoadPages { block: 0, pages, first_page: 0, layers: 0..SHAPE.layers, by_layer: true }
@@ -65,7 +65,7 @@ impl GpuPages {
         Self::for_each_run(position, 0..SHAPE.layers, |at, range| self.0.write(at, &bytes[range]));
     }
 
-    /// Whether these layers of a chunk's pages hold what they should.
+    /// Whether these layers of a chunk's pages have the expected contents.
     pub(super) fn has(&self, position: u32, hash: &ChunkHash, layers: Range<u32>) -> bool {
         let (expected, mut is_right) = (block(hash), true);
         Self::for_each_run(position, layers, |at, range| {

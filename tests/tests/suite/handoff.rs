@@ -1,4 +1,4 @@
-//! Hand-overs between whole nodes: a reader follows what an engine of another node writes, layer by layer.
+//! Hand-overs between whole nodes: a reader follows the chunks that an engine of another node writes, layer by layer.
 
 use std::time::Duration;
 
@@ -112,7 +112,7 @@ fn assert_layer(follow: &Follow, hashes: &[ChunkHash], layer: u32) {
     }
 }
 
-/// Nothing of what was followed is held on a node any more.
+/// Checks that a node no longer holds anything for the follow.
 fn nothing_is_held(cluster: &Cluster, node: usize) {
     let metric = |name: &str| cluster.node(node).metric(name);
     wait::until("nothing is held", || {

@@ -36,7 +36,7 @@ fn nothing_happened(node: &NodeProcess, innocent: &Engine) {
     assert_eq!(node.get("/healthz").unwrap(), "ok\n");
 }
 
-/// What the node said before it closed the connection.
+/// The node's refusal before it closed the connection.
 fn last_words(session: &mut RawSession) -> Option<(RefusalCode, String)> {
     let mut words = None;
     while let Ok(Some((response, _))) = session.read() {

@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::Measurement;
 use crate::clock::now;
 
-/// What so many engines saw.
+/// The requests of many engines: their number and latencies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
-    /// How long each request took, ascending.
+    /// Time of each request, ascending.
     latencies: Vec<Duration>,
     /// From the first request to the last answer.
     took: Duration,
@@ -28,7 +28,7 @@ pub fn crowd<E: FnMut() -> anyhow::Result<()>>(
     let ready = Barrier::new(engines);
     let work = || {
         let made = engine();
-        // The others wait for this one, whatever came of it.
+        // The other threads wait for this one, even if it failed.
         ready.wait();
         let mut engine = made?;
         let start = now();

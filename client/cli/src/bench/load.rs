@@ -1,4 +1,4 @@
-//! Requests that come when they are due, whether or not those before have been answered, at rising rates.
+//! Requests at rising rates. Each is sent when it is due, even if earlier requests have no answer yet.
 //!
 //! A bench that waits for each answer asks less of a slow node, and hides how long requests would have waited. Here a request's
 //! time counts from when it was due. The mistake of not doing so is known as coordinated omission.
@@ -26,23 +26,23 @@ pub use self::seen::{KindSeen, Knee, Step, table};
 use crate::clock::{now, process_seconds};
 use crate::dev::{DevCluster, DevOptions, TENANT};
 
-/// How the rates rise.
+/// The rates of the steps, and the limit of their latency.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Load {
     /// Requests a second of the first step.
     pub first_rate: f64,
     /// Each step's rate is that of the step before times this.
     pub factor: f64,
-    /// How long a step lasts.
+    /// Time of a step.
     pub step: Duration,
-    /// What 99 % of requests must not take longer than.
+    /// Limit of the time of 99 % of the requests.
     pub limit: Duration,
     /// Steps at most.
     pub steps: usize,
 }
 
-/// Raises the rate until two steps one after the other miss the limit, or until the nodes have no room for what a step needs.
-/// Tells each step as it ends.
+/// Raises the rate until two steps one after the other miss the limit, or until the nodes have no room for a step's blocks. Tells
+/// each step as it ends.
 ///
 /// Two nodes on this host, 16 engines at one of them. Of ten requests six are lookups of 100 chunks that are there,
 /// two are leases of them, one saves a block of 64 KiB, and one gets such a block from the other node.
@@ -154,7 +154,7 @@ const MOST_WAITING: usize = 8_192;
 /// Steps that miss the limit one after the other, before none follows: one alone may have been the machine's doing.
 const MISSES: usize = 2;
 
-/// How long answers are waited for after the last request.
+/// Time after the last request in which answers still count.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::clock::now;
 
-/// One pass, which says how long what counts of it took.
+/// One pass; it returns the time of its measured part.
 pub type Pass<'a> = &'a mut dyn FnMut() -> anyhow::Result<Duration>;
 
 /// The median seconds of each pass: first one round without a count to warm up, then `rounds` of all, in turns.

@@ -14,7 +14,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::LocalSet;
 
 use super::measure::timed;
-use super::placement::Placement;
+use super::placement::CpuPair;
 use super::transfer::Transfer;
 use crate::clock::{now, process_seconds};
 use crate::content::chunk_hash;
@@ -32,7 +32,7 @@ pub struct PeerBench {
     transfer: Transfer,
     blocks_per_get: usize,
     next_id: u64,
-    /// How long each get took, over all passes.
+    /// Time of each get, over all passes.
     latencies: Vec<Duration>,
     bytes: usize,
     /// CPU time of the gets.
@@ -48,7 +48,7 @@ pub(super) struct End {
 }
 
 impl PeerBench {
-    /// Starts the cluster and connects. Each get is for so many blocks, of one prompt.
+    /// Starts the cluster and connects. Each get is for `blocks_per_get` blocks of one prompt.
     ///
     /// # Errors
     /// The cluster does not start, or lets nobody in.
@@ -76,8 +76,8 @@ impl PeerBench {
         })
     }
 
-    /// Puts new blocks at one node, waits until the other knows of them, and gets them there; only the last is timed. A get
-    /// is a lease, which the engine reads in place.
+    /// Puts new blocks at one node, waits until the other node knows of the blocks, and gets the blocks there; only the last is
+    /// timed. A get is a lease, which the engine reads in place.
     ///
     /// # Errors
     /// A session ended, or a block did not come.
@@ -117,7 +117,7 @@ impl PeerBench {
         Ok(process_seconds() + nodes.sum::<io::Result<f64>>()?)
     }
 
-    /// What each node counts, in Prometheus' text format.
+    /// Each node's metrics, in Prometheus' text format.
     ///
     /// # Errors
     /// A node does not answer.
@@ -131,7 +131,7 @@ impl PeerBench {
         self.spent_seconds / self.bytes as f64 * 1e9
     }
 
-    /// How long the gets took, over all passes, ascending.
+    /// Times of the gets, over all passes, ascending.
     #[must_use]
     pub fn latencies(&self) -> Vec<Duration> {
         let mut latencies = self.latencies.clone();
@@ -139,12 +139,12 @@ impl PeerBench {
         latencies
     }
 
-    /// Puts the node that holds the blocks on a CPU of its own, as a host of its own would have, and the one that gets them
-    /// on another, with the engine.
+    /// Puts the node that holds the blocks on one CPU, as if on another host, and the node that gets the blocks on the other CPU,
+    /// with the engine.
     ///
     /// # Errors
     /// The system refuses.
-    pub fn put_apart(&self, placement: &Placement) -> io::Result<()> {
+    pub fn put_apart(&self, placement: &CpuPair) -> io::Result<()> {
         let [holder, asker] = self.pids[..] else { return Ok(()) };
         placement.put_with_answerer(holder)?;
         placement.put_with_engine(asker)
@@ -197,7 +197,7 @@ impl End {
         Ok(())
     }
 
-    /// Waits until the directory knows of all of them.
+    /// Waits until the directory knows of all these chains.
     pub(super) async fn wait_for(&self, chains: &[Chain]) -> anyhow::Result<()> {
         for chain in chains {
             let start = now();
@@ -214,7 +214,7 @@ impl End {
         Ok(())
     }
 
-    /// Gets all of them, so many at a time.
+    /// Gets all these chains, some at a time.
     async fn get_all(
         &self,
         chains: &[Chain],

@@ -7,17 +7,17 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// A CPU for the engine and one for who answers it, be that a node or a yardstick's thread.
+/// A CPU for the engine, and one for its answerer: a node or a yardstick's thread.
 #[derive(Debug, Clone)]
-pub struct Placement {
+pub struct CpuPair {
     /// Every CPU that this process may use.
     all: CpuSet,
     engine: CpuSet,
     answerer: CpuSet,
 }
 
-impl Placement {
-    /// The first two CPUs that this process may use; the same one twice if there is one alone.
+impl CpuPair {
+    /// The first two CPUs that this process may use; the same CPU twice if there is only one.
     ///
     /// # Errors
     /// The system does not say.
@@ -29,7 +29,7 @@ impl Placement {
         Ok(Self { all, engine: only(engine), answerer: only(answerer) })
     }
 
-    /// Puts the calling thread, and what it starts from now on, where the engine runs.
+    /// Puts the calling thread, and the threads that it starts from now on, on the engine's CPU.
     ///
     /// # Errors
     /// The system refuses.
@@ -37,7 +37,7 @@ impl Placement {
         Ok(sched_setaffinity(None, &self.engine)?)
     }
 
-    /// Puts the calling thread, and what it starts from now on, where the engine is answered.
+    /// Puts the calling thread, and the threads that it starts from now on, on the answerer's CPU.
     ///
     /// # Errors
     /// The system refuses.
@@ -45,7 +45,7 @@ impl Placement {
         Ok(sched_setaffinity(None, &self.answerer)?)
     }
 
-    /// Puts all threads of a process where the engine runs.
+    /// Puts all threads of a process on the engine's CPU.
     ///
     /// # Errors
     /// The system refuses, or there is no such process.
@@ -53,7 +53,7 @@ impl Placement {
         put(pid, &self.engine)
     }
 
-    /// Puts all threads of a process where the engine is answered.
+    /// Puts all threads of a process on the answerer's CPU.
     ///
     /// # Errors
     /// The system refuses, or there is no such process.
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn a_thread_goes_where_it_is_put_and_back() {
         let before = sched_getaffinity(None).unwrap();
-        let placement = Placement::choose().unwrap();
+        let placement = CpuPair::choose().unwrap();
         placement.be_engine().unwrap();
         assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
         placement.be_answerer().unwrap();

@@ -1,4 +1,4 @@
-//! A prompt that is spread over memory, disk and another node, brought as a whole.
+//! The prefetch of a prompt that is spread over memory, disk and another node.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -29,8 +29,9 @@ struct PrefetchBench {
     next_id: u64,
 }
 
-/// Measures the time to the last chunk of a prompt of which a third each is in memory, on disk and at a peer, against the
-/// slower of disk and peer alone. The peer sends so many bytes a second, or as many as the loopback interface takes.
+/// Measures the time to the last chunk of a prompt, against the slower of disk and peer alone. A third of the prompt is in
+/// memory, a third on disk, a third at a peer. The peer sends the given bytes a second, or as many as the loopback interface
+/// takes.
 ///
 /// # Errors
 /// The cluster does not start, or a chunk does not come.
@@ -72,7 +73,7 @@ impl PrefetchBench {
         self.put_on_disk(&chain.part(0, 2 * PART))?;
         let Self { runtime, near, far, .. } = self;
         runtime.block_on(async {
-            // Leases bring what they find into memory.
+            // A lease brings the found chunks into memory.
             drop(near.session.lease(&near.namespace, &chain.part(0, PART)).await?);
             far.put(&[chain.part(2 * PART, 3 * PART)], &vec![1; BLOCK_BYTES]).await
         })?;
@@ -105,7 +106,7 @@ impl PrefetchBench {
         let address = self.cluster.addresses().nodes[0].http;
         let Self { runtime, near, .. } = self;
         let block = vec![1; BLOCK_BYTES];
-        // A few at a time: what a slow drive does not keep up with is not written.
+        // A few at a time: the node drops writes with which a slow drive does not keep up.
         for first in (0..chain.len()).step_by(PUT_AT_ONCE) {
             let end = chain.len().min(first + PUT_AT_ONCE);
             runtime.block_on(near.put(&[chain.part(0, end)], &block))?;
@@ -115,7 +116,7 @@ impl PrefetchBench {
         wait_for_disk(address)
     }
 
-    /// How long a prefetch of all of it takes.
+    /// Time of a prefetch of the whole chain.
     fn time(&self, chain: &Chain) -> anyhow::Result<Duration> {
         let Self { runtime, near, .. } = self;
         runtime.block_on(async {

@@ -16,7 +16,7 @@ use quinn::{RecvStream, SendStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::LocalSet;
 
-use super::placement::Placement;
+use super::placement::CpuPair;
 use super::transfer::{CpuMeter, REQUEST_BYTES, Source, Transfer};
 
 /// One end asks, a thread answers, each on a current-thread runtime; a stream a block.
@@ -40,7 +40,7 @@ impl BareQuinn {
     pub fn start(
         transfer: Transfer,
         settings: &TransportSettings,
-        placement: &Placement,
+        placement: &CpuPair,
     ) -> anyhow::Result<Self> {
         let [asker, answerer] = credentials()?;
         let (tell, told) = mpsc::channel();

@@ -1,4 +1,4 @@
-//! What an engine session costs: a bare session with a node process, one request at a time.
+//! The cost of an engine session: a bare session with a node process, one request at a time.
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use rkyv::util::AlignedVec;
 use super::Measurement;
 use super::crowd::crowd;
 use super::measure::{medians, timed};
-use super::placement::Placement;
+use super::placement::CpuPair;
 use super::yardsticks::{Memcpy, PingPong, WORKING_SET_BYTES};
 use crate::content::chunk_hash;
 use crate::replay::namespace::replay_namespace;
@@ -23,7 +23,7 @@ use crate::replay::namespace::replay_namespace;
 pub struct SessionBench {
     socket: PathBuf,
     session: Session,
-    placement: Placement,
+    placement: CpuPair,
     rounds: usize,
 }
 
@@ -32,13 +32,13 @@ impl SessionBench {
     ///
     /// # Errors
     /// The node does not let it in.
-    pub fn connect(socket: &Path, placement: &Placement, rounds: usize) -> anyhow::Result<Self> {
+    pub fn connect(socket: &Path, placement: &CpuPair, rounds: usize) -> anyhow::Result<Self> {
         let session = open(socket, Verify::default())?;
         Ok(Self { socket: socket.to_owned(), session, placement: placement.clone(), rounds })
     }
 
-    /// Measures with the engine on the CPU of its answerers: then no wake-up of another CPU, which takes longer than all
-    /// the work, hides what the work costs.
+    /// Measures with the engine on the CPU of its answerers: then the cost of the work is not hidden by the wake-up of another
+    /// CPU, which takes longer than all the work.
     ///
     /// # Errors
     /// Those of `measure`, or the system does not move this thread.
@@ -52,7 +52,7 @@ impl SessionBench {
         measured
     }
 
-    /// A lookup of 100 chunks that are all here, against a bare ping-pong of messages of the same sizes.
+    /// A lookup of 100 chunks that the node has, against a bare ping-pong of messages of the same sizes.
     ///
     /// # Errors
     /// The session or the yardstick failed.
@@ -66,7 +66,7 @@ impl SessionBench {
         Ok(Measurement::microseconds(name, "socket ping-pong", subject, yardstick))
     }
 
-    /// The same lookup by many engines at once, all of one actor, against as many ping-pongs.
+    /// The same lookup by many engines of one actor at once, against as many ping-pongs.
     ///
     /// # Errors
     /// A session or a yardstick failed.
@@ -118,7 +118,7 @@ impl SessionBench {
         Ok(Measurement::microseconds(name, "socket ping-pong", subject, yardstick))
     }
 
-    /// A get of a prompt of so many blocks (lease, copies into the caller's memory, release) against one copy of the same size.
+    /// A get of a prompt of `blocks` blocks (lease, copies into the caller's memory, release) against one copy of the same size.
     /// Both walk over more memory than caches hold, and that was touched before: an engine waits once in its life for the kernel
     /// to enter a page of the arena.
     ///
@@ -245,7 +245,7 @@ impl SessionBench {
         Ok((namespace, chain))
     }
 
-    /// Saves what is missing of a chain, every block with the same bytes.
+    /// Saves the missing chunks of a chain, every block with the same bytes.
     fn put_chain(&self, namespace: &Namespace, chain: &Chain, block: &[u8]) -> anyhow::Result<()> {
         let reservation = self.session.reserve(namespace, chain, 0).wait()?;
         let mut staged = Vec::with_capacity(reservation.chunks().len());
@@ -270,7 +270,7 @@ pub(super) fn all_tokens() -> LookupOptions {
     LookupOptions { prompt_tokens: u64::MAX, ..LookupOptions::default() }
 }
 
-/// Bytes of the messages of a lookup whose chunks are all here: of the request, then of the answer.
+/// Bytes of the messages of a lookup whose chunks the node has: of the request, then of the answer.
 fn lookup_bytes(namespace: &Namespace, chain: &Chain) -> (usize, usize) {
     let asked = Request::Lookup(Lookup {
         namespace: namespace.number(),
@@ -287,7 +287,7 @@ fn lookup_bytes(namespace: &Namespace, chain: &Chain) -> (usize, usize) {
     (request_bytes(&asked), response_bytes(&answered))
 }
 
-/// A session that verifies so much.
+/// A session that verifies blocks as `verify` says.
 fn open(socket: &Path, verify: Verify) -> anyhow::Result<Session> {
     let client = concat!("larder bench ", env!("CARGO_PKG_VERSION")).into();
     Ok(Session::connect(socket, SessionOptions { client, verify, ..SessionOptions::default() }).wait()?)
@@ -309,18 +309,19 @@ const MANY_ENGINES: usize = 16;
 
 const SMALL_BLOCK_BYTES: u64 = 4_096;
 
-/// Round trips are short: so many for each round of anything else.
+/// Round trips are short: this many for each round of another measurement.
 const LATENCY_ROUNDS: usize = 20;
 
-/// Of a sample, one block of so many is verified.
+/// In a sample, one of this many blocks is verified.
 const SAMPLED_OF: usize = 64;
 
-/// Small blocks to get: more of them than any cache holds.
+/// Small blocks to get: more than any CPU cache holds.
 const MOST_BLOCKS: u64 = 4_096;
 
-/// Ids of blocks that are put, and of those that are verified, apart from those that are got: a hash has one parent in a namespace.
+/// First ids of the blocks that are put and of the blocks that are verified, apart from the ids of the blocks that are got: a
+/// hash has one parent in a namespace.
 const FIRST_PUT: u64 = 1 << 32;
 const FIRST_VERIFIED: u64 = 1 << 33;
 
-/// The first id of prompts of two blocks, of three and so on, apart from all of those.
+/// The first id of prompts of two blocks, of three and so on, apart from all the ids above.
 const FIRST_LONGER: u64 = 1 << 34;

@@ -4,7 +4,7 @@ use std::fs::read_to_string;
 use std::time::Duration;
 
 use super::peer::PeerBench;
-use super::placement::Placement;
+use super::placement::CpuPair;
 use super::tcp::RawTcp;
 use super::transfer::Transfer;
 use super::yardsticks::Memcpy;
@@ -19,7 +19,7 @@ pub const COLUMNS: &str = "system,op,value_bytes,concurrency,gbps,p50_us,p99_us,
 ///
 /// # Errors
 /// The cluster does not start, or a block does not come.
-pub fn peer_get(transfer: Transfer, repetitions: usize, placement: &Placement) -> anyhow::Result<String> {
+pub fn peer_get(transfer: Transfer, repetitions: usize, placement: &CpuPair) -> anyhow::Result<String> {
     placement.be_anywhere()?;
     let mut peer = PeerBench::start(transfer, 1)?;
     peer.put_apart(placement)?;
@@ -60,7 +60,7 @@ pub fn peer_get(transfer: Transfer, repetitions: usize, placement: &Placement) -
     ))
 }
 
-/// What else the machine does meanwhile.
+/// The CPU time of other processes meanwhile.
 struct Others {
     busy: f64,
     own: f64,
@@ -72,7 +72,7 @@ impl Others {
         Ok(Self { busy: busy_seconds()?, own: peer.cpu_seconds()?, start: now() })
     }
 
-    /// How many CPUs others have used since.
+    /// The CPUs that other processes have used since.
     fn cpus(&self, peer: &PeerBench) -> anyhow::Result<f64> {
         let (busy, own) = (busy_seconds()? - self.busy, peer.cpu_seconds()? - self.own);
         Ok(((busy - own) / (now() - self.start).as_secs_f64()).max(0.0))

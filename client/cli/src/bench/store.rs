@@ -1,4 +1,4 @@
-//! What the store's bookkeeping costs: the node's [`Store`] alone, in this process, without messages or bytes.
+//! The cost of the store's bookkeeping: the node's [`Store`] alone, in this process, without messages or bytes.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub struct StoreBench {
 }
 
 impl StoreBench {
-    /// A store that may cache `capacity_chunks`, with `chunks` in it, and remembers so many evictions.
+    /// A store with `chunks` chunks that may cache `capacity_chunks`, and remembers the given number of evictions.
     ///
     /// # Errors
     /// The store refuses its own limits.
@@ -111,9 +111,9 @@ impl StoreBench {
         Ok(Measurement::nanoseconds("store_evict", "hash-map probe", (full - roomy).max(0.0), probe))
     }
 
-    /// `store_remember`: what remembering an eviction costs, in 16 bytes each: [`Store::finish_commit`] of 100 chunks that displace
-    /// as many, in this store, which remembers them, and in one that is as full and remembers none, divided by 100. Against one
-    /// probe of a hash map with as many entries.
+    /// `store_remember`: what remembering an eviction costs, in 16 bytes each: [`Store::finish_commit`] of 100 chunks that
+    /// displace as many, in this store, which remembers them, minus the same in a store that is as full and remembers none,
+    /// divided by 100. Against one probe of a hash map with as many entries.
     ///
     /// # Errors
     /// The store refuses, or an eviction takes more than 16 bytes.
@@ -157,10 +157,10 @@ const CHUNKS: u64 = 100;
 
 const BLOCK_BYTES: u64 = 4_096;
 
-/// Evictions for which memory is taken at a time.
+/// Evictions in one allocation of the memory for them.
 const SEGMENT: u64 = 4_096;
 
-/// These passes are short: so many for each round of anything else.
+/// These passes are short: this many for each round of another measurement.
 const ROUNDS: usize = 10;
 
 const SEED: u64 = 1;

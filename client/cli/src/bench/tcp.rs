@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::placement::Placement;
+use super::placement::CpuPair;
 use super::transfer::{CpuMeter, REQUEST_BYTES, Source, Transfer};
 
 /// One end asks, a thread answers, with nothing else done.
@@ -24,7 +24,7 @@ impl RawTcp {
     ///
     /// # Errors
     /// The system gives no socket or no thread.
-    pub fn start(transfer: Transfer, placement: &Placement) -> io::Result<Self> {
+    pub fn start(transfer: Transfer, placement: &CpuPair) -> io::Result<Self> {
         let placement = placement.clone();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let socket = TcpStream::connect(listener.local_addr()?)?;

@@ -1,4 +1,4 @@
-//! Where the time of one get from another node goes, stage by stage.
+//! The time of one get from another node, stage by stage.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use larder_node::metrics::table::NODE;
 use serde::{Deserialize, Serialize};
 
 use super::peer::PeerBench;
-use super::placement::Placement;
+use super::placement::CpuPair;
 use super::quic::BareQuinn;
 use super::tcp::RawTcp;
 use super::transfer::Transfer;
@@ -26,18 +26,18 @@ pub struct StageTime {
     pub in_flight: usize,
     /// The stage.
     pub stage: String,
-    /// Its mean time.
+    /// The stage's mean time.
     pub us: f64,
-    /// Which part of the whole get it is.
+    /// The stage's share of the whole get's time.
     pub share: f64,
 }
 
-/// Gets of one block each from another node, so many at a time: what the asker's stages and the holder's took on average, and
-/// beside them a block over bare QUIC and over raw TCP.
+/// Gets of one block each from another node, some at a time: the mean times of the asker's stages and the holder's, and beside
+/// them a block over bare QUIC and over raw TCP.
 ///
 /// # Errors
 /// The cluster does not start, a block does not come, or a node does not tell its metrics.
-pub fn timeline(transfer: Transfer, rounds: usize, placement: &Placement) -> anyhow::Result<Vec<StageTime>> {
+pub fn timeline(transfer: Transfer, rounds: usize, placement: &CpuPair) -> anyhow::Result<Vec<StageTime>> {
     placement.be_anywhere()?;
     let mut peer = PeerBench::start(transfer, 1)?;
     peer.put_apart(placement)?;
@@ -82,7 +82,7 @@ pub fn timeline(transfer: Transfer, rounds: usize, placement: &Placement) -> any
 struct Told(BTreeMap<String, (f64, f64)>);
 
 impl Told {
-    /// What both nodes tell, added up: each stage is of one side alone.
+    /// The sums of both nodes' metrics: each stage is of one side alone.
     fn of(peer: &PeerBench) -> anyhow::Result<Self> {
         let mut told = Self::default();
         for text in peer.metrics()? {
@@ -163,7 +163,7 @@ pub fn table(stages: &[StageTime]) -> Table {
     table
 }
 
-/// The transfers of which `larder bench --timeline` tells.
+/// The transfers that `larder bench --timeline` measures.
 #[must_use]
 pub fn transfers() -> Vec<Transfer> {
     [(256 << 10, 1), (256 << 10, 4), (4 << 20, 1)]
@@ -181,7 +181,7 @@ const REQUESTS: &str = "larder_request_seconds";
 mod tests {
     use super::*;
 
-    /// What a node tells that saw each stage once, for so many microseconds, and answered so many leases of 100 us.
+    /// The metrics of a node that saw each stage once, for the given microseconds, and answered `leases` leases of 100 us.
     fn metrics(stages: &[(&str, u64)], leases: u64) -> String {
         let stage = |&(name, us): &(&str, u64)| {
             format!(

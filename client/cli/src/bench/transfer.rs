@@ -1,4 +1,4 @@
-//! What transfers of blocks between two ends are measured by: how fast, and at what CPU time.
+//! The measures of a transfer of blocks between two ends: its speed, and its CPU time.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use larder_net::quic::TransportSettings;
 
 use super::measure::{Pass, timed};
 use super::peer::PeerBench;
-use super::placement::Placement;
+use super::placement::CpuPair;
 use super::quic::BareQuinn;
 use super::tcp::RawTcp;
 use super::yardsticks::WORKING_SET_BYTES;
@@ -19,11 +19,11 @@ use crate::clock::process_seconds;
 pub struct Transfer {
     /// Bytes of each.
     pub block_bytes: usize,
-    /// How many are asked for before the first has come.
+    /// Number of blocks that are asked for before the first has come.
     pub in_flight: usize,
 }
 
-/// Counts the CPU time of passes whose ends are both in this process.
+/// Counts the CPU time of passes with both ends in this process.
 #[derive(Debug, Default)]
 pub(super) struct CpuMeter {
     bytes: usize,
@@ -49,14 +49,14 @@ impl Transfer {
         self.blocks() * self.block_bytes
     }
 
-    /// What is sent: block after block, so many that no cache holds them.
+    /// The blocks to send: too many for any CPU cache.
     pub(super) fn source(&self) -> Source {
         let blocks = (WORKING_SET_BYTES / self.block_bytes).max(1);
         let bytes: Vec<u8> = (0..blocks * self.block_bytes).map(byte).collect();
         Source { bytes: bytes.into(), block_bytes: self.block_bytes, next: 0 }
     }
 
-    /// Where the blocks in flight go, touched already.
+    /// The targets of the blocks in flight: memory that was touched before.
     pub(super) fn targets(&self) -> Vec<Vec<u8>> {
         vec![vec![1; self.block_bytes]; self.in_flight]
     }
@@ -80,7 +80,7 @@ impl Source {
 }
 
 impl CpuMeter {
-    /// Times all of `work`, which moves so many bytes.
+    /// Times all of `work`; it moves the given number of bytes.
     pub(super) fn timed(
         &mut self,
         bytes: usize,
@@ -108,7 +108,7 @@ pub fn quinn_beside_tcp(
     transfer: Transfer,
     settings: &TransportSettings,
     rounds: usize,
-    placement: &Placement,
+    placement: &CpuPair,
 ) -> anyhow::Result<[Measurement; 2]> {
     let mut quinn = BareQuinn::start(transfer, settings, placement)?;
     let mut tcp = RawTcp::start(transfer, placement)?;
@@ -130,7 +130,7 @@ pub fn peer_get_beside_both(
     name: &str,
     transfer: Transfer,
     rounds: usize,
-    placement: &Placement,
+    placement: &CpuPair,
 ) -> anyhow::Result<[Measurement; 4]> {
     placement.be_anywhere()?;
     let mut peer = PeerBench::start(transfer, (PROMPT_BYTES / transfer.block_bytes).max(1))?;
@@ -159,10 +159,10 @@ fn byte(at: usize) -> u8 {
 /// More bulk streams at a time than this on a connection bring nothing, and make the slowest much slower.
 const IN_FLIGHT: usize = 4;
 
-/// Bytes of a prompt that is got at a time, where one block is not more.
+/// Bytes of a prompt that is got at a time, if one block is not larger.
 const PROMPT_BYTES: usize = 4 << 20;
 
-/// Bytes of a request: about those of a real one.
+/// Bytes of a request: about the bytes of a real request.
 pub(super) const REQUEST_BYTES: usize = 64;
 
 #[cfg(test)]
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn both_yardsticks_move_blocks_and_say_what_it_took() {
-        let placement = Placement::choose().unwrap();
+        let placement = CpuPair::choose().unwrap();
         let transfer = Transfer::of(1 << 20);
         let settings = TransportSettings::default();
         for found in quinn_beside_tcp("blocks", transfer, &settings, 1, &placement).unwrap() {

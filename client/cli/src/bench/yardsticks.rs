@@ -1,4 +1,4 @@
-//! What the machine does at best: the other side of every ratio.
+//! The best that the machine can do: the other side of every ratio.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 
-use super::placement::Placement;
+use super::placement::CpuPair;
 
 /// Copies between buffers that no cache holds all of.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl PingPong {
     ///
     /// # Errors
     /// The system gives no socket or no thread.
-    pub fn start(placement: &Placement, request_bytes: usize, response_bytes: usize) -> io::Result<Self> {
+    pub fn start(placement: &CpuPair, request_bytes: usize, response_bytes: usize) -> io::Result<Self> {
         let placement = placement.clone();
         let (socket, peer) = UnixStream::pair()?;
         let peer = std::thread::Builder::new().name("ping-pong".into()).spawn(move || {
@@ -89,7 +89,7 @@ pub struct HashProbes {
 }
 
 impl HashProbes {
-    /// A map with so many entries, of which each pass probes `probes`, drawn with `seed`.
+    /// A map with `entries` entries; each pass probes `probes` entries, drawn with `seed`.
     #[must_use]
     pub fn new(entries: u64, probes: usize, seed: u64) -> Self {
         let map = (0..entries).map(|number| (key(number), number)).collect();
@@ -122,7 +122,7 @@ fn key(number: u64) -> [u8; 32] {
     key
 }
 
-/// Keys that [`HashProbes`] walks over: so many that no cache holds their entries.
+/// Keys that [`HashProbes`] walks over: enough that no CPU cache holds their entries.
 const KEYS: usize = 100_000;
 
 /// Bytes on each side of a [`Memcpy`]: more than the caches of a core.
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn a_ping_pong_answers_and_its_thread_ends_with_it() {
         for (request, response) in [(3_200, 64), (16, 300_000)] {
-            let mut ping_pong = PingPong::start(&Placement::choose().unwrap(), request, response).unwrap();
+            let mut ping_pong = PingPong::start(&CpuPair::choose().unwrap(), request, response).unwrap();
             (0..10).for_each(|_| ping_pong.round_trip().unwrap());
             assert!(ping_pong.response.iter().all(|&byte| byte == 1));
         }

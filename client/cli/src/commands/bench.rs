@@ -11,7 +11,7 @@ use larder_client::Verify;
 use larder_net::quic::TransportSettings;
 
 use crate::bench::measure::{medians, timed};
-use crate::bench::placement::Placement;
+use crate::bench::placement::CpuPair;
 use crate::bench::prefetch::prefetch_beside_its_slowest_tier;
 use crate::bench::session::SessionBench;
 use crate::bench::side_by_side::{COLUMNS, peer_get, transfers};
@@ -25,45 +25,45 @@ use crate::{content, heap, output};
 
 /// Measure Larder beside the best that the machine can do
 ///
-/// Every figure is a median. It stands beside a yardstick measured in turns with it: compare ratios, since absolute figures
-/// drift with the machine. The node is a process of its own on another CPU than the engine, and so is the thread that a
-/// yardstick talks to.
+/// Every figure is a median. Beside it stands a yardstick that was measured in turns with it: compare ratios, since absolute
+/// figures drift with the machine. The node is a separate process on another CPU than the engine. A yardstick's other side also
+/// runs on another CPU.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   larder bench                  A table
   larder bench --filter store   Benches with `store` in their name
-  larder bench --csv            Rows to compare with those of other stores
+  larder bench --csv            Rows to compare with the rows of other stores
   larder bench --timeline       Where the time of a get from another node goes
-  larder bench --load           Times of requests as they become more, until a node no longer keeps up
-  larder bench --load --svg load.svg   The same, and a picture
+  larder bench --load           Times of requests at higher and higher rates, until a node no longer keeps up
+  larder bench --load --svg load.svg   The same, with a picture
   larder bench --json           An array of {name, value, unit, yardstick, yardstick_value, ratio}
 
 Benches, each with its yardstick:
   lookup_100_chunks   a lookup of 100 chunks, engine to node and back  / a socket ping-pong of the same sizes
-  ..._16_engines      the same by 16 engines at once, all of one actor: rate, median, 99th percentile  / 16 ping-pongs at once
+  ..._16_engines      the same lookup by 16 engines of one actor at once: rate, median, 99th percentile  / 16 ping-pongs at once
   lease_100_chunks    a lease of 100 chunks and its release, no copy   / the same
-  ..._one_cpu         the same with both sides on one CPU: the work without the wake-ups of another CPU
+  ..._one_cpu         the same with both sides on one CPU, so that no other CPU has to wake up
   get_256KiB, _4MiB, _32MiB   lease, copy into the caller's memory, release     / one memcpy
-  get_16x256KiB       the same for a prompt of 16 such blocks, leased at once   / one memcpy of 4 MiB
+  get_16x256KiB       the same for a prompt of 16 blocks of 256 KiB, leased at once   / one memcpy of 4 MiB
   put_4MiB            reserve, copy into the write window, commit      / one memcpy
   store_lookup_100    the same lookup in the store alone               / 100 hash-map probes
-  store_hit           a chunk's part of lease and release, a million chunks  / one hash-map probe
-  store_evict         an eviction, a million chunks                    / one hash-map probe
+  store_hit           lease and release of one chunk, among a million  / one hash-map probe
+  store_evict         an eviction of one chunk, among a million        / one hash-map probe
   store_remember      remembering an eviction, in 16 bytes             / one hash-map probe
-  peer_quic_256KiB, _4MiB, _32MiB   blocks over QUIC with the nodes' settings, no other work  / raw TCP
+  peer_quic_256KiB, _4MiB, _32MiB   blocks over QUIC with the nodes' settings, without Larder's work  / raw TCP
   peer_get_256KiB, _4MiB, _32MiB   leases of prompts of 4 MiB (or one block) from another node, four at a time  / raw TCP
-  ..._of_quic         the same                                         / bare QUIC
-  ..._cpu             CPU seconds of both ends for each GB             / the same
-  prefetch_spread     a prompt of 48 blocks of 4 MiB in memory, on disk and at a peer  / the slower third alone
+  ..._of_quic         the gets of peer_get                             / bare QUIC
+  ..._cpu             CPU seconds of both ends for each GB             / CPU seconds of bare QUIC
+  prefetch_spread     a prompt of 48 blocks of 4 MiB, a third each in memory, on disk and at a peer  / the slower of disk and peer alone
   ..._10Gbit          the same, with a peer that sends 1.2 GB/s        / the same
   replay_content      making the bytes of a replay's 4 MiB block       / one memcpy")]
 pub(crate) struct Args {
-    /// Measure only benches with this text in their name
+    /// Measure only the benches with this text in their name
     #[arg(long, value_name = "NAME")]
     filter: Option<String>,
 
-    /// Run fewer rounds with a tenth of the chunks: for a quick look, not for figures
+    /// Run fewer rounds with a tenth of the chunks: for a quick look, not for published figures
     #[arg(long)]
     quick: bool,
 
@@ -71,22 +71,22 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Print gets from another node as comma-separated rows, one for each block size and number of gets at a time, in the
-    /// columns of comparisons of stores
+    /// Print gets from another node as comma-separated rows, one for each block size and number of gets at a time, with the
+    /// columns that comparisons of stores use
     #[arg(long, conflicts_with_all = ["json", "filter"])]
     csv: bool,
 
-    /// Print where the time of a get from another node goes, stage by stage, for small and large blocks; beside it a block over
-    /// bare QUIC and over raw TCP
+    /// Print the time that each stage of a get from another node takes, for small and large blocks, beside a block over bare QUIC
+    /// and over raw TCP
     #[arg(long, conflicts_with_all = ["csv", "filter"])]
     timeline: bool,
 
     /// Raise the rate of requests until a node no longer answers 99 % of them within 10 ms, and print their times at each rate
     ///
-    /// Sixteen engines ask one of two nodes. Requests come when they are due, whether or not those before were answered, and their
-    /// times count from then. Of ten requests six are lookups of 100 chunks, two are leases, one saves a block of 64 KiB and one gets
-    /// such a block from the other node. `not done` counts requests that the node turned away and those without an answer. The
-    /// engines are one thread of this process: where it uses a whole CPU, it is the limit
+    /// Sixteen engines ask one of two nodes. A request is sent when it is due, even if earlier requests have no answer yet, and
+    /// its time counts from that moment. Of ten requests six are lookups of 100 chunks, two are leases, one saves a block of 64
+    /// KiB and one gets such a block from the other node. `not done` counts requests that the node turned away, and requests
+    /// without an answer. The engines are one thread of this process: if this thread uses a whole CPU, it is the limit
     #[arg(long, conflicts_with_all = ["csv", "filter", "timeline"])]
     load: bool,
 
@@ -96,7 +96,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    // The yardsticks are in this process, and get what a node has.
+    // The yardsticks run in this process, and get the allocator settings of a node.
     heap::keep_freed_memory();
     let wanted = |name: &str| args.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()));
     let rounds = if args.quick { QUICK_ROUNDS } else { ROUNDS };
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut measurements = Vec::new();
     if SESSION_BENCHES.iter().any(|(name, _)| wanted(name)) || wanted(MANY_BENCH) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let placement = Placement::choose()?;
+        let placement = CpuPair::choose()?;
         placement.be_answerer()?;
         let cluster = runtime.block_on(DevCluster::start(node_options()?))?;
         placement.be_engine()?;
@@ -160,7 +160,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// One row after the other, as they are measured.
 fn side_by_side(quick: bool) -> anyhow::Result<ExitCode> {
-    let placement = Placement::choose()?;
+    let placement = CpuPair::choose()?;
     output::print(COLUMNS)?;
     for transfer in transfers() {
         output::print(&peer_get(transfer, if quick { 1 } else { CSV_REPETITIONS }, &placement)?)?;
@@ -170,7 +170,7 @@ fn side_by_side(quick: bool) -> anyhow::Result<ExitCode> {
 
 /// One table of all transfers.
 fn print_timeline(args: &Args) -> anyhow::Result<ExitCode> {
-    let placement = Placement::choose()?;
+    let placement = CpuPair::choose()?;
     let rounds = if args.quick { 1 } else { TIMELINE_ROUNDS };
     let mut stages = Vec::new();
     for transfer in timeline::transfers() {
@@ -248,7 +248,7 @@ fn peer_benches(
     wanted: &impl Fn(&str) -> bool,
     measurements: &mut Vec<Measurement>,
 ) -> anyhow::Result<()> {
-    let placement = Placement::choose()?;
+    let placement = CpuPair::choose()?;
     placement.be_engine()?;
     for (name, block_bytes) in PEER_BENCHES.into_iter().filter(|(name, _)| wanted(name)) {
         let settings = TransportSettings::default();
@@ -262,7 +262,7 @@ fn peer_benches(
     Ok(placement.be_anywhere()?)
 }
 
-/// How fast a replay makes the bytes of its chunks: it must not be what a replay measures.
+/// The speed at which a replay makes the bytes of its chunks: this work must not dominate a replay's measurements.
 fn content_fill(rounds: usize) -> anyhow::Result<Measurement> {
     let mut block = vec![0; 4 << 20];
     let hash = content::chunk_hash(1);
@@ -291,7 +291,7 @@ fn node_options() -> anyhow::Result<DevOptions> {
 
 type SessionMeasure = fn(&SessionBench) -> anyhow::Result<Measurement>;
 
-/// By name, in the order in which they run.
+/// The measurements by name, in their order.
 const SESSION_BENCHES: [(&str, SessionMeasure); 15] = [
     ("lookup_100_chunks", |session| session.lookup("lookup_100_chunks")),
     ("lookup_100_chunks_one_cpu", |session| {

@@ -19,8 +19,8 @@ use crate::output;
 
 /// Make the certificates of a cluster's processes
 ///
-/// Nodes, coordinators, engines and admins talk over QUIC with mutual TLS. Each shows a certificate with its role and name,
-/// and trusts the certificates of one authority. Certificates of another authority work too, provided that their subject
+/// Nodes, coordinators, engines and admins talk over QUIC with mutual TLS. Each of them shows a certificate with its role and
+/// name, and trusts the certificates of one authority. Certificates of another authority work too, provided that their subject
 /// alternative names are the URI larder://ROLE/NAME (for an engine larder://engine/TENANT/NAME) and the DNS name ROLE.larder.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -29,7 +29,7 @@ Examples:
   larder ca issue node node-0 --dir ca                 For each node: ca/node-0.pem and ca/node-0.key
   larder ca issue coordinator main --dir ca --out /etc/larder
   larder ca issue engine vllm-0 --tenant red --dir ca --days 30
-  larder ca rotate --dir ca                            The state of a change to a new authority
+  larder ca rotate --dir ca                            How far the change to a new authority is
 
 Every process gets ca.pem, its own certificate and its own key. Keep ca.key to yourself: its owner can act as anybody.")]
 pub(crate) struct Args {
@@ -122,7 +122,7 @@ impl Init {
             return Ok(output::print_json(&json!({ "certificate": certificate, "key": key }))?);
         }
         let (certificate, key) = (certificate.display(), key.display());
-        Ok(output::print(&format!("{certificate} is for every process, {key} for nobody else."))?)
+        Ok(output::print(&format!("{certificate} goes to every process; keep {key} secret."))?)
     }
 }
 
@@ -185,7 +185,7 @@ fn write(dir: &Path, name: &str, files: &Issued) -> anyhow::Result<(PathBuf, Pat
     };
     create(&key, 0o600, &files.key_pem).map_err(|error| refused(&key, error))?;
     if let Err(error) = create(&certificate, 0o644, &files.certificate_pem) {
-        // A key without a certificate is of no use, and in the way of the next try.
+        // A key without a certificate has no use, and would block the next try.
         let _ = fs::remove_file(&key);
         return Err(refused(&certificate, error));
     }
@@ -226,5 +226,5 @@ fn days() -> clap::builder::RangedI64ValueParser<u32> {
 /// Name of the authority's own files.
 const AUTHORITY: &str = "ca";
 
-/// A hundred years: far below where dates end.
+/// A hundred years: far below the limit of dates.
 const MAX_DAYS: i64 = 36_500;

@@ -1,4 +1,4 @@
-//! `larder config`: what a configuration file comes to.
+//! `larder config`: the values that a configuration file gives.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,8 +36,8 @@ enum Command {
 
 /// Show the values of a node's or coordinator's configuration on this machine
 ///
-/// The command starts nothing and opens none of the files that the configuration names: `larder doctor --config FILE` checks
-/// those. It refuses a tenant's socket whose path something else takes.
+/// The command starts nothing, and opens no file that the configuration names: `larder doctor --config FILE` checks those files.
+/// The command refuses a tenant's socket if another kind of file has the socket's path.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -107,8 +107,8 @@ impl Check {
     }
 }
 
-/// Why nobody starts with these certificates on this machine; the file may be meant for another.
-/// Whether sockets can be made where the configuration wants them. Nothing is opened.
+/// Why nobody starts with these certificates on this machine; the file may be meant for another. Whether the sockets of the
+/// configuration can be made in their folders. Nothing is opened.
 pub(crate) fn check_sockets(limits: &Limits) -> Result<(), NotASocket> {
     limits.tenants.iter().try_for_each(|tenant| check_socket_path(&tenant.socket))
 }
@@ -118,7 +118,7 @@ fn unusable(files: &CredentialFiles) -> Option<String> {
     Some(format!("on this machine it would not start: {:#}", anyhow::Error::from(error)))
 }
 
-/// The server whose file it seems to be. A file that is no TOML counts as a node's: its reader names the wrong line.
+/// The server that the file seems to belong to. A file that is no TOML counts as a node's: its reader names the wrong line.
 fn role_of(file: &Path) -> anyhow::Result<Role> {
     let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let table: toml::Table = text.parse().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `larder console`: where the console of a cluster is.
+//! `larder console`: the address of a cluster's console.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::process::{Command, ExitCode, Stdio};
@@ -12,16 +12,16 @@ use crate::output;
 
 /// Print the address of a cluster's console, or open it
 ///
-/// The coordinator serves the console: a page that shows the nodes, why prompts were misses, who holds a prompt, tenants, sessions and
-/// pins. From the coordinator's own host, by loopback, nothing is needed to read it. From elsewhere make a tunnel: after
-/// `ssh -L 7600:127.0.0.1:7600 COORDINATOR` it is at http://127.0.0.1:7600/. Or let it have a token, in the file `console_token_file` in
-/// [http] of the coordinator's configuration, and open `ADDRESS/#token=TOKEN` once in each tab. With the token of
-/// `console_admin_token_file` it changes policies and drains nodes.
+/// The coordinator serves the console: a page that shows the nodes, why prompts were misses, which nodes hold a prompt, tenants,
+/// sessions and pins. On the coordinator's own host everybody may read the console, by loopback. From elsewhere make a tunnel:
+/// after `ssh -L 7600:127.0.0.1:7600 COORDINATOR` the console is at http://127.0.0.1:7600/. Or use a token: `console_token_file`
+/// in [http] of the coordinator's configuration names the token's file; open `ADDRESS/#token=TOKEN` once in each tab. With the
+/// token of `console_admin_token_file` the console also changes policies, drains nodes, pins and purges.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  larder console                                   The newest development cluster's
-  larder console --open                            Open it in this desktop's browser
+  larder console                                   The address for the newest development cluster
+  larder console --open                            Open the console in this desktop's browser
   larder console --coordinator 10.0.0.10:7600
 
 Exit status: 1 if no coordinator answers, or no browser can be started.")]
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     cluster: ClusterArg,
 
-    /// Open it in a browser, by `xdg-open`
+    /// Open the console in a browser, by `xdg-open`
     #[arg(long)]
     open: bool,
 
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Err(failed.unwrap_or_else(|| anyhow::anyhow!("no coordinator is named")))
 }
 
-/// The address by which the console answers without a token; `None` where the coordinator is on another host.
+/// The address by which the console answers without a token; `None` if the coordinator is on another host.
 fn by_loopback(coordinator: &HostPort) -> Option<HostPort> {
     let address = coordinator.to_string().to_socket_addrs().ok()?.next()?;
     if address.ip().is_loopback() {

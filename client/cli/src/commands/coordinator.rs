@@ -14,8 +14,9 @@ use crate::{output, parent, signals};
 
 /// Run a coordinator until Ctrl-C or SIGTERM
 ///
-/// Its patience with silent nodes changes while it runs when the configuration file changes, at SIGHUP, and by `larder reload`.
-/// When the coordinator serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","peer":"ADDRESS:PORT"}.
+/// The coordinator reads its configuration again when the file changes, at SIGHUP, and by `larder reload`: the times of
+/// `[membership]`, except `heartbeat_ms`, change while it runs. When the coordinator serves, it prints one line of JSON:
+/// {"ready":true,"http":"ADDRESS:PORT","peer":"ADDRESS:PORT"}.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -14,10 +14,10 @@ use crate::{output, signals, values};
 
 /// Run a development cluster on this machine until Ctrl-C or SIGTERM
 ///
-/// The command starts a coordinator and nodes as processes of their own, on free ports of the loopback interface, and prints
-/// their addresses. The processes have certificates of their own authority, and the nodes share their chunks. `larder status`
-/// and `larder lookup` find the newest development cluster by themselves. A process that dies is started again. All processes
-/// end with this command, however it ends.
+/// The command starts a coordinator and nodes as separate processes, on free ports of the loopback interface, and prints their
+/// addresses. It makes an authority and certificates for them. The nodes share their chunks. `larder status` and `larder lookup`
+/// find the newest development cluster by themselves. A process that dies is started again. All processes end with this command,
+/// however it ends.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -54,7 +54,7 @@ pub(crate) struct Args {
     #[arg(long, value_parser = values::policy(), default_value_t)]
     policy: PolicyName,
 
-    /// Each node serves only the chunks of its own engines
+    /// Let each node serve only the chunks of its own engines
     #[arg(long)]
     no_share: bool,
 

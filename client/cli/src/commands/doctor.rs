@@ -1,4 +1,4 @@
-//! `larder doctor`: what of this machine is in a node's way, and what to do about it.
+//! `larder doctor`: the problems of this machine as a node's host, and their remedies.
 
 use std::io::IsTerminal as _;
 use std::os::unix::net::UnixStream;
@@ -19,10 +19,10 @@ use crate::{context, output};
 
 /// Find this machine's problems for a node, and say what to do
 ///
-/// The command checks memory and huge pages, NUMA, CPU quota, limits, io_uring, UDP, the paths to others, the clock,
-/// certificates, folders, the object store and the GPU driver, and gives advice for each finding. It changes nothing, but it
-/// sends a meaningless datagram to each checked address, and writes a small object to the object store and deletes it. Run it
-/// as the node's user in the node's place: inside its container or service.
+/// The command checks memory and huge pages, NUMA, CPU quota, limits, io_uring, UDP, the paths to other servers, the clock,
+/// certificates, folders, the object store and the GPU driver, and gives advice for each finding. The command changes nothing,
+/// but it sends a meaningless datagram to each checked address, and writes a small object to the object store and deletes it. Run
+/// it as the node's user, in the node's container if it has one.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -128,7 +128,7 @@ pub(crate) fn examine_host_of(config: &Config) -> Vec<FindingStatus> {
 }
 
 impl Report {
-    /// A line for each finding, and one for what to do.
+    /// A line for each finding, and one for its remedy.
     fn text(&self, colours: bool) -> String {
         let width = self.findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
         let mut text = String::new();

@@ -17,29 +17,29 @@ use crate::{output, values};
 
 /// Have a node move its warm chunks to the others, then leave the cluster and end
 ///
-/// Only the chunks move that no other node has, those first that would be evicted last, and only where they displace nothing
-/// of more worth. Meanwhile the node serves reads and keeps nothing new; its partitions of the directory move at once. Its
-/// process ends with status 0, so that systemd does not start it again; `larder restart` has it come back. The command needs
-/// an admin's certificate, and a cluster whose nodes share chunks.
+/// Only chunks that no other node has move, and only if they displace nothing of more worth. The chunks that the node would evict
+/// last move first. Meanwhile the node serves reads and keeps no new chunks; its partitions of the directory move at once. The
+/// node's process ends with status 0, so that systemd does not start it again; `larder restart` lets it come back. The command
+/// needs an admin's certificate, and a cluster whose nodes share chunks.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   larder drain node-3                      In the newest development cluster
   larder drain node-3 --within 5m --bytes-per-second 200MB --coordinator 10.0.0.10:7600 \\
       --ca ca.pem --certificate me.pem --key me.key
-  larder drain node-3 --no-wait            Return once it has begun
+  larder drain node-3 --no-wait            Return once the drain has begun
   larder drain node-3 --watch              Watch a drain that is under way
-  larder drain node-3 --cancel             The node goes on; what has moved stays where it is
-  larder drain node-3 --json               One object with `nodes`: chunks by what became of them
+  larder drain node-3 --cancel             The node goes on; chunks that have moved stay where they are
+  larder drain node-3 --json               One object with `nodes`: the numbers of chunks that moved and that did not
 
-An admin's certificate: `larder ca issue admin me`. A development cluster has one of its own.
+`larder ca issue admin me` makes an admin's certificate. A development cluster has one of its own.
 Exit status: 1 if the node refuses, dies, or does not leave.")]
 pub(crate) struct Args {
-    /// The node
+    /// The node to drain
     #[arg(value_name = "NODE")]
     node: String,
 
-    /// Time for it: then the node leaves, whatever has moved
+    /// Time for the drain: then the node leaves, whatever has moved
     #[arg(long, value_name = "TIME", value_parser = values::time, default_value = "2m",
           conflicts_with_all = ["cancel", "watch"])]
     within: Duration,
@@ -48,11 +48,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, conflicts_with_all = ["cancel", "watch"])]
     bytes_per_second: Option<u64>,
 
-    /// Return once it has begun
+    /// Return once the drain has begun
     #[arg(long, conflicts_with_all = ["cancel", "watch"])]
     no_wait: bool,
 
-    /// End the drain that is under way: the node goes on
+    /// Cancel the drain that is under way: the node goes on
     #[arg(long, conflicts_with = "watch")]
     cancel: bool,
 

@@ -12,10 +12,10 @@ use crate::listing::Format;
 use crate::survey::{Servers, Surveyed};
 use crate::{http, output};
 
-/// Print the chunks that nodes hold and, with --follow, each that they gain or lose
+/// Print the chunks that nodes hold and, with --follow, each chunk that they gain or lose
 ///
-/// Lines come as they are known: `held` for each chunk at the start, then `admit` and `evict`. A reader that is too slow gets
-/// `lagged`, and the node's chunks from the start again.
+/// The first lines are `held`, one for each chunk at the start; then come `admit` and `evict`. A reader that is too slow gets
+/// `lagged`, and all chunks of the node again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -23,18 +23,18 @@ Examples:
   larder events --follow                       The cluster's chunks, then every change, until Ctrl-C
   larder events --follow -o json | jq .hash    One JSON object a line
 
-Fields: node, device, event, index of the chunk in its prompt, hash, parent, namespace, and why it was evicted if it was: \
+Fields: node, device, event, index of the chunk in its prompt, hash, parent, namespace, and for an eviction its reason: \
 `watermark` (the cache is full), `need` or `clearing` (a block of another size or tenant needs the room).
 Exit status: 1 if a node does not answer, or its stream ends.")]
 pub(crate) struct Args {
     #[command(flatten)]
     servers: Servers,
 
-    /// Go on with every change
+    /// Go on and print every change
     #[arg(short, long)]
     follow: bool,
 
-    /// How to print: a line each in every format
+    /// How to print: every format has one line for each event
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t, conflicts_with = "json")]
     output: Format,
 
@@ -65,7 +65,7 @@ struct Chunk {
     evicted: Option<String>,
 }
 
-/// How a node's stream ended.
+/// The end of a node's stream.
 #[derive(Debug, PartialEq, Eq)]
 enum Ended {
     /// Everything at the start was told, and nobody wants more.
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (sender, lines) = sync_channel::<anyhow::Result<Line>>(WAITING_LINES);
     for node in survey.nodes {
         let (sender, follow) = (sender.clone(), args.follow);
-        // It ends with its stream, or with the process.
+        // The thread ends with its stream, or with the process.
         thread::spawn(move || {
             if let Err(error) = tell(&node, follow, &sender) {
                 // An error: nobody prints any more.
@@ -172,10 +172,10 @@ impl Line {
     }
 }
 
-/// Lines that wait to be printed; a node whose lines are not taken waits.
+/// Lines that wait to be printed; beyond this number the node waits.
 const WAITING_LINES: usize = 1_024;
 
-/// Digits of a hash where the line has to be short.
+/// Digits of a hash in a short line.
 const SHORT_HASH: usize = 16;
 
 #[cfg(test)]

@@ -18,10 +18,9 @@ use crate::{dev, http, output};
 
 /// Explain why a prompt was a miss
 ///
-/// Every node keeps its last lookups with what became of each chunk, and remembers its last million evictions, all nodes of a host
-/// process together. Name a request by the engine's own id of it (vLLM's request id) or by its trace id, or bring a prompt: then
-/// the answer says what each node has of it now, and what became of the rest. Without either, the last lookups with a miss are
-/// listed.
+/// Every node keeps its last lookups with the outcome of each chunk, and remembers its last million evictions. Name a request by
+/// the engine's own id (vLLM's request id) or by its trace id. Or name a prompt: then the answer says which chunks each node has
+/// now, and why the others are missing. Without a request or a prompt, the command lists the last lookups with a miss.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -32,23 +31,23 @@ Examples:
   larder explain --namespace qwen.json --text prompt.txt --tokenizer qwen/tokenizer.json
   larder explain chatcmpl-5f2a --json | jq '.[].runs'
 
-What became of chunks:
+Outcomes of chunks:
   found            in memory, on disk, at another node or in the object store: no miss
-  behind_gap       it was there, but a chunk before it is missing: KV is of use only behind its whole prefix
-  computed_faster  it was there, but the engine computes it sooner than it comes
+  behind_gap       the chunk was there, but a chunk before it is missing: KV is useful only with its whole prefix
+  computed_faster  the chunk was there, but the engine computes it sooner than it comes
   not_asked        one token at least is left to compute; or the engine cannot use a hit
-  being_written    another request was computing it: it came too early by moments
-  evicted          it was here: when, by which rule, and what it was worth (tokens of prefill saved for each GiB and second).
-                   watermark and need: there is too little memory (`larder plan` says what more would bring); clearing: memory went
+  being_written    another request was computing the chunk at that moment
+  evicted          the chunk was here: the time and rule of its eviction, and its worth (tokens of prefill saved for each GiB and second).
+                   watermark and need: there is too little memory (`larder plan` says how much more memory helps); clearing: memory went
                    to another block size or tenant; disk: the disk dropped it; moved: another actor has it; purged; damaged
-  never_stored     no node has had it since it started: the prompt differs, or nobody saved it. The fields in which other
-                   namespaces of the tenant differ are named: chunks are shared only where all of them agree
-  unknown          it is not here, and evictions so old are not remembered
+  never_stored     no node has had the chunk since the node's start: the prompt differs, or nobody saved it. The fields in which other
+                   namespaces of the tenant differ are named: engines share chunks only if all fields agree
+  unknown          the chunk is not here, and older evictions are forgotten
   home_silent, peer_silent, deadline, busy, not_held, broken, damaged, unreadable
                    a node, a connection or a tier did not deliver: see `larder status` and the troubleshooting page
   refused          the request was refused: the answer says why
 
-Exit status: 1 if no node knows the request, or one does not answer; 2 after wrong arguments.")]
+Exit status: 1 if no node knows the request, or a node does not answer; 2 after wrong arguments.")]
 pub(crate) struct Args {
     /// The engine's id of a request, or a trace id
     #[arg(value_name = "REQUEST", conflicts_with_all = ["tokens", "hashes", "text"])]
@@ -73,7 +72,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
 
-    /// How many lookups are listed
+    /// The most lookups to list
     #[arg(long, value_name = "N", default_value_t = 20)]
     most: usize,
 
@@ -102,7 +101,7 @@ struct Elsewhere {
     run: RunStatus,
 }
 
-/// What a device has of a prompt.
+/// The chunks of a prompt that a device has.
 #[derive(Debug, Serialize)]
 struct Held {
     node: String,
@@ -117,7 +116,7 @@ struct Question {
     hashes: Vec<String>,
 }
 
-/// Answers of nodes, and those that gave none.
+/// Answers of nodes, and the nodes without an answer.
 struct Answers<T> {
     came: Vec<T>,
     silent: Vec<String>,
@@ -172,7 +171,7 @@ impl Args {
         })
     }
 
-    /// What nodes are asked for: a trace id may be a request's id as well.
+    /// The queries to nodes: a trace id may be a request's id as well.
     fn queries(&self) -> Vec<String> {
         let Some(request) = &self.request else {
             let tenant = self.tenant.as_deref().map(|tenant| format!("&tenant={}", encoded(tenant)));
@@ -262,7 +261,7 @@ impl Explained {
         text
     }
 
-    /// Its misses by outcome, the most frequent first.
+    /// The request's misses by outcome, the most frequent first.
     fn misses(&self) -> String {
         let mut counts = BTreeMap::<&str, u32>::new();
         for run in &self.lookup.runs {

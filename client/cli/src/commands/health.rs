@@ -10,15 +10,15 @@ use crate::survey::{Servers, Survey};
 
 /// Print one word about a cluster or a node: healthy, degraded or down
 ///
-/// `degraded`: something is wrong, and the rest serves. `down`: the coordinator, or every node that was asked, does not answer or
-/// is not ready. Standard error says what is wrong, a line each.
+/// `degraded`: something is wrong, and the other parts serve. `down`: the coordinator, or every node that was asked, does not
+/// answer or is not ready. Standard error has a line for each thing that is wrong.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   larder health                          The cluster of the context, or the newest development cluster
   larder health --node 127.0.0.1:9440    One node, for a probe
   larder health --json                   One object with `health` and `troubles`
-  [ \"$(larder health)\" != down ]         Serves, well or not
+  [ \"$(larder health)\" != down ]         True if the cluster serves, well or not
 
 Exit status: 0 if healthy; 1 if degraded or down; 2 after wrong arguments.")]
 pub(crate) struct Args {

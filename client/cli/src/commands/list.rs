@@ -16,14 +16,14 @@ use crate::{http, output};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  larder list sessions                        Which engines use the cluster, with their processes
-  larder list pins --node 127.0.0.1:9440      What is pinned in one node, and for how long
+  larder list sessions                        The engines that use the cluster, with their processes
+  larder list pins --node 127.0.0.1:9440      The pins of one node, and how long they last
   larder list tenants -o wide                 Each tenant's part of each node, and its socket
   larder list namespaces -o tsv | cut -f 4    Fields between tabs, for scripts
 
-JSON is one array: what each node serves at /pins, /sessions, /tenants or /namespaces, and the `node`.
+JSON is one array: the entries that each node serves at /pins, /sessions, /tenants or /namespaces, each with its `node`.
 
-Exit status: 0 if every node answers; 1 if one does not; 2 after wrong arguments.")]
+Exit status: 0 if every node answers; 1 if a node does not; 2 after wrong arguments.")]
 pub(crate) struct Args {
     /// The list to show
     #[arg(value_enum)]

@@ -22,7 +22,7 @@ use crate::{output, visit};
 #[command(after_help = "\
 Examples:
   larder lookup 0 1 2 3                   Ask the newest development cluster for a prompt of four full blocks of a trace
-  larder lookup 0 1 --prompt-tokens 1024  The same without a token behind its blocks: the last block must be computed
+  larder lookup 0 1 --prompt-tokens 1024  A prompt without a token behind its two blocks: the last block must be computed
   larder lookup --namespace qwen.json --tokens prompt.json
   larder lookup --namespace qwen.json --hashes - --socket /run/larder/default.sock < hashes.txt
 
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with_all = ["tokens", "text"])]
     prompt_tokens: Option<u64>,
 
-    /// The node's session socket [default: those of all nodes of the newest development cluster, or
+    /// The node's session socket [default: the sockets of all nodes of the newest development cluster, or
     /// /run/larder/default.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,

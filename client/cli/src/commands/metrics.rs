@@ -1,4 +1,4 @@
-//! `larder metrics`: what servers export, and what they export now.
+//! `larder metrics`: the metrics that servers export, and their present values.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -44,7 +44,7 @@ pub(crate) struct Args {
 struct MetricRow {
     server: &'static str,
     section: &'static str,
-    /// Who exports it, where that is not every server of its kind.
+    /// The servers that export the metric, if not every server of the kind does.
     #[serde(skip_serializing_if = "str::is_empty")]
     only: &'static str,
     name: &'static str,
@@ -55,7 +55,7 @@ struct MetricRow {
     #[serde(skip_serializing_if = "<[f64]>::is_empty")]
     buckets: &'static [f64],
     help: &'static str,
-    /// What a server exports now, if one was asked.
+    /// The present values at a server, if one was asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     samples: Option<Vec<Sample>>,
 }
@@ -63,10 +63,10 @@ struct MetricRow {
 #[derive(Debug, Serialize)]
 struct LabelRow {
     name: &'static str,
-    /// All values that there may be, where the list is closed.
+    /// All possible values, if the list is closed.
     #[serde(skip_serializing_if = "Option::is_none")]
     values: Option<&'static [&'static str]>,
-    /// What there is one value for, where it is not.
+    /// If the list is open: the things that have one value each.
     #[serde(skip_serializing_if = "Option::is_none")]
     each: Option<&'static str>,
 }
@@ -175,14 +175,14 @@ fn kind_and_unit(metric: &Metric) -> String {
 const INTRODUCTION: &str = "\
 # Metrics
 
-Made by `larder metrics --markdown` from the table in the code, from which the metrics are made too; tests hold this page
-and what a running cluster exports against it. `larder metrics --node ADDR` shows them with their values.
+`larder metrics --markdown` makes this page from the code's table of metrics. Tests compare the page, and the metrics that a
+running cluster exports, with that table. `larder metrics --node ADDR` shows the metrics with their values.
 
-Labels are bounded: each has a closed list of values, or one value for each of something of which there are only so many.
-Where every label has a closed list, all series are there from the start, at zero. What a node exports costs it relaxed
-additions; gauges are brought up to date when somebody asks.
+Labels are bounded: each has a closed list of values, or one value for each member of a bounded set. If every label of a metric
+has a closed list, all its series exist from the start, at zero. Counting costs a node relaxed additions; gauges are brought up
+to date when somebody asks.
 
-A scraper adds the labels `cluster` and `node`, by which the [dashboards](../dashboards/README.md) choose.
+A scraper adds the labels `cluster` and `node`. The [dashboards](../dashboards/README.md) select by these labels.
 ";
 
 const HEADINGS: &str = "| metric | kind, unit | labels | meaning |\n| --- | --- | --- | --- |\n";

@@ -16,8 +16,9 @@ use crate::{heap, logging, output, parent, signals};
 
 /// Run a node until Ctrl-C or SIGTERM
 ///
-/// Settings that can change while it runs do so when the configuration file changes, at SIGHUP, and by `larder reload`. When the node serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","sockets":{"TENANT":"PATH"}}; when it
-/// has drained for good, {"drained":true}. Exit status 75 asks the supervisor to start it again (`larder restart`).
+/// The node reads its configuration again when the file changes, at SIGHUP, and by `larder reload`: some settings change while it
+/// runs. When the node serves, it prints one line of JSON: {"ready":true,"http":"ADDRESS:PORT","sockets":{"TENANT":"PATH"}}. When
+/// it has drained and ends, it prints {"drained":true}. Exit status 75 asks the supervisor to start it again (`larder restart`).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -115,7 +116,7 @@ fn limits(file: Option<&Path>, record: Option<&Path>) -> anyhow::Result<(Limits,
     Ok((limits, reloadable))
 }
 
-/// What a server logs unless somebody says otherwise.
+/// The default filter of a server's log.
 pub(crate) const LOG_FILTER: &str = "info";
 
 fn announce(ready: Ready) {

@@ -32,11 +32,11 @@ pub(crate) struct Args {
     #[command(flatten)]
     prompt: PromptArgs,
 
-    /// How long: 500ms, 90s, 10m, 1h 30m; the node may grant less
+    /// Time until the pin ends: 500ms, 90s, 10m, 1h 30m; the node may grant less
     #[arg(long = "for", value_name = "TIME", value_parser = values::time, default_value = "10m")]
     duration: Duration,
 
-    /// The node's session socket [default: those of all nodes of the newest development cluster, or
+    /// The node's session socket [default: the sockets of all nodes of the newest development cluster, or
     /// /run/larder/default.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,

@@ -1,4 +1,4 @@
-//! `larder plan`: what policies, capacities and node counts would make of a trace.
+//! `larder plan`: the hit rates of a trace by policy, capacity and number of nodes.
 
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -22,20 +22,20 @@ use crate::{output, values};
 
 /// Predict a trace's hit rates for policies, capacities and node counts
 ///
-/// The command plays the trace through the production store, once for each policy, capacity and number of nodes, and computes
-/// the best possible rates beside. It prints a table, and writes a report with charts.
+/// The command plays the trace through the production store, once for each policy, capacity and number of nodes. It also computes
+/// the best possible rates, prints a table, and writes a report with charts.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   larder plan trace.jsonl                                  Everything, with a report in plan.html
   larder plan trace.jsonl --capacities 3k,10k,30k --policies lru,opt
-  larder plan trace.jsonl --nodes 1,4,16 --policies lru    Clusters too: caches of their own, routed, shared
+  larder plan trace.jsonl --nodes 1,4,16 --policies lru    Clusters too: nodes apart, routed, sharing
   larder plan trace.jsonl --json > plan.json               One JSON array, rates as fractions, no report
   larder plan trace.jsonl --prefill-tokens-per-s 12000 --price-per-gpu-hour 3.20 --chunk-bytes 28MiB
   larder plan trace.jsonl.gz                               Packed by gzip or zstd, or `-` for standard input
-  larder plan trace.jsonl --hit-rate 40                    The cheapest that hits 40 % of all tokens
+  larder plan trace.jsonl --hit-rate 40                    The cheapest cluster that hits 40 % of all tokens
   larder plan trace.jsonl --budget 3 --price-per-gib-hour 0.004   The most hits for 3 an hour
-  larder plan trace.jsonl --disk-chunks-per-node 0,100k --object-store   With and without what is below memory
+  larder plan trace.jsonl --disk-chunks-per-node 0,100k --object-store   With and without disk and object store
   larder bench --filter get --json > bench.json && larder plan trace.jsonl --bench bench.json
   larder plan lookups.jsonl*                               The lookups of engines, as a node recorded them
 
@@ -55,7 +55,7 @@ goes where it costs least (`larder replay --route cache`).
 
 Prices and speeds of disks and object stores are assumptions: set your own.")]
 pub(crate) struct Args {
-    /// The trace or lookup log, packed by gzip or zstd or not; `-` for standard input; several files are read as one
+    /// The trace or lookup log, plain or packed by gzip or zstd; `-` for standard input; several files are read as one
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
 
@@ -63,16 +63,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FINGERPRINT")]
     namespace: Option<String>,
 
-    /// Tokens of one block of a trace [default: 512, of Bailian's traces 16]
+    /// Tokens of one block of a trace [default: 512, or 16 in Bailian's traces]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CHUNK_TOKENS)))]
     block_tokens: Option<u32>,
 
-    /// Ids name the tokens of a block alone, not its prefix, as those of AIPerf's inputs [default: where rows have sessions,
-    /// delays or no times]
+    /// Take each id as the name of one block's tokens, not of the prefix up to it, as in AIPerf's inputs [default: if rows have
+    /// sessions, delays or no times]
     #[arg(long)]
     content_ids: bool,
 
-    /// Policies to try [default: all, and the bounds `opt` and `infinite`; on several nodes the best of them]
+    /// Policies to try [default: all, and the bounds `opt` and `infinite`; on several nodes the best policy]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     policies: Vec<PlanPolicy>,
 
@@ -103,7 +103,7 @@ pub(crate) struct Args {
     #[arg(long)]
     object_store: bool,
 
-    /// Requests under way at a time, one at each node at most: others find what they compute when they are done
+    /// Requests under way at a time, at most one at each node: other requests find their chunks when they are done
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_REQUESTS_IN_FLIGHT)))]
     in_flight: u16,
@@ -145,11 +145,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", value_parser = values::bytes, default_value = "1GB")]
     object_bytes_per_s: u64,
 
-    /// Recommend the cheapest that hits this percentage of all tokens [default: 90 % of an infinite cache's hits]
+    /// Recommend the cheapest cluster that hits this percentage of all tokens [default: 90 % of an infinite cache's hits]
     #[arg(long, value_name = "PERCENT", value_parser = percent, conflicts_with = "budget")]
     hit_rate: Option<f64>,
 
-    /// Recommend the most hits with memory, disks and objects that cost no more than this in an hour
+    /// Recommend the cluster with the most hits whose memory, disks and objects cost at most this price in an hour
     #[arg(long, value_name = "PRICE", value_parser = positive)]
     budget: Option<f64>,
 
@@ -213,7 +213,9 @@ impl Args {
         let history = history.finish().with_context(nothing)?;
         if history.unordered() > 0 {
             let (unordered, all) = (history.unordered(), history.requests().len());
-            eprintln!("{unordered} of {all} requests stood behind later ones: all are played by their times");
+            eprintln!(
+                "{unordered} of {all} requests stood behind requests of a later time: all are played by their times"
+            );
         }
         if history.untimed() > 0 {
             let (untimed, all) = (history.untimed(), history.requests().len());
@@ -366,7 +368,7 @@ fn percent(text: &str) -> Result<f64, String> {
     positive(text).ok().filter(|&rate| rate <= 100.0).ok_or_else(|| "not a percentage above 0".into())
 }
 
-/// The values without those that come again.
+/// The values without repetitions.
 fn distinct<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
     let mut distinct = Vec::new();
     for &value in values {

@@ -1,4 +1,4 @@
-//! `larder policy`: which chunks nodes evict first.
+//! `larder policy`: the nodes' eviction policies.
 
 use std::process::ExitCode;
 
@@ -18,19 +18,19 @@ use crate::{output, values};
 
 /// Show the eviction policies of nodes, or set one while they run
 ///
-/// A change goes over QUIC and needs an admin's certificate, since HTTP has no authentication and changes nothing. The
-/// command works for nodes of a cluster that share chunks. The policy lasts until the node ends: `host.policy` in its
-/// configuration is its policy at the start.
+/// A change goes over QUIC and needs an admin's certificate, since HTTP has no authentication and changes nothing. The command
+/// works for nodes of a cluster that share chunks. The policy lasts until the node's process ends: `host.policy` in its
+/// configuration is the policy at each start.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   larder policy                      The policies in the newest development cluster
-  larder policy sieve                Set `sieve` on all its nodes
+  larder policy sieve                Set `sieve` on all nodes of this cluster
   larder policy lru --member node-0 --coordinator 10.0.0.10:7600 \\
       --ca ca.pem --certificate me.pem --key me.key
   larder policy --json               One object with `nodes`: `name`, and `policies` by device or `error`
 
-An admin's certificate: `larder ca issue admin me`. A development cluster has one of its own.
+`larder ca issue admin me` makes an admin's certificate. A development cluster has one of its own.
 Exit status: 1 if a node refuses or does not answer.")]
 pub(crate) struct Args {
     /// The policy to set
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     cluster: ClusterArg,
 
-    /// Ask this member only; may be given several times
+    /// Ask only this member; may be given several times
     #[arg(long = "member", value_name = "NAME")]
     members: Vec<String>,
 

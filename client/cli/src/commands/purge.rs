@@ -22,25 +22,25 @@ use crate::output;
 
 /// Have nodes remove chunks from memory, disk and object store
 ///
-/// Removes all chunks of a tenant or of a namespace, or some chunks with all that continue them. Engines do not find them from
-/// then on, and compute them again; what an engine reads at the moment stays in place until the engine lets go. What an engine
-/// was about to save of them is not kept. Nodes bring nothing of a purge from each other, from disk or from the object store
-/// before all nodes are done. A record's bytes on a drive stay until they are written over, but no start finds them again.
-/// Nodes that do not answer keep what they have: purge again when they do.
+/// The command removes all chunks of a tenant or of a namespace, or some chunks with all chunks that continue them. From then on
+/// engines do not find these chunks, and compute them again. A chunk that an engine is reading stays in place until the engine
+/// lets go. A chunk that an engine had reserved before is not kept when it is committed. Before all nodes are done, no node
+/// brings such a chunk from another node, from disk or from the object store. A record's bytes stay on the drive until they are
+/// written over, but no start finds them again. A node that does not answer keeps its chunks: purge again when the node answers.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  larder purge --tenant chat --dry-run            Count what there is of a tenant, on every node
-  larder purge --tenant chat                      Remove it, in the newest development cluster
-  larder purge --namespace-id 6fb2a9d0c4e81733    `larder list namespaces --json` has each one's `fingerprint`
+  larder purge --tenant chat --dry-run            Count a tenant's chunks, on every node
+  larder purge --tenant chat                      Remove them, in the newest development cluster
+  larder purge --namespace-id 6fb2a9d0c4e81733    `larder list namespaces --json` has the `fingerprint` of each namespace
   larder purge --namespace-id 6fb2a9d0c4e81733 --chunk HASH      A chunk, and all that continue it
   larder purge --tenant chat --member node-3 --coordinator 10.0.0.10:7600 \\
       --ca ca.pem --certificate me.pem --key me.key
   larder purge --tenant chat --json               One object with `nodes`: counts, or `error`
 
-Of a tenant, nodes know the namespaces that engines have used since the node started, and those on disk; objects of others
-are left in the object store. An admin's certificate: `larder ca issue admin me`. A development cluster has one of its own.
-Exit status: 1 if a node refuses, does not answer, or leaves something.")]
+A node knows the tenant's namespaces that engines have used since the node started, and those on disk; objects of others
+stay in the object store. `larder ca issue admin me` makes an admin's certificate. A development cluster has one of its own.
+Exit status: 1 if a node refuses, does not answer, or could not remove all chunks.")]
 pub(crate) struct Args {
     /// All chunks of this tenant
     #[arg(
@@ -55,7 +55,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FINGERPRINT")]
     namespace_id: Option<NamespaceName>,
 
-    /// Only this chunk of the namespace, and all that continue it; may be given several times
+    /// Only this chunk of the namespace, and all chunks that continue it; may be given several times
     #[arg(long = "chunk", value_name = "HASH", requires = "namespace_id")]
     chunks: Vec<ChunkHash>,
 
@@ -66,7 +66,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     cluster: ClusterArg,
 
-    /// Ask this member only; may be given several times
+    /// Ask only this member; may be given several times
     #[arg(long = "member", value_name = "NAME")]
     members: Vec<String>,
 
@@ -154,7 +154,7 @@ async fn purge(
     while nodes.iter().any(Purging::goes_on) {
         tokio::time::sleep(LOOK_EVERY).await;
         for node in &mut nodes {
-            // Those that are done hear that the purge is not.
+            // Tells the nodes that are done that the purge as a whole is not.
             node.ask(PurgeCommand::Report).await;
         }
         if shows {
@@ -227,7 +227,7 @@ fn show(nodes: &[Purging]) {
     let [memory, disk, objects] = [memory_chunks, disk_chunks, objects].map(output::count);
     let open = nodes.iter().filter(|node| node.goes_on()).count();
     eprint!("\r\x1b[K{memory} chunks in memory, {disk} on disk, {objects} objects; {open} nodes to go");
-    // A terminal that is gone shows nothing.
+    // The terminal may be closed.
     _ = std::io::stderr().flush();
 }
 
@@ -264,5 +264,5 @@ impl Report {
     }
 }
 
-/// How often nodes are asked how far they are.
+/// Pause between questions for the nodes' progress.
 const LOOK_EVERY: Duration = Duration::from_millis(150);

@@ -20,14 +20,14 @@ use crate::output;
 
 /// Have nodes and coordinators read their configuration files again
 ///
-/// Settings that can change while a server runs count at once. A node's are `log`, the eviction policy, capacity and
-/// watermarks, the tenants, the limits of sessions and pins, and how fast the node sends and drains; a coordinator's are its
-/// patience with silent nodes, except `heartbeat_ms`. The others count from the next start on, and are listed. A file with a
-/// fault changes nothing. A server also reads its file when it changed, and at SIGHUP. Certificates are read again when their
-/// files change.
+/// Some settings change at once. At a node these are `log`, the eviction policy, capacity and watermarks, the tenants, the limits
+/// of sessions and pins, and how fast the node sends and drains. At a coordinator they are the times of `[membership]`, except
+/// `heartbeat_ms`. All other changed settings take effect at the next start; the command lists them. A file with a fault changes
+/// nothing. A server also reads its file again when the file changes, and at SIGHUP. Certificates are read again when their files
+/// change.
 ///
 /// A tenant that leaves the file leaves the node: its sessions end with a reason, its pins and its chunks in memory and on disk
-/// go. If it comes again, it begins anew.
+/// go. If the tenant comes again, it begins anew.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -36,13 +36,13 @@ Examples:
       --ca ca.pem --certificate me.pem --key me.key
   larder reload --json               One object with `coordinators` and `nodes`: `name`, `applied`, `at_restart`, or `error`
 
-An admin's certificate: `larder ca issue admin me`. A development cluster has one of its own.
+`larder ca issue admin me` makes an admin's certificate. A development cluster has one of its own.
 Exit status: 1 if a node refuses or does not answer.")]
 pub(crate) struct Args {
     #[command(flatten)]
     cluster: ClusterArg,
 
-    /// Ask this member, and no coordinator; may be given several times
+    /// Ask only this member, and no coordinator; may be given several times
     #[arg(long = "member", value_name = "NAME")]
     members: Vec<String>,
 
@@ -56,7 +56,7 @@ pub(crate) struct Args {
 /// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// None where only members were asked.
+    /// None if only members were asked.
     coordinators: Vec<NodeReport>,
     nodes: Vec<NodeReport>,
 }
@@ -112,7 +112,7 @@ async fn ask_coordinator_to_reload(
     let asked = address.clone();
     let status =
         tokio::task::spawn_blocking(move || crate::http::get_json::<Status>(&asked, "/status")).await??;
-    ensure!(status.peer_port > 0, "{address} does not say where it serves admins: it is of an older version");
+    ensure!(status.peer_port > 0, "{address} does not tell its address for admins: it has an older version");
     let mut peer =
         tokio::net::lookup_host(address.to_string()).await?.next().context("its name has no address")?;
     peer.set_port(status.peer_port);

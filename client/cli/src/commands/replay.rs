@@ -36,27 +36,29 @@ use serde::Serialize;
 
 /// Play a trace through real engine sessions and check every byte that they read
 ///
-/// Each request looks its prompt up, leases the hits and copies them out, compares the bytes with those that the keys imply,
-/// "computes" the rest, and saves it. Full chunks of 512 tokens are cached. Requests start in the order of the trace, four
-/// sessions at a time; a session's next turn starts when the turn before was saved. The command fails on a wrong byte or a failed request.
+/// Each request looks its prompt up, leases the cached chunks and copies them out. It compares the bytes with the bytes that the
+/// chunks' keys imply, makes the bytes of the other chunks, and saves these. Only full chunks of 512 tokens are cached. Requests
+/// start in the order of the trace, four sessions at a time; a session's next turn starts when the turn before was saved. The
+/// command fails on a wrong byte or a failed request.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  larder replay                                   A generated trace, through a node started for it
+  larder replay                                   A generated trace, through a node that the command starts
   larder replay trace.jsonl --chunks-per-node 10000 --block-bytes 4096 --policy lru
   larder replay trace.jsonl --dev 4               Through four nodes that share their chunks
   larder replay trace.jsonl --speed 60 --disk-chunks-per-node 30000
   larder replay trace.jsonl --limit 1000 --json   1,000 requests; results as one JSON object
   larder replay --coordinator 127.0.0.1:7600      Through the nodes of a running cluster
   larder replay --dev 8 --restart-at 500           All nodes restart meanwhile, one after the other
-  larder replay --dev 2 --trace-endpoint http://127.0.0.1:4318   Every request as a trace
+  larder replay --dev 2 --trace-endpoint http://127.0.0.1:4318   Trace every request
 
 Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt:
   {\"timestamp\": MS, \"input_length\": TOKENS, \"output_length\": TOKENS, \"hash_ids\": [...]}
 
-Several nodes: each request goes to the node that recomputed least lately (half-life 30 s of trace
-time), or with --route cache to the one where it costs least (POST /v1/prefix). Chunks that only another node holds come from there; with --no-share they are computed. A node
-that dies is started again; its requests are computed meanwhile, and counted.")]
+Several nodes: each request goes to the node that recomputed the fewest tokens lately (half-life 30 s of trace
+time), or with --route cache to the node where it costs least (POST /v1/prefix). Chunks that only another node holds
+come from that node; with --no-share they are computed. A dead node is started again; meanwhile its requests are
+computed, and counted.")]
 pub(crate) struct Args {
     /// The trace, packed by gzip or zstd or not; `-` for standard input [default: a generated trace]
     file: Option<PathBuf>,
@@ -83,7 +85,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "coordinator", value_parser = clap::value_parser!(u64).range(1..))]
     disk_chunks_per_node: Option<u64>,
 
-    /// Limit of chunks of the last node, where it has less memory than the others
+    /// Limit of chunks of the last node, to give it less memory than the others
     #[arg(long, value_name = "N", conflicts_with = "coordinator", value_parser = clap::value_parser!(u64).range(1..))]
     last_node_chunks: Option<u64>,
 
@@ -91,7 +93,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "coordinator", value_parser = at_least_one)]
     drain_at: Option<usize>,
 
-    /// Restart all nodes one after the other, from when request N starts
+    /// Restart all nodes one after the other, beginning when request N starts
     #[arg(long, value_name = "N", conflicts_with = "coordinator", value_parser = at_least_one)]
     restart_at: Option<usize>,
 
@@ -103,11 +105,11 @@ pub(crate) struct Args {
     #[arg(long, value_parser = values::placement(), default_value_t, conflicts_with = "coordinator")]
     placement: PlacementRule,
 
-    /// Each node serves only the chunks of its own engines
+    /// Let each node serve only the chunks of its own engines
     #[arg(long, conflicts_with = "coordinator")]
     no_share: bool,
 
-    /// Rule by which requests are given to nodes
+    /// Rule that chooses the node of a request
     #[arg(long, value_enum, default_value_t)]
     route: Route,
 
@@ -116,13 +118,13 @@ pub(crate) struct Args {
           value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_REQUESTS_IN_FLIGHT)))]
     in_flight: u16,
 
-    /// Limit of requests that the engine of one node prefills at a time; the others wait in its queue
+    /// Limit of requests that the engine of one node prefills at a time; other requests wait in the engine's queue
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_REQUESTS_IN_FLIGHT)))]
     prefills: u16,
 
-    /// Start requests at the times of the trace, this many times as fast; the ages of chunks grow as fast at nodes that were
-    /// started for it [default: as soon as the nodes serve them]
+    /// Start requests at the times of the trace, this many times as fast; in nodes that the replay starts, the ages of chunks
+    /// grow as fast [default: start requests as soon as the nodes serve them]
     #[arg(long, value_name = "FACTOR", value_parser = positive)]
     speed: Option<f64>,
 
@@ -130,7 +132,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 10_000.0, value_parser = positive)]
     prefill_tokens_per_s: f64,
 
-    /// Time for a node's answer; later, the engine computes the request
+    /// Time for a node's answer; after this time, the engine computes the request
     #[arg(long, value_name = "MS", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(1..))]
     node_deadline_ms: u64,
 
@@ -331,13 +333,13 @@ impl Args {
         Ok((Some(cluster), nodes))
     }
 
-    /// The coordinator of the cluster that was started, and who may change it, if anything is to happen to its nodes.
+    /// The coordinator of the started cluster, and the admin's certificate, if the replay is to change its nodes.
     fn watched(&self, cluster: Option<&DevCluster>) -> Option<(Coordinators, CredentialFiles)> {
         let cluster = cluster.filter(|_| self.drain_at.is_some() || self.restart_at.is_some())?;
         Some((cluster.addresses().coordinator?.into(), cluster.admin()))
     }
 
-    /// The router that is asked where requests cost least, if the cache is to decide.
+    /// The router that finds the node where a request costs least, if requests are routed by the cache.
     fn router(&self, cluster: Option<&DevCluster>) -> anyhow::Result<Option<Router>> {
         if self.route == Route::Load {
             return Ok(None);
@@ -371,7 +373,7 @@ impl Args {
         eprintln!("Playing {trace} through {} ({capacity})", output::counted(nodes, "node"));
     }
 
-    /// The speed of the nodes' clock of ages: the trace's, so that an age is what it was when the trace was recorded.
+    /// The speed of the nodes' clock of ages: the trace's, so that ages are the same as when the trace was recorded.
     fn age_speed(&self) -> NonZeroU32 {
         let whole = self.speed.unwrap_or(1.0).round().min(u32::MAX.into()) as u32;
         NonZeroU32::new(whole).unwrap_or(NonZeroU32::MIN)

@@ -16,25 +16,25 @@ use crate::values;
 
 /// Restart nodes one after the other, without losing their warm chunks
 ///
-/// Each node moves its warm chunks to the others (`larder drain`), except those that its disk keeps, and leaves the cluster.
-/// Its process ends with status 75, and its supervisor starts it again: systemd (Restart=on-failure), Kubernetes or `larder
-/// dev` do. The next node follows when this one is a member again and ready. A node that does not leave or come back ends the
-/// command; nothing else has changed then.
+/// Each node moves its warm chunks to the others (`larder drain`), except the chunks that its disk keeps, and leaves the cluster.
+/// The node's process ends with status 75, and its supervisor starts it again, as systemd (Restart=on-failure), Kubernetes and
+/// `larder dev` do. The next node follows when this node is a member again and ready. If a node does not leave or does not come
+/// back, the command ends and leaves the following nodes alone.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   larder restart --rolling                 Every node of the newest development cluster
   larder restart node-3 node-4 --within 5m --coordinator 10.0.0.10:7600 \\
       --ca ca.pem --certificate me.pem --key me.key
-  larder restart --rolling --json          One object with `nodes`: chunks by what became of them, times
+  larder restart --rolling --json          One object with `nodes`: times, and the numbers of chunks that moved and that did not
 
-Exit status: 1 if a node refuses, dies, or does not come back; the nodes after it are left alone.")]
+Exit status: 1 if a node refuses, dies, or does not come back.")]
 pub(crate) struct Args {
-    /// The nodes, in this order
+    /// The nodes to restart, in this order
     #[arg(value_name = "NODE", required_unless_present = "rolling", conflicts_with = "rolling")]
     nodes: Vec<String>,
 
-    /// Every node of the cluster
+    /// Restart every node of the cluster
     #[arg(long)]
     rolling: bool,
 

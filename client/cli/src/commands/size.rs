@@ -1,4 +1,4 @@
-//! `larder size`: what a model's KV takes.
+//! `larder size`: the bytes of a model's KV.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,7 +14,7 @@ use crate::size::report::{Sizes, Surroundings};
 use crate::size::{Deployment, Footprint, ModelConfig};
 use crate::{output, values};
 
-/// Compute the size of a model's KV, how much of it memory and disk hold, and how fast it moves
+/// Compute the size of a model's KV, how much KV memory and disk hold, and how fast KV moves
 ///
 /// The command reads the model's `config.json` (attention with grouped heads, MLA, sliding windows, Mamba and
 /// linear-attention hybrids). Nodes check the registered namespaces of engines by the same formula.
@@ -60,7 +60,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "GBIT_PER_S", default_value_t = 100.0, value_parser = positive)]
     link: f64,
 
-    /// Output of `larder bench --filter get --json` on such a machine: how fast chunks really move
+    /// Output of `larder bench --filter get --json` on such a machine: the measured speed of chunks
     #[arg(long, value_name = "FILE")]
     bench: Option<PathBuf>,
 

@@ -1,4 +1,4 @@
-//! `larder status`: what nodes and coordinator say of themselves, and what is wrong.
+//! `larder status`: the state of nodes and coordinator, and their problems.
 
 use std::process::ExitCode;
 
@@ -15,8 +15,7 @@ use crate::survey::{Servers, Survey, Surveyed};
 /// Show the state of nodes and coordinator, and what is wrong
 ///
 /// A member that was removed after long silence stays in the list as `lost`, until it comes back or the coordinator forgets it
-/// (membership.remember_lost_ms). A node counts as answering only if it has the name and the incarnation that the coordinator
-/// knows.
+/// (membership.remember_lost_ms). An answer counts only if it has the name and the incarnation that the coordinator knows.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -25,7 +24,7 @@ Examples:
   larder status --node 127.0.0.1:9440 --json   One node, as JSON
   larder status -o tsv | cut -f 1,2            Names and states, for scripts
 
-JSON is one object: `health`, `troubles`, and each server's own words in `coordinator` and `nodes`. A node that does not answer
+JSON is one object: `health`, `troubles`, and the servers' own answers in `coordinator` and `nodes`. A node that does not answer
 has `name`, `http` and `error` instead.
 
 Exit status: 0 if all is well; 1 if something is wrong (`degraded`), or nobody answers; 2 after wrong arguments.")]

@@ -1,4 +1,4 @@
-//! `larder top`: what nodes do, as it happens.
+//! `larder top`: the nodes' work, live.
 
 use std::io::{self, IsTerminal as _};
 use std::pin::pin;
@@ -17,7 +17,7 @@ use crate::{output, signals, values};
 
 /// Watch the nodes' work, live
 ///
-/// Rates are those of the last interval: `in` counts bytes that engines commit, `out` bytes that are leased to them. Keys: q
+/// Rates are those of the last interval: `in` counts bytes that engines commit, `out` bytes that are leased to engines. Keys: q
 /// quits, s sorts by the next column, r reverses; arrows, or h, j, k and l, show other nodes and columns.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     } else {
         runtime.block_on(watch(&targets, args.interval, look))?;
     }
-    // Nobody waits for a sample that is under way.
+    // Does not wait for a sample that is under way.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
 }

@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// The pin's number, as `larder pin` printed it
     pin: u64,
 
-    /// The node's session socket [default: that of the newest development cluster, if it has one node, or
+    /// The node's session socket [default: the socket of the newest development cluster if it has one node, or else
     /// /run/larder/default.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -38,7 +38,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let sockets = visit::sockets(args.socket.as_ref())?;
     let [socket] = &sockets[..] else {
-        let text = "a pin is one node's: say which by --socket, as `larder pin --json` prints it";
+        let text = "a pin belongs to one node: name its socket by --socket, as `larder pin --json` prints it";
         return Err(Usage(text.into()).into());
     };
     let (session, pin) = (visit::device_of(socket, args.device)?, args.pin);

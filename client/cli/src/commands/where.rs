@@ -1,4 +1,4 @@
-//! `larder where`: who in a cluster holds how much of a prompt's prefix.
+//! `larder where`: how much of a prompt's prefix each node of a cluster holds.
 
 use std::process::ExitCode;
 
@@ -17,8 +17,8 @@ use crate::{dev, http, output};
 
 /// Ask the coordinator how much of a prompt each node holds
 ///
-/// Routers ask the same: `POST /v1/prefix`. The answer comes from the directory, which is a few moments behind the nodes; a
-/// node may hold only a part of the prefix.
+/// Routers ask the same question by `POST /v1/prefix`. The answer comes from the directory, which is a few moments behind the
+/// nodes. A node may hold only a part of the prefix.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -26,13 +26,13 @@ Examples:
   larder where --namespace qwen.json --tokens prompt.json --coordinator 10.0.0.10:7600
   larder where 0 1 --tenant red --json     One object with `cluster`, `nodes` and `silent_homes`
 
-Exit status: 1 if a home of a part of the prompt did not answer. `larder lookup --help` explains namespace files;
+Exit status: 1 if a home of some of the prompt's chunks did not answer. `larder lookup --help` explains namespace files;
 `larder lookup` asks one node, on its socket, how much an engine would find.")]
 pub(crate) struct Args {
     #[command(flatten)]
     prompt: PromptArgs,
 
-    /// The chunks' tenant
+    /// The tenant of the prompt
     #[arg(long, value_name = "TENANT", default_value = dev::TENANT)]
     tenant: String,
 

@@ -1,4 +1,4 @@
-//! How large a node's arena has to be.
+//! The size of a node's arena.
 
 use larder_node::arena::{MIN_EXTENT_BYTES, PAGE_BYTES};
 use larder_node::limits::RESERVED_SHARE;
@@ -6,7 +6,7 @@ use larder_node::limits::RESERVED_SHARE;
 use super::options::DevOptions;
 use crate::replay::part_chunks;
 
-/// Bytes of a node's arena where nothing says otherwise.
+/// Default size of a node's arena in bytes.
 pub const DEFAULT_ARENA_BYTES: u64 = 256 << 20;
 
 /// An arena, as a node's config file has it.
@@ -24,9 +24,10 @@ pub(super) struct ArenaSize {
 impl ArenaSize {
     /// The requested arena, or one that holds exactly the requested chunks.
     ///
-    /// Then it has a slot for each chunk, for so much that what a replay's requests write at a time is what one session may
-    /// reserve, for what passes through from other nodes, and [`SPARE_EXTENTS`] more extents; extents hold whole slots, so that nothing is lost at their ends; and the watermarks are at the top, so
-    /// that the number of chunks alone decides what is evicted.
+    /// The latter has a slot for each chunk, slots for the blocks that pass through from other nodes, and [`SPARE_EXTENTS`] more
+    /// extents. It also has slots for writes, enough that one session may reserve all chunks that a replay's requests write at a
+    /// time. Further: extents hold whole slots, so that nothing is lost at their ends; and the watermarks are at the top, so that
+    /// the number of chunks alone decides what is evicted.
     pub(super) fn of(options: &DevOptions) -> Self {
         let slot_bytes = options
             .block_bytes
@@ -60,10 +61,10 @@ impl ArenaSize {
     }
 }
 
-/// Extents that an arena is divided into: so few that their descriptors all ride on one message.
+/// Extents that an arena is divided into: few enough that one message carries all their descriptors.
 const EXTENTS: u64 = 32;
 
-/// Extents beyond those that are filled: a partly freed one may not be used for anything else.
+/// Extents beyond the filled ones: an extent that is only partly free cannot serve other blocks.
 const SPARE_EXTENTS: u64 = 2;
 
 #[cfg(test)]

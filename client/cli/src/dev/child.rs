@@ -23,12 +23,12 @@ use crate::output;
 pub(crate) struct ReadyLine {
     /// Always true.
     pub(crate) ready: bool,
-    /// Where it serves HTTP.
+    /// The server's HTTP address.
     pub(crate) http: SocketAddr,
     /// The coordinator's address for nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peer: Option<SocketAddr>,
-    /// Its session sockets, by tenant; the coordinator has none.
+    /// The node's session sockets, by tenant; the coordinator has none.
     #[serde(default)]
     pub(crate) sockets: BTreeMap<String, PathBuf>,
 }
@@ -41,7 +41,7 @@ pub(crate) struct DrainedLine {
 }
 
 impl DrainedLine {
-    /// Prints it, so that whoever started this node does not start it again.
+    /// Prints the line, so that the process that started this node does not start it again.
     pub(crate) fn print(self) {
         if let Err(error) = output::print_json(&self) {
             tracing::warn!(%error, "cannot say that it has drained");
@@ -50,7 +50,7 @@ impl DrainedLine {
 }
 
 impl ReadyLine {
-    /// Prints it, so that whoever started this server knows.
+    /// Prints the line for the process that started this server.
     pub(crate) fn print(&self) {
         if let Err(error) = output::print_json(self) {
             tracing::warn!(%error, "cannot say that it serves");
@@ -69,7 +69,7 @@ pub(super) struct Child {
     has_left: bool,
 }
 
-/// How a process is started, again and again.
+/// The command line of a process, for each of its starts.
 #[derive(Debug, Clone)]
 pub(super) struct Spec {
     /// The program.
@@ -122,7 +122,7 @@ impl Child {
         &self.spec.name
     }
 
-    /// Its number, while it runs.
+    /// The process id, while it runs.
     pub(super) fn pid(&self) -> Option<u32> {
         self.process.id()
     }
@@ -153,7 +153,7 @@ impl Child {
         }
     }
 
-    /// Waits for the end, and brings it about where it takes too long.
+    /// Waits for the process to end, and kills it if it takes too long.
     pub(super) async fn stopped(&mut self) -> Result<(), DevError> {
         if timeout(STOP_GRACE, self.process.wait()).await.is_ok() {
             return Ok(());
@@ -203,7 +203,7 @@ fn tail(log: &Path) -> LogTail {
     LogTail { lines: lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n") }
 }
 
-/// How long a process may take to start: a large arena is faulted in page by page.
+/// Time in which a process must start: a large arena is faulted in page by page.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_READY_LINE_BYTES: u64 = 64 << 10;
 const TAIL_BYTES: u64 = 4 << 10;

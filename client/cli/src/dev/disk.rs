@@ -1,4 +1,4 @@
-//! How large a node's disk tier has to be.
+//! The size of a node's disk tier.
 
 use larder_node::arena::PAGE_BYTES;
 use larder_node::disk::DEFAULT_SEGMENT_BYTES;
@@ -42,7 +42,7 @@ const SMALLEST_SEGMENT_BYTES: u64 = 1 << 20;
 /// Records of a segment at least.
 const LEAST_RECORDS: u64 = 16;
 
-/// Segments that hold nothing: two free ones, and the one that is written.
+/// Segments that hold nothing: two free segments, and the segment that is written.
 const FREE_SEGMENTS: u64 = 3;
 
 #[cfg(test)]

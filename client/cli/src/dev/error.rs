@@ -18,7 +18,7 @@ pub enum DevError {
         /// The fault and its remedy.
         what: String,
     },
-    /// Nobody knows where this program is.
+    /// The system does not tell the path of this program.
     #[error("cannot find this program to start it again")]
     Program {
         /// The system's error.
@@ -44,7 +44,7 @@ pub enum DevError {
         /// The path.
         path: PathBuf,
     },
-    /// No development cluster is running, or none that says where it is.
+    /// No development cluster is running, or it has not told its address.
     #[error("no development cluster is running: start one with `larder dev`, or name a server")]
     NotRunning,
     /// No certificate can be made.
@@ -53,7 +53,7 @@ pub enum DevError {
         /// Why.
         source: larder_net::quic::ca::AuthorityError,
     },
-    /// The coordinator does not say where nodes find it.
+    /// The coordinator does not tell its address for nodes.
     #[error("the coordinator does not print its address for nodes")]
     NoPeerAddress,
     /// The nodes do not become members.
@@ -65,13 +65,13 @@ pub enum DevError {
         members: usize,
         /// Nodes.
         nodes: usize,
-        /// How long they had.
+        /// Time that they had.
         after: Duration,
     },
     /// A process did not start.
     #[error("cannot start {name}")]
     Spawn {
-        /// Which.
+        /// The process's name.
         name: String,
         /// The system's error.
         source: std::io::Error,
@@ -82,9 +82,9 @@ pub enum DevError {
     /// A process takes too long to start.
     #[error("{name} is not ready after {after:?}; {log}")]
     NotReady {
-        /// Which.
+        /// The process's name.
         name: String,
-        /// How long it had.
+        /// Time that it had.
         after: Duration,
         /// The end of its log.
         log: LogTail,
@@ -92,7 +92,7 @@ pub enum DevError {
     /// A process printed something else than its ready line.
     #[error("{name} printed `{line}` instead of its addresses")]
     NotAReadyLine {
-        /// Which.
+        /// The process's name.
         name: String,
         /// The printed line.
         line: String,
@@ -100,9 +100,9 @@ pub enum DevError {
     /// A process did not stop when told to.
     #[error("{name} did not stop within {after:?} and was killed; {log}")]
     Killed {
-        /// Which.
+        /// The process's name.
         name: String,
-        /// How long it had.
+        /// Time that it had.
         after: Duration,
         /// The end of its log.
         log: LogTail,
@@ -115,12 +115,12 @@ pub enum DevError {
     },
 }
 
-/// A process of the cluster ended though nobody told it to.
+/// A process of the cluster ended, though it was not told to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct Died {
-    /// Which.
+    /// The process's name.
     pub name: String,
-    /// How it ended, where the system says.
+    /// The exit status, if the system tells it.
     pub status: Option<ExitStatus>,
     /// The end of its log.
     pub log: LogTail,

@@ -1,4 +1,4 @@
-//! The files of a development cluster: configs, logs, sockets, and the one that names the newest cluster.
+//! The files of a development cluster: configs, logs, sockets, and the file that names the newest cluster.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -37,7 +37,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Uses `dir`, or makes a directory of its own in `runtime_dir`, which exists.
+    /// Uses `dir`, or makes a new directory in `runtime_dir`, which exists.
     pub(super) fn create(dir: Option<&Path>, runtime_dir: &Path) -> Result<Self, DevError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
@@ -49,7 +49,7 @@ impl Files {
             let lock = lock(&dir).map_err(failed(&dir))?.ok_or(DevError::InUse { dir: dir.clone() })?;
             return Ok(Self { dir, _removes: None, _lock: lock });
         }
-        // Nobody else makes or removes directories here meanwhile.
+        // Meanwhile, no other process makes or removes directories here.
         let own = File::open(runtime_dir).map_err(failed(runtime_dir))?;
         flock(&own, FlockOperation::LockExclusive).map_err(io::Error::from).map_err(failed(runtime_dir))?;
         remove_left_behind(runtime_dir);
@@ -102,12 +102,12 @@ impl Files {
         Ok(CredentialFiles { ca: self.dir.join("ca.pem"), certificate, key })
     }
 
-    /// The file of the token with which the console changes nodes.
+    /// The file of the token that lets the console change nodes.
     pub(super) fn console_token(&self) -> PathBuf {
         self.dir.join("console.token")
     }
 
-    /// Makes such a token.
+    /// Makes the console's token.
     pub(super) fn create_console_token(&self) -> Result<(), DevError> {
         let mut bytes = [0; 16];
         let path = PathBuf::from("/dev/urandom");
@@ -116,7 +116,7 @@ impl Files {
         write_private(&self.console_token(), &format!("{:032x}", u128::from_le_bytes(bytes)))
     }
 
-    /// The config of the coordinator, which keeps its addresses when it is started again.
+    /// The coordinator's config. A restarted coordinator keeps its addresses.
     pub(super) fn coordinator(
         &self,
         CredentialFiles { ca, certificate, key }: CredentialFiles,
@@ -257,7 +257,7 @@ impl Announcement {
             Ok(text) => {
                 let file: DevFile = serde_json::from_slice(&text)
                     .map_err(|error| DevError::File { path, source: error.into() })?;
-                // Nobody holds the lock of a cluster that was killed.
+                // The lock of a killed cluster is free.
                 if lock(&file.dir).is_ok_and(|lock| lock.is_none()) {
                     Ok(file)
                 } else {
@@ -309,13 +309,13 @@ fn remove_left_behind(runtime_dir: &Path) {
     }
 }
 
-/// How long certificates of a development cluster are good.
+/// Days that the certificates of a development cluster are valid.
 const CERTIFICATE_DAYS: u32 = 30;
 
-/// How long a coordinator that was started again waits for its nodes: they find it within a second.
+/// Time that a restarted coordinator waits for its nodes: they find it within a second.
 const GRACE_MS: u64 = 1_000;
 
-/// How the names of directories begin that clusters make for themselves.
+/// The prefix of the directories' names that clusters choose themselves.
 const OWN_PREFIX: &str = "dev-";
 
 fn any_port() -> SocketAddr {

@@ -17,15 +17,15 @@ use crate::replay::USUAL_REQUESTS_IN_FLIGHT;
 pub struct DevOptions {
     /// The program that is started as `PROGRAM node --config FILE --parent PID` and `PROGRAM coordinator ...`.
     pub program: PathBuf,
-    /// How many nodes.
+    /// Number of nodes.
     pub nodes: u16,
     /// Bytes of each node's host arena; `None`: enough for the chunks, or [`super::DEFAULT_ARENA_BYTES`].
     pub arena_bytes: Option<u64>,
     /// Limit of chunks that each node keeps, over all its actors; `None`: as many as the arena holds.
     pub chunks_per_node: Option<u64>,
-    /// Limit of chunks of the last node, where it differs.
+    /// Limit of chunks of the last node, if it differs.
     pub chunks_of_last_node: Option<u64>,
-    /// Bytes of one chunk's block, where only one size will be used.
+    /// Bytes of one chunk's block, if all blocks will have one size.
     pub block_bytes: Option<u64>,
     /// Bytes of the pieces in which engines map the arena; `None`: what suits the block, or the node's own choice.
     pub extent_bytes: Option<u64>,
@@ -33,15 +33,15 @@ pub struct DevOptions {
     pub disk: Option<DevDisk>,
     /// The address of the object store that all nodes share.
     pub object_store: Option<String>,
-    /// Who is evicted first.
+    /// The eviction policy.
     pub policy: PolicyName,
-    /// Whether nodes share what they have.
+    /// Whether nodes share their chunks.
     pub share: bool,
     /// The rule by which nodes place chunks.
     pub placement: PlacementRule,
     /// Bytes of blocks that a node sends to others a second at most.
     pub send_bytes_per_second: Option<u64>,
-    /// How many times as fast as time the ages of chunks grow.
+    /// Factor by which the ages of chunks grow faster than time.
     pub age_speed: NonZeroU32,
     /// The folder with tokenizers of models, for the console.
     pub tokenizers: Option<PathBuf>,
@@ -59,7 +59,7 @@ impl DevOptions {
     /// One node with all the defaults, started from this program.
     ///
     /// # Errors
-    /// The system does not say where this program is.
+    /// The system does not tell the path of this program.
     pub fn new() -> Result<Self, DevError> {
         Ok(Self {
             program: this_program()?,

@@ -1,4 +1,4 @@
-//! The directory where a user's running clusters are found.
+//! The directory in which commands find a user's running clusters.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuntimeDirError {
-    /// It cannot be made or looked at.
+    /// The directory cannot be made or read.
     #[error("cannot use the runtime directory {}", path.display())]
     Io {
         /// The directory.
@@ -27,7 +27,7 @@ pub enum RuntimeDirError {
     },
 }
 
-/// `$XDG_RUNTIME_DIR/larder`, or `/tmp/larder-UID` where that is not set; made where it is missing.
+/// `$XDG_RUNTIME_DIR/larder`, or `/tmp/larder-UID` if the variable is not set; made if it is missing.
 ///
 /// # Errors
 /// [`RuntimeDirError`]: it cannot be made, or is not this user's alone.

@@ -1,4 +1,4 @@
-//! The node's certificate: whether others will accept it, for how long, and who can read its key.
+//! The node's certificate: whether others will accept it, its validity, and the users that can read its key.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::time::Duration;

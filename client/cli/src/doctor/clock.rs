@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 pub(crate) enum ClockState {
     /// Something keeps the clock right, to within this many microseconds.
     Synchronised {
-        /// How far it may be off.
+        /// Limit of the clock's error.
         error_us: u64,
     },
     /// Nothing does.

@@ -19,7 +19,7 @@ impl Files {
         Some(std::fs::read_to_string(self.0.join(path)).ok()?.trim().to_owned())
     }
 
-    /// Whether there is such a file.
+    /// Whether the file exists.
     pub(super) fn is_there(&self, path: &str) -> bool {
         self.0.join(path).exists()
     }
@@ -29,7 +29,7 @@ impl Files {
         Some(std::fs::read_link(self.0.join(path)).ok()?.to_string_lossy().into_owned())
     }
 
-    /// The number that a file says.
+    /// The number in a file.
     pub(super) fn number(&self, path: &str) -> Option<u64> {
         self.text(path)?.parse().ok()
     }
@@ -41,7 +41,7 @@ impl Files {
         Some(rest.split_once(']')?.0.to_owned())
     }
 
-    /// The hard limit called `name`; `None` if it is unlimited, or nobody says.
+    /// The hard limit called `name`; `None` if it is unlimited, or unknown.
     pub(super) fn hard_limit(&self, name: &str) -> Option<u64> {
         let limits = self.text("proc/self/limits")?;
         let line = limits.lines().find_map(|line| line.strip_prefix(name))?;

@@ -26,7 +26,7 @@ fn socket(tenant: &TenantConfig) -> Finding {
         let found = format!("{path} of tenant {name} is {what}, not a socket: the node will not start");
         return problem(CHECK, found, "name another path, or move the file away");
     }
-    // The node makes what is missing.
+    // The node makes missing folders.
     let Some(there) = folder.ancestors().find(|folder| folder.exists()) else {
         return problem(CHECK, format!("{path} of tenant {name} has no folder"), "give an absolute path");
     };

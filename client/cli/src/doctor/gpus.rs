@@ -1,10 +1,10 @@
-//! GPUs: what copies between engines' GPU memory and a node would need, as far as it can be told without touching a GPU.
+//! GPUs: the needs of copies between engines' GPU memory and a node, as far as they can be checked without touching a GPU.
 
 use super::{Finding, Subject, note, ok};
 
 pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     let mut findings = vec![driver(subject)];
-    // Where none is configured, or there is no driver, the rest would say nothing more.
+    // Without a configured GPU or a driver, the other checks would add nothing.
     if !subject.config.gpus.is_empty() && subject.files.text(VERSION).is_some() {
         findings.extend([library(subject), device_files(subject), sharing(subject), links(subject)]);
     }
@@ -62,7 +62,7 @@ fn device_files(subject: &Subject) -> Finding {
     )
 }
 
-/// A process opens another's GPU memory only where it sees that process.
+/// A process can open another process's GPU memory only if it sees that process.
 fn sharing(subject: &Subject) -> Finding {
     const CHECK: &str = "GPU memory sharing";
     match subject.files.link("proc/self/ns/pid") {

@@ -1,4 +1,4 @@
-//! Memory: whether the arena fits, in which pages, and what may take it away.
+//! Memory: whether the arena fits, its pages, and limits that may take its memory away.
 
 use larder_node::arena::HugePages;
 use larder_node::host::HUGE_PAGE_BYTES;
@@ -61,7 +61,7 @@ fn huge_pages(subject: &Subject) -> Finding {
     warning(CHECK, found, format!("`sysctl vm.nr_hugepages={pages}`, best at boot{nodes}"))
 }
 
-/// Only where reserved ones do not suffice.
+/// Checks transparent huge pages, if the reserved huge pages do not suffice.
 fn transparent_huge_pages(subject: &Subject) -> Finding {
     const CHECK: &str = "transparent huge pages";
     let file = "sys/kernel/mm/transparent_hugepage/shmem_enabled";

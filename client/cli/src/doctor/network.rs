@@ -1,4 +1,4 @@
-//! The network: socket buffers, batches, and what the paths to others carry.
+//! The network: socket buffers, batches, and the packet sizes on the paths to others.
 
 use std::net::SocketAddr;
 
@@ -86,8 +86,7 @@ fn path(subject: &Subject, Target { name, address, path_mtu }: &Target) -> Findi
     }
     if carried < own {
         let advice = format!(
-            "set the same MTU everywhere on the way: the interface has {own}, and what is larger than the \
-                              path gets lost"
+            "set the same MTU everywhere on the way: the interface has {own}, and packets that are too large for the path get lost"
         );
         return warning(MTU, to, advice);
     }

@@ -1,4 +1,4 @@
-//! What can only be found out by trying.
+//! Facts that only a trial shows.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -31,7 +31,7 @@ pub(crate) struct Probes {
     pub(super) cuda: Result<(), String>,
     /// Datagrams that the kernel takes in one call.
     pub(super) gso_segments: usize,
-    /// The state of the clock, where the kernel says.
+    /// The state of the clock, if the kernel tells it.
     pub(super) clock: Option<ClockState>,
     /// The others.
     pub(super) targets: Vec<Target>,
@@ -46,9 +46,9 @@ pub(crate) struct Probes {
 /// Somebody that the node talks with.
 #[derive(Debug)]
 pub(crate) struct Target {
-    /// How it was named.
+    /// The name that was given.
     pub(super) name: String,
-    /// Its address, or why there is none.
+    /// The address, or the reason that there is none.
     pub(super) address: Result<SocketAddr, String>,
     /// The largest packet that the kernel believes the whole path to carry.
     pub(super) path_mtu: Option<u32>,
@@ -70,7 +70,7 @@ pub(crate) struct Disk {
 /// An object store.
 #[derive(Debug)]
 pub(crate) struct ObjectStore {
-    /// Which.
+    /// The store's URL.
     pub(super) url: String,
     /// Whether a small object could be written, read and deleted there.
     pub(super) is_usable: Result<(), String>,
@@ -119,7 +119,7 @@ impl ObjectStore {
 
 impl Disk {
     fn probe(folder: &Path) -> Self {
-        // The node makes the folder: what it will be on is what its nearest ancestor is on.
+        // The node makes the folder: it will be on the same drive as its nearest ancestor.
         let there = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
         let (file_system, free_bytes) = statfs(there).map_or_else(
             |_| ("an unknown file system".to_owned(), 0),
@@ -152,10 +152,10 @@ fn path_mtu(address: SocketAddr) -> io::Result<u32> {
     let known = || if is_v4 { ip_mtu(&socket) } else { ipv6_mtu(&socket) };
     let (before, headers) = (known()?, if is_v4 { 28 } else { 48 });
     let datagram = vec![0; before.min(MOST_PACKET_BYTES).saturating_sub(headers) as usize];
-    // Refused where somebody has just said that it is too large: then the kernel knows a smaller size.
+    // Refused if a router has just reported that the datagram is too large: then the kernel knows a smaller size.
     let _ = socket.send(&datagram);
     socket.set_read_timeout(Some(ANSWER_TIME))?;
-    // Nobody answers such a datagram; routers that do not let it pass do, to the kernel.
+    // No answer comes to such a datagram; routers that do not let it pass do, to the kernel.
     let _ = socket.recv(&mut [0; 64]);
     Ok(known()?)
 }
@@ -189,7 +189,7 @@ fn file_system(magic: u64) -> String {
     .to_owned()
 }
 
-/// How long a router on the way may take to refuse a packet.
+/// Time in which a router on the way must refuse a packet.
 const ANSWER_TIME: Duration = Duration::from_millis(300);
 
 /// The largest packet of IP.

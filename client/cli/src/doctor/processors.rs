@@ -36,7 +36,7 @@ fn balancing(subject: &Subject) -> Finding {
     const CHECK: &str = "NUMA balancing";
     let on = subject.files.number("proc/sys/kernel/numa_balancing").is_some_and(|mode| mode != 0);
     if on && subject.host.numa_nodes.len() > 1 {
-        let found = "the kernel looks for pages to move, which stalls their users";
+        let found = "the kernel searches for pages to move, and stalls their users";
         return warning(
             CHECK,
             found,
@@ -72,5 +72,5 @@ fn quota(subject: &Subject) -> Finding {
     ok(CHECK, format!("{cpus:.1} CPUs for {threads} threads that work at a time"))
 }
 
-/// The thread between nodes, and the one that accepts sessions.
+/// The thread for other nodes, and the thread that accepts sessions.
 const OTHER_THREADS: usize = 2;

@@ -11,7 +11,7 @@ use super::clock::ClockState;
 use super::probes::Disk;
 use super::*;
 
-/// What a fault leads to: the check that finds it, how bad that is, and a part of what it says.
+/// The finding that a fault leads to: its check, its severity, and a part of its text.
 type Expected = (&'static str, Level, &'static str);
 
 /// A fault.
@@ -23,7 +23,7 @@ fn find(plant: Plant) -> Vec<Finding> {
     machine.examine().into_iter().filter(|finding| finding.level > Level::Ok).collect()
 }
 
-/// Each fault is the only thing that is found, and what to do is said.
+/// Each fault is the only finding, and has a remedy.
 fn each_is_found(faults: &[(Plant, Expected)]) {
     for (plant, (check, level, part)) in faults {
         let found = find(*plant);
@@ -95,7 +95,7 @@ fn faults_of_processors_are_found() {
     each_is_found(&[
         (
             |m| m.file("sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0/numa_node", "-1"),
-            ("NUMA", Level::Warning, "does not say which NUMA node GPU 0000:17:00.0 is on"),
+            ("NUMA", Level::Warning, "does not tell the NUMA node of GPU 0000:17:00.0"),
         ),
         (
             |m| m.file("proc/sys/kernel/numa_balancing", "1"),

@@ -1,11 +1,11 @@
-//! What to buy: which policy, how much memory, and what it saves.
+//! The recommendation: a policy, a size of memory, and the savings.
 
 use super::{Outcome, PlanPolicy, Prices, Scenario, Workload};
 
 /// The share of an infinite cache's hits that is enough.
 pub const ENOUGH: f64 = 0.9;
 
-/// What the recommended size is to reach.
+/// The goal of the recommended size.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Goal {
     /// [`ENOUGH`] of an infinite cache's hits, at the least cost.
@@ -13,7 +13,7 @@ pub enum Goal {
     Enough,
     /// This fraction of all tokens, at the least cost.
     HitRate(f64),
-    /// The most tokens, with memory, disks and objects that cost at most so much in an hour.
+    /// The most tokens hit, with memory, disks and objects that cost at most this price in an hour.
     Budget(f64),
 }
 
@@ -24,9 +24,9 @@ pub struct Advice<'a> {
     pub choice: &'a Outcome,
     /// Whether it reaches the goal.
     pub is_enough: bool,
-    /// The next cheaper one of those that hit more than all cheaper ones.
+    /// The next cheaper outcome, among the outcomes that hit more than all cheaper ones.
     pub cheaper: Option<&'a Outcome>,
-    /// The next dearer one of those.
+    /// The next dearer outcome among these.
     pub dearer: Option<&'a Outcome>,
     /// Tokens that an infinite cache would hit, as a fraction.
     pub infinite: f64,

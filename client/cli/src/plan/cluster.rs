@@ -2,14 +2,14 @@
 
 use larder_core::store::policy::PolicyName;
 pub use larder_core::what_if::cluster::MAX_CLUSTER_NODES;
-use larder_core::what_if::cluster::{Cluster, NodeSize, Shape, Way};
+use larder_core::what_if::cluster::{Cluster, NodeChoice, NodeSize, Shape};
 
 use super::wait::Waits;
 use super::workload::Workload;
 use super::{Played, Prices, Scenario, Sharing};
 use crate::content;
 
-/// Plays a workload through the stores of a scenario, with so many requests under way at a time.
+/// Plays a workload through the stores of a scenario, with the given number of requests under way at a time.
 ///
 /// # Panics
 /// Panics if there are no nodes, or more than [`MAX_CLUSTER_NODES`].
@@ -42,10 +42,10 @@ pub fn replay(
     Played { counts: cluster.take_counts(), wait: waits.finish(), stored_chunks: cluster.stored_chunks() }
 }
 
-fn way(sharing: Sharing) -> Way {
+fn way(sharing: Sharing) -> NodeChoice {
     match sharing {
-        Sharing::Local | Sharing::Shared => Way::Load,
-        Sharing::Routed | Sharing::RoutedShared => Way::Cost,
+        Sharing::Local | Sharing::Shared => NodeChoice::Load,
+        Sharing::Routed | Sharing::RoutedShared => NodeChoice::Cost,
     }
 }
 

@@ -1,4 +1,4 @@
-//! The report: one HTML file with its charts inside, which loads nothing.
+//! The report: one HTML file that contains its charts and loads nothing.
 
 mod chart;
 mod sections;

@@ -1,10 +1,9 @@
 //! The ceiling: the most that any cache of a size could hit, found by looking into the future.
 //!
-//! After each request the cache keeps, of what it had and what the request brought, the blocks that are used again
-//! soonest (Belady 1966). A block names its whole prefix, so whoever uses a block uses its parent at the same time: a
-//! parent's next use is never after its child's. With ties broken in favour of the block nearer to the root, the one to
-//! go is always a leaf, the cache is closed under prefixes, and no restriction to leaves costs anything: the
-//! result is exact for caches that keep prefixes.
+//! After each request the cache keeps those of its own and the request's blocks that are used again soonest (Belady 1966). A
+//! block names its whole prefix, so each use of a block also uses its parent: a parent's next use is never after its child's.
+//! Ties are broken in favour of the block nearer to the root. So the dropped block is always a leaf, and the cache is closed
+//! under prefixes without a restriction to leaves: the result is exact for caches that keep prefixes.
 
 use std::collections::BinaryHeap;
 
@@ -13,7 +12,7 @@ use larder_core::what_if::cluster::Hits;
 use super::Counts;
 use super::workload::{Prompt, Workload};
 
-/// When each block of a workload is used next.
+/// The next use of each block of a workload.
 #[derive(Debug)]
 pub struct Future {
     /// For each prompt, for each of its blocks: the number of the next prompt that has it, or [`NEVER`].
@@ -35,7 +34,7 @@ impl Future {
     }
 }
 
-/// Plays a workload through the best possible cache of `capacity` chunks, and tells what each prompt hits.
+/// Plays a workload through the best possible cache of `capacity` chunks, and passes the hits of each prompt to the caller.
 pub fn opt(
     workload: &Workload,
     future: &Future,
@@ -62,8 +61,7 @@ struct Cache {
     /// The next use of each block that is cached, [`GONE`] of the others.
     next: Vec<u32>,
     chunks: u64,
-    /// The block to go is on top: next use, position in its prompt, block. Entries whose next use has changed are
-    /// passed over.
+    /// The block to go is on top: next use, position in its prompt, block. Entries with a changed next use are skipped.
     order: BinaryHeap<(u32, u32, u32)>,
 }
 
@@ -72,7 +70,7 @@ impl Cache {
         prompt.blocks.iter().take_while(|&&block| self.next[block as usize] != GONE).count()
     }
 
-    /// Notes the next uses of a prompt's blocks, and drops what is too much.
+    /// Notes the next uses of a prompt's blocks, and drops the blocks beyond the capacity.
     fn keep(&mut self, prompt: &Prompt, next: &[u32], capacity_chunks: u64) {
         for ((position, &block), &next) in (0..).zip(&prompt.blocks).zip(next) {
             let known = std::mem::replace(&mut self.next[block as usize], next);
@@ -118,7 +116,7 @@ mod tests {
         opt(workload, &Future::of(workload), capacity, |_, _| {}).blocks_hit
     }
 
-    /// The most hits over every choice of what to keep after each prompt, prefixes only.
+    /// The most hits over every choice of the blocks that are kept after each prompt, prefixes only.
     fn exhaustive(prompts: &[Vec<u32>], cached: &HashSet<u32>, capacity: usize) -> u64 {
         let Some((prompt, rest)) = prompts.split_first() else { return 0 };
         let hit = prompt.iter().take_while(|block| cached.contains(block)).count() as u64;

@@ -1,4 +1,4 @@
-//! The policies that can be planned with: those of the store, and two that no store can have.
+//! The policies that can be planned with: the store's policies, and two that no store can have.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,9 +10,9 @@ use larder_core::store::policy::PolicyName;
 pub enum PlanPolicy {
     /// A policy of the store.
     Store(PolicyName),
-    /// The best that is possible, for somebody who knows the future.
+    /// The best possible choice, with knowledge of the future.
     Opt,
-    /// Nothing ever goes.
+    /// Nothing is ever evicted.
     Infinite,
 }
 
@@ -28,7 +28,7 @@ impl PlanPolicy {
         if let Self::Store(name) = self { Some(name) } else { None }
     }
 
-    /// Its name in commands and results.
+    /// The policy's name in commands and results.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

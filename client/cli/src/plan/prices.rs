@@ -1,9 +1,9 @@
-//! What a cluster costs, and what its hits save.
+//! The costs of a cluster, and the savings of its hits.
 
 use super::{Outcome, Scenario, Speeds};
 use crate::plan::advice::Goal;
 
-/// The prices and speeds, and what is to be reached at them.
+/// The prices and speeds, and the goal.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prices {
     /// Tokens that one GPU computes in a second of prefill.
@@ -18,14 +18,14 @@ pub struct Prices {
     pub price_per_object_gib_hour: f64,
     /// Bytes of one chunk over all ranks.
     pub chunk_bytes: u64,
-    /// How fast chunks move.
+    /// Speeds of the chunks' transfers.
     pub speeds: Speeds,
     /// The goal of the recommended size.
     pub goal: Goal,
 }
 
 impl Prices {
-    /// The usual prices and speeds, for chunks of so many bytes.
+    /// The usual prices and speeds, for chunks of `chunk_bytes`.
     #[must_use]
     pub const fn of(chunk_bytes: u64) -> Self {
         Self {
@@ -58,7 +58,7 @@ impl Prices {
         self.parts(scenario, stored_chunks).into_iter().map(|(_, price)| price).sum()
     }
 
-    /// What a size saves and what it costs while a trace of `span_ms` runs, in a sentence.
+    /// A sentence with the savings and the costs of a size while a trace of `span_ms` runs.
     #[must_use]
     pub fn balance(&self, outcome: &Outcome, span_ms: u64) -> String {
         let hours = span_ms as f64 / 3_600e3;

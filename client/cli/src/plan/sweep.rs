@@ -21,7 +21,7 @@ pub struct Grid {
     pub cluster_policies: Vec<PlanPolicy>,
     /// Chunks that each node keeps.
     pub capacities: Vec<u64>,
-    /// How many nodes.
+    /// Numbers of nodes.
     pub nodes: Vec<u16>,
     /// The ways in which several nodes work together.
     pub sharing: Vec<Sharing>,
@@ -29,7 +29,7 @@ pub struct Grid {
     pub tiers: Vec<Tiers>,
 }
 
-/// How scenarios are played.
+/// The conditions under which scenarios are played.
 #[derive(Debug, Clone, Copy)]
 pub struct Conditions {
     /// Requests under way at a time.

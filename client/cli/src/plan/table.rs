@@ -1,4 +1,4 @@
-//! What a plan found, for a terminal.
+//! The results of a plan, for a terminal.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ pub fn tables(workload: &Workload, outcomes: &[Outcome], prices: &Prices) -> Str
     let infinite = advice::infinite_rate(outcomes, workload);
     let sizes = advice::worth_their_price(outcomes);
     if !sizes.is_empty() {
-        text += "\n\nCheapest first, what hits more than all cheaper ones: price and saved prefill an hour, time to first token\n";
+        text += "\n\nCheapest first, runs that hit more than all cheaper runs: price and saved prefill an hour, time to first token\n";
         text += &price_table(&sizes, workload, prices).to_string();
     }
     text += &format!("\n\nAn infinite cache would hit {:.2} % of tokens.", infinite * 100.0);

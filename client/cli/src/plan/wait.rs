@@ -1,4 +1,4 @@
-//! How long requests wait for their first token: until what they hit is there, and the rest of the prompt is computed.
+//! The time that requests wait for their first token: until their hits are loaded, and the rest of the prompt is computed.
 //!
 //! An estimate for an engine that is free: one thing comes after the other, and no request waits for another one.
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::Prices;
 use crate::size::measured::MeasuredSpeeds;
 
-/// Bytes a second at which chunks move.
+/// Speeds of the chunks' transfers, in bytes a second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Speeds {
     /// From a node's memory to an engine of its host.
@@ -40,7 +40,7 @@ pub struct Waits<'a> {
 }
 
 impl Speeds {
-    /// Assumed where nothing was measured.
+    /// The assumed speeds without a measurement.
     pub const USUAL: Self = Self { host: 10e9, disk: 3e9, peer: 3e9, object: 1e9 };
 
     /// The measured speeds of chunks of this size; disks and object stores are not measured.
@@ -51,13 +51,13 @@ impl Speeds {
 }
 
 impl<'a> Waits<'a> {
-    /// Of no requests yet.
+    /// Starts without requests.
     #[must_use]
     pub fn new(prices: &'a Prices) -> Self {
         Self { prices, ms: Vec::new() }
     }
 
-    /// A request hits so much. Every hit goes from the node's memory to the engine in the end.
+    /// Counts the hits of a request. Every hit goes from the node's memory to the engine in the end.
     pub fn note(&mut self, prompt: &Prompt, hits: &Hits) {
         let Prices { speeds, .. } = self.prices;
         let moved = |chunks: u64, speed: f64| self.prices.bytes(chunks) as f64 / speed;
@@ -69,7 +69,7 @@ impl<'a> Waits<'a> {
         self.ms.push((loading + computing) * 1e3);
     }
 
-    /// All together.
+    /// The result for all requests.
     #[must_use]
     pub fn finish(mut self) -> Wait {
         self.ms.sort_by(f64::total_cmp);

@@ -20,8 +20,8 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Numbers the blocks of a trace. Where not `partial_blocks`, only full blocks are kept and one token of each prompt
-    /// is always computed, as a node does.
+    /// Numbers the blocks of a trace. Without `partial_blocks`, only full blocks are kept and one token of each prompt is always
+    /// computed, as a node does.
     #[must_use]
     pub fn new(trace: &[Request], partial_blocks: bool) -> Self {
         Self::of(trace, CHUNK_TOKENS, partial_blocks)

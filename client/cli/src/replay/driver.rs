@@ -1,8 +1,8 @@
 //! Plays requests through engine sessions.
 //!
-//! Requests start in the order of the trace, at most so many sessions at a time, a turn when the turn before was saved: look the
-//! prompt up, lease and copy out what is there, compare it, "compute" the rest, save it. Bytes come from the sessions'
-//! descriptors alone. All of it runs on the caller's thread.
+//! Requests start in the order of the trace, with a limit of sessions at a time; a turn starts when the turn before was saved.
+//! Each request looks its prompt up, leases and copies out the found chunks, compares them, "computes" the rest and saves it.
+//! Bytes come from the sessions' descriptors alone. All of it runs on the caller's thread.
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
@@ -53,7 +53,7 @@ pub struct Driver {
     holdings: Holdings,
     /// The engines of the nodes.
     engines: Vec<Engine>,
-    /// Says where requests cost least; `None`: the load alone decides.
+    /// Finds the node where a request costs least; `None`: the load alone decides.
     router: Option<Router>,
     /// Never borrowed across an await.
     state: RefCell<State>,
@@ -73,7 +73,7 @@ struct State {
 struct Got<'a> {
     link: &'a Link,
     opened: Rc<Open>,
-    /// The same session, which names the request, and is traced where the request is.
+    /// The same session with the request's name; traced if the request is.
     open: Rc<Open>,
     chain: Chain,
     served: Served,
@@ -170,18 +170,18 @@ impl Driver {
         }
     }
 
-    /// Waits until so many requests were started.
+    /// Waits until this number of requests was started.
     pub async fn reached(&self, requests: usize) {
         // An error: never, since this has the sender.
         let _ = self.started.subscribe().wait_for(|&started| started >= requests).await;
     }
 
-    /// Says which nodes serve and do not leave soon, by name: these get the requests, as long as there are any.
+    /// Sets the nodes that serve and do not leave soon, by name: these get the requests, as long as there are any.
     pub fn serving(&self, names: &[String]) {
         self.nodes.iter().for_each(|link| link.set_leaves(!names.contains(&link.node())));
     }
 
-    /// The results so far, `took` after the start, where nodes have forwarded so many chunks meanwhile.
+    /// The results so far, `took` after the start; nodes have forwarded `forwarded_chunks` chunks meanwhile.
     #[must_use]
     pub fn report(&self, took: Duration, forwarded_chunks: u64) -> Report {
         let transport = Transport {
@@ -283,7 +283,7 @@ impl Driver {
         losses
     }
 
-    /// Waits until some node may serve again, or so long as computing the request may take.
+    /// Waits until some node may serve again, at most as long as computing the request may take.
     async fn wait_for_a_node(&self) {
         let start = now();
         while now() - start < self.deadline && !self.nodes.iter().any(Link::may_serve) {
@@ -291,7 +291,7 @@ impl Driver {
         }
     }
 
-    /// Looks a request's prompt up, and reads what is there.
+    /// Looks a request's prompt up, and reads the found chunks.
     async fn get<'a>(
         &self,
         link: &'a Link,
@@ -372,7 +372,7 @@ impl Driver {
         Ok(served)
     }
 
-    /// Writes those chunks of a part of a chain that the node lacks; whether it had room.
+    /// Writes the chunks of a part of a chain that the node lacks; whether it had room.
     async fn save(&self, link: &Open, part: &Chain) -> Result<bool, SessionError> {
         let reserving = self.patiently(async || link.session.reserve(&link.namespace, part, 0).await).await?;
         let Some(reservation) = reserving else { return Ok(false) };
@@ -401,7 +401,7 @@ impl Driver {
         Ok(link.session.commit(reservation, staged).await? as usize)
     }
 
-    /// Asks again as long as the node is busy, after the time that it says; `None` if it still is at the end.
+    /// Asks again as long as the node is busy, after the time that the node requested; `None` if it still is at the end.
     async fn patiently<T>(
         &self,
         mut ask: impl AsyncFnMut() -> Result<T, SessionError>,
@@ -418,14 +418,14 @@ impl Driver {
     }
 }
 
-/// How long a node lets a lease wait for other nodes, unless its `cluster.fetch_deadline_ms` says otherwise.
+/// The time that a node lets a lease wait for other nodes, by the default of `cluster.fetch_deadline_ms`.
 const LEASE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How often it is looked whether a node serves again, when none does.
+/// Pause between checks whether a node serves again, when none does.
 const NODE_POLL: Duration = Duration::from_millis(20);
 
-/// How often a busy node is asked; at its usual 5 ms, for a second.
+/// Limit of questions to a busy node; at its usual 5 ms, for a second.
 const MAX_TRIES: u32 = 200;
 
-/// The longest pause before a busy node is asked again, whatever its answer says.
+/// The longest pause before a busy node is asked again, even if its answer requests a longer one.
 const MAX_RETRY_AFTER: Duration = Duration::from_millis(100);

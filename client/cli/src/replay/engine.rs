@@ -1,4 +1,4 @@
-//! The queue of a node's engine: it prefills so many requests at a time, in the order that a scheduler chose.
+//! The queue of a node's engine: it prefills a limited number of requests at a time, in the scheduler's order.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ pub(super) struct Engine {
 pub(super) struct Prefill<'a>(&'a Engine);
 
 impl Engine {
-    /// An engine that prefills so many requests at a time.
+    /// An engine that prefills `prefills` requests at a time.
     pub(super) fn new(prefills: u16) -> Self {
         Self { free: Cell::new(prefills), waiting: RefCell::default(), came: Cell::new(0) }
     }

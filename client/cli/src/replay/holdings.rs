@@ -1,4 +1,4 @@
-//! Follows what nodes gain and lose, to say why tokens of a replay were lost.
+//! Follows the chunks that nodes gain and lose, for the reasons of a replay's lost tokens.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, SendError, SyncSender, sync_channel};

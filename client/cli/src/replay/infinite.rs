@@ -1,4 +1,4 @@
-//! What a cache that never evicts would have hit: the bound of every replay.
+//! The hits of a cache that never evicts: the bound of every replay.
 
 use std::collections::HashSet;
 

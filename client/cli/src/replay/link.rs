@@ -1,4 +1,4 @@
-//! The session of a replay with one node, which comes back when the node does.
+//! The session of a replay with one node; it is opened again when the node comes back.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,14 +15,14 @@ use crate::clock::now;
 use crate::cluster::NodeAddress;
 use crate::cluster::TENANT;
 
-/// A node as a replay sees it: one session, which all requests share, with one of its devices.
+/// A node as a replay sees it: one session with one of its devices; all requests share the session.
 pub struct Link {
     address: RefCell<NodeAddress>,
     settings: LinkSettings,
     state: RefCell<State>,
     /// Bytes that earlier sessions moved.
     earlier_bytes: Cell<u64>,
-    /// Whether its node leaves soon or has left, as the coordinator says.
+    /// Whether the node leaves soon or has left, by the coordinator's status.
     leaves: Cell<bool>,
     reconnected: Cell<u64>,
 }
@@ -36,7 +36,7 @@ pub struct LinkSettings {
     pub in_flight: u16,
     /// Requests that the engine of a node prefills at a time.
     pub prefills: u16,
-    /// How long a node may take to answer.
+    /// Time in which a node must answer.
     pub deadline: Duration,
     /// Tokens that an engine computes in a second of prefill, as the nodes are told.
     pub prefill_tokens_per_s: f64,
@@ -76,39 +76,39 @@ enum State {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
-    /// It serves other tenants only.
+    /// The node serves other tenants only.
     #[error("{node} has no socket for tenant `{TENANT}`")]
     NoSocket {
-        /// Which.
+        /// The node's name.
         node: String,
     },
     /// No node is there.
     #[error("no node answers: see `larder status`")]
     AllDown,
-    /// It does not say where its sockets are.
+    /// The node does not tell the paths of its sockets.
     #[error("{node} does not answer")]
     Silent {
-        /// Which.
+        /// The node's name.
         node: String,
     },
-    /// It lets no session in, or does not take the namespace.
+    /// The node refuses the session or the namespace.
     #[error("no session with {node}")]
     Session {
-        /// Which.
+        /// The node's name.
         node: String,
         /// Why.
         source: SessionError,
     },
 }
 
-/// How a request that a node did not serve ended.
+/// The error of a request that a node did not serve.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
     /// The node refused, or does not keep to the protocol.
     #[error("{node}")]
     Session {
-        /// Which.
+        /// The node's name.
         node: String,
         /// Why.
         source: Box<SessionError>,
@@ -116,7 +116,7 @@ pub enum RequestError {
     /// The node is gone or does not answer: the engine computes its requests.
     #[error("{node} no longer answers")]
     Lost {
-        /// Which.
+        /// The node's name.
         node: String,
     },
 }
@@ -175,7 +175,7 @@ impl Link {
         }
     }
 
-    /// Its session, opened again where it was lost.
+    /// The session; a lost session is opened again.
     ///
     /// # Errors
     /// [`RequestError::Lost`] if the node does not answer.
@@ -187,7 +187,7 @@ impl Link {
             return Err(self.lost());
         }
         self.state.replace(State::Opening);
-        // A request is dropped only with the whole replay, so that nobody waits for an opening that was given up.
+        // A request is dropped only with the whole replay, so no request waits for an opening that was given up.
         match timeout(OPEN_DEADLINE, self.find_and_open()).await {
             Ok(Ok(open)) => {
                 let open = Rc::new(open);
@@ -210,7 +210,7 @@ impl Link {
         Ok(open)
     }
 
-    /// The error of a request. After an error that says that the node is gone or hangs, no request waits for it for a while.
+    /// The error of a request. After an error that means that the node is gone or hangs, requests avoid the node for a while.
     pub fn failed(&self, used: &Rc<Open>, source: SessionError) -> RequestError {
         if !is_of_a_node_that_is_down(&source) {
             return RequestError::Session { node: self.name(), source: Box::new(source) };
@@ -229,7 +229,7 @@ impl Link {
         self.reconnected.get()
     }
 
-    /// Bytes that its sessions copied so far, in both directions.
+    /// Bytes that the link's sessions copied so far, in both directions.
     #[must_use]
     pub fn bytes_moved(&self) -> u64 {
         let now = match &*self.state.borrow() {
@@ -270,7 +270,7 @@ fn is_of_a_node_that_is_down(error: &SessionError) -> bool {
     }
 }
 
-/// A node's address, which it did not tell before.
+/// Asks a node again for the sockets that it did not tell before.
 async fn ask_again(known: NodeAddress) -> Result<NodeAddress, LinkError> {
     let node = known.name.clone();
     let asked = tokio::task::spawn_blocking(move || known.ask_again()).await;
@@ -293,12 +293,12 @@ async fn open(address: &NodeAddress, settings: LinkSettings) -> Result<Open, Lin
     let failed = |source| LinkError::Session { node: node(), source };
     let options = SessionOptions {
         client: concat!("larder replay ", env!("CARGO_PKG_VERSION")).into(),
-        // Room for the parts of all requests at once, so that none waits for what another one has staged.
+        // Room for the parts of all requests at once, so that no request waits for another's staged blocks.
         window_bytes: u64::from(in_flight)
             * part_chunks(block_bytes, in_flight)
             * block_bytes.next_multiple_of(WINDOW_ALIGNMENT),
         timeout: deadline,
-        // A replay knows what every block must be, and compares each itself.
+        // A replay knows every block's bytes, and compares each block itself.
         verify: Verify::Off,
         ..SessionOptions::default()
     };
@@ -316,8 +316,8 @@ fn bytes_of(open: &Open) -> u64 {
 /// A block's room in a write window is a multiple of this.
 const WINDOW_ALIGNMENT: u64 = 64;
 
-/// How long a node that was lost is left alone before it is tried again.
+/// Pause before a lost node is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
-/// How long opening a session may take.
+/// Time in which a session must open.
 const OPEN_DEADLINE: Duration = Duration::from_secs(2);

@@ -1,7 +1,7 @@
 //! Says why tokens were not hit: each token of a prompt that no tier served has one reason.
 //!
-//! It follows every chunk of the replay: requests that compute it, nodes that hold it, and how it left the last of them.
-//! Time is the trace's.
+//! It follows every chunk of the replay: the requests that compute the chunk, the nodes that hold it, and its removal from the
+//! last of these nodes. Time is the trace's.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,7 +15,7 @@ use crate::trace::CHUNK_TOKENS;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Loss {
-    /// It stands in no full chunk, or is the last of its prompt: no cache can serve it.
+    /// The token stands in no full chunk, or is the last of its prompt: no cache can serve it.
     NoFullChunk,
     /// No request before had its chunk.
     NeverSeen,
@@ -40,7 +40,7 @@ pub enum Loss {
 /// The reasons of a replay's lost tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Reasons {
-    /// Tokens by reason; together, those that were asked and not hit.
+    /// Tokens by reason; their sum is the tokens that were asked and not hit.
     pub tokens: BTreeMap<Loss, u64>,
     /// The evicted among them, by the rule that evicted their chunks.
     pub evicted: BTreeMap<String, Evicted>,
@@ -49,11 +49,11 @@ pub struct Reasons {
 /// Tokens whose chunks one rule had evicted.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Evicted {
-    /// How many.
+    /// Number of tokens.
     pub tokens: u64,
-    /// How long before they were asked for, in milliseconds of the trace: median.
+    /// Time from the eviction to the request, in milliseconds of the trace: median.
     pub ago_p50_ms: u64,
-    /// 99th percentile of the same.
+    /// 99th percentile of the same time.
     pub ago_p99_ms: u64,
 }
 
@@ -62,9 +62,9 @@ pub struct Evicted {
 pub struct Served {
     /// Chunks that its lookup found.
     pub found: usize,
-    /// Chunks that its lease had: its hits.
+    /// Chunks that its lease got: its hits.
     pub leased: usize,
-    /// Why a lease came short, as far as the engine can tell.
+    /// The reason that a lease fell short, as far as the engine can tell.
     pub short: Short,
 }
 
@@ -73,7 +73,7 @@ impl Served {
     pub const NODE_GONE: Self = Self { found: 0, leased: 0, short: Short::NodeGone };
 }
 
-/// Why a request got less than was found.
+/// The reason that a request got fewer chunks than were found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Short {
     /// The answer does not say.
@@ -90,11 +90,11 @@ pub enum Short {
 /// A change of the chunks that a node holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// It holds this chunk from now on.
+    /// The node holds this chunk from now on.
     Gained(ChunkHash),
-    /// It lost this chunk, by this rule.
+    /// The node lost this chunk, by this rule.
     Lost(ChunkHash, String),
-    /// It, and all that it held, is gone.
+    /// The node is gone, with all its chunks.
     Ended,
 }
 
@@ -114,9 +114,9 @@ struct Chunk {
     writers: u32,
     /// The nodes that hold it, a bit each.
     holders: u64,
-    /// Whether a node acknowledged it, and none said since that it lost it.
+    /// Whether a node acknowledged the chunk, and no node reported its loss since.
     is_saved: bool,
-    /// The last time that it left the last of its holders, and by which rule.
+    /// The last time that the chunk left its last holder, and the rule.
     left: Option<(u64, String)>,
 }
 
@@ -153,7 +153,7 @@ impl Losses {
         }
     }
 
-    /// A node told what it holds.
+    /// Notes a change that a node reported.
     pub fn changed(&mut self, node: usize, change: Change) {
         let bit = 1 << (node as u64 % 64);
         match change {
@@ -181,7 +181,7 @@ impl Losses {
             let reason = match begun.prospects[position].clone() {
                 Prospect::Lost(Loss::NeverSeen) => Prospect::Lost(Loss::NeverSeen),
                 _ if served.short == Short::NodeGone => Prospect::Lost(Loss::NodeGone),
-                // A lookup finds it as long as the directory has not heard of that.
+                // A lookup finds the chunk until the directory has heard of the eviction.
                 Prospect::Evicted(at_ms, rule) => Prospect::Evicted(at_ms, rule),
                 _ if position < served.found => Prospect::Lost(self.shortfall(hash, served.short)),
                 Prospect::Held => match (gap.clone(), self.prospect(hash, true)) {
@@ -301,7 +301,7 @@ mod tests {
         numbers.iter().map(|&number| ChunkHash([number; 32])).collect()
     }
 
-    /// A request for these chunks and 100 tokens more that found and leased so many and saves nothing; its losses.
+    /// A request for these chunks and 100 more tokens that found and leased the given numbers and saves nothing; its losses.
     fn play(losses: &mut Losses, at_ms: u64, numbers: &[u8], served: Served) -> BTreeMap<Loss, u64> {
         let before = losses.reasons().tokens;
         let begun = losses.begin(at_ms, chunks(numbers), numbers.len());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
-/// A bar on standard error with rate, time left and the hit rate so far; nothing where that is no terminal.
+/// A bar on standard error with rate, time left and the hit rate so far; nothing if standard error is no terminal.
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,

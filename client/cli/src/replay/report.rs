@@ -1,4 +1,4 @@
-//! What a replay found, for people or for machines.
+//! The results of a replay, for people or for machines.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub struct Report {
     pub tokens_hit_by_tier: BTreeMap<String, u64>,
     /// Tokens that had to be computed.
     pub tokens_computed: u64,
-    /// Why they were not hit: tokens by reason, all of those of requests that have ended, and of leases that have come.
+    /// Tokens that were not hit, by reason: those of requests that have ended, and of leases that have come.
     #[serde(default)]
     pub tokens_lost: BTreeMap<Loss, u64>,
     /// The evicted among them, by the rule that evicted their chunks.
@@ -35,11 +35,11 @@ pub struct Report {
     pub token_hit_rate: f64,
     /// The hit rate of a cache that never evicts.
     pub token_hit_rate_infinite: f64,
-    /// Served bytes that differ from those that their key implies.
+    /// Served bytes that differ from the bytes that their key implies.
     pub wrong_bytes: u64,
     /// Answers that said to ask again later.
     pub busy_answers: u64,
-    /// Requests whose chunks were not all saved, because a node had no room for them however often it was asked.
+    /// Requests whose chunks were not all saved, because a node had no room for them at any of the tries.
     pub saves_shed: u64,
     /// Tokens computed because a node was gone or did not answer.
     pub recomputed_after_failure: u64,
@@ -49,27 +49,27 @@ pub struct Report {
     pub lease_shortfalls: u64,
     /// Chunks per request that came from another node than the asked one.
     pub peer_chunks_per_request: f64,
-    /// Chunks per request that a node evicted and another kept instead: they went over the network besides.
+    /// Chunks per request that a node evicted and another node kept instead. They went over the network too.
     #[serde(default)]
     pub forwarded_chunks_per_request: f64,
     /// Bytes of blocks read and written, from the transport's counters.
     pub bytes_moved: u64,
     /// Median time of a lookup, in microseconds.
     pub lookup_p50_us: f64,
-    /// 99th percentile of the same.
+    /// 99th percentile of the time of a lookup, in microseconds.
     pub lookup_p99_us: f64,
     /// Median time to lease and copy out a request's hits, for requests whose hits were all in the asked node, in
     /// microseconds.
     pub fetch_p50_us: f64,
-    /// 99th percentile of the same.
+    /// 99th percentile of the same time, in microseconds.
     pub fetch_p99_us: f64,
-    /// Median time of requests that had chunks of other nodes.
+    /// The same median for requests that had chunks of other nodes.
     pub peer_fetch_p50_us: f64,
-    /// 99th percentile of the same.
+    /// 99th percentile of the same time, in microseconds.
     pub peer_fetch_p99_us: f64,
     /// The longest of both.
     pub longest_fetch_us: f64,
-    /// How long the replay took.
+    /// Time of the replay.
     pub seconds: f64,
     /// The first block with a wrong byte.
     pub first_wrong: Option<WrongBlock>,
@@ -84,7 +84,7 @@ pub struct WrongBlock {
     pub chunk: String,
     /// Offset of its first wrong byte.
     pub offset: u64,
-    /// How many of its bytes are wrong.
+    /// Number of wrong bytes in the block.
     pub wrong_bytes: u64,
     /// Bytes of the block.
     pub block_bytes: u64,

@@ -1,4 +1,4 @@
-//! Routes the requests of a replay, by load or as a router that knows what is cached.
+//! Routes the requests of a replay, by load or by the nodes' cached chunks.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +11,17 @@ use crate::cluster::first_answer;
 use crate::http;
 use crate::trace::CHUNK_TOKENS;
 
-/// How a replay chooses the node of a request.
+/// The rule by which a replay chooses the node of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Route {
-    /// The node that recomputed least lately
+    /// The node that recomputed the fewest tokens lately
     #[default]
     Load,
     /// The node where the request costs least, as the coordinator says
     Cache,
 }
 
-/// Asks a coordinator what a request costs at each node.
+/// Asks a coordinator for the costs of a request at each node.
 #[derive(Debug, Clone)]
 pub struct Router {
     coordinator: Coordinators,
@@ -44,7 +44,7 @@ impl Router {
         Self { coordinator, fingerprint: format!("{namespace:x}") }
     }
 
-    /// How much of a prompt each node holds, and what the request costs there; `None` if the coordinator does not answer.
+    /// The part of a prompt that each node holds, and the costs of the request there; `None` if the coordinator does not answer.
     pub(super) async fn ask(
         &self,
         hashes: &[ChunkHash],

@@ -1,8 +1,8 @@
-//! Finds the sessions of a trace, and says which request may start next.
+//! Finds the sessions of a trace, and chooses the request that may start next.
 //!
-//! A request is the next turn of the latest earlier request whose whole prompt it goes on with: of all earlier requests, that
-//! one shares the longest prefix with it. It starts when the turn before was saved, as a user types after the answer. The
-//! first next turn continues the session; further ones begin sessions of their own.
+//! A request is the next turn of the latest earlier request whose whole prompt it continues: of all earlier requests, this one
+//! shares the longest prefix with it. A turn starts when the turn before was saved, as a user types after the answer. The first
+//! request that continues a turn stays in the turn's session; each further one begins a new session.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -11,9 +11,9 @@ use crate::trace::Request;
 /// The place of a request among the sessions of its trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turn {
-    /// The request whose prompt and answer it goes on with.
+    /// The request whose prompt and answer this request continues.
     pub after: Option<usize>,
-    /// Its session: sessions are numbered by their first request.
+    /// The request's session: sessions are numbered by their first request.
     pub session: usize,
 }
 
@@ -22,7 +22,7 @@ pub struct Turn {
 pub fn turns(requests: &[Request]) -> Vec<Turn> {
     let mut turns: Vec<Turn> = Vec::with_capacity(requests.len());
     let mut known = HashSet::<u64>::new();
-    // By the last full block of a prompt, the latest request with it, and whether its session goes on already.
+    // By the last full block of a prompt: the latest request with this block, and whether another request continues it already.
     let mut ends = HashMap::<u64, (usize, bool)>::new();
     for (number, request) in requests.iter().enumerate() {
         let blocks = request.full_chunks();
@@ -65,7 +65,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule of these requests, with at most so many sessions in flight.
+    /// The schedule of these requests, with at most `most` sessions in flight.
     #[must_use]
     pub fn new(requests: &[Request], most: usize) -> Self {
         let turns = turns(requests);
@@ -89,7 +89,7 @@ impl Schedule {
         self.ready.pop()
     }
 
-    /// A request that was started is done: its prompt was saved, as far as it was.
+    /// Notes that a started request is done: its prompt was saved, as far as it was.
     pub fn done(&mut self, request: usize) {
         self.done[request] = true;
         self.unfinished -= 1;

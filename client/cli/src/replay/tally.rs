@@ -1,4 +1,4 @@
-//! Counts what happens during a replay.
+//! Counts the events of a replay.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub struct Transport {
 }
 
 impl Tally {
-    /// Nothing has happened.
+    /// All counts at 0.
     #[must_use]
     pub fn new(prefill_tokens_per_s: f64) -> Self {
         Self {
@@ -88,12 +88,12 @@ impl Tally {
         self.first_failure.get_or_insert_with(|| with_causes(error));
     }
 
-    /// So many tokens of a prompt were computed because its node was gone.
+    /// Counts tokens of a prompt that were computed because its node was gone.
     pub fn recomputed_after_failure(&mut self, tokens: u64) {
         self.recomputed_after_failure += tokens;
     }
 
-    /// So many chunks that were found could not be leased.
+    /// Counts found chunks that could not be leased.
     pub fn lease_fell_short(&mut self, chunks: u64) {
         self.lease_shortfalls += chunks;
     }
@@ -117,7 +117,7 @@ impl Tally {
         self.busy_answers += 1;
     }
 
-    /// A node had no room for the rest of a prompt, however often it was asked.
+    /// A node had no room for the rest of a prompt at any of the tries.
     pub fn save_shed(&mut self) {
         self.saves_shed += 1;
     }

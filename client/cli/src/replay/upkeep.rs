@@ -1,4 +1,4 @@
-//! What happens to the cluster during a replay: nodes that drain, and nodes that restart.
+//! The planned events of the cluster during a replay: nodes that drain, and nodes that restart.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::admin;
 use crate::drain::{self, Drained};
 use crate::restart::Restart;
 
-/// What is to happen.
+/// The planned events.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Upkeep {
-    /// The last node drains when so many requests were started.
+    /// The last node drains when this number of requests was started.
     pub(crate) drain_at: Option<usize>,
     /// Every node restarts, one after the other, from then on.
     pub(crate) restart_at: Option<usize>,
@@ -54,7 +54,7 @@ impl Upkeep {
     }
 }
 
-/// Tells the replay, again and again, which nodes take requests, as a router would find out.
+/// Updates the replay's list of the nodes that take requests, as a router would.
 pub(crate) async fn watch_drains(driver: &Driver, coordinator: &Coordinators) {
     loop {
         if let Ok(status) = drain::status_of(coordinator).await {
@@ -72,5 +72,5 @@ fn number_of(name: &str) -> u32 {
 
 const WITHIN: Duration = Duration::from_secs(120);
 
-/// How often a router looks.
+/// Pause between a router's looks.
 const LOOK_EVERY: Duration = Duration::from_millis(200);

@@ -1,4 +1,4 @@
-//! A model's `config.json`, whatever family it is of.
+//! A model's `config.json`, of any family.
 
 use std::path::Path;
 
@@ -32,7 +32,7 @@ pub enum SizeError {
         /// The JSON reader's error.
         source: serde_json::Error,
     },
-    /// A field that is needed is not there.
+    /// A needed field is missing.
     #[error("the config has no `{field}`: pass --set {field}=VALUE")]
     Missing {
         /// The field.
@@ -83,10 +83,10 @@ pub enum SizeError {
         layers: u32,
         /// The list.
         field: &'static str,
-        /// Its length.
+        /// The length of the list that was found.
         found: usize,
     },
-    /// A kind of layer that is not known.
+    /// An unknown kind of layer.
     #[error("`{field}` has a layer `{found}` that this program does not know")]
     LayerKind {
         /// The list.
@@ -109,7 +109,7 @@ impl ModelConfig {
     /// [`SizeError::Read`] or [`SizeError::NotAnObject`].
     pub fn read(path: &Path) -> Result<Self, SizeError> {
         let name = || path.display().to_string();
-        // A model's folder is as good as the file in it.
+        // A model's folder stands for the file in it.
         let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
         let text =
             std::fs::read_to_string(file).map_err(|source| SizeError::Read { path: name(), source })?;
@@ -173,7 +173,7 @@ impl ModelConfig {
         self.number(names)?.ok_or(SizeError::Missing { field: names[0] })
     }
 
-    /// Bytes of one element of the KV: of `dtype`, or of the model's own type where that is `auto`.
+    /// Bytes of one element of the KV: of `dtype`, or of the model's own type if `dtype` is `auto`.
     ///
     /// # Errors
     /// [`SizeError::Missing`] or [`SizeError::Dtype`].
@@ -186,7 +186,7 @@ impl ModelConfig {
     }
 }
 
-/// Fields in which families keep the language model of a model that also sees or hears.
+/// Fields for the language model in the configs of models that also take pictures or sound.
 const NESTED: [&str; 5] =
     ["text_config", "llm_config", "language_config", "thinker_config", "language_model"];
 

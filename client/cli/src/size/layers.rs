@@ -1,4 +1,4 @@
-//! What each layer of a model keeps of a prompt.
+//! The state that each layer of a model keeps for a prompt.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use super::config::{ModelConfig, SizeError};
 pub enum LayerKind {
     /// Keys and values of every token.
     Full,
-    /// Keys and values; only those of this many last tokens are ever used.
+    /// Keys and values; only the state of this many last tokens is ever used.
     Sliding(u32),
     /// A state of fixed size (Mamba, linear attention).
     State,
@@ -25,7 +25,7 @@ impl LayerKind {
         matches!(self, Self::Full | Self::Both)
     }
 
-    /// Whether it keeps keys and values, and uses a window of them.
+    /// Whether the layer keeps keys and values, and uses a window of them.
     pub fn is_sliding(&self) -> bool {
         matches!(self, Self::Sliding(_))
     }

@@ -1,4 +1,4 @@
-//! How fast blocks of a size move, as `larder bench --json` measured it.
+//! The speeds of blocks of a size, as `larder bench --json` measured them.
 
 use std::io;
 use std::path::Path;
@@ -9,14 +9,14 @@ use crate::bench::Measurement;
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeasuredSpeeds {
     /// From a node's memory to an engine on the same host.
-    pub host: Speeds,
+    pub host: SpeedsBySize,
     /// From another node.
-    pub peer: Speeds,
+    pub peer: SpeedsBySize,
 }
 
 /// Bytes a second, by bytes of a block, ascending; at least one.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Speeds(Vec<(f64, f64)>);
+pub struct SpeedsBySize(Vec<(f64, f64)>);
 
 /// Why speeds cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -24,10 +24,10 @@ pub enum MeasuredError {
     /// The file cannot be read.
     #[error(transparent)]
     Read(#[from] io::Error),
-    /// It is no output of the bench.
+    /// The file is no output of the bench.
     #[error("not the output of `larder bench --json`: {0}")]
     Format(#[from] serde_json::Error),
-    /// It lacks a measurement.
+    /// The output lacks a measurement.
     #[error("it has no `{0}`: write it with `larder bench --filter get --json`")]
     Missing(&'static str),
 }
@@ -39,12 +39,13 @@ impl MeasuredSpeeds {
     /// The file cannot be read, is another one, or lacks gets.
     pub fn read(path: &Path) -> Result<Self, MeasuredError> {
         let measured: Vec<Measurement> = serde_json::from_slice(&std::fs::read(path)?)?;
-        let of = |prefix: &'static str| Speeds::of(&measured, prefix).ok_or(MeasuredError::Missing(prefix));
+        let of =
+            |prefix: &'static str| SpeedsBySize::of(&measured, prefix).ok_or(MeasuredError::Missing(prefix));
         Ok(Self { host: of("get_")?, peer: of("peer_get_")? })
     }
 }
 
-impl Speeds {
+impl SpeedsBySize {
     /// The speeds of the measurements whose names are a prefix and a block size.
     fn of(measured: &[Measurement], prefix: &str) -> Option<Self> {
         let speed = |one: &Measurement| {
@@ -99,12 +100,12 @@ mod tests {
             measurement("get_4MiB", "CPU-s/GB", 1.0),
             measurement("get_4MiB_verify_always", "GB/s", 1.0),
         ];
-        let speeds = Speeds::of(&measured, "get_").unwrap();
+        let speeds = SpeedsBySize::of(&measured, "get_").unwrap();
         for (bytes, expected) in [(1, 2e9), (256 << 10, 2e9), (1 << 20, 4e9), (4 << 20, 6e9), (1 << 30, 8e9)]
         {
             assert!((speeds.at(bytes) / expected - 1.0).abs() < 1e-9, "{bytes}: {}", speeds.at(bytes));
         }
-        assert_eq!(Speeds::of(&measured, "peer_get_"), None);
+        assert_eq!(SpeedsBySize::of(&measured, "peer_get_"), None);
     }
 
     #[test]

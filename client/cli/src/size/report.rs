@@ -1,4 +1,4 @@
-//! What a model's KV takes, for people or for machines.
+//! The bytes of a model's KV, for people or for machines.
 
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ pub struct Surroundings {
     pub link_gbit_per_s: f64,
     /// Tokens that the whole deployment computes in a second of prefill.
     pub prefill_tokens_per_s: f64,
-    /// How fast blocks moved on this machine, if that was measured.
+    /// Measured speeds of blocks on this machine, if any.
     pub measured: Option<MeasuredSpeeds>,
 }
 
@@ -70,25 +70,25 @@ pub struct Sizes {
     pub disk: Capacity,
     /// Speed of the link.
     pub link_gbit_per_s: f64,
-    /// How long a chunk takes on it.
+    /// Time of a chunk on the link.
     pub link_chunk_ms: f64,
     /// Speed of prefill.
     pub prefill_tokens_per_s: f64,
-    /// How long a chunk takes to compute.
+    /// Time to compute a chunk.
     pub compute_chunk_ms: f64,
     /// `compute_chunk_ms / link_chunk_ms`.
     pub link_speedup: f64,
-    /// How long chunks take by measured speeds, if there are such.
+    /// Times of a chunk by measured speeds, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<MeasuredTimes>,
 }
 
-/// How long a chunk takes, its slices one after the other.
+/// Times of a chunk, its slices one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct MeasuredTimes {
     /// From a node's memory to an engine on the same host.
     pub host_chunk_ms: f64,
-    /// From another node: as measured, or as the link needs, where that is longer.
+    /// From another node: the measured time, or the link's time if that is longer.
     pub peer_chunk_ms: f64,
     /// `compute_chunk_ms / peer_chunk_ms`.
     pub peer_speedup: f64,

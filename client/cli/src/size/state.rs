@@ -1,4 +1,4 @@
-//! How many bytes the recurrent state of one layer takes.
+//! The bytes of one layer's recurrent state.
 
 use super::config::{self, ModelConfig, SizeError};
 

@@ -1,4 +1,4 @@
-//! Models that people run, by what is publicly known of their configs.
+//! Models that people run, with their public configs.
 
 use super::*;
 

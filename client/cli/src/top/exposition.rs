@@ -1,6 +1,6 @@
-//! Reads the text in which Prometheus is told of metrics.
+//! Reads metrics in Prometheus' text format.
 
-/// The sum of a metric over its series that have all of these labels. A metric that is not there counts as nothing.
+/// The sum of a metric over its series that have all of these labels. A missing metric counts as 0.
 pub(crate) fn sum(text: &str, name: &str, labels: &[(&str, &str)]) -> f64 {
     let series = text.lines().filter_map(|line| series(line.strip_prefix(name)?));
     let with_labels = series.filter(|(found, _)| {
@@ -9,7 +9,7 @@ pub(crate) fn sum(text: &str, name: &str, labels: &[(&str, &str)]) -> f64 {
     with_labels.map(|(_, value)| value).sum()
 }
 
-/// Labels and value of what stands behind a metric's name; `None` if the name goes on.
+/// Labels and value, from the text behind a metric's name; `None` if the name goes on.
 fn series(rest: &str) -> Option<(&str, f64)> {
     let (labels, value) = match rest.strip_prefix('{') {
         Some(labelled) => labelled.rsplit_once("} ")?,

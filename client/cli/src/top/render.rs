@@ -1,4 +1,4 @@
-//! How a view looks on a terminal.
+//! The rendering of a view on a terminal.
 
 use std::cmp::Ordering;
 
@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use super::view::{Numbers, View};
 use crate::output;
 
-/// By what nodes are sorted.
+/// The column by which nodes are sorted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Sort {
     /// Name
@@ -25,14 +25,14 @@ pub(crate) enum Sort {
     Evictions,
 }
 
-/// How nodes are ordered.
+/// The order of nodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Order {
     pub(crate) sort: Sort,
     pub(crate) reversed: bool,
 }
 
-/// How a view is looked at.
+/// The visible part of a view, and its order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Look {
     pub(crate) order: Order,
@@ -48,19 +48,19 @@ impl Look {
         Self { order: Order { sort, reversed }, ..Self::default() }
     }
 
-    /// Shows the nodes so many rows further down.
+    /// Scrolls by this number of nodes, down or up.
     pub(crate) fn scroll(&mut self, rows: isize, nodes: usize) {
         self.first_node = self.first_node.saturating_add_signed(rows).min(nodes.saturating_sub(1));
     }
 
-    /// Shows the columns so much further to the right.
+    /// Scrolls by this number of columns, right or left.
     pub(crate) fn pan(&mut self, columns: isize) {
         self.first_column = self.first_column.saturating_add_signed(columns).min(COLUMNS - 2);
     }
 }
 
 impl Order {
-    /// By the next of what nodes can be sorted by.
+    /// The next column to sort by.
     pub(crate) fn next(self) -> Self {
         let all = Sort::value_variants();
         let at = all.iter().position(|&sort| sort == self.sort).unwrap_or(0);
@@ -68,7 +68,7 @@ impl Order {
     }
 }
 
-/// At most so many lines of at most so many characters; none is longer, so that nothing wraps. The sum of all nodes is always
+/// The view as text, within the given lines and characters; none is longer, so that nothing wraps. The sum of all nodes is always
 /// shown.
 pub(crate) fn render(view: &View, look: Look, columns: usize, rows: usize) -> String {
     let Look { order, first_node, first_column } = look;

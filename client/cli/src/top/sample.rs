@@ -1,4 +1,4 @@
-//! What nodes and coordinator say at one time.
+//! The status and metrics of nodes and coordinator at one time.
 
 use std::thread;
 use std::time::Instant;
@@ -23,19 +23,19 @@ pub(crate) struct NodeSample {
     pub(crate) name: String,
     /// `alive`, `suspect`, `not ready`, `silent` or `lost`.
     pub(crate) state: String,
-    /// What it said; `None` if it is silent.
-    pub(crate) said: Option<Said>,
+    /// The node's answer; `None` if it is silent.
+    pub(crate) said: Option<NodeAnswer>,
 }
 
-/// What one node says.
+/// The answer of one node.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Said {
+pub(crate) struct NodeAnswer {
     pub(crate) uptime_seconds: f64,
     pub(crate) counters: Counters,
     pub(crate) gauges: Gauges,
 }
 
-/// What grows from a node's start on.
+/// Values that grow from a node's start on.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Counters {
     pub(crate) tokens_asked: f64,
@@ -52,7 +52,7 @@ pub(crate) struct Counters {
     pub(crate) object_out_bytes: f64,
 }
 
-/// What a node has.
+/// Present values of a node.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Gauges {
     pub(crate) host_chunks: u64,
@@ -70,7 +70,7 @@ impl Sample {
     /// Asks all of them at once.
     ///
     /// # Errors
-    /// The coordinator does not answer. A node that does not is shown as silent.
+    /// The coordinator does not answer. A node without an answer is shown as silent.
     pub(crate) fn of(targets: &Targets) -> anyhow::Result<Self> {
         let survey = targets.survey()?;
         let mut nodes: Vec<NodeSample> = thread::scope(|scope| {
@@ -92,7 +92,7 @@ impl NodeSample {
     fn of(node: &Surveyed) -> Self {
         let answers = node.said.clone().and_then(|(_, status)| {
             let metrics = http::get_text(&node.http, "/metrics");
-            metrics.map(|metrics| Said::of(&status, &metrics)).map_err(|error| format!("{error:#}"))
+            metrics.map(|metrics| NodeAnswer::of(&status, &metrics)).map_err(|error| format!("{error:#}"))
         });
         let name = node.name.clone();
         match answers {
@@ -105,7 +105,7 @@ impl NodeSample {
     }
 }
 
-impl Said {
+impl NodeAnswer {
     fn of(status: &Status, metrics: &str) -> Self {
         let actors = || status.actors.iter();
         let total = |name, labels: &[(&str, &str)]| sum(metrics, name, labels);
@@ -160,7 +160,7 @@ mod tests {
         });
         let metrics = "larder_moved_bytes_total{movement=\"leased\"} 40\nlarder_disk_read_bytes_total{device=\"1\"} 9\n\
                        larder_object_read_bytes_total 8\n";
-        let said = Said::of(&serde_json::from_value(status).unwrap(), metrics);
+        let said = NodeAnswer::of(&serde_json::from_value(status).unwrap(), metrics);
         assert_eq!((said.gauges.host_chunks, said.gauges.disk_chunks), (3, Some(7)));
         assert_eq!((said.counters.tokens_hit, said.counters.out_bytes), (1000.0, 40.0));
         assert_eq!((said.counters.disk_out_bytes, said.counters.evictions), (9.0, 6.0));

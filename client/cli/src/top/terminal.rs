@@ -6,7 +6,7 @@ use std::thread;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use tokio::sync::mpsc;
 
-/// A screen of its own; dropping it brings back what was there.
+/// A screen of its own; dropping it restores the terminal.
 pub(crate) struct Screen {
     before: Termios,
 }
@@ -50,22 +50,22 @@ impl Drop for Screen {
     }
 }
 
-/// What a key asks for.
+/// The action of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Key {
     Quit,
     Sort,
     Reverse,
-    /// So many rows further down.
+    /// Scrolls by rows; down if positive.
     Scroll(isize),
-    /// So many columns further to the right.
+    /// Scrolls by columns; right if positive.
     Pan(isize),
 }
 
 /// The keys that are pressed from now on, until standard input ends.
 pub(crate) fn keys() -> mpsc::Receiver<Key> {
     let (sender, receiver) = mpsc::channel(MAX_KEYS);
-    // It reads until the process ends.
+    // The thread reads until the process ends.
     thread::spawn(move || {
         let mut sequence = Vec::new();
         for byte in io::stdin().lock().bytes() {
@@ -112,7 +112,7 @@ const HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[K\x1b[J";
 
-/// The byte with which a terminal starts a sequence.
+/// The byte that begins a terminal's key sequence.
 const ESC: u8 = 0x1b;
 
 /// Rows that a page key moves.

@@ -1,15 +1,15 @@
-//! What happens in nodes between two samples.
+//! The changes of nodes between two samples.
 
 use serde::Serialize;
 
-use super::sample::{Counters, Gauges, NodeSample, Said, Sample};
+use super::sample::{Counters, Gauges, NodeAnswer, NodeSample, Sample};
 
 /// All nodes, between two times.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct View {
-    /// How long that was.
+    /// The seconds between.
     pub(crate) seconds: f64,
-    /// All of them together.
+    /// The sum of all nodes.
     pub(crate) total: Numbers,
     pub(crate) nodes: Vec<NodeView>,
 }
@@ -24,10 +24,10 @@ pub(crate) struct NodeView {
     pub(crate) numbers: Option<Numbers>,
 }
 
-/// Rates are those of the time between; `None` if the node was not there, or started again, in between.
+/// Rates are of the time between; `None` if the node was not there, or started again, in between.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct Numbers {
-    /// Of prompt tokens; `None` too if nobody asked.
+    /// The hit rate of prompt tokens; `None` too if nobody asked.
     pub(crate) hit_rate: Option<f64>,
     #[serde(skip)]
     pub(super) tokens_asked: f64,
@@ -55,7 +55,7 @@ pub(crate) struct Numbers {
 }
 
 impl View {
-    /// What happened from `before` to `after`.
+    /// The changes from `before` to `after`.
     pub(crate) fn between(before: &Sample, after: &Sample) -> Self {
         let seconds = (after.at - before.at).as_secs_f64();
         let node = |node: &NodeSample| {
@@ -71,8 +71,8 @@ impl View {
 }
 
 impl Numbers {
-    fn between(before: Option<Said>, after: Said, seconds: f64) -> Self {
-        let Said { uptime_seconds, counters, gauges } = after;
+    fn between(before: Option<NodeAnswer>, after: NodeAnswer, seconds: f64) -> Self {
+        let NodeAnswer { uptime_seconds, counters, gauges } = after;
         let Gauges {
             host_chunks,
             host_bytes,
@@ -83,7 +83,7 @@ impl Numbers {
             sessions,
             leases,
         } = gauges;
-        // Less uptime: it is another life, whose counters began at 0.
+        // Less uptime: it is another life; its counters began at 0.
         let before = before.filter(|before| before.uptime_seconds <= uptime_seconds && seconds > 0.0);
         let grown =
             |of: fn(&Counters) -> f64| before.map(|before| (of(&counters) - of(&before.counters)).max(0.0));
@@ -157,18 +157,18 @@ mod tests {
 
     use super::*;
 
-    fn said(uptime_seconds: f64, tokens: f64) -> Said {
+    fn said(uptime_seconds: f64, tokens: f64) -> NodeAnswer {
         let counters = Counters {
             tokens_asked: tokens,
             tokens_hit: tokens / 4.0,
             requests: tokens,
             ..Counters::default()
         };
-        Said { uptime_seconds, counters, gauges: Gauges { host_chunks: 5, ..Gauges::default() } }
+        NodeAnswer { uptime_seconds, counters, gauges: Gauges { host_chunks: 5, ..Gauges::default() } }
     }
 
-    fn sample(at: Instant, nodes: &[(&str, Option<Said>)]) -> Sample {
-        let node = |&(name, said): &(&str, Option<Said>)| NodeSample {
+    fn sample(at: Instant, nodes: &[(&str, Option<NodeAnswer>)]) -> Sample {
+        let node = |&(name, said): &(&str, Option<NodeAnswer>)| NodeSample {
             name: name.to_owned(),
             state: "alive".to_owned(),
             said,

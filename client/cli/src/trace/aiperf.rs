@@ -1,15 +1,16 @@
-//! Reads the inputs of AIPerf: Mooncake's form, where an id names a block's tokens alone, and a session's later rows hold only
-//! the new tokens of a turn.
+//! Reads the inputs of AIPerf: Mooncake's form, but an id names only a block's tokens, not its prefix, and a session's later rows
+//! hold only the new tokens of a turn.
 //!
-//! Further fields of a row, of which each may be missing:
+//! Further fields of a row; each may be missing:
 //!
 //! | field | meaning |
 //! | --- | --- |
-//! | `session_id` | the conversation; a later row of it goes on with the prompts and answers before |
+//! | `session_id` | the conversation; a later row of the same conversation continues its earlier prompts and answers |
 //! | `delay` | milliseconds that a turn waits after the turn before |
 //! | `timestamp` | milliseconds; a row without any time is played at the time of the row before |
 //!
-//! Nobody knows the answers' tokens, but no two answers are alike; so a prompt's blocks behind an answer belong to its session.
+//! The file does not have the answers' tokens, but no two answers are alike; so a prompt's blocks behind an answer belong to its
+//! session.
 
 use std::collections::HashMap;
 
@@ -50,23 +51,23 @@ pub(super) struct Prompt {
 #[derive(Debug, Default)]
 pub(super) struct Chainer {
     names: HashMap<(Option<u64>, Box<[Piece]>), u64>,
-    sessions: HashMap<String, Session>,
+    sessions: HashMap<String, Conversation>,
     last_ms: u64,
     /// Rows without a time.
     pub(super) untimed: usize,
 }
 
 #[derive(Debug, Default)]
-struct Session {
+struct Conversation {
     number: u64,
     at_ms: u64,
     turns: u64,
-    said: Vec<Said>,
+    said: Vec<FixedTokens>,
 }
 
 /// Tokens that always come together.
 #[derive(Debug, Clone, Copy)]
-struct Said {
+struct FixedTokens {
     text: Text,
     tokens: u64,
 }
@@ -86,7 +87,7 @@ struct Piece {
 }
 
 impl Chainer {
-    /// The chained ids of a prompt with blocks of so many tokens, where `ids` name the tokens of each block alone.
+    /// The chained ids of a prompt with blocks of `tokens`; `ids` name only the tokens of each block.
     pub(super) fn chained(&mut self, ids: &[u64], tokens: u64, block_tokens: u64) -> Vec<u64> {
         self.blocks(&blocks_of(ids, tokens, block_tokens), block_tokens)
     }
@@ -110,8 +111,10 @@ impl Chainer {
         }
         let number = self.sessions.len() as u64;
         let mut session = match &session_id {
-            Some(id) => self.sessions.remove(id).unwrap_or(Session { number, ..Session::default() }),
-            None => Session::default(),
+            Some(id) => {
+                self.sessions.remove(id).unwrap_or(Conversation { number, ..Conversation::default() })
+            }
+            None => Conversation::default(),
         };
         let at_ms = match (timestamp, delay) {
             (Some(at), _) => at.max(0.0).round() as u64,
@@ -127,18 +130,18 @@ impl Chainer {
         let block_ids = self.blocks(&session.said, block_tokens);
         if let Some(id) = session_id {
             let text = Text::Answer { session: session.number, turn: session.turns };
-            session.said.push(Said { text, tokens: output_length });
+            session.said.push(FixedTokens { text, tokens: output_length });
             (session.turns, session.at_ms) = (session.turns + 1, at_ms);
             self.sessions.insert(id, session);
         }
         Ok(Prompt { at_ms, tokens, block_ids })
     }
 
-    /// Names the blocks of what was said.
-    fn blocks(&mut self, said: &[Said], block_tokens: u64) -> Vec<u64> {
+    /// Names the blocks of a conversation.
+    fn blocks(&mut self, said: &[FixedTokens], block_tokens: u64) -> Vec<u64> {
         let mut names = Vec::new();
         let (mut pieces, mut free) = (Vec::new(), block_tokens);
-        for &Said { text, tokens } in said {
+        for &FixedTokens { text, tokens } in said {
             let mut from = 0;
             while from < tokens {
                 let to = tokens.min(from + free);
@@ -163,9 +166,9 @@ impl Chainer {
     }
 }
 
-fn blocks_of(ids: &[u64], tokens: u64, block_tokens: u64) -> Vec<Said> {
+fn blocks_of(ids: &[u64], tokens: u64, block_tokens: u64) -> Vec<FixedTokens> {
     let left = |at: usize| tokens.saturating_sub(at as u64 * block_tokens).min(block_tokens);
-    ids.iter().enumerate().map(|(at, &id)| Said { text: Text::Block(id), tokens: left(at) }).collect()
+    ids.iter().enumerate().map(|(at, &id)| FixedTokens { text: Text::Block(id), tokens: left(at) }).collect()
 }
 
 #[cfg(test)]

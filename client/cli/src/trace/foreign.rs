@@ -1,4 +1,4 @@
-//! Knows files that look like traces, and say nothing of which prompts begin alike.
+//! Recognizes files that look like traces, but lack the ids that tell common beginnings of prompts.
 
 use std::fmt;
 
@@ -42,20 +42,17 @@ impl fmt::Display for Foreign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::VllmBench => {
-                "the result of `vllm bench serve`: it has lengths and times, but no ids, so nothing says which prompts begin alike; \
-                 record what engines look up (`larder node --record FILE`), and plan with that"
+                "the result of `vllm bench serve`: it has lengths and times, but no ids, so the common beginnings of prompts are unknown; record the engines' lookups (`larder node --record FILE`), and plan with the record"
             }
             Self::AiperfRecords => {
-                "the records of an AIPerf run: they have lengths and times, but no ids, so nothing says which prompts begin alike; \
-                 plan with the file that was the run's --input-file, if it has `hash_ids`"
+                "the records of an AIPerf run: they have lengths and times, but no ids, so the common beginnings of prompts are unknown; plan with the run's --input-file, if it has `hash_ids`"
             }
             Self::AiperfInputs => {
                 "the requests of an AIPerf run as text: they have no ids and no times; plan with the file that was the run's \
                  --input-file, if it has `hash_ids`"
             }
             Self::Text => {
-                "a request with its text instead of `hash_ids`: which blocks it has depends on the tokenizer; record what engines \
-                 look up (`larder node --record FILE`), and plan with that"
+                "a request with its text instead of `hash_ids`: its blocks depend on the tokenizer; record the engines' lookups (`larder node --record FILE`), and plan with the record"
             }
             Self::ManyLines => "an object over several lines; a trace has one JSON object a line",
         })

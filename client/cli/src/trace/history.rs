@@ -1,4 +1,4 @@
-//! Reads what a planner plays: a trace, or the lookup log that a node recorded.
+//! Reads the input of the planner: a trace, or the lookup log that a node recorded.
 //!
 //! A log's lines have two fields more than a trace's (`chunk_tokens`, `namespace`), and ids for full chunks only. Its ids
 //! are hashes of 53 bits; a chunk of one namespace is never one of another.
@@ -15,28 +15,28 @@ use super::lines::Lines;
 use super::places::Places;
 use super::{BAILIAN_BLOCK_TOKENS, CHUNK_TOKENS, Line, Request, TraceError, request};
 
-/// The requests of one trace or log, which may stand in several files.
+/// The requests of one trace or log, from one or several files.
 #[derive(Debug, Default)]
 pub struct History {
     requests: Vec<Request>,
     /// Unknown before the first request.
     chunks: Option<Chunks>,
-    /// Tokens of a block of a trace, where the trace does not say.
+    /// Tokens of a block, for a trace that does not give them.
     block_tokens: Option<u32>,
-    /// The only one whose lookups are read.
+    /// The only namespace whose lookups are read.
     wanted: Option<String>,
     namespaces: Vec<String>,
     places: Places,
     /// The offset added to a log's times.
     offset_ms: u64,
     last_ms: u64,
-    /// Requests of a trace that stood behind later ones.
+    /// Requests of a trace that stood behind requests of a later time.
     unordered: usize,
     /// Chains ids that name blocks alone.
     chainer: Option<Chainer>,
 }
 
-/// The chunks of a history: what recorded them, and their tokens.
+/// The chunks of a history: their recorder, and their tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chunks {
     /// Blocks of a trace, the last of a prompt partial.
@@ -53,8 +53,8 @@ impl History {
         Self { wanted: namespace, block_tokens, ..Self::default() }
     }
 
-    /// Ids of traces name the tokens of their blocks alone, as those of AIPerf's inputs do; without this, an id names its whole
-    /// prefix, but in a file whose rows have sessions, delays or no times.
+    /// Ids of traces name only the tokens of their blocks, as in AIPerf's inputs; without this, an id names its whole prefix, but
+    /// in a file whose rows have sessions, delays or no times.
     #[must_use]
     pub fn with_content_ids(self) -> Self {
         Self { chainer: Some(Chainer::default()), ..self }
@@ -178,7 +178,7 @@ impl History {
         };
         let block_tokens = u64::from(block_tokens);
         let chainer = self.chainer.get_or_insert_with(|| {
-            // The rows before did not show what they are.
+            // The rows before did not show their form.
             self.places = Places::default();
             let mut chainer = Chainer::default();
             for request in &mut self.requests {
@@ -230,7 +230,7 @@ impl History {
         Ok(Request { timestamp_ms, input_tokens, output_tokens: output_length, block_ids })
     }
 
-    /// A node counts time from its start. Where a log goes on after a restart, so does its time.
+    /// A node counts time from its start. The time in a log that continues after a restart.
     fn time(&mut self, timestamp: u64) -> u64 {
         let mut time = timestamp.saturating_add(self.offset_ms);
         if time.saturating_add(JITTER_MS) < self.last_ms {
@@ -268,13 +268,13 @@ fn rotation(file: &Path) -> (PathBuf, u32) {
     number.map_or_else(|| (file.to_owned(), 0), |number| (file.with_extension(""), number))
 }
 
-/// Bits of a recorded id; those above tell namespaces apart.
+/// Bits of a recorded id; the bits above tell namespaces apart.
 const ID_BITS: u32 = 53;
 
 /// Namespaces of one log.
 pub(super) const MAX_NAMESPACES: usize = 1 << (64 - ID_BITS);
 
-/// How far lookups of one node may stand out of order, since several actors record.
+/// Limit by which lookups of one node may be out of order, since several actors record.
 const JITTER_MS: u64 = 1_000;
 
 #[cfg(test)]

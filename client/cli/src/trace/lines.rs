@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use super::TraceError;
 use super::foreign::Foreign;
 
-/// The lines of one file; empty ones are passed over.
+/// The lines of one file; empty lines are skipped.
 #[derive(Debug)]
 pub(super) struct Lines<R> {
     source: R,

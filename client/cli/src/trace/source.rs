@@ -1,6 +1,6 @@
-//! Opens traces: files and standard input, plain or packed by gzip or zstd. The first bytes say which, not the name.
+//! Opens traces: files and standard input, plain or packed by gzip or zstd. The first bytes tell the packer, not the file's name.
 //!
-//! A packed trace is unpacked as it is read, so it takes the memory of its packer's window and no more.
+//! A packed trace is unpacked as it is read, so it takes only the memory of its packer's window.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -19,7 +19,7 @@ pub fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
     if path.as_os_str() == "-" { unpacked(io::stdin()) } else { unpacked(File::open(path)?) }
 }
 
-/// Reads what `source` has packed, or `source` itself where it is plain.
+/// Reads the unpacked content of `source`, or `source` itself if it is plain.
 ///
 /// # Errors
 /// `source` cannot be read.
@@ -41,7 +41,7 @@ struct Packed<R> {
     source: R,
 }
 
-/// The frames of a zstd file, one after the other; those that hold no data are passed over.
+/// The frames of a zstd file, one after the other; frames without data are skipped.
 struct Frames<R> {
     source: R,
     decoder: FrameDecoder,
@@ -86,7 +86,7 @@ impl<R: BufRead> Frames<R> {
         Ok(false)
     }
 
-    /// Ends a frame whose bytes were all read.
+    /// Ends a frame after its last byte.
     fn end(&mut self) -> io::Result<()> {
         self.is_amid = false;
         let (promised, found) =
@@ -117,7 +117,7 @@ impl<R: BufRead> Read for Frames<R> {
     }
 }
 
-/// Whether these are the first bytes of a frame of zstd, of one that is passed over, too.
+/// Whether these are the first bytes of a frame of zstd, even of a frame without data.
 fn is_zstd(first: &[u8]) -> bool {
     let [low, rest @ ..] = first else { return false };
     first == ZSTD_MAGIC || (low >> 4 == 5 && rest == ZSTD_SKIPPED)

@@ -1,4 +1,4 @@
-//! What is wrong with a trace, and where.
+//! The faults of a trace, and their lines.
 
 use larder_protocol::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_TOKENS};
 
@@ -25,7 +25,7 @@ pub enum TraceError {
         /// Number of the line.
         line: u64,
     },
-    /// A file of another kind, which has no ids.
+    /// A file of another kind, without ids.
     #[error("line {line}: {found}")]
     Foreign {
         /// Number of the line.
@@ -79,12 +79,12 @@ pub enum TraceError {
         expected: u64,
         /// Ids found.
         found: usize,
-        /// The size of blocks that would have so many ids, if one is likely.
+        /// The size of blocks that would give this number of ids, if one is likely.
         fits: Option<u64>,
     },
     /// An id stands twice in one prompt, or after two different prefixes: ids are not chained.
     #[error(
-        "line {line}: block {id} is number {index} after {after}, but on line {known_line} number {known_index} after {known_after}; an id must name its whole prefix (where ids name blocks alone, as AIPerf's, `larder plan --content-ids` chains them)",
+        "line {line}: block {id} is number {index} after {after}, but on line {known_line} number {known_index} after {known_after}; an id must name its whole prefix (if ids name only blocks, as AIPerf's do, `larder plan --content-ids` chains them)",
         after = Named(*.parent), known_after = Named(*.known_parent)
     )]
     NotChained {
@@ -92,13 +92,13 @@ pub enum TraceError {
         line: u64,
         /// The id.
         id: u64,
-        /// Its position in this prompt.
+        /// The id's position in this prompt.
         index: usize,
         /// The id before it in this prompt.
         parent: Option<u64>,
         /// The line of its first occurrence.
         known_line: u64,
-        /// Its position there.
+        /// The id's position in the earlier prompt.
         known_index: usize,
         /// The id before it there.
         known_parent: Option<u64>,
@@ -153,10 +153,10 @@ pub enum TraceError {
         /// Number of the line.
         line: u64,
     },
-    /// Not one request.
+    /// The trace has no request.
     #[error("the trace is empty")]
     Empty,
-    /// Not one request of the namespace that was asked for.
+    /// The trace has no request of the given namespace.
     #[error("no lookup has the namespace {wanted}; the log has: {}", known.join(", "))]
     NoSuchNamespace {
         /// The namespace.
@@ -178,14 +178,17 @@ impl std::fmt::Display for Named {
     }
 }
 
-/// A size that would fit, in words; nothing where there is none.
+/// A size that would fit, in words; nothing if there is none.
 struct Fits(Option<u64>);
 
 impl std::fmt::Display for Fits {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             Some(tokens) => {
-                write!(f, ": blocks of {tokens} tokens would fit, which `larder plan --block-tokens` reads")
+                write!(
+                    f,
+                    ": blocks of {tokens} tokens would fit; set this size by `larder plan --block-tokens`"
+                )
             }
             None => Ok(()),
         }
@@ -203,7 +206,7 @@ impl std::fmt::Display for Unplaced<'_> {
     }
 }
 
-/// The power of two that would give a prompt so many blocks.
+/// The power of two that would give a prompt this number of blocks.
 pub(super) fn size_that_fits(input_tokens: u64, blocks: u64) -> Option<u64> {
     let sizes = (0..=MAX_CHUNK_TOKENS.ilog2()).map(|power| 1 << power);
     sizes.into_iter().find(|&tokens| input_tokens.div_ceil(tokens) == blocks)

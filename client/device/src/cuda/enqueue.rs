@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::driver::{self, CudaError};
 use super::forms::{Form, OrderShape};
-use super::lane::Table;
+use super::lane::KernelTable;
 use super::pieces::{self, At, Division, Launch};
 use super::tables::{Copy, ENTRY_BYTES, Entry, THREADS, entry_bytes};
 use super::{CudaDevice, Measured, Running};
@@ -18,7 +18,7 @@ use crate::registry::Region as _;
 #[derive(Default)]
 pub(super) struct Begun {
     layers: VecDeque<(u32, driver::Event)>,
-    table: Option<Table>,
+    table: Option<KernelTable>,
     measured: Option<Measured>,
 }
 

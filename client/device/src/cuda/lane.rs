@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "hands addresses to the copy engine")]
 
 use super::driver::{Context, CudaError, DeviceMemory, Event, PinnedMemory, Stream};
-use super::pieces::Span;
+use super::pieces::StagedCopy;
 use crate::memory::HostMemory;
 
 /// Kernels on one stream, large copies on another; between them a staging buffer of two halves, so that one is filled while
@@ -25,7 +25,7 @@ struct Half {
 }
 
 /// A table for kernels, and the pinned memory from which it is filled.
-pub(super) struct Table {
+pub(super) struct KernelTable {
     pinned: PinnedMemory,
     device: DeviceMemory,
 }
@@ -52,7 +52,7 @@ impl Streams {
     ///
     /// # Safety
     /// The blocks may be read until that has ended.
-    pub(super) unsafe fn bring(&self, half: usize, spans: &[(u64, Span)]) -> Result<(), CudaError> {
+    pub(super) unsafe fn bring(&self, half: usize, spans: &[(u64, StagedCopy)]) -> Result<(), CudaError> {
         if spans.is_empty() {
             return Ok(());
         }
@@ -79,7 +79,7 @@ impl Streams {
     ///
     /// # Safety
     /// The blocks may be written until that has ended.
-    pub(super) unsafe fn take(&self, half: usize, spans: &[(u64, Span)]) -> Result<(), CudaError> {
+    pub(super) unsafe fn take(&self, half: usize, spans: &[(u64, StagedCopy)]) -> Result<(), CudaError> {
         if spans.is_empty() {
             return Ok(());
         }
@@ -105,7 +105,7 @@ impl Streams {
     }
 }
 
-impl Table {
+impl KernelTable {
     pub(super) fn new(context: &Context, bytes: u64) -> Result<Self, CudaError> {
         let memory = HostMemory::allocate(bytes).map_err(|_| CudaError::no_memory())?;
         Ok(Self {

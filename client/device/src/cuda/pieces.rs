@@ -14,14 +14,14 @@ pub(super) struct Launch {
     /// Its planes.
     pub(super) planes: Range<u32>,
     /// The copies between its half of the staging buffer and blocks.
-    pub(super) spans: Vec<Span>,
+    pub(super) spans: Vec<StagedCopy>,
     /// Layers that are done when it is; where they are to be told.
     pub(super) layers_done: Option<u32>,
 }
 
 /// A contiguous copy between a staging buffer and one or more adjacent blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct StagedCopy {
     pub(super) place: RegionOffset,
     pub(super) staged: u64,
     pub(super) bytes: u64,
@@ -116,7 +116,7 @@ impl Division {
     /// Places whole chunks one behind the other in a half of the staging buffer, `bytes` of each.
     fn stage(&mut self, layout: &PagedLayout, group: &[PageCopy], planes: Range<u32>, bytes: u64) -> Launch {
         let start = self.pages.len();
-        let mut spans: Vec<Span> = Vec::new();
+        let mut spans: Vec<StagedCopy> = Vec::new();
         let in_block = layout.in_block(planes.start, 0);
         for (chunk, number) in group.chunks(layout.spec().pages_per_chunk as usize).zip(0u64..) {
             let staged = number * bytes;
@@ -133,7 +133,7 @@ impl Division {
                 {
                     last.bytes += bytes;
                 }
-                _ => spans.push(Span { place, staged, bytes }),
+                _ => spans.push(StagedCopy { place, staged, bytes }),
             }
         }
         Launch { pages: start..self.pages.len(), planes, spans, layers_done: None }

@@ -5,7 +5,7 @@ mod fake;
 use super::*;
 use crate::order::{BlockMove, Work};
 use crate::testing::{CHUNKS, Paged, layouts};
-use crate::thread::{DeviceThread, Report};
+use crate::thread::{DeviceReport, DeviceThread};
 
 fn open(form: Option<Form>, half_bytes: u64) -> CudaDevice {
     fake::library();
@@ -361,7 +361,10 @@ fn a_thread_opens_its_gpu_and_gives_it_up_at_its_end() {
     thread.join();
     let told: Vec<_> = reports.iter().collect();
     assert!(
-        matches!(told[..], [Report::Done { number: OrderNumber(1), result: Ok(()), .. }, Report::Gone]),
+        matches!(
+            told[..],
+            [DeviceReport::Done { number: OrderNumber(1), result: Ok(()), .. }, DeviceReport::Gone]
+        ),
         "{told:?}"
     );
     assert!(paged.image() == expected);

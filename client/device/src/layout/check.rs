@@ -92,7 +92,7 @@ fn is_nested(axes: &[(u64, u64)], run_bytes: u64) -> bool {
 
 /// Planes of one region must share no byte. Those with different strides may not interleave at all.
 fn apart(spec: &LayoutSpec) -> Result<(), LayoutError> {
-    let spans: Vec<Span<'_>> = spec.planes.iter().map(|plane| Span::of(spec, plane)).collect();
+    let spans: Vec<PlaneRange<'_>> = spec.planes.iter().map(|plane| PlaneRange::of(spec, plane)).collect();
     for (second, right) in spans.iter().enumerate() {
         for (first, left) in spans[..second].iter().enumerate() {
             if left.shares_with(right, spec.run_bytes) {
@@ -104,13 +104,13 @@ fn apart(spec: &LayoutSpec) -> Result<(), LayoutError> {
 }
 
 /// The part of its region that a plane takes.
-struct Span<'a> {
+struct PlaneRange<'a> {
     plane: &'a Plane,
     axes: Vec<(u64, u64)>,
     end: u64,
 }
 
-impl<'a> Span<'a> {
+impl<'a> PlaneRange<'a> {
     fn of(spec: &LayoutSpec, plane: &'a Plane) -> Self {
         let axes = axes(spec, plane);
         let end = plane.offset.saturating_add(extent(&axes, spec.run_bytes).unwrap_or(u64::MAX));

@@ -21,7 +21,7 @@ pub struct Shape {
     pub pages_per_chunk: u32,
 }
 
-/// In which order vLLM's memory has layers (L), blocks (B: pages), heads (H), tokens (N), contents (C); outermost first.
+/// The order in which vLLM's memory has layers (L), blocks (B: pages), heads (H), tokens (N), contents (C); outermost first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are the orders")]
 pub enum VllmOrder {
@@ -34,7 +34,7 @@ pub enum VllmOrder {
 }
 
 impl VllmOrder {
-    /// All of them.
+    /// All orders.
     pub const ALL: [Self; 6] = [Self::Lbhnc, Self::Lbnhc, Self::Lhbnc, Self::Blhnc, Self::Blnhc, Self::Bhlnc];
 
     /// Its name in vLLM.

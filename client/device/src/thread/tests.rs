@@ -11,7 +11,7 @@ use crate::testing::{CHUNKS, Image, Paged, layouts};
 /// A device's thread with paged memory.
 struct Lane {
     thread: DeviceThread,
-    reports: Receiver<Report>,
+    reports: Receiver<DeviceReport>,
     control: HostControl,
     paged: Paged,
     last_number: u64,
@@ -60,14 +60,14 @@ impl Lane {
 
     fn until_done(&mut self, number: OrderNumber) -> Result<(), CopyError> {
         let done = |report| match report {
-            Report::Done { number: of, result, .. } if of == number => Some(result),
+            DeviceReport::Done { number: of, result, .. } if of == number => Some(result),
             _ => None,
         };
         self.reports.iter().find_map(done).unwrap()
     }
 
     fn until_gone(&mut self) {
-        while !matches!(self.reports.recv().unwrap(), Report::Gone) {}
+        while !matches!(self.reports.recv().unwrap(), DeviceReport::Gone) {}
     }
 
     /// Saves a chunk.
@@ -163,7 +163,7 @@ fn a_device_that_cannot_be_given_up_is_never_said_to_be_gone() {
     let (number, _) = lane.begin(Direction::Save, 0);
     assert_eq!(lane.until_done(number), Err(CopyError::Lost));
     lane.thread.join();
-    assert!(lane.reports.iter().all(|report| !matches!(report, Report::Gone)));
+    assert!(lane.reports.iter().all(|report| !matches!(report, DeviceReport::Gone)));
 }
 
 #[test]
@@ -177,8 +177,8 @@ fn a_driver_that_hangs_keeps_neither_its_callers_nor_other_devices() {
     assert_eq!(hung.thread.outstanding(), CHUNKS as usize);
     hung.control.release_calls();
     for _ in &numbers {
-        let done = hung.reports.iter().find(|report| matches!(report, Report::Done { .. }));
-        assert!(matches!(done, Some(Report::Done { result: Ok(()), .. })));
+        let done = hung.reports.iter().find(|report| matches!(report, DeviceReport::Done { .. }));
+        assert!(matches!(done, Some(DeviceReport::Done { result: Ok(()), .. })));
     }
 }
 
@@ -193,7 +193,7 @@ fn orders_are_refused_when_all_places_are_taken() {
     assert_eq!(lane.thread.submit(OrderNumber(99), order.clone()), Err(Busy));
     assert_eq!(lane.thread.outstanding(), ORDERS);
     lane.control.release_calls();
-    let first = lane.reports.iter().find(|report| matches!(report, Report::Done { .. })).unwrap();
+    let first = lane.reports.iter().find(|report| matches!(report, DeviceReport::Done { .. })).unwrap();
     drop(first);
     assert_eq!(lane.thread.submit(OrderNumber(100), order), Ok(()));
     lane.thread.join();
@@ -204,17 +204,20 @@ fn a_device_that_cannot_be_opened_is_told_and_refuses_all() {
     let (hear, reports) = channel();
     let open = || Err(DeviceError::Absent("no driver".into()));
     let thread = DeviceThread::start("device-test", 1, open, move |report| drop(hear.send(report))).unwrap();
-    assert!(matches!(reports.recv().unwrap(), Report::Lost(DeviceError::Absent(_))));
+    assert!(matches!(reports.recv().unwrap(), DeviceReport::Lost(DeviceError::Absent(_))));
     let lane = Lane::start(4);
     thread.submit(OrderNumber(1), lane.paged.order(Direction::Save, false, &[0, 1])).unwrap();
     let refused = reports.recv().unwrap();
-    assert!(matches!(refused, Report::Done { number: OrderNumber(1), result: Err(CopyError::Refused), .. }));
+    assert!(matches!(
+        refused,
+        DeviceReport::Done { number: OrderNumber(1), result: Err(CopyError::Refused), .. }
+    ));
 }
 
 #[test]
 fn a_device_that_panics_is_lost() {
     let mut lane = Lane::start(5);
     lane.thread.call(|_| panic!("a bug in a device")).unwrap();
-    assert!(matches!(lane.reports.recv().unwrap(), Report::Lost(_)));
+    assert!(matches!(lane.reports.recv().unwrap(), DeviceReport::Lost(_)));
     lane.until_gone();
 }

@@ -49,18 +49,18 @@ pub enum ReceiveError {
     /// The bytes are no frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// A frame announces another number of descriptors than came with it.
+    /// A frame announces another number of descriptors than the number that came with it.
     #[error("a frame announces {announced} descriptors, {found} came with it")]
     WrongDescriptors {
-        /// How many its header announces.
+        /// Number that its header announces.
         announced: u16,
-        /// How many came.
+        /// Number of descriptors that came.
         found: usize,
     },
     /// Descriptors came that no frame announced.
     #[error("{found} descriptors came that no frame announced")]
     StrayDescriptors {
-        /// How many came.
+        /// Number of descriptors that came.
         found: usize,
     },
     /// Longer than any greeting, and nobody has been greeted.
@@ -81,14 +81,14 @@ struct Batch {
 }
 
 impl FrameReader {
-    /// A reader that has received nothing.
+    /// A reader that has not received anything yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A reader for a process that is not known yet. Until [`FrameReader::greeted`] it takes frames of at most
-    /// [`MAX_GREETING_BYTES`], and no descriptors.
+    /// A reader for an unknown process. Until [`FrameReader::greeted`] it takes frames of at most [`MAX_GREETING_BYTES`], and no
+    /// descriptors.
     #[must_use]
     pub fn of_a_stranger() -> Self {
         Self { takes_only_greetings: true, ..Self::default() }
@@ -99,12 +99,12 @@ impl FrameReader {
         self.takes_only_greetings = false;
     }
 
-    /// Receives once, as much as there is and fits; blocks where the socket does. Returns the bytes received, 0 at the
-    /// end of the stream.
+    /// Receives once, as much as there is and fits; blocks if the socket does. Returns the bytes received, 0 at the end of the
+    /// stream.
     ///
     /// # Errors
-    /// The socket's own, `WouldBlock` among them; `InvalidData` where descriptors were lost on the way or more than two
-    /// frames' worth are unclaimed; `InvalidInput` where the buffer is full of frames that nobody took.
+    /// The socket's own, `WouldBlock` among them; `InvalidData` if descriptors were lost on the way or more than two
+    /// frames' worth are unclaimed; `InvalidInput` if the buffer is full of frames that nobody took.
     pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.receive_with(socket, RecvFlags::empty())
     }
@@ -120,8 +120,7 @@ impl FrameReader {
     /// The next frame that is here as a whole.
     ///
     /// # Errors
-    /// [`ReceiveError`] if the stream is no sequence of frames, or its descriptors are not those that the frames
-    /// announce.
+    /// [`ReceiveError`] if the stream is no sequence of frames, or its descriptors differ from the announced ones.
     pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, ReceiveError> {
         let start = self.position + self.unread.start as u64;
         if let Some(batch) = self.unclaimed.front()

@@ -146,7 +146,7 @@ impl FrameWriter {
         }
     }
 
-    /// Sends up to the next frame with descriptors, or that frame and what follows it.
+    /// Sends the bytes up to the next frame with descriptors, or this frame and the bytes behind it.
     fn send_once(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
         let here = self.attached.front().filter(|attached| attached.start == self.sent);
         let next = self.attached.get(usize::from(here.is_some()));

@@ -29,7 +29,7 @@ fn identities(descriptors: &[OwnedFd]) -> Vec<usize> {
     descriptors.iter().map(|file| fstat(file).unwrap().st_size as usize).collect()
 }
 
-/// What frame `number` carries: so many descriptors, each with an identity of its own.
+/// The descriptors of frame `number`: `count` descriptors, each with a different identity.
 fn descriptors(number: usize, count: usize) -> Vec<OwnedFd> {
     (0..count).map(|i| descriptor(number * 1_000 + i)).collect()
 }
@@ -64,7 +64,7 @@ fn send_with(socket: &UnixStream, bytes: &[u8], descriptors: &[OwnedFd]) {
     assert_eq!(sent, bytes.len());
 }
 
-/// What is known of a received frame: number, length of its text, identities of its descriptors.
+/// The known facts of a received frame: number, length of its text, identities of its descriptors.
 type Taken = (usize, usize, Vec<usize>);
 
 /// Takes all frames that are here. `text` decodes a payload to the length of its text.

@@ -88,9 +88,9 @@ pub struct Following {
     node: Option<Candidate>,
     known: Known,
     has_news: bool,
-    /// Where the leader is, as another coordinator said.
+    /// The leader's address, as another coordinator said.
     leader: Option<String>,
-    /// When the coordinator wants to be asked again.
+    /// The time after which the coordinator wants to be asked again.
     retry_after: Option<Duration>,
     /// The pause after an attempt that fails, and when the present one began.
     pause: Duration,
@@ -117,7 +117,7 @@ struct Stream {
 }
 
 impl Following {
-    /// A client that is a watcher, which goes on from what is known.
+    /// The client of a watcher, which goes on from the known table.
     #[must_use]
     pub fn watcher(known: Known) -> Self {
         Self {
@@ -135,7 +135,7 @@ impl Following {
         }
     }
 
-    /// The client of a node, which goes on from what is known.
+    /// The client of a node, which goes on from the known table.
     #[must_use]
     pub fn node(candidate: Candidate, known: Known) -> Self {
         Self { node: Some(candidate), ..Self::watcher(known) }
@@ -270,7 +270,7 @@ impl Following {
         Ok(())
     }
 
-    /// How long to wait after an attempt before the next one.
+    /// The pause between an attempt and the next one.
     pub fn pause(&mut self, now: Duration) -> Duration {
         self.stream = Stream::default();
         if now.saturating_sub(self.dialled_at) > LAST_PAUSE {
@@ -336,7 +336,7 @@ impl Following {
 }
 
 impl Stream {
-    /// When the coordinator is given up, unless it is heard of.
+    /// The time at which the coordinator is given up, unless it is heard before.
     fn silent_at(&self) -> Duration {
         self.heard + (self.every * 5 / 2).max(LEAST_PATIENCE)
     }

@@ -72,7 +72,7 @@ crate::metrics_table! {
         open: IntGauge = "larder_http_connections", "connections", [], "Connections to the HTTP endpoint";
         closed: IntCounterVec = "larder_http_connections_closed_total", "connections",
             [Label::one_of("reason", &["made_way", "refused"])],
-            "Connections that were shut down because there were as many as there may be: idle ones that made way, and new ones where none was idle";
+            "Connections that were shut down because the limit was reached: idle connections that made way, and new connections if none was idle";
     }
 }
 
@@ -80,7 +80,7 @@ impl Connections {
     /// No connections yet, and never more than `most`.
     ///
     /// # Errors
-    /// Where the metrics are registered already.
+    /// Fails if the metrics are registered already.
     pub fn new(most: usize, registry: &Registry) -> Result<Self, prometheus::Error> {
         let metrics = HttpMetrics::register(registry)?;
         Ok(Self(Arc::new(Shared { most, known: Mutex::default(), ended: Notify::new(), metrics })))

@@ -1,4 +1,4 @@
-//! Until when a server's own certificate may be used.
+//! The time until which a server's own certificate may be used.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,7 +6,7 @@ crate::metrics_table! {
     /// The own certificate of this process.
     pub struct CertificateMetrics: "Certificate", "coordinators, and nodes in a cluster" => {
         expires: IntGauge = "larder_certificate_expires_timestamp_seconds", "seconds", [],
-            "When the process's own certificate expires, since 1970; 0 where it has none, or it has no end";
+            "Time at which the process's own certificate expires, since 1970; 0 if there is no certificate, or it never expires";
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a server takes from its machine, under the names that every Prometheus client has.
+//! The resources that a server takes from its machine, under the names that every Prometheus client uses.
 
 use std::fs;
 
@@ -8,12 +8,12 @@ use rustix::process::{Resource, getrlimit};
 crate::metrics_table! {
     /// The metrics of this process.
     pub struct ProcessMetrics: "Process", "" => {
-        cpu: Counter = "process_cpu_seconds_total", "seconds", [], "CPU time, in the kernel and outside";
-        resident: IntGauge = "process_resident_memory_bytes", "bytes", [], "Memory, the arena's pages included";
+        cpu: Counter = "process_cpu_seconds_total", "seconds", [], "CPU time of the process, in the kernel and outside";
+        resident: IntGauge = "process_resident_memory_bytes", "bytes", [], "Resident memory of the process, the arena's pages included";
         open_files: IntGauge = "process_open_fds", "descriptors", [], "Open file descriptors";
-        most_files: IntGauge = "process_max_fds", "descriptors", [], "How many there may be";
+        most_files: IntGauge = "process_max_fds", "descriptors", [], "Limit of open file descriptors";
         threads: IntGauge = "process_threads", "threads", [], "Threads";
-        start: Gauge = "process_start_time_seconds", "seconds", [], "When it started, since 1970";
+        start: Gauge = "process_start_time_seconds", "seconds", [], "Time at which the process started, since 1970";
     }
 }
 

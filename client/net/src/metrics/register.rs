@@ -16,7 +16,7 @@ pub trait Part: Sized {
     /// Registers them all; `fixed` are labels that have one value in all of these handles.
     ///
     /// # Errors
-    /// Where the registry has one of them already, or a field has another kind or other labels than its row.
+    /// Fails if the registry has one of them already, or a field has another kind or other labels than its row.
     fn register_with(registry: &Registry, fixed: &[(&str, &str)]) -> Result<Self, Error>;
 
     /// Registers them all.
@@ -38,7 +38,7 @@ pub trait Handle: Collector + Clone + 'static {
     /// Makes one.
     ///
     /// # Errors
-    /// Where Prometheus does not accept a name.
+    /// Fails if Prometheus does not accept a name.
     fn make(metric: &Metric, options: Opts, labels: &[&str]) -> Result<Self, Error>;
 
     /// Has these values of its labels from now on.

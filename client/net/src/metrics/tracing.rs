@@ -1,4 +1,4 @@
-//! What became of the spans that a server made.
+//! The counts of a server's spans, by outcome.
 
 use super::{Label, show_totals};
 use crate::trace::{SpanCounts, span_counts};
@@ -8,7 +8,7 @@ crate::metrics_table! {
     pub struct TracingMetrics: "Tracing", "" => {
         spans: IntCounterVec = "larder_trace_spans_total", "spans",
             [Label::one_of("outcome", &["exported", "dropped", "failed"])],
-            "Spans by what became of them: `dropped` found the queue full, `failed` found no collector that took them";
+            "Spans by outcome; dropped: the queue was full; failed: no collector took them";
     }
 }
 

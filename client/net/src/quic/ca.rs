@@ -27,7 +27,7 @@ pub struct Issued {
     pub key_pem: String,
 }
 
-/// When a certificate may be used.
+/// The time in which a certificate may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validity {
     /// From when on.

@@ -25,13 +25,13 @@ pub struct Endpoint {
     transport: Arc<TransportConfig>,
     stranger_transport: Arc<TransportConfig>,
     client: Arc<Mutex<ClientConfig>>,
-    /// How connections of those begin who have not shown who they are.
+    /// The configuration of connections whose other side has not proved its identity.
     strangers: Arc<Mutex<Arc<ServerConfig>>>,
     local: SocketAddr,
     window_bytes: u32,
 }
 
-/// A connection whose other side has shown who it is.
+/// A connection whose other side has proved its identity.
 #[derive(Debug, Clone)]
 pub struct Connection {
     quic: quinn::Connection,
@@ -40,7 +40,7 @@ pub struct Connection {
     window_bytes: u32,
 }
 
-/// A connection that came in and has not shown who it is.
+/// A connection that came in and whose other side has not proved its identity.
 #[derive(Debug)]
 pub struct Incoming {
     incoming: quinn::Incoming,
@@ -73,7 +73,7 @@ pub enum ConnectError {
     /// The two speak no version of the protocol in common.
     #[error(transparent)]
     Version(#[from] NoVersion),
-    /// It is not known who the other side is.
+    /// The other side's identity is unknown.
     #[error("the other side's certificate cannot be used")]
     Identity(#[from] IdentityError),
     /// The other side is somebody else.
@@ -101,7 +101,7 @@ pub struct NoVersion {
     pub found: Option<Version>,
 }
 
-/// Why a certificate does not say who somebody is.
+/// The reason why a certificate names no identity.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityError {

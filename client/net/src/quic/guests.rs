@@ -1,4 +1,4 @@
-//! Bounds on those who connect to a server: connections of each identity, and bytes of requests in flight.
+//! Bounds on the clients of a server: connections of each identity, and bytes of requests in flight.
 //!
 //! Any certificate of the cluster opens connections. The bounds go by identity and role, so a process that asks for too much,
 //! by fault or by will, is only in its own way. Handshakes are counted by address.

@@ -19,7 +19,7 @@ pub struct TracingConfig {
 /// An endpoint that spans cannot be sent to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "tracing.endpoint `{endpoint}`: set it to http://host:port of a collector that takes OTLP over HTTP, usually port 4318; one that wants TLS is reached through an agent on this host"
+    "tracing.endpoint `{endpoint}`: set it to http://host:port of a collector that takes OTLP over HTTP, usually port 4318; reach a collector that requires TLS through an agent on this host"
 )]
 pub struct InvalidEndpoint {
     /// The value found.

@@ -1,7 +1,9 @@
-//! Sums bytes with the widest registers of the processor, and copies them on the way where that is asked.
+//! Sums bytes with the widest registers of the processor, and can copy them on the way.
 //!
 //! The sum is xxh3-64 with seed 0, as its specification says. Bytes go in stripes of 64 into eight lanes; after each block of 16
 //! stripes the lanes are scrambled. The last stripe counts differently, so the last bytes are held back until the end is known.
+//! The registers are chosen when the program runs: with those that every processor of the architecture has, summing took a third
+//! of a put.
 #![expect(unsafe_code, reason = "vector registers, and copies between memory that other processes see")]
 
 use std::arch::asm;
@@ -21,7 +23,7 @@ pub(super) struct Wide {
     stripes: usize,
     /// Bytes so far.
     total: u64,
-    /// The last bytes so far, which are not in the lanes yet: at least a stripe, where there were that many.
+    /// The last bytes so far, which are not in the lanes yet: at least a stripe, if there were that many bytes.
     held: [u8; HELD_BYTES],
     held_bytes: usize,
 }
@@ -31,8 +33,8 @@ pub(super) struct Wide {
 pub enum Stores {
     /// In the processor's caches: for bytes that are read soon.
     Cached,
-    /// Past the caches where the processor can and the target is at a multiple of 64: for many bytes. It saves reading the target,
-    /// and leaves the caches to others.
+    /// Past the caches, if the processor can and the target is at a multiple of 64: for many bytes. This saves reading the
+    /// target, and leaves the caches to others.
     Streamed,
 }
 
@@ -50,8 +52,8 @@ enum Kernel {
 }
 
 impl RangeChecksum {
-    /// Copies `bytes` bytes and adds them to the checksum. Each byte is read once: it is what was stored that is summed, whatever
-    /// others write to the source meanwhile.
+    /// Copies `bytes` bytes and adds them to the checksum. Each byte is read once, so the sum is that of the stored bytes,
+    /// whatever others write to the source meanwhile.
     ///
     /// # Safety
     /// `from` can be read and `to` written for so many bytes, and they do not overlap. Nobody has a reference to bytes of
@@ -91,7 +93,7 @@ impl BlockSummer {
 }
 
 impl Wide {
-    /// The sum of no bytes; `None` where the processor has no wide registers that are known here.
+    /// The sum of no bytes; `None` if the processor has no wide registers that are known here.
     pub(super) fn new() -> Option<Self> {
         let (lanes, held) = (Lanes(START), [0; HELD_BYTES]);
         Some(Self { lanes, kernel: Kernel::best()?, stripes: 0, total: 0, held, held_bytes: 0 })
@@ -177,7 +179,7 @@ impl Wide {
         self.held_bytes += bytes;
     }
 
-    /// Takes in what is held, which is as much as can be: all of it where more than a stripe follows, else all but one stripe.
+    /// Takes the held bytes into the lanes: all of them if more than a stripe follows, else all but one stripe.
     fn take_in_held(&mut self, more_follows: bool) {
         let stripes = HELD_BYTES / STRIPE_BYTES - usize::from(!more_follows);
         let mut held = self.held;
@@ -436,17 +438,17 @@ const SWAPPED_WORDS: i32 = 0b01_00_11_10;
 /// As many as the secret has room for, each eight bytes further on.
 const BLOCK_STRIPES: usize = (SECRET.len() - STRIPE_BYTES) / 8;
 
-/// Up to here bytes are summed in another way, all at once.
+/// Up to this number of bytes, the specification has another sum, over all bytes at once.
 const LONGEST_SHORT: u64 = 240;
 
-/// More than the longest of these, in whole stripes.
+/// More bytes than the longest short sum, in whole stripes.
 const HELD_BYTES: usize = 256;
 
-/// The copy asks for bytes so far ahead: the processor alone does not look beyond a page.
+/// The copy prefetches this many bytes ahead: the processor alone does not look beyond a page.
 #[cfg(target_arch = "x86_64")]
 const PREFETCHED_BYTES: usize = 1024;
 
-/// Copied at a time without wide registers.
+/// Bytes copied at a time without wide registers.
 const COPIED_BYTES: usize = 4 << 10;
 
 const SECRET: [u8; 192] = const_custom_default_secret(0);

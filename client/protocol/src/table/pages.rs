@@ -10,12 +10,12 @@ use rkyv::{Archive, Deserialize, Serialize};
 use super::{Epoch, Member, NodeNumber, PARTITIONS, Table};
 use crate::limits::MAX_MEMBERS;
 
-/// Some of the way from one table to a newer one.
+/// A part of the change from one table to a newer one.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct TablePage {
     /// The table that is changed. The default epoch names the empty table.
     pub from: Epoch,
-    /// The table that it becomes.
+    /// The table after all pages.
     pub to: Epoch,
     /// Members that are gone, ascending.
     pub gone: Vec<NodeNumber>,
@@ -23,7 +23,7 @@ pub struct TablePage {
     pub members: Vec<Member>,
     /// Partitions that have another home.
     pub homes: Vec<NewHome>,
-    /// Whether nothing more comes.
+    /// Whether this is the last page.
     pub is_last: bool,
 }
 
@@ -43,9 +43,9 @@ pub struct TableReader {
     begun: Option<(Epoch, Table)>,
 }
 
-/// A page that does not continue what came before, or that leads to no whole table. The stream is of no use any more.
+/// A page that does not continue the pages before, or that leads to no whole table. The stream is of no use any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a page of table {to} does not fit what came before it")]
+#[error("a page of table {to} does not fit the pages before it")]
 pub struct WrongPage {
     /// The table that it belongs to.
     pub to: Epoch,
@@ -79,7 +79,7 @@ pub fn pages(from: &Table, to: &Table) -> Vec<TablePage> {
 }
 
 impl TableReader {
-    /// Takes the next page. Returns the table that it makes whole.
+    /// Takes the next page. The last page returns the new table.
     ///
     /// # Errors
     /// [`WrongPage`]

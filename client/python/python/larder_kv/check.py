@@ -1,7 +1,7 @@
 """Says whether an engine on this host could use a node: `python -m larder_kv.check --socket PATH`.
 
-Each finding says what to do where something is wrong. The exit code is 0 where an engine could use the node, 1 where it
-could not, and 2 for wrong arguments.
+Each finding of a problem has a remedy. The exit code is 0 if an engine could use the node, 1 if it could not, and 2 for wrong
+arguments.
 """
 
 import argparse
@@ -33,13 +33,13 @@ LEAST_FILES, LEAST_SHARED_BYTES = 1_024, 1 << 30
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     outcome: Outcome
     found: str
     advice: str = ""
-    """What to do where it is not right."""
+    """The remedy of a problem."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,7 +74,7 @@ def page(findings: list[Finding], usable: bool) -> str:
 
 
 def check(settings: NodeSettings) -> list[Finding]:
-    """Looks at everything that an engine needs; what needs a session is skipped where there is none."""
+    """Looks at everything that an engine needs; checks that need a session are skipped without one."""
     findings = [package(), socket_file(settings.socket)]
     session, opened = connect(settings)
     findings.append(opened)
@@ -120,7 +120,7 @@ def socket_file(path: str) -> Finding:
 
 
 def absent(path: Path) -> str:
-    """What to do about a socket that is not there."""
+    """The remedy for a missing socket."""
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}: in a container, mount the node's folder of sockets there"
     others = sorted(str(other) for other in path.parent.iterdir() if other.is_socket())[:5]
@@ -151,7 +151,7 @@ def connect(settings: NodeSettings) -> tuple[larder_kv.Session | None, Finding]:
 
 
 def tenant(session: larder_kv.Session) -> Finding:
-    """Whose socket it is."""
+    """The tenant of the socket."""
     return Finding("tenant", "ok", f"{session.tenant}: its engines share KV with each other, and with no other tenant")
 
 
@@ -161,7 +161,7 @@ def window(session: larder_kv.Session, asked: int) -> Finding:
     if given == 0:
         return Finding("window", "ok", "none is needed: the node trusts this tenant to write into its memory")
     if given < asked:
-        more = "raise `session.max_window_bytes` in the node's configuration where two blocks need more"
+        more = "raise `session.max_window_bytes` in the node's configuration if two blocks need more"
         return Finding("window", "note", f"{given} bytes of the {asked} asked for", more)
     return Finding("window", "ok", f"{given} bytes: no block may have more, and two should fit")
 
@@ -215,7 +215,7 @@ def address_space() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """Ranks of an engine talk over it; the node's own memory needs none of it."""
+    """Ranks of an engine talk over it; the node's own memory needs no shared memory of the container."""
     try:
         system = os.statvfs("/dev/shm")
     except OSError as error:
@@ -251,7 +251,7 @@ def extra(name: str) -> Finding:
 
 
 def installed(name: str) -> str | None:
-    """The version of a module; None where there is none."""
+    """The version of a module; None if it is not installed."""
     if importlib.util.find_spec(name) is None:
         return None
     for package in (name, f"{name}-cpu", name.replace("_", "-")):

@@ -1,12 +1,12 @@
-"""Reasons why a request has no result. A miss is no error."""
+"""The errors of requests. A miss is no error."""
 
 
 class LarderError(Exception):
-    """Whatever goes wrong between this process and its node."""
+    """Any failure between this process and its node."""
 
 
 class ConnectError(LarderError):
-    """Nobody listens on the socket, or it may not be opened: try again later, or do without."""
+    """No process listens on the socket, or this process may not open it: try again later, or continue without the cache."""
 
 
 class EndedError(LarderError):
@@ -14,17 +14,17 @@ class EndedError(LarderError):
 
 
 class BusyError(LarderError):
-    """No room, or too much in flight; nothing was done. Ask again later, or do without."""
+    """No room, or too much in flight; nothing was done. Ask again later, or continue without the cache."""
 
     what: str
-    """What there is too much of: "memory", "claims", "sessions" or "copies"."""
+    """The exhausted resource: "memory", "claims", "sessions" or "copies"."""
     retry_after: float
-    """When asking again may help, in seconds."""
+    """Seconds after which asking again may help."""
 
 
 class DamagedError(LarderError):
-    """A block has other bytes than were committed under its name, or is followed and has not come: do as if its chunk were not there.
-    The node was told of bytes that differ, and verifies them."""
+    """A block's bytes differ from the committed bytes, or a followed block did not come: treat its chunk as a miss. The node was
+    told of differing bytes, and verifies them."""
 
     position: int
     """Position of the chunk among those leased."""
@@ -33,7 +33,7 @@ class DamagedError(LarderError):
 
 
 class GpuError(LarderError):
-    """A GPU is not there, refused, failed or was lost: what is in the copy's target is unknown."""
+    """A GPU is missing, refused, failed or was lost: the content of the copy's target is unknown."""
 
 
 class RefusedError(LarderError):
@@ -45,7 +45,7 @@ class RefusedError(LarderError):
 
 
 class RequestTimeout(LarderError, TimeoutError):
-    """No answer within the session's timeout. What a late answer grants is given back."""
+    """No answer within the session's timeout. Anything that a late answer grants is given back."""
 
 
 class WindowError(LarderError):
@@ -53,7 +53,7 @@ class WindowError(LarderError):
 
 
 class ReleasedError(LarderError):
-    """The session was closed, or the lease, ticket, reservation or staged chunk given back, before."""
+    """The session was closed before, or the lease, ticket, reservation or staged chunk was given back before."""
 
 
 class ForkedError(LarderError):

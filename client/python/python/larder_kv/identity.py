@@ -10,7 +10,7 @@ SAMPLES, SAMPLE_BYTES = 16, 4096
 
 
 def shortened(text: str) -> str:
-    """The text, or its end and digest where it is longer than a name may be."""
+    """The text, or its end and digest if it is too long for a name."""
     encoded = text.encode()
     if len(encoded) <= NAME_BYTES:
         return text
@@ -19,8 +19,8 @@ def shortened(text: str) -> str:
 
 
 def weights_digest(folder: Path) -> str:
-    """Tells apart the weights of models that stand in folders of the same name: a digest of the names and sizes of the files,
-    and of samples of their contents."""
+    """Tells apart the weights of models in folders of the same name: a digest of the names and sizes of the files, and of samples
+    of their contents."""
     digest = hashlib.sha256()
     files = sorted(path for path in folder.glob("*") if path.suffix in (".safetensors", ".bin", ".pt", ".gguf"))
     if not files:

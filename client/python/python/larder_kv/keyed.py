@@ -1,8 +1,7 @@
 """Blocks under single keys: shared by the adapters for caches that look up, load and save key by key.
 
-These calls never raise for a fault of a node: such a fault is a miss, and counted. Their namespaces are flat, so one
-lookup answers for every key by itself. Keys are written from the last to the first, so that a prompt's head is evicted
-last.
+These calls never raise for a fault of a node: such a fault is a miss, and is counted. Their namespaces are flat, so one lookup
+answers for each key separately. Keys are written from the last to the first, so that a prompt's head is evicted last.
 """
 
 import logging
@@ -18,7 +17,7 @@ LOOKUP_KEYS = 4_096
 """Keys of one question; a chain may have twice as many."""
 
 UNBOUNDED_BYTES = 64 << 20
-"""Twice what is reserved at a time where no window bounds it."""
+"""Twice the bytes of one reservation, for a session without a window."""
 
 COUNTERS = {
     "lookups": "Lookups of keys.",
@@ -58,7 +57,7 @@ class Counts:
             self._export(name, more)
 
     def now(self) -> dict[str, int]:
-        """What was counted so far."""
+        """The counts so far."""
         with self._lock:
             return dict(self._counts)
 
@@ -67,23 +66,23 @@ class Blocks(Protocol):
     """The engine's memory of the blocks that a call names, by their numbers in the call."""
 
     def fill(self, lease: larder_kv.Lease, first: int) -> None:
-        """Copies all leased chunks to blocks `first` on, in order. What the lease raises where one is damaged is left to go."""
+        """Copies all leased chunks to blocks `first` on, in order. If a chunk is damaged, the lease's error passes through."""
 
     def write(self, staged: Sequence[larder_kv.StagedChunk], numbers: Sequence[int]) -> None:
         """Copies blocks to staged chunks, one each."""
 
 
 class Keyed:
-    """Looks up, loads and saves blocks of flat namespaces. No call raises for what goes wrong with the node: that is a miss, or
-    a block that was not saved, and counted. No call begins a request after `timeout_seconds`, and none of its requests takes
-    longer than that."""
+    """Looks up, loads and saves blocks of flat namespaces. No call raises for a fault of the node: the fault is a miss, or an
+    unsaved block, and is counted. No call begins a request after `timeout_seconds`, and none of its requests takes longer than
+    that."""
 
     def __init__(self, link: Link[Opened], counts: Counts, timeout_seconds: float, logger: logging.Logger) -> None:
         self._link, self._counts = link, counts
         self._timeout_seconds, self._logger = timeout_seconds, logger
 
     def exists(self, spec: larder_kv.NamespaceSpec, keys: Sequence[bytes]) -> list[bool]:
-        """Which of these keys, 32 bytes each and none of them twice, can be loaded."""
+        """For each key, whether it can be loaded. Keys have 32 bytes; none comes twice."""
         found = [False] * len(keys)
         self._counts.add("lookups")
         self._counts.add("asked_keys", len(keys))
@@ -102,7 +101,7 @@ class Keyed:
         return found
 
     def load(self, spec: larder_kv.NamespaceSpec, keys: Sequence[bytes], blocks: Blocks) -> int:
-        """Copies what is there into the engine's memory; of how many keys, from the first on."""
+        """Copies blocks into the engine's memory; returns the number of loaded keys, from the first on."""
         loaded = 0
 
         def bring(opened: Opened, deadline: float) -> None:
@@ -133,8 +132,8 @@ class Keyed:
     def save(
         self, spec: larder_kv.NamespaceSpec, keys: Sequence[bytes], blocks: Blocks, priorities: Sequence[int] = ()
     ) -> list[bool]:
-        """Copies blocks out of the engine's memory; which of them are in the cache now. What is there already is not written.
-        `priorities` has that of each key, 0 for all where it is empty."""
+        """Copies blocks out of the engine's memory; returns for each key whether it is in the cache now. A key that is there
+        already is not written. `priorities` has one for each key; empty: 0 for all."""
         saved = [False] * len(keys)
 
         def write(opened: Opened, deadline: float) -> None:

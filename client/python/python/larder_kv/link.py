@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 MOST_REASONS = 16
-"""Different reasons that are logged while a node is absent."""
+"""Limit of different reasons that are logged while a node is absent."""
 
 
 def uncounted(_: str) -> None:
@@ -27,7 +27,7 @@ class Opened:
         self._namespaces: dict[larder_kv.NamespaceSpec, larder_kv.Namespace] = {}
 
     def namespace(self, spec: larder_kv.NamespaceSpec) -> larder_kv.Namespace:
-        """The namespace, registered when it is asked for first. Raises what `Session.register` raises."""
+        """The namespace, registered at the first call. Raises the errors of `Session.register`."""
         with self._lock:
             if spec not in self._namespaces:
                 self._namespaces[spec] = self.session.register(spec)
@@ -38,8 +38,7 @@ class Opened:
 
 
 class Link(Generic[T]):
-    """Keeps a session, or what is made of one, open from a thread of its own: nobody else ever waits for a node that is not
-    there."""
+    """Keeps a session, or an object made from one, open in its own thread: no other thread ever waits for an absent node."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class Link(Generic[T]):
         *,
         begins: bool = True,
     ) -> None:
-        """`count` hears "failed_connects" for each try that failed. A link that does not begin waits for `begin`."""
+        """Calls `count` with "failed_connects" for each failed try. A link with `begins=False` waits for `begin`."""
         self._connect, self._reconnect_seconds, self._logger, self._count = connect, reconnect_seconds, logger, count
         self._opened: T | None = None
         self._wanted = threading.Event()
@@ -62,19 +61,19 @@ class Link(Generic[T]):
         self._thread.start()
 
     def begin(self) -> None:
-        """Opens a session, in place of the one that is open."""
+        """Opens a session, in place of the open one."""
         self._wanted.set()
 
     def wait_for_first_try(self, seconds: float) -> None:
-        """Waits until the node was there once, or was not; so that an engine that starts beside its node begins with it."""
+        """Waits for the first try to reach the node, so that an engine that starts beside its node begins with it."""
         self._tried.wait(seconds)
 
     def current(self) -> T | None:
-        """The session, where there is one."""
+        """The session, if one is open."""
         return self._opened
 
     def lost(self, opened: T) -> None:
-        """Says that a session has ended, or does not answer: another one is opened."""
+        """Tells the link that a session has ended, or does not answer: the link opens another."""
         if self._opened is opened:
             self._logger.warning("the Larder node is gone or does not answer; going on without it")
             self._opened = None
@@ -96,7 +95,7 @@ class Link(Generic[T]):
             try:
                 opened = self._connect()
                 self._logger.info("using the Larder node %s", opened)
-            # Whatever it is, panics of native code included: without this thread the engine would never have a cache again.
+            # Catches everything, panics of native code included: without this thread the engine would never have a cache again.
             except BaseException as error:
                 self._failed(error, reasons)
                 self._tried.set()

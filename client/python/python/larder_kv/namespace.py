@@ -52,7 +52,7 @@ class NamespaceSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DescribedChunk:
-    """What a chunk is made of, block by block as the engine hashes it, for a node's events."""
+    """The content of a chunk, block by block as the engine hashes it, for a node's events."""
 
     hashes: Sequence[bytes]
     """Of each block, 32 bytes; the last one names the chunk."""
@@ -68,7 +68,7 @@ class DescribedChunk:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPages:
-    """Where the pages of one layer stand in an engine's memory; all in bytes."""
+    """The places of one layer's pages in an engine's memory; all in bytes."""
 
     region: int
     """Number of the buffer."""

@@ -8,7 +8,7 @@ from larder_kv.keyed import COUNTERS
 
 
 def exporter(prefix: str, labels: Mapping[str, str]) -> Callable[[str, int], None]:
-    """Counters PREFIX_NAME for all names of `COUNTERS`; what is called counts."""
+    """Counters PREFIX_NAME for all names of `COUNTERS`; the returned function counts."""
     counters = {name: counter(f"{prefix}_{name}", meaning, labels) for name, meaning in COUNTERS.items()}
 
     def count(name: str, more: int) -> None:

@@ -1,7 +1,7 @@
 """The settings by which an adapter reaches its node, each declared once and checked when the engine starts.
 
-A declaration (`setting`) has the type, the default, the range and the meaning. The check and the tables of the book are made
-of it.
+A declaration (`setting`) has the type, the default, the range and the meaning. The check and the tables of the book use the
+declarations.
 """
 
 import difflib
@@ -19,7 +19,7 @@ S = TypeVar("S")
 
 
 class UnsupportedError(ValueError):
-    """The engine is set up in a way that cannot be served: it refuses to start, and says what to change."""
+    """Larder cannot serve the engine's configuration: the engine refuses to start, and the message says what to change."""
 
 
 Verify: TypeAlias = Literal["off", "sample", "always"]
@@ -39,7 +39,7 @@ def is_path(text: str) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Whether it is HOST:PORT, where HOST may be an IPv6 address in brackets."""
+    """Whether the text is HOST:PORT; HOST may be an IPv6 address in brackets."""
     found = re.fullmatch(r"(?:[^\s:/@\[\]]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", text)
     return found is not None and 0 < int(found[1]) <= 65_535
 
@@ -66,9 +66,9 @@ def setting(
 
 
 def read_settings(cls: type[S], given: Mapping[str, Any], where: str) -> S:
-    """Makes settings of class `cls`, a dataclass, of what stands in `where`, the configuration's name. `None` counts as not given
-    where the field has a default. Raises `UnsupportedError` with everything that is wrong: keys that are no fields, fields that
-    are missing, and values of another type, range or form than the field's."""
+    """Makes settings of class `cls`, a dataclass, from the configuration `given`; `where` is the configuration's name. `None`
+    counts as not given if the field has a default. Raises `UnsupportedError` with all problems: unknown keys, missing fields, and
+    values of a wrong type, range or form."""
     known: dict[str, Field[Any]] = {known.name: known for known in fields(cls)}  # type: ignore[arg-type]
     chosen = {key: value for key, value in given.items() if key not in known or needs(known[key], value)}
     problems = [unknown(key, value, list(known)) for key, value in chosen.items() if key not in known]
@@ -88,7 +88,7 @@ def needs(setting: Field[Any], value: Any) -> bool:
 
 
 def unknown(key: str, value: Any, known: list[str]) -> str:
-    """A key that is no setting."""
+    """The problem of an unknown key."""
     near = difflib.get_close_matches(str(key), known, n=1)
     instead = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(f'`{name}`' for name in known)}"
     return f"`{key}` (with the value {value!r}) is no setting: {instead}"
@@ -196,7 +196,7 @@ class NodeSettings:
         )
 
     def check_block(self, what: str, block_bytes: int) -> None:
-        """Raises `UnsupportedError` where a block has no room in the window."""
+        """Raises `UnsupportedError` if a block has no room in the window."""
         if block_bytes > self.window_bytes:
             raise UnsupportedError(
                 f"{what} has {block_bytes} bytes, and `window_bytes` is {self.window_bytes}: set it to twice the former or more, "

@@ -11,7 +11,7 @@ use larder_protocol::lane::{
 use super::SavePages;
 use crate::engine_lane::{CopyFlags, LoadPages};
 
-/// Memory with the descriptors that go along; `None` where some of it no other process can have.
+/// Memory with the descriptors that go along; `None` if some of it no other process can have.
 pub(super) fn shared(memory: Vec<EngineMemory>) -> Option<(Vec<TensorMemory>, Vec<OwnedFd>)> {
     let mut descriptors = Vec::new();
     let shared = memory.into_iter().map(|memory| match memory {

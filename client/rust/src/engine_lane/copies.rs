@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use larder_device::thread::Report;
+use larder_device::thread::DeviceReport;
 use larder_device::{CopyError, DeviceError, OrderNumber};
 
 use crate::lease::LeaseGuard;
@@ -14,10 +14,10 @@ use crate::reservation::{StagedChunk, StagedLayers};
 
 /// All copies of a lane.
 #[derive(Default)]
-pub(super) struct Copies(Mutex<Table>);
+pub(super) struct Copies(Mutex<CopyTable>);
 
 #[derive(Default)]
-struct Table {
+struct CopyTable {
     running: HashMap<OrderNumber, (CopyClaims, Arc<Copied>)>,
     /// What copies of a lost device may touch, until it is gone.
     limbo: Vec<CopyClaims>,
@@ -55,7 +55,7 @@ pub struct CopyHandle<T> {
 }
 
 impl Copies {
-    /// `None` where the device is lost.
+    /// `None` if the device is lost.
     pub(super) fn begin(&self, number: OrderNumber, held: CopyClaims) -> Option<Arc<Copied>> {
         let mut table = lock(&self.0);
         if table.lost.is_some() {
@@ -83,23 +83,23 @@ impl Copies {
     }
 
     /// What the device's thread tells.
-    pub(super) fn hear(&self, report: Report) {
+    pub(super) fn hear(&self, report: DeviceReport) {
         match report {
-            Report::Layers { number, done } => {
+            DeviceReport::Layers { number, done } => {
                 if let Some((_, copied)) = lock(&self.0).running.get(&number) {
                     lock(&copied.state).layers = done;
                     copied.changed.notify_all();
                 }
             }
-            Report::Done { number, result, place } => {
+            DeviceReport::Done { number, result, place } => {
                 let ended = lock(&self.0).running.remove(&number);
                 drop(place);
                 if let Some((held, copied)) = ended {
                     self.end(held, &copied, result);
                 }
             }
-            Report::Lost(error) => lock(&self.0).lost = Some(error),
-            Report::Gone => {
+            DeviceReport::Lost(error) => lock(&self.0).lost = Some(error),
+            DeviceReport::Gone => {
                 let gone = std::mem::take(&mut lock(&self.0).limbo);
                 drop(gone);
             }
@@ -147,7 +147,7 @@ impl<T> CopyHandle<T> {
         lock(&self.copied.state).reason.clone()
     }
 
-    /// Waits until the copy has ended, at most for `patience`; `None` where it has not: it goes on.
+    /// Waits until the copy has ended, at most for `patience`; `None` if it has not: it goes on.
     fn wait_for_end(&self, patience: Duration) -> Option<Result<(), CopyError>> {
         let state = lock(&self.copied.state);
         let waited = self.copied.changed.wait_timeout_while(state, patience, |state| state.result.is_none());
@@ -156,7 +156,7 @@ impl<T> CopyHandle<T> {
 }
 
 impl CopyHandle<()> {
-    /// Waits until all is loaded, at most for `patience`; `None` where it is not: the device may be stalled, and the pages must
+    /// Waits until all is loaded, at most for `patience`; `None` if it is not: the device may be stalled, and the pages must
     /// not be used.
     ///
     /// # Errors
@@ -167,7 +167,7 @@ impl CopyHandle<()> {
 }
 
 impl CopyHandle<StagedChunk> {
-    /// Waits until all is saved, at most for `patience`, and gives the chunk back, to be committed. `None` where it is not saved
+    /// Waits until all is saved, at most for `patience`, and gives the chunk back, to be committed. `None` if it is not saved
     /// by then: the copy goes on.
     ///
     /// # Errors
@@ -182,7 +182,7 @@ impl CopyHandle<StagedChunk> {
 }
 
 impl CopyHandle<StagedLayers> {
-    /// Waits until all is saved, at most for `patience`, and gives the layers back, to be handed over. `None` where they are not
+    /// Waits until all is saved, at most for `patience`, and gives the layers back, to be handed over. `None` if they are not
     /// saved by then: the copy goes on.
     ///
     /// # Errors

@@ -35,7 +35,7 @@ pub(crate) struct OnTheWay<T> {
 
 struct PinOnTheWay {
     link: Arc<Link>,
-    /// 0 where somebody keeps it.
+    /// 0 if somebody keeps it.
     pin: u64,
 }
 
@@ -48,7 +48,7 @@ impl<T: Send + 'static> RoundTrip<T> {
         Self::pinning(request, |_| 0, accept)
     }
 
-    /// The same for a result with a pin, whose number `pin` finds: 0 where there is none.
+    /// The same for a result with a pin, whose number `pin` finds: 0 if there is none.
     pub(crate) fn pinning(
         request: Request,
         pin: fn(&T) -> u64,

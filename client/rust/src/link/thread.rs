@@ -91,7 +91,7 @@ impl Link {
     }
 
     /// Receives what comes soon, without sleeping: a sleeping thread takes longer to wake than most answers to come.
-    /// `WouldBlock` where nothing came, or others want the CPU.
+    /// `WouldBlock` if nothing came, or others want the CPU.
     fn receive_soon(&self, reader: &mut FrameReader, socket: BorrowedFd<'_>) -> io::Result<usize> {
         let mut looks_on = self.look_or_sleep.may_look();
         let mut last = now();

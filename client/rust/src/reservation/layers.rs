@@ -29,10 +29,10 @@ pub(crate) struct LayersPart {
 }
 
 impl Reservation {
-    /// The window and the bytes in it that some layers of these chunks take; `None` where they go straight into the arena.
+    /// The window and the bytes in it that some layers of these chunks take; `None` if they go straight into the arena.
     ///
     /// # Panics
-    /// Where the reservation has no such chunk, or does not write this pool of it, or the namespace no such layers.
+    /// Panics if the reservation has no such chunk, or does not write this pool of it, or the namespace no such layers.
     pub(crate) fn layers_room(
         &self,
         positions: &[u32],
@@ -67,7 +67,7 @@ impl Reservation {
     /// [put into](StagedLayers::put_into) the window.
     ///
     /// # Panics
-    /// Where the reservation has no such chunk.
+    /// Panics if the reservation has no such chunk.
     pub(crate) fn staged_layers(&self, positions: &[u32], pool: usize, layers: Range<u32>) -> StagedLayers {
         let indices = positions.iter().map(|&position| self.index(position)).collect();
         let (claim, positions) = (Arc::clone(&self.claim), positions.to_vec());
@@ -77,7 +77,7 @@ impl Reservation {
     /// Splits the commit of chunks that were handed over into messages.
     ///
     /// # Panics
-    /// Where the reservation has no such chunk.
+    /// Panics if the reservation has no such chunk.
     pub(crate) fn handed_over_parts(&self, positions: &[u32]) -> Vec<CommitPart> {
         positions.iter().for_each(|&position| _ = self.index(position));
         let blocks = self.claim.namespace.blocks_per_chunk();
@@ -121,7 +121,7 @@ impl StagedLayers {
     /// from their start, and counts them. All bytes of all of them must be written before they are handed over.
     ///
     /// # Panics
-    /// Where they do not fit, or there is no such chunk or slice.
+    /// Panics if they do not fit, or there is no such chunk or slice.
     pub fn copy_from(&mut self, chunk: usize, slice: usize, offset: u64, bytes: &[u8]) {
         let most = self.bytes();
         let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= most);
@@ -135,7 +135,7 @@ impl StagedLayers {
     /// written.
     ///
     /// # Panics
-    /// Where there is no such chunk or slice.
+    /// Panics if there is no such chunk or slice.
     pub(crate) fn layers_memory(&self, chunk: usize, slice: usize) -> (Arc<Mapping>, u64) {
         let (mapping, offset) = self.place(chunk, slice);
         self.claim.link.traffic.count_written(self.bytes());

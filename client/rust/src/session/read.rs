@@ -25,7 +25,7 @@ impl Session {
     /// Cancel safe: the node may know the namespace nevertheless.
     ///
     /// # Errors
-    /// `Refused` where the namespace is impossible or the sizes disagree; the general ones of [`SessionError`].
+    /// `Refused` if the namespace is impossible or the sizes disagree; the general ones of [`SessionError`].
     pub fn register(&self, spec: &NamespaceSpec, slices: &[u16], block_bytes: &[u64]) -> Call<Namespace> {
         let asked =
             Register { spec: spec.clone(), slices: slices.to_vec(), block_bytes: block_bytes.to_vec() };
@@ -144,7 +144,7 @@ impl Session {
     }
 
     /// Keeps the longest prefix of `chain` that is here from eviction, for `duration` or what the node grants. The pin is
-    /// the caller's to end; its number is 0 where nothing is pinned.
+    /// the caller's to end; its number is 0 if nothing is pinned.
     ///
     /// Cancel safe: the pin ends.
     ///
@@ -173,7 +173,7 @@ impl Session {
     /// Cancel safe: a request that was sent takes effect.
     ///
     /// # Errors
-    /// `Refused` where there is no such pin; the general ones of [`SessionError`].
+    /// `Refused` if there is no such pin; the general ones of [`SessionError`].
     pub fn unpin(&self, pin: u64) -> Call<()> {
         self.ask(Request::Unpin(pin), |_, response, _| match response {
             Response::Unpinned => Ok(()),
@@ -187,7 +187,7 @@ impl Session {
     /// Cancel safe: a request that was sent takes effect.
     ///
     /// # Errors
-    /// `Busy` where this session reports too much; `Refused` for a namespace that it did not register; the general ones of
+    /// `Busy` if this session reports too much; `Refused` for a namespace that it did not register; the general ones of
     /// [`SessionError`].
     pub fn report_damage(&self, namespace: &Namespace, hash: ChunkHash) -> Call<Checked> {
         let request = Request::ReportDamage(ReportDamage { namespace: namespace.number(), hash });

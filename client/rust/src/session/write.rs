@@ -32,7 +32,7 @@ impl Session {
     /// Cancel safe: the reservation is given back.
     ///
     /// # Errors
-    /// As [`Self::reserve`]; `Refused` where there is not one set of pools of the namespace for each chunk.
+    /// As [`Self::reserve`]; `Refused` if there is not one set of pools of the namespace for each chunk.
     pub fn reserve_pools(
         &self,
         namespace: &Namespace,
@@ -51,10 +51,10 @@ impl Session {
     /// Cancel safe: no room is taken.
     ///
     /// # Errors
-    /// `WindowTooSmall`; `Timeout` where no room was freed in time.
+    /// `WindowTooSmall`; `Timeout` if no room was freed in time.
     ///
     /// # Panics
-    /// Where the reservation has no chunk there.
+    /// Panics if the reservation has no chunk there.
     pub fn stage(&self, reservation: &Reservation, position: u32) -> Call<StagedChunk> {
         let staged = reservation.staged(position);
         self.take_room(reservation.room_needed(&[position]), staged, StagedChunk::put_into)
@@ -66,10 +66,10 @@ impl Session {
     /// Cancel safe: chunks whose message was sent are committed nevertheless; the others are not.
     ///
     /// # Errors
-    /// `Refused` where the reservation's deadline passed; the general ones of [`SessionError`].
+    /// `Refused` if the reservation's deadline passed; the general ones of [`SessionError`].
     ///
     /// # Panics
-    /// Where a chunk belongs to another reservation.
+    /// Panics if a chunk belongs to another reservation.
     pub fn commit(&self, reservation: &Reservation, staged: Vec<StagedChunk>) -> Call<u32> {
         self.commit_parts(reservation.commit_parts(staged))
     }

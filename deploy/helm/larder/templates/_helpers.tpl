@@ -157,7 +157,7 @@ listen = "0.0.0.0:9441"
 ca = "/etc/larder/tls/ca.crt"
 certificate = "/etc/larder/tls/tls.crt"
 key = "/etc/larder/tls/tls.key"
-# A pod that is to end drains for so long; its terminationGracePeriodSeconds is longer.
+# An ending pod drains for this time; its terminationGracePeriodSeconds is longer.
 drain_ms = {{ mul 1000 (int .Values.node.drainSeconds) }}
 {{- include "larder.toml" .Values.node.cluster }}
 {{- include "larder.tracingToml" . }}

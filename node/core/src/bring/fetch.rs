@@ -28,21 +28,21 @@ pub(crate) struct Fetch {
     pub(crate) fingerprint: Fingerprint,
     /// The most urgent class of its waiters.
     pub(crate) class: Class,
-    /// Actors that have it and were not asked yet, the next last.
+    /// Actors that have the chunk and were not asked yet; the last one is asked next.
     pub(super) candidates: Holders,
-    /// Actors that had it when the directory was asked.
+    /// The number of actors that had the chunk when the directory was asked.
     pub(super) copies: usize,
     /// Whether the directory was asked a second time.
     pub(crate) is_asked_again: bool,
     /// Whether the object store was asked.
     pub(crate) is_object_asked: bool,
-    /// Whether its holder drains, and this actor keeps it.
+    /// Whether the chunk's holder drains, and this actor keeps the chunk.
     pub(crate) is_taken: bool,
-    /// Until when other actors are asked.
+    /// The time until which other actors are asked.
     deadline: Duration,
-    /// The order that asks an actor for it.
+    /// The order that asks an actor for the chunk.
     order: Option<OrderNumber>,
-    /// Why the last place that was asked did not give it.
+    /// The reason why the last place did not give the chunk.
     pub(crate) failed: Option<NotDelivered>,
     pub(super) cause: Cause,
 }
@@ -52,7 +52,7 @@ pub(crate) struct Fetch {
 pub(super) struct Order {
     /// The holder to ask; `None` for the node of an engine that writes the chunks meanwhile.
     holder: Option<Holder>,
-    /// Of such an engine, the earliest attempt that will do.
+    /// For such an engine, the earliest attempt that will do.
     attempt: u64,
     chunks: Vec<FetchId>,
     /// The chunks that somebody still waits for.
@@ -90,7 +90,7 @@ impl Fetch {
         }
     }
 
-    /// Its holder drains: it comes from there, or not at all, and stays.
+    /// Notes that the chunk's holder drains: the chunk comes from this holder or not at all, and stays.
     pub(crate) fn is_from_a_drain(&mut self) {
         (self.is_taken, self.is_asked_again, self.is_object_asked) = (true, true, true);
     }
@@ -105,7 +105,7 @@ impl Fetch {
         self.wanted.blocks.iter().map(|block| block.bytes).sum()
     }
 
-    /// It is followed: it comes by this order, and from nowhere else, or from disk.
+    /// Notes that the chunk is followed: it comes by this order or from disk, and from nowhere else.
     pub(super) fn is_followed_by(&mut self, order: Option<OrderNumber>) {
         (self.order, self.is_asked_again, self.is_object_asked) = (order, order.is_some(), order.is_some());
     }
@@ -153,7 +153,7 @@ impl Core {
         self.bring.fetches.get(&id).map(|fetch| (fetch.fingerprint, &fetch.wanted))
     }
 
-    /// An engine stands still until this chunk is there.
+    /// Notes that an engine waits for this chunk.
     pub(crate) fn hurry_fetch(&mut self, id: FetchId) {
         let Some(fetch) = self.bring.fetches.get_mut(&id) else { return };
         if std::mem::replace(&mut fetch.class, Class::Decode) == Class::Decode {
@@ -218,7 +218,7 @@ impl Core {
         self.order_fetches(wanted);
     }
 
-    /// Divides chunks into orders of some MiB, so that each can be told and stopped by itself.
+    /// Divides chunks into orders of some MiB, so that each order can be reported and stopped by itself.
     fn parts_of(&self, ids: &[FetchId]) -> Vec<Vec<FetchId>> {
         let mut parts: Vec<Vec<FetchId>> = Vec::new();
         let mut bytes = ORDER_BYTES;
@@ -271,7 +271,7 @@ impl Core {
         }));
     }
 
-    /// Stops asking an actor for a chunk that nobody waits for, when that is so for all that was asked with it.
+    /// Stops asking an actor for a chunk that nobody waits for, once nobody waits for any chunk of its order.
     pub(super) fn stop_fetch(&mut self, id: FetchId) {
         let Some(number) = self.bring.fetches.get(&id).and_then(|fetch| fetch.order) else { return };
         let Some(order) = self.bring.orders.get_mut(&number) else { return };
@@ -282,7 +282,7 @@ impl Core {
         }
     }
 
-    /// An order was not taken: asking another actor would meet the same queue.
+    /// Ends an order that was not taken: asking another actor would meet the same queue.
     pub(crate) fn order_refused(&mut self, number: OrderNumber) {
         let Some(Order { holder: Some(holder), chunks, .. }) = self.bring.orders.remove(&number) else {
             return;
@@ -326,7 +326,7 @@ impl Core {
                     self.came(id, holder, came);
                     continue;
                 }
-                // Where other nodes are busy, the exchange waits.
+                // If other nodes are busy, the exchange waits.
                 Arrival::Busy { retry_after_ms } if is_near => {
                     busy.push((id, retry_after_ms));
                     continue;
@@ -359,7 +359,7 @@ impl Core {
         self.ask_again(lost);
     }
 
-    /// Asks a sibling that is busy again when it said, unless others have the chunks; for as long as these may take.
+    /// Asks a busy sibling again at the time that it named, unless others have the chunks; until the chunks' deadline.
     fn ask_busy_sibling_again(&mut self, holder: Holder, busy: Vec<(FetchId, u64)>) {
         let Some(pause_ms) = busy.iter().map(|&(_, pause_ms)| pause_ms).max() else { return };
         for (id, _) in &busy {
@@ -372,7 +372,7 @@ impl Core {
         self.bring.retries.insert(at, busy.into_iter().map(|(id, _)| id).collect());
     }
 
-    /// Orders chunks again whose holder was busy, and may not be any more.
+    /// Orders chunks again whose holder was busy.
     pub(crate) fn order_busy_again(&mut self) {
         while let Some(entry) = self.bring.retries.first_entry()
             && entry.key().0 <= self.now
@@ -399,7 +399,7 @@ impl Core {
 
     pub(super) fn meter(&mut self, holder: Holder) -> &mut Meter {
         let meters = &mut self.bring.meters;
-        // Nodes that left are forgotten with all others: they are measured again soon.
+        // All nodes are forgotten, with those that left: the others are measured again soon.
         if meters.len() >= MAX_METERED_PEERS && !meters.contains_key(&holder) {
             meters.clear();
         }
@@ -433,8 +433,8 @@ impl Core {
         self.end_fetch(id, Some(came), kept);
     }
 
-    /// Keeps a copy where it earns its place, or relieves a holder that serves more than its share. A chunk that is read for the
-    /// first time counts as read once in the time for which this store keeps a chunk that nobody uses.
+    /// Keeps a copy if it earns its place, or relieves a holder that serves more than its share. A chunk that is read for the
+    /// first time counts as read once in the time for which this store keeps an unused chunk.
     fn place_by_worth(&mut self, fetch: &Fetch, holder: Holder, is_on_disk: bool) -> Placement {
         let gap_ms = self.bring.gaps.read(&fetch.wanted.chunk.hash, self.store.age_ms());
         let every_ms = gap_ms.unwrap_or_else(|| self.store.keeps_ms());
@@ -477,7 +477,7 @@ fn why_not(came: &Arrival) -> Option<NotDelivered> {
     }
 }
 
-/// The next actor to ask: the actor that was asked for the chunk before, so that one order asks for both, or else the next.
+/// The next actor to ask: preferably the actor that was asked for the preceding chunk, so that one order asks for both.
 fn next_candidate(candidates: &mut Holders, last: Option<Holder>) -> Option<Holder> {
     let same = candidates.iter().position(|&holder| Some(holder) == last);
     match same {
@@ -486,7 +486,7 @@ fn next_candidate(candidates: &mut Holders, last: Option<Holder>) -> Option<Hold
     }
 }
 
-/// Bytes of an order, where one chunk is not more: enough to use a connection, and few enough to stop soon.
+/// Bytes of an order, unless one chunk has more: enough to use a connection, and few enough to stop soon.
 const ORDER_BYTES: u64 = 4 << 20;
 
 /// Actors whose speed is remembered.

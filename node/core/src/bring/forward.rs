@@ -13,8 +13,8 @@ use crate::effect::Effect;
 use crate::placement::Worth;
 
 impl Core {
-    /// Takes chunks that another actor evicts and offers, as far as they are worth their place here: which ones, in their
-    /// order. They are fetched as all chunks are, and their holder hears that they moved.
+    /// Takes chunks that another actor evicts and offers, as far as they are worth their place here. The result says for each
+    /// chunk, in order, whether it is taken. These chunks are fetched as all others, and their holder hears that they moved.
     pub fn take_in(
         &mut self,
         now: Duration,
@@ -44,13 +44,13 @@ impl Core {
         is_wanted
     }
 
-    /// A node's answer said how much room it has, and how much it serves.
+    /// Notes a node's room and how much it serves, as its answer said.
     pub fn neighbour_says(&mut self, now: Duration, node: NodeNumber, room: Room) {
         self.now = self.now.max(now);
         self.store.neighbours().heard(node, room, self.now);
     }
 
-    /// This node sends so many bytes of blocks a second to others.
+    /// Notes the bytes of blocks a second that this node sends to others.
     pub fn this_node_serves(&mut self, bytes_a_second: u64) {
         self.store.neighbours().this_node_serves(bytes_a_second);
     }

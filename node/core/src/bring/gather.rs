@@ -3,7 +3,7 @@
 //! **A get** in order:
 //!
 //! 1. A session asks to read a prompt's chunks, and the store walks the chain ([`Store::find`]).
-//! 2. If memory has all of it, or nobody else has the rest, the store leases the prefix at once ([`Store::lease_found`]).
+//! 2. If memory has all chunks, or nobody else has the rest, the store leases the prefix at once ([`Store::lease_found`]).
 //! 3. Otherwise `locate` finds the holders of the rest. The store claims the chunks that are here and takes slots for the
 //!    others ([`Store::gather`]).
 //! 4. Each missing chunk is read from a tier or fetched from another actor (`load`).
@@ -21,7 +21,7 @@ use larder_protocol::Fingerprint;
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Found, Lease, Lookup};
 
-use super::locate::{Located, Purpose};
+use super::locate::{LocatePurpose, Located};
 use super::{Fetch, Waiting};
 use crate::Core;
 use crate::cause::Cause;
@@ -38,14 +38,14 @@ use crate::store::{FetchId, Gathered, LookupOptions, Refused, Source, Walk, Want
 pub(super) struct Errand<'a> {
     /// The urgency of their waiters.
     pub(super) class: Class,
-    /// Until when.
+    /// The deadline.
     pub(super) until: Duration,
     /// The cause of the request.
     pub(super) cause: &'a Cause,
 }
 
 impl Core {
-    /// Answers a lookup, at once where other nodes need not be asked.
+    /// Answers a lookup, at once if no other node need be asked.
     pub(crate) fn lookup(&mut self, request: RequestId, ask: Lookup, cause: Cause) -> Result<(), Refused> {
         let about = (ask.namespace, &ask.chain, ask.prompt_tokens);
         let walk = self.find_for(LookupKind::Lookup, request, about)?;
@@ -53,7 +53,7 @@ impl Core {
         if missing.is_nothing() {
             return self.look_up(request, ask, &walk, &Located::default());
         }
-        self.locate(Purpose::Lookup(request, ask), missing, cause);
+        self.locate(LocatePurpose::Lookup(request, ask), missing, cause);
         Ok(())
     }
 
@@ -96,12 +96,12 @@ impl Core {
         self.store.lookup_found(session, &ask.chain, walk, options, self.millis())
     }
 
-    /// Answers a lease: at once if memory has all of it or nobody else has the rest.
+    /// Answers a lease, at once if memory has all chunks or nobody else has the rest.
     pub(crate) fn lease(&mut self, request: RequestId, ask: Lease, cause: Cause) -> Result<(), Refused> {
         let walk = self.find_for(LookupKind::Lease, request, (ask.namespace, &ask.chain, 0))?;
         let missing = self.missing(&walk, ask.chain.len());
         if !missing.is_nothing() {
-            self.locate(Purpose::Lease(request, ask), missing, cause);
+            self.locate(LocatePurpose::Lease(request, ask), missing, cause);
             return Ok(());
         }
         if walk.needs_disk() {
@@ -160,13 +160,13 @@ impl Core {
         if is_ready {
             self.finish_gathers(&[gather]);
         }
-        // What a prefetch had ordered already is urgent from now on.
+        // Chunks that a prefetch had ordered already are urgent from now on.
         self.hurry(gather);
         self.load(ask.namespace, wanted, located, Errand { class: Class::Decode, until, cause: &cause });
         Ok(())
     }
 
-    /// An engine stands still until these chunks are there.
+    /// Notes that an engine waits for these chunks.
     pub(super) fn hurry(&mut self, gather: u64) {
         let awaited: Vec<FetchId> = self.store.awaited(gather).collect();
         awaited.into_iter().for_each(|id| self.hurry_fetch(id));
@@ -182,7 +182,7 @@ impl Core {
     ) {
         let deadline = match class {
             Class::Decode => until.min(self.now + self.bring.others_deadline()),
-            // Nobody waits: it has as long as the prefetch lives.
+            // Nobody waits: the chunk has as long as the prefetch lives.
             Class::Prefetch => Duration::MAX,
         };
         let fingerprint = self.store.fingerprint(namespace).unwrap_or(Fingerprint([0; 32]));
@@ -222,7 +222,7 @@ impl Core {
         self.finish_gathers(&late);
     }
 
-    /// Ends gathers that nothing is to come for any more; a prefetch that nobody has collected yet stays.
+    /// Ends gathers for which nothing more will come; a prefetch that nobody has collected yet stays.
     pub(crate) fn finish_gathers(&mut self, ready: &[u64]) {
         for gather in ready {
             let waiting = self.bring.waiting.get(gather).and_then(|waiting| waiting.request);

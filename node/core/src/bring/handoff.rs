@@ -26,7 +26,7 @@ use crate::store::{
     Wanted,
 };
 
-/// Sessions that wait for news, by follow. As many as they have requests under way, which each session bounds.
+/// Sessions that wait for news, by follow. The sessions' limits of requests bound their number.
 #[derive(Debug, Default)]
 pub(super) struct Followers(HashMap<u64, Vec<Follower>>);
 
@@ -37,11 +37,11 @@ struct Follower {
     until: Duration,
 }
 
-/// By follow: the writer's node that it names, from which attempt on, and for how long nothing may come.
+/// By follow: the writer, the earliest attempt, and the longest silence.
 pub(super) type Writers = HashMap<u64, (Writer, u64, u64)>;
 
 impl Core {
-    /// Starts to follow chunks, and has those come that another node's engine writes.
+    /// Starts to follow chunks, and asks for the chunks that another node's engine writes.
     pub(crate) fn follow(&mut self, request: RequestId, ask: Follow) -> Result<(), Refused> {
         let Follow { namespace, chain, writer, attempt, patience_ms } = ask;
         let (patience_ms, now) = (patience_ms.min(MOST_PATIENCE_MS), self.millis());
@@ -66,7 +66,7 @@ impl Core {
         Ok(())
     }
 
-    /// Gives up orders that wait for an earlier attempt to write one of these chunks.
+    /// Gives up orders that wait for an earlier attempt at writing one of these chunks.
     fn end_earlier_attempts(&mut self, fingerprint: Fingerprint, hashes: &[ChunkHash], attempt: u64) {
         let order_of = |fetch: &Fetch| {
             let is_named = fetch.fingerprint == fingerprint && hashes.contains(&fetch.wanted.chunk.hash);
@@ -82,8 +82,8 @@ impl Core {
         }
     }
 
-    /// Asks the writers' nodes of follows whose chunks somebody else's fetch was to bring, and did not. Amid an order's end its
-    /// other chunks end next: those that failed are asked for together.
+    /// Asks the writers' nodes for followed chunks that another request's fetch should have brought and did not. Amid an order's
+    /// end, its other chunks end next: the failed chunks are then asked for together.
     pub(crate) fn follow_again(&mut self, is_amid_order: bool) {
         if is_amid_order {
             return;
@@ -112,7 +112,7 @@ impl Core {
         }
     }
 
-    /// Has a peer follow chunks, of each the pools that it names, or all where it names none. It lets go by
+    /// Has a peer follow chunks: for each chunk the named pools, or all pools if none are named. The peer lets go by
     /// [`Event::GrantEnded`](crate::Event::GrantEnded). `None` if peers follow too much.
     pub fn follow_for_peer(
         &mut self,
@@ -126,7 +126,7 @@ impl Core {
         self.store.follow_for_peer(fingerprint, chunks, attempt, patience_ms, now)
     }
 
-    /// Asks the writer's node for chunks, once: it sends their layers as it has them.
+    /// Asks the writer's node for chunks, once: the node sends their layers as they become ready.
     fn order_follow(
         &mut self,
         writer: &Writer,
@@ -163,7 +163,7 @@ impl Core {
         id
     }
 
-    /// A chunk of an order to follow, as long as it is under way.
+    /// A chunk of an order to follow, as long as the chunk is under way.
     fn followed(&self, order: OrderNumber, chunk: usize) -> Option<&Fetch> {
         let id = self.bring.orders.get(&order)?.followed(chunk)?;
         self.bring.fetches.get(&id).filter(|fetch| fetch.is_in(order))
@@ -191,11 +191,11 @@ impl Core {
         self.count(Counted::Placed(Some(Placement::Replicate)));
         let came =
             Came { checksums, pools, reads, is_on_disk_elsewhere: false, is_stored: false, is_copy: false };
-        // The next turn of a conversation begins with what this one was handed: it stays.
+        // The next turn of the conversation begins with the chunks of this one: they stay.
         self.end_fetch(id, Some(came), Some(ChangeKind::Gained));
     }
 
-    /// Nothing of an order to follow is to come any more.
+    /// Ends an order to follow: nothing more of it will come.
     pub(crate) fn follow_ended(&mut self, number: OrderNumber) {
         let Some(order) = self.bring.orders.get(&number).filter(|order| order.is_follow()) else { return };
         for chunk in 0..order.len() {

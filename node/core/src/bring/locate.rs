@@ -19,7 +19,7 @@ use crate::store::ids::{ChunkKey, SessionId};
 use crate::store::{FetchId, Source, Walk};
 use crate::tiers::known::Fact;
 
-/// Positions of a chain that are not on this node, and who may be asked for them.
+/// Positions of a chain whose chunks are not on this node, and the places that may be asked for them.
 #[derive(Debug, Default)]
 pub(super) struct Missing {
     positions: Vec<u32>,
@@ -31,22 +31,22 @@ pub(super) struct Missing {
 /// The places of chunks that are not on this node.
 #[derive(Debug, Default)]
 pub(super) struct Located {
-    /// Positions that were asked for, in order.
+    /// The requested positions, in order.
     positions: Vec<u32>,
     /// The holders of each chunk.
     holders: Vec<Holders>,
     /// The chunks that the object store has.
     pub(super) stored: Vec<u32>,
-    /// Whether time may have passed: somebody was asked who answers later.
+    /// Whether time may have passed, since a question was answered later.
     pub(super) took_time: bool,
-    /// Positions of which nobody knows who holds the chunks: homes did not answer.
+    /// Positions whose holders are unknown because homes did not answer.
     pub(super) unanswered: Vec<u32>,
 }
 
 /// A search for chunks.
 #[derive(Debug)]
 pub(super) struct Question {
-    purpose: Purpose,
+    purpose: LocatePurpose,
     cause: Cause,
     missing: Missing,
     located: Located,
@@ -57,7 +57,7 @@ pub(super) struct Question {
 
 /// The next step once the places of the chunks are known.
 #[derive(Debug)]
-pub(super) enum Purpose {
+pub(super) enum LocatePurpose {
     Lookup(RequestId, Lookup),
     Lease(RequestId, Lease),
     Prefetch(RequestId, Lookup),
@@ -104,12 +104,12 @@ impl Located {
         at.and_then(|at| self.holders.get(at)).cloned().unwrap_or_default()
     }
 
-    /// Whether anybody has any of the chunks.
+    /// Whether any of the chunks is anywhere.
     pub(super) fn is_anywhere(&self) -> bool {
         !self.stored.is_empty() || self.holders.iter().any(|holders| !holders.is_empty())
     }
 
-    /// The first of them.
+    /// The first node that has the chunk at a position.
     pub(super) fn first_holder(&self, position: u32) -> Option<Holder> {
         let at = self.positions.binary_search(&position).ok()?;
         self.holders.get(at)?.first().copied()
@@ -123,18 +123,18 @@ impl Located {
 }
 
 impl Question {
-    /// The session whose request it belongs to.
+    /// The session whose request the question belongs to.
     pub(super) fn session(&self) -> Option<SessionId> {
         match self.purpose {
-            Purpose::Lookup(request, _) | Purpose::Lease(request, _) | Purpose::Prefetch(request, _) => {
-                Some(request.session)
-            }
-            Purpose::Again(_) | Purpose::Drain => None,
+            LocatePurpose::Lookup(request, _)
+            | LocatePurpose::Lease(request, _)
+            | LocatePurpose::Prefetch(request, _) => Some(request.session),
+            LocatePurpose::Again(_) | LocatePurpose::Drain => None,
         }
     }
 }
 
-impl Purpose {
+impl LocatePurpose {
     fn chain(&self) -> Option<(u32, &Chain)> {
         match self {
             Self::Lookup(_, ask) | Self::Prefetch(_, ask) => Some((ask.namespace, &ask.chain)),
@@ -171,7 +171,7 @@ impl Core {
     }
 
     /// Finds the places of the missing chunks, then takes the next step.
-    pub(super) fn locate(&mut self, purpose: Purpose, missing: Missing, cause: Cause) {
+    pub(super) fn locate(&mut self, purpose: LocatePurpose, missing: Missing, cause: Cause) {
         let located = Located { positions: missing.positions.clone(), ..Located::default() };
         let until = Duration::ZERO;
         let mut question = Question { purpose, cause, missing, located, asks: Asks::Siblings, until };
@@ -203,7 +203,7 @@ impl Core {
             return self.order_fetches(ids);
         }
         let question = self.ask(Question {
-            purpose: Purpose::Again(ids),
+            purpose: LocatePurpose::Again(ids),
             cause: Cause::default(),
             missing: Missing::default(),
             located: Located::default(),
@@ -216,7 +216,7 @@ impl Core {
     /// Asks the directory who else has chunks that are to leave.
     pub(crate) fn ask_for_drain(&mut self, fingerprint: Fingerprint, chunks: Vec<ChunkRef>) -> QuestionId {
         let question = self.ask(Question {
-            purpose: Purpose::Drain,
+            purpose: LocatePurpose::Drain,
             cause: Cause::default(),
             missing: Missing::default(),
             located: Located::default(),
@@ -228,7 +228,7 @@ impl Core {
         question
     }
 
-    /// Other actors of this node said which chunks they hold.
+    /// Takes the answer of this node's other actors.
     pub(crate) fn siblings_found(&mut self, number: QuestionId, holders: Vec<Holders>) {
         let Some(mut question) = self.answered(number, |asks| matches!(asks, Asks::Siblings)) else { return };
         question.located.holders = holders;
@@ -236,25 +236,25 @@ impl Core {
         self.ask_directory(question);
     }
 
-    /// The directory answered.
+    /// Takes the directory's answer.
     pub(crate) fn holders_found(&mut self, number: QuestionId, holders: Vec<Holders>) {
         let Some(mut question) = self.answered(number, |asks| matches!(asks, Asks::Directory)) else {
             return;
         };
         match question.purpose {
-            Purpose::Again(ids) => return self.found_again(ids, holders),
-            Purpose::Drain => return self.drain_located(number, &holders),
+            LocatePurpose::Again(ids) => return self.found_again(ids, holders),
+            LocatePurpose::Drain => return self.drain_located(number, &holders),
             _ => {}
         }
         let unheld: Vec<usize> = question.located.unheld().collect();
-        if matches!(question.purpose, Purpose::Lookup(..)) {
+        if matches!(question.purpose, LocatePurpose::Lookup(..)) {
             self.remember_holders(&question, &unheld, &holders);
         }
         unheld.into_iter().zip(holders).for_each(|(at, others)| question.located.holders[at] = others);
         self.ask_objects(question);
     }
 
-    /// Some homes do not answer a question, or none does where no place is named.
+    /// Notes that the homes of some places of a question do not answer; all homes if no place is named.
     pub(crate) fn homes_did_not_answer(&mut self, number: QuestionId, places: &[u32]) {
         let Some(Question { located, .. }) = self.bring.questions.get_mut(&number) else { return };
         let asked: Vec<u32> = located.unheld().map(|at| located.positions[at]).collect();
@@ -264,7 +264,7 @@ impl Core {
         };
     }
 
-    /// The object store answered.
+    /// Takes the object store's answer.
     pub(crate) fn stored_found(&mut self, number: QuestionId, found: &[bool]) {
         let Some(mut question) = self.answered(number, |asks| matches!(asks, Asks::Objects(_))) else {
             return;
@@ -277,7 +277,7 @@ impl Core {
             if is_there {
                 question.located.stored.push(position);
             } else if !is_flat {
-                // Of what is behind the hole it said nothing.
+                // The answer says nothing of the chunks behind the hole.
                 break;
             }
         }
@@ -290,7 +290,7 @@ impl Core {
         if !question.missing.from_peers {
             return self.ask_objects(question);
         }
-        if !matches!(question.purpose, Purpose::Lookup(..)) {
+        if !matches!(question.purpose, LocatePurpose::Lookup(..)) {
             self.recall_holders(&mut question);
         }
         let unheld: Vec<usize> = question.located.unheld().collect();
@@ -370,20 +370,24 @@ impl Core {
         self.effects.push_back(Effect::FindStored { question, fingerprint, chunks, blocks });
     }
 
-    /// All is known that will be.
+    /// Ends a question: no more answers will come.
     fn located(&mut self, Question { purpose, cause, located, .. }: Question) {
         let (request, done) = match purpose {
-            Purpose::Lookup(request, ask) => (request, self.look_up_located(request, ask, &located)),
-            Purpose::Lease(request, ask) => (request, self.lease_located(request, &ask, &located, &cause)),
-            Purpose::Prefetch(request, ask) => (request, self.start_prefetch(request, ask, &located, &cause)),
-            Purpose::Again(_) | Purpose::Drain => return,
+            LocatePurpose::Lookup(request, ask) => (request, self.look_up_located(request, ask, &located)),
+            LocatePurpose::Lease(request, ask) => {
+                (request, self.lease_located(request, &ask, &located, &cause))
+            }
+            LocatePurpose::Prefetch(request, ask) => {
+                (request, self.start_prefetch(request, ask, &located, &cause))
+            }
+            LocatePurpose::Again(_) | LocatePurpose::Drain => return,
         };
         if let Err(refused) = done {
             self.effects.push_back(Effect::Refused { request, refused });
         }
     }
 
-    /// Goes on without late answers.
+    /// Ends the questions whose deadline has passed, without the late answers.
     pub(crate) fn answer_late_questions(&mut self) {
         let late = self.bring.questions.iter().filter(|(_, question)| question.until <= self.now);
         let mut late: Vec<QuestionId> = late.map(|(&number, _)| number).collect();
@@ -428,7 +432,7 @@ impl Core {
         number
     }
 
-    /// The question that an answer belongs to, if it waits for that.
+    /// The question that an answer belongs to, if it waits for this kind of answer.
     fn answered(&mut self, number: QuestionId, is_asked: impl Fn(&Asks) -> bool) -> Option<Question> {
         let is_asked = is_asked(&self.bring.questions.get(&number)?.asks);
         is_asked.then(|| self.bring.questions.remove(&number)).flatten()

@@ -10,7 +10,7 @@ use crate::lookups::{ChunkOutcome, LookupKind, LookupRecord, OutcomeRun, record}
 use crate::store::{LookupOptions, Refused, Walk};
 
 impl Core {
-    /// Finds the chunks of a request, and notes the request where it is refused.
+    /// Finds the chunks of a request, and notes the request if it is refused.
     pub(super) fn find_for(
         &mut self,
         kind: LookupKind,
@@ -28,7 +28,7 @@ impl Core {
         found
     }
 
-    /// Notes a lookup or a prefetch; its number.
+    /// Notes a lookup or a prefetch, and returns its number.
     pub(super) fn note_lookup(
         &mut self,
         kind: LookupKind,
@@ -49,7 +49,7 @@ impl Core {
         self.note(kind, request, about, (walk, located, options, chunks))
     }
 
-    /// Notes a lease; its number.
+    /// Notes a lease, and returns its number.
     pub(super) fn note_lease(
         &mut self,
         request: RequestId,

@@ -1,9 +1,9 @@
 //! Prefetches: bring a prompt's chunks while the engine does something else.
 //!
-//! A ticket is a gather that nobody waits for yet. It orders all its chunks at once, each from its place, as far as loading
-//! is faster than computing. Disk reads go some MiB at a time, and peers get orders of a few MiB, so that a cancelled
-//! prefetch stops soon. The engine asks for the progress, collects the chunks that have come, or cancels. A prefetch that an
-//! engine starts to wait for changes its class where it stands: at the disk, the object store and the gate before a peer.
+//! A ticket is a gather that nobody waits for yet. It orders all its chunks at once, each from its place, as far as loading is
+//! faster than computing. Disk reads go some MiB at a time, and peers get orders of a few MiB, so that a cancelled prefetch stops
+//! soon. The engine asks for the progress, collects the chunks that have come, or cancels. When an engine starts to wait for a
+//! prefetch, the class of its chunks changes at once, in the queues of the disk, the object store and the exchange.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use larder_protocol::table::Holder;
 
 use super::Waiting;
 use super::gather::{Errand, gather_cause};
-use super::locate::{Located, Purpose};
+use super::locate::{LocatePurpose, Located};
 use crate::Core;
 use crate::cause::Cause;
 use crate::effect::{Effect, Started};
@@ -32,7 +32,7 @@ impl Core {
         if missing.is_nothing() {
             return self.start_prefetch(request, ask, &Located::default(), &cause);
         }
-        self.locate(Purpose::Prefetch(request, ask), missing, cause);
+        self.locate(LocatePurpose::Prefetch(request, ask), missing, cause);
         Ok(())
     }
 
@@ -67,7 +67,7 @@ impl Core {
     ) -> Result<Started, Refused> {
         let Lookup { namespace, ref chain, .. } = *ask;
         let Some(chunk_tokens) = self.store.chunk_tokens(namespace) else { return Err(Refused::Internal) };
-        // What others have besides, lookups do not count on.
+        // Lookups do not count on pools that other nodes may have.
         let run = self.hoped(session, ask, elsewhere)?.unwrap_or_else(|| leading_chunks(found));
         let wanted = match prefill_speed(ask) {
             Some(tokens_per_second) => {
@@ -135,7 +135,7 @@ impl Core {
         }
     }
 
-    /// How many chunks a prefetch may bring; `None` if the lookup says it.
+    /// The number of chunks that a prefetch may bring; `None` if the lookup says it.
     fn hoped(
         &self,
         session: SessionId,
@@ -150,7 +150,7 @@ impl Core {
         self.store.hoped(session, ask.namespace, &ask.chain, chunks, elsewhere)
     }
 
-    /// How many of the chunks that were found come sooner than the engine computes them.
+    /// The number of found chunks that come sooner than the engine computes them.
     fn worth_loading(
         &mut self,
         namespace: u32,
@@ -169,7 +169,7 @@ impl Core {
                     Some(Tier::Disk) => Some(0),
                     Some(Tier::Object) => Some(1),
                     Some(Tier::Device | Tier::Host) => None,
-                    // What is only hoped for has no span.
+                    // A chunk that may be absent has no span.
                     Some(Tier::Peer) | None => located.first_holder(position).map(|holder| {
                         let known = sources.iter().position(|&other| other == holder);
                         2 + known.unwrap_or_else(|| {
@@ -190,7 +190,7 @@ impl Core {
     }
 }
 
-/// Chunks at the front of a prompt that were found without a hole.
+/// The number of chunks at the front of a prompt that were found without a hole.
 fn leading_chunks(found: &Found) -> usize {
     let run = found.spans.iter().scan(0, |end, span| {
         let follows = span.from == *end;
@@ -200,7 +200,7 @@ fn leading_chunks(found: &Found) -> usize {
     run.last().unwrap_or(0) as usize
 }
 
-/// Tokens that an engine computes in a second, where it says so and means it.
+/// Tokens that an engine computes in a second, if it gives a valid number.
 fn prefill_speed(ask: &Lookup) -> Option<f64> {
     ask.prefill_tokens_per_second.filter(|speed| speed.is_finite() && *speed > 0.0)
 }

@@ -34,7 +34,7 @@ pub enum Offer {
 }
 
 impl Core {
-    /// Keeps a chunk from reuse for a peer, which has it with blocks of these sizes.
+    /// Keeps a chunk from reuse for a peer, whose blocks of it have these sizes.
     pub fn offer(
         &mut self,
         now: Duration,
@@ -68,7 +68,7 @@ impl Core {
         Offer::Later(recall)
     }
 
-    /// Answers the peers that waited for a chunk, which is here now or did not come.
+    /// Answers the peers that waited for a chunk: it is here now, or did not come.
     pub(crate) fn end_recalls(&mut self, id: FetchId) {
         for Recalled { recall, fingerprint, hash, block_bytes } in
             self.bring.recalls.remove(&id).unwrap_or_default()

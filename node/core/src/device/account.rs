@@ -1,7 +1,7 @@
 //! The account of copies by a device: who asked for them, which slots they keep, who hears of their end.
 //!
-//! A copy has three ends, at three times. Its caller hears at the deadline at the latest. Its memory is free only when the
-//! device let go of it. Its number is valid until its caller was told.
+//! A copy has three ends, at three times. Its caller hears of the end, at the deadline at the latest. Its memory is free only
+//! when the device has let go of it. Its number is valid until the caller has heard.
 
 use std::collections::BTreeMap;
 
@@ -39,9 +39,9 @@ pub(super) struct AccountLimits {
 /// The resources that the device let go of.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Ended<H> {
-    /// It touches this no more.
+    /// The device touches these resources no more.
     pub(super) held: H,
-    /// All bytes are in place, and somebody counts on them: [`Account::finish`] reports it.
+    /// Whether all bytes are in place, and a caller waits for them: [`Account::finish`] reports it.
     pub(super) is_whole: bool,
 }
 
@@ -52,7 +52,7 @@ struct Copy<H> {
     fills: Vec<SlotId>,
     reads: Vec<SlotId>,
     deadline_ms: u64,
-    /// Whether it failed for its caller while the device may still be at it.
+    /// Whether the copy failed for its caller while the device may still be copying.
     is_told: bool,
     held: H,
 }
@@ -60,7 +60,7 @@ struct Copy<H> {
 #[derive(Debug)]
 struct Caller {
     session: SessionId,
-    /// Layers that it asked for.
+    /// The layers of the copy.
     of: u32,
     layers: u32,
     end: Option<CopyEnd>,
@@ -87,8 +87,8 @@ impl<H> Account<H> {
         }
     }
 
-    /// Begins a copy of `layers` layers that reads these slots of the device's own. If the device or the session has as many
-    /// copies as it may, the error returns the copy's resources.
+    /// Begins a copy of `layers` layers that reads these slots of the device's own. If the device or the session has reached its
+    /// limit of copies, the error returns the copy's resources.
     pub(super) fn begin(
         &mut self,
         now_ms: u64,
@@ -97,7 +97,7 @@ impl<H> Account<H> {
         reads: Vec<SlotId>,
         held: H,
     ) -> Result<DeviceCopyNumber, H> {
-        // A session that gives a copy up has it until the device let go of it.
+        // A copy that a session gave up counts for the session until the device has let go.
         let under_way = self.copies.values().filter(|copy| copy.session == Some(session)).count();
         let is_untold = |(number, caller): &(&DeviceCopyNumber, &Caller)| {
             caller.session == session && !self.copies.contains_key(number)
@@ -110,7 +110,7 @@ impl<H> Account<H> {
         Ok(number)
     }
 
-    /// Begins a copy that nobody asked for and nobody hears of, which fills reserved slots. An error as above.
+    /// Begins a copy without a caller, which fills reserved slots. The error is as in [`Self::begin`].
     pub(super) fn begin_own(
         &mut self,
         now_ms: u64,
@@ -145,7 +145,7 @@ impl<H> Account<H> {
         self.let_go(number, false).map(|ended| ended.held)
     }
 
-    /// The device has done this many layers of a copy.
+    /// Notes how many layers of a copy the device has done.
     pub(super) fn layers(&mut self, number: DeviceCopyNumber, done: u32) {
         let Some(caller) = self.callers.get_mut(&number).filter(|caller| caller.end.is_none()) else {
             return;
@@ -156,8 +156,8 @@ impl<H> Account<H> {
         }
     }
 
-    /// The device says how a copy ended. One that went well is to be finished by [`Account::finish`]; the caller of any other was
-    /// told. `None` if the device may still be at it.
+    /// Takes the end of a copy from the device. Finish a successful copy by [`Account::finish`]; the caller of any other copy has
+    /// been told. `None` if the device may still be copying.
     pub(super) fn ended(
         &mut self,
         number: DeviceCopyNumber,
@@ -172,7 +172,7 @@ impl<H> Account<H> {
         self.let_go(number, result.is_ok())
     }
 
-    /// Tells the callers of copies that took too long, and says which these are. What they touch stays held.
+    /// Tells the callers of copies that took too long, and returns these copies. Their resources stay held.
     pub(super) fn overdue(&mut self, now_ms: u64) -> Vec<DeviceCopyNumber> {
         let is_due = |copy: &Copy<H>| !copy.is_told && copy.deadline_ms <= now_ms;
         let due = self.copies.iter().filter(|(_, copy)| is_due(copy)).map(|(&number, _)| number);
@@ -181,7 +181,7 @@ impl<H> Account<H> {
         overdue
     }
 
-    /// Nothing of the device is left: it touches nothing any more.
+    /// Notes that nothing of the device is left, and returns all resources.
     pub(super) fn gone(&mut self) -> Vec<H> {
         let all: Vec<DeviceCopyNumber> = self.copies.keys().copied().collect();
         all.iter().for_each(|&number| self.fail(number, CopyEnd::Lost));
@@ -198,8 +198,8 @@ impl<H> Account<H> {
         self.copies.values_mut().map(|copy| &mut copy.held)
     }
 
-    /// A session asks how far a copy is: its answer is in [`Account::take_news`]. Of two requests the first is answered at once.
-    /// `false` if the session has no such copy, or was told its end.
+    /// Takes a session's question how far a copy is: the answer is in [`Account::take_news`]. A second question makes the first
+    /// be answered at once. `false` if the session has no such copy, or was told its end.
     pub(super) fn ask(
         &mut self,
         now_ms: u64,
@@ -219,7 +219,7 @@ impl<H> Account<H> {
         true
     }
 
-    /// Answers those who have waited as long as they wanted to.
+    /// Answers the requests whose wait is over.
     pub(super) fn answer_late(&mut self, now_ms: u64) {
         let is_late = |caller: &Caller| caller.asks.as_ref().is_some_and(|asks| asks.until_ms <= now_ms);
         let late = self.callers.iter().filter(|(_, caller)| is_late(caller)).map(|(&number, _)| number);
@@ -232,7 +232,7 @@ impl<H> Account<H> {
         std::mem::take(&mut self.news)
     }
 
-    /// A session asks for a copy no more, and its request is answered; whether it had such a copy.
+    /// Notes that a session asks for a copy no more, and answers its request. Returns whether the session had such a copy.
     pub(super) fn forget(&mut self, session: SessionId, number: DeviceCopyNumber) -> bool {
         let is_its = self.callers.get(&number).is_some_and(|caller| caller.session == session);
         if is_its {
@@ -242,13 +242,13 @@ impl<H> Account<H> {
         is_its
     }
 
-    /// A session ended: its copies under way.
+    /// Notes the end of a session, and returns its copies under way.
     pub(super) fn close(&mut self, session: SessionId) -> Vec<DeviceCopyNumber> {
         self.callers.retain(|_, caller| caller.session != session);
         self.numbers(|of| of == session)
     }
 
-    /// All sessions ended: their copies under way.
+    /// Notes the end of all sessions, and returns their copies under way.
     pub(super) fn close_all(&mut self) -> Vec<DeviceCopyNumber> {
         self.callers.clear();
         self.news.clear();
@@ -265,7 +265,8 @@ impl<H> Account<H> {
         self.copies.len()
     }
 
-    /// A copy failed for its caller while the device may still be at it. What it fills belongs to nobody any more.
+    /// Notes that a copy failed for its caller while the device may still be copying. The slots that it fills belong to nobody
+    /// any more.
     fn fail(&mut self, number: DeviceCopyNumber, end: CopyEnd) {
         let Some(copy) = self.copies.get_mut(&number).filter(|copy| !copy.is_told) else { return };
         copy.is_told = true;
@@ -273,7 +274,7 @@ impl<H> Account<H> {
         self.finish(number, end);
     }
 
-    /// The device touches nothing of a copy any more. What it brought is no hit where its caller was told of a failure.
+    /// Notes that the device touches nothing of a copy any more. Its bytes are no hit if its caller was told of a failure.
     fn let_go(&mut self, number: DeviceCopyNumber, is_well: bool) -> Option<Ended<H>> {
         let Copy { fills, reads, is_told, held, .. } = self.copies.remove(&number)?;
         let is_whole = is_well && !is_told;
@@ -282,7 +283,7 @@ impl<H> Account<H> {
         Some(Ended { held, is_whole })
     }
 
-    /// A copy has come to this end for its caller, unless it had come to one before.
+    /// Notes the end of a copy for its caller, unless the caller was told an end before.
     pub(super) fn finish(&mut self, number: DeviceCopyNumber, end: CopyEnd) {
         let Some(caller) = self.callers.get_mut(&number).filter(|caller| caller.end.is_none()) else {
             return;

@@ -9,7 +9,7 @@ use larder_protocol::session::Response;
 
 use super::{CopyClaims, HeldBy, SESSION_WORDS, SlotId, TOO_MANY_COPIES, Tensors};
 use crate::Core;
-use crate::effect::{BlockAt, Counted, DeviceOrder, DeviceWork, Effect, PagesCopy, Way};
+use crate::effect::{BlockAt, CopyDirection, Counted, DeviceOrder, DeviceWork, Effect, PagesCopy};
 use crate::event::{DeviceCopyNumber, RequestId};
 use crate::store::ids::SessionId;
 use crate::store::{BlockMove, CommitOrder, Place, Refused};
@@ -41,7 +41,7 @@ impl Core {
             }
         }
         self.count(Counted::ReadFromTier(reads.len() as u64 * facts.bytes));
-        let (way, first_page) = (Way::Load, first_page - first * per_chunk);
+        let (way, first_page) = (CopyDirection::Load, first_page - first * per_chunk);
         let copy = PagesCopy {
             way,
             session: request.session,
@@ -75,13 +75,13 @@ impl Core {
             self.store.postpone_commit(order);
             return Err(Refused::Unknown { what: "reservation", number: reservation });
         }
-        // Pages know where their layers stand in a whole block.
+        // The pages' layout has the places of their layers in a whole block.
         let skipped = u64::from(from_layer) * facts.layer_bytes();
         let at = |&BlockMove { place: Place { extent, offset }, .. }: &BlockMove| {
             BlockAt::Host(Place { extent, offset: offset - skipped })
         };
         let copy = PagesCopy {
-            way: Way::Save,
+            way: CopyDirection::Save,
             session: request.session,
             tensors,
             blocks: moves.iter().map(at).collect(),
@@ -126,7 +126,7 @@ impl Core {
         self.effects.push_back(Effect::DeviceCopy(DeviceOrder { number, pool_bytes, work }));
     }
 
-    /// The tensors of a copy that asks for nothing that there is not.
+    /// Checks a request for a copy, and returns its tensors.
     fn checked(
         &self,
         session: SessionId,
@@ -170,7 +170,7 @@ impl Core {
         }
     }
 
-    /// Answers those who wait for news of a copy.
+    /// Answers the requests that wait for news of a copy.
     pub(crate) fn tell_of_copies(&mut self) {
         for (request, progress) in self.device.account.take_news() {
             self.answer(request, Response::CopyProgress(progress));

@@ -58,7 +58,7 @@ impl Core {
             HeldBy::Load(load, wanted) => {
                 self.count(Counted::ByDevice(DeviceCopyEnd::Loaded, bytes));
                 self.device.account.finish(number, CopyEnd::Done);
-                // The load keeps what the tier wants in place until it is there.
+                // The load keeps the blocks that the tier wants in place until the tier has them.
                 match wanted.is_empty() {
                     true => self.store.end_load(load),
                     false => self.sum_wanted(load, wanted),
@@ -79,7 +79,7 @@ impl Core {
         }
     }
 
-    /// The device let go of a copy's memory, and the copy failed.
+    /// Ends a failed copy whose memory the device has let go of.
     fn failed(&mut self, held: CopyClaims) {
         match held.what {
             HeldBy::Save(order, _) => _ = self.store.finish_layers(order, None),
@@ -87,7 +87,7 @@ impl Core {
         }
     }
 
-    /// A copy was not begun: its caller may ask again.
+    /// Ends a copy that was not begun: its caller may ask again.
     pub(super) fn not_begun(&mut self, held: CopyClaims) {
         match held.what {
             HeldBy::Load(load, _) => self.store.end_load(load),
@@ -100,14 +100,15 @@ impl Core {
         }
     }
 
-    /// The device's thread never heard of a copy.
+    /// Ends a copy that the device's thread did not take.
     pub(super) fn withdraw(&mut self, number: DeviceCopyNumber) {
         if let Some(held) = self.device.account.withdraw(number) {
             self.not_begun(held);
         }
     }
 
-    /// A save is summed: it can be committed, if the right to do that has not ended. One for whose sums there was no room waits.
+    /// Takes the sums of a save: it can be committed, if the right to commit has not ended. A save without room for its sums
+    /// waits.
     pub(crate) fn saved(&mut self, save: Save, answer: CopyAnswer) {
         if answer == CopyAnswer::Busy {
             return self.device.unsummed.push(save);
@@ -138,7 +139,7 @@ impl Core {
         }
     }
 
-    /// A copy did not end in time: nobody gets its memory until the device lets go.
+    /// Quarantines the memory of a copy that did not end in time, until the device lets go.
     fn quarantine(&mut self, number: DeviceCopyNumber) {
         let device = &mut self.device;
         match device.account.held(number).map(|held| &held.what) {

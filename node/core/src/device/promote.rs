@@ -24,7 +24,7 @@ impl Device {
         tier.purge(is_purged).into_iter().for_each(|slot| account.slots.give_up(slot));
     }
 
-    /// A slot of the tier, where need be that of the block that should go next.
+    /// A free slot of the tier; if there is none, the slot of the block that should go next.
     fn reserve_slot(&mut self) -> Option<SlotId> {
         self.account.slots.reserve().or_else(|| {
             self.account.slots.give_up(self.tier.evict()?);
@@ -34,7 +34,7 @@ impl Device {
 }
 
 impl Core {
-    /// Marks the chunks of a lookup that the device tier has too, with all their blocks.
+    /// Marks the chunks of a lookup whose blocks the device tier has too, all of them.
     pub(crate) fn find_on_device(&self, session: SessionId, ask: &Lookup, found: &mut Found) {
         let tier = &self.device.tier;
         let is_asked = ask.tiers.is_empty() || ask.tiers.contains(&Tier::Device);
@@ -80,7 +80,7 @@ impl Core {
         let device = &mut self.device;
         let (mut slots, mut moves, mut bytes) = (Vec::new(), Vec::new(), 0);
         for block in wanted {
-            // Another copy may have brought it meanwhile, or it may be purged.
+            // Another copy may have brought the block meanwhile, or it may be purged.
             let key = ChunkKey { fingerprint: block.key.fingerprint, hash: block.key.hash };
             if !device.tier.wants(&block.key, block.bytes, u8::MAX) || self.store.is_condemned(&key) {
                 continue;

@@ -76,7 +76,7 @@ impl Slots {
         slot.copies.push(number);
     }
 
-    /// A copy has ended, and touches the slot no more. One that failed to fill it leaves it free.
+    /// Notes that a copy has ended, and touches the slot no more. A copy that failed to fill the slot leaves it free.
     pub(super) fn end(&mut self, id: SlotId, number: DeviceCopyNumber, is_whole: bool) {
         let slot = self.slot(id);
         let Some(position) = slot.copies.iter().position(|&copy| copy == number) else { return };

@@ -1,9 +1,9 @@
 //! The device tier: knows which blocks have a copy in the GPU memory that the node owns.
 //!
 //! It is a cache above host memory. A block comes here when its chunk is loaded for the second time, in one merged order per
-//! load; later loads take it from here. The host keeps its own copy, so the tier drops blocks and writes nothing back. A
-//! block's name stands for its bytes, since blocks are summed before they are copied here: a copy stays right whatever
-//! becomes of the chunk on the host. All slots have the size of the first engine's blocks. A lost GPU takes its tier along.
+//! load; later loads take it from here. The host keeps its own copy, so the tier drops blocks and writes nothing back. A block's
+//! name stands for its bytes, since blocks are summed before they are copied here: the copy stays right whatever happens to the
+//! chunk on the host. All slots have the size of the first engine's blocks. A lost GPU takes its tier along.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::store::TierUsage;
 use crate::store::ids::ChunkNumber;
 use crate::store::policy::{Facts, Policy, PolicyName, Removal, Verdict};
 
-/// The blocks that are there. All slots have one size, that of the first engine's blocks.
+/// The blocks of the tier. All slots have the size of the first engine's blocks.
 #[derive(Debug)]
 pub(super) struct DeviceTier {
     bytes: u64,
@@ -24,7 +24,7 @@ pub(super) struct DeviceTier {
     policy: Box<dyn Policy>,
     filled: u64,
     evicted: u64,
-    /// The GPU refused to fill it: nothing more is brought, until the GPU is opened anew.
+    /// Whether the GPU refused the tier's memory: nothing more is brought, until the GPU is opened anew.
     is_refused: bool,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct DeviceTier {
 struct Entry {
     key: BlockKey,
     is_filled: bool,
-    /// It was purged on its way here.
+    /// Whether the block was purged on its way here.
     is_purged: bool,
 }
 
@@ -51,7 +51,7 @@ impl DeviceTier {
         }
     }
 
-    /// An engine has blocks of this size: the first decides how large slots are. How many there are from now on more.
+    /// Notes the size of an engine's blocks: the first size decides the size of slots. Returns the number of new slots.
     pub(super) fn size_slots(&mut self, block_bytes: u64) -> u32 {
         if self.slot_bytes > 0 || block_bytes == 0 {
             return 0;
@@ -60,7 +60,7 @@ impl DeviceTier {
         u32::try_from(self.bytes / self.slot_bytes).unwrap_or(u32::MAX)
     }
 
-    /// Bytes of the GPU that it needs: whole slots.
+    /// Bytes of the GPU that the tier needs: whole slots.
     pub(super) fn pool_bytes(&self) -> u64 {
         self.bytes - self.bytes.checked_rem(self.slot_bytes).unwrap_or(self.bytes)
     }
@@ -75,7 +75,7 @@ impl DeviceTier {
         self.found.get(key).copied().filter(|slot| self.slots.get(slot).is_some_and(|entry| entry.is_filled))
     }
 
-    /// Whether a block of a chunk that was read so often should be here and is not, nor on its way.
+    /// Whether a block should be here, by its chunk's number of reads, and is neither here nor on its way.
     pub(super) fn wants(&self, key: &BlockKey, block_bytes: u64, reads: u8) -> bool {
         reads >= READS_TO_ADMIT
             && block_bytes <= self.slot_bytes
@@ -95,7 +95,7 @@ impl DeviceTier {
         self.slots.insert(slot, Entry { key, is_filled: false, is_purged: false });
     }
 
-    /// A block is here; whether it stays.
+    /// Notes that a block is here, and returns whether it stays.
     pub(super) fn filled(&mut self, slot: SlotId, facts: Facts) -> bool {
         let Some(entry) = self.slots.get_mut(&slot) else { return true };
         if entry.is_purged {
@@ -113,14 +113,14 @@ impl DeviceTier {
         self.take_out(slot, Removal::Dropped);
     }
 
-    /// The slot of a block that is wrong, or may be; it is here no more. One that is on its way was verified just now.
+    /// Drops a block that is or may be wrong, and returns its slot. A block on its way was verified just now.
     pub(super) fn drop_block(&mut self, key: &BlockKey) -> Option<SlotId> {
         let slot = self.find(key)?;
         self.take_out(slot, Removal::Dropped);
         Some(slot)
     }
 
-    /// Purges blocks: the slots of those that were here. One that is on its way is dropped when it is here.
+    /// Purges blocks, and returns the slots of those that were here. A block on its way is dropped when it arrives.
     pub(super) fn purge(&mut self, is_purged: impl Fn(&BlockKey) -> bool) -> Vec<SlotId> {
         let mut slots = Vec::new();
         for (&slot, entry) in self.slots.iter_mut().filter(|(_, entry)| is_purged(&entry.key)) {
@@ -137,7 +137,7 @@ impl DeviceTier {
         self.is_refused = true;
     }
 
-    /// The slot of the block that should go next, which is here no more.
+    /// Evicts the block that should go next, and returns its slot.
     pub(super) fn evict(&mut self) -> Option<SlotId> {
         let victim = self.policy.victim(&mut |_| Verdict::Take)?;
         let slot = SlotId(victim.position() as u32);
@@ -146,7 +146,7 @@ impl DeviceTier {
         Some(slot)
     }
 
-    /// The GPU is lost: the slots of all blocks that were here.
+    /// Drops all blocks, since the GPU is lost, and returns their slots.
     pub(super) fn clear(&mut self) -> Vec<SlotId> {
         self.is_refused = false;
         let mut slots: Vec<SlotId> =
@@ -172,15 +172,15 @@ impl DeviceTier {
     }
 }
 
-/// Policies know numbers alone.
+/// The number under which policies know a slot.
 fn chunk_of(slot: SlotId) -> ChunkNumber {
     ChunkNumber::at(slot.0 as usize)
 }
 
-/// A chunk that is read once is not worth the copy.
+/// Reads of a chunk before its blocks come here: a chunk that is read once is not worth the copy.
 const READS_TO_ADMIT: u8 = 2;
 
-/// Kernels move 16 bytes at a time, and the copy engine likes whole lines.
+/// Kernels move 16 bytes at a time, and the copy engine is fastest with whole lines.
 const SLOT_ALIGNMENT: u64 = 256;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Says which home is told something next.
+//! Decides which home gets a message next.
 //!
 //! A heap of due times, so that nobody looks through all homes to find the few that are due. An outdated entry stays in the
 //! heap until its time comes, and is then passed over.
@@ -10,7 +10,7 @@ use larder_protocol::table::NodeNumber;
 
 use crate::Millis;
 
-/// When which home is told something next.
+/// The times at which homes get their next messages.
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
     heap: BinaryHeap<Reverse<(Millis, NodeNumber)>>,
@@ -28,7 +28,7 @@ impl Agenda {
         }
     }
 
-    /// Plans a home for this time, where nothing is planned for it before.
+    /// Plans a home for this time, unless an earlier time is planned.
     pub(super) fn plan_sooner(&mut self, home: NodeNumber, at: Millis) {
         if self.planned.get(&home).is_none_or(|&planned| at < planned) {
             self.plan(home, at);
@@ -40,7 +40,7 @@ impl Agenda {
         self.planned.retain(|&home, _| stays(home));
     }
 
-    /// When the next home is due.
+    /// The time at which the next home is due.
     pub(super) fn next_due(&mut self) -> Option<Millis> {
         while let Some(&Reverse((at, home))) = self.heap.peek() {
             if self.planned.get(&home) == Some(&at) {
@@ -51,7 +51,7 @@ impl Agenda {
         None
     }
 
-    /// A home whose time has come; nothing is planned for it then.
+    /// Takes a home whose time has come off the agenda.
     pub(super) fn take_due(&mut self, now: Millis) -> Option<NodeNumber> {
         self.next_due().filter(|&at| at <= now)?;
         let Reverse((_, home)) = self.heap.pop()?;
@@ -60,7 +60,7 @@ impl Agenda {
     }
 }
 
-/// Outdated entries that are not worth making a new heap for.
+/// The number of outdated entries that does not yet pay for a new heap.
 const SLACK: usize = 64;
 
 #[cfg(test)]

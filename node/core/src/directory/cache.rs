@@ -1,11 +1,11 @@
 //! Recent answers of homes.
 //!
-//! So the head of a system prompt does not go to its home with every lookup, and a lease right after a lookup asks nobody
+//! With these answers, the head of a system prompt is not asked for at every lookup, and a lease right after a lookup asks nobody
 //! again. Two generations bound the cache by age and by number, without an ordered list.
 //!
-//! In a large cluster all nodes would ask the home of a common chunk, such as the head of a system prompt, and tell it that
-//! they have the chunk now. So where an answer names as many holders as it can, it stays good for minutes: one of these holders
-//! still has the chunk then. And most nodes do not announce such a chunk, as the home knows enough others.
+//! In a large cluster all nodes would ask the home of a common chunk, such as the head of a system prompt, and announce to it
+//! that they have the chunk now. So an answer that names as many holders as it can stays good for five minutes: one of these
+//! holders still has the chunk then. And three nodes in four do not announce such a chunk, as the home knows enough others.
 
 use std::collections::HashMap;
 
@@ -15,11 +15,11 @@ use super::{Changes, Holders, MAX_FOUND_HOLDERS};
 use crate::Millis;
 use crate::store::{Change, ChangeKind};
 
-/// Answers of homes, for a moment.
+/// Recent answers of homes.
 #[derive(Debug, Default)]
 pub struct Cache {
     recent: Generations,
-    /// Of chunks that many nodes have, in a large cluster.
+    /// Answers about chunks that many nodes have, in a large cluster.
     common: Generations,
     is_large: bool,
     own: NodeNumber,
@@ -40,7 +40,7 @@ struct Answer {
 }
 
 impl Cache {
-    /// The holders of a chunk, if they were asked for lately. Empty if there is none.
+    /// The holders of a chunk, if a home answered lately; empty if the chunk has no holder.
     #[must_use]
     pub fn get(&self, key: &RowKey, now: Millis) -> Option<&Holders> {
         let lasts = |answer: &&Answer, lasts_ms: u64| now.since(answer.at) < lasts_ms;
@@ -64,8 +64,8 @@ impl Cache {
         these.insert(key, Answer { holders, at: now }, turns_ms, most);
     }
 
-    /// Leaves out gains that need no announcement: an answer named enough other holders. One node in four announces the chunk
-    /// all the same, so that holders which lose it are made up for.
+    /// Leaves out gains that need no announcement, since an answer named enough other holders. One node in four announces the
+    /// chunk all the same, to replace holders that lose it.
     pub fn leave_out(&self, changes: &mut Changes, now: Millis) {
         let Changes::Since(changes) = changes else { return };
         if self.common.len() > 0 {
@@ -74,8 +74,8 @@ impl Cache {
         }
     }
 
-    /// Forgets that a holder has these chunks. Gives the chunks of which the home is to hear it: an answer of minutes ago does not
-    /// say that the home still names this holder.
+    /// Forgets that a holder has these chunks. Returns the chunks for which the home should hear it: an answer of some minutes
+    /// ago does not mean that the home still names this holder.
     pub fn not_held(&mut self, holder: Holder, keys: &[RowKey], now: Millis) -> Vec<RowKey> {
         let mut news = Vec::with_capacity(keys.len());
         for &key in keys {
@@ -84,14 +84,14 @@ impl Cache {
             if !self.common.get(&key).is_some_and(is_old) {
                 news.push(key);
             }
-            // Where nobody is left that the home spoke of, it may know others by now.
+            // If no holder of the answer is left, the home may know others by now.
             self.recent.not_held(holder, &key, 1);
             self.common.not_held(holder, &key, MIN_COMMON);
         }
         news
     }
 
-    /// Forgets the answers for partitions that have another home now, and holders of common chunks that have left.
+    /// Forgets the answers for partitions that have another home now, and common chunks' holders that have left the cluster.
     pub fn new_table(&mut self, old: &Table, new: &Table, own: NodeNumber) {
         (self.is_large, self.own) = (new.members.len() >= LARGE, own);
         let stays = |key: &RowKey, _: &mut Answer| {
@@ -138,7 +138,7 @@ impl Generations {
         self.young.insert(key, answer);
     }
 
-    /// Forgets that a holder has a chunk, and the answer where fewer holders than `least` are left.
+    /// Forgets that a holder has a chunk, and the whole answer if fewer than `least` holders are left.
     fn not_held(&mut self, holder: Holder, key: &RowKey, least: usize) {
         for answers in self.all() {
             if let Some(answer) = answers.get_mut(key) {
@@ -163,20 +163,20 @@ impl Generations {
     }
 }
 
-/// How long a holder's name is good for. A stale one costs a round trip.
+/// Lifetime of an answer that names holders. A stale holder costs a round trip.
 pub const HOLDERS_MS: u64 = 1_000;
 
-/// How long it is good to know that nobody holds a chunk: from a lookup to its lease, since a chunk that is computed
-/// meanwhile would be missed.
+/// Lifetime of the answer that nobody holds a chunk: from a lookup to its lease, since a chunk that is computed meanwhile would
+/// be missed.
 pub const NOBODY_MS: u64 = 20;
 
-/// Members of a cluster in which common chunks are treated apart.
+/// The number of members from which on common chunks are treated apart.
 pub const LARGE: usize = 64;
 
-/// Of so many nodes that come to hold a common chunk, one announces that.
+/// One in this many nodes that gain a common chunk announces it.
 const ANNOUNCES_ONE_IN: u64 = 4;
 
-/// How long the holders of a common chunk are good for.
+/// Lifetime of an answer about a common chunk.
 pub const COMMON_MS: u64 = 300_000;
 
 /// Holders of a common chunk: with fewer left, its home is asked again.

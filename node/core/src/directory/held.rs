@@ -5,7 +5,7 @@
 
 use larder_protocol::table::{PARTITIONS, RowKey, RunKey};
 
-/// The keys of all that one actor holds.
+/// The keys of the chunks that one actor holds.
 #[derive(Debug)]
 pub(super) struct HeldChunks {
     partitions: Vec<Vec<PackedKey>>,
@@ -18,13 +18,13 @@ pub(super) struct HeldChunks {
 pub(super) struct PackedKey([u64; 3]);
 
 impl HeldChunks {
-    /// Nothing.
+    /// No keys.
     pub(super) fn new() -> Self {
         let partitions = usize::from(PARTITIONS);
         Self { partitions: vec![Vec::new(); partitions], digests: vec![0; partitions] }
     }
 
-    /// Whether it was not there.
+    /// Adds a key; returns whether it was not there.
     pub(super) fn insert(&mut self, key: PackedKey) -> bool {
         let partition = usize::from(key.partition());
         let keys = &mut self.partitions[partition];
@@ -37,7 +37,7 @@ impl HeldChunks {
         true
     }
 
-    /// Whether it was there.
+    /// Removes a key; returns whether it was there.
     pub(super) fn remove(&mut self, key: PackedKey) -> bool {
         let partition = usize::from(key.partition());
         let keys = &mut self.partitions[partition];

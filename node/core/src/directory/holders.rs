@@ -23,13 +23,13 @@ pub(super) struct HolderState {
     pub(super) holder: Holder,
     incarnation: u64,
     stream: u64,
-    /// Number of the batch that comes next; `None` if the stream must start anew.
+    /// Number of the next batch; `None` if the stream must start anew.
     next: Option<u64>,
-    /// The sum of the digests of all it announced.
+    /// The sum of the digests of its announced rows.
     pub(super) digest: u64,
     /// Rows it has.
     pub(super) rows: u64,
-    /// Rows that it should have, and for which there was no room.
+    /// Announced rows for which there was no room.
     pub(super) missing: u64,
 }
 
@@ -40,19 +40,19 @@ pub(super) enum Next {
     Takes,
     /// The first of a new stream.
     Anew,
-    /// Known already; so is all up to this number.
+    /// The batch is known already, as are all batches up to this number.
     Known(u64),
-    /// Something before it is missing.
+    /// An earlier batch is missing.
     Missing,
 }
 
 impl KnownHolders {
-    /// How many.
+    /// The number of holders.
     pub(super) fn len(&self) -> usize {
         self.by_holder.len()
     }
 
-    /// Rows of all for which there was no room.
+    /// Rows of all holders for which there was no room.
     pub(super) fn missing(&self) -> u64 {
         self.slots.iter().flatten().map(|state| state.missing).sum()
     }
@@ -90,7 +90,7 @@ impl KnownHolders {
         self.slots[usize::from(slot)].as_mut().expect("a row's holder has a slot as long as the row")
     }
 
-    /// The holders that are no members any more, or were another life of one.
+    /// The holders that are no members any more, or belong to an earlier life of one.
     pub(super) fn gone(&self, table: &Table) -> Vec<HolderIndex> {
         let is_gone = |state: &HolderState| {
             table.member(state.holder.node).is_none_or(|member| member.incarnation != state.incarnation)
@@ -140,7 +140,7 @@ impl HolderState {
         self.next = None;
     }
 
-    /// A row is gone because its partition left.
+    /// Forgets a row whose partition left.
     pub(super) fn forget(&mut self, digest: u64) {
         self.digest = self.digest.wrapping_sub(digest);
         self.rows -= 1;

@@ -23,7 +23,7 @@ pub struct View {
     pub table: Arc<Table>,
     /// This node in it.
     pub own: NodeNumber,
-    /// Members that nothing is heard of.
+    /// Members that do not answer.
     pub silent: BTreeSet<NodeNumber>,
     /// Homes that did not answer in time.
     late: HashMap<NodeNumber, Late>,
@@ -32,9 +32,9 @@ pub struct View {
 /// A home that did not answer in time.
 #[derive(Debug, Clone, Default)]
 struct Late {
-    /// Questions in a row.
+    /// The number of late answers in a row.
     questions: u32,
-    /// Until when nobody asks it again.
+    /// The time until which nobody asks it again.
     until: Millis,
 }
 
@@ -61,8 +61,8 @@ pub struct HomeAsk {
 }
 
 impl View {
-    /// A home did not answer in time. After the second time in a row nobody asks it for a moment, a longer one each time.
-    /// It may be a holder as good as any: that blocks come from it is another matter.
+    /// Notes that a home did not answer in time. After the second time in a row, nobody asks it for a pause that grows each time.
+    /// As a holder of blocks the node is still asked.
     pub fn is_late(&mut self, home: NodeNumber, now: Millis) {
         let members = &self.table;
         self.late.retain(|home, late| late.until + FORGOTTEN_MS > now && members.member(*home).is_some());
@@ -88,7 +88,7 @@ impl View {
         !self.silent.contains(&home) && self.late.get(&home).is_none_or(|late| late.until <= now)
     }
 
-    /// Whether nodes of version 1 may be members: then homes are as they know them.
+    /// Whether nodes of version 1 may be members: then homes are those that they know.
     fn may_have_v1(&self) -> bool {
         is_merged(&self.table.homes)
     }
@@ -157,12 +157,12 @@ impl Lookup {
         self.cached
     }
 
-    /// The questions to send; none the second time.
+    /// The questions to send; empty at a second call.
     pub fn take_asks(&mut self) -> Vec<HomeAsk> {
         std::mem::take(&mut self.asks)
     }
 
-    /// Takes a home's answer, and has the cache keep it. What is wrong in it is passed over.
+    /// Takes a home's answer, and keeps it in the cache. Wrong parts of the answer are ignored.
     pub fn fill(
         &mut self,
         positions: &[u32],
@@ -172,7 +172,7 @@ impl Lookup {
         now: Millis,
     ) {
         positions.iter().for_each(|&position| self.answered[position as usize] = true);
-        // An honest home names each chunk so many times at most; a liar keeps nobody longer.
+        // An honest home sends this many spans at most; the spans of a liar are cut there.
         let mut named = positions.len() * MAX_FOUND_HOLDERS;
         for span in rows.spans.iter().take(MAX_SPANS) {
             let range = span.from as usize..span.to as usize;
@@ -190,14 +190,14 @@ impl Lookup {
         let has_moved = rows.epoch > view.table.epoch;
         for &position in positions {
             let holders = &self.found[position as usize];
-            // A home with a newer table may be none any more.
+            // A home with a newer table may not be the home any more.
             if !(holders.is_empty() && has_moved) {
                 cache.insert(self.keys[position as usize], holders.clone(), now);
             }
         }
     }
 
-    /// The places of the chunks of which no home has said anything, ascending.
+    /// The places of the chunks about which no home has answered, ascending.
     #[must_use]
     pub fn unanswered(&self) -> Vec<u32> {
         (0..).zip(&self.answered).filter(|(_, answered)| !**answered).map(|(place, _)| place).collect()
@@ -241,11 +241,11 @@ fn row_keys_before(fingerprint: &Fingerprint, chunks: &[ChunkRef]) -> Vec<Option
     chunks.iter().enumerate().map(key).collect()
 }
 
-/// How long a home is left alone that was late twice in a row, and how long at most.
+/// The first pause for a home that was late twice in a row.
 pub const FIRST_PAUSE_MS: u64 = 100;
 const LAST_PAUSE_MS: u64 = 1_000;
 
-/// After this time it is forgotten that a home was late.
+/// The time after which a late answer is forgotten.
 const FORGOTTEN_MS: u64 = 10_000;
 
 /// Spans of one answer: as many as an honest home sends at most.

@@ -8,10 +8,10 @@
 //! each pair of nodes: after a new table a thousand nodes do not all speak at once. A new table bothers only the nodes whose
 //! partitions it moves.
 //!
-//! A batch with which the home knows everything compares the sums too. Without one, sums are compared when their time comes and
-//! a connection with the home is open; where none is open, only after ten minutes (longer in a cluster of more than a thousand
-//! nodes), so that comparisons open few connections. So rows that a home lost are back within that time, and sooner at a home
-//! that anybody asks.
+//! A batch with which the home knows everything compares the sums too. Without one, sums are compared when their time comes and a
+//! connection with the home is open; without an open connection, only after ten minutes (longer in a cluster of more than a
+//! thousand nodes). Comparisons were most of the messages of a large cluster, and the reason why every pair of nodes was
+//! connected. Rows that a home lost are back within that time, and sooner at a home that anybody asks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,11 +52,11 @@ struct ClusterView {
 #[derive(Debug)]
 struct Home {
     partitions: Vec<u16>,
-    /// Whether they are others than in the table before.
+    /// Whether its partitions are others than in the table before.
     has_changed: bool,
-    /// When sums are compared next, if the home is near.
+    /// The time of the next comparison of sums, if a connection is open.
     probe_at: Millis,
-    /// When they are compared at the latest.
+    /// The latest time of the next comparison.
     probe_by: Millis,
 }
 
@@ -69,7 +69,7 @@ struct Device {
     paged: Option<HeldChunks>,
     /// By partition: whether its stream announces single changes. Otherwise the whole partition has still to be announced.
     is_announced: Vec<bool>,
-    /// By partition: the home that this is said of.
+    /// By partition: the home to which `is_announced` refers.
     told_to: Vec<Option<NodeNumber>>,
     streams: BTreeMap<NodeNumber, Stream>,
     moves: BTreeMap<PackedKey, Move>,
@@ -86,7 +86,7 @@ struct Move {
 /// Batches to send in one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outgoing {
-    /// To whom; this node may be among them.
+    /// The home that gets them; it may be this node.
     pub home: NodeNumber,
     /// The batches, at most one of each actor.
     pub announces: Vec<Announce>,
@@ -108,11 +108,11 @@ pub struct BatchId {
 /// The result of an answer to a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answered {
-    /// The home knows.
+    /// The home knows the batch.
     Known {
         /// Changes of the batch.
         changes: usize,
-        /// How long the oldest of them had waited, from when it happened.
+        /// How long the oldest of these changes had waited.
         lag_ms: u64,
         /// Holders that may give up their copies.
         moved: Vec<Moved>,
@@ -121,7 +121,7 @@ pub enum Answered {
     Restarted,
     /// The batch is sent again.
     Again,
-    /// It is the answer to nothing that is waited for.
+    /// Nobody waits for this answer.
     Late,
 }
 
@@ -137,7 +137,7 @@ pub struct Moved {
 }
 
 impl Outbox {
-    /// An empty outbox for a node that has begun streams already: its streams are newer.
+    /// An empty outbox for a node that has begun streams already: its next streams have higher numbers.
     #[must_use]
     pub fn begin_again(&self) -> Self {
         let place = ClusterView { streams_begun: self.place.streams_begun + 1, ..ClusterView::default() };
@@ -158,8 +158,8 @@ impl Outbox {
         }
     }
 
-    /// Takes a new table. The new homes of moved partitions hear everything held there; a home that started again hears
-    /// everything. The others hear nothing.
+    /// Takes a new table. The new homes of moved partitions hear all held chunks of these partitions; a home that started again
+    /// hears those of all its partitions. The other homes hear nothing.
     pub fn new_table(&mut self, table: &Arc<Table>, own: NodeNumber, now: Millis) {
         let Self { place, devices, agenda } = self;
         let was_another = place.new_table(table, own, now);
@@ -218,7 +218,7 @@ impl Outbox {
         let compares =
             announces.len() == devices.len() && announces.iter().all(|announce| announce.digest.is_some());
         if let Some(at_home) = place.homes.get_mut(&home).filter(|_| probes || compares) {
-            // The turn that is planned is left out, so that the homes' turns stay apart.
+            // The planned turn is left out, so that the homes' turns stay apart.
             let turn = if probes { now } else { at_home.probe_at.min(now + probe_ms(homes)) };
             at_home.probe_at = turn + probe_ms(homes);
             at_home.probe_by = at_home.probe_at + far_ms(homes);
@@ -226,7 +226,7 @@ impl Outbox {
         announces
     }
 
-    /// Plans when a home is told something next.
+    /// Plans the next message to a home.
     fn plan(&mut self, home: NodeNumber) {
         let Some(at_home) = self.place.homes.get(&home) else { return };
         let streams = self.devices.values().filter_map(|device| device.streams.get(&home));
@@ -317,7 +317,7 @@ impl ClusterView {
         was_another
     }
 
-    /// A time of this pair of nodes within a range, which is chance to all others.
+    /// A time within a range: fixed for this pair of nodes, and random among pairs.
     fn phase(&self, home: NodeNumber, range_ms: u64) -> u64 {
         let mut name = [0; 20];
         name[..2].copy_from_slice(&self.own.0.to_le_bytes());
@@ -327,7 +327,7 @@ impl ClusterView {
         xxh3_64(&name) % range_ms.max(1)
     }
 
-    /// The next stream's number. They grow over all streams, so that a home that was left and comes back hears a new one.
+    /// The next stream's number. Numbers grow over all streams, so that a home that was left and comes back gets a new one.
     fn begin_stream(&mut self) -> u64 {
         self.streams_begun += 1;
         self.streams_begun
@@ -375,12 +375,12 @@ impl Device {
         }
     }
 
-    /// Takes some of all that the actor holds; with the last page it holds nothing else.
+    /// Takes a page of the chunks that the actor holds; after the last page it holds nothing else.
     fn take_page(&mut self, place: &ClusterView, agenda: &mut Agenda, page: &Page, now: Millis) {
         if page.is_first {
             self.paged = Some(HeldChunks::new());
         }
-        // One in the middle whose first was not seen: the actor begins again.
+        // A page in the middle, and the first was not seen: the actor begins again.
         let Some(paged) = &mut self.paged else { return };
         for (space, chunk) in &page.chunks {
             paged.insert(RowKey::new(space, chunk).into());
@@ -426,7 +426,7 @@ impl Device {
         }
     }
 
-    /// Takes the homes of a new table. A stream goes on where its home has the partitions that it had.
+    /// Takes the homes of a new table. A stream goes on if its home has the same partitions as before.
     fn new_table(&mut self, place: &mut ClusterView, now: Millis) {
         self.streams.retain(|&home, stream| {
             place.home_incarnation(home) == Some(stream.home_incarnation) && place.homes.contains_key(&home)
@@ -449,7 +449,7 @@ impl Device {
                 let told_by_one = is_known && self.told_to[at] == Some(home) && self.is_announced[at];
                 self.told_to[at] = Some(home);
                 stream.digest = stream.digest.wrapping_add(self.held.digest(partition));
-                // There is nothing to tell of a partition of which nothing is held.
+                // A partition without held chunks needs no announcement.
                 self.is_announced[at] = told_by_one || self.held.partition(partition).is_empty();
                 if !self.is_announced[at] {
                     stream.unannounced.push(partition);
@@ -504,14 +504,14 @@ impl Device {
         stream.restart(place.begin_stream(), unannounced, now);
     }
 
-    /// The moves that a home knows with these changes, by whom they are from.
+    /// The moves that a home knows with these changes, by former holder.
     fn moved(&mut self, changes: &[RowChange]) -> Vec<Moved> {
         let mut moved: BTreeMap<(Holder, [u8; 32]), Vec<ChunkHash>> = BTreeMap::new();
         if self.moves.is_empty() {
             return Vec::new();
         }
         for change in changes.iter().filter(|change| change.is_held) {
-            // A chunk that was lost again meanwhile is not among the moves any more: its holder must keep it.
+            // A chunk that was lost again meanwhile is not among the moves any more: its former holder must keep it.
             if let Some(gained) = self.moves.remove(&PackedKey::from(change.row)) {
                 moved.entry((gained.from, gained.fingerprint.0)).or_default().push(gained.hash);
             }
@@ -532,7 +532,7 @@ fn homes(table: &Table) -> BTreeMap<NodeNumber, Vec<u16>> {
     let numbers = table.members.last().map_or(0, |member| usize::from(member.number.0) + 1);
     let mut partitions = vec![Vec::new(); numbers];
     for (partition, home) in (0..PARTITIONS).zip(&table.homes) {
-        // A home that is no member is nobody's: the coordinator makes no such table.
+        // The coordinator makes no table with a home that is no member.
         if let Some(partitions) = partitions.get_mut(usize::from(home.0)) {
             partitions.push(partition);
         }
@@ -573,7 +573,7 @@ fn far_ms(homes: usize) -> u64 {
     (homes as u64 * FAR_EACH_MS).max(FAR_MS)
 }
 
-/// In a small cluster sums are compared this often.
+/// The time between comparisons of sums with one home, in a small cluster.
 const PROBE_MS: u64 = 5_000;
 
 /// In a large cluster, the time between comparisons with two homes.
@@ -595,7 +595,7 @@ const PROBE_SOON_MS: u64 = 500;
 /// In a large cluster a node tells new homes what they should know within this time, not all at once.
 const MAX_SPREAD_MS: u64 = 500;
 
-/// Moves that wait until their home knows, for one actor. Past it a chunk has a copy more than it needs.
+/// The most moves of one actor that wait until their home knows. Beyond this number a chunk keeps a copy more than it needs.
 const MAX_MOVES: usize = 65_536;
 
 #[cfg(test)]

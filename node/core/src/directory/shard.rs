@@ -26,7 +26,7 @@ pub struct Shard {
     partitions: Vec<HashTable<Row>>,
     rows: u64,
     max_rows: u64,
-    /// Rows that somebody found wrong, until when they are kept back.
+    /// Rows that a reader found wrong, and the time until which they are kept back.
     doubts: HashMap<Doubt, Millis>,
     counts: ShardCounts,
 }
@@ -65,7 +65,7 @@ struct Doubt {
 }
 
 impl Shard {
-    /// No rows, before the first table. It takes `max_rows` at most, at about 17 bytes each.
+    /// A shard without rows, before the first table. It takes `max_rows` rows at most, at about 17 bytes each.
     #[must_use]
     pub fn new(max_rows: u64) -> Self {
         Self {
@@ -141,7 +141,7 @@ impl Shard {
     #[must_use]
     pub fn find(&self, find: &Find, now: Millis) -> Rows {
         let mut spans: Vec<RowSpan> = Vec::new();
-        // Those that reach the position.
+        // The spans that reach the position.
         let mut open: SmallVec<[usize; MAX_FOUND_HOLDERS]> = SmallVec::new();
         for (position, key) in (0_u32..).zip(find.rows.iter().take(larder_protocol::limits::MAX_FIND_ROWS)) {
             let mut still_open = SmallVec::new();
@@ -159,8 +159,8 @@ impl Shard {
         Rows { epoch: self.table.epoch, spans }
     }
 
-    /// Hides rows whose holder said that it has no such chunks. The holder's announcements decide: a row is shown again after
-    /// a new announcement, or if the holder still holds it some seconds later.
+    /// Hides rows whose holder said that it has no such chunks. The holder's announcements decide: a row is shown again after a
+    /// new announcement, or if the holder has not announced its loss some seconds later.
     pub fn not_held(&mut self, holder: Holder, rows: &[RowKey], now: Millis) {
         let Some(slot) = self.holders.find(holder) else { return };
         for key in rows {
@@ -178,7 +178,7 @@ impl Shard {
         self.doubts.retain(|_, until| *until > now);
     }
 
-    /// Rows that it has, those kept back included.
+    /// The number of rows, including those kept back.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.rows
@@ -220,7 +220,7 @@ impl Shard {
         self.partitions.iter().map(HashTable::allocation_size).sum()
     }
 
-    /// Every row that is shown.
+    /// All rows that are not kept back.
     #[must_use]
     pub fn rows(&self, now: Millis) -> Vec<(u16, u64, Holder)> {
         let tables = (0_u16..).zip(&self.partitions);
@@ -250,8 +250,7 @@ impl Shard {
         if !self.doubts.is_empty() {
             self.doubts.remove(&Doubt { partition, row });
         }
-        // The sum is over what was announced, whether there was room for it or not: what there is no room for is no
-        // reason to announce all of it again.
+        // The sum is over all announced rows, with or without room: a row without room is no reason to announce everything again.
         let state = self.holders.get_mut(slot);
         let rows = &mut self.partitions[usize::from(partition)];
         if is_held {
@@ -282,20 +281,21 @@ impl Shard {
                 state.rows -= 1;
                 self.rows -= 1;
             } else {
-                // It was left out: for want of room, or because others had it.
+                // The row was left out: for want of room, or because others had the chunk.
                 state.missing = state.missing.saturating_sub(1);
             }
         }
     }
 
-    /// Whether a holder's rows were left out, and there is room for them now, and some more: it would be asked for them again
-    /// and again if there is just enough.
+    /// Whether a holder's rows were left out, and there is now more room than they need: with just enough room, the holder would
+    /// be asked for them again and again.
     fn has_room_for_missing(&self, slot: HolderIndex) -> bool {
         let missing = self.holders.get(slot).missing;
         missing > 0 && self.rows.saturating_add(missing) <= self.max_rows - self.max_rows / KEPT_FREE
     }
 
-    /// As many holders of a chunk as an answer names. Where there are more, each moment has others, so that all of them serve.
+    /// As many holders of a chunk as an answer names. If there are more holders, the choice changes with time, so that all of
+    /// them serve.
     fn some_holders_of(&self, key: &RowKey, now: Millis) -> SmallVec<[Holder; MAX_FOUND_HOLDERS]> {
         let mut holders: SmallVec<[Holder; MAX_FOUND_HOLDERS]> = self.holders_of(key, now).collect();
         if holders.len() > MAX_FOUND_HOLDERS {
@@ -325,7 +325,7 @@ impl Shard {
         self.partitions[usize::from(partition)].find(row.digest, |other| *other == row).is_some()
     }
 
-    /// Drops all rows of these holders. It looks at every row, which at a million takes some milliseconds; it is seldom.
+    /// Drops all rows of these holders. This looks at every row, which takes some milliseconds for a million; it is seldom.
     fn drop_rows(&mut self, slots: &[HolderIndex]) {
         let had: u64 = slots.iter().map(|&slot| self.holders.get(slot).rows).sum();
         if had > 0 {
@@ -350,10 +350,11 @@ pub const MAX_ROW_HOLDERS: usize = 32;
 /// Holders of one chunk that an answer names: 8,192 chunks, all of them different, still fit a message.
 pub const MAX_FOUND_HOLDERS: usize = 8;
 
-/// Rows kept back at a time. Past it a stale row goes on costing round trips until its holder announces the loss.
+/// The most rows kept back at a time. Beyond this number a stale row goes on costing round trips until its holder announces the
+/// loss.
 const MAX_DOUBTS: usize = 4_096;
 
-/// How long a row is kept back: longer than a holder that lives needs to announce a loss.
+/// How long a row is kept back: longer than a living holder needs to announce a loss.
 const DOUBT_MS: u64 = 5_000;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The changes that one actor has still to tell one home.
+//! The changes that one actor has not told one home yet.
 
 use std::collections::BTreeSet;
 
@@ -18,9 +18,9 @@ pub(super) struct Stream {
     pub(super) pending: BTreeSet<PackedKey>,
     /// Partitions that are not announced to the home.
     pub(super) unannounced: Vec<u16>,
-    /// The sum of the digests of all that the actor holds of the home's partitions.
+    /// The sum of the digests of the actor's chunks in the home's partitions.
     pub(super) digest: u64,
-    /// Since when something waits to be told.
+    /// The time since which a change waits.
     waiting_since: Option<Millis>,
     flight: Flight,
     not_before: Millis,
@@ -32,7 +32,7 @@ pub(super) struct Stream {
 enum Flight {
     None,
     Sent(Batch),
-    /// It was lost, or came too early; it is sent again.
+    /// The batch was lost, or came too early; it is sent again.
     Waits(Batch),
 }
 
@@ -41,7 +41,7 @@ enum Flight {
 pub(super) struct Batch {
     /// The batch that was sent.
     pub(super) announce: Announce,
-    /// Since when its oldest change had waited.
+    /// The time since which its oldest change had waited.
     pub(super) since: Millis,
 }
 
@@ -56,7 +56,7 @@ pub(super) enum Due {
 }
 
 impl Stream {
-    /// A stream that has nothing to tell yet.
+    /// A stream without changes.
     pub(super) fn new(home_incarnation: u64, number: u64, now: Millis) -> Self {
         Self {
             home_incarnation,
@@ -72,7 +72,7 @@ impl Stream {
         }
     }
 
-    /// Begins again at 0 under a new number, not at once. All that is held is unannounced again.
+    /// Begins again at batch 0 under a new number, after a pause. All held chunks are unannounced again.
     pub(super) fn restart(&mut self, number: u64, unannounced: Vec<u16>, now: Millis) {
         (self.number, self.next_sequence, self.flight) = (number, 0, Flight::None);
         self.pending.clear();
@@ -81,22 +81,22 @@ impl Stream {
         self.back_off(now);
     }
 
-    /// A key was gained or lost that the home is told of one by one.
+    /// Notes a gained or lost key whose partition is announced change by change.
     pub(super) fn toggle(&mut self, key: PackedKey, now: Millis) {
-        // Gained and lost again before it was told: then the home need not know.
+        // The key was gained and lost again before it was told: the home need not know.
         if !self.pending.remove(&key) {
             self.pending.insert(key);
             self.waiting_since.get_or_insert(now);
         }
     }
 
-    /// Partitions wait from now on to be told as a whole, not at once.
+    /// Notes that whole partitions wait to be told, after a pause.
     pub(super) fn wait(&mut self, now: Millis, not_before: Millis) {
         self.waiting_since.get_or_insert(now);
         self.not_before = self.not_before.max(not_before);
     }
 
-    /// When there is something to do next; `None` before something else happens.
+    /// The time of the next task; `None` until something else happens.
     pub(super) fn next_due(&self) -> Option<Millis> {
         let at = match self.flight {
             Flight::Sent(_) => return None,
@@ -133,7 +133,7 @@ impl Stream {
         (self.number, self.next_sequence)
     }
 
-    /// A new batch is sent, and with it all that waited unless something is left.
+    /// Notes that a new batch is sent, with all waiting changes as far as they fit.
     pub(super) fn sent(&mut self, announce: Announce, now: Millis) {
         let since = self.waiting_since.take().unwrap_or(now);
         if !self.is_told() {
@@ -148,7 +148,7 @@ impl Stream {
         self.pending.is_empty() && self.unannounced.is_empty()
     }
 
-    /// Whether the answer to this batch is waited for.
+    /// Whether the stream waits for the answer to this batch.
     pub(super) fn waits_for(&self, number: u64, sequence: u64) -> bool {
         let is_it = |batch: &Batch| (batch.announce.stream, batch.announce.sequence) == (number, sequence);
         match &self.flight {
@@ -161,7 +161,7 @@ impl Stream {
     pub(super) fn acknowledged(&mut self) -> Option<Batch> {
         match std::mem::replace(&mut self.flight, Flight::None) {
             Flight::Sent(batch) | Flight::Waits(batch) => {
-                // A stream that starts anew again and again must slow down, though its first batches are taken.
+                // A stream that starts anew again and again must slow down, even if its first batches are taken.
                 if batch.announce.digest.is_some() {
                     self.backoff_ms = MIN_BACKOFF_MS;
                 }
@@ -185,10 +185,10 @@ impl Stream {
     }
 }
 
-/// So long a change waits for others.
+/// How long a change waits for further changes.
 pub const FLUSH_MS: u64 = 5;
 
-/// So many changes wait for no others.
+/// This many changes are sent at once.
 pub(super) const FLUSH_CHANGES: usize = 1_024;
 
 const MIN_BACKOFF_MS: u64 = 20;

@@ -30,7 +30,7 @@ pub enum DeviceWork {
 
 /// The direction of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum CopyDirection {
     /// From blocks into pages.
     Load,
     /// From pages into blocks.
@@ -41,7 +41,7 @@ pub enum Way {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PagesCopy {
     /// The direction.
-    pub way: Way,
+    pub way: CopyDirection,
     /// The session of the pages and words.
     pub session: SessionId,
     /// The device's own number of the tensors.

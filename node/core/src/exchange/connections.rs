@@ -1,13 +1,14 @@
 //! Decides which connections with other nodes are kept, and which one of a pair's is used.
 //!
-//! Two nodes use one connection, in both directions, whichever of them dialled it. Where both dial at once, both keep the one that
-//! the node with the lower name dialled; later the newer one is kept, since a peer that dials again does not see the older one.
-//! The other connection is a *double*: it gets no request from here and is closed once it is idle.
+//! Two nodes use one connection, in both directions, whichever of them dialled it. If both dial at once, both keep the connection
+//! that the node with the lower name dialled. Of two connections that were not dialled at once, the newer is kept, since a peer
+//! that dials again does not see the older one. The other connection is a *double*: it gets no request from here and is closed
+//! once it is idle.
 //!
-//! A connection is idle while no request of either side is in flight on it. Closing an idle one loses no request: a request that
-//! is on its way then was not served, and its asker asks again on another connection. So each side closes without asking the
-//! other. A connection closes when nobody used it for a minute, and beyond a number of connections the one that was used longest
-//! ago. Some requests only ride: they go where a connection is open, and do not keep it open.
+//! A connection is idle while no request of either side is in flight on it. Closing an idle connection loses no request: a
+//! request that is on its way at that moment is not served, and its asker asks again on another connection. So each side closes
+//! without asking the other. A connection closes after a minute without use. Beyond a number of connections, the one that was
+//! unused for longest closes. Some requests only ride: they go where a connection is open, and do not keep it open.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -24,7 +25,7 @@ pub struct Connections {
     by_peer: BTreeMap<Arc<str>, BTreeSet<ConnectionId>>,
     /// The idle connections, by the time from which their rest counts.
     idle: BTreeSet<(Duration, ConnectionId)>,
-    /// Idle ones that get no request from here.
+    /// Idle connections that get no request from here.
     idle_leaving: BTreeSet<(Duration, ConnectionId)>,
     closing: VecDeque<(ConnectionId, Closing)>,
     last_number: u64,
@@ -57,7 +58,7 @@ pub enum Closing {
 }
 
 impl Closing {
-    /// Whether nothing was in flight, so that the other side asks again.
+    /// Whether nothing was in flight when it closed, so that the other side may ask again.
     #[must_use]
     pub fn is_idle(self) -> bool {
         self != Self::Gone
@@ -69,27 +70,27 @@ struct Kept {
     peer: Arc<str>,
     dialler: Dialler,
     opened: Duration,
-    /// When it was used last, but for requests that ride.
+    /// The time of its last use, except by requests that ride.
     used: Duration,
     in_flight: usize,
-    standing: Standing,
+    standing: ConnectionUse,
 }
 
-/// What a connection is used for.
+/// The use of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
-    /// It came from somewhere else than where the peer is: it carries the peer's requests alone.
+enum ConnectionUse {
+    /// It came from another address than the peer's: it carries only the peer's requests.
     Unknown,
     /// The peer's connection.
     Used,
-    /// Another one is used.
+    /// Another connection with the peer is used.
     Double,
     /// It leads to an earlier life of the peer.
     Left,
 }
 
 impl Connections {
-    /// No connections. One is closed that nobody used for `max_idle`, and idle ones of more than `most`.
+    /// No connections. A connection closes after `max_idle` without use; of more than `most`, idle ones close.
     #[must_use]
     pub fn new(most: usize, max_idle: Duration) -> Self {
         Self {
@@ -105,23 +106,24 @@ impl Connections {
         }
     }
 
-    /// This node is called so.
+    /// Sets this node's name.
     pub fn set_own(&mut self, name: &str) {
         if *self.own != *name {
             self.own = Arc::from(name);
         }
     }
 
-    /// A connection with a node of this name is open. Of those dialled there, [`Self::is_at_home`] says which lead to the member.
+    /// Adds an open connection with a node of this name. If the other side dialled it, [`Self::is_at_home`] says that it leads to
+    /// the member.
     pub fn opened(&mut self, now: Duration, peer: &str, dialler: Dialler) -> ConnectionId {
         self.last_number += 1;
         let id = ConnectionId(self.last_number);
         let peer =
             self.by_peer.get_key_value(peer).map_or_else(|| Arc::from(peer), |(name, _)| Arc::clone(name));
         self.by_peer.entry(Arc::clone(&peer)).or_default().insert(id);
-        // A request is on its way from who dialled.
+        // A request of the side that dialled is on its way.
         let used = if dialler == Dialler::There { now + SETTLES } else { now };
-        let standing = Standing::Unknown;
+        let standing = ConnectionUse::Unknown;
         self.kept.insert(id, Kept { peer, dialler, opened: now, used, in_flight: 0, standing });
         self.idle.insert((used, id));
         if dialler == Dialler::Here {
@@ -131,27 +133,29 @@ impl Connections {
         id
     }
 
-    /// A connection leads to where the peer is: it is as good as one that was dialled here.
+    /// Notes that a connection leads to the peer's address: it is as good as one that was dialled here.
     pub fn is_at_home(&mut self, id: ConnectionId) {
-        let Some(new) = self.kept.get(&id).filter(|kept| kept.standing == Standing::Unknown) else { return };
+        let Some(new) = self.kept.get(&id).filter(|kept| kept.standing == ConnectionUse::Unknown) else {
+            return;
+        };
         match self.used(&new.peer) {
-            Some(old) if !self.goes_before(id, old) => self.set_standing(id, Standing::Double),
+            Some(old) if !self.goes_before(id, old) => self.set_standing(id, ConnectionUse::Double),
             old => {
-                old.into_iter().for_each(|old| self.set_standing(old, Standing::Double));
-                self.set_standing(id, Standing::Used);
+                old.into_iter().for_each(|old| self.set_standing(old, ConnectionUse::Double));
+                self.set_standing(id, ConnectionUse::Used);
             }
         }
     }
 
-    /// Connections that were dialled there, of which nobody knows whether they lead to where the peer is.
+    /// Connections that the other side dialled, for which it is unknown whether they lead to the peer's address.
     pub fn unknown(&self) -> impl Iterator<Item = ConnectionId> {
-        self.kept.iter().filter(|(_, kept)| kept.standing == Standing::Unknown).map(|(&id, _)| id)
+        self.kept.iter().filter(|(_, kept)| kept.standing == ConnectionUse::Unknown).map(|(&id, _)| id)
     }
 
     /// The connection for requests to a node.
     #[must_use]
     pub fn used(&self, peer: &str) -> Option<ConnectionId> {
-        self.of(peer).find(|id| self.kept[id].standing == Standing::Used)
+        self.of(peer).find(|id| self.kept[id].standing == ConnectionUse::Used)
     }
 
     /// A request of either side begins on a connection.
@@ -164,7 +168,7 @@ impl Connections {
         }
     }
 
-    /// It has ended: nothing of it is under way any more. `rides` says that it did not count as use.
+    /// Notes the end of a request. `rides` says that the request does not count as use.
     pub fn ends(&mut self, now: Duration, id: ConnectionId, rides: bool) {
         let Some(kept) = self.kept.get_mut(&id) else { return };
         if !rides {
@@ -178,23 +182,24 @@ impl Connections {
         self.settle(now);
     }
 
-    /// A connection is closed, by whomever.
+    /// Forgets a connection that either side closed.
     pub fn closed(&mut self, id: ConnectionId) {
         let Some(Kept { peer, standing, .. }) = self.remove(id) else { return };
-        if standing != Standing::Used {
+        if standing != ConnectionUse::Used {
             return;
         }
-        // The double may be the one that the other side uses.
-        let double = self.of(&peer).rfind(|id| self.kept[id].standing == Standing::Double);
-        double.into_iter().for_each(|double| self.set_standing(double, Standing::Used));
+        // The other side may be using the double.
+        let double = self.of(&peer).rfind(|id| self.kept[id].standing == ConnectionUse::Double);
+        double.into_iter().for_each(|double| self.set_standing(double, ConnectionUse::Used));
     }
 
-    /// A node is no member any more, or began another life. What was dialled here led to the earlier life.
+    /// Notes that a node is no member any more, or began another life. Connections that were dialled here led to the earlier
+    /// life.
     pub fn gone(&mut self, peer: &str) {
         for id in self.of(peer).collect::<Vec<_>>() {
             match self.kept[&id].dialler {
                 Dialler::Here => self.close(id, Closing::Gone),
-                Dialler::There => self.set_standing(id, Standing::Left),
+                Dialler::There => self.set_standing(id, ConnectionUse::Left),
             }
         }
     }
@@ -223,12 +228,12 @@ impl Connections {
         idle.into_iter().chain(leaving).min()
     }
 
-    /// The next connection to close, and why. It counts no longer.
+    /// The next connection to close, with the reason. It is forgotten.
     pub fn poll_close(&mut self) -> Option<(ConnectionId, Closing)> {
         self.closing.pop_front()
     }
 
-    /// How many are open.
+    /// The number of open connections.
     #[must_use]
     pub fn len(&self) -> usize {
         self.kept.len()
@@ -248,7 +253,7 @@ impl Connections {
         self.kept.len() > self.most
     }
 
-    /// Whether a connection is used, and not the other one.
+    /// Whether the first of two connections is used rather than the second.
     fn goes_before(&self, one: ConnectionId, other: ConnectionId) -> bool {
         let (one, other) = (&self.kept[&one], &self.kept[&other]);
         let is_by_lower = |kept: &Kept| (kept.dialler == Dialler::Here) == (*self.own < *kept.peer);
@@ -260,7 +265,7 @@ impl Connections {
         }
     }
 
-    fn set_standing(&mut self, id: ConnectionId, standing: Standing) {
+    fn set_standing(&mut self, id: ConnectionId, standing: ConnectionUse) {
         let (from, set) = self.rests_in(id);
         let is_idle = set.remove(&(from, id));
         let Some(kept) = self.kept.get_mut(&id) else { return };
@@ -271,17 +276,17 @@ impl Connections {
         }
     }
 
-    /// Where a connection stands when it is idle, and since when.
+    /// The list in which an idle connection rests, and the time since which it rests.
     fn rests_in(&mut self, id: ConnectionId) -> (Duration, &mut BTreeSet<(Duration, ConnectionId)>) {
         let kept = self.kept.get(&id);
         let from = kept.map_or(Duration::ZERO, |kept| kept.used);
         match kept.map(|kept| kept.standing) {
-            Some(Standing::Double | Standing::Left) => (from, &mut self.idle_leaving),
+            Some(ConnectionUse::Double | ConnectionUse::Left) => (from, &mut self.idle_leaving),
             _ => (from, &mut self.idle),
         }
     }
 
-    /// Closes what is idle for too long or too much.
+    /// Closes connections that were idle for too long, and idle ones beyond the limit.
     fn settle(&mut self, now: Duration) {
         let is_over = |first: Option<&(Duration, ConnectionId)>, pause| {
             first.filter(|&&(from, _)| from + pause <= now).map(|&(_, id)| id)
@@ -334,8 +339,8 @@ pub const MAX_IDLE: Duration = Duration::from_secs(60);
 /// A connection that gets no request from here is closed after this rest.
 const MAX_LEAVING: Duration = Duration::from_secs(1);
 
-/// A connection that was used within this time stays, though there are too many: its asker may only just have it.
+/// A connection that was used within this time stays, even if there are too many: a request may be about to begin on it.
 const SETTLES: Duration = Duration::from_millis(250);
 
-/// Connections between two nodes that were made within this time are of two dials at once.
+/// Two connections that were made within this time count as dialled at once.
 const TOGETHER: Duration = Duration::from_secs(3);

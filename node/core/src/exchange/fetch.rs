@@ -1,4 +1,4 @@
-//! Fetches: decides when each may ask its peer, and whether it asks a busy peer again.
+//! Fetches: decides when a fetch may ask its peer, and whether it asks a busy peer again.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use super::{Alarm, BusyPause, Effect, Exchange, PeerId, RequestId};
 /// A fetch's request to one peer on one stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
-    /// Bytes of its blocks; more than there are credits for count as all of them.
+    /// Bytes of its blocks; a fetch of more bytes than all credits takes all credits.
     pub bytes: u64,
     /// The urgency of their waiters.
     pub class: Class,
-    /// How long it may take, from when the peer is asked for the first time.
+    /// Time limit, from the moment when the peer is asked for the first time.
     pub deadline: Duration,
     /// Whether other peers have all of the blocks too: then the fetch does not wait for a busy peer.
     pub has_others: bool,
@@ -27,7 +27,7 @@ pub struct Turn {
     pub class: Class,
     /// How long it waited in the line.
     pub waited: Duration,
-    /// By when its blocks must have come; `None` if its peer cannot be asked any more.
+    /// The time by which its blocks must have come; `None` if its peer cannot be asked any more.
     pub until: Option<Duration>,
 }
 
@@ -35,7 +35,7 @@ pub struct Turn {
 pub(super) struct Request {
     pub(super) peer: PeerId,
     wanted: Wanted,
-    /// When it is over; known once the peer is asked for the first time.
+    /// The end of its time; known once the peer is asked for the first time.
     until: Option<Duration>,
     pause: BusyPause,
     pub(super) stage: Stage,
@@ -50,14 +50,14 @@ pub(super) enum Stage {
 }
 
 impl Exchange {
-    /// A fetch waits for its turn from now on.
+    /// Adds a fetch, which waits for its turn.
     pub fn fetch(&mut self, now: Duration, peer: PeerId, wanted: Wanted) -> RequestId {
         let request = self.begin(peer, wanted, Stage::Pauses);
         self.line_up(now, request);
         request
     }
 
-    /// A fetch gets another class. The time that it has waited counts on, and it may be its turn.
+    /// Changes the class of a fetch. Its waiting time still counts, and it may get its turn at once.
     pub fn change_class(&mut self, now: Duration, request: RequestId, class: Class) {
         let Some(state) = self.requests.get_mut(&request) else { return };
         let Some(peer) = self.peers.get_mut(&state.peer) else { return };
@@ -67,8 +67,8 @@ impl Exchange {
         self.admit(now, peer);
     }
 
-    /// A fetch's peer is too busy for `bytes` bytes. Returns whether the fetch gets another turn after a pause; otherwise it
-    /// is over.
+    /// Notes that a fetch's peer is too busy for `bytes` bytes. Returns whether the fetch gets another turn after a pause;
+    /// otherwise the fetch is over.
     pub fn is_busy(&mut self, now: Duration, request: RequestId, bytes: u64, retry: RetryAfter) -> bool {
         let chance = self.chance();
         self.give_back(now, request);
@@ -82,8 +82,8 @@ impl Exchange {
         true
     }
 
-    /// A fetch did not come in time. A peer that was heard since it was asked, but lets some fetches in a row wait in vain, is
-    /// left out too.
+    /// Notes that a fetch did not come in time. A peer that is heard, but lets several fetches in a row wait in vain, is left out
+    /// too.
     pub fn fetch_is_late(&mut self, now: Duration, request: RequestId, was_heard: bool) {
         let Some(&Request { peer, wanted, stage: Stage::Asked { at }, .. }) = self.requests.get(&request)
         else {
@@ -91,7 +91,7 @@ impl Exchange {
         };
         self.is_late(now, peer, at, was_heard);
         let Some(state) = self.peers.get_mut(&peer).filter(|_| was_heard) else { return };
-        // Those that wait at the same time count as one, and what was asked shortly before the end says nothing.
+        // Fetches that wait at the same time count as one, and a request shortly before the end says nothing.
         if at >= state.late_at && now.saturating_sub(at) >= wanted.deadline / 2 {
             state.late_at = now;
             state.late_fetches += 1;
@@ -101,7 +101,7 @@ impl Exchange {
         }
     }
 
-    /// A follow begins. It takes as long as a prefill and would keep fetches from passing the gate: it has a bound of its own.
+    /// Begins a follow. It takes as long as a prefill and would keep fetches from passing the gate, so it has a bound of its own.
     pub fn follow(&mut self, peer: PeerId) -> Option<RequestId> {
         let state = self.peers.get_mut(&peer).filter(|state| state.follows < FOLLOWS_PER_PEER)?;
         state.follows += 1;
@@ -109,8 +109,8 @@ impl Exchange {
         Some(self.begin(peer, wanted, Stage::Follows { late: 0 }))
     }
 
-    /// Whether a follow goes on after its peer was asked for a sign of life, and answered or not. One late answer is no reason to
-    /// give up.
+    /// Whether a follow goes on after a probe of its peer; `answers` says whether the peer answered. One late answer is no reason
+    /// to give up.
     pub fn follows_on(&mut self, request: RequestId, answers: bool) -> bool {
         let Some(Request { peer, stage: Stage::Follows { late }, .. }) = self.requests.get_mut(&request)
         else {
@@ -120,19 +120,19 @@ impl Exchange {
         *late < LATE_ANSWERS && self.peers.get(peer).is_some_and(|peer| !peer.is_silent())
     }
 
-    /// A fetch or follow is over, wherever it stands.
+    /// Ends a fetch or follow, waiting or not.
     pub fn leave(&mut self, now: Duration, request: RequestId) {
         self.give_back(now, request);
         self.requests.remove(&request);
     }
 
-    /// Bytes that are asked of a peer and have not come, in credits.
+    /// Bytes that are requested from a peer and have not come, in credits.
     #[must_use]
     pub fn bytes_under_way(&self, peer: PeerId) -> u64 {
         self.peers.get(&peer).map_or(0, |peer| peer.gate.bytes_under_way())
     }
 
-    /// Splits chunks of these sizes into batches, which have a stream each and at least a chunk: where they begin.
+    /// Splits chunks of these sizes into batches, each with a stream and at least one chunk, and returns where each begins.
     #[must_use]
     pub fn batches(&self, sizes: impl Iterator<Item = u64>) -> Vec<usize> {
         let (mut firsts, mut bytes) = (Vec::<usize>::new(), 0);
@@ -206,13 +206,13 @@ impl Request {
     }
 }
 
-/// So many fetches one after the other a peer may leave without an answer while it is heard.
+/// The number of fetches in a row that a heard peer may leave without an answer.
 pub(super) const LATE_FETCHES: u32 = 3;
 
-/// How often a peer whose writer is followed is asked whether it is there; it may take as long to answer.
+/// Time between probes of a peer whose writer is followed, and the time limit of each answer.
 pub const FOLLOW_PROBE: Duration = Duration::from_secs(1);
 
-/// So many answers in a row may be late from a peer whose writer is followed.
+/// The number of answers in a row that may be late from a peer whose writer is followed.
 const LATE_ANSWERS: u32 = 3;
 
 /// Follows of one peer at a time; each has a stream. A connection carries 256.

@@ -8,7 +8,7 @@ use crate::priority::Turns;
 pub(super) struct Gate {
     pub(super) turns: Turns<RequestId>,
     streams: usize,
-    /// In units of [`CREDIT_UNIT_BYTES`].
+    /// Free credits, in units of [`CREDIT_UNIT_BYTES`].
     credits: u64,
     all_credits: u64,
 }
@@ -37,16 +37,16 @@ impl Gate {
         self.credits += self.credits_for(bytes);
     }
 
-    /// Bytes that are asked for and have not come.
+    /// Bytes that are requested and have not come.
     pub(super) fn bytes_under_way(&self) -> u64 {
         (self.all_credits - self.credits) * CREDIT_UNIT_BYTES
     }
 
-    /// More than there are count as all of them.
+    /// The credits for this many bytes; at most all credits.
     fn credits_for(&self, bytes: u64) -> u64 {
         bytes.div_ceil(CREDIT_UNIT_BYTES).clamp(1, self.all_credits.max(1))
     }
 }
 
-/// Credits are counted in these.
+/// Bytes of one credit.
 const CREDIT_UNIT_BYTES: u64 = 4 << 10;

@@ -7,23 +7,23 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Pace {
     bytes_per_second: Option<NonZeroU64>,
-    /// When everything that was let pass so far is over.
+    /// The time at which all pieces that were let pass are sent, at this rate.
     over: Duration,
 }
 
 impl Pace {
-    /// Without a number, there is no limit.
+    /// A pace; no limit if `None`.
     pub(super) fn new(bytes_per_second: Option<NonZeroU64>) -> Self {
         Self { bytes_per_second, over: Duration::ZERO }
     }
 
-    /// Limits the rate anew, from the next piece on.
+    /// Sets another limit, from the next piece on.
     pub fn set(&mut self, bytes_per_second: Option<NonZeroU64>) {
         self.bytes_per_second = bytes_per_second;
     }
 
-    /// How long a piece waits before it goes; if its sender stops waiting, its turn is used all the same. Of the time in which
-    /// nothing went a little is made up for, since timers are late.
+    /// The time for which a piece waits before it goes. A sender that stops waiting still uses its turn. A little of the time in
+    /// which nothing was sent is made up for, since timers are late.
     pub fn pause(&mut self, now: Duration, bytes: u64) -> Duration {
         let Some(bytes_per_second) = self.bytes_per_second else { return Duration::ZERO };
         let turn = self.over.max(now.saturating_sub(MADE_UP));

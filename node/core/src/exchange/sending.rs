@@ -1,7 +1,7 @@
 //! Divides the bytes that may be in flight among the peers that this node sends to.
 //!
-//! Nobody has a fixed share. A peer may have as much in flight as is left free for the others: the first gets half of all,
-//! each next one half of the rest. So peers that stop reading never have everything. A quarter is kept from askers that only
+//! No peer has a fixed share. A peer may have as many bytes in flight as stay free for others: the first peer gets half of all,
+//! each next one half of the rest. So peers that stop reading never take everything. A quarter is kept from askers that only
 //! prefetch; they are told when to ask again.
 
 use std::collections::HashMap;
@@ -17,13 +17,13 @@ pub struct Sending {
 }
 
 impl Sending {
-    /// Nothing is being sent; `all_bytes` may be in flight to all peers together.
+    /// No bytes in flight; `all_bytes` may be in flight to all peers together.
     pub(super) fn new(all_bytes: u64) -> Self {
         Self { all_bytes, free_bytes: all_bytes, by_peer: HashMap::new() }
     }
 
-    /// Takes room for a chunk to a peer; the bytes to give back. A peer that has none under way gets it wherever there is room,
-    /// however large the chunk is. A prefetch leaves some room free.
+    /// Takes room to send a chunk to a peer, and returns the bytes to give back. A peer with nothing in flight gets room for a
+    /// chunk of any size, if any room is free. A prefetch leaves some room free.
     pub fn take(&mut self, peer: &str, bytes: u64, class: Class) -> Option<u64> {
         // A chunk larger than all that may be sent goes alone.
         let bytes = bytes.min(self.all_bytes);
@@ -47,7 +47,7 @@ impl Sending {
         self.all_bytes - self.free_bytes
     }
 
-    /// So many bytes to a peer were sent, or will not be.
+    /// Gives back the room of bytes to a peer that were sent, or will not be sent.
     pub fn give_back(&mut self, peer: &str, bytes: u64) {
         self.free_bytes += bytes;
         if let Some(has) = self.by_peer.get_mut(peer) {

@@ -1,8 +1,9 @@
 //! Tells silent peers from slow ones, and decides when a silent peer is asked for a sign of life.
 //!
-//! A peer that sends no packet for half a second is left out until it answers a probe. A peer that is only late is not left
-//! out. Where the coordinator has not heard a member for a while, a few others ask it for a sign of life, its [`witnesses`]:
-//! in a quiet cluster nobody else would find out that it is gone, and the coordinator removes early only on the word of two.
+//! A peer that sends no packet for half a second is left out until it answers a probe. A peer that is only late is not left out.
+//! If the coordinator has not heard a member for a while, a few others, the member's [`witnesses`], ask it for a sign of life. In
+//! a quiet cluster nobody else would notice that it is gone, and the coordinator removes a member early only if two others get no
+//! answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +17,10 @@ use super::{Alarm, Effect, Exchange, ExchangeLimits, PeerId};
 /// The state of a peer in one of its incarnations.
 #[derive(Debug)]
 pub(super) struct PeerHealth {
-    standing: Standing,
-    /// Fetches, one after the other, that it did not answer in time, though it was heard.
+    standing: Hearing,
+    /// The number of fetches in a row that it did not answer in time, though it was heard.
     pub(super) late_fetches: u32,
-    /// When the last of them was late.
+    /// The time at which the last of these fetches was late.
     pub(super) late_at: Duration,
     pub(super) gate: Gate,
     pub(super) follows: usize,
@@ -27,7 +28,7 @@ pub(super) struct PeerHealth {
 
 /// Doubted: nothing was heard for a moment. Silent: the peer is left out. The field `probe` is the last probe.
 #[derive(Debug)]
-enum Standing {
+enum Hearing {
     Well,
     Doubted { probe: u64 },
     Silent { probe: u64, pause: Duration },
@@ -36,24 +37,24 @@ enum Standing {
 impl PeerHealth {
     pub(super) fn new(limits: &ExchangeLimits) -> Self {
         let (late_fetches, late_at) = (0, Duration::ZERO);
-        Self { standing: Standing::Well, late_fetches, late_at, gate: Gate::new(limits), follows: 0 }
+        Self { standing: Hearing::Well, late_fetches, late_at, gate: Gate::new(limits), follows: 0 }
     }
 
     pub(super) fn is_silent(&self) -> bool {
-        matches!(self.standing, Standing::Silent { .. })
+        matches!(self.standing, Hearing::Silent { .. })
     }
 }
 
 impl Exchange {
-    /// A chunk came from a peer, or the word that it has none.
+    /// Notes that a peer sent a chunk, or said that it has none.
     pub fn heard(&mut self, peer: PeerId) {
         if let Some(peer) = self.peers.get_mut(&peer) {
             peer.late_fetches = 0;
         }
     }
 
-    /// A request of `asked` got no answer in time. A peer that sent any packet since then is only slow. A peer that sent no
-    /// packet for half a second is silent; after a shorter silence it is asked for a sign of life.
+    /// Notes that a request, sent at `asked`, got no answer in time. A peer that sent any packet since then is only slow. A peer
+    /// that sent no packet for half a second is silent; after a shorter silence it is asked for a sign of life.
     pub fn is_late(&mut self, now: Duration, peer: PeerId, asked: Duration, was_heard: bool) {
         if was_heard {
             return;
@@ -64,7 +65,7 @@ impl Exchange {
         self.doubt(peer, SILENCE);
     }
 
-    /// Asks each suspect member that this node is a witness of for a sign of life.
+    /// Asks the suspect members for which this node is a witness for a sign of life.
     pub(super) fn witness(&mut self) {
         let (table, own) = (Arc::clone(&self.table), self.own);
         let suspects = table.members.iter().filter(|member| is_suspect(member) && member.number != own);
@@ -81,18 +82,18 @@ impl Exchange {
     fn doubt(&mut self, peer: PeerId, deadline: Duration) {
         let probe = self.next_number();
         let state = self.peers.get_mut(&peer);
-        if let Some(state) = state.filter(|state| matches!(state.standing, Standing::Well)) {
-            state.standing = Standing::Doubted { probe };
+        if let Some(state) = state.filter(|state| matches!(state.standing, Hearing::Well)) {
+            state.standing = Hearing::Doubted { probe };
             self.effects.push_back(Effect::Probe { peer, probe, deadline });
         }
     }
 
-    /// A peer does not answer, or cannot be connected to: nobody waits for it until it answers, which is tried from now on.
+    /// Notes that a peer does not answer, or cannot be connected to: nobody waits for it until it answers a probe.
     pub fn falls_silent(&mut self, now: Duration, peer: PeerId) {
         let Some(state) = self.peers.get_mut(&peer).filter(|state| !state.is_silent()) else { return };
-        state.standing = Standing::Silent { probe: 0, pause: FIRST_PROBE_PAUSE };
+        state.standing = Hearing::Silent { probe: 0, pause: FIRST_PROBE_PAUSE };
         self.effects.push_back(Effect::Silent(peer));
-        // A peer that answers at once, and not when it is asked for blocks, is not asked for them at once again.
+        // A peer that answers probes at once, but not requests for blocks, is not asked for blocks at once again.
         if state.late_fetches >= LATE_FETCHES {
             self.alarms.insert((now + LATE_PAUSE, Alarm::Probe(peer)));
         } else {
@@ -105,19 +106,19 @@ impl Exchange {
         let chance = self.chance();
         let Some(state) = self.peers.get_mut(&peer) else { return };
         match &mut state.standing {
-            Standing::Doubted { probe: last } if *last == probe => {
-                state.standing = Standing::Well;
+            Hearing::Doubted { probe: last } if *last == probe => {
+                state.standing = Hearing::Well;
                 if !answers && !was_heard {
                     self.falls_silent(now, peer);
                 }
             }
-            Standing::Silent { probe: last, .. } if *last == probe && answers => {
-                state.standing = Standing::Well;
-                // It has one more try: each that is late leaves it out again.
+            Hearing::Silent { probe: last, .. } if *last == probe && answers => {
+                state.standing = Hearing::Well;
+                // It gets one more try: one late fetch leaves it out again.
                 state.late_fetches = state.late_fetches.min(LATE_FETCHES - 1);
                 self.effects.push_back(Effect::Answers(peer));
             }
-            Standing::Silent { probe: last, pause } if *last == probe => {
+            Hearing::Silent { probe: last, pause } if *last == probe => {
                 self.alarms.insert((now + pause.mul_f64(1.0 + chance / 2.0), Alarm::Probe(peer)));
                 *pause = (*pause * 2).min(LAST_PROBE_PAUSE);
             }
@@ -128,14 +129,14 @@ impl Exchange {
     /// Asks a silent peer for a sign of life.
     pub(super) fn probe(&mut self, peer: PeerId) {
         let number = self.next_number();
-        if let Some(PeerHealth { standing: Standing::Silent { probe, .. }, .. }) = self.peers.get_mut(&peer) {
+        if let Some(PeerHealth { standing: Hearing::Silent { probe, .. }, .. }) = self.peers.get_mut(&peer) {
             *probe = number;
             self.effects.push_back(Effect::Probe { peer, probe: number, deadline: PROBE_DEADLINE });
         }
     }
 }
 
-/// The members that find out whether a suspect one lives: the next ones by number that are not suspect.
+/// The members that find out whether a suspect member lives: the next members by number that are not suspect.
 pub fn witnesses(table: &Table, suspect: NodeNumber) -> impl Iterator<Item = NodeNumber> + '_ {
     let (before, after) = table.members.split_at(table.members.partition_point(|is| is.number <= suspect));
     let others = after.iter().chain(before).filter(|member| !is_suspect(member));
@@ -146,8 +147,8 @@ fn is_suspect(member: &Member) -> bool {
     member.state == MemberState::Suspect
 }
 
-/// A peer that sends no packet for this time, though it was asked for something, counts as absent. A process that is
-/// scheduled late on a busy machine is heard sooner.
+/// A peer that was asked for something and sends no packet for this time counts as absent. Even a process that is scheduled late
+/// on a busy machine is heard sooner.
 const SILENCE: Duration = Duration::from_millis(500);
 
 /// How long a peer that lets fetches wait in vain is left out at least.
@@ -156,7 +157,7 @@ const LATE_PAUSE: Duration = Duration::from_secs(1);
 /// How long a silent peer may take to show that it lives.
 pub const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Pauses between such attempts.
+/// The first pause between probes.
 const FIRST_PROBE_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PROBE_PAUSE: Duration = Duration::from_secs(1);
 

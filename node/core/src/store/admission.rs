@@ -6,8 +6,8 @@ use larder_protocol::ChunkHash;
 
 /// Counts the uses of chunks, for longer than they stay in memory.
 ///
-/// In two generations of at most `most` chunks each: when the younger is full, the older is forgotten. Takes about 24 bytes
-/// a remembered chunk.
+/// It has two generations of at most `most` chunks each: when the younger is full, the older is forgotten. A remembered chunk
+/// takes about 24 bytes.
 #[derive(Debug)]
 pub(super) struct Admission {
     most: usize,
@@ -17,13 +17,13 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// Remembers at least the last `most` chunks that were used, at most twice as many. One that was used `after_uses` times
-    /// is worth writing.
+    /// Remembers at least the last `most` used chunks, at most twice as many. A chunk that was used `after_uses` times is worth
+    /// writing.
     pub(super) fn new(most: usize, after_uses: u32) -> Self {
         Self { most: most.max(1), after_uses, younger: HashMap::new(), older: HashMap::new() }
     }
 
-    /// Notes a use (a commit or a hit) of a chunk; whether it is worth writing now.
+    /// Notes a use (a commit or a hit) of a chunk; returns whether the chunk is worth writing now.
     pub(super) fn used(&mut self, chunk: &ChunkHash) -> bool {
         let short = chunk.short();
         let uses = self.younger.get(&short).or_else(|| self.older.get(&short)).map_or(1, |uses| uses + 1);

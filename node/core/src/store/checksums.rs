@@ -1,4 +1,4 @@
-//! What is known of a block's bytes.
+//! The checksums of a block.
 
 use std::ops::Deref;
 
@@ -8,14 +8,14 @@ use smallvec::SmallVec;
 /// Checksums of one block. 24 bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Checksums {
-    /// Over the ranges' checksums and the key.
+    /// The checksum over the ranges' checksums and the key.
     pub whole: u64,
     /// The checksums of the layer ranges.
     pub ranges: Ranges,
 }
 
 impl Checksums {
-    /// Those of a block of this name whose layer ranges have these checksums.
+    /// The checksums of a block of this name whose layer ranges have these checksums.
     #[must_use]
     pub fn of(key: &BlockKey, ranges: impl IntoIterator<Item = u64>) -> Self {
         let ranges: Ranges = ranges.into_iter().collect();
@@ -28,7 +28,7 @@ impl Checksums {
 pub enum Ranges {
     /// There is one range.
     One(u64),
-    /// There are several. Behind one thin pointer, which leaves a block of one range its 32 bytes.
+    /// There are several ranges, behind one thin pointer, so that a block of one range still takes 32 bytes.
     Many(Box<Box<[u64]>>),
 }
 

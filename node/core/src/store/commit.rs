@@ -22,7 +22,8 @@ use crate::store::ChangeKind;
 pub struct CommitOrder {
     /// Its number, for [`Store::finish_commit`].
     pub order: OrderId,
-    /// The moves, one per block. A block that was handed over in pieces has one more for each, whose sum must be as it was then.
+    /// The moves, one per block. A block that was handed over in pieces has one more move for each piece, whose sum must be the
+    /// same as then.
     pub moves: Vec<BlockMove>,
     /// Bytes of the blocks.
     pub bytes: u64,
@@ -33,7 +34,7 @@ pub struct CommitOrder {
 pub struct BlockMove {
     /// Offset in the session's write window; `None` if the engine wrote the block into its place.
     pub source: Option<u64>,
-    /// Whether it was handed over layer by layer, so that only its checksum is wanted.
+    /// Whether the block was handed over layer by layer, so that only its checksum is wanted.
     pub is_in_place: bool,
     /// The block's place.
     pub place: Place,
@@ -60,17 +61,17 @@ pub(super) struct Order {
     pub(super) namespace: NamespaceId,
     pub(super) slices: Box<[u16]>,
     pub(super) chunks: Vec<ChunkId>,
-    /// The pool and its layers, where no more than they are handed over.
+    /// The pool and the layers, if only some layers are handed over.
     pub(super) layers: Option<(usize, Range<u32>)>,
-    /// By move, what was handed over.
+    /// By move, the piece that was handed over.
     pub(super) given: BTreeMap<usize, Given>,
-    /// Whether a device copies them.
+    /// Whether a device copies the bytes.
     pub(super) is_by_device: bool,
-    /// Slots that a device may still write to though nobody waits for it.
+    /// Slots that a device may still write to although nobody waits for it.
     pub(super) quarantined: Vec<Slot>,
 }
 
-/// What was handed over before, and is summed once more: bits may have changed since.
+/// A piece that was handed over before, and is summed once more: its bits may have changed since.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Given {
     checksum: u64,
@@ -166,7 +167,7 @@ impl Store {
         Ok(CommitOrder { order, moves, bytes })
     }
 
-    /// Has the pieces summed of a block that was handed over, and is the last of the moves so far.
+    /// Adds moves that sum the pieces of a block that was handed over; the block is the last move so far.
     fn sum_given(
         &self,
         number: NamespaceId,
@@ -189,7 +190,7 @@ impl Store {
         }
     }
 
-    /// The copies of an order cannot be made now: its chunks can be committed again.
+    /// Notes that an order's copies cannot be made now: its chunks can be committed again.
     pub fn postpone_commit(&mut self, order: OrderId) {
         let Some(held) = self.orders.open.get(&order) else { return };
         let Some(reservation) = held.reservation else {
@@ -210,9 +211,9 @@ impl Store {
         }
     }
 
-    /// The copies of an order are done: its blocks can be read, unless the right to commit has ended meanwhile.
-    /// `checksums` are in the order of the moves; `None` if the copying failed. Returns how many chunks were kept: none if layers
-    /// that were handed over are not what they were then.
+    /// Ends an order whose copies are done: its blocks can be read, unless the right to commit has ended meanwhile. `checksums`
+    /// are in the order of the moves; `None` if the copying failed. Returns how many chunks were kept: none if layers that were
+    /// handed over have changed since.
     pub fn finish_commit(&mut self, order: OrderId, checksums: Option<Vec<Checksums>>) -> u32 {
         let Some(order_open) = self.orders.open.remove(&order) else { return 0 };
         let Order { session, process, reservation, namespace, slices, chunks, given, quarantined, .. } =
@@ -249,7 +250,7 @@ impl Store {
 
     /// Evicts chunks to make room for new ones, before the new ones count as candidates.
     fn make_room_for(&mut self, number: NamespaceId, slices: &[u16], chunks: &[ChunkId]) {
-        // A chunk that only passed stays from now on.
+        // A chunk that was only passing stays from now on.
         chunks.iter().for_each(|&chunk| self.admit(chunk, ChangeKind::Gained));
         let new_chunks = chunks.iter().filter(|&&chunk| !self.index.get(chunk).is_cached()).count() as u64;
         let mut bytes = 0;
@@ -281,7 +282,7 @@ impl Store {
                     chunk.ready += 1;
                     self.cached_bytes += self.slab.slot_bytes_of(slot);
                     if chunk.orphaned_leases > 0 {
-                        // It goes the way of the chunk's other blocks, which a vanished process may still read.
+                        // The slot shares the fate of the chunk's other blocks, which a vanished process may still read.
                         self.slab.quarantine(slot);
                     }
                 }
@@ -302,7 +303,7 @@ impl Store {
             chunk.used = used;
             chunk.set_copy(false);
             if chunk.disk == OnDisk::Elsewhere {
-                // The record there lacks what was written here.
+                // The record on disk lacks the blocks that were written here.
                 chunk.disk = OnDisk::Nowhere;
             }
             if chunk.stored == Stored::There {
@@ -321,7 +322,7 @@ impl Store {
             }
             self.queue_disk_write(id);
         }
-        // From the first on: of a prompt that is not written whole, the beginning is of use.
+        // From the first chunk on: if a prompt is not written completely, its beginning is of use.
         chunks.iter().for_each(|&id| self.queue_upload(id));
     }
 
@@ -338,7 +339,7 @@ impl Store {
         }
     }
 
-    /// Marks reserved chunks as being copied; all of these positions or none.
+    /// Marks reserved chunks as being copied: all of these positions, or none.
     pub(super) fn start_copying(
         &mut self,
         session: SessionId,
@@ -380,7 +381,8 @@ impl Store {
     }
 }
 
-/// The checksums of the blocks among those of an order's moves; `None` if something given before has another one now.
+/// The checksums of whole blocks, among the checksums of an order's moves; `None` if a piece that was handed over has another
+/// checksum now.
 fn of_blocks(checksums: Vec<Checksums>, given: &BTreeMap<usize, Given>) -> Option<Vec<Checksums>> {
     let mut blocks = Vec::with_capacity(checksums.len());
     for (at, sums) in checksums.into_iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Copies of chunks that other nodes hold: they go first when room is scarce.
 //!
-//! Nobody tells a node that the chunk left the other node. But the other node used the chunk when it sent it, so it keeps it for
-//! about as long as this node keeps a chunk that nobody uses. After that time, a copy counts as an only copy.
+//! Nobody tells a node that the other node has evicted the chunk. But the other node used the chunk when it sent it, so it keeps
+//! the chunk for about as long as this node keeps an unused one. After that time, a copy counts as an only copy.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use super::ids::ChunkId;
 use super::index::OnDisk;
 use crate::placement::{Saves, copy_goes_first};
 
-/// The copies of a store, those that nobody used for longest first.
+/// The copies of a store, the longest unused first.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     line: VecDeque<Copy>,
@@ -20,18 +20,18 @@ pub(super) struct Copies {
 struct Copy {
     id: ChunkId,
     made_ms: u64,
-    /// Its last use, when it was looked at last.
+    /// The copy's last use, as of the last look.
     used_ms: u64,
 }
 
 impl Store {
-    /// A chunk that was just admitted is a copy of one that another node holds.
+    /// Notes that a chunk that was just admitted is a copy: another node holds it too.
     pub(super) fn is_copy(&mut self, id: ChunkId) {
         let now = self.age_ms();
         let chunk = self.index.get_mut(id);
         chunk.set_copy(true);
         if chunk.disk == OnDisk::Nowhere {
-            // Its node sees to that.
+            // The holder's own node decides about that.
             chunk.disk = OnDisk::Elsewhere;
         }
         self.copies.line.push_back(Copy { id, made_ms: now, used_ms: now });
@@ -63,5 +63,5 @@ impl Store {
     }
 }
 
-/// Copies that one search for a victim looks at.
+/// The most copies at which one search for a victim looks.
 const MOST_LOOKED_AT: usize = 8;

@@ -1,4 +1,4 @@
-//! The disk below the store: knows which chunks are there and which left.
+//! The disk below the store: knows which chunks are on disk, and which have left it.
 //!
 //! A chunk that only the disk has stays in the index, without a slot. So it keeps its place in the prefix tree, which
 //! announcements need; leaf-first eviction counts only children in memory.
@@ -18,7 +18,7 @@ use super::{Refused, Store};
 pub struct DiskStoreLimits {
     /// When chunks are written.
     pub write: WritePolicy,
-    /// For [`WritePolicy::WriteThroughSelective`]: from which use on, the commit included.
+    /// For [`WritePolicy::WriteThroughSelective`]: the number of uses, the commit included, from which a chunk is written.
     pub write_after_uses: u32,
     /// Limit of the bytes of chunks that wait to be written or are being written; further chunks are not written.
     pub max_waiting_bytes: u64,
@@ -66,7 +66,7 @@ impl Disk {
 }
 
 impl Store {
-    /// Makes a namespace known whose chunks are on disk, before any session names it.
+    /// Adds a namespace whose chunks are on disk, before any session names it.
     ///
     /// # Errors
     /// [`Refused`] if it does not fit this node.
@@ -90,8 +90,8 @@ impl Store {
         Ok(number.0.into())
     }
 
-    /// A chunk was found on disk with these pools when the node started. Whether its namespace is known, so that it can be
-    /// used.
+    /// Adds a chunk that was found on disk with these pools at the node's start. Returns whether its namespace is known, so that
+    /// the chunk can be used.
     pub fn recovered(&mut self, fingerprint: &Fingerprint, name: ChunkRef, pools: PoolSet) -> bool {
         let Some(number) = self.namespaces.of(fingerprint) else { return false };
         let Ok(id) = self.enter_name(number, name) else { return false };
@@ -103,7 +103,7 @@ impl Store {
         true
     }
 
-    /// A write to disk has ended, of these pools; whether the chunk is there. The caller ends its claim.
+    /// Ends a write of these pools to disk; `is_there` says whether the chunk is on disk. The caller ends its claim.
     pub(super) fn written_to_disk(&mut self, id: ChunkId, pools: PoolSet, is_there: bool) {
         let chunk = self.index.get_mut(id);
         if chunk.disk == OnDisk::Coming {
@@ -119,7 +119,7 @@ impl Store {
         } else if is_there && self.disk.is_some() {
             self.index.get_mut(id).disk_pools = pools;
             self.now_on_disk(id);
-            // It may have got another pool meanwhile.
+            // The chunk may have got another pool meanwhile.
             self.queue_disk_write(id);
         }
     }
@@ -129,7 +129,7 @@ impl Store {
         self.disk.is_some()
     }
 
-    /// Chunks are no longer on disk.
+    /// Notes that chunks are no longer on disk.
     pub fn left_disk(&mut self, keys: &[ChunkKey]) {
         // All are looked up before the first leaves the index.
         let known = keys.iter().filter_map(|ChunkKey { fingerprint, hash }| self.named(fingerprint, hash));
@@ -143,7 +143,7 @@ impl Store {
         self.index.settle();
     }
 
-    /// The disk is closed: nothing on it can be read any more, and nothing is written.
+    /// Closes the disk: nothing on it can be read any more, and nothing is written.
     pub fn disk_closed(&mut self) {
         let Some(Disk { line, .. }) = self.disk.take() else { return };
         for id in line.into_waiting() {
@@ -164,7 +164,7 @@ impl Store {
         self.disk.as_mut().map(|disk| std::mem::take(&mut disk.touched)).unwrap_or_default()
     }
 
-    /// A chunk that is on disk leaves memory.
+    /// Takes a chunk that is on disk out of memory.
     pub(super) fn leave_to_disk(&mut self, id: ChunkId) {
         let fingerprint = self.namespaces.get(self.index.get(id).namespace).fingerprint;
         let chunk = self.index.get_mut(id);
@@ -214,7 +214,7 @@ impl Store {
         self.tell(id, was_held, ChangeKind::Gained);
     }
 
-    /// The disk has a chunk no more. The caller settles the index.
+    /// Notes that the disk evicted a chunk. The caller settles the index.
     fn dropped_by_disk(&mut self, id: ChunkId) {
         if !self.index.get(id).is_resident() {
             self.remember(id, EvictionRule::Disk);
@@ -222,7 +222,7 @@ impl Store {
         self.no_longer_on_disk(id);
     }
 
-    /// The caller settles the index.
+    /// Forgets a chunk's place on disk. The caller settles the index.
     fn no_longer_on_disk(&mut self, id: ChunkId) {
         let was_held = is_held(self.index.get(id));
         if let Some(disk) = &mut self.disk {

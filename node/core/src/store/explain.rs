@@ -1,4 +1,5 @@
-//! Answers to "why was this a miss?" that the store gives now: what it has of a prompt, and the namespaces that resemble one.
+//! The store's present answers to "why was this a miss?": the chunks that it has of a prompt, and the namespaces that resemble
+//! one.
 
 use larder_protocol::namespace::HashAlgorithm;
 use larder_protocol::session::Tier;
@@ -20,12 +21,12 @@ pub struct OtherNamespace {
     pub differing: Vec<&'static str>,
     /// Its chunks here.
     pub chunks: u32,
-    /// Whether a chunk of it has the hash that was asked for; `None` where chunks of equal tokens have other hashes in it.
+    /// Whether a chunk of it has the requested hash; `None` if chunks of equal tokens have other hashes in it.
     pub has_chunk: Option<bool>,
 }
 
 impl Store {
-    /// What the store itself has of a prompt now; `None` for a namespace that it does not know.
+    /// The presence of each chunk of a prompt in the store now; `None` for an unknown namespace.
     #[must_use]
     pub fn has_of(&self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) -> Option<Vec<OutcomeRun>> {
         let number = self.namespaces.of(fingerprint)?;
@@ -44,8 +45,7 @@ impl Store {
         })))
     }
 
-    /// Namespaces of the same tenant in which the store has chunks, those first that differ in the fewest fields, and whether
-    /// they have this chunk.
+    /// Namespaces of the same tenant in which the store has chunks, the most similar first, and whether they have this chunk.
     #[must_use]
     pub fn others_like(&self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Vec<OtherNamespace> {
         let Some(number) = self.namespaces.of(fingerprint) else { return Vec::new() };
@@ -80,5 +80,5 @@ impl Store {
     }
 }
 
-/// Namespaces that are named at most.
+/// The most namespaces in an answer.
 const MOST_OTHERS: usize = 8;

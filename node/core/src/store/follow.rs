@@ -5,16 +5,16 @@
 //! written. Nobody else sees a chunk before its commit, and the commit copies nothing again. No byte of a slot is written
 //! twice, since an engine may be reading it.
 //!
-//! **A writing that fails leaves its slots to its followers.** They hear that the chunk is lost. The slots are quarantined
-//! until the last follower that may have seen them has let go, peers and vanished processes included. A follower gives up a
-//! silent writer, or a silent writer's node, after its patience.
+//! **A writing that fails leaves its slots to its followers.** They hear that the chunk is lost. The slots are quarantined until
+//! the last follower that may have seen them has let go, peers and vanished processes included. A follower gives up a silent
+//! writer, or its silent node, when the follower's patience is over.
 //!
-//! **Two writers.** Follows that name different writers' nodes share one fetch of a chunk. Where it fails before its places
+//! **Two writers.** Follows that name different writers' nodes share one fetch of a chunk. If the fetch fails before its places
 //! were shown, each other follow has its own writer's node asked, once.
 //!
-//! **Pools.** Of a chunk only the pools are followed that a prefix of all followed chunks needs. Where some pools are needed of
-//! the last chunks alone, a part of the chunks is of no use: one that does not come loses all. A chunk that is here without a
-//! pool that is wanted, while nobody adds it, does not come.
+//! **Pools.** Only the pools that a prefix of all followed chunks needs are followed. If some pools are needed only of the last
+//! chunks, a part of the chunks is of no use: one chunk that does not come loses all. A chunk that is here without a wanted pool
+//! counts as lost if nobody is adding the pool.
 //!
 //! **Attempts.** A reservation may carry an attempt's number. A later attempt ends those before it for the same chunks, so a
 //! writer that was given up can neither hand over nor commit. A reader names the first attempt from which it wants layers.
@@ -62,7 +62,7 @@ pub(super) struct Follows {
     progressed: BTreeSet<u64>,
     /// News for peers. They are taken after every change.
     told: Vec<FollowNews>,
-    /// Chunks of follows, by position, whose writer's node is to be asked: somebody else's fetch of them has failed.
+    /// Chunks of follows, by position, whose writer's node is to be asked, since another follow's fetch of them failed.
     again: BTreeSet<(u64, usize)>,
     /// Chunks that peers follow.
     peer_chunks: u64,
@@ -94,11 +94,11 @@ struct Follow {
     chunks: Vec<Followed>,
     /// Their names.
     hashes: Box<[ChunkHash]>,
-    /// The pools of each that are wanted; empty where these are all of them.
+    /// The wanted pools of each chunk; empty if all pools are wanted.
     pools: Box<[PoolSet]>,
-    /// How they hang together; `None` for a peer's follow.
+    /// The links of the chunks; `None` for a peer's follow.
     links: Option<Links>,
-    /// Whether a writer's node may still be asked for each.
+    /// For each chunk, whether a writer's node may still be asked.
     may_ask: Box<[bool]>,
     patience_ms: u64,
     deadline: Millis,
@@ -133,7 +133,7 @@ pub struct FollowRequest<'a> {
     pub from_peer: bool,
     /// The earliest attempt that will do.
     pub attempt: u64,
-    /// For how long nothing may come.
+    /// The longest silence.
     pub patience_ms: u64,
 }
 
@@ -151,7 +151,7 @@ pub struct FollowStarted {
 pub struct FollowProgress {
     /// Chunks that have come or may still come.
     pub chunks: u32,
-    /// Layers in place in all of them.
+    /// Layers in place in all of these chunks.
     pub layers: u32,
     /// Whether all of them are committed.
     pub is_whole: bool,
@@ -187,7 +187,7 @@ impl Follows {
         }
     }
 
-    /// Whether nothing is handed over or followed that is being written: a commit has nobody to tell.
+    /// Whether no chunk is handed over or followed, so that a commit has nobody to tell.
     fn is_idle(&self) -> bool {
         self.holders.is_empty()
             && self.layers.is_empty()
@@ -195,7 +195,7 @@ impl Follows {
             && self.awaited.is_empty()
     }
 
-    /// The chunk is written in this attempt.
+    /// Notes that the chunk is written in this attempt.
     pub(super) fn note_attempt(&mut self, id: ChunkId, attempt: u64) {
         if attempt > 0 {
             self.attempts.insert(id, attempt);
@@ -218,7 +218,7 @@ impl Follows {
         }
     }
 
-    /// What processes may read of a chunk, its claims keep from now on.
+    /// Forgets the processes that may read a chunk: from now on the chunk's claims keep its slots.
     fn let_go_processes(&mut self, id: ChunkId) {
         let Some(holders) = self.holders.get_mut(&id) else { return };
         holders.retain(|holder| !matches!(holder, Reader::Process(_)));
@@ -227,7 +227,7 @@ impl Follows {
         }
     }
 
-    /// Puts `to` in the place of `from`, wherever slots wait for it.
+    /// Puts `to` in the place of `from`, wherever slots wait for that reader.
     fn hand_on(&mut self, from: Reader, to: Reader) {
         let lists = self.holders.values_mut().chain(self.limbo.iter_mut().map(|limbo| &mut limbo.holders));
         lists.flatten().filter(|holder| **holder == from).for_each(|holder| *holder = to);
@@ -249,12 +249,12 @@ impl Follow {
         if self.is_all_or_none() && living < self.chunks.len() { 0 } else { living }
     }
 
-    /// Whether a session has no use for some of the chunks without the others.
+    /// Whether the session can only use all the chunks together.
     fn is_all_or_none(&self) -> bool {
         self.session.is_some() && !self.pools.is_empty()
     }
 
-    /// The pools that are wanted of the chunk at a position.
+    /// The wanted pools of the chunk at a position.
     fn wants(&self, position: usize, rules: &PoolRules) -> PoolSet {
         self.pools.get(position).copied().unwrap_or(rules.every())
     }
@@ -309,7 +309,7 @@ impl Store {
         };
         self.follows.open.insert(follow, started);
         self.session_mut(session)?.leased_blocks += blocks as u64;
-        // Making room for one chunk may take any that nobody claims, those further down the chain included.
+        // Making room for one chunk may take any unclaimed chunk, even further down the chain.
         let found: Vec<(Presence, bool)> = (0..)
             .zip(found)
             .map(|(position, found)| {
@@ -326,7 +326,7 @@ impl Store {
             let from = match found {
                 Presence::Here(_) if has_all => continue,
                 Presence::OnDisk(_) if has_all => Some(Source::Disk),
-                // Nobody is asked for pools alone that a chunk lacks here.
+                // No node is asked only for the pools that a chunk lacks here.
                 Presence::Here(_) | Presence::OnDisk(_) => None,
                 Presence::Absent => from_peer.then_some(Source::Peer),
             };
@@ -346,7 +346,7 @@ impl Store {
         Ok(FollowStarted { follow, wanted })
     }
 
-    /// Adds a chunk that cannot be read yet to a follow; whether there was room for it.
+    /// Adds a chunk that cannot be read yet to a follow; returns whether there was room for it.
     fn follow_chunk(
         &mut self,
         follow: u64,
@@ -356,7 +356,7 @@ impl Store {
         wanted: &mut Vec<Wanted>,
     ) -> bool {
         let hash = chain.hashes[position];
-        // What is being written here, if only in an attempt that will not do, has no room for what comes from elsewhere.
+        // A chunk that is being written here, even in an attempt that will not do, has no room for blocks from elsewhere.
         let has_slots = |id| self.index.get(id).slots().next().is_some();
         if !self.index.find(number, &hash).is_some_and(has_slots)
             && let Some(from) = from
@@ -374,7 +374,7 @@ impl Store {
         true
     }
 
-    /// Has a follow wait for a chunk that is coming, or that somebody may come to write.
+    /// Has a follow wait for a chunk that is coming, or that an engine may begin to write.
     fn await_chunk(&mut self, follow: u64, number: NamespaceId, position: usize, hash: ChunkHash) {
         match self.index.find(number, &hash).filter(|&id| self.may_join(id, follow, position)) {
             Some(id) => self.join(follow, position, id),
@@ -385,7 +385,7 @@ impl Store {
         }
     }
 
-    /// Whether the chunk at a position of a follow is being written, in an attempt that will do, with all that is wanted of it.
+    /// Whether the chunk at a position of a follow is being written with all wanted pools, in an attempt that will do.
     fn may_join(&self, id: ChunkId, follow: u64, position: usize) -> bool {
         let chunk = self.index.get(id);
         let is_written = chunk.blocks.iter().any(|block| matches!(block, Block::Writing(_)));
@@ -411,7 +411,7 @@ impl Store {
         self.follows.open.get(&follow).map_or(rules.every(), |open| open.wants(position, rules))
     }
 
-    /// The chunk at a position is being written: the follow holds it from now on.
+    /// Has the follow hold the chunk at a position, which is being written.
     fn join(&mut self, follow: u64, position: usize, id: ChunkId) {
         self.change(id, |chunk| chunk.claims += 1);
         self.follows.hold(id, Reader::Follow(follow));
@@ -420,7 +420,7 @@ impl Store {
         self.tell_layers(follow, position, id);
     }
 
-    /// Somebody has begun to write a chunk, or to fetch it: who waited for it follows it from now on.
+    /// Notes that a chunk is being written or fetched from now on: the follows that waited for it hold it.
     pub(super) fn writing_begins(&mut self, id: ChunkId) {
         if self.follows.awaited.is_empty() {
             return;
@@ -489,7 +489,7 @@ impl Followed {
     }
 }
 
-/// How long a session that found no room should wait.
+/// The pause for a session that found no room.
 const ROOM_RETRY_MS: u64 = 5;
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Forwards: only copies that are evicted here and go to a node whose next victim is worth less.
 //!
 //! An evicted chunk that is worth its transfer leaves the cache at once. It keeps its slots for a moment ([`Standing::Leaving`]):
-//! it is offered to the other node, which fetches it as it fetches any chunk, and says [moved](Store::give_up) when it has it.
-//! No commit and no lease waits for that. The slots are a bounded part of staging, and whoever needs a slot or staging takes
-//! them back ([`Store::drop_departing`]). A refused or lost offer is a later miss.
+//! it is offered to the other node, which fetches it as it fetches any chunk, and says [moved](Store::give_up) when it has it. No
+//! commit and no lease waits for that. The slots are a bounded part of staging; a request that needs a slot or staging takes them
+//! back ([`Store::drop_departing`]). A refused or lost offer is a later miss.
 //!
 //! A chunk is forwarded once: until it is used at its new node, it is not forwarded again.
 
@@ -25,7 +25,7 @@ use crate::placement::{Neighbours, PlacementRule, Saves, Stake, Worth, pays_to_f
 #[derive(Debug, Default)]
 pub(super) struct Departing {
     neighbours: Neighbours,
-    /// Claimed; the oldest first.
+    /// Claimed chunks, the oldest first.
     line: VecDeque<Leaving>,
     bytes: u64,
     counts: Forwards,
@@ -37,12 +37,12 @@ struct Leaving {
     to: NodeNumber,
     worth: Worth,
     bytes: u64,
-    /// The offer that it is in.
+    /// The offer that has the chunk.
     offer: Option<u64>,
     until: Millis,
 }
 
-/// Chunks that were evicted and went, or were to go, to other nodes, so far.
+/// The counts of forwards so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Forwards {
     /// Chunks that were offered.
@@ -51,7 +51,7 @@ pub struct Forwards {
     pub taken: u64,
     /// Their bytes.
     pub taken_bytes: u64,
-    /// Chunks that came from other nodes so.
+    /// Chunks that other nodes evicted and that came here.
     pub taken_in: u64,
 }
 
@@ -64,7 +64,7 @@ pub struct Offered {
     pub to: NodeNumber,
     /// Their namespace.
     pub fingerprint: Fingerprint,
-    /// The worth of each here.
+    /// The least worth of these chunks here.
     pub worth: Worth,
     /// The chunks.
     pub chunks: Vec<ChunkRef>,
@@ -76,19 +76,19 @@ impl Store {
         &mut self.departing.neighbours
     }
 
-    /// The worth of the chunk that goes next, for other nodes: nothing while there is free room.
+    /// The worth of the chunk that goes next, for other nodes: 0 while there is free room.
     #[must_use]
     pub fn least_worth(&self) -> Worth {
         self.least().unwrap_or(Worth::NOTHING)
     }
 
-    /// How long a chunk stays that nobody uses.
+    /// How long an unused chunk stays.
     #[must_use]
     pub fn keeps_ms(&self) -> u64 {
         self.pressure.keeps_ms(self.age_ms()).unwrap_or(u64::MAX)
     }
 
-    /// The worth of the chunk that goes next here; `None` where there is free room, or nothing was evicted yet.
+    /// The worth of the chunk that goes next here; `None` if there is free room, or nothing was evicted yet.
     #[must_use]
     pub fn least(&self) -> Option<Worth> {
         if self.has_free_room() { None } else { self.pressure.least(self.age_ms()) }
@@ -122,8 +122,8 @@ impl Store {
         Stake { tokens, bytes: self.whole_chunk_bytes(number) }
     }
 
-    /// Forwards a chunk that is evicted, if that pays and there is room for it until it is gone. It is no longer counted as
-    /// cached, and the policy does not know it any more.
+    /// Forwards a chunk that is evicted, if that pays and there is room for it until it is gone. The chunk is no longer counted
+    /// as cached, and the policy does not know it any more.
     pub(super) fn forward(&mut self, id: ChunkId, idle_ms: u64) -> bool {
         let Some(most) = self.forwarding_bytes() else { return false };
         let now = std::time::Duration::from_millis(self.now.0);
@@ -132,7 +132,7 @@ impl Store {
             return false;
         }
         let Some((to, there)) = self.departing.neighbours.cheapest(now) else { return false };
-        // A policy that learns evicts young chunks of no worth: none counts for more than its like did lately.
+        // A policy that learns evicts young chunks of no worth: a chunk counts for no more than chunks like it did lately.
         let least = self.pressure.least(self.age_ms()).unwrap_or_default();
         let worth = self.stake(chunk.namespace).worth(Saves::Prefill, idle_ms).min(least);
         let (bytes, tenant) = (self.readable_bytes(id), self.tenant_of(id));
@@ -172,8 +172,8 @@ impl Store {
         Some(Offered { number, to, fingerprint, worth, chunks })
     }
 
-    /// A node answered an offer: which of the chunks it wants, in their order; none if it did not answer. Those it wants stay
-    /// until it has them.
+    /// Takes a node's answer to an offer: for each chunk, in order, whether the node wants it; empty if the node did not answer.
+    /// Wanted chunks stay until the node has them.
     pub fn offer_ended(&mut self, number: u64, wanted: &[bool]) {
         let offered = self.departing.line.iter().filter(|leaving| leaving.offer == Some(number));
         let offered: Vec<Leaving> = offered.copied().collect();
@@ -182,7 +182,7 @@ impl Store {
         {
             self.departing.neighbours.forget(leaving.to);
         }
-        // Those that came to their end meanwhile leave the others' order as it was only if none did.
+        // If some chunks of the offer ended meanwhile, the answer's order no longer fits.
         let is_whole = offered.len() == wanted.len();
         for (at, leaving) in offered.iter().enumerate() {
             if wanted.is_empty() || (is_whole && !wanted[at]) {
@@ -192,7 +192,7 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Another node has a chunk that was offered to it; whether there was one.
+    /// Notes that another node has a chunk that was offered to it; returns whether there was such an offer.
     pub(super) fn was_taken(&mut self, id: ChunkId) -> bool {
         let bytes = self.departed(id);
         self.departing.counts.taken += u64::from(bytes.is_some());
@@ -209,7 +209,7 @@ impl Store {
         }
     }
 
-    /// Drops the oldest chunk that is about to move and that nobody else uses: its room is needed. Whether there was one.
+    /// Drops the oldest chunk that is about to move and that nobody else uses, to make room; returns whether there was one.
     pub(super) fn drop_departing(&mut self) -> bool {
         let is_free = |leaving: &&Leaving| {
             self.index.known(leaving.named.id).is_some_and(|chunk| chunk.claims == 1 && chunk.pins == 0)
@@ -242,7 +242,7 @@ impl Store {
         self.gathers.is_taken_in(fetch.chunk())
     }
 
-    /// A forwarded chunk has come.
+    /// Notes that a forwarded chunk has come.
     pub(super) fn was_taken_in(&mut self, id: ChunkId) {
         self.index.get_mut(id).set_forwarded(true);
         self.departing.counts.taken_in += 1;
@@ -260,7 +260,7 @@ impl Store {
         self.departing.line.len()
     }
 
-    /// Ends the claim on a chunk that was about to move; its bytes, if it was.
+    /// Ends the claim on a chunk that was about to move, and returns its bytes; `None` if it was not.
     fn departed(&mut self, id: ChunkId) -> Option<u64> {
         let at = self.departing.line.iter().position(|leaving| leaving.named.id == id)?;
         let leaving = self.departing.line.remove(at)?;
@@ -283,7 +283,7 @@ fn is_only_copy(chunk: &Chunk) -> bool {
     chunk.is_complete() && !chunk.is_copy() && chunk.disk == OnDisk::Nowhere && chunk.stored != Stored::There
 }
 
-/// The part of staging that forwards may take, of what leaves and of what comes.
+/// The part of staging that forwards may take, each for chunks that leave and chunks that come.
 const FORWARDING_SHARE: u64 = 4;
 
 /// One part in so many of the room is free room.

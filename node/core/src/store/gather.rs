@@ -28,7 +28,7 @@ pub use taken::{FreeRoom, Leaving, TakeIn};
 pub(super) struct Gathers {
     open: BTreeMap<u64, Gather>,
     fetches: BTreeMap<ChunkId, Coming>,
-    /// Bytes of chunks that do not stay, by tenant.
+    /// Bytes of passing chunks, by tenant.
     passing_bytes: Shares,
     /// Fetches that nobody waits for any more.
     abandoned: Vec<FetchId>,
@@ -39,23 +39,23 @@ struct Gather {
     session: SessionId,
     namespace: NamespaceId,
     slices: Box<[u16]>,
-    /// Claimed, from the chain's first on.
+    /// Claimed chunks, from the chain's first on.
     chunks: Vec<ChunkId>,
-    /// The names under which they were asked for.
+    /// The requested names of these chunks.
     hashes: Box<[ChunkHash]>,
-    /// Chunks among them that are still being fetched.
+    /// The number of chunks among them that are still being fetched.
     waiting: usize,
 }
 
 #[derive(Debug, Default)]
 struct Coming {
-    /// Its number, which no other has.
+    /// Its number, which no other fetch has.
     number: u64,
     /// Gathers that wait for it.
     gathers: Vec<u64>,
     /// Peers that wait for it.
     recalls: u32,
-    /// Whether another node evicts it, and it is to stay here instead.
+    /// Whether another node evicts the chunk, and it is to stay here instead.
     is_taken_in: bool,
 }
 
@@ -84,7 +84,7 @@ impl Step {
 pub struct Gathered {
     /// Its number, for [`Store::finish_gather`].
     pub gather: u64,
-    /// Whether nothing has to come: it can be finished at once.
+    /// Whether no chunk has to come, so that the gather can be finished at once.
     pub is_ready: bool,
     /// The fetches to start; [`Store::fetched`] must answer each.
     pub wanted: Vec<Wanted>,
@@ -120,14 +120,14 @@ impl Gathers {
         self.fetches.get(&id).is_some_and(|fetch| fetch.number == number)
     }
 
-    /// A follow waits for a chunk, if it is being fetched.
+    /// Has a follow wait for a chunk, if the chunk is being fetched.
     pub(super) fn wait_for(&mut self, id: ChunkId, follow: u64) {
         if let Some(fetch) = self.fetches.get_mut(&id) {
             fetch.gathers.push(follow);
         }
     }
 
-    /// A gather or follow no longer waits for a chunk.
+    /// Ends the wait of a gather or follow for a chunk.
     pub(super) fn stop_waiting_for(&mut self, id: ChunkId, number: u64) {
         let Some(fetch) = self.fetches.get_mut(&id) else { return };
         let waited = fetch.gathers.len();
@@ -141,7 +141,7 @@ impl Gathers {
         }
     }
 
-    /// These fetches were never ordered: nobody has to stop them.
+    /// Forgets abandoned fetches that were never ordered: nobody has to stop them.
     pub(super) fn forget_abandoned(&mut self, ids: &[FetchId]) {
         self.abandoned.retain(|id| !ids.contains(id));
     }
@@ -242,7 +242,7 @@ impl Store {
         steps
     }
 
-    /// How many of a chain's first `chunks` chunks [`Store::gather`] may turn out to bring; `None` if lookups know it, since
+    /// The most of a chain's first `chunks` chunks that [`Store::gather`] may bring; `None` if lookups know the number, since
     /// every chunk has all pools.
     ///
     /// # Errors
@@ -264,8 +264,8 @@ impl Store {
         Ok(Some(self.restorable_with(number, &found, elsewhere)))
     }
 
-    /// A fetch has ended: its blocks are in their slots with these checksums, or it failed (`None`). `kept` says that they
-    /// are to stay, and why; else they pass. Answers the gathers that are now ready.
+    /// Ends a fetch: its blocks are in their slots with these checksums, or the fetch failed (`None`). `kept` says that the chunk
+    /// is to stay, and why; otherwise it passes. Returns the gathers that are now ready.
     pub fn fetched(&mut self, fetch: FetchId, came: Option<Came>, kept: Option<ChangeKind>) -> Vec<u64> {
         let FetchId(id) = fetch;
         let Some(Coming { gathers, is_taken_in, .. }) = self.gathers.fetches.remove(&id) else {
@@ -315,7 +315,8 @@ impl Store {
         ready
     }
 
-    /// Ends a gather as a lease of the prefix that is here. What it still waits for is abandoned, unless others wait too.
+    /// Ends a gather as a lease of the prefix that is here. Fetches that it still waits for are abandoned, unless others wait for
+    /// them too.
     ///
     /// # Errors
     /// [`Refused::Unknown`] if the session has ended, or there is no such gather.
@@ -389,12 +390,12 @@ impl Store {
         })
     }
 
-    /// Fetches that nobody waits for any more, since the last call. They may be stopped; [`Store::fetched`] must follow.
+    /// The fetches that nobody waits for any more, since the last call. They may be stopped; [`Store::fetched`] must follow.
     pub fn take_abandoned(&mut self) -> Vec<FetchId> {
         std::mem::take(&mut self.gathers.abandoned)
     }
 
-    /// The gathers of a session that ends.
+    /// Cancels the gathers of a session that ends.
     pub(super) fn cancel_gathers_of(&mut self, session: SessionId) {
         let open = self.gathers.open.iter().filter(|(_, gather)| gather.session == session);
         let mut open: Vec<u64> = open.map(|(&gather, _)| gather).collect();
@@ -402,7 +403,7 @@ impl Store {
         open.into_iter().for_each(|gather| self.cancel_gather(session, gather));
     }
 
-    /// A gather no longer waits for its chunks on their way.
+    /// Ends a gather's wait for its chunks on their way.
     fn stop_waiting(&mut self, gather: u64, chunks: &[ChunkId]) {
         chunks.iter().for_each(|&chunk| self.gathers.stop_waiting_for(chunk, gather));
     }
@@ -413,7 +414,7 @@ impl Store {
         chunks.iter().filter(|&&id| self.gathers.is_coming(id)).map(|&id| FetchId(id))
     }
 
-    /// The pools that a chunk of a gather has, or will have if it comes with all that it may.
+    /// The pools that a chunk of a gather has, or may have when it has come.
     fn expected(&self, rules: &PoolRules, id: ChunkId) -> PoolSet {
         let chunk = self.index.get(id);
         match (self.gathers.is_coming(id), chunk.disk) {
@@ -423,7 +424,7 @@ impl Store {
         }
     }
 
-    /// How long the restorable prefix may become: the pools of other holders are known only when they have come.
+    /// The longest prefix that may become restorable: the pools of other holders are known only when they have come.
     fn restorable_with(
         &self,
         number: NamespaceId,

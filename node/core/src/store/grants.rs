@@ -12,7 +12,7 @@ use super::lookup::Place;
 use super::policy::Removal;
 use super::remembered::EvictionRule;
 
-/// Chunks that other nodes are being sent.
+/// Chunks that are being sent to other nodes.
 #[derive(Debug, Default)]
 pub(super) struct Grants {
     open: BTreeMap<u64, ChunkId>,
@@ -36,7 +36,7 @@ pub enum Granted {
         /// Their blocks, by slice, then pool.
         blocks: Vec<GrantedBlock>,
     },
-    /// It is on disk alone: [`Store::recall`] brings it.
+    /// It is only on disk: [`Store::recall`] brings it.
     OnDisk,
     /// It is not here, or not in this form.
     NotHeld,
@@ -117,7 +117,8 @@ impl Store {
         }
     }
 
-    /// Other holders keep these chunks from now on. Forwarded chunks go; the others stay as copies, the deepest to go first.
+    /// Notes that other holders keep these chunks from now on. Forwarded chunks go; the others stay as copies, of which the
+    /// deepest go first.
     pub fn others_keep(&mut self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) {
         for hash in hashes.iter().rev() {
             if let Some(id) = self.named(fingerprint, hash)
@@ -131,8 +132,7 @@ impl Store {
         }
     }
 
-    /// Drops chunks that another holder keeps from now on. Returns the chunks that somebody uses here, which stay. Children
-    /// stay.
+    /// Drops chunks that another holder keeps from now on. Chunks that somebody uses here stay, and are returned. Children stay.
     pub fn give_up(&mut self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) -> Vec<ChunkHash> {
         let mut used = Vec::new();
         for hash in hashes {

@@ -1,8 +1,8 @@
 //! The only exit: the store gives out bytes under a name, and only those of the chunk with that name.
 //!
-//! Leases, follows, grants to peers, loads by devices, writes to disk and uploads ask here before they tell anybody where a
-//! block stands. Ids carry generations, and a holder of an id claims its chunk. So a name differs only after a fault of the
-//! store itself. Then the chunk counts as missing, and a metric raises an alert.
+//! Leases, follows, grants to peers, loads by devices, writes to disk and uploads ask here before they tell anybody a block's
+//! place. Ids carry generations, and a holder of an id claims its chunk. So a name differs only after a fault of the store
+//! itself. Then the chunk counts as missing, and a metric raises an alert.
 
 use larder_protocol::ChunkHash;
 
@@ -19,20 +19,20 @@ pub(super) struct Named {
 }
 
 impl Store {
-    /// The chunk, where it has this name.
+    /// The chunk, if it has this name.
     pub(super) fn named_chunk(&self, named: &Named) -> Option<&Chunk> {
         let &Named { id, namespace, hash } = named;
         self.index.known(id).filter(|chunk| chunk.namespace == namespace && chunk.hash == hash)
     }
 
-    /// Whether a chunk has the name under which its bytes are to leave; counts where it has not.
+    /// Whether a chunk has the name under which its bytes are to leave; counts a chunk that has not.
     pub(super) fn may_leave(&mut self, named: &Named) -> bool {
         let may = self.named_chunk(named).is_some();
         self.misnamed += u64::from(!may);
         may
     }
 
-    /// How many of these chunks, from the first on, have the names under which they were asked for.
+    /// The number of chunks, from the first on, that have the requested names.
     pub(super) fn named_prefix(
         &mut self,
         namespace: NamespaceId,

@@ -1,4 +1,4 @@
-//! What sessions and pins hold, for people.
+//! The holdings of sessions and pins, for people.
 
 use larder_protocol::Fingerprint;
 
@@ -38,7 +38,7 @@ pub struct PinFacts {
     pub chunks: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// How long it lasts from now on.
+    /// The time that it still lasts.
     pub left_ms: u64,
 }
 

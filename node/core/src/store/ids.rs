@@ -7,11 +7,11 @@ use std::num::NonZeroU32;
 
 use larder_protocol::{ChunkHash, Fingerprint};
 
-/// A session of one engine process with this actor.
+/// The number of a session with this actor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u32);
 
-/// An engine process; it may have several sessions.
+/// The number of an engine process; a process may have several sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId(pub u32);
 
@@ -52,7 +52,7 @@ impl ChunkNumber {
     /// The chunk at `position` of a vector of chunks.
     ///
     /// # Panics
-    /// From four thousand million chunks on, which no index reaches.
+    /// Panics from four thousand million chunks on, which no index reaches.
     #[must_use]
     pub fn at(position: usize) -> Self {
         let number = u32::try_from(position + 1).ok().and_then(NonZeroU32::new);
@@ -94,7 +94,7 @@ impl ChunkId {
     }
 }
 
-/// The place of one block: which slot of which extent.
+/// The place of one block: a slot of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot {
     /// The extent.

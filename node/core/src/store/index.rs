@@ -1,7 +1,7 @@
 //! The index: knows which chunks are here, and the prefix tree that they form.
 //!
-//! A chunk keeps its own hash only; the tree gives the hashes of its parent and its anchor. Eviction from the leaves seldom
-//! leaves a chunk without its parent: for those few, both hashes stand apart. That saves a third of the memory.
+//! A chunk keeps its own hash only; the tree gives the hashes of its parent and its anchor. This saves a third of the memory.
+//! Eviction from the leaves seldom leaves a chunk without its parent: for those few chunks, both hashes are kept apart.
 
 use std::hash::BuildHasher;
 
@@ -17,7 +17,7 @@ use super::ids::{ChunkId, ChunkNumber, NamespaceId, Slot};
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     entries: Vec<Entry>,
-    /// By place: since when the chunk there is cached, in tenths of a second since the node started. Only eviction asks.
+    /// By place: the time since which the chunk is cached, in tenths of a second since the node started. Only eviction uses it.
     since_tenths: Vec<u32>,
     vacant: Vec<ChunkNumber>,
     /// Chunks that were taken out but still stand in the table, with the hashes of their keys.
@@ -42,7 +42,7 @@ struct Above {
 
 #[derive(Debug)]
 enum Entry {
-    /// Nobody's; the next chunk here is of this generation.
+    /// No chunk has the place; the next one has this generation.
     Vacant(u32),
     Chunk(Chunk),
 }
@@ -69,12 +69,12 @@ pub(crate) struct Chunk {
     resident_children: u32,
     /// Blocks that can be read.
     pub(crate) ready: u16,
-    /// See [`Namespace::readable`](super::namespaces::Namespace::readable).
+    /// The readable pools: see [`Namespace::readable`](super::namespaces::Namespace::readable).
     pub(crate) pools: PoolSet,
     /// The pools whose slices are all in its record on disk, if it has one.
     pub(crate) disk_pools: PoolSet,
     pub(crate) priority: i8,
-    /// How often it was read, up to a bound.
+    /// The number of reads, up to a bound.
     pub(crate) reads: u8,
     pub(crate) standing: Standing,
     pub(crate) disk: OnDisk,
@@ -82,7 +82,7 @@ pub(crate) struct Chunk {
     marks: Marks,
     /// Its last use, in hundredths of a second since the node started.
     pub(crate) used: u32,
-    /// By slice, then pool.
+    /// Its blocks, by slice, then pool.
     pub(crate) blocks: SmallVec<[Block; 1]>,
 }
 
@@ -92,7 +92,7 @@ struct Marks(u8);
 
 #[derive(Debug, Clone, Copy)]
 enum Mark {
-    /// It is in memory, or about to be; else it is on disk alone.
+    /// It is in memory, or about to be; otherwise it is only on disk.
     Resident = 1,
     Copy = 2,
     Forwarded = 4,
@@ -103,7 +103,7 @@ impl Marks {
         self.0 & mark as u8 != 0
     }
 
-    /// Sets or takes a mark; whether it was set.
+    /// Sets or takes away a mark; returns whether it was set.
     fn set(&mut self, mark: Mark, is_set: bool) -> bool {
         let was_set = self.has(mark);
         self.0 = if is_set { self.0 | mark as u8 } else { self.0 & !(mark as u8) };
@@ -121,33 +121,33 @@ pub(crate) enum Standing {
     Passing,
     /// It was evicted, and stays until it is on disk, or nobody claims it any more.
     Leaving,
-    /// Its bytes are wrong, or it was purged: nobody finds it, and it stays only until those who read it have let go.
+    /// Its bytes are wrong, or it was purged: nobody finds it, and it stays only until its readers have let go.
     Condemned,
 }
 
 /// The state of a chunk's bytes on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum OnDisk {
-    /// Nowhere, as far as is known.
+    /// On no disk, as far as is known.
     #[default]
     Nowhere,
-    /// Being written here.
+    /// Being written to this node's disk.
     Coming,
-    /// Here.
+    /// On this node's disk.
     Here,
-    /// At the node that it came from: nobody else has to write it.
+    /// On the disk of the node that it came from: nobody else has to write it.
     Elsewhere,
 }
 
 /// Whether the object store has a chunk that is in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Stored {
-    /// Nobody here knows.
+    /// This is unknown.
     #[default]
     Unknown,
-    /// It is being written there.
+    /// The chunk is being written to the object store.
     Coming,
-    /// It has.
+    /// The object store has the chunk.
     There,
 }
 
@@ -197,7 +197,7 @@ impl Chunk {
         self.parent
     }
 
-    /// Whether every block that no chunk is without can be read, in every slice.
+    /// Whether all blocks that every chunk has can be read, in every slice.
     pub(crate) fn is_complete(&self) -> bool {
         self.pools.has(0)
     }
@@ -309,8 +309,8 @@ impl Index {
         self.number_hashed(key, namespace, hash).map(|number| self.id(number))
     }
 
-    /// The first of a chunk's children, where it has this hash. Most chunks have one child, so that a chain is followed without
-    /// a look into the table.
+    /// The first of a chunk's children, if it has this hash. Most chunks have one child, so that a chain is followed without a
+    /// look into the table.
     pub(crate) fn first_child(&self, parent: ChunkId, hash: &ChunkHash) -> Option<ChunkId> {
         let number = self.get(parent).first_child?;
         let child = self.at(number);
@@ -322,7 +322,7 @@ impl Index {
         self.find_hashed(self.hash(namespace, hash), namespace, hash)
     }
 
-    /// A chunk, where its id has not outlived it.
+    /// A chunk, unless its id has outlived it.
     pub(crate) fn known(&self, id: ChunkId) -> Option<&Chunk> {
         match self.entries.get(id.number().position()) {
             Some(Entry::Chunk(chunk)) if chunk.generation == id.generation() => Some(chunk),
@@ -350,12 +350,12 @@ impl Index {
         .expect(OUTLIVED)
     }
 
-    /// Since when a chunk is cached, in tenths of a second since the node started.
+    /// The time since which a chunk is cached, in tenths of a second since the node started.
     pub(crate) fn since_tenths(&self, id: ChunkId) -> u32 {
         self.since_tenths[id.number().position()]
     }
 
-    /// A chunk is cached since then.
+    /// Sets the time since which a chunk is cached.
     pub(crate) fn set_since(&mut self, id: ChunkId, tenths: u32) {
         self.since_tenths[id.number().position()] = tenths;
     }
@@ -431,8 +431,8 @@ impl Index {
         }
     }
 
-    /// The chunks below the place of a chunk that is not here whose anchor is another one once it is: their names had none or
-    /// a wrong one, such as one of an earlier version's runs.
+    /// The chunks below an absent chunk whose anchor changes once that chunk is here: their names had no anchor or a wrong one,
+    /// such as one of an earlier version's runs.
     pub(crate) fn anchored_anew(&self, namespace: NamespaceId, name: &ChunkRef) -> Vec<ChunkId> {
         let Some(&first) = self.orphans.get(&(namespace, name.hash)) else { return Vec::new() };
         let start = run_start(name.index);
@@ -526,12 +526,12 @@ impl Index {
         }
     }
 
-    /// The chunk is in memory from now on; its parent may no longer leave before it.
+    /// Notes that the chunk is in memory; its parent may no longer leave before it.
     pub(crate) fn occupy(&mut self, id: ChunkId) {
         self.set_resident(id, true);
     }
 
-    /// The chunk is no longer in memory.
+    /// Notes that the chunk is no longer in memory.
     pub(crate) fn vacate(&mut self, id: ChunkId) {
         self.set_resident(id, false);
     }
@@ -693,7 +693,7 @@ impl Index {
         match (previous_sibling, parent, above) {
             (Some(previous), ..) => self.at_mut(previous).next_sibling = next_sibling,
             (None, Some(parent), _) => self.at_mut(parent).first_child = next_sibling,
-            // First of the children of an absent parent.
+            // The first child of an absent parent.
             (None, None, Some(above)) => match next_sibling {
                 Some(next) => _ = self.orphans.insert((namespace, above.parent), next),
                 None => _ = self.orphans.remove(&(namespace, above.parent)),

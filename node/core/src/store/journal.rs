@@ -37,12 +37,12 @@ pub enum ChangeKind {
 pub(super) struct Journal {
     is_kept: bool,
     changes: Vec<Change>,
-    /// Why chunks that leave now are evicted.
+    /// The reason for which chunks that leave now are evicted.
     pub(super) evicting: Option<EvictionReason>,
 }
 
 impl Journal {
-    /// Keeps changes if the other does.
+    /// Keeps changes if the other journal does.
     pub(super) fn keep_as(&mut self, other: &Self) {
         self.is_kept = other.is_kept;
     }
@@ -74,7 +74,7 @@ impl Store {
         }
     }
 
-    /// Notes that a chunk is lost which is about to be forgotten.
+    /// Notes that a chunk that is about to be forgotten is lost.
     pub(super) fn tell_forgotten(&mut self, id: ChunkId) {
         let chunk = self.index.get(id);
         if self.journal.is_kept && is_held(chunk) {
@@ -96,7 +96,7 @@ impl Store {
         }
     }
 
-    /// Everything that other nodes could read here.
+    /// All chunks that other nodes could read here.
     pub fn held(&self) -> impl Iterator<Item = (Fingerprint, ChunkRef)> {
         self.held_from(0, usize::MAX).0.into_iter()
     }

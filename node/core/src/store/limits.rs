@@ -17,7 +17,7 @@ pub struct StoreLimits {
     pub extents: u32,
     /// Bytes of an extent.
     pub extent_bytes: u64,
-    /// Chunks that may be cached; no limit but the bytes where `None`.
+    /// Chunks that may be cached; if `None`, only the bytes are limited.
     pub capacity_chunks: Option<u64>,
     /// Bytes of cached blocks above which eviction starts.
     pub high_watermark_bytes: u64,
@@ -25,8 +25,8 @@ pub struct StoreLimits {
     pub low_watermark_bytes: u64,
     /// The eviction policy.
     pub policy: PolicyName,
-    /// Number of chunks after which recomputing a chunk costs twice as much as the first of a prompt; `adaptive` weighs this
-    /// cost. `None`: all chunks cost the same.
+    /// Number of chunks after which recomputing a chunk costs twice as much as the first chunk of a prompt; `adaptive` weighs
+    /// this cost. If `None`, all chunks cost the same.
     pub recompute_doubles_at: Option<NonZeroU32>,
     /// How many times as fast as time the ages of chunks grow: above 1 only where a trace is played faster than it was recorded.
     pub age_speed: NonZeroU32,
@@ -61,8 +61,8 @@ impl StoreLimits {
         self.tenant_bytes.iter().map(extents).collect()
     }
 
-    /// Bounds a store of one tenant by its memory and `capacity_chunks` alone: nothing is pinned, nothing stands below or
-    /// beside the store, and what engines hold has no bound.
+    /// Bounds a store of one tenant by its memory and `capacity_chunks` alone: it has no pins, no disk, no object store and no
+    /// peers, and engines may hold any number of chunks.
     #[must_use]
     pub fn of_chunks(extents: u32, extent_bytes: u64, capacity_chunks: u64, policy: PolicyName) -> Self {
         Self {
@@ -94,7 +94,7 @@ impl StoreLimits {
 pub struct PeerStoreLimits {
     /// Bytes of slots whose blocks come from other nodes and only pass through.
     pub passing_bytes: u64,
-    /// Chunks that other nodes are being sent at a time.
+    /// Chunks that are being sent to other nodes at a time.
     pub max_granted_chunks: u64,
     /// The rule by which chunks are placed.
     pub placement: PlacementRule,

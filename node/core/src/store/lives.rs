@@ -1,7 +1,8 @@
 //! A new store over the memory of a store whose decisions cannot be relied on.
 //!
-//! Every extent is *secluded* at first: it counts as quarantined and holds nothing. The caller returns an extent once nobody
-//! can touch the old store's bytes, or gives it new memory. So are the extents of a first store whose memory is still to come.
+//! Every extent is *secluded* at first: it counts as quarantined and holds nothing. The caller returns an extent once nobody can
+//! touch the old store's bytes, or gives it new memory. The extents of a first store are secluded too, until their memory is
+//! there.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -16,9 +17,9 @@ pub(super) struct Seclusion {
     extents: BTreeMap<u32, HashSet<ProcessId>>,
     /// Extents among them that wait for new memory.
     renewing: HashSet<u32>,
-    /// Living processes that were left memory of extents, and the last life in which they were.
+    /// Living processes to which memory of extents was left, with the last life in which that happened.
     keepers: HashMap<ProcessId, u64>,
-    /// How many stores stood in this one's place before.
+    /// The number of stores before this one.
     life: u64,
 }
 
@@ -44,13 +45,13 @@ impl Store {
         next
     }
 
-    /// Takes every extent of a store that has nothing yet out of use, until [`Store::extent_renewed`] says that its memory is there.
+    /// Takes every extent of an empty store out of use, until [`Store::extent_renewed`] says that its memory is there.
     pub fn wait_for_memory(&mut self) {
         self.slab.wait_for_memory();
         self.seclusion.extents = (0..self.limits.extents).map(|extent| (extent, HashSet::new())).collect();
     }
 
-    /// Extents that are out of use and wait for nothing but the caller.
+    /// Extents that are out of use and wait only for the caller.
     #[must_use]
     pub fn secluded(&self) -> Vec<u32> {
         let Seclusion { extents, renewing, .. } = &self.seclusion;
@@ -63,7 +64,7 @@ impl Store {
         self.seclusion.extents.get(&extent).is_none_or(HashSet::is_empty)
     }
 
-    /// Nobody can touch an earlier store's bytes in this extent: the extent is in use again, with its old memory.
+    /// Notes that nobody can touch an earlier store's bytes in this extent: the extent is in use again, with its old memory.
     pub fn extent_returned(&mut self, extent: u32) {
         if self.seclusion.extents.remove(&extent).is_some() {
             self.seclusion.renewing.remove(&extent);
@@ -85,7 +86,7 @@ impl Store {
         true
     }
 
-    /// A secluded extent has new memory; whether it was one.
+    /// Notes that a secluded extent has new memory; returns whether the extent was secluded.
     pub(super) fn secluded_is_renewed(&mut self, extent: u32) -> bool {
         let was_secluded = self.seclusion.extents.remove(&extent).is_some();
         if was_secluded {
@@ -95,7 +96,7 @@ impl Store {
         was_secluded
     }
 
-    /// A process is gone: it touches nothing any more.
+    /// Notes that a process is gone, and touches nothing any more.
     pub(super) fn process_left_seclusion(&mut self, process: ProcessId) {
         let Seclusion { extents, keepers, .. } = &mut self.seclusion;
         extents.values_mut().for_each(|shown| _ = shown.remove(&process));

@@ -1,5 +1,5 @@
-//! Loads and saves by devices: their memory stays as it is until the device let go, whatever becomes of lease, session and
-//! process.
+//! Loads and saves by devices: their memory stays as it is until the device has let go, even if lease, session and process have
+//! ended.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,7 +26,7 @@ pub(super) struct Loads {
 struct Load {
     session: SessionId,
     chunks: Box<[ChunkId]>,
-    /// Whether nobody waits for it any more.
+    /// Whether nobody waits for the load any more.
     is_quarantined: bool,
 }
 
@@ -115,8 +115,8 @@ impl Store {
         })
     }
 
-    /// Keeps one block of each of these leased chunks in place until [`Store::end_load`], whatever becomes of the lease and
-    /// its session. `block` counts the blocks of a chunk in this session, by slice, then pool.
+    /// Keeps one block of each of these leased chunks in place until [`Store::end_load`], even if the lease and its session end.
+    /// `block` counts the blocks of a chunk in this session, by slice, then pool.
     ///
     /// # Errors
     /// [`Refused::Unknown`] for a lease that is not the session's, [`Refused::NotLeased`] for chunks or a block that it does not
@@ -166,7 +166,7 @@ impl Store {
         Ok(LoadOrder { load, blocks })
     }
 
-    /// A device reads these blocks no more.
+    /// Ends a load: the device reads these blocks no more.
     pub fn end_load(&mut self, load: u64) {
         let Some(Load { chunks, is_quarantined, .. }) = self.loads.open.remove(&load) else { return };
         if is_quarantined {
@@ -176,7 +176,7 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Nobody waits for a load any more, while a device may still read its blocks.
+    /// Quarantines a load that nobody waits for, while a device may still read its blocks.
     pub fn quarantine_load(&mut self, load: u64) {
         let Some(load) = self.loads.open.get_mut(&load).filter(|load| !load.is_quarantined) else { return };
         load.is_quarantined = true;
@@ -197,7 +197,7 @@ impl Store {
         self.take_layers(session, layers, true)
     }
 
-    /// Nobody waits for a save any more, while a device may still write to its places.
+    /// Quarantines a save that nobody waits for, while a device may still write to its places.
     pub fn quarantine_save(&mut self, order: OrderId) {
         let Some(open) = self.orders.open.get(&order).filter(|open| open.quarantined.is_empty()) else {
             return;
@@ -219,7 +219,7 @@ impl Store {
         }
     }
 
-    /// A session ended: the places of its running device copies stay quarantined until the copies end.
+    /// Quarantines the places of a session's running device copies until the copies end: the session has ended.
     pub(super) fn quarantine_copies_of(&mut self, session: SessionId) {
         let of_session = self.loads.open.iter().filter(|(_, load)| load.session == session);
         let mut loads: Vec<u64> = of_session.map(|(&load, _)| load).collect();

@@ -21,13 +21,13 @@ pub use larder_protocol::session::Place;
 /// The options of a lookup.
 #[derive(Debug, Clone, Copy)]
 pub struct LookupOptions<'a> {
-    /// By position in the chain, where the chunk is besides this node; empty if nobody was asked.
+    /// By position in the chain, a place of the chunk outside this node; empty if no other place was asked.
     pub elsewhere: &'a [Option<Source>],
     /// Tokens of the whole prompt; at least one is left to compute.
     pub prompt_tokens: u64,
     /// The caller cannot use a hit.
     pub skip_read: bool,
-    /// Tiers to look in; all where empty.
+    /// Tiers to look in; all tiers if empty.
     pub tiers: &'a [Tier],
     /// Duration of a pin for the chunks found.
     pub pin_ms: Option<u64>,
@@ -38,7 +38,7 @@ pub struct LookupOptions<'a> {
 pub struct Usable {
     /// Chunks, from the chain's first on.
     pub chunks: usize,
-    /// Tokens of one.
+    /// Tokens of one chunk.
     pub chunk_tokens: u32,
     /// Their namespace.
     pub fingerprint: Fingerprint,
@@ -58,12 +58,12 @@ pub struct Leased {
     pub checksums: Vec<u64>,
     /// Bytes of these blocks.
     pub bytes: u64,
-    /// Extents among them whose memory the session was not given before.
+    /// Extents of these places whose memory the session was not given before.
     pub new_extents: Vec<u32>,
 }
 
 impl Leased {
-    /// Shows no blocks. The extents that the session is given stay: it was not given them before.
+    /// Takes the blocks out of the answer, but not the new extents, which the session is given all the same.
     pub(super) fn show_nothing(&mut self) {
         self.places.clear();
         self.checksums.clear();
@@ -104,7 +104,7 @@ impl LookupOptions<'_> {
 }
 
 impl Presence {
-    /// The chunk, where it can be read in memory.
+    /// The chunk, if it can be read in memory.
     pub(super) fn here(self) -> Option<ChunkId> {
         match self {
             Self::Here(id) => Some(id),
@@ -145,8 +145,8 @@ impl Store {
         Ok(Walk { number, found: self.walk(number, chain)? })
     }
 
-    /// What becomes of each chunk of a walk of which the first `chunks` can be used: for the log of lookups. Nobody knows who
-    /// holds the chunks at the positions `unanswered`, which ascend.
+    /// The outcome of each chunk of a walk whose first `chunks` chunks can be used, for the log of lookups. The holders of the
+    /// chunks at the ascending positions `unanswered` are unknown.
     pub(crate) fn outcomes(
         &self,
         Walk { number, found }: &Walk,
@@ -175,7 +175,7 @@ impl Store {
         }))
     }
 
-    /// How many chunks of a walk, from the first on, are somewhere.
+    /// The number of chunks of a walk, from the first on, that are somewhere.
     pub(crate) fn leading(&self, Walk { found, .. }: &Walk, elsewhere: &[Option<Source>]) -> usize {
         let is_somewhere = |(position, found): &(usize, &Presence)| {
             **found != Presence::Absent || elsewhere.get(*position).copied().flatten().is_some()
@@ -190,9 +190,8 @@ impl Store {
         self.index.find(number, hash).is_some_and(is_writing)
     }
 
-    /// How much of a prompt can be served, from memory, from disk, from other nodes or the object store: the longest
-    /// contiguous prefix, or in a flat namespace every key. A lookup does not count as use; a lease does. Only chunks in
-    /// memory are pinned.
+    /// Finds how much of a prompt can be served from memory, disk, other nodes and the object store: the longest contiguous
+    /// prefix, or all keys of a flat namespace. A lookup does not count as use; a lease does. Only chunks in memory are pinned.
     ///
     /// # Errors
     /// [`Refused::Chain`] for a chain that is impossible or contradicts cached chunks, [`Refused::Unknown`] for a namespace
@@ -235,10 +234,10 @@ impl Store {
         let usable = if known.rules.is_plain() {
             usable
         } else {
-            // What others have besides is known only when it has come.
+            // Further pools of other nodes are known only when they have come.
             let held = |position: usize| match place(position) {
                 Some(Tier::Peer | Tier::Object) => known.rules.obligatory(),
-                // A sibling has it.
+                // A sibling has the chunk.
                 Some(_) if found[position] == Presence::Absent => known.rules.obligatory(),
                 Some(_) => self.pools_of(found[position]),
                 None => PoolSet::default(),
@@ -256,7 +255,7 @@ impl Store {
         Ok(Found { tokens: chunks * chunk_tokens, spans, pin })
     }
 
-    /// How many chunks of a chain a prompt could use at most, a token left to compute; `None` for a namespace that nobody
+    /// The most chunks of a chain that a prompt could use, with a token left to compute; `None` for a namespace that nobody
     /// registered.
     #[must_use]
     pub fn usable(&self, namespace: u32, chain: &Chain, prompt_tokens: u64) -> Option<Usable> {
@@ -270,7 +269,7 @@ impl Store {
     /// Keeps the blocks of the longest prefix that is here from reuse, and returns their places. This counts as a use of the
     /// chunks.
     ///
-    /// Fewer chunks than are here may be leased where the answer would pass a message's limits.
+    /// Fewer chunks than are here are leased if the answer would pass a message's limits.
     ///
     /// # Errors
     /// As [`Store::lookup`], and [`Refused::Busy`] if the session holds as many leases as it may.
@@ -401,7 +400,7 @@ impl Store {
         }
     }
 
-    /// How many of these chunks, which are in memory and follow one another, can be restored.
+    /// The number of these consecutive chunks in memory that can be restored.
     pub(super) fn restorable(&self, rules: &PoolRules, chunks: &[ChunkId]) -> usize {
         if rules.is_plain() {
             return chunks.len();
@@ -420,7 +419,7 @@ impl Store {
         }
     }
 
-    /// Claims chunks that can be read, from last to first, and counts that they were.
+    /// Claims chunks that can be read, from last to first, and counts their uses.
     pub(super) fn use_chunks(&mut self, chunks: &[ChunkId]) {
         for &id in chunks.iter().rev() {
             self.count_use(id);
@@ -446,7 +445,7 @@ impl Store {
         }
     }
 
-    /// The session that leased the chunk ended, and its process may still read it.
+    /// Notes that the session that leased the chunk has ended, while its process may still read the chunk.
     pub(super) fn orphan(&mut self, id: ChunkId) {
         let chunk = self.index.get_mut(id);
         chunk.orphaned_leases += 1;
@@ -455,7 +454,8 @@ impl Store {
         }
     }
 
-    /// A process that might have read the chunk is gone. After the last of these, the chunk's slots leave quarantine.
+    /// Notes that a process that might have read the chunk is gone. After the last such process, the chunk's slots leave
+    /// quarantine.
     pub(super) fn adopt(&mut self, id: ChunkId) {
         let chunk = self.index.get_mut(id);
         chunk.orphaned_leases -= 1;
@@ -464,8 +464,8 @@ impl Store {
         }
     }
 
-    /// Adds the places of restorable chunks to a lease, or of as many of them as can be restored where the extents that the
-    /// session has not seen do not all fit into one message; of how many.
+    /// Adds the places of restorable chunks to a lease, and returns how many chunks have places: fewer if the extents that the
+    /// session has not seen do not all fit into one message.
     pub(super) fn place_prefix(
         &mut self,
         session: SessionId,
@@ -484,7 +484,7 @@ impl Store {
             }
             return fit;
         }
-        // Which blocks are needed depends on where the prefix ends: first the extents of all that might be.
+        // The needed blocks depend on the end of the prefix: first come the extents of all blocks that might be needed.
         let all_of = |store: &Self, chunk| store.index.get(chunk).pools;
         while let Some(&chunk) = chunks.get(fit)
             && self.place_blocks(session, number, slices, (chunk, all_of(self, chunk)), leased)
@@ -499,7 +499,7 @@ impl Store {
         prefix
     }
 
-    /// Adds the places of some pools of each chunk to a lease; how many chunks fit into one message.
+    /// Adds the places of some pools of each chunk to a lease; returns how many chunks fit into one message.
     pub(super) fn place_each(
         &mut self,
         session: SessionId,
@@ -512,8 +512,8 @@ impl Store {
         chunks.iter().take_while(fits).count()
     }
 
-    /// Adds the places of a chunk's blocks in some pools to a lease; whether the extents that the session has not seen still
-    /// fit into one message.
+    /// Adds the places of a chunk's blocks in some pools to a lease; returns whether the extents that the session has not seen
+    /// still fit into one message.
     fn place_blocks(
         &mut self,
         session: SessionId,
@@ -534,7 +534,7 @@ impl Store {
         }
         for &slice in slices {
             for pool in pools.iter() {
-                // Who follows a chunk is told the places of blocks that are being written.
+                // A follower of a chunk is told the places of blocks that are being written.
                 let block = &chunk.blocks[namespace.block(slice, pool)];
                 let Some(slot) = block.slot() else { return false };
                 leased.checksums.push(block.checksum());
@@ -551,10 +551,10 @@ impl Store {
     }
 }
 
-/// How long a session that holds too much should wait.
+/// The pause for a session that holds too much.
 pub(super) const CLAIMS_RETRY_MS: u64 = 10;
 
-/// How many of `chunks` chunks a message of at most this many blocks can answer.
+/// The number of chunks, at most `chunks`, that a message of at most this many blocks can answer.
 pub(super) fn most_chunks(rules: &PoolRules, slices: usize, most_blocks: usize, chunks: usize) -> usize {
     if rules.is_plain() {
         return (most_blocks / (slices * rules.every().len())).min(chunks);
@@ -571,14 +571,14 @@ pub(super) fn most_chunks(rules: &PoolRules, slices: usize, most_blocks: usize, 
     fit
 }
 
-/// How many chunks of a chain a prompt may use, so that one token at least is left to compute.
+/// The number of chunks of a chain that a prompt may use, so that one token at least is left to compute.
 fn usable_chunks(prompt_tokens: u64, chunk_tokens: u32, chain: &Chain) -> usize {
     let of_prompt = prompt_tokens.saturating_sub(1) / u64::from(chunk_tokens);
     let before = chain.hashes.first().map_or(0, |_| u64::from(chain.chunk(0).index));
     usize::try_from(of_prompt.saturating_sub(before)).unwrap_or(usize::MAX)
 }
 
-/// The runs of positions that lie in one tier, and how many positions there are in them.
+/// The runs of positions that lie in one tier, and the number of their positions.
 fn spans(tiers: impl Iterator<Item = Option<Tier>>) -> (Vec<Span>, u64) {
     let (mut spans, mut chunks) = (Vec::<Span>::new(), 0);
     for (position, tier) in (0..).zip(tiers) {

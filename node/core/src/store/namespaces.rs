@@ -38,9 +38,9 @@ pub(crate) struct Namespace {
     pub(crate) sessions: u32,
     /// Chunks of it in the index.
     pub(crate) chunks: u32,
-    /// Its description: a node that drains tells it to those who take its chunks.
+    /// Its description: a node that drains sends it to the takers of its chunks.
     pub(crate) spec: NamespaceSpec,
-    /// The facts for people and routers.
+    /// Its facts for people and routers.
     facts: NamespaceFacts,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Namespace {
 pub struct NamespaceFacts {
     /// The tenant whose it is.
     pub tenant: String,
-    /// Part of every key.
+    /// Its fingerprint, a part of every key.
     pub fingerprint: Fingerprint,
     /// Name of the model.
     pub model: String,
@@ -61,7 +61,7 @@ pub struct NamespaceFacts {
     pub hash: HashAlgorithm,
     /// Sessions that registered it.
     pub sessions: u32,
-    /// Chunks of it that the actor knows to be here.
+    /// Chunks of it that are here.
     pub chunks: u32,
 }
 
@@ -116,7 +116,7 @@ impl Namespace {
 }
 
 impl Namespaces {
-    /// The namespace of a tenant, made known if it is new; `None` if there are too many, or the tenant uses `most`.
+    /// The namespace of a tenant, which is added if it is new; `None` if there are too many, or the tenant uses `most` already.
     pub(crate) fn enter(
         &mut self,
         (tenant, tenant_name): (TenantId, &str),
@@ -174,7 +174,7 @@ impl Namespaces {
         Some(number)
     }
 
-    /// A tenant left: nobody finds its namespaces.
+    /// Notes that a tenant left: nobody finds its namespaces.
     pub(crate) fn leave(&mut self, tenant: TenantId) {
         for known in self.known.iter_mut().filter(|known| known.tenant == tenant && !known.is_gone) {
             known.is_gone = true;

@@ -1,5 +1,5 @@
-//! The object store beside the store. The index leaves out chunks that only the object store has: nobody holds them, so
-//! nobody is told.
+//! The object store beside the store. The index leaves out chunks that only the object store has: nobody holds them, so they are
+//! not announced.
 
 use super::Store;
 use super::ids::{ChunkId, NamespaceId};
@@ -9,9 +9,9 @@ use super::writes::{WriteLine, WritePolicy};
 /// A store's settings for the object store beside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectStoreLimits {
-    /// When chunks are written; never where `None`.
+    /// When chunks are written; never if `None`.
     pub write: Option<WritePolicy>,
-    /// For [`WritePolicy::WriteThroughSelective`]: from which use on, the commit included.
+    /// For [`WritePolicy::WriteThroughSelective`]: the number of uses, the commit included, from which a chunk is written.
     pub write_after_uses: u32,
     /// Limit of the bytes of chunks that wait to be written or are being written; further chunks are not written.
     pub max_waiting_bytes: u64,
@@ -53,7 +53,7 @@ impl Objects {
 }
 
 impl Store {
-    /// The blocks (slice, pool) that no chunk of a namespace is without, and whether each of its chunks stands by itself.
+    /// The blocks (slice, pool) that every chunk of a namespace has, and whether the namespace is flat.
     #[must_use]
     pub fn blocks_of(&self, namespace: u32) -> (Vec<(u16, u8)>, bool) {
         let Some(known) = self.namespaces.find(NamespaceId::of(namespace)) else {
@@ -64,8 +64,8 @@ impl Store {
         (blocks.collect(), known.flat)
     }
 
-    /// A chunk was fetched; `is_stored` where it came from the object store. What another node wrote there it may have shed: it
-    /// is asked for when the chunk is evicted here.
+    /// Notes whether a fetched chunk came from the object store. A chunk from another node may be missing there, since that node
+    /// may have shed the write: the store is asked when the chunk is evicted here.
     pub(super) fn came_stored(&mut self, id: ChunkId, is_stored: bool) {
         if is_stored {
             self.index.get_mut(id).stored = Stored::There;

@@ -39,7 +39,7 @@ impl Pins {
         self.bytes.total()
     }
 
-    /// The chunks that are pinned, each with the milliseconds that its longest pin is left.
+    /// The pinned chunks, each with the milliseconds until its longest pin ends.
     pub(super) fn left_ms(&self, now: Millis) -> HashMap<ChunkId, u64> {
         let mut left = HashMap::new();
         for pin in self.pins.values() {
@@ -82,7 +82,8 @@ impl Store {
         self.pin_chunks(session, number, chunks.into(), duration_ms, now)
     }
 
-    /// The same for an admin, who has no session. The pin is the tenant's. Nothing is pinned of a namespace that is not known.
+    /// As [`Store::pin`], for an admin, who has no session. The pin is the tenant's. Nothing is pinned if the namespace is
+    /// unknown.
     ///
     /// # Errors
     /// As [`Store::pin`].
@@ -133,7 +134,7 @@ impl Store {
         if !self.pins.bytes.may_add(tenant, bytes, most, tenants) {
             return Err(Refused::Busy { what: Scarce::Claims, retry_after_ms: PIN_RETRY_MS });
         }
-        // All are pinned before room is made for those that only passed: it may take any that nobody holds.
+        // All chunks are pinned before room is made for those that were only passing: making room may take any unclaimed chunk.
         chunks.iter().rev().for_each(|&chunk| self.change(chunk, |chunk| chunk.pins += 1));
         chunks.iter().rev().for_each(|&chunk| self.admit(chunk, ChangeKind::Gained));
         let (pin, deadline) = (self.next_number(), now + duration_ms);
@@ -158,7 +159,7 @@ impl Store {
         Ok(())
     }
 
-    /// The same for an admin, whosever pin it is.
+    /// As [`Store::unpin`], for an admin, who may end any tenant's pin.
     ///
     /// # Errors
     /// [`Refused::UnknownPin`] for a pin that is no longer.
@@ -186,7 +187,7 @@ impl Store {
         }
     }
 
-    /// No pin keeps this chunk any more.
+    /// Takes this chunk out of all pins.
     pub(super) fn end_pins_of(&mut self, id: ChunkId) {
         if self.index.get(id).pins == 0 {
             return;
@@ -197,7 +198,7 @@ impl Store {
         self.change(id, |chunk| chunk.pins = 0);
     }
 
-    /// Nothing is pinned by a tenant any more.
+    /// Ends all pins of a tenant.
     pub(super) fn end_pins_of_tenant(&mut self, tenant: TenantId) {
         let its = self.pins.pins.iter().filter(|(_, pin)| pin.tenant == tenant);
         let its: Vec<u64> = its.map(|(&number, _)| number).collect();
@@ -214,5 +215,5 @@ impl Store {
     }
 }
 
-/// How long somebody who finds too much pinned should wait: pins last long.
+/// The pause for a request that finds too much pinned: pins last long.
 const PIN_RETRY_MS: u64 = 1_000;

@@ -29,25 +29,24 @@ use ranked::Ranked;
 
 /// Decides the order of eviction. One implementation per file; the eviction loop knows none of them.
 pub trait Policy: fmt::Debug + Send {
-    /// It is so many milliseconds after some moment, on the clock by which chunks age. A policy that is never told the time
-    /// goes by uses alone.
+    /// Sets the time, in milliseconds on the clock by which chunks age. A policy that is never told the time goes by uses alone.
     fn is_now(&mut self, _now_ms: u64) {}
 
-    /// A chunk is cached from now on, and may go until [`Policy::block`] says otherwise.
+    /// Adds a cached chunk, which may go until [`Policy::block`] says otherwise.
     ///
     /// Chunks of one commit come from last to first, so that the head of a prompt ends up the most recent.
     fn insert(&mut self, chunk: ChunkNumber, facts: Facts);
 
-    /// A cached chunk was used. One request's hits come from its last chunk to its first.
+    /// Notes a use of a cached chunk. One request's hits come from its last chunk to its first.
     fn touch(&mut self, chunk: ChunkNumber);
 
-    /// A cached chunk left, blocked or not.
+    /// Removes a cached chunk, blocked or not.
     fn remove(&mut self, chunk: ChunkNumber, why: Removal);
 
-    /// A cached chunk may not go: it has a cached child, or is leased, pinned or written.
+    /// Notes that a cached chunk may not go: it has a cached child, or is leased, pinned or written.
     fn block(&mut self, chunk: ChunkNumber);
 
-    /// A blocked chunk may go again.
+    /// Notes that a blocked chunk may go again.
     fn unblock(&mut self, chunk: ChunkNumber);
 
     /// The next chunk to evict among the chunks that may go and that `judge` accepts; `None` if there is none.
@@ -87,11 +86,11 @@ pub(crate) type Judge<'a> = &'a mut dyn FnMut(ChunkNumber) -> Verdict;
 /// The store's answer to a proposed victim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// This one.
+    /// Take this chunk.
     Take,
-    /// Not this one now; propose the next.
+    /// Do not take this chunk now; propose the next.
     Skip,
-    /// None: searching on would take too long.
+    /// Take none: searching on would take too long.
     Stop,
 }
 
@@ -149,7 +148,7 @@ impl PolicyName {
         self.into()
     }
 
-    /// The chunk that goes first by it, for who chooses.
+    /// The chunk that goes first by this policy, for people.
     #[must_use]
     pub fn about(self) -> &'static str {
         self.get_documentation().unwrap_or_default()

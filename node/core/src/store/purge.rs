@@ -1,8 +1,8 @@
-//! Purges: chunks that are removed because somebody says so, and those of a tenant that left.
+//! Purges: removes chunks at an admin's command, and the chunks of a tenant that left.
 //!
 //! A purged chunk leaves the policy, the disk, its pins and the announcements at once, so nobody finds it. Its slots are free
-//! when its last reader has let go. What writers had begun to write is not kept when they commit it; chunks that are on their
-//! way here come to nothing. Until a purge ends, no chunk of its namespaces is brought from elsewhere.
+//! when its last reader has let go. Chunks that engines had reserved before are not kept when they are committed; chunks that are
+//! on their way here are dropped. Until a purge ends, no chunk of its namespaces is brought from elsewhere.
 
 use std::collections::HashSet;
 
@@ -19,7 +19,7 @@ use super::{ChangeKind, Store};
 /// The purges of a store.
 #[derive(Debug, Default)]
 pub(super) struct Purges {
-    /// Those that have not ended, by number.
+    /// Purges that have not ended, by number.
     open: Vec<(u64, PurgeScope)>,
     /// The place from which on chunks of tenants that left are still here.
     leaving_from: Option<usize>,
@@ -30,12 +30,12 @@ pub(super) struct Purges {
 pub struct PurgedKeys {
     namespace: Option<NamespaceName>,
     fingerprints: HashSet<Fingerprint>,
-    /// `None`: all of the namespaces.
+    /// The chunks; `None` for all chunks of the namespaces.
     hashes: Option<HashSet<ChunkHash>>,
 }
 
 impl PurgedKeys {
-    /// All chunks of a namespace are among them.
+    /// Adds all chunks of a namespace.
     pub fn add(&mut self, fingerprint: Fingerprint) {
         self.fingerprints.insert(fingerprint);
     }
@@ -52,7 +52,7 @@ impl PurgedKeys {
         self.namespace.is_some_and(|name| name.names(fingerprint)) || self.fingerprints.contains(fingerprint)
     }
 
-    /// The chunks, where they are not all of a namespace.
+    /// The chunks, if they are not all chunks of a namespace.
     #[must_use]
     pub fn hashes(&self) -> Option<&HashSet<ChunkHash>> {
         self.hashes.as_ref()
@@ -69,8 +69,8 @@ pub struct PurgedPage {
 }
 
 impl Store {
-    /// Begins a purge: what is being written of it is not kept, and nothing of its namespaces is brought from
-    /// elsewhere before [`Store::end_purge`].
+    /// Begins a purge: its chunks that are being written are not kept, and no chunk of its namespaces is brought from elsewhere
+    /// before [`Store::end_purge`].
     pub fn begin_purge(&mut self, purge: u64, scope: PurgeScope) {
         let namespaces = self.covered(&scope);
         let chunks: Option<HashSet<ChunkId>> =
@@ -82,12 +82,12 @@ impl Store {
         self.purges.open.push((purge, scope));
     }
 
-    /// Chunks of a purge may come again.
+    /// Ends a purge: its chunks may come again.
     pub fn end_purge(&mut self, purge: u64) {
         self.purges.open.retain(|(other, _)| *other != purge);
     }
 
-    /// The names of the chunks of a purge, those included that continue them here.
+    /// The names of the chunks of a purge, including chunks here that continue them.
     #[must_use]
     pub fn purged_keys(&self, scope: &PurgeScope) -> PurgedKeys {
         let namespaces = self.covered(scope);
@@ -112,7 +112,7 @@ impl Store {
                 found.retain(|&id| self.is_to_purge(id));
                 let is_whole = mode == PurgeMode::Count || found.len() <= PAGE_CHUNKS;
                 found.truncate(if is_whole { usize::MAX } else { PAGE_CHUNKS });
-                // Those of this page are not found again.
+                // The chunks of this page are not found again.
                 (found, (!is_whole).then_some(0))
             }
             PurgeScope::Tenant(_) | PurgeScope::Namespace(_) => {
@@ -135,8 +135,8 @@ impl Store {
         PurgedPage { counts, next }
     }
 
-    /// These tenants are served from now on, by number, with so many bytes of extents each; none for a tenant that is not. The
-    /// chunks and pins of a tenant that was served before go, the chunks by and by.
+    /// Sets the tenants that are served, by number, with the bytes of extents of each; 0 for a tenant that is not served. Pins of
+    /// a tenant that was served before go at once, its chunks by and by.
     pub(crate) fn tenants_are(&mut self, bytes: &[u64], is_named_again: bool) {
         let leaving: Vec<TenantId> = (0..)
             .map(TenantId)
@@ -163,7 +163,7 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Removes some of the chunks of tenants that left; whether there are more.
+    /// Removes some of the chunks of tenants that left; returns whether there are more.
     pub(super) fn remove_leaving(&mut self) -> bool {
         let Some(from) = self.purges.leaving_from else { return false };
         let (found, next) = self.page_of(from, |number| self.namespaces.get(number).is_gone);
@@ -186,13 +186,13 @@ impl Store {
         self.limits.tenant_bytes.get(usize::from(tenant.0)).is_some_and(|&bytes| bytes > 0)
     }
 
-    /// Whether a chunk that somebody reads is not to be found any more.
+    /// Whether a chunk is condemned: it still has readers, and nobody finds it any more.
     pub(crate) fn is_condemned(&self, ChunkKey { fingerprint, hash }: &ChunkKey) -> bool {
         let id = self.named(fingerprint, hash);
         id.is_none_or(|id| self.index.get(id).standing == Standing::Condemned)
     }
 
-    /// Takes a chunk that the caller has claimed from all who could find it.
+    /// Condemns a chunk that the caller has claimed: nobody finds it any more.
     pub(super) fn condemn(&mut self, id: ChunkId, rule: EvictionRule) {
         if is_held(self.index.get(id)) {
             self.remember(id, rule);
@@ -227,7 +227,7 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Whether there is anything of a chunk that a purge has to remove. What only a writer knows of was begun since.
+    /// Whether a purge has to remove something of a chunk. A chunk that only has a writer was begun after the purge.
     fn is_to_purge(&self, id: ChunkId) -> bool {
         let chunk = self.index.get(id);
         chunk.standing != Standing::Condemned
@@ -277,7 +277,7 @@ impl Store {
         (found, None)
     }
 
-    /// What is committed of reservations of which some chunk is such is not kept: their sessions go on, and hear of no error.
+    /// Voids the reservations that have such a chunk: their commits are not kept, and their sessions go on without an error.
     fn void_where(&mut self, is_such: impl Fn(NamespaceId, ChunkId) -> bool) {
         for held in self.sessions.iter_mut().flat_map(|session| session.reservations.values_mut()) {
             held.is_void |= held.items.iter().any(|item| is_such(held.namespace, item.chunk));

@@ -1,4 +1,4 @@
-//! The memory of evictions: when chunks left this node, by which rule, and what they were worth.
+//! The memory of evictions: when chunks left this node, by which rule, and their worth.
 //!
 //! An eviction takes 16 bytes and a few nanoseconds: it is appended to a log of segments, and nothing else. Whoever asks why a
 //! chunk is missing gets a [`RememberedEvictions`], which shares the segments, and searches them on a thread of its own.
@@ -36,7 +36,7 @@ pub enum EvictionRule {
 /// One eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RememberedEviction {
-    /// When, in tenths of a second since the node started.
+    /// The time, in tenths of a second since the node started.
     pub at_tenths: u32,
     /// The rule.
     pub rule: EvictionRule,
@@ -77,7 +77,7 @@ pub(super) struct EvictionMemory {
     /// Segments that are kept, the newest included.
     most_segments: usize,
     forgotten: u64,
-    /// Whether an earlier life of the store ended: what it had is not remembered as evicted.
+    /// Whether an earlier life of the store ended: its chunks are not remembered as evicted.
     has_died: bool,
 }
 
@@ -110,7 +110,7 @@ impl Entry {
         let rule = (self.worth_and_rule & RULE_BITS) as usize;
         RememberedEviction {
             at_tenths: self.at_tenths,
-            // Only these were written.
+            // Only these entries were written.
             rule: EvictionRule::ALL.get(rule).copied().unwrap_or(EvictionRule::Watermark),
             worth: Worth(f32::from_bits(self.worth_and_rule & !RULE_BITS) as u64),
         }
@@ -131,7 +131,7 @@ impl EvictionMemory {
         }
     }
 
-    /// The same in the next life of the store.
+    /// The memory for the next life of the store.
     pub(super) fn after(&self) -> Self {
         Self { has_died: true, ..self.clone() }
     }
@@ -189,7 +189,7 @@ impl FoundEvictions {
 }
 
 impl RememberedEvictions {
-    /// Whether evictions of this life of the store are remembered no more: what is older is unknown.
+    /// Whether some evictions of this life of the store are forgotten.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.is_cut
@@ -250,7 +250,7 @@ impl Store {
         self.remembered.bytes()
     }
 
-    /// A chunk that can be read leaves the node.
+    /// Remembers that a readable chunk leaves the node.
     pub(super) fn remember(&mut self, id: ChunkId, rule: EvictionRule) {
         let chunk = self.index.get(id);
         let idle_ms = self.age_ms().saturating_sub(self.used_ms(chunk.used));

@@ -26,7 +26,7 @@ pub struct Reserved {
     pub reservation: u64,
     /// Positions of the chunks to write.
     pub chunks: Vec<u32>,
-    /// For each of them, the pools to write; empty if these are all pools everywhere.
+    /// For each chunk, the pools to write; empty if all pools of all chunks are to be written.
     pub pools: Vec<PoolSet>,
     /// The place of each block: for each chunk, for each slice of the session, for each of its pools to write.
     pub places: Vec<Place>,
@@ -53,7 +53,7 @@ impl Store {
         self.reserve_pools(session, namespace, chain, &[], priority, now)
     }
 
-    /// Reserves chunks of which, by position, the pools in `pools` will be written; all pools if it is empty. `all` pools are
+    /// Reserves chunks. `pools` has, by position, the pools that will be written; all pools if it is empty. `all` pools are
     /// always written, and a cached chunk gets the pools that it lacks.
     ///
     /// # Errors
@@ -140,8 +140,8 @@ impl Store {
         Ok(Reserved { reservation, chunks, pools, places, new_extents, deadline })
     }
 
-    /// Ends earlier attempts at the chunks of a chain. Busy where a copy of one is under way: its slots are free when it has
-    /// ended.
+    /// Ends earlier attempts at the chunks of a chain. Busy if a copy of an attempt is under way: its slots are free when the
+    /// copy has ended.
     fn supersede(&mut self, number: NamespaceId, chain: &Chain, attempt: u64) -> Result<(), Refused> {
         let ids: HashSet<ChunkId> =
             chain.hashes.iter().filter_map(|hash| self.index.find(number, hash)).collect();
@@ -222,7 +222,7 @@ impl Store {
             if all(0, Block::is_absent) {
                 return asked;
             }
-            // What somebody is writing in these slices is settled before anything is added.
+            // Chunks that somebody is writing in these slices are settled before any is added.
             let is_settled =
                 || every.iter().all(|pool| all(pool, |block| !matches!(block, Block::Writing(_))));
             if namespace.rules.is_plain()
@@ -277,7 +277,7 @@ impl Store {
         Ok(chunk)
     }
 
-    /// Enters a chunk's name, if it is not known yet. Every chunk comes in here, wherever it is from.
+    /// Enters a chunk's name, if it is not known yet. Every chunk comes in here, from any source.
     ///
     /// # Errors
     /// [`ChainError`] if the name contradicts the names around it; the store counts that.
@@ -307,7 +307,7 @@ impl Store {
         Ok(entered)
     }
 
-    /// Finds a slot for each block of a chunk in these slices and pools; whether there was room.
+    /// Finds a slot for each block of a chunk in these slices and pools; returns whether there was room.
     pub(super) fn take_slots(
         &mut self,
         number: NamespaceId,
@@ -380,7 +380,7 @@ impl Store {
         self.change(id, |chunk| chunk.claims -= 1);
         let chunk = self.index.get_mut(id);
         if chunk.standing == Standing::Condemned && chunk.slots().next().is_none() {
-            // Its name is all that is left.
+            // Only the chunk's name is left.
             chunk.standing = Standing::Kept;
         }
         self.let_pass(id);
@@ -446,5 +446,5 @@ impl Store {
     }
 }
 
-/// How long a session that found no room should wait: about as long as a lease or a copy takes.
+/// The pause for a session that found no room: about the time of a lease or a copy.
 const MEMORY_RETRY_MS: u64 = 5;

@@ -44,12 +44,12 @@ pub struct Evictions {
     pub need: u64,
     /// Because of [`EvictionReason::Clearing`].
     pub clearing: u64,
-    /// How long they had been cached, together.
+    /// The time for which they had been cached, summed.
     pub resided_ms: u64,
 }
 
 impl Store {
-    /// Changes which chunk goes first, from now on; nothing that is cached is lost.
+    /// Sets the policy that chooses the chunk to go first; no cached chunk is lost.
     pub fn set_policy(&mut self, name: PolicyName) {
         let mut policy = name.build(self.limits.recompute_doubles_at);
         policy.is_now(self.age_ms());
@@ -65,8 +65,8 @@ impl Store {
     }
 
     /// Takes over the limits that can change while the store is in use: capacity, watermarks, the tenants' parts, cost, and the
-    /// limits of sessions and pins. The others stay. What is cached beyond the new limits is evicted, what tenants have beyond
-    /// their parts by and by; what engines hold stays until they let go.
+    /// limits of sessions and pins. The other limits stay. Chunks beyond the new limits are evicted, those beyond tenants' parts
+    /// by and by; chunks that engines hold stay until the engines let go.
     pub fn change_limits(&mut self, new: &StoreLimits) {
         let before = self.limits.recompute_doubles_at;
         self.limits = StoreLimits {
@@ -106,8 +106,8 @@ impl Store {
         }
     }
 
-    /// Evicts until no more is cached than allowed, or nothing may go. Runs whenever something was added or let go,
-    /// so that a reservation seldom has to.
+    /// Evicts until no more is cached than allowed, or no chunk may go. It runs whenever a chunk was added or let go, so that a
+    /// reservation seldom has to evict.
     pub(super) fn evict_above_watermark(&mut self) {
         self.evict_ahead(0, 0);
     }
@@ -136,7 +136,7 @@ impl Store {
                 return Some(slot);
             }
         }
-        // What frees a slot of this class, by policy; then what frees a whole extent.
+        // First a chunk whose eviction frees a slot of this class, by policy; then chunks whose eviction frees a whole extent.
         while let Some(victim) = self.victim_of(class) {
             self.evict(victim, EvictionReason::Need);
             if let Some(slot) = self.take_free_slot(class, owner) {
@@ -187,7 +187,7 @@ impl Store {
         }
     }
 
-    /// A chunk is in memory from now on, or about to be: its parent may not go before it.
+    /// Notes that a chunk is in memory, or about to be: its parent may not go before it.
     pub(super) fn occupy(&mut self, id: ChunkId) {
         let parent = self.index.parent(id);
         let parent_was_free = parent.is_some_and(|parent| self.index.get(parent).may_go());
@@ -201,7 +201,7 @@ impl Store {
         }
     }
 
-    /// A chunk is no longer in memory, or about to leave it. Its parent may go if it was the last child there.
+    /// Notes that a chunk is no longer in memory, or about to leave it. Its parent may go if this was the last child in memory.
     pub(super) fn vacate(&mut self, id: ChunkId) {
         if !self.index.get(id).is_resident() {
             return;
@@ -252,7 +252,7 @@ impl Store {
         }
     }
 
-    /// A chunk is evicted: says for how long nobody had used it, and remembers what its place was worth.
+    /// Notes the eviction of a chunk: remembers the worth of its place, and returns for how long nobody had used the chunk.
     fn note_pressure(&mut self, id: ChunkId) -> u64 {
         let chunk = self.index.get(id);
         let idle_ms = self.age_ms().saturating_sub(self.used_ms(chunk.used));
@@ -263,7 +263,7 @@ impl Store {
         idle_ms
     }
 
-    /// A chunk that was cached is so no longer.
+    /// Notes that a chunk is no longer cached.
     pub(super) fn uncount(&mut self, id: ChunkId) {
         self.cached_chunks -= 1;
         self.cached_bytes -= self.readable_bytes(id);
@@ -311,7 +311,7 @@ impl Store {
     }
 }
 
-/// How many chunks of other classes the search for a victim passes over before an extent is cleared instead.
+/// The number of chunks of other classes that the search for a victim passes over before an extent is cleared instead.
 const MOST_SKIPPED: u32 = 64;
 
 pub(super) fn facts(chunk: &Chunk) -> Facts {

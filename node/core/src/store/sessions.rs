@@ -47,12 +47,12 @@ pub(crate) struct Reservation {
     /// The slices that the session writes.
     pub(crate) slices: Box<[u16]>,
     pub(crate) deadline: Millis,
-    /// By position in the reserved chain.
+    /// The chunks to write, by position in the reserved chain.
     pub(crate) items: Vec<Item>,
     pub(crate) bytes: u64,
     /// Number of the attempt at a hand-over; 0 for ordinary writing.
     pub(crate) attempt: u64,
-    /// Whether its chunks were purged meanwhile: what is committed is not kept.
+    /// Whether its chunks were purged meanwhile: committed chunks are not kept.
     pub(crate) is_void: bool,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Item {
     pub(crate) state: ItemState,
 }
 
-/// How far the writing of one reserved chunk has come.
+/// The state of one reserved chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ItemState {
     /// The session may write and commit it.
@@ -164,7 +164,7 @@ impl Sessions {
         Some(what_it_held)
     }
 
-    /// Notes that a session is about to be given an extent's memory; whether it is the first time.
+    /// Notes that a session is about to be given an extent's memory; returns whether it is the first time.
     pub(crate) fn show_extent(&mut self, id: SessionId, extent: u32) -> bool {
         let Some(session) = self.open.get_mut(&id) else { return false };
         let is_new = session.extents.insert(extent);
@@ -179,7 +179,7 @@ impl Sessions {
         self.processes.values().all(|process| process.is_gone || !process.extents.contains(&extent))
     }
 
-    /// The extent has new memory: nobody was given it yet.
+    /// Notes that the extent has new memory, which nobody was given yet.
     pub(crate) fn forget_extent(&mut self, extent: u32) {
         self.open.values_mut().for_each(|session| _ = session.extents.remove(&extent));
         self.processes.values_mut().for_each(|process| _ = process.extents.remove(&extent));

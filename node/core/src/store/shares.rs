@@ -21,9 +21,9 @@ impl Shares {
         *self.0.entry(tenant).or_default() -= less;
     }
 
-    /// Whether a tenant may have `more`, where all tenants together may have `most`. Half is kept for all tenants in
-    /// equal parts, so that none can leave the others with nothing; the rest goes to the first that asks. `tenants` has the
-    /// bytes of extents of each; those of none are not served.
+    /// Whether a tenant may have `more`, if all tenants together may have `most`. Half is kept for all tenants in equal parts, so
+    /// that none can leave the others with nothing; the rest goes to the first that asks. `tenants` has the bytes of extents of
+    /// each tenant; a tenant with 0 bytes is not served.
     pub(super) fn may_add(&self, tenant: TenantId, more: u64, most: u64, tenants: &[u64]) -> bool {
         let served =
             || (0..).map(TenantId).zip(tenants).filter(|(_, bytes)| **bytes > 0).map(|(served, _)| served);

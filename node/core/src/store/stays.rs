@@ -29,12 +29,12 @@ pub struct Stay {
     pub to: u32,
     /// What keeps them.
     pub keeper: Keeper,
-    /// For how long nobody has used the one that was used last, in milliseconds.
+    /// Milliseconds since the last use of any of them.
     pub idle_ms: u64,
 }
 
 impl Store {
-    /// What keeps a prompt's chunks in memory; chunks that are not there are left out. Empty for a namespace that it does not know.
+    /// The keepers of a prompt's chunks in memory; other chunks are left out. Empty for an unknown namespace.
     #[must_use]
     pub fn stays(&self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) -> Vec<Stay> {
         let Some(number) = self.namespaces.of(fingerprint) else { return Vec::new() };
@@ -54,14 +54,14 @@ impl Store {
         stays
     }
 
-    /// For how long nobody had used the chunks that were evicted lately, in milliseconds: the last one counts a sixteenth. `None`
-    /// before the first eviction.
+    /// How long the recently evicted chunks had been unused, in milliseconds: a mean in which the last chunk counts a sixteenth.
+    /// `None` before the first eviction.
     #[must_use]
     pub fn evicted_after_ms(&self) -> Option<u64> {
         self.evicted_after_ms
     }
 
-    /// A chunk is evicted that nobody had used for so long.
+    /// Notes how long an evicted chunk had been unused.
     pub(super) fn note_evicted_after(&mut self, idle_ms: u64) {
         let before = self.evicted_after_ms.unwrap_or(idle_ms);
         self.evicted_after_ms = Some(before - before / 16 + idle_ms / 16);

@@ -26,11 +26,11 @@ pub struct Usage {
     pub cached_chunks: u64,
     /// Bytes of their slots.
     pub cached_bytes: u64,
-    /// Bytes of slots whose blocks come from other nodes, and are not to stay.
+    /// Bytes of slots of passing chunks, which come from other nodes and do not stay.
     pub passing_bytes: u64,
     /// Chunks that are being fetched from other nodes.
     pub fetches: u64,
-    /// Chunks that other nodes are being sent.
+    /// Chunks that are being sent to other nodes.
     pub grants: u64,
     /// Follows of sessions and peers: chunks read while they are being written.
     pub follows: u64,
@@ -38,13 +38,13 @@ pub struct Usage {
     pub follows_lost: u64,
     /// Chunks that moved to other nodes so far.
     pub given_up: u64,
-    /// Only copies that moved when they were evicted.
+    /// The counts of forwards.
     pub forwards: Forwards,
-    /// Copies by the device that it has not let go of; the actor knows.
+    /// Copies by the device that it has not let go of; the actor fills this in.
     pub device_copies: u64,
     /// The contents of the device tier; the actor fills this in.
     pub device_tier: TierUsage,
-    /// Chunks that may be cached, where that is limited.
+    /// The limit of cached chunks, if there is one.
     pub capacity_chunks: Option<u64>,
     /// Pins in force.
     pub pins: u64,
@@ -66,7 +66,7 @@ pub struct Usage {
     pub evictions: Evictions,
     /// Chunks refused so far because their parent or index contradicts chunks that are here.
     pub refused_names: u64,
-    /// Chunks so far that did not have the name under which their bytes were to leave: faults of ours, each a miss.
+    /// Chunks so far that did not have the name under which their bytes were to leave: each is a fault of Larder, and a miss.
     pub misnamed: u64,
     /// Chunks that were verified, found to be wrong, and dropped, so far.
     pub damaged: u64,

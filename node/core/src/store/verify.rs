@@ -19,7 +19,7 @@ use super::{Refused, Store};
 #[derive(Debug, Default)]
 pub(super) struct Verifications {
     open: BTreeMap<u64, Verification>,
-    /// Chunks that were wrong, so far.
+    /// The number of wrong chunks so far.
     damaged: u64,
 }
 
@@ -47,7 +47,7 @@ impl Verifications {
         self.open.values().any(|open| open.chunk == id)
     }
 
-    /// Bytes are not what they were.
+    /// Counts a chunk whose bytes have changed.
     pub(super) fn found_damage(&mut self) {
         self.damaged += 1;
     }
@@ -121,7 +121,7 @@ impl Store {
         self.change(id, |chunk| {
             chunk.claims -= claims;
             if chunk.disk == OnDisk::Coming {
-                // What is on its way there is given up when it has come.
+                // A write on its way is given up when it has ended.
                 chunk.disk = OnDisk::Nowhere;
             }
         });

@@ -23,12 +23,12 @@ use super::{Checksums, Store};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WritePolicy {
-    /// When it is committed: it survives a restart from then on.
+    /// At its commit: the chunk survives a restart from then on.
     #[default]
     WriteThrough,
     /// After enough uses: chunks that are used once do not wear the drive.
     WriteThroughSelective,
-    /// When it is evicted from memory.
+    /// At its eviction from memory.
     WriteBack,
 }
 
@@ -53,7 +53,7 @@ pub struct ChunkWrite {
     pub fingerprint: Fingerprint,
     /// Its name.
     pub chunk: ChunkRef,
-    /// Whether a record that is there already lacks some of these blocks, and is to be forgotten.
+    /// Whether the present record lacks some of these blocks, and is to be forgotten.
     pub replaces: bool,
     /// The places of its pools' blocks, by slice, then pool, with their checksums.
     pub blocks: Vec<(BlockMove, Checksums)>,
@@ -62,10 +62,10 @@ pub struct ChunkWrite {
 /// Chunks that wait to be written to a tier, or are being written.
 #[derive(Debug)]
 pub(super) struct WriteLine {
-    /// Never where `None`.
+    /// When chunks are written; never if `None`.
     policy: Option<WritePolicy>,
     admission: Admission,
-    /// Claimed.
+    /// Chunks that wait; they are claimed.
     waiting: VecDeque<Named>,
     /// Bytes of waiting chunks, including those that are being written.
     waiting_bytes: u64,
@@ -76,7 +76,7 @@ pub(super) struct WriteLine {
 /// The moment in a chunk's life at which a write is considered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Moment {
-    /// It was committed, or moved here.
+    /// It was committed here, or moved here.
     Came,
     /// It was used.
     Used,
@@ -90,7 +90,8 @@ impl WriteLine {
         Self { policy, admission, waiting: VecDeque::new(), waiting_bytes: 0, max_waiting_bytes, shed: 0 }
     }
 
-    /// Bytes of chunks that wait or are being written, and chunks that were not written because too many waited.
+    /// The bytes of chunks that wait or are being written, and the number of chunks that were not written because too many
+    /// waited.
     pub(super) fn usage(&self) -> (u64, u64) {
         (self.waiting_bytes, self.shed)
     }
@@ -103,7 +104,7 @@ impl WriteLine {
         true
     }
 
-    /// All that wait and are not being written.
+    /// The chunks that wait and are not being written.
     pub(super) fn into_waiting(self) -> impl Iterator<Item = ChunkId> {
         self.waiting.into_iter().map(|named| named.id)
     }
@@ -135,7 +136,7 @@ impl Store {
         }
     }
 
-    /// The write cannot be ordered now: it is the next again, unless its tier is closed by now.
+    /// Puts a write back that cannot be ordered now: it is the next again, unless its tier is closed by now.
     pub fn postpone_write(&mut self, write: WriteId) {
         let named = self.name_now(write.chunk);
         match self.line(write.tier) {
@@ -144,7 +145,7 @@ impl Store {
         }
     }
 
-    /// A write has ended; whether the chunk is there.
+    /// Ends a write; `is_there` says whether the tier has the chunk.
     pub fn written(&mut self, write: WriteId, is_there: bool) {
         let WriteId { chunk: id, pools, tier } = write;
         let bytes = self.whole_chunk_bytes(self.index.get(id).namespace);
@@ -190,15 +191,14 @@ impl Store {
                 ));
             }
         }
-        // Where all records of a namespace have the same blocks, none needs to take the place of another.
+        // If all records of a namespace have the same blocks, none needs to replace another.
         let (write, replaces) =
             (WriteId { chunk: id, pools: chunk.pools, tier }, !namespace.rules.is_plain());
         let (fingerprint, chunk) = (namespace.fingerprint, self.index.name(id));
         ChunkWrite { write, namespace: number.0.into(), fingerprint, chunk, replaces, blocks }
     }
 
-    /// Queues the disk write of a chunk that was committed here or moved here. For a moved chunk, its first node saw to the
-    /// object store.
+    /// Queues the disk write of a chunk that was committed here or moved here. A moved chunk's first node has queued the upload.
     pub(super) fn queue_disk_write(&mut self, id: ChunkId) {
         self.write_if_wanted(Below::Disk, id, Moment::Came);
     }
@@ -214,8 +214,8 @@ impl Store {
         self.write_if_wanted(Below::Disk, id, Moment::Used);
     }
 
-    /// Lets a chunk that is evicted leave by way of the tiers below, where they want it and there is room; whether it does. It
-    /// is no longer counted as cached, and the policy does not know it any more.
+    /// Writes an evicted chunk to the tiers below before it leaves, if they want it and there is room; returns whether it does.
+    /// The chunk is no longer counted as cached, and the policy does not know it any more.
     pub(super) fn demote(&mut self, id: ChunkId) -> bool {
         let to_disk = self.is_wanted(Below::Disk, id, Moment::Evicted);
         let to_objects = self.is_wanted(Below::Object, id, Moment::Evicted);
@@ -242,7 +242,7 @@ impl Store {
         }
     }
 
-    // Inlined, as its caller: commits, hits and evictions come by, mostly without a tier below; it was 8 % of an eviction.
+    // Inlined, as its caller: commits, hits and evictions call it, mostly without a tier below; the call was 8 % of an eviction.
     #[inline]
     fn is_wanted(&mut self, tier: Below, id: ChunkId, moment: Moment) -> bool {
         let line = match tier {

@@ -8,8 +8,8 @@ use larder_protocol::session::{Commit, Place, ReportDamage, Reserved, Scarce, Sp
 use super::copies::ALONE;
 use super::*;
 use crate::{
-    BlockAt, CopyAnswer, CopyNumber, DeviceCopyNumber, DeviceEvent, DeviceFailure, DeviceOrder, DeviceWork,
-    PagesCopy, Promoted, Tensors, Way,
+    BlockAt, CopyAnswer, CopyDirection, CopyNumber, DeviceCopyNumber, DeviceEvent, DeviceFailure,
+    DeviceOrder, DeviceWork, PagesCopy, Promoted, Tensors,
 };
 
 /// Blocks of four layers, each in two pages.
@@ -202,7 +202,7 @@ fn a_load_is_told_layer_by_layer_to_who_waits_and_once_that_it_is_done() {
     let request = w.asks(w.session, Request::LoadPages(w.load_of(leased.lease, 2)));
     let (number, copy) = w.begun(request);
     let expected = PagesCopy {
-        way: Way::Load,
+        way: CopyDirection::Load,
         session: w.session,
         tensors: TENSORS,
         blocks: on_host(&leased.places),
@@ -374,7 +374,7 @@ fn what_was_saved_is_done_when_it_is_summed_however_long_the_sums_wait() {
     let Effect::Copy { copy, session: None, moves } = w.next() else { panic!("it is summed") };
     assert!(moves.iter().all(|block| block.is_in_place && block.source.is_none()));
     assert_eq!(on_host(&moves.iter().map(|block| block.place).collect::<Vec<_>>()), order.blocks);
-    assert_eq!(order.way, Way::Save);
+    assert_eq!(order.way, CopyDirection::Save);
     w.tell(Event::Copied { copy, answer: CopyAnswer::Busy });
     assert!(w.is_idle(), "it waits for the next tick");
     w.pass(Duration::from_millis(200));

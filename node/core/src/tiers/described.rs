@@ -20,7 +20,7 @@ use crate::store::ids::{ChunkKey, SessionId, TenantId};
 #[derive(Debug)]
 pub(crate) struct Described {
     known: HashMap<Fingerprint, Namespace>,
-    /// Whether all that was on disk at the start is known.
+    /// Whether all chunks that were on disk at the start are known.
     is_recovered: bool,
     /// The time of the next search for unused descriptions.
     forget_at: Duration,
@@ -40,7 +40,7 @@ enum State {
     /// Being written, or deleted.
     UnderWay,
     There,
-    /// It could not be written, and is tried again from then on.
+    /// It could not be written, and is tried again after this time.
     Failed(Duration),
 }
 
@@ -49,7 +49,7 @@ enum State {
 pub(crate) enum MayWrite {
     Now,
     Later,
-    /// Not for a while: its memory is needed.
+    /// Not soon: the chunk does not wait, since its memory is needed.
     Never,
 }
 
@@ -60,7 +60,7 @@ impl Default for Described {
 }
 
 impl Core {
-    /// Makes a namespace known to a session; see [`Store::register`](crate::store::Store::register).
+    /// Registers a namespace for a session; see [`Store::register`](crate::store::Store::register).
     ///
     /// # Errors
     /// [`Refused`]
@@ -83,7 +83,7 @@ impl Core {
         Ok(registered)
     }
 
-    /// Makes a namespace known that is described on disk, before any session names it.
+    /// Adds a namespace that is described on disk, before any session names it.
     ///
     /// # Errors
     /// [`Refused`] if it does not fit this node.
@@ -99,7 +99,7 @@ impl Core {
         Ok(())
     }
 
-    /// Makes a namespace known whose chunks come from a node that drains.
+    /// Adds a namespace whose chunks come from a node that drains.
     ///
     /// # Errors
     /// [`Refused`] if it is of no tenant here, or does not fit this node.
@@ -133,7 +133,8 @@ impl Core {
         Ok(())
     }
 
-    /// The namespaces of tenants that left are not described any more; those that are described now will be found to be of no use.
+    /// Forgets the namespaces of tenants that left: they are described no more, and their descriptions on disk are deleted later
+    /// as unused.
     pub(crate) fn forget_namespaces_of_the_left(&mut self) {
         let tenants = &self.tenants;
         let is_served =
@@ -148,23 +149,23 @@ impl Core {
         self.tenants.get(usize::from(tenant.0)).cloned().unwrap_or_default()
     }
 
-    /// Chunks were found on disk.
+    /// Takes chunks that were found on disk.
     pub(crate) fn recovered(&mut self, held: Vec<(Fingerprint, ChunkRef, PoolSet)>, is_all: bool) {
         for (fingerprint, chunk, pools) in held {
-            // A record that disagrees with what is known of its chunk, parent or children is of use to nobody. One of a namespace
-            // that is not known stays: it may be, after the next start.
+            // A record that disagrees with the known names of its chunk, parent or children is of no use. A record of an unknown
+            // namespace stays: the namespace may be known after the next start.
             if !self.store.recovered(&fingerprint, chunk, pools)
                 && self.described.known.contains_key(&fingerprint)
             {
                 self.effects.push_back(Effect::Disagrees { fingerprint, chunk });
-                // What was committed under this hash since the start may be taken to be there.
+                // A chunk that was committed under this hash since the start counts as being on disk.
                 self.store.left_disk(&[ChunkKey { fingerprint, hash: chunk.hash }]);
             }
         }
         self.described.is_recovered |= is_all;
     }
 
-    /// A namespace's description was written or deleted.
+    /// Takes the result of writing or deleting a namespace's description.
     pub(crate) fn description_is(&mut self, fingerprint: Fingerprint, description: Description) {
         if let Some(namespace) = self.described.known.get_mut(&fingerprint) {
             namespace.state = match description {
@@ -175,7 +176,7 @@ impl Core {
         }
     }
 
-    /// Whether a chunk of a namespace may be written; sees to it that the namespace is described.
+    /// Whether a chunk of a namespace may be written; has the namespace described if it is not.
     pub(crate) fn may_write_to_disk(&mut self, fingerprint: Fingerprint) -> MayWrite {
         let now = self.now;
         let Some(namespace) = self.described.known.get_mut(&fingerprint) else { return MayWrite::Never };
@@ -191,7 +192,7 @@ impl Core {
         MayWrite::Later
     }
 
-    /// Forgets namespaces, now and then, that no session names and no chunk belongs to, in memory or on disk, and has their
+    /// From time to time, forgets unused namespaces, without a session and without a chunk in memory or on disk, and has their
     /// descriptions deleted.
     pub(crate) fn forget_unused(&mut self) {
         if self.now < self.described.forget_at || !self.described.is_recovered || !self.store.has_disk() {
@@ -214,8 +215,8 @@ impl Core {
         }
     }
 
-    /// The store is a new one. What is described on disk it knows again; nobody waits for a description that was under way:
-    /// sessions name their namespaces again.
+    /// Tells a new store the namespaces that are described on disk. Nobody waits for a description that was under way: sessions
+    /// register their namespaces again.
     pub(crate) fn know_again(&mut self) {
         self.described.is_recovered = false;
         self.described.known.retain(|_, namespace| namespace.state == State::There);
@@ -224,14 +225,14 @@ impl Core {
             known.map(|(&name, known)| (name, known.tenant, known.spec.clone())).collect();
         known.sort_unstable_by_key(|&(fingerprint, ..)| fingerprint);
         for (fingerprint, tenant, spec) in known {
-            // It fitted the store before.
+            // The namespace fitted the store before.
             let _ = self.know_in_store(tenant, fingerprint, &spec);
         }
     }
 }
 
-/// How long a namespace that could not be described on disk keeps its chunks from there.
+/// The time until a failed description is tried again; meanwhile no chunk of the namespace is written to disk.
 const DESCRIBE_AGAIN: Duration = Duration::from_secs(10);
 
-/// How often namespaces are looked for that are of no use any more.
+/// Time between searches for unused namespaces.
 const FORGET_EVERY: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! A memory of which objects the store has. Other nodes write and delete objects too.
+//! Remembers which objects the store has. Other nodes write and delete objects too.
 //!
 //! Pure, and a hint: a caller that trusts it too much asks the store for an absent object, or writes a present one. An
 //! absence is remembered for [`ABSENT_FOR`] only.
@@ -35,7 +35,7 @@ pub struct Known<K> {
 pub struct Lifetimes {
     /// How long a presence is trusted: others may delete objects.
     pub present: Duration,
-    /// Absence: others may write it a moment later.
+    /// How long an absence is trusted: others may write the object a moment later.
     pub absent: Duration,
 }
 
@@ -47,7 +47,7 @@ enum Remembered {
 }
 
 impl<K: Eq + Hash> Known<K> {
-    /// Remembers at most `most` things, and at least half as many.
+    /// Remembers at most `most` facts, and at least half as many.
     #[must_use]
     pub fn new(most: usize, lifetimes: Lifetimes) -> Self {
         Self { half: (most / 2).max(1), lifetimes, younger: HashMap::new(), older: HashMap::new() }
@@ -63,7 +63,7 @@ impl<K: Eq + Hash> Known<K> {
         }
     }
 
-    /// Learns something at `now`.
+    /// Learns a fact at `now`.
     pub fn set(&mut self, key: K, fact: Fact, now: Duration) {
         if self.younger.len() >= self.half && !self.younger.contains_key(&key) {
             self.older = std::mem::take(&mut self.younger);
@@ -76,13 +76,13 @@ impl<K: Eq + Hash> Known<K> {
         self.younger.insert(key, remembered);
     }
 
-    /// Forgets what is known of these keys.
+    /// Forgets the facts about these keys.
     pub fn forget(&mut self, is_one: impl Fn(&K) -> bool) {
         self.younger.retain(|key, _| !is_one(key));
         self.older.retain(|key, _| !is_one(key));
     }
 
-    /// Things that are remembered.
+    /// The number of remembered facts.
     #[must_use]
     pub fn len(&self) -> usize {
         self.younger.len() + self.older.len()
@@ -98,7 +98,7 @@ impl<K: Eq + Hash> Known<K> {
 /// How long an absent object counts as absent: another node may write it a moment later.
 pub const ABSENT_FOR: Duration = Duration::from_secs(10);
 
-/// How long the tier's thread trusts its facts: a read finds out when an object has gone.
+/// How long the tier's thread trusts its facts: a read notices that an object has gone.
 pub const LIFETIMES: Lifetimes = Lifetimes { present: Duration::MAX, absent: ABSENT_FOR };
 
 #[cfg(test)]

@@ -25,12 +25,12 @@ impl ReadLine {
         self.turns.wait(id, class, now);
     }
 
-    /// An engine stands still until this chunk is there.
+    /// Notes that an engine waits for this chunk.
     pub(crate) fn hurry(&mut self, id: FetchId) {
         self.turns.change_class(id, Class::Decode);
     }
 
-    /// Takes a chunk out of the line; whether it was in it.
+    /// Takes a chunk out of the line; returns whether it was in it.
     pub(crate) fn leave(&mut self, id: FetchId) -> bool {
         self.turns.leave(id)
     }
@@ -42,17 +42,17 @@ impl ReadLine {
         Some(id)
     }
 
-    /// A chunk whose turn it was could not be ordered: it is the first again.
+    /// Puts a chunk back that could not be ordered at its turn: it is the first again.
     pub(crate) fn put_off(&mut self, id: FetchId) {
         self.turns.wait(id, Class::Decode, Duration::ZERO);
     }
 
-    /// A read of `bytes` bytes was ordered.
+    /// Notes that a read of `bytes` bytes was ordered.
     pub(crate) fn began(&mut self, bytes: u64) {
         self.bytes_under_way += bytes;
     }
 
-    /// It has ended.
+    /// Notes that a read of `bytes` bytes has ended.
     pub(crate) fn ended(&mut self, bytes: u64) {
         self.bytes_under_way -= bytes;
     }

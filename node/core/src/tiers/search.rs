@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 /// The search through one chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Search {
-    /// Chunks from the beginning that are there.
+    /// The number of chunks from the beginning that are there.
     present: usize,
-    /// The first that is not, or the length of the chain.
+    /// The position of the first absent chunk, or the length of the chain.
     absent: usize,
 }
 
@@ -23,11 +23,11 @@ impl Search {
         Self { present: 0, absent: chunks }
     }
 
-    /// Whether a chunk is there.
+    /// Takes the answer whether a chunk is there.
     pub fn tell(&mut self, position: usize, is_there: bool) {
         match is_there {
             true if position < self.absent => self.present = self.present.max(position + 1),
-            // Something before it is missing: no use.
+            // An earlier chunk is missing: this one is of no use.
             true => {}
             false => {
                 self.absent = self.absent.min(position);
@@ -49,7 +49,7 @@ impl Search {
         offsets.into_iter().map(|offset| self.present + offset).collect()
     }
 
-    /// How many chunks from the beginning are there, as far as is known.
+    /// The number of chunks from the beginning that are there, as far as is known.
     #[must_use]
     pub fn present(&self) -> usize {
         self.present

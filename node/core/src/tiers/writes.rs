@@ -30,12 +30,12 @@ pub(crate) struct Writes {
 #[derive(Debug, Default)]
 struct Side {
     under_way: usize,
-    /// It had too much to do.
+    /// Whether the tier had too much to do.
     is_busy: bool,
 }
 
 impl Writes {
-    /// Nothing is under way any more. Numbers go on.
+    /// Forgets all writes under way. Numbers go on.
     pub(crate) fn begin_anew(&mut self) {
         *self = Self { last_number: self.last_number, ..Self::default() };
     }
@@ -94,7 +94,7 @@ impl Core {
                         self.store.postpone_write(write.write);
                         break;
                     }
-                    // It stays in memory, and has another chance when it is evicted.
+                    // The chunk stays in memory, and has another chance when it is evicted.
                     MayWrite::Never => {
                         self.store.written(write.write, false);
                         self.count(Counted::NotWritten);
@@ -104,12 +104,12 @@ impl Core {
         }
     }
 
-    /// Tiers that had too much to do are asked again.
+    /// Asks tiers again that had too much to do.
     pub(crate) fn write_again(&mut self) {
         (self.writes.disk.is_busy, self.writes.object.is_busy) = (false, false);
     }
 
-    /// A tier answered.
+    /// Takes a tier's answer.
     pub(crate) fn write_ended(&mut self, number: WriteNumber, answer: Written) {
         let Some((write, key)) = self.writes.under_way.remove(&number) else { return };
         let side = self.writes.side(write.tier);

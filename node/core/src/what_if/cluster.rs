@@ -1,8 +1,8 @@
 //! Several stores behind one router, or behind engines that keep to their node: the model of the planner and of the console.
 //!
-//! Everything that decides is the production's: eviction, placement, forwards, the tiers' writes, and the cost of a route. The
-//! model has no time besides the requests': what nodes ask each other is answered at once, and each request hears from all nodes
-//! how much room they have. Directory rows are never stale, and no staging falls short.
+//! All decisions are made by the production's code: eviction, placement, forwards, the tiers' writes, and the cost of a route.
+//! The model has no time besides the requests': questions between nodes are answered at once, and with each request a node hears
+//! how much room all nodes have. Directory rows are never stale, and no staging falls short.
 
 mod directory;
 mod disk;
@@ -28,7 +28,7 @@ pub const MAX_CLUSTER_NODES: u16 = MAX_NODES as u16;
 /// One prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
-    /// When it arrived.
+    /// The time of its arrival.
     pub at_ms: u64,
     /// Its tokens.
     pub tokens: u64,
@@ -64,29 +64,29 @@ pub struct Counts {
 pub struct Hits {
     /// Chunks, from the prompt's first on.
     pub chunks: u64,
-    /// Those that some node read from its disk.
+    /// Chunks among them that some node read from its disk.
     pub from_disk: u64,
-    /// Those that came from another node.
+    /// Chunks among them that came from another node.
     pub from_peers: u64,
-    /// Those that came from the object store.
+    /// Chunks among them that came from the object store.
     pub from_objects: u64,
     /// Their tokens.
     pub tokens: u64,
 }
 
-/// Who chooses the node of a request.
+/// The way in which a request's node is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// A router, which takes the node that recomputed least lately (half-life 30 s).
+pub enum NodeChoice {
+    /// A router takes the node that has recomputed the fewest tokens lately (half-life 30 s).
     Load,
-    /// A router that knows what each node holds. Where nodes share chunks, it takes the node of the least
-    /// [cost](routing::Prompt::cost_tokens); else the node with the fewest tokens recomputed lately, this prompt's included.
+    /// A router knows the chunks of each node. If nodes share chunks, it takes the node of the least
+    /// [cost](routing::Prompt::cost_tokens); otherwise the node with the fewest tokens recomputed lately, this prompt's included.
     Cost,
-    /// The engine: it keeps to this node.
+    /// The engine keeps to this node.
     To(usize),
 }
 
-/// What one node of a cluster is to be.
+/// The policy and capacity of one node of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeSize {
     /// Its eviction policy.
@@ -95,7 +95,7 @@ pub struct NodeSize {
     pub capacity_chunks: u64,
 }
 
-/// What all nodes of a cluster have in common.
+/// The properties that all nodes of a cluster have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Whether nodes read each other's chunks.
@@ -106,7 +106,7 @@ pub struct Shape {
     pub disk_chunks: u64,
     /// Whether there is an object store, which keeps everything.
     pub has_objects: bool,
-    /// Requests under way at a time, one at each node at most: what they compute can be read when they are done.
+    /// Requests under way at a time, one at each node at most: their computed chunks can be read when they are done.
     pub in_flight: u16,
 }
 
@@ -119,9 +119,9 @@ pub struct Cluster {
     /// The chunks of the object store.
     objects: HashSet<ChunkHash>,
     loads: LeastRecomputed,
-    /// By block.
+    /// The hash of each block.
     hashes: Vec<ChunkHash>,
-    /// Requests that have read what they hit and not saved what they compute.
+    /// Requests that have read their hits and not saved their computed chunks.
     open: VecDeque<Open>,
     counts: Counts,
 }
@@ -179,7 +179,7 @@ impl Cluster {
         }
     }
 
-    /// What was counted since the start, or since the last call.
+    /// The counts since the start, or since the last call.
     pub fn take_counts(&mut self) -> Counts {
         std::mem::take(&mut self.counts)
     }
@@ -190,11 +190,11 @@ impl Cluster {
         self.objects.len() as u64
     }
 
-    /// Plays a request, which is under way until others take its place; what it hits.
+    /// Plays a request, which is under way until others take its place; returns its hits.
     ///
     /// # Panics
     /// Panics if it has a block without a hash, or a block behind another one than in an earlier request.
-    pub fn play(&mut self, prompt: &Prompt, way: Way) -> Hits {
+    pub fn play(&mut self, prompt: &Prompt, way: NodeChoice) -> Hits {
         self.nodes.iter_mut().for_each(|node| node.is_now(prompt.at_ms));
         let node = self.choose(prompt, way);
         let hashes: Vec<ChunkHash> = prompt.blocks.iter().map(|&block| self.hashes[block as usize]).collect();
@@ -224,8 +224,8 @@ impl Cluster {
         hits
     }
 
-    /// Ends the requests that must be done before the next begins at `node`: the one there, the turn before it, and the oldest
-    /// where too many are under way.
+    /// Ends the requests that must be done before the next begins at `node`: the request at this node, the turn before, and the
+    /// oldest if too many are under way.
     fn make_place(&mut self, node: usize, hashes: &[ChunkHash]) {
         let goes_on =
             |end: Option<(usize, ChunkHash)>| end.is_some_and(|(at, hash)| hashes.get(at) == Some(&hash));
@@ -250,7 +250,7 @@ impl Cluster {
         self.bring(prompt, node, &usable, &elsewhere)
     }
 
-    /// Where the chunks are that a node lacks, up to the first that is nowhere.
+    /// The places of the chunks that a node lacks, up to the first that is nowhere.
     fn elsewhere(&self, prompt: &Prompt, node: usize, chain: &Chain) -> Vec<Option<Source>> {
         let mut elsewhere = vec![None; chain.len()];
         for position in self.nodes[node].absent(chain) {
@@ -277,12 +277,12 @@ impl Cluster {
         }
     }
 
-    fn choose(&self, prompt: &Prompt, way: Way) -> usize {
+    fn choose(&self, prompt: &Prompt, way: NodeChoice) -> usize {
         match way {
-            Way::To(node) => node,
-            Way::Load => self.loads.choose(prompt.at_ms),
-            Way::Cost if self.shape.shares => self.cheapest_reader(prompt),
-            Way::Cost => self.cheapest(prompt),
+            NodeChoice::To(node) => node,
+            NodeChoice::Load => self.loads.choose(prompt.at_ms),
+            NodeChoice::Cost if self.shape.shares => self.cheapest_reader(prompt),
+            NodeChoice::Cost => self.cheapest(prompt),
         }
     }
 
@@ -348,11 +348,15 @@ mod tests {
     fn a_request_that_keeps_to_its_node_finds_the_chunks_of_others_only_where_nodes_read_them() {
         for (shares, hit) in [(false, 0), (true, 3)] {
             let mut cluster = of_memory(16, shares);
-            assert_eq!(cluster.play(&prompt(&[1, 2, 3]), Way::To(0)).chunks, 0);
-            let hits = cluster.play(&prompt(&[1, 2, 3]), Way::To(1));
+            assert_eq!(cluster.play(&prompt(&[1, 2, 3]), NodeChoice::To(0)).chunks, 0);
+            let hits = cluster.play(&prompt(&[1, 2, 3]), NodeChoice::To(1));
             assert_eq!((hits.chunks, hits.from_peers, hits.tokens), (hit, hit, 16 * hit));
             assert_eq!(cluster.take_counts().chunks_moved, hit);
-            assert_eq!(cluster.play(&prompt(&[1, 2, 3, 4]), Way::To(0)).chunks, 3, "in both cases there");
+            assert_eq!(
+                cluster.play(&prompt(&[1, 2, 3, 4]), NodeChoice::To(0)).chunks,
+                3,
+                "in both cases there"
+            );
         }
     }
 
@@ -362,8 +366,8 @@ mod tests {
         let hit = |shares| {
             let mut cluster = of_memory(8, shares);
             for turn in 0..36 {
-                let hits =
-                    cluster.play(&prompt(&[turn % 12]), Way::To((turn as usize + turn as usize / 12) % 2));
+                let hits = cluster
+                    .play(&prompt(&[turn % 12]), NodeChoice::To((turn as usize + turn as usize / 12) % 2));
                 assert!(hits.from_peers <= hits.chunks);
             }
             cluster.take_counts().blocks_hit
@@ -377,9 +381,9 @@ mod tests {
         let played = |disk_chunks, has_objects| {
             let shape = Shape { disk_chunks, has_objects, ..Shape::of_memory(false) };
             let mut cluster = cluster(4, shape);
-            (0..24).for_each(|turn| _ = cluster.play(&prompt(&[turn]), Way::To(0)));
+            (0..24).for_each(|turn| _ = cluster.play(&prompt(&[turn]), NodeChoice::To(0)));
             let hits = |cluster: &mut Cluster, block| {
-                let hits = cluster.play(&prompt(&[block]), Way::To(0));
+                let hits = cluster.play(&prompt(&[block]), NodeChoice::To(0));
                 (hits.chunks, hits.from_disk, hits.from_objects)
             };
             let found = (hits(&mut cluster, 23), hits(&mut cluster, 15), hits(&mut cluster, 0));
@@ -393,8 +397,8 @@ mod tests {
     #[test]
     fn a_chunk_on_another_nodes_disk_is_read_there_and_sent() {
         let mut cluster = cluster(4, Shape { disk_chunks: 20, ..Shape::of_memory(true) });
-        (0..12).for_each(|turn| _ = cluster.play(&prompt(&[turn]), Way::To(0)));
-        let hits = cluster.play(&prompt(&[1]), Way::To(1));
+        (0..12).for_each(|turn| _ = cluster.play(&prompt(&[turn]), NodeChoice::To(0)));
+        let hits = cluster.play(&prompt(&[1]), NodeChoice::To(1));
         assert_eq!((hits.chunks, hits.from_disk, hits.from_peers), (1, 1, 1));
     }
 
@@ -402,24 +406,24 @@ mod tests {
     fn what_a_request_computes_is_found_once_it_is_done_and_its_next_turn_waits_for_it() {
         let hits = |in_flight: u16, second: &[u32], way| {
             let mut cluster = cluster(16, Shape { in_flight, ..Shape::of_memory(true) });
-            cluster.play(&prompt(&[1, 2, 3]), Way::To(0));
+            cluster.play(&prompt(&[1, 2, 3]), NodeChoice::To(0));
             cluster.play(&prompt(second), way).chunks
         };
-        assert_eq!(hits(1, &[1, 2, 9], Way::To(1)), 2);
-        assert_eq!(hits(4, &[1, 2, 9], Way::To(1)), 0, "the first is under way");
-        assert_eq!(hits(4, &[1, 2, 9], Way::To(0)), 2, "a node computes one at a time");
-        assert_eq!(hits(4, &[1, 2, 3, 9], Way::To(1)), 3, "the next turn comes after the answer");
+        assert_eq!(hits(1, &[1, 2, 9], NodeChoice::To(1)), 2);
+        assert_eq!(hits(4, &[1, 2, 9], NodeChoice::To(1)), 0, "the first is under way");
+        assert_eq!(hits(4, &[1, 2, 9], NodeChoice::To(0)), 2, "a node computes one at a time");
+        assert_eq!(hits(4, &[1, 2, 3, 9], NodeChoice::To(1)), 3, "the next turn comes after the answer");
     }
 
     #[test]
     fn an_only_copy_goes_to_a_node_with_room_instead_of_away() {
         let mut cluster = of_memory(8, true);
         // The second node is heard of when it is asked; the first has no room for what it uses again and again.
-        cluster.play(&Prompt { at_ms: 0, ..prompt(&[30]) }, Way::To(1));
+        cluster.play(&Prompt { at_ms: 0, ..prompt(&[30]) }, NodeChoice::To(1));
         for round in 0..4 {
             for block in 0..12 {
                 let at_ms = 1_000 * u64::from(round * 12 + block + 1);
-                cluster.play(&Prompt { at_ms, ..prompt(&[30, block]) }, Way::To(0));
+                cluster.play(&Prompt { at_ms, ..prompt(&[30, block]) }, NodeChoice::To(0));
             }
         }
         let counts = cluster.take_counts();

@@ -1,4 +1,4 @@
-//! What other sizes, policies and ways to work together would bring: the last lookups of all nodes, played again through a cluster.
+//! Tries other sizes, policies and ways to work together: plays the last lookups of all nodes again through a cluster.
 //!
 //! The first half of the lookups only fills the stores; the second half is counted. A chunk on disk counts as one in memory.
 
@@ -8,12 +8,12 @@ use std::collections::hash_map::Entry;
 use larder_protocol::ChunkHash;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::cluster::{Cluster, MAX_CLUSTER_NODES, NodeSize, Prompt, Shape, Way};
+use super::cluster::{Cluster, MAX_CLUSTER_NODES, NodeChoice, NodeSize, Prompt, Shape};
 use super::{PastLookup, Played, SIZES, main_chunk_tokens};
 use crate::store::policy::PolicyName;
 use crate::time::Millis;
 
-/// A node, and what it was asked for.
+/// A node, and its last lookups.
 #[derive(Debug, Clone)]
 pub struct NodePast {
     /// What the node is at present.
@@ -46,7 +46,7 @@ pub struct Variant {
     pub working: Working,
 }
 
-/// What a cluster would have hit.
+/// The hits of a cluster that was tried.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tried {
     /// The cluster.
@@ -55,7 +55,7 @@ pub struct Tried {
     pub capacity_chunks: u64,
     /// Tokens of the counted lookups that it hits.
     pub tokens_hit: u64,
-    /// Those that a node read from another one.
+    /// Tokens among them that a node read from another one.
     pub tokens_moved: u64,
 }
 
@@ -166,16 +166,16 @@ impl Working {
         matches!(self, Self::Together | Self::RoutedTogether)
     }
 
-    fn way(self, node: usize) -> Way {
+    fn way(self, node: usize) -> NodeChoice {
         match self {
-            Self::Apart | Self::Together => Way::To(node),
-            Self::RoutedApart | Self::RoutedTogether => Way::Cost,
+            Self::Apart | Self::Together => NodeChoice::To(node),
+            Self::RoutedApart | Self::RoutedTogether => NodeChoice::Cost,
         }
     }
 }
 
 impl Numbers {
-    /// Numbers a lookup's chunks; `None` where a chunk stands behind another one than before, which no store could have.
+    /// Numbers a lookup's chunks; `None` if a chunk stands behind another one than before, which no store could have.
     fn lookup(&mut self, node: usize, lookup: &PastLookup) -> Option<Numbered> {
         let parents = || std::iter::once(None).chain(lookup.chunks.iter().copied().map(Some));
         let links = || lookup.chunks.iter().copied().zip(parents());

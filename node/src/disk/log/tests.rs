@@ -36,12 +36,12 @@ impl Modelled {
         Self { log: Log::new(GEOMETRY), disk, held, hot }
     }
 
-    fn room(&mut self, pages: u32, purpose: Purpose) -> bool {
+    fn room(&mut self, pages: u32, purpose: RoomPurpose) -> bool {
         for _ in 0..100 {
             match self.log.room_for(pages.into(), purpose) {
-                Room::Here => return true,
-                Room::None => return false,
-                Room::Seal => {
+                LogRoom::Here => return true,
+                LogRoom::None => return false,
+                LogRoom::Seal => {
                     let footer = self.log.footer();
                     let segment = self.disk.get_mut(&footer.segment.segment).unwrap();
                     assert_eq!(footer.entries, segment.2);
@@ -51,12 +51,12 @@ impl Modelled {
                     segment.1 = Some(footer);
                     self.log.sealed();
                 }
-                Room::Open(header) => {
+                LogRoom::Open(header) => {
                     assert!(self.held.values().all(|place| place.segment != header.segment), "it is free");
                     self.disk.insert(header.segment, (header, None, Vec::new()));
                     self.log.opened(header);
                 }
-                Room::Evict => self.evict(),
+                LogRoom::Evict => self.evict(),
             }
         }
         panic!("there is no end of making room");
@@ -67,7 +67,7 @@ impl Modelled {
             Evict::Move(key, place) => {
                 assert_eq!(self.held.get(&key), Some(&place));
                 assert!(self.hot.contains(&key), "only what was used is moved");
-                if self.room(place.pages, Purpose::Move) {
+                if self.room(place.pages, RoomPurpose::Move) {
                     self.put(&key, place.pages);
                 }
             }
@@ -157,7 +157,7 @@ proptest! {
                 Step::Write(number, pages) => {
                     let key = key(number);
                     if modelled.log.find(&key).is_none() {
-                        prop_assert!(modelled.room(pages, Purpose::Write), "there is always room to be made");
+                        prop_assert!(modelled.room(pages, RoomPurpose::Write), "there is always room to be made");
                         modelled.put(&key, pages);
                     }
                 }
@@ -185,7 +185,7 @@ proptest! {
 fn segments_go_in_the_order_of_their_age() {
     let mut modelled = Modelled::new();
     for number in 0..100 {
-        assert!(modelled.room(4, Purpose::Write));
+        assert!(modelled.room(4, RoomPurpose::Write));
         modelled.put(&key(number), 4);
     }
     let oldest = (0..100).find(|&number| modelled.held.contains_key(&key(number))).unwrap();
@@ -199,7 +199,7 @@ fn the_last_sequence_number_is_marked_where_no_segment_in_use_has_it() {
     assert_eq!(log.mark_sequence(), None, "none was given");
     log.skip_sequences();
     let mark = log.mark_sequence().unwrap();
-    let Room::Open(header) = log.room_for(1, Purpose::Write) else { panic!("a segment is free") };
+    let LogRoom::Open(header) = log.room_for(1, RoomPurpose::Write) else { panic!("a segment is free") };
     assert!(header.sequence > mark.sequence && header.segment == mark.segment);
     log.opened(header);
     assert_eq!(log.mark_sequence(), None, "the open segment's header has it");
@@ -208,9 +208,9 @@ fn the_last_sequence_number_is_marked_where_no_segment_in_use_has_it() {
 #[test]
 fn a_record_that_fits_nowhere_has_no_room() {
     let log = Log::new(GEOMETRY);
-    assert_eq!(log.room_for(GEOMETRY.most_pages() + 1, Purpose::Write), Room::None);
-    assert_eq!(log.room_for(u64::MAX, Purpose::Write), Room::None);
-    assert!(matches!(log.room_for(GEOMETRY.most_pages(), Purpose::Write), Room::Open(_)));
+    assert_eq!(log.room_for(GEOMETRY.most_pages() + 1, RoomPurpose::Write), LogRoom::None);
+    assert_eq!(log.room_for(u64::MAX, RoomPurpose::Write), LogRoom::None);
+    assert!(matches!(log.room_for(GEOMETRY.most_pages(), RoomPurpose::Write), LogRoom::Open(_)));
 }
 
 #[test]

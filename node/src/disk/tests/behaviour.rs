@@ -6,7 +6,7 @@ use super::faults::Platter;
 use super::*;
 use crate::disk::format::StorageId;
 use crate::disk::metrics::FoundBy;
-use crate::disk::volume::{Job, Volume};
+use crate::disk::volume::{DiskJob, Volume};
 
 /// A volume on a platter.
 pub(super) struct Rig {
@@ -27,7 +27,7 @@ impl Rig {
     pub(super) fn write(&mut self, number: u64) -> WriteAnswer {
         let (done, answer) = oneshot::channel();
         let order = self.slots.write_order(TestChunk(number));
-        self.volume.perform(vec![Job::Write((order, done))], &mut || None);
+        self.volume.perform(vec![DiskJob::Write((order, done))], &mut || None);
         while self.volume.wants_eviction() {
             self.volume.evict_ahead();
         }
@@ -37,7 +37,7 @@ impl Rig {
     pub(super) fn read(&mut self, number: u64) -> ReadAnswer {
         let (done, answer) = oneshot::channel();
         let order = self.slots.read_order(TestChunk(number));
-        self.volume.perform(vec![Job::Read((order, done))], &mut || None);
+        self.volume.perform(vec![DiskJob::Read((order, done))], &mut || None);
         now(answer)
     }
 
@@ -108,7 +108,7 @@ fn a_record_with_more_blocks_takes_the_place_of_the_one_before_it_for_good() {
     let part = WriteOrder::new(whole.fingerprint, whole.chunk, whole.sources[..1].to_vec()).unwrap();
     let write = |rig: &mut Rig, order| {
         let (done, answer) = oneshot::channel();
-        rig.volume.perform(vec![Job::Write((order, done))], &mut || None);
+        rig.volume.perform(vec![DiskJob::Write((order, done))], &mut || None);
         now(answer)
     };
     assert_eq!(write(&mut rig, part), WriteAnswer::Durable);
@@ -120,7 +120,7 @@ fn a_record_with_more_blocks_takes_the_place_of_the_one_before_it_for_good() {
         let answer = rig.read(chunk.0);
         rig.slots.assert_right(chunk, &answer);
         let (done, answer) = oneshot::channel();
-        rig.volume.perform(vec![Job::Snapshot(0, done)], &mut || None);
+        rig.volume.perform(vec![DiskJob::Snapshot(0, done)], &mut || None);
         assert_eq!(now(answer).unwrap().held, [(chunk.key().fingerprint, chunk.chunk_ref(), chunk.pools())]);
         let device = rig.platter.device();
         rig.volume = Volume::over(device, GEOMETRY, STORAGE, rig.metrics.clone(), gone().0).unwrap();
@@ -144,7 +144,7 @@ fn reads_that_come_while_others_are_carried_out_join_them() {
         later.push_back(reading);
         answers.push((number, answer));
     }
-    rig.volume.perform(vec![Job::Read(first.0)], &mut || later.pop_front());
+    rig.volume.perform(vec![DiskJob::Read(first.0)], &mut || later.pop_front());
     for (number, answer) in answers {
         match now(answer) {
             // All go to the same slots, so that only what was summed on the way tells that it was right.
@@ -165,7 +165,7 @@ fn one_sync_serves_all_writes_that_were_waiting() {
     let (jobs, answers): (Vec<_>, Vec<_>) = (0..3)
         .map(|number| {
             let (done, answer) = oneshot::channel();
-            (Job::Write((rig.slots.write_order(TestChunk(number)), done)), answer)
+            (DiskJob::Write((rig.slots.write_order(TestChunk(number)), done)), answer)
         })
         .unzip();
     rig.volume.perform(jobs, &mut || None);
@@ -181,7 +181,7 @@ fn some_blocks_of_a_chunk_can_be_read_and_others_are_told_apart() {
     let mut ask = |destinations| {
         let (done, answer) = oneshot::channel();
         let order = ReadOrder::new(chunk.key().fingerprint, chunk.chunk_ref(), destinations).unwrap();
-        rig.volume.perform(vec![Job::Read((order, done))], &mut || None);
+        rig.volume.perform(vec![DiskJob::Read((order, done))], &mut || None);
         now(answer)
     };
     let all = Slots::new().destinations(chunk);
@@ -262,7 +262,7 @@ fn a_touched_chunk_survives_like_one_that_was_read() {
     rig.write(0);
     let mut number = 1;
     while rig.metrics.evicted.get() == 0 {
-        rig.volume.perform(vec![Job::Touch(vec![TestChunk(0).key()])], &mut || None);
+        rig.volume.perform(vec![DiskJob::Touch(vec![TestChunk(0).key()])], &mut || None);
         rig.write(number);
         number += 1;
     }
@@ -294,7 +294,7 @@ fn a_record_with_another_place_in_its_prompt_is_a_miss_is_counted_and_can_be_wri
         let (done, answer) = oneshot::channel();
         let places = rig.slots.destinations(TestChunk(1));
         let order = ReadOrder::new(TestChunk(1).key().fingerprint, other, places).unwrap();
-        rig.volume.perform(vec![Job::Read((order, done))], &mut || None);
+        rig.volume.perform(vec![DiskJob::Read((order, done))], &mut || None);
         assert_eq!((now(answer), rig.metrics.answers("disagrees")), (ReadAnswer::Disagrees, count));
         assert_eq!(rig.read(1), ReadAnswer::NotHeld);
     }
@@ -325,7 +325,7 @@ fn a_removed_chunk_is_gone() {
     rig.write(1);
     for was_there in [true, false] {
         let (done, answer) = oneshot::channel();
-        rig.volume.perform(vec![Job::Forget(TestChunk(1).key(), done)], &mut || None);
+        rig.volume.perform(vec![DiskJob::Forget(TestChunk(1).key(), done)], &mut || None);
         assert_eq!(now(answer), was_there);
     }
     assert_eq!(rig.read(1), ReadAnswer::NotHeld);
@@ -340,7 +340,7 @@ fn a_snapshot_names_every_chunk_that_is_held_in_sealed_segments_and_in_the_open_
     let (mut after, mut held, mut pages) = (Some(0), Vec::new(), 0);
     while let Some(from) = after {
         let (done, answer) = oneshot::channel();
-        rig.volume.perform(vec![Job::Snapshot(from, done)], &mut || None);
+        rig.volume.perform(vec![DiskJob::Snapshot(from, done)], &mut || None);
         let page = now(answer).unwrap();
         held.extend(page.held);
         after = page.next;
@@ -361,7 +361,7 @@ fn a_drive_that_fails_or_is_full_closes_the_tier_and_every_order_is_answered() {
         let (jobs, answers): (Vec<_>, Vec<_>) = (2..5)
             .map(|number| {
                 let (done, answer) = oneshot::channel();
-                (Job::Write((rig.slots.write_order(TestChunk(number)), done)), answer)
+                (DiskJob::Write((rig.slots.write_order(TestChunk(number)), done)), answer)
             })
             .unzip();
         rig.volume.perform(jobs, &mut || None);
@@ -423,7 +423,7 @@ fn a_chunk_larger_than_a_segment_is_refused() {
     let checksums = Checksums::of(&key, [0]);
     let order = WriteOrder::new(fingerprint, chunk, vec![Source { place, checksums }]);
     let (done, answer) = oneshot::channel();
-    rig.volume.perform(vec![Job::Write((order.unwrap(), done))], &mut || None);
+    rig.volume.perform(vec![DiskJob::Write((order.unwrap(), done))], &mut || None);
     assert_eq!(now(answer), WriteAnswer::TooLarge);
 }
 

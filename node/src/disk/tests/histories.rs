@@ -14,7 +14,7 @@ use super::*;
 use crate::disk::format::StorageId;
 use crate::disk::log::{Geometry, RecordPlace};
 use crate::disk::metrics::FoundBy;
-use crate::disk::volume::{Job, Volume};
+use crate::disk::volume::{DiskJob, Volume};
 
 /// A tier on a platter, and what it must hold.
 struct History {
@@ -126,7 +126,7 @@ impl History {
             let chunk = if self.random.u8(..10) == 0 { self.some_chunk() } else { TestChunk(self.next) };
             self.next += 1;
             let (done, answer) = oneshot::channel();
-            jobs.push(Job::Write((self.slots.write_order(chunk), done)));
+            jobs.push(DiskJob::Write((self.slots.write_order(chunk), done)));
             answers.push((chunk, answer));
             self.may.insert(chunk.key(), chunk);
         }
@@ -156,7 +156,7 @@ impl History {
         let (done, answer) = oneshot::channel();
         let order = self.slots.read_order(chunk);
         let failed = self.platter.state().failed_reads;
-        self.volume().perform(vec![Job::Read((order, done))], &mut || None);
+        self.volume().perform(vec![DiskJob::Read((order, done))], &mut || None);
         let key = chunk.key();
         // One that was forgotten may be back after a loss of power, on a page that was lost meanwhile.
         let has_failed = self.platter.state().failed_reads > failed;
@@ -181,7 +181,7 @@ impl History {
     fn remove_one(&mut self) {
         let chunk = self.some_chunk();
         let (done, answer) = oneshot::channel();
-        self.volume().perform(vec![Job::Forget(chunk.key(), done)], &mut || None);
+        self.volume().perform(vec![DiskJob::Forget(chunk.key(), done)], &mut || None);
         let was_there = now(answer);
         let was_due = self.must.remove(&chunk.key()).is_some() && !self.damaged.contains(&chunk.key());
         assert!(was_there || !was_due || self.volume().is_closed());
@@ -311,7 +311,7 @@ impl History {
         while let Some(at) = after {
             let (done, answer) = oneshot::channel();
             let purge = DiskPurge { keys: Arc::clone(&keys), mode: PurgeMode::Remove };
-            self.volume().perform(vec![Job::Purge(purge, at, done)], &mut || None);
+            self.volume().perform(vec![DiskJob::Purge(purge, at, done)], &mut || None);
             let Some(purged) = now(answer) else { return false };
             after = purged.next;
         }

@@ -4,7 +4,7 @@ use super::behaviour::{GEOMETRY, Rig, STORAGE};
 use super::*;
 use crate::disk::log::RecordPlace;
 use crate::disk::metrics::FoundBy;
-use crate::disk::volume::{Job, Volume};
+use crate::disk::volume::{DiskJob, Volume};
 
 impl Rig {
     fn place(&self, number: u64) -> RecordPlace {
@@ -125,7 +125,7 @@ fn a_drive_that_cannot_be_read_closes_the_tier_and_every_read_is_answered() {
         .map(|at| {
             let (done, answer) = oneshot::channel();
             let number = held[at % held.len()];
-            (Job::Read((rig.slots.read_order(TestChunk(number)), done)), answer)
+            (DiskJob::Read((rig.slots.read_order(TestChunk(number)), done)), answer)
         })
         .unzip();
     rig.volume.perform(jobs, &mut || None);

@@ -13,7 +13,7 @@ pub(super) struct ReadBudget {
 }
 
 impl ReadBudget {
-    /// A record or page could not be read at `now`; whether the drive is still good for others.
+    /// Notes that a record or page could not be read at `now`; returns whether the drive is still good for others.
     pub(super) fn failed(&mut self, now: Duration) -> bool {
         let forgiven = now.saturating_sub(self.counted).div_duration_f64(FORGIVEN_EVERY) as u32;
         self.failed = self.failed.saturating_sub(forgiven);

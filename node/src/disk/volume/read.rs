@@ -26,11 +26,11 @@ struct Arriving {
     check: Check,
     /// Its remaining bytes.
     left: u64,
-    way: Way,
+    way: RecordCopy,
 }
 
-/// How a record comes into its places.
-enum Way {
+/// The way in which a record comes into its places.
+enum RecordCopy {
     /// Straight, on the guess that it has just the blocks that are wanted, in that order.
     Direct,
     /// Through buffers. Once the header is there, with the target of each block.
@@ -60,12 +60,12 @@ impl Volume {
             None
         };
         let mut read = self.read_arriving(&mut next, &mut arriving, &mut again);
-        // The guess was wrong, or the bytes are: looking at the whole record tells which.
+        // The guess was wrong, or the bytes are: reading the whole record tells.
         let mut again = VecDeque::from(again);
         while read.is_ok()
             && let Some((reading, place)) = again.pop_front()
         {
-            arriving.push_back(self.arriving(reading, place, Way::Copied(None)));
+            arriving.push_back(self.arriving(reading, place, RecordCopy::Copied(None)));
             let mut region = Some(vec![self.region(place)]);
             read = self.read_arriving(&mut |_, _| region.take(), &mut arriving, &mut Vec::new());
         }
@@ -90,12 +90,12 @@ impl Volume {
             return None;
         };
         let direct = self.direct_regions(place, &reading.0.destinations);
-        let way = if direct.is_some() { Way::Direct } else { Way::Copied(None) };
+        let way = if direct.is_some() { RecordCopy::Direct } else { RecordCopy::Copied(None) };
         arriving.push_back(self.arriving(reading, place, way));
         Some(direct.unwrap_or_else(|| vec![self.region(place)]))
     }
 
-    fn arriving(&self, reading: Reading, place: RecordPlace, way: Way) -> Arriving {
+    fn arriving(&self, reading: Reading, place: RecordPlace, way: RecordCopy) -> Arriving {
         let check = Check::new(self.storage, place, Some(reading.0.key));
         Arriving { reading, check, left: page_bytes(place.pages), way }
     }
@@ -154,12 +154,14 @@ impl Volume {
         let Arriving { reading, check, way, .. } = record;
         let (place, checked) = (check.place(), check.finish());
         let answer = match checked {
-            Ok(header) if matches!(way, Way::Copied(_)) || has_just(&header, &reading.0.destinations) => {
+            Ok(header)
+                if matches!(way, RecordCopy::Copied(_)) || has_just(&header, &reading.0.destinations) =>
+            {
                 self.log.touch(&reading.0.key);
                 answer(&header, reading.0.chunk, &reading.0.destinations)
             }
             Ok(_) => return Ok(Some((reading, place))),
-            Err(_) if matches!(way, Way::Direct) => return Ok(Some((reading, place))),
+            Err(_) if matches!(way, RecordCopy::Direct) => return Ok(Some((reading, place))),
             Err(damage) => {
                 let key = reading.0.key;
                 self.answer_read(reading, ReadAnswer::Damaged);
@@ -167,7 +169,7 @@ impl Volume {
             }
         };
         if answer == ReadAnswer::Disagrees {
-            // Of no use here: who asks knows the chunk by another name, and may write it.
+            // The record is of no use here: the asker knows the chunk by another name, and may write it.
             let key = reading.0.key;
             tracing::error!(chunk = %key.hash, "the disk has the chunk at another place in its prompt than the store: the chunk is forgotten");
             self.log.forget(&key);
@@ -179,7 +181,7 @@ impl Volume {
 
     fn answer_read(&self, (_, done): Reading, answer: ReadAnswer) {
         self.metrics.answered((&answer).into());
-        // Where nobody waits any more there is nobody to tell.
+        // If nobody waits any more, there is nobody to tell.
         drop(done.send(answer));
     }
 
@@ -248,7 +250,7 @@ impl Volume {
         Region { offset: self.geometry.offset(segment, page), bytes: page_bytes(pages), to: None }
     }
 
-    /// A record is wrong, or cannot be read: counts it, and forgets it.
+    /// Counts and forgets a record that is wrong or cannot be read.
     ///
     /// # Errors
     /// The drive fails too often.
@@ -296,7 +298,7 @@ impl Arriving {
         let destinations = &self.reading.0.destinations;
         let way = &mut self.way;
         self.check.feed(bytes, &mut |header, block, at, stretch| {
-            let Way::Copied(wanted) = way else { return };
+            let RecordCopy::Copied(wanted) = way else { return };
             let wanted = wanted.get_or_insert_with(|| place_blocks(header, destinations));
             if let Some(place) = wanted[block].map(|at| &destinations[at]) {
                 place.copy_in(at, stretch);
@@ -311,7 +313,7 @@ fn has_just(header: &RecordHeader, destinations: &[BlockPlace]) -> bool {
         && header.blocks.iter().zip(destinations).all(|(block, to)| fits(to, block))
 }
 
-/// Whether a block of a record is the one that is wanted at a place.
+/// Whether a block of a record is the block that is wanted at a place.
 pub(crate) fn fits(to: &BlockPlace, block: &BlockEntry) -> bool {
     (to.slice, to.pool, to.bytes, to.range_bytes) == (block.slice, block.pool, block.bytes, block.range_bytes)
 }

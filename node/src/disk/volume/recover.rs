@@ -1,4 +1,4 @@
-//! Finds out at the start which records are on disk.
+//! Finds the records on disk at the start.
 //!
 //! A sealed segment's footer lists its records; nothing else of the segment is read. A segment without a right footer was
 //! open or is damaged, and is searched page by page. A record counts only when its payload is right too, so that a

@@ -149,7 +149,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// Whether the file is still where the next start looks for it.
+    /// Checks that the file is still at its path, where the next start looks for it.
     pub(super) fn look(&self) -> io::Result<()> {
         self.device.look()
     }

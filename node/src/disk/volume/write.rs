@@ -6,7 +6,7 @@ use larder_core::store::ids::ChunkKey;
 use tokio::sync::oneshot;
 
 use super::super::format::{Footer, FooterEntry, PAGE_BYTES, RecordHeader};
-use super::super::log::{Evict, FIRST_PAGE, Purpose, RecordPlace, Room};
+use super::super::log::{Evict, FIRST_PAGE, LogRoom, RecordPlace, RoomPurpose};
 use super::super::metrics::FoundBy;
 use super::super::order::{Source, Why, WriteAnswer, WriteOrder};
 use super::check::Check;
@@ -34,7 +34,7 @@ impl Volume {
             return Ok(());
         }
         let pages = RecordHeader::record_pages_for(&order.entries);
-        match self.make_room(pages, Purpose::Write) {
+        match self.make_room(pages, RoomPurpose::Write) {
             Ok(true) => {}
             Ok(false) => {
                 self.answer_write(done, WriteAnswer::TooLarge);
@@ -55,7 +55,7 @@ impl Volume {
             chunk,
             blocks: entries,
         };
-        // It waits for the sync before anything can fail: whoever waits is then told.
+        // The record waits for the sync before anything can fail, so that its caller is told.
         self.pending.push(Pending { entry: header.footer_entry(), done: Some(done), moved_from: None });
         self.append_record(&header, &sources)
     }
@@ -97,7 +97,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Nothing is written any more: says so to all who wait.
+    /// Tells all waiting callers that nothing is written any more.
     pub(super) fn give_up_pending(&mut self) {
         self.transfers.drain();
         for done in std::mem::take(&mut self.pending).into_iter().filter_map(|pending| pending.done) {
@@ -107,25 +107,25 @@ impl Volume {
 
     pub(super) fn answer_write(&self, done: oneshot::Sender<WriteAnswer>, answer: WriteAnswer) {
         self.metrics.answered(answer.into());
-        // Where nobody waits any more there is nobody to tell.
+        // If nobody waits any more, there is nobody to tell.
         let _ = done.send(answer);
     }
 
-    /// Makes room for a record of `pages`; whether there is any.
-    fn make_room(&mut self, pages: u64, purpose: Purpose) -> io::Result<bool> {
+    /// Makes room for a record of `pages`; returns whether there is room.
+    fn make_room(&mut self, pages: u64, purpose: RoomPurpose) -> io::Result<bool> {
         loop {
             match self.log.room_for(pages, purpose) {
-                Room::Here => return Ok(true),
-                Room::None => return Ok(false),
-                Room::Seal => self.seal()?,
-                Room::Open(header) => {
+                LogRoom::Here => return Ok(true),
+                LogRoom::None => return Ok(false),
+                LogRoom::Seal => self.seal()?,
+                LogRoom::Open(header) => {
                     let at = self.geometry.offset(header.segment, 0);
                     self.transfers.append_bytes(at, &header.encode(self.storage))?;
                     // Before any record is written here: a header that is behind its records would hide them.
                     self.transfers.sync()?;
                     self.log.opened(header);
                 }
-                Room::Evict => self.evict_step()?,
+                LogRoom::Evict => self.evict_step()?,
             }
         }
     }
@@ -165,9 +165,9 @@ impl Volume {
         }
     }
 
-    /// Writes a record again at the young end. Where there is no room it goes with its segment.
+    /// Writes a record again at the young end. Without room the record goes with its segment.
     fn move_record(&mut self, key: ChunkKey, from: RecordPlace) -> io::Result<()> {
-        if !self.make_room(u64::from(from.pages), Purpose::Move)? || self.log.find(&key) != Some(from) {
+        if !self.make_room(u64::from(from.pages), RoomPurpose::Move)? || self.log.find(&key) != Some(from) {
             return Ok(());
         }
         let mut check = Check::new(self.storage, from, Some(key));
@@ -204,7 +204,7 @@ impl Volume {
         moved: Option<(FooterEntry, u64)>,
     ) -> io::Result<()> {
         if let Some((_, end)) = moved {
-            // Also where the payload was wrong: the next record begins on a page.
+            // Even if the payload was wrong, the next record begins on a page.
             self.transfers.append_zeros(end)?;
         }
         match (check.finish(), moved) {

@@ -1,4 +1,4 @@
-//! What an admin asks of a node: policies, drains, configurations, purges, pins. The audit log notes each.
+//! An admin's requests to a node: policies, drains, configurations, purges, pins. The audit log notes each.
 
 use actix::Recipient;
 use larder_protocol::drain::DrainCommand;
@@ -11,7 +11,7 @@ use super::{BUSY_RETRY_MS, Server};
 use crate::exchange::{PinForAdmin, SetPolicy};
 
 impl Server {
-    /// Does what an admin asks for.
+    /// Carries out an admin's request.
     pub(super) async fn answer_admin(&self, peer: &Identity, request: PeerRequest) -> PeerResponse {
         match request {
             PeerRequest::SetPolicy(name) => {
@@ -85,7 +85,7 @@ impl Server {
     }
 }
 
-/// Has the actors that have a prompt's first chunks keep them, or ends a pin. Where one refuses, none keeps them.
+/// Has the actors that have a prompt's first chunks keep them, or ends a pin. If one actor refuses, none keeps them.
 async fn pin(actors: &[Recipient<PinForAdmin>], command: PinCommand) -> PeerResponse {
     match command {
         PinCommand::Start(start) => {

@@ -1,4 +1,4 @@
-//! The election: a register that all coordinators share, over the network, and how those who do not lead follow the leader.
+//! The election: a register that all coordinators share, over the network, and the following of the leader by the others.
 
 use std::time::Duration;
 
@@ -104,7 +104,7 @@ impl World {
         self.take_office(at);
     }
 
-    /// A question comes to the register, after its asker has given it up perhaps. The answer may be lost.
+    /// A question comes to the register, perhaps after its asker has given it up. The answer may be lost.
     pub(crate) fn register_hears(&mut self, at: usize, life: u64, number: u64, ask: Ask) {
         if self.coordinators.register.is_hasty(&ask, self.now) {
             self.violate(|| format!("coordinator {at} takes the record from a leader that renews it"));
@@ -214,8 +214,8 @@ const LEAST_AGE: Duration = Duration::from_millis(TIMING.retry_ms * 5 / 4);
 /// Nobody leads for longer beside a successor.
 const LONGEST_RIGHT: Duration = Duration::from_millis(TIMING.renew_within_ms * 5 / 4);
 
-/// How long the register may take for an answer.
+/// Time in which the register must answer.
 const REGISTER_DEADLINE: Duration = Duration::from_millis(500);
 
-/// When the leader is asked for its tables again.
+/// Pause before the leader is asked for its tables again.
 const WATCH_AGAIN: Duration = Duration::from_secs(2);

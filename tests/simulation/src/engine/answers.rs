@@ -1,4 +1,4 @@
-//! What engines hear, and what they do then. Whatever they are shown, they check.
+//! The answers to engines, and their next deeds. Whatever they are shown, they check.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::bytes::{Reader, Reading, sums_of_bytes};
 use crate::space::Space;
 use crate::world::{At, World};
 
-/// The blocks that restoring so many chunks needs: by chunk, slice, pool.
+/// The blocks that are needed to restore `chunks` chunks: by chunk, slice, pool.
 pub(super) fn keys(space: &Space, chain: &Chain, chunks: usize) -> Vec<BlockKey> {
     let hashes = chain.hashes.iter().take(chunks).enumerate();
     hashes.flat_map(|(at, &hash)| space.blocks_of(hash, space.rules.needed(at, chunks))).collect()
@@ -111,7 +111,7 @@ impl World {
         }
     }
 
-    /// What is not there is computed, and written.
+    /// Computes and writes the missing chunks.
     fn compute(&mut self, engine: usize, space: usize, chain: &Chain) {
         if let Some(namespace) = self.space_number(engine, space)
             && self.is_busy
@@ -282,7 +282,7 @@ impl World {
         }
     }
 
-    /// What of a follow may be read.
+    /// The readable layers of a follow.
     pub(super) fn followed(
         &mut self,
         at: At,
@@ -328,7 +328,7 @@ impl World {
         readings
     }
 
-    /// What is leased is what it was when it is released.
+    /// Checks at the release that the leased bytes have not changed.
     pub(super) fn check_lease(&mut self, at: At, session: SessionId, lease: u64) {
         let Some(actor) = self.actor(at) else { return };
         let readings = actor.uses.readings.get(&Reader::Lease(session, lease)).cloned().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What engines do, one deed after the other.
+//! The deeds of engines, one after the other.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ impl World {
         }
     }
 
-    /// A request about nothing that the engine has to remember.
+    /// A request that the engine need not remember.
     pub(super) fn ask_only(&mut self, engine: usize, ask: Request) {
         let nothing = self.spaces[0].chain("");
         self.ask(engine, (0, &nothing, What::Other), ask);
@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// A node reads its configuration again, which has other limits.
+    /// A node reads its configuration again, with other limits.
     fn change_limits(&mut self) {
         let host = self.random.usize(..self.settings.nodes);
         let Some(life) = self.hosts[host].process.as_ref().map(|process| process.life) else { return };
@@ -236,7 +236,7 @@ impl World {
         self.ask(engine, (space, chain, What::Reserve { attempt }), Request::Reserve(ask));
     }
 
-    /// Commits, hands over, saves from the GPU, gives up, or forgets what is reserved.
+    /// Commits, hands over, saves from the GPU, gives up, or forgets the reserved chunks.
     fn write_reserved(
         &mut self,
         engine: usize,
@@ -369,7 +369,7 @@ impl World {
         self.ask(engine, (space, &chain, What::Follow), Request::Follow(ask));
     }
 
-    /// An engine of another node begins to write what is followed.
+    /// An engine of another node begins to write the followed chunks.
     fn begin_prefill(&mut self, host: usize, actor: u16, space: usize, chain: &Chain) {
         let is_it = |engine: &super::Engine| {
             engine.host == host
@@ -455,7 +455,7 @@ impl World {
         self.ask(engine, (space, chain, what), Request::SavePages(ask));
     }
 
-    /// Loads what is leased into the engine's pages.
+    /// Loads the leased chunks into the engine's pages.
     pub(super) fn load(&mut self, engine: usize, space: usize, chain: &Chain, lease: u64, chunks: usize) {
         let pages = self.some_pages(chunks, true);
         let Some(session) = &mut self.engines[engine].session else { return };

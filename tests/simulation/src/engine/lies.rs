@@ -12,7 +12,7 @@ use super::What;
 use crate::world::{At, World};
 
 impl World {
-    /// An engine says something that is not so.
+    /// An engine sends a false message.
     pub(super) fn lie(&mut self, engine: usize) {
         let known = self.engines[engine].session.as_ref().map(|session| session.spaces.clone());
         let known: Vec<(usize, u32)> = known.unwrap_or_default().into_iter().collect();
@@ -105,7 +105,8 @@ impl World {
         self.ask_only(engine, Request::Register(ask));
     }
 
-    /// Commits and hands over what is not reserved, from where nothing is, or not all of it. What bytes it says are there, are.
+    /// Commits and hands over chunks that are not reserved, or from empty places, or only parts. The bytes that it claims are
+    /// there.
     fn lie_of_writing(&mut self, engine: usize, space: usize, namespace: u32, chain: &Chain) {
         let reservation = self.engines[engine].last_lie;
         let Some((of, bait)) = self.engines[engine].bait.clone() else {
@@ -225,6 +226,6 @@ impl World {
     }
 }
 
-/// What no reservation is called: the bytes of a real one, from where nothing was written for it, would be wrong by the engine's
-/// own word.
+/// A number that no reservation has: the bytes of a real one, from where nothing was written for it, would be wrong by the
+/// engine's own word.
 const NO_RESERVATION: u64 = 1 << 60;

@@ -98,7 +98,7 @@ impl Blocks {
         self.pressure.keeps_ms(now_ms).unwrap_or(u64::MAX)
     }
 
-    /// The worth of the chunk that goes next; `None` where nothing goes.
+    /// The worth of the chunk that goes next; `None` if nothing goes.
     pub(super) fn least(&self, now_ms: u64) -> Option<Worth> {
         if self.len() < self.capacity { None } else { self.pressure.least(now_ms) }
     }

@@ -67,7 +67,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Closes what a node does not keep.
+    /// Closes the connections that a node does not keep.
     fn close_idle(&mut self, node: usize) {
         while let Some((id, _)) = self.nodes[node].ends.connections.poll_close() {
             let Some((other, there)) = self.nodes[node].ends.others.remove(&id) else { continue };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_coordinator::Published;
-use larder_coordinator::membership::{Membership, Patience, State};
+use larder_coordinator::membership::{DurableState, Membership, Patience};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage, Heartbeat, Join};
 use larder_protocol::peer::Message;
 use larder_protocol::table::{Epoch, NodeNumber, Table};
@@ -48,7 +48,7 @@ pub(super) struct PublishedAt {
 impl Coordinator {
     pub(super) fn new() -> Self {
         Self {
-            membership: Membership::new(PATIENCE, State::default(), 0),
+            membership: Membership::new(PATIENCE, DurableState::default(), 0),
             last: Published::default(),
             sent: Vec::new(),
             waiting: VecDeque::new(),

@@ -1,4 +1,4 @@
-//! What nodes tell homes, with the real outboxes and shards.
+//! The announcements of nodes to homes, with the real outboxes and shards.
 
 use std::time::Duration;
 
@@ -110,5 +110,5 @@ impl Cluster<'_> {
 /// A peer that sends nothing for so long, though it was asked, counts as silent.
 pub(super) const SILENCE: Duration = Duration::from_millis(500);
 
-/// How long an announcement waits for its answer.
+/// Time for which an announcement waits for its answer.
 const ANNOUNCE_DEADLINE: Duration = Duration::from_secs(1);

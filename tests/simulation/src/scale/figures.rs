@@ -10,7 +10,7 @@ use super::cluster::Cluster;
 use super::tally::{Kind, skew};
 use super::watch::Change;
 
-/// What follows from the load alone.
+/// The figures that follow from the load alone.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq)]
 pub struct Figures {
     /// Nodes of the cluster.
@@ -64,7 +64,7 @@ pub struct Figures {
     pub skew_requests: f64,
     /// Bytes of blocks served.
     pub skew_served: f64,
-    /// Rows that were wrong, of those that were used.
+    /// The share of wrong rows among the used ones.
     pub stale_share: f64,
     /// Connections of a node at the end of the load.
     pub connections_open: f64,
@@ -101,7 +101,7 @@ pub struct Measured {
     pub coordinator_cpu: f64,
     /// CPU of one table for all nodes: the ring, and as many encodings as nodes.
     pub coordinator_cpu_a_table: f64,
-    /// Bytes of a playing node's directory, a table for itself included; 0 where nobody counts.
+    /// Bytes of a playing node's directory, a table for itself included; 0 if nobody counts.
     pub directory_bytes: usize,
     /// Of these the outbox, with all that the node holds.
     pub outbox_bytes: usize,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Figures, Goal, Load, Measured, Trace, goals, pictures, run, table};
 
-/// Which clusters, and what they have to do.
+/// The clusters and their load.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Nodes of each cluster.
@@ -26,10 +26,10 @@ pub struct Options {
     /// Requests a second and node.
     #[arg(long, default_value_t = 2.0, value_name = "COUNT")]
     rate: f64,
-    /// How long requests come before anything counts, in virtual time.
+    /// Seconds of requests before anything counts, in virtual time.
     #[arg(long, default_value_t = 0, value_name = "SECONDS")]
     warm_up: u64,
-    /// How long requests come then.
+    /// Seconds of requests that count.
     #[arg(long, default_value_t = 120, value_name = "SECONDS")]
     seconds: u64,
     /// The source of all chance.
@@ -41,7 +41,7 @@ pub struct Options {
     /// Plays a generated trace.
     #[arg(long, conflicts_with = "trace")]
     generated: bool,
-    /// Plays nothing, and takes what `--json` printed before.
+    /// Plays nothing, and takes earlier output of `--json`.
     #[arg(long, value_name = "FILE")]
     from: Vec<PathBuf>,
     /// Draws the figures into this folder.

@@ -1,4 +1,4 @@
-//! What is counted while a cluster is under load.
+//! The counts of a cluster under load.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -149,7 +149,7 @@ impl Contacts {
         }
     }
 
-    /// Nodes that it spoke with since then; `None` where nobody looks.
+    /// Nodes that it spoke with since then; `None` if nobody looks.
     pub(super) fn since(&self, then: Duration) -> Option<usize> {
         Some(self.last.as_ref()?.values().filter(|&&at| at >= then).count())
     }

@@ -68,7 +68,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// The published traces beside the project; `None` where they are not.
+    /// The published traces beside the project; `None` if they are not.
     ///
     /// # Errors
     /// As [`read`](Self::read).

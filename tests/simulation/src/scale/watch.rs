@@ -11,7 +11,7 @@ use larder_protocol::table::{Holder, RowKey};
 use super::cluster::{Cluster, NAMESPACE, index};
 use crate::directory::millis;
 
-/// What a change of the members brings about.
+/// The effects of a change of the members.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq)]
 pub struct Change {
     /// From the event to the table that has it.

@@ -1,4 +1,4 @@
-//! What becomes of copies that fail, stall or lose their device, and of processes that die under them.
+//! The results of copies that fail, stall or lose their device, and of processes that die during copies.
 
 use super::*;
 

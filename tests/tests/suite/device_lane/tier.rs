@@ -1,4 +1,4 @@
-//! The device tier: what engines load again is copied within the GPU.
+//! The device tier: chunks that engines load again are copied within the GPU.
 
 use super::*;
 
@@ -34,7 +34,7 @@ fn the_device_tier_evicts_what_is_loaded_less_and_never_what_is_being_read() {
         gpu.load_and_check(&hot);
         gpu.load_and_check(&cold);
     }
-    // What comes into the tier is summed first, behind the loads.
+    // Blocks that come into the tier are summed first, behind the loads.
     wait::until("the tier is full", || {
         gpu.load_and_check(&hot);
         gpu.load_and_check(&cold);

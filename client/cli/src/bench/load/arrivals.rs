@@ -7,9 +7,9 @@ use tokio::sync::mpsc;
 
 use crate::clock::now;
 
-/// Tells when each request is due, from then on for so long; at random, so many a second on average (a Poisson process).
+/// Sends the time at which each request is due, for the given time; at random, so many a second on average (a Poisson process).
 ///
-/// It ends early once the receiver is dropped, or does not keep up by `room` requests.
+/// The thread ends early when the receiver is dropped, or falls `room` requests behind.
 ///
 /// # Errors
 /// The system starts no thread.

@@ -1,4 +1,4 @@
-//! The engines that ask, and what they ask for.
+//! The engines that send the requests, and the requests.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,15 +21,15 @@ use crate::content::chunk_hash;
 pub enum Kind {
     /// A lookup of 100 chunks that are there.
     Lookup,
-    /// A lease of them, and its release.
+    /// A lease of these chunks, and its release.
     Lease,
-    /// A block that is saved.
+    /// Saves a block.
     Save,
     /// A block that comes from the other node.
     Fetch,
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) kind: Kind,
@@ -39,7 +39,7 @@ pub(super) struct Answer {
     pub(super) turned_away: bool,
 }
 
-/// A request, with its prompt where that is its own.
+/// A request, with its prompt if no other request has the same.
 enum Asked {
     Lookup,
     Lease,
@@ -47,7 +47,7 @@ enum Asked {
     Fetch(Chain),
 }
 
-/// Engines at one node, and one at the other, which saves the blocks that they fetch.
+/// Engines at one node, and one engine at the other node: it saves the blocks that the engines fetch.
 pub(super) struct Engines {
     near: Vec<Arc<LoadEngine>>,
     far: End,
@@ -81,12 +81,12 @@ impl Engines {
         Ok(Self { near: engines, far, to_fetch: Vec::new(), next_id: FIRST_BLOCK, asked: JoinSet::new() })
     }
 
-    /// Bytes of the blocks that a tenth of so many requests fetch.
+    /// Bytes of the blocks that the fetches (a tenth) among `requests` need.
     pub(super) fn fetched_bytes(requests: usize) -> u64 {
         (requests.div_ceil(KINDS.len()) * BLOCK_BYTES) as u64
     }
 
-    /// Has the other node hold the blocks that a tenth of so many requests fetch.
+    /// Saves at the other node the blocks that the fetches (a tenth) among `requests` need.
     pub(super) async fn prepare(&mut self, requests: usize) -> anyhow::Result<()> {
         let chains: Vec<Chain> = (0..requests.div_ceil(KINDS.len())).map(|_| self.new_prompt()).collect();
         self.far.put(&chains, &vec![1; BLOCK_BYTES]).await?;
@@ -95,7 +95,7 @@ impl Engines {
         Ok(())
     }
 
-    /// Asks, as the request of this number, which was due then.
+    /// Sends the request of this number; it was due at `due`.
     pub(super) fn ask(&mut self, number: usize, due: Instant) {
         let asked = match KINDS[number % KINDS.len()] {
             Kind::Lease => Asked::Lease,
@@ -126,7 +126,7 @@ impl Engines {
         self.asked.len()
     }
 
-    /// Waits for none of them any more.
+    /// Waits for no further answer.
     pub(super) fn forget_waiting(&mut self) {
         self.asked.abort_all();
         self.asked = JoinSet::new();
@@ -150,7 +150,7 @@ impl Asked {
 }
 
 impl LoadEngine {
-    /// Says whether it got what it asked for.
+    /// Returns whether the request was served.
     async fn ask(&self, asked: &Asked) -> Result<bool, SessionError> {
         let (End { session, namespace }, prompt) = &self.prompt;
         Ok(match asked {
@@ -180,7 +180,7 @@ async fn save(End { session, namespace }: &End, chain: &Chain) -> Result<bool, S
 /// Engines that ask one actor.
 pub(super) const ENGINES: usize = 16;
 
-/// What the requests are, one after the other, again and again.
+/// The kinds of the requests, in turn.
 const KINDS: [Kind; 10] = {
     use Kind::{Fetch, Lease, Lookup, Save};
     [Lookup, Lease, Lookup, Save, Lookup, Lookup, Lease, Lookup, Fetch, Lookup]

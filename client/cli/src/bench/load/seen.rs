@@ -1,4 +1,4 @@
-//! What a step saw.
+//! The answers of a step: numbers, latencies, CPU time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use serde::{Deserialize, Serialize};
 use super::engine::{Answer, Kind};
 use crate::output;
 
-/// How requests of a kind fared, from when they were due.
+/// Latencies of the requests of a kind, each from the time at which it was due.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KindSeen {
     /// Requests that were answered.
     pub answered: u64,
     /// The median time, in microseconds.
     pub p50_us: u64,
-    /// What 99 % took at most.
+    /// 99th percentile.
     pub p99_us: u64,
-    /// What 99.9 % took at most.
+    /// 99.9th percentile.
     pub p999_us: u64,
 }
 
@@ -38,17 +38,17 @@ pub struct Step {
     pub unanswered: u64,
     /// CPUs that both nodes kept busy.
     pub node_cpus: f64,
-    /// CPUs that the engines kept busy, all of them in one thread.
+    /// CPUs that the engines kept busy; all engines run in one thread.
     pub engine_cpus: f64,
     /// All requests together.
     pub all: KindSeen,
-    /// Those of each kind.
+    /// Requests of each kind.
     pub kinds: BTreeMap<Kind, KindSeen>,
     /// 99 % of all requests that came were answered within the limit.
     pub within_limit: bool,
 }
 
-/// Where the cluster ends to keep up.
+/// The rate from which on the cluster does not keep up.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Knee {
     /// The highest rate at which 99 % of requests were answered within the limit.
@@ -58,7 +58,7 @@ pub struct Knee {
 }
 
 impl Knee {
-    /// That of some steps with rising rates; none where the first misses the limit already.
+    /// That of some steps with rising rates; none if even the first step misses the limit.
     #[must_use]
     pub fn of(steps: &[Step]) -> Option<Self> {
         let at = steps.iter().rposition(|step| step.within_limit)?;
@@ -90,7 +90,7 @@ impl Seen {
         self.kinds.entry(answer.kind).or_insert_with(histogram).saturating_record(us);
     }
 
-    /// The whole step, which took so long from its first request to its last answer, with the CPU seconds of nodes and engines.
+    /// The whole step: `took` from its first request to its last answer, with the CPU seconds of nodes and engines.
     pub(super) fn step(&self, took: Duration, cpu_seconds: (f64, f64), limit: Duration) -> Step {
         let mut all = histogram();
         for times in self.kinds.values() {
@@ -183,7 +183,7 @@ mod tests {
         Answer { kind, took: Duration::from_millis(ms), turned_away: false }
     }
 
-    /// A step of 1,000 requests, so many of which take 20 ms and the others 1, and so many have no answer.
+    /// A step of 1,000 requests: `slow` take 20 ms, `unanswered` have no answer, and the others take 1 ms.
     fn step(rate: f64, slow: usize, unanswered: usize) -> Step {
         let mut seen = Seen::new(rate);
         seen.asked = 1_000;

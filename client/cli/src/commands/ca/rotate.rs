@@ -68,7 +68,7 @@ enum Step {
     Finish,
 }
 
-/// How far a change has come.
+/// The progress of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Stage {
@@ -259,7 +259,7 @@ fn certificates(pem: &str) -> Vec<String> {
     bodies.map(|body| format!("{begin}{}{end}\n", body.replace('\r', ""))).collect()
 }
 
-/// The certificates with keys in these folders, but for the authority's. What a cut-short run left is set right first.
+/// The certificates with keys in these folders, but for the authority's. It first repairs the files that an interrupted run left.
 fn process_files(folders: &[&Path]) -> anyhow::Result<Vec<CredentialFiles>> {
     let mut found = Vec::new();
     for folder in folders {

@@ -10,10 +10,10 @@ use larder_protocol::identity::{Identity, Role};
 use super::super::probes::{ObjectStore, Target};
 use super::*;
 
-/// A machine with what a node needs.
+/// A machine that has all needs of a node.
 pub(super) struct Machine {
     root: tempfile::TempDir,
-    /// What is no file of the kernel's: certificates and sockets.
+    /// Files that are not the kernel's: certificates and sockets.
     own: tempfile::TempDir,
     authority: Authority,
     pub(super) config: String,
@@ -56,7 +56,7 @@ impl Machine {
         machine
     }
 
-    /// Tries out an object store, which this machine really does.
+    /// Sets an object store; the trial of it is real.
     pub(super) fn set_object(&mut self, url: &str) {
         let host = HostFacts::read(self.root.path()).unwrap();
         let config = Config::parse(&format!("{}[object]\nurl = {url:?}\n", self.config)).unwrap();
@@ -64,7 +64,7 @@ impl Machine {
         self.probes.object = limits.object.map(|object| ObjectStore::probe(&object.options));
     }
 
-    /// All that is found.
+    /// All findings.
     pub(super) fn examine(self) -> Vec<Finding> {
         let host = HostFacts::read(self.root.path()).unwrap();
         let config = Config::parse(&self.config).unwrap();
@@ -128,13 +128,13 @@ impl Machine {
         self.set_mode("key.pem", 0o600);
     }
 
-    /// Trusts another authority than the one that issued the certificate.
+    /// Trusts another authority than the issuer of the certificate.
     pub(super) fn change_authority(&mut self) {
         let (_, other) = Authority::create(Validity::days(1_000)).unwrap();
         self.credentials("ca.pem", &other.certificate_pem);
     }
 
-    /// How many of its 16 lanes the GPU has.
+    /// Sets the number of the GPU's working lanes, of 16.
     pub(super) fn gpu_lanes(&self, lanes: &str) {
         for (name, text) in
             [("current_link_width", lanes), ("max_link_width", "16"), ("max_link_speed", "32.0 GT/s PCIe")]
@@ -143,7 +143,7 @@ impl Machine {
         }
     }
 
-    /// Makes a link, in place of one that may be there.
+    /// Makes a link, or replaces it.
     pub(super) fn link(&self, path: &str, target: &str) {
         let path: PathBuf = self.root.path().join(path);
         fs::remove_file(&path).ok();

@@ -22,7 +22,7 @@ pub(super) struct Group {
     pub(super) bars: Vec<(&'static str, f64, String)>,
 }
 
-/// Lines in percent over capacities, whose labels stand at the right and never over each other.
+/// Lines in percent over capacities. Their labels stand at the right, never over each other.
 pub(super) fn lines(series: &[Series], ticks: &[(f64, String)], mark: Option<(f64, String)>) -> String {
     let xs = || {
         series
@@ -168,7 +168,7 @@ fn apart(ends: &[f64]) -> Vec<f64> {
     for pair in order.windows(2) {
         labels[pair[1]] = labels[pair[1]].max(labels[pair[0]] + LABEL_HEIGHT);
     }
-    // What was pushed below the chart pushes back.
+    // A label that was pushed below the chart pushes the labels above it up.
     let mut limit = BOTTOM;
     for &label in order.iter().rev() {
         labels[label] = labels[label].min(limit);

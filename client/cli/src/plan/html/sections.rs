@@ -79,7 +79,7 @@ pub(super) fn capacity(facts: &Facts<'_>) -> String {
     let mark = advice.filter(|choice| choice.nodes == 1);
     let mark = mark.map(|choice| (choice.capacity_chunks as f64, "recommended".into()));
     format!(
-        "<section><h2>Hit rate by capacity and policy</h2><p>Tokens hit in % of all tokens, one node; capacity in chunks of {} tokens, {} each. Dashed: what is possible, for a cache of the size that knows the future (opt), and for one that never evicts. Grey: the other policies.</p>{}{}</section>",
+        "<section><h2>Hit rate by capacity and policy</h2><p>Tokens hit in % of all tokens, one node; capacity in chunks of {} tokens, {} each. Dashed: the bounds, a cache of the size that knows the future (opt) and a cache that never evicts. Grey: the other policies.</p>{}{}</section>",
         facts.workload.chunk_tokens,
         output::bytes(facts.prices.chunk_bytes),
         chart::lines(&series, &ticks, mark),
@@ -188,7 +188,7 @@ pub(super) fn money(facts: &Facts<'_>) -> String {
     });
     let price = facts.prices.price_per_gpu_hour;
     let about = format!(
-        "Over the trace, at {price} a GPU hour, {}, by capacity. What the cluster costs is in the table of all runs.",
+        "Over the trace, at {price} a GPU hour, {}, by capacity. The table of all runs has the cluster's costs.",
         one_node(facts)
     );
     section_of_bars(&groups, "Money saved", &about, &|value| format!("{value:.2}"))
@@ -300,7 +300,7 @@ fn is_bounded(outcome: &Outcome) -> bool {
     outcome.scenario.policy != PlanPolicy::Infinite
 }
 
-/// How a policy is drawn: the best one, the one that everybody knows, the bound, and the others.
+/// The style of a policy's line: the best policy, the policy that everybody knows, the bound, and the others.
 fn class(facts: &Facts<'_>, policy: PlanPolicy) -> &'static str {
     match policy {
         PlanPolicy::Opt | PlanPolicy::Infinite => "bound",

@@ -30,17 +30,17 @@ logger = logging.getLogger("lmcache.larder")
 PLUGIN = "larder"
 THREADS = 4
 QUEUED_SAVES = 64
-"""Calls to save that wait or are under way; beyond it they are shed."""
+"""Limit of calls to save that wait or are under way; further calls are shed."""
 
 
 class LarderAdapter(ConnectorAdapter):
-    """What LMCache's plugin named `larder` (or `larder.NAME`) names as its class."""
+    """The class of LMCache's plugin `larder` (or `larder.NAME`)."""
 
     def __init__(self) -> None:
         super().__init__(f"plugin://{PLUGIN}")
 
     def create_connector(self, context: ConnectorContext) -> RemoteConnector:
-        """A connector for this rank. Raises what stops LMCache where the engine cannot be served."""
+        """A connector for this rank. Raises an error that stops LMCache if the engine cannot be served."""
         try:
             return LarderConnector(context)
         except UnsupportedError as error:
@@ -49,7 +49,7 @@ class LarderAdapter(ConnectorAdapter):
 
 
 class LarderConnector(RemoteConnector):
-    """Chunks of LMCache in Larder. Its coroutines run on LMCache's event loop, what waits or copies on threads of its own."""
+    """Chunks of LMCache in Larder. Its coroutines run on LMCache's event loop; waits and copies run on its own threads."""
 
     def __init__(self, context: ConnectorContext) -> None:
         config, metadata = context.config, context.metadata
@@ -75,7 +75,7 @@ class LarderConnector(RemoteConnector):
         return await self._on_thread(lambda: self.exists_sync(key))
 
     def exists_sync(self, key: CacheEngineKey) -> bool:
-        """The same, on the caller's thread."""
+        """`exists`, on the caller's thread."""
         return self._present([key]) == 1
 
     def support_batched_contains(self) -> bool:
@@ -83,15 +83,15 @@ class LarderConnector(RemoteConnector):
         return True
 
     def batched_contains(self, keys: Keys) -> int:
-        """How many chunks can be loaded, from the first on."""
+        """Number of chunks that can be loaded, from the first on."""
         return self._present(keys)
 
     async def batched_async_contains(self, lookup_id: str, keys: Keys, pin: bool = False) -> int:
-        """The same, for a coroutine."""
+        """`batched_contains` for a coroutine."""
         return await self._on_thread(lambda: self._present(keys))
 
     async def get(self, key: CacheEngineKey) -> MemoryObj | None:
-        """Loads a chunk; None where it does not come."""
+        """Loads a chunk; None if it does not come."""
         return (await self._load([key]))[0]
 
     def support_batched_get(self) -> bool:
@@ -99,11 +99,11 @@ class LarderConnector(RemoteConnector):
         return True
 
     async def batched_get(self, keys: Keys) -> Chunks:
-        """Loads chunks; None for the first one that does not come, and all behind it."""
+        """Loads chunks; None for the first chunk that does not come, and all behind it."""
         return await self._load(keys)
 
     async def batched_get_non_blocking(self, lookup_id: str, keys: Keys) -> list[MemoryObj]:
-        """Loads chunks; those that came, from the first on."""
+        """Loads chunks, and returns those that came, from the first on."""
         return [chunk for chunk in await self._load(keys) if chunk is not None]
 
     async def put(self, key: CacheEngineKey, memory_obj: MemoryObj) -> None:
@@ -115,7 +115,7 @@ class LarderConnector(RemoteConnector):
         return True
 
     async def batched_put(self, keys: Keys, memory_objs: list[MemoryObj]) -> None:
-        """Saves chunks, or counts those that were not saved."""
+        """Saves chunks, or counts the chunks that were not saved."""
         await self._save(keys, memory_objs)
 
     async def list(self) -> list[str]:
@@ -123,11 +123,11 @@ class LarderConnector(RemoteConnector):
         return []
 
     def remove_sync(self, key: CacheEngineKey) -> bool:
-        """Removes nothing: chunks are shared, and the nodes evict what is not used."""
+        """Removes nothing: chunks are shared, and the nodes evict unused chunks."""
         return False
 
     async def close(self) -> None:
-        """Waits for what is under way, and ends the session."""
+        """Waits for the calls under way, and ends the session."""
         await asyncio.get_running_loop().run_in_executor(None, self._close)
 
     def _close(self) -> None:
@@ -163,7 +163,7 @@ class LarderConnector(RemoteConnector):
         return chunks[:loaded] + [None] * (len(keys) - loaded)
 
     async def _save(self, keys: Sequence[CacheEngineKey], chunks: Sequence[MemoryObj]) -> None:
-        # LMCache takes its own reference back when a call ends, also where it was cancelled and its thread still copies.
+        # LMCache takes its own reference back when a call ends, even if the call was cancelled and its thread still copies.
         if not self._saves.acquire(blocking=False):
             self.counts.add("shed_keys", len(keys))
             return
@@ -193,7 +193,7 @@ class LarderConnector(RemoteConnector):
         self._keyed.save(self._namespace(), [key for key, _ in whole], Buffers([buffer for _, buffer in whole]))
 
     async def _on_thread(self, call: Callable[[], T], unwanted: Callable[[T], None] | None = None) -> T:
-        """Runs a call on a thread; what comes of it goes to `unwanted` where nobody waits for it any more."""
+        """Runs a call on a thread; a result that is no longer awaited goes to `unwanted`."""
         task = self._threads.submit(call)
         try:
             return await asyncio.wrap_future(task)
@@ -205,7 +205,7 @@ class LarderConnector(RemoteConnector):
             raise
 
     def _namespace(self) -> NamespaceSpec:
-        # Made when it is used first: LMCache chooses what its hashes start from after it made its connectors.
+        # Made at its first use: LMCache chooses the start of its hashes after it made its connectors.
         with self._spec_once:
             if self._spec is None:
                 shapes = [tuple(shape) for shape in self.meta_shapes]
@@ -222,7 +222,7 @@ class LarderConnector(RemoteConnector):
 
 
 def check(config: LMCacheEngineConfig) -> None:
-    """Raises `UnsupportedError` where chunks cannot be kept."""
+    """Raises `UnsupportedError` if chunks cannot be kept."""
     if config.remote_serde not in (None, "naive"):
         raise UnsupportedError(f"remote_serde is {config.remote_serde!r}: chunks are kept as they are, set it to naive")
     if config.use_layerwise:
@@ -235,7 +235,7 @@ def check(config: LMCacheEngineConfig) -> None:
 
 
 def settings_of(config: LMCacheEngineConfig, plugin: str) -> tuple[dict[str, Any], str]:
-    """The plugin's part of `extra_config`, and what that is called."""
+    """The plugin's part of `extra_config`, and the part's name."""
     where = f"remote_storage_plugin.{plugin}"
     of_lmcache = {"module_path", "class_name"}
     given = {
@@ -243,5 +243,5 @@ def settings_of(config: LMCacheEngineConfig, plugin: str) -> tuple[dict[str, Any
         for key, value in (config.extra_config or {}).items()
         if key.startswith(f"{where}.")
     }
-    # Those of `larder.NAME` begin as those of `larder`.
+    # Settings of `larder.NAME` start from the settings of `larder`.
     return {key: value for key, value in given.items() if key not in of_lmcache and "." not in key}, where

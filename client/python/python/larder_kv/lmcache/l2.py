@@ -26,13 +26,14 @@ logger = logging.getLogger("lmcache.larder")
 
 THREADS = 4
 TASKS = 64
-"""Tasks that wait or are under way; beyond it they fail at once."""
+"""Limit of tasks that wait or are under way; further tasks fail at once."""
 KINDS = 16
 """Kinds of objects, by shapes and data types, that one adapter keeps: each has a namespace of the session."""
 
 
 class LarderL2Adapter(L2AdapterInterface):
-    """Objects of LMCache in Larder. Tasks run on threads of its own; a task that fails is a miss, or objects not stored."""
+    """Objects of LMCache in Larder. Tasks run on the adapter's threads; a failed task is a miss, or leaves its objects
+    unstored."""
 
     def __init__(self, config: dict[str, Any], **_: Any) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class LarderL2Adapter(L2AdapterInterface):
         return int(self._load_events.fileno())
 
     def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2TaskId:
-        """Begins to store objects. What is there already is not written again."""
+        """Begins to store objects. Objects that are there already are not written again."""
 
         def store() -> L2StoreResult:
             done = self._each(keys, [kind_of(one) for one in objects], self._saver(keys, objects))
@@ -85,7 +86,7 @@ class LarderL2Adapter(L2AdapterInterface):
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> L2TaskId:
-        """Begins to look objects up. Nothing is locked: what is evicted before its load is a miss."""
+        """Begins to look objects up. Nothing is locked: an object that is evicted before its load is a miss."""
         kinds = [kind_of_layout(group_layout_descs.get(key.object_group_id)) for key in keys]
 
         def look(spec: NamespaceSpec, numbers: Sequence[int]) -> list[bool]:
@@ -97,7 +98,7 @@ class LarderL2Adapter(L2AdapterInterface):
         return self._begin(look_up, "_found", Bitmap(len(keys)), self._lookup_events)
 
     def query_lookup_and_lock_result(self, task_id: L2TaskId) -> Bitmap | None:
-        """Which objects a lookup has found, once."""
+        """The objects that a lookup has found; returned once."""
         with self._lock:
             return self._found.pop(task_id, None)
 
@@ -116,12 +117,12 @@ class LarderL2Adapter(L2AdapterInterface):
         return self._begin(load, "_loaded", Bitmap(len(keys)), self._load_events)
 
     def query_load_result(self, task_id: L2TaskId) -> Bitmap | None:
-        """Which objects a load has brought, once."""
+        """The objects that a load has brought; returned once."""
         with self._lock:
             return self._loaded.pop(task_id, None)
 
     def report_status(self) -> dict[str, Any]:
-        """For LMCache's status page. A node that is away makes misses, and nothing that a restart of the server would mend."""
+        """For LMCache's status page. An absent node causes misses, and a restart of the server would not help."""
         return {
             "type": type(self).__name__,
             "is_healthy": True,
@@ -130,7 +131,7 @@ class LarderL2Adapter(L2AdapterInterface):
         }
 
     def close(self) -> None:
-        """Waits for what is under way, and ends the session."""
+        """Waits for the tasks under way, and ends the session."""
         self._threads.shutdown()
         self._link.close()
         for events in (self._store_events, self._lookup_events, self._load_events):
@@ -175,7 +176,7 @@ class LarderL2Adapter(L2AdapterInterface):
         self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]
     ) -> Callable[[NamespaceSpec, Sequence[int]], list[bool]]:
         def load(spec: NamespaceSpec, numbers: Sequence[int]) -> list[bool]:
-            # An object that is gone must not hide those behind it.
+            # A missing object must not hide the objects behind it.
             wanted = [digest_of(keys[number]) for number in numbers]
             there = [place for place, is_there in enumerate(self._keyed.exists(spec, wanted)) if is_there]
             buffers = Buffers([objects[numbers[place]].byte_array for place in there])
@@ -190,7 +191,7 @@ class LarderL2Adapter(L2AdapterInterface):
         kinds: Sequence[tuple[str, int] | None],
         call: Callable[[NamespaceSpec, Sequence[int]], list[bool]],
     ) -> list[bool]:
-        """Calls once for each kind of object among those that are named, and puts the answers in order."""
+        """Calls once for each kind among the named objects, and puts the answers in order."""
         groups: dict[NamespaceSpec, list[int]] = {}
         for number, (key, kind) in enumerate(zip(keys, kinds, strict=True)):
             if (spec := self._namespace(key, kind)) is not None:
@@ -221,19 +222,19 @@ class LarderL2Adapter(L2AdapterInterface):
 
 
 def digest_of(key: ObjectKey) -> bytes:
-    """The key of an object: all that LMCache tells objects apart by."""
+    """The key of an object: all fields by which LMCache tells objects apart."""
     return digest(key.chunk_hash, key.model_name, key.kv_rank, key.object_group_id, key.cache_salt)
 
 
 def kind_of(one: MemoryObj) -> tuple[str, int]:
-    """What tells an object's bytes apart from others': shapes and data types, and how many bytes that makes."""
+    """The kind of an object: its shapes and data types, and their number of bytes."""
     # Objects of one part have no lists.
     shapes = getattr(one.metadata, "shapes", None) or [one.get_shape()]
     return kind(shapes, getattr(one.metadata, "dtypes", None) or [one.get_dtype()])
 
 
 def kind_of_layout(layout: MemoryLayoutDesc | None) -> tuple[str, int] | None:
-    """The same, of what a lookup says."""
+    """The kind of an object, from a lookup's layout."""
     return None if layout is None else kind(layout.shapes, layout.dtypes)
 
 

@@ -20,7 +20,7 @@ Of a name with several addresses, each is an engine; the addresses are looked up
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs it, and returns the exit code: 0 after a signal, 1 where it could not serve, 2 for wrong arguments."""
+    """Runs it, and returns the exit code: 0 after a signal, 1 if it could not serve, 2 for wrong arguments."""
     parser = make_parser()
     given = parser.parse_args(arguments)
     try:
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def say(url: str, status: str | None) -> None:
-    """Tells where it listens."""
+    """Prints the address on which the router listens."""
     print(f"routing at {url}" + (f", status at {status}" if status else ""), flush=True)
 
 
@@ -52,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     one = "[NODE=]URL"
     add(
         "--engine", metavar=one, action="append", default=[],
-        help="a vLLM server; NODE is the node of Larder that it uses, which it says itself otherwise",
+        help="a vLLM server; NODE is the Larder node that the server uses; without NODE the router asks the server",
     )
     add(
         "--prefill", metavar=one, action="append", default=[],
@@ -60,11 +60,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add(
         "--decode", metavar=one, action="append", default=[],
-        help="a vLLM server that goes on from such prompts",
+        help="a vLLM server that generates from the prompts that --prefill computed",
     )
     add(
         "--coordinator", default="",
-        help="HOST:PORT or URL of the coordinator's HTTP, several with commas; the load alone decides without",
+        help="HOST:PORT or URL of the coordinator's HTTP, several with commas; without it, the load alone decides",
     )
     add("--tenant", default="default", help="the tenant of these engines (default: %(default)s)")
     add("--listen", default="127.0.0.1:8080", help="HOST:PORT for clients (default: %(default)s)")
@@ -72,8 +72,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--status-listen", default="127.0.0.1:8081",
         help="HOST:PORT for /healthz, /readyz and /metrics, or `off` (default: %(default)s)",
     )
-    add("--tls-certificate", type=Path, help="PEM file: clients speak TLS; a new file is taken while it runs")
-    add("--tls-key", type=Path, help="PEM file of its key")
+    add("--tls-certificate", type=Path, help="PEM file: clients speak TLS; the router reads a changed file while it runs")
+    add("--tls-key", type=Path, help="PEM file of the certificate's key")
     add("--tls-client-ca", type=Path, help="PEM file: clients need a certificate of this authority")
     add("--engine-ca", type=Path, help="PEM file of the authority of engines with https")
     add(
@@ -82,7 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add(
         "--hand-over", choices=["in-turn", "at-once"], default="in-turn",
-        help="decode starts when the prompt is computed, or at the same time (default: %(default)s)",
+        help="decode starts when the prompt is computed (in-turn), or together with prefill (at-once) (default: %(default)s)",
     )
     add(
         "--least-prefill-tokens", type=whole(0), default=256,
@@ -90,11 +90,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add(
         "--most-requests", type=whole(1), default=4_096,
-        help="requests at the same time; further ones get 503 (default: %(default)s)",
+        help="requests at the same time; further requests get 503 (default: %(default)s)",
     )
     add(
         "--most-body-bytes", type=whole(1), default=16 << 20,
-        help="bytes of a request's body (default: %(default)s)",
+        help="the most bytes of a request's body (default: %(default)s)",
     )
     add(
         "--health-seconds", type=seconds, default=2.0,
@@ -114,17 +114,17 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add(
         "--leave-seconds", type=float, default=0.0,
-        help="after SIGTERM: how long it still takes requests, not being ready (default: %(default)s)",
+        help="how long after SIGTERM the router still takes requests, while /readyz says 503 (default: %(default)s)",
     )
     add(
         "--drain-seconds", type=seconds, default=60.0,
-        help="after that: how long requests under way may take (default: %(default)s)",
+        help="after that: how long the open requests may take (default: %(default)s)",
     )
     return parser
 
 
 def read(given: argparse.Namespace) -> Options:
-    """The options, checked. Raises `ValueError` that says what is wrong."""
+    """The options, checked. Raises `ValueError` with the reason."""
     sources = [source(role, one) for role, named in roles(given) for one in named]
     if not sources:
         raise ValueError("give at least one --engine, or --prefill and --decode")

@@ -1,4 +1,4 @@
-"""What a request costs at each node, as the coordinator says."""
+"""The costs of a request at each node, from the coordinator."""
 
 import asyncio
 import logging
@@ -16,9 +16,9 @@ from larder_kv.router.metrics import Metrics
 logger = logging.getLogger("larder.router")
 
 DEADLINE_SECONDS = 0.5
-"""How long a question may take; after that the load alone decides."""
+"""Time limit of a question; after that the load alone decides."""
 PAUSE_SECONDS = 2.0
-"""How long a coordinator that did not answer is not asked."""
+"""Pause before a coordinator that did not answer is asked again."""
 REFRESH_SECONDS, REFRESH_EMPTY_SECONDS, KEPT_SECONDS = 10.0, 1.0, 300.0
 NODES_AT_ONCE, MOST_NAMESPACES = 8, 8
 MOVED = 10
@@ -27,15 +27,15 @@ MOVED = 10
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one prompt, in tokens of prefill."""
+    """The costs of one prompt, in tokens of prefill."""
 
     tokens: int
     cached: int
-    """Tokens of the prompt that the cluster holds from the first on."""
+    """Length in tokens of the prompt's prefix that the cluster holds."""
     at: Mapping[str, int]
     """The cost at each node by name, without backlogs."""
     held: Mapping[str, int]
-    """Tokens of the cached ones that each node has itself."""
+    """Number of these tokens that each node has itself."""
 
     @property
     def elsewhere(self) -> int:
@@ -48,7 +48,7 @@ class Costs:
 
 
 class Costing:
-    """Asks the first coordinator that answers, of those given as HOST:PORT or URL."""
+    """Asks the coordinators (HOST:PORT or URL) in turn until one answers."""
 
     def __init__(
         self, coordinators: Sequence[str], tenant: str, session: aiohttp.ClientSession, metrics: Metrics
@@ -76,8 +76,8 @@ class Costing:
     async def of(
         self, tokens: list[int], salt: str | None, lora: Mapping[str, str] | None, trace: str | None
     ) -> Costs | None:
-        """The costs of a prompt, in the namespace in which they are least; None where nobody says. Never raises for what others do,
-        and takes `DEADLINE_SECONDS` at most."""
+        """The costs of a prompt, in the namespace with the least costs; None without an answer. Never raises for faults of
+        others, and takes at most `DEADLINE_SECONDS`."""
         if not self._namespaces or time.monotonic() < self._paused_until:
             return None
         now = time.monotonic()
@@ -112,7 +112,7 @@ class Costing:
         return answer
 
     async def _coordinator(self, method: str, path: str, **more: Any) -> Any:
-        """What the first coordinator answers that can be reached."""
+        """The answer of the first coordinator that can be reached."""
         for last, url in enumerate(self._coordinators, 1 - len(self._coordinators)):
             try:
                 async with self._session.request(method, url + path, **more) as answer:
@@ -144,7 +144,7 @@ class Costing:
             told = await asyncio.gather(*map(self._namespaces_of, nodes), return_exceptions=True)
         for one in told:
             for namespace in one if isinstance(one, list) else []:
-                # Those of other engines cannot be hashed from tokens.
+                # Prompts in namespaces of other engines cannot be hashed from tokens.
                 if namespace["tenant"] == self._tenant and namespace["hash"]:
                     self._namespaces[namespace["fingerprint"]] = (time.monotonic(), namespace)
         kept = sorted(self._namespaces.items(), key=lambda one: -one[1][0])
@@ -158,7 +158,7 @@ class Costing:
 
 
 def cheapest(tokens: int, answers: Sequence[Mapping[str, Any]]) -> Costs:
-    """The answer of the namespace of which most is cached."""
+    """The answer of the namespace with the most cached tokens."""
     best = max(answers, key=lambda answer: answer["cluster"]["tokens"])
     at = {node["name"]: int(node["cost_tokens"]) for node in best["nodes"]}
     held = {node["name"]: int(node["held_tokens"]) for node in best["nodes"]}

@@ -1,4 +1,4 @@
-"""The engines: which there are, which are well, how busy each is."""
+"""The engines: the known engines, their health, and their load."""
 
 import asyncio
 import ipaddress
@@ -72,7 +72,7 @@ class Engine:
 
 
 class Work:
-    """One request at an engine: it weighs what its prompt costs, and when it generates, `OPEN_TOKENS`."""
+    """One request at an engine: its weight is its prompt's cost, and while it generates, `OPEN_TOKENS`."""
 
     def __init__(self, engine: Engine, tokens: int) -> None:
         self._engine, self._tokens = engine, tokens + OPEN_TOKENS
@@ -124,16 +124,17 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def has(self, role: Role) -> bool:
-        """Whether the command line names such engines."""
+        """Whether the command line names engines of this role."""
         return any(source.role == role for source in self._sources)
 
     def up(self, *roles: Role) -> list[Engine]:
-        """Those of these roles that are well."""
+        """The healthy engines of these roles."""
         return [engine for engine in self._engines.values() if engine.is_up and engine.source.role in roles]
 
     def choose(self, roles: tuple[Role, ...], costs: dict[str, int], unknown: int) -> list[tuple[Engine, int]]:
-        """The engines of these roles, best first, each with what the request costs there besides its backlog. `costs` are those at
-        nodes by name, `unknown` that at others. If no engine is well, all are tried: checks may fail where requests do not."""
+        """The engines of these roles, best first, each with the request's cost there, without the backlog. `costs` are the costs
+        at nodes by name, `unknown` the cost at all others. If no engine is healthy, all are tried: checks may fail while requests
+        succeed."""
         engines = self.up(*roles) or [one for one in self._engines.values() if one.source.role in roles]
         if not engines:
             return []
@@ -157,7 +158,7 @@ class Fleet:
             await self._resolve()
 
     async def _resolve(self) -> None:
-        """Adds the engines that names resolve to now, and removes those that they do not."""
+        """Adds the engines to which names resolve now, and removes the engines to which no name resolves any more."""
         found: dict[tuple[str, Role], Engine] = {}
         for source in self._sources:
             try:
@@ -225,7 +226,7 @@ class Fleet:
                     return
 
     def ssl(self, engine: Engine) -> dict[str, Any]:
-        """What a request to an engine needs for TLS."""
+        """The TLS settings of a request to an engine."""
         if not engine.url.startswith("https:"):
             return {}
         return {"ssl": self._tls or True, "server_hostname": engine.name}

@@ -12,8 +12,8 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         self.requests = Counter(
             "larder_router_requests",
-            "Requests, by how they ended: answered, refused (by the router), unanswered (by no engine), cut (in the middle of an "
-            "answer), left (by the client).",
+            "Requests, by their end: answered, refused (by the router), unanswered (no engine answered), cut (in the middle of "
+            "an answer), left (by the client).",
             ["outcome"],
             registry=registry,
         )
@@ -24,17 +24,18 @@ class Metrics:
             registry=registry,
         )
         self.routed = Counter(
-            "larder_router_routed", "Generating requests, by what they were routed by.", ["by"], registry=registry
+            "larder_router_routed", "Requests that generate, by what routed them: cache or load.", ["by"], registry=registry
         )
         self.prompt_tokens = Counter(
             "larder_router_prompt_tokens", "Tokens of prompts that were routed by cache.", registry=registry
         )
         self.cached_tokens = Counter(
-            "larder_router_cached_tokens", "Such tokens that the cluster held.", registry=registry
+            "larder_router_cached_tokens", "Tokens of these prompts that the cluster held.", registry=registry
         )
         self.handed_over = Counter(
             "larder_router_handed_over",
-            "Prompts for engines of decode: prefilled elsewhere, short (of little to compute), or alone (no prefill did it).",
+            "Prompts for decode engines: prefilled elsewhere, short (little to compute), or alone (no prefill engine computed "
+            "the prompt).",
             ["how"],
             registry=registry,
         )
@@ -50,9 +51,14 @@ class Metrics:
         self.up = Gauge(
             "larder_router_engine_up", "Whether an engine is well.", ["engine", "role", "node"], registry=registry
         )
-        self.open = Gauge("larder_router_open_requests", "Requests that an engine has.", ["engine"], registry=registry)
+        self.open = Gauge(
+            "larder_router_open_requests", "Requests that an engine has not finished.", ["engine"], registry=registry
+        )
         self.backlog = Gauge(
-            "larder_router_backlog_tokens", "Cost of these in tokens of prefill.", ["engine"], registry=registry
+            "larder_router_backlog_tokens",
+            "Cost of an engine's open requests, in tokens of prefill.",
+            ["engine"],
+            registry=registry,
         )
 
     def text(self) -> bytes:

@@ -15,14 +15,14 @@ from larder_kv.router.metrics import Metrics
 T = TypeVar("T")
 
 BUSY = (429, 502, 503, 504)
-"""What an engine answers that has no room now, or whose own parts are away."""
+"""The statuses of an engine that has no room now, or lacks its own parts."""
 OF_ONE_CONNECTION = (
     *("connection", "content-length", "host", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
     *("transfer-encoding", "upgrade", "expect"),
 )
 """Headers that are not forwarded."""
 ERROR_BYTES = 65_536
-"""What is kept of an error's text."""
+"""Length of the kept part of an error's text."""
 
 
 class TryAnotherError(Exception):
@@ -56,8 +56,8 @@ class Relay:
     async def begin(
         self, engine: Engine, method: str, path: str, headers: Mapping[str, str], body: Mapping[str, Any] | None
     ) -> Begun:
-        """Sends a request, and waits for the first bytes of its answer. Raises `TryAnotherError` where the engine cannot be reached,
-        is away before that, or is busy. Where this is cancelled, the engine's work is too."""
+        """Sends a request, and waits for the first bytes of its answer. Raises `TryAnotherError` if the engine cannot be reached,
+        goes away before these bytes, or is busy. Cancelling this also cancels the engine's work."""
         try:
             begun = await self._while_up(engine, self._first_bytes(engine, method, path, headers, body))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -75,8 +75,8 @@ class Relay:
     async def prefill(
         self, engine: Engine, path: str, headers: Mapping[str, str], body: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """Has a prompt computed, and returns what decode needs to know; None where the engine refuses the request itself. Raises as
-        `begin`."""
+        """Lets an engine compute a prompt, and returns the parameters for decode; None if the engine refuses the request itself.
+        Raises as `begin`."""
         headers = {name: value for name, value in headers.items() if name.lower() != "accept-encoding"}
         begun = await self.begin(engine, "POST", path, headers, body)
         try:
@@ -150,7 +150,7 @@ class CutError(Exception):
 
 
 async def next_part(answer: aiohttp.ClientResponse) -> bytes:
-    """What comes next; nothing at the end."""
+    """The next part; empty at the end."""
     try:
         return await answer.content.readany()
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -158,7 +158,7 @@ async def next_part(answer: aiohttp.ClientResponse) -> bytes:
 
 
 async def whole(begun: Begun) -> web.Response | None:
-    """A short answer, such as an error's; None where it does not come."""
+    """A short answer, such as an error's; None if it does not come."""
     try:
         text = begun.first + await begun.answer.content.read(ERROR_BYTES)
     except (aiohttp.ClientError, TimeoutError, OSError):

@@ -1,4 +1,4 @@
-"""What a request asks for, and the requests for prefill and decode that are made of it. Pure."""
+"""The content of a request, and the requests for prefill and decode that are made from it. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ NOT_FOR_PREFILL = (
     *("best_of", "echo", "guided_json", "logprobs", "min_tokens", "n", "prompt_logprobs", "response_format"),
     *("stop_token_ids", "stream", "stream_options", "structured_outputs", "top_logprobs"),
 )
-"""They change what is generated, never the prompt."""
+"""Fields that change the generated tokens, never the prompt."""
 HAND_OVER = ("do_remote_decode", "do_remote_prefill", "remote_attempt", "remote_device", "remote_node")
 """Keys of `kv_transfer_params` that the router sets: a client's own would name any node."""
 
@@ -36,7 +36,7 @@ class Asked:
 
     @classmethod
     def parse(cls, path: str, body: bytes) -> "Asked":
-        """Raises `WrongRequestError` where the body is no JSON object."""
+        """Raises `WrongRequestError` if the body is no JSON object."""
         try:
             found = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -59,14 +59,14 @@ class Asked:
         return text(self.body.get("cache_salt"))
 
     def tokens(self) -> list[int] | None:
-        """The prompt's tokens, where the request has them."""
+        """The prompt's tokens, if the request has them."""
         given = self.body.get("token_ids") or self.body.get("prompt")
         if isinstance(given, list) and given and all(isinstance(token, int) for token in given):
             return given
         return None
 
     def to_tokenize(self) -> dict[str, Any] | None:
-        """The question to an engine for the prompt's tokens; None where there is not one prompt of text."""
+        """The question to an engine for the prompt's tokens; None if the request does not have exactly one prompt of text."""
         if self.path == "/v1/completions" and isinstance(self.body.get("prompt"), str):
             keys = TOKENIZED_OF_COMPLETIONS
         elif self.path == "/v1/chat/completions" and only_text(self.body.get("messages")):
@@ -96,7 +96,7 @@ class Asked:
         return body
 
     def for_decode(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The request that goes on from a prompt: `params` are those of the prefill's answer, or name its node."""
+        """The request that continues from a prefill: `params` come from the prefill's answer, or name its node."""
         return self._with_params(params)
 
     def _with_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Asked:
 
 
 def text(value: object) -> str | None:
-    """The text that it is, if any."""
+    """The value, if it is a text."""
     return value if isinstance(value, str) and value else None
 
 

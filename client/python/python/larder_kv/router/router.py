@@ -1,4 +1,4 @@
-"""Routes requests: to the engine where each costs least, and from prefill to decode."""
+"""Routes requests: each to the engine where it costs least, and from prefill to decode."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ logger = logging.getLogger("larder.router")
 MOST_TRIES = 3
 """Engines of a kind that get one request, at most: a request that kills engines does not kill all of them."""
 UNKNOWN_TOKENS = 1_000
-"""The cost of a request where nobody says what is cached."""
+"""The cost of a request without an answer about cached tokens."""
 TOKENIZE_SECONDS = 0.5
 
 HandOver = Literal["in-turn", "at-once"]
@@ -112,10 +112,10 @@ class Router:
     async def _hand(
         self, asked: Asked, headers: Mapping[str, str], costs: Costs | None, working: contextlib.ExitStack
     ) -> Begun:
-        """Has an engine compute the prompt for another; where none does, the other one computes it."""
+        """Lets one engine compute the prompt for another; if none does, the other engine computes it itself."""
         body: Mapping[str, Any] = asked.body
         prefills = islice(self._order(("prefill",), costs), MOST_TRIES)
-        # Those that wait for a prefill which failed: their node goes on waiting for a moment, for others too.
+        # Engines that wait for a failed prefill: their node waits for a moment more, for others too.
         waiting: list[Engine] = []
         for attempt, (engine, tokens) in enumerate(prefills):
             try:
@@ -144,9 +144,9 @@ class Router:
         working: contextlib.ExitStack,
         waiting: list[Engine],
     ) -> Begun:
-        """Both at the same time; `chosen` is the prefill and what the prompt costs there. Raises `TryAnotherError` where the prefill
-        fails before decode's first byte: decode is broken off, as it would wait for that node. Engines that were asked to decode join
-        those that are `waiting`."""
+        """Prefill and decode at the same time; `chosen` is the prefill's engine and the prompt's cost there. Raises
+        `TryAnotherError` if the prefill fails before decode's first byte: decode is broken off, as it would wait for that node.
+        Engines that were asked to decode join those that are `waiting`."""
         prefill, tokens = chosen
         told = {
             "do_remote_prefill": True,
@@ -160,7 +160,7 @@ class Router:
                 await self._relay.prefill(prefill, asked.path, headers, asked.for_prefill(attempt))
 
         computing = asyncio.create_task(compute())
-        # Where decode begins first, the prefill goes on; the client's end ends it.
+        # If decode begins first, the prefill continues; it ends when the client ends.
         working.callback(computing.cancel)
         decoding = asyncio.create_task(
             self._first_that_answers(
@@ -195,7 +195,7 @@ class Router:
         working: contextlib.ExitStack,
         tried: list[Engine] | None = None,
     ) -> Begun:
-        """Tries engines in this order, and adds them to those that were `tried`. Raises the last one's `TryAnotherError`."""
+        """Tries engines in this order, and adds them to `tried`. Raises the last one's `TryAnotherError`."""
         last: TryAnotherError | None = None
         for engine, tokens in islice(order, MOST_TRIES):
             if tried is not None:
@@ -222,7 +222,7 @@ class Router:
         return self._fleet.choose(roles, dict(costs.at), costs.elsewhere)
 
     def _order_of_decode(self, costs: Costs | None, last: Sequence[Engine]) -> list[tuple[Engine, int]]:
-        """Engines that go on from a prompt which another computes, best first, but for those that come last."""
+        """Engines for the decode of a prompt that another engine computes, best first, except the engines that must come last."""
         at, elsewhere = (costs.of_decode(), costs.tokens // MOVED) if costs else ({}, 0)
         order = self._fleet.choose(("decode", "both"), at, elsewhere)
         return sorted(order, key=lambda one: one[0] in last)
@@ -238,7 +238,7 @@ class Router:
         return await self._costing.of(tokens, asked.salt, self._lora(asked.model), trace)
 
     async def _tokenize(self, asked: Asked) -> list[int] | None:
-        """A prompt's tokens, by the engine that has the least to do."""
+        """A prompt's tokens, from the engine with the least load."""
         question = asked.to_tokenize()
         order = self._fleet.choose(("both", "prefill", "decode"), {}, 0) if question else []
         for engine, _ in order[:1]:

@@ -28,7 +28,7 @@ CERTIFICATE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Options:
-    """How a router is started."""
+    """The options of a router."""
 
     sources: tuple[Source, ...]
     coordinators: tuple[str, ...]
@@ -53,9 +53,9 @@ class Options:
 
 
 async def serve(options: Options, ready: Callable[[str, str | None], None]) -> None:
-    """Serves until SIGTERM or SIGINT; then it is not ready, takes requests for `leave_seconds` more, and finishes those under way
-    within `drain_seconds`. `ready` gets the URLs of both servers when they listen. Raises `OSError` where an address or a file
-    cannot be used."""
+    """Serves until SIGTERM or SIGINT; then it is not ready, takes requests for `leave_seconds` more, and finishes the requests
+    under way within `drain_seconds`. `ready` gets the URLs of both servers when they listen. Raises `OSError` if an address or a
+    file cannot be used."""
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
@@ -164,7 +164,7 @@ async def serve_status(
 
 
 async def reload_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
-    """Takes new files for new connections; files that do not fit together leave the old ones."""
+    """Takes new files for new connections; if the new files do not fit together, the old ones stay in use."""
     seen = modified(certificate)
     while True:
         await asyncio.sleep(CERTIFICATE_SECONDS)
@@ -188,6 +188,6 @@ def modified(path: Path) -> float:
 
 
 def url_of(runner: web.AppRunner, scheme: str) -> str:
-    """Where a server listens."""
+    """The URL on which a server listens."""
     host, port = runner.addresses[0][:2]
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

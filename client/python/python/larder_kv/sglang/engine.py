@@ -13,7 +13,7 @@ OF_ENGINE = (
     "model_path revision dtype quantization kv_cache_dtype quantization_param_path json_model_override_args attention_backend "
     "speculative_algorithm speculative_draft_model_path speculative_draft_model_revision mamba_ssm_dtype"
 ).split()
-"""Arguments of the server that change what its KV is."""
+"""Arguments of the server that change its KV."""
 
 
 def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
@@ -41,7 +41,7 @@ def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
 
 
 def server_arguments() -> Any:
-    """The server's arguments; None where this is used without a server."""
+    """The server's arguments; None if this is used without a server."""
     from sglang.srt.runtime_context import get_server_args
 
     try:

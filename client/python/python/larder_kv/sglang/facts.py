@@ -22,7 +22,7 @@ class PoolFacts:
 
     name: str
     kind: str
-    """The class of SGLang's that says what stands in it."""
+    """SGLang's class of the pool; it determines the pool's content."""
     layout: str
     """The order of its memory, in SGLang's words."""
     dtype: str
@@ -40,13 +40,13 @@ class Facts:
     revision: str
     page_tokens: int
     hash_vector: str
-    """What SGLang's hash makes of a known page: an engine that hashes in another way has other keys."""
+    """SGLang's hash of a known page: an engine with another hash function has other keys."""
     tp: tuple[int, int]
     """Rank and size."""
     pp: tuple[int, int]
     cp: tuple[int, int]
     details: Mapping[str, object]
-    """Whatever else changes the numbers."""
+    """Other facts that change the numbers."""
 
     def namespace(self, pool: PoolFacts) -> NamespaceSpec:
         """The namespace of one pool of this rank.

@@ -9,14 +9,14 @@ Policy = Literal["all_pages", "trailing_pages", "block_groups"]
 
 @dataclass(frozen=True)
 class PoolPages:
-    """One pool besides the KV, and which of the prompt's pages it has."""
+    """One pool besides the KV, and the pages of the prompt that it has."""
 
     name: str
     policy: Policy
     has: Sequence[bool]
     """By page of the prompt."""
     trailing: int = 1
-    """`trailing_pages`: how many pages at a prefix's end it needs."""
+    """`trailing_pages`: number of pages at a prefix's end that the pool needs."""
     block_pages: int = 0
     """`block_groups`: pages of the prompt that one group stands for."""
     group_pages: int = 0
@@ -25,7 +25,7 @@ class PoolPages:
 
 @dataclass(frozen=True)
 class Hits:
-    """What a prompt can use, in pages."""
+    """The usable prefixes of a prompt, in pages."""
 
     pages: int
     """The longest prefix that every pool can restore."""
@@ -36,7 +36,7 @@ class Hits:
 
 
 def fold(kv_pages: int, pools: Sequence[PoolPages]) -> Hits:
-    """Folds what pools have of a prompt of whose KV the first `kv_pages` pages are there."""
+    """Combines the pools' pages of a prompt; the KV pool has the first `kv_pages` pages."""
     of_pool = {"kv": kv_pages} if kv_pages else {}
     restorable = list(range(1, kv_pages + 1))
     for pool in pools:
@@ -53,7 +53,7 @@ def fold(kv_pages: int, pools: Sequence[PoolPages]) -> Hits:
 
 
 def leading(has: Sequence[bool]) -> int:
-    """How many are there from the first on."""
+    """Number of present pages from the first on."""
     return next((number for number, is_there in enumerate(has) if not is_there), len(has))
 
 
@@ -68,12 +68,12 @@ def leading_blocks(pool: PoolPages, pages: int) -> int:
 
 
 def everywhere(pool: PoolPages, pages: int) -> list[int]:
-    """Prefixes of which the pool has every page."""
+    """Prefixes whose pages the pool has all."""
     return list(range(1, leading(pool.has[:pages]) + 1))
 
 
 def at_the_end(pool: PoolPages, pages: int) -> list[int]:
-    """Prefixes of which the pool has the last pages, or all where there are fewer."""
+    """Prefixes whose last pages the pool has, or all pages of a shorter prefix."""
     found, run = [], 0
     for end in range(1, pages + 1):
         run = run + 1 if pool.has[end - 1] else 0

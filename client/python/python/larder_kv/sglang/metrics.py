@@ -9,11 +9,11 @@ from typing import Any
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
 KEPT = 1_024
-"""Measurements that wait for SGLang to take them; beyond it new ones are left out."""
+"""Limit of measurements that wait for SGLang to take them; further ones are left out."""
 
 
 class Transfers:
-    """Measures transfers between SGLang's calls for what was measured."""
+    """Measures transfers, and keeps the measurements until SGLang asks for them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,7 +33,7 @@ class Transfers:
                 getattr(self._taken, bandwidth).append(moved[0] * page_bytes / seconds / 1e9)
 
     def take(self) -> StorageMetrics:
-        """Hands over what was measured since the last call."""
+        """Hands over the measurements since the last call."""
         with self._lock:
             taken, self._taken = self._taken, StorageMetrics()
         return taken

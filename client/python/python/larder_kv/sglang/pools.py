@@ -27,7 +27,7 @@ class HostPool:
 
 
 class HostPools:
-    """The pools that SGLang registered, by name, and the memory that they stand in."""
+    """The pools that SGLang registered, by name, and their memory."""
 
     def __init__(self) -> None:
         self._pools: dict[str, HostPool | None] = {}
@@ -35,7 +35,7 @@ class HostPools:
         self._memory: ScatteredMemory | None = None
 
     def add(self, name: str, pool: Any, is_replicated: bool) -> None:
-        """Takes a pool. Raises `UnsupportedError` where its pages have no addresses."""
+        """Takes a pool. Raises `UnsupportedError` if its pages have no addresses."""
         tensors = [tensor for tensor in buffers(pool) if tensor.numel() > 0]
         for tensor in tensors:
             if tensor.device.type != "cpu":
@@ -49,7 +49,7 @@ class HostPools:
         self._memory = ScatteredMemory(list(self._regions.values()))
 
     def get(self, name: str) -> HostPool | None:
-        """The pool; None where it has no bytes. Raises `KeyError` where SGLang did not register it."""
+        """The pool; None if it has no bytes. Raises `KeyError` if SGLang did not register it."""
         return self._pools[name]
 
     @property
@@ -67,7 +67,7 @@ class HostPools:
 
 
 def buffers(pool: Any) -> Iterator[torch.Tensor]:
-    """The tensors in which a pool's pages stand."""
+    """The tensors that contain a pool's pages."""
     candidates = [getattr(pool, "kv_buffer", None)]
     if hasattr(pool, "get_hybrid_pool_buffer"):
         try:
@@ -83,12 +83,12 @@ def buffers(pool: Any) -> Iterator[torch.Tensor]:
 
 
 def has_addresses(pool: Any) -> bool:
-    """Whether the pool gives addresses of pages, be they in another pool's memory."""
+    """Whether the pool gives addresses of pages, possibly in another pool's memory."""
     return hasattr(pool, "get_page_buffer_meta")
 
 
 def describe(name: str, pool: Any, is_replicated: bool) -> HostPool:
-    """Reads what the namespace must say of a pool."""
+    """Reads a pool's facts for the namespace."""
     layout = str(getattr(pool, "layout", ""))
     rows = int(getattr(pool, "page_size", 1) or 1)
     try:

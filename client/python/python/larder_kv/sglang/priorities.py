@@ -19,7 +19,7 @@ INSERT = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.insert"
 
 
 class Priorities:
-    """The priorities of the last pages that requests with one were inserted with: of several the highest."""
+    """The priorities of the latest pages of requests that had a priority; a page of several requests has the highest."""
 
     def __init__(self, most: int = MOST_PAGES) -> None:
         self._most, self._lock = most, threading.Lock()
@@ -35,7 +35,7 @@ class Priorities:
                 self._known.popitem(last=False)
 
     def of(self, keys: Sequence[str]) -> list[int]:
-        """The priorities of these pages; 0 where none is known."""
+        """The priorities of these pages; 0 if none is known."""
         with self._lock:
             return [self._known.get(key, 0) for key in keys]
 
@@ -52,7 +52,7 @@ def hear(storage: Any) -> Priorities:
 
 
 def inserted(result: Any, cache: Any, params: Any) -> None:
-    """A request was inserted into SGLang's tree. Whatever goes wrong here is nothing to SGLang."""
+    """A request was inserted into SGLang's tree. An error here does not reach SGLang."""
     try:
         priority, node = getattr(params, "priority", None), getattr(result, "last_device_node", None)
         storage = getattr(cache.cache_controller, "storage_backend", None) if priority else None

@@ -29,12 +29,11 @@ logger = logging.getLogger("sglang.larder")
 
 KV, MAMBA = "kv", "mamba"
 NAMESPACES = 16
-"""Of one session, at most."""
+"""Limit of one session."""
 
 
 class LarderStorage(HiCacheStorage):
-    """One rank's storage. Called by SGLang's storage threads; whatever goes wrong with the node is a miss, or pages that are not
-    saved."""
+    """One rank's storage. Called by SGLang's storage threads; a fault of the node is a miss, or leaves pages unsaved."""
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any]) -> None:
         self._config = storage_config
@@ -78,7 +77,7 @@ class LarderStorage(HiCacheStorage):
         self._add(name, host_pool, is_replicated)
 
     def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
-        """How many pages are there, from the first on."""
+        """Number of pages that can be loaded, from the first on."""
         return leading(self._present(KV, keys))
 
     def batch_exists_v2(
@@ -87,7 +86,7 @@ class LarderStorage(HiCacheStorage):
         pool_transfers: list[PoolTransfer] | None = None,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
-        """What of these pages can be restored with all pools that they need."""
+        """The part of these pages that can be restored with all needed pools."""
         kv_pages = leading(self._present(KV, keys))
         pools = [self._pool_pages(transfer, keys[:kv_pages]) for transfer in pool_transfers or () if kv_pages]
         hits = fold(kv_pages, pools)
@@ -96,13 +95,13 @@ class LarderStorage(HiCacheStorage):
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
-        """Loads pages into the host pool; those up to the first that does not come."""
+        """Loads pages into the host pool, up to the first that does not come."""
         return self._load(KV, keys, host_indices)
 
     def batch_set_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
-        """Saves pages of the host pool. What is there already is not written again."""
+        """Saves pages of the host pool. A page that is there already is not written again."""
         return self._save(KV, keys, host_indices)
 
     def batch_get_v2(
@@ -118,7 +117,7 @@ class LarderStorage(HiCacheStorage):
         return self._each(transfers, self._save)
 
     def exists(self, key: str) -> bool:
-        """Whether one page is there."""
+        """Whether one page can be loaded."""
         return self.batch_exists([key]) == 1
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> None:
@@ -142,11 +141,11 @@ class LarderStorage(HiCacheStorage):
     def clear(self) -> None:
         """Removes nothing: the pages belong to all engines of the cluster."""
         logger.warning(
-            "pages in Larder are shared with other engines and are not cleared; the nodes evict what is not used"
+            "pages in Larder are shared with other engines and are not cleared; the nodes evict unused pages"
         )
 
     def get_stats(self) -> Any:
-        """What SGLang's metrics want to know, since the last call."""
+        """Figures for SGLang's metrics since the last call."""
         return self._transfers.take()
 
     def close(self) -> None:

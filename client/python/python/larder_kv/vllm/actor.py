@@ -1,4 +1,4 @@
-"""Which of a node's actors an engine uses: its scheduler and its ranks the same one."""
+"""The choice of a node's actor for an engine: its scheduler and its ranks use the same actor."""
 
 from collections.abc import Callable
 
@@ -6,19 +6,19 @@ import larder_kv
 
 
 class Actor:
-    """The actor of a rank: the one that the settings name, or the one that the scheduler tells."""
+    """The actor of a rank: named by the settings, or told by the scheduler."""
 
     def __init__(self, number: int | None) -> None:
         self.number = number
 
     def open(self, connect: Callable[[int | None], larder_kv.Session]) -> larder_kv.Session:
-        """Opens a session there."""
+        """Opens a session with this actor."""
         return connect(self.number)
 
 
 class ChosenActor(Actor):
-    """The actor of a scheduler: where the settings name none, the node chooses the one with the fewest sessions. The engine keeps
-    it when the node starts again, unless the node has so many actors no more."""
+    """The actor of a scheduler: if the settings name none, the node chooses the actor with the fewest sessions. The engine keeps
+    this actor when the node starts again, unless the node no longer has an actor of this number."""
 
     def __init__(self, number: int | None) -> None:
         super().__init__(number)

@@ -38,7 +38,7 @@ logger = logging.getLogger("vllm.larder")
 
 
 class LarderConnector(KVConnectorBase_V1, SupportsHMA):
-    """Loads prefixes from a Larder cluster, and saves what this engine computes. Its settings are
+    """Loads prefixes from a Larder cluster, and saves the chunks that this engine computes. Its settings are
     `larder_kv.vllm.settings.Settings`; interface: vLLM's KVConnectorBase_V1."""
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
@@ -61,7 +61,7 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        # A save that is dropped is a miss later, nothing more.
+        # A dropped save is only a later miss.
         return False
 
     @classmethod

@@ -47,7 +47,7 @@ class Counts:
                 self._counts[name] = self._counts.get(name, 0) + more
 
     def take(self) -> dict[str, int]:
-        """What was counted since the last call."""
+        """The counts since the last call."""
         with self._lock:
             taken, self._counts = self._counts, {}
         return taken

@@ -1,4 +1,4 @@
-"""Tells the node of which tokens chunks are, for its own KV events: once a chunk and session."""
+"""Tells the node the tokens of chunks, for the node's own KV events: once for each chunk and session."""
 
 import json
 import logging
@@ -12,11 +12,12 @@ from larder_kv.vllm.published import Stored
 logger = logging.getLogger("vllm.larder")
 
 MOST_SAID = 65_536
-"""Chunks that are not said again; a node that forgot one hears of it when it is not among these any more."""
+"""Limit of remembered chunks, which are not described again; a chunk that the node forgot is described again after it has left
+this memory."""
 
 
 class Describer:
-    """What one engine tells its node."""
+    """Describes one engine's chunks to its node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -24,7 +25,7 @@ class Describer:
         self._said: OrderedDict[bytes, None] = OrderedDict()
 
     def say(self, names: Iterable[bytes], describe: Callable[[int], Stored]) -> None:
-        """Says of these chunks what `describe` makes of them, by their place among the names."""
+        """Describes these chunks; `describe` gets a chunk's index among the names."""
         node = self._node.current()
         if node is None:
             return
@@ -46,7 +47,7 @@ class Describer:
 
 
 def described(chunk: Stored) -> larder_kv.DescribedChunk:
-    """A chunk as nodes hear of it."""
+    """A chunk's description for the node."""
     has_keys = chunk.extra_keys is not None and any(keys is not None for keys in chunk.extra_keys)
     return larder_kv.DescribedChunk(
         hashes=chunk.hashes,
@@ -59,5 +60,5 @@ def described(chunk: Stored) -> larder_kv.DescribedChunk:
 
 
 def text_of(key: object) -> str:
-    """A key that JSON has no form for: the digest of an embedding."""
+    """The text of a key that JSON cannot express: the digest of an embedding."""
     return key.hex() if isinstance(key, bytes) else str(key)

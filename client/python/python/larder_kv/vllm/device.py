@@ -1,7 +1,7 @@
 """The place of an engine's KV caches: host memory, or a GPU, whose stream runs behind the engine's thread.
 
-On a GPU copies are orders to the device. So a step's loads and saves carry *marks*, events on the engine's stream, for
-which the connector's threads wait before they copy. Event handles do not leave the process.
+On a GPU copies are orders to the device. So a step's loads and saves carry *marks*, events on the engine's stream. The
+connector's threads wait for a mark before they copy. Event handles do not leave the process.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from larder_kv.vllm.memory import Mark, Pages, done
 
 
 class Device(Protocol):
-    """Makes memory of allocations, and says when they may be copied."""
+    """Describes allocations as memory, and marks the times from which they may be copied."""
 
     def pages(self, layers: Sequence[larder_kv.LayerPages], pages_per_chunk: int) -> Pages:
-        """These layers, whose regions are the allocations in order."""
+        """These layers; their regions are the allocations in order."""
 
     def mark(self) -> Mark:
-        """Waits, when it is called, until what the calling thread has asked of the device so far is done."""
+        """A mark: calling it waits until the device has done all orders that the calling thread gave before."""
 
 
 class HostDevice:
-    """Host memory, which the engine's thread writes itself."""
+    """Host memory; the engine's thread writes it directly."""
 
     def __init__(self, storages: Sequence[torch.UntypedStorage]) -> None:
         self._buffers = [torch.empty(0, dtype=torch.uint8).set_(storage).numpy() for storage in storages]
@@ -55,14 +55,14 @@ class GpuDevice:
 
     def mark(self) -> Mark:
         """See `Device`."""
-        # Whoever waits for it sleeps: a step takes far too long to spin.
+        # A thread that waits for it sleeps: a step takes far too long to spin.
         event = torch.cuda.Event(blocking=True)
         event.record()
         return event.synchronize  # type: ignore[no-any-return]
 
 
 def device_of(tensors: Sequence[torch.Tensor], storages: Sequence[torch.UntypedStorage]) -> Device:
-    """The device on which all of these are; refuses what it cannot copy from and to."""
+    """The device of all these tensors; raises `UnsupportedError` for a device that copies do not support."""
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) != 1:
         raise UnsupportedError(f"the KV caches of one rank are on several devices: {', '.join(devices)}")

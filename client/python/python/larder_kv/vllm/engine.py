@@ -1,4 +1,4 @@
-"""vLLM's configuration as the connector needs it; it refuses by name what it cannot serve."""
+"""vLLM's configuration as the connector needs it; unsupported settings are refused by name."""
 
 import math
 import os
@@ -55,11 +55,11 @@ class Engine:
     """Blocks of the engine's cache."""
     ranks: Ranks
     rank: int
-    """Which of them this is; 0 for the scheduler."""
+    """The number of this rank; 0 for the scheduler."""
 
     @classmethod
     def of(cls, config: "VllmConfig", kv: "KVCacheConfig") -> "Engine":
-        """Reads the configuration, and refuses what is not supported."""
+        """Reads the configuration, and raises `UnsupportedError` for unsupported settings."""
         transfer = config.kv_transfer_config
         assert transfer is not None
         settings = Settings.parse(transfer.kv_connector_extra_config)
@@ -75,7 +75,7 @@ class Engine:
             raise UnsupportedError(f"the model has {len(pools)} kinds of KV cache groups: {MAX_POOLS} are supported")
         if settings.load == "sync" and len(pools) > 1:
             raise UnsupportedError(
-                '`load` is "sync": vLLM cannot recover from such a load that fails where a model has several kinds of layers: '
+                '`load` is "sync": vLLM cannot recover from a failed load of a model with several kinds of layers: '
                 'use "async"'
             )
         stages = stages_of(config, ranks, rank, pools, speculation)
@@ -111,13 +111,13 @@ class Engine:
         return self.ranks.slice_of(self.rank)
 
     def writes_its_slice(self) -> bool:
-        """Whether this rank is the one that saves its slice."""
+        """Whether this rank saves its slice."""
         return self.settings.save and self.ranks.is_writer(self.rank)
 
     def open_node(
         self, slices: Sequence[int], window_bytes: int, counts: Counts, actor: Actor, *, begins: bool = True
     ) -> Node:
-        """Opens the way to an actor of the node on this host; later, where it does not begin."""
+        """Opens the way to an actor of the node on this host; later, if it does not begin at once."""
         settings = self.settings
 
         def connect(device: int | None) -> larder_kv.Session:
@@ -129,18 +129,18 @@ class Engine:
 
 @dataclass(frozen=True)
 class EngineGroup:
-    """Layers of one of vLLM's groups that have blocks of the same size, and what the group is to the cache."""
+    """Layers of one of vLLM's groups with blocks of the same size, and the group's kind for the cache."""
 
     group: Group
     spec: Any
-    """What vLLM says of the group, or of its first layer."""
+    """vLLM's description of the group, or of its first layer."""
     page_bytes: int
     """Bytes of one block in one layer, without padding."""
     names: Sequence[str]
 
 
 def groups_of(kv: "KVCacheConfig", decode_context: int = 1) -> list[EngineGroup]:
-    """vLLM's groups; the first is attention. A group whose layers have blocks of different sizes comes once for each size."""
+    """vLLM's groups; the first is attention. A group with blocks of different sizes comes once for each size."""
     pages = {name: min(one.layer_stride, one.block_stride) for one in kv.kv_cache_tensors for name in one.layers}
     groups = [
         one for number, group in enumerate(kv.kv_cache_groups) for one in parts_of(number, group, pages, decode_context)
@@ -154,8 +154,8 @@ def groups_of(kv: "KVCacheConfig", decode_context: int = 1) -> list[EngineGroup]
 def parts_of(
     number: int, group: "KVCacheGroupSpec", pages: Mapping[str, int], decode_context: int
 ) -> list[EngineGroup]:
-    """A group's layers by the size of their blocks; refuses what it cannot be sure of. A scheduler is told of a group's first layer
-    alone, so sizes are those of `pages`, which all ranks and the scheduler are told of each layer."""
+    """A group's layers by the size of their blocks; refuses layers whose size is not certain. A scheduler knows only a group's
+    first layer, so sizes come from `pages`, which all ranks and the scheduler know for each layer."""
     if not group.enable_kv_transfer or group.host_resident or group.role != KVCacheGroupRole.DEFAULT:
         raise UnsupportedError(f"KV cache groups that are not transferred ({group.role.value}) are not supported")
     specs = list(iter_layer_specs(group.kv_cache_spec))
@@ -173,7 +173,7 @@ def parts_of(
 
 
 def kind_of(number: int, name: str, spec: Any, decode_context: int) -> Group:
-    """What a layer's group is to the cache."""
+    """The kind of a layer's group for the cache."""
     kind = type(spec).__name__
     if not spec.prefix_cacheable or spec.prefix_replay_tokens:
         raise UnsupportedError(f"the KV cache of {name} ({kind}) is no part of a prefix: not supported")
@@ -202,7 +202,7 @@ def shape_of(
     settings: Settings,
     speculation: Speculation | None = None,
 ) -> Shape:
-    """How prompts are cut: a chunk is a whole number of blocks of every group."""
+    """The sizes of chunks and blocks: a chunk is a whole number of blocks of every group."""
     first, *others = dict.fromkeys(one.group for one in groups)
     whole = math.lcm(*(one.group.block_tokens for one in groups))
     chunk_tokens = settings.chunk_for(whole)
@@ -214,7 +214,7 @@ def shape_of(
 
 
 def refuse_unsupported(config: "VllmConfig", kv: "KVCacheConfig", settings: Settings) -> None:
-    """Refuses what would not be served, or not rightly."""
+    """Refuses settings that Larder could not serve, or not correctly."""
     if kv.kv_cache_layout not in LAYOUTS:
         raise UnsupportedError(f"unknown KV cache layout {kv.kv_cache_layout!r}: known are {', '.join(LAYOUTS)}")
     if not config.cache_config.enable_prefix_caching:
@@ -225,13 +225,13 @@ def refuse_unsupported(config: "VllmConfig", kv: "KVCacheConfig", settings: Sett
         raise UnsupportedError('`load` is "sync": with several ranks only "async" is supported')
     if settings.load == "sync" and config.use_v2_model_runner:
         raise UnsupportedError(
-            '`load` is "sync": vLLM\'s model runner of version 2 goes on with wrong KV where such a load fails: use "async", or '
+            '`load` is "sync": vLLM\'s model runner of version 2 continues with wrong KV if such a load fails: use "async", or '
             "VLLM_USE_V2_MODEL_RUNNER=0"
         )
 
 
 def ranks_of(config: "VllmConfig", kv: "KVCacheConfig") -> tuple[Ranks, int]:
-    """The engine's ranks, and which of them this is."""
+    """The engine's ranks, and the number of this one."""
     parallel = config.parallel_config
     ranks = Ranks(
         tensor=parallel.tensor_parallel_size,
@@ -241,14 +241,15 @@ def ranks_of(config: "VllmConfig", kv: "KVCacheConfig") -> tuple[Ranks, int]:
         replicas=kv.kv_tp_replicas,
     )
     if ranks.count != parallel.world_size:
-        raise UnsupportedError(f"the engine has {parallel.world_size} ranks, where {ranks.count} were expected ({ranks})")
+        raise UnsupportedError(f"the engine has {parallel.world_size} ranks, but {ranks.count} were expected ({ranks})")
     return ranks, parallel.rank % ranks.count
 
 
 def stages_of(
     config: "VllmConfig", ranks: Ranks, rank: int, pools: Sequence[GroupPool], speculation: Speculation | None
 ) -> list[int]:
-    """Layers of each pipeline stage in the first pool. Stages share a namespace, in which each has as many layers as the longest."""
+    """Layers of each pipeline stage in the first pool. Stages share a namespace, in which each stage has as many layers as the
+    longest."""
     here = len(pools[0].layers)
     if ranks.pipeline == 1:
         return [here]
@@ -268,7 +269,7 @@ def stages_of(
 
 
 def parallel_details(config: "VllmConfig", ranks: Ranks, stages: Sequence[int]) -> dict[str, object]:
-    """How ranks share KV, as far as a namespace has no field for it."""
+    """The facts about shared KV between ranks that have no field in a namespace."""
     found: dict[str, object] = {}
     if ranks.pipeline > 1:
         # Each rank knows the names of its own layers only.
@@ -282,7 +283,7 @@ def parallel_details(config: "VllmConfig", ranks: Ranks, stages: Sequence[int]) 
 
 
 def endpoints_of(config: "VllmConfig") -> list[str] | None:
-    """Where vLLM publishes KV events, and again on demand; None where it does not."""
+    """The addresses on which vLLM publishes KV events, and repeats them on demand; None if it does not."""
     events = config.kv_events_config
     if events is None or not events.enable_kv_cache_events or events.publisher == "null":
         return None
@@ -296,10 +297,10 @@ def details(
     settings: Settings,
     speculation: Speculation | None,
 ) -> dict[str, object]:
-    """What changes KV bytes and has no field of its own in a namespace."""
+    """The facts that change KV bytes and have no field in a namespace."""
     model = config.model_config
     folder = Path(model.model)
-    # Where the configuration was read from, and by what, changes no number.
+    # The source of the configuration, and its reader, change no number.
     known = {key: value for key, value in model.hf_text_config.to_dict().items() if key not in ELSEWHERE}
     found: dict[str, object] = {
         "commit": getattr(model.hf_config, "_commit_hash", None),

@@ -10,21 +10,21 @@ from dataclasses import dataclass
 logger = logging.getLogger("vllm.larder")
 
 MOST_WAITING = 100_000
-"""Events that wait for the engine to take them; beyond it everything is told anew."""
+"""Events that wait for the engine to take them; beyond it all chunks are told again."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """A chunk that came or went."""
+    """A chunk that was stored or removed."""
 
     hash: bytes
     parent: bytes | None
-    """The chunk before it in its prompt; None for a first one."""
+    """The chunk before it in its prompt; None for the first chunk."""
     is_stored: bool
 
 
 class Held:
-    """What is held, from the node's stream of server-sent events: a snapshot, then what changes."""
+    """The held chunks, from the node's stream of server-sent events: a snapshot, then changes."""
 
     def __init__(self) -> None:
         self._place = ("", 0)
@@ -33,11 +33,11 @@ class Held:
         self._kind = ""
 
     def begin(self, place: tuple[str, int]) -> None:
-        """A new stream begins, with a snapshot of a namespace at a device: what that lacks has gone."""
+        """A new stream begins, with a snapshot of a namespace at a device: chunks that are not in it are gone."""
         self._place, self._snapshot = place, set()
 
     def line(self, line: str) -> list[Event]:
-        """What a line of the stream tells."""
+        """The events in a line of the stream."""
         if line.startswith("event: "):
             self._kind = line.removeprefix("event: ")
             return []
@@ -65,10 +65,11 @@ class Held:
 
 
 class NodeEvents:
-    """Follows a node's events on a thread of its own, and starts again where the stream ends."""
+    """Follows a node's events on its own thread, and starts again when the stream ends."""
 
     def __init__(self, address: str, place: Callable[[], tuple[str, int] | None], pause: float) -> None:
-        """`place` is the engine's namespace and the device whose chunks it uses, where they are known."""
+        """`place` returns the engine's namespace and the device whose chunks the engine uses, or None if they are not known
+        yet."""
         self._address, self._place, self._pause = address, place, pause
         self._lock = threading.Lock()
         self._waiting: list[Event] = []
@@ -80,7 +81,7 @@ class NodeEvents:
         self._thread.start()
 
     def take(self) -> list[Event]:
-        """What happened since the last call."""
+        """The events since the last call."""
         with self._lock:
             taken, self._waiting = self._waiting, []
         return taken
@@ -90,7 +91,7 @@ class NodeEvents:
         self._closed.set()
         connection = self._connection
         if connection is not None and connection.sock is not None:
-            # A thread that reads hears of it at once.
+            # The thread that reads the stream notices this at once.
             connection.sock.shutdown(2)
         self._thread.join(timeout=10)
 
@@ -100,7 +101,7 @@ class NodeEvents:
             if place is not None:
                 try:
                     self._follow(place)
-                # Whatever it is: without this thread routers would hear nothing again.
+                # Catches everything: without this thread routers would hear nothing again.
                 except BaseException as error:
                     self._ended(error)
             self._closed.wait(self._pause)
@@ -116,7 +117,7 @@ class NodeEvents:
     def _follow(self, place: tuple[str, int]) -> None:
         held = self._held = self._held or Held()
         held.begin(place)
-        # A node that has nothing to tell says nothing.
+        # A node without news sends nothing.
         self._connection = http.client.HTTPConnection(self._address)
         try:
             self._connection.request("GET", "/events", headers={"Accept": "text/event-stream"})
@@ -137,4 +138,4 @@ class NodeEvents:
             if len(self._waiting) > MOST_WAITING:
                 self._waiting.clear()
                 self._held = None
-                raise ValueError("nobody takes the events: they are told anew")
+                raise ValueError("the engine does not take the events: all chunks are told again")

@@ -32,7 +32,7 @@ class Facts:
     """The pools of a hybrid model besides the first one, of which `layers` and `page_bytes` speak."""
 
     def namespace(self) -> NamespaceSpec:
-        """The namespace. What has no field of its own is part of the revision, as a digest."""
+        """The namespace. Facts without a field are part of the revision, as a digest."""
         digest = hashlib.sha256(json.dumps(self.details, sort_keys=True, default=str).encode()).hexdigest()
         revision = f"{digest[:32]} {self.revision}".strip()
         pages = self.chunk_tokens // self.block_tokens

@@ -1,14 +1,16 @@
-"""vLLM's KV cache groups as pools: which blocks of a chunk are kept, which of them a prefix needs, and where they stand.
+"""vLLM's KV cache groups as pools: the kept blocks of a chunk, the blocks that a prefix needs, and their places.
 
-A model whose layers differ (full attention, sliding windows, recurrent state) has several groups; a request has a list of
-blocks for each. A chunk keeps of a group what restoring a prefix that ends with it may need:
+A model whose layers differ (full attention, sliding windows, recurrent state) has several groups; a request has a list of blocks
+for each. Of each group, a chunk keeps the blocks that a prefix which ends with this chunk may need:
 
-- attention: all blocks of the chunk, and a prefix needs those of every chunk;
-- a sliding window of `w` tokens: what the token behind the prefix sees, `w - 1` tokens. Where they fit in a chunk, only its last
-  blocks are kept, and a prefix needs those of its last chunk; else whole chunks are, and it needs as many as have them;
-- recurrent state: the block with the state after the chunk, where the engine has kept that one, and a prefix needs its last.
+- attention: all blocks of the chunk; a prefix needs the blocks of every chunk;
+- a sliding window of `w` tokens: the `w - 1` tokens that the token behind the prefix sees. If they fit in a chunk, only its last
+  blocks are kept, and a prefix needs the blocks of its last chunk; else whole chunks are kept, and a prefix needs as many as
+  contain these tokens;
+- recurrent state: the block with the state after the chunk, if the engine has kept it; a prefix needs the block of its last
+  chunk.
 
-So a prefix ends where every group can be restored, and only there: the node works that out from the pools' `hit`.
+So a prefix can only end at a chunk at which every group can be restored: the node computes this from the pools' `hit`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What of a prefix a layer reads."""
+    """The part of a prefix that a layer reads."""
 
     ATTENTION = "attention"
     WINDOW = "window"
@@ -29,7 +31,7 @@ class Group:
     """Layers for which a request has one list of blocks."""
 
     number: int
-    """Which of the request's lists."""
+    """Index of the group's list among the request's lists."""
     kind: Kind
     block_tokens: int
     window: int = 0
@@ -47,7 +49,7 @@ class Group:
         return chunk_tokens // self.block_tokens
 
     def kept(self, chunk_tokens: int) -> int:
-        """How many of these are kept: the last ones."""
+        """Number of kept blocks of a chunk: the last ones."""
         whole = self.blocks_per_chunk(chunk_tokens)
         match self.kind:
             case Kind.ATTENTION:
@@ -58,7 +60,7 @@ class Group:
                 return 1
 
     def hit(self, chunk_tokens: int) -> str | int:
-        """Which chunks of a prefix are needed, in a pool's words."""
+        """The needed chunks of a prefix, as `hit` of a pool."""
         if self.kind is Kind.ATTENTION:
             return "all"
         if self.kind is Kind.STATE or self._window_blocks() <= self.blocks_per_chunk(chunk_tokens):
@@ -94,11 +96,11 @@ def blocks_to_load(
     group: Group, chunk_tokens: int, computed: int, end: int, blocks: Sequence[int], null: int
 ) -> Run:
     """The blocks of one group that take a prompt from `computed` tokens to `end`, the end of a chunk. `blocks` is the request's
-    list; where it has none, it has the block `null`."""
+    list; the list has the block `null` where the request has none."""
     whole, kept = group.blocks_per_chunk(chunk_tokens), group.kept(chunk_tokens)
     first = max(computed // group.block_tokens, group.first_needed(end))
     found = list(blocks[first : end // group.block_tokens])
-    # It would be read without having been written.
+    # It would be read before it was written.
     assert null not in found and len(found) == end // group.block_tokens - first, f"blocks of group {group.number} lack"
     chunk, in_chunk = divmod(first, whole)
     first_chunk = computed // chunk_tokens
@@ -136,7 +138,7 @@ class PoolLayer:
 
 @dataclass(frozen=True)
 class GroupPool:
-    """Layers of which the same blocks of a chunk are kept, and needed by the same prefixes."""
+    """Layers with the same kept blocks of a chunk, needed by the same prefixes."""
 
     name: str
     hit: str | int

@@ -1,10 +1,10 @@
-"""Prefill and decode on different engines: what `kv_transfer_params` say, and the copies layer by layer.
+"""Prefill and decode on different engines: the fields of `kv_transfer_params`, and the copies layer by layer.
 
-A prefill request has `{"do_remote_decode": true}`, and `"remote_attempt"` where a router tries again. Its answer has what the
-decode request needs: `{"do_remote_prefill": true, "remote_node", "remote_device", "remote_attempt", "remote_chunks",
-"remote_hash"}`. A router that knows where it sends the prefill sends the decode at the same time, with `do_remote_prefill`,
-`remote_node` and `remote_device`: chunks are named by their content, so nothing else is needed. A router that does not know an
-engine's node asks for it with `{"report_node": true}`: the answer has `"node"` and `"device"`.
+A prefill request has `{"do_remote_decode": true}`, and `"remote_attempt"` if a router tries again. Its answer has the fields for
+the decode request: `{"do_remote_prefill": true, "remote_node", "remote_device", "remote_attempt", "remote_chunks",
+"remote_hash"}`. A router that knows the prefill's node sends the decode at the same time, with `do_remote_prefill`, `remote_node`
+and `remote_device`: chunks are named by their content, so nothing else is needed. A router that does not know an engine's node
+asks for it with `{"report_node": true}`: the answer has `"node"` and `"device"`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from larder_kv.vllm.node import Open
 
 @dataclass(frozen=True)
 class Writer:
-    """Whose engine computes a prompt."""
+    """The engine that computes a prompt."""
 
     node: str
     device: int = 0
@@ -26,24 +26,24 @@ class Writer:
 
 
 def writer_of(params: Mapping[str, Any] | None) -> Writer | None:
-    """Who prefills a request that is decoded here; None where nobody does, or nobody says who."""
+    """The engine that prefills a request that is decoded here; None if no other engine does, or its node is not named."""
     if not params or not params.get("do_remote_prefill") or not params.get("remote_node"):
         return None
     return Writer(str(params["remote_node"]), int(params.get("remote_device") or 0), attempt_in(params))
 
 
 def attempt_of(params: Mapping[str, Any] | None) -> int | None:
-    """The attempt at a prefill whose request is decoded elsewhere; None where it is not."""
+    """The attempt at a prefill for a decode elsewhere; None if the request is decoded here."""
     return attempt_in(params) if params and params.get("do_remote_decode") else None
 
 
 def attempt_in(params: Mapping[str, Any]) -> int:
-    """0 where none is given."""
+    """The attempt in the parameters; 0 if none is given."""
     return max(int(params.get("remote_attempt") or 0), 0)
 
 
 def params_for_decode(node: Open | None, attempt: int, hashes: Sequence[bytes]) -> dict[str, Any] | None:
-    """What the decode request needs of a prefill that ends here."""
+    """The decode request's parameters, after a prefill that ends here."""
     if node is None or not hashes:
         return None
     return {
@@ -68,7 +68,7 @@ def report_of(asked: Mapping[str, Any] | None, node: Open | None) -> dict[str, A
 def follow_chunks(
     node: Open, hashes: Sequence[bytes], first_chunk: int, writer: Writer, patience: float
 ) -> larder_kv.Follow:
-    """Follows the chunks from `first_chunk` on. What is here already counts as what has come."""
+    """Follows the chunks from `first_chunk` on. Chunks that are here already count as come."""
     chain = node.namespace.chain(list(hashes)).part(first_chunk)
     return node.session.follow(
         node.namespace,
@@ -88,8 +88,9 @@ def hand_over_layer(
     copy: Callable[[larder_kv.StagedLayers, list[int]], bool],
     pool: int,
 ) -> bool:
-    """Hands a pool's layer over that the engine has computed: positions of chunks and their blocks, as much at a time as there is
-    room for. `copy` fills it from the blocks; where it says that they may not be read any more, this ends with False."""
+    """Hands over a pool's layer that the engine has computed. `pieces` are positions of chunks and their blocks, each piece as
+    large as the room allows. `copy` fills the room from the blocks; if it returns False, because the blocks may not be read any
+    more, this ends with False."""
     for positions, pages in pieces:
         staged = node.session.stage_layers(reservation, positions, layer, layer + 1, pool=pool)
         if not copy(staged, pages):

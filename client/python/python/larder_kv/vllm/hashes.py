@@ -23,8 +23,8 @@ def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 
 def checked_seed(algorithm: str, seed: str, function: Callable[[Any], bytes]) -> str:
-    """The seed for the namespace, with what `function`, the engine's own, makes of a test vector: engines whose hashes
-    differ for any reason never meet."""
+    """The seed for the namespace, together with the hash of a test vector by the engine's own `function`: engines with different
+    hashes never share chunks."""
     if algorithm not in ("sha256", "sha256_cbor"):
         raise UnsupportedError(
             f"prefix_caching_hash_algo is {algorithm}: its seed is drawn by each process, and 128 bits name no prompt "
@@ -34,7 +34,7 @@ def checked_seed(algorithm: str, seed: str, function: Callable[[Any], bytes]) ->
         raise UnsupportedError("PYTHONHASHSEED=random: set a fixed seed, or none")
     vector = function((function(seed), TEST_TOKENS, None))
     if len(vector) != 32:
-        raise UnsupportedError(f"{algorithm} gives {len(vector)} bytes where 32 are expected")
+        raise UnsupportedError(f"{algorithm} gives {len(vector)} bytes, but 32 are expected")
     if algorithm == "sha256_cbor" and vector != block_hash(none_hash(seed), TEST_TOKENS):
         raise UnsupportedError("this vLLM computes sha256_cbor differently: its hashes cannot be trusted as keys")
     return f"{seed}:{vector[:8].hex()}"

@@ -22,7 +22,7 @@ class HeldBlocks:
 
     @property
     def null(self) -> int:
-        """The block that stands for none."""
+        """The block that stands for a missing one."""
         return int(self._pool.null_block.block_id)
 
     def hold(self, blocks: Iterable[int]) -> int:
@@ -34,13 +34,13 @@ class HeldBlocks:
         return self._last
 
     def ended(self, ranks: Mapping[int, int]) -> None:
-        """So many ranks have ended these saves."""
+        """Counts the ranks that have ended these saves."""
         for number, count in ranks.items():
             kept, left = self._held.pop(number)
             if left > count:
                 self._held[number] = (kept, left - count)
             else:
-                # A prompt's end is of use only with what stands before it: it goes first.
+                # A prompt's end is useful only with the blocks before it, so the end goes first.
                 self._pool.free_blocks(reversed(kept))
 
     def __bool__(self) -> bool:

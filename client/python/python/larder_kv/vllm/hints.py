@@ -1,7 +1,7 @@
-"""What gateways and engines hint about a request: how dear its prompt is, how long it is wanted, when its session comes back.
+"""The hints of gateways and engines about a request: its prompt's priority, the time to keep it, the return of its session.
 
 `{"larder_hints": {...}}` of a request's `kv_transfer_params`, or an action `larder_hints` of vLLM's hint envelope with the same
-as its payload. A hint never fails a request: what is wrong with it is counted and left out.
+as its payload. A hint never fails a request: a wrong hint is counted and ignored.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,20 +15,20 @@ MOST_SECONDS, MOST_SESSION_BYTES = 86_400.0, 256
 
 @dataclass(frozen=True)
 class Hints:
-    """A request's hints; without any, all is as ever."""
+    """A request's hints; without hints, the defaults apply."""
 
     priority: int = 0
-    """Of the chunks that it saves: higher ones stay longer under the policy `priority`."""
+    """Priority of the request's chunks: chunks of a higher priority stay longer under the policy `priority`."""
     retain_seconds: float | None = None
-    """How long its chunks are pinned after its end; the node grants what its configuration allows."""
+    """Time for which the request's chunks are pinned after its end; the node limits it by its configuration."""
     session: str | None = None
-    """Whose turn it is: a session has one pin, and a turn that comes ends what was planned after the turn before."""
+    """The session of this turn: a session has one pin, and a new turn cancels the plans of the turn before."""
     return_seconds: float | None = None
     """When the session's next turn is expected, after the end of this one: its prompt is brought near by then."""
 
     @property
     def is_for_the_end(self) -> bool:
-        """Whether something is to be done when the request has ended."""
+        """Whether a hint applies after the end of the request."""
         return self.retain_seconds is not None or self.return_seconds is not None
 
 
@@ -36,7 +36,7 @@ NONE = Hints()
 
 
 def hints_of(params: Mapping[str, Any] | None, envelope: Any = None) -> tuple[Hints, int]:
-    """A request's hints, and how many of them were wrong. Those of `kv_transfer_params` count before those of the envelope."""
+    """A request's hints, and the number of wrong ones. Hints in `kv_transfer_params` override hints in the envelope."""
     given: dict[str, Any] = {}
     wrong = 0
     for payload in (*payloads(envelope), params.get(NAME) if params else None):

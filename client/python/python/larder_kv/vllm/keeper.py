@@ -1,4 +1,4 @@
-"""Does what is hinted for the time after a request: pins its chunks, and brings them near before its session comes back."""
+"""Follows hints for the time after a request: pins its chunks, and brings them near before its session comes back."""
 
 import heapq
 import itertools
@@ -19,11 +19,11 @@ logger = logging.getLogger("vllm.larder")
 
 MOST_TASKS, MOST_SESSIONS = 4_096, 4_096
 AGAIN_SECONDS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""When a pin is tried again where chunks of the request are missing yet: they are saved behind the engine's steps."""
+"""Pauses before further tries of a pin while chunks of the request are missing: they are saved behind the engine's steps."""
 AHEAD_SECONDS = 2.0
-"""How long before the expected turn its prompt is brought near, at least; a tenth of the time until then if that is longer."""
+"""The prompt is brought near at least this long before the expected turn; a tenth of the time until then if that is longer."""
 NEAR_SECONDS = 10.0
-"""How long that may take."""
+"""Time limit of bringing a prompt near."""
 
 
 @dataclass
@@ -36,10 +36,10 @@ class Task:
     turn: int
     """The turn of the session after which this was planned."""
     until: float
-    """When the pin ends."""
+    """The end of the pin."""
     tries: int = 0
     pin: int = 0
-    """What is pinned so far; 0 for nothing."""
+    """The number of the pin so far; 0 for none."""
 
 
 @dataclass
@@ -47,13 +47,13 @@ class Turns:
     """A session's turns."""
 
     number: int = 0
-    """How many have come."""
+    """Number of turns that have come."""
     pin: tuple[Open, int] | None = None
-    """The pin of the last one that has ended, and the connection to the node that granted it."""
+    """The pin of the last ended turn, and the connection to the node that granted it."""
 
 
 class Keeper:
-    """A thread that pins and brings, one thing at a time; what is too much is left out and counted."""
+    """A thread that pins and brings, one task at a time; tasks beyond the limit are dropped and counted."""
 
     def __init__(self, node: Node, counts: Counts) -> None:
         self._node, self._counts = node, counts
@@ -65,13 +65,13 @@ class Keeper:
         self._thread: threading.Thread | None = None
 
     def comes(self, hints: Hints) -> None:
-        """A request has come: what was planned for the return of its session is not needed any more."""
+        """A request has come: plans for the return of its session are no longer needed."""
         if hints.session is not None:
             with self._changed:
                 self._turns(hints.session).number += 1
 
     def ends(self, hints: Hints, hashes: list[bytes]) -> None:
-        """A request has ended, whose chunks have these hashes from the first on."""
+        """A request has ended; its chunks have these hashes from the first on."""
         if not hashes or not hints.is_for_the_end:
             return
         now = time.monotonic()
@@ -116,7 +116,7 @@ class Keeper:
             except larder_kv.LarderError as error:
                 self._counts.add("dropped_hints")
                 logger.debug("a hint was not followed: %s", error)
-            # Whatever it is: without this thread no hint would be followed again.
+            # Catches everything: without this thread no hint would be followed again.
             except BaseException:
                 self._counts.add("dropped_hints")
                 logger.exception("a hint was not followed")
@@ -145,7 +145,7 @@ class Keeper:
                 self._counts.add("brought_chunks", lease.chunks)
 
     def _pin(self, node: Open, task: Task) -> None:
-        """Pins what is there, again and again until all of it is."""
+        """Pins the present chunks, again and again until all chunks of the request are pinned."""
         left = task.until - time.monotonic()
         if left <= 0:
             return

@@ -7,26 +7,26 @@ from larder_kv.namespace import LayerPages
 from larder_kv.settings import UnsupportedError
 
 LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
-"""The orders in memory that are known: of layers, blocks, heads, tokens and contents, outermost first."""
+"""The known orders in memory of layers, blocks, heads, tokens and contents, outermost first."""
 
 
 @dataclass(frozen=True)
 class LayerTensor:
-    """One layer's KV cache, whose logical dimensions are blocks, heads, tokens, contents."""
+    """One layer's KV cache. Its logical dimensions are blocks, heads, tokens, contents."""
 
     name: str
     region: int
-    """Number of the allocation in which it lies."""
+    """Number of its allocation."""
     offset: int
     """Bytes from the allocation's start to its first element."""
     shape: Sequence[int]
     strides: Sequence[int]
-    """In elements."""
+    """Strides in elements."""
     element_bytes: int
 
 
 def layer_pages(tensor: LayerTensor, layout: str | None, blocks: int, block_tokens: int) -> LayerPages:
-    """Addresses the pages of one layer; refuses what it cannot be sure of."""
+    """The addresses of one layer's pages; refuses a layout that is not certain."""
     if layout not in LAYOUTS:
         raise UnsupportedError(f"unknown KV cache layout {layout!r}: known are {', '.join(LAYOUTS)}")
     if len(tensor.shape) != 4 or len(tensor.strides) != 4:
@@ -43,7 +43,7 @@ def layer_pages(tensor: LayerTensor, layout: str | None, blocks: int, block_toke
     size = tensor.element_bytes
     run = dims["C"][0]
     runs: list[tuple[int, int]] = []
-    # From the inside out: what lies right behind the run is part of it.
+    # From the inside out: a dimension that lies right behind the run extends it.
     for name in (letter for letter in reversed(layout) if letter in "HN"):
         count, stride = dims[name]
         if not runs and stride == run:
@@ -61,7 +61,7 @@ def layer_pages(tensor: LayerTensor, layout: str | None, blocks: int, block_toke
 
 
 def check_order(name: str, layout: str, dims: dict[str, tuple[int, int]]) -> None:
-    """Refuses a tensor whose strides say another order than `layout`."""
+    """Refuses a tensor whose strides contradict `layout`."""
     strides = [dims[letter][1] for letter in layout if letter in dims and dims[letter][0] > 1]
     if any(outer < inner for outer, inner in zip(strides, strides[1:], strict=False)):
         raise UnsupportedError(f"the KV cache of {name} is not laid out as {layout}: its strides are {dims}")

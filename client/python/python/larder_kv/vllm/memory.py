@@ -8,10 +8,10 @@ from larder_kv.vllm.groups import Run
 
 
 Pages = larder_kv.PagedMemory | larder_kv.GpuPagedMemory
-"""The layers of one pool, wherever they are."""
+"""The layers of one pool, in host or GPU memory."""
 
 Mark = Callable[[], None]
-"""Waits until what had been asked of a device when it was made is done."""
+"""Waits until a device has done all orders from before the mark was made."""
 
 
 def done() -> None:
@@ -24,9 +24,9 @@ class PoolMemory:
 
     pages: Pages
     groups: tuple[int, ...]
-    """For each layer, the group whose blocks are its; 0 is the first one."""
+    """For each layer, the group of its blocks; 0 is the first group."""
     is_state: bool = False
-    """Whether its blocks have states, which move on from step to step, and not tokens."""
+    """Whether its blocks contain states, which change with each step, instead of tokens."""
 
     @property
     def is_uniform(self) -> bool:
@@ -52,17 +52,17 @@ class MemoryLayer:
     pool: int
     """The pool's number."""
     layer: int
-    """Its number in the pool."""
+    """The layer's number in the pool."""
     pages: Pages
-    """The pool's."""
+    """The pool's pages."""
     group: int
-    """Whose blocks it has."""
+    """The group of its blocks."""
     number: int
-    """Its number over all pools."""
+    """The layer's number over all pools."""
 
 
 class Memory:
-    """The pools of one rank, numbered as its namespace has them. Layers are numbered over all pools."""
+    """The pools of one rank, numbered as in its namespace. Layers are numbered over all pools."""
 
     def __init__(self, pools: Sequence[PoolMemory]) -> None:
         self._pools = list(pools)
@@ -75,12 +75,12 @@ class Memory:
 
     @property
     def loads_in_order(self) -> bool:
-        """Whether `load` ends with a chunk before it begins with the next: where one is damaged, those before it are loaded."""
+        """Whether `load` finishes a chunk before it begins the next: then all chunks before a damaged one are loaded."""
         return len(self._pools) == 1 and self._pools[0].is_uniform
 
     @property
     def first(self) -> Pages:
-        """The first pool's pages: those of a model whose layers are all alike."""
+        """The first pool's pages: the only ones, if all layers of a model are alike."""
         return self._pools[0].pages
 
     def at_layer(self, layer: int) -> list[MemoryLayer]:
@@ -93,7 +93,7 @@ class Memory:
 
     @property
     def given(self) -> list[MemoryLayer]:
-        """Every layer, in the order in which they are handed over: layers are there as a step computes them, states at its end."""
+        """Every layer, in the order of the hand-over: a step computes layers one after the other, and states at its end."""
         every = [one for layer in range(self.depth) for one in self.at_layer(layer)]
         return sorted(every, key=lambda one: self._pools[one.pool].is_state)
 
@@ -122,7 +122,7 @@ class Memory:
         return sum(page_bytes * len(runs[group].blocks) for page_bytes, group in layers)
 
     def load(self, lease: larder_kv.Lease, runs: Sequence[Run]) -> None:
-        """Copies what is leased into these blocks, by group. Raises `DamagedError` where a chunk was verified and is wrong."""
+        """Copies the leased chunks into these blocks, by group. Raises `DamagedError` if a verified chunk is wrong."""
         for number, pool in enumerate(self._pools):
             if pool.is_uniform:
                 run = runs[pool.groups[0]]
@@ -133,7 +133,7 @@ class Memory:
                 pool.pages.load(lease, run.blocks, first_page=run.first, layer=layer, block=number)
 
     def pools_there(self, blocks: Sequence[Sequence[int]]) -> list[int]:
-        """The pools of a chunk that the engine has, where it has these blocks of each group."""
+        """The pools of a chunk that the engine can write, if it has these blocks of each group."""
         return [number for number, pool in enumerate(self._pools) if all(blocks[group] for group in pool.groups)]
 
     def save(self, chunks: Sequence[ChunkBlocks]) -> None:

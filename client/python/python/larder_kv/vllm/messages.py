@@ -36,6 +36,6 @@ class SavesEnded(KVConnectorWorkerMetadata):
     ranks: Counter[int]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "SavesEnded":
-        """What this and another rank say."""
+        """The reports of this and another rank together."""
         assert isinstance(other, SavesEnded)
         return SavesEnded(self.ranks + other.ranks)

@@ -1,4 +1,4 @@
-"""The connection to the node, which may start later and stop at any time."""
+"""The connection to the node. The node may start later and stop at any time."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ class Open:
 
 
 class Node(Link[Open]):
-    """Keeps a session open in which the engine's namespace is registered."""
+    """Keeps a session open, with the engine's namespace registered."""
 
     def __init__(
         self,

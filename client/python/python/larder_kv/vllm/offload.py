@@ -26,13 +26,13 @@ AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Finished:
-    """A job that has ended."""
+    """A finished job."""
 
     job: int
     keys: list[bytes]
-    """Of those that were asked, the ones that are done."""
+    """The keys of the job that were done."""
     success: bool
-    """Whether all are."""
+    """Whether all keys were done."""
     seconds: float
     bytes: int
 
@@ -41,10 +41,10 @@ class Offload:
     """Moves rows of host memory to and from the node. No call but `drain` and `close` waits."""
 
     def __init__(self, node: Node, rows: memoryview, row_bytes: int, threads: int, tiers: Sequence[Tier] = ()) -> None:
-        """`tiers` are those in which keys are looked up, all where empty."""
+        """`tiers` are the tiers of lookups; empty: all."""
         self._node, self._rows, self._row_bytes, self._tiers = node, rows.cast("B"), row_bytes, tiers
         self._lock = threading.Lock()
-        # What is known of keys: None while the node is asked.
+        # The known presence of keys: None while the node is asked.
         self._known: dict[bytes, bool | None] = {}
         self._asked: list[bytes] = []
         self._finished: list[Finished] = []
@@ -52,7 +52,7 @@ class Offload:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="larder-offload")
 
     def lookup(self, key: bytes) -> bool | None:
-        """Whether the node can serve a key; None while that is not known: `flush` asks."""
+        """Whether the node can serve a key; None while this is not known: `flush` asks the node."""
         with self._lock:
             if key not in self._known:
                 if len(self._known) >= MOST_KNOWN:
@@ -69,7 +69,7 @@ class Offload:
             self._submit(lambda: self._ask(asked))
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        """What is known of these keys is not so any more: they are asked for anew."""
+        """The known presence of these keys is out of date: they are asked for anew."""
         with self._lock:
             for key in keys:
                 if self._known.get(key) is not None:
@@ -105,7 +105,7 @@ class Offload:
                 job.exception()
 
     def close(self) -> None:
-        """Ends the threads when they have done what was asked."""
+        """Ends the threads after their last tasks."""
         self._pool.shutdown()
         self._rows.release()
 
@@ -141,7 +141,7 @@ class Offload:
         rows: Sequence[int],
         move: Callable[[Open, Sequence[bytes], Sequence[int]], list[bytes]],
     ) -> None:
-        """Whatever goes wrong, the engine must hear of the job's end."""
+        """Reports the job's end to the engine after any failure."""
         started, done = time.monotonic(), []
         try:
             for start in range(0, len(keys), AT_ONCE):
@@ -176,7 +176,7 @@ class Offload:
         return list(keys)
 
     def _load(self, node: Open, keys: Sequence[bytes], rows: Sequence[int]) -> list[bytes]:
-        """A lease ends at the first key that is not there; the others are leased behind it."""
+        """A lease ends at the first missing key; the keys behind it get another lease."""
         loaded: list[bytes] = []
         start = 0
         while start < len(keys):
@@ -202,5 +202,5 @@ class Offload:
 
 
 def chain(node: Open, keys: Sequence[bytes]) -> larder_kv.Chain:
-    """Keys of any length, as the node has them."""
+    """The node's keys for keys of any length."""
     return node.namespace.chain([hashlib.sha256(key).digest() for key in keys])

@@ -1,8 +1,8 @@
-"""The decisions of the scheduler half, without vLLM: which chunks of a request are loaded, and which are saved when.
+"""The decisions of the scheduler half, without vLLM: the chunks of a request to load, and the chunks to save at each step.
 
-Nothing that was computed from missing blocks is saved (`Garbage`): a step that began with them goes on with garbage until
-the scheduler hears of it, and steps may be planned ahead. Where several ranks would have to hear of each other's failures
-in time, only asynchronous loads are offered, which no step depends on.
+Nothing that was computed from missing blocks is saved (`Garbage`): a step that began with missing blocks continues with garbage
+until the scheduler hears of it, and steps may be planned ahead. If several ranks would have to hear of each other's failures in
+time, only asynchronous loads are offered: no step depends on these.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,20 +12,20 @@ from larder_kv.vllm.groups import Group, Run, blocks_to_load, blocks_to_save
 from larder_kv.vllm.handoff import Writer
 
 MAX_CHUNKS = 8_192
-"""Chunks of one prompt that are looked at: those of one message to the node."""
+"""Limit of the chunks of one prompt: one message to the node holds this many."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How prompts are cut."""
+    """The sizes of chunks and blocks, by which prompts are cut."""
 
     chunk_tokens: int
     block_tokens: int
-    """Tokens of one engine block; of the first group, which is attention, where there are several."""
+    """Tokens of one engine block; with several groups, of the first, which is attention."""
     hash_tokens: int = 0
-    """Tokens that one of the engine's hashes stands for; 0 for those of a block."""
+    """Tokens that one of the engine's hashes stands for; 0: the tokens of a block."""
     number: int = 0
-    """Which of a request's lists of blocks is the first group's."""
+    """The first group's index among a request's lists of blocks."""
     others: tuple[Group, ...] = ()
     """The other groups of a hybrid model."""
     dropped_tokens: int = 0
@@ -40,40 +40,40 @@ class Shape:
         return self.chunk_tokens // (self.hash_tokens or self.block_tokens)
 
     def chunk_hashes(self, block_hashes: Sequence[bytes], chunks: int | None = None) -> list[bytes]:
-        """The hashes of the first full chunks: each is the last one of its tokens."""
+        """The hashes of the first full chunks: each is the hash of the chunk's last tokens."""
         hashes = self.hashes_per_chunk
         full = len(block_hashes) // hashes
         count = min(full if chunks is None else min(chunks, full), MAX_CHUNKS)
         return [bytes(block_hashes[(chunk + 1) * hashes - 1]) for chunk in range(count)]
 
     def hit_tokens(self, chunks: int) -> int:
-        """Tokens that are loaded where so many chunks are there."""
+        """Tokens that are loaded if this number of chunks is there."""
         return max(chunks * self.chunk_tokens - self.dropped_tokens, 0)
 
     def usable_chunks(self, prompt_tokens: int) -> int:
-        """Chunks of which a prompt may be loaded: at least one token is left to compute."""
+        """Number of a prompt's chunks that may be loaded: at least one token is left to compute."""
         return min(max(prompt_tokens - 1, 0) // self.chunk_tokens, MAX_CHUNKS)
 
 
 @dataclass(frozen=True)
 class Load:
-    """The blocks of one request that are to be loaded."""
+    """The blocks of one request to load."""
 
     request: str
     hashes: list[bytes]
-    """Of the prompt's chunks from the first one on, up to the last that is needed."""
+    """Hashes of the prompt's chunks from the first on, up to the last needed one."""
     first_page: int
     """Number of the first block to load, in the prompt."""
     pages: list[int]
-    """Where the blocks go: numbers in the engine's cache."""
+    """The targets of the blocks: numbers in the engine's cache."""
     writer: Writer | None = None
-    """Whose engine is computing them, if another's is."""
+    """The engine that computes the blocks, if another does."""
     others: tuple[Run, ...] = ()
     """The blocks of a hybrid model's other groups."""
 
     @property
     def blocks(self) -> int:
-        """How many they are."""
+        """Number of blocks."""
         return len(self.pages) + sum(len(run.blocks) for run in self.others)
 
 
@@ -83,43 +83,42 @@ class Save:
 
     request: str
     hashes: list[bytes]
-    """Of the prompt's chunks from the first one on."""
+    """Hashes of the prompt's chunks from the first on."""
     first_chunk: int
-    """The first one to save; all from there on are."""
+    """The first chunk to save; all later ones are saved too."""
     pages: list[int]
     """The blocks of these chunks in the engine's cache."""
     attempt: int | None = None
-    """Where they are handed over layer by layer to whoever decodes: which attempt this is."""
+    """The number of this attempt, if the chunks are handed over layer by layer to an engine that decodes."""
     others: tuple[tuple[list[int], ...], ...] = ()
-    """Of a hybrid model, by chunk: the blocks of each other group, none where the engine has not all of them."""
+    """For a hybrid model, by chunk: the blocks of each other group; none if the engine does not have all of them."""
     priority: int = 0
-    """Of the chunks, as the request hints."""
+    """The chunks' priority, from the request's hint."""
     number: int | None = None
-    """Where the engine would free some of these blocks while they are being saved: which of the saves this is, to be told when it
-    has ended."""
+    """The save's number, to be reported at its end, if the engine would free some of these blocks during the save."""
 
 
 @dataclass
 class Saved:
-    """How far a request's chunks are saved, or on their way."""
+    """The progress of a request's saves, including saves under way."""
 
     chunks: int = 0
     in_flight: bool = False
     """Whether blocks that the engine would free may still be read."""
     hashes: list[bytes] = field(default_factory=list)
     attempt: int | None = None
-    """Of the hand-over, where there is one."""
+    """The attempt of the hand-over, if there is one."""
     priority: int = 0
-    """Of its chunks, as the request hints."""
+    """The chunks' priority, from the request's hint."""
 
     def anew(self) -> "Saved":
-        """The same before any of it was saved."""
+        """The same request before any save."""
         return Saved(attempt=self.attempt, priority=self.priority)
 
 
 @dataclass
 class Garbage:
-    """Steps that computed from blocks that did not come: nothing that they computed may be saved.
+    """Steps that computed from missing blocks: none of their results may be saved.
 
     That holds for later steps too until one comes that was planned by a scheduler who knew: steps may be planned ahead.
     """
@@ -132,8 +131,7 @@ class Garbage:
         self.failed_step = step
 
     def may_save(self, recovered: int) -> bool:
-        """Whether a step may be saved that was planned when the last step known to the scheduler, as it heard of a failed load,
-        was `recovered`."""
+        """Whether a step may be saved. `recovered` is the last step that the scheduler knew when it heard of a failed load."""
         return self.failed_step <= recovered
 
 
@@ -159,7 +157,7 @@ def tail(load: Load, shape: Shape) -> tuple[int, int]:
 
 
 def failed_pages(load: Load, shape: Shape, leased_chunks: int) -> list[int]:
-    """Blocks of a load that do not come, where only `leased_chunks` of the chunks from its first one on do."""
+    """Blocks of a load that do not come, if only its first `leased_chunks` chunks do."""
     _, skipped = tail(load, shape)
     come = max(leased_chunks * shape.pages_per_chunk - skipped, 0)
     return load.pages[come:]
@@ -168,7 +166,7 @@ def failed_pages(load: Load, shape: Shape, leased_chunks: int) -> list[int]:
 def plan_save(
     shape: Shape, request: str, saved: Saved, block_hashes: Sequence[bytes], computed: int, table: Sequence[int]
 ) -> Save | None:
-    """Saves the chunks that are complete when `computed` tokens are computed, and remembers that they are on their way."""
+    """Saves the chunks that are complete after `computed` tokens, and remembers that their saves are under way."""
     hashes = shape.hashes_per_chunk
     complete = min(computed // shape.chunk_tokens, len(block_hashes) // hashes, MAX_CHUNKS)
     if complete <= saved.chunks:
@@ -184,8 +182,8 @@ def plan_save(
 def load_all_groups(
     shape: Shape, load: Load, computed: int, end: int, tables: Sequence[Sequence[int]], null: int
 ) -> Load:
-    """The load of a hybrid model's first group, with those of the others. `tables` has the request's blocks by group, `null` for
-    none."""
+    """The load of a hybrid model's first group, with the loads of the other groups. `tables` has the request's blocks by group,
+    `null` for none."""
     others = (
         blocks_to_load(group, shape.chunk_tokens, computed, end, tables[group.number], null) for group in shape.others
     )
@@ -195,7 +193,7 @@ def load_all_groups(
 def save_all_groups(
     shape: Shape, save: Save, tables: Sequence[Sequence[int]], null: int, states: Mapping[tuple[int, int], int]
 ) -> Save:
-    """The save of a hybrid model's first group, with what is there of the others; `states` as in `blocks_to_save`."""
+    """The save of a hybrid model's first group, with the present blocks of the other groups; `states` as in `blocks_to_save`."""
     others = tuple(
         tuple(
             blocks_to_save(group, shape.chunk_tokens, chunk, tables[group.number], null, states)
@@ -207,7 +205,7 @@ def save_all_groups(
 
 
 def tokens_by_tier(spans: Sequence[tuple[int, int, str]], shape: Shape, start: int, tokens: int) -> dict[str, int]:
-    """How many of `tokens` tokens from `start` on come from each tier; `spans` are in chunks."""
+    """The number of `tokens` tokens from `start` on that come from each tier; `spans` are in chunks."""
     found: dict[str, int] = {}
     for first, end, tier in spans:
         from_token = max(first * shape.chunk_tokens, start)

@@ -1,10 +1,10 @@
-"""What routers are told of the node's chunks: events that stand alone where this engine knows the chunk's tokens.
+"""The events about the node's chunks for routers. An event is complete if this engine knows the chunk's tokens.
 
-A node knows names of chunks, not tokens. The engine knows those of the prompts that it was asked. An event of a chunk that
-both know has all that vLLM's own events have: the hash of each block, its tokens, its parent, LoRA adapter and extra keys.
-Another chunk is told when a prompt brings its tokens: a router may end its subscription at an event without them. A chunk is told
-behind its parent, since routers drop a block whose parent they do not know. Where no tokens are to be told, an event has the chunk's
-name alone.
+A node knows names of chunks, not tokens. The engine knows the tokens of the prompts that it got. An event of a chunk that both
+know has all fields of vLLM's own events: the hash of each block, its tokens, its parent, LoRA adapter and extra keys. The event
+of another chunk waits until a prompt brings the tokens, since a router may end its subscription at an event without tokens. The
+event of a chunk follows its parent's, since routers drop a block with an unknown parent. If events must not tell tokens, an event
+has only the chunk's name.
 """
 
 from array import array
@@ -16,18 +16,18 @@ from typing import Any
 from larder_kv.vllm.events import Event
 
 MOST_DESCRIBED = 16_384
-"""Chunks whose tokens are remembered: some kilobytes each."""
+"""Limit of chunks whose tokens are remembered: some kilobytes each."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A chunk that is there, block by block."""
+    """A stored chunk, block by block."""
 
     hashes: Sequence[bytes]
     parent: bytes | None
     block_tokens: int
     tokens: Sequence[int] = ()
-    """Empty where they are not known: then there is one hash, the chunk's, and `block_tokens` are the chunk's."""
+    """Empty if the tokens are not known: then there is one hash, the chunk's, and `block_tokens` are the chunk's."""
     lora_id: int | None = None
     lora_name: str | None = None
     extra_keys: Sequence[tuple[Any, ...] | None] | None = None
@@ -35,23 +35,23 @@ class Stored:
 
 @dataclass(frozen=True)
 class Removed:
-    """A chunk that has gone, by the hashes under which it was told."""
+    """A removed chunk, by the hashes in its earlier event."""
 
     hashes: Sequence[bytes]
 
 
 class Published:
-    """Turns a node's events into what is told, once for each chunk."""
+    """Turns a node's events into events for routers, once for each chunk."""
 
     def __init__(self, chunk_tokens: int, tells_tokens: bool) -> None:
         self._chunk_tokens, self._tells_tokens = chunk_tokens, tells_tokens
-        # By the chunk's name, the one that was used last at the end.
+        # By the chunk's name; the chunk that was used last is at the end.
         self._described: OrderedDict[bytes, Stored] = OrderedDict()
-        # What was told and is there: the hashes under which it was.
+        # Stored chunks that were published, with the hashes in their events.
         self._told: dict[bytes, Sequence[bytes]] = {}
-        # Those that are there and wait for their tokens, with their parents.
+        # Stored chunks that wait for their tokens, with their parents.
         self._waiting: dict[bytes, bytes | None] = {}
-        # Those that are there and wait until their parents are told, with these, and the other way round.
+        # Stored chunks that wait until their parents are published, with the parents; and the reverse.
         self._parents: dict[bytes, bytes] = {}
         self._children: defaultdict[bytes, dict[bytes, None]] = defaultdict(dict)
         self._described_late: list[Stored | Removed] = []
@@ -64,7 +64,7 @@ class Published:
         return True
 
     def describe(self, chunk: Stored) -> None:
-        """Takes what a prompt says of a chunk; one that is there and was not told is told."""
+        """Takes a chunk's description from a prompt; a stored chunk that waited for it is published."""
         name = chunk.hashes[-1]
         self._described[name] = replace(chunk, tokens=array("I", chunk.tokens))
         self._described.move_to_end(name)
@@ -74,7 +74,7 @@ class Published:
             self._described_late += self._stored(name, self._waiting.pop(name))
 
     def take(self, events: Iterable[Event]) -> list[Stored | Removed]:
-        """What is to be told of these events, and of chunks that were described since the last call."""
+        """The events to publish for these events of the node, and for chunks that were described since the last call."""
         told, self._described_late = self._described_late, []
         for event in events:
             if event.is_stored:
@@ -88,7 +88,7 @@ class Published:
         return told
 
     def again(self) -> list[Stored]:
-        """Everything that is there and whose tokens are known, for those who came later, parents ahead of their children."""
+        """All stored chunks with known tokens, for subscribers that came later; parents come before their children."""
         known = {name: self._described[name] for name in self._told if name in self._described}
         children: defaultdict[bytes | None, list[Stored]] = defaultdict(list)
         for chunk in known.values():
@@ -100,7 +100,7 @@ class Published:
         return told
 
     def _stored(self, name: bytes, parent: bytes | None) -> list[Stored]:
-        """Tells a chunk that is there, and those that have waited for it."""
+        """Publishes a stored chunk, and the chunks that have waited for it."""
         if not self._tells_tokens:
             self._told[name] = [name]
             return [Stored([name], parent, self._chunk_tokens)]
@@ -123,7 +123,7 @@ class Published:
         return told
 
     def _wait_no_more(self, name: bytes) -> None:
-        """A chunk has gone while it waited for its parent, if it did."""
+        """Forgets a removed chunk that may have waited for its parent."""
         parent = self._parents.pop(name, None)
         if parent is not None:
             del self._children[parent][name]

@@ -1,8 +1,9 @@
-"""Parallel engines: which part of a chunk each rank holds, and who saves it. Needs no vLLM.
+"""Parallel engines: the part of a chunk that each rank holds, and the rank that saves it. Needs no vLLM.
 
-vLLM counts ranks by pipeline stage, then prefill-context rank, then tensor rank. A stage has layers of its own. Tensor ranks have heads
-of their own, or the same KV (`replicas`). Decode-context parallelism spreads the tokens of each block over ranks, those of prefill-context
-parallelism included; without it, ranks of prefill-context parallelism hold the same KV.
+vLLM counts ranks by pipeline stage, then prefill-context rank, then tensor rank. Each stage has its own layers. Each tensor rank
+has its own heads, or several have the same KV (`replicas`). Decode-context parallelism spreads the tokens of each block over
+ranks, including the ranks of prefill-context parallelism. Without decode-context parallelism, ranks of prefill-context
+parallelism hold the same KV.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ class Ranks:
 
     @property
     def count(self) -> int:
-        """How many they are."""
+        """Number of ranks."""
         return self.pipeline * self.prefill_context * self.tensor
 
     @property
@@ -41,7 +42,7 @@ class Ranks:
         return self.stage_of(rank) * self._slices_of_a_stage + in_stage // self.replicas
 
     def is_writer(self, rank: int) -> bool:
-        """Whether a rank is the one that saves its slice."""
+        """Whether a rank saves its slice."""
         in_stage = rank % (self.prefill_context * self.tensor)
         is_copy = in_stage >= self.tensor and not self._spreads_tokens
         return not is_copy and in_stage % self.replicas == 0

@@ -1,4 +1,4 @@
-"""Chunks in vLLM's own schema of KV events, and what a request of vLLM's says of its chunks."""
+"""Chunks in vLLM's own schema of KV events, and the description of chunks from vLLM's requests."""
 
 from typing import TYPE_CHECKING
 

@@ -25,7 +25,7 @@ class SaveJob:
 
     save: Save
     gate: LayerGate
-    """Which layers the step has computed."""
+    """The layers that the step has computed."""
     cancelled: bool = False
     chunks: int = field(init=False)
 
@@ -40,13 +40,13 @@ class HandOver:
         self._memory, self._shape, self._counts, self._copying = memory, shape, counts, copying
         self._node: Open | None = None
         self._reservation: larder_kv.Reservation | None = None
-        # By chunk to save: its blocks, by group.
+        # For each chunk to save: its blocks, by group.
         self._blocks: list[tuple[list[int], ...]] = []
         # The chunks to write, with their pools.
         self._written: list[tuple[int, list[int]]] = []
 
     def begin(self, node: Open, job: SaveJob) -> bool:
-        """Takes room for the chunks that the node does not have; a session that comes later cannot go on with them."""
+        """Takes room for the chunks that the node does not have; a later session cannot continue with this room."""
         save, session = job.save, node.session
         chain = node.namespace.chain(save.hashes).part(save.first_chunk)
         self._node, self._blocks = node, [blocks_of_chunk(save, self._shape, at) for at in range(len(chain))]
@@ -58,7 +58,7 @@ class HandOver:
         return True
 
     def give(self, node: Open, job: SaveJob, of: MemoryLayer) -> bool:
-        """Hands a layer over when it was computed; False where the request's blocks are about to be overwritten."""
+        """Hands a computed layer over; False if the request's blocks are about to be overwritten."""
         assert self._node is not None and self._reservation is not None
         job.gate.wait(of.number)
         chunks = [chunk for chunk, pools in self._written if of.pool in pools]
@@ -69,7 +69,7 @@ class HandOver:
         return hand_over_layer(self._node, self._reservation, pieces, of.layer, copy, of.pool)
 
     def finish(self, node: Open, job: SaveJob) -> bool:
-        """Commits what was handed over."""
+        """Commits the chunks that were handed over."""
         assert self._node is not None and self._reservation is not None
         if self._written:
             self._node.session.commit_handed_over(self._reservation, [chunk for chunk, _ in self._written])
@@ -95,7 +95,7 @@ class Saver:
         self._copying = threading.Lock()
         self._jobs: list[SaveJob] = []
         self._ended: list[int] = []
-        # Requests of which a chunk was not saved: what follows it could not be found.
+        # Requests with an unsaved chunk: a lookup could not find the chunks behind it.
         self._holed: set[str] = set()
         # Jobs of one step that are handed over go together, since each layer is waited for.
         self._work: queue.SimpleQueue[list[SaveJob] | None] = queue.SimpleQueue()
@@ -144,7 +144,7 @@ class Saver:
             self._holed.discard(request)
 
     def close(self, seconds: float) -> None:
-        """Ends the thread when it has done what was asked, or at least lets it go after `seconds`."""
+        """Ends the thread after its last task, or abandons it after `seconds`."""
         self._work.put(None)
         self._thread.join(seconds)
 
@@ -156,7 +156,7 @@ class Saver:
                 self._hand_over(jobs)
 
     def _take(self, job: SaveJob) -> str | None:
-        """Takes a save, or says under which name it is counted that it is shed."""
+        """Takes a save, or returns the counter's name of its shedding."""
         with self._lock:
             waiting = sum(other.chunks for other in self._jobs)
             if job.save.request in self._holed:
@@ -168,7 +168,7 @@ class Saver:
             return None
 
     def _leave(self, save: Save) -> None:
-        """Its blocks are read no more."""
+        """The save's blocks are read no more."""
         if save.number is not None:
             with self._lock:
                 self._ended.append(save.number)
@@ -204,7 +204,7 @@ class Saver:
             self._end(job, self._save(job, hand_over.finish))
 
     def _save(self, job: SaveJob, write: Callable[[Open, SaveJob], bool]) -> str | None:
-        """Saves, or does a part of that, or says under which name it is counted that it did not."""
+        """Saves the chunks or a part of them; or returns the counter's name of its failure."""
         node = self._node.current()
         if node is None:
             return "shed_chunks_node"
@@ -232,7 +232,7 @@ class Saver:
         return None if done else "shed_chunks_gone"
 
     def _write(self, node: Open, job: SaveJob) -> bool:
-        """Writes what the node does not have, as many chunks at a time as its window holds twice; False where cancelled."""
+        """Writes the chunks that the node does not have, half a window at a time; False if cancelled."""
         save, session = job.save, node.session
         chain = node.namespace.chain(save.hashes).part(save.first_chunk)
         blocks = [blocks_of_chunk(save, self._shape, position) for position in range(len(chain))]
@@ -268,6 +268,6 @@ def blocks_of_chunk(save: Save, shape: Shape, position: int) -> tuple[list[int],
 
 
 def _window_bytes(session: larder_kv.Session) -> int:
-    """Bytes that may be written at a time: those of the window, or, where engines write into the node's memory itself, as
-    many as a window usually has."""
+    """Bytes that may be written at a time: the window's, or, for an engine that writes into the node's memory itself, those of a
+    usual window."""
     return session.window_bytes or Settings.window_bytes

@@ -40,15 +40,15 @@ class Settings(NodeSettings):
     )
     events_tokens: Literal["off", "local", "encrypted"] = setting(
         "whether these events have the tokens of the chunks that this engine knows, as routers need them; `local`: vLLM's publisher "
-        "must be on loopback or a Unix socket; `encrypted`: you say that the way to its subscribers is encrypted",
+        "must be on loopback or a Unix socket; `encrypted`: you confirm that the way to its subscribers is encrypted",
         default="off",
     )
     describe: bool = setting(
-        "whether the node is told of which tokens chunks are: a node with `[kv_events] tokens` then tells routers itself, see below",
+        "whether the engine tells the node the tokens of chunks: a node with `[kv_events] tokens` then publishes them itself, see below",
         default=False,
     )
     events_again_seconds: float | None = setting(
-        "how often everything that is held is published again, for subscribers that came later",
+        "how often all held chunks are published again, for subscribers that came later",
         default=None,
         least=1,
         most=86_400,
@@ -67,10 +67,10 @@ class Settings(NodeSettings):
         most=1_000_000_000,
     )
     prefetches: int = setting(
-        "requests whose prefixes are brought at the same time", default=16, least=1, most=1_024
+        "requests for which prefixes are brought at the same time", default=16, least=1, most=1_024
     )
     save_queue_chunks: int = setting(
-        "chunks that may wait for their save; further ones are dropped and counted", default=256, least=1, most=1_000_000
+        "chunks that may wait for their save; further chunks are dropped and counted", default=256, least=1, most=1_000_000
     )
     hints: bool = setting("whether hints of requests are followed, as below", default=True)
     handoffs: int = setting(
@@ -80,7 +80,7 @@ class Settings(NodeSettings):
         most=1_024,
     )
     handoff_seconds: float = setting(
-        "how long that engine may hand nothing over; then this engine computes the prompt", default=10.0, above=0, most=HOUR
+        "how long the other engine may hand nothing over; then this engine computes the prompt", default=10.0, above=0, most=HOUR
     )
 
     @classmethod
@@ -89,8 +89,8 @@ class Settings(NodeSettings):
         return super().parse(given, where)
 
     def check_events(self, endpoints: Sequence[str] | None) -> None:
-        """Raises `UnsupportedError` where events would go nowhere, or tokens to anybody. `endpoints` are those of vLLM's publisher, None
-        where it publishes nothing."""
+        """Raises `UnsupportedError` if events would reach nobody, or tokens anybody. `endpoints` are vLLM's publisher's; None if
+        it publishes nothing."""
         if self.events is None:
             if self.events_tokens != "off" or self.events_again_seconds is not None:
                 raise UnsupportedError("`events_tokens` and `events_again_seconds` need `events`, the node's HTTP address")
@@ -101,8 +101,8 @@ class Settings(NodeSettings):
         if self.events_tokens == "local" and public:
             raise UnsupportedError(
                 f"`events_tokens` publishes the tokens of prompts, and vLLM's publisher is at {public[0]}: give --kv-events-config an "
-                'endpoint on loopback (tcp://127.0.0.1:PORT) or a Unix socket (ipc://PATH), or set `events_tokens` to "encrypted" where '
-                "the way to its subscribers is"
+                'endpoint on loopback (tcp://127.0.0.1:PORT) or a Unix socket (ipc://PATH), or set `events_tokens` to "encrypted" if '
+                "the way to its subscribers is encrypted"
             )
 
     def chunk_for(self, block_tokens: int) -> int:
@@ -119,12 +119,12 @@ LOCAL = re.compile(r"ipc://|inproc://|tcp://(127(\.\d+){3}|localhost|\[::1\]):")
 
 @dataclass(frozen=True)
 class TierSettings(NodeSettings):
-    """What users choose: the tier's entry in vLLM's configuration."""
+    """The settings that users choose: the tier's entry in vLLM's configuration."""
 
     timeout_seconds: float = setting("how long a request to the node may take", default=10.0, above=0, most=HOUR)
     threads: int = setting("loads and stores that are under way at the same time", default=4, least=1, most=256)
     locality: Literal["LOCAL", "REMOTE"] | None = setting(
-        '`"LOCAL"`: only what this host has is found, in memory or on disk; `"REMOTE"`: what other nodes and the object store have too, as '
-        "without it; either is the tier's word in vLLM's events and in the `kv_load_tiers` of requests",
+        '`"LOCAL"`: the tier finds only blocks in this host\'s memory or on its disk; `"REMOTE"`, and by default: also blocks of other '
+        "nodes and of the object store; vLLM's events and the `kv_load_tiers` of requests name the tier by this value",
         default=None,
     )

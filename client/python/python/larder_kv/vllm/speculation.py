@@ -1,8 +1,8 @@
-"""Speculative decoding: which drafts keep KV of their own, and what of a hit is computed again for them. Needs no vLLM.
+"""Speculative decoding: the drafts that keep their own KV, and the part of a hit that is computed again for them. Needs no vLLM.
 
-A draft that reads the target's hidden states (EAGLE, MTP) has at each token what the token behind it is. So the last block of a
-hit was drafted for another prompt's next token: vLLM drops that block of its own hits, and so does the connector. Drafts change
-how soon tokens come, never which: the target accepts them or not.
+A draft that reads the target's hidden states (EAGLE, MTP) knows at each token the next token. So the last block of a hit was
+drafted for another prompt's next token: vLLM drops that block of its own hits, and so does the connector. Drafts change the time
+at which tokens come, never the tokens: the target accepts or rejects a draft.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from typing import Any
 from larder_kv.settings import UnsupportedError
 
 WITHOUT_KV = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
-"""Methods that keep nothing of a prefix."""
+"""Methods that keep no state of a prefix."""
 OWN_MODEL = "draft_model"
 READING_TARGETS = ("eagle", "eagle3", "mtp")
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """How an engine speculates."""
+    """The speculative decoding of an engine."""
 
     method: str
     has_kv: bool
@@ -29,8 +29,8 @@ class Speculation:
 
 
 def speculation_of(config: Any, load: str, is_attention: bool) -> Speculation | None:
-    """What vLLM's `speculative_config` means for a cache; `is_attention` says whether all its layers have full attention. Raises
-    `UnsupportedError` for what is not supported."""
+    """The meaning of vLLM's `speculative_config` for a cache; `is_attention`: all layers have full attention. Raises
+    `UnsupportedError` for unsupported methods and settings."""
     if config is None:
         return None
     method = str(config.method)
@@ -49,5 +49,5 @@ def speculation_of(config: Any, load: str, is_attention: bool) -> Speculation | 
 
 
 def draft_details(model: Any, digest: str) -> Mapping[str, object]:
-    """What makes a draft's KV: its model, an object of vLLM's `ModelConfig`, and a digest of its weights."""
+    """The facts that determine a draft's KV: its model, an object of vLLM's `ModelConfig`, and a digest of its weights."""
     return {"model": model.model, "revision": model.revision, "dtype": str(model.dtype), "weights": digest}

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 HERE: tuple[Tier, ...] = ("device", "host", "disk")
-"""Where a host's own chunks are."""
+"""The tiers of a host's own chunks."""
 
 
 class LarderTier(SecondaryTierManager):
@@ -69,7 +69,7 @@ class LarderTier(SecondaryTierManager):
         tiers = HERE if self.locality is Locality.LOCAL else ()
         self._offload = Offload(self._node, primary_kv_view, self.block_size_bytes, settings.threads, tiers)
         self._asked: dict[str, set[OffloadKey]] = {}
-        # What was stored and is not told yet; None where nobody listens.
+        # Stored keys that are not reported yet; None if no events are wanted.
         self._stored: list[OffloadKey] | None = [] if offloading_spec.kv_events_config.enable_kv_cache_events else None
         self._storing: dict[int, list[OffloadKey]] = {}
 
@@ -108,7 +108,7 @@ class LarderTier(SecondaryTierManager):
         ]
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        # Like vLLM's own tiers, it tells what it stored; the node's own events tell what goes, too.
+        # Like vLLM's own tiers, it reports stored keys only; the node's own events also report removals.
         told, self._stored = self._stored, [] if self._stored is not None else None
         return [OffloadingEvent(told, self.medium, removed=False, locality=self.locality, ownership=OWNER)] if told else []
 
@@ -119,14 +119,14 @@ class LarderTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        # What the node has changes: the next request asks anew.
+        # The node's chunks change: the next request asks again.
         self._offload.forget(list(self._asked.pop(req_context.req_id, ())))
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         self._offload.flush()
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        # A load is what counts as use.
+        # Only a load counts as use.
         return
 
     def drain_jobs(self) -> None:
@@ -138,7 +138,7 @@ class LarderTier(SecondaryTierManager):
 
 
 OWNER = "larder"
-"""Whose the chunks are, in vLLM's events."""
+"""The owner of the chunks, in vLLM's events."""
 
 
 def rows_of(job: TransferJob) -> list[int]:
@@ -146,8 +146,8 @@ def rows_of(job: TransferJob) -> list[int]:
 
 
 def namespace_of(spec: "OffloadingSpec", row_bytes: int, model_revision: str) -> larder_kv.NamespaceSpec:
-    """What must agree for bytes to be interchangeable is what vLLM's own file tier has in its paths; and the layout, and the weights,
-    which it leaves out."""
+    """The namespace contains the facts that vLLM's own file tier has in its paths, and two more that it leaves out: the layout,
+    and the weights."""
     fields: dict[str, Any] = dict(FileMapper.from_offloading_spec("/", spec).fields)
     if not spec.config.canonical_layout:
         fields["kv_cache_layout"] = spec.config.kv_cache_layout

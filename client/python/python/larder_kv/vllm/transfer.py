@@ -73,7 +73,7 @@ class Followed:
     follow: larder_kv.Follow
     first_page: int
     pages: list[int]
-    """Its blocks of the first group, but for those that failed."""
+    """The load's blocks of the first group, except the failed ones."""
 
     @property
     def runs(self) -> list[Run]:
@@ -87,7 +87,7 @@ class Loader:
     def __init__(self, node: Node, memory: Memory, shape: Shape, counts: Counts, settings: Settings) -> None:
         self._node, self._memory, self._shape, self._counts = node, memory, shape, counts
         self._patience = settings.handoff_seconds
-        # What another engine computes comes as slowly as that does: it has a thread of its own.
+        # A load from another engine's prefill is as slow as the prefill, so it has its own thread.
         self._handoffs = ThreadPoolExecutor(settings.handoffs, thread_name_prefix="larder-handoff")
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -101,7 +101,7 @@ class Loader:
         self._thread.start()
 
     def load_soon(self, loads: Sequence[Load], free: Mark = done) -> None:
-        """Begins asynchronous loads, whose blocks are free once `free` is reached; `take_done` tells when they have ended."""
+        """Begins asynchronous loads into blocks that are free once `free` is reached; `take_done` returns the ended loads."""
         with self._lock:
             self._under_way += len(loads)
         for load in loads:
@@ -111,7 +111,7 @@ class Loader:
             self._work.put(partial(self._load_one, load, free))
 
     def load_now(self, loads: Sequence[Load], free: Mark = done) -> LayerGate:
-        """Leases what the coming step needs, and begins to copy it layer by layer once `free` is reached."""
+        """Leases the chunks that the coming step needs, and begins to copy them layer by layer once `free` is reached."""
         ready: list[Leased | Followed] = []
         for load in loads:
             with self._failing([load]):
@@ -130,7 +130,7 @@ class Loader:
             self._changed.wait_for(lambda: self._done or not self._under_way, seconds)
 
     def take_done(self) -> set[str]:
-        """Requests whose asynchronous loads have ended, however they did, since the last call."""
+        """Requests whose asynchronous loads have ended, well or not, since the last call."""
         with self._lock:
             done, self._done = self._done, set()
         return done
@@ -147,14 +147,14 @@ class Loader:
         return failed
 
     def take_failed_requests(self, done: set[str]) -> set[str]:
-        """Those of `done`, whose loads have ended, that have to be computed as a whole."""
+        """The requests of `done` (with ended loads) that must be computed as a whole."""
         with self._lock:
             failed = self._failed_requests & done
             self._failed_requests -= failed
         return failed
 
     def close(self) -> None:
-        """Ends the thread when it has done what was asked."""
+        """Ends the thread after its last task."""
         self._work.put(None)
         self._handoffs.shutdown(cancel_futures=True)
         self._thread.join()
@@ -175,14 +175,14 @@ class Loader:
         self._ended(load)
 
     def _ended(self, load: Load) -> None:
-        """An asynchronous load has ended, however it did."""
+        """An asynchronous load has ended, well or not."""
         with self._changed:
             self._done.add(load.request)
             self._under_way -= 1
             self._changed.notify_all()
 
     def _follow(self, load: Load) -> Followed | None:
-        """Follows a load's chunks; where that cannot be, its blocks are failed at once."""
+        """Follows a load's chunks; if that is not possible, all its blocks fail at once."""
         self._counts.add("loads")
         first_chunk, first_page = tail(load, self._shape)
         node = self._node.current()
@@ -197,9 +197,9 @@ class Loader:
         return None
 
     def _load_followed(self, one: Followed, layer: int) -> None:
-        """Copies a layer when it has come; blocks of which it does not come are failed."""
+        """Copies a layer when it has come; blocks without the layer fail."""
         if not one.pages:
-            # Nobody waits again for a writer that was given up.
+            # A writer that was given up is not waited for again.
             return
         chunks = len(one.load.hashes) - one.load.first_page // self._shape.pages_per_chunk
         come = one.node.session.wait_for_layers(one.follow, layer + 1, seconds=self._patience)
@@ -229,14 +229,14 @@ class Loader:
                 self._counts.add("loaded_blocks", sum(len(run.blocks) for run in one.runs) if one.pages else 0)
 
     def _damaged(self, load: Load, error: larder_kv.DamagedError, pages: Sequence[int]) -> None:
-        """A chunk is wrong, so these blocks did not come."""
+        """A chunk is wrong, so these blocks fail."""
         logger.warning("blocks of request %s are computed again: %s", load.request, error)
         self._counts.add("damaged_chunks")
         self._fail(load, pages)
 
     def _fail(self, load: Load, pages: Sequence[int]) -> None:
-        """Says that blocks did not come. A hybrid model's request is computed as a whole then: no shorter prefix of it is known
-        to be one at whose end every group can be restored."""
+        """Notes blocks that did not come. A hybrid model's request is then computed as a whole: no shorter prefix is known to
+        have every group at its end."""
         if load.others and pages:
             with self._lock:
                 is_new = load.request not in self._failed_requests
@@ -284,7 +284,7 @@ class Loader:
 
     @contextmanager
     def _failing(self, loads: Sequence[Load]) -> Iterator[None]:
-        """Whatever goes wrong, panics of native code included, the engine must hear of it, and not wait."""
+        """Turns any failure, panics of native code included, into failed blocks: the engine must not wait for them."""
         try:
             yield
         except BaseException as error:
@@ -299,7 +299,7 @@ class Loader:
                 raise
 
     def _lease(self, load: Load) -> Leased | None:
-        """Leases a load's chunks; blocks that will not come are failed at once."""
+        """Leases a load's chunks; blocks that will not come fail at once."""
         first_chunk, first_page = tail(load, self._shape)
         lease = lease_of(self._node, load.hashes, first_chunk)
         missing = failed_pages(load, self._shape, lease.chunks if lease else 0)
@@ -315,7 +315,7 @@ class Loader:
 
 
 def lease_of(node: Node, hashes: list[bytes], first_chunk: int) -> larder_kv.Lease | None:
-    """Leases the chunks from `first_chunk` on; None where that cannot be."""
+    """Leases the chunks from `first_chunk` on; None if that is not possible."""
     opened = node.current()
     if opened is None:
         return None

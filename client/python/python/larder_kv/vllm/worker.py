@@ -1,7 +1,7 @@
 """The connector's worker half: copies between this rank's blocks and the node.
 
-It tells vLLM which blocks did not come. Blocks of several groups cannot be reported so: there a failed load is reported
-by its request. Preemption ends a copy before its blocks are overwritten.
+It tells vLLM the blocks that did not come. Blocks of several groups cannot be reported so: there a failed load is reported by its
+request. Preemption ends a copy before its blocks are overwritten.
 """
 
 import atexit
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.larder")
 
 IDLE_SECONDS = 0.002
-"""How long a step without anything to compute waits for a load."""
+"""Time for which a step without computation waits for a load."""
 DRAIN_SECONDS = 10.0
-"""How long an engine that ends waits for its last saves."""
+"""Time for which an ending engine waits for its last saves."""
 
 
 class WorkerHalf:
@@ -83,7 +83,7 @@ class WorkerHalf:
             self._saver = Saver(self._node, memory, engine.shape, self.counts, engine.settings.save_queue_chunks)
 
     def begin_step(self, plan: StepPlan) -> None:
-        """Opens the way to the node ahead of all that a step does with it, and stops reading blocks before they are overwritten."""
+        """Opens the way to the node before the step uses it, and stops reading blocks before they are overwritten."""
         self._use(plan.actor)
         for request in plan.preempted:
             self._cancel(request)
@@ -115,12 +115,12 @@ class WorkerHalf:
                 self._computed.open(self._layers[name], self._device.mark())
 
     def end_step(self, plan: StepPlan) -> None:
-        """The forward pass is over. Nothing waits here for saves."""
+        """The forward pass is over. This does not wait for saves."""
         if self._loaded is not None:
             self._loaded.wait_all()
             self._loaded = None
             if self._loader is not None and self._loader.has_failed():
-                # Also where it failed after the step had begun: its saves still wait for their last layers.
+                # This also applies if the load failed during the step: its saves still wait for their last layers.
                 self._garbage.load_failed(plan.step)
                 for save in plan.saves:
                     self._cancel(save.request)
@@ -133,8 +133,8 @@ class WorkerHalf:
             self._computed = None
 
     def finished(self, plan: StepPlan) -> tuple[set[str], set[str]]:
-        """Requests whose blocks are read no more, and those whose loads have ended. A step without anything to compute waits a
-        moment for a load: the engine would only ask again, and keep the interpreter's lock from the thread that loads."""
+        """Requests whose blocks are read no more, and requests whose loads have ended. A step without computation waits a moment
+        for a load: otherwise the engine would ask again at once, and keep the interpreter's lock from the loading thread."""
         if plan.is_idle and self._loader is not None:
             self._loader.wait_for_one(IDLE_SECONDS)
         self._finished.update(plan.finished)
@@ -151,7 +151,7 @@ class WorkerHalf:
         return self._loader.take_failed() if self._loader else set()
 
     def failed_requests(self, received: set[str]) -> set[str]:
-        """Those of the requests whose loads have ended that are to be computed as a whole."""
+        """Of the requests with ended loads, those that must be computed as a whole."""
         return self._loader.take_failed_requests(received) if self._loader else set()
 
     def ended_saves(self) -> SavesEnded | None:
@@ -162,7 +162,7 @@ class WorkerHalf:
         return SavesEnded(Counter(ended)) if ended else None
 
     def close(self) -> None:
-        """Ends what this half has begun. Threads must not be in native code when the interpreter goes down."""
+        """Ends the threads of this half. None may be in native code when the interpreter ends."""
         atexit.unregister(self.close)
         if self._loader is not None:
             self._loader.close()
@@ -173,7 +173,7 @@ class WorkerHalf:
         self._loader = self._saver = self._node = None
 
     def _use(self, actor: int | None) -> None:
-        """Opens the way to the actor that the engine uses, with the first step that says which one."""
+        """Opens the way to the engine's actor, at the first step that names it."""
         if self._node is None or actor is None or actor == self._actor.number:
             return
         self._actor.number = actor
@@ -188,7 +188,7 @@ class WorkerHalf:
             self._saver.cancel(request)
 
     def _begin_saves(self, plan: StepPlan) -> None:
-        """Hands the step's saves over, once. None where the step computed from blocks that did not come."""
+        """Hands the step's saves over, once. None if the step computed from blocks that did not come."""
         if self._computed is not None or self._saver is None:
             return
         self._computed = LayerGate(self._memory_layers)
@@ -224,10 +224,10 @@ def memory_of(
         found = page_bytes(layers[0])
         if found != pool.page_bytes:
             raise UnsupportedError(
-                f"a block has {found} bytes in each layer of {pool.name}, where {pool.page_bytes} were expected"
+                f"a block has {found} bytes in each layer of {pool.name}, but {pool.page_bytes} were expected"
             )
         groups = [layer.group for layer in pool.layers]
-        # A pipeline stage with fewer layers than another one has its last layer several times: all slices are alike.
+        # A pipeline stage with fewer layers than another repeats its last layer, so that all slices are alike.
         lacking = engine.facts.layers - len(layers) if not pools else 0
         layers, groups = layers + layers[-1:] * lacking, groups + groups[-1:] * lacking
         pools.append(PoolMemory(device.pages(layers, pool.pages), tuple(groups), pool.kind is Kind.STATE))

@@ -1,4 +1,5 @@
-//! The second source of a followed chunk: the writer's node that this follow names, where another fetch of the chunk failed.
+//! The second source of a followed chunk: the writer's node that this follow names, if another follow's fetch of the chunk
+//! failed.
 
 use larder_protocol::{Chain, Fingerprint};
 
@@ -7,8 +8,8 @@ use crate::store::ids::ChunkId;
 use crate::store::{Source, Store, Wanted};
 
 impl Store {
-    /// The fetch of a chunk has failed: its followers whose own writer's node was not asked wait for that one, unless they
-    /// were shown the places.
+    /// Notes that the fetch of a chunk has failed: followers whose own writer's node was not asked wait for that node, unless
+    /// they were shown the places.
     pub(in crate::store) fn await_again(&mut self, id: ChunkId) {
         for follow in self.follows.followers(id) {
             let Some(open) = self.follows.open.get_mut(&follow).filter(|open| !open.is_shown) else {
@@ -27,7 +28,7 @@ impl Store {
         }
     }
 
-    /// The follows with chunks whose writer's node is to be asked, since the last call; their positions, in order.
+    /// The follows whose writer's node is to be asked, since the last call, each with the positions of its chunks, in order.
     pub fn take_followed_again(&mut self) -> Vec<(u64, Vec<usize>)> {
         let mut follows: Vec<(u64, Vec<usize>)> = Vec::new();
         for (follow, position) in std::mem::take(&mut self.follows.again) {
@@ -39,9 +40,9 @@ impl Store {
         follows
     }
 
-    /// Takes room for those of these chunks that a follow still waits for and that nobody brings or writes: their namespace,
-    /// and their fetches, each of which [`Store::fetched`] must answer. Where there is no room, the follow ends before the
-    /// chunk. `None` for a follow that has ended.
+    /// Takes room for the chunks that a follow still waits for and that nobody brings or writes. Returns their namespace and
+    /// their fetches; [`Store::fetched`] must answer each. If there is no room, the follow ends before the chunk. `None` for a
+    /// follow that has ended.
     pub fn follow_again(&mut self, follow: u64, positions: &[usize]) -> Option<(Fingerprint, Vec<Wanted>)> {
         let mut wanted = Vec::new();
         let open = self.follows.open.get(&follow)?;

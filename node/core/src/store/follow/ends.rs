@@ -8,8 +8,8 @@ use crate::store::Store;
 use crate::store::ids::{ChunkId, ProcessId, SessionId, Slot};
 
 impl Store {
-    /// The writing of these slots of a chunk has ended without a commit: its followers hear that it is lost. The slots are
-    /// free, or are so when nobody may read them any more; nor the `writer`, where it may still write.
+    /// Ends the writing of these slots of a chunk without a commit: its followers hear that the chunk is lost. The slots are free
+    /// at once, or when nobody may read them any more and the `writer`, if it may still write, is gone.
     pub(in crate::store) fn writing_failed(
         &mut self,
         id: ChunkId,
@@ -32,7 +32,7 @@ impl Store {
         self.follows.limbo.push(Limbo { slots, holders });
     }
 
-    /// The chunk at a position of a follow will not come.
+    /// Notes that the chunk at a position of a follow will not come.
     pub(super) fn lose(&mut self, follow: u64, position: usize) {
         let Some(open) = self.follows.open.get_mut(&follow) else { return };
         let (was, fingerprint, is_peer) = (open.chunks[position], open.fingerprint, open.session.is_none());
@@ -54,7 +54,7 @@ impl Store {
         }
     }
 
-    /// The chunk at a position of a follow will not come, where nobody has begun to write it.
+    /// Notes that the chunk at a position of a follow will not come, if nobody has begun to write it.
     pub(super) fn lose_awaited(&mut self, follow: u64, position: usize) {
         let open = self.follows.open.get(&follow);
         if open.is_some_and(|open| matches!(open.chunks[position], Followed::Awaited(_))) {
@@ -90,7 +90,7 @@ impl Store {
         late.into_iter().for_each(|follow| self.lose_from(follow, 0));
     }
 
-    /// Ends a follow, and all that it holds.
+    /// Ends a follow, and its claims.
     pub(in crate::store) fn end_follow(&mut self, follow: u64) {
         let Some(open) = self.follows.open.remove(&follow) else { return };
         let Follow { session, fingerprint, chunks, leased_blocks, .. } = open;
@@ -122,7 +122,7 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Ends the follows of a session that ends. What was shown to a process that lives on stays until it is gone.
+    /// Ends the follows of a session that ends. Slots that were shown to a process stay until the process is gone.
     pub(in crate::store) fn end_follows_of(&mut self, session: SessionId) {
         let of_session = self.follows.open.iter().filter(|(_, open)| open.session == Some(session));
         let mut of_session: Vec<u64> = of_session.map(|(&follow, _)| follow).collect();
@@ -146,7 +146,7 @@ impl Store {
         self.follows.hand_on(Reader::Follow(follow), Reader::Process(id));
     }
 
-    /// A process is gone: nobody reads for it any more.
+    /// Notes that a process is gone: it reads no slot any more.
     pub(in crate::store) fn process_left_follows(&mut self, process: ProcessId) {
         let holder = Reader::Process(process);
         self.follows.holders.retain(|_, holders| {

@@ -23,7 +23,7 @@ impl Store {
         self.take_layers(session, ask, false)
     }
 
-    /// Takes over layers, which stand in the session's window, or which a device writes into their places.
+    /// Takes over layers that stand in the session's window, or that a device writes into their places.
     pub(in crate::store) fn take_layers(
         &mut self,
         session: SessionId,
@@ -70,8 +70,8 @@ impl Store {
         Ok(CommitOrder { order, moves, bytes })
     }
 
-    /// The copies of layers are done: they are in place, unless the right to commit has ended meanwhile. `checksums` are in the
-    /// order of the moves; `None` if the copying failed. Answers whether they are.
+    /// Ends the copies of layers: the layers are in place, unless the right to commit has ended meanwhile. `checksums` are in the
+    /// order of the moves; `None` if the copying failed. Returns whether the layers are in place.
     pub fn finish_layers(&mut self, order: OrderId, checksums: Option<Vec<Checksums>>) -> bool {
         let Some(open) = self.orders.open.get(&order) else { return false };
         let (Some(reservation), Some(checksums), Some((pool, layers))) =

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use larder_protocol::PoolSpec;
 
-/// Layers of a block that were handed over, as they came.
+/// Layers of a block that were handed over, in the order of their arrival.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::store) struct Layers(Vec<LayerPiece>);
 
@@ -30,7 +30,7 @@ impl Layers {
         self.0.insert(at, LayerPiece { layers, checksum });
     }
 
-    /// How many layers are in place from the first on.
+    /// The number of layers that are in place from the first on.
     pub(in crate::store) fn contiguous(&self) -> u32 {
         let next =
             |end, piece: &LayerPiece| (piece.layers.start == end).then_some(piece.layers.end).ok_or(end);

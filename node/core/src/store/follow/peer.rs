@@ -27,9 +27,9 @@ pub struct FollowNews {
 pub enum News {
     /// Layers of a block are in place.
     Layers(LayersInPlace),
-    /// It is committed: the checksums of the blocks that are followed, by slice, then pool.
+    /// The chunk is committed: the checksums of the followed blocks, by slice, then pool.
     Whole(Vec<u64>),
-    /// It will not come.
+    /// The chunk will not come.
     Lost,
 }
 
@@ -49,8 +49,8 @@ pub struct LayersInPlace {
 }
 
 impl Store {
-    /// Follows chunks for another node, of each the `pools` that are given by position, or all where none are; `None` if peers
-    /// follow too much already. [`Store::end_grant`] ends it.
+    /// Follows chunks for another node: the `pools` of each chunk, by position, or all pools if `pools` is empty. `None` if peers
+    /// follow too much already. [`Store::end_grant`] ends the follow.
     pub fn follow_for_peer(
         &mut self,
         fingerprint: &Fingerprint,
@@ -153,9 +153,23 @@ impl Store {
         id: ChunkId,
         block: usize,
     ) -> impl Iterator<Item = LayersInPlace> {
-        let namespace = self.namespaces.get(chunk.namespace);
-        let spec = &namespace.pools[block % namespace.pools.len()].spec;
-        let pieces: Vec<(u64, u64, u64)> = match &chunk.blocks[block] {
+        let pieces = self.pieces_in_place(chunk, id, block);
+        let place = chunk.blocks[block]
+            .slot()
+            .map(|slot| Place { extent: slot.extent, offset: self.slab.offset(slot) });
+        let key = self.namespaces.get(chunk.namespace).key(chunk.hash, block);
+        let in_place = move |(offset, bytes, sum)| {
+            let checksum = layers_checksum(&key, &(offset..offset + bytes), sum);
+            Some(LayersInPlace { block, place: place?, offset, bytes, checksum })
+        };
+        pieces.into_iter().filter_map(in_place)
+    }
+
+    /// The layers in place of a block, as pieces: offset, bytes, checksum.
+    pub(super) fn pieces_in_place(&self, chunk: &Chunk, id: ChunkId, block: usize) -> Vec<(u64, u64, u64)> {
+        let pools = &self.namespaces.get(chunk.namespace).pools;
+        let spec = &pools[block % pools.len()].spec;
+        match &chunk.blocks[block] {
             Block::Absent => Vec::new(),
             Block::Writing(_) => {
                 self.follows.layers(id, block).map(|layers| layers.pieces(spec)).unwrap_or_default()
@@ -164,16 +178,7 @@ impl Store {
                 let ranges = layer_ranges(spec).zip(checksums.ranges.iter());
                 ranges.map(|(range, &checksum)| (range.start, range.end - range.start, checksum)).collect()
             }
-        };
-        let place = chunk.blocks[block]
-            .slot()
-            .map(|slot| Place { extent: slot.extent, offset: self.slab.offset(slot) });
-        let key = namespace.key(chunk.hash, block);
-        let in_place = move |(offset, bytes, sum)| {
-            let checksum = layers_checksum(&key, &(offset..offset + bytes), sum);
-            Some(LayersInPlace { block, place: place?, offset, bytes, checksum })
-        };
-        pieces.into_iter().filter_map(in_place)
+        }
     }
 
     /// Whether a chunk has the name under which it is followed.

@@ -61,7 +61,7 @@ impl Store {
         }
         leased.chunks = fit as u32;
         self.follow_mut(follow, |open| open.is_shown = true);
-        // What does not fit into one answer is not read.
+        // Chunks that do not fit into one answer are not read.
         self.lose_from(follow, fit);
         Ok(Some(leased))
     }
@@ -89,7 +89,7 @@ impl Store {
         blocks.map(|(slice, pool)| of_block(slice, pool)).min().unwrap_or(0)
     }
 
-    /// Layers of a block of a chunk that is being written are in place.
+    /// Notes that layers of a block are in place, of a chunk that is being written.
     pub(in crate::store) fn layers_in_place(
         &mut self,
         id: ChunkId,
@@ -121,7 +121,7 @@ impl Store {
         }
     }
 
-    /// Layers of a fetched chunk came, and are right: `block` counts the blocks that are fetched, by slice, then pool. Nothing
+    /// Takes right layers of a chunk that is being fetched; `block` counts the fetched blocks, by slice, then pool. Nothing
     /// happens if the fetch has another number: a chunk's place may be used again.
     pub fn layers_came(
         &mut self,
@@ -155,7 +155,7 @@ impl Store {
         &namespace.pools[block % namespace.pools.len()].spec
     }
 
-    /// Blocks of a chunk were committed, or came: `blocks` says which.
+    /// Notes that these `blocks` of a chunk were committed, or came.
     pub(in crate::store) fn blocks_ready(&mut self, id: ChunkId, blocks: &[usize]) {
         if self.follows.is_idle() {
             return;
@@ -163,7 +163,7 @@ impl Store {
         let followers = self.follows.followers(id);
         for &block in blocks {
             if self.follows.layers(id, block).is_none() {
-                // It was not handed over layer by layer: all of it is news.
+                // The block was not handed over layer by layer: all its layers are news.
                 for &follow in &followers {
                     self.tell_block(follow, id, block);
                 }
@@ -194,8 +194,8 @@ impl Store {
         }
     }
 
-    /// Nobody writes a chunk any more that is here: those who waited for somebody to write it have it now, or lose it where it
-    /// lacks what they want.
+    /// Settles the follows that waited for a writer of a chunk that is here now: they have the chunk, or lose it if it lacks
+    /// wanted pools.
     fn settle_awaited(&mut self, id: ChunkId) {
         let chunk = self.index.get(id);
         let (number, hash, pools) = (chunk.namespace, chunk.hash, chunk.pools);

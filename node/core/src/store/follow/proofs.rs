@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use larder_protocol::checksum::{layer_ranges, layers_checksum};
+use larder_protocol::checksum::layers_checksum;
 use larder_protocol::handoff::LayersSum;
 use larder_protocol::limits::MAX_MESSAGE_BLOCKS;
 
 use super::{Follow, FollowProgress, Followed};
 use crate::store::ids::{ChunkId, SessionId};
-use crate::store::index::Block;
 use crate::store::{Refused, Store};
 
 /// The progress of a follow, and its checksums.
@@ -58,7 +57,7 @@ impl Store {
         for &(position, id) in &ids {
             self.sums_of(open, (position, id), &(known_layers..progress.layers), &mut sums);
         }
-        // Every layer that is not told now is news the next time; one layer has one sum a block at most.
+        // A layer that is not told now is news the next time; one layer has one sum a block at most.
         while sums.len() > MAX_MESSAGE_BLOCKS && progress.layers > known_layers + 1 {
             progress.layers = known_layers.midpoint(progress.layers).max(known_layers + 1);
             let news = known_layers..progress.layers;
@@ -80,20 +79,9 @@ impl Store {
         for (part, &slice) in open.slices.iter().enumerate() {
             for pool in open.wants(position as usize, &namespace.rules).iter() {
                 let block = namespace.block(slice, pool);
-                let spec = &namespace.pools[pool].spec;
-                let layer_bytes = spec.layer_bytes.max(1);
-                let pieces: Vec<(u64, u64, u64)> = match &chunk.blocks[block] {
-                    Block::Absent => Vec::new(),
-                    Block::Writing(_) => {
-                        self.follows.layers(id, block).map(|layers| layers.pieces(spec)).unwrap_or_default()
-                    }
-                    Block::Ready(_, checksums) => {
-                        let ranges = layer_ranges(spec).zip(checksums.ranges.iter());
-                        ranges.map(|(range, &sum)| (range.start, range.end - range.start, sum)).collect()
-                    }
-                };
+                let layer_bytes = namespace.pools[pool].spec.layer_bytes.max(1);
                 let key = namespace.key(chunk.hash, block);
-                for (offset, bytes, sum) in pieces {
+                for (offset, bytes, sum) in self.pieces_in_place(chunk, id, block) {
                     let (from_layer, to_layer) =
                         ((offset / layer_bytes) as u32, ((offset + bytes) / layer_bytes) as u32);
                     if from_layer < news.end && news.start < to_layer {

@@ -24,7 +24,7 @@ impl FetchId {
     }
 }
 
-/// A chunk is on its way from disk, for another node.
+/// A chunk on its way from disk, for another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recall {
     /// Its fetch.
@@ -71,7 +71,7 @@ pub struct Came {
     pub is_on_disk_elsewhere: bool,
     /// Whether it came from the object store.
     pub is_stored: bool,
-    /// Whether its holder keeps it too, so that here is a copy.
+    /// Whether its holder keeps the chunk too, so that the chunk here is a copy.
     pub is_copy: bool,
 }
 
@@ -138,13 +138,13 @@ impl Store {
             self.gathers.take_passing(self.tenant_of(id), self.readable_bytes(id));
             self.forget(id);
         } else if chunk.slots().next().is_none() {
-            // It was to be fetched, and did not come.
+            // The chunk was being fetched, and did not come.
             self.forget(id);
         }
     }
 
-    /// Starts to bring a chunk from disk for another node, which [`Store::grant`] has said is there; `None` if there is
-    /// no room. The chunk may be granted when it has come; [`Store::end_recall`] must follow.
+    /// Starts to bring a chunk from disk for another node, after [`Store::grant`] said that it is there; `None` if there is no
+    /// room. The chunk may be granted when it has come; [`Store::end_recall`] must follow.
     pub fn recall(&mut self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Option<Recall> {
         let id = self.named(fingerprint, hash)?;
         let wanted = if self.gathers.fetches.contains_key(&id) {
@@ -201,7 +201,7 @@ impl Store {
         self.start_fetch_of(number, name, from, every)
     }
 
-    /// The same for some pools, unless it comes from disk, from where all pools come that are there.
+    /// As [`Self::start_fetch`], for some pools; a chunk from disk comes with all pools of its record.
     pub(in crate::store) fn start_fetch_of(
         &mut self,
         number: NamespaceId,
@@ -277,7 +277,7 @@ impl Store {
                 chunk.ready += 1;
                 ready.push(number);
                 if chunk.orphaned_leases > 0 {
-                    // A vanished process may have followed it.
+                    // A vanished process may have followed the chunk.
                     self.slab.quarantine(slot);
                 }
             } else {

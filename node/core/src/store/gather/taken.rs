@@ -9,12 +9,12 @@ use crate::store::ids::{ChunkId, ChunkKey};
 use crate::store::index::{OnDisk, Stored};
 use crate::store::journal::is_held;
 
-/// What becomes of a chunk that another node wants this one to keep.
+/// The answer for a chunk that another node wants this one to keep.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TakeIn {
     /// It is here already.
     Here,
-    /// It is being fetched already, or has to be: [`Store::end_recall`] must follow.
+    /// It is being fetched already, or has to be fetched: [`Store::end_recall`] must follow.
     Coming {
         /// Its fetch.
         fetch: FetchId,
@@ -97,7 +97,7 @@ impl Store {
         self.namespaces.of(fingerprint).map_or(0, |number| self.whole_chunk_bytes(number))
     }
 
-    /// Bytes of chunks that were fetched, or are on their way, and do not stay so far.
+    /// Bytes of passing chunks, fetched or on their way.
     #[must_use]
     pub fn passing_bytes(&self) -> u64 {
         self.gathers.passing_bytes()

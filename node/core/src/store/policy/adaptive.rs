@@ -2,20 +2,21 @@
 //!
 //! A chunk has a kind ([`kinds`]: the turn of its session, the session's gap between turns, how often it was used, whether it is
 //! the last of its prompt) and an age, the time since its last use, on two clocks: the wall's, and one that counts uses. For each
-//! kind [`clocks`] learn how likely a use is at every age, from a sample of what is cached and of what was evicted and not
-//! forgotten yet. From that follows what a chunk of a kind and an age is worth: the most hits for each chunk and unit of time
-//! that it can bring if kept for the best span from now on, however long that is. This is the index of Gittins ("Bandit
-//! processes and dynamic allocation indices", JRSS B 1979); hit density (Beckmann, Chen and Cidon, LHD, NSDI 2018) and economic
-//! value added (Beckmann and Sanchez, HPCA 2017) are near to it. Having no parameter such as the cache's lifetime, it fits small
-//! caches and large ones alike: where all that is cached would go before it is used again, some of it is kept for longer, at the
-//! cost of the rest. [`lessons`] weigh both clocks by how well they foretell.
+//! kind [`clocks`] learn the chance of a use at every age, from a sample of the cached chunks and of the evicted chunks that are
+//! still remembered. The worth of a chunk follows from its kind and age: the most hits for each chunk and unit of time that it
+//! can bring if kept for the best span from now on, of any length. This is the index of Gittins ("Bandit processes and dynamic
+//! allocation indices", JRSS B 1979); hit density (Beckmann, Chen and Cidon, LHD, NSDI 2018) and economic value added (Beckmann
+//! and Sanchez, HPCA 2017) are near to it. The policy has no parameter such as the cache's lifetime, so it fits small caches and
+//! large ones: if all chunks would be evicted before their next use, some are kept longer, at the cost of the rest. [`lessons`]
+//! weigh both clocks by the quality of their predictions.
 //!
-//! A use only records. A search for a victim looks at a few chunks drawn at random, and at the worst that earlier searches saw
-//! ([`candidates`]). A [`rival`] counts what `lru` would have hit; where that was more, recency counts the more.
+//! A use is only recorded. A search for a victim looks at a few chunks drawn at random, and at the worst chunks that earlier
+//! searches saw ([`candidates`]). A [`rival`] counts the hits that `lru` would have had; if these were more, recency gets more
+//! weight.
 //!
-//! Where the configuration says how the cost of recomputing grows with position, a hit is worth what it saves ([`costs`]).
+//! If the configuration tells how the cost of recomputing grows with position, a hit is worth the cost that it saves ([`costs`]).
 //!
-//! 24 bytes a cached chunk at the most, and 20 to 30 for each ghost, of which there are half as many. Half a megabyte besides.
+//! Memory: at most 24 bytes a cached chunk, 20 to 30 bytes a ghost (with half as many ghosts as chunks), and half a megabyte.
 
 mod candidates;
 mod clocks;
@@ -36,9 +37,9 @@ use kinds::{Gap, Kind};
 use lessons::{Idle, Lessons};
 use past::{Ghost, Past};
 use rival::Rival;
-use state::{Moment, Node, State, UNIT_MS};
+use state::{ChunkState, Moment, State, UNIT_MS};
 
-/// Learns which chunk is worth the least.
+/// Learns the worth of chunks, and evicts the chunk with the least.
 #[derive(Debug)]
 pub(super) struct Adaptive {
     costs: Costs,
@@ -55,11 +56,11 @@ pub(super) struct Adaptive {
     streak: Option<Streak>,
     now: Moment,
     learned_at: Moment,
-    /// When the candidates were appraised, in uses.
+    /// The number of uses at which the candidates were appraised.
     appraised_at: u32,
     /// The same for the rival's.
     rival_bits: u32,
-    /// A chunk is of the sample if so many of the lowest bits of its hash are 0.
+    /// A chunk is in the sample if this many of the lowest bits of its hash are 0.
     sample_bits: u32,
     draws: Draws,
 }
@@ -68,7 +69,7 @@ pub(super) struct Adaptive {
 #[derive(Debug, Default)]
 struct Entering {
     chunks: Vec<ChunkNumber>,
-    /// The chunk before the first of them.
+    /// The chunk before the first entering one.
     behind: Option<ChunkNumber>,
 }
 
@@ -95,8 +96,8 @@ impl Draws {
 }
 
 impl Adaptive {
-    /// An empty policy. Recomputing a chunk costs twice as much as the first of a prompt behind this many chunks, or always
-    /// the same.
+    /// An empty policy. Behind this many chunks, recomputing a chunk costs twice as much as the first of a prompt; without it,
+    /// all chunks cost the same.
     pub(super) fn policy(recompute_doubles_at: Option<NonZeroU32>) -> Box<dyn Policy> {
         Box::new(Self {
             costs: Costs::new(recompute_doubles_at),
@@ -122,7 +123,7 @@ impl Policy for Adaptive {
     fn is_now(&mut self, now_ms: u64) {
         let wall = (now_ms / UNIT_MS) as u32;
         if wall != self.now.wall {
-            // The kinds of what entered depend on when it did.
+            // The kinds of entered chunks depend on their time.
             self.settle();
             self.now.wall = wall;
         }
@@ -137,7 +138,7 @@ impl Policy for Adaptive {
         self.count();
         let kind = Kind::FIRST.with_cost_band(self.costs.band(facts.index));
         let hash = facts.short_hash as u32;
-        self.state.insert(chunk, Node::new(self.now, hash, index, kind));
+        self.state.insert(chunk, ChunkState::new(self.now, hash, index, kind));
         self.entering.chunks.push(chunk);
         self.entering.behind = facts.parent;
         self.learn();
@@ -146,7 +147,7 @@ impl Policy for Adaptive {
     fn touch(&mut self, chunk: ChunkNumber) {
         self.settle();
         self.count();
-        let Node { used, hash, index, kind, .. } = *self.state.node(chunk);
+        let ChunkState { used, hash, index, kind, .. } = *self.state.node(chunk);
         let age = self.now.since(used);
         let gap = match self.streak {
             Some(run) if run.index == index.wrapping_add(1) && run.wall == self.now.wall => run.gap,
@@ -166,7 +167,7 @@ impl Policy for Adaptive {
 
     fn remove(&mut self, chunk: ChunkNumber, why: Removal) {
         self.settle();
-        let Node { used, hash, kind, .. } = self.state.remove(chunk);
+        let ChunkState { used, hash, kind, .. } = self.state.remove(chunk);
         if why == Removal::Evicted {
             self.past.add(hash, Ghost { kind, used }, self.now, self.state.len());
         }
@@ -236,7 +237,7 @@ impl Adaptive {
         }
         let most = self.most_sampled();
         for (place, &chunk) in entering.iter().enumerate() {
-            let Node { hash, kind: entered, .. } = *self.state.node(chunk);
+            let ChunkState { hash, kind: entered, .. } = *self.state.node(chunk);
             let mut kind = kind.with_last(place == 0).with_cost_band(entered.cost_band());
             if self.is_rivals(hash) {
                 self.rival.used(hash, most);
@@ -251,7 +252,7 @@ impl Adaptive {
         self.entering.chunks = entering;
     }
 
-    /// A chunk that was used before is used now.
+    /// Notes another use of a chunk that was used before.
     fn used_again(&mut self, hash: u32, Ghost { kind, used }: Ghost) {
         if !self.is_sampled(hash) {
             return;
@@ -261,7 +262,7 @@ impl Adaptive {
         self.lessons.used(kind, age, self.is_idle(age));
     }
 
-    /// A chunk of this age was not used since the policy learned last.
+    /// Notes that a chunk of this age was not used since the policy learned last.
     #[inline]
     fn expose(&mut self, kind: Kind, age: Moment) {
         let since = self.now.since(self.learned_at);
@@ -288,7 +289,7 @@ impl Adaptive {
         age.uses as usize >= self.state.len() / 2
     }
 
-    /// Counts the ages of a sample of what is cached or remembered, and learns from it, from time to time.
+    /// From time to time, counts the ages of a sample of cached and remembered chunks, and learns from them.
     fn learn(&mut self) {
         let known = self.state.len() + self.past.len();
         let passed = self.now.since(self.learned_at);
@@ -359,20 +360,20 @@ impl Adaptive {
     }
 
     fn worth(&self, chunk: ChunkNumber) -> f32 {
-        let Node { used, kind, .. } = *self.state.node(chunk);
+        let ChunkState { used, kind, .. } = *self.state.node(chunk);
         self.lessons.worth(kind, self.now.since(used)) * Costs::of_band(kind.cost_band())
     }
 }
 
-/// How often the policy learns while as many uses pass as chunks are cached or remembered, and after how many uses at
-/// the least.
+/// Number of times that the policy learns during as many uses as there are cached or remembered chunks; and the least uses
+/// between two times.
 const LOOKS_A_LIFETIME: usize = 16;
 const LEAST_INTERVAL: u32 = 1_024;
 
 /// Chunks in the sample, at the most.
 const SAMPLE: usize = 40_000;
 
-/// How often candidates are appraised anew while as many uses pass as chunks are cached.
+/// Number of times that candidates are appraised again during as many uses as there are cached chunks.
 const APPRAISALS_A_LIFETIME: usize = 32;
 
 /// Chunks that a search looks at, beside the candidates it knows; and one that knows few.

@@ -1,7 +1,7 @@
 //! ARC: chunks used once and chunks used again share the room, as the ghosts of both say.
 //!
-//! Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache" (FAST 2003). Where the store evicts for
-//! several new chunks at once, the ghosts among them are seen only after that, which changes next to nothing.
+//! Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache" (FAST 2003). If the store evicts for several new
+//! chunks at once, their ghosts are seen only after the evictions; this changes next to nothing.
 
 use super::ghosts::{Ghosts, ShortHashes};
 use super::queued::Rule;
@@ -14,7 +14,7 @@ use crate::store::ids::ChunkNumber;
 pub(super) struct Arc {
     hashes: ShortHashes,
     ghosts: Ghosts,
-    /// How many chunks used once should stay.
+    /// Number of chunks used once that should stay.
     target: f64,
     /// Chunks that were cached when one had to go.
     capacity: usize,

@@ -13,7 +13,7 @@ pub(super) struct Ghosts {
     kinds: [Kind; 2],
 }
 
-/// 32 bits of each cached chunk's short hash, which its ghost will need.
+/// 32 bits of each cached chunk's short hash, for its later ghost.
 #[derive(Debug, Default)]
 pub(super) struct ShortHashes {
     hashes: Vec<u32>,
@@ -63,7 +63,7 @@ impl Ghosts {
         Some(kind)
     }
 
-    /// How many ghosts a set has, about.
+    /// The approximate number of ghosts in a set.
     pub(super) fn len(&self, kind: usize) -> usize {
         self.kinds[kind].len as usize
     }
@@ -92,7 +92,7 @@ impl Ghosts {
 }
 
 impl Ghost {
-    /// How many of its kind came later; `None` if it is no ghost, or too many did.
+    /// The number of ghosts of its kind that came later; `None` if it is no ghost, or too many came.
     fn age(self, kinds: &[Kind; 2]) -> Option<u32> {
         let Kind { added, span, .. } = kinds[(self.born >> 31) as usize];
         let age = added.wrapping_sub(self.born & BORN) & BORN;
@@ -101,7 +101,7 @@ impl Ghost {
 }
 
 impl Kind {
-    /// Counts one more ghost, of which the last `most` stay; returns its number.
+    /// Counts one more ghost; the last `most` ghosts stay; returns its number.
     fn add(&mut self, most: u32) -> u32 {
         self.added = if self.added == BORN { 1 } else { self.added + 1 };
         self.span += 1.0;
@@ -110,8 +110,8 @@ impl Kind {
         self.added
     }
 
-    /// Keeps the `most` last ones. Which of the older ones were taken out is not known, so the span ends as if it were one
-    /// like the other.
+    /// Keeps the `most` last ones. It is not known which older ghosts were taken out, so the span is shortened as if they were
+    /// evenly spread.
     fn limit(&mut self, most: u32) {
         self.most = most;
         let too_many = self.len - f64::from(most);

@@ -122,7 +122,7 @@ impl Heap {
     }
 }
 
-/// A heap of so few entries is not compacted.
+/// A heap of at most this many entries is not compacted.
 const LEAST_COMPACTED: usize = 64;
 
 #[cfg(test)]

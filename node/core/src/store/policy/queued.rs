@@ -6,12 +6,12 @@ use super::queues::Queues;
 use super::{Facts, Judge, Policy, Removal};
 use crate::store::ids::ChunkNumber;
 
-/// Where a chunk stands in the queues, and from which of them the next victim comes.
+/// The rule for a chunk's place in the queues, and for the queue of the next victim.
 pub(super) trait Rule: fmt::Debug + Send {
     /// Puts a new chunk into a queue; see [`Policy::insert`].
     fn insert(&mut self, queues: &mut Queues, chunk: ChunkNumber, facts: Facts);
 
-    /// A chunk was used.
+    /// Notes that a chunk was used.
     fn touch(&mut self, queues: &mut Queues, chunk: ChunkNumber);
 
     /// A chunk leaves; it is still in its queue.
@@ -36,7 +36,7 @@ pub(super) struct Queued<R> {
 }
 
 impl<R: Rule> Queued<R> {
-    /// A rule over so many queues.
+    /// A rule over `queues` queues.
     pub(super) fn new(queues: usize, rule: R) -> Self {
         Self { queues: Queues::new(queues), rule }
     }

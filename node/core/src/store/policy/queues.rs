@@ -12,7 +12,7 @@ use crate::store::ids::ChunkNumber;
 /// An ordered set of chunks, in one list or several; some are blocked.
 #[derive(Debug)]
 pub(super) struct Queues {
-    nodes: Vec<Node>,
+    nodes: Vec<QueueLink>,
     lists: Vec<List>,
     next_stamp: u64,
     len: usize,
@@ -30,9 +30,9 @@ struct List {
 
 /// 16 bytes a chunk.
 #[derive(Debug, Clone, Copy, Default)]
-struct Node {
-    /// When the chunk was put at an end, in the upper 47 bits; then 6 bits of the policy's own, 9 of the list, and
-    /// where the chunk is, in the lowest two.
+struct QueueLink {
+    /// The stamp of the chunk's move to an end, in the upper 47 bits; then 6 bits for the policy, 9 for the list, and 2 for the
+    /// chunk's position.
     bits: u64,
     previous: Option<ChunkNumber>,
     next: Option<ChunkNumber>,
@@ -48,7 +48,7 @@ enum Position {
 }
 
 impl Queues {
-    /// So many empty lists, at most 512.
+    /// `lists` empty lists, at most 512.
     pub(super) fn new(lists: usize) -> Self {
         assert!(lists <= 1 << LIST_BITS, "a node has room for the number of its list");
         let lists = (0..lists).map(|_| List::default()).collect();
@@ -58,7 +58,7 @@ impl Queues {
     /// Puts a new chunk at the end of a list, marked 0.
     pub(super) fn push(&mut self, chunk: ChunkNumber, list: usize) {
         if self.nodes.len() <= chunk.position() {
-            self.nodes.resize(chunk.position() + 1, Node::default());
+            self.nodes.resize(chunk.position() + 1, QueueLink::default());
         }
         debug_assert_eq!(self.place(chunk), Position::Absent, "a chunk is inserted once");
         self.len += 1;
@@ -77,7 +77,7 @@ impl Queues {
     pub(super) fn remove(&mut self, chunk: ChunkNumber) {
         self.take_out(chunk);
         self.len -= 1;
-        self.nodes[chunk.position()] = Node::default();
+        self.nodes[chunk.position()] = QueueLink::default();
     }
 
     /// Blocks a chunk: it may not go.
@@ -115,7 +115,7 @@ impl Queues {
         while let Some(chunk) = cursor {
             cursor = self.nodes[chunk.position()].next;
             if self.place(chunk) == Position::ListedBlocked {
-                // Only from the head, so that what is parked is always older than what is listed.
+                // Only from the head, so that parked chunks are always older than listed ones.
                 if at_head {
                     self.unlink(chunk);
                     self.set_place(chunk, Position::Parked);
@@ -156,7 +156,7 @@ impl Queues {
         self.lists[list].len
     }
 
-    /// The list in which a chunk is.
+    /// The list of a chunk.
     pub(super) fn list(&self, chunk: ChunkNumber) -> usize {
         (self.nodes[chunk.position()].bits >> PLACE_BITS) as usize & ((1 << LIST_BITS) - 1)
     }
@@ -173,7 +173,7 @@ impl Queues {
         self.nodes[chunk.position()].bits = bits;
     }
 
-    /// Takes a chunk out of where it is, and says where it goes when it comes to the end of a list.
+    /// Takes a chunk out of its place, and returns its position after a move to the end of a list.
     fn take_out(&mut self, chunk: ChunkNumber) -> Position {
         let list = self.list(chunk);
         self.lists[list].len -= 1;
@@ -198,11 +198,11 @@ impl Queues {
             Some(old) => self.nodes[old.position()].next = Some(chunk),
             None => *head = Some(chunk),
         }
-        self.nodes[chunk.position()] = Node { bits, previous, next: None };
+        self.nodes[chunk.position()] = QueueLink { bits, previous, next: None };
     }
 
     fn unlink(&mut self, chunk: ChunkNumber) {
-        let Node { previous, next, .. } = self.nodes[chunk.position()];
+        let QueueLink { previous, next, .. } = self.nodes[chunk.position()];
         let list = self.list(chunk);
         match previous {
             Some(previous) => self.nodes[previous.position()].next = next,
@@ -234,7 +234,7 @@ impl Queues {
     }
 }
 
-/// The packed value of [`Node::bits`].
+/// The packed value of [`QueueLink::bits`].
 fn bits(stamp: u64, mark: u8, list: usize, place: Position) -> u64 {
     let stamp_and_mark = stamp << MARK_BITS | u64::from(mark);
     (stamp_and_mark << LIST_BITS | list as u64) << PLACE_BITS | place as u64

@@ -1,4 +1,5 @@
-//! Policies that give each chunk a rank, of which the smallest goes first. SGLang's radix cache has all four by these names.
+//! Policies that give each chunk a rank; the chunk of the smallest rank goes first. SGLang's radix cache has all four by these
+//! names.
 
 use super::heap::Heap;
 use super::{Facts, Judge, Policy, Removal};
@@ -11,7 +12,7 @@ pub(super) struct Ranked {
     uses: u64,
     /// The rank of a new chunk, by its facts and the number of this use.
     enters: fn(Facts, u64) -> u64,
-    /// Its rank after a use, by the rank before and the number of this use.
+    /// The rank after a use, from the rank before and the number of this use.
     used: fn(u64, u64) -> u64,
 }
 

@@ -1,10 +1,10 @@
 //! SIEVE: a hand goes from old to new, takes the first chunk that was not used since it last passed, and spares the
 //! others once.
 //!
-//! Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is simpler than LRU" (NSDI 2024). The queue is kept in two lists:
-//! chunks that the hand has yet to reach, with the new ones at their end, and chunks that it has passed. A chunk that
-//! may not go waits where the hand met it, which spares the ancestors of what is cached without marking them; where only
-//! what is in use may not go, a hand that passes over it instead hits up to 1.5 points more in small caches.
+//! Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is simpler than LRU" (NSDI 2024). The queue is kept in two lists: chunks that
+//! the hand has yet to reach, with new chunks at the end, and chunks that it has passed. A chunk that may not go stays where the
+//! hand met it. So the ancestors of cached chunks are spared without a mark. If only chunks in use were blocked, a hand that
+//! passes over them instead would hit up to 1.5 points more in small caches.
 
 use super::queued::Rule;
 use super::queues::Queues;

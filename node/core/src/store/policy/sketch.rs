@@ -39,7 +39,7 @@ impl Sketch {
         }
     }
 
-    /// How many there were.
+    /// The number of uses counted for a hash.
     pub(super) fn count(&self, hash: u32) -> u64 {
         let count = |row| {
             let (word, shift) = self.counter(hash, row);

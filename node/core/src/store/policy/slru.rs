@@ -1,10 +1,10 @@
-//! Segmented LRU: what was not yet used twice goes first, by recency; then the others, by recency.
+//! Segmented LRU: chunks that were not yet used twice go first, by recency; then the others, by recency.
 //!
 //! After Karedla, Love and Wherry, "Caching strategies to improve disk system performance" (Computer, 1994), in the form
 //! that SGLang gave it: a count of uses parts the segments, and nothing returns to the first one.
 //!
-//! What counts is uses, not hits: storing a chunk is its first use, so that with the threshold of 2 the first hit protects
-//! it. Published figures of SLRU(2) on prompts are about this rule; a threshold of two hits would protect less.
+//! The rule counts uses, not hits: storing a chunk is its first use, so that with the threshold of 2 the first hit protects it.
+//! Published figures of SLRU(2) on prompts are about this rule; a threshold of two hits would protect less.
 
 use super::queued::Rule;
 use super::queues::Queues;

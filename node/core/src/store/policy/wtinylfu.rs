@@ -1,10 +1,10 @@
-//! W-TinyLFU: a small window by recency; what it lets go replaces the next victim of the rest only if it was used more
-//! often.
+//! W-TinyLFU: a small window by recency; a chunk that leaves the window replaces the next victim of the rest only if it was used
+//! more often.
 //!
-//! Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (TOS 2017): the window is 1 %, the
-//! rest a segmented LRU of which four fifths are protected. The window is not resized. Counts are those of a sketch, which
-//! counts too much where most chunks come once: with exact counts the same rules hit up to 2.5 points more. A chunk that loses the contest
-//! when it may not go yet stands in a list of its own, which goes before all others.
+//! Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (TOS 2017): the window is 1 %, the rest is
+//! a segmented LRU with four fifths protected. The window is not resized. Counts come from a sketch, which counts too much if
+//! most chunks come once: with exact counts the same rules hit up to 2.5 points more. A chunk that loses the contest but may not
+//! go yet waits in a separate list, which is evicted before all others.
 
 use super::ghosts::ShortHashes;
 use super::queued::Rule;

@@ -1,4 +1,4 @@
-//! Which nodes hold which block.
+//! The nodes that hold each block.
 
 use std::collections::HashMap;
 
@@ -15,13 +15,13 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Nobody holds any of these blocks.
+    /// A directory in which nobody holds any of these blocks.
     pub(super) fn new(hashes: &[ChunkHash]) -> Self {
         let numbers = (0..).zip(hashes).map(|(number, &hash)| (hash, number)).collect();
         Self { rows: vec![0; hashes.len()], numbers }
     }
 
-    /// A node has gained or lost a block.
+    /// Notes that a node has gained or lost a block.
     pub(super) fn set(&mut self, hash: &ChunkHash, node: usize, is_held: bool) {
         if let Some(&block) = self.numbers.get(hash) {
             let row = &mut self.rows[block as usize];

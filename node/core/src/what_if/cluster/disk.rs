@@ -1,4 +1,4 @@
-//! A planned node's disk: a log whose oldest records go, but for those that were used since they were written.
+//! A planned node's disk: a log whose oldest records go, except those that were used since they were written.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -15,12 +15,12 @@ pub(super) struct DiskLog {
 }
 
 impl DiskLog {
-    /// An empty one.
+    /// An empty log.
     pub(super) fn new(chunks: u64) -> Self {
         Self { chunks, line: VecDeque::new(), records: HashMap::new(), next: 0 }
     }
 
-    /// Writes a chunk; those that go for it.
+    /// Writes a chunk; returns the chunks that go for it.
     pub(super) fn write(&mut self, chunk: ChunkHash) -> Vec<ChunkHash> {
         let mut gone = Vec::new();
         self.append(chunk);

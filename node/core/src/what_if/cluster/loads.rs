@@ -1,4 +1,4 @@
-//! Chooses the node of each request: the one that recomputed least lately.
+//! Chooses the node of each request: the node that has recomputed the fewest tokens lately.
 
 /// How long it takes, in trace time, until recomputed tokens count half.
 pub const HALF_LIFE_MS: u64 = 30_000;
@@ -71,8 +71,8 @@ impl LeastRecomputed {
         self.add(node, now_ms, tokens as f64);
     }
 
-    /// Takes back tokens that were counted as recomputed when a request was given to `node`, now that its hits are known: what
-    /// is under way must count, or requests that come close together all go to one node.
+    /// Takes back tokens that were counted as recomputed when a request was given to `node`, now that its hits are known.
+    /// Requests under way must count, or requests that come close together would all go to one node.
     pub fn served(&mut self, node: usize, now_ms: u64, tokens: u64) {
         self.add(node, now_ms, -(tokens as f64));
     }

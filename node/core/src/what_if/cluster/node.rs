@@ -1,4 +1,4 @@
-//! One node of a planned cluster: the production store with one session, and what is below its memory.
+//! One node of a planned cluster: the production store with one session, and the tiers below its memory.
 
 use std::collections::HashSet;
 
@@ -17,7 +17,7 @@ use crate::store::{
 };
 use crate::time::Millis;
 
-/// A store, the session that asks it, and what its shell knows besides.
+/// A store, the session that asks it, and the facts that a shell would have.
 #[derive(Debug)]
 pub(super) struct Node {
     store: Store,
@@ -68,7 +68,7 @@ impl Node {
         }
     }
 
-    /// It is so late, in trace time.
+    /// Sets the time, in trace time.
     pub(super) fn is_now(&mut self, now_ms: u64) {
         self.now = self.now.max(Millis(now_ms));
         self.store.is_now(self.now);
@@ -122,7 +122,7 @@ impl Node {
         }
     }
 
-    /// A chunk has come from the node's own disk or from the object store, or not.
+    /// Notes whether a chunk has come from the node's own disk or from the object store.
     pub(super) fn read(&mut self, wanted: &Wanted, is_there: bool) {
         let is_stored = wanted.from == Source::Object;
         let kept = self.store.is_leased_soon(wanted.fetch).then_some(ChangeKind::Gained);
@@ -161,7 +161,7 @@ impl Node {
         Some(Sent { grant, reads, pools, is_on_disk, was_on_disk_alone: recalled.is_some() })
     }
 
-    /// The other node has what was sent.
+    /// Notes that the other node has the chunk that was sent.
     pub(super) fn was_sent(&mut self, sent: &Sent) {
         self.store.end_grant(sent.grant);
     }
@@ -201,12 +201,12 @@ impl Node {
         }
     }
 
-    /// What it says of itself in its answers.
+    /// The room that it names in its answers.
     pub(super) fn room(&self) -> Room {
         Room { least: self.store.least_worth().0, served: self.served.bytes_a_second(self.now.0) }
     }
 
-    /// Another node said this of itself.
+    /// Notes the room that another node named.
     pub(super) fn hears(&mut self, from: NodeNumber, room: Room) {
         self.store.neighbours().heard(from, room, std::time::Duration::from_millis(self.now.0));
     }

@@ -1,4 +1,4 @@
-//! What the nodes of a planned cluster do for each other: fetches, forwards, and what they tell.
+//! The work of the nodes of a planned cluster for each other: fetches, forwards, and announcements.
 
 use std::collections::BTreeMap;
 
@@ -66,7 +66,7 @@ impl Cluster {
         }
     }
 
-    /// Carries out what follows from a change at a node: writes to the tiers below, forwards, and what the directory hears.
+    /// Carries out the consequences of a change at a node: writes to the tiers below, forwards, and announcements.
     pub(super) fn settle(&mut self, node: usize) {
         let mut unsettled = vec![node];
         while let Some(node) = unsettled.pop() {
@@ -116,7 +116,7 @@ impl Cluster {
         self.nodes[node].hears(number(from), room);
     }
 
-    /// Tells the directory what nodes have gained and lost, and holders what moved.
+    /// Tells the directory the chunks that nodes have gained and lost, and holders the chunks that moved.
     fn tell(&mut self) {
         loop {
             let mut moved = Vec::new();

@@ -1,7 +1,7 @@
-//! The chunks that are worth the least, as far as anybody looked.
+//! The chunks that are worth the least, among those that searches looked at.
 //!
-//! A search looks at a few chunks drawn at random. The worst of all that searches saw stay here, so that each search profits from
-//! those before.
+//! A search looks at a few chunks drawn at random. The worst chunks that searches saw stay here, so that each search profits from
+//! earlier ones.
 
 use super::state::State;
 use crate::store::ids::ChunkNumber;
@@ -21,12 +21,12 @@ struct Candidate {
 }
 
 impl Candidates {
-    /// Forgets all of them.
+    /// Forgets all candidates.
     pub(super) fn clear(&mut self) {
         self.seen.clear();
     }
 
-    /// Forgets those that were used or may not go.
+    /// Forgets candidates that were used or may not go.
     pub(super) fn refresh(&mut self, state: &State) {
         self.seen.retain(|candidate| {
             state.known(candidate.chunk).is_some_and(|node| node.used.uses == candidate.used)
@@ -34,12 +34,12 @@ impl Candidates {
         });
     }
 
-    /// Asks anew what each is worth.
+    /// Computes the worth of each candidate anew.
     pub(super) fn appraise(&mut self, worth: impl Fn(ChunkNumber) -> f32) {
         self.seen.iter_mut().for_each(|candidate| candidate.worth = worth(candidate.chunk));
     }
 
-    /// How many there are.
+    /// The number of candidates.
     pub(super) fn len(&self) -> usize {
         self.seen.len()
     }
@@ -59,7 +59,7 @@ impl Candidates {
         }
     }
 
-    /// The place of the one that is worth the least among those from `from` on; moves it to `from`.
+    /// Moves the candidate of the least worth, from the place `from` on, to this place.
     pub(super) fn worst(&mut self, from: usize) -> Option<ChunkNumber> {
         let rest = self.seen.get_mut(from..)?;
         let (place, _) = rest.iter().enumerate().min_by(|a, b| a.1.worth.total_cmp(&b.1.worth))?;

@@ -1,8 +1,8 @@
-//! Learns, by one clock, how likely a use is at each age, and what a chunk is worth for that.
+//! Learns, by one clock, the chance of a use at each age, and a chunk's worth from it.
 //!
-//! A clock counts units: of wall time, or uses of any chunk. Each chunk of the sample has a class and an age on the clock. For each
-//! class and bin of ages the curves count uses, and how long chunks were of that age, evicted ones included: their quotient is the
-//! hazard, the chance of a use in one unit, as of a Kaplan-Meier curve. Evidence fades.
+//! A clock counts units: of wall time, or uses of any chunk. Each chunk of the sample has a class and an age on the clock. For
+//! each class and bin of ages the curves count uses, and the time that chunks spent at that age, including evicted chunks. The
+//! quotient is the hazard: the chance of a use in one unit, as in a Kaplan-Meier curve. Evidence fades.
 
 /// The curves of one clock.
 #[derive(Debug)]
@@ -19,25 +19,25 @@ struct AgeRow {
     is_known: bool,
 }
 
-/// Hits for each unit of room and time that chunks promise, by age: what they are worth.
+/// Hits for each unit of room and time that chunks promise, by age: their worth.
 pub(super) type Worths = [f32; BINS];
 
 const NOTHING: AgeRow = AgeRow { uses: [0.0; BINS], exposure: [0.0; BINS], is_known: false };
 
 impl Curves {
-    /// Curves of so many classes, of which nothing is known.
+    /// Curves of `classes` classes, without evidence.
     pub(super) fn new(classes: usize) -> Self {
         Self { rows: vec![NOTHING; classes] }
     }
 
-    /// A chunk of a class was used at this age.
+    /// Notes that a chunk of a class was used at this age.
     pub(super) fn used(&mut self, class: usize, age: u32) {
         let row = &mut self.rows[class];
         row.is_known = true;
         row.uses[bin(age).0] += 1.0;
     }
 
-    /// A chunk of a class was not used while its age grew.
+    /// Notes that a chunk of a class was not used while its age grew.
     #[inline]
     pub(super) fn exposed(&mut self, class: usize, from: u32, to: u32) {
         let row = &mut self.rows[class];
@@ -60,8 +60,8 @@ impl Curves {
         });
     }
 
-    /// What chunks of each of `groups` groups of classes are worth, by age. Little evidence of a group leans on all classes
-    /// together, and that, where it is little too, on the age before: hazards fall as ages grow.
+    /// The worth of chunks of each of `groups` groups of classes, by age. A group with little evidence leans on all classes
+    /// together; if these have little too, on the age before: hazards fall as ages grow.
     pub(super) fn worths(&self, groups: usize, group: impl Fn(usize) -> usize) -> Vec<Worths> {
         let mut rows = vec![NOTHING; groups];
         let mut all = NOTHING;
@@ -118,7 +118,7 @@ fn best_densities(hazards: &[f64; BINS]) -> Worths {
         let still = |width: f64| if is_possible { (-hazards[bin] * width).exp() } else { 0.0 };
         unused[bin + 1] = unused[bin] * still(EDGES[bin + 1] - EDGES[bin]);
     }
-    // From the end, where the terms are least.
+    // From the end, which has the smallest terms.
     for bin in (0..BINS).rev() {
         waits[bin] = waits[bin + 1] + (unused[bin] - unused[bin + 1]) / hazards[bin];
     }
@@ -135,7 +135,7 @@ fn best_densities(hazards: &[f64; BINS]) -> Worths {
             }
             (best, len) = (next, len - 1);
         }
-        // Where nothing is left of the chance, nor is a slope.
+        // Without a remaining chance there is no slope.
         worths[from] = if best.is_finite() { best as f32 } else { hazards[from] as f32 };
         hull[len] = from;
         len += 1;
@@ -182,7 +182,7 @@ const FIRST_BIN: u32 = 16;
 const HALF_OCTAVE_BITS: u32 = 22;
 const FIRST_HALF_OCTAVE: u32 = (FIRST_BIN as f32).to_bits() >> HALF_OCTAVE_BITS;
 
-/// How a hazard is expected to fall from bin to bin: as one over the age.
+/// The factor by which a hazard is expected to fall from bin to bin: as one over the age.
 const FALL: f64 = std::f64::consts::FRAC_1_SQRT_2;
 
 /// Exposure as if it had been seen before anything was.

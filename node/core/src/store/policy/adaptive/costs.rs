@@ -1,12 +1,12 @@
 //! The cost of recomputing a chunk.
 //!
-//! Every token costs the same in the layers' products with their weights, and in attention as much as stands before it: the
-//! cost of chunk `i` is that of the first one times `1 + i / d`, where at `d` chunks both parts are alike. It takes one of
-//! four bands, each twice the one before.
+//! Every token costs the same in the layers' products with their weights. In attention, a token costs in proportion to the tokens
+//! before it. So the cost of chunk `i` is the first chunk's cost times `1 + i / d`; at `d` chunks both parts are equal. A cost
+//! has one of four bands; each band is twice the one before.
 
 use std::num::NonZeroU32;
 
-/// Costs by a chunk's index; all alike if nobody said where they double.
+/// Costs by a chunk's index; all equal if the configuration does not tell where they double.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Costs {
     doubles_at: Option<NonZeroU32>,

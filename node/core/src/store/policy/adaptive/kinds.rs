@@ -1,10 +1,10 @@
-//! The kinds of chunks: what is known of a chunk but its age.
+//! The kinds of chunks: all known facts of a chunk except its age.
 //!
-//! A session is a prompt that grows from turn to turn. Nobody tells the policy of sessions: it follows them by the chunks. A chunk
-//! that is stored behind one that was used before is of the next turn, and the time since that one's last use is the session's gap
-//! between turns. All chunks of one request inherit both.
+//! A session is a prompt that grows from turn to turn. The policy is not told of sessions: it recognizes them by their chunks. A
+//! chunk that is stored behind an earlier used chunk belongs to the next turn. The time since the earlier chunk's last use is the
+//! session's gap between turns. All chunks of one request inherit the turn and the gap.
 
-/// What is known of a chunk, in 16 bits: its turn, its session's gap, how often it was used, whether it was the last of its
+/// The known facts of a chunk, in 16 bits: its turn, its session's gap, its number of uses, whether it was the last of its
 /// prompt, and the band of its cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Kind(u16);
@@ -40,19 +40,19 @@ impl Kind {
         Self(self.0 & !(MOST_USES | 7 << GAP_AT | 1 << LAST_AT) | uses | gap.0 << GAP_AT)
     }
 
-    /// A new chunk behind this one, in the same request or the one that used it again.
+    /// The kind of a new chunk behind this one, in the same request or in the request that used this chunk again.
     pub(super) fn behind(self) -> Self {
         let turn = if self.uses() > 1 { (self.turn() + 1).min(MOST_TURNS) } else { self.turn() };
         Self(1 | turn << USES_BITS | self.gap() << GAP_AT)
     }
 
-    /// The same in the turn after `ghost`'s, if that is later: an evicted chunk of the session comes back after this gap.
+    /// This kind in the turn after `ghost`'s, if that is later: an evicted chunk of the session comes back after this gap.
     pub(super) fn after(self, ghost: Self, gap: Gap) -> Self {
         let turn = self.turn().max((ghost.turn() + 1).min(MOST_TURNS));
         Self(self.0 & !(MOST_TURNS << USES_BITS | 7 << GAP_AT) | turn << USES_BITS | gap.0 << GAP_AT)
     }
 
-    /// The same after these uses before it was evicted, and this.
+    /// This kind after `uses` uses before its eviction, and one more.
     pub(super) fn used_before(self, uses: u8) -> Self {
         Self(self.0 & !MOST_USES | (u16::from(uses) + 1).min(MOST_USES))
     }

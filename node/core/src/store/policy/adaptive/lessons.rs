@@ -1,17 +1,17 @@
-//! What all uses teach: the worth of a chunk by its kind and its age.
+//! The lessons of all uses: the worth of a chunk by its kind and its age.
 //!
-//! Three judges say what a chunk is worth. The one by the wall clock takes the mean of what three coarser classifications of a
-//! kind say, since one of all parts would have too little evidence for each. The one that counts uses knows the number of uses
-//! alone: it serves loads whose wall time means nothing. How much each of both is trusted follows from how well it foretold the
-//! uses that were hard to foretell: those of chunks that were not used for a time. For each of them it counts how much more than
-//! the mean such chunk the used one had been worth (the partial likelihood of Cox). The third judge says what `lru` would say. It
-//! is heard where the policy has had fewer hits than `lru`, and the more the fewer.
+//! Three judges estimate the worth of a chunk. The judge by the wall clock takes the mean of three coarser classifications of a
+//! kind, since a class for each full kind would have too little evidence. The judge by uses knows only the number of uses: it
+//! serves loads whose wall time means nothing. Both are trusted by the quality of their predictions of hard uses: uses of chunks
+//! that were idle for a time. For each such use, the worth of the used chunk is compared with the mean worth of idle chunks (the
+//! partial likelihood of Cox). The third judge estimates as `lru` would. Its weight grows with the hits that the policy has had
+//! fewer than `lru`.
 
 use super::clocks::{self, Curves, Worths};
 use super::kinds::{self, CLASSES, GAPS, Kind, TURNS, USES};
 use super::state::Moment;
 
-/// The curves of both clocks, and what they come to.
+/// The curves of both clocks, and the worths that follow from them.
 #[derive(Debug)]
 pub(super) struct Lessons {
     wall: Curves,
@@ -21,14 +21,14 @@ pub(super) struct Lessons {
     foretold: Foretold,
     /// Uses, and units of wall time, that passed lately.
     passed: [f64; 2],
-    /// The weight of what each judge says.
+    /// The weight of each judge.
     weights: [f32; JUDGES],
 }
 
-/// How well each judge foretold.
+/// The quality of each judge's predictions.
 #[derive(Debug, Clone, Copy, Default)]
 struct Foretold {
-    /// The mean worth that it gave to chunks that were not used for a time; 0 while none is known.
+    /// The mean worth that each judge gave to idle chunks; 0 while none is known.
     mean: [f64; JUDGES],
     /// Logarithms of the worth of chunks that were used again, by that mean.
     gains: [f64; JUDGES],
@@ -59,7 +59,7 @@ impl Default for Lessons {
 }
 
 impl Lessons {
-    /// A chunk of the sample is used again at this age. `is_idle` says that it was not used for a time.
+    /// A chunk of the sample is used again at this age. `is_idle`: it was not used for a time.
     pub(super) fn used(&mut self, kind: Kind, age: Moment, is_idle: bool) {
         let class = kind.class();
         if is_idle && self.foretold.mean.iter().all(|&mean| mean > 0.0) {
@@ -90,8 +90,8 @@ impl Lessons {
         idle.chunks += 1.0;
     }
 
-    /// Learns from what was counted while so much time passed, with so many chunks cached, and a lead over `lru` of this part of all
-    /// uses.
+    /// Learns from the counts of the time `passed`, with the number of cached chunks, and with the lead over `lru` as a part of
+    /// all uses.
     pub(super) fn learn(&mut self, passed: Moment, idle: &Idle, cached: usize, lead: f64) {
         if idle.chunks > 0.0 {
             self.foretold.mean = idle.sums.map(|sum| sum / idle.chunks);
@@ -107,13 +107,13 @@ impl Lessons {
         self.weights = self.weights(cached, lead);
     }
 
-    /// What a chunk of this kind and age is worth.
+    /// The worth of a chunk of this kind and age.
     pub(super) fn worth(&self, kind: Kind, age: Moment) -> f32 {
         let worths = self.worths(kind.class(), age);
         worths.iter().zip(&self.weights).map(|(worth, weight)| worth * weight).sum()
     }
 
-    /// What each judge says.
+    /// Each judge's estimate.
     #[inline]
     fn worths(&self, class: usize, age: Moment) -> [f32; JUDGES] {
         let wall = clocks::at(&self.worth_by_wall[class], age.wall);
@@ -145,14 +145,15 @@ impl Lessons {
         self.worth_by_uses = self.uses.worths(USES * 2, |class| class);
     }
 
-    /// The weights of the judges' worths, whose units are hits for each unit of wall time, and for each use twice.
+    /// The weights of the judges' worths. The first judge's unit is hits for each unit of wall time, the others' is hits for each
+    /// use.
     fn weights(&self, cached: usize, lead: f64) -> [f32; JUDGES] {
         let [uses, wall] = self.passed;
         let Foretold { gains, uses: counted, .. } = self.foretold;
         let best = gains.iter().copied().fold(f64::MIN, f64::max);
         let mut trust = gains.map(|gain| (SHARPNESS * (gain - best) / (counted + FORETOLD_NOTHING)).exp());
         trust[RECENCY] *= (-lead - LOSS_BORNE).max(0.0) * PULL;
-        // As long as a cacheful takes no time, as in a replay at full speed, the wall clock says nothing.
+        // While a cacheful takes no time, as in a replay at full speed, the wall clock has no information.
         let per_use = if wall * cached as f64 <= LEAST_LIFETIME * uses {
             trust[WALL] = 0.0;
             1.0
@@ -169,7 +170,7 @@ fn by_uses(class: usize) -> usize {
     kinds::uses_of(class) * 2 + kinds::last_of(class)
 }
 
-/// By the wall clock, by the clock of uses, by recency alone.
+/// The judges: by the wall clock, by the clock of uses, by recency alone.
 const JUDGES: usize = 3;
 const WALL: usize = 0;
 const RECENCY: usize = 2;
@@ -179,7 +180,7 @@ const KEPT: f64 = 0.99;
 const FORETOLD_KEPT: f64 = 0.995;
 const PASSED_KEPT: f64 = 0.9;
 
-/// As if so many uses had been foretold alike.
+/// Each judge starts as if it had predicted this many uses equally well.
 const FORETOLD_NOTHING: f64 = 100.0;
 
 /// The part of all uses that may be lost to `lru` before recency is heard, and how strongly it is heard then: as much as each
@@ -187,7 +188,7 @@ const FORETOLD_NOTHING: f64 = 100.0;
 const LOSS_BORNE: f64 = 0.0003;
 const PULL: f64 = 2_500.0;
 
-/// How strongly the judge that foretold better is preferred: a tenth of a natural logarithm a use makes it 20 to 1.
+/// The strength of the preference for the better judge: a tenth of a natural logarithm a use makes it 20 to 1.
 const SHARPNESS: f64 = 30.0;
 
 /// Units of wall time that a cacheful of uses must take for the wall clock to say something.
@@ -201,7 +202,7 @@ mod tests {
         Moment { wall, uses }
     }
 
-    /// Lessons of a load in which chunks are used again 1,000 units or 1,000 uses after their last use, whichever is given.
+    /// Lessons of a load in which chunks are used again 1,000 units or 1,000 uses after their last use, as `by_wall` says.
     fn taught(by_wall: bool) -> Lessons {
         let (mut lessons, mut rng) = (Lessons::default(), fastrand::Rng::with_seed(1));
         for _ in 0..200 {

@@ -14,7 +14,7 @@ pub(super) struct Past {
     ghosts: HashTable<(u32, Ghost)>,
 }
 
-/// A chunk as it was when it was evicted.
+/// The state of a chunk at its eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ghost {
     /// Its kind.
@@ -24,7 +24,7 @@ pub(super) struct Ghost {
 }
 
 impl Past {
-    /// How many ghosts there are.
+    /// The number of ghosts.
     pub(super) fn len(&self) -> usize {
         self.ghosts.len()
     }

@@ -39,7 +39,7 @@ impl Rival {
         self.uses += 1.0;
     }
 
-    /// A chunk is used; `lru` lets the oldest go if it has more than `most` chunks then.
+    /// Notes the use of a chunk; `lru` lets the oldest go if it has more than `most` chunks then.
     pub(super) fn used(&mut self, hash: u32, most: usize) {
         let entries = &self.entries;
         let place = self.vacant.last().copied().unwrap_or(entries.len() as u32);
@@ -82,8 +82,8 @@ impl Rival {
         }
     }
 
-    /// Lets counts fade in the time of so many uses of the sample, with so many chunks of it cached; returns the part of all
-    /// uses that were hits here and not with `lru`, which is negative if it was the other way.
+    /// Lets counts fade in the time of `since` uses of the sample, with `cached` of its chunks cached. Returns the share of all
+    /// uses that were hits here and not with `lru`; negative if `lru` had more hits.
     pub(super) fn lead(&mut self, since: f64, cached: usize) -> f64 {
         let kept = (-since / (MEMORY * cached.max(1)) as f64).exp();
         self.lead *= kept;
@@ -116,7 +116,7 @@ impl Rival {
 /// Counts fade in this multiple of the uses that pass as chunks are cached.
 const MEMORY: usize = 16;
 
-/// As if so many uses, and so many times the uses that pass as chunks are cached, had been alike.
+/// Both start as if this many uses, and this many times the uses of one cacheful, had been equal.
 const LEAST_USES: f64 = 1_000.0;
 const LEAST_LIFETIMES: usize = 4;
 

@@ -1,4 +1,4 @@
-//! The policy's state of each cached chunk, and which of them may go.
+//! The policy's state of each cached chunk, and the list of the chunks that may go.
 
 use super::kinds::Kind;
 use crate::store::ids::ChunkNumber;
@@ -17,12 +17,12 @@ pub(super) const UNIT_MS: u64 = 16;
 
 /// One chunk. 20 bytes.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Node {
+pub(super) struct ChunkState {
     /// Its last use.
     pub(super) used: Moment,
     /// 32 bits of its hash.
     pub(super) hash: u32,
-    /// Its place among those that may go, from 1 on; 0 if it may not.
+    /// The chunk's place among the chunks that may go, from 1 on; 0 if it may not.
     free_at: u32,
     /// The lowest bits of its place in its prompt.
     pub(super) index: u16,
@@ -33,13 +33,13 @@ pub(super) struct Node {
 /// All chunks.
 #[derive(Debug, Default)]
 pub(super) struct State {
-    nodes: Vec<Node>,
+    nodes: Vec<ChunkState>,
     free: Vec<ChunkNumber>,
     len: usize,
 }
 
 impl Moment {
-    /// How much later it is than another one; 0 if it is not.
+    /// The time since an earlier moment; 0 if it is not.
     pub(super) fn since(self, earlier: Self) -> Self {
         let since = |now: u32, then: u32| {
             let units = now.wrapping_sub(then);
@@ -50,8 +50,8 @@ impl Moment {
     }
 }
 
-impl Node {
-    /// A chunk that is used now.
+impl ChunkState {
+    /// The state of a chunk that is used now.
     pub(super) fn new(used: Moment, hash: u32, index: u16, kind: Kind) -> Self {
         Self { used, hash, free_at: 0, index, kind }
     }
@@ -59,9 +59,9 @@ impl Node {
 
 impl State {
     /// Adds a chunk, which may go.
-    pub(super) fn insert(&mut self, chunk: ChunkNumber, node: Node) {
+    pub(super) fn insert(&mut self, chunk: ChunkNumber, node: ChunkState) {
         if self.nodes.len() <= chunk.position() {
-            self.nodes.resize(chunk.position() + 1, Node::default());
+            self.nodes.resize(chunk.position() + 1, ChunkState::default());
         }
         debug_assert!(self.known(chunk).is_none(), "a chunk is inserted once");
         self.nodes[chunk.position()] = node;
@@ -70,7 +70,7 @@ impl State {
     }
 
     /// Takes a chunk out.
-    pub(super) fn remove(&mut self, chunk: ChunkNumber) -> Node {
+    pub(super) fn remove(&mut self, chunk: ChunkNumber) -> ChunkState {
         if self.is_free(chunk) {
             self.block(chunk);
         }
@@ -78,17 +78,17 @@ impl State {
         std::mem::take(&mut self.nodes[chunk.position()])
     }
 
-    /// A chunk that is here.
-    pub(super) fn node(&self, chunk: ChunkNumber) -> &Node {
+    /// The state of a cached chunk.
+    pub(super) fn node(&self, chunk: ChunkNumber) -> &ChunkState {
         &self.nodes[chunk.position()]
     }
 
-    pub(super) fn node_mut(&mut self, chunk: ChunkNumber) -> &mut Node {
+    pub(super) fn node_mut(&mut self, chunk: ChunkNumber) -> &mut ChunkState {
         &mut self.nodes[chunk.position()]
     }
 
-    /// A chunk, if it is here.
-    pub(super) fn known(&self, chunk: ChunkNumber) -> Option<&Node> {
+    /// The state of a chunk, if it is cached.
+    pub(super) fn known(&self, chunk: ChunkNumber) -> Option<&ChunkState> {
         self.nodes.get(chunk.position()).filter(|node| node.kind != Kind::default())
     }
 
@@ -120,7 +120,7 @@ impl State {
     }
 
     /// Every chunk, blocked ones too.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (ChunkNumber, &Node)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ChunkNumber, &ChunkState)> {
         let all = self.nodes.iter().enumerate().filter(|(_, node)| node.kind != Kind::default());
         all.map(|(place, node)| (ChunkNumber::at(place), node))
     }
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_chunk_takes_20_bytes() {
-        assert_eq!(size_of::<Node>(), 20);
+        assert_eq!(size_of::<ChunkState>(), 20);
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
             let chunk = ChunkNumber::at(place);
             match (model[place], rng.u8(..3)) {
                 (None, _) => {
-                    state.insert(chunk, Node::new(Moment::default(), place as u32, 0, Kind::FIRST));
+                    state.insert(chunk, ChunkState::new(Moment::default(), place as u32, 0, Kind::FIRST));
                     model[place] = Some(true);
                 }
                 (Some(_), 0) => {
