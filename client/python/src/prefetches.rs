@@ -35,23 +35,26 @@ pub(crate) struct PendingLease {
     own: Own<(Arc<Outcome>, Option<AbortHandle>)>,
 }
 
-/// What has become of a prefetch, and who waits for that.
+/// What a prefetch found and the lease of what came of it, or the error that ended it.
+type LeaseResult = Result<(Found, LeaseGuard), SessionError>;
+
+/// The end of a prefetch, for the thread that waits for it.
 #[derive(Default)]
 struct Outcome {
-    state: Mutex<State>,
+    state: Mutex<Ending>,
     ended: Condvar,
 }
 
 #[derive(Default)]
-enum State {
+enum Ending {
     #[default]
     UnderWay,
-    Ended(Result<(Found, LeaseGuard), SessionError>),
+    Ended(Box<LeaseResult>),
     Taken,
 }
 
 impl Outcome {
-    fn become_known(&self, state: State) {
+    fn become_known(&self, state: Ending) {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
         self.ended.notify_all();
     }
@@ -59,17 +62,17 @@ impl Outcome {
     /// The result, if the prefetch ends within `patience`. It is taken out.
     ///
     /// # Errors
-    /// `ReleasedError` where it was taken before.
-    fn take(&self, patience: Duration) -> PyResult<Option<Result<(Found, LeaseGuard), SessionError>>> {
+    /// `ReleasedError` if it was taken before.
+    fn take(&self, patience: Duration) -> PyResult<Option<LeaseResult>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_under_way = |state: &mut State| matches!(state, State::UnderWay);
+        let is_under_way = |state: &mut Ending| matches!(state, Ending::UnderWay);
         let waited = self.ended.wait_timeout_while(state, patience, is_under_way);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         if is_under_way(&mut state) {
             return Ok(None);
         }
-        match mem::replace(&mut *state, State::Taken) {
-            State::Ended(result) => Ok(Some(result)),
+        match mem::replace(&mut *state, Ending::Taken) {
+            Ending::Ended(result) => Ok(Some(*result)),
             _ => Err(released("pending lease")),
         }
     }
@@ -119,7 +122,7 @@ impl Prefetches {
             let found = Found::from(ticket.found());
             Ok((found, session.collect(ticket, Wait::TimeoutMs(patience)).await?))
         };
-        let mut task = Box::pin(async move { told.become_known(State::Ended(bring.await)) });
+        let mut task = Box::pin(async move { told.become_known(Ending::Ended(Box::new(bring.await))) });
         // Sends the request here and now: a task would have to wake its thread first.
         let runtime = runtime()?;
         let _entered = runtime.enter();
@@ -131,9 +134,9 @@ impl Prefetches {
 
 #[pymethods]
 impl PendingLease {
-    /// What was found and the lease of what came of it; None where that is not known within `seconds`. It is given once.
+    /// What was found and the lease of what came of it; None if that is not known within `seconds`. The lease is given once.
     ///
-    /// Raises what `lookup_and_prefetch` and `collect` raise; `ReleasedError` where it was given before.
+    /// Raises what `lookup_and_prefetch` and `collect` raise; `ReleasedError` if the lease was given before.
     fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<Option<(Found, Lease)>> {
         let (outcome, _) = self.own.get()?;
         let mut left = crate::requests::seconds(seconds)?;
@@ -149,13 +152,13 @@ impl PendingLease {
         }
     }
 
-    /// Stops the prefetch, at once and without waiting; what has come is given back.
+    /// Stops the prefetch, at once and without waiting; the chunks that have come are given back.
     fn cancel(&self) -> PyResult<()> {
         let (outcome, task) = self.own.get()?;
         if let Some(task) = task {
             task.abort();
         }
-        outcome.become_known(State::Taken);
+        outcome.become_known(Ending::Taken);
         Ok(())
     }
 }
