@@ -65,6 +65,7 @@ def test_nothing_waits_for_a_node_that_stands_still():
     nodes = [int(pid) for child in children for pid in child.read_text().split()]
     for node in nodes:
         os.kill(node, signal.SIGSTOP)
+    until(lambda: all(stands_still(node) for node in nodes))
     try:
         pending = [prefetches.start(namespace, chain, patience=10) for _ in range(6)]
         assert [one.wait(0) for one in pending] == [None] * 6
@@ -92,6 +93,11 @@ def test_a_node_that_is_gone_says_so_and_none_at_a_time_are_none(cluster):
     other.stop()
     with pytest.raises(larder_kv.EndedError):
         prefetches.start(namespace, chain, patience=1).wait(10)
+
+
+def stands_still(process: int) -> bool:
+    threads = [file.read_text().rpartition(") ")[2] for file in Path(f"/proc/{process}/task").glob("*/stat")]
+    return all(thread.startswith("T") for thread in threads)
 
 
 def taken(pending: larder_kv.PendingLease) -> tuple[larder_kv.Found, larder_kv.Lease]:
