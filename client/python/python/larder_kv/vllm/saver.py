@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +19,10 @@ from larder_kv.vllm.transfer import LayerGate
 
 logger = logging.getLogger("vllm.larder")
 
+TOKEN_FIRST_SECONDS = 0.003
+"""How long a save waits behind its step: the engine's thread samples the step's tokens and hands them out meanwhile, and needs the
+interpreter's lock and the processors for that."""
+
 
 @dataclass
 class SaveJob:
@@ -28,8 +33,10 @@ class SaveJob:
     """The layers that the step has computed."""
     cancelled: bool = False
     chunks: int = field(init=False)
+    not_before: float = field(init=False)
 
     def __post_init__(self) -> None:
+        self.not_before = time.monotonic() + TOKEN_FIRST_SECONDS
         self.chunks = len(self.save.hashes) - self.save.first_chunk
 
 
@@ -151,6 +158,7 @@ class Saver:
     def _run(self) -> None:
         while (jobs := self._work.get()) is not None:
             if jobs[0].save.attempt is None:
+                time.sleep(max(jobs[0].not_before - time.monotonic(), 0))
                 self._end(jobs[0], self._save(jobs[0], self._write))
             else:
                 self._hand_over(jobs)
