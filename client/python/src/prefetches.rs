@@ -54,8 +54,18 @@ enum Ending {
 }
 
 impl Outcome {
-    fn become_known(&self, state: Ending) {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+    /// Ends the prefetch with this result, unless it was cancelled meanwhile: then what came is given back.
+    fn end(&self, result: LeaseResult) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*state, Ending::UnderWay) {
+            *state = Ending::Ended(Box::new(result));
+        }
+        drop(state);
+        self.ended.notify_all();
+    }
+
+    fn cancel(&self) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = Ending::Taken;
         self.ended.notify_all();
     }
 
@@ -92,8 +102,8 @@ impl Prefetches {
     }
 
     /// Asks how much of a prompt can be served, has the node bring it, and leases what has come after `patience` seconds at the
-    /// latest, as `lookup_and_prefetch` and `collect` do. The request is sent before this returns, unless too many are under way;
-    /// nothing is waited for.
+    /// latest, as `lookup_and_prefetch` and `collect` do. The request is sent before this returns, unless `at_most` prefetches are
+    /// under way. This waits for nothing.
     #[pyo3(signature = (namespace: "Namespace", chain: "Chain", *, patience: "float", prompt_tokens: "int | None" = None,
         preempted: "bool" = false, prefill_tokens_per_second: "float | None" = None,
         request: "str | None" = None) -> "PendingLease")]
@@ -122,7 +132,7 @@ impl Prefetches {
             let found = Found::from(ticket.found());
             Ok((found, session.collect(ticket, Wait::TimeoutMs(patience)).await?))
         };
-        let mut task = Box::pin(async move { told.become_known(Ending::Ended(Box::new(bring.await))) });
+        let mut task = Box::pin(async move { told.end(bring.await) });
         // Sends the request here and now: a task would have to wake its thread first.
         let runtime = runtime()?;
         let _entered = runtime.enter();
@@ -158,7 +168,7 @@ impl PendingLease {
         if let Some(task) = task {
             task.abort();
         }
-        outcome.become_known(Ending::Taken);
+        outcome.cancel();
         Ok(())
     }
 }

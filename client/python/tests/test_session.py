@@ -154,6 +154,7 @@ def test_errors_say_what_to_do(cluster, session):
     reserved = small.reserve(others, others.chain_of_tokens(TOKENS))
     with pytest.raises(larder_kv.WindowError):
         small.stage(reserved, 0)
+    assert small.stage_chunks(reserved, []) == [], "a prompt that is there already needs no window"
     few = larder_kv.Session(cluster.sockets[0], window_bytes=2 * BLOCK_BYTES)
     others = few.register(spec("small window"))
     reserved = few.reserve(others, others.chain_of_tokens(TOKENS))

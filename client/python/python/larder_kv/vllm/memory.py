@@ -140,6 +140,8 @@ class Memory:
         """Copies what is to be written of these chunks."""
         for number, pool in enumerate(self._pools):
             written = [chunk for chunk in chunks if number in chunk.pools]
+            if not written:
+                continue
             for layer in [None] if pool.is_uniform else range(pool.pages.layers):
                 group = pool.groups[layer or 0]
                 blocks = [block for chunk in written for block in chunk.blocks[group]]
