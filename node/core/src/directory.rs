@@ -61,4 +61,4 @@ pub struct Page {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

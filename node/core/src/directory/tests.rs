@@ -1,6 +1,6 @@
 //! Tests of the directory's parts together.
 
-mod fixtures;
+pub(crate) mod fixtures;
 mod simulation;
 
 use super::Changes;

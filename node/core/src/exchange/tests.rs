@@ -8,9 +8,10 @@ mod sending;
 mod silence;
 
 use larder_protocol::peer::Class;
-use larder_protocol::table::{Member, MemberState};
+use larder_protocol::table::MemberState;
 
 use super::*;
+use crate::directory::tests::fixtures::member;
 
 /// Node 1 and its exchange, at a time.
 struct Node {
@@ -22,22 +23,12 @@ const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-fn member((number, incarnation): (u16, u64)) -> Member {
-    Member {
-        number: NodeNumber(number),
-        name: format!("node-{number}"),
-        incarnation,
-        peer: ([127, 0, 0, 1], number).into(),
-        http: ([127, 0, 0, 1], number).into(),
-        devices: 1,
-        weight: 1,
-        state: MemberState::Alive,
-    }
-}
-
 /// A table of these nodes in these lives.
 fn table(lives: impl IntoIterator<Item = (u16, u64)>) -> Arc<Table> {
-    Arc::new(Table { members: lives.into_iter().map(member).collect(), ..Table::default() })
+    Arc::new(Table {
+        members: lives.into_iter().map(|(number, incarnation)| member(number, incarnation)).collect(),
+        ..Table::default()
+    })
 }
 
 /// Two streams and 8 credits a peer, which are bytes of [`UNIT`].

@@ -35,7 +35,7 @@ pub(crate) fn table_of_one_home(number: u64, members: &[(u16, u64)]) -> Arc<Tabl
     Arc::new(table)
 }
 
-fn member(number: u16, incarnation: u64) -> Member {
+pub(crate) fn member(number: u16, incarnation: u64) -> Member {
     Member {
         number: NodeNumber(number),
         name: format!("node-{number}"),
