@@ -6,7 +6,7 @@ use std::time::Duration;
 use larder_core::store::Refused;
 use larder_net::trace::Trace;
 use larder_protocol::handoff::InPlace;
-use larder_protocol::session::{Busy, Extent, Leased, Refusal, RefusalCode, Reserved, Response};
+use larder_protocol::session::{Extent, Leased, Reserved, Response};
 
 use super::traces::describe_answer;
 use super::{Answer, GpuActor, ReplyTo};
@@ -80,36 +80,6 @@ impl From<Response> for Answer {
 
 impl From<Refused> for Answer {
     fn from(refused: Refused) -> Self {
-        if let Refused::Busy { what, retry_after_ms } = refused {
-            return Self::from(Response::Busy(Busy { what, retry_after_ms }));
-        }
-        let code = match &refused {
-            Refused::Chain(_) => RefusalCode::Chain,
-            Refused::Namespace(_)
-            | Refused::BlockSize { .. }
-            | Refused::BlockSizes { .. }
-            | Refused::Slices { .. }
-            | Refused::Pools { .. }
-            | Refused::TooManyNamespaces { .. } => RefusalCode::Namespace,
-            Refused::BlockTooLarge { .. }
-            | Refused::WindowTooSmall { .. }
-            | Refused::TooLarge { .. }
-            | Refused::TooManyTensors { .. } => RefusalCode::TooLarge,
-            Refused::Unknown { .. }
-            | Refused::UnknownPin(_)
-            | Refused::NoTensors { .. }
-            | Refused::NoCopy { .. } => RefusalCode::Unknown,
-            Refused::OutsideWindow { .. }
-            | Refused::Sources { .. }
-            | Refused::NotLeased { .. }
-            | Refused::SeveralSlices { .. }
-            | Refused::NotOpen { .. }
-            | Refused::Layers { .. }
-            | Refused::Beyond { .. }
-            | Refused::LayersMissing { .. } => RefusalCode::Place,
-            Refused::OutOfOrder => RefusalCode::Protocol,
-            Refused::Internal | Refused::Busy { .. } => RefusalCode::Internal,
-        };
-        Self::from(Response::Refused(Refusal { code, message: refused.to_string() }))
+        Self::from(Response::from(refused))
     }
 }
