@@ -17,9 +17,9 @@ mod messages;
 mod peers;
 mod perform;
 mod purge;
+mod seen;
 mod siblings;
 mod traces;
-mod why;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use actix::prelude::*;
 use futures_util::stream;
 use larder_core::lookups::Origin;
 use larder_core::store::ids::SessionId;
-use larder_core::store::{self, NamespaceFacts, SessionFacts, StoreLimits};
+use larder_core::store::{self, StoreLimits};
 use larder_core::what_if::{Past, PastLookup};
 use larder_core::{Core, DeviceLimits, Event, Sources};
 use larder_device::thread::DeviceReport;
@@ -45,15 +45,11 @@ use self::disk::Disk;
 pub use self::disk::DiskParts;
 use self::handoff::PeerFollowers;
 use self::lives::Lives;
-pub(crate) use self::messages::PurgeDisk;
-pub use self::messages::{
-    ActorReport, Answer, Ask, AskChain, AskDrain, AskHoldings, AskLookups, AskNamespaces, AskPast, AskPurged,
-    AskReport, BeginPurge, ChainSeen, Client, Close, Drain, EndPurge, Holdings, LimitsAre, LookupsSeen, Open,
-    PastSeen, ProcessGone, PurgePage, ReplyTo, SessionSeen, TakersAre, TenantsAre,
-};
+pub use self::messages::{Answer, Ask, Client, Close, Errand, Open, ReplyTo, ask, tell};
 use self::peers::EndedGrants;
 pub use self::peers::{Fetcher, FollowStarter, Peers};
 use self::perform::Pending;
+pub use self::seen::{ActorReport, ChainSeen, Holdings, LookupsSeen, PastSeen, SessionSeen};
 use self::traces::cause_of;
 
 use crate::arena::{Arena, Renewal};
@@ -376,14 +372,6 @@ impl Handler<Close> for GpuActor {
     }
 }
 
-impl Handler<ProcessGone> for GpuActor {
-    type Result = ();
-
-    fn handle(&mut self, gone: ProcessGone, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| actor.decide(Event::ProcessGone(gone.process), ctx));
-    }
-}
-
 impl Handler<SetPolicy> for GpuActor {
     type Result = ();
 
@@ -417,81 +405,6 @@ impl Handler<PinForAdmin> for GpuActor {
             || Err("the actor begins anew".to_owned()),
             |done| done.map_err(|refused| refused.to_string()),
         )
-    }
-}
-
-impl Handler<LimitsAre> for GpuActor {
-    type Result = ();
-
-    fn handle(&mut self, LimitsAre(limits): LimitsAre, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| actor.decide(Event::LimitsAre(Box::new(limits)), ctx));
-    }
-}
-
-impl Handler<AskReport> for GpuActor {
-    type Result = ActorReport;
-
-    fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> ActorReport {
-        let usage = self.core.usage();
-        let tenants = self.metrics.observe(&usage, self.clock.now());
-        let lookups = self.core.lookup_bytes() + self.past.bytes();
-        self.metrics.remembers(self.core.store().remembered_bytes(), lookups);
-        let of_tenants = self.tenants.iter().zip(self.core.store().tenant_bytes());
-        for (tenant, (held, limit)) in of_tenants.filter(|(tenant, _)| !tenant.is_empty()) {
-            self.metrics.tenant_holds(tenant, held, limit);
-        }
-        let (tokens_asked, tokens_hit) = self.metrics.tokens();
-        let open = self.disk.as_ref().filter(|disk| disk.trouble().is_none());
-        let disk_fill = open.map(|disk| (disk.tier.used_bytes(), disk.tier.capacity_bytes()));
-        let closed = self.disk.as_ref().and_then(Disk::trouble);
-        let disk_trouble = closed.or(self.disk_trouble.as_deref()).map(str::to_owned);
-        let policy = self.core.store().policy();
-        ActorReport { usage, policy, tokens_asked, tokens_hit, tenants, disk_fill, disk_trouble }
-    }
-}
-
-impl Handler<AskPast> for GpuActor {
-    type Result = PastSeen;
-
-    fn handle(&mut self, _: AskPast, _: &mut Self::Context) -> PastSeen {
-        let disk_bytes = self.disk.as_ref().filter(|disk| disk.trouble().is_none());
-        PastSeen {
-            lookups: self.past.lookups().cloned().collect(),
-            disk_bytes: disk_bytes.map_or(0, |disk| disk.tier.capacity_bytes()),
-        }
-    }
-}
-
-impl Handler<AskNamespaces> for GpuActor {
-    type Result = Vec<NamespaceFacts>;
-
-    fn handle(&mut self, _: AskNamespaces, _: &mut Self::Context) -> Vec<NamespaceFacts> {
-        self.core.store().namespaces().collect()
-    }
-}
-
-impl Handler<AskHoldings> for GpuActor {
-    type Result = Holdings;
-
-    fn handle(&mut self, _: AskHoldings, _: &mut Self::Context) -> Holdings {
-        let store = self.core.store();
-        let now = self.clock.elapsed();
-        let seen = |facts: SessionFacts| {
-            let engine = self.clients.get(&facts.session);
-            SessionSeen {
-                client: engine.map(|engine| engine.client.clone()).unwrap_or_default(),
-                namespaces: store.namespaces_of(facts.session).collect(),
-                last: engine
-                    .and_then(|engine| engine.last)
-                    .map(|(request, at)| (request, now.saturating_sub(at))),
-                facts,
-            }
-        };
-        Holdings {
-            sessions: store.session_facts().map(seen).collect(),
-            pins: store.pin_facts(self.clock.now()).collect(),
-            tenants: store.tenant_bytes(),
-        }
     }
 }
 

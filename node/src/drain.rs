@@ -13,14 +13,14 @@ use std::time::Duration;
 
 use actix::Addr;
 use futures_util::future::join_all;
-use larder_core::{DrainOrder, DrainProgress};
+use larder_core::{DrainOrder, DrainProgress, Event};
 use larder_net::coordinator_client::Known;
 use larder_protocol::drain::{AfterDrain, DrainCommand, DrainCounts, DrainReport, DrainStart};
 use larder_protocol::table::{Holder, MemberState};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::actor::{AskDrain, Drain, GpuActor, TakersAre};
+use crate::actor::{GpuActor, ask, tell};
 use crate::clock::Clock;
 
 /// The node's drain. Cloning shares.
@@ -232,7 +232,7 @@ impl Drains {
             }
             self.0.drains.send_replace(false);
             for actor in actors {
-                _ = actor.send(Drain(None)).await;
+                _ = actor.send(tell(Event::DrainCancelled)).await;
             }
         }
     }
@@ -251,10 +251,11 @@ impl Drains {
                 self.tell(wish, &takers, actors).await;
                 told = (Some(wish), takers);
             }
-            let asked = actors.iter().map(|actor| actor.send(AskDrain));
+            let asked = actors.iter().map(|actor| actor.send(ask(GpuActor::drain_progress)));
             // An actor that began a new life has nothing to move.
             let over = DrainProgress { is_over: true, ..DrainProgress::default() };
-            let progress = join_all(asked).await.into_iter().map(|said| said.ok().flatten().unwrap_or(over));
+            let progress =
+                join_all(asked).await.into_iter().map(|said| said.ok().flatten().flatten().unwrap_or(over));
             let progress: Vec<DrainProgress> = progress.collect();
             let chunks = progress
                 .iter()
@@ -282,8 +283,8 @@ impl Drains {
         };
         for actor in actors {
             // Errors: the actor is stopping.
-            _ = actor.send(TakersAre(takers.to_vec())).await;
-            _ = actor.send(Drain(Some(order))).await;
+            _ = actor.send(tell(Event::TakersAre(takers.to_vec()))).await;
+            _ = actor.send(tell(Event::Drain(order))).await;
         }
     }
 

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use actix::{Addr, Handler, Message};
+use actix::Addr;
 use actix_web::web::{Data, PayloadConfig, ServiceConfig, get, post};
 use actix_web::{HttpRequest, HttpResponse, error};
 use futures_util::StreamExt as _;
@@ -26,6 +26,7 @@ use larder_net::http::{Open, in_pieces};
 use larder_protocol::drain::{DrainCounts, DrainReport};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
 
 pub use self::counters::{LinkStatus, TierHits, UsageStatus};
 pub(crate) use self::doctor::{Examiner, Findings};
@@ -35,7 +36,7 @@ pub use self::prefixes::PrefixStatus;
 pub(crate) use self::what_if::Progress;
 pub use self::what_if::{PlayedStatus, TriedStatus, WhatIfStatus};
 pub use self::why::{ChainStatus, EvictedStatus, LookupStatus, OtherStatus, RunStatus, StayStatus};
-use crate::actor::{ActorReport, AskReport, GpuActor};
+use crate::actor::{ActorReport, GpuActor, ask};
 use crate::clock::Clock;
 use crate::cluster::ClusterStatus;
 use crate::drain::Drains;
@@ -263,13 +264,8 @@ async fn ready(state: Data<Arc<State>>) -> HttpResponse {
     if state.drains.get().is_some_and(Drains::is_draining) {
         return HttpResponse::ServiceUnavailable().body("the node drains\n");
     }
-    let silent: Vec<u16> = state
-        .ask()
-        .await
-        .into_iter()
-        .filter(|(_, report)| report.is_none())
-        .map(|(device, _)| device)
-        .collect();
+    let reports = state.reports().await.into_iter();
+    let silent: Vec<u16> = reports.filter(|(_, report)| report.is_none()).map(|(device, _)| device).collect();
     if silent.is_empty() {
         return HttpResponse::Ok().body("ok\n");
     }
@@ -277,7 +273,7 @@ async fn ready(state: Data<Arc<State>>) -> HttpResponse {
 }
 
 async fn metrics(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
-    for (device, report) in state.ask().await {
+    for (device, report) in state.reports().await {
         state.metrics.actor_is_up(device, report.is_some());
     }
     // Brings its gauges up to date.
@@ -311,7 +307,7 @@ async fn events(state: Data<Arc<State>>, request: HttpRequest) -> HttpResponse {
 }
 
 async fn status(state: &State) -> Status {
-    let reports = state.ask().await;
+    let reports = state.reports().await;
     let cluster = state.cluster.get().map(|report| report());
     let joined_as =
         cluster.as_ref().map(|cluster| cluster.incarnation).filter(|&incarnation| incarnation > 0);
@@ -353,20 +349,25 @@ fn drain_status(report: DrainReport) -> DrainStatus {
 
 impl State {
     /// Every actor's report, or none if it does not answer in time.
-    async fn ask(&self) -> Vec<(u16, Option<ActorReport>)> {
-        self.ask_actors(|| AskReport).await
+    async fn reports(&self) -> Vec<(u16, Option<ActorReport>)> {
+        self.ask_each(GpuActor::report).await.collect()
     }
 
-    /// Every actor's answer, or none if it does not answer in time.
-    async fn ask_actors<M>(&self, message: impl Fn() -> M) -> Vec<(u16, Option<M::Result>)>
-    where
-        M: Message<Result: Send> + Send + 'static,
-        GpuActor: Handler<M>,
-    {
+    /// The answers of the actors that answer in time.
+    async fn ask_actors<T: Send + 'static>(
+        &self,
+        what: impl FnOnce(&mut GpuActor) -> T + Clone + Send + 'static,
+    ) -> impl Iterator<Item = (u16, T)> {
+        self.ask_each(what).await.filter_map(|(device, answer)| Some((device, answer?)))
+    }
+
+    async fn ask_each<T: Send + 'static>(
+        &self,
+        what: impl FnOnce(&mut GpuActor) -> T + Clone + Send + 'static,
+    ) -> impl Iterator<Item = (u16, Option<T>)> {
         let actors = self.actors.get().into_iter().flatten();
-        let asked = actors.map(|(_, actor)| tokio::time::timeout(ACTOR_DEADLINE, actor.send(message())));
-        let answers = join_all(asked).await.into_iter().map(|answer| answer.ok().and_then(Result::ok));
-        (0..).zip(answers).collect()
+        let asked = actors.map(|(_, actor)| timeout(ACTOR_DEADLINE, actor.send(ask(what.clone()))));
+        (0..).zip(join_all(asked).await.into_iter().map(|answer| answer.ok()?.ok()?))
     }
 }
 

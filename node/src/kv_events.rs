@@ -37,7 +37,7 @@ use tokio::sync::broadcast::error::RecvError;
 use self::publisher::Publisher;
 use self::replay::{Ask, Old, Replay};
 use self::told::{Event, Told, tell, tell_late};
-use crate::actor::{AskNamespaces, GpuActor};
+use crate::actor::{GpuActor, ask};
 use crate::config::{EventHashes, EventTokens, KvEventsConfig};
 use crate::described::{Descriptions, Name};
 use crate::events::{AskPage, Batch, Feed};
@@ -245,7 +245,7 @@ impl KvEvents {
             // What has gone from all of them is forgotten, so that there are never more than they know.
             self.namespaces.clear();
             for (_, actor) in actors {
-                for facts in actor.send(AskNamespaces).await.ok()? {
+                for facts in actor.send(ask(GpuActor::namespaces)).await.ok()?? {
                     let topic = self.topic.replace("{node}", &self.node);
                     let topic = topic.replace("{tenant}", &facts.tenant).replace("{model}", &facts.model);
                     let known = Known {

@@ -15,11 +15,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use actix::Addr;
+use larder_core::Event;
 use larder_core::store::ids::{ProcessId, TenantId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::watch;
 
-use crate::actor::{GpuActor, ProcessGone};
+use crate::actor::{GpuActor, tell};
 
 use socket_process::Exit;
 pub use socket_process::{PeerError, SocketProcess};
@@ -125,7 +126,7 @@ impl Processes {
             process.gone.send_replace(true);
         }
         for actor in &*self.actors {
-            if actor.send(ProcessGone { process: id }).await.is_err() {
+            if actor.send(tell(Event::ProcessGone(id))).await.is_err() {
                 tracing::debug!(process = id.0, "an actor has stopped before a process was gone");
             }
         }

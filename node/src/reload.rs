@@ -8,12 +8,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use actix::Addr;
+use larder_core::Event;
 use larder_core::store::StoreLimits;
 use larder_net::reload::{differences, in_one_line, when_to_reload};
 use larder_protocol::reload::{ChangedSetting, Reloaded};
 use tokio::sync::{Mutex, mpsc, oneshot};
 
-use crate::actor::{GpuActor, LimitsAre};
+use crate::actor::{GpuActor, tell};
 use crate::config::{Config, TenantConfig};
 use crate::drain::Drains;
 use crate::exchange::{PeerActor, SetPace, SetPolicy};
@@ -185,7 +186,8 @@ impl Changeable {
         for (actor, limits) in self.actors.iter().zip(&limits.actors) {
             // Errors: the actor is stopping.
             let tenant_bytes = self.tenants.bytes(tenants, &limits.store.tenant_bytes);
-            _ = actor.send(LimitsAre(StoreLimits { tenant_bytes, ..limits.store.clone() })).await;
+            let limits_are = Event::LimitsAre(Box::new(StoreLimits { tenant_bytes, ..limits.store.clone() }));
+            _ = actor.send(tell(limits_are)).await;
             if has_other_policy {
                 _ = actor.send(SetPolicy(limits.store.policy)).await;
             }

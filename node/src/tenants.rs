@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use larder_core::store::ids::TenantId;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::actor::TenantsAre;
+use crate::actor::Errand;
 use crate::limits::{Limits, TenantLimits};
 use crate::session::{BindError, Listener, Listening, SessionSettings};
 use crate::window::WindowBudget;
@@ -207,8 +207,9 @@ impl Doors {
         for (actor, actor_limits) in self.settings.actors.iter().zip(&limits.actors) {
             let bytes = self.tenants.bytes(&limits.tenants, &actor_limits.store.tenant_bytes);
             let names = self.tenants.all().into_iter().map(|tenant| tenant.name);
+            let tenants = names.zip(bytes).collect();
             // An error: the actor is stopping.
-            _ = actor.address.send(TenantsAre(names.zip(bytes).collect())).await;
+            _ = actor.address.send(Errand::new(|actor, ctx| actor.tenants_are(tenants, ctx))).await;
         }
     }
 

@@ -7,7 +7,6 @@ use larder_protocol::peer::{PeerRequest, PeerResponse};
 use tokio::sync::oneshot;
 
 use super::GpuActor;
-use super::messages::{AskDrain, Drain, TakersAre};
 use crate::exchange::{AskPeer, TakeChunks};
 use larder_net::trace::Trace;
 use std::time::Duration;
@@ -76,30 +75,6 @@ impl Handler<TakeChunks> for GpuActor {
 
     fn handle(&mut self, asked: TakeChunks, ctx: &mut Self::Context) -> Self::Result {
         self.guard(ctx, |actor, ctx| actor.take(asked, ctx)).unwrap_or_else(|| Response::reply(None))
-    }
-}
-
-impl Handler<Drain> for GpuActor {
-    type Result = ();
-
-    fn handle(&mut self, Drain(order): Drain, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| actor.decide(order.map_or(Event::DrainCancelled, Event::Drain), ctx));
-    }
-}
-
-impl Handler<TakersAre> for GpuActor {
-    type Result = ();
-
-    fn handle(&mut self, TakersAre(takers): TakersAre, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| actor.decide(Event::TakersAre(takers), ctx));
-    }
-}
-
-impl Handler<AskDrain> for GpuActor {
-    type Result = MessageResult<AskDrain>;
-
-    fn handle(&mut self, _: AskDrain, _: &mut Self::Context) -> Self::Result {
-        MessageResult(self.core.drain_progress())
     }
 }
 

@@ -6,13 +6,10 @@ use actix::prelude::*;
 use larder_core::store::{PurgedKeys, PurgedPage};
 use larder_core::{Event, PurgeStep};
 use larder_protocol::purge::{PurgeMode, PurgeScope};
+use tokio::sync::oneshot::Receiver;
 
 use super::GpuActor;
-use super::messages::{AskPurged, BeginPurge, EndPurge, PurgeDisk, PurgePage, TenantsAre};
 use crate::disk::{DiskPurge, PurgedSegment, Refused};
-
-/// A segment of the disk, or the reason why there is none.
-pub(crate) type OnDisk = Result<PurgedSegment, Refused>;
 
 impl GpuActor {
     /// Takes the core's result for a page.
@@ -20,19 +17,27 @@ impl GpuActor {
         self.pending.purged = Some((page, writes));
     }
 
-    /// The names of a purge's chunks, including chunks on disk of tenants that are not served.
-    fn purged_keys(&self, scope: &PurgeScope) -> PurgedKeys {
-        let mut keys = self.core.store().purged_keys(scope);
-        let strangers = self.disk.iter().flat_map(|disk| &disk.strangers);
-        for stranger in
-            strangers.filter(|stranger| matches!(scope, PurgeScope::Tenant(name) if *name == stranger.tenant))
-        {
-            keys.add(stranger.fingerprint());
-        }
-        keys
+    /// Has the core remove or count some chunks of a purge; also returns how many of its chunks are being written.
+    pub(crate) fn purge_page(
+        &mut self,
+        page: PurgeStep,
+        ctx: &mut Context<Self>,
+    ) -> Option<(PurgedPage, u64)> {
+        self.decide(Event::Purge(page), ctx);
+        self.pending.purged.take()
     }
 
-    fn tenants_are(&mut self, tenants: Vec<(String, u64)>, ctx: &mut Context<Self>) {
+    /// Purges a segment of the disk, the one behind a position; `None` if there is no disk.
+    pub(crate) fn purge_disk(
+        &mut self,
+        purge: DiskPurge,
+        after: u64,
+    ) -> Option<Result<Receiver<Option<PurgedSegment>>, Refused>> {
+        self.disk.as_ref().map(|disk| disk.tier.purge(purge, after))
+    }
+
+    /// These tenants are served from now on, by number, with the bytes of extents that each may hold.
+    pub(crate) fn tenants_are(&mut self, tenants: Vec<(String, u64)>, ctx: &mut Context<Self>) {
         let left = self.tenants.iter().zip(&tenants);
         let left = left.filter(|(before, (_, bytes))| !before.is_empty() && *bytes == 0);
         let left: Vec<PurgeScope> = left.map(|(name, _)| PurgeScope::Tenant(name.clone())).collect();
@@ -68,64 +73,5 @@ impl GpuActor {
             }
             Err(Refused::Closed) => {}
         }
-    }
-}
-
-impl Handler<TenantsAre> for GpuActor {
-    type Result = ();
-
-    fn handle(&mut self, TenantsAre(tenants): TenantsAre, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| actor.tenants_are(tenants, ctx));
-    }
-}
-
-impl Handler<AskPurged> for GpuActor {
-    type Result = MessageResult<AskPurged>;
-
-    fn handle(&mut self, AskPurged(scope): AskPurged, _: &mut Self::Context) -> Self::Result {
-        MessageResult(self.purged_keys(&scope))
-    }
-}
-
-impl Handler<BeginPurge> for GpuActor {
-    type Result = ();
-
-    fn handle(&mut self, BeginPurge(purge, scope): BeginPurge, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| actor.decide(Event::Purge(PurgeStep::Begin(purge, scope)), ctx));
-    }
-}
-
-impl Handler<PurgePage> for GpuActor {
-    type Result = MessageResult<PurgePage>;
-
-    fn handle(&mut self, ask: PurgePage, ctx: &mut Self::Context) -> Self::Result {
-        let PurgePage { purge, scope, mode, from } = ask;
-        let page = PurgeStep::Page { purge, scope, mode, from };
-        self.guard(ctx, |actor, ctx| actor.decide(Event::Purge(page), ctx));
-        MessageResult(self.pending.purged.take())
-    }
-}
-
-impl Handler<EndPurge> for GpuActor {
-    type Result = ();
-
-    fn handle(&mut self, EndPurge(purge): EndPurge, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| actor.decide(Event::Purge(PurgeStep::End(purge)), ctx));
-    }
-}
-
-impl Handler<PurgeDisk> for GpuActor {
-    type Result = ResponseFuture<Option<OnDisk>>;
-
-    fn handle(&mut self, PurgeDisk(purge, after): PurgeDisk, _: &mut Self::Context) -> Self::Result {
-        let Some(ordered) = self.disk.as_ref().map(|disk| disk.tier.purge(purge, after)) else {
-            return Box::pin(async { None });
-        };
-        Box::pin(async move {
-            Some(match ordered {
-                Ok(purged) => purged.await.ok().flatten().ok_or(Refused::Closed),
-                Err(refused) => Err(refused),
-            })
-        })
     }
 }

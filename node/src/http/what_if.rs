@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::State;
-use crate::actor::{ActorReport, AskPast, PastSeen};
+use crate::actor::{ActorReport, GpuActor, PastSeen};
 
 /// The body of `GET /what_if`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -108,10 +108,10 @@ pub(super) async fn what_if(state: &State) -> WhatIfStatus {
 
 /// The lookups of all actors, and the present cache; `None` if nothing is cached.
 pub(super) async fn seen(state: &State) -> (Vec<PastLookup>, Option<Present>) {
-    let reports: Vec<ActorReport> = state.ask().await.into_iter().filter_map(|(_, report)| report).collect();
-    let seen = state.ask_actors(|| AskPast).await.into_iter().filter_map(|(_, seen)| seen);
+    let reports: Vec<ActorReport> =
+        state.ask_actors(GpuActor::report).await.map(|(_, report)| report).collect();
     let (mut lookups, mut disk_bytes) = (Vec::<PastLookup>::new(), 0);
-    for PastSeen { lookups: of_actor, disk_bytes: of_disk } in seen {
+    for (_, PastSeen { lookups: of_actor, disk_bytes: of_disk }) in state.ask_actors(GpuActor::past).await {
         lookups.extend(of_actor);
         disk_bytes += of_disk;
     }

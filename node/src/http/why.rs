@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 
 use super::State;
 use super::show::{Arguments, Refused};
-use crate::actor::{AskChain, AskLookups, ChainSeen, LookupsSeen};
+use crate::actor::{ChainSeen, LookupsSeen};
 use crate::metrics::tier_name;
 
 /// A lookup in the body of `GET /lookups`, a list, the newest first.
@@ -155,10 +155,9 @@ pub(super) async fn lookups(state: &State, arguments: &Arguments) -> Result<Vec<
     let shows_hashes = filter.request.is_some() || filter.trace_id.is_some();
     let most = filter.most;
     let now = Now::of(state);
-    let answers = state.ask_actors(|| AskLookups(filter.clone())).await;
+    let seen = state.ask_actors(move |actor| actor.last_lookups(&filter)).await;
+    let seen: Vec<(u16, LookupsSeen)> = seen.collect();
     let tenant = |tenant| state.tenant(tenant);
-    let seen: Vec<(u16, LookupsSeen)> =
-        answers.into_iter().filter_map(|(device, seen)| Some((device, seen?))).collect();
     let named: Vec<(u16, String, LookupRecord, Vec<OtherNamespace>)> = seen
         .iter()
         .flat_map(|(device, seen)| {
@@ -196,9 +195,9 @@ pub(super) async fn explain(state: &State, body: &[u8]) -> Result<Vec<ChainStatu
     let fingerprint = Fingerprint(parse(&asked.fingerprint)?.0);
     let hashes: Vec<ChunkHash> = asked.hashes.iter().map(parse).collect::<Result<_, _>>()?;
     let now = Now::of(state);
-    let answers = state.ask_actors(|| AskChain { fingerprint, hashes: hashes.clone() }).await;
-    let seen: Vec<(u16, ChainSeen)> =
-        answers.into_iter().filter_map(|(device, seen)| Some((device, seen?))).collect();
+    let asked = hashes.clone();
+    let seen = state.ask_actors(move |actor| actor.chain(&fingerprint, &asked)).await;
+    let seen: Vec<(u16, ChainSeen)> = seen.collect();
     // An error: nobody closes it.
     let _searching = SEARCHES.acquire().await;
     let shown = tokio::task::spawn_blocking(move || {
