@@ -16,7 +16,6 @@ mod lives;
 mod messages;
 mod peers;
 mod perform;
-mod purge;
 mod seen;
 mod siblings;
 mod traces;
@@ -79,7 +78,6 @@ pub struct GpuActor {
     device_reports: Option<mpsc::UnboundedReceiver<DeviceReport>>,
     metrics: ActorMetrics,
     clock: Clock,
-    tenants: Arc<[String]>,
     /// Write windows of the sessions that have one.
     windows: HashMap<SessionId, Arc<Window>>,
     /// The engines behind the open sessions.
@@ -175,7 +173,7 @@ impl GpuActor {
         };
         let (sender, receiver) = mpsc::unbounded_channel();
         let (device_lane, device_reports) = DeviceLane::new(place, device_limits.orders);
-        let mut core = Core::new(store, sources, device_limits, Arc::clone(&tenants));
+        let mut core = Core::new(store, sources, device_limits, tenants);
         // No extent is in use before its memory is there.
         core.wait_for_memory();
         Self {
@@ -187,7 +185,6 @@ impl GpuActor {
             device_reports: Some(device_reports),
             metrics,
             clock,
-            tenants,
             windows: HashMap::new(),
             clients: HashMap::new(),
             renewals: Vec::new(),

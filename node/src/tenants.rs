@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use larder_core::Event;
 use larder_core::store::ids::TenantId;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::actor::Errand;
+use crate::actor::tell;
 use crate::limits::{Limits, TenantLimits};
 use crate::session::{BindError, Listener, Listening, SessionSettings};
 use crate::window::WindowBudget;
@@ -207,9 +208,8 @@ impl Doors {
         for (actor, actor_limits) in self.settings.actors.iter().zip(&limits.actors) {
             let bytes = self.tenants.bytes(&limits.tenants, &actor_limits.store.tenant_bytes);
             let names = self.tenants.all().into_iter().map(|tenant| tenant.name);
-            let tenants = names.zip(bytes).collect();
             // An error: the actor is stopping.
-            _ = actor.address.send(Errand::new(|actor, ctx| actor.tenants_are(tenants, ctx))).await;
+            _ = actor.address.send(tell(Event::TenantsAre(names.zip(bytes).collect()))).await;
         }
     }
 

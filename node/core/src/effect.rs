@@ -16,8 +16,8 @@ use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 use crate::cause::Cause;
 use crate::directory::Page;
 use crate::event::{
-    Below, CopyNumber, DeviceCopyNumber, OrderNumber, QuestionId, ReadId, RecallId, RequestId, TakeNumber,
-    WriteNumber,
+    Below, CopyNumber, DeviceCopyNumber, OrderNumber, QuestionId, ReadId, RecallId, RequestId, SegmentVisit,
+    TakeNumber, WriteNumber,
 };
 use crate::placement::Placement;
 use crate::reports::Reporter;
@@ -274,6 +274,16 @@ pub enum Effect {
     },
     /// Offers a node chunks that are evicted here: [`Event::OfferEnded`](crate::Event::OfferEnded) answers.
     Offer(Offered),
+    /// Visits a segment of the disk, the one behind a position: [`Event::SegmentVisited`](crate::Event::SegmentVisited)
+    /// answers.
+    VisitSegment {
+        /// The purpose.
+        visit: SegmentVisit,
+        /// The position.
+        after: u64,
+    },
+    /// A tenant is no longer served: what counts for it goes.
+    TenantLeft(String),
     /// Answers a page of a purge.
     Purged {
         /// The purge.

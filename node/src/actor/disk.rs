@@ -1,18 +1,20 @@
-//! The actor's disk at the start and afterwards: the actor learns which chunks are on it, and which have left.
+//! The actor's disk beside its reads and writes: the chunks on it, at the start and afterwards, and their namespaces.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use larder_core::store::ids::{ChunkKey, TenantId};
-use larder_core::{Description, Event};
+use futures_util::FutureExt as _;
+use larder_core::store::ids::ChunkKey;
+use larder_core::{Description, Event, SegmentVisit, Visited};
+use larder_protocol::purge::PurgeMode;
 use larder_protocol::{ChunkRef, Fingerprint};
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::sync::oneshot::error::RecvError;
+use tokio::sync::oneshot::Receiver;
 
 use super::GpuActor;
 use crate::disk::namespaces::{KnownNamespace, NamespaceFolder};
-use crate::disk::{DiskTier, Gone, Refused, SnapshotPage, Why};
+use crate::disk::{DiskPurge, DiskTier, Gone, PurgedSegment, Refused, Why};
 
 /// An actor's disk, as it is handed over.
 pub struct DiskParts {
@@ -36,14 +38,12 @@ pub(super) struct Disk {
     gone: Option<UnboundedReceiver<Gone>>,
     /// Namespaces that were described there when the node started, until the core was told.
     found: Vec<KnownNamespace>,
-    /// Namespaces among them whose tenants are not served.
-    pub(super) strangers: Vec<KnownNamespace>,
 }
 
 impl Disk {
     pub(super) fn new(parts: DiskParts) -> Self {
         let DiskParts { tier, gone, folder, known, .. } = parts;
-        Self { tier, folder, gone: Some(gone), found: known, strangers: Vec::new() }
+        Self { tier, folder, gone: Some(gone), found: known }
     }
 
     /// Why it closed itself.
@@ -60,61 +60,57 @@ impl GpuActor {
             ctx.add_stream(futures_util::stream::poll_fn(move |cx| gone.poll_recv(cx)));
         }
         for known in std::mem::take(&mut disk.found) {
-            self.know_described(known);
+            let (fingerprint, KnownNamespace { tenant, spec }) = (known.fingerprint(), known);
+            match self.core.know(tenant.clone(), fingerprint, spec) {
+                Ok(true) => {}
+                Ok(false) => tracing::warn!(
+                    tenant,
+                    "the disk has chunks of a tenant that is not configured: they are not used"
+                ),
+                Err(error) => tracing::warn!(tenant, %error, "a namespace on disk cannot be used"),
+            }
         }
-        self.recover(0, ctx);
+        self.core.list_disk();
+        self.settle(ctx);
     }
 
-    /// Tells the core of a namespace that is described on disk.
-    fn know_described(&mut self, known: KnownNamespace) {
-        let Some(number) = self.tenants.iter().position(|name| *name == known.tenant) else {
-            tracing::warn!(
-                known.tenant,
-                "the disk has chunks of a tenant that is not configured: they are not used"
-            );
-            self.disk.iter_mut().for_each(|disk| disk.strangers.push(known.clone()));
-            return;
+    /// Lists or purges a segment, the one behind a position.
+    pub(super) fn visit_segment(&mut self, visit: SegmentVisit, after: u64, ctx: &mut Context<Self>) {
+        let done = |held, next| Visited::Done { held, next };
+        let visited = self.disk.as_ref().map(|Disk { tier, .. }| match &visit {
+            SegmentVisit::List => tier.snapshot(after).map(|page| {
+                let page = page.map(|page| page.ok().flatten());
+                page.map(move |page| page.map(|page| done(page.held, page.next))).boxed_local()
+            }),
+            SegmentVisit::Purge(keys) => {
+                let purge = DiskPurge { keys: Arc::clone(keys), mode: PurgeMode::Remove };
+                tier.purge(purge, after).map(|purged| {
+                    let purged = purged.map(|purged| purged.ok().flatten());
+                    purged.map(move |purged| purged.map(|purged| done(Vec::new(), purged.next))).boxed_local()
+                })
+            }
+        });
+        let result = match visited {
+            Some(Ok(visited)) => {
+                let finish = visited.into_actor(self).map(move |result, actor, ctx| {
+                    let result = result.unwrap_or(Visited::Closed);
+                    actor.decide(Event::SegmentVisited { visit, after, result }, ctx);
+                });
+                return self.spawn(ctx, finish);
+            }
+            Some(Err(Refused::Busy)) => Visited::Busy,
+            Some(Err(Refused::Closed)) | None => Visited::Closed,
         };
-        let fingerprint = known.fingerprint();
-        let KnownNamespace { tenant, spec } = known;
-        if let Err(error) = self.core.know(TenantId(number as u16), fingerprint, spec) {
-            tracing::warn!(tenant, %error, "a namespace on disk cannot be used");
-        }
+        self.tell(Event::SegmentVisited { visit, after, result });
     }
 
-    /// Learns the disk's chunks of tenants that were not served when the node started.
-    pub(super) fn know_strangers(&mut self, ctx: &mut Context<Self>) {
-        let Some(disk) = &mut self.disk else { return };
-        let is_served = |known: &KnownNamespace| self.tenants.contains(&known.tenant);
-        let (served, strangers) = std::mem::take(&mut disk.strangers).into_iter().partition(is_served);
-        let served: Vec<KnownNamespace> = served;
-        disk.strangers = strangers;
-        if !served.is_empty() {
-            served.into_iter().for_each(|known| self.know_described(known));
-            self.recover(0, ctx);
-        }
-    }
-
-    /// Asks for the content after a position, a segment at a time.
-    pub(super) fn recover(&mut self, after: u64, ctx: &mut Context<Self>) {
-        let Some(disk) = &self.disk else { return };
-        match disk.tier.snapshot(after) {
-            Ok(page) => {
-                self.spawn(ctx, page.into_actor(self).map(|page, actor, ctx| actor.recovered(page, ctx)));
-            }
-            Err(Refused::Busy) => {
-                self.later(ctx, RETRY, move |actor, ctx| actor.recover(after, ctx));
-            }
-            Err(Refused::Closed) => {}
-        }
-    }
-
-    fn recovered(&mut self, page: Result<Option<SnapshotPage>, RecvError>, ctx: &mut Context<Self>) {
-        let Ok(Some(SnapshotPage { held, next })) = page else { return };
-        self.decide(Event::Recovered { held, is_all: next.is_none() }, ctx);
-        if let Some(next) = next {
-            self.recover(next, ctx);
-        }
+    /// Purges a segment for an admin; `None` if there is no disk.
+    pub(crate) fn purge_disk(
+        &mut self,
+        purge: DiskPurge,
+        after: u64,
+    ) -> Option<Result<Receiver<Option<PurgedSegment>>, Refused>> {
+        self.disk.as_ref().map(|disk| disk.tier.purge(purge, after))
     }
 
     pub(super) fn remove_from_disk(&self, key: ChunkKey) {
@@ -194,6 +190,3 @@ impl StreamHandler<Gone> for GpuActor {
     /// The tier holds the sender: the stream ends only with the actor.
     fn finished(&mut self, _: &mut Self::Context) {}
 }
-
-/// The pause before a busy disk is asked again.
-pub(super) const RETRY: Duration = Duration::from_millis(20);

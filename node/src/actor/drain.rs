@@ -18,7 +18,7 @@ impl GpuActor {
             Effect::Offer(offered) => self.offer(offered, ctx),
             Effect::AskToTake(order) => self.ask_to_take(order, ctx),
             Effect::Taken { take, taken } => self.answer_take(take, taken),
-            Effect::Purged { page, writes, .. } => self.purged(page, writes),
+            Effect::Purged { page, writes, .. } => self.pending.purged = Some((page, writes)),
             effect => unreachable!("{effect:?} moves nothing"),
         }
     }

@@ -116,7 +116,6 @@ impl GpuActor {
         }
         self.lives.told.send_replace(life);
         self.return_extents(ctx);
-        self.recover(0, ctx);
         self.settle(ctx);
     }
 

@@ -180,6 +180,8 @@ impl GpuActor {
             Effect::Knows { namespace, tenant_name, fingerprint } => {
                 self.metrics.know(namespace, &tenant_name, &fingerprint.to_string());
             }
+            Effect::VisitSegment { visit, after } => self.visit_segment(visit, after, ctx),
+            Effect::TenantLeft(name) => self.metrics.tenant_left(&name),
             Effect::Stale { holder, fingerprint, chunks } => {
                 self.tell_stale(Stale { holder, fingerprint, chunks });
             }
@@ -276,7 +278,7 @@ impl GpuActor {
     /// Notes in the audit log that an engine keeps chunks from eviction, or does so no more.
     fn note_pin(&self, session: SessionId, request: &'static str, answer: &Answer) {
         let facts = self.core.store().session_facts().find(|facts| facts.session == session);
-        let tenant = facts.and_then(|facts| self.tenants.get(usize::from(facts.tenant.0)));
+        let tenant = facts.and_then(|facts| self.core.tenants().get(usize::from(facts.tenant.0)));
         let client = self.clients.get(&session).map(|engine| engine.client.clone()).unwrap_or_default();
         let by = engine_name(tenant.map_or("", String::as_str), &client.name, client.pid);
         match &answer.response {

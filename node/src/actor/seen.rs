@@ -1,14 +1,16 @@
-//! What an actor shows of itself: to metrics, to operators, and to those who try other caches.
+//! What an actor shows of itself: to metrics, to operators, to admins who purge, and to those who try other caches.
 
 use std::time::Duration;
 
-use larder_core::DrainProgress;
+use actix::Context;
 use larder_core::lookups::{ChunkOutcome, LookupFilter, LookupRecord, OutcomeRun};
 use larder_core::store::policy::PolicyName;
 use larder_core::store::{
-    NamespaceFacts, OtherNamespace, PinFacts, PurgedKeys, RememberedEvictions, SessionFacts, Stay, Usage,
+    NamespaceFacts, OtherNamespace, PinFacts, PurgedKeys, PurgedPage, RememberedEvictions, SessionFacts,
+    Stay, Usage,
 };
 use larder_core::what_if::PastLookup;
+use larder_core::{DrainProgress, Event, PurgeStep};
 use larder_protocol::purge::PurgeScope;
 use larder_protocol::{ChunkHash, Fingerprint};
 
@@ -99,7 +101,7 @@ impl GpuActor {
         let tenants = self.metrics.observe(&usage, self.clock.now());
         let lookups = self.core.lookup_bytes() + self.past.bytes();
         self.metrics.remembers(self.core.store().remembered_bytes(), lookups);
-        let of_tenants = self.tenants.iter().zip(self.core.store().tenant_bytes());
+        let of_tenants = self.core.tenants().iter().zip(self.core.store().tenant_bytes());
         for (tenant, (held, limit)) in of_tenants.filter(|(tenant, _)| !tenant.is_empty()) {
             self.metrics.tenant_holds(tenant, held, limit);
         }
@@ -192,15 +194,18 @@ impl GpuActor {
         missing.map(|hash| self.core.store().others_like(fingerprint, hash)).unwrap_or_default()
     }
 
-    /// The names of a purge's chunks, including chunks on disk of tenants that are not served.
+    /// The names of a purge's chunks.
     pub(crate) fn purged_keys(&mut self, scope: &PurgeScope) -> PurgedKeys {
-        let mut keys = self.core.store().purged_keys(scope);
-        let strangers = self.disk.iter().flat_map(|disk| &disk.strangers);
-        for stranger in
-            strangers.filter(|stranger| matches!(scope, PurgeScope::Tenant(name) if *name == stranger.tenant))
-        {
-            keys.add(stranger.fingerprint());
-        }
-        keys
+        self.core.purged_keys(scope)
+    }
+
+    /// Has the core remove or count some chunks of a purge; also returns how many of its chunks are being written.
+    pub(crate) fn purge_page(
+        &mut self,
+        page: PurgeStep,
+        ctx: &mut Context<Self>,
+    ) -> Option<(PurgedPage, u64)> {
+        self.decide(Event::Purge(page), ctx);
+        self.pending.purged.take()
     }
 }

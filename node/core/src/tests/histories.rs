@@ -12,6 +12,7 @@ mod memory;
 
 use std::collections::{BTreeSet, HashMap};
 
+use larder_protocol::ChunkRef;
 use larder_protocol::handoff::{AskInPlace, Follow, HandOver, InPlace, Writer};
 use larder_protocol::peer::Class;
 use larder_protocol::purge::{NamespaceName, PurgeMode, PurgeScope};
@@ -22,7 +23,8 @@ use crate::reports::Reporter;
 use crate::store::ids::ChunkKey;
 use crate::store::{BlockMove, ChunkWrite, Granted, News, Place};
 use crate::{
-    CopyAnswer, CopyNumber, Description, FollowOrder, LayersArrived, PurgeStep, WriteNumber, Written,
+    CopyAnswer, CopyNumber, Description, FollowOrder, LayersArrived, PurgeStep, SegmentVisit, Visited,
+    WriteNumber, Written,
 };
 use memory::{Memory, Name, PIECE, Range, Reading, meet, range, reading};
 
@@ -88,6 +90,7 @@ enum Open {
     Write(WriteNumber, Vec<Range>),
     Describe(Fingerprint),
     Forget(Vec<Fingerprint>),
+    Visit(SegmentVisit, u64),
     /// A tier's thread failed: it may write there for ever.
     Lost(Vec<(Range, Name)>),
 }
@@ -202,13 +205,18 @@ impl History {
 
     /// What was on disk before is told.
     fn recover(&mut self) {
+        let result = Visited::Done { held: self.some_on_disk(), next: None };
+        self.tell(Event::SegmentVisited { visit: SegmentVisit::List, after: 0, result });
+    }
+
+    fn some_on_disk(&mut self) -> Vec<(Fingerprint, ChunkRef, PoolSet)> {
         let mut held = Vec::new();
         for _ in 0..self.random.usize(..4) {
             let tenant = self.random.u16(..2);
             let (space, chain) = self.prompt(tenant);
             held.extend((0..chain.len()).map(|at| (space.fingerprint, chain.chunk(at), PoolSet::ANY)));
         }
-        self.tell(Event::Recovered { held, is_all: true });
+        held
     }
 
     fn tell(&mut self, event: Event) {
@@ -269,6 +277,7 @@ impl History {
                 Effect::Write { number, write } => self.write(number, &write),
                 Effect::Describe { fingerprint, .. } => self.open.push(Open::Describe(fingerprint)),
                 Effect::ForgetDescriptions(unused) => self.open.push(Open::Forget(unused)),
+                Effect::VisitSegment { visit, after } => self.open.push(Open::Visit(visit, after)),
                 Effect::Granted { granted, .. } => self.granted(granted),
                 Effect::TellFollower(told) => {
                     if let News::Layers(layers) = told.what {

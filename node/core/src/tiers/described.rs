@@ -7,19 +7,22 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use larder_protocol::namespace::NamespaceSpec;
+use larder_protocol::purge::PurgeScope;
 use larder_protocol::session::Registered;
 use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 
 use crate::Core;
 use crate::effect::Effect;
 use crate::event::Description;
-use crate::store::Refused;
 use crate::store::ids::{ChunkKey, SessionId, TenantId};
+use crate::store::{PurgedKeys, Refused};
 
 /// Namespaces that engines named, or that were described when the node started.
 #[derive(Debug)]
 pub(crate) struct Described {
     known: HashMap<Fingerprint, Namespace>,
+    /// Namespaces whose tenants are not served.
+    strangers: Vec<(String, Fingerprint, NamespaceSpec)>,
     /// Whether all chunks that were on disk at the start are known.
     is_recovered: bool,
     /// The time of the next search for unused descriptions.
@@ -55,7 +58,7 @@ pub(crate) enum MayWrite {
 
 impl Default for Described {
     fn default() -> Self {
-        Self { known: HashMap::new(), is_recovered: false, forget_at: FORGET_EVERY }
+        Self { known: HashMap::new(), strangers: Vec::new(), is_recovered: false, forget_at: FORGET_EVERY }
     }
 }
 
@@ -83,20 +86,25 @@ impl Core {
         Ok(registered)
     }
 
-    /// Adds a namespace that is described on disk, before any session names it.
+    /// Adds a namespace that is described on disk, before any session names it; returns whether its tenant is served. If not, the
+    /// namespace waits until the tenant is.
     ///
     /// # Errors
     /// [`Refused`] if it does not fit this node.
     pub fn know(
         &mut self,
-        tenant: TenantId,
+        tenant_name: String,
         fingerprint: Fingerprint,
         spec: NamespaceSpec,
-    ) -> Result<(), Refused> {
+    ) -> Result<bool, Refused> {
+        let Ok(tenant) = self.tenant_of(&tenant_name) else {
+            self.described.strangers.push((tenant_name, fingerprint, spec));
+            return Ok(false);
+        };
         self.know_in_store(tenant, fingerprint, &spec)?;
         let namespace = Namespace { tenant, spec, state: State::There };
         self.described.known.entry(fingerprint).or_insert(namespace).tenant = tenant;
-        Ok(())
+        Ok(true)
     }
 
     /// Adds a namespace whose chunks come from a node that drains.
@@ -109,10 +117,7 @@ impl Core {
         fingerprint: Fingerprint,
         spec: &NamespaceSpec,
     ) -> Result<(), Refused> {
-        let unknown = Refused::Unknown { what: "tenant", number: 0 };
-        let is_its = |known: &String| known == tenant_name && !known.is_empty();
-        let tenant = self.tenants.iter().position(is_its).ok_or(unknown)?;
-        let tenant = TenantId(tenant as u16);
+        let tenant = self.tenant_of(tenant_name)?;
         self.know_in_store(tenant, fingerprint, spec)?;
         if self.bring.sources.disk.is_some() {
             let namespace = || Namespace { tenant, spec: spec.clone(), state: State::Missing };
@@ -143,6 +148,36 @@ impl Core {
         known.retain(|_, known| {
             is_served(known.tenant) || matches!(known.state, State::There | State::UnderWay)
         });
+    }
+
+    /// Learns the disk's chunks of tenants that were not served before.
+    pub(crate) fn know_strangers(&mut self) {
+        let strangers = std::mem::take(&mut self.described.strangers);
+        let before = strangers.len();
+        for (tenant, fingerprint, spec) in strangers {
+            // Refused: it does not fit this node.
+            _ = self.know(tenant, fingerprint, spec);
+        }
+        if self.described.strangers.len() < before {
+            self.list_disk();
+        }
+    }
+
+    /// The names of a purge's chunks, including chunks on disk of tenants that are not served.
+    #[must_use]
+    pub fn purged_keys(&self, scope: &PurgeScope) -> PurgedKeys {
+        let mut keys = self.store.purged_keys(scope);
+        for (tenant, fingerprint, _) in &self.described.strangers {
+            if matches!(scope, PurgeScope::Tenant(name) if name == tenant) {
+                keys.add(*fingerprint);
+            }
+        }
+        keys
+    }
+
+    fn tenant_of(&self, name: &str) -> Result<TenantId, Refused> {
+        let number = self.tenants.iter().position(|known| known == name && !known.is_empty());
+        number.map(|number| TenantId(number as u16)).ok_or(Refused::Unknown { what: "tenant", number: 0 })
     }
 
     fn tenant_name(&self, tenant: TenantId) -> String {
