@@ -17,8 +17,6 @@ mod messages;
 mod peers;
 mod perform;
 mod seen;
-mod siblings;
-mod traces;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,11 +28,11 @@ use larder_core::lookups::Origin;
 use larder_core::store::ids::SessionId;
 use larder_core::store::{self, StoreLimits};
 use larder_core::what_if::{Past, PastLookup};
-use larder_core::{Core, DeviceLimits, Event, Sources};
+use larder_core::{Core, Counted, DeviceLimits, Event, Sources};
 use larder_device::thread::DeviceReport;
 use larder_protocol::Chain;
 use larder_protocol::pin::PinStart;
-use larder_protocol::session::{Found, Leased, Lookup, Pinned, Request, Response, Tier};
+use larder_protocol::session::{Found, Leased, Lookup, Pinned, Request, Response};
 use tokio::sync::{mpsc, watch};
 
 use self::answer::Asked;
@@ -49,7 +47,6 @@ use self::peers::EndedGrants;
 pub use self::peers::{Fetcher, FollowStarter, Peers};
 use self::perform::Pending;
 pub use self::seen::{ActorReport, ChainSeen, Holdings, LookupsSeen, PastSeen, SessionSeen};
-use self::traces::cause_of;
 
 use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
@@ -60,8 +57,9 @@ use crate::exchange::{PinForAdmin, SetPolicy};
 use crate::filling::Arrival;
 use crate::infinite_cache;
 use crate::lookup_log::Recorder;
-use crate::metrics::{ActorMetrics, Hit, Movement};
+use crate::metrics::{ActorMetrics, Hit};
 use crate::siblings::{SIBLING_DEADLINE, Siblings};
+use crate::spans::{cause_of, describe_request};
 use crate::window::Window;
 use larder_net::audit::Audit;
 
@@ -71,7 +69,7 @@ pub struct GpuActor {
     arena: Arena,
     /// Extents whose memory comes after the start; taken when the actor starts.
     arriving: Option<mpsc::Receiver<Arrival>>,
-    lane: CopyPool,
+    lane: Arc<CopyPool>,
     /// Its device, if it copies for engines.
     device_lane: DeviceLane,
     /// The device's reports; taken when the actor starts.
@@ -180,7 +178,7 @@ impl GpuActor {
             core,
             arena,
             arriving: Some(arriving),
-            lane,
+            lane: Arc::new(lane),
             device_lane,
             device_reports: Some(device_reports),
             metrics,
@@ -211,18 +209,7 @@ impl GpuActor {
         // An engine may say any number: sums must not overflow.
         let prompt_tokens = prompt_tokens.min(MOST_PROMPT_TOKENS);
         let Some(usable) = self.core.store().usable(namespace, chain, prompt_tokens) else { return };
-        let chunk_tokens = u64::from(usable.chunk_tokens);
-        let in_tier = |tier| {
-            let spans = found.spans.iter().filter(|span| span.tier == tier);
-            spans.map(|span| u64::from(span.to - span.from)).sum::<u64>() * chunk_tokens
-        };
-        let hit = Hit {
-            on_device: in_tier(Tier::Device),
-            in_memory: in_tier(Tier::Host),
-            on_disk: in_tier(Tier::Disk),
-            from_peers: in_tier(Tier::Peer),
-            stored: in_tier(Tier::Object),
-        };
+        let hit = Hit::of(found, usable.chunk_tokens);
         self.metrics.looked_up(namespace, prompt_tokens, hit, preempted, skip_read);
         if !skip_read {
             let (usable, chunk_tokens) = (&chain.hashes[..usable.chunks], usable.chunk_tokens);
@@ -257,7 +244,7 @@ impl GpuActor {
         let started = self.clock.elapsed();
         let Ask { session, mut request, descriptors, reply_to, trace, origin } = ask;
         if trace.is_recorded() {
-            self.describe_request(&trace, &request);
+            describe_request(&trace, &request, |namespace| self.core.store().fingerprint(namespace));
         }
         let asked = Asked { request: request.name(), reply_to, trace, started };
         if let Some(engine) = self.clients.get_mut(&session) {
@@ -298,7 +285,7 @@ impl GpuActor {
     }
 
     fn show_lease(&mut self, leased: store::Leased) -> Answer {
-        self.metrics.moved(Movement::Leased, leased.bytes);
+        self.metrics.count(&Counted::Leased(leased.bytes));
         let (extents, descriptors) = self.show(&leased.new_extents);
         let response = Response::Leased(Leased {
             lease: leased.lease,

@@ -10,15 +10,16 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use actix::{Message, Recipient};
+use actix::Addr;
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
 use larder_core::store::{Change, ChangeKind, EvictionReason};
-use larder_protocol::{ChunkRef, Fingerprint};
 use serde::Serialize;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver, Sender};
 use tokio::task::spawn_blocking;
+
+use crate::actor::{GpuActor, ask};
 
 /// The feed of an actor's changes; nobody need listen.
 #[derive(Debug, Clone)]
@@ -36,23 +37,6 @@ pub(crate) struct Batch {
     pub(crate) changes: Vec<Change>,
     /// The actor lost all that it had told: followers begin anew.
     pub(crate) is_restart: bool,
-}
-
-/// Asks an actor for a page of its chunks.
-#[derive(Message, Debug)]
-#[rtype(result = "Page")]
-pub struct AskPage {
-    /// Position of the page: 0, or the `next` of the page before.
-    pub from: usize,
-}
-
-/// A page of an actor's chunks.
-#[derive(Debug, actix::MessageResponse)]
-pub struct Page {
-    /// Some chunks.
-    pub chunks: Vec<(Fingerprint, ChunkRef)>,
-    /// Position of the next page; `None` if this was the last.
-    pub next: Option<usize>,
 }
 
 /// The data of an event.
@@ -74,7 +58,7 @@ struct Data<'a> {
 
 /// The state of a follower's stream.
 struct EventSubscriber {
-    actors: VecDeque<(Feed, Recipient<AskPage>, usize)>,
+    actors: VecDeque<(Feed, Addr<GpuActor>, usize)>,
     live: Vec<(Feed, Receiver<Arc<Batch>>)>,
     state: State,
 }
@@ -117,7 +101,7 @@ impl Feed {
 }
 
 /// The events of these actors, from a snapshot on, as the body of an answer.
-pub fn follow(actors: Vec<(Feed, Recipient<AskPage>)>) -> impl Stream<Item = Result<Bytes, std::io::Error>> {
+pub fn follow(actors: Vec<(Feed, Addr<GpuActor>)>) -> impl Stream<Item = Result<Bytes, std::io::Error>> {
     let live = actors.iter().map(|(feed, _)| (feed.clone(), feed.sender.subscribe())).collect();
     let actors = actors.into_iter().map(|(feed, actor)| (feed, actor, 0)).collect();
     let follower = EventSubscriber { actors, live, state: State::Snapshot };
@@ -142,9 +126,11 @@ impl EventSubscriber {
             self.state = State::Live;
             return "event: live\ndata: {}\n\n".to_owned();
         };
-        let Ok(page) = actor.send(AskPage { from: *from }).await else { return self.end() };
-        let (device, chunks) = (feed.device, page.chunks);
-        match page.next {
+        let from_here = *from;
+        let page = actor.send(ask(move |actor| actor.page(from_here))).await;
+        let Ok(Some((chunks, next))) = page else { return self.end() };
+        let device = feed.device;
+        match next {
             Some(next) => *from = next,
             None => _ = self.actors.pop_front(),
         }
@@ -222,4 +208,4 @@ fn write_event(
 const WAITING_BATCHES: usize = 4_096;
 
 /// Chunks of one page: an actor makes one in well under a millisecond.
-pub const PAGE_CHUNKS: usize = 1_024;
+pub(crate) const PAGE_CHUNKS: usize = 1_024;

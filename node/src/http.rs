@@ -292,7 +292,7 @@ async fn events(state: Data<Arc<State>>, request: HttpRequest) -> HttpResponse {
         return HttpResponse::ServiceUnavailable().body(full);
     };
     let busy = request.conn_data::<Open>().map(Open::busy);
-    let actors = actors.iter().map(|(feed, actor)| (feed.clone(), actor.clone().recipient())).collect();
+    let actors = actors.iter().map(|(feed, actor)| (feed.clone(), actor.clone())).collect();
     let mut stopping = state.stopping.subscribe();
     // An error: the state is gone, and the node with it.
     let stops = async move { _ = stopping.wait_for(|stops| *stops).await };

@@ -40,7 +40,7 @@ use self::told::{Event, Told, tell, tell_late};
 use crate::actor::{GpuActor, ask};
 use crate::config::{EventHashes, EventTokens, KvEventsConfig};
 use crate::described::{Descriptions, Name};
-use crate::events::{AskPage, Batch, Feed};
+use crate::events::{Batch, Feed};
 
 /// Publishes; ends only when it is dropped.
 pub(crate) struct KvEvents {
@@ -159,16 +159,17 @@ impl KvEvents {
         for (device, (_, actor)) in (0..).zip(actors) {
             let mut from = Some(0);
             while let Some(position) = from {
-                let Ok(page) = actor.send(AskPage { from: position }).await else { return };
+                let page = actor.send(ask(move |actor| actor.page(position))).await;
+                let Ok(Some((chunks, next))) = page else { return };
                 let gained = |&(fingerprint, chunk)| Change {
                     kind: ChangeKind::Gained,
                     fingerprint,
                     chunk,
                     evicted: None,
                 };
-                let changes: Vec<Change> = page.chunks.iter().map(gained).collect();
+                let changes: Vec<Change> = chunks.iter().map(gained).collect();
                 self.publish_changes(device, actors, &changes).await;
-                from = page.next;
+                from = next;
             }
         }
     }

@@ -310,6 +310,8 @@ pub enum Counted {
     Leased(u64),
     /// A session handed over layers: the number of pieces, and their bytes.
     Given(u64, u64),
+    /// So many bytes of layers were sent to a node that follows.
+    Sent(u64),
     /// Layers came from another node: the number of pieces, and the bytes of whole chunks.
     Came(u64, u64),
     /// A copy by a device ended in this way, and brought this many bytes.

@@ -8,9 +8,9 @@ use larder_net::trace::Trace;
 use larder_protocol::handoff::InPlace;
 use larder_protocol::session::{Extent, Leased, Reserved, Response};
 
-use super::traces::describe_answer;
 use super::{Answer, GpuActor, ReplyTo};
 use crate::metrics::Outcome;
+use crate::spans::describe_answer;
 
 /// A request under way.
 #[derive(Debug, Clone)]
@@ -63,7 +63,7 @@ impl GpuActor {
 
 impl Answer {
     /// How the request ended, for the metrics.
-    pub(super) fn outcome(&self) -> Outcome {
+    pub(crate) fn outcome(&self) -> Outcome {
         match &self.response {
             Some(Response::Busy(_)) => Outcome::Busy,
             Some(Response::Refused(_)) => Outcome::Refused,

@@ -131,7 +131,7 @@ impl GpuActor {
                 }
             };
             if tier == Below::Disk {
-                self.count_unwritten(why);
+                self.metrics.not_written(why);
             }
             Written::Failed
         })?;

@@ -121,14 +121,8 @@ impl GpuActor {
     /// A record contradicts the store's names of its chunk, parent or children: nobody can use it.
     pub(super) fn disagrees(&self, fingerprint: Fingerprint, chunk: &ChunkRef) {
         tracing::warn!(?chunk, "a chunk on disk contradicts others in parent or index: it is forgotten");
-        self.count_unwritten("disagrees");
+        self.metrics.not_written("disagrees");
         self.remove_from_disk(ChunkKey { fingerprint, hash: chunk.hash });
-    }
-
-    pub(super) fn count_unwritten(&self, why: &'static str) {
-        if let Some(disk) = &self.disk {
-            disk.tier.not_ordered(why);
-        }
     }
 
     /// Writes a namespace's description.

@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 
 use actix::prelude::*;
 use futures_util::{StreamExt, stream};
-use larder_core::Event;
 use larder_core::store::{FetchId, FollowNews, News};
+use larder_core::{Counted, Event};
 use larder_protocol::handoff::Writer;
 use larder_protocol::peer::Class;
 use tokio::sync::mpsc::{self, UnboundedSender};
@@ -15,7 +15,6 @@ use tokio::sync::{oneshot, watch};
 use super::GpuActor;
 use super::perform::OrderHandles;
 use crate::exchange::{AskFollow, FollowOrder, PeerLease, PeerNews, PeerStep};
-use crate::metrics::HandedOver;
 
 /// Peers that follow, by follow. As many as the store lets them follow.
 pub(super) type PeerFollowers = HashMap<u64, PeerFollower>;
@@ -76,7 +75,7 @@ impl GpuActor {
         let Some(lease) = lease.upgrade() else { return };
         let step = match what {
             News::Layers(layers) => {
-                self.metrics.handed_over(HandedOver::Sent, 1, layers.bytes);
+                self.metrics.count(&Counted::Sent(layers.bytes));
                 let memory = self.arena.extent(layers.place.extent);
                 let bytes = memory.share(layers.place.offset + layers.offset, layers.bytes, lease);
                 let (block, offset, checksum) = (layers.block, layers.offset, layers.checksum);

@@ -14,14 +14,13 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 
 use super::GpuActor;
-use super::traces::cause_of;
 use crate::arena::Arena;
 use crate::directory::{AskHolders, Changed, Stale};
-use crate::events::{AskPage, PAGE_CHUNKS, Page};
 use crate::exchange::{
     AskBlocks, AskPeer, FetchOrder, FollowOrder, GiveUp, Grant, GrantedBlock, GrantedChunk, PeerLease, Rooms,
     TakeIn, VerifyChunks,
 };
+use crate::spans::cause_of;
 
 /// The ways by which an actor reaches other nodes.
 pub struct Peers {
@@ -158,16 +157,6 @@ impl GpuActor {
             }
             grants
         })
-    }
-}
-
-impl Handler<AskPage> for GpuActor {
-    type Result = Page;
-
-    fn handle(&mut self, ask: AskPage, ctx: &mut Self::Context) -> Page {
-        let held = self.guard(ctx, |actor, _| actor.core.store().held_from(ask.from, PAGE_CHUNKS));
-        let (chunks, next) = held.unwrap_or_default();
-        Page { chunks, next }
     }
 }
 

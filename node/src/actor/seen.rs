@@ -12,10 +12,11 @@ use larder_core::store::{
 use larder_core::what_if::PastLookup;
 use larder_core::{DrainProgress, Event, PurgeStep};
 use larder_protocol::purge::PurgeScope;
-use larder_protocol::{ChunkHash, Fingerprint};
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 
 use super::disk::Disk;
 use super::{Client, GpuActor};
+use crate::events::PAGE_CHUNKS;
 use crate::metrics::TenantRates;
 
 /// The recent lookups of an actor.
@@ -150,6 +151,11 @@ impl GpuActor {
             pins: store.pin_facts(self.clock.now()).collect(),
             tenants: store.tenant_bytes(),
         }
+    }
+
+    /// A page of its chunks, from a position on, and the position of the next page; `None` after the last.
+    pub(crate) fn page(&mut self, from: usize) -> (Vec<(Fingerprint, ChunkRef)>, Option<usize>) {
+        self.core.store().held_from(from, PAGE_CHUNKS)
     }
 
     /// How far its drain is; `None` if there is none.
