@@ -35,10 +35,8 @@ use larder_protocol::pin::PinStart;
 use larder_protocol::session::{Found, Leased, Lookup, Pinned, Request, Response};
 use tokio::sync::{mpsc, watch};
 
-use self::answer::Asked;
+use self::answer::PendingRequest;
 pub use self::below::ObjectParts;
-use self::below::Objects;
-use self::disk::Disk;
 pub use self::disk::DiskParts;
 use self::handoff::PeerFollowers;
 use self::lives::Lives;
@@ -101,11 +99,11 @@ pub struct GpuActor {
     /// The actor's present life.
     lives: Lives,
     /// The disk below the store, if there is one.
-    disk: Option<Disk>,
+    disk: Option<DiskParts>,
     /// Why it was not opened.
     disk_trouble: Option<String>,
     /// The object store beside it, if there is one.
-    objects: Option<Objects>,
+    objects: Option<ObjectParts>,
 }
 
 /// The engine behind an open session.
@@ -196,9 +194,9 @@ impl GpuActor {
             followers: PeerFollowers::default(),
             lives: Lives::new(parts.lives),
             ended_grants: EndedGrants { sender, receiver: Some(receiver) },
-            disk: disk.map(Disk::new),
+            disk,
             disk_trouble: parts.disk_trouble,
-            objects: object.map(Objects::new),
+            objects: object,
         }
     }
 
@@ -246,7 +244,7 @@ impl GpuActor {
         if trace.is_recorded() {
             describe_request(&trace, &request, |namespace| self.core.store().fingerprint(namespace));
         }
-        let asked = Asked { request: request.name(), reply_to, trace, started };
+        let asked = PendingRequest { request: request.name(), reply_to, trace, started };
         if let Some(engine) = self.clients.get_mut(&session) {
             engine.last = Some((asked.request, started));
         }
@@ -304,13 +302,22 @@ impl Actor for GpuActor {
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
         if let Some(mut ended) = self.ended_grants.receiver.take() {
-            ctx.add_stream(stream::poll_fn(move |cx| ended.poll_recv(cx)));
+            self.hear(ctx, stream::poll_fn(move |cx| ended.poll_recv(cx)), |actor, grant| {
+                actor.followers.remove(&grant);
+                Event::GrantEnded(grant)
+            });
         }
         if let Some(mut arriving) = self.arriving.take() {
-            ctx.add_stream(stream::poll_fn(move |cx| arriving.poll_recv(cx)));
+            self.hear(ctx, stream::poll_fn(move |cx| arriving.poll_recv(cx)), |actor, (extent, memory)| {
+                actor.arena.occupy(extent, memory);
+                actor.device_lane.want_sweep();
+                Event::ExtentRenewed(extent)
+            });
         }
         if let Some(mut reports) = self.device_reports.take() {
-            ctx.add_stream(stream::poll_fn(move |cx| reports.poll_recv(cx)));
+            self.hear(ctx, stream::poll_fn(move |cx| reports.poll_recv(cx)), |actor, report| {
+                Event::Device(actor.device_lane.event_of(report))
+            });
         }
         ctx.run_interval(TICK, |actor, ctx| _ = actor.guard(ctx, Self::tick));
         self.guard(ctx, Self::start_disk);

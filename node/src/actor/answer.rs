@@ -14,7 +14,7 @@ use crate::spans::describe_answer;
 
 /// A request under way.
 #[derive(Debug, Clone)]
-pub(super) struct Asked {
+pub(super) struct PendingRequest {
     pub(super) request: &'static str,
     pub(super) reply_to: ReplyTo,
     pub(super) trace: Trace,
@@ -23,8 +23,8 @@ pub(super) struct Asked {
 
 impl GpuActor {
     /// Answers a request. A session that ended needs no answer: its end gives its claims back.
-    pub(super) fn reply(&mut self, asked: Asked, answer: Answer) {
-        let Asked { request, reply_to: ReplyTo { number, answers }, trace, started } = asked;
+    pub(super) fn reply(&mut self, asked: PendingRequest, answer: Answer) {
+        let PendingRequest { request, reply_to: ReplyTo { number, answers }, trace, started } = asked;
         if trace.is_recorded() {
             describe_answer(&trace, &answer);
         }

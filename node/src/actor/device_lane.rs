@@ -8,11 +8,10 @@ use actix::prelude::*;
 use larder_core::store::Refused;
 use larder_core::store::ids::SessionId;
 use larder_core::{DeviceEvent, DeviceOrder, Event, Tensors};
-use larder_device::thread::DeviceReport;
 use larder_protocol::lane::{RegisterTensors, TensorsRegistered};
 use larder_protocol::session::Response;
 
-use super::answer::Asked;
+use super::answer::PendingRequest;
 use super::{Answer, GpuActor};
 use crate::device_lane::{DeviceCopyRefused, WORD_BYTES, Words};
 
@@ -24,7 +23,7 @@ impl GpuActor {
         session: SessionId,
         ask: RegisterTensors,
         descriptors: Vec<OwnedFd>,
-        asked: Asked,
+        asked: PendingRequest,
         ctx: &mut Context<Self>,
     ) -> Result<(), Answer> {
         let facts = self.core.may_know_tensors(session, ask.namespace, ask.block.into())?;
@@ -63,17 +62,4 @@ impl GpuActor {
         let is_taken = self.device_lane.copy(order, &self.arena).is_ok();
         self.tell(Event::Device(DeviceEvent::Took { number, is_taken }));
     }
-}
-
-impl StreamHandler<DeviceReport> for GpuActor {
-    /// Takes a report of the device's thread.
-    fn handle(&mut self, report: DeviceReport, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| {
-            let event = actor.device_lane.event_of(report);
-            actor.decide(Event::Device(event), ctx);
-        });
-    }
-
-    /// The lane holds a sender itself: the stream ends only with the actor.
-    fn finished(&mut self, _: &mut Self::Context) {}
 }

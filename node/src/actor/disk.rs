@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::FutureExt as _;
+use futures_util::stream::poll_fn;
 use larder_core::store::ids::ChunkKey;
 use larder_core::{Description, Event, SegmentVisit, Visited};
 use larder_protocol::purge::PurgeMode;
@@ -16,50 +17,32 @@ use super::GpuActor;
 use crate::disk::namespaces::{KnownNamespace, NamespaceFolder};
 use crate::disk::{DiskPurge, DiskTier, Gone, PurgedSegment, Refused, Why};
 
-/// An actor's disk, as it is handed over.
+/// An actor's disk.
 pub struct DiskParts {
     /// The tier.
     pub tier: DiskTier,
-    /// Reports chunks that left the tier.
-    pub gone: UnboundedReceiver<Gone>,
+    /// Reports chunks that left the tier; taken when the actor starts.
+    pub gone: Option<UnboundedReceiver<Gone>>,
     /// The folder with the namespaces' descriptions.
     pub folder: Arc<NamespaceFolder>,
-    /// Namespaces that were described there when the node started.
+    /// Namespaces that were described there when the node started; taken when the actor starts.
     pub known: Vec<KnownNamespace>,
     /// How long a lease waits for it.
     pub deadline: Duration,
-}
-
-/// An actor's disk.
-pub(super) struct Disk {
-    pub(super) tier: DiskTier,
-    folder: Arc<NamespaceFolder>,
-    /// Reports chunks that left the tier, until somebody listens.
-    gone: Option<UnboundedReceiver<Gone>>,
-    /// Namespaces that were described there when the node started, until the core was told.
-    found: Vec<KnownNamespace>,
-}
-
-impl Disk {
-    pub(super) fn new(parts: DiskParts) -> Self {
-        let DiskParts { tier, gone, folder, known, .. } = parts;
-        Self { tier, folder, gone: Some(gone), found: known }
-    }
-
-    /// Why it closed itself.
-    pub(super) fn trouble(&self) -> Option<&str> {
-        self.tier.trouble()
-    }
 }
 
 impl GpuActor {
     /// Begins to learn which chunks are on disk.
     pub(super) fn start_disk(&mut self, ctx: &mut Context<Self>) {
         let Some(disk) = &mut self.disk else { return };
+        let known = std::mem::take(&mut disk.known);
         if let Some(mut gone) = disk.gone.take() {
-            ctx.add_stream(futures_util::stream::poll_fn(move |cx| gone.poll_recv(cx)));
+            self.hear(ctx, poll_fn(move |cx| gone.poll_recv(cx)), |_, Gone { chunks, why }| match why {
+                Why::Evicted | Why::Damaged => Event::LeftDisk(chunks),
+                Why::Closed => Event::DiskClosed,
+            });
         }
-        for known in std::mem::take(&mut disk.found) {
+        for known in known {
             let (fingerprint, KnownNamespace { tenant, spec }) = (known.fingerprint(), known);
             match self.core.know(tenant.clone(), fingerprint, spec) {
                 Ok(true) => {}
@@ -77,7 +60,7 @@ impl GpuActor {
     /// Lists or purges a segment, the one behind a position.
     pub(super) fn visit_segment(&mut self, visit: SegmentVisit, after: u64, ctx: &mut Context<Self>) {
         let done = |held, next| Visited::Done { held, next };
-        let visited = self.disk.as_ref().map(|Disk { tier, .. }| match &visit {
+        let visited = self.disk.as_ref().map(|DiskParts { tier, .. }| match &visit {
             SegmentVisit::List => tier.snapshot(after).map(|page| {
                 let page = page.map(|page| page.ok().flatten());
                 page.map(move |page| page.map(|page| done(page.held, page.next))).boxed_local()
@@ -92,11 +75,10 @@ impl GpuActor {
         });
         let result = match visited {
             Some(Ok(visited)) => {
-                let finish = visited.into_actor(self).map(move |result, actor, ctx| {
+                return self.tell_when(ctx, visited, move |result| {
                     let result = result.unwrap_or(Visited::Closed);
-                    actor.decide(Event::SegmentVisited { visit, after, result }, ctx);
+                    Event::SegmentVisited { visit, after, result }
                 });
-                return self.spawn(ctx, finish);
             }
             Some(Err(Refused::Busy)) => Visited::Busy,
             Some(Err(Refused::Closed)) | None => Visited::Closed,
@@ -135,7 +117,7 @@ impl GpuActor {
         let Some(disk) = &self.disk else { return };
         let folder = Arc::clone(&disk.folder);
         let record = tokio::task::spawn_blocking(move || folder.record(&namespace));
-        let finish = record.into_actor(self).map(move |recorded, actor, ctx| {
+        self.tell_when(ctx, record, move |recorded| {
             let description = match recorded {
                 Ok(Ok(())) => Description::There,
                 failed => {
@@ -143,9 +125,8 @@ impl GpuActor {
                     Description::Failed
                 }
             };
-            actor.decide(Event::Described { fingerprint, description }, ctx);
+            Event::Described { fingerprint, description }
         });
-        self.spawn(ctx, finish);
     }
 
     /// Deletes the descriptions of namespaces.
@@ -168,19 +149,4 @@ impl GpuActor {
         });
         self.spawn(ctx, finish);
     }
-}
-
-impl StreamHandler<Gone> for GpuActor {
-    fn handle(&mut self, Gone { chunks, why }: Gone, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| {
-            let event = match why {
-                Why::Evicted | Why::Damaged => Event::LeftDisk(chunks),
-                Why::Closed => Event::DiskClosed,
-            };
-            actor.decide(event, ctx);
-        });
-    }
-
-    /// The tier holds the sender: the stream ends only with the actor.
-    fn finished(&mut self, _: &mut Self::Context) {}
 }

@@ -36,14 +36,13 @@ impl GpuActor {
             deadline: TAKE_DEADLINE,
             trace: Trace::default(),
         };
-        let finish = peers.ask.send(ask).into_actor(self).map(move |answer, actor, ctx| {
+        self.tell_when(ctx, peers.ask.send(ask), move |answer| {
             let taken = match answer {
                 Ok(Ok(PeerResponse::Taken(taken))) => Some(taken),
                 _ => None,
             };
-            actor.decide(Event::TakeAnswered { take, taken }, ctx);
+            Event::TakeAnswered { take, taken }
         });
-        self.spawn(ctx, finish);
     }
 
     /// Answers a node that drains.

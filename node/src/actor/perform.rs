@@ -21,14 +21,13 @@ use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChainError, ChunkHash, ChunkRef, Fingerprint};
 use tokio::sync::{oneshot, watch};
 
-use super::answer::Asked;
+use super::answer::PendingRequest;
 use super::{Answer, GpuActor, NO_ANSWER};
 use crate::directory::{AskHolders, FoundHolders, Stale};
 use crate::disk::namespaces::KnownNamespace;
 use crate::exchange::{FetchChunk, FetchOrder, Grant};
 use crate::metrics::Outcome;
 use crate::object::metrics::Side;
-use crate::siblings::Siblings;
 use crate::spans::trace_of;
 
 /// The things that the core's numbers stand for.
@@ -36,9 +35,9 @@ use crate::spans::trace_of;
 pub(super) struct Pending {
     last_request: u64,
     /// The request that is being taken: most are answered before the next one comes.
-    current: Option<(RequestId, Asked)>,
+    current: Option<(RequestId, PendingRequest)>,
     /// Requests that are answered later. The sessions' limits of requests bound their number.
-    requests: HashMap<RequestId, Asked>,
+    requests: HashMap<RequestId, PendingRequest>,
     /// Orders that other actors carry out.
     pub(super) orders: HashMap<OrderNumber, OrderHandles>,
     /// Peers that wait for chunks from disk.
@@ -60,7 +59,7 @@ pub(super) struct OrderHandles {
 
 impl Pending {
     /// The number of a request that the core is about to be told.
-    pub(super) fn expect(&mut self, session: SessionId, asked: Asked) -> RequestId {
+    pub(super) fn expect(&mut self, session: SessionId, asked: PendingRequest) -> RequestId {
         self.last_request += 1;
         let request = RequestId { session, number: self.last_request };
         self.current = Some((request, asked));
@@ -72,7 +71,7 @@ impl Pending {
         self.requests.extend(self.current.take());
     }
 
-    fn answered(&mut self, request: RequestId) -> Option<Asked> {
+    fn answered(&mut self, request: RequestId) -> Option<PendingRequest> {
         let current = self.current.take_if(|(current, _)| *current == request);
         current.map(|(_, asked)| asked).or_else(|| self.requests.remove(&request))
     }
@@ -315,10 +314,11 @@ impl GpuActor {
     }
 
     fn find_siblings(&mut self, question: QuestionId, fingerprint: &Fingerprint, chunks: &[ChunkRef]) {
-        let holders = |siblings: &Siblings| {
-            chunks.iter().map(|chunk| siblings.holders(fingerprint, &chunk.hash)).collect()
-        };
-        let holders = self.siblings.as_ref().map(holders).unwrap_or_default();
+        let holders = self
+            .siblings
+            .iter()
+            .flat_map(|siblings| chunks.iter().map(|chunk| siblings.holders(fingerprint, &chunk.hash)));
+        let holders = holders.collect();
         self.tell(Event::SiblingsFound { question, holders });
     }
 
@@ -363,7 +363,7 @@ impl GpuActor {
     }
 
     pub(super) fn fetch_chunk(&self, wanted: &Wanted) -> FetchChunk {
-        let blocks = wanted.blocks.iter().map(|block| self.destination(block));
+        let blocks = wanted.blocks.iter().map(|block| self.arena.destination(block));
         FetchChunk { hash: wanted.chunk.hash, blocks: blocks.collect() }
     }
 

@@ -14,8 +14,7 @@ use larder_core::{DrainProgress, Event, PurgeStep};
 use larder_protocol::purge::PurgeScope;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 
-use super::disk::Disk;
-use super::{Client, GpuActor};
+use super::{Client, DiskParts, GpuActor};
 use crate::events::PAGE_CHUNKS;
 use crate::metrics::TenantRates;
 
@@ -108,7 +107,7 @@ impl GpuActor {
         }
         let (tokens_asked, tokens_hit) = self.metrics.tokens();
         let disk_fill = self.open_disk().map(|disk| (disk.tier.used_bytes(), disk.tier.capacity_bytes()));
-        let closed = self.disk.as_ref().and_then(Disk::trouble);
+        let closed = self.disk.as_ref().and_then(|disk| disk.tier.trouble());
         let disk_trouble = closed.or(self.disk_trouble.as_deref()).map(str::to_owned);
         let policy = self.core.store().policy();
         ActorReport { usage, policy, tokens_asked, tokens_hit, tenants, disk_fill, disk_trouble }
@@ -122,8 +121,8 @@ impl GpuActor {
         }
     }
 
-    fn open_disk(&self) -> Option<&Disk> {
-        self.disk.as_ref().filter(|disk| disk.trouble().is_none())
+    fn open_disk(&self) -> Option<&DiskParts> {
+        self.disk.as_ref().filter(|disk| disk.tier.trouble().is_none())
     }
 
     /// The namespaces that it knows.

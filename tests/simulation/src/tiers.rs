@@ -168,9 +168,7 @@ impl World {
                 Event::ReadEnded { read, answer }
             }
             Answer::Write(number, mut answer) => {
-                let is_there =
-                    matches!(answer.try_recv(), Ok(WriteAnswer::Durable | WriteAnswer::AlreadyThere));
-                let answer = if is_there { Written::There } else { Written::Failed };
+                let answer = answer.try_recv().map_or(Written::Failed, Written::from);
                 self.coverage.note(crate::coverage::written(&answer));
                 Event::WriteEnded { number, answer }
             }
