@@ -25,17 +25,17 @@ use crate::clock::Clock;
 
 /// The node's drain. Cloning shares.
 #[derive(Debug, Clone)]
-pub struct Drains(Arc<Shared>);
+pub struct Drains(Arc<NodeDrain>);
 
 #[derive(Debug)]
-struct Shared {
+struct NodeDrain {
     clock: Clock,
     /// The default time of a drain before a stop, and the default limit of bytes that move in a second.
     limits: Mutex<(Duration, u64)>,
     known: watch::Receiver<Known>,
     wish: watch::Sender<Option<Wish>>,
     drains: watch::Sender<bool>,
-    state: Mutex<State>,
+    state: Mutex<DrainCourse>,
 }
 
 /// How the node ended.
@@ -61,7 +61,7 @@ struct Wish {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct DrainCourse {
     chunks: DrainCounts,
     is_over: bool,
     trouble: Option<String>,
@@ -75,7 +75,7 @@ impl Drains {
         bytes_per_second: u64,
         known: watch::Receiver<Known>,
     ) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(NodeDrain {
             clock,
             limits: Mutex::new((at_stop, bytes_per_second)),
             known,
@@ -212,7 +212,7 @@ impl Drains {
                 continue;
             };
             self.0.drains.send_replace(true);
-            *self.state() = State::default();
+            *self.state() = DrainCourse::default();
             if let Some(ended) = self.drain(wish, actors).await {
                 let chunks = self.state().chunks;
                 tracing::info!(
@@ -318,7 +318,7 @@ impl Drains {
         before.chain(after).flat_map(actors).collect()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DrainCourse> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

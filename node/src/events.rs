@@ -60,11 +60,11 @@ struct Data<'a> {
 struct EventSubscriber {
     actors: VecDeque<(Feed, Addr<GpuActor>, usize)>,
     live: Vec<(Feed, Receiver<Arc<Batch>>)>,
-    state: State,
+    state: StreamPhase,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum StreamPhase {
     Snapshot,
     Live,
     Ended,
@@ -104,7 +104,7 @@ impl Feed {
 pub fn follow(actors: Vec<(Feed, Addr<GpuActor>)>) -> impl Stream<Item = Result<Bytes, std::io::Error>> {
     let live = actors.iter().map(|(feed, _)| (feed.clone(), feed.sender.subscribe())).collect();
     let actors = actors.into_iter().map(|(feed, actor)| (feed, actor, 0)).collect();
-    let follower = EventSubscriber { actors, live, state: State::Snapshot };
+    let follower = EventSubscriber { actors, live, state: StreamPhase::Snapshot };
     stream::unfold(follower, |mut follower| async move {
         let text = follower.next().await?;
         Some((Ok(Bytes::from(text)), follower))
@@ -115,15 +115,15 @@ impl EventSubscriber {
     /// The next piece of text; `None` at the end.
     async fn next(&mut self) -> Option<String> {
         match self.state {
-            State::Snapshot => Some(self.next_page().await),
-            State::Live => Some(self.next_batch().await),
-            State::Ended => None,
+            StreamPhase::Snapshot => Some(self.next_page().await),
+            StreamPhase::Live => Some(self.next_batch().await),
+            StreamPhase::Ended => None,
         }
     }
 
     async fn next_page(&mut self) -> String {
         let Some((feed, actor, from)) = self.actors.front_mut() else {
-            self.state = State::Live;
+            self.state = StreamPhase::Live;
             return "event: live\ndata: {}\n\n".to_owned();
         };
         let from_here = *from;
@@ -169,7 +169,7 @@ impl EventSubscriber {
     }
 
     fn end(&mut self) -> String {
-        self.state = State::Ended;
+        self.state = StreamPhase::Ended;
         "event: lagged\ndata: {}\n\n".to_owned()
     }
 }

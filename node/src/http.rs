@@ -192,7 +192,7 @@ pub struct ObjectStatus {
 }
 
 /// The state that all requests share.
-pub(crate) struct State {
+pub(crate) struct HttpState {
     pub(crate) name: String,
     /// This life of the node, before it joins a cluster.
     pub(crate) incarnation: u64,
@@ -254,7 +254,7 @@ async fn healthy() -> &'static str {
 }
 
 /// Ready means serving: every actor answers, and the node does not leave soon.
-async fn ready(state: Data<Arc<State>>) -> HttpResponse {
+async fn ready(state: Data<Arc<HttpState>>) -> HttpResponse {
     if state.actors.get().is_none() {
         return HttpResponse::ServiceUnavailable().body("the node starts\n");
     }
@@ -272,7 +272,7 @@ async fn ready(state: Data<Arc<State>>) -> HttpResponse {
     HttpResponse::ServiceUnavailable().body(format!("no answer from the actors of devices {silent:?}\n"))
 }
 
-async fn metrics(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
+async fn metrics(state: Data<Arc<HttpState>>) -> actix_web::Result<HttpResponse> {
     for (device, report) in state.reports().await {
         state.metrics.actor_is_up(device, report.is_some());
     }
@@ -283,7 +283,7 @@ async fn metrics(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
 }
 
 /// The held chunks, then the changes, as server-sent events.
-async fn events(state: Data<Arc<State>>, request: HttpRequest) -> HttpResponse {
+async fn events(state: Data<Arc<HttpState>>, request: HttpRequest) -> HttpResponse {
     let Some(actors) = state.actors.get() else {
         return HttpResponse::ServiceUnavailable().body("the node starts\n");
     };
@@ -306,7 +306,7 @@ async fn events(state: Data<Arc<State>>, request: HttpRequest) -> HttpResponse {
         .streaming(events)
 }
 
-async fn status(state: &State) -> Status {
+async fn status(state: &HttpState) -> Status {
     let reports = state.reports().await;
     let cluster = state.cluster.get().map(|report| report());
     let joined_as =
@@ -347,7 +347,7 @@ fn drain_status(report: DrainReport) -> DrainStatus {
     }
 }
 
-impl State {
+impl HttpState {
     /// Every actor's report, or none if it does not answer in time.
     async fn reports(&self) -> Vec<(u16, Option<ActorReport>)> {
         self.ask_each(GpuActor::report).await.collect()

@@ -51,7 +51,7 @@ pub(crate) struct KvEvents {
     hashes: EventHashes,
     descriptions: Descriptions,
     /// The known facts of each namespace.
-    namespaces: HashMap<Fingerprint, Arc<Known>>,
+    namespaces: HashMap<Fingerprint, Arc<NamespaceTopic>>,
     /// The number of the next message, by topic.
     numbers: HashMap<String, u64>,
     told: Told,
@@ -59,7 +59,7 @@ pub(crate) struct KvEvents {
 
 /// Facts of a namespace.
 #[derive(Debug)]
-struct Known {
+struct NamespaceTopic {
     topic: String,
     tenant: Arc<str>,
     chunk_tokens: u32,
@@ -241,7 +241,7 @@ impl KvEvents {
         &mut self,
         actors: &[(Feed, Addr<GpuActor>)],
         fingerprint: Fingerprint,
-    ) -> Option<Arc<Known>> {
+    ) -> Option<Arc<NamespaceTopic>> {
         if !self.namespaces.contains_key(&fingerprint) {
             // What has gone from all of them is forgotten, so that there are never more than they know.
             self.namespaces.clear();
@@ -249,7 +249,7 @@ impl KvEvents {
                 for facts in actor.send(ask(GpuActor::namespaces)).await.ok()?? {
                     let topic = self.topic.replace("{node}", &self.node);
                     let topic = topic.replace("{tenant}", &facts.tenant).replace("{model}", &facts.model);
-                    let known = Known {
+                    let known = NamespaceTopic {
                         topic,
                         tenant: facts.tenant.as_str().into(),
                         chunk_tokens: facts.chunk_tokens,

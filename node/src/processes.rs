@@ -28,13 +28,13 @@ pub use socket_process::{PeerError, SocketProcess};
 /// The processes that have, or had, a session and are not known to be gone. Lives on one thread.
 #[derive(Clone)]
 pub struct Processes {
-    known: Rc<RefCell<Known>>,
+    known: Rc<RefCell<KnownProcesses>>,
     actors: Rc<[Addr<GpuActor>]>,
     most_lingering: u32,
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownProcesses {
     processes: HashMap<ProcessId, Process>,
     by_pid: HashMap<(TenantId, u32), ProcessId>,
     last: u32,

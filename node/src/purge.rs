@@ -22,9 +22,9 @@ use larder_net::audit::Audit;
 
 /// The node's purges. Cloning shares.
 #[derive(Clone)]
-pub(crate) struct Purges(Arc<Shared>);
+pub(crate) struct Purges(Arc<NodePurges>);
 
-struct Shared {
+struct NodePurges {
     clock: Clock,
     audit: Audit,
     parts: OnceLock<Parts>,
@@ -52,7 +52,7 @@ impl Purges {
     /// No purge so far, and none before [`Purges::begin`].
     pub(crate) fn new(clock: Clock, audit: Audit) -> Self {
         let last = Purge { has_ended: true, ..Purge::default() };
-        Self(Arc::new(Shared { clock, audit, parts: OnceLock::new(), last: Mutex::new(last) }))
+        Self(Arc::new(NodePurges { clock, audit, parts: OnceLock::new(), last: Mutex::new(last) }))
     }
 
     /// These parts are purged from now on.

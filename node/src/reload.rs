@@ -46,9 +46,9 @@ pub struct Reloadable {
 
 /// The changes of a running node's configuration. Cloning shares.
 #[derive(Clone)]
-pub(crate) struct Reloads(Arc<Shared>);
+pub(crate) struct Reloads(Arc<NodeReloads>);
 
-struct Shared {
+struct NodeReloads {
     reloadable: Option<Reloadable>,
     running: Mutex<Config>,
     audit: Audit,
@@ -68,7 +68,12 @@ impl Reloads {
     /// Without a configuration that may change, each reload is refused.
     pub(crate) fn new(reloadable: Option<Reloadable>, audit: Audit) -> Self {
         let running = reloadable.as_ref().map(|reloadable| reloadable.config.clone()).unwrap_or_default();
-        Self(Arc::new(Shared { reloadable, running: Mutex::new(running), audit, parts: OnceLock::new() }))
+        Self(Arc::new(NodeReloads {
+            reloadable,
+            running: Mutex::new(running),
+            audit,
+            parts: OnceLock::new(),
+        }))
     }
 
     /// The audit log that hears of changes.

@@ -11,7 +11,7 @@ use larder_protocol::namespace::HashAlgorithm;
 use larder_protocol::{ChunkHash, sha256_cbor};
 use serde::{Deserialize, Serialize};
 
-use super::State;
+use super::HttpState;
 use crate::actor::{GpuActor, Holdings, SessionSeen};
 use crate::tenants::Tenant;
 
@@ -122,7 +122,7 @@ pub struct TenantStatus {
 }
 
 /// The namespaces that any actor knows, each once.
-pub(super) async fn namespaces(state: &State) -> Vec<NamespaceStatus> {
+pub(super) async fn namespaces(state: &HttpState) -> Vec<NamespaceStatus> {
     let answers = state.ask_actors(GpuActor::namespaces).await.flat_map(|(_, known)| known);
     let mut known = BTreeMap::<_, NamespaceStatus>::new();
     for facts in answers {
@@ -155,7 +155,7 @@ fn namespace_status(facts: NamespaceFacts) -> NamespaceStatus {
 }
 
 /// Every open session.
-pub(super) async fn sessions(state: &State) -> Vec<SessionStatus> {
+pub(super) async fn sessions(state: &HttpState) -> Vec<SessionStatus> {
     let mut sessions = Vec::new();
     for (device, Holdings { sessions: held, .. }) in state.ask_actors(GpuActor::holdings).await {
         sessions.extend(held.into_iter().map(|SessionSeen { facts, client, namespaces, last }| {
@@ -181,7 +181,7 @@ pub(super) async fn sessions(state: &State) -> Vec<SessionStatus> {
 }
 
 /// Every pin.
-pub(super) async fn pins(state: &State) -> Vec<PinStatus> {
+pub(super) async fn pins(state: &HttpState) -> Vec<PinStatus> {
     let mut pins = Vec::new();
     for (device, Holdings { pins: held, .. }) in state.ask_actors(GpuActor::holdings).await {
         pins.extend(held.into_iter().map(|facts| PinStatus {
@@ -197,7 +197,7 @@ pub(super) async fn pins(state: &State) -> Vec<PinStatus> {
 }
 
 /// Every tenant that is served, or has memory still.
-pub(super) async fn tenants(state: &State) -> Vec<TenantStatus> {
+pub(super) async fn tenants(state: &HttpState) -> Vec<TenantStatus> {
     let known = state.tenants.all();
     let named = |tenant: &Tenant| {
         let (tenant, socket) = (tenant.name.clone(), tenant.socket.clone());
@@ -226,7 +226,7 @@ pub(super) async fn tenants(state: &State) -> Vec<TenantStatus> {
     tenants.collect()
 }
 
-impl State {
+impl HttpState {
     pub(super) fn tenant(&self, tenant: TenantId) -> String {
         self.tenants.name(tenant)
     }

@@ -5,7 +5,7 @@ use larder_core::what_if::PastLookup;
 use larder_protocol::ChunkHash;
 use serde::{Deserialize, Serialize};
 
-use super::State;
+use super::HttpState;
 use super::why::SEARCHES;
 use crate::actor::GpuActor;
 use crate::threads;
@@ -32,7 +32,7 @@ pub struct PrefixStatus {
 }
 
 /// The hottest prefixes of the lookups at all actors.
-pub(super) async fn prefixes(state: &State) -> Vec<PrefixStatus> {
+pub(super) async fn prefixes(state: &HttpState) -> Vec<PrefixStatus> {
     // An error: nobody closes it.
     let _searching = SEARCHES.acquire().await;
     let seen = state.ask_actors(GpuActor::past).await;

@@ -15,7 +15,7 @@ use larder_protocol::{ChunkHash, Fingerprint};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
-use super::State;
+use super::HttpState;
 use super::show::{Arguments, Refused};
 use crate::actor::{ChainSeen, LookupsSeen};
 use crate::metrics::tier_name;
@@ -150,7 +150,7 @@ struct ExplainRequest {
 }
 
 /// The last lookups: those of a `request`, of a `trace`, of a `tenant`, with `misses` only; `most` of them.
-pub(super) async fn lookups(state: &State, arguments: &Arguments) -> Result<Vec<LookupStatus>, Refused> {
+pub(super) async fn lookups(state: &HttpState, arguments: &Arguments) -> Result<Vec<LookupStatus>, Refused> {
     let filter = filter_of(state, arguments)?;
     let shows_hashes = filter.request.is_some() || filter.trace_id.is_some();
     let most = filter.most;
@@ -185,7 +185,7 @@ pub(super) async fn lookups(state: &State, arguments: &Arguments) -> Result<Vec<
 }
 
 /// The chunks of a prompt that every device has now, and why the others are missing.
-pub(super) async fn explain(state: &State, body: &[u8]) -> Result<Vec<ChainStatus>, Refused> {
+pub(super) async fn explain(state: &HttpState, body: &[u8]) -> Result<Vec<ChainStatus>, Refused> {
     let wrong = |error: &dyn std::fmt::Display| Refused::Question(format!("the body: {error}"));
     let asked: ExplainRequest = serde_json::from_slice(body).map_err(|error| wrong(&error))?;
     if asked.hashes.len() > MAX_CHAIN_CHUNKS {
@@ -264,7 +264,7 @@ struct Remembered {
 }
 
 impl Now {
-    pub(super) fn of(state: &State) -> Self {
+    pub(super) fn of(state: &HttpState) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { node: state.clock.now(), unix_ms: since.as_millis() as u64 }
     }
@@ -310,7 +310,7 @@ impl Past<'_> {
     }
 }
 
-fn filter_of(state: &State, arguments: &Arguments) -> Result<LookupFilter, Refused> {
+fn filter_of(state: &HttpState, arguments: &Arguments) -> Result<LookupFilter, Refused> {
     let mut filter = LookupFilter { most: USUAL_LOOKUPS, ..LookupFilter::default() };
     for (name, value) in arguments {
         let wrong = |what: &str| Refused::Question(format!("{name}={value}: {what}"));

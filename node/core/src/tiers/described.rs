@@ -33,12 +33,12 @@ pub(crate) struct Described {
 struct Namespace {
     tenant: TenantId,
     spec: NamespaceSpec,
-    state: State,
+    state: DescribedState,
 }
 
 /// Whether a namespace is described on disk: before it is, none of its chunks is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum DescribedState {
     Missing,
     /// Being written, or deleted.
     UnderWay,
@@ -80,7 +80,7 @@ impl Core {
         let Registered { namespace, fingerprint, .. } = registered;
         self.effects.push_back(Effect::Knows { namespace, tenant_name, fingerprint });
         if self.bring.sources.disk.is_some() {
-            let namespace = || Namespace { tenant, spec: spec.clone(), state: State::Missing };
+            let namespace = || Namespace { tenant, spec: spec.clone(), state: DescribedState::Missing };
             self.described.known.entry(registered.fingerprint).or_insert_with(namespace).tenant = tenant;
         }
         Ok(registered)
@@ -102,7 +102,7 @@ impl Core {
             return Ok(false);
         };
         self.know_in_store(tenant, fingerprint, &spec)?;
-        let namespace = Namespace { tenant, spec, state: State::There };
+        let namespace = Namespace { tenant, spec, state: DescribedState::There };
         self.described.known.entry(fingerprint).or_insert(namespace).tenant = tenant;
         Ok(true)
     }
@@ -120,7 +120,7 @@ impl Core {
         let tenant = self.tenant_of(tenant_name)?;
         self.know_in_store(tenant, fingerprint, spec)?;
         if self.bring.sources.disk.is_some() {
-            let namespace = || Namespace { tenant, spec: spec.clone(), state: State::Missing };
+            let namespace = || Namespace { tenant, spec: spec.clone(), state: DescribedState::Missing };
             self.described.known.entry(fingerprint).or_insert_with(namespace).tenant = tenant;
         }
         Ok(())
@@ -146,7 +146,7 @@ impl Core {
             |tenant: TenantId| tenants.get(usize::from(tenant.0)).is_some_and(|name| !name.is_empty());
         let known = &mut self.described.known;
         known.retain(|_, known| {
-            is_served(known.tenant) || matches!(known.state, State::There | State::UnderWay)
+            is_served(known.tenant) || matches!(known.state, DescribedState::There | DescribedState::UnderWay)
         });
     }
 
@@ -204,9 +204,9 @@ impl Core {
     pub(crate) fn description_is(&mut self, fingerprint: Fingerprint, description: Description) {
         if let Some(namespace) = self.described.known.get_mut(&fingerprint) {
             namespace.state = match description {
-                Description::There => State::There,
-                Description::Failed => State::Failed(self.now + DESCRIBE_AGAIN),
-                Description::Gone => State::Missing,
+                Description::There => DescribedState::There,
+                Description::Failed => DescribedState::Failed(self.now + DESCRIBE_AGAIN),
+                Description::Gone => DescribedState::Missing,
             };
         }
     }
@@ -216,10 +216,10 @@ impl Core {
         let now = self.now;
         let Some(namespace) = self.described.known.get_mut(&fingerprint) else { return MayWrite::Never };
         match namespace.state {
-            State::There => return MayWrite::Now,
-            State::UnderWay => return MayWrite::Later,
-            State::Failed(until) if now < until => return MayWrite::Never,
-            State::Missing | State::Failed(_) => namespace.state = State::UnderWay,
+            DescribedState::There => return MayWrite::Now,
+            DescribedState::UnderWay => return MayWrite::Later,
+            DescribedState::Failed(until) if now < until => return MayWrite::Never,
+            DescribedState::Missing | DescribedState::Failed(_) => namespace.state = DescribedState::UnderWay,
         }
         let (tenant, spec) = (namespace.tenant, namespace.spec.clone());
         let tenant_name = self.tenant_name(tenant);
@@ -236,11 +236,11 @@ impl Core {
         self.described.forget_at = self.now + FORGET_EVERY;
         let in_use: HashSet<Fingerprint> = self.store.namespaces().map(|known| known.fingerprint).collect();
         let known = &mut self.described.known;
-        known.retain(|known, namespace| in_use.contains(known) || namespace.state != State::Missing);
+        known.retain(|known, namespace| in_use.contains(known) || namespace.state != DescribedState::Missing);
         let mut unused = Vec::new();
         for (&fingerprint, namespace) in known {
-            if !in_use.contains(&fingerprint) && namespace.state != State::UnderWay {
-                namespace.state = State::UnderWay;
+            if !in_use.contains(&fingerprint) && namespace.state != DescribedState::UnderWay {
+                namespace.state = DescribedState::UnderWay;
                 unused.push(fingerprint);
             }
         }
@@ -254,7 +254,7 @@ impl Core {
     /// register their namespaces again.
     pub(crate) fn know_again(&mut self) {
         self.described.is_recovered = false;
-        self.described.known.retain(|_, namespace| namespace.state == State::There);
+        self.described.known.retain(|_, namespace| namespace.state == DescribedState::There);
         let known = self.described.known.iter();
         let mut known: Vec<_> =
             known.map(|(&name, known)| (name, known.tenant, known.spec.clone())).collect();
