@@ -394,7 +394,9 @@ fn answer_questions(
 fn renew_certificate(endpoint: &Endpoint, config: &Config, credentials: Credentials, metrics: &Metrics) {
     let (files, certificate) = (config.peer.credentials(), metrics.certificate());
     let expires = move |time| certificate.show(time);
-    actix_rt::spawn(renew_when_changed(endpoint.clone(), files, credentials, RENEWAL_CHECK, expires));
+    let renewed = endpoint.clone();
+    let renew = move |new: &Credentials| renewed.renew(new);
+    actix_rt::spawn(renew_when_changed(files, credentials, RENEWAL_CHECK, renew, expires));
 }
 
 fn credentials(config: &Config) -> Result<Credentials, ServeError> {

@@ -11,10 +11,12 @@ use std::time::Duration;
 use actix::prelude::*;
 use actix_rt::Arbiter;
 use futures_util::FutureExt as _;
+use futures_util::future::join_all;
 use larder_net::coordinator_client::{Candidate, FollowAs, Known, NodeFacts, follow};
 use larder_net::metrics::{CertificateMetrics, Part as _};
 use larder_net::quic::{
-    BindError, Credentials, CredentialsError, Endpoint, RENEWAL_CHECK, TransportSettings, renew_when_changed,
+    BindError, Credentials, CredentialsError, Endpoint, PortShare, RENEWAL_CHECK, TransportSettings,
+    renew_when_changed,
 };
 use larder_net::trace::Sampler;
 use larder_protocol::identity::{Identity, Role};
@@ -28,8 +30,8 @@ use crate::clock::Clock;
 use crate::directory::{DirectoryActor, DirectoryLimits, DirectoryMetrics};
 use crate::drain::Drains;
 use crate::exchange::{
-    ConnectedPeers, ExchangeHandle, ExchangeLimits, ExchangeMetrics, NewTable, PeerActor, Rooms, Serve,
-    Services, ShowNode, SilentPeers,
+    BlockThreads, Common, ConnectedPeers, ExchangeHandle, ExchangeLimits, ExchangeMetrics, NewTable,
+    PeerActor, Rooms, Serve, Services, ShowNode, SilentPeers,
 };
 use crate::limits::ClusterLimits;
 use crate::metrics::table::Membership;
@@ -45,6 +47,7 @@ pub(crate) struct Cluster {
     sampler: Sampler,
     arbiter: Arbiter,
     endpoint: Endpoint,
+    block_threads: Option<BlockThreads>,
     sharing: Option<Sharing>,
     silent: SilentPeers,
     rooms: Rooms,
@@ -143,28 +146,54 @@ impl Cluster {
             max_datagram_bytes: limits.max_datagram_bytes,
             ..TransportSettings::default()
         };
+        let block_threads = if limits.share { limits.block_threads } else { 0 };
+        let mut shares = PortShare::bind(limits.listen, &settings, block_threads + 1)?;
+        let (others, first) = (shares.split_off(1), shares.remove(0));
         let (bound, binding) = oneshot::channel();
-        let (listen, in_use) = (limits.listen, credentials.clone());
+        let (own, own_settings) = (credentials.clone(), settings.clone());
         arbiter.spawn(async move {
             // An error: nobody waits for it any more.
-            let _ = bound.send(Endpoint::bind(listen, &credentials, &settings));
+            let _ = bound.send(Endpoint::on(first, &own, &own_settings));
         });
         let endpoint = binding.await.map_err(|_| ClusterError::Thread)??;
-        let files = limits.credentials.clone();
-        let certificate = Arc::new(CertificateMetrics::register(registry)?);
         let gauges = Membership::register(registry)?;
-        let (watch, renewed) = (Watch::new(gauges.panics.clone()), endpoint.clone());
-        arbiter.spawn(watch.clone().keep("certificates", move || {
-            let certificate = Arc::clone(&certificate);
-            let expires = move |time| certificate.show(time);
-            renew_when_changed(renewed.clone(), files.clone(), in_use.clone(), RENEWAL_CHECK, expires)
-        }));
+        let watch = Watch::new(gauges.panics.clone());
         let (silent, rooms) = (SilentPeers::default(), Rooms::default());
-        let sharing = if limits.share {
-            Some(Sharing::start(limits, &arbiter, &endpoint, registry, clock, (&silent, &rooms, &watch))?)
-        } else {
-            None
-        };
+        let (mut block_threads, mut sharing) = (None, None);
+        if limits.share {
+            let common = Common::new(
+                &exchange_limits(limits),
+                ExchangeMetrics::register(registry)?,
+                clock,
+                rooms.clone(),
+            );
+            let mut threads = BlockThreads::start(
+                others,
+                limits.listen,
+                (&credentials, &settings),
+                &limits.place.cpus,
+                &common,
+                &watch,
+            )
+            .await?;
+            let known = (&silent, &mut threads, &watch);
+            sharing = Some(Sharing::start(limits, &arbiter, &endpoint, registry, common, known)?);
+            block_threads = Some(threads);
+        }
+        let certificate = Arc::new(CertificateMetrics::register(registry)?);
+        let (files, of_blocks) = (limits.credentials.clone(), block_threads.as_ref());
+        let (renewed, of_blocks) =
+            (endpoint.clone(), of_blocks.map_or_else(Vec::new, BlockThreads::endpoints));
+        arbiter.spawn(watch.clone().keep("certificates", move || {
+            let (certificate, renewed, of_blocks) =
+                (Arc::clone(&certificate), renewed.clone(), of_blocks.clone());
+            let renew = move |new: &Credentials| {
+                renewed.renew(new);
+                of_blocks.iter().for_each(|endpoint| endpoint.renew(&new.for_blocks()));
+            };
+            let expires = move |time| certificate.show(time);
+            renew_when_changed(files.clone(), credentials.clone(), RENEWAL_CHECK, renew, expires)
+        }));
         let known = watch::Sender::default();
         let limits = limits.clone();
         Ok(Self {
@@ -173,6 +202,7 @@ impl Cluster {
             sampler,
             arbiter,
             endpoint,
+            block_threads,
             sharing,
             silent,
             rooms,
@@ -233,6 +263,7 @@ impl Cluster {
         let (stop, stopped) = oneshot::channel::<()>();
         let (left, leaving) = oneshot::channel();
         let (endpoint, coordinators) = (self.endpoint.clone(), self.limits.coordinators.clone());
+        let of_blocks = self.block_threads.as_ref().map_or_else(Vec::new, BlockThreads::endpoints);
         let (known, watch) = (self.known.clone(), self.watch.clone());
         self.arbiter.spawn_fn(move || {
             actix_rt::spawn(async move {
@@ -242,6 +273,7 @@ impl Cluster {
                     follow(endpoint, coordinators, FollowAs::Node(facts()), known.clone(), stop.clone())
                 };
                 watch.keep("follower", begin).await;
+                join_all(of_blocks.iter().map(Endpoint::close)).await;
                 endpoint.close().await;
                 // An error: nobody waits for it any more.
                 let _ = left.send(());
@@ -340,10 +372,14 @@ impl Cluster {
             // An error: the thread has ended already.
             let _ = left.await;
         }
-        let Self { arbiter, sharing, .. } = self;
+        let Self { arbiter, sharing, block_threads, .. } = self;
         drop(sharing);
         arbiter.stop();
-        if tokio::task::spawn_blocking(move || arbiter.join()).await.is_err() {
+        let joined = move || {
+            block_threads.into_iter().for_each(BlockThreads::stop);
+            arbiter.join()
+        };
+        if tokio::task::spawn_blocking(joined).await.is_err() {
             tracing::error!("the peer thread ended in a panic");
         }
     }
@@ -371,20 +407,17 @@ impl Sharing {
         arbiter: &Arbiter,
         endpoint: &Endpoint,
         registry: &Registry,
-        clock: Clock,
-        (silent, rooms, watch): (&SilentPeers, &Rooms, &Watch),
+        common: Common,
+        (silent, block_threads, watch): (&SilentPeers, &mut BlockThreads, &Watch),
     ) -> Result<Self, ClusterError> {
-        let send_bytes_per_second = limits.send_bytes_per_second;
-        let connections = limits.peer_connections;
-        let exchange_limits =
-            ExchangeLimits { send_bytes_per_second, connections, ..ExchangeLimits::default() };
+        let clock = common.clock();
         let (handle, orders) = ExchangeHandle::new(clock);
-        let metrics = ExchangeMetrics::register(registry)?;
         let connected = ConnectedPeers::default();
         let (endpoint, watches) = (endpoint.clone(), watch.clone());
-        let others = (silent.clone(), connected.clone(), rooms.clone());
+        let (limits_of_exchange, known) = (exchange_limits(limits), (silent.clone(), connected.clone()));
+        let block_threads = block_threads.take();
         let peer = PeerActor::start_in_arbiter(&arbiter.handle(), move |_| {
-            PeerActor::new(endpoint, exchange_limits, metrics, clock, others, watches, orders)
+            PeerActor::new(endpoint, limits_of_exchange, common, known, block_threads, watches, orders)
         });
         let directory_limits = DirectoryLimits {
             find_deadline: limits.find_deadline,
@@ -398,6 +431,17 @@ impl Sharing {
             DirectoryActor::new(asks, (silent, connected), begins, directory_limits, metrics, clock, watches)
         });
         Ok(Self { handle, peer, directory, restarts })
+    }
+}
+
+fn exchange_limits(limits: &ClusterLimits) -> ExchangeLimits {
+    let default = ExchangeLimits::default();
+    ExchangeLimits {
+        send_bytes_per_second: limits.send_bytes_per_second,
+        connections: limits.peer_connections,
+        // Each thread has a stream, and the next one under way.
+        streams_per_peer: default.streams_per_peer.max(2 * limits.block_threads),
+        ..default
     }
 }
 

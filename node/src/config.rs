@@ -282,6 +282,10 @@ pub struct ClusterConfig {
     /// Connections with other nodes that it keeps: beyond this number, the longest unused connections are closed.
     #[serde(default = "number::<CONNECTIONS, _>")]
     pub peer_connections: u32,
+    /// Threads that move blocks between nodes, beside the thread that does everything else between nodes; 0 leaves it that work
+    /// too. Default: one for each 20 Gbit/s of the link, at most a quarter of the CPUs near it.
+    #[serde(default)]
+    pub block_threads: Option<u8>,
     /// Time for which a stopping node moves its warm chunks to others before it leaves; 0 leaves at once.
     #[serde(default)]
     pub drain_ms: u64,
@@ -416,6 +420,7 @@ impl ClusterConfig {
             max_datagram_bytes: DATAGRAM_BYTES,
             send_bytes_per_second: None,
             peer_connections: CONNECTIONS.into(),
+            block_threads: None,
             drain_ms: 0,
             drain_bytes_per_second: mib::<DRAIN_MIB>(),
         }

@@ -11,15 +11,19 @@
 //! connections, streams and timers.
 
 mod awake;
+mod block_threads;
 mod connections;
 mod fetch;
 mod follow;
 mod handoff;
 mod home;
 pub(crate) mod metrics;
+mod mover;
 mod peers;
 mod place;
+mod receive;
 mod rooms;
+mod send;
 mod serve;
 
 use std::num::NonZeroU64;
@@ -33,7 +37,7 @@ pub use larder_core::exchange::ExchangeLimits;
 use larder_core::placement::Worth;
 use larder_core::reports::Reporter;
 use larder_core::store::policy::PolicyName;
-use larder_net::quic::Endpoint;
+use larder_net::quic::{Connection, Endpoint};
 use larder_net::trace::Trace;
 use larder_protocol::drain::{TakeChunk, TakeNamespace, Taken};
 use larder_protocol::peer::{Class, PeerRequest, PeerResponse};
@@ -43,11 +47,14 @@ use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub use self::block_threads::{BlockThreads, TakenThreads};
 pub use self::connections::ConnectedPeers;
+use self::fetch::Report;
 pub use self::handoff::{AskFollow, FollowOrder, PeerNews, PeerStep};
 pub use self::home::{NewTable, ServeAnnounce, ServeFind, ServeRepair};
 pub use self::metrics::ExchangeMetrics;
 use self::metrics::Stage;
+pub use self::mover::Common;
 use self::peers::Peers;
 pub use self::peers::SilentPeers;
 pub use self::rooms::Rooms;
@@ -62,6 +69,8 @@ pub struct PeerActor {
     endpoint: Endpoint,
     watch: Watch,
     orders: Option<mpsc::Receiver<Order>>,
+    /// Connections of block threads.
+    opened: Option<mpsc::UnboundedReceiver<Connection>>,
 }
 
 /// Hands orders to the peer thread from any other. Cloning shares.
@@ -89,14 +98,15 @@ impl PeerActor {
     pub fn new(
         endpoint: Endpoint,
         limits: ExchangeLimits,
-        metrics: ExchangeMetrics,
-        clock: Clock,
-        known: (SilentPeers, ConnectedPeers, Rooms),
+        common: Common,
+        known: (SilentPeers, ConnectedPeers),
+        block_threads: TakenThreads,
         watch: Watch,
         orders: ExchangeOrders,
     ) -> Self {
-        let peers = Peers::new(endpoint.clone(), limits, metrics, clock, known, watch.clone());
-        Self { peers, endpoint, watch, orders: Some(orders.0) }
+        let TakenThreads { handles, opened } = block_threads;
+        let peers = Peers::new(endpoint.clone(), limits, common, known, handles, watch.clone());
+        Self { peers, endpoint, watch, orders: Some(orders.0), opened: Some(opened) }
     }
 }
 
@@ -144,7 +154,15 @@ impl Actor for PeerActor {
         actix_rt::spawn(self.watch.clone().keep("orders", carry_out));
         let peers = self.peers.clone();
         actix_rt::spawn(self.watch.clone().keep("peers", move || peers.clone().keep_time()));
-        let awake = self.peers.awake().clone();
+        if let Some(mut opened) = self.opened.take() {
+            let peers = self.peers.clone();
+            actix_rt::spawn(async move {
+                while let Some(connection) = opened.recv().await {
+                    peers.watch(&connection);
+                }
+            });
+        }
+        let awake = self.peers.mover().awake.clone();
         actix_rt::spawn(self.watch.clone().keep("peers", move || awake.clone().keep()));
     }
 }
@@ -160,7 +178,13 @@ async fn carry_out_orders(peers: Peers, orders: Rc<tokio::sync::Mutex<mpsc::Rece
                 Order::Fetch(order, done, handed_over) => {
                     peers.metrics().took(Stage::Queue, peers.now() - handed_over);
                     let node = order.holder.node;
-                    peers.watched("fetch", Some(node), fetch::carry_out(peers.clone(), order, done)).await;
+                    peers
+                        .watched(
+                            "fetch",
+                            Some(node),
+                            fetch::carry_out(peers.clone(), order, Report::new(done)),
+                        )
+                        .await;
                 }
                 Order::Follow(order) => {
                     let node = peers.number_of(&order.node);
@@ -189,7 +213,7 @@ impl Handler<SetPace> for PeerActor {
     type Result = ();
 
     fn handle(&mut self, SetPace(bytes_per_second): SetPace, _: &mut Self::Context) {
-        self.peers.decide(|exchange, _| exchange.pace.set(bytes_per_second));
+        self.peers.mover().common.outgoing().pace.set(bytes_per_second);
     }
 }
 
@@ -205,6 +229,8 @@ impl Handler<Serve> for PeerActor {
     type Result = ();
 
     fn handle(&mut self, Serve(services): Serve, _: &mut Self::Context) {
+        let threads = self.peers.block_threads().iter();
+        threads.for_each(|thread| thread.serve(&services.blocks, services.sampler));
         let (server, endpoint) = (serve::Server::new(self.peers.clone(), services), self.endpoint.clone());
         self.peers.carrying().serve_with(&server);
         let accept = move || serve::accept(Rc::clone(&server), endpoint.clone());

@@ -9,6 +9,7 @@
 //! | `larder-device-N`, one per actor whose engines registered GPU memory | is the only caller of the GPU | `device_lane.rs` |
 //! | `larder-object`, with an object store | speaks HTTP with the store, verifies objects | `object/tier.rs` |
 //! | `larder-peer`, in a cluster, near the interface of its address | the QUIC endpoint, both halves of the exchange, the directory, the coordinator's client | `cluster.rs` |
+//! | `larder-blocks-N`, beside it on fast links | fetch and send large batches of blocks, each on sockets of its own | `exchange/block_threads.rs` |
 //! | HTTP | health, metrics, status, events | `http.rs` |
 //!
 //! A session talks to one actor and reaches the chunks of the node's other actors through it (`siblings`).

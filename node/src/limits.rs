@@ -108,6 +108,8 @@ pub struct ClusterLimits {
     pub send_bytes_per_second: Option<NonZeroU64>,
     /// Connections with other nodes; of more, idle ones are closed.
     pub peer_connections: usize,
+    /// Threads that move blocks, beside the thread between nodes.
+    pub block_threads: usize,
     /// How long a node that is told to stop drains.
     pub drain: Duration,
     /// Bytes of blocks that move in a second at most while it drains.

@@ -122,7 +122,9 @@ fn endpoint(dir: &Path, name: &str) -> Endpoint {
     let credentials = Credentials::load(&files).unwrap();
     let any: SocketAddr = ([127, 0, 0, 1], 0).into();
     let endpoint = Endpoint::bind(any, &credentials, &TransportSettings::default()).unwrap();
-    tokio::spawn(renew_when_changed(endpoint.clone(), files, credentials, Duration::from_millis(5), |_| ()));
+    let renewed = endpoint.clone();
+    let renew = move |new: &Credentials| renewed.renew(new);
+    tokio::spawn(renew_when_changed(files, credentials, Duration::from_millis(5), renew, |_| ()));
     endpoint
 }
 

@@ -6,9 +6,11 @@ mod endpoint;
 mod guests;
 mod inspect;
 mod messages;
+mod port;
 mod renewal;
 mod settings;
 mod socket;
+mod steer;
 
 pub use credentials::{CredentialFiles, Credentials, CredentialsError, Part};
 pub use endpoint::{
@@ -17,5 +19,6 @@ pub use endpoint::{
 pub use guests::{Asked, Guest, GuestLimits, Guests, TurnedAway};
 pub use inspect::{InspectError, Inspected, inspect, inspect_pem};
 pub use messages::{MessageError, read_message, write_encoded, write_message};
+pub use port::PortShare;
 pub use renewal::{RENEWAL_CHECK, renew_when_changed};
 pub use settings::{MAX_STREAMS, TransportSettings};

@@ -1,7 +1,7 @@
 //! Versions of the protocol between nodes, coordinators and admins.
 //!
 //! The handshake of a connection agrees on the latest version that both sides speak: each names its own, as ALPN protocols
-//! `larder/N`. A release speaks its own version and the one before. The accepting side also accepts all other versions, after
+//! `larder/N`; connections that carry fetches alone have the names `larder-blocks/N`. A release speaks its own version and the one before. The accepting side also accepts all other versions, after
 //! those: if such a version is agreed on, it knows that the two cannot work together, and gives this reason when it closes the
 //! connection.
 //!
@@ -42,6 +42,13 @@ impl Version {
             .collect()
     }
 
+    /// The names of these versions on connections that carry fetches alone, the latest first.
+    #[must_use]
+    pub fn names_for_blocks(spoken: RangeInclusive<Self>) -> Vec<Vec<u8>> {
+        let numbers = (spoken.start().0..=spoken.end().0).rev();
+        numbers.map(|number| format!("{BLOCKS}{number}").into_bytes()).collect()
+    }
+
     /// The names of all other past and future versions, the latest first.
     #[must_use]
     pub fn other_names(spoken: RangeInclusive<Self>) -> Vec<Vec<u8>> {
@@ -53,8 +60,9 @@ impl Version {
     /// The version that a name of the handshake stands for.
     #[must_use]
     pub fn named(name: &[u8]) -> Option<Self> {
-        let number = name.strip_prefix(b"larder/").and_then(|number| std::str::from_utf8(number).ok());
-        number.and_then(|number| number.parse().ok()).map(Self)
+        let name = std::str::from_utf8(name).ok()?;
+        let number = name.strip_prefix(ALL).or_else(|| name.strip_prefix(BLOCKS))?;
+        number.parse().ok().map(Self)
     }
 
     /// Its number.
@@ -66,9 +74,13 @@ impl Version {
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "larder/{}", self.0)
+        write!(f, "{ALL}{}", self.0)
     }
 }
+
+/// What stands before a version's number in the names of the handshake.
+const ALL: &str = "larder/";
+const BLOCKS: &str = "larder-blocks/";
 
 /// The highest number that releases to come may name.
 const MAX_NUMBER: u8 = 19;
@@ -85,5 +97,8 @@ mod tests {
         assert_eq!((others.len(), &others[0][..]), (18, &b"larder/19"[..]));
         assert!(others.iter().all(|name| !Version::named(name).unwrap().is_spoken()));
         assert_eq!(Version::named(b"h3"), None);
+        let blocks = Version::names_for_blocks(spoken());
+        assert_eq!(blocks, [b"larder-blocks/2", b"larder-blocks/1"]);
+        assert_eq!(Version::named(&blocks[0]), Some(Version::LATEST));
     }
 }

@@ -55,7 +55,9 @@ fn become_admin(
     }
     let endpoint = Endpoint::bind(listen, &credentials, &TransportSettings::default())?;
     let name = credentials.identity().name.clone();
-    actix_rt::spawn(renew_when_changed(endpoint.clone(), files, credentials, every, |_| {}));
+    let renewed = endpoint.clone();
+    let renew = move |new: &Credentials| renewed.renew(new);
+    actix_rt::spawn(renew_when_changed(files, credentials, every, renew, |_| {}));
     Ok((name, endpoint))
 }
 

@@ -28,13 +28,14 @@
 //! assert_eq!(fetch(&mut exchange, Duration::ZERO, NodeNumber(2)), Err(NoPeer::NotAMember));
 //! ```
 //!
-//! A peer that is not heard is *doubted*, then *silent*: [`Effect::Probe`] asks it for a sign of life until it gives one. The
-//! node's sending half obeys its [`Sending`] and its [`Pace`].
+//! A peer that is not heard is *doubted*, then *silent*: [`Effect::Probe`] asks it for a sign of life until it gives one. All
+//! threads that send blocks obey the node's one [`Outgoing`]. [`BlockThreads`] chooses the thread that fetches.
 //!
 //! Credits and a number of streams bound the requests to one peer. A node that sends too much answers `Busy`; it is asked
 //! again at the time that it named, unless others have the chunk. A fetch's deadline counts from the moment when its peer is
 //! asked, since a long wait in line says nothing of the peer.
 
+mod block_threads;
 mod busy;
 mod connections;
 mod fetch;
@@ -52,6 +53,7 @@ use larder_protocol::peer::RetryAfter;
 use larder_protocol::table::{NodeNumber, Table};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+pub use block_threads::BlockThreads;
 pub use busy::BusyPause;
 pub use connections::{Closing, ConnectionId, Connections, Dialler, MAX_IDLE, MOST_CONNECTIONS};
 pub use fetch::{FOLLOW_PROBE, Turn, Wanted};
@@ -90,15 +92,20 @@ pub struct Exchange {
     peers: BTreeMap<PeerId, PeerHealth>,
     requests: BTreeMap<RequestId, Request>,
     alarms: BTreeSet<(Duration, Alarm)>,
-    /// The bytes in flight to each peer.
-    pub sending: Sending,
-    /// The rate at which this node sends.
-    pub pace: Pace,
     /// The connections with other nodes. The shell closes those of [`Connections::poll_close`] after each call.
     pub connections: Connections,
     effects: VecDeque<Effect>,
     seed: u64,
     last_number: u64,
+}
+
+/// The bounds of all blocks that a node sends.
+#[derive(Debug)]
+pub struct Outgoing {
+    /// The bytes in flight to each peer.
+    pub sending: Sending,
+    /// The rate at which this node sends.
+    pub pace: Pace,
 }
 
 /// One incarnation of another node.
@@ -164,8 +171,6 @@ impl Exchange {
             peers: BTreeMap::new(),
             requests: BTreeMap::new(),
             alarms: BTreeSet::new(),
-            sending: Sending::new(limits.sending_bytes),
-            pace: Pace::new(limits.send_bytes_per_second),
             connections: Connections::new(limits.connections, limits.connection_idle),
             effects: VecDeque::new(),
             limits,
@@ -279,6 +284,14 @@ impl Exchange {
     fn chance(&mut self) -> f64 {
         let bits = xxh3_64_with_seed(&self.next_number().to_le_bytes(), self.seed);
         (bits >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+impl Outgoing {
+    /// Nothing is being sent.
+    #[must_use]
+    pub fn new(limits: &ExchangeLimits) -> Self {
+        Self { sending: Sending::new(limits.sending_bytes), pace: Pace::new(limits.send_bytes_per_second) }
     }
 }
 

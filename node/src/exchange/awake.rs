@@ -18,6 +18,7 @@ pub(super) struct Awake(Rc<State>);
 #[derive(Debug)]
 struct State {
     clock: Clock,
+    may_look: bool,
     /// The number of waiters, and the time until which the thread stays awake for them.
     waiting: Cell<u32>,
     for_waiting: Cell<Duration>,
@@ -44,8 +45,18 @@ struct Backoff {
 
 impl Awake {
     pub(super) fn new(clock: Clock) -> Self {
+        Self::of(clock, true)
+    }
+
+    /// For a thread that always sleeps while it waits. A block takes a block thread longer than waking up.
+    pub(super) fn never(clock: Clock) -> Self {
+        Self::of(clock, false)
+    }
+
+    fn of(clock: Clock, may_look: bool) -> Self {
         Self(Rc::new(State {
             clock,
+            may_look,
             waiting: Cell::new(0),
             for_waiting: Cell::default(),
             for_next: Cell::default(),
@@ -94,7 +105,7 @@ impl Awake {
 impl State {
     fn stays(&self, until: &Cell<Duration>) {
         if !self.looks.get() {
-            if !self.backoff.is_worth_it() {
+            if !self.may_look || !self.backoff.is_worth_it() {
                 return;
             }
             self.looks.set(true);

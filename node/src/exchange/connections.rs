@@ -56,6 +56,8 @@ pub(super) struct Link {
     pub(super) name: String,
     /// Held by the one task that dials.
     dialling: tokio::sync::Mutex<()>,
+    /// Until then, block threads are not asked to reach it.
+    avoids_block_threads_until: Cell<Duration>,
 }
 
 /// Counts how often a request met a connection that the other side was just closing.
@@ -147,6 +149,11 @@ impl Peers {
         connection
     }
 
+    /// The address of a link's node, if the node is a member in the same life.
+    pub(super) fn address_of(&self, link: &Link) -> Option<SocketAddr> {
+        member_of(&self.table(), link).map(|member| member.peer)
+    }
+
     /// The connection to a node, dialled if there is none.
     pub(super) async fn dial(&self, link: &Rc<Link>) -> Option<InUse> {
         if let Some(connection) = self.open_connection(link) {
@@ -229,7 +236,17 @@ impl InUse {
 
 impl Link {
     pub(super) fn new(peer: PeerId, name: String) -> Self {
-        Self { peer, name, dialling: tokio::sync::Mutex::default() }
+        let dialling = tokio::sync::Mutex::default();
+        Self { peer, name, dialling, avoids_block_threads_until: Cell::default() }
+    }
+
+    /// A block thread cannot reach the node, which has none itself, or whose firewall is in the way: none tries for a while.
+    pub(super) fn avoid_block_threads(&self, now: Duration) {
+        self.avoids_block_threads_until.set(now + AVOIDED);
+    }
+
+    pub(super) fn avoids_block_threads(&self, now: Duration) -> bool {
+        now < self.avoids_block_threads_until.get()
     }
 }
 
@@ -278,8 +295,11 @@ fn is_at_home(table: &Table, connection: &Connection) -> bool {
     members.any(|member| member.name == connection.peer().name)
 }
 
+/// How long block threads leave out a node that one of them could not reach.
+const AVOIDED: Duration = Duration::from_secs(60);
+
 /// How long a handshake may take.
-const DIAL_DEADLINE: Duration = Duration::from_secs(1);
+pub(super) const DIAL_DEADLINE: Duration = Duration::from_secs(1);
 
 /// The number of closing connections that a request may meet before it fails.
 const MOST_TIMES: u32 = 4;

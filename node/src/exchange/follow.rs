@@ -32,7 +32,7 @@ use tokio::time::{sleep, timeout};
 use super::connections::{AskedAgain, InUse, Link};
 use super::peers::Peers;
 use super::place::InLine;
-use super::serve::order::{BEFORE_BLOCKS, SendOrder, SendTurns};
+use super::send::order::{BEFORE_BLOCKS, SendOrder, SendTurns};
 use super::serve::{BUSY_RETRY_MS, STALL_DEADLINE, Server};
 use super::{AskFollow, FetchChunk, FollowOrder, PeerNews, PeerStep};
 use crate::arena::Destination;
@@ -180,7 +180,7 @@ async fn ask_to_follow(
     order: &FollowOrder,
     link: &Rc<Link>,
 ) -> Result<(RecvStream, Option<PeerResponse>, InUse), FetchFailure> {
-    let over = peers.clock().elapsed() + Duration::from_millis(order.patience_ms);
+    let over = peers.now() + Duration::from_millis(order.patience_ms);
     let (mut pause, mut again) = (BusyPause::default(), AskedAgain::default());
     loop {
         let connection = peers.connection(link).await.ok_or(FetchFailure::Unreachable)?;
@@ -405,9 +405,9 @@ impl Server {
             return true;
         };
         tracing::debug!(order, number = message, chunk, block, offset, peer = &*peer.name, "layers are sent");
-        let peer = self.peers.metrics_name(&peer.name);
+        let peer = self.peers.mover().common.metrics_name(&peer.name);
         self.peers.metrics().sent_bytes.with_label_values(&[peer]).inc_by(bytes.len() as u64);
-        self.write_while_read(send, turns, bytes).await.is_some()
+        self.peers.mover().write_while_read(send, turns, bytes).await.is_some()
     }
 }
 

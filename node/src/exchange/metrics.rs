@@ -18,6 +18,8 @@ metrics_table! {
     pub struct ExchangeMetrics: "Peers", SHARING => {
         received_bytes: IntCounterVec = "larder_peer_received_bytes_total", "bytes", [PEER],
             "Bytes of blocks that came from another node";
+        block_thread_bytes: IntCounter = "larder_peer_block_thread_bytes_total", "bytes", [],
+            "Bytes of blocks from other nodes that block threads received; the thread between nodes received the others";
         sent_bytes: IntCounterVec = "larder_peer_sent_bytes_total", "bytes", [PEER],
             "Bytes of blocks sent to another node";
         in_flight_bytes: IntGaugeVec = "larder_peer_in_flight_bytes", "bytes", [PEER],
@@ -187,6 +189,11 @@ impl ExchangeMetrics {
     #[cfg(test)]
     pub(super) fn requests(&self, request: &str) -> u64 {
         self.requests.with_label_values(&[request]).get()
+    }
+
+    #[cfg(test)]
+    pub(super) fn rejections(&self, reason: &str) -> u64 {
+        self.rejected.with_label_values(&[reason]).get()
     }
 
     #[cfg(test)]

@@ -17,13 +17,13 @@ use quinn::SendStream;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{sleep, timeout};
 
-use super::awake::Awake;
+use super::block_threads::BlockThread;
 use super::connections::{AskedAgain, Carrying, ConnectedPeers, InUse, Link};
-use super::metrics::{OTHER, Watched};
+use super::metrics::Watched;
+use super::mover::{Common, Mover};
 use super::place::TurnSignal;
 use super::rooms::{Rooms, read_answer};
 use super::{ExchangeLimits, ExchangeMetrics, PeerUnavailable};
-use crate::clock::Clock;
 use crate::watched::Watch;
 
 /// The other nodes, as the peer thread sees them. Cloning shares.
@@ -38,17 +38,24 @@ struct Shared {
     wakes_at: Cell<Duration>,
     /// Fetches, which hear here that it is their turn.
     turns: RefCell<HashMap<RequestId, Rc<TurnSignal>>>,
-    metrics: ExchangeMetrics,
-    clock: Clock,
-    awake: Awake,
+    mover: Mover,
+    block_threads: Vec<BlockThread>,
+    /// The bytes that each thread fetches.
+    threads: RefCell<larder_core::exchange::BlockThreads>,
     links: RefCell<BTreeMap<PeerId, Rc<Link>>>,
     carrying: Carrying,
     silent: SilentPeers,
-    rooms: Rooms,
     watched: RefCell<Watched>,
     watch: Watch,
     /// Bounds the reports of damage that are under way.
     reports: Arc<Semaphore>,
+}
+
+/// The thread of a fetch, until it is dropped.
+pub(super) struct TakenThread {
+    peers: Peers,
+    thread: Option<usize>,
+    bytes: u64,
 }
 
 /// Nodes that do not answer now; other threads look into it.
@@ -77,9 +84,9 @@ impl Peers {
     pub(super) fn new(
         endpoint: Endpoint,
         limits: ExchangeLimits,
-        metrics: ExchangeMetrics,
-        clock: Clock,
-        (silent, connected, rooms): (SilentPeers, ConnectedPeers, Rooms),
+        common: Common,
+        (silent, connected): (SilentPeers, ConnectedPeers),
+        block_threads: Vec<BlockThread>,
         watch: Watch,
     ) -> Self {
         Self(Rc::new(Shared {
@@ -88,13 +95,12 @@ impl Peers {
             deadline: Notify::new(),
             wakes_at: Cell::new(Duration::MAX),
             turns: RefCell::default(),
-            metrics,
-            clock,
-            awake: Awake::new(clock),
+            mover: Mover::new(common),
+            threads: RefCell::new(larder_core::exchange::BlockThreads::new(block_threads.len())),
+            block_threads,
             links: RefCell::default(),
             carrying: Carrying::new(connected),
             silent,
-            rooms,
             watched: RefCell::default(),
             watch,
             reports: Arc::new(Semaphore::new(MOST_REPORTS)),
@@ -104,7 +110,7 @@ impl Peers {
     /// Lets the exchange decide, and performs its effects.
     pub(super) fn decide<T>(&self, decision: impl FnOnce(&mut Exchange, Duration) -> T) -> T {
         let mut exchange = self.0.exchange.borrow_mut();
-        let decided = decision(&mut exchange, self.0.clock.elapsed());
+        let decided = decision(&mut exchange, self.now());
         if exchange.next_deadline().is_some_and(|due| due < self.0.wakes_at.get()) {
             self.0.deadline.notify_one();
         }
@@ -112,7 +118,7 @@ impl Peers {
             self.perform(effect);
         }
         while let Some((id, why)) = exchange.connections.poll_close() {
-            self.0.metrics.closed(why);
+            self.metrics().closed(why);
             self.0.carrying.close(id, why);
         }
         decided
@@ -153,7 +159,7 @@ impl Peers {
     pub(super) async fn keep_time(self) {
         loop {
             let due = self.0.exchange.borrow().next_deadline();
-            let now = self.0.clock.elapsed();
+            let now = self.now();
             let pause = due.map_or(FAR, |due| due.saturating_sub(now));
             self.0.wakes_at.set(now + pause);
             if timeout(pause, self.0.deadline.notified()).await.is_err() {
@@ -182,15 +188,23 @@ impl Peers {
     }
 
     pub(super) fn metrics(&self) -> &ExchangeMetrics {
-        &self.0.metrics
+        &self.0.mover.common.metrics
     }
 
-    pub(super) fn awake(&self) -> &Awake {
-        &self.0.awake
+    /// The hands of the thread between nodes.
+    pub(super) fn mover(&self) -> &Mover {
+        &self.0.mover
     }
 
-    pub(super) fn clock(&self) -> Clock {
-        self.0.clock
+    pub(super) fn block_threads(&self) -> &[BlockThread] {
+        &self.0.block_threads
+    }
+
+    /// Chooses the thread that fetches so many bytes.
+    pub(super) fn take_thread(&self, link: &Link, bytes: u64) -> TakenThread {
+        let is_chosen = !self.0.block_threads.is_empty() && !link.avoids_block_threads(self.now());
+        let thread = is_chosen.then(|| self.0.threads.borrow_mut().take(bytes));
+        TakenThread { peers: self.clone(), thread, bytes }
     }
 
     /// Tells a holder that its chunks arrived with wrong bytes. With too many such reports in progress, the holder is not
@@ -209,12 +223,12 @@ impl Peers {
 
     /// Since the node started.
     pub(super) fn now(&self) -> Duration {
-        self.0.clock.elapsed()
+        self.0.mover.common.now()
     }
 
     /// The room of this node and the others, and how much they serve.
     pub(super) fn rooms(&self) -> &Rooms {
-        &self.0.rooms
+        &self.0.mover.common.rooms
     }
 
     /// The table that counts.
@@ -225,10 +239,11 @@ impl Peers {
     /// Takes a new table. Nodes that left it have no metrics any more.
     pub(super) fn set_table(&self, table: Arc<Table>, own: NodeNumber) {
         let gone = |was: &&Member| table.members.iter().all(|member| member.name != was.name);
-        let metrics = &self.0.metrics;
+        let metrics = self.metrics();
         self.table().members.iter().filter(gone).for_each(|member| metrics.forget(&member.name));
         let others = table.members.iter().filter(|member| member.number != own);
         others.for_each(|member| metrics.know(&member.name));
+        self.0.mover.common.set_table(&table);
         self.decide(|exchange, _| exchange.set_table(table, own));
         self.place_connections();
     }
@@ -254,12 +269,6 @@ impl Peers {
         self.table().members.iter().find(|member| member.name == name).map(|member| member.number)
     }
 
-    /// The name of a node in metrics.
-    pub(super) fn metrics_name<'a>(&self, name: &'a str) -> &'a str {
-        let exchange = self.0.exchange.borrow();
-        if exchange.table().members.iter().any(|member| member.name == name) { name } else { OTHER }
-    }
-
     /// Counts the packets of a connection with another node.
     pub(super) fn watch(&self, connection: &Connection) {
         self.0.watched.borrow_mut().add(&connection.peer().name, connection.quic().clone());
@@ -267,7 +276,7 @@ impl Peers {
 
     /// Brings the metrics of peers up to date.
     pub(super) fn show(&self) {
-        let (table, metrics) = (self.table(), &self.0.metrics);
+        let (table, metrics) = (self.table(), self.metrics());
         let is_member = |name: &str| table.members.iter().any(|member| member.name == name);
         self.0.watched.borrow_mut().show(metrics, is_member);
         metrics.connected.set(self.0.exchange.borrow().connections.len() as i64);
@@ -291,14 +300,14 @@ impl Peers {
         let unavailable =
             |reason: &dyn std::fmt::Display| PeerUnavailable { node, reason: reason.to_string() };
         let link = self.link(node).map_err(|error| unavailable(&error))?;
-        let (asked_at, before) = (self.0.clock.elapsed(), self.came(&link));
+        let (asked_at, before) = (self.now(), self.came(&link));
         let busy = Cell::new(None);
         let answered = timeout(deadline, async {
             let mut pause = BusyPause::default();
             loop {
                 let answer = self.converse(async || self.connection(&link).await, request, trace).await;
                 let (version, room, answer) = answer.map_err(|error| unavailable(&with_causes(&*error)))?;
-                self.0.rooms.heard(node, room, version);
+                self.rooms().heard(node, room, version);
                 match answer {
                     PeerResponse::Busy(retry) => {
                         busy.set(Some(retry));
@@ -310,8 +319,8 @@ impl Peers {
         });
         match (answered.await, busy.get()) {
             (Ok(Ok(response)), _) => {
-                let took = self.0.clock.elapsed() - asked_at;
-                self.0.metrics.round_trip_seconds.observe(took.as_secs_f64());
+                let took = self.now() - asked_at;
+                self.metrics().round_trip_seconds.observe(took.as_secs_f64());
                 Ok(response)
             }
             // A connection that breaks says nothing of the node: the next request makes another one.
@@ -367,7 +376,7 @@ impl Peers {
     /// Counts a late answer; returns whether the node sent any packet since `before`.
     pub(super) fn missed(&self, link: &Link, before: u64) -> bool {
         let was_heard = self.came(link) > before;
-        self.0.metrics.missed(if was_heard { "slow" } else { "silent" });
+        self.metrics().missed(if was_heard { "slow" } else { "silent" });
         was_heard
     }
 
@@ -386,7 +395,22 @@ impl Peers {
     fn note_silent(&self, change: impl FnOnce(&mut BTreeSet<NodeNumber>) -> bool) {
         let mut silent = self.0.silent.lock();
         change(&mut silent);
-        self.0.metrics.silent.set(silent.len() as i64);
+        self.metrics().silent.set(silent.len() as i64);
+    }
+}
+
+impl TakenThread {
+    /// The block thread; `None` for the thread between nodes.
+    pub(super) fn block_thread(&self) -> Option<&BlockThread> {
+        let number = self.thread?.checked_sub(1)?;
+        self.peers.0.block_threads.get(number)
+    }
+}
+
+impl Drop for TakenThread {
+    fn drop(&mut self) {
+        let threads = &self.peers.0.threads;
+        self.thread.into_iter().for_each(|thread| threads.borrow_mut().give_back(thread, self.bytes));
     }
 }
 
@@ -437,7 +461,7 @@ pub(super) async fn write_trace(send: &mut SendStream, trace: &Trace) -> Result<
 }
 
 /// Small requests go before blocks, whose streams have priorities of 0 and less, in the order in which they are written
-/// (`serve/order.rs`). Classes of blocks have none of their own: QUIC would let nothing of a lower priority pass while there is
+/// (`send/order.rs`). Classes of blocks have none of their own: QUIC would let nothing of a lower priority pass while there is
 /// anything of a higher one, and the asker's gate bounds what it shares.
 pub(super) const SMALL_FIRST: i32 = 1;
 

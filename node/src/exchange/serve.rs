@@ -3,14 +3,12 @@
 //! An asker that stops reading loses its answer ([`STALL_DEADLINE`]).
 
 mod admin;
-pub(super) mod order;
 
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::Recipient;
-use bytes::Bytes;
 use futures_util::future::LocalBoxFuture;
 use larder_core::exchange::Dialler;
 use larder_core::placement::Worth;
@@ -28,24 +26,23 @@ use larder_protocol::limits::{
     MAX_PEER_MESSAGE_BYTES,
 };
 use larder_protocol::peer::{
-    Announce, Chunks, Class, Fetch, FetchedChunk, FollowPools, HeldBlock, HeldChunk, OfferChunks,
-    PeerRequest, PeerResponse, RetryAfter, Show,
+    Announce, Chunks, Fetch, FollowPools, OfferChunks, PeerRequest, PeerResponse, RetryAfter, Show,
 };
 use larder_protocol::pin::PinCommand;
 use larder_protocol::purge::{PurgeCommand, PurgeReport};
 use larder_protocol::reload::Reloaded;
 use larder_protocol::table::Holder;
-use quinn::{RecvStream, SendStream, VarInt};
+use quinn::{RecvStream, SendStream};
 use tokio::sync::Semaphore;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
-use self::order::{PIECE_BYTES, SendOrder, SendTurns};
 use super::connections::{Carried, InUse};
-use super::metrics::{Counted, Stage};
+use super::metrics::Counted;
 use super::peers::{Peers, SMALL_FIRST, rides};
+use super::send::order::SendOrder;
 use super::{
-    AskBlocks, AskFollow, GiveUp, Grant, GrantedChunk, PinForAdmin, ServeAnnounce, ServeFind, ServeRepair,
-    SetPolicy, TakeChunks, TakeIn, VerifyChunks,
+    AskBlocks, AskFollow, GiveUp, PinForAdmin, ServeAnnounce, ServeFind, ServeRepair, SetPolicy, TakeChunks,
+    TakeIn, VerifyChunks,
 };
 use crate::watched::here;
 use larder_net::audit::Audit;
@@ -99,13 +96,6 @@ pub struct Services {
     pub repair: Recipient<ServeRepair>,
     /// Decides which requests are traced: those of a trace that the asker records.
     pub sampler: Sampler,
-}
-
-/// Bytes that are being sent to a peer, until it is dropped.
-struct Sending<'a> {
-    peers: &'a Peers,
-    peer: &'a str,
-    bytes: u64,
 }
 
 pub(super) struct Server {
@@ -189,15 +179,10 @@ impl Server {
         in_use: Option<&InUse>,
     ) {
         let (metrics, connection) = (self.peers.metrics(), guest.connection());
-        let read = timeout(REQUEST_DEADLINE, read_request(guest, &mut receive)).await;
-        let (Asked { message: request, bytes }, traced) = match read {
-            Ok(Ok(Some(request))) => request,
-            Ok(Err(MessageError::TooLong { .. })) => return metrics.rejected("too_long"),
-            Ok(Err(MessageError::Malformed(_) | MessageError::NotAFrame | MessageError::Cut)) => {
-                return metrics.rejected("malformed");
-            }
-            // The asker went away, or takes too long.
-            Ok(Ok(None) | Err(_)) | Err(_) => return,
+        let (Asked { message: request, bytes }, traced) = match read_request(guest, &mut receive).await {
+            Ok(Some(request)) => request,
+            Ok(None) => return,
+            Err(reason) => return metrics.rejected(reason),
         };
         metrics.requested(name_of(&request));
         in_use.filter(|_| rides(&request)).into_iter().for_each(InUse::rides);
@@ -209,11 +194,16 @@ impl Server {
                 PeerResponse::Refused(refused.to_owned())
             }
             Ok(()) => {
-                let trace = self.trace(&request, traced);
+                let trace = trace_of(self.services.sampler, &request, traced);
                 match request {
                     PeerRequest::Fetch(fetch) => {
                         drop(bytes);
-                        return self.send_blocks((connection, order), send, fetch, trace).await;
+                        let blocks = &self.services.blocks;
+                        return self
+                            .peers
+                            .mover()
+                            .send_blocks(blocks, (connection, order), send, fetch, trace)
+                            .await;
                     }
                     PeerRequest::Follow(chunks) => {
                         drop(bytes);
@@ -245,26 +235,6 @@ impl Server {
         {
             drop(bytes);
             let _ = timeout(SEND_DEADLINE, send.stopped()).await;
-        }
-    }
-
-    /// The span of serving a traced request.
-    fn trace(&self, request: &PeerRequest, asked: Option<TraceContext>) -> Trace {
-        let Some(context) = asked else { return Trace::default() };
-        let sampler = self.services.sampler;
-        match request {
-            PeerRequest::Fetch(Fetch { chunks, .. }) => {
-                let trace = sampler.request("serve_fetch", Some(context));
-                trace.set("larder.namespace", tracing::field::display(&chunks.fingerprint));
-                trace.count("larder.chunks", chunks.hashes.len() as u64);
-                trace
-            }
-            PeerRequest::Find(find) => {
-                let trace = sampler.request("serve_find", Some(context));
-                trace.count("larder.chunks", find.rows.len() as u64);
-                trace
-            }
-            _ => Trace::default(),
         }
     }
 
@@ -301,9 +271,7 @@ impl Server {
             PeerRequest::Announce(announces) if is_node => {
                 announces.iter().try_for_each(|announce| self.check_announcer(peer, announce))
             }
-            PeerRequest::Fetch(fetch) if fetch.chunks.hashes.len() > MAX_FETCH_CHUNKS => {
-                Err("too many chunks in one fetch")
-            }
+            PeerRequest::Fetch(fetch) => may_fetch(peer, fetch),
             PeerRequest::Follow(follow) if follow.chunks.hashes.len() > MAX_FETCH_CHUNKS => {
                 Err("too many chunks in one follow")
             }
@@ -319,8 +287,7 @@ impl Server {
             PeerRequest::Offer(offer) if offer.chunks.len() > MAX_FETCH_CHUNKS => {
                 Err("too many chunks in one offer")
             }
-            PeerRequest::Fetch(_)
-            | PeerRequest::Follow(_)
+            PeerRequest::Follow(_)
             | PeerRequest::FollowPools(_)
             | PeerRequest::Damaged(_)
             | PeerRequest::Moved(_)
@@ -331,7 +298,7 @@ impl Server {
             {
                 Ok(())
             }
-            _ => Err("this role may not ask this"),
+            _ => Err(NOT_ALLOWED),
         }
     }
 
@@ -412,142 +379,6 @@ impl Server {
         let from = Holder { node, device };
         actor.send(TakeChunks { from, namespace, chunks }).await.ok().flatten()
     }
-
-    /// Answers a fetch, and sends the blocks from their places. Each block stays leased until its last byte was acknowledged.
-    async fn send_blocks(
-        &self,
-        (connection, order): (&Connection, &SendOrder),
-        mut send: SendStream,
-        fetch: Fetch,
-        trace: Trace,
-    ) {
-        let peer = connection.peer();
-        let Fetch { chunks: Chunks { device, fingerprint, hashes }, block_bytes, class } = fetch;
-        let (awake, asked_at) = (self.peers.awake(), self.peers.now());
-        awake.came();
-        let waiting = awake.wait();
-        let granted = match self.services.blocks.get(usize::from(device)) {
-            Some(actor) => {
-                let trace = trace.clone();
-                actor.send(AskBlocks { fingerprint, hashes, block_bytes, class, trace }).await
-            }
-            None => Ok(hashes.iter().map(|_| Grant::NotHeld).collect()),
-        };
-        // An error of the mailbox: the actor is stopping.
-        let granted = granted.unwrap_or_default();
-        drop(waiting);
-        let granted_at = self.peers.now();
-        self.peers.metrics().took(Stage::Grant, granted_at - asked_at);
-        let (mut said, mut blocks, mut held) = (Vec::with_capacity(granted.len()), Vec::new(), 0_u64);
-        let mut sending = Sending { peers: &self.peers, peer: &peer.name, bytes: 0 };
-        for grant in granted {
-            said.push(match grant {
-                Grant::NotHeld => FetchedChunk::NotHeld,
-                Grant::Busy { retry_after_ms } => FetchedChunk::Busy(RetryAfter { retry_after_ms }),
-                Grant::Held(chunk) if sending.take(&chunk, class) => {
-                    held += 1;
-                    FetchedChunk::Held(describe(chunk, &mut blocks))
-                }
-                Grant::Held(_) => FetchedChunk::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS }),
-            });
-        }
-        let bytes: u64 = blocks.iter().map(|block| block.len() as u64).sum();
-        trace.count("larder.bytes", bytes);
-        trace.count("larder.chunks_here", held);
-        trace.set("larder.peer", &*peer.name);
-        self.peers.rooms().sends(bytes, self.peers.now());
-        let sent = async {
-            let head = async {
-                self.peers.rooms().write_before(&mut send, connection.version(), self.peers.now()).await?;
-                write_message(&mut send, &PeerResponse::Fetched(said)).await
-            };
-            timeout(STALL_DEADLINE, head).await.ok()?.ok()?;
-            let mut turns = order.join();
-            for block in blocks {
-                self.write_while_read(&mut send, &mut turns, block).await?;
-            }
-            send.finish().ok()?;
-            let sent_at = self.peers.now();
-            awake.expects_next();
-            self.peers.metrics().took(Stage::Send, sent_at - granted_at);
-            let peer = self.peers.metrics_name(&peer.name);
-            self.peers.metrics().sent_bytes.with_label_values(&[peer]).inc_by(bytes);
-            self.acknowledged(connection, &mut send).await?;
-            self.peers.metrics().took(Stage::Acknowledged, self.peers.now() - sent_at);
-            Some(())
-        };
-        if timeout(SEND_DEADLINE, sent).await.is_ok_and(|sent| sent.is_some()) {
-            return trace.set("larder.outcome", "done");
-        }
-        trace.set("larder.outcome", "failed");
-        // The asker went away, or does not read: what is on its way is dropped, and with it the leases. An error: it was
-        // reset already.
-        let _ = send.reset(VarInt::from_u32(0));
-    }
-
-    /// Sends bytes at the pace that is set, as long as the asker reads; `None` if it does not, or went away.
-    pub(super) async fn write_while_read(
-        &self,
-        send: &mut SendStream,
-        turns: &mut SendTurns<'_>,
-        mut bytes: Bytes,
-    ) -> Option<()> {
-        while !bytes.is_empty() {
-            let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
-            if let Some(priority) = turns.priority(piece.len()) {
-                send.set_priority(priority).ok()?;
-            }
-            let pause = self.peers.decide(|exchange, now| exchange.pace.pause(now, piece.len() as u64));
-            if !pause.is_zero() {
-                sleep(pause).await;
-            }
-            match timeout(STALL_DEADLINE, send.write_chunk(piece)).await {
-                Ok(written) => written.ok()?,
-                Err(_) => {
-                    self.peers.metrics().stalled();
-                    return None;
-                }
-            }
-        }
-        Some(())
-    }
-
-    /// Waits for the last byte to be acknowledged, as long as anything goes on on the connection: pieces are sent, and
-    /// acknowledged.
-    async fn acknowledged(&self, connection: &Connection, send: &mut SendStream) -> Option<()> {
-        let progress = || {
-            let stats = connection.quic().stats();
-            (stats.frame_tx.stream, stats.frame_rx.acks)
-        };
-        let mut before = progress();
-        loop {
-            if let Ok(stopped) = timeout(STALL_DEADLINE, send.stopped()).await {
-                return stopped.ok().map(|_| ());
-            }
-            let now = progress();
-            if now.0 == before.0 || now.1 == before.1 {
-                self.peers.metrics().stalled();
-                return None;
-            }
-            before = now;
-        }
-    }
-}
-
-impl Sending<'_> {
-    /// Whether there is room for a chunk.
-    fn take(&mut self, chunk: &GrantedChunk, class: Class) -> bool {
-        let bytes = chunk.blocks.iter().map(|block| block.bytes).sum();
-        let taken = self.peers.decide(|exchange, _| exchange.sending.take(self.peer, bytes, class));
-        self.bytes += taken.unwrap_or(0);
-        taken.is_some()
-    }
-}
-
-impl Drop for Sending<'_> {
-    fn drop(&mut self) {
-        self.peers.decide(|exchange, _| exchange.sending.give_back(self.peer, self.bytes));
-    }
 }
 
 /// Whether a purge names more chunks than it may.
@@ -565,33 +396,61 @@ fn is_bounded(announces: &[Announce]) -> bool {
     announces.len() <= MAX_ANNOUNCES && changes <= MAX_ANNOUNCE_CHANGES
 }
 
-/// The facts of a chunk for its reader; its blocks' bytes are added to `blocks`.
-fn describe(chunk: GrantedChunk, blocks: &mut Vec<Bytes>) -> HeldChunk {
-    let GrantedChunk { reads, is_on_disk, pools, blocks: granted, lease } = chunk;
-    let mut held = Vec::with_capacity(granted.len());
-    for block in granted {
-        held.push(HeldBlock { bytes: block.bytes, checksum: block.checksum });
-        blocks.push(block.memory.share(block.offset, block.bytes, Arc::clone(&lease)));
-    }
-    HeldChunk { reads, is_on_disk, pools, blocks: held }
-}
-
-/// The request of a stream, and its trace.
-async fn read_request(
+/// The request of a stream, and its trace; `None` if the asker went away or takes too long.
+///
+/// # Errors
+/// The reason for metrics why it is none.
+pub(super) async fn read_request(
     guest: &Guest,
     receive: &mut RecvStream,
-) -> Result<Option<(Asked<PeerRequest>, Option<TraceContext>)>, MessageError> {
-    match guest.read(receive).await? {
-        Some(Asked { message: PeerRequest::Trace(context), bytes }) => {
-            drop(bytes);
-            let request = guest.read(receive).await?;
-            Ok(request.map(|request| (request, Some(context))))
+) -> Result<Option<(Asked<PeerRequest>, Option<TraceContext>)>, &'static str> {
+    let read = async {
+        match guest.read(receive).await? {
+            Some(Asked { message: PeerRequest::Trace(context), bytes }) => {
+                drop(bytes);
+                let request = guest.read(receive).await?;
+                Ok(request.map(|request| (request, Some(context))))
+            }
+            request => Ok(request.map(|request| (request, None))),
         }
-        request => Ok(request.map(|request| (request, None))),
+    };
+    match timeout(REQUEST_DEADLINE, read).await {
+        Ok(Ok(request)) => Ok(request),
+        Ok(Err(MessageError::TooLong { .. })) => Err("too_long"),
+        Ok(Err(MessageError::Malformed(_) | MessageError::NotAFrame | MessageError::Cut)) => Err("malformed"),
+        Ok(Err(_)) | Err(_) => Ok(None),
     }
 }
 
-fn name_of(request: &PeerRequest) -> &'static str {
+/// The span of serving a traced request.
+pub(super) fn trace_of(sampler: Sampler, request: &PeerRequest, asked: Option<TraceContext>) -> Trace {
+    let Some(context) = asked else { return Trace::default() };
+    match request {
+        PeerRequest::Fetch(Fetch { chunks, .. }) => {
+            let trace = sampler.request("serve_fetch", Some(context));
+            trace.set("larder.namespace", tracing::field::display(&chunks.fingerprint));
+            trace.count("larder.chunks", chunks.hashes.len() as u64);
+            trace
+        }
+        PeerRequest::Find(find) => {
+            let trace = sampler.request("serve_find", Some(context));
+            trace.count("larder.chunks", find.rows.len() as u64);
+            trace
+        }
+        _ => Trace::default(),
+    }
+}
+
+/// Whether this process may fetch this.
+pub(super) fn may_fetch(peer: &Identity, fetch: &Fetch) -> Result<(), &'static str> {
+    match peer.role {
+        _ if fetch.chunks.hashes.len() > MAX_FETCH_CHUNKS => Err("too many chunks in one fetch"),
+        Role::Node => Ok(()),
+        _ => Err(NOT_ALLOWED),
+    }
+}
+
+pub(super) fn name_of(request: &PeerRequest) -> &'static str {
     match request {
         PeerRequest::Find(_) => "find",
         PeerRequest::Announce(_) => "announce",
@@ -614,7 +473,7 @@ fn name_of(request: &PeerRequest) -> &'static str {
 }
 
 /// The limits of those who connect, by role: an engine only asks for a sign of life.
-fn limits_of(role: Role) -> GuestLimits {
+pub(super) fn limits_of(role: Role) -> GuestLimits {
     let [connections, streams, message_bytes, waiting_bytes] = match role {
         Role::Node => [16, MAX_STREAMS as usize, MAX_PEER_MESSAGE_BYTES, 8 * MAX_PEER_MESSAGE_BYTES],
         Role::Coordinator => [4, MAX_STREAMS as usize, MAX_PEER_MESSAGE_BYTES, 8 * MAX_PEER_MESSAGE_BYTES],
@@ -625,6 +484,8 @@ fn limits_of(role: Role) -> GuestLimits {
     GuestLimits { connections, streams: streams as u32, message_bytes, waiting_bytes }
 }
 
+const NOT_ALLOWED: &str = "this role may not ask this";
+
 /// Bytes of a message that names nothing.
 const SMALL_MESSAGE_BYTES: usize = 256;
 
@@ -632,7 +493,7 @@ const SMALL_MESSAGE_BYTES: usize = 256;
 const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long blocks may take to be read: far more than any fetch waits.
-const SEND_DEADLINE: Duration = Duration::from_secs(30);
+pub(super) const SEND_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A reader that takes nothing for this time, while there is something to read, gets nothing more.
 pub(super) const STALL_DEADLINE: Duration = Duration::from_secs(2);

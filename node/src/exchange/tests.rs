@@ -2,6 +2,7 @@
 //!
 //! The holder is a real endpoint on loopback whose answers the test decides.
 
+mod block_threads;
 mod connections;
 mod follows;
 mod panics;
@@ -34,6 +35,9 @@ use crate::directory::tests::table;
 
 const SPACE: Fingerprint = Fingerprint([7; 32]);
 const BLOCK_BYTES: u64 = 64 << 10;
+/// Blocks in one extent.
+const SLOTS: u64 = (2 << 20) / BLOCK_BYTES;
+const EXTENTS: usize = 10;
 static CONTENT: [u8; BLOCK_BYTES as usize] = [0x5a; BLOCK_BYTES as usize];
 
 /// What the holder does with a fetch.
@@ -182,7 +186,9 @@ fn checksum(hash: &ChunkHash) -> u64 {
 /// Node 1, which asks node 2.
 struct Asker {
     handle: ExchangeHandle,
+    /// The memory of the first blocks.
     memory: Arc<ExtentMemory>,
+    extents: Vec<Arc<ExtentMemory>>,
     next: Cell<u64>,
     /// What the other node is called.
     other: String,
@@ -196,26 +202,29 @@ struct Asker {
 
 impl Asker {
     fn new(endpoint: Endpoint, limits: &ExchangeLimits, table: Table) -> Self {
-        let metrics = ExchangeMetrics::register(&Registry::new()).unwrap();
+        let common = common(limits);
+        Self::with_threads(endpoint, limits, table, common, TakenThreads::none())
+    }
+
+    fn with_threads(
+        endpoint: Endpoint,
+        limits: &ExchangeLimits,
+        table: Table,
+        common: Common,
+        threads: TakenThreads,
+    ) -> Self {
+        let (metrics, clock) = (common.metrics.clone(), common.clock());
         let other = table.members[1].name.clone();
         let silent = SilentPeers::default();
-        let known = silent.clone();
-        let (clock, watch) = (Clock::start(), Watch::in_test());
-        let (handle, orders) = ExchangeHandle::new(clock);
-        let watches = watch.clone();
-        let actor = PeerActor::new(
-            endpoint,
-            limits.clone(),
-            metrics.clone(),
-            clock,
-            (known, ConnectedPeers::default(), Rooms::default()),
-            watches,
-            orders,
-        );
+        let known = (silent.clone(), ConnectedPeers::default());
+        let (watch, (handle, orders)) = (Watch::in_test(), ExchangeHandle::new(clock));
+        let actor = PeerActor::new(endpoint, limits.clone(), common, known, threads, watch.clone(), orders);
         actor.peers.set_table(Arc::new(table), NodeNumber(1));
-        let (memory, next) = (Arc::clone(arena(2).extent(1)), Cell::new(0));
+        let arena = arena(EXTENTS as u32);
+        let extents: Vec<_> = (0..EXTENTS as u32).map(|extent| Arc::clone(arena.extent(extent))).collect();
+        let (memory, next) = (Arc::clone(&extents[0]), Cell::new(0));
         let (actor, has_others) = (actor.start(), Cell::new(false));
-        Self { handle, memory, next, other, actor, silent, has_others, watch, metrics }
+        Self { handle, memory, extents, next, other, actor, silent, has_others, watch, metrics }
     }
 
     /// Whether the other node answers something small within the deadline.
@@ -230,20 +239,25 @@ impl Asker {
     }
 
     async fn fetch_as(&self, class: &watch::Sender<Class>, chunks: u64, deadline: Duration) -> Vec<Arrival> {
-        let first = self.next.replace(self.next.get() + chunks);
+        self.order(self.chunks(chunks), class, deadline).await
+    }
+
+    /// So many new chunks.
+    fn chunks(&self, count: u64) -> Vec<FetchChunk> {
+        let first = self.next.replace(self.next.get() + count);
         let chunk = |number: u64| {
             let mut hash = ChunkHash([0; 32]);
             hash.0[..8].copy_from_slice(&number.to_le_bytes());
             let block = Destination {
-                memory: Arc::clone(&self.memory),
-                offset: number % 16 * BLOCK_BYTES,
+                memory: Arc::clone(&self.extents[(number / SLOTS) as usize % EXTENTS]),
+                offset: number % SLOTS * BLOCK_BYTES,
                 bytes: BLOCK_BYTES,
                 range_bytes: BLOCK_BYTES,
                 key: key(&hash),
             };
             FetchChunk { hash, blocks: vec![block] }
         };
-        self.order((first..first + chunks).map(chunk).collect(), class, deadline).await
+        (first..first + count).map(chunk).collect()
     }
 
     async fn order(
@@ -252,8 +266,17 @@ impl Asker {
         class: &watch::Sender<Class>,
         deadline: Duration,
     ) -> Vec<Arrival> {
+        self.handle.fetch(self.order_of(chunks, class, deadline)).unwrap().await.unwrap()
+    }
+
+    fn order_of(
+        &self,
+        chunks: Vec<FetchChunk>,
+        class: &watch::Sender<Class>,
+        deadline: Duration,
+    ) -> FetchOrder {
         let holder = Holder { node: NodeNumber(2), device: 0 };
-        let order = FetchOrder {
+        FetchOrder {
             holder,
             fingerprint: SPACE,
             chunks,
@@ -262,9 +285,14 @@ impl Asker {
             class: class.subscribe(),
             cancelled: None,
             trace: Trace::default(),
-        };
-        self.handle.fetch(order).unwrap().await.unwrap()
+        }
     }
+}
+
+/// What the threads of a node have in common.
+fn common(limits: &ExchangeLimits) -> Common {
+    let metrics = ExchangeMetrics::register(&Registry::new()).unwrap();
+    Common::new(limits, metrics, Clock::start(), Rooms::default())
 }
 
 /// Endpoints of nodes of these names.
@@ -274,14 +302,21 @@ fn endpoints<const COUNT: usize>(names: [&str; COUNT]) -> [Endpoint; COUNT] {
 
 /// Endpoints of nodes of these names, that speak no later version than these.
 fn endpoints_of<const COUNT: usize>(nodes: [(&str, Version); COUNT]) -> [Endpoint; COUNT] {
+    credentials(nodes)
+        .map(|credentials| Endpoint::bind(any_port(), &credentials, &TransportSettings::default()).unwrap())
+}
+
+fn any_port() -> SocketAddr {
+    ([127, 0, 0, 1], 0).into()
+}
+
+fn credentials<const COUNT: usize>(nodes: [(&str, Version); COUNT]) -> [Credentials; COUNT] {
     let (authority, files) = Authority::create(Validity::days(1)).unwrap();
     nodes.map(|(name, latest)| {
         let issued = authority.issue(&Identity::new(Role::Node, name), Validity::days(1)).unwrap();
         let [ca, certificate, key] =
             [&files.certificate_pem, &issued.certificate_pem, &issued.key_pem].map(String::as_bytes);
-        let credentials = Credentials::speaking(Version::EARLIEST..=latest, ca, certificate, key).unwrap();
-        let any_port: SocketAddr = ([127, 0, 0, 1], 0).into();
-        Endpoint::bind(any_port, &credentials, &TransportSettings::default()).unwrap()
+        Credentials::speaking(Version::EARLIEST..=latest, ca, certificate, key).unwrap()
     })
 }
 

@@ -15,6 +15,8 @@ pub struct Interface {
     pub pci: Option<PciAddress>,
     /// The largest packet, in bytes.
     pub mtu: u32,
+    /// Its rate; `None` if its driver does not tell.
+    pub megabits_per_second: Option<u32>,
     /// Whether it can carry packets now.
     pub is_up: bool,
     /// The interfaces below it: the members of a bond, or the interface below a VLAN.
@@ -40,6 +42,8 @@ pub(super) fn interfaces(root: &Path) -> BTreeMap<String, Interface> {
         let interface = Interface {
             pci: pci_of(&path),
             mtu: attribute("mtu")?.trim().parse().ok()?,
+            // Drivers that do not know say -1, or fail.
+            megabits_per_second: attribute("speed").and_then(|speed| speed.trim().parse().ok()),
             // Some drivers do not say.
             is_up: state.is_none_or(|state| matches!(state.trim(), "up" | "unknown")),
             lower: lower_interfaces(&path),

@@ -32,6 +32,8 @@ pub struct PeerPlace {
     pub interface: Option<String>,
     /// The NUMA node of that interface; else that of the first GPU.
     pub numa_node: Option<u32>,
+    /// The rate of that interface, if it is known.
+    pub megabits_per_second: Option<u32>,
     /// The CPUs of the thread. Never empty.
     pub cpus: CpuSet,
 }
@@ -126,9 +128,28 @@ impl PeerPlace {
         let numa_node = interface.and_then(|name| host.numa_node_of_interface(name));
         let numa_node = numa_node.or_else(|| host.numa_node_of(first_gpu));
         let cpus = host.cpus_near(numa_node).clone();
-        Self { interface: interface.map(str::to_owned), numa_node, cpus }
+        let megabits_per_second = interface.and_then(|name| host.interfaces.get(name)?.megabits_per_second);
+        Self { interface: interface.map(str::to_owned), numa_node, megabits_per_second, cpus }
+    }
+
+    /// Block threads where the configuration does not say how many: as many as the link keeps busy, and no more than a quarter of
+    /// the CPUs. One thread does all on a link of 20 Gbit/s.
+    #[must_use]
+    pub fn block_threads(&self) -> usize {
+        let wanted = match self.megabits_per_second {
+            Some(rate) if rate <= THREAD_MEGABITS => 0,
+            Some(rate) => rate.div_ceil(THREAD_MEGABITS) as usize,
+            None => usize::MAX,
+        };
+        wanted.min(self.cpus.len() / 4).min(MOST_BLOCK_THREADS)
     }
 }
+
+/// Block threads of a node.
+pub(super) const MOST_BLOCK_THREADS: usize = 8;
+
+/// The rate that one thread keeps up with, in Mbit/s.
+const THREAD_MEGABITS: u32 = 20_000;
 
 /// Arenas that do not fit onto their NUMA node are asked for there, but not made to be there.
 pub(super) fn loosen_what_does_not_fit(

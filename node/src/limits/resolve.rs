@@ -12,7 +12,7 @@ use larder_net::quic::CredentialFiles;
 use larder_net::trace::Sampler;
 use larder_protocol::identity::is_name;
 
-use super::near::{ActorPlace, expected_huge_bytes, loosen_what_does_not_fit};
+use super::near::{ActorPlace, MOST_BLOCK_THREADS, expected_huge_bytes, loosen_what_does_not_fit};
 use super::{
     ActorLimits, COPY_QUEUE_ORDERS, ClusterLimits, ConfigError, DEVICE_COPY_DEADLINE_MS, DEVICE_ORDERS,
     DISK_QUEUE_ORDERS, DISK_READING_SHARE, DISK_WAITING_SHARE, DiskLimits, Limits, MAX_ACTORS,
@@ -411,6 +411,10 @@ fn cluster_limits(
         max_datagram_bytes: cluster.max_datagram_bytes,
         send_bytes_per_second: send_bytes_per_second.and_then(NonZeroU64::new),
         peer_connections: cluster.peer_connections as usize,
+        block_threads: cluster
+            .block_threads
+            .map_or_else(|| place.block_threads(), usize::from)
+            .min(MOST_BLOCK_THREADS),
         drain: Duration::from_millis(cluster.drain_ms),
         drain_bytes_per_second: cluster.drain_bytes_per_second.0,
         directory_rows: (host.ordinary_bytes() / DIRECTORY_SHARE / ROW_BYTES).max(MIN_DIRECTORY_ROWS),

@@ -60,7 +60,7 @@ impl World {
                 ("follows at peers", process.asking.left()[3]),
                 ("requests of peers", process.serving.under_way() as u64),
                 ("turns of the exchange", process.exchange.under_way() as u64),
-                ("bytes that are being sent", process.exchange.sending.under_way_bytes()),
+                ("bytes that are being sent", process.outgoing.sending.under_way_bytes()),
                 ("questions of the directory", process.directory.questions() as u64),
                 ("silent peers", process.silent.len() as u64),
             ];

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_core::exchange::{Exchange, ExchangeLimits};
+use larder_core::exchange::{Exchange, ExchangeLimits, Outgoing};
 use larder_core::{Core, DeviceLimits, Sources};
 use larder_net::coordinator_client::following::Candidate;
 use larder_node::siblings::Siblings;
@@ -52,6 +52,7 @@ pub(crate) struct Process {
     pub(crate) actors: Vec<Actor>,
     pub(crate) directory: Directory,
     pub(crate) exchange: Exchange,
+    pub(crate) outgoing: Outgoing,
     pub(crate) asking: Asking,
     pub(crate) serving: crate::serve::Serving,
     pub(crate) streams: crate::streams::Streams,
@@ -208,6 +209,7 @@ impl World {
             clock: Clock::new(self.now, self.hosts[host].rate),
             actors: Vec::new(),
             directory: Directory::new(),
+            outgoing: Outgoing::new(&exchange_limits),
             exchange: Exchange::new(exchange_limits, seed),
             asking: Asking::default(),
             serving: crate::serve::Serving::default(),

@@ -354,7 +354,7 @@ impl World {
                 Given::Busy => FetchedChunk::Busy(retry),
                 Given::Held { grant, chunk, blocks } => {
                     let size = blocks.iter().map(|held| held.block.bytes).sum();
-                    match process.exchange.sending.take(&peer, size, ask.class) {
+                    match process.outgoing.sending.take(&peer, size, ask.class) {
                         Some(taken) => {
                             bytes += taken;
                             grants.push(grant);
@@ -436,7 +436,7 @@ impl World {
         else {
             return;
         };
-        process.exchange.sending.give_back(&peer, bytes);
+        process.outgoing.sending.give_back(&peer, bytes);
         for grant in grants {
             self.end_grant(actor, grant);
         }

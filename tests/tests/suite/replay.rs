@@ -253,3 +253,22 @@ fn capacity_options_are_refused_where_the_cluster_runs_already() {
         assert!(text.contains("cannot be used with"), "{text}");
     }
 }
+
+#[test]
+fn a_replay_through_nodes_with_and_without_block_threads_gets_right_bytes_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start_with(LARDER, 1, 200, "block_threads = 2\n").unwrap();
+    cluster.add_node(200, "block_threads = 1\n").unwrap();
+    cluster.add_node(200, "block_threads = 0\n").unwrap();
+    cluster.wait_for_members(3);
+    let trace = generated(folder.path(), 300);
+    // Prompts of many megabytes, so that a fetch has several batches.
+    let path = trace.to_str().unwrap();
+    let (report, output) =
+        replay(&[path, "--coordinator", cluster.coordinator_http(), "--block-bytes", "256KiB"]);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    assert_eq!((&report["wrong_bytes"], &report["failed_requests"]), (&Value::from(0), &Value::from(0)));
+    let [two, one, none] =
+        [0, 1, 2].map(|node| cluster.node(node).metric("larder_peer_block_thread_bytes_total"));
+    assert!(two > 0.0 && one > 0.0 && none == 0.0, "{two}, {one}, {none}");
+}

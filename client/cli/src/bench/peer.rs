@@ -53,10 +53,23 @@ impl PeerBench {
     /// # Errors
     /// The cluster does not start, or lets nobody in.
     pub fn start(transfer: Transfer, blocks_per_get: usize) -> anyhow::Result<Self> {
+        Self::with_threads(transfer, blocks_per_get, None)
+    }
+
+    /// The same, with so many block threads at each node.
+    ///
+    /// # Errors
+    /// Those of [`Self::start`].
+    pub fn with_threads(
+        transfer: Transfer,
+        blocks_per_get: usize,
+        block_threads: Option<u8>,
+    ) -> anyhow::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let options = DevOptions {
             arena_bytes: Some(ARENA_BYTES),
             extent_bytes: Some(EXTENT_BYTES),
+            block_threads,
             ..DevOptions::new()?
         };
         let (cluster, [writer, reader]) = runtime.block_on(End::pair(options, transfer))?;

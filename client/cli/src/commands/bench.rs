@@ -16,7 +16,7 @@ use crate::bench::prefetch::prefetch_beside_its_slowest_tier;
 use crate::bench::session::SessionBench;
 use crate::bench::side_by_side::{COLUMNS, peer_get, transfers};
 use crate::bench::store::StoreBench;
-use crate::bench::transfer::{Transfer, peer_get_beside_both, quinn_beside_tcp};
+use crate::bench::transfer::{Transfer, block_threads_beside_none, peer_get_beside_both, quinn_beside_tcp};
 use crate::bench::yardsticks::Memcpy;
 use crate::bench::{Measurement, load, table, timeline};
 use crate::dev::{DevCluster, DevOptions, TENANT};
@@ -55,6 +55,7 @@ Benches, each with its yardstick:
   peer_get_256KiB, _4MiB, _32MiB   leases of prompts of 4 MiB (or one block) from another node, four at a time  / raw TCP
   ..._of_quic         the gets of peer_get                             / bare QUIC
   ..._cpu             CPU seconds of both ends for each GB             / CPU seconds of bare QUIC
+  peer_get_4MiB_2_block_threads   gets of one block, four at a time, by nodes with two block threads  / by nodes without
   prefetch_spread     a prompt of 48 blocks of 4 MiB, a third each in memory, on disk and at a peer  / the slower of disk and peer alone
   ..._10Gbit          the same, with a peer that sends 1.2 GB/s        / the same
   replay_content      making the bytes of a replay's 4 MiB block       / one memcpy")]
@@ -259,6 +260,10 @@ fn peer_benches(
         let rows = peer_get_beside_both(name, Transfer::of(block_bytes), rounds / 4, &placement);
         measurements.extend(rows.with_context(|| format!("cannot measure {name}"))?);
     }
+    if wanted(BLOCK_THREADS_BENCH) {
+        let (transfer, rounds) = (Transfer::of(4 << 20), rounds / 4);
+        measurements.extend(block_threads_beside_none(BLOCK_THREADS_BENCH, transfer, rounds, 2, &placement)?);
+    }
     Ok(placement.be_anywhere()?)
 }
 
@@ -333,6 +338,8 @@ const PEER_BENCHES: [(&str, usize); 3] =
 
 const PEER_GET_BENCHES: [(&str, usize); 3] =
     [("peer_get_256KiB", 256 << 10), ("peer_get_4MiB", 4 << 20), ("peer_get_32MiB", 32 << 20)];
+
+const BLOCK_THREADS_BENCH: &str = "peer_get_4MiB_2_block_threads";
 
 const STORE_BENCHES: [&str; 4] = ["store_lookup_100", "store_hit", "store_evict", "store_remember"];
 

@@ -62,6 +62,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
     send_bytes_per_second: Option<u64>,
 
+    /// Threads of each node that move blocks between nodes, beside the thread that does everything else between nodes [default:
+    /// as many as suit the machine]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=8))]
+    block_threads: Option<u8>,
+
     /// Folder with tokenizers of models, MODEL/tokenizer.json: with them the console takes the text of a prompt
     #[arg(long, value_name = "DIR")]
     tokenizers: Option<PathBuf>,
@@ -172,6 +177,7 @@ impl Args {
             policy: self.policy,
             share: !self.no_share,
             send_bytes_per_second: self.send_bytes_per_second,
+            block_threads: self.block_threads,
             tokenizers: self
                 .tokenizers
                 .map(std::path::absolute)

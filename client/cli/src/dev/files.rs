@@ -207,6 +207,7 @@ pub(super) fn node_config(
             placement: options.placement,
             staging_bytes: size.staging_bytes.map_or(cluster.staging_bytes, ByteSize),
             send_bytes_per_second: options.send_bytes_per_second.map(ByteSize),
+            block_threads: options.block_threads,
             ..cluster
         }),
         ..larder_node::Config::default()

@@ -41,6 +41,8 @@ pub struct DevOptions {
     pub placement: PlacementRule,
     /// Bytes of blocks that a node sends to others a second at most.
     pub send_bytes_per_second: Option<u64>,
+    /// Threads of each node that move blocks, beside the thread between nodes; `None`: the node's own choice.
+    pub block_threads: Option<u8>,
     /// Factor by which the ages of chunks grow faster than time.
     pub age_speed: NonZeroU32,
     /// The folder with tokenizers of models, for the console.
@@ -75,6 +77,7 @@ impl DevOptions {
             share: true,
             placement: PlacementRule::default(),
             send_bytes_per_second: None,
+            block_threads: None,
             age_speed: NonZeroU32::MIN,
             tokenizers: None,
             tracing: TracingConfig::default(),

@@ -41,6 +41,9 @@ pub struct Credentials {
     pem: u64,
     client: Arc<QuicClientConfig>,
     server: Arc<QuicServerConfig>,
+    /// The same for connections that carry fetches alone.
+    client_for_blocks: Arc<QuicClientConfig>,
+    server_for_blocks: Arc<QuicServerConfig>,
 }
 
 /// One of the three parts of credentials.
@@ -134,15 +137,26 @@ impl Credentials {
             PrivateKeyDer::from_pem_slice(key).map_err(|_| CredentialsError::Empty { part: Part::Key })?;
         let mut client = client_config(Arc::clone(&roots), chain.clone(), key.clone_key())?;
         let mut server = server_config(roots, chain, key)?;
+        let quic = |client: &ClientConfig, server: &ServerConfig| {
+            let tls = |_| CredentialsError::Tls(rustls::Error::General("the cipher is not for QUIC".into()));
+            let client = QuicClientConfig::try_from(client.clone()).map_err(tls)?;
+            Ok((Arc::new(client), Arc::new(QuicServerConfig::try_from(server.clone()).map_err(tls)?)))
+        };
+        client.alpn_protocols = Version::names_for_blocks(spoken.clone());
+        server.alpn_protocols = Version::names_for_blocks(spoken.clone());
+        let (client_for_blocks, server_for_blocks) = quic(&client, &server)?;
         client.alpn_protocols = Version::names(spoken.clone());
         server.alpn_protocols = [Version::names(spoken.clone()), Version::other_names(spoken)].concat();
-        let tls = |_| CredentialsError::Tls(rustls::Error::General("the cipher is not for QUIC".into()));
-        Ok(Self {
-            identity,
-            pem,
-            client: Arc::new(QuicClientConfig::try_from(client).map_err(tls)?),
-            server: Arc::new(QuicServerConfig::try_from(server).map_err(tls)?),
-        })
+        let (client, server) = quic(&client, &server)?;
+        Ok(Self { identity, pem, client, server, client_for_blocks, server_for_blocks })
+    }
+
+    /// The same credentials for connections that carry fetches alone: they find only endpoints with such credentials, and others
+    /// do not find them.
+    #[must_use]
+    pub fn for_blocks(&self) -> Self {
+        let (client, server) = (Arc::clone(&self.client_for_blocks), Arc::clone(&self.server_for_blocks));
+        Self { client, server, ..self.clone() }
     }
 
     /// The identity in the process's certificate.

@@ -14,6 +14,7 @@ use rustls::pki_types::CertificateDer;
 use webpki::EndEntityCert;
 
 use super::credentials::Credentials;
+use super::port::{PortShare, ShareIds, share_id};
 use super::settings::TransportSettings;
 use super::socket::BatchedSocket;
 
@@ -140,12 +141,28 @@ impl Endpoint {
         credentials: &Credentials,
         settings: &TransportSettings,
     ) -> Result<Self, BindError> {
+        Self::on(PortShare::whole(listen, settings)?, credentials, settings)
+    }
+
+    /// An endpoint on a bound socket. Needs a tokio runtime with IO and time, which serves the socket from now on.
+    ///
+    /// # Errors
+    /// [`BindError`] if the system refuses.
+    pub fn on(
+        share: PortShare,
+        credentials: &Credentials,
+        settings: &TransportSettings,
+    ) -> Result<Self, BindError> {
+        let PortShare { socket, listen, number } = share;
         let failed = |source| BindError { listen, source };
-        let socket = BatchedSocket::bind(listen, settings).map_err(failed)?;
+        let socket = BatchedSocket::new(socket, settings).map_err(failed)?;
         let (transport, stranger_transport) = (settings.transport(), settings.transport_of_strangers());
         let mut config = EndpointConfig::default();
         let payload = config.max_udp_payload_size(MAX_DATAGRAM_BYTES);
         payload.map_err(|error| failed(std::io::Error::other(error)))?;
+        if let Some(share) = number {
+            config.cid_generator(move || Box::new(ShareIds(share)));
+        }
         let server = server_config(credentials, &transport);
         let runtime = Arc::new(TokioRuntime);
         let endpoint = quinn::Endpoint::new_with_abstract_socket(config, Some(server), socket, runtime);
@@ -179,6 +196,35 @@ impl Endpoint {
         name: Option<&str>,
     ) -> Result<Connection, ConnectError> {
         let config = crate::lock(&self.client).clone();
+        self.connect_with(config, address, role, name).await
+    }
+
+    /// The same, to a share of the address's port ([`PortShare`]). An address with one socket takes all shares.
+    ///
+    /// # Errors
+    /// Those of [`Self::connect`].
+    ///
+    /// # Cancel safety
+    /// Dropped, it gives up the attempt.
+    pub async fn connect_to_share(
+        &self,
+        address: SocketAddr,
+        role: Role,
+        name: Option<&str>,
+        share: u8,
+    ) -> Result<Connection, ConnectError> {
+        let mut config = crate::lock(&self.client).clone();
+        config.initial_dst_cid_provider(Arc::new(move || share_id(share)));
+        self.connect_with(config, address, role, name).await
+    }
+
+    async fn connect_with(
+        &self,
+        config: ClientConfig,
+        address: SocketAddr,
+        role: Role,
+        name: Option<&str>,
+    ) -> Result<Connection, ConnectError> {
         let dialled = self.endpoint.connect_with(config, address, role.server_name())?.await;
         let quic = dialled.map_err(|error| match crypto_alert(&error) {
             Some(NO_APPLICATION_PROTOCOL) => NoVersion { found: None }.into(),

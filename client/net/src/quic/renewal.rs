@@ -3,20 +3,19 @@
 use std::time::{Duration, SystemTime};
 
 use super::credentials::digest;
-use super::{CredentialFiles, Credentials, Endpoint, InspectError, Inspected, inspect};
+use super::{CredentialFiles, Credentials, InspectError, Inspected, inspect};
 
-/// Makes `endpoint` use the certificates in `files` whenever they change, for connections made from then on. `credentials`
-/// are those in use. Files that cannot be used, such as half-written ones or another identity's, cause a warning and are read
+/// Calls `renew` with the certificates in `files` whenever they change. `credentials` are those in use. Files that cannot be used, such as half-written ones or another identity's, cause a warning and are read
 /// again later. A certificate in use that expires soon, or that others would refuse, causes a warning at once and then once a
 /// day. `expires` is told the certificate's end, if it has one. Never ready.
 ///
 /// # Cancel safety
 /// Safe.
 pub async fn renew_when_changed(
-    endpoint: Endpoint,
     files: CredentialFiles,
     credentials: Credentials,
     every: Duration,
+    renew: impl Fn(&Credentials),
     expires: impl Fn(Option<SystemTime>),
 ) {
     // The files may have changed since these were read.
@@ -40,7 +39,7 @@ pub async fn renew_when_changed(
         let [ca, certificate, key] = &pem;
         match Credentials::from_pem(ca, certificate, key) {
             Ok(new) if new.identity() == credentials.identity() => {
-                endpoint.renew(&new);
+                renew(&new);
                 in_use = new.pem();
                 next_warning = SystemTime::UNIX_EPOCH;
                 tracing::info!(identity = %new.identity(), "the certificates are renewed");

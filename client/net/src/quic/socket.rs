@@ -1,4 +1,4 @@
-//! The UDP socket of an endpoint: large buffers, and batches that the kernel takes.
+//! The UDP socket of an endpoint, with batches that the kernel takes.
 
 use std::fmt::Debug;
 use std::io::{self, IoSliceMut};
@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, Runtime as _, TokioRuntime, UdpPoller};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::Socket;
 
 use super::settings::TransportSettings;
 
@@ -21,21 +21,8 @@ pub(super) struct BatchedSocket {
 }
 
 impl BatchedSocket {
-    /// Binds a socket.
-    pub(super) fn bind(listen: SocketAddr, settings: &TransportSettings) -> io::Result<Arc<Self>> {
-        let socket = Socket::new(Domain::for_address(listen), Type::DGRAM, Some(Protocol::UDP))?;
-        let wanted = settings.socket_buffer_bytes;
-        socket.set_recv_buffer_size(wanted)?;
-        socket.set_send_buffer_size(wanted)?;
-        let got = socket.recv_buffer_size()?.min(socket.send_buffer_size()?);
-        if got < wanted {
-            tracing::warn!(
-                wanted,
-                got,
-                "the system gives smaller socket buffers, and packets will be lost: raise net.core.rmem_max and wmem_max"
-            );
-        }
-        socket.bind(&listen.into())?;
+    /// A bound socket, served by the runtime of the calling thread.
+    pub(super) fn new(socket: Socket, settings: &TransportSettings) -> io::Result<Arc<Self>> {
         let socket = TokioRuntime.wrap_udp_socket(socket.into())?;
         Ok(Arc::new(Self { socket, max_segments: settings.max_segments() }))
     }

@@ -4,6 +4,7 @@
 mod guests;
 mod refusals;
 mod renewal;
+mod shares;
 mod transport;
 mod versions;
 

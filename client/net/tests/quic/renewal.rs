@@ -30,7 +30,7 @@ async fn an_own_certificate_that_has_expired_is_told_until_it_is_renewed() {
     let credentials = Credentials::load(&files).unwrap();
     let (every, (tell, mut told)) = (Duration::from_millis(5), tokio::sync::mpsc::unbounded_channel());
     let expires = move |time| tell.send(time).unwrap();
-    tokio::spawn(renew_when_changed(bind(&credentials), files.clone(), credentials, every, expires));
+    tokio::spawn(renew_when_changed(files.clone(), credentials, every, |_| (), expires));
     assert_eq!(told.recv().await, Some(Some(end)));
     write(&ca, &node, &files);
     let renewed = tokio::time::timeout(Duration::from_secs(10), told.recv()).await.unwrap();
@@ -71,7 +71,9 @@ async fn new_files_are_used_for_new_connections_and_bad_ones_change_nothing() {
         }
     });
     let every = Duration::from_millis(5);
-    tokio::spawn(renew_when_changed(server.clone(), files.clone(), credentials, every, |_| ()));
+    let renewed = server.clone();
+    let renew = move |new: &Credentials| renewed.renew(new);
+    tokio::spawn(renew_when_changed(files.clone(), credentials, every, renew, |_| ()));
     assert!(is_taken(&first, &server).await);
 
     fs::write(&files.certificate, "half a certificate").unwrap();

@@ -18,7 +18,9 @@ pub(super) struct HasAll {
 
 impl HasAll {
     pub(super) fn new(ended: UnboundedSender<u64>) -> Self {
-        Self { memory: Arc::clone(arena(2).extent(1)), ended }
+        let memory = Arc::clone(arena(2).extent(1));
+        memory.copy_in(0, &CONTENT).unwrap();
+        Self { memory, ended }
     }
 }
 
@@ -30,14 +32,14 @@ impl Handler<AskBlocks> for HasAll {
     type Result = Vec<Grant>;
 
     fn handle(&mut self, ask: AskBlocks, _: &mut Self::Context) -> Self::Result {
-        let grant = |number: usize| {
+        let grant = |(number, hash): (usize, &ChunkHash)| {
             let memory = Arc::clone(&self.memory);
-            let block = GrantedBlock { memory, offset: 0, bytes: BLOCK_BYTES, checksum: 0 };
+            let block = GrantedBlock { memory, offset: 0, bytes: BLOCK_BYTES, checksum: checksum(hash) };
             let lease = Arc::new(PeerLease { number: number as u64, ended: self.ended.clone() });
             let pools = PoolSet::first(1);
             Grant::Held(GrantedChunk { reads: 1, is_on_disk: false, pools, blocks: vec![block], lease })
         };
-        (0..ask.hashes.len()).map(grant).collect()
+        ask.hashes.iter().enumerate().map(grant).collect()
     }
 }
 
@@ -114,13 +116,24 @@ pub(super) struct Serving {
 
 impl Serving {
     pub(super) async fn start(holder: Endpoint, limits: ExchangeLimits) -> Self {
+        Self::with_threads(holder, limits, async |_| TakenThreads::none()).await
+    }
+
+    /// The same, with the block threads that `threads` starts.
+    pub(super) async fn with_threads(
+        holder: Endpoint,
+        limits: ExchangeLimits,
+        threads: impl AsyncFnOnce(&Common) -> TakenThreads,
+    ) -> Self {
         let metrics = ExchangeMetrics::register(&Registry::new()).unwrap();
         let watch = Watch::in_test();
         let clock = Clock::start();
         let (_handle, orders) = ExchangeHandle::new(clock);
-        let others = (SilentPeers::default(), ConnectedPeers::default(), Rooms::default());
-        let (counts, watches) = (metrics.clone(), watch.clone());
-        let actor = PeerActor::new(holder, limits, counts, clock, others, watches, orders).start();
+        let others = (SilentPeers::default(), ConnectedPeers::default());
+        let common = Common::new(&limits, metrics.clone(), clock, Rooms::default());
+        let threads = threads(&common).await;
+        let watches = watch.clone();
+        let actor = PeerActor::new(holder, limits, common, others, threads, watches, orders).start();
         let (ended, ends) = unbounded_channel();
         actor.send(Serve(services(&HasAll::new(ended).start()))).await.unwrap();
         Self { metrics, watch, ends, actor, _handle }
@@ -128,7 +141,7 @@ impl Serving {
 }
 
 /// Asks for so many chunks. Nothing of the answer is read yet.
-async fn asks(connection: &Connection, chunks: u64) -> quinn::RecvStream {
+pub(super) async fn asks(connection: &Connection, chunks: u64) -> quinn::RecvStream {
     let (mut send, receive) = connection.quic().open_bi().await.unwrap();
     let hashes = (0..chunks).map(|number| ChunkHash([number as u8; 32])).collect();
     let chunks = Chunks { device: 0, fingerprint: SPACE, hashes };

@@ -106,7 +106,7 @@ fn arenas_that_do_not_fit_onto_their_node_are_asked_for_there_and_no_failure() {
 fn the_peer_thread_is_near_the_interface_of_its_address_else_near_the_first_gpu() {
     let place = |address: &str, gpus: &[&str]| {
         let rest = format!("[cluster]\n{CLUSTER}{address}");
-        let PeerPlace { interface, numa_node, cpus } =
+        let PeerPlace { interface, numa_node, cpus, .. } =
             resolve(&dgx(), gpus, &rest).unwrap().cluster.unwrap().place;
         (interface, numa_node, cpus.to_string())
     };
@@ -143,4 +143,16 @@ fn huge_pages_count_beside_the_limit_of_ordinary_memory_as_far_as_they_are_free(
     tree.huge_pages(None, 30 * 512, 0).huge_pages(Some(0), 30 * 512, 0);
     let error = resolve(&tree, &[], "host.arena_bytes = '40GiB'").unwrap_err().to_string();
     assert!(error.contains("the machine has 34.0 GiB"), "others have the huge pages: {error}");
+}
+
+#[test]
+fn block_threads_suit_the_link_and_leave_most_cpus_to_others() {
+    let threads = |megabits_per_second, cpus: u32| {
+        let (interface, numa_node) = (None, None);
+        PeerPlace { interface, numa_node, megabits_per_second, cpus: (0..cpus).collect() }.block_threads()
+    };
+    let rates = [Some(1_000), Some(20_000), Some(25_000), Some(100_000), Some(400_000), None];
+    assert_eq!(rates.map(|rate| threads(rate, 64)), [0, 0, 2, 5, 8, 8]);
+    assert_eq!([2, 4, 8, 16].map(|cpus| threads(None, cpus)), [0, 1, 2, 4]);
+    assert_eq!(threads(Some(100_000), 8), 2);
 }

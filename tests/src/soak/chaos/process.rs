@@ -237,7 +237,7 @@ fn socket(folder: &Path, name: &str, tenant: &str) -> PathBuf {
     folder.join(format!("{name}-{tenant}.sock"))
 }
 
-/// A node called `name`, whose files begin with `files`. Each writes to its disk at another time.
+/// A node called `name`, whose files begin with `files`. Each writes to its disk at another time, and has another number of block threads.
 fn node_config(
     folder: &Path,
     name: &str,
@@ -260,12 +260,13 @@ fn node_config(
          [host]\narena_bytes = {arena_bytes}\nextent_bytes = \"2MiB\"\n\
          [session]\nmax_window_bytes = \"4MiB\"\n{tenants}\
          [disk]\nfolder = \"{disk}\"\ncapacity_bytes = {disk_bytes}\nsegment_bytes = \"4MiB\"\nwrite = \"{write}\"\n\
-         [cluster]\ncoordinator = \"{coordinator}\"\nlisten = \"{ANY_PORT}\"\nstaging_bytes = {staging}\n{credentials}\
-         {more}",
+         [cluster]\ncoordinator = \"{coordinator}\"\nlisten = \"{ANY_PORT}\"\nstaging_bytes = {staging}\n\
+         block_threads = {block_threads}\n{credentials}{more}",
         tenants = tenants.concat(),
         disk = folder.join(files).with_extension("disk").display(),
         disk_bytes = DISK_TIMES * arena_bytes,
         staging = arena_bytes / 8,
+        block_threads = number % 3,
         more = plan.config,
     )
 }

@@ -17,6 +17,7 @@ fn nobody_is_asked_for_too_much_nor_waits_in_vain_nor_is_silent_for_ever() {
 struct World {
     random: fastrand::Rng,
     node: Node,
+    outgoing: Outgoing,
     /// Every other node, and its life; a life of 0 is no member.
     peers: BTreeMap<u16, (u64, Does)>,
     /// In one of its lives. One that always worked has no reason to be silent.
@@ -57,6 +58,7 @@ impl World {
         let mut world = Self {
             random: fastrand::Rng::with_seed(seed),
             node: Node { exchange: Exchange::new(LIMITS, seed), now: Duration::ZERO },
+            outgoing: Outgoing::new(&LIMITS),
             peers: (2..=5).map(|number| (number, (10, Does::Works))).collect(),
             ever_failed: BTreeSet::new(),
             silent: BTreeSet::new(),
@@ -97,8 +99,8 @@ impl World {
         }
         std::mem::take(&mut self.sends)
             .iter()
-            .for_each(|(peer, bytes)| self.node.exchange.sending.give_back(peer, *bytes));
-        assert_eq!(self.node.exchange.sending.take("anybody", 1_000, Class::Prefetch), Some(1_000));
+            .for_each(|(peer, bytes)| self.outgoing.sending.give_back(peer, *bytes));
+        assert_eq!(self.outgoing.sending.take("anybody", 1_000, Class::Prefetch), Some(1_000));
     }
 
     fn step(&mut self) {
@@ -155,13 +157,12 @@ impl World {
             }
             92..98 => {
                 let (peer, bytes, class) = (number.to_string(), self.random.u64(1..1_500), self.class());
-                self.sends
-                    .extend(self.node.exchange.sending.take(&peer, bytes, class).map(|taken| (peer, taken)));
+                self.sends.extend(self.outgoing.sending.take(&peer, bytes, class).map(|taken| (peer, taken)));
                 assert!(self.sends.iter().map(|(_, bytes)| bytes).sum::<u64>() <= LIMITS.sending_bytes);
             }
             _ if !self.sends.is_empty() => {
                 let (peer, bytes) = self.sends.swap_remove(self.random.usize(..self.sends.len()));
-                self.node.exchange.sending.give_back(&peer, bytes);
+                self.outgoing.sending.give_back(&peer, bytes);
             }
             _ => {}
         }

@@ -1,0 +1,417 @@
+//! Block threads: they fetch and send blocks beside the thread between nodes, which decides.
+//!
+//! Each block thread has a share of the node's port ([`PortShare`]), where it serves fetches, and a socket of its own, from which
+//! it dials. It connects to the block threads of another node with the first fetch there. Its connections carry fetches alone, and
+//! only the dialling side closes them: no fetch meets a connection that the other side is closing as idle.
+//!
+//! The thread between nodes chooses the thread of a fetch ([`larder_core::exchange::BlockThreads`]) and hears of each chunk as it
+//! comes. A block thread that cannot reach a node hands the fetch back.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::Recipient;
+use actix_rt::Arbiter;
+use larder_core::Arrival;
+use larder_core::exchange::MAX_IDLE;
+use larder_net::quic::{
+    BindError, ConnectError, Connection, Credentials, Endpoint, Guest, Guests, Incoming, PortShare,
+    TransportSettings,
+};
+use larder_net::trace::{Sampler, Trace};
+use larder_protocol::identity::Role;
+use larder_protocol::peer::PeerRequest;
+use quinn::{RecvStream, SendStream};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::timeout;
+
+use super::AskBlocks;
+use super::connections::DIAL_DEADLINE;
+use super::fetch::Report;
+use super::metrics::Counted;
+use super::mover::{Common, Mover};
+use super::receive::{Batch, From};
+use super::send::order::SendOrder;
+use super::serve::{limits_of, may_fetch, name_of, read_request, trace_of};
+use crate::host::CpuSet;
+use crate::threads;
+use crate::watched::{Watch, here};
+
+/// The block threads of a node, from their start to their end.
+pub struct BlockThreads {
+    handles: Vec<BlockThread>,
+    endpoints: Vec<Endpoint>,
+    arbiters: Vec<Arbiter>,
+    opened: mpsc::UnboundedReceiver<Connection>,
+}
+
+/// The thread between nodes' end of the block threads.
+#[derive(Debug)]
+pub struct TakenThreads {
+    pub(super) handles: Vec<BlockThread>,
+    /// Connections that they make or accept.
+    pub(super) opened: mpsc::UnboundedReceiver<Connection>,
+}
+
+/// Hands work to a block thread. Cloning shares.
+#[derive(Debug, Clone)]
+pub(super) struct BlockThread(mpsc::Sender<Work>);
+
+/// A batch to fetch.
+#[derive(Debug)]
+pub(super) struct ThreadFetch {
+    /// Where the holder's node is, and its name.
+    pub(super) address: SocketAddr,
+    pub(super) name: String,
+    pub(super) from: From,
+    pub(super) batch: Batch,
+    pub(super) trace: Trace,
+    /// Held as long as anything may write to the slots.
+    pub(super) report: Report,
+}
+
+#[derive(Debug)]
+enum Work {
+    /// Fetch until the last channel ends; tell each chunk by the first one.
+    Fetch(ThreadFetch, mpsc::UnboundedSender<(usize, Arrival)>, oneshot::Receiver<()>),
+    /// Serve fetches from these actors.
+    Serve(Vec<Recipient<AskBlocks>>, Sampler),
+}
+
+/// A block thread, as it sees itself.
+struct Thread {
+    mover: Mover,
+    /// The share of other nodes' ports that it dials.
+    share: u8,
+    dials: Endpoint,
+    serves: Endpoint,
+    links: RefCell<BTreeMap<String, Rc<Link>>>,
+    opened: mpsc::UnboundedSender<Connection>,
+    watch: Watch,
+}
+
+/// The way to another node.
+struct Link {
+    address: SocketAddr,
+    connection: tokio::sync::Mutex<Option<Connection>>,
+    users: Cell<usize>,
+    used_at: Cell<Duration>,
+}
+
+/// A use of a link, until it is dropped.
+struct InUse {
+    link: Rc<Link>,
+    common: Common,
+}
+
+impl BlockThreads {
+    /// Starts a thread for each share, on these CPUs.
+    ///
+    /// # Errors
+    /// [`BindError`] if the system gives a thread no socket.
+    pub async fn start(
+        shares: Vec<PortShare>,
+        listen: SocketAddr,
+        (credentials, settings): (&Credentials, &TransportSettings),
+        cpus: &CpuSet,
+        common: &Common,
+        watch: &Watch,
+    ) -> Result<Self, BindError> {
+        let (opens, opened) = mpsc::unbounded_channel();
+        let mut all = Self { handles: Vec::new(), endpoints: Vec::new(), arbiters: Vec::new(), opened };
+        for (number, share) in (1..).zip(shares) {
+            let cpus = cpus.clone();
+            let arbiter = Arbiter::with_tokio_rt(move || {
+                threads::name(&format!("larder-blocks-{number}"));
+                threads::pin_or_warn(&cpus);
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                runtime.unwrap_or_else(|error| panic!("no runtime for a block thread: {error}"))
+            });
+            let (orders, work) = mpsc::channel(QUEUE_WORK);
+            let (bound, binding) = oneshot::channel();
+            let (credentials, settings) = (credentials.for_blocks(), settings.clone());
+            let (common, opens, watch) = (common.clone(), opens.clone(), watch.clone());
+            arbiter.spawn(async move {
+                let dials = Endpoint::bind(SocketAddr::new(listen.ip(), 0), &credentials, &settings);
+                let serves =
+                    dials.and_then(|dials| Ok((dials, Endpoint::on(share, &credentials, &settings)?)));
+                let endpoints = serves.map(|(dials, serves)| {
+                    let mover = Mover::of_block_thread(common);
+                    let links = RefCell::default();
+                    let endpoints = [dials.clone(), serves.clone()];
+                    let thread = Thread { mover, share: number, dials, serves, links, opened: opens, watch };
+                    actix_rt::spawn(Rc::new(thread).run(work));
+                    endpoints
+                });
+                // An error: nobody waits for it any more.
+                let _ = bound.send(endpoints);
+            });
+            all.arbiters.push(arbiter);
+            let Ok(endpoints) = binding.await else {
+                let source = std::io::Error::other("the thread ended at once");
+                return Err(BindError { listen, source });
+            };
+            all.endpoints.extend(endpoints?);
+            all.handles.push(BlockThread(orders));
+        }
+        Ok(all)
+    }
+
+    /// The ways to hand work to them, for the thread between nodes. Their connections are told to the first caller.
+    pub(crate) fn take(&mut self) -> TakenThreads {
+        let nothing = mpsc::unbounded_channel().1;
+        TakenThreads { handles: self.handles.clone(), opened: std::mem::replace(&mut self.opened, nothing) }
+    }
+
+    /// Their endpoints, whose credentials are [`Credentials::for_blocks`].
+    #[must_use]
+    pub fn endpoints(&self) -> Vec<Endpoint> {
+        self.endpoints.clone()
+    }
+
+    /// Ends the threads, which drop what they do. Blocks the calling thread until they have ended.
+    pub fn stop(self) {
+        drop(self.handles);
+        self.arbiters.iter().for_each(|arbiter| _ = arbiter.stop());
+        for arbiter in self.arbiters {
+            if arbiter.join().is_err() {
+                tracing::error!("a block thread ended in a panic");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl TakenThreads {
+    /// A node without block threads.
+    pub(super) fn none() -> Self {
+        Self { handles: Vec::new(), opened: mpsc::unbounded_channel().1 }
+    }
+}
+
+impl BlockThread {
+    /// Has the thread fetch a batch, and tells of each chunk as it comes. Returns whether the thread reached the holder; if it
+    /// did not, it told of no chunk.
+    ///
+    /// # Cancel safety
+    /// Dropped, the thread stops soon. It holds the report until then.
+    pub(super) async fn fetch(&self, fetch: ThreadFetch, mut came: impl FnMut(usize, Arrival)) -> bool {
+        let (comes, mut arrivals) = mpsc::unbounded_channel();
+        let (_stop, stopped) = oneshot::channel();
+        if self.0.try_send(Work::Fetch(fetch, comes, stopped)).is_err() {
+            return false;
+        }
+        let mut has_come = false;
+        while let Some((at, arrival)) = arrivals.recv().await {
+            has_come = true;
+            came(at, arrival);
+        }
+        has_come
+    }
+
+    /// Has the thread serve fetches from these actors.
+    pub(super) fn serve(&self, blocks: &[Recipient<AskBlocks>], sampler: Sampler) {
+        if self.0.try_send(Work::Serve(blocks.to_vec(), sampler)).is_err() {
+            tracing::error!("a block thread does not serve: it is stopping");
+        }
+    }
+}
+
+impl Thread {
+    async fn run(self: Rc<Self>, mut work: mpsc::Receiver<Work>) {
+        let thread = Rc::clone(&self);
+        actix_rt::spawn(self.watch.clone().keep("blocks", move || Rc::clone(&thread).close_idle()));
+        while let Some(work) = work.recv().await {
+            let thread = Rc::clone(&self);
+            match work {
+                Work::Fetch(fetch, comes, stopped) => actix_rt::spawn(async move {
+                    let fetched = async {
+                        tokio::select! {
+                            () = thread.fetch(&fetch, &comes) => {}
+                            _ = stopped => {}
+                        }
+                    };
+                    thread.watch.catch_in("blocks", fetched).await;
+                    // Nothing writes any more: the report may go.
+                    drop(fetch.report);
+                }),
+                Work::Serve(blocks, sampler) => {
+                    let serving = Rc::new(Serving { guests: Guests::new(limits_of), blocks, sampler });
+                    let accept = move || Rc::clone(&thread).accept(Rc::clone(&serving));
+                    actix_rt::spawn(self.watch.clone().keep("accept", accept))
+                }
+            };
+        }
+    }
+
+    async fn fetch(&self, fetch: &ThreadFetch, comes: &mpsc::UnboundedSender<(usize, Arrival)>) {
+        here("blocks");
+        let &ThreadFetch { from, ref batch, ref trace, .. } = fetch;
+        let mut tries = 0;
+        let (asked, _in_use) = loop {
+            let Some((connection, in_use)) = self.connection(fetch).await else { return };
+            let asked = self.mover.ask(&connection, from, batch, trace).await;
+            tries += 1;
+            // A node that has restarted does not know the connection of its earlier life.
+            if asked.is_ok() || !connection.was_closed_as_idle() || tries > 1 {
+                break (asked, in_use);
+            }
+        };
+        // An error: nobody waits any more.
+        let came = |at, arrival| _ = comes.send((at, arrival));
+        self.mover.receive(asked, from, batch, came).await;
+    }
+
+    /// The connection to a node, dialled if there is none.
+    async fn connection(&self, fetch: &ThreadFetch) -> Option<(Connection, InUse)> {
+        let ThreadFetch { address, name, .. } = fetch;
+        let common = self.mover.common.clone();
+        let link = {
+            let mut links = self.links.borrow_mut();
+            links.retain(|other, link| other != name || link.address == *address);
+            Rc::clone(links.entry(name.clone()).or_insert_with(|| Rc::new(Link::new(*address))))
+        };
+        link.users.set(link.users.get() + 1);
+        let in_use = InUse { link, common };
+        let mut open = in_use.link.connection.lock().await;
+        if let Some(connection) = open.as_ref().filter(|open| open.quic().close_reason().is_none()) {
+            let connection = connection.clone();
+            drop(open);
+            return Some((connection, in_use));
+        }
+        let dialled = self.dials.connect_to_share(*address, Role::Node, Some(name), self.share);
+        let connection = match timeout(DIAL_DEADLINE, dialled).await {
+            Ok(Ok(connection)) => connection,
+            Ok(Err(ConnectError::Version(_))) => {
+                tracing::debug!(
+                    name,
+                    "a node has no block threads: the thread between nodes fetches from it"
+                );
+                return None;
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(name, %address, %error, "a block thread cannot connect to a node");
+                return None;
+            }
+            Err(_) => {
+                tracing::warn!(name, %address, "a block thread cannot connect to a node: no answer");
+                return None;
+            }
+        };
+        // An error: the node stops.
+        let _ = self.opened.send(connection.clone());
+        *open = Some(connection.clone());
+        drop(open);
+        Some((connection, in_use))
+    }
+
+    async fn close_idle(self: Rc<Self>) {
+        loop {
+            tokio::time::sleep(MAX_IDLE / 4).await;
+            let now = self.mover.common.now();
+            self.links.borrow_mut().retain(|_, link| {
+                let is_used = link.users.get() > 0 || now.saturating_sub(link.used_at.get()) < MAX_IDLE;
+                if !is_used && let Ok(open) = link.connection.try_lock() {
+                    open.iter().for_each(Connection::close_as_idle);
+                }
+                is_used
+            });
+        }
+    }
+
+    async fn accept(self: Rc<Self>, serving: Rc<Serving>) {
+        while let Some(incoming) = self.serves.accept().await {
+            here("accept");
+            let (thread, serving) = (Rc::clone(&self), Rc::clone(&serving));
+            actix_rt::spawn(async move {
+                let watch = thread.watch.clone();
+                watch.catch_in("serve", thread.serve_connection(serving, incoming)).await;
+            });
+        }
+    }
+
+    async fn serve_connection(self: Rc<Self>, serving: Rc<Serving>, incoming: Incoming) {
+        let metrics = &self.mover.common.metrics;
+        let remote = incoming.remote();
+        let guest = match serving.guests.receive(incoming).await {
+            Ok(Some(guest)) => Rc::new(guest),
+            Ok(None) => return,
+            Err(turned_away) => {
+                let source = turned_away.source.as_deref().map(tracing::field::display);
+                tracing::warn!(%remote, %turned_away, source, "a connection was turned away");
+                return metrics.rejected(turned_away.reason);
+            }
+        };
+        let _counted = Counted::new(&metrics.connections, 1);
+        if guest.connection().peer().role == Role::Node {
+            // An error: the node stops.
+            let _ = self.opened.send(guest.connection().clone());
+        }
+        let streams = Arc::new(Semaphore::new(larder_net::quic::MAX_STREAMS as usize));
+        let order = Rc::new(SendOrder::default());
+        while let Ok((send, receive)) = guest.connection().quic().accept_bi().await {
+            let Ok(place) = Arc::clone(&streams).acquire_owned().await else { break };
+            let (thread, serving) = (Rc::clone(&self), Rc::clone(&serving));
+            let (guest, order) = (Rc::clone(&guest), Rc::clone(&order));
+            actix_rt::spawn(async move {
+                let served = thread.serve_stream(&serving, (&guest, &order), send, receive);
+                thread.watch.catch_in("serve", served).await;
+                drop(place);
+            });
+        }
+    }
+
+    /// Answers a fetch. Whoever sends anything else gets no answer, since nobody has a reason to.
+    async fn serve_stream(
+        &self,
+        serving: &Serving,
+        (guest, order): (&Guest, &SendOrder),
+        send: SendStream,
+        mut receive: RecvStream,
+    ) {
+        let metrics = &self.mover.common.metrics;
+        let (request, traced) = match read_request(guest, &mut receive).await {
+            Ok(Some((asked, traced))) => (asked.message, traced),
+            Ok(None) => return,
+            Err(reason) => return metrics.rejected(reason),
+        };
+        metrics.requested(name_of(&request));
+        here("serve");
+        let trace = trace_of(serving.sampler, &request, traced);
+        let PeerRequest::Fetch(fetch) = request else { return metrics.rejected("not_allowed") };
+        let connection = guest.connection();
+        if let Err(refused) = may_fetch(connection.peer(), &fetch) {
+            tracing::warn!(peer = %connection.peer(), refused, "a fetch is refused");
+            return metrics.rejected("not_allowed");
+        }
+        self.mover.send_blocks(&serving.blocks, (connection, order), send, fetch, trace).await;
+    }
+}
+
+/// What a block thread serves from.
+struct Serving {
+    guests: Guests,
+    blocks: Vec<Recipient<AskBlocks>>,
+    sampler: Sampler,
+}
+
+impl Link {
+    fn new(address: SocketAddr) -> Self {
+        let connection = tokio::sync::Mutex::default();
+        Self { address, connection, users: Cell::new(0), used_at: Cell::default() }
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.link.users.set(self.link.users.get() - 1);
+        self.link.used_at.set(self.common.now());
+    }
+}
+
+/// Orders that wait for a block thread.
+const QUEUE_WORK: usize = 1_024;

@@ -1,0 +1,180 @@
+//! Sending: blocks go from their places to the nodes that asked for them.
+
+pub(super) mod order;
+
+use std::sync::Arc;
+
+use actix::Recipient;
+use bytes::Bytes;
+use larder_net::quic::{Connection, write_message};
+use larder_net::trace::Trace;
+use larder_protocol::peer::{
+    Chunks, Class, Fetch, FetchedChunk, HeldBlock, HeldChunk, PeerResponse, RetryAfter,
+};
+use quinn::{SendStream, VarInt};
+use tokio::time::{sleep, timeout};
+
+use super::metrics::Stage;
+use super::mover::{Common, Mover};
+use super::serve::{BUSY_RETRY_MS, SEND_DEADLINE, STALL_DEADLINE};
+use super::{AskBlocks, Grant, GrantedChunk};
+
+use self::order::{PIECE_BYTES, SendOrder, SendTurns};
+
+/// Bytes that are being sent to a peer, until it is dropped.
+struct Sending<'a> {
+    common: &'a Common,
+    peer: &'a str,
+    bytes: u64,
+}
+
+impl Mover {
+    /// Answers a fetch, and sends the blocks from their places. Each block stays leased until its last byte was acknowledged.
+    pub(super) async fn send_blocks(
+        &self,
+        actors: &[Recipient<AskBlocks>],
+        (connection, order): (&Connection, &SendOrder),
+        mut send: SendStream,
+        fetch: Fetch,
+        trace: Trace,
+    ) {
+        let peer = connection.peer();
+        let Fetch { chunks: Chunks { device, fingerprint, hashes }, block_bytes, class } = fetch;
+        let (awake, common) = (&self.awake, &self.common);
+        let asked_at = common.now();
+        awake.came();
+        let waiting = awake.wait();
+        let granted = match actors.get(usize::from(device)) {
+            Some(actor) => {
+                let trace = trace.clone();
+                actor.send(AskBlocks { fingerprint, hashes, block_bytes, class, trace }).await
+            }
+            None => Ok(hashes.iter().map(|_| Grant::NotHeld).collect()),
+        };
+        // An error of the mailbox: the actor is stopping.
+        let granted = granted.unwrap_or_default();
+        drop(waiting);
+        let granted_at = common.now();
+        common.metrics.took(Stage::Grant, granted_at - asked_at);
+        let (mut said, mut blocks, mut held) = (Vec::with_capacity(granted.len()), Vec::new(), 0_u64);
+        let mut sending = Sending { common, peer: &peer.name, bytes: 0 };
+        for grant in granted {
+            said.push(match grant {
+                Grant::NotHeld => FetchedChunk::NotHeld,
+                Grant::Busy { retry_after_ms } => FetchedChunk::Busy(RetryAfter { retry_after_ms }),
+                Grant::Held(chunk) if sending.take(&chunk, class) => {
+                    held += 1;
+                    FetchedChunk::Held(describe(chunk, &mut blocks))
+                }
+                Grant::Held(_) => FetchedChunk::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS }),
+            });
+        }
+        let bytes: u64 = blocks.iter().map(|block| block.len() as u64).sum();
+        trace.count("larder.bytes", bytes);
+        trace.count("larder.chunks_here", held);
+        trace.set("larder.peer", &*peer.name);
+        common.rooms.sends(bytes, common.now());
+        let sent = async {
+            let head = async {
+                common.rooms.write_before(&mut send, connection.version(), common.now()).await?;
+                write_message(&mut send, &PeerResponse::Fetched(said)).await
+            };
+            timeout(STALL_DEADLINE, head).await.ok()?.ok()?;
+            let mut turns = order.join();
+            for block in blocks {
+                self.write_while_read(&mut send, &mut turns, block).await?;
+            }
+            send.finish().ok()?;
+            let sent_at = common.now();
+            awake.expects_next();
+            common.metrics.took(Stage::Send, sent_at - granted_at);
+            let peer = common.metrics_name(&peer.name);
+            common.metrics.sent_bytes.with_label_values(&[peer]).inc_by(bytes);
+            self.acknowledged(connection, &mut send).await?;
+            common.metrics.took(Stage::Acknowledged, common.now() - sent_at);
+            Some(())
+        };
+        if timeout(SEND_DEADLINE, sent).await.is_ok_and(|sent| sent.is_some()) {
+            return trace.set("larder.outcome", "done");
+        }
+        trace.set("larder.outcome", "failed");
+        // The asker went away, or does not read: what is on its way is dropped, and with it the leases. An error: it was
+        // reset already.
+        let _ = send.reset(VarInt::from_u32(0));
+    }
+
+    /// Sends bytes at the pace that is set, as long as the asker reads; `None` if it does not, or went away.
+    pub(super) async fn write_while_read(
+        &self,
+        send: &mut SendStream,
+        turns: &mut SendTurns<'_>,
+        mut bytes: Bytes,
+    ) -> Option<()> {
+        while !bytes.is_empty() {
+            let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
+            if let Some(priority) = turns.priority(piece.len()) {
+                send.set_priority(priority).ok()?;
+            }
+            let pause = self.common.outgoing().pace.pause(self.common.now(), piece.len() as u64);
+            if !pause.is_zero() {
+                sleep(pause).await;
+            }
+            match timeout(STALL_DEADLINE, send.write_chunk(piece)).await {
+                Ok(written) => written.ok()?,
+                Err(_) => {
+                    self.common.metrics.stalled();
+                    return None;
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Waits for the last byte to be acknowledged, as long as anything goes on on the connection: pieces are sent, and
+    /// acknowledged.
+    async fn acknowledged(&self, connection: &Connection, send: &mut SendStream) -> Option<()> {
+        let progress = || {
+            let stats = connection.quic().stats();
+            (stats.frame_tx.stream, stats.frame_rx.acks)
+        };
+        let mut before = progress();
+        loop {
+            if let Ok(stopped) = timeout(STALL_DEADLINE, send.stopped()).await {
+                return stopped.ok().map(|_| ());
+            }
+            let now = progress();
+            if now.0 == before.0 || now.1 == before.1 {
+                self.common.metrics.stalled();
+                return None;
+            }
+            before = now;
+        }
+    }
+}
+
+impl Sending<'_> {
+    /// Whether there is room for a chunk.
+    fn take(&mut self, chunk: &GrantedChunk, class: Class) -> bool {
+        let bytes = chunk.blocks.iter().map(|block| block.bytes).sum();
+        let taken = self.common.outgoing().sending.take(self.peer, bytes, class);
+        self.bytes += taken.unwrap_or(0);
+        taken.is_some()
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        self.common.outgoing().sending.give_back(self.peer, self.bytes);
+    }
+}
+
+/// The facts of a chunk for its reader; its blocks' bytes are added to `blocks`.
+fn describe(chunk: GrantedChunk, blocks: &mut Vec<Bytes>) -> HeldChunk {
+    let GrantedChunk { reads, is_on_disk, pools, blocks: granted, lease } = chunk;
+    let mut held = Vec::with_capacity(granted.len());
+    for block in granted {
+        held.push(HeldBlock { bytes: block.bytes, checksum: block.checksum });
+        blocks.push(block.memory.share(block.offset, block.bytes, Arc::clone(&lease)));
+    }
+    HeldChunk { reads, is_on_disk, pools, blocks: held }
+}
