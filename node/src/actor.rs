@@ -1,9 +1,9 @@
 //! The GPU actor: a mailbox around one [`Core`], on an OS thread of its own.
 //!
 //! The core decides. The actor tells it each event and performs its effects (`perform`): it copies (`copies`), reads and
-//! writes tiers (`below`, `disk`), fetches from other actors of the node (`siblings`), lends to peers (`peers`), follows
-//! chunks at other nodes (`handoff`) and has its GPU copy (`device_lane`). `answer` writes the replies to sessions, `lives`
-//! handles panics.
+//! writes tiers (`below`, `disk`), fetches from other actors, lends to peers (`peers`), follows chunks at other nodes
+//! (`handoff`) and has its GPU copy (`device_lane`). `answer` writes the replies to sessions, `seen` shows the actor to people,
+//! `lives` handles panics.
 
 mod answer;
 mod below;

@@ -10,16 +10,15 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use actix::Addr;
 use bytes::Bytes;
+use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{self, Stream};
 use larder_core::store::{Change, ChangeKind, EvictionReason};
+use larder_protocol::{ChunkRef, Fingerprint};
 use serde::Serialize;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver, Sender};
 use tokio::task::spawn_blocking;
-
-use crate::actor::{GpuActor, ask};
 
 /// The feed of an actor's changes; nobody need listen.
 #[derive(Debug, Clone)]
@@ -38,6 +37,12 @@ pub(crate) struct Batch {
     /// The actor lost all that it had told: followers begin anew.
     pub(crate) is_restart: bool,
 }
+
+/// Asks an actor for a page of its chunks, from a position on.
+pub(crate) type AskPage = Box<dyn Fn(usize) -> LocalBoxFuture<'static, Option<Page>>>;
+
+/// Some chunks of an actor, and the position of the next page; `None` after the last.
+pub(crate) type Page = (Vec<(Fingerprint, ChunkRef)>, Option<usize>);
 
 /// The data of an event.
 #[derive(Debug, Serialize)]
@@ -58,7 +63,7 @@ struct Data<'a> {
 
 /// The state of a follower's stream.
 struct EventSubscriber {
-    actors: VecDeque<(Feed, Addr<GpuActor>, usize)>,
+    actors: VecDeque<(Feed, AskPage, usize)>,
     live: Vec<(Feed, Receiver<Arc<Batch>>)>,
     state: StreamPhase,
 }
@@ -101,7 +106,7 @@ impl Feed {
 }
 
 /// The events of these actors, from a snapshot on, as the body of an answer.
-pub fn follow(actors: Vec<(Feed, Addr<GpuActor>)>) -> impl Stream<Item = Result<Bytes, std::io::Error>> {
+pub(crate) fn follow(actors: Vec<(Feed, AskPage)>) -> impl Stream<Item = Result<Bytes, std::io::Error>> {
     let live = actors.iter().map(|(feed, _)| (feed.clone(), feed.sender.subscribe())).collect();
     let actors = actors.into_iter().map(|(feed, actor)| (feed, actor, 0)).collect();
     let follower = EventSubscriber { actors, live, state: StreamPhase::Snapshot };
@@ -126,9 +131,7 @@ impl EventSubscriber {
             self.state = StreamPhase::Live;
             return "event: live\ndata: {}\n\n".to_owned();
         };
-        let from_here = *from;
-        let page = actor.send(ask(move |actor| actor.page(from_here))).await;
-        let Ok(Some((chunks, next))) = page else { return self.end() };
+        let Some((chunks, next)) = actor(*from).await else { return self.end() };
         let device = feed.device;
         match next {
             Some(next) => *from = next,

@@ -20,8 +20,8 @@ use std::time::Duration;
 use actix::Addr;
 use actix_web::web::{Data, PayloadConfig, ServiceConfig, get, post};
 use actix_web::{HttpRequest, HttpResponse, error};
-use futures_util::StreamExt as _;
 use futures_util::future::join_all;
+use futures_util::{FutureExt as _, StreamExt as _};
 use larder_net::http::{Open, in_pieces};
 use larder_protocol::drain::{DrainCounts, DrainReport};
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,7 @@ use crate::actor::{ActorReport, GpuActor, ask};
 use crate::clock::Clock;
 use crate::cluster::ClusterStatus;
 use crate::drain::Drains;
-use crate::events::{self, Feed};
+use crate::events::{self, AskPage, Feed};
 use crate::filling::MemoryProgress;
 use crate::hardware::HardwareStatus;
 use crate::kv_events::Bound;
@@ -292,7 +292,14 @@ async fn events(state: Data<Arc<HttpState>>, request: HttpRequest) -> HttpRespon
         return HttpResponse::ServiceUnavailable().body(full);
     };
     let busy = request.conn_data::<Open>().map(Open::busy);
-    let actors = actors.iter().map(|(feed, actor)| (feed.clone(), actor.clone())).collect();
+    let pages = |actor: &Addr<GpuActor>| -> AskPage {
+        let actor = actor.clone();
+        Box::new(move |from| {
+            let asked = actor.send(ask(move |actor| actor.page(from)));
+            asked.map(|page| page.ok().flatten()).boxed_local()
+        })
+    };
+    let actors = actors.iter().map(|(feed, actor)| (feed.clone(), pages(actor))).collect();
     let mut stopping = state.stopping.subscribe();
     // An error: the state is gone, and the node with it.
     let stops = async move { _ = stopping.wait_for(|stops| *stops).await };

@@ -8,8 +8,7 @@ use larder_net::trace::{SpanKind, Trace};
 use larder_protocol::session::{Lookup, Request, Response, Tier};
 use larder_protocol::{Chain, Fingerprint};
 
-use crate::actor::Answer;
-use crate::metrics::tier_name;
+use crate::metrics::{Outcome, tier_name};
 
 /// Sets the fields of a request. A session's namespace has a fingerprint.
 pub(crate) fn describe_request(
@@ -73,9 +72,9 @@ pub(crate) fn trace_of(cause: &Cause) -> Trace {
 }
 
 /// Sets the fields of its answer.
-pub(crate) fn describe_answer(trace: &Trace, answer: &Answer) {
-    trace.set("larder.outcome", answer.outcome().name());
-    let found = match &answer.response {
+pub(crate) fn describe_answer(trace: &Trace, outcome: Outcome, response: Option<&Response>) {
+    trace.set("larder.outcome", outcome.name());
+    let found = match response {
         Some(Response::Found(found)) => found,
         Some(Response::Prefetching(prefetching)) => &prefetching.found,
         Some(Response::Leased(leased)) => return trace.count("larder.chunks_here", leased.chunks),

@@ -26,7 +26,7 @@ impl GpuActor {
     pub(super) fn reply(&mut self, asked: PendingRequest, answer: Answer) {
         let PendingRequest { request, reply_to: ReplyTo { number, answers }, trace, started } = asked;
         if trace.is_recorded() {
-            describe_answer(&trace, &answer);
+            describe_answer(&trace, answer.outcome(), answer.response.as_ref());
         }
         self.metrics.requested(request, answer.outcome(), (self.clock.elapsed() - started).as_secs_f64());
         if answers.send((number, answer)).is_err() {
@@ -63,7 +63,7 @@ impl GpuActor {
 
 impl Answer {
     /// How the request ended, for the metrics.
-    pub(crate) fn outcome(&self) -> Outcome {
+    pub(super) fn outcome(&self) -> Outcome {
         match &self.response {
             Some(Response::Busy(_)) => Outcome::Busy,
             Some(Response::Refused(_)) => Outcome::Refused,
