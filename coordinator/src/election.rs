@@ -19,7 +19,7 @@ mod lookout;
 
 use serde::{Deserialize, Serialize};
 
-use self::lookout::{Asked, Lookout};
+use self::lookout::{AskedLeader, Lookout};
 use crate::membership::Millis;
 
 /// The times of an election.
@@ -296,9 +296,10 @@ impl Election {
     }
 
     /// Another coordinator that holds the record, whether or not its lease is over.
-    fn asked_leader(&self) -> Option<Asked> {
+    fn asked_leader(&self) -> Option<AskedLeader> {
         let Record { holder, term, .. } = &self.seen.as_ref()?.record;
-        (holder.life != 0 && holder.life != self.own.life).then_some(Asked { life: holder.life, term: *term })
+        (holder.life != 0 && holder.life != self.own.life)
+            .then_some(AskedLeader { life: holder.life, term: *term })
     }
 
     /// The time at which a leader that answers no more may be replaced. It also has time to renew the record.

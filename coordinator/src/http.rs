@@ -109,7 +109,7 @@ pub struct NodeStatus {
 }
 
 /// The state that all requests share.
-pub(crate) struct State {
+pub(crate) struct HttpState {
     pub(crate) membership: SharedMembership,
     pub(crate) part: Part,
     pub(crate) patience: Patience,
@@ -157,7 +157,7 @@ async fn healthy() -> &'static str {
 }
 
 /// Ready means that it serves tables, or would if there were nodes.
-async fn ready(state: Data<State>) -> HttpResponse {
+async fn ready(state: Data<HttpState>) -> HttpResponse {
     if state.membership.lock().is_serving(state.uptime.now()) {
         HttpResponse::Ok().body("ok\n")
     } else {
@@ -165,7 +165,7 @@ async fn ready(state: Data<State>) -> HttpResponse {
     }
 }
 
-async fn metrics(state: Data<State>) -> actix_web::Result<HttpResponse> {
+async fn metrics(state: Data<HttpState>) -> actix_web::Result<HttpResponse> {
     let now = state.uptime.now();
     let shown = {
         let membership = state.membership.lock();
@@ -182,7 +182,7 @@ async fn metrics(state: Data<State>) -> actix_web::Result<HttpResponse> {
     Ok(in_pieces(prometheus::TEXT_FORMAT, text))
 }
 
-async fn status(state: Data<State>) -> actix_web::Result<HttpResponse> {
+async fn status(state: Data<HttpState>) -> actix_web::Result<HttpResponse> {
     let now = state.uptime.now();
     let membership = state.membership.lock();
     let leads = membership.leads(now);

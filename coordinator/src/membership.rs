@@ -67,7 +67,7 @@ pub struct Membership {
     numbers: BTreeMap<String, Given>,
     /// The number of departures: later is more.
     leavings: u64,
-    members: BTreeMap<NodeNumber, Known>,
+    members: BTreeMap<NodeNumber, KnownMember>,
     lost: LostMembers,
     started: Millis,
     last_tick: Millis,
@@ -182,7 +182,7 @@ struct Given {
 }
 
 #[derive(Debug)]
-struct Known {
+struct KnownMember {
     member: Member,
     heard: Millis,
     /// It was a member of the coordinator before this one, and has not come back yet.
@@ -214,7 +214,7 @@ impl Membership {
         let known = |member: &Member| {
             let drains = member.state == MemberState::Draining;
             let member = Member { state: well(drains), ..member.clone() };
-            (member.number, Known { is_awaited: true, drains, ..Known::new(member, now) })
+            (member.number, KnownMember { is_awaited: true, drains, ..KnownMember::new(member, now) })
         };
         let members: BTreeMap<_, _> = table.members.iter().map(known).collect();
         Self {
@@ -283,7 +283,7 @@ impl Membership {
             // It knows members that this leader does not: there is time to bring them.
             self.gathers_from = now;
         }
-        self.members.insert(number, Known { drains, ..Known::new(member, now) });
+        self.members.insert(number, KnownMember { drains, ..KnownMember::new(member, now) });
         self.judge_at = 0;
         self.lost.came_back(name);
         Ok(Joined { number, heartbeat_ms: self.patience.heartbeat_ms })
@@ -391,7 +391,7 @@ impl Membership {
         let all_drain = self.members.values().all(|known| known.drains);
         let homes = self.members.values().filter(|known| all_drain || !known.drains);
         let weights: Vec<Weighted> = homes
-            .map(|Known { member, .. }| Weighted { node: member.number, weight: member.weight })
+            .map(|KnownMember { member, .. }| Weighted { node: member.number, weight: member.weight })
             .collect();
         let assign = if serves_v1 { assign_for_v1 } else { assign };
         let homes = assign(&self.table.homes, &weights);
@@ -433,7 +433,7 @@ impl Membership {
     #[must_use]
     pub fn report(&self, now: Millis) -> Vec<MemberReport> {
         let partitions = |number| self.table.homes.iter().filter(|&&home| home == number).count();
-        let report = |known: &Known| MemberReport {
+        let report = |known: &KnownMember| MemberReport {
             member: known.member.clone(),
             partitions: partitions(known.member.number),
             version: Some(known.version).filter(|_| !known.is_awaited && self.leads(now)),
@@ -463,7 +463,7 @@ impl Membership {
         self.office != Office::Alone && !is_own
     }
 
-    fn current(&mut self, number: NodeNumber, incarnation: u64) -> Option<&mut Known> {
+    fn current(&mut self, number: NodeNumber, incarnation: u64) -> Option<&mut KnownMember> {
         self.members.get_mut(&number).filter(|known| known.member.incarnation == incarnation)
     }
 
@@ -546,11 +546,11 @@ impl Membership {
         for known in self.members.values_mut() {
             known.reports.retain(|_, &mut then| now.saturating_sub(then) < patience.suspect_after_ms);
         }
-        let is_gone = |known: &Known| known.removed_at(patience, graced) <= now;
+        let is_gone = |known: &KnownMember| known.removed_at(patience, graced) <= now;
         let gone: Vec<NodeNumber> =
             self.members.iter().filter(|(_, known)| is_gone(known)).map(|(&number, _)| number).collect();
         let removed = gone.iter().filter_map(|number| self.members.remove(number));
-        let lost = removed.map(|Known { member, heard, .. }| Lost { member, heard, removed: now });
+        let lost = removed.map(|KnownMember { member, heard, .. }| Lost { member, heard, removed: now });
         self.lost.add(lost, now, patience.remember_lost_ms);
         self.counts.removals += gone.len() as u64;
         self.is_changed |= !gone.is_empty();
@@ -573,7 +573,7 @@ impl Membership {
     }
 }
 
-impl Known {
+impl KnownMember {
     fn new(member: Member, heard: Millis) -> Self {
         Self {
             member,

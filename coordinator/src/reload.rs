@@ -16,9 +16,9 @@ use crate::shared::SharedMembership;
 
 /// The changes of a running coordinator's configuration. Cloning shares.
 #[derive(Clone)]
-pub(crate) struct Reloads(Arc<Shared>);
+pub(crate) struct Reloads(Arc<CoordinatorReloads>);
 
-struct Shared {
+struct CoordinatorReloads {
     /// `None`: there is no file, and each reload is refused.
     file: Option<PathBuf>,
     running: Mutex<Config>,
@@ -33,7 +33,7 @@ impl Reloads {
         membership: SharedMembership,
         audit: Audit,
     ) -> Self {
-        Self(Arc::new(Shared { file, running: Mutex::new(config.clone()), membership, audit }))
+        Self(Arc::new(CoordinatorReloads { file, running: Mutex::new(config.clone()), membership, audit }))
     }
 
     /// Reads the file again, and changes the settings that can change. `by` names who asked for it.
@@ -63,7 +63,7 @@ impl Reloads {
     }
 
     fn try_reload(&self) -> Result<Reloaded, String> {
-        let Shared { file, running, membership, .. } = &*self.0;
+        let CoordinatorReloads { file, running, membership, .. } = &*self.0;
         let file = file.as_ref().ok_or("the coordinator was started without a configuration file")?;
         let new = Config::read(file).map_err(|error| in_one_line(&error))?;
         let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);

@@ -26,7 +26,7 @@ use crate::elect::{Elect, Part, Rival, follow_leader, followed, look_out};
 use crate::election::{Candidate, Election};
 use crate::gather;
 use crate::history::History;
-use crate::http::{Bodies, State, routes};
+use crate::http::{Bodies, HttpState, routes};
 use crate::membership::{self, Membership, Patience};
 use crate::metrics::Metrics;
 use crate::nodes::Nodes;
@@ -276,7 +276,7 @@ async fn serve_noting<R: Register + 'static>(
     let listener = Listener::bind(config.http.listen)?;
     let yields_after_ms = if register.is_some() { config.election.renew_within_ms } else { 0 };
     let (http, (part, mut office)) = (listener.address, Office::new(life()));
-    let state = Data::new(State {
+    let state = Data::new(HttpState {
         membership: membership.clone(),
         part: part.clone(),
         patience,
@@ -424,7 +424,7 @@ impl Listener {
 
     fn serve(
         self,
-        state: Data<State>,
+        state: Data<HttpState>,
     ) -> Result<(larder_net::http::Handle, JoinHandle<std::io::Result<()>>), ServeError> {
         let Self { listener, address } = self;
         let connections = state.metrics.connections();

@@ -1,9 +1,9 @@
 //! The GPU actor: a mailbox around one [`Core`], on an OS thread of its own.
 //!
 //! The core decides. The actor tells it each event and performs its effects (`perform`): it copies (`copies`), reads and
-//! writes tiers (`below`, `disk`), fetches from other actors of the node (`siblings`), lends to peers (`peers`), follows
-//! chunks at other nodes (`handoff`) and has its GPU copy (`device_lane`). `answer` writes the replies to sessions, `lives`
-//! handles panics.
+//! writes tiers (`below`, `disk`), fetches from other actors, lends to peers (`peers`), follows chunks at other nodes
+//! (`handoff`) and has its GPU copy (`device_lane`). `answer` writes the replies to sessions, `seen` shows the actor to people,
+//! `lives` handles panics.
 
 mod answer;
 mod below;
@@ -16,10 +16,7 @@ mod lives;
 mod messages;
 mod peers;
 mod perform;
-mod purge;
-mod siblings;
-mod traces;
-mod why;
+mod seen;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,32 +26,25 @@ use actix::prelude::*;
 use futures_util::stream;
 use larder_core::lookups::Origin;
 use larder_core::store::ids::SessionId;
-use larder_core::store::{self, NamespaceFacts, SessionFacts, StoreLimits};
+use larder_core::store::{self, StoreLimits};
 use larder_core::what_if::{Past, PastLookup};
-use larder_core::{Core, DeviceLimits, Event, Sources};
+use larder_core::{Core, Counted, DeviceLimits, Event, Sources};
 use larder_device::thread::DeviceReport;
 use larder_protocol::Chain;
 use larder_protocol::pin::PinStart;
-use larder_protocol::session::{Found, Leased, Lookup, Pinned, Request, Response, Tier};
+use larder_protocol::session::{Found, Leased, Lookup, Pinned, Request, Response};
 use tokio::sync::{mpsc, watch};
 
-use self::answer::Asked;
+use self::answer::PendingRequest;
 pub use self::below::ObjectParts;
-use self::below::Objects;
-use self::disk::Disk;
 pub use self::disk::DiskParts;
 use self::handoff::PeerFollowers;
 use self::lives::Lives;
-pub(crate) use self::messages::PurgeDisk;
-pub use self::messages::{
-    ActorReport, Answer, Ask, AskChain, AskDrain, AskHoldings, AskLookups, AskNamespaces, AskPast, AskPurged,
-    AskReport, BeginPurge, ChainSeen, Client, Close, Drain, EndPurge, Holdings, LimitsAre, LookupsSeen, Open,
-    PastSeen, ProcessGone, PurgePage, ReplyTo, SessionSeen, TakersAre, TenantsAre,
-};
+pub use self::messages::{Answer, Ask, Client, Close, Errand, Open, ReplyTo, ask, tell};
 use self::peers::EndedGrants;
 pub use self::peers::{Fetcher, FollowStarter, Peers};
 use self::perform::Pending;
-use self::traces::cause_of;
+pub use self::seen::{ActorReport, ChainSeen, Holdings, LookupsSeen, PastSeen, SessionSeen};
 
 use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
@@ -65,8 +55,9 @@ use crate::exchange::{PinForAdmin, SetPolicy};
 use crate::filling::Arrival;
 use crate::infinite_cache;
 use crate::lookup_log::Recorder;
-use crate::metrics::{ActorMetrics, Hit, Movement};
+use crate::metrics::{ActorMetrics, Hit};
 use crate::siblings::{SIBLING_DEADLINE, Siblings};
+use crate::spans::{cause_of, describe_request};
 use crate::window::Window;
 use larder_net::audit::Audit;
 
@@ -76,14 +67,13 @@ pub struct GpuActor {
     arena: Arena,
     /// Extents whose memory comes after the start; taken when the actor starts.
     arriving: Option<mpsc::Receiver<Arrival>>,
-    lane: CopyPool,
+    lane: Arc<CopyPool>,
     /// Its device, if it copies for engines.
     device_lane: DeviceLane,
     /// The device's reports; taken when the actor starts.
     device_reports: Option<mpsc::UnboundedReceiver<DeviceReport>>,
     metrics: ActorMetrics,
     clock: Clock,
-    tenants: Arc<[String]>,
     /// Write windows of the sessions that have one.
     windows: HashMap<SessionId, Arc<Window>>,
     /// The engines behind the open sessions.
@@ -109,11 +99,11 @@ pub struct GpuActor {
     /// The actor's present life.
     lives: Lives,
     /// The disk below the store, if there is one.
-    disk: Option<Disk>,
+    disk: Option<DiskParts>,
     /// Why it was not opened.
     disk_trouble: Option<String>,
     /// The object store beside it, if there is one.
-    objects: Option<Objects>,
+    objects: Option<ObjectParts>,
 }
 
 /// The engine behind an open session.
@@ -179,19 +169,18 @@ impl GpuActor {
         };
         let (sender, receiver) = mpsc::unbounded_channel();
         let (device_lane, device_reports) = DeviceLane::new(place, device_limits.orders);
-        let mut core = Core::new(store, sources, device_limits, Arc::clone(&tenants));
+        let mut core = Core::new(store, sources, device_limits, tenants);
         // No extent is in use before its memory is there.
         core.wait_for_memory();
         Self {
             core,
             arena,
             arriving: Some(arriving),
-            lane,
+            lane: Arc::new(lane),
             device_lane,
             device_reports: Some(device_reports),
             metrics,
             clock,
-            tenants,
             windows: HashMap::new(),
             clients: HashMap::new(),
             renewals: Vec::new(),
@@ -205,9 +194,9 @@ impl GpuActor {
             followers: PeerFollowers::default(),
             lives: Lives::new(parts.lives),
             ended_grants: EndedGrants { sender, receiver: Some(receiver) },
-            disk: disk.map(Disk::new),
+            disk,
             disk_trouble: parts.disk_trouble,
-            objects: object.map(Objects::new),
+            objects: object,
         }
     }
 
@@ -218,18 +207,7 @@ impl GpuActor {
         // An engine may say any number: sums must not overflow.
         let prompt_tokens = prompt_tokens.min(MOST_PROMPT_TOKENS);
         let Some(usable) = self.core.store().usable(namespace, chain, prompt_tokens) else { return };
-        let chunk_tokens = u64::from(usable.chunk_tokens);
-        let in_tier = |tier| {
-            let spans = found.spans.iter().filter(|span| span.tier == tier);
-            spans.map(|span| u64::from(span.to - span.from)).sum::<u64>() * chunk_tokens
-        };
-        let hit = Hit {
-            on_device: in_tier(Tier::Device),
-            in_memory: in_tier(Tier::Host),
-            on_disk: in_tier(Tier::Disk),
-            from_peers: in_tier(Tier::Peer),
-            stored: in_tier(Tier::Object),
-        };
+        let hit = Hit::of(found, usable.chunk_tokens);
         self.metrics.looked_up(namespace, prompt_tokens, hit, preempted, skip_read);
         if !skip_read {
             let (usable, chunk_tokens) = (&chain.hashes[..usable.chunks], usable.chunk_tokens);
@@ -264,9 +242,9 @@ impl GpuActor {
         let started = self.clock.elapsed();
         let Ask { session, mut request, descriptors, reply_to, trace, origin } = ask;
         if trace.is_recorded() {
-            self.describe_request(&trace, &request);
+            describe_request(&trace, &request, |namespace| self.core.store().fingerprint(namespace));
         }
-        let asked = Asked { request: request.name(), reply_to, trace, started };
+        let asked = PendingRequest { request: request.name(), reply_to, trace, started };
         if let Some(engine) = self.clients.get_mut(&session) {
             engine.last = Some((asked.request, started));
         }
@@ -305,7 +283,7 @@ impl GpuActor {
     }
 
     fn show_lease(&mut self, leased: store::Leased) -> Answer {
-        self.metrics.moved(Movement::Leased, leased.bytes);
+        self.metrics.count(&Counted::Leased(leased.bytes));
         let (extents, descriptors) = self.show(&leased.new_extents);
         let response = Response::Leased(Leased {
             lease: leased.lease,
@@ -324,13 +302,22 @@ impl Actor for GpuActor {
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
         if let Some(mut ended) = self.ended_grants.receiver.take() {
-            ctx.add_stream(stream::poll_fn(move |cx| ended.poll_recv(cx)));
+            self.hear(ctx, stream::poll_fn(move |cx| ended.poll_recv(cx)), |actor, grant| {
+                actor.followers.remove(&grant);
+                Event::GrantEnded(grant)
+            });
         }
         if let Some(mut arriving) = self.arriving.take() {
-            ctx.add_stream(stream::poll_fn(move |cx| arriving.poll_recv(cx)));
+            self.hear(ctx, stream::poll_fn(move |cx| arriving.poll_recv(cx)), |actor, (extent, memory)| {
+                actor.arena.occupy(extent, memory);
+                actor.device_lane.want_sweep();
+                Event::ExtentRenewed(extent)
+            });
         }
         if let Some(mut reports) = self.device_reports.take() {
-            ctx.add_stream(stream::poll_fn(move |cx| reports.poll_recv(cx)));
+            self.hear(ctx, stream::poll_fn(move |cx| reports.poll_recv(cx)), |actor, report| {
+                Event::Device(actor.device_lane.event_of(report))
+            });
         }
         ctx.run_interval(TICK, |actor, ctx| _ = actor.guard(ctx, Self::tick));
         self.guard(ctx, Self::start_disk);
@@ -376,14 +363,6 @@ impl Handler<Close> for GpuActor {
     }
 }
 
-impl Handler<ProcessGone> for GpuActor {
-    type Result = ();
-
-    fn handle(&mut self, gone: ProcessGone, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| actor.decide(Event::ProcessGone(gone.process), ctx));
-    }
-}
-
 impl Handler<SetPolicy> for GpuActor {
     type Result = ();
 
@@ -417,81 +396,6 @@ impl Handler<PinForAdmin> for GpuActor {
             || Err("the actor begins anew".to_owned()),
             |done| done.map_err(|refused| refused.to_string()),
         )
-    }
-}
-
-impl Handler<LimitsAre> for GpuActor {
-    type Result = ();
-
-    fn handle(&mut self, LimitsAre(limits): LimitsAre, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| actor.decide(Event::LimitsAre(Box::new(limits)), ctx));
-    }
-}
-
-impl Handler<AskReport> for GpuActor {
-    type Result = ActorReport;
-
-    fn handle(&mut self, _: AskReport, _: &mut Self::Context) -> ActorReport {
-        let usage = self.core.usage();
-        let tenants = self.metrics.observe(&usage, self.clock.now());
-        let lookups = self.core.lookup_bytes() + self.past.bytes();
-        self.metrics.remembers(self.core.store().remembered_bytes(), lookups);
-        let of_tenants = self.tenants.iter().zip(self.core.store().tenant_bytes());
-        for (tenant, (held, limit)) in of_tenants.filter(|(tenant, _)| !tenant.is_empty()) {
-            self.metrics.tenant_holds(tenant, held, limit);
-        }
-        let (tokens_asked, tokens_hit) = self.metrics.tokens();
-        let open = self.disk.as_ref().filter(|disk| disk.trouble().is_none());
-        let disk_fill = open.map(|disk| (disk.tier.used_bytes(), disk.tier.capacity_bytes()));
-        let closed = self.disk.as_ref().and_then(Disk::trouble);
-        let disk_trouble = closed.or(self.disk_trouble.as_deref()).map(str::to_owned);
-        let policy = self.core.store().policy();
-        ActorReport { usage, policy, tokens_asked, tokens_hit, tenants, disk_fill, disk_trouble }
-    }
-}
-
-impl Handler<AskPast> for GpuActor {
-    type Result = PastSeen;
-
-    fn handle(&mut self, _: AskPast, _: &mut Self::Context) -> PastSeen {
-        let disk_bytes = self.disk.as_ref().filter(|disk| disk.trouble().is_none());
-        PastSeen {
-            lookups: self.past.lookups().cloned().collect(),
-            disk_bytes: disk_bytes.map_or(0, |disk| disk.tier.capacity_bytes()),
-        }
-    }
-}
-
-impl Handler<AskNamespaces> for GpuActor {
-    type Result = Vec<NamespaceFacts>;
-
-    fn handle(&mut self, _: AskNamespaces, _: &mut Self::Context) -> Vec<NamespaceFacts> {
-        self.core.store().namespaces().collect()
-    }
-}
-
-impl Handler<AskHoldings> for GpuActor {
-    type Result = Holdings;
-
-    fn handle(&mut self, _: AskHoldings, _: &mut Self::Context) -> Holdings {
-        let store = self.core.store();
-        let now = self.clock.elapsed();
-        let seen = |facts: SessionFacts| {
-            let engine = self.clients.get(&facts.session);
-            SessionSeen {
-                client: engine.map(|engine| engine.client.clone()).unwrap_or_default(),
-                namespaces: store.namespaces_of(facts.session).collect(),
-                last: engine
-                    .and_then(|engine| engine.last)
-                    .map(|(request, at)| (request, now.saturating_sub(at))),
-                facts,
-            }
-        };
-        Holdings {
-            sessions: store.session_facts().map(seen).collect(),
-            pins: store.pin_facts(self.clock.now()).collect(),
-            tenants: store.tenant_bytes(),
-        }
     }
 }
 

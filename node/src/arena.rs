@@ -17,6 +17,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use larder_core::store::BlockMove;
 use larder_protocol::checksum::BlockKey;
 use rustix::io::Errno;
 
@@ -152,6 +153,14 @@ impl Arena {
     #[must_use]
     pub fn extent(&self, extent: u32) -> &Arc<ExtentMemory> {
         self.extents[extent as usize].as_ref().expect("a vacated extent has no slots")
+    }
+
+    /// The slot of a block.
+    #[must_use]
+    pub fn destination(&self, block: &BlockMove) -> Destination {
+        let BlockMove { place, bytes, range_bytes, key, .. } = *block;
+        let memory = Arc::clone(self.extent(place.extent));
+        Destination { memory, offset: place.offset, bytes, range_bytes, key }
     }
 
     /// Whether extent `extent` has memory that nobody but the arena holds: no copy, send or device. Engines may map it.

@@ -10,16 +10,16 @@ use tokio::sync::Notify;
 
 /// The descriptions of chunks, by tenant. Cheap to clone. Empty if no events need them.
 #[derive(Debug, Clone, Default)]
-pub struct Descriptions(Option<Arc<Shared>>);
+pub struct Descriptions(Option<Arc<SharedDescriptions>>);
 
 #[derive(Debug, Default)]
-struct Shared {
-    known: Mutex<Known>,
+struct SharedDescriptions {
+    known: Mutex<KnownDescriptions>,
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct KnownDescriptions {
     by_name: HashMap<Name, Entry>,
     /// The keys, the longest unused first.
     turns: BTreeMap<u64, Name>,
@@ -116,13 +116,13 @@ impl Descriptions {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Known> {
+impl SharedDescriptions {
+    fn lock(&self) -> MutexGuard<'_, KnownDescriptions> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
+impl KnownDescriptions {
     fn insert(&mut self, name: Name, chunk: DescribedChunk) {
         if self.by_name.get(&name).is_some_and(|entry| *entry.chunk == chunk) {
             self.use_again(&name);

@@ -6,8 +6,10 @@
 //! again, once its context is gone.
 
 mod devices;
+mod orders;
 mod refused;
 mod regions;
+mod tensors;
 mod words;
 
 use std::collections::HashMap;
@@ -21,7 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use devices::Devices;
 pub(crate) use refused::DeviceCopyRefused;
-pub(crate) use regions::Regions;
+use regions::Regions;
 pub(crate) use words::{WORD_BYTES, Words};
 
 use crate::host::{CpuSet, PciAddress};
@@ -96,7 +98,7 @@ impl DeviceLane {
 
     /// Has the device do something, and starts the device's thread if it does not run. The answer never comes if there is no
     /// device.
-    pub(crate) fn call<T: Send + 'static>(
+    fn call<T: Send + 'static>(
         &mut self,
         what: impl FnOnce(&mut dyn Device, &mut Regions) -> Result<T, DeviceCopyRefused> + Send + 'static,
     ) -> Result<oneshot::Receiver<Result<T, DeviceCopyRefused>>, Busy> {
@@ -111,7 +113,7 @@ impl DeviceLane {
     }
 
     /// Hands an order to the device that is made on its thread.
-    pub(crate) fn submit(
+    fn submit(
         &self,
         number: OrderNumber,
         make: impl FnOnce(&mut dyn Device, &mut Regions) -> Result<Order, DeviceError> + Send + 'static,
@@ -128,7 +130,7 @@ impl DeviceLane {
     }
 
     /// Repeats the messages for which the thread had no room, and lets the thread give up unused memory.
-    pub(crate) fn catch_up(&mut self) {
+    fn catch_up(&mut self) {
         let Some(thread) = &self.thread else {
             self.closing.clear();
             return self.cancelling.clear();
@@ -165,7 +167,7 @@ impl DeviceLane {
     }
 
     /// The page of words of a session, made where it has none.
-    pub(crate) fn words(&mut self, session: SessionId) -> Result<Arc<Words>, DeviceCopyRefused> {
+    fn words(&mut self, session: SessionId) -> Result<Arc<Words>, DeviceCopyRefused> {
         if let Some(words) = self.words.get(&session) {
             return Ok(Arc::clone(words));
         }
@@ -190,7 +192,7 @@ impl DeviceLane {
     }
 
     /// Notes that nothing of the device is left, or that there is none: the next registration opens it anew.
-    pub(crate) fn gone(&mut self) {
+    fn gone(&mut self) {
         self.thread = None;
         self.regions = Arc::default();
         self.sweeps = Arc::default();

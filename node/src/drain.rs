@@ -13,29 +13,29 @@ use std::time::Duration;
 
 use actix::Addr;
 use futures_util::future::join_all;
-use larder_core::{DrainOrder, DrainProgress};
+use larder_core::{DrainOrder, DrainProgress, Event};
 use larder_net::coordinator_client::Known;
 use larder_protocol::drain::{AfterDrain, DrainCommand, DrainCounts, DrainReport, DrainStart};
 use larder_protocol::table::{Holder, MemberState};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::actor::{AskDrain, Drain, GpuActor, TakersAre};
+use crate::actor::{GpuActor, ask, tell};
 use crate::clock::Clock;
 
 /// The node's drain. Cloning shares.
 #[derive(Debug, Clone)]
-pub struct Drains(Arc<Shared>);
+pub struct Drains(Arc<NodeDrain>);
 
 #[derive(Debug)]
-struct Shared {
+struct NodeDrain {
     clock: Clock,
     /// The default time of a drain before a stop, and the default limit of bytes that move in a second.
     limits: Mutex<(Duration, u64)>,
     known: watch::Receiver<Known>,
     wish: watch::Sender<Option<Wish>>,
     drains: watch::Sender<bool>,
-    state: Mutex<State>,
+    state: Mutex<DrainCourse>,
 }
 
 /// How the node ended.
@@ -61,7 +61,7 @@ struct Wish {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct DrainCourse {
     chunks: DrainCounts,
     is_over: bool,
     trouble: Option<String>,
@@ -75,7 +75,7 @@ impl Drains {
         bytes_per_second: u64,
         known: watch::Receiver<Known>,
     ) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(NodeDrain {
             clock,
             limits: Mutex::new((at_stop, bytes_per_second)),
             known,
@@ -212,7 +212,7 @@ impl Drains {
                 continue;
             };
             self.0.drains.send_replace(true);
-            *self.state() = State::default();
+            *self.state() = DrainCourse::default();
             if let Some(ended) = self.drain(wish, actors).await {
                 let chunks = self.state().chunks;
                 tracing::info!(
@@ -232,7 +232,7 @@ impl Drains {
             }
             self.0.drains.send_replace(false);
             for actor in actors {
-                _ = actor.send(Drain(None)).await;
+                _ = actor.send(tell(Event::DrainCancelled)).await;
             }
         }
     }
@@ -251,10 +251,11 @@ impl Drains {
                 self.tell(wish, &takers, actors).await;
                 told = (Some(wish), takers);
             }
-            let asked = actors.iter().map(|actor| actor.send(AskDrain));
+            let asked = actors.iter().map(|actor| actor.send(ask(GpuActor::drain_progress)));
             // An actor that began a new life has nothing to move.
             let over = DrainProgress { is_over: true, ..DrainProgress::default() };
-            let progress = join_all(asked).await.into_iter().map(|said| said.ok().flatten().unwrap_or(over));
+            let progress =
+                join_all(asked).await.into_iter().map(|said| said.ok().flatten().flatten().unwrap_or(over));
             let progress: Vec<DrainProgress> = progress.collect();
             let chunks = progress
                 .iter()
@@ -282,8 +283,8 @@ impl Drains {
         };
         for actor in actors {
             // Errors: the actor is stopping.
-            _ = actor.send(TakersAre(takers.to_vec())).await;
-            _ = actor.send(Drain(Some(order))).await;
+            _ = actor.send(tell(Event::TakersAre(takers.to_vec()))).await;
+            _ = actor.send(tell(Event::Drain(order))).await;
         }
     }
 
@@ -317,7 +318,7 @@ impl Drains {
         before.chain(after).flat_map(actors).collect()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DrainCourse> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

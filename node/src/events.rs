@@ -10,8 +10,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use actix::{Message, Recipient};
 use bytes::Bytes;
+use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{self, Stream};
 use larder_core::store::{Change, ChangeKind, EvictionReason};
 use larder_protocol::{ChunkRef, Fingerprint};
@@ -38,22 +38,11 @@ pub(crate) struct Batch {
     pub(crate) is_restart: bool,
 }
 
-/// Asks an actor for a page of its chunks.
-#[derive(Message, Debug)]
-#[rtype(result = "Page")]
-pub struct AskPage {
-    /// Position of the page: 0, or the `next` of the page before.
-    pub from: usize,
-}
+/// Asks an actor for a page of its chunks, from a position on.
+pub(crate) type AskPage = Box<dyn Fn(usize) -> LocalBoxFuture<'static, Option<Page>>>;
 
-/// A page of an actor's chunks.
-#[derive(Debug, actix::MessageResponse)]
-pub struct Page {
-    /// Some chunks.
-    pub chunks: Vec<(Fingerprint, ChunkRef)>,
-    /// Position of the next page; `None` if this was the last.
-    pub next: Option<usize>,
-}
+/// Some chunks of an actor, and the position of the next page; `None` after the last.
+pub(crate) type Page = (Vec<(Fingerprint, ChunkRef)>, Option<usize>);
 
 /// The data of an event.
 #[derive(Debug, Serialize)]
@@ -74,13 +63,13 @@ struct Data<'a> {
 
 /// The state of a follower's stream.
 struct EventSubscriber {
-    actors: VecDeque<(Feed, Recipient<AskPage>, usize)>,
+    actors: VecDeque<(Feed, AskPage, usize)>,
     live: Vec<(Feed, Receiver<Arc<Batch>>)>,
-    state: State,
+    state: StreamPhase,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum StreamPhase {
     Snapshot,
     Live,
     Ended,
@@ -117,10 +106,10 @@ impl Feed {
 }
 
 /// The events of these actors, from a snapshot on, as the body of an answer.
-pub fn follow(actors: Vec<(Feed, Recipient<AskPage>)>) -> impl Stream<Item = Result<Bytes, std::io::Error>> {
+pub(crate) fn follow(actors: Vec<(Feed, AskPage)>) -> impl Stream<Item = Result<Bytes, std::io::Error>> {
     let live = actors.iter().map(|(feed, _)| (feed.clone(), feed.sender.subscribe())).collect();
     let actors = actors.into_iter().map(|(feed, actor)| (feed, actor, 0)).collect();
-    let follower = EventSubscriber { actors, live, state: State::Snapshot };
+    let follower = EventSubscriber { actors, live, state: StreamPhase::Snapshot };
     stream::unfold(follower, |mut follower| async move {
         let text = follower.next().await?;
         Some((Ok(Bytes::from(text)), follower))
@@ -131,20 +120,20 @@ impl EventSubscriber {
     /// The next piece of text; `None` at the end.
     async fn next(&mut self) -> Option<String> {
         match self.state {
-            State::Snapshot => Some(self.next_page().await),
-            State::Live => Some(self.next_batch().await),
-            State::Ended => None,
+            StreamPhase::Snapshot => Some(self.next_page().await),
+            StreamPhase::Live => Some(self.next_batch().await),
+            StreamPhase::Ended => None,
         }
     }
 
     async fn next_page(&mut self) -> String {
         let Some((feed, actor, from)) = self.actors.front_mut() else {
-            self.state = State::Live;
+            self.state = StreamPhase::Live;
             return "event: live\ndata: {}\n\n".to_owned();
         };
-        let Ok(page) = actor.send(AskPage { from: *from }).await else { return self.end() };
-        let (device, chunks) = (feed.device, page.chunks);
-        match page.next {
+        let Some((chunks, next)) = actor(*from).await else { return self.end() };
+        let device = feed.device;
+        match next {
             Some(next) => *from = next,
             None => _ = self.actors.pop_front(),
         }
@@ -183,7 +172,7 @@ impl EventSubscriber {
     }
 
     fn end(&mut self) -> String {
-        self.state = State::Ended;
+        self.state = StreamPhase::Ended;
         "event: lagged\ndata: {}\n\n".to_owned()
     }
 }
@@ -222,4 +211,4 @@ fn write_event(
 const WAITING_BATCHES: usize = 4_096;
 
 /// Chunks of one page: an actor makes one in well under a millisecond.
-pub const PAGE_CHUNKS: usize = 1_024;
+pub(crate) const PAGE_CHUNKS: usize = 1_024;

@@ -17,15 +17,16 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use actix::{Addr, Handler, Message};
+use actix::Addr;
 use actix_web::web::{Data, PayloadConfig, ServiceConfig, get, post};
 use actix_web::{HttpRequest, HttpResponse, error};
-use futures_util::StreamExt as _;
 use futures_util::future::join_all;
+use futures_util::{FutureExt as _, StreamExt as _};
 use larder_net::http::{Open, in_pieces};
 use larder_protocol::drain::{DrainCounts, DrainReport};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
 
 pub use self::counters::{LinkStatus, TierHits, UsageStatus};
 pub(crate) use self::doctor::{Examiner, Findings};
@@ -35,11 +36,11 @@ pub use self::prefixes::PrefixStatus;
 pub(crate) use self::what_if::Progress;
 pub use self::what_if::{PlayedStatus, TriedStatus, WhatIfStatus};
 pub use self::why::{ChainStatus, EvictedStatus, LookupStatus, OtherStatus, RunStatus, StayStatus};
-use crate::actor::{ActorReport, AskReport, GpuActor};
+use crate::actor::{ActorReport, GpuActor, ask};
 use crate::clock::Clock;
 use crate::cluster::ClusterStatus;
 use crate::drain::Drains;
-use crate::events::{self, Feed};
+use crate::events::{self, AskPage, Feed};
 use crate::filling::MemoryProgress;
 use crate::hardware::HardwareStatus;
 use crate::kv_events::Bound;
@@ -191,7 +192,7 @@ pub struct ObjectStatus {
 }
 
 /// The state that all requests share.
-pub(crate) struct State {
+pub(crate) struct HttpState {
     pub(crate) name: String,
     /// This life of the node, before it joins a cluster.
     pub(crate) incarnation: u64,
@@ -253,7 +254,7 @@ async fn healthy() -> &'static str {
 }
 
 /// Ready means serving: every actor answers, and the node does not leave soon.
-async fn ready(state: Data<Arc<State>>) -> HttpResponse {
+async fn ready(state: Data<Arc<HttpState>>) -> HttpResponse {
     if state.actors.get().is_none() {
         return HttpResponse::ServiceUnavailable().body("the node starts\n");
     }
@@ -263,21 +264,16 @@ async fn ready(state: Data<Arc<State>>) -> HttpResponse {
     if state.drains.get().is_some_and(Drains::is_draining) {
         return HttpResponse::ServiceUnavailable().body("the node drains\n");
     }
-    let silent: Vec<u16> = state
-        .ask()
-        .await
-        .into_iter()
-        .filter(|(_, report)| report.is_none())
-        .map(|(device, _)| device)
-        .collect();
+    let reports = state.reports().await.into_iter();
+    let silent: Vec<u16> = reports.filter(|(_, report)| report.is_none()).map(|(device, _)| device).collect();
     if silent.is_empty() {
         return HttpResponse::Ok().body("ok\n");
     }
     HttpResponse::ServiceUnavailable().body(format!("no answer from the actors of devices {silent:?}\n"))
 }
 
-async fn metrics(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
-    for (device, report) in state.ask().await {
+async fn metrics(state: Data<Arc<HttpState>>) -> actix_web::Result<HttpResponse> {
+    for (device, report) in state.reports().await {
         state.metrics.actor_is_up(device, report.is_some());
     }
     // Brings its gauges up to date.
@@ -287,7 +283,7 @@ async fn metrics(state: Data<Arc<State>>) -> actix_web::Result<HttpResponse> {
 }
 
 /// The held chunks, then the changes, as server-sent events.
-async fn events(state: Data<Arc<State>>, request: HttpRequest) -> HttpResponse {
+async fn events(state: Data<Arc<HttpState>>, request: HttpRequest) -> HttpResponse {
     let Some(actors) = state.actors.get() else {
         return HttpResponse::ServiceUnavailable().body("the node starts\n");
     };
@@ -296,7 +292,14 @@ async fn events(state: Data<Arc<State>>, request: HttpRequest) -> HttpResponse {
         return HttpResponse::ServiceUnavailable().body(full);
     };
     let busy = request.conn_data::<Open>().map(Open::busy);
-    let actors = actors.iter().map(|(feed, actor)| (feed.clone(), actor.clone().recipient())).collect();
+    let pages = |actor: &Addr<GpuActor>| -> AskPage {
+        let actor = actor.clone();
+        Box::new(move |from| {
+            let asked = actor.send(ask(move |actor| actor.page(from)));
+            asked.map(|page| page.ok().flatten()).boxed_local()
+        })
+    };
+    let actors = actors.iter().map(|(feed, actor)| (feed.clone(), pages(actor))).collect();
     let mut stopping = state.stopping.subscribe();
     // An error: the state is gone, and the node with it.
     let stops = async move { _ = stopping.wait_for(|stops| *stops).await };
@@ -310,8 +313,8 @@ async fn events(state: Data<Arc<State>>, request: HttpRequest) -> HttpResponse {
         .streaming(events)
 }
 
-async fn status(state: &State) -> Status {
-    let reports = state.ask().await;
+async fn status(state: &HttpState) -> Status {
+    let reports = state.reports().await;
     let cluster = state.cluster.get().map(|report| report());
     let joined_as =
         cluster.as_ref().map(|cluster| cluster.incarnation).filter(|&incarnation| incarnation > 0);
@@ -351,22 +354,27 @@ fn drain_status(report: DrainReport) -> DrainStatus {
     }
 }
 
-impl State {
+impl HttpState {
     /// Every actor's report, or none if it does not answer in time.
-    async fn ask(&self) -> Vec<(u16, Option<ActorReport>)> {
-        self.ask_actors(|| AskReport).await
+    async fn reports(&self) -> Vec<(u16, Option<ActorReport>)> {
+        self.ask_each(GpuActor::report).await.collect()
     }
 
-    /// Every actor's answer, or none if it does not answer in time.
-    async fn ask_actors<M>(&self, message: impl Fn() -> M) -> Vec<(u16, Option<M::Result>)>
-    where
-        M: Message<Result: Send> + Send + 'static,
-        GpuActor: Handler<M>,
-    {
+    /// The answers of the actors that answer in time.
+    async fn ask_actors<T: Send + 'static>(
+        &self,
+        what: impl FnOnce(&mut GpuActor) -> T + Clone + Send + 'static,
+    ) -> impl Iterator<Item = (u16, T)> {
+        self.ask_each(what).await.filter_map(|(device, answer)| Some((device, answer?)))
+    }
+
+    async fn ask_each<T: Send + 'static>(
+        &self,
+        what: impl FnOnce(&mut GpuActor) -> T + Clone + Send + 'static,
+    ) -> impl Iterator<Item = (u16, Option<T>)> {
         let actors = self.actors.get().into_iter().flatten();
-        let asked = actors.map(|(_, actor)| tokio::time::timeout(ACTOR_DEADLINE, actor.send(message())));
-        let answers = join_all(asked).await.into_iter().map(|answer| answer.ok().and_then(Result::ok));
-        (0..).zip(answers).collect()
+        let asked = actors.map(|(_, actor)| timeout(ACTOR_DEADLINE, actor.send(ask(what.clone()))));
+        (0..).zip(join_all(asked).await.into_iter().map(|answer| answer.ok()?.ok()?))
     }
 }
 

@@ -37,10 +37,10 @@ use tokio::sync::broadcast::error::RecvError;
 use self::publisher::Publisher;
 use self::replay::{Ask, Old, Replay};
 use self::told::{Event, Told, tell, tell_late};
-use crate::actor::{AskNamespaces, GpuActor};
+use crate::actor::{GpuActor, ask};
 use crate::config::{EventHashes, EventTokens, KvEventsConfig};
 use crate::described::{Descriptions, Name};
-use crate::events::{AskPage, Batch, Feed};
+use crate::events::{Batch, Feed};
 
 /// Publishes; ends only when it is dropped.
 pub(crate) struct KvEvents {
@@ -51,7 +51,7 @@ pub(crate) struct KvEvents {
     hashes: EventHashes,
     descriptions: Descriptions,
     /// The known facts of each namespace.
-    namespaces: HashMap<Fingerprint, Arc<Known>>,
+    namespaces: HashMap<Fingerprint, Arc<NamespaceTopic>>,
     /// The number of the next message, by topic.
     numbers: HashMap<String, u64>,
     told: Told,
@@ -59,7 +59,7 @@ pub(crate) struct KvEvents {
 
 /// Facts of a namespace.
 #[derive(Debug)]
-struct Known {
+struct NamespaceTopic {
     topic: String,
     tenant: Arc<str>,
     chunk_tokens: u32,
@@ -159,16 +159,17 @@ impl KvEvents {
         for (device, (_, actor)) in (0..).zip(actors) {
             let mut from = Some(0);
             while let Some(position) = from {
-                let Ok(page) = actor.send(AskPage { from: position }).await else { return };
+                let page = actor.send(ask(move |actor| actor.page(position))).await;
+                let Ok(Some((chunks, next))) = page else { return };
                 let gained = |&(fingerprint, chunk)| Change {
                     kind: ChangeKind::Gained,
                     fingerprint,
                     chunk,
                     evicted: None,
                 };
-                let changes: Vec<Change> = page.chunks.iter().map(gained).collect();
+                let changes: Vec<Change> = chunks.iter().map(gained).collect();
                 self.publish_changes(device, actors, &changes).await;
-                from = page.next;
+                from = next;
             }
         }
     }
@@ -240,15 +241,15 @@ impl KvEvents {
         &mut self,
         actors: &[(Feed, Addr<GpuActor>)],
         fingerprint: Fingerprint,
-    ) -> Option<Arc<Known>> {
+    ) -> Option<Arc<NamespaceTopic>> {
         if !self.namespaces.contains_key(&fingerprint) {
             // What has gone from all of them is forgotten, so that there are never more than they know.
             self.namespaces.clear();
             for (_, actor) in actors {
-                for facts in actor.send(AskNamespaces).await.ok()? {
+                for facts in actor.send(ask(GpuActor::namespaces)).await.ok()?? {
                     let topic = self.topic.replace("{node}", &self.node);
                     let topic = topic.replace("{tenant}", &facts.tenant).replace("{model}", &facts.model);
-                    let known = Known {
+                    let known = NamespaceTopic {
                         topic,
                         tenant: facts.tenant.as_str().into(),
                         chunk_tokens: facts.chunk_tokens,

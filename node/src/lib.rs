@@ -45,6 +45,7 @@ mod reload;
 mod server;
 pub mod session;
 pub mod siblings;
+mod spans;
 mod tenants;
 pub mod threads;
 mod watched;

@@ -18,7 +18,7 @@ use prometheus::{Counter, Error, IntCounter, IntGauge, Registry, TextEncoder};
 use crate::object::ObjectMetrics;
 use table::{Operations, Recording, Tenants, Tiers, Value};
 
-pub use actor::{ActorMetrics, HandedOver, Hit, Movement, Outcome, Placed};
+pub use actor::{ActorMetrics, Hit, Outcome};
 pub use rates::TenantRates;
 
 /// Every metric of a node.

@@ -15,11 +15,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use actix::Addr;
+use larder_core::Event;
 use larder_core::store::ids::{ProcessId, TenantId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::watch;
 
-use crate::actor::{GpuActor, ProcessGone};
+use crate::actor::{GpuActor, tell};
 
 use socket_process::Exit;
 pub use socket_process::{PeerError, SocketProcess};
@@ -27,13 +28,13 @@ pub use socket_process::{PeerError, SocketProcess};
 /// The processes that have, or had, a session and are not known to be gone. Lives on one thread.
 #[derive(Clone)]
 pub struct Processes {
-    known: Rc<RefCell<Known>>,
+    known: Rc<RefCell<KnownProcesses>>,
     actors: Rc<[Addr<GpuActor>]>,
     most_lingering: u32,
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownProcesses {
     processes: HashMap<ProcessId, Process>,
     by_pid: HashMap<(TenantId, u32), ProcessId>,
     last: u32,
@@ -125,7 +126,7 @@ impl Processes {
             process.gone.send_replace(true);
         }
         for actor in &*self.actors {
-            if actor.send(ProcessGone { process: id }).await.is_err() {
+            if actor.send(tell(Event::ProcessGone(id))).await.is_err() {
                 tracing::debug!(process = id.0, "an actor has stopped before a process was gone");
             }
         }

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use actix::Addr;
 use larder_core::store::PurgedKeys;
+use larder_core::{Event, PurgeStep};
 use larder_protocol::purge::{PurgeCommand, PurgeCounts, PurgeMode, PurgeReport, PurgeScope};
 use tokio::time::sleep;
 
-use crate::actor::{AskPurged, BeginPurge, EndPurge, GpuActor, PurgeDisk, PurgePage};
+use crate::actor::{Errand, GpuActor, ask, tell};
 use crate::clock::Clock;
 use crate::disk::{DiskPurge, Refused};
 use crate::object::ObjectTier;
@@ -21,9 +22,9 @@ use larder_net::audit::Audit;
 
 /// The node's purges. Cloning shares.
 #[derive(Clone)]
-pub(crate) struct Purges(Arc<Shared>);
+pub(crate) struct Purges(Arc<NodePurges>);
 
-struct Shared {
+struct NodePurges {
     clock: Clock,
     audit: Audit,
     parts: OnceLock<Parts>,
@@ -51,7 +52,7 @@ impl Purges {
     /// No purge so far, and none before [`Purges::begin`].
     pub(crate) fn new(clock: Clock, audit: Audit) -> Self {
         let last = Purge { has_ended: true, ..Purge::default() };
-        Self(Arc::new(Shared { clock, audit, parts: OnceLock::new(), last: Mutex::new(last) }))
+        Self(Arc::new(NodePurges { clock, audit, parts: OnceLock::new(), last: Mutex::new(last) }))
     }
 
     /// These parts are purged from now on.
@@ -111,9 +112,11 @@ impl Purges {
         let mut keys = Vec::with_capacity(actors.len());
         for actor in actors {
             // An error: the actor is stopping.
-            keys.push(Arc::new(actor.send(AskPurged(scope.clone())).await.unwrap_or_default()));
+            let (of, begin) = (scope.clone(), PurgeStep::Begin(purge, scope.clone()));
+            let of_actor = actor.send(ask(move |actor| actor.purged_keys(&of))).await.ok().flatten();
+            keys.push(Arc::new(of_actor.unwrap_or_default()));
             if mode == PurgeMode::Remove {
-                _ = actor.send(BeginPurge(purge, scope.clone())).await;
+                _ = actor.send(tell(Event::Purge(begin))).await;
             }
         }
         let removed = self.remove(purge, &scope, mode, &keys).await;
@@ -136,7 +139,7 @@ impl Purges {
         }
         self.note(purge, |last| last.has_ended = true);
         for actor in actors {
-            _ = actor.send(EndPurge(purge)).await;
+            _ = actor.send(tell(Event::Purge(PurgeStep::End(purge)))).await;
         }
     }
 
@@ -156,9 +159,9 @@ impl Purges {
                 found += self.remove_from_disk(purge, actor, keys, mode).await?;
                 let mut from = Some(0);
                 while let Some(at) = from {
-                    let ask = PurgePage { purge, scope: scope.clone(), mode, from: at };
-                    let page = actor.send(ask).await.ok().flatten();
-                    let Some((page, under_way)) = page else {
+                    let page = PurgeStep::Page { purge, scope: scope.clone(), mode, from: at };
+                    let page = actor.send(Errand::new(|actor, ctx| actor.purge_page(page, ctx))).await;
+                    let Some((page, under_way)) = page.ok().flatten().flatten() else {
                         return Err("an actor fails: its log says why".to_owned());
                     };
                     from = page.next;
@@ -186,15 +189,20 @@ impl Purges {
         let (mut after, mut found) = (0, 0);
         loop {
             let of_disk = DiskPurge { keys: Arc::clone(keys), mode };
-            match actor.send(PurgeDisk(of_disk, after)).await.ok().flatten() {
+            let ordered = actor.send(ask(move |actor| actor.purge_disk(of_disk, after))).await;
+            let purged = match ordered.ok().flatten().flatten() {
                 None => return Ok(found),
-                Some(Err(Refused::Busy)) => sleep(LOOK_EVERY).await,
-                Some(Err(Refused::Closed)) => {
+                Some(Ok(purged)) => purged.await.ok().flatten().ok_or(Refused::Closed),
+                Some(Err(refused)) => Err(refused),
+            };
+            match purged {
+                Err(Refused::Busy) => sleep(LOOK_EVERY).await,
+                Err(Refused::Closed) => {
                     return Err(
                         "the disk tier is closed: its chunks come back if it is opened again".to_owned()
                     );
                 }
-                Some(Ok(segment)) => {
+                Ok(segment) => {
                     found += segment.records;
                     self.note(purge, |last| last.report.counts.disk_chunks += segment.records);
                     match segment.next {

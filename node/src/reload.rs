@@ -8,12 +8,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use actix::Addr;
+use larder_core::Event;
 use larder_core::store::StoreLimits;
 use larder_net::reload::{differences, in_one_line, when_to_reload};
 use larder_protocol::reload::{ChangedSetting, Reloaded};
 use tokio::sync::{Mutex, mpsc, oneshot};
 
-use crate::actor::{GpuActor, LimitsAre};
+use crate::actor::{GpuActor, tell};
 use crate::config::{Config, TenantConfig};
 use crate::drain::Drains;
 use crate::exchange::{PeerActor, SetPace, SetPolicy};
@@ -45,9 +46,9 @@ pub struct Reloadable {
 
 /// The changes of a running node's configuration. Cloning shares.
 #[derive(Clone)]
-pub(crate) struct Reloads(Arc<Shared>);
+pub(crate) struct Reloads(Arc<NodeReloads>);
 
-struct Shared {
+struct NodeReloads {
     reloadable: Option<Reloadable>,
     running: Mutex<Config>,
     audit: Audit,
@@ -67,7 +68,12 @@ impl Reloads {
     /// Without a configuration that may change, each reload is refused.
     pub(crate) fn new(reloadable: Option<Reloadable>, audit: Audit) -> Self {
         let running = reloadable.as_ref().map(|reloadable| reloadable.config.clone()).unwrap_or_default();
-        Self(Arc::new(Shared { reloadable, running: Mutex::new(running), audit, parts: OnceLock::new() }))
+        Self(Arc::new(NodeReloads {
+            reloadable,
+            running: Mutex::new(running),
+            audit,
+            parts: OnceLock::new(),
+        }))
     }
 
     /// The audit log that hears of changes.
@@ -185,7 +191,8 @@ impl Changeable {
         for (actor, limits) in self.actors.iter().zip(&limits.actors) {
             // Errors: the actor is stopping.
             let tenant_bytes = self.tenants.bytes(tenants, &limits.store.tenant_bytes);
-            _ = actor.send(LimitsAre(StoreLimits { tenant_bytes, ..limits.store.clone() })).await;
+            let limits_are = Event::LimitsAre(Box::new(StoreLimits { tenant_bytes, ..limits.store.clone() }));
+            _ = actor.send(tell(limits_are)).await;
             if has_other_policy {
                 _ = actor.send(SetPolicy(limits.store.policy)).await;
             }

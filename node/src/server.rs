@@ -22,7 +22,7 @@ use larder_net::audit::{self, Audit};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use self::actors::{Shared, find_gpus, memory_is_there, start_actors};
+use self::actors::{NodeParts, find_gpus, memory_is_there, start_actors};
 pub use self::error::ServeError;
 use self::member::{join_cluster, start_cluster, to_leave};
 use self::object::Objects;
@@ -35,7 +35,7 @@ use crate::device_lane::Devices;
 use crate::drain::{Drains, Ended};
 use crate::events::Feed;
 use crate::filling::MemoryProgress;
-use crate::http::{Findings, MAX_FOLLOWERS, State, routes};
+use crate::http::{Findings, HttpState, MAX_FOLLOWERS, routes};
 use crate::kv_events::KvEvents;
 use crate::limits::{Limits, TenantLimits};
 use crate::lookup_log::Recorder;
@@ -106,7 +106,7 @@ pub async fn run_on(
     let stored = objects.as_ref().and_then(Objects::tier);
     let logs = (recorder, audit.clone());
     let filling = Arc::clone(&state.filling);
-    let shared = Shared { metrics: Arc::clone(&metrics), clock, tenants, logs, objects, devices, filling };
+    let shared = NodeParts { metrics: Arc::clone(&metrics), clock, tenants, logs, objects, devices, filling };
     let (actors, feeds, memory) = start_actors(&limits.actors, &shared, cluster.as_ref()).await?;
     drop(shared);
     let sessions: Vec<SessionActor> = actors.iter().map(|actor| actor.0.clone()).collect();
@@ -172,7 +172,7 @@ fn bind(listen: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> {
 }
 
 /// How the configuration changes; the state examines the host for it.
-fn new_reloads(reloadable: Option<Reloadable>, audit: &Audit, state: &State) -> Reloads {
+fn new_reloads(reloadable: Option<Reloadable>, audit: &Audit, state: &HttpState) -> Reloads {
     let reloads = Reloads::new(reloadable, audit.clone());
     let examiner = reloads.clone();
     // An error: it is set already.
@@ -199,8 +199,8 @@ fn start_reloading(
 }
 
 /// The state that HTTP shows before anything runs.
-fn new_state(limits: &Limits, tenants: &Tenants, metrics: &SharedMetrics, clock: Clock) -> Arc<State> {
-    Arc::new(State {
+fn new_state(limits: &Limits, tenants: &Tenants, metrics: &SharedMetrics, clock: Clock) -> Arc<HttpState> {
+    Arc::new(HttpState {
         name: limits.name.clone(),
         incarnation: now_us(),
         tenants: tenants.clone(),
@@ -237,7 +237,7 @@ fn new_descriptions(limits: &Limits) -> Descriptions {
 async fn publish_events(
     limits: &Limits,
     actors: &[(Feed, Addr<GpuActor>)],
-    state: &State,
+    state: &HttpState,
     descriptions: Descriptions,
 ) -> Result<Option<actix_rt::task::JoinHandle<()>>, ServeError> {
     let Some(config) = &limits.kv_events else { return Ok(None) };
@@ -310,7 +310,7 @@ type Serving = actix_rt::task::JoinHandle<std::io::Result<()>>;
 fn serve_http(
     listener: TcpListener,
     http: SocketAddr,
-    state: Arc<State>,
+    state: Arc<HttpState>,
 ) -> Result<(larder_net::http::Handle, Serving), ServeError> {
     let connections = state.metrics.connections.clone();
     let state = Data::new(state);

@@ -11,6 +11,8 @@
 //! a namespace with the rank in its `layout`: then each rank's share is found, fetched and evicted by itself, and the
 //! engine's scheduler takes the shortest of the ranks' prefixes.
 
+mod fetch;
+
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;

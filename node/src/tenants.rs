@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use larder_core::Event;
 use larder_core::store::ids::TenantId;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::actor::TenantsAre;
+use crate::actor::tell;
 use crate::limits::{Limits, TenantLimits};
 use crate::session::{BindError, Listener, Listening, SessionSettings};
 use crate::window::WindowBudget;
@@ -208,7 +209,7 @@ impl Doors {
             let bytes = self.tenants.bytes(&limits.tenants, &actor_limits.store.tenant_bytes);
             let names = self.tenants.all().into_iter().map(|tenant| tenant.name);
             // An error: the actor is stopping.
-            _ = actor.address.send(TenantsAre(names.zip(bytes).collect())).await;
+            _ = actor.address.send(tell(Event::TenantsAre(names.zip(bytes).collect()))).await;
         }
     }
 

@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal as _};
 use clap::ValueEnum;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use rustix::termios::tcgetwinsize;
+use serde::Serialize;
 
 use crate::output;
 
@@ -38,6 +39,21 @@ impl FormatArgs {
     /// The chosen format.
     pub(crate) fn format(self) -> Format {
         if self.json { Format::Json } else { self.output }
+    }
+
+    /// Prints an answer in the chosen format: as JSON, or as the text for people and scripts.
+    ///
+    /// # Errors
+    /// Standard output cannot be written.
+    pub(crate) fn print(
+        self,
+        answer: &impl Serialize,
+        text: impl FnOnce(Format) -> String,
+    ) -> io::Result<()> {
+        match self.format() {
+            Format::Json => output::print_json(answer),
+            format => output::print(&text(format)),
+        }
     }
 }
 

@@ -21,7 +21,7 @@ pub struct HostDevice {
 
 /// Plants faults in a [`HostDevice`], from any thread.
 #[derive(Clone, Default)]
-pub struct HostControl(Arc<Shared>);
+pub struct HostControl(Arc<HostState>);
 
 /// A fault of an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub enum Fault {
 }
 
 #[derive(Default)]
-struct Shared {
+struct HostState {
     script: Mutex<Script>,
     changed: Condvar,
 }

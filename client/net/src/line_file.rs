@@ -42,7 +42,7 @@ pub struct LineFile {
 }
 
 /// The file being written.
-struct Open {
+struct OpenFile {
     config: RecordConfig,
     file: BufWriter<File>,
     bytes: u64,
@@ -62,7 +62,7 @@ impl LineFile {
     /// # Errors
     /// Fails if the file cannot be written, or the system gives no thread.
     pub fn start(config: RecordConfig, thread: &str, lost: Lost) -> io::Result<(Self, JoinHandle<()>)> {
-        let open = Open::new(config)?;
+        let open = OpenFile::new(config)?;
         let (queue, lines) = sync_channel(QUEUE_LINES);
         let lost_by_thread = Arc::clone(&lost);
         let thread = std::thread::Builder::new()
@@ -92,7 +92,7 @@ impl std::fmt::Debug for LineFile {
     }
 }
 
-impl Open {
+impl OpenFile {
     fn new(config: RecordConfig) -> io::Result<Self> {
         let file = options().create(true).append(true).open(&config.path)?;
         let bytes = file.metadata()?.len();
@@ -126,7 +126,7 @@ impl Open {
     }
 }
 
-fn write_lines(mut open: Open, lines: &Receiver<Vec<u8>>, lost: &Lost) {
+fn write_lines(mut open: OpenFile, lines: &Receiver<Vec<u8>>, lost: &Lost) {
     loop {
         let written = match lines.recv_timeout(FLUSH_AFTER) {
             Ok(line) if line == END => break,

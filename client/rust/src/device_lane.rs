@@ -33,9 +33,9 @@ use larder_ipc::Mapping;
 
 /// An engine's tensors that the node knows, until the session ends. Cheap to clone.
 #[derive(Clone)]
-pub struct NodeTensors(Arc<Known>);
+pub struct NodeTensors(Arc<RegisteredTensors>);
 
-struct Known {
+struct RegisteredTensors {
     number: u32,
     namespace: Namespace,
     block: usize,
@@ -195,7 +195,13 @@ impl Session {
                 None => mapped.insert(Arc::new(Mapping::writable(words.as_fd(), known.word_bytes)?)),
             };
             let words = words.host_memory();
-            Ok(NodeTensors(Arc::new(Known { number: known.tensors, namespace, block, layout, words })))
+            Ok(NodeTensors(Arc::new(RegisteredTensors {
+                number: known.tensors,
+                namespace,
+                block,
+                layout,
+                words,
+            })))
         });
         round_trip.descriptors = descriptors;
         self.call(Step::Ask(round_trip))

@@ -49,10 +49,10 @@ pub(crate) struct Followed {
     namespace: Namespace,
     asked: Arc<[ChunkHash]>,
     number: u64,
-    state: Mutex<State>,
+    state: Mutex<FollowState>,
 }
 
-struct State {
+struct FollowState {
     known: InPlace,
     /// The lease, given back in place of the follow; it has the follow's number.
     lease: Option<Arc<LeaseGuard>>,
@@ -61,7 +61,7 @@ struct State {
 impl Follow {
     pub(crate) fn new(link: &Arc<Link>, namespace: Namespace, asked: Arc<[ChunkHash]>, number: u64) -> Self {
         let known = InPlace { chunks: asked.len() as u32, layers: 0, is_whole: asked.is_empty() };
-        let state = Mutex::new(State { known, lease: None });
+        let state = Mutex::new(FollowState { known, lease: None });
         Self(Arc::new(Followed { link: Arc::clone(link), namespace, asked, number, state }))
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use larder_protocol::handoff::{self, AskInPlace, Writer};
-use larder_protocol::session::{Request, Response};
+use larder_protocol::session::{Request, Reserve, Response};
 use larder_protocol::{Chain, PoolSet};
 
 use crate::call::Call;
@@ -34,7 +34,20 @@ impl Session {
         priority: i8,
         attempt: u64,
     ) -> Call<Reservation> {
-        self.reserve_with(namespace, chain, pools, priority, attempt)
+        let (number, pools) = (namespace.number(), pools.to_vec());
+        let request = Request::Reserve(Reserve {
+            namespace: number,
+            chain: self.link.chain(chain),
+            priority,
+            pools,
+            attempt,
+        });
+        let (known, asked) = (namespace.clone(), chain.len());
+        let call = self.ask(request, move |link, response, descriptors| match response {
+            Response::Reserved(reserved) => Reservation::accept(link, known, asked, reserved, &descriptors),
+            _ => Err(SessionError::wrong_answer("a reservation reserves")),
+        });
+        call.checked(namespace.check(chain))
     }
 
     /// Gives some layers of one pool of reserved chunks room to be filled; waits until the write window has this room.

@@ -41,7 +41,7 @@ pub(crate) struct Link {
     reader: Mutex<FrameReader>,
     /// Decides whether a receiving thread looks for its answer before it sleeps.
     look_or_sleep: LookOrSleep,
-    state: Mutex<State>,
+    state: Mutex<LinkState>,
     /// Whether there is a task that receives.
     has_task: AtomicBool,
     /// Tells the task, if there is one, that it may receive again.
@@ -61,7 +61,7 @@ pub(crate) struct Link {
     pub(crate) timeout: Duration,
 }
 
-struct State {
+struct LinkState {
     open: bool,
     /// The node's reason for ending the session, if it gave one.
     last_words: Option<Arc<str>>,
@@ -95,7 +95,7 @@ impl Link {
             socket,
             reader: Mutex::new(reader),
             look_or_sleep: LookOrSleep::default(),
-            state: Mutex::new(State {
+            state: Mutex::new(LinkState {
                 open: true,
                 last_words: None,
                 writer: FrameWriter::new(),
@@ -259,7 +259,7 @@ impl Link {
         Ok(())
     }
 
-    fn send_chores(&self, state: &mut State) {
+    fn send_chores(&self, state: &mut LinkState) {
         while state.chores_in_flight < CHORES_IN_FLIGHT
             && let Some(request) = state.chores.pop_front()
         {
@@ -272,7 +272,7 @@ impl Link {
         self.flush(state);
     }
 
-    fn flush(&self, state: &mut State) {
+    fn flush(&self, state: &mut LinkState) {
         match state.writer.flush(self.socket.as_fd()) {
             Ok(true) => {}
             Ok(false) => self.unsent.notify_one(),

@@ -6,7 +6,7 @@ use crate::membership::Millis;
 #[derive(Debug, Default)]
 pub(super) struct Lookout {
     /// The leader that is asked, in one reign.
-    asks: Asked,
+    asks: AskedLeader,
     /// Whether it has answered in this reign. Nobody is missed who was never heard.
     has_answered: bool,
     /// The time since which no question was answered; `None` after an answer.
@@ -17,14 +17,14 @@ pub(super) struct Lookout {
 
 /// A leader in one reign.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct AskedLeader {
     pub(super) life: u64,
     pub(super) term: u64,
 }
 
 impl Lookout {
     /// Whether this leader is to be asked now; the next time comes `every` later.
-    pub(super) fn poll(&mut self, leader: Asked, now: Millis, every: u64) -> bool {
+    pub(super) fn poll(&mut self, leader: AskedLeader, now: Millis, every: u64) -> bool {
         if self.asks != leader {
             *self = Self { asks: leader, next: now, ..Self::default() };
         }
@@ -49,7 +49,7 @@ impl Lookout {
     }
 
     /// The time since which a leader that used to answer in this reign has been silent.
-    pub(super) fn silent_since(&self, leader: Asked) -> Option<Millis> {
+    pub(super) fn silent_since(&self, leader: AskedLeader) -> Option<Millis> {
         self.unanswered_since.filter(|_| self.has_answered && self.asks == leader)
     }
 

@@ -20,7 +20,7 @@ use larder_protocol::{ChunkHash, Fingerprint};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-use super::State;
+use super::HttpState;
 use crate::gather::{Question, Shown, Wanted};
 
 /// The token of a file; without one, no token is right.
@@ -37,7 +37,7 @@ pub(crate) struct Tokens {
 /// A page's question to nodes.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Asked {
+pub(super) struct ConsoleQuery {
     /// The path at the nodes, with its query.
     path: String,
     /// The node; all of them where it is not given.
@@ -213,9 +213,9 @@ pub(super) async fn style() -> HttpResponse {
 
 /// Asks the nodes something.
 pub(super) async fn nodes(
-    state: Data<State>,
+    state: Data<HttpState>,
     request: HttpRequest,
-    asked: Query<Asked>,
+    asked: Query<ConsoleQuery>,
     payload: Payload,
 ) -> actix_web::Result<HttpResponse> {
     if let Some(refused) = refuse_strangers(&state, &request) {
@@ -226,12 +226,12 @@ pub(super) async fn nodes(
     if body.len() > MOST_BODY_BYTES {
         return Ok(HttpResponse::PayloadTooLarge().body("a question to nodes is shorter\n"));
     }
-    let Asked { path, node } = asked.into_inner();
+    let ConsoleQuery { path, node } = asked.into_inner();
     ask(&state, Wanted::Answer(PeerRequest::Show(Show { path, body })), node).await
 }
 
 /// The last hour.
-pub(super) async fn history(state: Data<State>, request: HttpRequest) -> actix_web::Result<HttpResponse> {
+pub(super) async fn history(state: Data<HttpState>, request: HttpRequest) -> actix_web::Result<HttpResponse> {
     if let Some(refused) = refuse_strangers(&state, &request) {
         return Ok(refused);
     }
@@ -242,7 +242,7 @@ pub(super) async fn history(state: Data<State>, request: HttpRequest) -> actix_w
 
 /// Carries out an admin's change.
 pub(super) async fn change(
-    state: Data<State>,
+    state: Data<HttpState>,
     request: HttpRequest,
     payload: Payload,
 ) -> actix_web::Result<HttpResponse> {
@@ -260,12 +260,12 @@ pub(super) async fn change(
 }
 
 /// The refusal of a request that may not read; `None` if it may.
-pub(super) fn refuse_strangers(state: &State, request: &HttpRequest) -> Option<HttpResponse> {
+pub(super) fn refuse_strangers(state: &HttpState, request: &HttpRequest) -> Option<HttpResponse> {
     let is_near = request.peer_addr().is_some_and(|from| from.ip().to_canonical().is_loopback());
     may_read(request.headers(), is_near, &state.console_tokens).err().map(Refused::answer)
 }
 
-async fn ask(state: &State, wanted: Wanted, node: Option<String>) -> actix_web::Result<HttpResponse> {
+async fn ask(state: &HttpState, wanted: Wanted, node: Option<String>) -> actix_web::Result<HttpResponse> {
     let (answer, answered) = oneshot::channel();
     if state.gathers.try_send(Question { wanted, node, answer }).is_err() {
         return Ok(HttpResponse::ServiceUnavailable().body("too many questions at a time: ask again\n"));

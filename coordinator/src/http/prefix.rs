@@ -12,7 +12,7 @@ use larder_protocol::{Chain, ChunkHash, Fingerprint, sha256_cbor};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-use super::State;
+use super::HttpState;
 use crate::prefix::{Holdings, Question};
 
 /// The body of `POST /v1/prefix`.
@@ -115,7 +115,7 @@ pub struct PrefixHeld {
 }
 
 /// A parsed request.
-struct Asked {
+struct PrefixQuery {
     fingerprint: Fingerprint,
     chain: Chain,
     chunk_tokens: u32,
@@ -129,7 +129,7 @@ struct Asked {
 ///
 /// A prompt is read and hashed on a thread of its own: meanwhile this one answers others.
 pub(super) async fn answer(
-    state: Data<State>,
+    state: Data<HttpState>,
     head: HttpRequest,
     payload: Payload,
 ) -> actix_web::Result<Json<PrefixAnswer>> {
@@ -137,8 +137,8 @@ pub(super) async fn answer(
     let trace = state.sampler.request("prefix", parent);
     let body = state.bodies.read(&head, payload).await?;
     let _busy = head.conn_data::<Open>().map(Open::busy);
-    let Asked { fingerprint, chain, chunk_tokens, prompt_tokens, backlog_tokens, with_hashes } =
-        body.understand(|body| Asked::of(&body)).await?;
+    let PrefixQuery { fingerprint, chain, chunk_tokens, prompt_tokens, backlog_tokens, with_hashes } =
+        body.understand(|body| PrefixQuery::of(&body)).await?;
     if trace.is_recorded() {
         trace.set("larder.namespace", tracing::field::display(fingerprint));
         trace.count("larder.chunks", chain.hashes.len() as u64);
@@ -168,7 +168,7 @@ pub(super) async fn answer(
     }))
 }
 
-impl Asked {
+impl PrefixQuery {
     /// Parses a body.
     fn of(body: &[u8]) -> Result<Self, String> {
         let mut request: PrefixRequest =
@@ -240,13 +240,13 @@ const MAX_TOKENS: usize = MAX_CHAIN_CHUNKS * 256;
 mod tests {
     use super::*;
 
-    fn asked(tokens: usize, chunk_tokens: u32, hash: &str) -> Result<Asked, String> {
+    fn asked(tokens: usize, chunk_tokens: u32, hash: &str) -> Result<PrefixQuery, String> {
         let fingerprint = "ab".repeat(32);
         let body = serde_json::json!({
             "fingerprint": fingerprint, "chunk_tokens": chunk_tokens, "tokens": vec![7; tokens],
             "hash": serde_json::from_str::<serde_json::Value>(hash).unwrap(),
         });
-        Asked::of(body.to_string().as_bytes())
+        PrefixQuery::of(body.to_string().as_bytes())
     }
 
     #[test]

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::State;
+use super::HttpState;
 use super::console::{harden, refuse_strangers};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
@@ -90,7 +90,7 @@ struct Loaded {
 
 /// The tokens of a text.
 pub(super) async fn answer(
-    state: Data<State>,
+    state: Data<HttpState>,
     request: HttpRequest,
     payload: Payload,
 ) -> actix_web::Result<HttpResponse> {

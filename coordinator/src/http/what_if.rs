@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 
-use super::State;
+use super::HttpState;
 use super::console::{harden, refuse_strangers};
 use crate::gather::{Question, Shown, Wanted};
 use crate::uptime::Uptime;
@@ -151,7 +151,7 @@ struct Pasts {
 }
 
 /// Plays the last lookups; waits a second for it.
-pub(super) async fn what_if(state: Data<State>, request: HttpRequest) -> actix_web::Result<HttpResponse> {
+pub(super) async fn what_if(state: Data<HttpState>, request: HttpRequest) -> actix_web::Result<HttpResponse> {
     if let Some(refused) = refuse_strangers(&state, &request) {
         return Ok(refused);
     }
@@ -176,7 +176,7 @@ pub(super) async fn what_if(state: Data<State>, request: HttpRequest) -> actix_w
 }
 
 /// Collects the lookups, and starts the thread that plays them.
-async fn begin(state: Data<State>, running: Running) {
+async fn begin(state: Data<HttpState>, running: Running) {
     let Some(shown) = gather(&state).await else { return };
     let uptime = state.uptime;
     let work = move || {
@@ -191,7 +191,7 @@ async fn begin(state: Data<State>, running: Running) {
 }
 
 /// The nodes' answers; `None` if nobody asks them.
-async fn gather(state: &State) -> Option<Vec<Shown>> {
+async fn gather(state: &HttpState) -> Option<Vec<Shown>> {
     let members = state.membership.lock().table().members.len().clamp(1, MAX_CLUSTER_NODES.into());
     let path = format!("/past?most_chunks={}", MOST_PLAYED_CHUNKS / members);
     let (answer, answered) = oneshot::channel();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use larder_protocol::table::{Epoch, MemberState, NodeNumber, Table};
 
-use super::{DurableState, Given, Known, Membership, Millis, Patience, well};
+use super::{DurableState, Given, KnownMember, Membership, Millis, Patience, well};
 
 /// The way in which a coordinator leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,9 +127,9 @@ impl Membership {
             None => !known.is_awaited,
         });
         for member in &table.members {
-            let has_joined = |known: &Known| !known.is_awaited && known.member.name == member.name;
+            let has_joined = |known: &KnownMember| !known.is_awaited && known.member.name == member.name;
             if !self.members.get(&member.number).is_some_and(has_joined) {
-                let known = Known { is_awaited: true, ..Known::new(member.clone(), now) };
+                let known = KnownMember { is_awaited: true, ..KnownMember::new(member.clone(), now) };
                 self.members.insert(member.number, known);
             }
             self.numbers.retain(|_, given| given.number != member.number);
@@ -141,11 +141,11 @@ impl Membership {
     }
 }
 
-fn awaited(known: &Known, now: Millis) -> Known {
+fn awaited(known: &KnownMember, now: Millis) -> KnownMember {
     let drains = known.drains || known.member.state == MemberState::Draining;
     let mut member = known.member.clone();
     member.state = well(drains);
-    Known { is_awaited: true, drains, ..Known::new(member, now) }
+    KnownMember { is_awaited: true, drains, ..KnownMember::new(member, now) }
 }
 
 /// Nodes that a new leader asks for their table: one may die before it answers.

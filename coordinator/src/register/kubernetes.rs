@@ -170,14 +170,14 @@ impl Kubernetes {
     }
 
     /// Asks, as soon as the API server wants to be asked.
-    async fn ask(&self, asked: Asked<'_>) -> Result<Reply, KubernetesError> {
+    async fn ask(&self, asked: LeaseRequest<'_>) -> Result<Reply, KubernetesError> {
         let (verb, request) = match asked {
-            Asked::Read => (GET, self.leases.get(&self.name, &GetParams::default())),
-            Asked::Make(lease) => {
+            LeaseRequest::Read => (GET, self.leases.get(&self.name, &GetParams::default())),
+            LeaseRequest::Make(lease) => {
                 (CREATE, self.leases.create(&PostParams::default(), lease.to_string().into_bytes()))
             }
             // A patch leaves alone what others wrote into the Lease: labels of a chart, for example.
-            Asked::Change(lease) => {
+            LeaseRequest::Change(lease) => {
                 (PATCH, self.leases.patch(&self.name, &PatchParams::default(), &Patch::Merge(lease)))
             }
         };
@@ -233,7 +233,7 @@ impl Kubernetes {
 
 impl Register for Kubernetes {
     async fn read(&self) -> Result<Option<(Version, Record)>, Trouble> {
-        match self.ask(Asked::Read).await? {
+        match self.ask(LeaseRequest::Read).await? {
             Reply::Lease(lease) => Ok(Some((version(&lease)?, self.record_of(&lease)?))),
             Reply::Missing | Reply::Conflict => Ok(None),
         }
@@ -243,11 +243,11 @@ impl Register for Kubernetes {
         let mut lease = lease(record)?;
         let reply = if let Some(Version(version)) = over {
             lease["metadata"]["resourceVersion"] = version.as_str().into();
-            self.ask(Asked::Change(&lease)).await?
+            self.ask(LeaseRequest::Change(&lease)).await?
         } else {
             lease["metadata"]["name"] = self.name.as_str().into();
             lease["metadata"]["labels"] = json!({"app.kubernetes.io/name": "larder"});
-            self.ask(Asked::Make(&lease)).await?
+            self.ask(LeaseRequest::Make(&lease)).await?
         };
         match reply {
             Reply::Lease(lease) => Ok(Some(version(&lease)?)),
@@ -257,7 +257,7 @@ impl Register for Kubernetes {
 }
 
 /// A request to the API server.
-enum Asked<'a> {
+enum LeaseRequest<'a> {
     Read,
     Make(&'a Value),
     Change(&'a Value),

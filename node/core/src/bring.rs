@@ -60,8 +60,8 @@ pub(crate) struct Bring {
     /// Whether the object store may be read, as the shell says.
     pub(crate) object_is_open: bool,
     pub(crate) fetches: HashMap<FetchId, Fetch>,
-    orders: HashMap<OrderNumber, fetch::Order>,
-    questions: HashMap<QuestionId, locate::Question>,
+    orders: HashMap<OrderNumber, fetch::OrderUnderWay>,
+    questions: HashMap<QuestionId, locate::ChunkSearch>,
     /// Gathers of sessions: leases that wait, and prefetches.
     waiting: HashMap<u64, Waiting>,
     pub(crate) reads: HashMap<ReadId, Read>,

@@ -47,7 +47,7 @@ pub(crate) struct Drain {
     queue: Vec<Candidate>,
     /// Chunks that need not be considered again.
     seen: HashSet<ChunkId>,
-    step: Step,
+    step: DrainStep,
     /// When the budget allows the next batch.
     not_before: Duration,
     /// How often takers that refuse all may be asked for their room again.
@@ -76,7 +76,7 @@ struct Batch {
 
 /// What a drain waits for.
 #[derive(Debug)]
-enum Step {
+enum DrainStep {
     /// The takers' room.
     Polling(BTreeMap<TakeNumber, Holder>, Duration),
     /// Nothing.
@@ -91,7 +91,7 @@ impl Drain {
     /// When something is to be done that does not wait for a tick.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         match self.step {
-            Step::Ready if !self.is_over => Some(self.not_before.min(self.order.until)),
+            DrainStep::Ready if !self.is_over => Some(self.not_before.min(self.order.until)),
             _ => None,
         }
     }
@@ -128,8 +128,8 @@ impl Drain {
 
     /// What is left will not move.
     fn end(&mut self) {
-        if let Step::Moving { batch, .. } | Step::Asking(_, batch) =
-            std::mem::replace(&mut self.step, Step::Ready)
+        if let DrainStep::Moving { batch, .. } | DrainStep::Asking(_, batch) =
+            std::mem::replace(&mut self.step, DrainStep::Ready)
         {
             self.counts.left += batch.chunks.len() as u64;
         }
@@ -151,7 +151,7 @@ impl Core {
             takers: Takers::default(),
             queue: Vec::new(),
             seen: HashSet::new(),
-            step: Step::Ready,
+            step: DrainStep::Ready,
             not_before: self.now,
             asks_left: ASKS_AGAIN,
             is_pausing: false,
@@ -175,7 +175,7 @@ impl Core {
             self.effects.push_back(Effect::AskToTake(order));
         }
         if let Some(drain) = self.drain.as_mut().filter(|_| !polls.is_empty()) {
-            drain.step = Step::Polling(polls, self.now + POLL_DEADLINE);
+            drain.step = DrainStep::Polling(polls, self.now + POLL_DEADLINE);
         }
     }
 
@@ -222,9 +222,9 @@ impl Core {
                 return drain.end();
             }
             match drain.step {
-                Step::Polling(_, until) if self.now >= until => drain.step = Step::Ready,
-                Step::Moving { take, until, .. } if self.now >= until => self.take_answered(take, None),
-                Step::Ready if self.now >= drain.not_before => {
+                DrainStep::Polling(_, until) if self.now >= until => drain.step = DrainStep::Ready,
+                DrainStep::Moving { take, until, .. } if self.now >= until => self.take_answered(take, None),
+                DrainStep::Ready if self.now >= drain.not_before => {
                     if !self.offer_next() {
                         return;
                     }
@@ -254,7 +254,7 @@ impl Core {
         let chunks = chunks.collect();
         let question = self.ask_for_drain(fingerprint, chunks);
         if let Some(drain) = &mut self.drain {
-            drain.step = Step::Asking(question, batch);
+            drain.step = DrainStep::Asking(question, batch);
         }
         true
     }
@@ -278,9 +278,9 @@ impl Core {
     /// The directory said who else has a batch: the rest moves.
     pub(crate) fn drain_located(&mut self, question: QuestionId, holders: &[Holders]) {
         let Some(drain) = &mut self.drain else { return };
-        let step = std::mem::replace(&mut drain.step, Step::Ready);
+        let step = std::mem::replace(&mut drain.step, DrainStep::Ready);
         let mut batch = match step {
-            Step::Asking(asked, batch) if asked == question => batch,
+            DrainStep::Asking(asked, batch) if asked == question => batch,
             // It belongs to a drain that was cancelled.
             step => return drain.step = step,
         };
@@ -308,7 +308,7 @@ impl Core {
         }
         let take = TakeNumber(self.bring.next_number());
         let chunks = batch.chunks.iter().map(|(_, take, _)| *take).collect();
-        drain.step = Step::Moving { take, taker, batch, until: self.now + TAKE_DEADLINE };
+        drain.step = DrainStep::Moving { take, taker, batch, until: self.now + TAKE_DEADLINE };
         self.effects.push_back(Effect::AskToTake(TakeOrder { take, taker, namespace, chunks }));
     }
 
@@ -316,18 +316,19 @@ impl Core {
     pub(crate) fn take_answered(&mut self, number: TakeNumber, taken: Option<Taken>) {
         let Some(drain) = self.drain.as_mut().filter(|drain| !drain.is_over) else { return };
         match &mut drain.step {
-            Step::Polling(polls, _) => {
+            DrainStep::Polling(polls, _) => {
                 match (polls.remove(&number), &taken) {
                     (Some(taker), Some(taken)) => drain.takers.answered(taker, taken),
                     (Some(taker), None) => drain.takers.failed(taker),
                     (None, _) => return,
                 }
                 if polls.is_empty() {
-                    drain.step = Step::Ready;
+                    drain.step = DrainStep::Ready;
                 }
             }
-            Step::Moving { take, .. } if *take == number => {
-                let Step::Moving { taker, batch, .. } = std::mem::replace(&mut drain.step, Step::Ready)
+            DrainStep::Moving { take, .. } if *take == number => {
+                let DrainStep::Moving { taker, batch, .. } =
+                    std::mem::replace(&mut drain.step, DrainStep::Ready)
                 else {
                     return;
                 };

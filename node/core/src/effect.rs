@@ -16,8 +16,8 @@ use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 use crate::cause::Cause;
 use crate::directory::Page;
 use crate::event::{
-    Below, CopyNumber, DeviceCopyNumber, OrderNumber, QuestionId, ReadId, RecallId, RequestId, TakeNumber,
-    WriteNumber,
+    Below, CopyNumber, DeviceCopyNumber, OrderNumber, QuestionId, ReadId, RecallId, RequestId, SegmentVisit,
+    TakeNumber, WriteNumber,
 };
 use crate::placement::Placement;
 use crate::reports::Reporter;
@@ -274,6 +274,16 @@ pub enum Effect {
     },
     /// Offers a node chunks that are evicted here: [`Event::OfferEnded`](crate::Event::OfferEnded) answers.
     Offer(Offered),
+    /// Visits a segment of the disk, the one behind a position: [`Event::SegmentVisited`](crate::Event::SegmentVisited)
+    /// answers.
+    VisitSegment {
+        /// The purpose.
+        visit: SegmentVisit,
+        /// The position.
+        after: u64,
+    },
+    /// A tenant is no longer served: what counts for it goes.
+    TenantLeft(String),
     /// Answers a page of a purge.
     Purged {
         /// The purge.
@@ -300,6 +310,8 @@ pub enum Counted {
     Leased(u64),
     /// A session handed over layers: the number of pieces, and their bytes.
     Given(u64, u64),
+    /// So many bytes of layers were sent to a node that follows.
+    Sent(u64),
     /// Layers came from another node: the number of pieces, and the bytes of whole chunks.
     Came(u64, u64),
     /// A copy by a device ended in this way, and brought this many bytes.

@@ -1,5 +1,6 @@
 //! The events that a shell tells its core.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use larder_protocol::drain::Taken;
@@ -13,7 +14,7 @@ use crate::directory::{Changes, Holders};
 use crate::reports::Reporter;
 use crate::store::ids::{ChunkKey, ProcessId, SessionId};
 use crate::store::policy::PolicyName;
-use crate::store::{Checksums, StoreLimits};
+use crate::store::{Checksums, PurgedKeys, StoreLimits};
 
 pub use crate::store::ids::Below;
 
@@ -70,6 +71,31 @@ pub struct RecallId(pub(crate) u64);
 /// A copy by a device. The core chooses the number, and uses none twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceCopyNumber(pub u64);
+
+/// Why a segment of the disk is visited.
+#[derive(Debug, Clone)]
+pub enum SegmentVisit {
+    /// To learn its chunks.
+    List,
+    /// To purge these chunks from it for good.
+    Purge(Arc<PurgedKeys>),
+}
+
+/// The result of a visit to a segment of the disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Visited {
+    /// It is done.
+    Done {
+        /// The listed chunks, with their pools.
+        held: Vec<(Fingerprint, ChunkRef, PoolSet)>,
+        /// The position of the next segment; `None` after the last.
+        next: Option<u64>,
+    },
+    /// The disk has too much to do: asking again helps.
+    Busy,
+    /// The disk is closed.
+    Closed,
+}
 
 /// A step of a purge. The shell chooses its number.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -241,12 +267,14 @@ pub enum Event {
         /// The result.
         description: Description,
     },
-    /// Chunks were found on disk, with these pools.
-    Recovered {
-        /// The chunks.
-        held: Vec<(Fingerprint, ChunkRef, PoolSet)>,
-        /// Whether that is all.
-        is_all: bool,
+    /// A segment of the disk was visited, or could not be.
+    SegmentVisited {
+        /// The purpose.
+        visit: SegmentVisit,
+        /// The position before the segment.
+        after: u64,
+        /// The result.
+        result: Visited,
     },
     /// Chunks are no longer on disk.
     LeftDisk(Vec<ChunkKey>),

@@ -64,7 +64,7 @@ pub use effect::{
 pub use event::{
     Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceCopyNumber, DeviceEvent,
     DeviceFailure, DrainOrder, Event, FetchFailure, LayersArrived, OrderNumber, PurgeStep, QuestionId,
-    ReadAnswer, ReadId, RecallId, RequestId, TakeNumber, WriteNumber, Written,
+    ReadAnswer, ReadId, RecallId, RequestId, SegmentVisit, TakeNumber, Visited, WriteNumber, Written,
 };
 pub use time::Millis;
 
@@ -93,6 +93,8 @@ pub struct Core {
     bring: Bring,
     writes: Writes,
     described: Described,
+    /// Visits to the disk that are repeated, each at its time.
+    visit_again: Vec<(Duration, SegmentVisit, u64)>,
     copies: Copies,
     device: Device,
     untold: Untold,
@@ -121,6 +123,7 @@ impl Core {
             bring: Bring::new(sources),
             writes: Writes::default(),
             described: Described::default(),
+            visit_again: Vec::new(),
             copies: Copies::default(),
             device: Device::new(device),
             untold: Untold::default(),
@@ -182,7 +185,7 @@ impl Core {
             Event::ReadEnded { read, answer } => self.read_ended(read, answer),
             Event::WriteEnded { number, answer } => self.write_ended(number, answer),
             Event::Described { fingerprint, description } => self.description_is(fingerprint, description),
-            Event::Recovered { held, is_all } => self.recovered(held, is_all),
+            Event::SegmentVisited { visit, after, result } => self.segment_visited(visit, after, result),
             Event::LeftDisk(keys) => self.store.left_disk(&keys),
             Event::DiskClosed => self.store.disk_closed(),
             Event::Moved { fingerprint, hashes } => self.give_up(fingerprint, &hashes, give_up::TRIES),
@@ -204,6 +207,7 @@ impl Core {
         self.order_busy_again();
         self.go_on_draining();
         self.give_up_again();
+        self.visit_again();
         self.offer_evicted();
         self.tell_changes();
         self.stop_abandoned();
@@ -227,9 +231,15 @@ impl Core {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         let drain = self.drain.as_ref().and_then(Drain::next_deadline);
-        let due =
-            [self.bring.next_deadline(), self.untold.next_deadline(), self.moved.next_deadline(), drain];
+        let (bring, untold) = (self.bring.next_deadline(), self.untold.next_deadline());
+        let due = [bring, untold, self.moved.next_deadline(), self.next_visit(), drain];
         due.into_iter().flatten().min()
+    }
+
+    /// The tenants' names, by number; empty for a tenant that is not served.
+    #[must_use]
+    pub fn tenants(&self) -> &[String] {
+        &self.tenants
     }
 
     /// The actor's store.
@@ -308,6 +318,8 @@ impl Core {
         self.drain_anew();
         self.begin_device_anew();
         self.know_again();
+        self.visit_again.clear();
+        self.list_disk();
     }
 
     /// Notes that this node no longer touches an earlier life's bytes in an extent. The extent is in use again if no engine

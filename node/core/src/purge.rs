@@ -32,8 +32,10 @@ impl Core {
         let left = self.tenants.iter().zip(&bytes).filter(|(name, bytes)| !name.is_empty() && **bytes == 0);
         let left: Vec<String> = left.map(|(name, _)| name.clone()).collect();
         for name in left {
-            let keys = self.store.purged_keys(&PurgeScope::Tenant(name));
+            let keys = self.purged_keys(&PurgeScope::Tenant(name.clone()));
             self.forget_copies(&keys);
+            self.purge_disk(keys);
+            self.effects.push_back(Effect::TenantLeft(name));
         }
         let is_any_new = tenants.len() > self.tenants.len();
         self.store.tenants_are(&bytes, is_any_new);
@@ -41,6 +43,7 @@ impl Core {
         let name = |(name, bytes): &(String, u64)| if *bytes > 0 { name.clone() } else { String::new() };
         self.tenants = tenants.iter().map(name).collect();
         self.forget_namespaces_of_the_left();
+        self.know_strangers();
     }
 
     /// Drops purged blocks from the device tier. The tier knows blocks by their names alone, so it may have blocks of an earlier

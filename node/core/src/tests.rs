@@ -10,6 +10,7 @@ mod handoffs;
 mod histories;
 mod holders;
 mod prefetches;
+mod segments;
 mod why;
 mod written;
 
@@ -208,7 +209,11 @@ impl World {
             Effect::Count(counted) => *counted == Counted::NotWritten,
             Effect::Knows { .. } | Effect::Done { .. } => false,
             Effect::Describe { .. } | Effect::Write { .. } | Effect::Touch(_) => sees_writes,
-            Effect::TellSiblings(_) | Effect::Changed { .. } | Effect::AnnouncePage { .. } => sees_news,
+            Effect::TellSiblings(_)
+            | Effect::Changed { .. }
+            | Effect::AnnouncePage { .. }
+            | Effect::VisitSegment { .. }
+            | Effect::TenantLeft(_) => sees_news,
             _ => true,
         };
         std::iter::from_fn(|| self.core.poll_effect()).find(is_seen)

@@ -2,13 +2,14 @@
 //!
 //! A chunk to be read waits in the tier's line (`reads`). Its turn makes an [`Effect::Read`]; the answer says that its blocks
 //! are in their slots, or why they are not. After a failed read the two tiers differ: other nodes or the object store may
-//! have a chunk that the disk lost; nobody has a chunk that the object store lost. `writes` decides what is written, and
-//! `described` which namespaces are described on disk.
+//! have a chunk that the disk lost; nobody has a chunk that the object store lost. `writes` decides what is written,
+//! `described` which namespaces are described on disk; `segments` goes over the whole disk.
 
 pub(crate) mod described;
 pub mod known;
 pub(crate) mod reads;
 pub mod search;
+mod segments;
 pub(crate) mod writes;
 
 use larder_protocol::PoolSet;

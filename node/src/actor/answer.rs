@@ -6,15 +6,15 @@ use std::time::Duration;
 use larder_core::store::Refused;
 use larder_net::trace::Trace;
 use larder_protocol::handoff::InPlace;
-use larder_protocol::session::{Busy, Extent, Leased, Refusal, RefusalCode, Reserved, Response};
+use larder_protocol::session::{Extent, Leased, Reserved, Response};
 
-use super::traces::describe_answer;
 use super::{Answer, GpuActor, ReplyTo};
 use crate::metrics::Outcome;
+use crate::spans::describe_answer;
 
 /// A request under way.
 #[derive(Debug, Clone)]
-pub(super) struct Asked {
+pub(super) struct PendingRequest {
     pub(super) request: &'static str,
     pub(super) reply_to: ReplyTo,
     pub(super) trace: Trace,
@@ -23,10 +23,10 @@ pub(super) struct Asked {
 
 impl GpuActor {
     /// Answers a request. A session that ended needs no answer: its end gives its claims back.
-    pub(super) fn reply(&mut self, asked: Asked, answer: Answer) {
-        let Asked { request, reply_to: ReplyTo { number, answers }, trace, started } = asked;
+    pub(super) fn reply(&mut self, asked: PendingRequest, answer: Answer) {
+        let PendingRequest { request, reply_to: ReplyTo { number, answers }, trace, started } = asked;
         if trace.is_recorded() {
-            describe_answer(&trace, &answer);
+            describe_answer(&trace, answer.outcome(), answer.response.as_ref());
         }
         self.metrics.requested(request, answer.outcome(), (self.clock.elapsed() - started).as_secs_f64());
         if answers.send((number, answer)).is_err() {
@@ -80,36 +80,6 @@ impl From<Response> for Answer {
 
 impl From<Refused> for Answer {
     fn from(refused: Refused) -> Self {
-        if let Refused::Busy { what, retry_after_ms } = refused {
-            return Self::from(Response::Busy(Busy { what, retry_after_ms }));
-        }
-        let code = match &refused {
-            Refused::Chain(_) => RefusalCode::Chain,
-            Refused::Namespace(_)
-            | Refused::BlockSize { .. }
-            | Refused::BlockSizes { .. }
-            | Refused::Slices { .. }
-            | Refused::Pools { .. }
-            | Refused::TooManyNamespaces { .. } => RefusalCode::Namespace,
-            Refused::BlockTooLarge { .. }
-            | Refused::WindowTooSmall { .. }
-            | Refused::TooLarge { .. }
-            | Refused::TooManyTensors { .. } => RefusalCode::TooLarge,
-            Refused::Unknown { .. }
-            | Refused::UnknownPin(_)
-            | Refused::NoTensors { .. }
-            | Refused::NoCopy { .. } => RefusalCode::Unknown,
-            Refused::OutsideWindow { .. }
-            | Refused::Sources { .. }
-            | Refused::NotLeased { .. }
-            | Refused::SeveralSlices { .. }
-            | Refused::NotOpen { .. }
-            | Refused::Layers { .. }
-            | Refused::Beyond { .. }
-            | Refused::LayersMissing { .. } => RefusalCode::Place,
-            Refused::OutOfOrder => RefusalCode::Protocol,
-            Refused::Internal | Refused::Busy { .. } => RefusalCode::Internal,
-        };
-        Self::from(Response::Refused(Refusal { code, message: refused.to_string() }))
+        Self::from(Response::from(refused))
     }
 }

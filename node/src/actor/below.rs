@@ -11,10 +11,10 @@ use tokio::sync::oneshot;
 
 use super::GpuActor;
 use crate::disk::order::OrderError;
-use crate::disk::{self, BlockPlace, ReadOrder, Refused, Source, WriteAnswer, WriteOrder};
+use crate::disk::{BlockPlace, ReadOrder, Refused, Source, WriteAnswer, WriteOrder};
 use crate::object::{BlockId, ObjectTier};
 
-/// An actor's part in the object store, as it is handed over.
+/// An actor's part in the object store.
 pub struct ObjectParts {
     /// The tier, which all actors share.
     pub tier: Arc<ObjectTier>,
@@ -24,19 +24,6 @@ pub struct ObjectParts {
     pub find_deadline: Duration,
     /// Limit of chunks for which the actor remembers the store's answer: about 100 bytes each.
     pub known_chunks: usize,
-}
-
-/// An actor's part in the object store.
-pub(super) struct Objects {
-    pub(super) tier: Arc<ObjectTier>,
-    pub(super) find_deadline: Duration,
-}
-
-impl Objects {
-    pub(super) fn new(parts: ObjectParts) -> Self {
-        let ObjectParts { tier, find_deadline, .. } = parts;
-        Self { tier, find_deadline }
-    }
 }
 
 impl GpuActor {
@@ -57,17 +44,16 @@ impl GpuActor {
         let Some(asking) = asking else {
             return self.tell(Event::StoredFound { question, found: Vec::new() });
         };
-        let finish = asking.into_actor(self).map(move |found, actor, ctx| {
+        self.tell_when(ctx, asking, move |found| {
             let found = found.ok().and_then(Result::ok).unwrap_or_default();
-            actor.decide(Event::StoredFound { question, found }, ctx);
+            Event::StoredFound { question, found }
         });
-        self.spawn(ctx, finish);
     }
 
     /// Has a tier read a chunk into its slots.
     pub(super) fn read(&mut self, read: ReadId, tier: Below, chunk: FetchId, ctx: &mut Context<Self>) {
         let order = self.core.wanted(chunk).map(|(fingerprint, wanted)| {
-            let places = wanted.blocks.iter().map(|block| self.block_place(block)).collect();
+            let places = wanted.blocks.iter().map(|block| BlockPlace::of(&self.arena, block)).collect();
             ReadOrder::new(fingerprint, wanted.chunk, places)
         });
         let coming = match (order, tier) {
@@ -88,7 +74,7 @@ impl GpuActor {
                 return self.tell(Event::ReadEnded { read, answer: ReadAnswer::Closed });
             }
         };
-        let finish = coming.into_actor(self).map(move |answer, actor, ctx| {
+        self.tell_when(ctx, coming, move |answer| {
             let answer = answer.map_or_else(
                 |_| {
                     tracing::error!(?tier, "the tier's thread failed: the memory of its reads stays unused");
@@ -96,21 +82,18 @@ impl GpuActor {
                 },
                 ReadAnswer::from,
             );
-            actor.decide(Event::ReadEnded { read, answer }, ctx);
+            Event::ReadEnded { read, answer }
         });
-        self.spawn(ctx, finish);
     }
 
     /// Has a tier write a chunk from its slots.
     pub(super) fn write(&mut self, number: WriteNumber, write: &ChunkWrite, ctx: &mut Context<Self>) {
         let answer = match self.order_write(write) {
             Ok(coming) => {
-                let finish = coming.into_actor(self).map(move |answer, actor, ctx| {
-                    let is_there = matches!(answer, Ok(WriteAnswer::Durable | WriteAnswer::AlreadyThere));
-                    let answer = if is_there { Written::There } else { Written::Failed };
-                    actor.decide(Event::WriteEnded { number, answer }, ctx);
+                return self.tell_when(ctx, coming, move |answer| {
+                    let answer = answer.map_or(Written::Failed, Written::from);
+                    Event::WriteEnded { number, answer }
                 });
-                return self.spawn(ctx, finish);
             }
             Err(answer) => answer,
         };
@@ -131,7 +114,7 @@ impl GpuActor {
                 }
             };
             if tier == Below::Disk {
-                self.count_unwritten(why);
+                self.metrics.not_written(why);
             }
             Written::Failed
         })?;
@@ -146,37 +129,13 @@ impl GpuActor {
         }
     }
 
-    pub(super) fn write_order(&self, write: &ChunkWrite) -> Result<WriteOrder, OrderError> {
+    fn write_order(&self, write: &ChunkWrite) -> Result<WriteOrder, OrderError> {
         let source = |(block, checksums): &(BlockMove, Checksums)| Source {
-            place: self.block_place(block),
+            place: BlockPlace::of(&self.arena, block),
             checksums: checksums.clone(),
         };
         let sources = write.blocks.iter().map(source);
         let order = WriteOrder::new(write.fingerprint, write.chunk, sources.collect())?;
         Ok(if write.replaces { order.replacing() } else { order })
-    }
-
-    pub(super) fn block_place(&self, block: &BlockMove) -> BlockPlace {
-        BlockPlace {
-            slice: block.key.slice,
-            pool: block.key.pool,
-            memory: Arc::clone(self.arena.extent(block.place.extent)),
-            offset: block.place.offset,
-            bytes: block.bytes,
-            range_bytes: block.range_bytes,
-        }
-    }
-}
-
-impl From<disk::ReadAnswer> for ReadAnswer {
-    fn from(answer: disk::ReadAnswer) -> Self {
-        match answer {
-            disk::ReadAnswer::Here { checksums, pools, .. } => Self::Here { checksums, pools },
-            disk::ReadAnswer::NotHeld
-            | disk::ReadAnswer::OtherBlocks
-            | disk::ReadAnswer::Damaged
-            | disk::ReadAnswer::Disagrees => Self::Missing,
-            disk::ReadAnswer::Closed => Self::Closed,
-        }
     }
 }

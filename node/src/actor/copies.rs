@@ -12,9 +12,8 @@ use larder_core::{CopyAnswer, CopyNumber, Event};
 use tokio::sync::oneshot::error::RecvError;
 
 use super::GpuActor;
-use crate::arena::{Destination, ExtentMemory, MemoryError};
+use crate::arena::{ExtentMemory, MemoryError};
 use crate::copy::{CopyOrder, Move};
-use crate::filling::Arrival;
 
 impl GpuActor {
     /// Copies and sums blocks. Few bytes are copied on the spot, since handing them over would take longer.
@@ -29,13 +28,13 @@ impl GpuActor {
         let copied = moves.iter().map(|block| Move {
             source: block.source.unwrap_or_default(),
             is_in_place: block.is_in_place,
-            to: self.destination(block),
+            to: self.arena.destination(block),
         });
         let answer = match CopyOrder::new(window, copied.collect()) {
             Ok(order) if order.is_small() => CopyAnswer::Done(order.perform()),
             Ok(order) => match self.lane.submit(order) {
                 Some(copied) => {
-                    let finish = copied.into_actor(self).map(move |copied, actor: &mut Self, ctx| {
+                    return self.tell_when(ctx, copied, move |copied| {
                         let answer = copied.map_or_else(
                             |_| {
                                 tracing::error!("the copy pool failed: the blocks are dropped");
@@ -43,9 +42,8 @@ impl GpuActor {
                             },
                             CopyAnswer::Done,
                         );
-                        actor.decide(Event::Copied { copy, answer }, ctx);
+                        Event::Copied { copy, answer }
                     });
-                    return self.spawn(ctx, finish);
                 }
                 None => CopyAnswer::Busy,
             },
@@ -87,29 +85,4 @@ impl GpuActor {
             Err(_) => tracing::error!(extent, "the copy pool failed: the extent stays unused"),
         }
     }
-
-    /// Where a block goes, in memory.
-    pub(super) fn destination(&self, block: &BlockMove) -> Destination {
-        Destination {
-            memory: Arc::clone(self.arena.extent(block.place.extent)),
-            offset: block.place.offset,
-            bytes: block.bytes,
-            range_bytes: block.range_bytes,
-            key: block.key,
-        }
-    }
-}
-
-impl StreamHandler<Arrival> for GpuActor {
-    /// Takes an extent into use whose memory has come.
-    fn handle(&mut self, (extent, memory): Arrival, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| {
-            actor.arena.occupy(extent, memory);
-            actor.device_lane.want_sweep();
-            actor.decide(Event::ExtentRenewed(extent), ctx);
-        });
-    }
-
-    /// Does nothing when all memory has come: the actor goes on.
-    fn finished(&mut self, _: &mut Self::Context) {}
 }

@@ -1,120 +1,98 @@
-//! The actor's disk at the start and afterwards: the actor learns which chunks are on it, and which have left.
+//! The actor's disk beside its reads and writes: the chunks on it, at the start and afterwards, and their namespaces.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use larder_core::store::ids::{ChunkKey, TenantId};
-use larder_core::{Description, Event};
+use futures_util::FutureExt as _;
+use futures_util::stream::poll_fn;
+use larder_core::store::ids::ChunkKey;
+use larder_core::{Description, Event, SegmentVisit, Visited};
+use larder_protocol::purge::PurgeMode;
 use larder_protocol::{ChunkRef, Fingerprint};
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::sync::oneshot::error::RecvError;
+use tokio::sync::oneshot::Receiver;
 
 use super::GpuActor;
 use crate::disk::namespaces::{KnownNamespace, NamespaceFolder};
-use crate::disk::{DiskTier, Gone, Refused, SnapshotPage, Why};
+use crate::disk::{DiskPurge, DiskTier, Gone, PurgedSegment, Refused, Why};
 
-/// An actor's disk, as it is handed over.
+/// An actor's disk.
 pub struct DiskParts {
     /// The tier.
     pub tier: DiskTier,
-    /// Reports chunks that left the tier.
-    pub gone: UnboundedReceiver<Gone>,
+    /// Reports chunks that left the tier; taken when the actor starts.
+    pub gone: Option<UnboundedReceiver<Gone>>,
     /// The folder with the namespaces' descriptions.
     pub folder: Arc<NamespaceFolder>,
-    /// Namespaces that were described there when the node started.
+    /// Namespaces that were described there when the node started; taken when the actor starts.
     pub known: Vec<KnownNamespace>,
     /// How long a lease waits for it.
     pub deadline: Duration,
-}
-
-/// An actor's disk.
-pub(super) struct Disk {
-    pub(super) tier: DiskTier,
-    folder: Arc<NamespaceFolder>,
-    /// Reports chunks that left the tier, until somebody listens.
-    gone: Option<UnboundedReceiver<Gone>>,
-    /// Namespaces that were described there when the node started, until the core was told.
-    found: Vec<KnownNamespace>,
-    /// Namespaces among them whose tenants are not served.
-    pub(super) strangers: Vec<KnownNamespace>,
-}
-
-impl Disk {
-    pub(super) fn new(parts: DiskParts) -> Self {
-        let DiskParts { tier, gone, folder, known, .. } = parts;
-        Self { tier, folder, gone: Some(gone), found: known, strangers: Vec::new() }
-    }
-
-    /// Why it closed itself.
-    pub(super) fn trouble(&self) -> Option<&str> {
-        self.tier.trouble()
-    }
 }
 
 impl GpuActor {
     /// Begins to learn which chunks are on disk.
     pub(super) fn start_disk(&mut self, ctx: &mut Context<Self>) {
         let Some(disk) = &mut self.disk else { return };
+        let known = std::mem::take(&mut disk.known);
         if let Some(mut gone) = disk.gone.take() {
-            ctx.add_stream(futures_util::stream::poll_fn(move |cx| gone.poll_recv(cx)));
+            self.hear(ctx, poll_fn(move |cx| gone.poll_recv(cx)), |_, Gone { chunks, why }| match why {
+                Why::Evicted | Why::Damaged => Event::LeftDisk(chunks),
+                Why::Closed => Event::DiskClosed,
+            });
         }
-        for known in std::mem::take(&mut disk.found) {
-            self.know_described(known);
+        for known in known {
+            let (fingerprint, KnownNamespace { tenant, spec }) = (known.fingerprint(), known);
+            match self.core.know(tenant.clone(), fingerprint, spec) {
+                Ok(true) => {}
+                Ok(false) => tracing::warn!(
+                    tenant,
+                    "the disk has chunks of a tenant that is not configured: they are not used"
+                ),
+                Err(error) => tracing::warn!(tenant, %error, "a namespace on disk cannot be used"),
+            }
         }
-        self.recover(0, ctx);
+        self.core.list_disk();
+        self.settle(ctx);
     }
 
-    /// Tells the core of a namespace that is described on disk.
-    fn know_described(&mut self, known: KnownNamespace) {
-        let Some(number) = self.tenants.iter().position(|name| *name == known.tenant) else {
-            tracing::warn!(
-                known.tenant,
-                "the disk has chunks of a tenant that is not configured: they are not used"
-            );
-            self.disk.iter_mut().for_each(|disk| disk.strangers.push(known.clone()));
-            return;
+    /// Lists or purges a segment, the one behind a position.
+    pub(super) fn visit_segment(&mut self, visit: SegmentVisit, after: u64, ctx: &mut Context<Self>) {
+        let done = |held, next| Visited::Done { held, next };
+        let visited = self.disk.as_ref().map(|DiskParts { tier, .. }| match &visit {
+            SegmentVisit::List => tier.snapshot(after).map(|page| {
+                let page = page.map(|page| page.ok().flatten());
+                page.map(move |page| page.map(|page| done(page.held, page.next))).boxed_local()
+            }),
+            SegmentVisit::Purge(keys) => {
+                let purge = DiskPurge { keys: Arc::clone(keys), mode: PurgeMode::Remove };
+                tier.purge(purge, after).map(|purged| {
+                    let purged = purged.map(|purged| purged.ok().flatten());
+                    purged.map(move |purged| purged.map(|purged| done(Vec::new(), purged.next))).boxed_local()
+                })
+            }
+        });
+        let result = match visited {
+            Some(Ok(visited)) => {
+                return self.tell_when(ctx, visited, move |result| {
+                    let result = result.unwrap_or(Visited::Closed);
+                    Event::SegmentVisited { visit, after, result }
+                });
+            }
+            Some(Err(Refused::Busy)) => Visited::Busy,
+            Some(Err(Refused::Closed)) | None => Visited::Closed,
         };
-        let fingerprint = known.fingerprint();
-        let KnownNamespace { tenant, spec } = known;
-        if let Err(error) = self.core.know(TenantId(number as u16), fingerprint, spec) {
-            tracing::warn!(tenant, %error, "a namespace on disk cannot be used");
-        }
+        self.tell(Event::SegmentVisited { visit, after, result });
     }
 
-    /// Learns the disk's chunks of tenants that were not served when the node started.
-    pub(super) fn know_strangers(&mut self, ctx: &mut Context<Self>) {
-        let Some(disk) = &mut self.disk else { return };
-        let is_served = |known: &KnownNamespace| self.tenants.contains(&known.tenant);
-        let (served, strangers) = std::mem::take(&mut disk.strangers).into_iter().partition(is_served);
-        let served: Vec<KnownNamespace> = served;
-        disk.strangers = strangers;
-        if !served.is_empty() {
-            served.into_iter().for_each(|known| self.know_described(known));
-            self.recover(0, ctx);
-        }
-    }
-
-    /// Asks for the content after a position, a segment at a time.
-    pub(super) fn recover(&mut self, after: u64, ctx: &mut Context<Self>) {
-        let Some(disk) = &self.disk else { return };
-        match disk.tier.snapshot(after) {
-            Ok(page) => {
-                self.spawn(ctx, page.into_actor(self).map(|page, actor, ctx| actor.recovered(page, ctx)));
-            }
-            Err(Refused::Busy) => {
-                self.later(ctx, RETRY, move |actor, ctx| actor.recover(after, ctx));
-            }
-            Err(Refused::Closed) => {}
-        }
-    }
-
-    fn recovered(&mut self, page: Result<Option<SnapshotPage>, RecvError>, ctx: &mut Context<Self>) {
-        let Ok(Some(SnapshotPage { held, next })) = page else { return };
-        self.decide(Event::Recovered { held, is_all: next.is_none() }, ctx);
-        if let Some(next) = next {
-            self.recover(next, ctx);
-        }
+    /// Purges a segment for an admin; `None` if there is no disk.
+    pub(crate) fn purge_disk(
+        &mut self,
+        purge: DiskPurge,
+        after: u64,
+    ) -> Option<Result<Receiver<Option<PurgedSegment>>, Refused>> {
+        self.disk.as_ref().map(|disk| disk.tier.purge(purge, after))
     }
 
     pub(super) fn remove_from_disk(&self, key: ChunkKey) {
@@ -125,14 +103,8 @@ impl GpuActor {
     /// A record contradicts the store's names of its chunk, parent or children: nobody can use it.
     pub(super) fn disagrees(&self, fingerprint: Fingerprint, chunk: &ChunkRef) {
         tracing::warn!(?chunk, "a chunk on disk contradicts others in parent or index: it is forgotten");
-        self.count_unwritten("disagrees");
+        self.metrics.not_written("disagrees");
         self.remove_from_disk(ChunkKey { fingerprint, hash: chunk.hash });
-    }
-
-    pub(super) fn count_unwritten(&self, why: &'static str) {
-        if let Some(disk) = &self.disk {
-            disk.tier.not_ordered(why);
-        }
     }
 
     /// Writes a namespace's description.
@@ -145,7 +117,7 @@ impl GpuActor {
         let Some(disk) = &self.disk else { return };
         let folder = Arc::clone(&disk.folder);
         let record = tokio::task::spawn_blocking(move || folder.record(&namespace));
-        let finish = record.into_actor(self).map(move |recorded, actor, ctx| {
+        self.tell_when(ctx, record, move |recorded| {
             let description = match recorded {
                 Ok(Ok(())) => Description::There,
                 failed => {
@@ -153,9 +125,8 @@ impl GpuActor {
                     Description::Failed
                 }
             };
-            actor.decide(Event::Described { fingerprint, description }, ctx);
+            Event::Described { fingerprint, description }
         });
-        self.spawn(ctx, finish);
     }
 
     /// Deletes the descriptions of namespaces.
@@ -179,21 +150,3 @@ impl GpuActor {
         self.spawn(ctx, finish);
     }
 }
-
-impl StreamHandler<Gone> for GpuActor {
-    fn handle(&mut self, Gone { chunks, why }: Gone, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| {
-            let event = match why {
-                Why::Evicted | Why::Damaged => Event::LeftDisk(chunks),
-                Why::Closed => Event::DiskClosed,
-            };
-            actor.decide(event, ctx);
-        });
-    }
-
-    /// The tier holds the sender: the stream ends only with the actor.
-    fn finished(&mut self, _: &mut Self::Context) {}
-}
-
-/// The pause before a busy disk is asked again.
-pub(super) const RETRY: Duration = Duration::from_millis(20);

@@ -7,7 +7,6 @@ use larder_protocol::peer::{PeerRequest, PeerResponse};
 use tokio::sync::oneshot;
 
 use super::GpuActor;
-use super::messages::{AskDrain, Drain, TakersAre};
 use crate::exchange::{AskPeer, TakeChunks};
 use larder_net::trace::Trace;
 use std::time::Duration;
@@ -19,7 +18,7 @@ impl GpuActor {
             Effect::Offer(offered) => self.offer(offered, ctx),
             Effect::AskToTake(order) => self.ask_to_take(order, ctx),
             Effect::Taken { take, taken } => self.answer_take(take, taken),
-            Effect::Purged { page, writes, .. } => self.purged(page, writes),
+            Effect::Purged { page, writes, .. } => self.pending.purged = Some((page, writes)),
             effect => unreachable!("{effect:?} moves nothing"),
         }
     }
@@ -37,14 +36,13 @@ impl GpuActor {
             deadline: TAKE_DEADLINE,
             trace: Trace::default(),
         };
-        let finish = peers.ask.send(ask).into_actor(self).map(move |answer, actor, ctx| {
+        self.tell_when(ctx, peers.ask.send(ask), move |answer| {
             let taken = match answer {
                 Ok(Ok(PeerResponse::Taken(taken))) => Some(taken),
                 _ => None,
             };
-            actor.decide(Event::TakeAnswered { take, taken }, ctx);
+            Event::TakeAnswered { take, taken }
         });
-        self.spawn(ctx, finish);
     }
 
     /// Answers a node that drains.
@@ -76,30 +74,6 @@ impl Handler<TakeChunks> for GpuActor {
 
     fn handle(&mut self, asked: TakeChunks, ctx: &mut Self::Context) -> Self::Result {
         self.guard(ctx, |actor, ctx| actor.take(asked, ctx)).unwrap_or_else(|| Response::reply(None))
-    }
-}
-
-impl Handler<Drain> for GpuActor {
-    type Result = ();
-
-    fn handle(&mut self, Drain(order): Drain, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| actor.decide(order.map_or(Event::DrainCancelled, Event::Drain), ctx));
-    }
-}
-
-impl Handler<TakersAre> for GpuActor {
-    type Result = ();
-
-    fn handle(&mut self, TakersAre(takers): TakersAre, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| actor.decide(Event::TakersAre(takers), ctx));
-    }
-}
-
-impl Handler<AskDrain> for GpuActor {
-    type Result = MessageResult<AskDrain>;
-
-    fn handle(&mut self, _: AskDrain, _: &mut Self::Context) -> Self::Result {
-        MessageResult(self.core.drain_progress())
     }
 }
 

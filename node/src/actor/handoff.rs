@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 
 use actix::prelude::*;
 use futures_util::{StreamExt, stream};
-use larder_core::Event;
 use larder_core::store::{FetchId, FollowNews, News};
+use larder_core::{Counted, Event};
 use larder_protocol::handoff::Writer;
 use larder_protocol::peer::Class;
 use tokio::sync::mpsc::{self, UnboundedSender};
@@ -15,7 +15,6 @@ use tokio::sync::{oneshot, watch};
 use super::GpuActor;
 use super::perform::OrderHandles;
 use crate::exchange::{AskFollow, FollowOrder, PeerLease, PeerNews, PeerStep};
-use crate::metrics::HandedOver;
 
 /// Peers that follow, by follow. As many as the store lets them follow.
 pub(super) type PeerFollowers = HashMap<u64, PeerFollower>;
@@ -67,7 +66,12 @@ impl GpuActor {
         let class = watch::Sender::new(Class::Decode);
         self.pending.orders.insert(number, OrderHandles { class, cancel: Some(cancel) });
         let end = stream::once(async move { Event::FollowEnded(number) });
-        ctx.add_stream(stream::poll_fn(move |cx| came.poll_recv(cx)).chain(end));
+        self.hear(ctx, stream::poll_fn(move |cx| came.poll_recv(cx)).chain(end), |actor, came| {
+            if let Event::FollowEnded(order) = came {
+                actor.pending.orders.remove(&order);
+            }
+            came
+        });
     }
 
     /// Tells a peer the progress of its follow.
@@ -76,7 +80,7 @@ impl GpuActor {
         let Some(lease) = lease.upgrade() else { return };
         let step = match what {
             News::Layers(layers) => {
-                self.metrics.handed_over(HandedOver::Sent, 1, layers.bytes);
+                self.metrics.count(&Counted::Sent(layers.bytes));
                 let memory = self.arena.extent(layers.place.extent);
                 let bytes = memory.share(layers.place.offset + layers.offset, layers.bytes, lease);
                 let (block, offset, checksum) = (layers.block, layers.offset, layers.checksum);
@@ -89,11 +93,6 @@ impl GpuActor {
         let _ = news.send(PeerNews { chunk: position, step });
     }
 
-    /// A peer follows no more.
-    pub(super) fn forget_follower(&mut self, follow: u64) {
-        self.followers.remove(&follow);
-    }
-
     /// Has a peer follow chunks; `None` if peers follow too much.
     fn follow_for_peer(&mut self, ask: AskFollow, ctx: &mut Context<Self>) -> Option<Arc<PeerLease>> {
         let AskFollow { fingerprint, hashes, pools, attempt, patience_ms, news } = ask;
@@ -104,21 +103,6 @@ impl GpuActor {
         self.settle(ctx);
         Some(lease)
     }
-}
-
-/// The news that another node sends of chunks that are written there.
-impl StreamHandler<Event> for GpuActor {
-    fn handle(&mut self, came: Event, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| {
-            if let Event::FollowEnded(order) = came {
-                actor.pending.orders.remove(&order);
-            }
-            actor.decide(came, ctx);
-        });
-    }
-
-    /// Does nothing when a follow ends: the actor goes on.
-    fn finished(&mut self, _: &mut Self::Context) {}
 }
 
 impl Handler<AskFollow> for GpuActor {

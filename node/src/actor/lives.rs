@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use actix::fut::ActorFuture;
 use actix::prelude::*;
+use futures_util::Stream;
 use larder_core::Event;
 use pin_project_lite::pin_project;
 use tokio::sync::watch;
@@ -74,6 +75,33 @@ impl GpuActor {
         ctx.spawn(InLife { life: self.lives.number, future });
     }
 
+    /// Tells the core the event of a result, if this life lasts until it comes.
+    pub(super) fn tell_when<T: 'static>(
+        &self,
+        ctx: &mut Context<Self>,
+        coming: impl Future<Output = T> + 'static,
+        event: impl FnOnce(T) -> Event + 'static,
+    ) {
+        let told = coming.into_actor(self);
+        self.spawn(ctx, told.map(move |came, actor: &mut Self, ctx| actor.decide(event(came), ctx)));
+    }
+
+    /// Tells the core the event of each thing that comes, in whatever life.
+    pub(super) fn hear<T: 'static>(
+        &self,
+        ctx: &mut Context<Self>,
+        coming: impl Stream<Item = T> + 'static,
+        event: impl Fn(&mut Self, T) -> Event + 'static,
+    ) {
+        let told = coming.into_actor(self).map(move |came, actor: &mut Self, ctx| {
+            actor.guard(ctx, |actor, ctx| {
+                let event = event(actor, came);
+                actor.decide(event, ctx);
+            });
+        });
+        ctx.spawn(told.finish());
+    }
+
     /// Does something after a while, if this life lasts until then.
     pub(super) fn later(
         &self,
@@ -116,7 +144,6 @@ impl GpuActor {
         }
         self.lives.told.send_replace(life);
         self.return_extents(ctx);
-        self.recover(0, ctx);
         self.settle(ctx);
     }
 

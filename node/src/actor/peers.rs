@@ -14,14 +14,13 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 
 use super::GpuActor;
-use super::traces::cause_of;
 use crate::arena::Arena;
 use crate::directory::{AskHolders, Changed, Stale};
-use crate::events::{AskPage, PAGE_CHUNKS, Page};
 use crate::exchange::{
     AskBlocks, AskPeer, FetchOrder, FollowOrder, GiveUp, Grant, GrantedBlock, GrantedChunk, PeerLease, Rooms,
     TakeIn, VerifyChunks,
 };
+use crate::spans::cause_of;
 
 /// The ways by which an actor reaches other nodes.
 pub struct Peers {
@@ -79,14 +78,13 @@ impl GpuActor {
         let request =
             PeerRequest::Offer(OfferChunks { device: peers.device, fingerprint, worth: worth.0, chunks });
         let ask = AskPeer { node: to, request, deadline: OFFER_DEADLINE, trace: Trace::default() };
-        let answered = peers.ask.send(ask).into_actor(self).map(move |answer, actor, ctx| {
+        self.tell_when(ctx, peers.ask.send(ask), move |answer| {
             let wanted = match answer {
                 Ok(Ok(PeerResponse::Wanted(wanted))) => wanted,
                 _ => Vec::new(),
             };
-            actor.decide(Event::OfferEnded { offer: number, wanted }, ctx);
+            Event::OfferEnded { offer: number, wanted }
         });
-        self.spawn(ctx, answered);
     }
 
     /// Announces to the directory; the core hears whether the directory took it.
@@ -161,16 +159,6 @@ impl GpuActor {
     }
 }
 
-impl Handler<AskPage> for GpuActor {
-    type Result = Page;
-
-    fn handle(&mut self, ask: AskPage, ctx: &mut Self::Context) -> Page {
-        let held = self.guard(ctx, |actor, _| actor.core.store().held_from(ask.from, PAGE_CHUNKS));
-        let (chunks, next) = held.unwrap_or_default();
-        Page { chunks, next }
-    }
-}
-
 impl Handler<GiveUp> for GpuActor {
     type Result = ();
 
@@ -201,18 +189,6 @@ impl Handler<VerifyChunks> for GpuActor {
         let VerifyChunks { by, fingerprint, hashes } = verify;
         self.guard(ctx, |actor, ctx| actor.decide(Event::Damaged { by, fingerprint, hashes }, ctx));
     }
-}
-
-impl StreamHandler<u64> for GpuActor {
-    fn handle(&mut self, grant: u64, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| {
-            actor.forget_follower(grant);
-            actor.decide(Event::GrantEnded(grant), ctx);
-        });
-    }
-
-    /// The actor holds a sender itself: the stream ends only with the actor.
-    fn finished(&mut self, _: &mut Self::Context) {}
 }
 
 /// How long a node may take to answer an offer of evicted chunks: less than the chunks wait for it.

@@ -1,17 +1,17 @@
 //! Performs the core's effects, and tells the core their results.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix::fut::LocalBoxActorFuture;
 use actix::prelude::*;
 use larder_core::directory::Changes;
-use larder_core::placement::Placement;
 use larder_core::reports::Reporter;
 use larder_core::store::ids::SessionId;
 use larder_core::store::{self, FetchId, Granted, PurgedPage, Wanted};
 use larder_core::{
-    Arrival, Counted, Effect, Event, OrderNumber, QuestionId, RecallId, RequestId, Started, TakeNumber,
+    Arrival, Effect, Event, OrderNumber, QuestionId, RecallId, RequestId, Started, TakeNumber,
 };
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::drain::Taken;
@@ -21,24 +21,23 @@ use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChainError, ChunkHash, ChunkRef, Fingerprint};
 use tokio::sync::{oneshot, watch};
 
-use super::answer::Asked;
-use super::traces::trace_of;
+use super::answer::PendingRequest;
 use super::{Answer, GpuActor, NO_ANSWER};
 use crate::directory::{AskHolders, FoundHolders, Stale};
 use crate::disk::namespaces::KnownNamespace;
 use crate::exchange::{FetchChunk, FetchOrder, Grant};
-use crate::metrics::{HandedOver, Movement, Outcome, Placed};
+use crate::metrics::Outcome;
 use crate::object::metrics::Side;
-use crate::siblings::Siblings;
+use crate::spans::trace_of;
 
 /// The things that the core's numbers stand for.
 #[derive(Default)]
 pub(super) struct Pending {
     last_request: u64,
     /// The request that is being taken: most are answered before the next one comes.
-    current: Option<(RequestId, Asked)>,
+    current: Option<(RequestId, PendingRequest)>,
     /// Requests that are answered later. The sessions' limits of requests bound their number.
-    requests: HashMap<RequestId, Asked>,
+    requests: HashMap<RequestId, PendingRequest>,
     /// Orders that other actors carry out.
     pub(super) orders: HashMap<OrderNumber, OrderHandles>,
     /// Peers that wait for chunks from disk.
@@ -60,7 +59,7 @@ pub(super) struct OrderHandles {
 
 impl Pending {
     /// The number of a request that the core is about to be told.
-    pub(super) fn expect(&mut self, session: SessionId, asked: Asked) -> RequestId {
+    pub(super) fn expect(&mut self, session: SessionId, asked: PendingRequest) -> RequestId {
         self.last_request += 1;
         let request = RequestId { session, number: self.last_request };
         self.current = Some((request, asked));
@@ -72,7 +71,7 @@ impl Pending {
         self.requests.extend(self.current.take());
     }
 
-    fn answered(&mut self, request: RequestId) -> Option<Asked> {
+    fn answered(&mut self, request: RequestId) -> Option<PendingRequest> {
         let current = self.current.take_if(|(current, _)| *current == request);
         current.map(|(_, asked)| asked).or_else(|| self.requests.remove(&request))
     }
@@ -180,14 +179,16 @@ impl GpuActor {
             Effect::Knows { namespace, tenant_name, fingerprint } => {
                 self.metrics.know(namespace, &tenant_name, &fingerprint.to_string());
             }
+            Effect::VisitSegment { visit, after } => self.visit_segment(visit, after, ctx),
+            Effect::TenantLeft(name) => self.metrics.tenant_left(&name),
             Effect::Stale { holder, fingerprint, chunks } => {
                 self.tell_stale(Stale { holder, fingerprint, chunks });
             }
             Effect::TellDamaged { device, fingerprint, hashes } => {
-                self.tell_sibling_damaged(device, fingerprint, hashes);
+                _ = self.siblings.as_ref().map(|all| all.tell_damaged(device, fingerprint, hashes));
             }
             Effect::TellMoved { device, fingerprint, hash } => {
-                self.moved_from_sibling(device, fingerprint, hash);
+                _ = self.siblings.as_ref().map(|all| all.tell_moved(device, fingerprint, hash));
             }
             Effect::Granted { recall, granted } => self.answer_recall(recall, granted),
             Effect::Copy { copy, session, moves } => self.copy(copy, session, &moves, ctx),
@@ -197,22 +198,8 @@ impl GpuActor {
             Effect::Follow(order) => self.order_follow(order, ctx),
             Effect::TellFollower(told) => self.tell_follower(told),
             Effect::Condemned { by, keys } => condemned(&by, &keys),
-            Effect::Count(counted) => self.count(counted),
+            Effect::Count(counted) => self.metrics.count(&counted),
             effect => self.perform_move(effect, ctx),
-        }
-    }
-
-    fn count(&self, counted: Counted) {
-        match counted {
-            Counted::Placed(placement) => self.metrics.placed_fetched(placed(placement)),
-            Counted::NotWritten => self.count_unwritten("undescribed"),
-            Counted::Committed(bytes) => self.metrics.moved(Movement::Committed, bytes),
-            Counted::Leased(bytes) => self.metrics.moved(Movement::Leased, bytes),
-            Counted::Given(pieces, bytes) => self.metrics.handed_over(HandedOver::Given, pieces, bytes),
-            Counted::Came(pieces, bytes) => self.metrics.handed_over(HandedOver::Came, pieces, bytes),
-            Counted::ByDevice(how, bytes) => self.metrics.lane_copied(how, bytes),
-            Counted::ReadFromTier(bytes) => self.metrics.read_from_tier(bytes),
-            Counted::Reported(by, found) => self.metrics.reported(&by, found),
         }
     }
 
@@ -276,7 +263,7 @@ impl GpuActor {
     /// Notes in the audit log that an engine keeps chunks from eviction, or does so no more.
     fn note_pin(&self, session: SessionId, request: &'static str, answer: &Answer) {
         let facts = self.core.store().session_facts().find(|facts| facts.session == session);
-        let tenant = facts.and_then(|facts| self.tenants.get(usize::from(facts.tenant.0)));
+        let tenant = facts.and_then(|facts| self.core.tenants().get(usize::from(facts.tenant.0)));
         let client = self.clients.get(&session).map(|engine| engine.client.clone()).unwrap_or_default();
         let by = engine_name(tenant.map_or("", String::as_str), &client.name, client.pid);
         match &answer.response {
@@ -285,12 +272,9 @@ impl GpuActor {
                 self.audit.note(&by, request, &what, Ok::<_, &str>(()));
             }
             _ => {
-                let outcome = match answer.outcome() {
-                    Outcome::Done => Ok(()),
-                    Outcome::Busy => Err("busy"),
-                    Outcome::Refused => Err("refused"),
-                };
-                self.audit.note(&by, request, "", outcome);
+                let outcome = answer.outcome();
+                let done = if outcome == Outcome::Done { Ok(()) } else { Err(outcome.name()) };
+                self.audit.note(&by, request, "", done);
             }
         }
     }
@@ -330,10 +314,11 @@ impl GpuActor {
     }
 
     fn find_siblings(&mut self, question: QuestionId, fingerprint: &Fingerprint, chunks: &[ChunkRef]) {
-        let holders = |siblings: &Siblings| {
-            chunks.iter().map(|chunk| siblings.holders(fingerprint, &chunk.hash)).collect()
-        };
-        let holders = self.siblings.as_ref().map(holders).unwrap_or_default();
+        let holders = self
+            .siblings
+            .iter()
+            .flat_map(|siblings| chunks.iter().map(|chunk| siblings.holders(fingerprint, &chunk.hash)));
+        let holders = holders.collect();
         self.tell(Event::SiblingsFound { question, holders });
     }
 
@@ -370,14 +355,15 @@ impl GpuActor {
     /// Hands an order to the exchange, or carries it out if its holder is on this node; `None` if there are too many.
     fn order_from(&self, order: FetchOrder) -> Option<LocalBoxActorFuture<Self, Vec<Arrival>>> {
         if order.holder.node == NodeNumber::THIS_NODE {
-            return Some(self.fetch_from_sibling(order));
+            let coming = self.siblings.as_ref()?.fetch(order, Arc::clone(&self.lane));
+            return Some(Box::pin(coming.into_actor(self)));
         }
         let coming = (self.peers.as_ref()?.fetch)(order).ok()?;
         Some(Box::pin(coming.into_actor(self).map(|came, _, _| came.unwrap_or_default())))
     }
 
     pub(super) fn fetch_chunk(&self, wanted: &Wanted) -> FetchChunk {
-        let blocks = wanted.blocks.iter().map(|block| self.destination(block));
+        let blocks = wanted.blocks.iter().map(|block| self.arena.destination(block));
         FetchChunk { hash: wanted.chunk.hash, blocks: blocks.collect() }
     }
 
@@ -407,17 +393,6 @@ fn condemned(by: &Reporter, keys: &[BlockKey]) {
 
 /// Longer than any request waits: each wait has a deadline, far shorter unless configured otherwise.
 const LONGEST_REQUEST: Duration = Duration::from_secs(20);
-
-/// The counter for the placement of a fetched chunk.
-fn placed(placement: Option<Placement>) -> Placed {
-    match placement {
-        Some(Placement::Migrate) => Placed::Migrated,
-        Some(Placement::Replicate) => Placed::Replicated,
-        Some(Placement::Pass) => Placed::Passed,
-        Some(Placement::Forwarded) => Placed::Forwarded,
-        None => Placed::Missed,
-    }
-}
 
 /// The name of an engine in the audit log.
 fn engine_name(tenant: &str, name: &str, pid: Option<u32>) -> String {

@@ -196,7 +196,7 @@ impl ExtentMemory {
             let mut copied = vec![0; bytes as usize];
             return if self.copy_out(offset, &mut copied).is_ok() { copied.into() } else { Bytes::new() };
         }
-        Bytes::from_owner(Shared { memory: Arc::clone(self), offset, bytes, _lease: lease })
+        Bytes::from_owner(SharedBytes { memory: Arc::clone(self), offset, bytes, _lease: lease })
     }
 
     /// Copies the bytes from `offset` on into `out`.
@@ -270,14 +270,14 @@ impl ExtentMemory {
 }
 
 /// A leased place, as bytes.
-struct Shared<L> {
+struct SharedBytes<L> {
     memory: Arc<ExtentMemory>,
     offset: u64,
     bytes: u64,
     _lease: Arc<L>,
 }
 
-impl<L> AsRef<[u8]> for Shared<L> {
+impl<L> AsRef<[u8]> for SharedBytes<L> {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: the lease keeps the place from reuse, so nobody writes it as long as this value lives; `share` made it only
         // for an extent that no engine can write.

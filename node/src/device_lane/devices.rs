@@ -11,17 +11,17 @@ use crate::host::PciAddress;
 /// Opens a device for an actor, on the thread that will use it.
 #[derive(Clone)]
 pub struct Devices {
-    open: Arc<Open>,
+    open: Arc<OpenDevice>,
     find: fn(Option<PciAddress>) -> Result<(), DeviceError>,
 }
 
-type Open = dyn Fn(u16, Option<PciAddress>) -> Result<Box<dyn Device>, DeviceError> + Send + Sync;
+type OpenDevice = dyn Fn(u16, Option<PciAddress>) -> Result<Box<dyn Device>, DeviceError> + Send + Sync;
 
 impl Devices {
     /// GPUs by CUDA: the actor's own; the driver's first where the configuration names none.
     #[must_use]
     pub fn cuda() -> Self {
-        let open: Arc<Open> = Arc::new(|_, pci| {
+        let open: Arc<OpenDevice> = Arc::new(|_, pci| {
             let ordinal = ordinal_at(pci.map(PciAddress::place))?;
             Ok(Box::new(CudaDevice::open(CudaOptions { ordinal, ..CudaOptions::default() })?))
         });

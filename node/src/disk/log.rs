@@ -113,7 +113,7 @@ pub struct Log {
     free: VecDeque<u32>,
     /// Oldest first.
     sealed: VecDeque<u32>,
-    open: Option<Open>,
+    open: Option<OpenSegment>,
     evicting: Option<Evicting>,
     /// Segments with unreadable bytes. Few.
     failing: Vec<u32>,
@@ -130,7 +130,7 @@ struct Segment {
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenSegment {
     segment: SegmentHeader,
     /// The page of the next record.
     page: u32,
@@ -201,7 +201,7 @@ impl Log {
                 log.note(number, entry);
             }
             match open_at {
-                Some(page) => log.open = Some(Open { segment, page, placed: entries.len(), entries }),
+                Some(page) => log.open = Some(OpenSegment { segment, page, placed: entries.len(), entries }),
                 None => log.sealed.push_back(number),
             }
         }
@@ -336,7 +336,7 @@ impl Log {
         assert_eq!(self.free.pop_front(), Some(segment.segment), "the segment that was longest free is next");
         self.segment_sequence = segment.sequence;
         self.segments[segment.segment as usize].sequence = segment.sequence;
-        self.open = Some(Open { segment, page: FIRST_PAGE, placed: 0, entries: Vec::new() });
+        self.open = Some(OpenSegment { segment, page: FIRST_PAGE, placed: 0, entries: Vec::new() });
     }
 
     /// Whether a segment should be given up ahead of need.

@@ -87,7 +87,7 @@ impl DiskMetrics {
         self.damaged.with_label_values(&[by.name()]).inc();
     }
 
-    pub(super) fn answered(&self, outcome: &str) {
+    pub(crate) fn answered(&self, outcome: &str) {
         self.answers.with_label_values(&[outcome]).inc();
     }
 

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use larder_core::Written;
 use larder_core::store::ids::ChunkKey;
-use larder_core::store::{Checksums, PurgedKeys};
+use larder_core::store::{BlockMove, Checksums, PurgedKeys};
 use larder_protocol::checksum::{BlockKey, block_checksum};
 use larder_protocol::purge::PurgeMode;
 use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 
 use super::format::{BlockEntry, MAX_HEADER_PAGES, PAGE_BYTES, RecordHeader};
-use crate::arena::{ExtentMemory, OutOfBounds, Pages};
+use crate::arena::{Arena, ExtentMemory, OutOfBounds, Pages};
 
 /// A block's place in the arena.
 #[derive(Debug, Clone)]
@@ -26,6 +27,15 @@ pub struct BlockPlace {
     pub bytes: u64,
     /// Bytes that share one checksum: whole layers.
     pub range_bytes: u64,
+}
+
+impl BlockPlace {
+    /// The place of a block.
+    pub(crate) fn of(arena: &Arena, block: &BlockMove) -> Self {
+        let BlockMove { place, bytes, range_bytes, key, .. } = *block;
+        let memory = Arc::clone(arena.extent(place.extent));
+        Self { slice: key.slice, pool: key.pool, memory, offset: place.offset, bytes, range_bytes }
+    }
 }
 
 /// A block to be written.
@@ -98,6 +108,15 @@ pub enum WriteAnswer {
     Closed,
 }
 
+impl From<WriteAnswer> for Written {
+    fn from(answer: WriteAnswer) -> Self {
+        match answer {
+            WriteAnswer::Durable | WriteAnswer::AlreadyThere => Self::There,
+            WriteAnswer::TooLarge | WriteAnswer::Closed => Self::Failed,
+        }
+    }
+}
+
 /// The result of a read; as a text, its name in metrics. Nothing is written to its places any more.
 #[derive(Debug, Clone, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
@@ -121,6 +140,18 @@ pub enum ReadAnswer {
     Disagrees,
     /// The tier is closed.
     Closed,
+}
+
+impl From<ReadAnswer> for larder_core::ReadAnswer {
+    fn from(answer: ReadAnswer) -> Self {
+        match answer {
+            ReadAnswer::Here { checksums, pools, .. } => Self::Here { checksums, pools },
+            ReadAnswer::NotHeld | ReadAnswer::OtherBlocks | ReadAnswer::Damaged | ReadAnswer::Disagrees => {
+                Self::Missing
+            }
+            ReadAnswer::Closed => Self::Closed,
+        }
+    }
 }
 
 /// Chunks that are on disk, some at a time.

@@ -169,11 +169,6 @@ impl DiskTier {
         &self.namespaces
     }
 
-    /// Counts a chunk that cannot be ordered to be written, and why.
-    pub(crate) fn not_ordered(&self, why: &'static str) {
-        self.metrics.answered(why);
-    }
-
     fn order<A>(
         &self,
         job: impl FnOnce(oneshot::Sender<A>) -> DiskJob,

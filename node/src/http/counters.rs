@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use prometheus::proto::{Metric, MetricFamily};
 use serde::{Deserialize, Serialize};
 
-use super::State;
+use super::HttpState;
 
 /// The way to another node in the body of `GET /links`, a list. Counters are of this life of the node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -53,12 +53,12 @@ pub struct TierHits {
 }
 
 /// The ways to other nodes, by name.
-pub(super) fn links(state: &State) -> Vec<LinkStatus> {
+pub(super) fn links(state: &HttpState) -> Vec<LinkStatus> {
     links_of(&state.metrics.registry().gather())
 }
 
 /// The namespaces that lookups named.
-pub(super) fn usage(state: &State) -> Vec<UsageStatus> {
+pub(super) fn usage(state: &HttpState) -> Vec<UsageStatus> {
     usage_of(&state.metrics.registry().gather())
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::Mutex;
 
-use super::State;
+use super::HttpState;
 use super::show::Refused;
 use crate::findings::FindingStatus;
 use crate::threads;
@@ -17,7 +17,7 @@ pub(crate) type Examiner = Arc<dyn Fn() -> Option<Vec<FindingStatus>> + Send + S
 pub(crate) type Findings = Mutex<Option<(Duration, Vec<FindingStatus>)>>;
 
 /// Examines the host, once for all requests within a minute.
-pub(super) async fn findings(state: &State) -> Result<Vec<FindingStatus>, Refused> {
+pub(super) async fn findings(state: &HttpState) -> Result<Vec<FindingStatus>, Refused> {
     let mut last = state.findings.lock().await;
     let now = state.clock.elapsed();
     if let Some((at, findings)) = &*last

@@ -11,8 +11,8 @@ use larder_protocol::namespace::HashAlgorithm;
 use larder_protocol::{ChunkHash, sha256_cbor};
 use serde::{Deserialize, Serialize};
 
-use super::State;
-use crate::actor::{AskHoldings, AskNamespaces, Holdings, SessionSeen};
+use super::HttpState;
+use crate::actor::{GpuActor, Holdings, SessionSeen};
 use crate::tenants::Tenant;
 
 /// A namespace in the body of `GET /namespaces`, a list: the facts that a router needs to ask for prompts in it.
@@ -122,9 +122,8 @@ pub struct TenantStatus {
 }
 
 /// The namespaces that any actor knows, each once.
-pub(super) async fn namespaces(state: &State) -> Vec<NamespaceStatus> {
-    let answers =
-        state.ask_actors(|| AskNamespaces).await.into_iter().filter_map(|(_, answer)| answer).flatten();
+pub(super) async fn namespaces(state: &HttpState) -> Vec<NamespaceStatus> {
+    let answers = state.ask_actors(GpuActor::namespaces).await.flat_map(|(_, known)| known);
     let mut known = BTreeMap::<_, NamespaceStatus>::new();
     for facts in answers {
         let (sessions, chunks) = (u64::from(facts.sessions), u64::from(facts.chunks));
@@ -156,9 +155,9 @@ fn namespace_status(facts: NamespaceFacts) -> NamespaceStatus {
 }
 
 /// Every open session.
-pub(super) async fn sessions(state: &State) -> Vec<SessionStatus> {
+pub(super) async fn sessions(state: &HttpState) -> Vec<SessionStatus> {
     let mut sessions = Vec::new();
-    for (device, Holdings { sessions: held, .. }) in holdings(state).await {
+    for (device, Holdings { sessions: held, .. }) in state.ask_actors(GpuActor::holdings).await {
         sessions.extend(held.into_iter().map(|SessionSeen { facts, client, namespaces, last }| {
             SessionStatus {
                 device,
@@ -182,9 +181,9 @@ pub(super) async fn sessions(state: &State) -> Vec<SessionStatus> {
 }
 
 /// Every pin.
-pub(super) async fn pins(state: &State) -> Vec<PinStatus> {
+pub(super) async fn pins(state: &HttpState) -> Vec<PinStatus> {
     let mut pins = Vec::new();
-    for (device, Holdings { pins: held, .. }) in holdings(state).await {
+    for (device, Holdings { pins: held, .. }) in state.ask_actors(GpuActor::holdings).await {
         pins.extend(held.into_iter().map(|facts| PinStatus {
             device,
             pin: facts.pin,
@@ -198,14 +197,14 @@ pub(super) async fn pins(state: &State) -> Vec<PinStatus> {
 }
 
 /// Every tenant that is served, or has memory still.
-pub(super) async fn tenants(state: &State) -> Vec<TenantStatus> {
+pub(super) async fn tenants(state: &HttpState) -> Vec<TenantStatus> {
     let known = state.tenants.all();
     let named = |tenant: &Tenant| {
         let (tenant, socket) = (tenant.name.clone(), tenant.socket.clone());
         TenantStatus { tenant, socket, ..TenantStatus::default() }
     };
     let mut tenants: Vec<TenantStatus> = known.iter().map(named).collect();
-    for (_, Holdings { sessions, pins, tenants: extents }) in holdings(state).await {
+    for (_, Holdings { sessions, pins, tenants: extents }) in state.ask_actors(GpuActor::holdings).await {
         for (status, (held, limit)) in tenants.iter_mut().zip(extents) {
             status.arena_bytes += held;
             status.arena_limit_bytes += limit;
@@ -227,14 +226,8 @@ pub(super) async fn tenants(state: &State) -> Vec<TenantStatus> {
     tenants.collect()
 }
 
-impl State {
+impl HttpState {
     pub(super) fn tenant(&self, tenant: TenantId) -> String {
         self.tenants.name(tenant)
     }
-}
-
-/// The holdings of every actor that answers.
-async fn holdings(state: &State) -> impl Iterator<Item = (u16, Holdings)> + use<> {
-    let answers = state.ask_actors(|| AskHoldings).await;
-    answers.into_iter().filter_map(|(device, held)| Some((device, held?)))
 }

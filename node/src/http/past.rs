@@ -9,7 +9,7 @@ use std::collections::hash_map::Entry;
 use larder_core::what_if::PastLookup;
 use serde::{Deserialize, Serialize};
 
-use super::State;
+use super::HttpState;
 use super::show::{Arguments, Refused};
 use super::what_if::seen;
 use super::why::Now;
@@ -52,7 +52,7 @@ pub struct PastLookupStatus {
 }
 
 /// The last lookups of all actors. `most_chunks` bounds the chunks of all of them, each counted as often as it was asked for.
-pub(super) async fn past(state: &State, arguments: &Arguments) -> Result<PastStatus, Refused> {
+pub(super) async fn past(state: &HttpState, arguments: &Arguments) -> Result<PastStatus, Refused> {
     let most = arguments.get("most_chunks").map(|most| most.parse::<usize>());
     let most = most.transpose().map_err(|error| Refused::Question(format!("most_chunks: {error}")))?;
     let (lookups, present) = seen(state).await;

@@ -5,9 +5,9 @@ use larder_core::what_if::PastLookup;
 use larder_protocol::ChunkHash;
 use serde::{Deserialize, Serialize};
 
-use super::State;
+use super::HttpState;
 use super::why::SEARCHES;
-use crate::actor::AskPast;
+use crate::actor::GpuActor;
 use crate::threads;
 
 /// A run of chunks in the body of `GET /prefixes`, a list: the last lookups had each of its chunks equally often.
@@ -32,11 +32,11 @@ pub struct PrefixStatus {
 }
 
 /// The hottest prefixes of the lookups at all actors.
-pub(super) async fn prefixes(state: &State) -> Vec<PrefixStatus> {
+pub(super) async fn prefixes(state: &HttpState) -> Vec<PrefixStatus> {
     // An error: nobody closes it.
     let _searching = SEARCHES.acquire().await;
-    let seen = state.ask_actors(|| AskPast).await.into_iter().filter_map(|(_, seen)| seen);
-    let lookups: Vec<PastLookup> = seen.flat_map(|seen| seen.lookups).collect();
+    let seen = state.ask_actors(GpuActor::past).await;
+    let lookups: Vec<PastLookup> = seen.flat_map(|(_, seen)| seen.lookups).collect();
     let runs = threads::blocking(move || hottest(lookups, MOST_RUNS)).await;
     runs.into_iter().map(prefix_status).collect()
 }

@@ -10,7 +10,7 @@ use larder_net::http::in_pieces;
 use larder_protocol::limits::MAX_PEER_MESSAGE_BYTES;
 use serde::Serialize;
 
-use super::{State, counters, doctor, lists, past, prefixes, status, what_if, why};
+use super::{HttpState, counters, doctor, lists, past, prefixes, status, what_if, why};
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -30,7 +30,7 @@ pub(super) enum Refused {
 pub(super) type Arguments = HashMap<String, String>;
 
 /// Answers over HTTP.
-pub(super) async fn answer(state: Data<Arc<State>>, request: HttpRequest, body: Bytes) -> HttpResponse {
+pub(super) async fn answer(state: Data<Arc<HttpState>>, request: HttpRequest, body: Bytes) -> HttpResponse {
     match state.show(request.path(), request.query_string(), &body).await {
         Ok(json) => in_pieces("application/json", json),
         Err(refused) => {
@@ -44,7 +44,7 @@ pub(super) async fn answer(state: Data<Arc<State>>, request: HttpRequest, body: 
     }
 }
 
-impl State {
+impl HttpState {
     /// The same over QUIC; the error is for people.
     pub(crate) async fn show_peer(&self, path: &str, body: &[u8]) -> Result<Vec<u8>, String> {
         let (path, query) = path.split_once('?').unwrap_or((path, ""));

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::State;
-use crate::actor::{ActorReport, AskPast, PastSeen};
+use super::HttpState;
+use crate::actor::{ActorReport, GpuActor, PastSeen};
 
 /// The body of `GET /what_if`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -83,7 +83,7 @@ pub(super) struct Present {
 }
 
 /// Plays the last lookups; waits a second for it.
-pub(super) async fn what_if(state: &State) -> WhatIfStatus {
+pub(super) async fn what_if(state: &HttpState) -> WhatIfStatus {
     let mut progress = state.what_if.subscribe();
     let now = state.clock.elapsed();
     let begins = state.what_if.send_if_modified(|progress| {
@@ -107,18 +107,18 @@ pub(super) async fn what_if(state: &State) -> WhatIfStatus {
 }
 
 /// The lookups of all actors, and the present cache; `None` if nothing is cached.
-pub(super) async fn seen(state: &State) -> (Vec<PastLookup>, Option<Present>) {
-    let reports: Vec<ActorReport> = state.ask().await.into_iter().filter_map(|(_, report)| report).collect();
-    let seen = state.ask_actors(|| AskPast).await.into_iter().filter_map(|(_, seen)| seen);
+pub(super) async fn seen(state: &HttpState) -> (Vec<PastLookup>, Option<Present>) {
+    let reports: Vec<ActorReport> =
+        state.ask_actors(GpuActor::report).await.map(|(_, report)| report).collect();
     let (mut lookups, mut disk_bytes) = (Vec::<PastLookup>::new(), 0);
-    for PastSeen { lookups: of_actor, disk_bytes: of_disk } in seen {
+    for (_, PastSeen { lookups: of_actor, disk_bytes: of_disk }) in state.ask_actors(GpuActor::past).await {
         lookups.extend(of_actor);
         disk_bytes += of_disk;
     }
     (lookups, Present::of(&reports, disk_bytes))
 }
 
-async fn begin(state: &State, running: Running) {
+async fn begin(state: &HttpState, running: Running) {
     let ((lookups, present), clock) = (seen(state).await, state.clock);
     let work = move || {
         // An error: it goes on at its old priority.

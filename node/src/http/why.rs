@@ -15,9 +15,9 @@ use larder_protocol::{ChunkHash, Fingerprint};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
-use super::State;
+use super::HttpState;
 use super::show::{Arguments, Refused};
-use crate::actor::{AskChain, AskLookups, ChainSeen, LookupsSeen};
+use crate::actor::{ChainSeen, LookupsSeen};
 use crate::metrics::tier_name;
 
 /// A lookup in the body of `GET /lookups`, a list, the newest first.
@@ -150,15 +150,14 @@ struct ExplainRequest {
 }
 
 /// The last lookups: those of a `request`, of a `trace`, of a `tenant`, with `misses` only; `most` of them.
-pub(super) async fn lookups(state: &State, arguments: &Arguments) -> Result<Vec<LookupStatus>, Refused> {
+pub(super) async fn lookups(state: &HttpState, arguments: &Arguments) -> Result<Vec<LookupStatus>, Refused> {
     let filter = filter_of(state, arguments)?;
     let shows_hashes = filter.request.is_some() || filter.trace_id.is_some();
     let most = filter.most;
     let now = Now::of(state);
-    let answers = state.ask_actors(|| AskLookups(filter.clone())).await;
+    let seen = state.ask_actors(move |actor| actor.last_lookups(&filter)).await;
+    let seen: Vec<(u16, LookupsSeen)> = seen.collect();
     let tenant = |tenant| state.tenant(tenant);
-    let seen: Vec<(u16, LookupsSeen)> =
-        answers.into_iter().filter_map(|(device, seen)| Some((device, seen?))).collect();
     let named: Vec<(u16, String, LookupRecord, Vec<OtherNamespace>)> = seen
         .iter()
         .flat_map(|(device, seen)| {
@@ -186,7 +185,7 @@ pub(super) async fn lookups(state: &State, arguments: &Arguments) -> Result<Vec<
 }
 
 /// The chunks of a prompt that every device has now, and why the others are missing.
-pub(super) async fn explain(state: &State, body: &[u8]) -> Result<Vec<ChainStatus>, Refused> {
+pub(super) async fn explain(state: &HttpState, body: &[u8]) -> Result<Vec<ChainStatus>, Refused> {
     let wrong = |error: &dyn std::fmt::Display| Refused::Question(format!("the body: {error}"));
     let asked: ExplainRequest = serde_json::from_slice(body).map_err(|error| wrong(&error))?;
     if asked.hashes.len() > MAX_CHAIN_CHUNKS {
@@ -196,9 +195,9 @@ pub(super) async fn explain(state: &State, body: &[u8]) -> Result<Vec<ChainStatu
     let fingerprint = Fingerprint(parse(&asked.fingerprint)?.0);
     let hashes: Vec<ChunkHash> = asked.hashes.iter().map(parse).collect::<Result<_, _>>()?;
     let now = Now::of(state);
-    let answers = state.ask_actors(|| AskChain { fingerprint, hashes: hashes.clone() }).await;
-    let seen: Vec<(u16, ChainSeen)> =
-        answers.into_iter().filter_map(|(device, seen)| Some((device, seen?))).collect();
+    let asked = hashes.clone();
+    let seen = state.ask_actors(move |actor| actor.chain(&fingerprint, &asked)).await;
+    let seen: Vec<(u16, ChainSeen)> = seen.collect();
     // An error: nobody closes it.
     let _searching = SEARCHES.acquire().await;
     let shown = tokio::task::spawn_blocking(move || {
@@ -265,7 +264,7 @@ struct Remembered {
 }
 
 impl Now {
-    pub(super) fn of(state: &State) -> Self {
+    pub(super) fn of(state: &HttpState) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { node: state.clock.now(), unix_ms: since.as_millis() as u64 }
     }
@@ -311,7 +310,7 @@ impl Past<'_> {
     }
 }
 
-fn filter_of(state: &State, arguments: &Arguments) -> Result<LookupFilter, Refused> {
+fn filter_of(state: &HttpState, arguments: &Arguments) -> Result<LookupFilter, Refused> {
     let mut filter = LookupFilter { most: USUAL_LOOKUPS, ..LookupFilter::default() };
     for (name, value) in arguments {
         let wrong = |what: &str| Refused::Question(format!("{name}={value}: {what}"));

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::mem;
 
+use larder_core::placement::Placement;
 use larder_core::reports::Reporter;
 use larder_core::store::Usage;
 use larder_core::store::policy::PolicyName;
-use larder_core::{DeviceCopyEnd, Millis};
-use larder_protocol::session::{Checked, Tier};
+use larder_core::{Counted, DeviceCopyEnd, Millis};
+use larder_protocol::session::{Checked, Found, Tier};
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGaugeVec};
 
 use super::rates::{Rates, TenantRates};
@@ -26,11 +27,11 @@ pub struct ActorMetrics {
     namespaces: HashMap<u32, NamespaceMetrics>,
     rates: Rates,
     requests: HashMap<(&'static str, Outcome), (IntCounter, Histogram)>,
-    /// By [`Movement`].
+    /// Leased, committed.
     moved_bytes: [IntCounter; 2],
-    /// By [`Placed`].
+    /// Migrated, replicated, passed, missed, forwarded.
     fetched: [IntCounter; 5],
-    /// By [`HandedOver`].
+    /// Given, sent, come.
     handed_over_layers: [IntCounter; 3],
     handed_over_bytes: [IntCounter; 3],
     /// By [`DeviceCopyEnd`].
@@ -54,41 +55,6 @@ pub struct Hit {
     pub stored: u64,
 }
 
-/// The result for a chunk to be fetched from another node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Placed {
-    /// It is kept, and the holder gives its copy up.
-    Migrated,
-    /// It is kept.
-    Replicated,
-    /// It stays only as long as it is read.
-    Passed,
-    /// It did not come.
-    Missed,
-    /// Its holder evicts it and offered it: it is kept.
-    Forwarded,
-}
-
-/// The direction in which bytes move between engine and node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Movement {
-    /// An engine may read blocks.
-    Leased,
-    /// An engine handed blocks over.
-    Committed,
-}
-
-/// The place of a hand-over of layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HandedOver {
-    /// An engine gave them, ahead of their commit.
-    Given,
-    /// They were sent to a node that follows them.
-    Sent,
-    /// They came from the node whose engine gave them.
-    Came,
-}
-
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
@@ -98,6 +64,34 @@ pub enum Outcome {
     Busy,
     /// Refused.
     Refused,
+}
+
+impl Outcome {
+    /// Its name in metrics and traces.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Busy => "busy",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+impl Hit {
+    /// The spans that a lookup found, of chunks of so many tokens.
+    pub(crate) fn of(found: &Found, chunk_tokens: u32) -> Self {
+        let in_tier = |tier| {
+            let spans = found.spans.iter().filter(|span| span.tier == tier);
+            spans.map(|span| u64::from(span.to - span.from)).sum::<u64>() * u64::from(chunk_tokens)
+        };
+        Self {
+            on_device: in_tier(Tier::Device),
+            in_memory: in_tier(Tier::Host),
+            on_disk: in_tier(Tier::Disk),
+            from_peers: in_tier(Tier::Peer),
+            stored: in_tier(Tier::Object),
+        }
+    }
 }
 
 impl Metrics {
@@ -200,25 +194,38 @@ impl ActorMetrics {
     pub fn requested(&mut self, request: &'static str, outcome: Outcome, seconds: f64) {
         let operations = &self.metrics.operations;
         let (count, time) = self.requests.entry((request, outcome)).or_insert_with(|| {
-            let outcome = match outcome {
-                Outcome::Done => "done",
-                Outcome::Busy => "busy",
-                Outcome::Refused => "refused",
-            };
-            let count = operations.requests.with_label_values(&[request, outcome]);
+            let count = operations.requests.with_label_values(&[request, outcome.name()]);
             (count, operations.request_seconds.with_label_values(&[request]))
         });
         count.inc();
         time.observe(seconds);
     }
 
-    /// Counts bytes of blocks that moved.
-    pub fn moved(&self, movement: Movement, bytes: u64) {
-        self.moved_bytes[movement as usize].inc_by(bytes);
+    /// Counts what a core counts.
+    pub fn count(&self, counted: &Counted) {
+        match counted {
+            Counted::Placed(placement) => self.fetched[placed(*placement)].inc(),
+            Counted::NotWritten => self.not_written("undescribed"),
+            Counted::Leased(bytes) => self.moved_bytes[0].inc_by(*bytes),
+            Counted::Committed(bytes) => self.moved_bytes[1].inc_by(*bytes),
+            Counted::Given(pieces, bytes) => self.handed_over(0, *pieces, *bytes),
+            Counted::Sent(bytes) => self.handed_over(1, 1, *bytes),
+            Counted::Came(pieces, bytes) => self.handed_over(2, *pieces, *bytes),
+            Counted::ByDevice(how, bytes) => self.lane_copied(*how, *bytes),
+            Counted::ReadFromTier(bytes) => self.device_bytes[3].inc_by(*bytes),
+            Counted::Reported(by, found) => self.reported(by, *found),
+        }
+    }
+
+    /// Counts a chunk that cannot be ordered to be written to disk, and why.
+    pub fn not_written(&self, why: &'static str) {
+        if let Some(disk) = &self.disk {
+            disk.answered(why);
+        }
     }
 
     /// Counts a report of damage with its verdict; `None`: too many chunks are being verified already.
-    pub fn reported(&self, by: &Reporter, found: Option<Checked>) {
+    fn reported(&self, by: &Reporter, found: Option<Checked>) {
         let found = match found {
             Some(Checked::Damaged) => "damaged",
             Some(Checked::Right) => "right",
@@ -229,19 +236,13 @@ impl ActorMetrics {
         reports.with_label_values(&[&*self.device, by.name(), found]).inc();
     }
 
-    /// Counts a chunk that was to be fetched.
-    pub fn placed_fetched(&self, placed: Placed) {
-        self.fetched[placed as usize].inc();
-    }
-
-    /// Counts layers that were handed over: pieces of blocks, and their bytes.
-    pub fn handed_over(&self, how: HandedOver, pieces: u64, bytes: u64) {
-        self.handed_over_layers[how as usize].inc_by(pieces);
-        self.handed_over_bytes[how as usize].inc_by(bytes);
+    fn handed_over(&self, how: usize, pieces: u64, bytes: u64) {
+        self.handed_over_layers[how].inc_by(pieces);
+        self.handed_over_bytes[how].inc_by(bytes);
     }
 
     /// Counts a copy by a device, and the bytes that it brought where it went well.
-    pub fn lane_copied(&self, how: DeviceCopyEnd, bytes: u64) {
+    fn lane_copied(&self, how: DeviceCopyEnd, bytes: u64) {
         self.device_copies[how as usize].inc();
         match how {
             DeviceCopyEnd::Loaded | DeviceCopyEnd::Saved | DeviceCopyEnd::Promoted => {
@@ -249,11 +250,6 @@ impl ActorMetrics {
             }
             DeviceCopyEnd::Failed | DeviceCopyEnd::Stalled => {}
         }
-    }
-
-    /// Counts bytes that a load takes from the device tier.
-    pub fn read_from_tier(&self, bytes: u64) {
-        self.device_bytes[3].inc_by(bytes);
     }
 
     /// Notes how many bytes of extents a tenant holds, and may hold.
@@ -369,6 +365,17 @@ impl ActorMetrics {
         ] {
             counter.with_label_values(&[device]).inc_by(more);
         }
+    }
+}
+
+/// The counter for the placement of a fetched chunk.
+fn placed(placement: Option<Placement>) -> usize {
+    match placement {
+        Some(Placement::Migrate) => 0,
+        Some(Placement::Replicate) => 1,
+        Some(Placement::Pass) => 2,
+        None => 3,
+        Some(Placement::Forwarded) => 4,
     }
 }
 

@@ -221,13 +221,13 @@ pub(super) const POLICIES: [&str; 12] = [
     "adaptive", "fifo", "filo", "lru", "mru", "lfu", "slru", "priority", "arc", "s3fifo", "sieve", "wtinylfu",
 ];
 
-/// Which way blocks move: see [`super::Movement`].
+/// Which way blocks move.
 pub(super) const MOVEMENTS: [&str; 2] = ["leased", "committed"];
 
-/// What becomes of chunks that are fetched: see [`super::Placed`].
+/// What becomes of chunks that are fetched.
 pub(super) const PLACEMENTS: [&str; 5] = ["migrated", "replicated", "passed", "missed", "forwarded"];
 
-/// Where layers are handed over: see [`super::HandedOver`].
+/// Where layers are handed over.
 pub(super) const HANDED_OVER: [&str; 3] = ["given", "sent", "came"];
 
 /// How copies by a device end: see [`larder_core::DeviceCopyEnd`].

@@ -21,7 +21,7 @@ use crate::disk::DiskMetrics;
 use crate::events::Feed;
 use crate::filling::{self, Arrival, MemoryProgress};
 use crate::hardware::{DeviceHardware, HardwareStatus};
-use crate::http::State;
+use crate::http::HttpState;
 use crate::limits::{ActorLimits, Limits};
 use crate::lookup_log::Recorder;
 use crate::metrics::SharedMetrics;
@@ -30,7 +30,7 @@ use crate::siblings::{Sibling, Siblings};
 use crate::threads;
 
 /// The parts that all actors share.
-pub(super) struct Shared {
+pub(super) struct NodeParts {
     pub(super) metrics: SharedMetrics,
     pub(super) clock: Clock,
     pub(super) tenants: Arc<[String]>,
@@ -56,7 +56,7 @@ pub(super) type Filling = actix_rt::task::JoinHandle<Result<DeviceHardware, Serv
 /// Starts all actors, one after the other; their memory comes later.
 pub(super) async fn start_actors(
     limits: &[ActorLimits],
-    shared: &Shared,
+    shared: &NodeParts,
     cluster: Option<&Cluster>,
 ) -> Result<(Vec<(SessionActor, Arbiter)>, Vec<Feed>, Vec<Filling>), ServeError> {
     let (mut actors, mut feeds, mut memory) = (Vec::new(), Vec::new(), Vec::new());
@@ -84,7 +84,7 @@ pub(super) async fn start_actors(
 pub(super) async fn memory_is_there(
     memory: Vec<Filling>,
     limits: &Limits,
-    state: &State,
+    state: &HttpState,
     then: impl FnOnce(),
 ) -> ServeError {
     let mut hardware = HardwareStatus::new(limits, &state.metrics);
@@ -120,7 +120,7 @@ async fn fill(
 async fn start_actor(
     device: u16,
     limits: &ActorLimits,
-    Shared { metrics, clock, tenants, logs: (recorder, audit), objects, devices, filling }: &Shared,
+    NodeParts { metrics, clock, tenants, logs: (recorder, audit), objects, devices, filling }: &NodeParts,
     feed: Feed,
     siblings: Option<Siblings>,
     peers: Option<Peers>,

@@ -37,5 +37,5 @@ fn open(limits: DiskLimits, metrics: DiskMetrics) -> Result<DiskParts, OpenError
     let tier = DiskTier::open(&options, metrics, on_gone)?;
     let opened = NamespaceFolder::open(&namespaces, tier.namespaces_at_start());
     let (folder, known) = opened.map_err(|source| OpenError::Device { path: namespaces, source })?;
-    Ok(DiskParts { tier, gone, folder: Arc::new(folder), known, deadline })
+    Ok(DiskParts { tier, gone: Some(gone), folder: Arc::new(folder), known, deadline })
 }

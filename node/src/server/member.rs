@@ -14,7 +14,7 @@ use crate::clock::Clock;
 use crate::cluster::Cluster;
 use crate::drain::{Drains, Ended};
 use crate::exchange::ShowNode;
-use crate::http::State;
+use crate::http::HttpState;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::purge::Purges;
@@ -36,7 +36,7 @@ pub(super) async fn join_cluster(
     limits: &Limits,
     actors: &[Addr<GpuActor>],
     http: SocketAddr,
-    (reloads, purges, state): (&Reloads, &Purges, &Arc<State>),
+    (reloads, purges, state): (&Reloads, &Purges, &Arc<HttpState>),
 ) -> Option<Drains> {
     let (cluster, cluster_limits) = (cluster?, limits.cluster.as_ref()?);
     let drains = Drains::new(

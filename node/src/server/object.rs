@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::actor::ObjectParts;
-use crate::http::{ObjectStatus, State};
+use crate::http::{HttpState, ObjectStatus};
 use crate::limits::ObjectLimits;
 use crate::metrics::SharedMetrics;
 use crate::object::metrics::Side;
@@ -23,7 +23,7 @@ impl Objects {
     pub(super) async fn start(
         limits: Option<&ObjectLimits>,
         metrics: &SharedMetrics,
-        state: &State,
+        state: &HttpState,
     ) -> Option<Self> {
         let limits = limits?.clone();
         let options = limits.options.clone();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use larder_core::Event;
 use larder_ipc::socket::{FrameReader, FrameWriter};
 use larder_protocol::limits::{EARLIEST_SESSION_VERSION, MAX_NAME_BYTES, SESSION_VERSION};
 use larder_protocol::session::{
@@ -17,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::greetings::Seat;
 use super::listen::{CountedSession, Host, SessionActor, SessionSettings};
 use super::serve::{self, Opened};
-use crate::actor::{Client, Close, Open, ProcessGone};
+use crate::actor::{Client, Close, Open, tell};
 use crate::arena::PAGE_BYTES;
 use crate::processes::{EnterError, PeerError, SocketProcess};
 use crate::threads;
@@ -165,7 +166,7 @@ async fn welcome(
     // The actor may have heard of the process's end before its session was there: then nobody would say it again, and the process
     // would keep memory out of use for ever.
     let (process, is_gone) = (member.process, *member.gone.borrow());
-    if is_gone && actor.address.send(ProcessGone { process }).await.is_err() {
+    if is_gone && actor.address.send(tell(Event::ProcessGone(process))).await.is_err() {
         tracing::debug!(process = process.0, "an actor has stopped before a process was gone");
     }
     tracing::info!(

@@ -10,7 +10,9 @@ use larder_core::store::ids::{ProcessId, SessionId};
 use larder_core::store::{
     DiskStoreLimits, FetchId, ObjectStoreLimits, PeerStoreLimits, StoreLimits, WritePolicy,
 };
-use larder_core::{Announced, Core, Counted, Effect, Event, OrderNumber, RecallId, RequestId};
+use larder_core::{
+    Announced, Core, Counted, Effect, Event, OrderNumber, RecallId, RequestId, SegmentVisit, Visited,
+};
 use larder_node::arena::ExtentMemory;
 use larder_node::siblings::Siblings;
 use larder_protocol::checksum::BlockKey;
@@ -281,7 +283,12 @@ impl World {
         self.note(name, &[at.life.host as u64, at.actor.into()]);
         let (now, true_now, is_open) = (self.local(at.life.host), self.now, !self.objects.is_closed);
         let Some(actor) = self.actor(at) else { return };
-        if let Event::Recovered { is_all: true, .. } = event {
+        if let Event::SegmentVisited {
+            visit: SegmentVisit::List,
+            result: Visited::Done { next: None, .. },
+            ..
+        } = event
+        {
             actor.recovered = Some(true_now);
         }
         if let Some(doing) = ended(&event) {
@@ -346,6 +353,7 @@ impl World {
         match effect {
             Effect::Read { read, tier, chunk } => self.read(at, read, tier, chunk),
             Effect::Write { number, write } => self.write(at, number, write),
+            Effect::VisitSegment { visit, after } => self.visit_segment(at, visit, after),
             Effect::Touch(keys) => self.touch(at, keys),
             Effect::Remove(key) => self.remove(at, key),
             Effect::Disagrees { fingerprint, chunk } => {
@@ -548,7 +556,6 @@ impl World {
             }
         }
         self.return_extents(at);
-        self.recover(at, 0);
         self.tell(at, Event::Alarm);
     }
 }

@@ -52,14 +52,14 @@ macro_rules! names {
 names!(EVENTS, event of Event as "Event":
     Asked, Closed, ProcessGone, PolicyIs, LimitsAre, Copied, Device, ExtentRenewed, ExtentLeft, Damaged, GrantEnded, SiblingsFound,
     HoldersFound, StoredFound, OrderEnded, OrderRefused, LayersCame, FollowedCame, FollowEnded, ReadEnded, WriteEnded,
-    Described, Recovered, LeftDisk, DiskClosed, OfferEnded, Moved, Announced, PageAnnounced, Tick, Alarm, Drain, DrainCancelled,
+    Described, SegmentVisited, LeftDisk, DiskClosed, OfferEnded, Moved, Announced, PageAnnounced, Tick, Alarm, Drain, DrainCancelled,
     TakersAre, TakeAnswered, TenantsAre, Purge);
 
 names!(EFFECTS, effect of Effect as "Effect":
     Answer, Done, Found, Prefetching, Leased, Refused, Copy, DeviceCopy, CancelDeviceCopy, Renew, Follow, TellFollower,
     FindSiblings, FindHolders, FindStored, Fetch, Hurry, CancelOrder, Read, Write, Touch, Remove, Disagrees, Describe,
     ForgetDescriptions, Knows, TellSiblings, Changed, AnnouncePage, Stale, TellDamaged, TellMoved, Granted, Condemned, Offer, Count,
-    AskToTake, Taken, Purged);
+    AskToTake, Taken, Purged, VisitSegment, TenantLeft);
 
 names!(PLACEMENTS, placed of Placement as "Placement": Migrate, Replicate, Pass, Forwarded);
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_core::exchange::{Exchange, ExchangeLimits, Outgoing};
-use larder_core::store::ids::TenantId;
 use larder_core::{Core, DeviceLimits, Sources};
 use larder_net::coordinator_client::following::Candidate;
 use larder_node::siblings::Siblings;
@@ -335,11 +334,6 @@ impl World {
             Own::AskToTake(actor, store, order) => self.ask_to_take(At { life, actor }, store, order),
         }
     }
-}
-
-/// The tenant of a name.
-pub(crate) fn tenant(name: &str) -> Option<TenantId> {
-    TENANTS.iter().position(|tenant| *tenant == name).map(|number| TenantId(number as u16))
 }
 
 pub(crate) const ACTOR_TICK: Duration = Duration::from_millis(50);

@@ -6,20 +6,23 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use larder_core::store::ids::{Below, ChunkKey};
-use larder_core::store::{BlockMove, ChunkWrite, FetchId};
-use larder_core::{Description, Event, QuestionId, ReadAnswer, ReadId, WriteNumber, Written};
+use larder_core::store::{BlockMove, ChunkWrite, FetchId, PurgedKeys};
+use larder_core::{
+    Description, Event, QuestionId, ReadAnswer, ReadId, SegmentVisit, Visited, WriteNumber, Written,
+};
 use larder_node::disk::format::StorageId;
 use larder_node::disk::log::Geometry;
 use larder_node::disk::volume::{DiskJob, Volume};
 use larder_node::disk::{
-    self, BlockPlace, DiskMetrics, Gone, ReadOrder, SnapshotPage, Source, Why, WriteAnswer, WriteOrder,
+    self, BlockPlace, DiskMetrics, DiskPurge, Gone, PurgedSegment, ReadOrder, SnapshotPage, Source, Why,
+    WriteAnswer, WriteOrder,
 };
+use larder_protocol::purge::PurgeMode;
 use larder_protocol::{ChunkRef, Fingerprint, NamespaceSpec};
 use prometheus::Registry;
 use tokio::sync::oneshot;
 
 use crate::bytes::{Doing, Reading};
-use crate::process::tenant;
 use crate::world::{ActorHappening, At, World};
 
 /// The disk of an actor, and what waits for it.
@@ -36,13 +39,14 @@ enum Waiting {
     Write(WriteNumber, WriteOrder),
     Forget(ChunkKey),
     Touch(Vec<ChunkKey>),
-    Snapshot(u64),
+    Visit(SegmentVisit, u64),
 }
 
 enum Answer {
     Read(ReadId, oneshot::Receiver<disk::ReadAnswer>),
     Write(WriteNumber, oneshot::Receiver<WriteAnswer>),
-    Snapshot(oneshot::Receiver<Option<SnapshotPage>>),
+    Listed(u64, oneshot::Receiver<Option<SnapshotPage>>),
+    Purged(Arc<PurgedKeys>, u64, oneshot::Receiver<Option<PurgedSegment>>),
     Nothing,
 }
 
@@ -76,26 +80,33 @@ impl World {
         let Some(found) = self.actor(at) else { return };
         found.disk = Some(Tier { volume, jobs: VecDeque::new(), gone, is_working: false, scrub_at });
         for (fingerprint, (name, spec)) in described {
-            let Some(number) = tenant(&name) else { continue };
             let Some(found) = self.actor(at) else { return };
-            if found.core.know(number, fingerprint, spec).is_err() {
+            if found.core.know(name, fingerprint, spec).is_err() {
                 self.violate(|| format!("{at:?}: a namespace on disk is not known again"));
             }
         }
-        self.recover(at, 0);
+        let Some(found) = self.actor(at) else { return };
+        found.core.list_disk();
         self.tell(at, Event::Alarm);
         self.plan_actor(at, SCRUB_EVERY, ActorHappening::Disk);
     }
 
-    /// Asks for the chunks on disk after a position.
-    pub(crate) fn recover(&mut self, at: At, after: u64) {
-        self.order_of_disk(at, Waiting::Snapshot(after));
+    /// Lists or purges a segment of the disk, the one behind a position.
+    pub(crate) fn visit_segment(&mut self, at: At, visit: SegmentVisit, after: u64) {
+        let busy = self.hosts[at.life.host].busy_disk;
+        let is_busy = self.chance(busy);
+        let is_closed = self.actor(at).is_none_or(|actor| actor.disk.as_ref().is_none_or(Tier::is_closed));
+        if is_closed || is_busy {
+            let result = if is_closed { Visited::Closed } else { Visited::Busy };
+            return self.tell_at_once(at, Event::SegmentVisited { visit, after, result });
+        }
+        self.order_of_disk(at, Waiting::Visit(visit, after));
     }
 
     fn order_of_disk(&mut self, at: At, order: Waiting) {
         let host = &self.hosts[at.life.host];
         // A large disk is read for a while before it says what it has; engines write meanwhile.
-        let is_first = matches!(order, Waiting::Snapshot(0));
+        let is_first = matches!(order, Waiting::Visit(SegmentVisit::List, 0));
         let after =
             if host.slow_disk || is_first { self.some_us(1_000, 1_500_000) } else { self.some_us(50, 3_000) };
         let Some(actor) = self.actor(at) else { return };
@@ -157,18 +168,19 @@ impl World {
                 Event::ReadEnded { read, answer }
             }
             Answer::Write(number, mut answer) => {
-                let is_there =
-                    matches!(answer.try_recv(), Ok(WriteAnswer::Durable | WriteAnswer::AlreadyThere));
-                let answer = if is_there { Written::There } else { Written::Failed };
+                let answer = answer.try_recv().map_or(Written::Failed, Written::from);
                 self.coverage.note(crate::coverage::written(&answer));
                 Event::WriteEnded { number, answer }
             }
-            Answer::Snapshot(mut page) => {
-                let Ok(Some(SnapshotPage { held, next })) = page.try_recv() else { return };
-                if let Some(next) = next {
-                    self.recover(at, next);
-                }
-                Event::Recovered { held, is_all: next.is_none() }
+            Answer::Listed(after, mut page) => {
+                let done = |SnapshotPage { held, next }| Visited::Done { held, next };
+                let result = page.try_recv().ok().flatten().map_or(Visited::Closed, done);
+                Event::SegmentVisited { visit: SegmentVisit::List, after, result }
+            }
+            Answer::Purged(keys, after, mut purged) => {
+                let done = |purged: PurgedSegment| Visited::Done { held: Vec::new(), next: purged.next };
+                let result = purged.try_recv().ok().flatten().map_or(Visited::Closed, done);
+                Event::SegmentVisited { visit: SegmentVisit::Purge(keys), after, result }
             }
             Answer::Nothing => return,
         };
@@ -333,9 +345,14 @@ impl Waiting {
             }
             Self::Forget(key) => (DiskJob::Forget(key, oneshot::channel().0), Answer::Nothing),
             Self::Touch(keys) => (DiskJob::Touch(keys), Answer::Nothing),
-            Self::Snapshot(after) => {
+            Self::Visit(SegmentVisit::List, after) => {
                 let (done, answer) = oneshot::channel();
-                (DiskJob::Snapshot(after, done), Answer::Snapshot(answer))
+                (DiskJob::Snapshot(after, done), Answer::Listed(after, answer))
+            }
+            Self::Visit(SegmentVisit::Purge(keys), after) => {
+                let (done, answer) = oneshot::channel();
+                let purge = DiskPurge { keys: Arc::clone(&keys), mode: PurgeMode::Remove };
+                (DiskJob::Purge(purge, after, done), Answer::Purged(keys, after, answer))
             }
         }
     }

@@ -30,7 +30,7 @@ const BEARERS: &[(&str, &[&str])] = &[
         &["client/device/src/device.rs", "node/core/src/device.rs", "node/core/src/directory/outbox.rs"],
     ),
     ("DeviceLane", &["node/src/device_lane.rs"]),
-    ("Drain", &["node/core/src/drain.rs", "node/src/actor/messages.rs"]),
+    ("Drain", &["node/core/src/drain.rs"]),
     ("Effect", &["node/core/src/effect.rs", "node/core/src/exchange.rs"]),
     (
         "Engine",

@@ -13,7 +13,7 @@ use crate::context::{Chosen, ClusterArg};
 use crate::drain::{self, Drained, clear, find, show};
 use crate::failure::FAILED;
 use crate::listing::{Cell, Format, FormatArgs, Listing, column, wide};
-use crate::{output, values};
+use crate::values;
 
 /// Have a node move its warm chunks to the others, then leave the cluster and end
 ///
@@ -119,11 +119,7 @@ impl Report {
     /// # Errors
     /// Standard output cannot be written.
     pub(crate) fn print(&self, format: FormatArgs) -> anyhow::Result<()> {
-        match format.format() {
-            Format::Json => output::print_json(self)?,
-            format => output::print(&self.list().text(format))?,
-        }
-        Ok(())
+        Ok(format.print(self, |format| self.list().text(format))?)
     }
 
     fn list(&self) -> Listing {

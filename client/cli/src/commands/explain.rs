@@ -111,7 +111,7 @@ struct Held {
 
 /// The question, as nodes read it.
 #[derive(Debug, Serialize)]
-struct Question {
+struct ExplainQuestion {
     fingerprint: String,
     hashes: Vec<String>,
 }
@@ -124,11 +124,11 @@ struct Answers<T> {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let nodes = args.servers.targets()?.survey()?.nodes;
-    let format = args.format.format();
+    let format = args.format;
     if args.tokens.is_some() || args.hashes.is_some() || args.text.text.is_some() {
         let question = args.question()?;
         let answers = ask_all(&nodes, |http| http::post_json(&http, "/explain", &question), Held::new);
-        print(format, &answers.came, || held_table(&answers.came))?;
+        format.print(&answers.came, |_| held_table(&answers.came))?;
         return Ok(exit(&answers.silent, answers.came.is_empty()));
     }
     let queries = args.queries();
@@ -141,22 +141,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     all.came.sort_by_key(|explained| std::cmp::Reverse(explained.lookup.unix_ms));
     let Some(request) = &args.request else {
         all.came.truncate(args.most);
-        print(format, &all.came, || list(&all.came))?;
+        format.print(&all.came, |_| list(&all.came))?;
         return Ok(exit(&all.silent, false));
     };
     all.came.iter_mut().for_each(|explained| explained.ask_others(&nodes));
-    if all.came.is_empty() && format != Format::Json {
+    if all.came.is_empty() && format.format() != Format::Json {
         eprintln!(
             "no node knows the request {request}: it names a request of an engine or a trace, and nodes keep about the last thousand"
         );
     } else {
-        print_each(format, &all.came)?;
+        format.print(&all.came, |_| all.came.iter().map(Explained::table).collect::<Vec<_>>().join("\n"))?;
     }
     Ok(exit(&all.silent, all.came.is_empty()))
 }
 
 impl Args {
-    fn question(&self) -> anyhow::Result<Question> {
+    fn question(&self) -> anyhow::Result<ExplainQuestion> {
         let tenant = self.tenant.as_deref().unwrap_or(dev::TENANT);
         if Identity::engine(tenant, "x").to_string().parse::<Identity>().is_err() {
             return Err(Usage(format!("--tenant: `{tenant}` is no tenant's name")).into());
@@ -165,7 +165,7 @@ impl Args {
         let (spec, prompt) = files.read()?;
         let fingerprint = spec.fingerprint(tenant);
         let hashes = prompt.hashes(fingerprint, spec.chunk_tokens);
-        Ok(Question {
+        Ok(ExplainQuestion {
             fingerprint: ChunkHash(fingerprint.0).to_string(),
             hashes: hashes.iter().map(ToString::to_string).collect(),
         })
@@ -197,7 +197,7 @@ impl Explained {
         if !runs.iter().any(is_open) {
             return;
         }
-        let question = Question { fingerprint: namespace.clone(), hashes: hashes.clone() };
+        let question = ExplainQuestion { fingerprint: namespace.clone(), hashes: hashes.clone() };
         let others = nodes.iter().filter(|node| node.name != self.node && node.said.is_ok());
         for node in others {
             let answer: anyhow::Result<Vec<ChainStatus>> = http::post_json(&node.http, "/explain", &question);
@@ -347,18 +347,6 @@ fn run_cells(node: &str, run: &RunStatus, at_ms: u64) -> [Cell; 5] {
         node.into(),
         Cell::of(detail, Cell::from),
     ]
-}
-
-fn print<T: Serialize>(format: Format, all: &[T], text: impl FnOnce() -> String) -> anyhow::Result<()> {
-    match format {
-        Format::Json => output::print_json(&all)?,
-        _ => output::print(&text())?,
-    }
-    Ok(())
-}
-
-fn print_each(format: Format, all: &[Explained]) -> anyhow::Result<()> {
-    print(format, all, || all.iter().map(Explained::table).collect::<Vec<_>>().join("\n"))
 }
 
 /// Asks every node that answers; each answer is a list.

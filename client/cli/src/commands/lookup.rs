@@ -10,9 +10,9 @@ use larder_protocol::NamespaceSpec;
 use larder_protocol::session::{Found, Span};
 use serde::Serialize;
 
-use crate::listing::{Cell, Format, FormatArgs, Listing, column};
+use crate::listing::{Cell, FormatArgs, Listing, column};
 use crate::prompt::{Prompt, PromptArgs};
-use crate::{output, visit};
+use crate::visit;
 
 /// Show how much of a prompt a node holds
 ///
@@ -77,10 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             held.push(answer.with_context(|| format!("node {}", session.node()))?);
         }
     }
-    match args.format.format() {
-        Format::Json => output::print_json(&held)?,
-        format => output::print(&list(&held).text(format))?,
-    }
+    args.format.print(&held, |format| list(&held).text(format))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -140,6 +137,7 @@ fn list(held: &[PrefixHeld]) -> Listing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listing::Format;
 
     #[test]
     fn a_full_hit_is_a_hundred_percent_though_a_token_is_left_to_compute() {

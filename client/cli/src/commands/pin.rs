@@ -10,9 +10,9 @@ use larder_protocol::NamespaceSpec;
 use serde::Serialize;
 
 use crate::failure::FAILED;
-use crate::listing::{Cell, Format, FormatArgs, Listing, column};
+use crate::listing::{Cell, FormatArgs, Listing, column};
 use crate::prompt::{Prompt, PromptArgs};
-use crate::{output, values, visit};
+use crate::{values, visit};
 
 /// Keep a prompt from eviction for a time
 ///
@@ -67,10 +67,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             pinned.push(answer.with_context(|| format!("node {}", session.node()))?);
         }
     }
-    match args.format.format() {
-        Format::Json => output::print_json(&pinned)?,
-        format => output::print(&list(&pinned).text(format))?,
-    }
+    args.format.print(&pinned, |format| list(&pinned).text(format))?;
     let any = pinned.iter().any(|pinned| pinned.pin.is_some());
     Ok(if any { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }

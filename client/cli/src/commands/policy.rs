@@ -13,8 +13,8 @@ use crate::admin::{AdminArgs, AdminLink};
 use crate::cluster::{ask_coordinator, ask_member, chosen_members};
 use crate::context::{Chosen, ClusterArg};
 use crate::failure::FAILED;
-use crate::listing::{Cell, Format, FormatArgs, Listing, column};
-use crate::{output, values};
+use crate::listing::{Cell, FormatArgs, Listing, column};
+use crate::values;
 
 /// Show the eviction policies of nodes, or set one while they run
 ///
@@ -76,10 +76,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let report = |(member, error)| NodeReport::of(member, error);
     let report = Report { nodes: members.iter().zip(errors).map(report).collect() };
-    match args.format.format() {
-        Format::Json => output::print_json(&report)?,
-        format => output::print(&report.list().text(format))?,
-    }
+    args.format.print(&report, |format| report.list().text(format))?;
     let failed = report.nodes.iter().any(|node| node.error.is_some());
     Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }

@@ -117,10 +117,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let nodes = runtime.block_on(purge(&credentials, &members, &scope, mode, shows));
     let report = Report { dry_run: args.dry_run, nodes };
-    match args.format.format() {
-        Format::Json => output::print_json(&report)?,
-        format => output::print(&report.list().text(format))?,
-    }
+    args.format.print(&report, |format| report.list().text(format))?;
     let failed = report.nodes.iter().any(|node| node.error.is_some());
     Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }

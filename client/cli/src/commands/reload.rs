@@ -15,8 +15,7 @@ use crate::admin::{AdminArgs, AdminLink, ask_at};
 use crate::cluster::{ask_coordinator, chosen_members};
 use crate::context::{Chosen, ClusterArg};
 use crate::failure::FAILED;
-use crate::listing::{Cell, Format, FormatArgs, Listing, column};
-use crate::output;
+use crate::listing::{Cell, FormatArgs, Listing, column};
 
 /// Have nodes and coordinators read their configuration files again
 ///
@@ -97,10 +96,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         Report { coordinators, nodes }
     });
-    match args.format.format() {
-        Format::Json => output::print_json(&report)?,
-        format => output::print(&report.list().text(format))?,
-    }
+    args.format.print(&report, |format| report.list().text(format))?;
     let failed = report.all().any(|server| server.error.is_some());
     Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }

@@ -13,7 +13,7 @@ use crate::context::ClusterArg;
 use crate::failure::{FAILED, Usage};
 use crate::listing::{Cell, Format, FormatArgs, Listing, column};
 use crate::prompt::PromptArgs;
-use crate::{dev, http, output};
+use crate::{dev, http};
 
 /// Ask the coordinator how much of a prompt each node holds
 ///
@@ -45,7 +45,7 @@ pub(crate) struct Args {
 
 /// The question, as the coordinator reads it.
 #[derive(Serialize)]
-struct Question {
+struct PrefixQuestion {
     fingerprint: String,
     chunk_tokens: u32,
     hashes: Vec<ChunkHashText>,
@@ -56,7 +56,7 @@ type ChunkHashText = String;
 
 /// The answer, with the size of the prompt.
 #[derive(Debug, Serialize)]
-struct Answer {
+struct PrefixReport {
     prompt_chunks: usize,
     chunk_tokens: u32,
     #[serde(flatten)]
@@ -71,23 +71,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let coordinator = args.cluster.choose()?.coordinator;
     let fingerprint = spec.fingerprint(&args.tenant);
     let hashes = prompt.hashes(fingerprint, spec.chunk_tokens);
-    let question = Question {
+    let question = PrefixQuestion {
         fingerprint: ChunkHash(fingerprint.0).to_string(),
         chunk_tokens: spec.chunk_tokens,
         hashes: hashes.iter().map(ToString::to_string).collect(),
     };
     let ask = |one: &HostPort| http::post_json(one, "/v1/prefix", &question);
     let holdings = first_answer(coordinator.each(), ask)?;
-    let answer = Answer { prompt_chunks: hashes.len(), chunk_tokens: spec.chunk_tokens, holdings };
-    match args.format.format() {
-        Format::Json => output::print_json(&answer)?,
-        format => output::print(&answer.text(format))?,
-    }
+    let answer = PrefixReport { prompt_chunks: hashes.len(), chunk_tokens: spec.chunk_tokens, holdings };
+    args.format.print(&answer, |format| answer.text(format))?;
     let complete = answer.holdings.silent_homes.is_empty();
     Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
-impl Answer {
+impl PrefixReport {
     fn text(&self, format: Format) -> String {
         let mut list = Listing::new(&["holder", "chunks", "of", "tokens"].map(column));
         let PrefixAnswer { cluster, nodes, silent_homes, .. } = &self.holdings;
@@ -121,7 +118,7 @@ mod tests {
             "silent_homes": ["c"]
         });
         let holdings = serde_json::from_value(holdings).unwrap();
-        let text = Answer { prompt_chunks: 4, chunk_tokens: 512, holdings }.text(Format::Table);
+        let text = PrefixReport { prompt_chunks: 4, chunk_tokens: 512, holdings }.text(Format::Table);
         assert!(text.find("\nb ").unwrap() < text.find("\na ").unwrap(), "{text}");
         assert!(text.contains("1,536") && text.ends_with("c did not answer: more may be held."), "{text}");
     }

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use super::engine::Engine;
 use super::holdings::Holdings;
 use super::infinite::InfiniteCache;
-use super::link::{Link, LinkError, LinkSettings, Open, RequestError};
+use super::link::{Link, LinkError, LinkSettings, OpenLink, RequestError};
 use super::losses::{Losses, Served, Short};
 use super::namespace::replay_namespace;
 use super::progress::Progress;
@@ -56,11 +56,11 @@ pub struct Driver {
     /// Finds the node where a request costs least; `None`: the load alone decides.
     router: Option<Router>,
     /// Never borrowed across an await.
-    state: RefCell<State>,
+    state: RefCell<ReplayState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ReplayState {
     tally: Tally,
     infinite: InfiniteCache,
     losses: Losses,
@@ -72,9 +72,9 @@ struct State {
 /// A request whose hits were read.
 struct Got<'a> {
     link: &'a Link,
-    opened: Rc<Open>,
+    opened: Rc<OpenLink>,
     /// The same session with the request's name; traced if the request is.
-    open: Rc<Open>,
+    open: Rc<OpenLink>,
     chain: Chain,
     served: Served,
 }
@@ -93,7 +93,7 @@ impl Driver {
             return Err(LinkError::AllDown);
         }
         let LinkSettings { block_bytes, in_flight, prefills, deadline, prefill_tokens_per_s } = settings;
-        let state = State {
+        let state = ReplayState {
             tally: Tally::new(prefill_tokens_per_s),
             infinite: InfiniteCache::default(),
             losses: Losses::default(),
@@ -327,7 +327,12 @@ impl Driver {
         Ok(())
     }
 
-    async fn look_up(&self, link: &Open, chain: &Chain, prompt_tokens: u64) -> Result<Found, SessionError> {
+    async fn look_up(
+        &self,
+        link: &OpenLink,
+        chain: &Chain,
+        prompt_tokens: u64,
+    ) -> Result<Found, SessionError> {
         let start = now();
         let prefill_tokens_per_second = Some(self.prefill_tokens_per_s);
         let options = LookupOptions { prompt_tokens, prefill_tokens_per_second, ..LookupOptions::default() };
@@ -338,7 +343,7 @@ impl Driver {
 
     /// Leases the found chunks, copies them out and compares them. A node that grants fewer chunks, or stays busy, leaves the
     /// rest to be computed.
-    async fn fetch(&self, link: &Open, chain: &Chain, found: &Found) -> Result<Served, SessionError> {
+    async fn fetch(&self, link: &OpenLink, chain: &Chain, found: &Found) -> Result<Served, SessionError> {
         let chunks = (found.tokens / CHUNK_TOKENS) as usize;
         let mut served = Served { found: chunks, ..Served::default() };
         if chunks == 0 {
@@ -348,7 +353,7 @@ impl Driver {
         let start = now();
         let lease = self.patiently(async || link.session.lease(&link.namespace, &chain).await).await?;
         let mut took = now() - start;
-        let State { tally, block, .. } = &mut *self.state.borrow_mut();
+        let ReplayState { tally, block, .. } = &mut *self.state.borrow_mut();
         served.leased = lease.as_ref().map_or(0, LeaseGuard::chunks);
         let tier_of = |at: usize| found.spans.iter().find(|span| at < span.to as usize).map(|span| span.tier);
         served.short = match tier_of(served.leased) {
@@ -373,7 +378,7 @@ impl Driver {
     }
 
     /// Writes the chunks of a part of a chain that the node lacks; whether it had room.
-    async fn save(&self, link: &Open, part: &Chain) -> Result<bool, SessionError> {
+    async fn save(&self, link: &OpenLink, part: &Chain) -> Result<bool, SessionError> {
         let reserving = self.patiently(async || link.session.reserve(&link.namespace, part, 0).await).await?;
         let Some(reservation) = reserving else { return Ok(false) };
         if reservation.chunks().is_empty() {
@@ -386,14 +391,14 @@ impl Driver {
     /// "Computes" the chunks of a reservation into the write window and commits them; how many the node keeps.
     async fn write(
         &self,
-        link: &Open,
+        link: &OpenLink,
         part: &Chain,
         reservation: &Reservation,
     ) -> Result<usize, SessionError> {
         let mut staged = Vec::with_capacity(reservation.chunks().len());
         for &position in reservation.chunks() {
             let mut chunk = link.session.stage(reservation, position).await?;
-            let State { block, .. } = &mut *self.state.borrow_mut();
+            let ReplayState { block, .. } = &mut *self.state.borrow_mut();
             content::fill(&part.hashes[position as usize], block);
             chunk.copy_from(0, 0, block);
             staged.push(chunk);

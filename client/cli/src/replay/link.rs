@@ -19,7 +19,7 @@ use crate::cluster::TENANT;
 pub struct Link {
     address: RefCell<NodeAddress>,
     settings: LinkSettings,
-    state: RefCell<State>,
+    state: RefCell<LinkState>,
     /// Bytes that earlier sessions moved.
     earlier_bytes: Cell<u64>,
     /// Whether the node leaves soon or has left, by the coordinator's status.
@@ -43,14 +43,14 @@ pub struct LinkSettings {
 }
 
 /// A session and the namespace of the replay in it.
-pub struct Open {
+pub struct OpenLink {
     /// The session.
     pub session: Session,
     /// The namespace of the replay, as this session knows it.
     pub namespace: Namespace,
 }
 
-impl Open {
+impl OpenLink {
     /// A link for a request of this name.
     #[must_use]
     pub fn named(&self, request: &str) -> Self {
@@ -64,8 +64,8 @@ impl Open {
     }
 }
 
-enum State {
-    Open(Rc<Open>),
+enum LinkState {
+    Open(Rc<OpenLink>),
     /// The node is gone, or does not answer; it may be tried again from then on.
     Lost(Instant),
     /// A request tries to open a session.
@@ -128,9 +128,9 @@ impl Link {
     /// [`LinkError`]: the node is there, and cannot be used.
     pub async fn connect(address: &NodeAddress, settings: LinkSettings) -> Result<Self, LinkError> {
         let state = match timeout(OPEN_DEADLINE, open(address, settings)).await {
-            Ok(Ok(open)) => State::Open(Rc::new(open)),
+            Ok(Ok(open)) => LinkState::Open(Rc::new(open)),
             Ok(Err(error)) if !error.is_of_a_node_that_is_down() => return Err(error),
-            Ok(Err(_)) | Err(_) => State::Lost(now() + RETRY_AFTER),
+            Ok(Err(_)) | Err(_) => LinkState::Lost(now() + RETRY_AFTER),
         };
         Ok(Self {
             address: RefCell::new(address.clone()),
@@ -145,7 +145,7 @@ impl Link {
     /// Whether it has a session.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        matches!(&*self.state.borrow(), State::Open(_))
+        matches!(&*self.state.borrow(), LinkState::Open(_))
     }
 
     /// The node's name.
@@ -169,9 +169,9 @@ impl Link {
     #[must_use]
     pub fn may_serve(&self) -> bool {
         match &*self.state.borrow() {
-            State::Open(_) => true,
-            State::Lost(until) => now() >= *until,
-            State::Opening => false,
+            LinkState::Open(_) => true,
+            LinkState::Lost(until) => now() >= *until,
+            LinkState::Opening => false,
         }
     }
 
@@ -179,30 +179,30 @@ impl Link {
     ///
     /// # Errors
     /// [`RequestError::Lost`] if the node does not answer.
-    pub async fn open(&self) -> Result<Rc<Open>, RequestError> {
-        if let State::Open(open) = &*self.state.borrow() {
+    pub async fn open(&self) -> Result<Rc<OpenLink>, RequestError> {
+        if let LinkState::Open(open) = &*self.state.borrow() {
             return Ok(Rc::clone(open));
         }
         if !self.may_serve() {
             return Err(self.lost());
         }
-        self.state.replace(State::Opening);
+        self.state.replace(LinkState::Opening);
         // A request is dropped only with the whole replay, so no request waits for an opening that was given up.
         match timeout(OPEN_DEADLINE, self.find_and_open()).await {
             Ok(Ok(open)) => {
                 let open = Rc::new(open);
-                self.state.replace(State::Open(Rc::clone(&open)));
+                self.state.replace(LinkState::Open(Rc::clone(&open)));
                 self.reconnected.set(self.reconnected.get() + 1);
                 Ok(open)
             }
             Ok(Err(_)) | Err(_) => {
-                self.state.replace(State::Lost(now() + RETRY_AFTER));
+                self.state.replace(LinkState::Lost(now() + RETRY_AFTER));
                 Err(self.lost())
             }
         }
     }
 
-    async fn find_and_open(&self) -> Result<Open, LinkError> {
+    async fn find_and_open(&self) -> Result<OpenLink, LinkError> {
         let known = self.address.borrow().clone();
         let address = if known.sockets.is_empty() { ask_again(known).await? } else { known };
         let open = open(&address, self.settings).await?;
@@ -211,14 +211,14 @@ impl Link {
     }
 
     /// The error of a request. After an error that means that the node is gone or hangs, requests avoid the node for a while.
-    pub fn failed(&self, used: &Rc<Open>, source: SessionError) -> RequestError {
+    pub fn failed(&self, used: &Rc<OpenLink>, source: SessionError) -> RequestError {
         if !is_of_a_node_that_is_down(&source) {
             return RequestError::Session { node: self.name(), source: Box::new(source) };
         }
-        let is_current = matches!(&*self.state.borrow(), State::Open(open) if Rc::ptr_eq(open, used));
+        let is_current = matches!(&*self.state.borrow(), LinkState::Open(open) if Rc::ptr_eq(open, used));
         if is_current {
             self.earlier_bytes.set(self.earlier_bytes.get() + bytes_of(used));
-            self.state.replace(State::Lost(now() + RETRY_AFTER));
+            self.state.replace(LinkState::Lost(now() + RETRY_AFTER));
         }
         self.lost()
     }
@@ -233,8 +233,8 @@ impl Link {
     #[must_use]
     pub fn bytes_moved(&self) -> u64 {
         let now = match &*self.state.borrow() {
-            State::Open(open) => bytes_of(open),
-            State::Lost(_) | State::Opening => 0,
+            LinkState::Open(open) => bytes_of(open),
+            LinkState::Lost(_) | LinkState::Opening => 0,
         };
         self.earlier_bytes.get() + now
     }
@@ -283,7 +283,7 @@ impl std::fmt::Debug for Link {
     }
 }
 
-async fn open(address: &NodeAddress, settings: LinkSettings) -> Result<Open, LinkError> {
+async fn open(address: &NodeAddress, settings: LinkSettings) -> Result<OpenLink, LinkError> {
     let LinkSettings { block_bytes, in_flight, deadline, .. } = settings;
     let node = || address.name.clone();
     if address.sockets.is_empty() {
@@ -305,10 +305,10 @@ async fn open(address: &NodeAddress, settings: LinkSettings) -> Result<Open, Lin
     let spec = replay_namespace(block_bytes);
     let session = Session::connect(socket, options).await.map_err(failed)?;
     let namespace = session.register(&spec, &[0], &[block_bytes]).await.map_err(failed)?;
-    Ok(Open { session, namespace })
+    Ok(OpenLink { session, namespace })
 }
 
-fn bytes_of(open: &Open) -> u64 {
+fn bytes_of(open: &OpenLink) -> u64 {
     let counters = open.session.counters();
     counters.bytes_read + counters.bytes_written
 }

@@ -30,7 +30,7 @@ pub struct Router {
 
 /// The question, as `POST /v1/prefix` takes it.
 #[derive(Serialize)]
-struct Question {
+struct RouteQuestion {
     fingerprint: String,
     chunk_tokens: u64,
     hashes: Vec<String>,
@@ -51,7 +51,7 @@ impl Router {
         prompt_tokens: u64,
         backlog_tokens: BTreeMap<String, u64>,
     ) -> Option<PrefixAnswer> {
-        let question = Question {
+        let question = RouteQuestion {
             fingerprint: self.fingerprint.clone(),
             chunk_tokens: CHUNK_TOKENS,
             hashes: hashes.iter().map(ToString::to_string).collect(),

@@ -27,7 +27,7 @@ pub(crate) enum Sort {
 
 /// The order of nodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Order {
+pub(crate) struct SortOrder {
     pub(crate) sort: Sort,
     pub(crate) reversed: bool,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Order {
 /// The visible part of a view, and its order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Look {
-    pub(crate) order: Order,
+    pub(crate) order: SortOrder,
     /// Nodes above the first that is shown.
     first_node: usize,
     /// Columns between the node's name and the first that is shown.
@@ -45,7 +45,7 @@ pub(crate) struct Look {
 impl Look {
     /// The first nodes and columns, in this order.
     pub(crate) fn by(sort: Sort, reversed: bool) -> Self {
-        Self { order: Order { sort, reversed }, ..Self::default() }
+        Self { order: SortOrder { sort, reversed }, ..Self::default() }
     }
 
     /// Scrolls by this number of nodes, down or up.
@@ -59,7 +59,7 @@ impl Look {
     }
 }
 
-impl Order {
+impl SortOrder {
     /// The next column to sort by.
     pub(crate) fn next(self) -> Self {
         let all = Sort::value_variants();
@@ -103,7 +103,7 @@ pub(crate) fn render(view: &View, look: Look, columns: usize, rows: usize) -> St
     text.into_iter().map(cut).collect::<Vec<_>>().join("\n")
 }
 
-fn headline(view: &View, order: Order) -> String {
+fn headline(view: &View, order: SortOrder) -> String {
     let alive = view.nodes.iter().filter(|node| node.state == "alive").count();
     let nodes = output::counted(view.nodes.len(), "node");
     let direction = if order.reversed { ", reversed" } else { "" };
@@ -306,10 +306,10 @@ q quit  s sort  r reverse  arrows scroll";
 
     #[test]
     fn the_sort_key_goes_through_all_columns_and_comes_back() {
-        let mut order = Order::default();
+        let mut order = SortOrder::default();
         for _ in Sort::value_variants() {
             order = order.next();
         }
-        assert_eq!(order, Order::default());
+        assert_eq!(order, SortOrder::default());
     }
 }

@@ -20,7 +20,7 @@ use crate::metrics::{Label, Part as _};
 /// The connections of a server. At the limit, the connection that has been idle for the longest is shut down for a new one;
 /// if none is idle, the new one is shut down. One address has half of the connections at most. Cloning shares.
 #[derive(Debug, Clone)]
-pub struct Connections(Arc<Shared>);
+pub struct Connections(Arc<ConnectionBook>);
 
 /// One open connection. Dropping it ends it.
 #[derive(Debug)]
@@ -37,17 +37,17 @@ pub struct Busy {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ConnectionBook {
     most: usize,
-    known: Mutex<Known>,
+    known: Mutex<KnownConnections>,
     /// Told of each connection that ends once the server is over.
     ended: Notify,
     metrics: HttpMetrics,
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    by_number: BTreeMap<u64, State>,
+struct KnownConnections {
+    by_number: BTreeMap<u64, KnownConnection>,
     /// The idle ones by when they became that, the first first.
     idle: BTreeMap<u64, u64>,
     /// How many each address has.
@@ -59,7 +59,7 @@ struct Known {
 }
 
 #[derive(Debug)]
-struct State {
+struct KnownConnection {
     socket: OwnedFd,
     from: Option<IpAddr>,
     requests: u32,
@@ -83,7 +83,7 @@ impl Connections {
     /// Fails if the metrics are registered already.
     pub fn new(most: usize, registry: &Registry) -> Result<Self, prometheus::Error> {
         let metrics = HttpMetrics::register(registry)?;
-        Ok(Self(Arc::new(Shared { most, known: Mutex::default(), ended: Notify::new(), metrics })))
+        Ok(Self(Arc::new(ConnectionBook { most, known: Mutex::default(), ended: Notify::new(), metrics })))
     }
 
     /// Takes in a new connection from an address, if it has one. A client that leaves an answer unread for `unread` loses it.
@@ -119,7 +119,9 @@ impl Connections {
             let _ = shutdown(&idle, Shutdown::Both);
         }
         let number = known.next();
-        known.by_number.insert(number, State { socket: own, from, requests: 0, idle_since: number });
+        known
+            .by_number
+            .insert(number, KnownConnection { socket: own, from, requests: 0, idle_since: number });
         known.idle.insert(number, number);
         from.into_iter().for_each(|from| *known.by_address.entry(from).or_default() += 1);
         self.0.metrics.open.inc();
@@ -146,7 +148,7 @@ impl Connections {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, KnownConnections> {
         crate::lock(&self.0.known)
     }
 }
@@ -190,7 +192,7 @@ impl Drop for Busy {
     }
 }
 
-impl Known {
+impl KnownConnections {
     fn next(&mut self) -> u64 {
         self.last += 1;
         self.last
@@ -225,7 +227,7 @@ impl Known {
         self.take(number).map(|state| state.socket)
     }
 
-    fn take(&mut self, number: u64) -> Option<State> {
+    fn take(&mut self, number: u64) -> Option<KnownConnection> {
         let state = self.by_number.remove(&number)?;
         self.idle.remove(&state.idle_since);
         if let Some(from) = state.from

@@ -32,7 +32,7 @@ pub fn span_counts() -> SpanCounts {
 /// The queue. Ending a span never waits for the collector: if there is no room the span is dropped and counted.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    state: Mutex<State>,
+    state: Mutex<QueuedSpans>,
     /// Something is to be done.
     wake: Condvar,
     /// Something was done.
@@ -40,7 +40,7 @@ pub(super) struct Queue {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QueuedSpans {
     spans: Vec<SpanData>,
     is_sending: bool,
     is_stopping: bool,
@@ -79,7 +79,7 @@ impl Queue {
         let mut state = lock(&self.state);
         state.is_stopping = true;
         self.wake.notify_all();
-        let is_busy = |state: &mut State| state.is_sending || !state.spans.is_empty();
+        let is_busy = |state: &mut QueuedSpans| state.is_sending || !state.spans.is_empty();
         let waited = self.done.wait_timeout_while(state, deadline, is_busy);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         let left = state.spans.len();
@@ -111,9 +111,9 @@ impl Queue {
     /// Waits for a whole batch, or for a part of one some time after its first span. `None` at the end.
     fn next_batch(&self) -> Option<Vec<SpanData>> {
         let state = lock(&self.state);
-        let is_idle = |state: &mut State| state.spans.is_empty() && !state.is_stopping;
+        let is_idle = |state: &mut QueuedSpans| state.spans.is_empty() && !state.is_stopping;
         let state = self.wake.wait_while(state, is_idle).unwrap_or_else(PoisonError::into_inner);
-        let is_short = |state: &mut State| state.spans.len() < BATCH_SPANS && !state.is_stopping;
+        let is_short = |state: &mut QueuedSpans| state.spans.len() < BATCH_SPANS && !state.is_stopping;
         let waited = self.wake.wait_timeout_while(state, BATCH_AFTER, is_short);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         if state.spans.is_empty() {

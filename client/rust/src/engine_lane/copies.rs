@@ -34,12 +34,12 @@ pub(super) enum CopyClaims {
 /// How far a copy is.
 #[derive(Default)]
 pub struct Copied {
-    state: Mutex<State>,
+    state: Mutex<CopyProgress>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct CopyProgress {
     layers: u32,
     result: Option<Result<(), CopyError>>,
     /// The room that was written, until its owner takes it back.

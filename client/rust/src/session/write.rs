@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use larder_protocol::session::{Commit, Request, Reserve, Response};
+use larder_protocol::session::{Commit, Request, Response};
 use larder_protocol::{Chain, PoolSet};
 
 use super::Session;
@@ -22,7 +22,7 @@ impl Session {
     /// # Errors
     /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
     pub fn reserve(&self, namespace: &Namespace, chain: &Chain, priority: i8) -> Call<Reservation> {
-        self.reserve_with(namespace, chain, &[], priority, 0)
+        self.reserve_attempt(namespace, chain, &[], priority, 0)
     }
 
     /// The same, for an engine that has not all pools of each chunk: by position in the chain, `pools` says which it will
@@ -40,7 +40,7 @@ impl Session {
         pools: &[PoolSet],
         priority: i8,
     ) -> Call<Reservation> {
-        self.reserve_with(namespace, chain, pools, priority, 0)
+        self.reserve_attempt(namespace, chain, pools, priority, 0)
     }
 
     /// Gives the reserved chunk at `position` (in the chain) room to be filled; waits until the write window has some.
@@ -72,30 +72,6 @@ impl Session {
     /// Panics if a chunk belongs to another reservation.
     pub fn commit(&self, reservation: &Reservation, staged: Vec<StagedChunk>) -> Call<u32> {
         self.commit_parts(reservation.commit_parts(staged))
-    }
-
-    pub(crate) fn reserve_with(
-        &self,
-        namespace: &Namespace,
-        chain: &Chain,
-        pools: &[PoolSet],
-        priority: i8,
-        attempt: u64,
-    ) -> Call<Reservation> {
-        let (number, pools) = (namespace.number(), pools.to_vec());
-        let request = Request::Reserve(Reserve {
-            namespace: number,
-            chain: self.link.chain(chain),
-            priority,
-            pools,
-            attempt,
-        });
-        let (known, asked) = (namespace.clone(), chain.len());
-        let call = self.ask(request, move |link, response, descriptors| match response {
-            Response::Reserved(reserved) => Reservation::accept(link, known, asked, reserved, &descriptors),
-            _ => Err(SessionError::wrong_answer("a reservation reserves")),
-        });
-        call.checked(namespace.check(chain))
     }
 
     /// One message after the other; the sum of what the node keeps.

@@ -49,7 +49,7 @@ pub(crate) struct Fetch {
 
 /// Chunks that were asked of an actor together.
 #[derive(Debug)]
-pub(super) struct Order {
+pub(super) struct OrderUnderWay {
     /// The holder to ask; `None` for the node of an engine that writes the chunks meanwhile.
     holder: Option<Holder>,
     /// For such an engine, the earliest attempt that will do.
@@ -121,7 +121,7 @@ impl Fetch {
     }
 }
 
-impl Order {
+impl OrderUnderWay {
     /// An order of chunks that a node sends as its engine writes them.
     pub(super) fn of_follow(chunks: Vec<FetchId>, attempt: u64) -> Self {
         Self { holder: None, attempt, awaited: chunks.clone(), chunks, class: Class::Decode }
@@ -250,7 +250,7 @@ impl Core {
         let awaited = chunks.clone();
         self.bring.orders.insert(
             order,
-            Order { holder: Some(holder), attempt: 0, chunks: chunks.clone(), awaited, class },
+            OrderUnderWay { holder: Some(holder), attempt: 0, chunks: chunks.clone(), awaited, class },
         );
         for id in &chunks {
             if let Some(fetch) = self.bring.fetches.get_mut(id) {
@@ -284,7 +284,8 @@ impl Core {
 
     /// Ends an order that was not taken: asking another actor would meet the same queue.
     pub(crate) fn order_refused(&mut self, number: OrderNumber) {
-        let Some(Order { holder: Some(holder), chunks, .. }) = self.bring.orders.remove(&number) else {
+        let Some(OrderUnderWay { holder: Some(holder), chunks, .. }) = self.bring.orders.remove(&number)
+        else {
             return;
         };
         for id in chunks {
@@ -299,7 +300,8 @@ impl Core {
 
     /// A holder's order has ended: each of its chunks has come or not.
     pub(crate) fn order_ended(&mut self, number: OrderNumber, came: Vec<Arrival>) {
-        let Some(Order { holder: Some(holder), chunks, .. }) = self.bring.orders.remove(&number) else {
+        let Some(OrderUnderWay { holder: Some(holder), chunks, .. }) = self.bring.orders.remove(&number)
+        else {
             return;
         };
         let came: Vec<(FetchId, Arrival)> = chunks

@@ -13,7 +13,7 @@ use larder_protocol::session::{Leased, Response};
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 
 use super::Fetch;
-use super::fetch::Order;
+use super::fetch::OrderUnderWay;
 use crate::Core;
 use crate::cause::Cause;
 use crate::directory::Holders;
@@ -142,7 +142,7 @@ impl Core {
         }
         let chunks: Vec<FetchId> =
             wanted.into_iter().map(|wanted| self.fetch_followed(wanted, fingerprint, Some(order))).collect();
-        self.bring.orders.insert(order, Order::of_follow(chunks.clone(), attempt));
+        self.bring.orders.insert(order, OrderUnderWay::of_follow(chunks.clone(), attempt));
         let writer = writer.clone();
         let follow = FollowOrder { order, writer, fingerprint, chunks, pools, attempt, patience_ms };
         self.effects.push_back(Effect::Follow(follow));

@@ -45,7 +45,7 @@ pub(super) struct Located {
 
 /// A search for chunks.
 #[derive(Debug)]
-pub(super) struct Question {
+pub(super) struct ChunkSearch {
     purpose: LocatePurpose,
     cause: Cause,
     missing: Missing,
@@ -122,7 +122,7 @@ impl Located {
     }
 }
 
-impl Question {
+impl ChunkSearch {
     /// The session whose request the question belongs to.
     pub(super) fn session(&self) -> Option<SessionId> {
         match self.purpose {
@@ -174,7 +174,7 @@ impl Core {
     pub(super) fn locate(&mut self, purpose: LocatePurpose, missing: Missing, cause: Cause) {
         let located = Located { positions: missing.positions.clone(), ..Located::default() };
         let until = Duration::ZERO;
-        let mut question = Question { purpose, cause, missing, located, asks: Asks::Siblings, until };
+        let mut question = ChunkSearch { purpose, cause, missing, located, asks: Asks::Siblings, until };
         let Some((fingerprint, chunks)) = self.chunks_of(&question, 0..question.located.positions.len())
         else {
             return self.located(question);
@@ -202,7 +202,7 @@ impl Core {
         if self.bring.sources.peers.is_none() {
             return self.order_fetches(ids);
         }
-        let question = self.ask(Question {
+        let question = self.ask(ChunkSearch {
             purpose: LocatePurpose::Again(ids),
             cause: Cause::default(),
             missing: Missing::default(),
@@ -215,7 +215,7 @@ impl Core {
 
     /// Asks the directory who else has chunks that are to leave.
     pub(crate) fn ask_for_drain(&mut self, fingerprint: Fingerprint, chunks: Vec<ChunkRef>) -> QuestionId {
-        let question = self.ask(Question {
+        let question = self.ask(ChunkSearch {
             purpose: LocatePurpose::Drain,
             cause: Cause::default(),
             missing: Missing::default(),
@@ -256,7 +256,7 @@ impl Core {
 
     /// Notes that the homes of some places of a question do not answer; all homes if no place is named.
     pub(crate) fn homes_did_not_answer(&mut self, number: QuestionId, places: &[u32]) {
-        let Some(Question { located, .. }) = self.bring.questions.get_mut(&number) else { return };
+        let Some(ChunkSearch { located, .. }) = self.bring.questions.get_mut(&number) else { return };
         let asked: Vec<u32> = located.unheld().map(|at| located.positions[at]).collect();
         located.unanswered = match places {
             [] => asked,
@@ -286,7 +286,7 @@ impl Core {
     }
 
     /// Asks the directory for chunks that no sibling has, unless a lookup has just found them.
-    fn ask_directory(&mut self, mut question: Question) {
+    fn ask_directory(&mut self, mut question: ChunkSearch) {
         if !question.missing.from_peers {
             return self.ask_objects(question);
         }
@@ -307,7 +307,7 @@ impl Core {
     }
 
     /// Keeps the directory's answer to a lookup for the lease that follows.
-    fn remember_holders(&mut self, question: &Question, places: &[usize], holders: &[Holders]) {
+    fn remember_holders(&mut self, question: &ChunkSearch, places: &[usize], holders: &[Holders]) {
         let Some((fingerprint, chunks)) = self.chunks_of(question, places.iter().copied()) else { return };
         let now = self.millis();
         for (key, holders) in row_keys(&fingerprint, &chunks).into_iter().zip(holders) {
@@ -318,7 +318,7 @@ impl Core {
     }
 
     /// Fills in the holders that a lookup has just found.
-    fn recall_holders(&self, question: &mut Question) {
+    fn recall_holders(&self, question: &mut ChunkSearch) {
         let unheld: Vec<usize> = question.located.unheld().collect();
         if self.bring.heard_of.is_empty() || unheld.is_empty() {
             return;
@@ -342,7 +342,7 @@ impl Core {
 
     /// Asks the object store for chunks that no node has, unless the answer is known already. A chain counts up to its first
     /// hole.
-    fn ask_objects(&mut self, mut question: Question) {
+    fn ask_objects(&mut self, mut question: ChunkSearch) {
         if !question.missing.from_objects || !self.bring.object_is_open {
             return self.located(question);
         }
@@ -371,7 +371,7 @@ impl Core {
     }
 
     /// Ends a question: no more answers will come.
-    fn located(&mut self, Question { purpose, cause, located, .. }: Question) {
+    fn located(&mut self, ChunkSearch { purpose, cause, located, .. }: ChunkSearch) {
         let (request, done) = match purpose {
             LocatePurpose::Lookup(request, ask) => (request, self.look_up_located(request, ask, &located)),
             LocatePurpose::Lease(request, ask) => {
@@ -417,7 +417,7 @@ impl Core {
     /// The chunks at some of a question's positions, and their namespace; `None` if nobody registered it.
     fn chunks_of(
         &self,
-        question: &Question,
+        question: &ChunkSearch,
         places: impl IntoIterator<Item = usize>,
     ) -> Option<(Fingerprint, Vec<ChunkRef>)> {
         let (namespace, chain) = question.purpose.chain()?;
@@ -425,15 +425,15 @@ impl Core {
         Some((self.store.fingerprint(namespace)?, places.into_iter().map(chunk).collect()))
     }
 
-    fn ask(&mut self, question: Question) -> QuestionId {
+    fn ask(&mut self, question: ChunkSearch) -> QuestionId {
         let number = QuestionId(self.bring.next_number());
         let until = self.now + self.bring.load_deadline();
-        self.bring.questions.insert(number, Question { until, ..question });
+        self.bring.questions.insert(number, ChunkSearch { until, ..question });
         number
     }
 
     /// The question that an answer belongs to, if it waits for this kind of answer.
-    fn answered(&mut self, number: QuestionId, is_asked: impl Fn(&Asks) -> bool) -> Option<Question> {
+    fn answered(&mut self, number: QuestionId, is_asked: impl Fn(&Asks) -> bool) -> Option<ChunkSearch> {
         let is_asked = is_asked(&self.bring.questions.get(&number)?.asks);
         is_asked.then(|| self.bring.questions.remove(&number)).flatten()
     }

@@ -28,13 +28,13 @@ pub struct Cache {
 /// Answers, the younger ones apart.
 #[derive(Debug, Default)]
 struct Generations {
-    young: HashMap<RowKey, Answer>,
-    old: HashMap<RowKey, Answer>,
+    young: HashMap<RowKey, CachedHolders>,
+    old: HashMap<RowKey, CachedHolders>,
     turned_at: Millis,
 }
 
 #[derive(Debug)]
-struct Answer {
+struct CachedHolders {
     holders: Holders,
     at: Millis,
 }
@@ -43,7 +43,7 @@ impl Cache {
     /// The holders of a chunk, if a home answered lately; empty if the chunk has no holder.
     #[must_use]
     pub fn get(&self, key: &RowKey, now: Millis) -> Option<&Holders> {
-        let lasts = |answer: &&Answer, lasts_ms: u64| now.since(answer.at) < lasts_ms;
+        let lasts = |answer: &&CachedHolders, lasts_ms: u64| now.since(answer.at) < lasts_ms;
         let recent = self
             .recent
             .get(key)
@@ -61,7 +61,7 @@ impl Cache {
         };
         others.remove(&key);
         let (turns_ms, most) = if is_common { (COMMON_MS, MAX_COMMON) } else { (HOLDERS_MS, MAX_ANSWERS) };
-        these.insert(key, Answer { holders, at: now }, turns_ms, most);
+        these.insert(key, CachedHolders { holders, at: now }, turns_ms, most);
     }
 
     /// Leaves out gains that need no announcement, since an answer named enough other holders. One node in four announces the
@@ -79,8 +79,9 @@ impl Cache {
     pub fn not_held(&mut self, holder: Holder, keys: &[RowKey], now: Millis) -> Vec<RowKey> {
         let mut news = Vec::with_capacity(keys.len());
         for &key in keys {
-            let is_old =
-                |answer: &Answer| now.since(answer.at) >= HOLDERS_MS && answer.holders.contains(&holder);
+            let is_old = |answer: &CachedHolders| {
+                now.since(answer.at) >= HOLDERS_MS && answer.holders.contains(&holder)
+            };
             if !self.common.get(&key).is_some_and(is_old) {
                 news.push(key);
             }
@@ -94,11 +95,11 @@ impl Cache {
     /// Forgets the answers for partitions that have another home now, and common chunks' holders that have left the cluster.
     pub fn new_table(&mut self, old: &Table, new: &Table, own: NodeNumber) {
         (self.is_large, self.own) = (new.members.len() >= LARGE, own);
-        let stays = |key: &RowKey, _: &mut Answer| {
+        let stays = |key: &RowKey, _: &mut CachedHolders| {
             let partition = key.run.partition();
             old.home(partition) == new.home(partition)
         };
-        let has_holders = |_: &RowKey, answer: &mut Answer| {
+        let has_holders = |_: &RowKey, answer: &mut CachedHolders| {
             answer.holders.retain(|holder| new.member(holder.node).is_some());
             answer.holders.len() >= MIN_COMMON
         };
@@ -126,11 +127,11 @@ impl Cache {
 }
 
 impl Generations {
-    fn get(&self, key: &RowKey) -> Option<&Answer> {
+    fn get(&self, key: &RowKey) -> Option<&CachedHolders> {
         self.young.get(key).or_else(|| self.old.get(key))
     }
 
-    fn insert(&mut self, key: RowKey, answer: Answer, turns_ms: u64, most: usize) {
+    fn insert(&mut self, key: RowKey, answer: CachedHolders, turns_ms: u64, most: usize) {
         if answer.at.since(self.turned_at) >= turns_ms || self.young.len() >= most / 2 {
             self.old = std::mem::take(&mut self.young);
             self.turned_at = answer.at;
@@ -154,7 +155,7 @@ impl Generations {
         self.all().into_iter().for_each(|answers| drop(answers.remove(key)));
     }
 
-    fn all(&mut self) -> [&mut HashMap<RowKey, Answer>; 2] {
+    fn all(&mut self) -> [&mut HashMap<RowKey, CachedHolders>; 2] {
         [&mut self.young, &mut self.old]
     }
 

@@ -49,11 +49,11 @@ pub struct BlockMove {
 /// Commits whose bytes are being copied.
 #[derive(Debug, Default)]
 pub(super) struct Orders {
-    pub(super) open: BTreeMap<OrderId, Order>,
+    pub(super) open: BTreeMap<OrderId, OpenCommit>,
 }
 
 #[derive(Debug)]
-pub(super) struct Order {
+pub(super) struct OpenCommit {
     pub(super) session: SessionId,
     pub(super) process: ProcessId,
     /// The reservation, for as long as the right to commit lasts.
@@ -151,7 +151,7 @@ impl Store {
         let (reservation, layers) = (Some(reservation), None);
         self.orders.open.insert(
             order,
-            Order {
+            OpenCommit {
                 session,
                 process,
                 reservation,
@@ -216,8 +216,9 @@ impl Store {
     /// handed over have changed since.
     pub fn finish_commit(&mut self, order: OrderId, checksums: Option<Vec<Checksums>>) -> u32 {
         let Some(order_open) = self.orders.open.remove(&order) else { return 0 };
-        let Order { session, process, reservation, namespace, slices, chunks, given, quarantined, .. } =
-            order_open;
+        let OpenCommit {
+            session, process, reservation, namespace, slices, chunks, given, quarantined, ..
+        } = order_open;
         quarantined.into_iter().for_each(|slot| self.slab.restore(slot));
         let was_copied = checksums.is_some();
         let checksums = checksums.and_then(|checksums| of_blocks(checksums, &given));

@@ -95,6 +95,12 @@ impl Store {
     pub fn recovered(&mut self, fingerprint: &Fingerprint, name: ChunkRef, pools: PoolSet) -> bool {
         let Some(number) = self.namespaces.of(fingerprint) else { return false };
         let Ok(id) = self.enter_name(number, name) else { return false };
+        if self.index.get(id).standing == Standing::Condemned {
+            // It was purged or found damaged since the start.
+            let given_up = self.disk.iter_mut().map(|disk| &mut disk.given_up);
+            given_up.for_each(|keys| keys.push(ChunkKey { fingerprint: *fingerprint, hash: name.hash }));
+            return true;
+        }
         if self.index.get(id).disk != OnDisk::Here {
             let rules = &self.namespaces.get(number).rules;
             self.index.get_mut(id).disk_pools = pools.common(rules.every()).and(rules.obligatory());

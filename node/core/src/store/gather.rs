@@ -61,7 +61,7 @@ struct Coming {
 
 /// A gather's step for one chunk.
 #[derive(Debug, Clone, Copy)]
-enum Step {
+enum ChunkStep {
     /// It can be read, and is claimed.
     Here(ChunkId),
     /// It is being fetched, and is claimed.
@@ -70,7 +70,7 @@ enum Step {
     Fetch(Source),
 }
 
-impl Step {
+impl ChunkStep {
     fn claimed(&self) -> Option<ChunkId> {
         match *self {
             Self::Here(id) | Self::Coming(id) => Some(id),
@@ -187,14 +187,16 @@ impl Store {
         let mut wanted = Vec::new();
         for (position, &step) in steps.iter().enumerate() {
             let chunk = match step {
-                Step::Here(chunk) => {
+                ChunkStep::Here(chunk) => {
                     self.count_use(chunk);
                     chunk
                 }
-                Step::Coming(chunk) => chunk,
-                Step::Fetch(from) => {
+                ChunkStep::Coming(chunk) => chunk,
+                ChunkStep::Fetch(from) => {
                     let Some(chunk) = self.start_fetch(number, chain.chunk(position), from) else {
-                        self.unclaim(&steps[position..].iter().filter_map(Step::claimed).collect::<Vec<_>>());
+                        self.unclaim(
+                            &steps[position..].iter().filter_map(ChunkStep::claimed).collect::<Vec<_>>(),
+                        );
                         break;
                     };
                     self.change(chunk, |chunk| chunk.claims += 1);
@@ -223,15 +225,15 @@ impl Store {
         chain: &Chain,
         found: &[Presence],
         elsewhere: &[Option<Source>],
-    ) -> Vec<Step> {
+    ) -> Vec<ChunkStep> {
         let mut steps = Vec::with_capacity(found.len());
         for (position, &found) in found.iter().enumerate() {
             let known = self.index.find(number, &chain.hashes[position]);
             let step = match (found, known, elsewhere.get(position).copied().flatten()) {
-                (Presence::Here(chunk), ..) => Step::Here(chunk),
-                (_, Some(chunk), _) if self.gathers.fetches.contains_key(&chunk) => Step::Coming(chunk),
-                (Presence::OnDisk(_), ..) => Step::Fetch(Source::Disk),
-                (Presence::Absent, None, Some(from)) => Step::Fetch(from),
+                (Presence::Here(chunk), ..) => ChunkStep::Here(chunk),
+                (_, Some(chunk), _) if self.gathers.fetches.contains_key(&chunk) => ChunkStep::Coming(chunk),
+                (Presence::OnDisk(_), ..) => ChunkStep::Fetch(Source::Disk),
+                (Presence::Absent, None, Some(from)) => ChunkStep::Fetch(from),
                 _ => break,
             };
             if let Some(chunk) = step.claimed() {

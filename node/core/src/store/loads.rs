@@ -225,7 +225,8 @@ impl Store {
         let mut loads: Vec<u64> = of_session.map(|(&load, _)| load).collect();
         loads.sort_unstable();
         loads.into_iter().for_each(|load| self.quarantine_load(load));
-        let is_of_session = |order: &super::commit::Order| order.session == session && order.is_by_device;
+        let is_of_session =
+            |order: &super::commit::OpenCommit| order.session == session && order.is_by_device;
         let orders = self.orders.open.iter().filter(|(_, order)| is_of_session(order));
         let mut orders: Vec<OrderId> = orders.map(|(&order, _)| order).collect();
         orders.sort_unstable();

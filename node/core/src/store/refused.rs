@@ -1,9 +1,9 @@
-//! Reasons why the store did nothing, in words for engines.
+//! Reasons why the store did nothing, as answers to engines.
 
 use larder_protocol::ChainError;
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS, MAX_SESSION_NAMESPACES};
 use larder_protocol::namespace::NamespaceError;
-use larder_protocol::session::Scarce;
+use larder_protocol::session::{Busy, Refusal, RefusalCode, Response, Scarce};
 
 /// Why the store did nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -213,4 +213,40 @@ pub enum Refused {
         /// Blocks to commit.
         blocks: usize,
     },
+}
+
+impl From<Refused> for Response {
+    fn from(refused: Refused) -> Self {
+        if let Refused::Busy { what, retry_after_ms } = refused {
+            return Self::Busy(Busy { what, retry_after_ms });
+        }
+        let code = match &refused {
+            Refused::Chain(_) => RefusalCode::Chain,
+            Refused::Namespace(_)
+            | Refused::BlockSize { .. }
+            | Refused::BlockSizes { .. }
+            | Refused::Slices { .. }
+            | Refused::Pools { .. }
+            | Refused::TooManyNamespaces { .. } => RefusalCode::Namespace,
+            Refused::BlockTooLarge { .. }
+            | Refused::WindowTooSmall { .. }
+            | Refused::TooLarge { .. }
+            | Refused::TooManyTensors { .. } => RefusalCode::TooLarge,
+            Refused::Unknown { .. }
+            | Refused::UnknownPin(_)
+            | Refused::NoTensors { .. }
+            | Refused::NoCopy { .. } => RefusalCode::Unknown,
+            Refused::OutsideWindow { .. }
+            | Refused::Sources { .. }
+            | Refused::NotLeased { .. }
+            | Refused::SeveralSlices { .. }
+            | Refused::NotOpen { .. }
+            | Refused::Layers { .. }
+            | Refused::Beyond { .. }
+            | Refused::LayersMissing { .. } => RefusalCode::Place,
+            Refused::OutOfOrder => RefusalCode::Protocol,
+            Refused::Internal | Refused::Busy { .. } => RefusalCode::Internal,
+        };
+        Self::Refused(Refusal { code, message: refused.to_string() })
+    }
 }

@@ -47,13 +47,13 @@ struct Class {
 
 #[derive(Debug, Default)]
 struct Extent {
-    state: State,
+    state: ExtentUse,
     /// The tenant of the bytes that its memory holds, or held last.
     last_tenant: Option<TenantId>,
 }
 
 #[derive(Debug, Default)]
-enum State {
+enum ExtentUse {
     #[default]
     Unassigned,
     /// Waits for new memory, for this class.
@@ -199,7 +199,7 @@ impl Slab {
 
     /// The extent has new memory, which no process has seen.
     pub(crate) fn renewed(&mut self, extent: u32) {
-        if let State::Renewing(class) = self.extents[extent as usize].state {
+        if let ExtentUse::Renewing(class) = self.extents[extent as usize].state {
             self.assign(extent, class);
         }
     }
@@ -214,15 +214,15 @@ impl Slab {
 
     /// Takes every extent of an empty slab out of use.
     pub(crate) fn wait_for_memory(&mut self) {
-        self.extents.iter_mut().for_each(|extent| extent.state = State::Secluded);
+        self.extents.iter_mut().for_each(|extent| extent.state = ExtentUse::Secluded);
         self.quarantined_bytes = std::mem::take(&mut self.free_bytes);
     }
 
     /// A secluded extent is in use again, with the memory that it had, or with new memory.
     pub(crate) fn include(&mut self, extent: u32, keeps_memory: bool) {
         let included = &mut self.extents[extent as usize];
-        if matches!(included.state, State::Secluded) {
-            included.state = State::Unassigned;
+        if matches!(included.state, ExtentUse::Secluded) {
+            included.state = ExtentUse::Unassigned;
             included.last_tenant = included.last_tenant.filter(|_| keeps_memory);
             self.quarantined_bytes -= self.extent_bytes;
             self.free_bytes += self.extent_bytes;
@@ -241,7 +241,7 @@ impl Slab {
         let bound = self.bound(&left_by_all);
         let mut found: Vec<(u32, u32)> = Vec::new();
         for (number, extent) in (0..).zip(&self.extents) {
-            let State::Assigned(assigned) = &extent.state else { continue };
+            let ExtentUse::Assigned(assigned) = &extent.state else { continue };
             let other = self.classes[assigned.class.0 as usize].tenant;
             // One more may go from the other tenant, if its part stays.
             let may_go = || may_grow && bound[usize::from(other.0)] > self.part(other) && left_by_all(number);
@@ -269,7 +269,7 @@ impl Slab {
         if !self.may_grow(tenant) {
             return None;
         }
-        let unassigned = |extent: &Extent| matches!(extent.state, State::Unassigned);
+        let unassigned = |extent: &Extent| matches!(extent.state, ExtentUse::Unassigned);
         let last_of = |last: Option<TenantId>| {
             self.extents.iter().position(|extent| unassigned(extent) && extent.last_tenant == last)
         };
@@ -286,14 +286,14 @@ impl Slab {
         if self
             .extents
             .iter()
-            .any(|extent| matches!(extent.state, State::Renewing(waiting) if waiting == class))
+            .any(|extent| matches!(extent.state, ExtentUse::Renewing(waiting) if waiting == class))
         {
             return None;
         }
         let mut numbered = (0_u32..).zip(&self.extents);
         let (foreign, _) = numbered.find(|(number, extent)| unassigned(extent) && left_by_all(*number))?;
         self.hold(tenant, foreign);
-        self.extents[foreign as usize].state = State::Renewing(class);
+        self.extents[foreign as usize].state = ExtentUse::Renewing(class);
         self.renewals.push(foreign);
         None
     }
@@ -328,7 +328,7 @@ impl Slab {
     /// ones first: they hold the ends of prompts.
     pub(crate) fn extents_to_clear(&self, tenant: TenantId) -> Vec<Vec<ChunkNumber>> {
         let assigned = self.extents.iter().rev().filter_map(|extent| match &extent.state {
-            State::Assigned(assigned) => Some(assigned),
+            ExtentUse::Assigned(assigned) => Some(assigned),
             _ => None,
         });
         let is_its = |assigned: &&Assigned| {
@@ -357,7 +357,7 @@ impl Slab {
     fn bound(&self, left_by_all: impl Fn(u32) -> bool) -> Vec<u32> {
         let mut bound: Vec<u32> = self.tenants.iter().map(|tenant| tenant.held).collect();
         for (number, extent) in (0..).zip(&self.extents) {
-            if matches!(extent.state, State::Unassigned)
+            if matches!(extent.state, ExtentUse::Unassigned)
                 && let Some(last) = extent.last_tenant
                 && !left_by_all(number)
             {
@@ -389,7 +389,7 @@ impl Slab {
         let open = &mut self.classes[class.0 as usize].open;
         let open_position = Some(open.len());
         open.push(extent);
-        self.extents[extent as usize].state = State::Assigned(Assigned {
+        self.extents[extent as usize].state = ExtentUse::Assigned(Assigned {
             class,
             touched: 0,
             free: Vec::new(),
@@ -423,7 +423,7 @@ impl Slab {
         self.close_extent(extent);
         let tenant = self.classes[class.0 as usize].tenant;
         self.tenants[usize::from(tenant.0)].held -= 1;
-        self.extents[extent as usize].state = State::Unassigned;
+        self.extents[extent as usize].state = ExtentUse::Unassigned;
     }
 
     /// Takes an extent out of its class's open ones.
@@ -444,14 +444,14 @@ impl Slab {
 
     fn assigned(&self, extent: u32) -> &Assigned {
         match &self.extents[extent as usize].state {
-            State::Assigned(assigned) => assigned,
+            ExtentUse::Assigned(assigned) => assigned,
             state => unreachable!("a slot lies in an assigned extent, this is {state:?}"),
         }
     }
 
     fn assigned_mut(&mut self, extent: u32) -> &mut Assigned {
         match &mut self.extents[extent as usize].state {
-            State::Assigned(assigned) => assigned,
+            ExtentUse::Assigned(assigned) => assigned,
             state => unreachable!("a slot lies in an assigned extent, this is {state:?}"),
         }
     }
@@ -462,14 +462,14 @@ impl Slab {
         let (mut used, mut quarantined, mut free) = (0, 0, 0);
         let mut held = vec![0; self.tenants.len()];
         for extent in &self.extents {
-            if matches!(extent.state, State::Secluded) {
+            if matches!(extent.state, ExtentUse::Secluded) {
                 quarantined += self.extent_bytes;
                 continue;
             }
-            if !matches!(extent.state, State::Unassigned) {
+            if !matches!(extent.state, ExtentUse::Unassigned) {
                 held[usize::from(extent.last_tenant.expect("an extent in use has a tenant").0)] += 1;
             }
-            let State::Assigned(assigned) = &extent.state else {
+            let ExtentUse::Assigned(assigned) = &extent.state else {
                 free += self.extent_bytes;
                 continue;
             };

@@ -1,8 +1,10 @@
 //! What is written to disk and object store, in which order, and what follows where that fails.
 
+use larder_protocol::ChunkRef;
+
 use super::*;
 use crate::store::ChunkWrite;
-use crate::{Description, WriteNumber, Written};
+use crate::{Description, SegmentVisit, Visited, WriteNumber, Written};
 
 const BELOW: Sources =
     Sources { siblings: None, peers: None, disk: Some(DEADLINE), object: Some(DEADLINE), known_chunks: 100 };
@@ -35,6 +37,12 @@ fn write(w: &mut World) -> (WriteNumber, ChunkWrite) {
         Effect::Write { number, write } => (number, write),
         other => panic!("{other:?}"),
     }
+}
+
+/// All chunks that the disk has.
+fn listed(held: Vec<(Fingerprint, ChunkRef, PoolSet)>) -> Event {
+    let result = Visited::Done { held, next: None };
+    Event::SegmentVisited { visit: SegmentVisit::List, after: 0, result }
 }
 
 fn on_disk(w: &World) -> u64 {
@@ -179,16 +187,16 @@ fn what_was_written_to_the_object_store_is_read_there_without_a_question() {
 fn the_disk_forgets_what_disagrees_with_what_is_known() {
     let mut w = described();
     let chain = w.chain("ab");
-    let wrong = larder_protocol::ChunkRef { index: 7, ..chain.chunk(1) };
+    let wrong = ChunkRef { index: 7, ..chain.chunk(1) };
     let held = vec![(w.fingerprint, wrong, PoolSet::ANY)];
     w.put("ab");
     let (number, _) = write(&mut w);
     w.tell(Event::WriteEnded { number, answer: Written::There });
-    w.tell(Event::Recovered { held, is_all: true });
+    w.tell(listed(held));
     assert!(matches!(w.next(), Effect::Disagrees { chunk, .. } if chunk == wrong));
     assert_eq!(on_disk(&w), 1);
     let unknown = vec![(Fingerprint([9; 32]), wrong, PoolSet::ANY)];
-    w.tell(Event::Recovered { held: unknown, is_all: true });
+    w.tell(listed(unknown));
     assert!(w.is_idle(), "a namespace that is not known may be after the next start");
 }
 
@@ -196,10 +204,10 @@ fn the_disk_forgets_what_disagrees_with_what_is_known() {
 fn a_description_that_is_of_no_use_is_deleted_and_written_again_when_it_is() {
     let mut w = described();
     let (other, fingerprint) = (spec(2), spec(2).fingerprint("a"));
-    w.core.know(TenantId(0), fingerprint, other.clone()).unwrap();
+    w.core.know("a".to_owned(), fingerprint, other.clone()).unwrap();
     w.pass(Duration::from_secs(120));
     assert!(w.is_idle(), "who knows what else is on disk");
-    w.tell(Event::Recovered { held: Vec::new(), is_all: true });
+    w.tell(listed(Vec::new()));
     w.pass(Duration::from_millis(50));
     let Effect::ForgetDescriptions(unused) = w.next() else { panic!("it is of no use") };
     assert_eq!(unused, [fingerprint]);
@@ -227,7 +235,7 @@ fn a_new_store_knows_what_is_described_and_hears_nothing_of_old_writes() {
     w.tell(Event::WriteEnded { number, answer: Written::There });
     let chain = w.chain("a");
     let held = vec![(w.fingerprint, chain.chunk(0), PoolSet::ANY)];
-    w.tell(Event::Recovered { held, is_all: true });
+    w.tell(listed(held));
     assert_eq!(on_disk(&w), 1);
     assert!(w.is_idle());
 }

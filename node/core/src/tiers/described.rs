@@ -7,19 +7,22 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use larder_protocol::namespace::NamespaceSpec;
+use larder_protocol::purge::PurgeScope;
 use larder_protocol::session::Registered;
 use larder_protocol::{ChunkRef, Fingerprint, PoolSet};
 
 use crate::Core;
 use crate::effect::Effect;
 use crate::event::Description;
-use crate::store::Refused;
 use crate::store::ids::{ChunkKey, SessionId, TenantId};
+use crate::store::{PurgedKeys, Refused};
 
 /// Namespaces that engines named, or that were described when the node started.
 #[derive(Debug)]
 pub(crate) struct Described {
     known: HashMap<Fingerprint, Namespace>,
+    /// Namespaces whose tenants are not served.
+    strangers: Vec<(String, Fingerprint, NamespaceSpec)>,
     /// Whether all chunks that were on disk at the start are known.
     is_recovered: bool,
     /// The time of the next search for unused descriptions.
@@ -30,12 +33,12 @@ pub(crate) struct Described {
 struct Namespace {
     tenant: TenantId,
     spec: NamespaceSpec,
-    state: State,
+    state: DescribedState,
 }
 
 /// Whether a namespace is described on disk: before it is, none of its chunks is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum DescribedState {
     Missing,
     /// Being written, or deleted.
     UnderWay,
@@ -55,7 +58,7 @@ pub(crate) enum MayWrite {
 
 impl Default for Described {
     fn default() -> Self {
-        Self { known: HashMap::new(), is_recovered: false, forget_at: FORGET_EVERY }
+        Self { known: HashMap::new(), strangers: Vec::new(), is_recovered: false, forget_at: FORGET_EVERY }
     }
 }
 
@@ -77,26 +80,31 @@ impl Core {
         let Registered { namespace, fingerprint, .. } = registered;
         self.effects.push_back(Effect::Knows { namespace, tenant_name, fingerprint });
         if self.bring.sources.disk.is_some() {
-            let namespace = || Namespace { tenant, spec: spec.clone(), state: State::Missing };
+            let namespace = || Namespace { tenant, spec: spec.clone(), state: DescribedState::Missing };
             self.described.known.entry(registered.fingerprint).or_insert_with(namespace).tenant = tenant;
         }
         Ok(registered)
     }
 
-    /// Adds a namespace that is described on disk, before any session names it.
+    /// Adds a namespace that is described on disk, before any session names it; returns whether its tenant is served. If not, the
+    /// namespace waits until the tenant is.
     ///
     /// # Errors
     /// [`Refused`] if it does not fit this node.
     pub fn know(
         &mut self,
-        tenant: TenantId,
+        tenant_name: String,
         fingerprint: Fingerprint,
         spec: NamespaceSpec,
-    ) -> Result<(), Refused> {
+    ) -> Result<bool, Refused> {
+        let Ok(tenant) = self.tenant_of(&tenant_name) else {
+            self.described.strangers.push((tenant_name, fingerprint, spec));
+            return Ok(false);
+        };
         self.know_in_store(tenant, fingerprint, &spec)?;
-        let namespace = Namespace { tenant, spec, state: State::There };
+        let namespace = Namespace { tenant, spec, state: DescribedState::There };
         self.described.known.entry(fingerprint).or_insert(namespace).tenant = tenant;
-        Ok(())
+        Ok(true)
     }
 
     /// Adds a namespace whose chunks come from a node that drains.
@@ -109,13 +117,10 @@ impl Core {
         fingerprint: Fingerprint,
         spec: &NamespaceSpec,
     ) -> Result<(), Refused> {
-        let unknown = Refused::Unknown { what: "tenant", number: 0 };
-        let is_its = |known: &String| known == tenant_name && !known.is_empty();
-        let tenant = self.tenants.iter().position(is_its).ok_or(unknown)?;
-        let tenant = TenantId(tenant as u16);
+        let tenant = self.tenant_of(tenant_name)?;
         self.know_in_store(tenant, fingerprint, spec)?;
         if self.bring.sources.disk.is_some() {
-            let namespace = || Namespace { tenant, spec: spec.clone(), state: State::Missing };
+            let namespace = || Namespace { tenant, spec: spec.clone(), state: DescribedState::Missing };
             self.described.known.entry(fingerprint).or_insert_with(namespace).tenant = tenant;
         }
         Ok(())
@@ -141,8 +146,38 @@ impl Core {
             |tenant: TenantId| tenants.get(usize::from(tenant.0)).is_some_and(|name| !name.is_empty());
         let known = &mut self.described.known;
         known.retain(|_, known| {
-            is_served(known.tenant) || matches!(known.state, State::There | State::UnderWay)
+            is_served(known.tenant) || matches!(known.state, DescribedState::There | DescribedState::UnderWay)
         });
+    }
+
+    /// Learns the disk's chunks of tenants that were not served before.
+    pub(crate) fn know_strangers(&mut self) {
+        let strangers = std::mem::take(&mut self.described.strangers);
+        let before = strangers.len();
+        for (tenant, fingerprint, spec) in strangers {
+            // Refused: it does not fit this node.
+            _ = self.know(tenant, fingerprint, spec);
+        }
+        if self.described.strangers.len() < before {
+            self.list_disk();
+        }
+    }
+
+    /// The names of a purge's chunks, including chunks on disk of tenants that are not served.
+    #[must_use]
+    pub fn purged_keys(&self, scope: &PurgeScope) -> PurgedKeys {
+        let mut keys = self.store.purged_keys(scope);
+        for (tenant, fingerprint, _) in &self.described.strangers {
+            if matches!(scope, PurgeScope::Tenant(name) if name == tenant) {
+                keys.add(*fingerprint);
+            }
+        }
+        keys
+    }
+
+    fn tenant_of(&self, name: &str) -> Result<TenantId, Refused> {
+        let number = self.tenants.iter().position(|known| known == name && !known.is_empty());
+        number.map(|number| TenantId(number as u16)).ok_or(Refused::Unknown { what: "tenant", number: 0 })
     }
 
     fn tenant_name(&self, tenant: TenantId) -> String {
@@ -169,9 +204,9 @@ impl Core {
     pub(crate) fn description_is(&mut self, fingerprint: Fingerprint, description: Description) {
         if let Some(namespace) = self.described.known.get_mut(&fingerprint) {
             namespace.state = match description {
-                Description::There => State::There,
-                Description::Failed => State::Failed(self.now + DESCRIBE_AGAIN),
-                Description::Gone => State::Missing,
+                Description::There => DescribedState::There,
+                Description::Failed => DescribedState::Failed(self.now + DESCRIBE_AGAIN),
+                Description::Gone => DescribedState::Missing,
             };
         }
     }
@@ -181,10 +216,10 @@ impl Core {
         let now = self.now;
         let Some(namespace) = self.described.known.get_mut(&fingerprint) else { return MayWrite::Never };
         match namespace.state {
-            State::There => return MayWrite::Now,
-            State::UnderWay => return MayWrite::Later,
-            State::Failed(until) if now < until => return MayWrite::Never,
-            State::Missing | State::Failed(_) => namespace.state = State::UnderWay,
+            DescribedState::There => return MayWrite::Now,
+            DescribedState::UnderWay => return MayWrite::Later,
+            DescribedState::Failed(until) if now < until => return MayWrite::Never,
+            DescribedState::Missing | DescribedState::Failed(_) => namespace.state = DescribedState::UnderWay,
         }
         let (tenant, spec) = (namespace.tenant, namespace.spec.clone());
         let tenant_name = self.tenant_name(tenant);
@@ -201,11 +236,11 @@ impl Core {
         self.described.forget_at = self.now + FORGET_EVERY;
         let in_use: HashSet<Fingerprint> = self.store.namespaces().map(|known| known.fingerprint).collect();
         let known = &mut self.described.known;
-        known.retain(|known, namespace| in_use.contains(known) || namespace.state != State::Missing);
+        known.retain(|known, namespace| in_use.contains(known) || namespace.state != DescribedState::Missing);
         let mut unused = Vec::new();
         for (&fingerprint, namespace) in known {
-            if !in_use.contains(&fingerprint) && namespace.state != State::UnderWay {
-                namespace.state = State::UnderWay;
+            if !in_use.contains(&fingerprint) && namespace.state != DescribedState::UnderWay {
+                namespace.state = DescribedState::UnderWay;
                 unused.push(fingerprint);
             }
         }
@@ -219,7 +254,7 @@ impl Core {
     /// register their namespaces again.
     pub(crate) fn know_again(&mut self) {
         self.described.is_recovered = false;
-        self.described.known.retain(|_, namespace| namespace.state == State::There);
+        self.described.known.retain(|_, namespace| namespace.state == DescribedState::There);
         let known = self.described.known.iter();
         let mut known: Vec<_> =
             known.map(|(&name, known)| (name, known.tenant, known.spec.clone())).collect();

@@ -14,10 +14,10 @@ pub(crate) struct Check {
     place: RecordPlace,
     /// The expected key of the header; `None` if any record will do.
     key: Option<ChunkKey>,
-    state: State,
+    state: CheckPhase,
 }
 
-enum State {
+enum CheckPhase {
     /// Bytes of the header so far.
     Header(Vec<u8>),
     Payload(Box<Payload>),
@@ -54,16 +54,16 @@ type Add<'a> = dyn FnMut(&mut Payload, u64, u64) -> Result<(), OutOfBounds> + 'a
 
 impl Check {
     pub(crate) fn new(storage: StorageId, place: RecordPlace, key: Option<ChunkKey>) -> Self {
-        Self { storage, place, key, state: State::Header(Vec::new()) }
+        Self { storage, place, key, state: CheckPhase::Header(Vec::new()) }
     }
 
     /// Takes the bytes that follow.
     pub(crate) fn feed(&mut self, mut bytes: &[u8], sink: &mut Sink<'_>) {
-        if let State::Header(so_far) = &mut self.state {
+        if let CheckPhase::Header(so_far) = &mut self.state {
             match take_header(so_far, &mut bytes, self.storage) {
                 Ok(None) => {}
                 Ok(Some(header)) => self.state = self.begin(header),
-                Err(error) => self.state = State::Damaged(Damage::Header(error)),
+                Err(error) => self.state = CheckPhase::Damaged(Damage::Header(error)),
             }
         }
         self.feed_payload(bytes.len() as u64, &mut |payload, from, count| {
@@ -81,8 +81,8 @@ impl Check {
 
     /// Takes the bytes that follow, where they stand in the arena: bytes of the payload.
     pub(crate) fn feed_place(&mut self, memory: &ExtentMemory, offset: u64, bytes: u64) {
-        if matches!(self.state, State::Header(_)) {
-            self.state = State::Damaged(Damage::Payload);
+        if matches!(self.state, CheckPhase::Header(_)) {
+            self.state = CheckPhase::Damaged(Damage::Payload);
         }
         self.feed_payload(bytes, &mut |payload, from, count| {
             memory.add_to(&mut payload.range, offset + from, count)
@@ -91,14 +91,14 @@ impl Check {
 
     /// The drive cannot read the bytes that follow.
     pub(super) fn unreadable(&mut self) {
-        self.state = State::Damaged(Damage::Unreadable);
+        self.state = CheckPhase::Damaged(Damage::Unreadable);
     }
 
     fn feed_payload(&mut self, bytes: u64, add: &mut Add<'_>) {
-        if let State::Payload(payload) = &mut self.state
+        if let CheckPhase::Payload(payload) = &mut self.state
             && let Err(damage) = payload.feed(bytes, add)
         {
-            self.state = State::Damaged(damage);
+            self.state = CheckPhase::Damaged(damage);
         }
     }
 
@@ -110,32 +110,40 @@ impl Check {
     /// The header, once it has come and is right.
     pub(crate) fn header(&self) -> Option<&RecordHeader> {
         match &self.state {
-            State::Payload(payload) => Some(&payload.header),
-            State::Header(_) | State::Damaged(_) => None,
+            CheckPhase::Payload(payload) => Some(&payload.header),
+            CheckPhase::Header(_) | CheckPhase::Damaged(_) => None,
         }
     }
 
     /// After the last byte: the header, if all was right.
     pub(crate) fn finish(self) -> Result<RecordHeader, Damage> {
         match self.state {
-            State::Payload(payload) if payload.block == payload.header.blocks.len() => Ok(payload.header),
-            State::Payload(_) => Err(Damage::Payload),
-            State::Header(_) => Err(Damage::Header(FormatError::Field)),
-            State::Damaged(damage) => Err(damage),
+            CheckPhase::Payload(payload) if payload.block == payload.header.blocks.len() => {
+                Ok(payload.header)
+            }
+            CheckPhase::Payload(_) => Err(Damage::Payload),
+            CheckPhase::Header(_) => Err(Damage::Header(FormatError::Field)),
+            CheckPhase::Damaged(damage) => Err(damage),
         }
     }
 
-    fn begin(&self, header: RecordHeader) -> State {
+    fn begin(&self, header: RecordHeader) -> CheckPhase {
         let stands_here = header.segment.segment == self.place.segment
             && header.page == self.place.page
             && header.record_pages() == u64::from(self.place.pages);
         let is_asked_for =
             self.key.is_none_or(|key| (key.fingerprint, key.hash) == (header.fingerprint, header.chunk.hash));
         if !(stands_here && is_asked_for) {
-            return State::Damaged(Damage::Key);
+            return CheckPhase::Damaged(Damage::Key);
         }
         let (block, at, range_number) = (0, 0, 0);
-        State::Payload(Box::new(Payload { header, block, at, range: RangeChecksum::new(), range_number }))
+        CheckPhase::Payload(Box::new(Payload {
+            header,
+            block,
+            at,
+            range: RangeChecksum::new(),
+            range_number,
+        }))
     }
 }
 

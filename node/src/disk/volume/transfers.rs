@@ -37,7 +37,7 @@ pub(super) struct ReadAhead {
     regions: VecDeque<Region>,
     /// The byte of the first that is asked for next.
     next: u64,
-    asked: VecDeque<Asked>,
+    asked: VecDeque<AskedPiece>,
 }
 
 /// Some of the file.
@@ -49,7 +49,7 @@ pub(super) struct Region {
     pub(super) to: Option<(Arc<ExtentMemory>, u64)>,
 }
 
-struct Asked {
+struct AskedPiece {
     tag: u64,
     bytes: usize,
 }
@@ -177,9 +177,9 @@ impl Transfers {
             let bytes = piece.bytes as usize;
             let direction = Direction::Read;
             self.device.start(Transfer { tag, direction, offset: piece.offset, memory, bytes });
-            ahead.asked.push_back(Asked { tag, bytes });
+            ahead.asked.push_back(AskedPiece { tag, bytes });
         }
-        let Some(Asked { tag, bytes }) = ahead.asked.pop_front() else { return Ok(None) };
+        let Some(AskedPiece { tag, bytes }) = ahead.asked.pop_front() else { return Ok(None) };
         loop {
             if let Some(at) = self.arrived.iter().position(|finished| finished.tag == tag) {
                 let Finished { memory, result, .. } = self.arrived.swap_remove(at);

@@ -39,7 +39,7 @@ Examples:
   larder ca rotate reissue --dir ca --certificates out --days 90")]
 pub(super) struct Rotate {
     /// The step to take; without one, the command shows the state
-    step: Option<Step>,
+    step: Option<RotationStep>,
 
     /// Folder of the authority's files
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -59,7 +59,7 @@ pub(super) struct Rotate {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Step {
+enum RotationStep {
     /// Makes the new authority; ca.pem then trusts both
     Start,
     /// Issues every certificate again, by the new authority
@@ -98,11 +98,11 @@ impl Rotate {
         let mut done = Vec::new();
         match self.step {
             None => {}
-            Some(Step::Start) => files.start(self.days.unwrap_or(AUTHORITY_DAYS), &mut done)?,
-            Some(Step::Reissue) => {
+            Some(RotationStep::Start) => files.start(self.days.unwrap_or(AUTHORITY_DAYS), &mut done)?,
+            Some(RotationStep::Reissue) => {
                 files.reissue(self.folders(), self.days.unwrap_or(CERTIFICATE_DAYS), &mut done)?;
             }
-            Some(Step::Finish) => files.finish(self.folders(), &mut done)?,
+            Some(RotationStep::Finish) => files.finish(self.folders(), &mut done)?,
         }
         let stage = files.stage();
         let report = Report { stage, done, next: self.next(stage) };

@@ -7,7 +7,7 @@ use larder_protocol::checksum::BlockKey;
 use larder_protocol::handoff::HandOver;
 
 use crate::store::checksums::Checksums;
-use crate::store::commit::{BlockMove, CommitOrder, Order};
+use crate::store::commit::{BlockMove, CommitOrder, OpenCommit};
 use crate::store::ids::{ChunkId, NamespaceId, OrderId, SessionId};
 use crate::store::index::Block;
 use crate::store::lookup::Place;
@@ -53,7 +53,7 @@ impl Store {
             }
         };
         let (reservation, layers) = (Some(reservation), Some((usize::from(pool), layers)));
-        let opened = Order {
+        let opened = OpenCommit {
             session,
             process,
             reservation,

@@ -8,31 +8,32 @@ use larder_net::trace::{SpanKind, Trace};
 use larder_protocol::session::{Lookup, Request, Response, Tier};
 use larder_protocol::{Chain, Fingerprint};
 
-use super::{Answer, GpuActor};
-use crate::metrics::Outcome;
+use crate::metrics::{Outcome, tier_name};
 
-impl GpuActor {
-    /// Sets the fields of a request.
-    pub(super) fn describe_request(&self, trace: &Trace, request: &Request) {
-        let chain = |namespace: u32, chain: &Chain| {
-            if let Some(fingerprint) = self.core.store().fingerprint(namespace) {
-                describe_namespace(trace, &fingerprint);
-            }
-            trace.count("larder.chunks", chain.hashes.len() as u64);
-        };
-        let lookup = |ask: &Lookup| {
-            chain(ask.namespace, &ask.chain);
-            trace.count("larder.tokens", ask.prompt_tokens);
-        };
-        match request {
-            Request::Lookup(ask) => lookup(ask),
-            Request::Prefetch(ask) => lookup(ask),
-            Request::Lease(ask) => chain(ask.namespace, &ask.chain),
-            Request::Reserve(ask) => chain(ask.namespace, &ask.chain),
-            Request::Pin(ask) => chain(ask.namespace, &ask.chain),
-            Request::Commit(ask) => trace.count("larder.chunks", ask.chunks.len() as u64),
-            _ => {}
+/// Sets the fields of a request. A session's namespace has a fingerprint.
+pub(crate) fn describe_request(
+    trace: &Trace,
+    request: &Request,
+    fingerprint: impl Fn(u32) -> Option<Fingerprint>,
+) {
+    let chain = |namespace: u32, chain: &Chain| {
+        if let Some(fingerprint) = fingerprint(namespace) {
+            trace.set("larder.namespace", tracing::field::display(fingerprint));
         }
+        trace.count("larder.chunks", chain.hashes.len() as u64);
+    };
+    let lookup = |ask: &Lookup| {
+        chain(ask.namespace, &ask.chain);
+        trace.count("larder.tokens", ask.prompt_tokens);
+    };
+    match request {
+        Request::Lookup(ask) => lookup(ask),
+        Request::Prefetch(ask) => lookup(ask),
+        Request::Lease(ask) => chain(ask.namespace, &ask.chain),
+        Request::Reserve(ask) => chain(ask.namespace, &ask.chain),
+        Request::Pin(ask) => chain(ask.namespace, &ask.chain),
+        Request::Commit(ask) => trace.count("larder.chunks", ask.chunks.len() as u64),
+        _ => {}
     }
 }
 
@@ -60,32 +61,20 @@ impl Span for Recorded {
 }
 
 /// A trace, as the core carries it.
-pub(super) fn cause_of(trace: &Trace) -> Cause {
+pub(crate) fn cause_of(trace: &Trace) -> Cause {
     if trace.is_recorded() { Cause::new(Arc::new(Recorded(trace.clone()))) } else { Cause::default() }
 }
 
 /// The trace that the core carried.
-pub(super) fn trace_of(cause: &Cause) -> Trace {
+pub(crate) fn trace_of(cause: &Cause) -> Trace {
     let recorded = cause.span().and_then(|span| span.as_any().downcast_ref::<Recorded>());
     recorded.map(|recorded| recorded.0.clone()).unwrap_or_default()
 }
 
-/// Sets the field of its namespace.
-pub(super) fn describe_namespace(trace: &Trace, fingerprint: &Fingerprint) {
-    trace.set("larder.namespace", tracing::field::display(fingerprint));
-}
-
-/// Sets the fields of its result.
-pub(super) fn describe_answer(trace: &Trace, answer: &Answer) {
-    trace.set(
-        "larder.outcome",
-        match answer.outcome() {
-            Outcome::Done => "done",
-            Outcome::Busy => "busy",
-            Outcome::Refused => "refused",
-        },
-    );
-    let found = match &answer.response {
+/// Sets the fields of its answer.
+pub(crate) fn describe_answer(trace: &Trace, outcome: Outcome, response: Option<&Response>) {
+    trace.set("larder.outcome", outcome.name());
+    let found = match response {
         Some(Response::Found(found)) => found,
         Some(Response::Prefetching(prefetching)) => &prefetching.found,
         Some(Response::Leased(leased)) => return trace.count("larder.chunks_here", leased.chunks),
@@ -101,15 +90,5 @@ pub(super) fn describe_answer(trace: &Trace, answer: &Answer) {
     // The farthest: that is what bringing it costs.
     if let Some(tier) = found.spans.iter().map(|span| span.tier).max() {
         trace.set("larder.tier", tier_name(tier));
-    }
-}
-
-fn tier_name(tier: Tier) -> &'static str {
-    match tier {
-        Tier::Device => "device",
-        Tier::Host => "host",
-        Tier::Disk => "disk",
-        Tier::Peer => "peer",
-        Tier::Object => "object",
     }
 }

@@ -1,0 +1,125 @@
+//! The disk as a whole: its chunks are learnt, and those of tenants that left are purged, a segment at a time.
+
+use larder_protocol::purge::{PurgeMode, PurgeScope};
+
+use super::*;
+use crate::{PurgeStep, SegmentVisit, Visited};
+
+const DISK: Sources =
+    Sources { siblings: None, peers: None, disk: Some(DEADLINE), object: None, known_chunks: 0 };
+
+fn world() -> World {
+    World { sees_news: true, ..World::new(DISK) }
+}
+
+fn visit(w: &mut World) -> (SegmentVisit, u64) {
+    loop {
+        match w.next() {
+            Effect::VisitSegment { visit, after } => return (visit, after),
+            Effect::Changed { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn visited(w: &mut World, (visit, after): (SegmentVisit, u64), result: Visited) {
+    w.tell(Event::SegmentVisited { visit, after, result });
+}
+
+fn done(next: Option<u64>) -> Visited {
+    Visited::Done { held: Vec::new(), next }
+}
+
+/// The tenants `a` and `b`, then `c`, each with its bytes.
+fn tenants(w: &mut World, bytes: [u64; 3]) {
+    w.tell(Event::TenantsAre(["a", "b", "c"].map(str::to_owned).into_iter().zip(bytes).collect()));
+}
+
+#[test]
+fn the_disk_is_listed_segment_by_segment_and_a_busy_disk_is_asked_again() {
+    let mut w = world();
+    w.core.list_disk();
+    let first = visit(&mut w);
+    assert!(matches!(first, (SegmentVisit::List, 0)));
+    let (fingerprint, chunk) = (w.fingerprint, w.chain("a").chunk(0));
+    visited(&mut w, first, Visited::Done { held: vec![(fingerprint, chunk, PoolSet::ANY)], next: Some(7) });
+    assert_eq!(w.core.store.usage().disk.map_or(0, |disk| disk.chunks), 1);
+    let second = visit(&mut w);
+    assert_eq!(second.1, 7);
+    visited(&mut w, second, Visited::Busy);
+    let is_visit = |effect| matches!(effect, Effect::VisitSegment { .. });
+    assert!(!std::iter::from_fn(|| w.poll()).any(is_visit), "the disk is left alone for a while");
+    w.now += Duration::from_millis(20);
+    assert!(w.core.next_deadline().is_some_and(|due| due <= w.now), "the core wants to be woken");
+    w.tell(Event::Alarm);
+    let again = visit(&mut w);
+    assert_eq!(again.1, 7);
+    visited(&mut w, again, done(None));
+    assert!(!std::iter::from_fn(|| w.poll()).any(is_visit), "that was all");
+}
+
+#[test]
+fn a_purged_chunk_that_is_still_read_when_the_disk_lists_it_leaves_the_disk() {
+    let mut w = world();
+    w.put("a");
+    let request = w.lease("a");
+    let keeps_it = w.leased(request);
+    let scope = PurgeScope::Tenant("a".to_owned());
+    w.tell(Event::Purge(PurgeStep::Page { purge: 1, scope, mode: PurgeMode::Remove, from: 0 }));
+    let (fingerprint, chunk) = (w.fingerprint, w.chain("a").chunk(0));
+    let held = vec![(fingerprint, chunk, PoolSet::ANY)];
+    visited(&mut w, (SegmentVisit::List, 0), Visited::Done { held, next: None });
+    let is_removed = |effect| matches!(effect, Effect::Remove(key) if key.hash == chunk.hash);
+    assert!(std::iter::from_fn(|| w.poll()).any(is_removed));
+    assert_eq!(w.core.store.held().count(), 0);
+    assert_eq!(keeps_it.chunks, 1);
+}
+
+#[test]
+fn a_new_store_lists_its_disk_from_the_start_and_repeats_nothing_of_the_life_before() {
+    let mut w = world();
+    w.core.list_disk();
+    let first = visit(&mut w);
+    visited(&mut w, first, done(Some(3)));
+    let second = visit(&mut w);
+    visited(&mut w, second, Visited::Busy);
+    w.core.begin_anew();
+    assert!(matches!(visit(&mut w), (SegmentVisit::List, 0)));
+    w.now += Duration::from_secs(1);
+    w.tell(Event::Alarm);
+    assert!(w.is_idle());
+}
+
+#[test]
+fn chunks_on_disk_of_a_tenant_that_left_are_purged_whether_it_was_served_before_or_not() {
+    let mut w = world();
+    let stranger = spec(2).fingerprint("c");
+    assert_eq!(w.core.know("c".to_owned(), stranger, spec(2)), Ok(false), "nobody serves it");
+    tenants(&mut w, [0, 1 << 30, 0]);
+    let first = visit(&mut w);
+    let (SegmentVisit::Purge(keys), 0) = &first else { panic!("{first:?}") };
+    let key = |fingerprint| crate::store::ids::ChunkKey { fingerprint, hash: name("a") };
+    assert!(keys.has(&key(w.fingerprint)) && !keys.has(&key(stranger)));
+    assert!(matches!(w.next(), Effect::TenantLeft(name) if name == "a"));
+    visited(&mut w, first, done(Some(2)));
+    let second = visit(&mut w);
+    assert!(matches!(second, (SegmentVisit::Purge(_), 2)));
+    visited(&mut w, second, Visited::Closed);
+    assert!(w.is_idle());
+    assert!(w.core.purged_keys(&PurgeScope::Tenant("c".to_owned())).has(&key(stranger)), "an admin may");
+}
+
+#[test]
+fn a_tenant_that_is_served_from_now_on_finds_its_chunks_on_disk() {
+    let mut w = world();
+    let stranger = spec(2).fingerprint("c");
+    assert_eq!(w.core.know("c".to_owned(), stranger, spec(2)), Ok(false));
+    tenants(&mut w, [1 << 30, 1 << 30, 0]);
+    assert!(w.is_idle(), "it is still not served");
+    tenants(&mut w, [1 << 30, 1 << 30, 1 << 30]);
+    let first = visit(&mut w);
+    assert!(matches!(first, (SegmentVisit::List, 0)));
+    let chunk = Chain::from_root(stranger.root(), vec![name("z")]).chunk(0);
+    visited(&mut w, first, Visited::Done { held: vec![(stranger, chunk, PoolSet::ANY)], next: None });
+    assert_eq!(w.core.store.usage().disk.map_or(0, |disk| disk.chunks), 1);
+}

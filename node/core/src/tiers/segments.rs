@@ -1,0 +1,59 @@
+//! Visits to the disk, a segment at a time: to learn the chunks there, and to purge the chunks of tenants that left.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::Core;
+use crate::effect::Effect;
+use crate::event::{SegmentVisit, Visited};
+use crate::store::PurgedKeys;
+
+impl Core {
+    /// Begins to learn the chunks on disk, if there is a disk.
+    pub fn list_disk(&mut self) {
+        self.visit_segment(SegmentVisit::List, 0);
+    }
+
+    /// Purges chunks on disk for good.
+    pub(crate) fn purge_disk(&mut self, keys: PurgedKeys) {
+        self.visit_segment(SegmentVisit::Purge(Arc::new(keys)), 0);
+    }
+
+    /// Takes the result of a visit.
+    pub(crate) fn segment_visited(&mut self, visit: SegmentVisit, after: u64, result: Visited) {
+        match result {
+            Visited::Done { held, next } => {
+                if matches!(visit, SegmentVisit::List) {
+                    self.recovered(held, next.is_none());
+                }
+                if let Some(next) = next {
+                    self.visit_segment(visit, next);
+                }
+            }
+            Visited::Busy => self.visit_again.push((self.now + VISIT_AGAIN, visit, after)),
+            Visited::Closed => {}
+        }
+    }
+
+    /// Repeats the visits for which the disk was busy.
+    pub(crate) fn visit_again(&mut self) {
+        let now = self.now;
+        let due: Vec<_> = self.visit_again.extract_if(.., |(at, ..)| *at <= now).collect();
+        for (_, visit, after) in due {
+            self.visit_segment(visit, after);
+        }
+    }
+
+    pub(crate) fn next_visit(&self) -> Option<Duration> {
+        self.visit_again.iter().map(|(at, ..)| *at).min()
+    }
+
+    fn visit_segment(&mut self, visit: SegmentVisit, after: u64) {
+        if self.store.has_disk() {
+            self.effects.push_back(Effect::VisitSegment { visit, after });
+        }
+    }
+}
+
+/// The pause before a busy disk is asked again.
+const VISIT_AGAIN: Duration = Duration::from_millis(20);
