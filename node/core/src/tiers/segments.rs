@@ -37,6 +37,9 @@ impl Core {
 
     /// Repeats the visits for which the disk was busy.
     pub(crate) fn visit_again(&mut self) {
+        if self.visit_again.is_empty() {
+            return;
+        }
         let now = self.now;
         let due: Vec<_> = self.visit_again.extract_if(.., |(at, ..)| *at <= now).collect();
         for (_, visit, after) in due {
