@@ -47,6 +47,17 @@ DASHBOARD = Dashboard(
             {"{{node}}": "sum by (node) (rate(larder_peer_received_bytes_total{@n}[$__rate_interval]))"},
         ),
         Panel(
+            "How much of that do block threads receive?",
+            "percentunit",
+            "Share of the received bytes that block threads received, beside the thread that does everything else between "
+            "nodes; 0 where a node has no block threads, or where all fetches are small.",
+            {
+                "{{node}}": "sum by (node) (rate(larder_peer_block_thread_bytes_total{@n}[$__rate_interval])) "
+                "/ sum by (node) (rate(larder_peer_received_bytes_total{@n}[$__rate_interval]))"
+            },
+            zero_is_fine=True,
+        ),
+        Panel(
             "What comes of chunks that are asked of other nodes?",
             "short",
             "Chunks a second: here; no longer held; or the reason of the failure.",

@@ -47,7 +47,6 @@ pub(crate) struct Cluster {
     sampler: Sampler,
     arbiter: Arbiter,
     endpoint: Endpoint,
-    block_threads: Option<BlockThreads>,
     sharing: Option<Sharing>,
     silent: SilentPeers,
     rooms: Rooms,
@@ -65,6 +64,7 @@ struct Sharing {
     directory: Addr<DirectoryActor>,
     /// How often the directory began again.
     restarts: watch::Receiver<u64>,
+    block_threads: BlockThreads,
 }
 
 /// Why a node cannot be a member.
@@ -134,14 +134,7 @@ impl Cluster {
         if found.role != Role::Node || found.name != name {
             return Err(ClusterError::SomebodyElse { found: found.clone(), name: name.to_owned() });
         }
-        let cpus = limits.place.cpus.clone();
-        let arbiter = Arbiter::with_tokio_rt(move || {
-            threads::name("larder-peer");
-            threads::pin_or_warn(&cpus);
-            // Made here, on the thread itself; without it there is no peer thread.
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap_or_else(|error| panic!("no runtime for the peer thread: {error}"))
-        });
+        let arbiter = threads::arbiter("larder-peer".to_owned(), &limits.place.cpus);
         let settings = TransportSettings {
             max_datagram_bytes: limits.max_datagram_bytes,
             ..TransportSettings::default()
@@ -159,41 +152,18 @@ impl Cluster {
         let gauges = Membership::register(registry)?;
         let watch = Watch::new(gauges.panics.clone());
         let (silent, rooms) = (SilentPeers::default(), Rooms::default());
-        let (mut block_threads, mut sharing) = (None, None);
-        if limits.share {
-            let common = Common::new(
-                &exchange_limits(limits),
-                ExchangeMetrics::register(registry)?,
-                clock,
-                rooms.clone(),
-            );
-            let mut threads = BlockThreads::start(
-                others,
-                limits.listen,
-                (&credentials, &settings),
-                &limits.place.cpus,
-                &common,
-                &watch,
-            )
-            .await?;
-            let known = (&silent, &mut threads, &watch);
-            sharing = Some(Sharing::start(limits, &arbiter, &endpoint, registry, common, known)?);
-            block_threads = Some(threads);
-        }
-        let certificate = Arc::new(CertificateMetrics::register(registry)?);
-        let (files, of_blocks) = (limits.credentials.clone(), block_threads.as_ref());
-        let (renewed, of_blocks) =
-            (endpoint.clone(), of_blocks.map_or_else(Vec::new, BlockThreads::endpoints));
-        arbiter.spawn(watch.clone().keep("certificates", move || {
-            let (certificate, renewed, of_blocks) =
-                (Arc::clone(&certificate), renewed.clone(), of_blocks.clone());
-            let renew = move |new: &Credentials| {
-                renewed.renew(new);
-                of_blocks.iter().for_each(|endpoint| endpoint.renew(&new.for_blocks()));
-            };
-            let expires = move |time| certificate.show(time);
-            renew_when_changed(files.clone(), credentials.clone(), RENEWAL_CHECK, renew, expires)
-        }));
+        let sharing = if limits.share {
+            let metrics = ExchangeMetrics::register(registry)?;
+            let common = Common::new(&exchange_limits(limits), metrics, clock, rooms.clone());
+            let (place, with) = (&limits.place.cpus, (&credentials, &settings));
+            let threads = BlockThreads::start(others, limits.listen, with, place, &common, &watch).await?;
+            Some(Sharing::start(limits, &arbiter, &endpoint, registry, common, (&silent, threads, &watch))?)
+        } else {
+            None
+        };
+        let certificate = CertificateMetrics::register(registry)?;
+        let of_blocks = sharing.as_ref().map(Sharing::block_endpoints).unwrap_or_default();
+        renew(&arbiter, &watch, limits, (endpoint.clone(), of_blocks), credentials, certificate);
         let known = watch::Sender::default();
         let limits = limits.clone();
         Ok(Self {
@@ -202,7 +172,6 @@ impl Cluster {
             sampler,
             arbiter,
             endpoint,
-            block_threads,
             sharing,
             silent,
             rooms,
@@ -216,7 +185,7 @@ impl Cluster {
 
     /// How the actor of a device reaches other nodes; `None` if chunks are not shared.
     pub(crate) fn peers(&self, device: u16) -> Option<Peers> {
-        let Sharing { handle, peer, directory, restarts } = self.sharing.as_ref()?;
+        let Sharing { handle, peer, directory, restarts, .. } = self.sharing.as_ref()?;
         let (handle, following) = (handle.clone(), handle.clone());
         Some(Peers {
             device,
@@ -263,7 +232,7 @@ impl Cluster {
         let (stop, stopped) = oneshot::channel::<()>();
         let (left, leaving) = oneshot::channel();
         let (endpoint, coordinators) = (self.endpoint.clone(), self.limits.coordinators.clone());
-        let of_blocks = self.block_threads.as_ref().map_or_else(Vec::new, BlockThreads::endpoints);
+        let of_blocks = self.sharing.as_ref().map(Sharing::block_endpoints).unwrap_or_default();
         let (known, watch) = (self.known.clone(), self.watch.clone());
         self.arbiter.spawn_fn(move || {
             actix_rt::spawn(async move {
@@ -372,8 +341,8 @@ impl Cluster {
             // An error: the thread has ended already.
             let _ = left.await;
         }
-        let Self { arbiter, sharing, block_threads, .. } = self;
-        drop(sharing);
+        let Self { arbiter, sharing, .. } = self;
+        let block_threads = sharing.map(|sharing| sharing.block_threads);
         arbiter.stop();
         let joined = move || {
             block_threads.into_iter().for_each(BlockThreads::stop);
@@ -408,16 +377,16 @@ impl Sharing {
         endpoint: &Endpoint,
         registry: &Registry,
         common: Common,
-        (silent, block_threads, watch): (&SilentPeers, &mut BlockThreads, &Watch),
+        (silent, mut block_threads, watch): (&SilentPeers, BlockThreads, &Watch),
     ) -> Result<Self, ClusterError> {
         let clock = common.clock();
         let (handle, orders) = ExchangeHandle::new(clock);
         let connected = ConnectedPeers::default();
         let (endpoint, watches) = (endpoint.clone(), watch.clone());
         let (limits_of_exchange, known) = (exchange_limits(limits), (silent.clone(), connected.clone()));
-        let block_threads = block_threads.take();
+        let threads = block_threads.take();
         let peer = PeerActor::start_in_arbiter(&arbiter.handle(), move |_| {
-            PeerActor::new(endpoint, limits_of_exchange, common, known, block_threads, watches, orders)
+            PeerActor::new(endpoint, limits_of_exchange, common, known, threads, watches, orders)
         });
         let directory_limits = DirectoryLimits {
             find_deadline: limits.find_deadline,
@@ -430,8 +399,34 @@ impl Sharing {
         let directory = DirectoryActor::start_in_arbiter(&arbiter.handle(), move |_| {
             DirectoryActor::new(asks, (silent, connected), begins, directory_limits, metrics, clock, watches)
         });
-        Ok(Self { handle, peer, directory, restarts })
+        Ok(Self { handle, peer, directory, restarts, block_threads })
     }
+
+    fn block_endpoints(&self) -> Vec<Endpoint> {
+        self.block_threads.endpoints()
+    }
+}
+
+/// Keeps the certificates of all endpoints new: of the one between nodes, and of block threads.
+fn renew(
+    arbiter: &Arbiter,
+    watch: &Watch,
+    limits: &ClusterLimits,
+    (endpoint, of_blocks): (Endpoint, Vec<Endpoint>),
+    credentials: Credentials,
+    certificate: CertificateMetrics,
+) {
+    let (files, certificate) = (limits.credentials.clone(), Arc::new(certificate));
+    arbiter.spawn(watch.clone().keep("certificates", move || {
+        let (endpoint, of_blocks, certificate) =
+            (endpoint.clone(), of_blocks.clone(), Arc::clone(&certificate));
+        let renew = move |new: &Credentials| {
+            endpoint.renew(new);
+            of_blocks.iter().for_each(|endpoint| endpoint.renew(&new.for_blocks()));
+        };
+        let expires = move |time| certificate.show(time);
+        renew_when_changed(files.clone(), credentials.clone(), RENEWAL_CHECK, renew, expires)
+    }));
 }
 
 fn exchange_limits(limits: &ClusterLimits) -> ExchangeLimits {

@@ -6,6 +6,7 @@ use std::ffi::CString;
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
+use actix_rt::Arbiter;
 use rustix::thread::{sched_getaffinity, sched_setaffinity, set_name};
 
 use crate::host::CpuSet;
@@ -44,6 +45,19 @@ pub fn spawn<T: Send + 'static>(
     Builder::new().name(name.to_owned()).spawn(move || {
         pin_or_warn(&cpus);
         run()
+    })
+}
+
+/// Starts an arbiter with a current-thread runtime, on a thread called `name` on `cpus`. Without a runtime the thread panics, and the
+/// arbiter drops what is spawned on it.
+pub(crate) fn arbiter(name: String, cpus: &CpuSet) -> Arbiter {
+    let cpus = cpus.clone();
+    Arbiter::with_tokio_rt(move || {
+        self::name(&name);
+        pin_or_warn(&cpus);
+        // Made here, on the thread itself; without it there is no thread.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap_or_else(|error| panic!("no runtime for the thread {name}: {error}"))
     })
 }
 

@@ -7,6 +7,7 @@ pub mod peer;
 pub mod placement;
 pub mod prefetch;
 pub mod quic;
+pub mod scale;
 pub mod session;
 pub mod side_by_side;
 pub mod store;
@@ -62,6 +63,12 @@ impl Measurement {
     #[must_use]
     pub fn nanoseconds(name: &str, yardstick: &str, seconds: f64, yardstick_seconds: f64) -> Self {
         Self::new(name, yardstick, "ns", [seconds, yardstick_seconds].map(|seconds| seconds * 1e9))
+    }
+
+    /// Bytes of one of many.
+    #[must_use]
+    pub fn bytes(name: &str, yardstick: &str, values: [f64; 2]) -> Self {
+        Self::new(name, yardstick, "bytes", values)
     }
 
     /// CPU seconds for 10^9 bytes.

@@ -78,6 +78,20 @@ pub(crate) fn keep_freed_memory() {
 #[cfg(not(target_env = "gnu"))]
 pub(crate) fn keep_freed_memory() {}
 
+/// Bytes of the heap that are in use, where the C library tells.
+#[cfg(target_env = "gnu")]
+pub(crate) fn used_bytes() -> Option<usize> {
+    // SAFETY: `mallinfo2` only reads the library's own counts, and may be called at any time.
+    let counts = unsafe { libc::mallinfo2() };
+    Some(counts.uordblks + counts.hblkhd)
+}
+
+/// Other C libraries do not tell.
+#[cfg(not(target_env = "gnu"))]
+pub(crate) fn used_bytes() -> Option<usize> {
+    None
+}
+
 /// The bytes of two windows of a connection.
 const KEPT_BYTES: i32 = 16 << 20;
 

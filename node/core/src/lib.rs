@@ -192,16 +192,7 @@ impl Core {
             Event::OfferEnded { offer, wanted } => self.store.offer_ended(offer, &wanted),
             Event::Announced(announced) => self.announced(announced),
             Event::PageAnnounced { next } => self.page_announced(next),
-            Event::Tick => {
-                self.look_after_copies();
-                self.store.tick(self.millis());
-                self.answer_late_questions();
-                self.finish_late_gathers();
-                self.answer_late_followers();
-                self.read_again();
-                self.write_again();
-                self.forget_unused();
-            }
+            Event::Tick => self.tick(),
             Event::Alarm => {}
         }
         self.order_busy_again();
@@ -215,6 +206,17 @@ impl Core {
         self.tell_followers();
         self.tell_of_copies();
         self.effects.extend(self.store.take_renewals().into_iter().map(Effect::Renew));
+    }
+
+    fn tick(&mut self) {
+        self.look_after_copies();
+        self.store.tick(self.millis());
+        self.answer_late_questions();
+        self.finish_late_gathers();
+        self.answer_late_followers();
+        self.read_again();
+        self.write_again();
+        self.forget_unused();
     }
 
     /// The next thing to do.

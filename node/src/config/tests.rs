@@ -33,7 +33,7 @@ fn what_is_commented_out_in_the_deployed_file_is_the_default_too() {
     let least = Config::parse(&format!(
         "[record]\npath = {:?}\n[audit]\npath = {:?}\n[disk]\nfolder = {:?}\ncapacity_bytes = \"1TiB\"\n[object]\nurl = {:?}\nendpoint = {:?}\n\
          settings = {{ region = {:?} }}\n[cluster]\ncoordinator = {:?}\nca = {:?}\ncertificate = {:?}\nkey = {:?}\n\
-         advertise = \"{}\"\nzone = {:?}\nsend_bytes_per_second = {}\n",
+         advertise = \"{}\"\nzone = {:?}\nsend_bytes_per_second = {}\nblock_threads = {}\n",
         record.path,
         audit.path,
         disk.folder,
@@ -46,7 +46,8 @@ fn what_is_commented_out_in_the_deployed_file_is_the_default_too() {
         cluster.key,
         cluster.advertise.unwrap(),
         cluster.zone.as_ref().unwrap(),
-        cluster.send_bytes_per_second.unwrap().0
+        cluster.send_bytes_per_second.unwrap().0,
+        cluster.block_threads.unwrap()
     ));
     let least = least.unwrap();
     assert_eq!((Some(record), Some(disk), Some(cluster)), (least.record, least.disk, least.cluster));

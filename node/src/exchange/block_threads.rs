@@ -124,13 +124,7 @@ impl BlockThreads {
         let (opens, opened) = mpsc::unbounded_channel();
         let mut all = Self { handles: Vec::new(), endpoints: Vec::new(), arbiters: Vec::new(), opened };
         for (number, share) in (1..).zip(shares) {
-            let cpus = cpus.clone();
-            let arbiter = Arbiter::with_tokio_rt(move || {
-                threads::name(&format!("larder-blocks-{number}"));
-                threads::pin_or_warn(&cpus);
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-                runtime.unwrap_or_else(|error| panic!("no runtime for a block thread: {error}"))
-            });
+            let arbiter = threads::arbiter(format!("larder-blocks-{number}"), cpus);
             let (orders, work) = mpsc::channel(QUEUE_WORK);
             let (bound, binding) = oneshot::channel();
             let (credentials, settings) = (credentials.for_blocks(), settings.clone());

@@ -13,6 +13,7 @@ use larder_net::quic::TransportSettings;
 use crate::bench::measure::{medians, timed};
 use crate::bench::placement::CpuPair;
 use crate::bench::prefetch::prefetch_beside_its_slowest_tier;
+use crate::bench::scale::scale;
 use crate::bench::session::SessionBench;
 use crate::bench::side_by_side::{COLUMNS, peer_get, transfers};
 use crate::bench::store::StoreBench;
@@ -37,6 +38,7 @@ Examples:
   larder bench --timeline       Where the time of a get from another node goes
   larder bench --load           Times of requests at higher and higher rates, until a node no longer keeps up
   larder bench --load --svg load.svg   The same, with a picture
+  larder bench --scale          The store alone, with a million chunks and with ten million
   larder bench --json           An array of {name, value, unit, yardstick, yardstick_value, ratio}
 
 Benches, each with its yardstick:
@@ -82,6 +84,14 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["csv", "filter"])]
     timeline: bool,
 
+    /// Print what the store alone costs with a million chunks and with ten million: times of lookup, hit and eviction, and bytes
+    /// of heap a chunk, beside a hash map with as many entries
+    ///
+    /// Costs grow as those of the hash map do, since more entries fit less into the CPU's caches: compare the ratios. Takes 6 GiB
+    /// of memory; with `--quick` only the first million, and 1 GiB
+    #[arg(long, conflicts_with_all = ["csv", "filter", "timeline", "load"])]
+    scale: bool,
+
     /// Raise the rate of requests until a node no longer answers 99 % of them within 10 ms, and print their times at each rate
     ///
     /// Sixteen engines ask one of two nodes. A request is sent when it is due, even if earlier requests have no answer yet, and
@@ -109,6 +119,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     if args.load {
         return print_load(args);
+    }
+    if args.scale {
+        let sizes = if args.quick { &MILLIONS[..1] } else { &MILLIONS[..] };
+        let rows: Vec<_> = sizes.iter().map(|&millions| scale(millions, rounds)).collect::<Result<_, _>>()?;
+        return print_rows(args, &rows.concat());
     }
     let mut measurements = Vec::new();
     if SESSION_BENCHES.iter().any(|(name, _)| wanted(name)) || wanted(MANY_BENCH) {
@@ -151,10 +166,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if measurements.is_empty() {
         return Err(Usage("no bench has this text in its name: see `larder help bench`".into()).into());
     }
+    print_rows(args, &measurements)
+}
+
+fn print_rows(args: &Args, rows: &[Measurement]) -> anyhow::Result<ExitCode> {
     if args.json {
-        output::print_json(&measurements)?;
+        output::print_json(&rows)?;
     } else {
-        output::print(&table(&measurements).to_string())?;
+        output::print(&table(rows).to_string())?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -352,6 +371,9 @@ const PREFETCH_BENCHES: [(&str, Option<u64>); 2] =
     [("prefetch_spread", None), ("prefetch_spread_10Gbit", Some(1_200_000_000))];
 
 const PREFETCH_ROUNDS: usize = 9;
+
+/// Sizes of the stores of `--scale`, in millions of chunks.
+const MILLIONS: [u64; 2] = [1, 10];
 
 const CONTENT_BENCH: &str = "replay_content";
 
