@@ -205,8 +205,7 @@ impl Core {
         self.follow_again(is_amid_order);
         self.tell_followers();
         self.tell_of_copies();
-        let renewals = self.store.take_renewals();
-        self.effects.extend(renewals.into_iter().map(Effect::Renew));
+        self.effects.extend(self.store.take_renewals().into_iter().map(Effect::Renew));
     }
 
     fn tick(&mut self) {

@@ -12,13 +12,15 @@ use larder_net::trace::Trace;
 use std::time::Duration;
 
 impl GpuActor {
-    /// Performs an effect that moves chunks to other nodes.
+    /// Performs an effect that moves chunks to other nodes, or takes chunks away for good.
     pub(super) fn perform_move(&mut self, effect: Effect, ctx: &mut Context<Self>) {
         match effect {
             Effect::Offer(offered) => self.offer(offered, ctx),
             Effect::AskToTake(order) => self.ask_to_take(order, ctx),
             Effect::Taken { take, taken } => self.answer_take(take, taken),
             Effect::Purged { page, writes, .. } => self.pending.purged = Some((page, writes)),
+            Effect::VisitSegment { visit, after } => self.visit_segment(visit, after, ctx),
+            Effect::TenantLeft(name) => self.metrics.tenant_left(&name),
             effect => unreachable!("{effect:?} moves nothing"),
         }
     }

@@ -83,7 +83,9 @@ pub struct Close {
 }
 
 /// Has an actor do something. Answered with the result; `None` if a fault ended the actor's life meanwhile.
-pub struct Errand<T>(Box<dyn FnOnce(&mut GpuActor, &mut Context<GpuActor>) -> T + Send>);
+pub struct Errand<T>(Doing<T>);
+
+type Doing<T> = Box<dyn FnOnce(&mut GpuActor, &mut Context<GpuActor>) -> T + Send>;
 
 impl<T> Errand<T> {
     /// Has it do this.

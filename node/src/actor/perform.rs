@@ -179,8 +179,6 @@ impl GpuActor {
             Effect::Knows { namespace, tenant_name, fingerprint } => {
                 self.metrics.know(namespace, &tenant_name, &fingerprint.to_string());
             }
-            Effect::VisitSegment { visit, after } => self.visit_segment(visit, after, ctx),
-            Effect::TenantLeft(name) => self.metrics.tenant_left(&name),
             Effect::Stale { holder, fingerprint, chunks } => {
                 self.tell_stale(Stale { holder, fingerprint, chunks });
             }

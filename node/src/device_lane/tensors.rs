@@ -21,6 +21,7 @@ type Registered = Receiver<Result<Tensors, DeviceCopyRefused>>;
 impl DeviceLane {
     /// Registers an engine's tensors with the device: the device's answer comes later. An error is the answer to a request that
     /// is refused at once.
+    #[expect(clippy::result_large_err, reason = "it is an answer, made once for each of an engine's tensors")]
     pub(crate) fn register(
         &mut self,
         session: SessionId,
