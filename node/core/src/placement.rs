@@ -8,9 +8,8 @@
 //!   it saves, and in free room.
 //! - **Copies go first** ([`copy_goes_first`]): the copy that nobody used for longest goes before a chunk that only this node
 //!   has, unless the transfers that it saves are worth more.
-//! - **A reader relieves a holder** (`relieve`) that serves more than its share ([`serves_more_than_its_share`]): it takes an
-//!   only copy over, and the holder's becomes the copy; of a chunk that several hold it keeps a further copy. So the chunks of a
-//!   busy node spread over its readers, and no memory is spent on it.
+//! - **A transfer from a busy node counts more** ([`transfer_weight`]): its readers keep copies of what they read often, so that
+//!   it serves less.
 //! - **An only copy is forwarded** ([`pays_to_forward`]) to the node whose next victim is worth far less. It is forwarded once
 //!   and must be used before it is forwarded again.
 //!
@@ -95,34 +94,24 @@ pub fn pays_to_forward(chunk: Worth, there: Worth) -> bool {
     chunk > Worth::NOTHING && there.0.saturating_mul(FORWARD_GAIN) <= chunk.0
 }
 
-/// Whether a node that sends `served` bytes a second does so too often, where nodes send `mean`.
+/// The number of transfers as which a transfer counts from a node that sends `served` bytes a second, where nodes send `mean`.
 #[must_use]
-pub fn serves_more_than_its_share(served: u64, mean: u64) -> bool {
-    served.saturating_mul(4) > mean.saturating_mul(OVERLOAD_QUARTERS)
+pub fn transfer_weight(served: u64, mean: u64) -> u64 {
+    let is_above = |quarters| served.saturating_mul(4) > mean.saturating_mul(quarters);
+    match () {
+        () if is_above(OVERLOADED_QUARTERS) => OVERLOADED_WEIGHT,
+        () if is_above(BUSY_QUARTERS) => BUSY_WEIGHT,
+        () => 1,
+    }
 }
 
-/// What the reader of a chunk does for its holder, which serves more than its share: it takes over an only copy, and becomes a
-/// further holder of a chunk that several hold already. `is_on_disk` says that the holder has it on disk: there it stays.
-fn relieve(copies: usize, is_on_disk: bool) -> Placement {
-    if copies <= 1 && !is_on_disk { Placement::Migrate } else { Placement::Replicate }
-}
-
-/// The rule [`PlacementRule::Worth`] for a fetched chunk of which there are `copies`: a copy stays where it earns its place, or
-/// relieves a holder that serves more than its share. Without `copy`, nobody registered the chunk's namespace.
+/// The rule [`PlacementRule::Worth`] for a fetched chunk: a copy stays where it earns its place. Without `copy`, nobody
+/// registered the chunk's namespace.
 #[must_use]
-pub fn place_by_worth(
-    copy: Option<Worth>,
-    least: Option<Worth>,
-    is_holder_overloaded: bool,
-    copies: usize,
-    is_on_disk: bool,
-) -> Placement {
-    if copy.is_some_and(|copy| earns_its_place(copy, least)) {
-        Placement::Replicate
-    } else if is_holder_overloaded {
-        relieve(copies, is_on_disk)
-    } else {
-        Placement::Pass
+pub fn place_by_worth(copy: Option<Worth>, least: Option<Worth>) -> Placement {
+    match copy {
+        Some(copy) if earns_its_place(copy, least) => Placement::Replicate,
+        _ => Placement::Pass,
     }
 }
 
@@ -142,8 +131,14 @@ pub fn place_by_reads(copies: usize, reads: u32, is_on_disk: bool) -> Placement 
 /// From this number of reads on, a reader keeps a copy of its own by [`PlacementRule::Reads`].
 pub const REPLICATE_READS: u32 = 8;
 
-/// From this many quarters of the mean on, a node serves more than its share.
-const OVERLOAD_QUARTERS: u64 = 5;
+/// Above this many quarters of the mean, a node is busy: a reader keeps what it reads two and a half times as often as what goes
+/// for it.
+const BUSY_QUARTERS: u64 = 5;
+const BUSY_WEIGHT: u64 = 4;
+
+/// Above this many quarters of the mean, a node is overloaded: its readers keep nearly all that they read.
+const OVERLOADED_QUARTERS: u64 = 6;
+const OVERLOADED_WEIGHT: u64 = 1_000;
 
 /// A forward costs a transfer now, and most evicted chunks are never used again: replayed traces gain by forwards from a factor
 /// of two on, and four halves the traffic for a few tenths of a point.
@@ -191,18 +186,13 @@ mod tests {
     }
 
     #[test]
-    fn a_node_serves_more_than_its_share_from_five_quarters_of_the_mean_on() {
-        assert!(serves_more_than_its_share(126, 100));
-        assert!(!serves_more_than_its_share(125, 100));
-        assert!(!serves_more_than_its_share(0, 0), "where nobody serves, nobody serves too much");
-        assert!(!serves_more_than_its_share(u64::MAX, u64::MAX));
-    }
-
-    #[test]
-    fn an_only_copy_is_taken_over_unless_it_is_on_disk_and_of_several_a_further_one_is_made() {
-        assert_eq!(relieve(1, false), Placement::Migrate);
-        assert_eq!(relieve(1, true), Placement::Replicate);
-        assert_eq!(relieve(2, false), Placement::Replicate);
+    fn a_transfer_counts_more_from_a_node_that_serves_more_than_its_share() {
+        assert_eq!(
+            [100, 125, 126, 150, 151, 900].map(|served| transfer_weight(served, 100)),
+            [1, 1, 4, 4, 1_000, 1_000]
+        );
+        assert_eq!(transfer_weight(0, 0), 1, "where nobody serves, nobody serves too much");
+        assert_eq!(transfer_weight(u64::MAX, u64::MAX), 1);
     }
 
     #[test]

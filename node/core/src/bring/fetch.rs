@@ -418,7 +418,7 @@ impl Core {
             _ if fetch.is_taken => Placement::Migrate,
             _ if self.store.is_taken_in(id) => Placement::Forwarded,
             PlacementRule::Reads => place_by_reads(fetch.copies, came.reads, came.is_on_disk_elsewhere),
-            PlacementRule::Worth => self.place_by_worth(&fetch, holder, came.is_on_disk_elsewhere),
+            PlacementRule::Worth => self.place_by_worth(&fetch, holder),
         };
         came.is_copy = rule == PlacementRule::Worth && placement == Placement::Replicate;
         let kept = match placement {
@@ -435,14 +435,14 @@ impl Core {
         self.end_fetch(id, Some(came), kept);
     }
 
-    /// Keeps a copy if it earns its place, or relieves a holder that serves more than its share. A chunk that is read for the
-    /// first time counts as read once in the time for which this store keeps an unused chunk.
-    fn place_by_worth(&mut self, fetch: &Fetch, holder: Holder, is_on_disk: bool) -> Placement {
+    /// Keeps a copy if it earns its place. A chunk that is read for the first time counts as read once in the time for which this
+    /// store keeps an unused chunk.
+    fn place_by_worth(&mut self, fetch: &Fetch, holder: Holder) -> Placement {
         let gap_ms = self.bring.gaps.read(&fetch.wanted.chunk.hash, self.store.age_ms());
         let every_ms = gap_ms.unwrap_or_else(|| self.store.keeps_ms());
+        let every_ms = every_ms / self.store.neighbours().transfer_weight(holder.node);
         let copy = self.store.worth_of_copy(&fetch.fingerprint, every_ms);
-        let is_overloaded = self.store.neighbours().is_overloaded(holder.node);
-        place_by_worth(copy, self.store.least(), is_overloaded, fetch.copies, is_on_disk)
+        place_by_worth(copy, self.store.least())
     }
 
     /// A chunk will not come.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use larder_protocol::peer::Room;
 use larder_protocol::table::{Holder, NodeNumber};
 
-use super::{Worth, serves_more_than_its_share};
+use super::{Worth, transfer_weight};
 
 /// The other nodes that answered lately.
 #[derive(Debug, Clone, Default)]
@@ -67,12 +67,15 @@ impl Neighbours {
         self.own = bytes_a_second;
     }
 
-    /// Whether a node serves more than its share, and more than this one.
+    /// The number of transfers as which one from this node counts: more than one if the node serves more than its share, and more
+    /// than this node.
     #[must_use]
-    pub fn is_overloaded(&self, node: NodeNumber) -> bool {
-        let Some(&(Room { served, .. }, _)) = self.heard.get(&node) else { return false };
+    pub fn transfer_weight(&self, node: NodeNumber) -> u64 {
         let mean = (self.served + self.own) / (self.heard.len() as u64 + 1);
-        serves_more_than_its_share(served, mean) && served > self.own
+        match self.heard.get(&node) {
+            Some(&(Room { served, .. }, _)) if served > self.own => transfer_weight(served, mean),
+            _ => 1,
+        }
     }
 
     /// Puts the holders of a chunk into the order in which they are asked: in turn, so that none serves all readers, and of the
@@ -123,17 +126,17 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_overloaded_that_serves_a_quarter_more_than_the_mean_and_more_than_this_one() {
+    fn a_transfer_counts_more_from_a_node_that_serves_a_quarter_more_than_the_mean_and_more_than_this_one() {
         let [a, b, c] = [1, 2, 3].map(NodeNumber);
         let mut neighbours = Neighbours::default();
-        assert!(!neighbours.is_overloaded(a), "it was never heard");
+        assert_eq!(neighbours.transfer_weight(a), 1, "it was never heard");
         for (node, served) in [(a, 400), (b, 100), (c, 300)] {
             neighbours.heard(node, room(5, served), at(0));
         }
         neighbours.this_node_serves(200);
-        assert_eq!([a, b, c].map(|node| neighbours.is_overloaded(node)), [true, false, false]);
-        neighbours.heard(a, room(5, 250), at(1));
-        assert!(!neighbours.is_overloaded(a), "the mean is 212, and five quarters of it 265");
+        assert_eq!([a, b, c].map(|node| neighbours.transfer_weight(node)), [1_000, 1, 1]);
+        neighbours.heard(a, room(5, 300), at(1));
+        assert_eq!(neighbours.transfer_weight(a), 4, "the mean is 225, five quarters of it 281, and six 337");
     }
 
     #[test]
@@ -144,12 +147,12 @@ mod tests {
         neighbours.heard(a, room(5, 100), at(3));
         neighbours.heard(b, room(5, 200), at(3));
         neighbours.heard(c, room(5, 900), at(3));
-        assert!(!neighbours.is_overloaded(b), "the mean is 300");
+        assert_eq!(neighbours.transfer_weight(b), 1, "the mean is 300");
         neighbours.forget(c);
-        assert!(neighbours.is_overloaded(b), "the mean is 100");
-        assert!(!neighbours.is_overloaded(c));
+        assert_eq!(neighbours.transfer_weight(b), 1_000, "the mean is 100");
+        assert_eq!(neighbours.transfer_weight(c), 1);
         neighbours.this_node_serves(200);
-        assert!(!neighbours.is_overloaded(b), "this node serves as much");
+        assert_eq!(neighbours.transfer_weight(b), 1, "this node serves as much");
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl Served {
 }
 
 /// The mean age of what counts. A request of an agent reads some GiB at once: over a shorter time, the node that served the last
-/// one always serves more than its share, its readers take over chunks that nobody else asks for, and hit rates fall by 6 to 8 points.
+/// one always serves more than its share, and its readers keep chunks that nobody else asks for.
 const LASTS_SECONDS: f64 = 300.0;
 
 #[cfg(test)]

@@ -89,7 +89,6 @@ pub(super) enum Happening {
     Computed(u64),
     Announce(usize, Outgoing),
     Announced(usize, Outgoing, Option<Vec<Announced>>),
-    Moved(NodeNumber, Vec<Id>),
     Repair(NodeNumber, Repair),
     Silent(usize, NodeNumber),
 }
@@ -203,7 +202,6 @@ impl<'a> Cluster<'a> {
             Happening::Computed(request) => self.computed(request),
             Happening::Announce(node, outgoing) => self.announces(node, outgoing),
             Happening::Announced(node, outgoing, answers) => self.announced(node, &outgoing, answers),
-            Happening::Moved(holder, ids) => self.others_keep(holder, &ids),
             Happening::Repair(home, repair) => {
                 let now = millis(self.now);
                 if let Some(home) = self.node(home) {

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use larder_core::directory::{Answered, BatchId, Moved, Outgoing};
+use larder_core::directory::{Answered, BatchId, Outgoing};
 use larder_protocol::peer::Announced;
 use larder_protocol::table::NodeNumber;
 
-use super::blocks::Id;
 use super::cluster::{Cluster, Happening, ONE_WAY, index};
 use super::connections::name;
 use super::tally::Kind;
@@ -64,36 +63,18 @@ impl Cluster<'_> {
     pub(super) fn announced(&mut self, node: usize, outgoing: &Outgoing, answers: Option<Vec<Announced>>) {
         let now = millis(self.now);
         let answers = answers.unwrap_or_default().into_iter().map(Some).chain(std::iter::repeat(None));
-        let mut told = Vec::new();
         let Some(player) = &mut self.nodes[node].player else { return };
         for (announce, answer) in outgoing.announces.iter().zip(answers) {
             let batch = BatchId::new(outgoing.home, announce);
             match player.outbox.answered(&batch, answer, now) {
-                Answered::Known { changes, moved, .. } => {
-                    if changes > 0 {
-                        self.tally.known_at = self.now;
-                        self.tally.known += changes as u64;
-                    }
-                    told.extend(moved);
+                Answered::Known { changes, .. } if changes > 0 => {
+                    self.tally.known_at = self.now;
+                    self.tally.known += changes as u64;
                 }
                 Answered::Restarted => self.tally.restarts += 1,
-                Answered::Again | Answered::Late => {}
+                Answered::Known { .. } | Answered::Again | Answered::Late => {}
             }
         }
-        for Moved { holder, hashes, .. } in told {
-            let bytes = self.sizes.moved.of(hashes.len()) + self.sizes.announced;
-            self.tell(node, holder.node, Kind::Moved, bytes);
-            let ids = hashes.iter().map(Id::named).collect();
-            let took = self.send(node, holder.node, false);
-            self.plan(took, Happening::Moved(holder.node, ids));
-        }
-    }
-
-    /// Others have these chunks from now on: here are copies.
-    pub(super) fn others_keep(&mut self, holder: NodeNumber, ids: &[Id]) {
-        let now_ms = millis(self.now).0;
-        let Some(player) = self.node(holder).and_then(|node| node.player.as_mut()) else { return };
-        ids.iter().rev().for_each(|&id| player.blocks.is_copy(id, now_ms));
     }
 
     /// One node speaks to another, and is answered.

@@ -153,7 +153,7 @@ impl Figures {
         (self.homes_mean, self.homes_p99) = (tally.homes_mean(), tally.homes_p99());
         (self.finds_a_second, self.announces_a_second) = (messages(Kind::Find), messages(Kind::Announce));
         self.compares_a_second = messages(Kind::Compare);
-        self.others_a_second = messages(Kind::Repair) + messages(Kind::Moved) + messages(Kind::Fetch);
+        self.others_a_second = messages(Kind::Repair) + messages(Kind::Fetch);
         self.metadata_bytes_a_second = tally.bytes.iter().sum::<u64>() as f64 / each;
         self.block_bytes_a_second = tally.served.iter().sum::<u64>() as f64 / each;
         self.metadata_share = self.metadata_bytes_a_second / self.block_bytes_a_second.max(1.0);

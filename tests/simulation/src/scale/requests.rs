@@ -229,16 +229,10 @@ impl Cluster<'_> {
                 continue;
             };
             asking.has[at] = true;
-            let placement = place(player, id, holder, asking.copies[at_absent], now_ms);
-            if placement != Placement::Pass && !player.blocks.has(id) {
+            if place(player, id, holder, now_ms) == Placement::Replicate && !player.blocks.has(id) {
                 let gone = player.blocks.insert(id, anchor, now_ms);
-                let kind = if placement == Placement::Migrate {
-                    ChangeKind::MovedFrom(from)
-                } else {
-                    player.blocks.is_copy(id, now_ms);
-                    ChangeKind::Gained
-                };
-                changes.push(gained(id, anchor, kind));
+                player.blocks.is_copy(id, now_ms);
+                changes.push(gained(id, anchor, ChangeKind::Gained));
                 changes.extend(gone.map(|(id, anchor)| gained(id, anchor, ChangeKind::Lost)));
             }
         }
@@ -310,11 +304,11 @@ impl Cluster<'_> {
 }
 
 /// Where a chunk stays that came from a holder, as the real placement has it.
-fn place(player: &mut Player, id: Id, holder: NodeNumber, copies: usize, now_ms: u64) -> Placement {
+fn place(player: &mut Player, id: Id, holder: NodeNumber, now_ms: u64) -> Placement {
     let gap_ms = player.gaps.read(&id.hash(), now_ms);
-    let copy = STAKE.worth(Saves::Transfer, gap_ms.unwrap_or_else(|| player.blocks.keeps_ms(now_ms)));
-    let (least, is_overloaded) = (player.blocks.least(now_ms), player.neighbours.is_overloaded(holder));
-    place_by_worth(Some(copy), least, is_overloaded, copies, false)
+    let every_ms = gap_ms.unwrap_or_else(|| player.blocks.keeps_ms(now_ms));
+    let copy = STAKE.worth(Saves::Transfer, every_ms / player.neighbours.transfer_weight(holder));
+    place_by_worth(Some(copy), player.blocks.least(now_ms))
 }
 
 fn holders_node(holder: Option<Holder>) -> NodeNumber {

@@ -15,7 +15,6 @@ pub(super) struct Sizes {
     pub(super) announce: Size,
     pub(super) announced: u64,
     pub(super) repair: Size,
-    pub(super) moved: Size,
     pub(super) fetch: Size,
 }
 
@@ -49,7 +48,6 @@ impl Sizes {
             repair: Size::new(|rows| {
                 bytes(&PeerRequest::Repair(Repair { holder: HOLDER, rows: vec![ROW; rows] }))
             }),
-            moved: Size::new(|rows| bytes(&PeerRequest::Moved(chunks(rows)))),
             fetch: Size::new(|rows| {
                 let (chunks, block_bytes) = (chunks(rows), vec![1]);
                 bytes(&PeerRequest::Fetch(Fetch { chunks, block_bytes, class: Class::Decode }))

@@ -41,7 +41,6 @@ pub(super) enum Kind {
     Announce,
     Compare,
     Repair,
-    Moved,
     /// Its head alone: the blocks count as blocks.
     Fetch,
 }
@@ -54,8 +53,7 @@ pub(super) struct Contacts {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Find, Self::Announce, Self::Compare, Self::Repair, Self::Moved, Self::Fetch];
+    pub(super) const ALL: [Self; 5] = [Self::Find, Self::Announce, Self::Compare, Self::Repair, Self::Fetch];
 }
 
 impl Tally {

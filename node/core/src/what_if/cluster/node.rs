@@ -178,9 +178,9 @@ impl Node {
             PlacementRule::Worth => {
                 let gap_ms = self.gaps.read(&wanted.chunk.hash, self.store.age_ms());
                 let every_ms = gap_ms.unwrap_or_else(|| self.store.keeps_ms());
+                let every_ms = every_ms / self.store.neighbours().transfer_weight(holder.node);
                 let copy = self.store.worth_of_copy(&self.fingerprint, every_ms);
-                let is_overloaded = self.store.neighbours().is_overloaded(holder.node);
-                place_by_worth(copy, self.store.least(), is_overloaded, copies, is_on_disk)
+                place_by_worth(copy, self.store.least())
             }
         };
         let is_copy = self.store.placement() == PlacementRule::Worth && placement == Placement::Replicate;
