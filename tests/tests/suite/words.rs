@@ -12,6 +12,7 @@ const BEARERS: &[(&str, &[&str])] = &[
     ("Actor", &["tests/simulation/src/actor.rs"]),
     ("Arena", &["node/src/arena.rs", "tests/src/flip.rs"]),
     ("Block", &["client/python/src/view.rs", "node/core/src/store/index.rs"]),
+    ("BlockThread", &["node/src/exchange/block_threads.rs"]),
     (
         "Chunk",
         &[
