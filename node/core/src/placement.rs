@@ -98,10 +98,12 @@ pub fn pays_to_forward(chunk: Worth, there: Worth) -> bool {
 #[must_use]
 pub fn transfer_weight(served: u64, mean: u64) -> u64 {
     let is_above = |quarters| served.saturating_mul(4) > mean.saturating_mul(quarters);
-    match () {
-        () if is_above(OVERLOADED_QUARTERS) => OVERLOADED_WEIGHT,
-        () if is_above(BUSY_QUARTERS) => BUSY_WEIGHT,
-        () => 1,
+    if is_above(OVERLOADED_QUARTERS) {
+        OVERLOADED_WEIGHT
+    } else if is_above(BUSY_QUARTERS) {
+        BUSY_WEIGHT
+    } else {
+        1
     }
 }
 
