@@ -7,6 +7,7 @@
 //! request is answered once, by its deadline; and at the end nothing is kept for anything.
 
 mod answers;
+mod device;
 mod engines;
 mod memory;
 
@@ -26,6 +27,7 @@ use crate::{
     CopyAnswer, CopyNumber, Description, FollowOrder, LayersArrived, PurgeStep, SegmentVisit, Visited,
     WriteNumber, Written,
 };
+use device::DeviceCopy;
 use memory::{Memory, Name, PIECE, Range, Reading, meet, range, reading};
 
 const WORDS: [&str; 10] =
@@ -50,11 +52,16 @@ struct Live {
     leases: HashMap<u64, Vec<Reading>>,
     follows: HashMap<u64, Followed>,
     pins: Vec<u64>,
+    /// The tensors that the device knows, by namespace.
+    tensors: Vec<(Fingerprint, u32)>,
+    copies: Vec<u64>,
 }
 
 struct Reservation {
     number: u64,
     chunks: Vec<u32>,
+    /// The chunks' names.
+    names: Vec<Name>,
     /// Layers that were handed over.
     given: u32,
 }
@@ -91,6 +98,9 @@ enum Open {
     Describe(Fingerprint),
     Forget(Vec<Fingerprint>),
     Visit(SegmentVisit, u64),
+    Device(DeviceCopy),
+    /// A lost device may still touch memory.
+    DeviceGone,
     /// A tier's thread failed: it may write there for ever.
     Lost(Vec<(Range, Name)>),
 }
@@ -104,6 +114,7 @@ impl Open {
             Self::Read(_, places) | Self::Lost(places) => of(places),
             Self::Copy(_, moves) => moves.iter().map(range).collect(),
             Self::Write(_, from) => from.clone(),
+            Self::Device(copy) => copy.ranges(),
             _ => Vec::new(),
         }
     }
@@ -131,6 +142,9 @@ struct History {
     tenants: Vec<(String, u64)>,
     numbers: [u16; 2],
     purges: Vec<u64>,
+    last_tensors: u32,
+    /// The names of the chunks that the device is asked to copy.
+    copied_names: Vec<Name>,
 }
 
 /// The limits of a history's store at its start.
@@ -172,6 +186,8 @@ impl History {
             tenants: TENANTS.map(|name| (name.to_owned(), 20 * BLOCK)).to_vec(),
             numbers: [0, 1],
             purges: Vec::new(),
+            last_tensors: 0,
+            copied_names: Vec::new(),
         };
         for tenant in 0..2 {
             let live = history.begin_session(tenant);
@@ -199,8 +215,10 @@ impl History {
             }
         }
         let (leases, follows) = (HashMap::new(), HashMap::new());
-        let (tickets, reservations, pins) = (Vec::new(), Vec::new(), Vec::new());
-        Live { session, process, tickets, reservations, leases, follows, pins }
+        let (tickets, reservations, pins, copies) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let is_lost = self.open.iter().any(|open| matches!(open, Open::DeviceGone));
+        let tensors = if is_lost { Vec::new() } else { self.know_tensors(tenant, session) };
+        Live { session, process, tickets, reservations, leases, follows, pins, tensors, copies }
     }
 
     /// What was on disk before is told.
@@ -278,6 +296,8 @@ impl History {
                 Effect::Describe { fingerprint, .. } => self.open.push(Open::Describe(fingerprint)),
                 Effect::ForgetDescriptions(unused) => self.open.push(Open::Forget(unused)),
                 Effect::VisitSegment { visit, after } => self.open.push(Open::Visit(visit, after)),
+                Effect::DeviceCopy(order) => self.device_copy(order),
+                Effect::CancelDeviceCopy(number) => self.cancel_device_copy(number),
                 Effect::Granted { granted, .. } => self.granted(granted),
                 Effect::TellFollower(told) => {
                     if let News::Layers(layers) = told.what {
@@ -374,9 +394,11 @@ impl History {
             Response::Reserved(reserved) => {
                 let (number, chunks) = (reserved.reservation, reserved.chunks);
                 if !chunks.is_empty() {
-                    live.reservations.push(Reservation { number, chunks, given: 0 });
+                    let names = chunks.iter().map(|&at| (fingerprint, hashes[at as usize])).collect();
+                    live.reservations.push(Reservation { number, chunks, names, given: 0 });
                 }
             }
+            Response::Copying(copy) => live.copies.push(copy),
             Response::Pinned(pinned) if pinned.pin != 0 => live.pins.push(pinned.pin),
             Response::Following(follow) => {
                 let (places, readings) = (Vec::new(), Vec::new());
@@ -422,8 +444,9 @@ impl History {
             470..500 => self.follow(at),
             500..560 => self.ask_in_place(at),
             560..575 => self.pin_or_unpin(at),
-            575..610 => self.report(at),
-            610..880 if !self.open.is_empty() => {
+            575..590 => self.report(at),
+            590..640 => self.copy_pages(at),
+            640..880 if !self.open.is_empty() => {
                 let at = self.random.usize(..self.open.len());
                 self.answer_effect(at, false);
             }
@@ -435,6 +458,7 @@ impl History {
             960..966 => self.replace_session(at),
             966..974 => self.something_leaves(),
             974 => self.begin_anew(),
+            984 => self.device_is_lost(),
             975..982 => self.purge(),
             982..984 => self.tenant_goes_and_comes(at),
             _ => self.tell(Event::Tick),

@@ -72,6 +72,8 @@ impl History {
                 self.answered.push(Event::SegmentVisited { visit: visit.clone(), after, result: again });
                 self.tell(Event::SegmentVisited { visit, after, result });
             }
+            Open::Device(copy) => self.device_copy_ends(copy, fails),
+            Open::DeviceGone => self.device_is_gone(),
             Open::Lost(_) => self.open.push(open),
         }
     }

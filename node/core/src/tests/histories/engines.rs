@@ -36,7 +36,7 @@ impl History {
             return;
         }
         let which = self.random.usize(..reservations.len());
-        let Reservation { number: reservation, ref chunks, given } = reservations[which];
+        let Reservation { number: reservation, ref chunks, given, .. } = reservations[which];
         let (chunks, source) = (chunks.clone(), if self.random.u8(..40) == 0 { u64::MAX } else { 0 });
         let (is_in_place, sources) = (given == 2, vec![source; chunks.len()]);
         match self.random.u8(..10) {

@@ -69,6 +69,11 @@ impl Memory {
         pieces(at).all(is_right)
     }
 
+    /// The block that stands at a place, if it is known.
+    pub(super) fn name_at(&self, at: Range) -> Option<Name> {
+        pieces(at).next().and_then(|piece| self.pieces.get(&piece)).map(|(name, _)| *name)
+    }
+
     /// It was verified, and is wrong.
     pub(super) fn condemn(&mut self, at: Range) {
         self.damaged.extend(pieces(at));
