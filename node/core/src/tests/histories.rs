@@ -689,6 +689,8 @@ impl History {
             let is_answered = |open: &Open| match open {
                 Open::Write(..) | Open::Copy(..) => true,
                 Open::Lost(_) => false,
+                // Its end was told; the device lets go of its memory when it is gone.
+                Open::Device(copy) if copy.is_told() => false,
                 _ => answers_all,
             };
             match self.open.iter().position(is_answered) {

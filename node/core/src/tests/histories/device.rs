@@ -21,6 +21,11 @@ pub(super) struct DeviceCopy {
 }
 
 impl DeviceCopy {
+    /// Whether its end was told, although the device may still touch the memory.
+    pub(super) fn is_told(&self) -> bool {
+        self.is_told
+    }
+
     pub(super) fn ranges(&self) -> Vec<Range> {
         let read = self.reads.iter().map(|reading| reading.at);
         read.chain(self.writes.iter().map(|&(at, _)| at)).collect()
