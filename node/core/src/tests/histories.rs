@@ -252,13 +252,8 @@ impl History {
                     assert!(found.spans.iter().all(|span| span.to as usize <= hashes.len()));
                 }
                 Effect::Prefetching { request, started, .. } => {
-                    let AskedFor { session, hashes, fingerprint, .. } = self.take(request);
-                    if let Ok(started) = started
-                        && started.ticket != 0
-                        && let Some(live) = self.live(session)
-                    {
-                        live.tickets.push((started.ticket, hashes, fingerprint));
-                    }
+                    let started = started.map_or(0, |started| started.ticket);
+                    self.prefetching(request, started);
                 }
                 Effect::Leased { request, leased } => self.leased(request, &leased),
                 Effect::Refused { request, .. } | Effect::Done { request } => _ = self.take(request),
@@ -314,6 +309,16 @@ impl History {
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// A prefetch was begun; 0 if it has no ticket.
+    fn prefetching(&mut self, request: RequestId, ticket: u64) {
+        let AskedFor { session, hashes, fingerprint, .. } = self.take(request);
+        if ticket != 0
+            && let Some(live) = self.live(session)
+        {
+            live.tickets.push((ticket, hashes, fingerprint));
         }
     }
 

@@ -59,23 +59,26 @@ impl History {
                     self.tell(Event::Described { fingerprint, description: Description::Gone });
                 }
             }
-            Open::Visit(visit, after) => {
-                let is_list = matches!(visit, SegmentVisit::List);
-                let next = (after < 3 && self.random.bool()).then_some(after + 1);
-                let result = match fails {
-                    true if self.random.bool() => Visited::Busy,
-                    true => Visited::Closed,
-                    false if is_list => Visited::Done { held: self.some_on_disk(), next },
-                    false => Visited::Done { held: Vec::new(), next },
-                };
-                let again = Visited::Done { held: Vec::new(), next: None };
-                self.answered.push(Event::SegmentVisited { visit: visit.clone(), after, result: again });
-                self.tell(Event::SegmentVisited { visit, after, result });
-            }
+            Open::Visit(visit, after) => self.visited(visit, after, fails),
             Open::Device(copy) => self.device_copy_ends(copy, fails),
             Open::DeviceGone => self.device_is_gone(),
             Open::Lost(_) => self.open.push(open),
         }
+    }
+
+    /// A segment of the disk was listed or purged.
+    fn visited(&mut self, visit: SegmentVisit, after: u64, fails: bool) {
+        let is_list = matches!(visit, SegmentVisit::List);
+        let next = (after < 3 && self.random.bool()).then_some(after + 1);
+        let result = match fails {
+            true if self.random.bool() => Visited::Busy,
+            true => Visited::Closed,
+            false if is_list => Visited::Done { held: self.some_on_disk(), next },
+            false => Visited::Done { held: Vec::new(), next },
+        };
+        let again = Visited::Done { held: Vec::new(), next: None };
+        self.answered.push(Event::SegmentVisited { visit: visit.clone(), after, result: again });
+        self.tell(Event::SegmentVisited { visit, after, result });
     }
 
     pub(super) fn order_ended(&mut self, order: OrderNumber, places: Vec<Vec<(Range, Name)>>, fails: bool) {
