@@ -17,7 +17,7 @@ impl BlockThreads {
     /// Chooses the thread for a fetch of `bytes` bytes, until [`Self::give_back`].
     ///
     /// The thread with the fewest bytes fetches. The thread between nodes has work of its own, which a large fetch delays, so the
-    /// fetch counts as in flight there already. A block thread costs a hop, which counts as [`HOP_BYTES`]. Equal block threads
+    /// fetch counts as in flight there already. A block thread costs a hop, which counts as `HOP_BYTES` bytes. Equal block threads
     /// take turns: block threads of different nodes then meet each other evenly.
     pub fn take(&mut self, bytes: u64) -> usize {
         let others = self.in_flight.len() - 1;
