@@ -32,11 +32,10 @@ use tokio::time::timeout;
 use super::AskBlocks;
 use super::connections::DIAL_DEADLINE;
 use super::fetch::Report;
-use super::metrics::Counted;
 use super::mover::{Common, Mover};
 use super::receive::{Batch, From};
 use super::send::order::SendOrder;
-use super::serve::{limits_of, may_fetch, name_of, read_request, trace_of};
+use super::serve::{let_in, limits_of, may_fetch, name_of, read_request, trace_of};
 use crate::host::CpuSet;
 use crate::threads;
 use crate::watched::{Watch, here};
@@ -330,17 +329,7 @@ impl Thread {
 
     async fn serve_connection(self: Rc<Self>, serving: Rc<Serving>, incoming: Incoming) {
         let metrics = &self.mover.common.metrics;
-        let remote = incoming.remote();
-        let guest = match serving.guests.receive(incoming).await {
-            Ok(Some(guest)) => Rc::new(guest),
-            Ok(None) => return,
-            Err(turned_away) => {
-                let source = turned_away.source.as_deref().map(tracing::field::display);
-                tracing::warn!(%remote, %turned_away, source, "a connection was turned away");
-                return metrics.rejected(turned_away.reason);
-            }
-        };
-        let _counted = Counted::new(&metrics.connections, 1);
+        let Some((guest, _counted)) = let_in(&serving.guests, incoming, metrics).await else { return };
         if guest.connection().peer().role == Role::Node {
             // An error: the node stops.
             let _ = self.opened.send(guest.connection().clone());

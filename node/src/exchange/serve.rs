@@ -37,7 +37,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::connections::{Carried, InUse};
-use super::metrics::Counted;
+use super::metrics::{Counted, ExchangeMetrics};
 use super::peers::{Peers, SMALL_FIRST, rides};
 use super::send::order::SendOrder;
 use super::{
@@ -116,24 +116,33 @@ pub(super) async fn accept(server: Rc<Server>, endpoint: Endpoint) {
     }
 }
 
+/// Lets in the other side of a connection, which is counted as long as the second value lives; `None` if it was turned away.
+pub(super) async fn let_in(
+    guests: &Guests,
+    incoming: Incoming,
+    metrics: &ExchangeMetrics,
+) -> Option<(Rc<Guest>, Counted)> {
+    let remote = incoming.remote();
+    match guests.receive(incoming).await {
+        Ok(guest) => guest.map(|guest| (Rc::new(guest), Counted::new(&metrics.connections, 1))),
+        Err(turned_away) => {
+            let source = turned_away.source.as_deref().map(tracing::field::display);
+            tracing::warn!(%remote, %turned_away, source, "a connection was turned away");
+            metrics.rejected(turned_away.reason);
+            None
+        }
+    }
+}
+
 impl Server {
     pub(super) fn new(peers: Peers, services: Services) -> Rc<Self> {
         Rc::new(Self { peers, services, guests: Guests::new(limits_of) })
     }
 
     async fn serve_connection(self: Rc<Self>, incoming: Incoming) {
-        let metrics = self.peers.metrics().clone();
-        let remote = incoming.remote();
-        let guest = match self.guests.receive(incoming).await {
-            Ok(Some(guest)) => Rc::new(guest),
-            Ok(None) => return,
-            Err(turned_away) => {
-                let source = turned_away.source.as_deref().map(tracing::field::display);
-                tracing::warn!(%remote, %turned_away, source, "a connection was turned away");
-                return metrics.rejected(turned_away.reason);
-            }
+        let Some((guest, _counted)) = let_in(&self.guests, incoming, self.peers.metrics()).await else {
+            return;
         };
-        let _counted = Counted::new(&metrics.connections, 1);
         let carried = (guest.connection().peer().role == Role::Node).then(|| {
             guest.connection().take_blocks();
             self.peers.carry(guest.connection(), Dialler::There)
