@@ -129,7 +129,7 @@ impl BlockThreads {
             let (credentials, settings) = (credentials.for_blocks(), settings.clone());
             let (common, opens, watch) = (common.clone(), opens.clone(), watch.clone());
             arbiter.spawn(async move {
-                let dials = Endpoint::bind(SocketAddr::new(listen.ip(), 0), &credentials, &settings);
+                let dials = Endpoint::dialler(listen.ip(), &credentials, &settings);
                 let serves =
                     dials.and_then(|dials| Ok((dials, Endpoint::on(share, &credentials, &settings)?)));
                 let endpoints = serves.map(|(dials, serves)| {

@@ -1,6 +1,6 @@
 //! Endpoints and connections with known identities on the other side.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -30,6 +30,7 @@ pub struct Endpoint {
     strangers: Arc<Mutex<Arc<ServerConfig>>>,
     local: SocketAddr,
     window_bytes: u32,
+    accepts: bool,
 }
 
 /// A connection whose other side has proved its identity.
@@ -171,7 +172,22 @@ impl Endpoint {
         let client = Arc::new(Mutex::new(client_config(credentials, &transport)));
         let strangers = Arc::new(Mutex::new(Arc::new(server_config(credentials, &stranger_transport))));
         let window_bytes = settings.window_bytes;
-        Ok(Self { endpoint, transport, stranger_transport, client, strangers, local, window_bytes })
+        let accepts = true;
+        Ok(Self { endpoint, transport, stranger_transport, client, strangers, local, window_bytes, accepts })
+    }
+
+    /// An endpoint that only dials, from any port of an address: it answers nobody who dials it.
+    ///
+    /// # Errors
+    /// [`BindError`] if the address is not this machine's.
+    pub fn dialler(
+        address: IpAddr,
+        credentials: &Credentials,
+        settings: &TransportSettings,
+    ) -> Result<Self, BindError> {
+        let endpoint = Self::bind(SocketAddr::new(address, 0), credentials, settings)?;
+        endpoint.endpoint.set_server_config(None);
+        Ok(Self { accepts: false, ..endpoint })
     }
 
     /// The local address.
@@ -251,7 +267,9 @@ impl Endpoint {
 
     /// Uses other credentials for connections from now on.
     pub fn renew(&self, credentials: &Credentials) {
-        self.endpoint.set_server_config(Some(server_config(credentials, &self.transport)));
+        if self.accepts {
+            self.endpoint.set_server_config(Some(server_config(credentials, &self.transport)));
+        }
         *crate::lock(&self.strangers) = Arc::new(server_config(credentials, &self.stranger_transport));
         *crate::lock(&self.client) = client_config(credentials, &self.transport);
     }

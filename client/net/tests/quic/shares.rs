@@ -65,6 +65,21 @@ async fn an_address_with_one_socket_takes_all_shares() {
 }
 
 #[tokio::test]
+async fn an_endpoint_that_only_dials_answers_nobody_before_and_after_its_renewal() {
+    let ca = Ca::new();
+    let credentials = ca.credentials(&Identity::new(Role::Node, "server"), Validity::days(1));
+    let dialler = Endpoint::dialler(any_port().ip(), &credentials, &TransportSettings::default()).unwrap();
+    let other = ca.endpoint(Role::Node, "other");
+    for _ in 0..2 {
+        let dials = other.connect(dialler.local_address(), Role::Node, None);
+        let answered = tokio::time::timeout(std::time::Duration::from_millis(200), dials).await;
+        assert!(!matches!(answered, Ok(Ok(_))));
+        dialler.renew(&credentials);
+    }
+    connected(&dialler, &other).await;
+}
+
+#[tokio::test]
 async fn nobody_else_gets_a_shared_address() {
     let (servers, _) = endpoints(2);
     let (address, settings) = (servers[0].local_address(), TransportSettings::default());
