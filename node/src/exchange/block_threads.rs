@@ -265,8 +265,11 @@ impl Thread {
         let common = self.mover.common.clone();
         let link = {
             let mut links = self.links.borrow_mut();
-            links.retain(|other, link| other != name || link.address == *address);
-            Rc::clone(links.entry(name.clone()).or_insert_with(|| Rc::new(Link::new(*address))))
+            let link = links.entry(name.clone()).or_insert_with(|| Rc::new(Link::new(*address)));
+            if link.address != *address {
+                *link = Rc::new(Link::new(*address));
+            }
+            Rc::clone(link)
         };
         link.users.set(link.users.get() + 1);
         let in_use = InUse { link, common };

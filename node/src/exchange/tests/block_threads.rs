@@ -133,7 +133,7 @@ fn a_cancelled_order_on_block_threads_is_reported_and_the_next_one_comes() {
                 ..asker.order_of(asker.chunks(chunks), &class, LONG)
             };
             let came = asker.handle.fetch(order).unwrap();
-            tokio::time::sleep(Duration::from_millis(2)).await;
+            until("it is under way", || asker.metrics.fetches_in_flight.get() > 0).await;
             cancel.send(()).unwrap();
             let came = tokio::time::timeout(LONG, came).await.unwrap().unwrap();
             assert_eq!(came.len() as u64, chunks);
