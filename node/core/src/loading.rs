@@ -2,14 +2,19 @@
 //!
 //! Loading the first `k` chunks takes as long as its slowest source needs for its queue and for these chunks. The engine
 //! computes the other chunks afterwards, at its own speed. The `k` with the least total time is loaded. A source is measured
-//! only while it has something to do. A source that was never measured is tried.
+//! only while it has something to do. A source that was never measured is tried. A source that was not measured for a while is
+//! tried with one chunk: otherwise a source that was slow once would stay unused.
 
 use std::time::Duration;
 
 /// The rate of a source, measured while the source has something to do.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Meter {
-    bytes_per_second: Option<f64>,
+    /// Bytes that were delivered, and the seconds that they took: the older, the less they weigh.
+    bytes: f64,
+    seconds: f64,
+    /// The time of the last sample.
+    measured_at: Option<Duration>,
     /// Bytes that were ordered and not delivered.
     outstanding_bytes: u64,
     /// Bytes that were delivered since `since`, in a time too short to measure.
@@ -50,16 +55,15 @@ impl Meter {
         self.unmeasured_bytes += bytes;
         let took = now.saturating_sub(self.since);
         // For a source that was never measured, any sample is better than none.
-        let is_first = self.bytes_per_second.is_none() && self.outstanding_bytes == 0;
+        let is_first = self.measured_at.is_none() && self.outstanding_bytes == 0;
         if took < SHORTEST_SAMPLE && !is_first {
             return;
         }
-        let took = took.max(SHORTEST_TIME).as_secs_f64();
-        let rate = self.unmeasured_bytes as f64 / took;
-        // The longer a sample, the more it says.
-        let weight = (took / MEMORY.as_secs_f64()).clamp(LEAST_WEIGHT, 1.0);
-        self.bytes_per_second =
-            Some(self.bytes_per_second.map_or(rate, |known| known + weight * (rate - known)));
+        let seconds = took.max(SHORTEST_TIME).as_secs_f64();
+        let kept = if self.is_old(now) { 0.0 } else { 1.0 - (seconds / MEMORY.as_secs_f64()).min(1.0) };
+        self.bytes = self.bytes * kept + self.unmeasured_bytes as f64;
+        self.seconds = self.seconds * kept + seconds;
+        self.measured_at = Some(now);
         (self.since, self.unmeasured_bytes) = (now, 0);
     }
 
@@ -71,7 +75,18 @@ impl Meter {
     /// The source's rate; `None` before its first delivery.
     #[must_use]
     pub fn bytes_per_second(&self) -> Option<f64> {
-        self.bytes_per_second
+        self.measured_at.map(|_| self.bytes / self.seconds)
+    }
+
+    /// Whether the source has nothing to do, and its rate may have changed since it was measured.
+    fn is_stale(&self, now: Duration) -> bool {
+        self.measured_at.is_some() && self.is_old(now) && self.outstanding_bytes == 0
+    }
+
+    /// Whether the rate was measured too long ago. The less was measured, the sooner it is too long ago.
+    fn is_old(&self, now: Duration) -> bool {
+        let counts = Duration::from_secs_f64((self.seconds * COUNTS_FOR).clamp(1.0, COUNTS_FOR));
+        self.measured_at.is_none_or(|at| now.saturating_sub(at) >= counts)
     }
 
     /// Seconds until the source has delivered `bytes` more bytes. A source that was never measured counts as fast, so that it
@@ -79,13 +94,14 @@ impl Meter {
     #[must_use]
     pub fn seconds_for(&self, bytes: u64) -> f64 {
         let all = (self.outstanding_bytes + bytes) as f64;
-        self.bytes_per_second.map_or(0.0, |rate| all / rate.max(1.0))
+        self.bytes_per_second().map_or(0.0, |rate| all / rate.max(1.0))
     }
 }
 
-/// The number of chunks that are worth loading: at least those in place at the front.
+/// The number of chunks that are worth loading: at least those in place at the front. The first chunk that is not worth it is loaded
+/// all the same if its source was not measured for a while.
 #[must_use]
-pub fn worth_loading(pieces: &[ChunkSource], meters: &[&Meter], prefill: Prefill) -> usize {
+pub fn worth_loading(pieces: &[ChunkSource], meters: &[&Meter], prefill: Prefill, now: Duration) -> usize {
     let Prefill { tokens_per_second, chunk_tokens } = prefill;
     let chunk_seconds = f64::from(chunk_tokens) / tokens_per_second.max(f64::MIN_POSITIVE);
     let mut bytes = vec![0; meters.len()];
@@ -103,7 +119,8 @@ pub fn worth_loading(pieces: &[ChunkSource], meters: &[&Meter], prefill: Prefill
             (best, least) = (loaded, seconds);
         }
     }
-    best
+    let next = pieces.get(best).and_then(|piece| piece.source);
+    best + usize::from(next.is_some_and(|source| meters[source].is_stale(now)))
 }
 
 /// Deliveries within less than this are measured together.
@@ -112,17 +129,20 @@ const SHORTEST_SAMPLE: Duration = Duration::from_millis(1);
 /// The shortest time of a delivery.
 const SHORTEST_TIME: Duration = Duration::from_micros(1);
 
-/// A sample of this length replaces the known rate.
+/// A sample of this length replaces all earlier samples.
 const MEMORY: Duration = Duration::from_secs(1);
 
-/// The least weight of a sample.
-const LEAST_WEIGHT: f64 = 0.05;
+/// A measurement counts for as many times as long as it took, and for at least a second.
+const COUNTS_FOR: f64 = 20.0;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+
+    /// A moment after the meters of these tests measured.
+    const SOON: Duration = Duration::from_secs(2);
 
     fn metered(bytes_per_second: u64) -> Meter {
         let mut meter = Meter::default();
@@ -156,6 +176,42 @@ mod tests {
     }
 
     #[test]
+    fn one_slow_moment_weighs_no_more_than_its_time() {
+        let (mut meter, mut now) = (Meter::default(), Duration::from_millis(50));
+        meter.ordered(MIB / 4, Duration::ZERO);
+        meter.delivered(MIB / 4, now);
+        assert_eq!(meter.bytes_per_second(), Some((5 * MIB) as f64), "a connection had to open");
+        for _ in 0..20 {
+            meter.ordered(MIB, now);
+            now += Duration::from_millis(20);
+            meter.delivered(MIB, now);
+        }
+        let rate = meter.bytes_per_second().unwrap() / MIB as f64;
+        assert!((44.0..50.0).contains(&rate), "{rate}");
+    }
+
+    #[test]
+    fn a_source_that_was_slow_once_is_tried_again_with_one_chunk_and_soon_used() {
+        let slow = metered(MIB);
+        let later = Duration::from_secs(21);
+        assert_eq!(worth_loading(&from(0, 10), &[&slow], prefill(5_000.0), SOON), 0);
+        assert_eq!(worth_loading(&from(0, 10), &[&slow], prefill(5_000.0), later), 1);
+        let mut seldom = Meter::default();
+        seldom.ordered(4 * MIB, Duration::ZERO);
+        seldom.delivered(4 * MIB, Duration::from_millis(500));
+        let after = |millis: u64| Duration::from_millis(500 + millis);
+        assert_eq!(worth_loading(&from(0, 10), &[&seldom], prefill(5_000.0), after(9_900)), 0);
+        assert_eq!(worth_loading(&from(0, 10), &[&seldom], prefill(5_000.0), after(10_000)), 1);
+        let mut busy = slow;
+        busy.ordered(4 * MIB, later);
+        assert_eq!(worth_loading(&from(0, 10), &[&busy], prefill(5_000.0), later), 0, "it is being tried");
+        let now = later + Duration::from_millis(40);
+        busy.delivered(4 * MIB, now);
+        assert_eq!(busy.bytes_per_second(), Some((100 * MIB) as f64), "the old rate says nothing");
+        assert_eq!(worth_loading(&from(0, 10), &[&busy], prefill(5_000.0), now), 10);
+    }
+
+    #[test]
     fn a_first_delivery_is_measured_however_soon_it_is_over() {
         let mut meter = Meter::default();
         meter.ordered(2 * MIB, Duration::ZERO);
@@ -173,33 +229,33 @@ mod tests {
     fn the_choice_flips_where_the_arithmetic_says() {
         // 4 MiB at 100 MiB/s take 40 ms; 256 tokens take as long at 6,400 tokens a second.
         let peer = metered(100 * MIB);
-        assert_eq!(worth_loading(&from(0, 10), &[&peer], prefill(6_300.0)), 10);
-        assert_eq!(worth_loading(&from(0, 10), &[&peer], prefill(6_500.0)), 0);
+        assert_eq!(worth_loading(&from(0, 10), &[&peer], prefill(6_300.0), SOON), 10);
+        assert_eq!(worth_loading(&from(0, 10), &[&peer], prefill(6_500.0), SOON), 0);
     }
 
     #[test]
     fn what_waits_before_is_counted() {
         let mut peer = metered(100 * MIB);
-        assert_eq!(worth_loading(&from(0, 10), &[&peer], prefill(5_000.0)), 10);
+        assert_eq!(worth_loading(&from(0, 10), &[&peer], prefill(5_000.0), SOON), 10);
         // 200 MiB wait: 2 s more, which 10 chunks of 51 ms each cannot win.
         peer.ordered(200 * MIB, Duration::from_secs(5));
-        assert_eq!(worth_loading(&from(0, 10), &[&peer], prefill(5_000.0)), 0);
+        assert_eq!(worth_loading(&from(0, 10), &[&peer], prefill(5_000.0), SOON), 0);
     }
 
     #[test]
     fn only_the_part_that_pays_is_loaded() {
         let (disk, peer) = (metered(2_000 * MIB), metered(20 * MIB));
         let pieces = [from(0, 20), from(1, 20)].concat();
-        assert_eq!(worth_loading(&pieces, &[&disk, &peer], prefill(6_400.0)), 20);
-        assert_eq!(worth_loading(&pieces, &[&disk, &peer], prefill(500.0)), 40);
+        assert_eq!(worth_loading(&pieces, &[&disk, &peer], prefill(6_400.0), SOON), 20);
+        assert_eq!(worth_loading(&pieces, &[&disk, &peer], prefill(500.0), SOON), 40);
     }
 
     #[test]
     fn what_is_in_place_costs_nothing_and_what_was_never_measured_is_tried() {
         let in_place = vec![ChunkSource { source: None, bytes: 4 * MIB }; 7];
-        assert_eq!(worth_loading(&in_place, &[], prefill(1e9)), 7);
-        assert_eq!(worth_loading(&from(0, 5), &[&Meter::default()], prefill(1e9)), 5);
-        assert_eq!(worth_loading(&[], &[], prefill(1.0)), 0);
+        assert_eq!(worth_loading(&in_place, &[], prefill(1e9), SOON), 7);
+        assert_eq!(worth_loading(&from(0, 5), &[&Meter::default()], prefill(1e9), SOON), 5);
+        assert_eq!(worth_loading(&[], &[], prefill(1.0), SOON), 0);
     }
 
     #[test]
@@ -207,9 +263,9 @@ mod tests {
         let (disk, peer) = (metered(100 * MIB), metered(100 * MIB));
         let pieces = [from(0, 10), from(1, 10)].concat();
         // 400 ms at once, against 20 chunks of 25 ms.
-        assert_eq!(worth_loading(&pieces, &[&disk, &peer], prefill(10_240.0)), 20);
+        assert_eq!(worth_loading(&pieces, &[&disk, &peer], prefill(10_240.0), SOON), 20);
         assert_eq!(
-            worth_loading(&from(0, 20), &[&disk], prefill(10_240.0)),
+            worth_loading(&from(0, 20), &[&disk], prefill(10_240.0), SOON),
             0,
             "one after the other they do"
         );

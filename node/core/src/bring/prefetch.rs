@@ -186,7 +186,7 @@ impl Core {
         let below = below.map(|reads| reads.as_ref().map_or(&unmeasured, |reads| &reads.meter));
         let others = sources.iter().map(|holder| self.bring.meters.get(holder).unwrap_or(&unmeasured));
         let meters: Vec<&Meter> = below.into_iter().chain(others).collect();
-        worth_loading(&pieces, &meters, prefill)
+        worth_loading(&pieces, &meters, prefill, self.now)
     }
 }
 
