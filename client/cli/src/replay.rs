@@ -5,6 +5,7 @@ mod engine;
 pub(crate) mod holdings;
 pub mod infinite;
 pub mod link;
+pub mod load;
 pub mod losses;
 pub mod namespace;
 pub mod progress;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use larder_cli::cluster::NodeAddress;
 use larder_cli::generator::Generator;
 use larder_cli::replay::link::LinkSettings;
+use larder_cli::replay::load::Load;
 use larder_cli::replay::progress::Progress;
 use larder_cli::replay::{Driver, Report};
 use larder_cli::trace::Request;
@@ -56,6 +57,8 @@ impl Node {
             prefills: 1,
             deadline: Duration::from_secs(30),
             prefill_tokens_per_s: 1e4,
+            load: Load::All,
+            computes: false,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {

@@ -19,6 +19,7 @@ use crate::drain::Drained;
 use crate::failure::{FAILED, Usage};
 use crate::generator::{DEFAULT_REQUESTS, Generator};
 use crate::replay::link::LinkSettings;
+use crate::replay::load::Load;
 use crate::replay::namespace::replay_namespace;
 use crate::replay::progress::Progress;
 use crate::replay::route::{Route, Router};
@@ -48,6 +49,7 @@ Examples:
   larder replay trace.jsonl --dev 4               Through four nodes that share their chunks
   larder replay trace.jsonl --speed 60 --disk-chunks-per-node 30000
   larder replay trace.jsonl --limit 1000 --json   1,000 requests; results as one JSON object
+  larder replay --dev 2 --compute --load worth    Engines take their time, and load what comes sooner than they compute it
   larder replay --coordinator 127.0.0.1:7600      Through the nodes of a running cluster
   larder replay --dev 8 --restart-at 500           All nodes restart meanwhile, one after the other
   larder replay --dev 2 --trace-endpoint http://127.0.0.1:4318   Trace every request
@@ -131,6 +133,19 @@ pub(crate) struct Args {
     /// Tokens that an engine computes in a second of prefill, for the time that hits save
     #[arg(long, value_name = "N", default_value_t = 10_000.0, value_parser = positive)]
     prefill_tokens_per_s: f64,
+
+    /// Let engines take their time for the tokens that they compute, one request of a node at a time. Without it, computing
+    /// takes no time
+    #[arg(long)]
+    compute: bool,
+
+    /// Found chunks that requests wait for; engines compute the other chunks
+    #[arg(long, value_enum, default_value_t)]
+    load: Load,
+
+    /// Limit of the bytes of blocks that each node sends to others in a second, as on a slower network
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes, conflicts_with = "coordinator")]
+    send_bytes_per_second: Option<u64>,
 
     /// Time for a node's answer; after this time, the engine computes the request
     #[arg(long, value_name = "MS", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(1..))]
@@ -238,6 +253,8 @@ async fn play(
         prefills: args.prefills,
         deadline: Duration::from_millis(args.node_deadline_ms),
         prefill_tokens_per_s: args.prefill_tokens_per_s,
+        load: args.load,
+        computes: args.compute,
     };
     let driver = tokio::select! {
         driver = Driver::connect(nodes, settings) => {
@@ -389,6 +406,7 @@ impl Args {
             policy: self.policy,
             share: !self.no_share,
             placement: self.placement,
+            send_bytes_per_second: self.send_bytes_per_second,
             age_speed: self.age_speed(),
             tracing: self.tracing.of_followers(),
             requests_in_flight: self.in_flight.max(USUAL_REQUESTS_IN_FLIGHT),

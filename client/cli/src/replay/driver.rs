@@ -1,7 +1,7 @@
 //! Plays requests through engine sessions.
 //!
 //! Requests start in the order of the trace, with a limit of sessions at a time; a turn starts when the turn before was saved.
-//! Each request looks its prompt up, leases and copies out the found chunks, compares them, "computes" the rest and saves it.
+//! Each request looks its prompt up, leases and copies out the found chunks, compares them, computes the rest and saves it.
 //! Bytes come from the sessions' descriptors alone. All of it runs on the caller's thread.
 
 use std::cell::{Cell, RefCell, RefMut};
@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use larder_client::{LeaseGuard, LookupOptions, Reservation, SessionError};
+use larder_client::{LeaseGuard, LookupOptions, Reservation, SessionError, Ticket};
 use larder_core::what_if::cluster::LeastRecomputed;
 use larder_net::trace::{Sampler, Trace};
 use larder_protocol::routing::queue_key;
-use larder_protocol::session::{Found, Tier};
+use larder_protocol::session::{Found, Tier, Wait};
 use larder_protocol::{Chain, ChunkHash};
 use tokio::sync::watch;
 
@@ -22,6 +22,7 @@ use super::engine::Engine;
 use super::holdings::Holdings;
 use super::infinite::InfiniteCache;
 use super::link::{Link, LinkError, LinkSettings, OpenLink, RequestError};
+use super::load::{Load, chunks_in_place};
 use super::losses::{Losses, Served, Short};
 use super::namespace::replay_namespace;
 use super::progress::Progress;
@@ -42,6 +43,7 @@ pub struct Driver {
     in_flight: u16,
     deadline: Duration,
     prefill_tokens_per_s: f64,
+    load: Load,
     /// Part of every chunk's name.
     trace: TraceName,
     /// Decides which requests are traced.
@@ -53,6 +55,8 @@ pub struct Driver {
     holdings: Holdings,
     /// The engines of the nodes.
     engines: Vec<Engine>,
+    /// The GPUs of the engines, if these take their time: a GPU computes one request at a time.
+    gpus: Vec<Engine>,
     /// Finds the node where a request costs least; `None`: the load alone decides.
     router: Option<Router>,
     /// Never borrowed across an await.
@@ -92,7 +96,8 @@ impl Driver {
         if !links.iter().any(Link::is_open) {
             return Err(LinkError::AllDown);
         }
-        let LinkSettings { block_bytes, in_flight, prefills, deadline, prefill_tokens_per_s } = settings;
+        let LinkSettings { block_bytes, in_flight, prefills, deadline, prefill_tokens_per_s, load, computes } =
+            settings;
         let state = ReplayState {
             tally: Tally::new(prefill_tokens_per_s),
             infinite: InfiniteCache::default(),
@@ -109,12 +114,14 @@ impl Driver {
             in_flight,
             deadline,
             prefill_tokens_per_s,
+            load,
             asked: Cell::new(0),
             trace: TraceName::default(),
             sampler: Sampler::default(),
             started: watch::Sender::default(),
             holdings,
             engines: nodes.iter().map(|_| Engine::new(prefills)).collect(),
+            gpus: nodes.iter().filter(|_| computes).map(|_| Engine::new(1)).collect(),
             router: None,
             state: RefCell::new(state),
         })
@@ -225,6 +232,7 @@ impl Driver {
             loads.served(node, request.timestamp_ms, expected);
             loads.recomputed(node, request.timestamp_ms, request.input_tokens - hit);
         }
+        self.compute(node, request.input_tokens - hit).await;
         let done = match got {
             Ok(got) => self.put(&got).await,
             Err(error) => Err(error),
@@ -242,6 +250,13 @@ impl Driver {
             }
             Err(error) => state.tally.failed(&error),
         }
+    }
+
+    /// Takes as long as the engine of a node takes for tokens, if engines take their time.
+    async fn compute(&self, node: Option<usize>, tokens: u64) {
+        let Some(gpu) = node.and_then(|node| self.gpus.get(node)) else { return };
+        let _gpu = gpu.begin(Duration::ZERO).await;
+        tokio::time::sleep(Duration::from_secs_f64(tokens as f64 / self.prefill_tokens_per_s)).await;
     }
 
     /// The node of a request, if any serves, and the tokens that count as recomputed there until its hits are known.
@@ -309,8 +324,7 @@ impl Driver {
         });
         let chain = open.namespace.chain(hashes);
         let failed = |error| link.failed(&opened, error);
-        let found = self.look_up(&open, &chain, request.input_tokens).await.map_err(failed)?;
-        let served = self.fetch(&open, &chain, &found).await.map_err(failed)?;
+        let served = self.load(&open, &chain, request.input_tokens).await.map_err(failed)?;
         Ok(Got { link, opened, open, chain, served })
     }
 
@@ -327,43 +341,80 @@ impl Driver {
         Ok(())
     }
 
-    async fn look_up(
-        &self,
-        link: &OpenLink,
-        chain: &Chain,
-        prompt_tokens: u64,
-    ) -> Result<Found, SessionError> {
+    /// Looks a prompt up, and loads the found chunks as far as the engine waits for them.
+    async fn load(&self, link: &OpenLink, chain: &Chain, prompt_tokens: u64) -> Result<Served, SessionError> {
         let start = now();
         let prefill_tokens_per_second = Some(self.prefill_tokens_per_s);
         let options = LookupOptions { prompt_tokens, prefill_tokens_per_second, ..LookupOptions::default() };
-        let found = link.session.lookup(&link.namespace, chain, options).await?;
+        let OpenLink { session, namespace } = link;
+        if self.load == Load::Worth {
+            let prefetching = || async { session.prefetch(namespace, chain, options.clone()).await };
+            let Some(ticket) = self.patiently(prefetching).await? else { return Ok(Served::default()) };
+            self.state.borrow_mut().tally.looked_up(now() - start);
+            return self.collect(link, chain, ticket).await;
+        }
+        let found = session.lookup(namespace, chain, options).await?;
         self.state.borrow_mut().tally.looked_up(now() - start);
-        Ok(found)
+        let chunks = (found.tokens / CHUNK_TOKENS) as usize;
+        let wanted = if self.load == Load::All { chunks } else { chunks_in_place(&found) };
+        self.fetch(link, chain, &found, Served { found: chunks, wanted, ..Served::default() }).await
     }
 
-    /// Leases the found chunks, copies them out and compares them. A node that grants fewer chunks, or stays busy, leaves the
-    /// rest to be computed.
-    async fn fetch(&self, link: &OpenLink, chain: &Chain, found: &Found) -> Result<Served, SessionError> {
-        let chunks = (found.tokens / CHUNK_TOKENS) as usize;
-        let mut served = Served { found: chunks, ..Served::default() };
-        if chunks == 0 {
-            return Ok(served);
+    /// Leases the wanted chunks and reads them. A node that grants fewer chunks, or stays busy, leaves the rest to be computed.
+    async fn fetch(
+        &self,
+        link: &OpenLink,
+        chain: &Chain,
+        found: &Found,
+        asked: Served,
+    ) -> Result<Served, SessionError> {
+        if asked.wanted == 0 {
+            return Ok(asked);
         }
-        let chain = chain.part(0, chunks);
+        let chain = chain.part(0, asked.wanted);
         let start = now();
         let lease = self.patiently(async || link.session.lease(&link.namespace, &chain).await).await?;
-        let mut took = now() - start;
+        self.read(&chain, found, asked, lease, now() - start)
+    }
+
+    /// Waits for the chunks that a prefetch brings, and reads them.
+    async fn collect(&self, link: &OpenLink, chain: &Chain, ticket: Ticket) -> Result<Served, SessionError> {
+        let found = ticket.found().clone();
+        let wanted = (ticket.tokens() / CHUNK_TOKENS) as usize;
+        let all = wanted + (ticket.tokens_to_recompute() / CHUNK_TOKENS) as usize;
+        let asked = Served { found: all, wanted, ..Served::default() };
+        if wanted == 0 {
+            return Ok(asked);
+        }
+        let start = now();
+        let lease = match link.session.collect(ticket, Wait::Complete).await {
+            Err(SessionError::Busy { .. }) => None,
+            lease => Some(lease?),
+        };
+        self.read(&chain.part(0, wanted), &found, asked, lease, now() - start)
+    }
+
+    /// Copies the blocks of a lease out and compares them; the lease took `took`.
+    fn read(
+        &self,
+        chain: &Chain,
+        found: &Found,
+        asked: Served,
+        lease: Option<LeaseGuard>,
+        mut took: Duration,
+    ) -> Result<Served, SessionError> {
         let ReplayState { tally, block, .. } = &mut *self.state.borrow_mut();
-        served.leased = lease.as_ref().map_or(0, LeaseGuard::chunks);
+        let leased = lease.as_ref().map_or(0, LeaseGuard::chunks);
         let tier_of = |at: usize| found.spans.iter().find(|span| at < span.to as usize).map(|span| span.tier);
-        served.short = match tier_of(served.leased) {
+        let short = match tier_of(leased) {
             _ if took >= LEASE_DEADLINE => Short::Deadline,
             Some(Tier::Peer) if lease.is_some() => Short::Peer,
             _ => Short::Unsaid,
         };
-        tally.lease_fell_short((chunks - served.leased) as u64);
+        let served = Served { leased, short, ..asked };
+        tally.lease_fell_short((asked.wanted - leased) as u64);
         let Some(lease) = lease else { return Ok(served) };
-        for (position, hash) in chain.hashes.iter().enumerate().take(lease.chunks()) {
+        for (position, hash) in chain.hashes.iter().enumerate().take(leased) {
             let start = now();
             lease.copy_block(position, 0, block)?;
             took += now() - start;
@@ -371,7 +422,7 @@ impl Driver {
         }
         tally.fetched(took, found.spans.iter().any(|span| span.tier == Tier::Peer));
         for span in &found.spans {
-            let served = (span.to as usize).min(lease.chunks()).saturating_sub(span.from as usize);
+            let served = (span.to as usize).min(leased).saturating_sub(span.from as usize);
             tally.hit(span.tier, served as u64 * CHUNK_TOKENS);
         }
         Ok(served)

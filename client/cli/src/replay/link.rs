@@ -9,6 +9,7 @@ use larder_protocol::TraceContext;
 use larder_protocol::session::RefusalCode;
 use tokio::time::timeout;
 
+use super::load::Load;
 use super::namespace::replay_namespace;
 use super::part_chunks;
 use crate::clock::now;
@@ -40,6 +41,10 @@ pub struct LinkSettings {
     pub deadline: Duration,
     /// Tokens that an engine computes in a second of prefill, as the nodes are told.
     pub prefill_tokens_per_s: f64,
+    /// The found chunks that requests wait for.
+    pub load: Load,
+    /// Whether engines take their time for the tokens that they compute.
+    pub computes: bool,
 }
 
 /// A session and the namespace of the replay in it.

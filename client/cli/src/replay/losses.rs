@@ -27,6 +27,8 @@ pub enum Loss {
     Evicted,
     /// A node holds its chunk, and the lookup did not find it: the directory had not heard of it yet.
     NotFound,
+    /// The lookup found its chunk, and the engine computed it rather than wait for it.
+    NotLoaded,
     /// The lookup found its chunk, and the lease came without: it was evicted meanwhile, or there was no room for it.
     LeaseFellShort,
     /// The lease came without its chunk, which another node holds and did not send.
@@ -62,6 +64,8 @@ pub struct Evicted {
 pub struct Served {
     /// Chunks that its lookup found.
     pub found: usize,
+    /// Chunks that it asked for: rather than wait for the other found chunks, the engine computes them.
+    pub wanted: usize,
     /// Chunks that its lease got: its hits.
     pub leased: usize,
     /// The reason that a lease fell short, as far as the engine can tell.
@@ -70,7 +74,7 @@ pub struct Served {
 
 impl Served {
     /// A request whose node was gone.
-    pub const NODE_GONE: Self = Self { found: 0, leased: 0, short: Short::NodeGone };
+    pub const NODE_GONE: Self = Self { found: 0, wanted: 0, leased: 0, short: Short::NodeGone };
 }
 
 /// The reason that a request got fewer chunks than were found.
@@ -181,6 +185,7 @@ impl Losses {
             let reason = match begun.prospects[position].clone() {
                 Prospect::Lost(Loss::NeverSeen) => Prospect::Lost(Loss::NeverSeen),
                 _ if served.short == Short::NodeGone => Prospect::Lost(Loss::NodeGone),
+                _ if (served.wanted..served.found).contains(&position) => Prospect::Lost(Loss::NotLoaded),
                 // A lookup finds the chunk until the directory has heard of the eviction.
                 Prospect::Evicted(at_ms, rule) => Prospect::Evicted(at_ms, rule),
                 _ if position < served.found => Prospect::Lost(self.shortfall(hash, served.short)),
@@ -279,6 +284,7 @@ impl Loss {
             Self::NotSaved => "not saved",
             Self::Evicted => "evicted",
             Self::NotFound => "held and not found",
+            Self::NotLoaded => "found and not loaded",
             Self::LeaseFellShort => "lease fell short",
             Self::PeerFailed => "peer failed",
             Self::Deadline => "deadline",
@@ -312,7 +318,7 @@ mod tests {
     }
 
     fn hit(chunks: usize) -> Served {
-        Served { found: chunks, leased: chunks, ..Served::default() }
+        Served { found: chunks, wanted: chunks, leased: chunks, ..Served::default() }
     }
 
     fn lost(losses: &[(Loss, u64)]) -> BTreeMap<Loss, u64> {
@@ -369,7 +375,7 @@ mod tests {
         let mut losses = Losses::default();
         losses.changed(0, Change::Gained(ChunkHash([1; 32])));
         losses.saved(&chunks(&[2]));
-        let short = |short| Served { found: 2, leased: 0, short };
+        let short = |short| Served { found: 2, wanted: 2, leased: 0, short };
         let apart = lost(&[(Loss::PeerFailed, 1), (Loss::LeaseFellShort, 1)]);
         assert_eq!(play(&mut losses, 0, &[1, 2], short(Short::Peer)), apart);
         assert_eq!(play(&mut losses, 0, &[1, 2], short(Short::Deadline)), lost(&[(Loss::Deadline, 2)]));
@@ -377,6 +383,14 @@ mod tests {
             play(&mut losses, 0, &[1, 2, 3], short(Short::NodeGone)),
             lost(&[(Loss::NodeGone, 2), (Loss::NeverSeen, 1)])
         );
+    }
+
+    #[test]
+    fn a_found_chunk_that_was_not_asked_for_is_not_loaded() {
+        let mut losses = Losses::default();
+        losses.saved(&chunks(&[1, 2, 3]));
+        let served = Served { found: 3, wanted: 1, leased: 1, ..Served::default() };
+        assert_eq!(play(&mut losses, 0, &[1, 2, 3], served), lost(&[(Loss::NotLoaded, 2)]));
     }
 
     #[test]
@@ -400,11 +414,12 @@ mod tests {
             let asked = chunks(&(start..start + rng.u8(1..10)).collect::<Vec<_>>());
             let usable = asked.len() - usize::from(rng.bool());
             let found = rng.usize(..=asked.len());
-            let leased = rng.usize(..=found).min(usable);
+            let wanted = rng.usize(..=found);
+            let leased = rng.usize(..=wanted).min(usable);
             let short = [Short::Unsaid, Short::Peer, Short::Deadline, Short::NodeGone][rng.usize(..4)];
             let tokens = asked.len() as u64 * CHUNK_TOKENS + rng.u64(..CHUNK_TOKENS);
             let begun = losses.begin(at_ms, asked.clone(), usable);
-            losses.served(&begun, tokens, Served { found, leased, short });
+            losses.served(&begun, tokens, Served { found, wanted, leased, short });
             losses.saved(&asked[..rng.usize(..=asked.len())]);
             losses.end(begun);
             missed += tokens - leased as u64 * CHUNK_TOKENS;
