@@ -15,13 +15,26 @@ use crate::clock::now;
 pub const COLUMNS: &str = "system,op,value_bytes,concurrency,gbps,p50_us,p99_us,ops_per_s,cpu_s_per_gb,reps,gbps_min,\
                            gbps_max,foreign_cpu,yard_memcpy_gbps,yard_tcp_gbps,note";
 
-/// Gets of blocks from another node, over QUIC with mutual TLS.
+/// Gets of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gets {
+    /// Bytes of a block.
+    block_bytes: usize,
+    /// Blocks that are asked for before the first has come.
+    blocks: usize,
+    /// Whether one lease asks for all these blocks, or one lease for each.
+    at_once: bool,
+}
+
+/// Gets of blocks from another node, over QUIC with mutual TLS: a row.
 ///
 /// # Errors
 /// The cluster does not start, or a block does not come.
-pub fn peer_get(transfer: Transfer, repetitions: usize, placement: &CpuPair) -> anyhow::Result<String> {
+pub fn peer_get(gets: Gets, repetitions: usize, placement: &CpuPair) -> anyhow::Result<String> {
+    let Gets { block_bytes, blocks, at_once } = gets;
+    let transfer = Transfer { block_bytes, in_flight: if at_once { 1 } else { blocks } };
     placement.be_anywhere()?;
-    let mut peer = PeerBench::start(transfer, 1)?;
+    let mut peer = PeerBench::start(transfer, if at_once { blocks } else { 1 })?;
     peer.put_apart(placement)?;
     placement.be_engine()?;
     let mut tcp = RawTcp::start(transfer, placement)?;
@@ -51,12 +64,11 @@ pub fn peer_get(transfer: Transfer, repetitions: usize, placement: &CpuPair) -> 
     let (least, most) =
         rates.iter().fold((f64::MAX, 0.0_f64), |(least, most), &rate| (least.min(rate), most.max(rate)));
     Ok(format!(
-        "larder,peer_get,{},{},{middle:.3},{:.1},{:.1},{:.1},{cpu:.3},{repetitions},{least:.3},{most:.3},{foreign:.2},{copies:.2},{raw:.2},",
-        transfer.block_bytes,
-        transfer.in_flight,
+        "larder,{},{block_bytes},{blocks},{middle:.3},{:.1},{:.1},{:.1},{cpu:.3},{repetitions},{least:.3},{most:.3},{foreign:.2},{copies:.2},{raw:.2},",
+        if at_once { "peer_get_batch" } else { "peer_get" },
         quantile(0.5),
         quantile(0.99),
-        middle * 1e9 / transfer.block_bytes as f64,
+        middle * 1e9 / block_bytes as f64,
     ))
 }
 
@@ -108,17 +120,22 @@ fn median(values: &[f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// The sizes and numbers at a time of the rows: as many bytes under way as a node's staging takes.
+/// The gets of the rows: as many bytes under way as a node's staging takes. A batch of large blocks is no faster than its blocks.
 #[must_use]
-pub fn transfers() -> Vec<Transfer> {
+pub fn gets() -> Vec<Gets> {
     let sizes = [256 << 10, 1 << 20, 4 << 20, 16 << 20, 32 << 20];
-    let all = sizes
-        .into_iter()
-        .flat_map(|block_bytes| [1, 4, 16].map(|in_flight| Transfer { block_bytes, in_flight }));
-    all.filter(|transfer| transfer.block_bytes * transfer.in_flight <= MOST_BYTES_IN_FLIGHT).collect()
+    let kinds = [(1, false), (4, false), (16, false), (4, true), (16, true)];
+    let of_size = |block_bytes| kinds.map(|(blocks, at_once)| Gets { block_bytes, blocks, at_once });
+    let fits = |gets: &Gets| {
+        let most = if gets.at_once { MOST_BATCH_BYTES } else { MOST_BYTES_IN_FLIGHT };
+        gets.block_bytes * gets.blocks <= most
+    };
+    sizes.into_iter().flat_map(of_size).filter(fits).collect()
 }
 
 const MOST_BYTES_IN_FLIGHT: usize = 128 << 20;
+
+const MOST_BATCH_BYTES: usize = 16 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -126,9 +143,10 @@ mod tests {
 
     #[test]
     fn the_rows_stay_within_what_a_node_passes_through() {
-        let transfers = transfers();
-        assert_eq!(transfers.len(), 13);
-        assert!(transfers.iter().all(|transfer| transfer.block_bytes * transfer.in_flight <= 128 << 20));
+        let gets = gets();
+        assert_eq!(gets.iter().filter(|gets| !gets.at_once).count(), 13);
+        assert_eq!(gets.iter().filter(|gets| gets.at_once).count(), 5);
+        assert!(gets.iter().all(|gets| gets.block_bytes * gets.blocks <= 128 << 20));
     }
 
     #[test]

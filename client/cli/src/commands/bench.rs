@@ -15,7 +15,7 @@ use crate::bench::placement::CpuPair;
 use crate::bench::prefetch::prefetch_beside_its_slowest_tier;
 use crate::bench::scale::scale;
 use crate::bench::session::SessionBench;
-use crate::bench::side_by_side::{COLUMNS, peer_get, transfers};
+use crate::bench::side_by_side::{COLUMNS, gets, peer_get};
 use crate::bench::store::StoreBench;
 use crate::bench::transfer::{Transfer, block_threads_beside_none, peer_get_beside_both, quinn_beside_tcp};
 use crate::bench::yardsticks::Memcpy;
@@ -74,8 +74,8 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Print gets from another node as comma-separated rows, one for each block size and number of gets at a time, with the
-    /// columns that comparisons of stores use
+    /// Print gets from another node as comma-separated rows, one for each block size and number of blocks at a time, with the
+    /// columns that comparisons of stores use. A lease has one block, or in rows `peer_get_batch` all blocks of a row
     #[arg(long, conflicts_with_all = ["json", "filter"])]
     csv: bool,
 
@@ -182,8 +182,8 @@ fn print_rows(args: &Args, rows: &[Measurement]) -> anyhow::Result<ExitCode> {
 fn side_by_side(quick: bool) -> anyhow::Result<ExitCode> {
     let placement = CpuPair::choose()?;
     output::print(COLUMNS)?;
-    for transfer in transfers() {
-        output::print(&peer_get(transfer, if quick { 1 } else { CSV_REPETITIONS }, &placement)?)?;
+    for gets in gets() {
+        output::print(&peer_get(gets, if quick { 1 } else { CSV_REPETITIONS }, &placement)?)?;
     }
     Ok(ExitCode::SUCCESS)
 }
