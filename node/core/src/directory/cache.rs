@@ -7,8 +7,7 @@
 //! that they have the chunk now. So an answer that names as many holders as it can stays good for five minutes: one of these
 //! holders still has the chunk then. And three nodes in four do not announce such a chunk, as the home knows enough others.
 
-use std::collections::HashMap;
-
+use hashbrown::HashMap;
 use larder_protocol::table::{Holder, NodeNumber, RowKey, Table};
 
 use super::{Changes, Holders, MAX_FOUND_HOLDERS};
@@ -152,7 +151,11 @@ impl Generations {
     }
 
     fn remove(&mut self, key: &RowKey) {
-        self.all().into_iter().for_each(|answers| drop(answers.remove(key)));
+        // Most nodes know of no common chunks.
+        self.all()
+            .into_iter()
+            .filter(|answers| !answers.is_empty())
+            .for_each(|answers| drop(answers.remove(key)));
     }
 
     fn all(&mut self) -> [&mut HashMap<RowKey, CachedHolders>; 2] {
