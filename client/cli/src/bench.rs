@@ -1,6 +1,7 @@
 //! Measures Larder against yardsticks: the best that the machine can do.
 
 pub mod crowd;
+pub mod elsewhere;
 pub mod load;
 pub mod measure;
 pub mod peer;

@@ -67,8 +67,17 @@ impl BareQuinn {
     /// # Errors
     /// The connection broke.
     pub fn pass(&mut self) -> anyhow::Result<Duration> {
+        self.blocks(self.transfer.blocks())
+    }
+
+    /// Reads this number of blocks.
+    ///
+    /// # Errors
+    /// The connection broke.
+    pub fn blocks(&mut self, blocks: usize) -> anyhow::Result<Duration> {
         let Self { transfer, runtime, connection, targets, meter, .. } = self;
-        meter.timed(transfer.bytes(), || runtime.block_on(get(*transfer, connection.quic(), targets)))
+        let bytes = blocks * transfer.block_bytes;
+        meter.timed(bytes, || runtime.block_on(get(blocks, connection.quic(), targets)))
     }
 
     /// CPU seconds of both ends for 10^9 bytes, over all passes.
@@ -97,12 +106,8 @@ async fn connect(
 }
 
 /// Every place in flight asks for the next block as soon as it has one.
-async fn get(
-    transfer: Transfer,
-    connection: &quinn::Connection,
-    targets: &mut [Vec<u8>],
-) -> anyhow::Result<()> {
-    let left = Cell::new(transfer.blocks());
+async fn get(blocks: usize, connection: &quinn::Connection, targets: &mut [Vec<u8>]) -> anyhow::Result<()> {
+    let left = Cell::new(blocks);
     try_join_all(targets.iter_mut().map(|target| async {
         while let Some(rest) = left.get().checked_sub(1) {
             left.set(rest);

@@ -10,6 +10,7 @@ use indicatif::ProgressBar;
 use larder_client::Verify;
 use larder_net::quic::TransportSettings;
 
+use crate::bench::elsewhere::lookup_beside_a_ping;
 use crate::bench::measure::{medians, timed};
 use crate::bench::placement::CpuPair;
 use crate::bench::prefetch::prefetch_beside_its_slowest_tier;
@@ -44,6 +45,7 @@ Examples:
 Benches, each with its yardstick:
   lookup_100_chunks   a lookup of 100 chunks, engine to node and back  / a socket ping-pong of the same sizes
   ..._16_engines      the same lookup by 16 engines of one actor at once: rate, median, 99th percentile  / 16 ping-pongs at once
+  ..._of_2_nodes, _4_nodes, _16_nodes   a lookup of 100 chunks that nobody has, whose homes are so many nodes  / a ping over bare QUIC
   lease_100_chunks    a lease of 100 chunks and its release, no copy   / the same
   ..._one_cpu         the same with both sides on one CPU, so that no other CPU has to wake up
   get_256KiB, _4MiB, _32MiB   lease, copy into the caller's memory, release     / one memcpy
@@ -144,6 +146,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         drop(engine);
         placement.be_anywhere()?;
         runtime.block_on(cluster.stop())?;
+    }
+    for (name, nodes) in HOMES_BENCHES.into_iter().filter(|(name, _)| wanted(name)) {
+        measurements.push(lookup_beside_a_ping(name, nodes, rounds, &CpuPair::choose()?)?);
     }
     if STORE_BENCHES.iter().any(|name| wanted(name)) {
         store_benches(
@@ -351,6 +356,13 @@ const SESSION_BENCHES: [(&str, SessionMeasure); 15] = [
 ];
 
 const MANY_BENCH: &str = "lookup_100_chunks_16_engines";
+
+/// With the number of nodes.
+const HOMES_BENCHES: [(&str, u16); 3] = [
+    ("lookup_100_chunks_of_2_nodes", 2),
+    ("lookup_100_chunks_of_4_nodes", 4),
+    ("lookup_100_chunks_of_16_nodes", 16),
+];
 
 const PEER_BENCHES: [(&str, usize); 3] =
     [("peer_quic_256KiB", 256 << 10), ("peer_quic_4MiB", 4 << 20), ("peer_quic_32MiB", 32 << 20)];
