@@ -1,12 +1,14 @@
 //! The coordinator's state on disk, in one embedded store.
 
 use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
+use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 
 use larder_protocol::v1;
 use redb::{Database, ReadableDatabase as _, TableDefinition};
 use rkyv::rancor;
+use tempfile::NamedTempFile;
 
 use crate::membership::DurableState;
 
@@ -54,26 +56,17 @@ impl StateFile {
     /// # Errors
     /// [`StateError`]
     pub fn open(path: &Path) -> Result<(Self, DurableState), StateError> {
-        let open = || -> Result<(Database, Option<Vec<u8>>), redb::Error> {
-            // Others have no business with it.
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .open(path)?;
-            let database = Database::builder().create_file(file)?;
-            let write = database.begin_write()?;
-            write.open_table(TABLE)?;
-            write.commit()?;
-            let read = database.begin_read()?;
-            let bytes = read.open_table(TABLE)?.get(KEY)?.map(|value| value.value().to_vec());
-            Ok((database, bytes))
-        };
-        let (database, bytes) =
-            open().map_err(|source| StateError::Open { path: path.to_owned(), source: Box::new(source) })?;
         let damaged = || StateError::Damaged { path: path.to_owned() };
+        let open = || {
+            if !path.try_exists()? {
+                make(path)?;
+            }
+            open(path)
+        };
+        // The store panics over some damages.
+        let (database, bytes) = catch_unwind(open)
+            .map_err(|_| damaged())?
+            .map_err(|source| StateError::Open { path: path.to_owned(), source: Box::new(source) })?;
         let mut state = match bytes {
             None => DurableState::default(),
             Some(bytes) => {
@@ -104,6 +97,33 @@ impl StateFile {
         };
         write().map_err(|source| StateError::Write { path: self.path.clone(), source: Box::new(source) })
     }
+}
+
+/// Makes the file whole before it has its name: a coordinator that is killed meanwhile leaves no half of it.
+fn make(path: &Path) -> Result<(), redb::Error> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Nobody but this user may read it.
+    let file = NamedTempFile::new_in(folder)?;
+    drop(open(file.path())?);
+    match file.persist_noclobber(path) {
+        Err(error) if error.error.kind() != io::ErrorKind::AlreadyExists => Err(error.error.into()),
+        // Another coordinator was faster.
+        _ => Ok(()),
+    }
+}
+
+/// The store in a file, and the state in it.
+fn open(path: &Path) -> Result<(Database, Option<Vec<u8>>), redb::Error> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    let mut database = Database::builder().create_file(file)?;
+    // Reads the whole file: what is damaged is found now, and not by a later write.
+    database.check_integrity()?;
+    let write = database.begin_write()?;
+    write.open_table(TABLE)?;
+    write.commit()?;
+    let read = database.begin_read()?;
+    let bytes = read.open_table(TABLE)?.get(KEY)?.map(|value| value.value().to_vec());
+    Ok((database, bytes))
 }
 
 const TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("larder coordinator 1");
@@ -217,6 +237,36 @@ mod tests {
         let path = dir.path().join("state.redb");
         StateFile::open(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error_or_a_state_and_never_a_panic() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.redb");
+        StateFile::open(&path).unwrap().0.write(&golden(PARTITIONS.into())).unwrap();
+        let good = std::fs::read(&path).unwrap();
+        let places: Vec<_> = (0..good.len()).filter(|&at| good[at] != 0).collect();
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut rng = fastrand::Rng::with_seed(seed);
+        for _ in 0..40 {
+            let mut bytes = good.clone();
+            for _ in 0..rng.usize(1..20) {
+                bytes[places[rng.usize(..places.len())]] ^= 1 << rng.u8(..8);
+            }
+            std::fs::write(&path, bytes).unwrap();
+            drop(StateFile::open(&path));
+        }
+    }
+
+    #[test]
+    fn a_new_file_is_whole_when_it_has_its_name_and_nothing_else_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.redb");
+        make(&path).unwrap();
+        make(&path).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        assert_eq!(open(&path).unwrap().1, None);
     }
 
     #[test]
