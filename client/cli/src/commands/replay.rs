@@ -178,6 +178,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let requests = args.trace()?;
+    args.check_upkeep(requests.len())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(replay(args, &requests))
 }
@@ -366,6 +367,19 @@ impl Args {
         let coordinator = coordinator.context("there is no coordinator to ask: --route cache needs one")?;
         let namespace = replay_namespace(self.block_bytes).fingerprint(TENANT);
         Ok(Some(Router::new(coordinator, &namespace)))
+    }
+
+    /// Refuses a drain or a restart that would wait for a request for ever.
+    fn check_upkeep(&self, requests: usize) -> Result<(), Usage> {
+        for (option, at) in [("--drain-at", self.drain_at), ("--restart-at", self.restart_at)] {
+            if let Some(at) = at.filter(|&at| at > requests) {
+                let requests = output::counted(requests, "request");
+                return Err(Usage(format!(
+                    "there is no request {at} for {option}: the trace has {requests}"
+                )));
+            }
+        }
+        Ok(())
     }
 
     fn upkeep(&self) -> Upkeep {
