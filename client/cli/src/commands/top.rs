@@ -96,9 +96,14 @@ async fn watch(targets: &Targets, every: Duration, mut look: Look) -> anyhow::Re
                 Key::Pan(columns) => look.pan(columns),
             },
             _ = ticks.tick() => {
-                let after = sample(targets).await?;
-                view = View::between(&before, &after);
-                before = after;
+                match sample(targets).await {
+                    Ok(after) => {
+                        view = View::between(&before, &after);
+                        before = after;
+                    }
+                    // A coordinator may restart meanwhile.
+                    Err(error) => view.trouble = Some(format!("{error:#}")),
+                }
             }
         }
     }

@@ -89,7 +89,8 @@ pub(crate) fn render(view: &View, look: Look, columns: usize, rows: usize) -> St
     if nodes.len() > 1 {
         lines.push(cells("all together", "", Some(&view.total)));
     }
-    let mut text = vec![headline(view, order)];
+    let trouble = view.trouble.as_ref().map(|trouble| format!("older figures: {trouble}"));
+    let mut text = vec![trouble.unwrap_or_else(|| headline(view, order))];
     let (table, last_column) = aligned(&lines, first_column, columns);
     text.extend(table);
     if nodes.len() > room {
@@ -243,6 +244,14 @@ mod tests {
         let names =
             text.lines().skip(2).filter_map(|line| line.split("  ").next()).filter(|name| name.len() == 1);
         names.filter_map(|name| name.chars().next()).collect()
+    }
+
+    #[test]
+    fn the_last_figures_stay_while_nobody_answers() {
+        let silent = View { trouble: Some("the coordinator does not answer".into()), ..view() };
+        let text = render(&silent, Look::default(), 220, 50);
+        assert!(text.starts_with("older figures: the coordinator does not answer\nnode"), "{text}");
+        assert_eq!(order(&text), ['a', 'b', 'c']);
     }
 
     #[test]

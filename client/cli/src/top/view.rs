@@ -12,6 +12,9 @@ pub(crate) struct View {
     /// The sum of all nodes.
     pub(crate) total: Numbers,
     pub(crate) nodes: Vec<NodeView>,
+    /// Why nothing newer is known.
+    #[serde(skip)]
+    pub(crate) trouble: Option<String>,
 }
 
 /// One node between two times.
@@ -66,7 +69,7 @@ impl View {
         };
         let nodes: Vec<NodeView> = after.nodes.iter().map(node).collect();
         let total = nodes.iter().filter_map(|node| node.numbers).fold(Numbers::default(), Numbers::plus);
-        Self { seconds, total: total.with_hit_rate(), nodes }
+        Self { seconds, total: total.with_hit_rate(), nodes, trouble: None }
     }
 }
 
