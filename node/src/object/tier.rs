@@ -107,6 +107,8 @@ impl ObjectTier {
                 }
             };
             LocalSet::new().block_on(&runtime, work);
+            // A file system that hangs keeps the threads that wait for it, and nobody waits for these.
+            runtime.shutdown_timeout(LAST_WAIT);
         });
         let thread = thread.map_err(OpenError::Thread)?.into();
         let opened = opens.blocking_recv();
@@ -269,3 +271,6 @@ impl ObjectJob {
 
 /// How long a node that may start without the store waits for it.
 const START_WAIT: Duration = Duration::from_secs(2);
+
+/// How long a tier that ends waits for threads that wait for a file system. Every order has its answer by then.
+const LAST_WAIT: Duration = Duration::from_secs(1);

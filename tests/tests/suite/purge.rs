@@ -49,6 +49,27 @@ fn a_tenant_is_purged_from_every_node_and_can_be_written_anew() {
 }
 
 #[test]
+fn a_purge_names_a_lost_node_which_may_come_back_with_its_chunks() {
+    let mut cluster = cluster(3, "");
+    cluster.kill_coordinator();
+    let config = cluster.dir().join("coordinator.toml");
+    let times = "heartbeat_ms = 100\nsuspect_after_ms = 300\nremove_after_ms = 1500\n";
+    std::fs::write(&config, std::fs::read_to_string(&config).unwrap() + times).unwrap();
+    cluster.start_coordinator().unwrap();
+    cluster.wait_for_members(3);
+    cluster.kill_node(2).unwrap();
+    wait::until("it is lost", || {
+        let status: Value = serde_json::from_str(&cluster.coordinator().get("/status").unwrap()).unwrap();
+        (status["lost"][0]["name"] == "node-2").then_some(())
+    });
+    let (status, report, said) = admin(&cluster, &["purge", "--tenant", "default"]);
+    assert_eq!((status, report["nodes"].as_array().unwrap().len()), (Some(1), 3), "{report}");
+    assert!(said.contains("node-2: it is lost") && said.contains("purge again"), "{said}");
+    let near = ["purge", "--tenant", "default", "--member", "node-0", "--member", "node-1"];
+    assert_eq!(admin(&cluster, &near).0, Some(0), "whoever names members means these");
+}
+
+#[test]
 fn leased_blocks_survive_a_purge_until_they_are_released() {
     let cluster = cluster(1, "");
     let engine = Engine::connect(&cluster.socket(0));

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::bail;
-use larder_coordinator::NodeStatus;
+use larder_coordinator::{LostStatus, NodeStatus};
 use larder_net::quic::Credentials;
 use larder_protocol::ChunkHash;
 use larder_protocol::limits::MAX_CHAIN_CHUNKS;
@@ -26,7 +26,8 @@ use crate::output;
 /// engines do not find these chunks, and compute them again. A chunk that an engine is reading stays in place until the engine
 /// lets go. A chunk that an engine had reserved before is not kept when it is committed. Before all nodes are done, no node
 /// brings such a chunk from another node, from disk or from the object store. A record's bytes stay on the drive until they are
-/// written over, but no start finds them again. A node that does not answer keeps its chunks: purge again when the node answers.
+/// written over, but no start finds them again. A node that does not answer, or is lost, keeps its chunks: purge again when the node
+/// answers.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -40,7 +41,7 @@ Examples:
 
 A node knows the tenant's namespaces that engines have used since the node started, and those on disk; objects of others
 stay in the object store. `larder ca issue admin me` makes an admin's certificate. A development cluster has one of its own.
-Exit status: 1 if a node refuses, does not answer, or could not remove all chunks.")]
+Exit status: 1 if a node refuses, does not answer, is lost, or could not remove all chunks.")]
 pub(crate) struct Args {
     /// All chunks of this tenant
     #[arg(
@@ -115,11 +116,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let credentials = args.admin.credentials(admin)?;
     let shows = args.format.format() != Format::Json && std::io::stderr().is_terminal();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let nodes = runtime.block_on(purge(&credentials, &members, &scope, mode, shows));
+    let mut nodes = runtime.block_on(purge(&credentials, &members, &scope, mode, shows));
+    if args.members.is_empty() {
+        nodes.extend(status.lost.into_iter().map(NodeReport::of_lost));
+    }
     let report = Report { dry_run: args.dry_run, nodes };
     args.format.print(&report, |format| report.list().text(format))?;
-    let failed = report.nodes.iter().any(|node| node.error.is_some());
-    Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
+    let mut status = ExitCode::SUCCESS;
+    for NodeReport { name, error, .. } in &report.nodes {
+        if let Some(error) = error {
+            eprintln!("{name}: {error}");
+            status = ExitCode::from(FAILED);
+        }
+    }
+    Ok(status)
 }
 
 impl Args {
@@ -229,6 +239,14 @@ fn show(nodes: &[Purging]) {
 }
 
 impl NodeReport {
+    /// A node that was removed since it was silent. It may come back, with all that it had.
+    fn of_lost(lost: LostStatus) -> Self {
+        let silent = output::duration(lost.silent_seconds);
+        let trouble =
+            format!("it is lost, not heard for {silent}, and keeps its chunks: purge again when it is back");
+        Self::new(lost.name, PurgeReport { trouble: Some(trouble), ..PurgeReport::default() })
+    }
+
     fn new(name: String, PurgeReport { trouble: error, counts, .. }: PurgeReport) -> Self {
         let PurgeCounts { memory_chunks, memory_bytes, read_chunks, disk_chunks, objects } = counts;
         Self { name, memory_chunks, memory_bytes, read_chunks, disk_chunks, objects, error }

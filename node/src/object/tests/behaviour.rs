@@ -1,6 +1,7 @@
 //! What a tier answers, each thing by itself.
 
 use larder_protocol::PoolSet;
+use rustix::fs::{CWD, Mode, mkfifoat};
 
 use super::*;
 use crate::disk::format::{PAGE_BYTES, RecordHeader};
@@ -33,6 +34,30 @@ fn a_chunk_comes_back_as_it_was_written() {
         let found = found.blocking_recv().unwrap();
         assert_eq!(found, (0..10).map(|number| 3 * number < 20).collect::<Vec<_>>());
     }
+}
+
+#[test]
+fn a_tier_over_a_file_system_that_hangs_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = ObjectOptions {
+        deadline: Duration::from_secs(2),
+        ..options(&format!("file://{}", folder.path().display()))
+    };
+    let tier = ObjectTier::open(&options, metrics()).unwrap();
+    let slots = Slots::new();
+    // Whoever opens a pipe waits until somebody writes to it.
+    let name = record::name(&Path::default(), &ObjectKey { chunk: single(1).key(), block: BLOCKS[0] });
+    let file = folder.path().join(name.as_ref());
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    mkfifoat(CWD, &file, Mode::RUSR | Mode::WUSR).unwrap();
+    let read = tier.read(slots.read_order(single(1))).unwrap().blocking_recv();
+    assert_ne!(read, Ok(ReadAnswer::NotHeld));
+    let (ended, ends) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(tier);
+        ended.send(()).unwrap();
+    });
+    ends.recv_timeout(Duration::from_secs(30)).unwrap();
 }
 
 #[test]
