@@ -40,7 +40,7 @@ pub use self::below::ObjectParts;
 pub use self::disk::DiskParts;
 use self::handoff::PeerFollowers;
 use self::lives::Lives;
-pub use self::messages::{Answer, Ask, Client, Close, Errand, Open, ReplyTo, ask, tell};
+pub use self::messages::{Answer, Ask, Client, Close, Errand, Open, ReplyTo, ask};
 use self::peers::EndedGrants;
 pub use self::peers::{Fetcher, FollowStarter, Peers};
 use self::perform::Pending;
@@ -51,7 +51,7 @@ use crate::clock::Clock;
 use crate::copy::CopyPool;
 use crate::device_lane::{DeviceLane, DevicePlace};
 use crate::events::Feed;
-use crate::exchange::{PinForAdmin, SetPolicy};
+use crate::exchange::{PinForAdmin, Tell};
 use crate::filling::Arrival;
 use crate::infinite_cache;
 use crate::lookup_log::Recorder;
@@ -363,14 +363,11 @@ impl Handler<Close> for GpuActor {
     }
 }
 
-impl Handler<SetPolicy> for GpuActor {
+impl Handler<Tell> for GpuActor {
     type Result = ();
 
-    fn handle(&mut self, SetPolicy(policy): SetPolicy, ctx: &mut Self::Context) {
-        if policy != self.core.store().policy() {
-            self.metrics.policy_changed(policy);
-        }
-        self.guard(ctx, |actor, ctx| actor.decide(Event::PolicyIs(policy), ctx));
+    fn handle(&mut self, Tell(event): Tell, ctx: &mut Self::Context) {
+        self.guard(ctx, |actor, ctx| actor.decide(event, ctx));
     }
 }
 

@@ -32,11 +32,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use larder_core::Arrival;
+use larder_core::{Arrival, Event};
 pub use larder_core::exchange::ExchangeLimits;
 use larder_core::placement::Worth;
-use larder_core::reports::Reporter;
-use larder_core::store::policy::PolicyName;
 use larder_net::quic::{Connection, Endpoint};
 use larder_net::trace::Trace;
 use larder_protocol::drain::{TakeChunk, TakeNamespace, Taken};
@@ -321,16 +319,10 @@ impl Drop for PeerLease {
     }
 }
 
-/// Tells an actor that a peer keeps these chunks from now on, and the directory knows: it gives up its own copies, if
-/// nobody uses them.
+/// Tells an actor's core an event. It is answered when the core has decided.
 #[derive(Message, Debug)]
 #[rtype(result = "()")]
-pub struct GiveUp {
-    /// The namespace.
-    pub fingerprint: Fingerprint,
-    /// The chunks.
-    pub hashes: Vec<ChunkHash>,
-}
+pub struct Tell(pub Event);
 
 /// Offers an actor chunks that another node evicts. The answer says which of them it fetches, in their order.
 #[derive(Message, Debug)]
@@ -344,18 +336,6 @@ pub struct TakeIn {
     pub chunks: Vec<ChunkRef>,
     /// Each is worth no less to its holder.
     pub worth: Worth,
-}
-
-/// Reports chunks to an actor as damaged: the actor verifies those in its memory, and drops wrong ones.
-#[derive(Message, Debug)]
-#[rtype(result = "()")]
-pub struct VerifyChunks {
-    /// The reporter.
-    pub by: Reporter,
-    /// The namespace.
-    pub fingerprint: Fingerprint,
-    /// The chunks.
-    pub hashes: Vec<ChunkHash>,
 }
 
 /// Asks an actor to keep chunks of a node that drains; `None` if it cannot say.
@@ -374,11 +354,6 @@ pub struct TakeChunks {
 #[derive(Message, Debug, Clone, Copy)]
 #[rtype(result = "()")]
 pub struct SetPace(pub Option<NonZeroU64>);
-
-/// Has an actor evict by this policy from now on.
-#[derive(Message, Debug, Clone, Copy)]
-#[rtype(result = "()")]
-pub struct SetPolicy(pub PolicyName);
 
 /// Has an actor pin for an admin, or end such a pin; the error is for people.
 #[derive(Message, Debug, Clone)]

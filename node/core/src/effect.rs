@@ -22,6 +22,7 @@ use crate::event::{
 use crate::placement::Placement;
 use crate::reports::Reporter;
 use crate::store::ids::{ChunkKey, SessionId};
+use crate::store::policy::PolicyName;
 use crate::store::{
     BlockMove, Change, ChunkWrite, FetchId, FollowNews, Granted, Leased, Offered, PurgedPage, Refused,
 };
@@ -318,6 +319,8 @@ pub enum Counted {
     ByDevice(DeviceCopyEnd, u64),
     /// A load reads this many bytes from the device tier.
     ReadFromTier(u64),
+    /// Another policy decides what is evicted.
+    PolicyChanged(PolicyName),
     /// A chunk was said to be damaged; `None`: it was not verified, since too much is.
     Reported(Reporter, Option<Checked>),
 }

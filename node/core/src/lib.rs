@@ -81,6 +81,7 @@ use drain::take::Takes;
 use give_up::Moved;
 use lookups::{LookupFilter, LookupRecord, Lookups, Origin};
 use store::ids::{ProcessId, SessionId, TenantId};
+use store::policy::PolicyName;
 use store::{Refused, Store, StoreLimits};
 use tiers::described::Described;
 use tiers::writes::Writes;
@@ -160,7 +161,7 @@ impl Core {
                 self.store.close_session(session);
             }
             Event::ProcessGone(process) => self.store.process_gone(process),
-            Event::PolicyIs(policy) => self.store.set_policy(policy),
+            Event::PolicyIs(policy) => self.policy_is(policy),
             Event::LimitsAre(limits) => self.store.change_limits(&limits),
             Event::TenantsAre(tenants) => self.tenants_are(&tenants),
             Event::Purge(step) => self.purge(step),
@@ -321,6 +322,13 @@ impl Core {
         self.know_again();
         self.visit_again.clear();
         self.list_disk();
+    }
+
+    fn policy_is(&mut self, policy: PolicyName) {
+        if policy != self.store.policy() {
+            self.effects.push_back(Effect::Count(Counted::PolicyChanged(policy)));
+        }
+        self.store.set_policy(policy);
     }
 
     /// Notes that this node no longer touches an earlier life's bytes in an extent. The extent is in use again if no engine

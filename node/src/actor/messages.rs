@@ -4,7 +4,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use actix::prelude::*;
-use larder_core::Event;
 use larder_core::lookups::Origin;
 use larder_core::store::ids::{ProcessId, SessionId, TenantId};
 use larder_net::trace::Trace;
@@ -94,11 +93,6 @@ impl<T> Errand<T> {
     ) -> Self {
         Self(Box::new(what))
     }
-}
-
-/// Tells an actor's core an event. It is answered when the core has decided.
-pub fn tell(event: Event) -> Errand<()> {
-    Errand::new(|actor, ctx| actor.decide(event, ctx))
 }
 
 /// Asks an actor something that changes nothing in its core.

@@ -17,8 +17,7 @@ use super::GpuActor;
 use crate::arena::Arena;
 use crate::directory::{AskHolders, Changed, Stale};
 use crate::exchange::{
-    AskBlocks, AskPeer, FetchOrder, FollowOrder, GiveUp, Grant, GrantedBlock, GrantedChunk, PeerLease, Rooms,
-    TakeIn, VerifyChunks,
+    AskBlocks, AskPeer, FetchOrder, FollowOrder, Grant, GrantedBlock, GrantedChunk, PeerLease, Rooms, TakeIn,
 };
 use crate::spans::cause_of;
 
@@ -159,15 +158,6 @@ impl GpuActor {
     }
 }
 
-impl Handler<GiveUp> for GpuActor {
-    type Result = ();
-
-    fn handle(&mut self, moved: GiveUp, ctx: &mut Self::Context) {
-        let GiveUp { fingerprint, hashes } = moved;
-        self.guard(ctx, |actor, ctx| actor.decide(Event::Moved { fingerprint, hashes }, ctx));
-    }
-}
-
 impl Handler<TakeIn> for GpuActor {
     type Result = MessageResult<TakeIn>;
 
@@ -179,15 +169,6 @@ impl Handler<TakeIn> for GpuActor {
             wanted
         });
         MessageResult(wanted.unwrap_or_default())
-    }
-}
-
-impl Handler<VerifyChunks> for GpuActor {
-    type Result = ();
-
-    fn handle(&mut self, verify: VerifyChunks, ctx: &mut Self::Context) {
-        let VerifyChunks { by, fingerprint, hashes } = verify;
-        self.guard(ctx, |actor, ctx| actor.decide(Event::Damaged { by, fingerprint, hashes }, ctx));
     }
 }
 

@@ -6,7 +6,6 @@ use std::mem;
 use larder_core::placement::Placement;
 use larder_core::reports::Reporter;
 use larder_core::store::Usage;
-use larder_core::store::policy::PolicyName;
 use larder_core::{Counted, DeviceCopyEnd, Millis};
 use larder_protocol::session::{Checked, Found, Tier};
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGaugeVec};
@@ -135,11 +134,6 @@ impl ActorMetrics {
         self.counted = Usage { device_tier: self.counted.device_tier, ..Usage::default() };
     }
 
-    /// Another policy decides what is evicted.
-    pub fn policy_changed(&self, to: PolicyName) {
-        self.metrics.tiers.policy_changes.with_label_values(&[&*self.device, to.as_str()]).inc();
-    }
-
     /// A chunk was refused whose name disagrees with that of a chunk that is here.
     pub fn name_refused(&self) {
         self.metrics.tiers.refused_names.with_label_values(&[&*self.device]).inc();
@@ -213,6 +207,9 @@ impl ActorMetrics {
             Counted::Came(pieces, bytes) => self.handed_over(2, *pieces, *bytes),
             Counted::ByDevice(how, bytes) => self.lane_copied(*how, *bytes),
             Counted::ReadFromTier(bytes) => self.device_bytes[3].inc_by(*bytes),
+            Counted::PolicyChanged(to) => {
+                self.metrics.tiers.policy_changes.with_label_values(&[&*self.device, to.as_str()]).inc();
+            }
             Counted::Reported(by, found) => self.reported(by, *found),
         }
     }

@@ -73,8 +73,7 @@ pub(super) async fn start_actors(
     }
     let sibling = |(actor, _): &(SessionActor, Arbiter)| Sibling {
         blocks: actor.address.clone().recipient(),
-        give_up: actor.address.clone().recipient(),
-        verify: actor.address.clone().recipient(),
+        tell: actor.address.clone().recipient(),
     };
     _ = addresses.set(actors.iter().map(sibling).collect());
     Ok((actors, feeds, memory))

@@ -18,8 +18,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::greetings::Seat;
 use super::listen::{CountedSession, Host, SessionActor, SessionSettings};
 use super::serve::{self, Opened};
-use crate::actor::{Client, Close, Open, tell};
+use crate::actor::{Client, Close, Open};
 use crate::arena::PAGE_BYTES;
+use crate::exchange::Tell;
 use crate::processes::{EnterError, PeerError, SocketProcess};
 use crate::threads;
 use crate::window::{Window, WindowBudget};
@@ -166,7 +167,7 @@ async fn welcome(
     // The actor may have heard of the process's end before its session was there: then nobody would say it again, and the process
     // would keep memory out of use for ever.
     let (process, is_gone) = (member.process, *member.gone.borrow());
-    if is_gone && actor.address.send(tell(Event::ProcessGone(process))).await.is_err() {
+    if is_gone && actor.address.send(Tell(Event::ProcessGone(process))).await.is_err() {
         tracing::debug!(process = process.0, "an actor has stopped before a process was gone");
     }
     tracing::info!(

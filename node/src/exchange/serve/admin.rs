@@ -1,14 +1,15 @@
 //! An admin's requests to a node: policies, drains, configurations, purges, pins. The audit log notes each.
 
 use actix::Recipient;
+use larder_core::Event;
 use larder_protocol::drain::DrainCommand;
 use larder_protocol::identity::Identity;
-use larder_protocol::peer::{PeerRequest, PeerResponse, RetryAfter};
+use larder_protocol::peer::{PeerRequest, PeerResponse};
 use larder_protocol::pin::{DevicePin, PinCommand, PinStart};
 use larder_protocol::session::Pinned;
 
-use super::{BUSY_RETRY_MS, Server};
-use crate::exchange::{PinForAdmin, SetPolicy};
+use super::{Server, busy};
+use crate::exchange::{PinForAdmin, Tell};
 
 impl Server {
     /// Carries out an admin's request.
@@ -75,8 +76,8 @@ impl Server {
         let Ok(policy) = name.parse() else {
             return PeerResponse::Refused(format!("there is no policy `{name}`"));
         };
-        for actor in &self.services.policy {
-            if actor.send(SetPolicy(policy)).await.is_err() {
+        for actor in &self.services.tell {
+            if actor.send(Tell(Event::PolicyIs(policy))).await.is_err() {
                 return busy();
             }
         }
@@ -120,10 +121,6 @@ async fn pin(actors: &[Recipient<PinForAdmin>], command: PinCommand) -> PeerResp
             }
         }
     }
-}
-
-fn busy() -> PeerResponse {
-    PeerResponse::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS })
 }
 
 #[cfg(test)]
