@@ -24,10 +24,9 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::stream;
-use larder_core::lookups::Origin;
 use larder_core::store::ids::SessionId;
 use larder_core::store::{self, StoreLimits};
-use larder_core::what_if::{Past, PastLookup};
+use larder_core::what_if::Past;
 use larder_core::{Core, Counted, DeviceLimits, Event, Sources};
 use larder_device::thread::DeviceReport;
 use larder_protocol::Chain;
@@ -53,9 +52,8 @@ use crate::device_lane::{DeviceLane, DevicePlace};
 use crate::events::Feed;
 use crate::exchange::{PinForAdmin, Tell};
 use crate::filling::Arrival;
-use crate::infinite_cache;
 use crate::lookup_log::Recorder;
-use crate::metrics::{ActorMetrics, Hit};
+use crate::metrics::ActorMetrics;
 use crate::siblings::{SIBLING_DEADLINE, Siblings};
 use crate::spans::{cause_of, describe_request};
 use crate::window::Window;
@@ -172,6 +170,9 @@ impl GpuActor {
         let mut core = Core::new(store, sources, device_limits, tenants);
         // No extent is in use before its memory is there.
         core.wait_for_memory();
+        if let Some(peers) = &peers {
+            core.is_at(peers.node.clone());
+        }
         Self {
             core,
             arena,
@@ -202,32 +203,16 @@ impl GpuActor {
 
     /// Counts a lookup, and records it where lookups are recorded.
     fn looked_up(&mut self, ask: &Lookup, found: &Found) {
-        let &Lookup { namespace, prompt_tokens, skip_read, preempted, ref chain, .. } = ask;
-        let now = self.clock.now();
-        // An engine may say any number: sums must not overflow.
-        let prompt_tokens = prompt_tokens.min(MOST_PROMPT_TOKENS);
-        let Some(usable) = self.core.store().usable(namespace, chain, prompt_tokens) else { return };
-        let hit = Hit::of(found, usable.chunk_tokens);
-        self.metrics.looked_up(namespace, prompt_tokens, hit, preempted, skip_read);
-        if !skip_read {
-            let (usable, chunk_tokens) = (&chain.hashes[..usable.chunks], usable.chunk_tokens);
-            let tokens_hit = found.tokens;
-            let asked =
-                infinite_cache::Lookup { usable, chunk_tokens, tokens_asked: prompt_tokens, tokens_hit };
-            self.metrics.could_reuse(namespace, asked, now);
-        }
-        let is_whole = chain.hashes.is_empty() || chain.chunk(0).index == 0;
-        if !is_whole {
+        let Some(lookup) = self.core.looked_up(ask, found) else { return };
+        self.metrics.looked_up(&lookup);
+        if !lookup.is_whole() {
             return;
         }
+        let hashes = &ask.chain.hashes;
         if let Some(recorder) = &self.recorder {
-            recorder.record(usable.fingerprint, usable.chunk_tokens, prompt_tokens, &chain.hashes, now);
+            recorder.record(lookup.fingerprint, lookup.chunk_tokens, lookup.prompt_tokens, hashes, lookup.at);
         }
-        let (chunk_tokens, tokens_hit) = (usable.chunk_tokens, found.tokens);
-        let namespace = usable.fingerprint;
-        let about =
-            PastLookup { at: now, namespace, chunk_tokens, prompt_tokens, tokens_hit, chunks: [].into() };
-        self.past.note(&chain.hashes, about);
+        self.past.note(hashes, lookup.past());
     }
 
     /// Does the periodic work.
@@ -240,7 +225,7 @@ impl GpuActor {
     /// Takes a request. The answer follows now or later.
     fn ask(&mut self, ask: Ask, ctx: &mut Context<Self>) {
         let started = self.clock.elapsed();
-        let Ask { session, mut request, descriptors, reply_to, trace, origin } = ask;
+        let Ask { session, request, descriptors, reply_to, trace, origin } = ask;
         if trace.is_recorded() {
             describe_request(&trace, &request, |namespace| self.core.store().fingerprint(namespace));
         }
@@ -257,29 +242,12 @@ impl GpuActor {
                 }
             }
             _ => {
-                if let Request::Follow(follow) = &mut request {
-                    // A chunk that is written at this node needs no other node.
-                    follow.writer.take_if(|writer| !self.is_elsewhere(writer));
-                }
                 let (number, cause) = (self.pending.expect(session, asked.clone()), cause_of(&asked.trace));
-                let is_kept =
-                    matches!(request, Request::Lookup(_) | Request::Prefetch(_) | Request::Lease(_));
-                if is_kept && origin != Origin::default() {
-                    self.core.request_is(number, origin);
-                }
+                self.core.request_is(number, &request, origin);
                 return self.decide(Event::Asked { request: number, ask: request, cause }, ctx);
             }
         }
         self.settle(ctx);
-    }
-
-    /// Counts the seconds of prefill that a hit saves.
-    fn avoided(&mut self, ask: &Lookup, tokens: u64) {
-        let speed = ask.prefill_tokens_per_second.filter(|speed| speed.is_finite() && *speed > 0.0);
-        if let Some(tokens_per_second) = speed {
-            // An engine may say that it is arbitrarily slow, but an infinite sum would stay infinite.
-            self.metrics.avoided(ask.namespace, tokens as f64 / tokens_per_second.max(1.0));
-        }
     }
 
     fn show_lease(&mut self, leased: store::Leased) -> Answer {
@@ -398,9 +366,6 @@ impl Handler<PinForAdmin> for GpuActor {
 
 /// The reply to a request that gets none.
 const NO_ANSWER: Answer = Answer { response: None, descriptors: Vec::new() };
-
-/// Tokens of a prompt that are counted: far more than any model takes.
-const MOST_PROMPT_TOKENS: u64 = 1 << 32;
 
 /// Messages that wait for the actor; senders wait for a place.
 const MAILBOX_MESSAGES: usize = 1_024;

@@ -299,7 +299,7 @@ pub enum Effect {
 }
 
 /// The event to count.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Counted {
     /// A chunk was wanted from elsewhere; `None`: it did not come.
     Placed(Option<Placement>),
@@ -319,6 +319,8 @@ pub enum Counted {
     ByDevice(DeviceCopyEnd, u64),
     /// A load reads this many bytes from the device tier.
     ReadFromTier(u64),
+    /// A hit in a namespace, by its number, saves so many seconds of prefill.
+    Avoided(u32, f64),
     /// Another policy decides what is evicted.
     PolicyChanged(PolicyName),
     /// A chunk was said to be damaged; `None`: it was not verified, since too much is.

@@ -34,6 +34,7 @@ mod event;
 pub mod exchange;
 mod give_up;
 pub mod loading;
+mod looked_up;
 pub mod lookups;
 mod outcome;
 pub mod placement;
@@ -66,9 +67,10 @@ pub use event::{
     DeviceFailure, DrainOrder, Event, FetchFailure, LayersArrived, OrderNumber, PurgeStep, QuestionId,
     ReadAnswer, ReadId, RecallId, RequestId, SegmentVisit, TakeNumber, Visited, WriteNumber, Written,
 };
+pub use looked_up::LookedUp;
 pub use time::Millis;
 
-use larder_protocol::session::Pinned;
+use larder_protocol::session::{Pinned, Request};
 use larder_protocol::table::Holder;
 use larder_protocol::{Chain, Fingerprint};
 
@@ -91,6 +93,8 @@ use tiers::writes::Writes;
 pub struct Core {
     store: Store,
     tenants: Arc<[String]>,
+    /// The name of its node; empty if nobody else knows the node.
+    node: String,
     bring: Bring,
     writes: Writes,
     described: Described,
@@ -121,6 +125,7 @@ impl Core {
         Self {
             store,
             tenants,
+            node: String::new(),
             bring: Bring::new(sources),
             writes: Writes::default(),
             described: Described::default(),
@@ -282,9 +287,17 @@ impl Core {
         self.untold.lost();
     }
 
-    /// Says what the engine calls a lookup, prefetch or lease that is about to come.
-    pub fn request_is(&mut self, request: RequestId, origin: Origin) {
-        self.origins.insert(request, origin);
+    /// Names the node of this actor: what engines write there, no other node is asked for.
+    pub fn is_at(&mut self, node: String) {
+        self.node = node;
+    }
+
+    /// Says what the engine calls a request that is about to come. Lookups, prefetches and leases keep it.
+    pub fn request_is(&mut self, request: RequestId, ask: &Request, origin: Origin) {
+        let keeps = matches!(ask, Request::Lookup(_) | Request::Prefetch(_) | Request::Lease(_));
+        if keeps && origin != Origin::default() {
+            self.origins.insert(request, origin);
+        }
     }
 
     /// Notes that some homes do not answer a question: the answer that follows says nothing of the chunks at these places.

@@ -26,11 +26,6 @@ pub(super) struct PeerFollower {
 }
 
 impl GpuActor {
-    /// Whether an engine writes at another node.
-    pub(super) fn is_elsewhere(&self, writer: &Writer) -> bool {
-        self.peers.as_ref().is_some_and(|peers| peers.node != writer.node)
-    }
-
     /// Asks the writer's node for chunks.
     pub(super) fn order_follow(&mut self, ordered: larder_core::FollowOrder, ctx: &mut Context<Self>) {
         let larder_core::FollowOrder {

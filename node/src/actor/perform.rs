@@ -287,7 +287,6 @@ impl GpuActor {
 
     fn answer_lookup(&mut self, request: RequestId, ask: &Lookup, found: Found) {
         self.looked_up(ask, &found);
-        self.avoided(ask, found.tokens);
         self.answer_request(request, Answer::from(Response::Found(found)));
     }
 
@@ -305,7 +304,6 @@ impl GpuActor {
     ) -> Answer {
         self.looked_up(ask, &found);
         let answer = started.map(|Started { ticket, tokens, tokens_to_recompute }| {
-            self.avoided(ask, tokens);
             Response::Prefetching(Prefetching { ticket, found, tokens, tokens_to_recompute })
         });
         answer.map_or_else(Answer::from, Answer::from)

@@ -6,12 +6,12 @@ use std::mem;
 use larder_core::placement::Placement;
 use larder_core::reports::Reporter;
 use larder_core::store::Usage;
-use larder_core::{Counted, DeviceCopyEnd, Millis};
-use larder_protocol::session::{Checked, Found, Tier};
+use larder_core::{Counted, DeviceCopyEnd, LookedUp, Millis};
+use larder_protocol::session::{Checked, Tier};
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGaugeVec};
 
 use super::rates::{Rates, TenantRates};
-use super::{Metrics, NamespaceMetrics, table, tier_name};
+use super::{HIT_TIERS, Metrics, NamespaceMetrics, table, tier_name};
 use crate::disk::DiskMetrics;
 use crate::infinite_cache::Lookup;
 
@@ -39,21 +39,6 @@ pub struct ActorMetrics {
     device_bytes: [IntCounter; 4],
 }
 
-/// Prompt tokens that a lookup found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Hit {
-    /// In GPU memory that this node owns.
-    pub on_device: u64,
-    /// In this node's memory.
-    pub in_memory: u64,
-    /// On this node's disk.
-    pub on_disk: u64,
-    /// In others.
-    pub from_peers: u64,
-    /// In the object store.
-    pub stored: u64,
-}
-
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
@@ -72,23 +57,6 @@ impl Outcome {
             Self::Done => "done",
             Self::Busy => "busy",
             Self::Refused => "refused",
-        }
-    }
-}
-
-impl Hit {
-    /// The spans that a lookup found, of chunks of so many tokens.
-    pub(crate) fn of(found: &Found, chunk_tokens: u32) -> Self {
-        let in_tier = |tier| {
-            let spans = found.spans.iter().filter(|span| span.tier == tier);
-            spans.map(|span| u64::from(span.to - span.from)).sum::<u64>() * u64::from(chunk_tokens)
-        };
-        Self {
-            on_device: in_tier(Tier::Device),
-            in_memory: in_tier(Tier::Host),
-            on_disk: in_tier(Tier::Disk),
-            from_peers: in_tier(Tier::Peer),
-            stored: in_tier(Tier::Object),
         }
     }
 }
@@ -151,29 +119,23 @@ impl ActorMetrics {
         self.rates.know(number, tenant, fingerprint);
     }
 
-    /// Counts a lookup.
-    pub fn looked_up(&self, namespace: u32, asked: u64, hit: Hit, preempted: bool, skipped: bool) {
-        let Some(counters) = self.namespaces.get(&namespace) else { return };
-        if skipped {
-            return counters.skipped.inc_by(asked);
+    /// Counts a lookup, and notes its chunks for the hit rate of an infinite cache.
+    pub fn looked_up(&mut self, lookup: &LookedUp<'_>) {
+        let &LookedUp { ask, found, chunk_tokens, prompt_tokens, usable, .. } = lookup;
+        let Some(counters) = self.namespaces.get(&ask.namespace) else { return };
+        if ask.skip_read {
+            return counters.skipped.inc_by(prompt_tokens);
         }
-        let Hit { on_device, in_memory, on_disk, from_peers, stored } = hit;
-        let preempted = usize::from(preempted);
-        counters.asked[preempted].inc_by(asked);
-        let found = [on_device, in_memory, on_disk, from_peers, stored];
-        counters.hit[preempted].iter().zip(found).for_each(|(counter, tokens)| counter.inc_by(tokens));
-    }
-
-    /// Counts seconds of prefill that a hit saves.
-    pub fn avoided(&self, namespace: u32, seconds: f64) {
-        if let Some(counters) = self.namespaces.get(&namespace) {
-            counters.avoided_seconds.inc_by(seconds);
+        let preempted = usize::from(ask.preempted);
+        counters.asked[preempted].inc_by(prompt_tokens);
+        for (counter, tier) in counters.hit[preempted].iter().zip(HIT_TIERS) {
+            let spans = found.spans.iter().filter(|span| span.tier == tier);
+            let chunks: u64 = spans.map(|span| u64::from(span.to - span.from)).sum();
+            counter.inc_by(chunks * u64::from(chunk_tokens));
         }
-    }
-
-    /// Notes the chunks of a lookup, for the hit rate of an infinite cache.
-    pub fn could_reuse(&mut self, namespace: u32, lookup: Lookup<'_>, now: Millis) {
-        self.rates.record(namespace, lookup, now);
+        let (tokens_asked, tokens_hit) = (prompt_tokens, found.tokens);
+        let asked = Lookup { usable, chunk_tokens, tokens_asked, tokens_hit };
+        self.rates.record(ask.namespace, asked, lookup.at);
     }
 
     /// Prompt tokens asked and hit so far.
@@ -207,6 +169,9 @@ impl ActorMetrics {
             Counted::Came(pieces, bytes) => self.handed_over(2, *pieces, *bytes),
             Counted::ByDevice(how, bytes) => self.lane_copied(*how, *bytes),
             Counted::ReadFromTier(bytes) => self.device_bytes[3].inc_by(*bytes),
+            Counted::Avoided(namespace, seconds) => {
+                _ = self.namespaces.get(namespace).map(|counters| counters.avoided_seconds.inc_by(*seconds));
+            }
             Counted::PolicyChanged(to) => {
                 self.metrics.tiers.policy_changes.with_label_values(&[&*self.device, to.as_str()]).inc();
             }
