@@ -17,7 +17,7 @@ use crate::effect::Effect;
 use crate::event::{QuestionId, RequestId};
 use crate::store::ids::{ChunkKey, SessionId};
 use crate::store::{FetchId, Source, Walk};
-use crate::tiers::known::Fact;
+use crate::tiers::presence::Fact;
 
 /// Positions of a chain whose chunks are not on this node, and the places that may be asked for them.
 #[derive(Debug, Default)]
