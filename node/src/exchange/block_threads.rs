@@ -4,7 +4,7 @@
 //! it dials. It connects to the block threads of another node with the first fetch there. Its connections carry fetches alone, and
 //! only the dialling side closes them: no fetch meets a connection that the other side is closing as idle.
 //!
-//! The thread between nodes chooses the thread of a fetch ([`larder_core::exchange::BlockThreads`]) and hears of each chunk as it
+//! The thread between nodes chooses the thread of a fetch ([`larder_core::exchange::ThreadLoads`]) and hears of each chunk as it
 //! comes. A block thread that cannot reach a node hands the fetch back.
 
 use std::cell::{Cell, RefCell};
