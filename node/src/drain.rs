@@ -252,7 +252,7 @@ impl Drains {
                 self.tell(wish, &takers, actors).await;
                 told = (Some(wish), takers);
             }
-            let asked = actors.iter().map(|actor| actor.send(ask(GpuActor::drain_progress)));
+            let asked = actors.iter().map(|actor| actor.send(ask(|actor| actor.core().drain_progress())));
             // An actor that began a new life has nothing to move.
             let over = DrainProgress { is_over: true, ..DrainProgress::default() };
             let progress =

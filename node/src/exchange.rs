@@ -32,9 +32,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use larder_core::{Arrival, Event};
 pub use larder_core::exchange::ExchangeLimits;
 use larder_core::placement::Worth;
+use larder_core::{Arrival, Event};
 use larder_net::quic::{Connection, Endpoint};
 use larder_net::trace::Trace;
 use larder_protocol::drain::{TakeChunk, TakeNamespace, Taken};
@@ -175,7 +175,7 @@ async fn carry_out_orders(peers: Peers, orders: Rc<tokio::sync::Mutex<mpsc::Rece
             match order {
                 Order::Fetch(order, done, handed_over) => {
                     peers.metrics().took(Stage::Queue, peers.now() - handed_over);
-                    let node = order.holder.node;
+                    let node = order.ordered.holder.node;
                     peers
                         .watched(
                             "fetch",
@@ -185,7 +185,7 @@ async fn carry_out_orders(peers: Peers, orders: Rc<tokio::sync::Mutex<mpsc::Rece
                         .await;
                 }
                 Order::Follow(order) => {
-                    let node = peers.number_of(&order.node);
+                    let node = peers.number_of(&order.ordered.writer.node);
                     peers.watched("follow", node, follow::carry_out(peers.clone(), order)).await;
                 }
             }
@@ -368,21 +368,14 @@ pub enum PinForAdmin {
 /// Chunks to fetch from one holder.
 #[derive(Debug)]
 pub struct FetchOrder {
-    /// The holder.
-    pub holder: Holder,
-    /// Their namespace.
-    pub fingerprint: Fingerprint,
-    /// The chunks to fetch, with their targets.
+    /// The core's order. Its deadline is for one part, counted from the request to the holder.
+    pub ordered: larder_core::FetchOrder,
+    /// Its chunks, with their targets.
     pub chunks: Vec<FetchChunk>,
-    /// How long one part of the order may take, counted from its request to the holder.
-    pub deadline: Duration,
-    /// Whether other holders have all chunks too: then the order does not wait for a busy holder.
-    pub has_others: bool,
     /// The urgency of the waiters; it may change until the holder is asked.
     pub class: watch::Receiver<Class>,
-    /// A message here stops the order: chunks that have not come by then do not come. Without a channel the order cannot be
-    /// stopped.
-    pub cancelled: Option<oneshot::Receiver<()>>,
+    /// A message here stops the order: chunks that have not come by then do not come.
+    pub cancelled: oneshot::Receiver<()>,
     /// The question's span.
     pub trace: Trace,
 }

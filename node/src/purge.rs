@@ -114,7 +114,7 @@ impl Purges {
         for actor in actors {
             // An error: the actor is stopping.
             let (of, begin) = (scope.clone(), PurgeStep::Begin(purge, scope.clone()));
-            let of_actor = actor.send(ask(move |actor| actor.purged_keys(&of))).await.ok().flatten();
+            let of_actor = actor.send(ask(move |actor| actor.core().purged_keys(&of))).await.ok().flatten();
             keys.push(Arc::new(of_actor.unwrap_or_default()));
             if mode == PurgeMode::Remove {
                 _ = actor.send(Tell(Event::Purge(begin))).await;

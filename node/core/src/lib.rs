@@ -81,7 +81,7 @@ use device::Device;
 use drain::Drain;
 use drain::take::Takes;
 use give_up::Moved;
-use lookups::{LookupFilter, LookupRecord, Lookups, Origin};
+use lookups::{Lookups, Origin};
 use store::ids::{ProcessId, SessionId, TenantId};
 use store::policy::PolicyName;
 use store::{Refused, Store, StoreLimits};
@@ -303,12 +303,6 @@ impl Core {
     /// Notes that some homes do not answer a question: the answer that follows says nothing of the chunks at these places.
     pub fn homes_are_silent(&mut self, question: QuestionId, places: &[u32]) {
         self.homes_did_not_answer(question, places);
-    }
-
-    /// The last lookups that pass the filter, the newest first.
-    #[must_use]
-    pub fn last_lookups(&self, filter: &LookupFilter) -> Vec<LookupRecord> {
-        self.lookups.last(filter)
     }
 
     /// Bytes of the hashes of lookups that are kept.

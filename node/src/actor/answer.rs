@@ -25,10 +25,11 @@ impl GpuActor {
     /// Answers a request. A session that ended needs no answer: its end gives its claims back.
     pub(super) fn reply(&mut self, asked: PendingRequest, answer: Answer) {
         let PendingRequest { request, reply_to: ReplyTo { number, answers }, trace, started } = asked;
+        let outcome = Outcome::of(answer.response.as_ref());
         if trace.is_recorded() {
-            describe_answer(&trace, answer.outcome(), answer.response.as_ref());
+            describe_answer(&trace, outcome, answer.response.as_ref());
         }
-        self.metrics.requested(request, answer.outcome(), (self.clock.elapsed() - started).as_secs_f64());
+        self.hands.metrics.requested(request, outcome, (self.hands.clock.elapsed() - started).as_secs_f64());
         if answers.send((number, answer)).is_err() {
             tracing::debug!(request, "the session ended before its answer");
         }
@@ -48,7 +49,7 @@ impl GpuActor {
     /// The descriptors of extents that a session sees for the first time.
     pub(super) fn show(&self, extents: &[u32]) -> (Vec<Extent>, Vec<OwnedFd>) {
         let shown = extents.iter().filter_map(|&extent| {
-            let memory = self.arena.extent(extent);
+            let memory = self.hands.arena.extent(extent);
             match memory.descriptor().try_clone_to_owned() {
                 Ok(descriptor) => Some((Extent { extent, bytes: memory.bytes() }, descriptor)),
                 Err(error) => {
@@ -58,17 +59,6 @@ impl GpuActor {
             }
         });
         shown.unzip()
-    }
-}
-
-impl Answer {
-    /// How the request ended, for the metrics.
-    pub(super) fn outcome(&self) -> Outcome {
-        match &self.response {
-            Some(Response::Busy(_)) => Outcome::Busy,
-            Some(Response::Refused(_)) => Outcome::Refused,
-            _ => Outcome::Done,
-        }
     }
 }
 

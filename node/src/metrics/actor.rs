@@ -7,7 +7,7 @@ use larder_core::placement::Placement;
 use larder_core::reports::Reporter;
 use larder_core::store::Usage;
 use larder_core::{Counted, DeviceCopyEnd, LookedUp, Millis};
-use larder_protocol::session::{Checked, Tier};
+use larder_protocol::session::{Checked, Response, Tier};
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGaugeVec};
 
 use super::rates::{Rates, TenantRates};
@@ -51,6 +51,15 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// How a request with this answer ended.
+    pub(crate) fn of(response: Option<&Response>) -> Self {
+        match response {
+            Some(Response::Busy(_)) => Self::Busy,
+            Some(Response::Refused(_)) => Self::Refused,
+            _ => Self::Done,
+        }
+    }
+
     /// Its name in metrics and traces.
     pub(crate) fn name(self) -> &'static str {
         match self {

@@ -21,7 +21,8 @@ impl Siblings {
         order: FetchOrder,
         copies: Arc<CopyPool>,
     ) -> impl Future<Output = Vec<Arrival>> + use<> {
-        let FetchOrder { holder, fingerprint, chunks, deadline, class, trace, .. } = order;
+        let FetchOrder { ordered, chunks, class, trace, .. } = order;
+        let larder_core::FetchOrder { holder, fingerprint, deadline, .. } = ordered;
         let asking = self.actor(holder.device).map(|sibling| {
             let hashes = chunks.iter().map(|chunk| chunk.hash).collect();
             let block_bytes = chunks.first().map_or(&[][..], |chunk| &chunk.blocks);

@@ -19,9 +19,13 @@ fn a_policy_counts_as_another_one_only_if_it_is() {
 fn a_hit_counts_the_prefill_that_it_saves_whatever_speed_the_engine_says() {
     let mut w = World::new(PEERS);
     w.put("ab");
-    for (speed, seconds) in
-        [(Some(16.0), Some(2.0)), (Some(0.1), Some(32.0)), (Some(0.0), None), (Some(f64::NAN), None), (None, None)]
-    {
+    for (speed, seconds) in [
+        (Some(16.0), Some(2.0)),
+        (Some(0.1), Some(32.0)),
+        (Some(0.0), None),
+        (Some(f64::NAN), None),
+        (None, None),
+    ] {
         let ask = Lookup { prefill_tokens_per_second: speed, ..w.ask("ab") };
         w.asks(w.session, Request::Lookup(ask));
         let counted = std::iter::from_fn(|| w.core.poll_effect()).find_map(|effect| match effect {

@@ -21,7 +21,7 @@ impl World {
 
     /// The last lookup in the log.
     fn last_lookup(&self) -> LookupRecord {
-        let last = self.core.last_lookups(&LookupFilter { most: 1, ..LookupFilter::default() });
+        let last = self.core.lookups.last(&LookupFilter { most: 1, ..LookupFilter::default() });
         last.into_iter().next().expect("a lookup")
     }
 
@@ -298,7 +298,7 @@ fn a_lookup_is_found_by_the_engines_name_and_by_its_trace_even_if_others_answer_
     w.next();
     w.tell(Event::HoldersFound { question, holders: vec![of(&[])] });
     w.next();
-    let by = |filter: LookupFilter| w.core.last_lookups(&LookupFilter { most: 9, ..filter });
+    let by = |filter: LookupFilter| w.core.lookups.last(&LookupFilter { most: 9, ..filter });
     let named = by(LookupFilter { request: Some("req-7".into()), ..LookupFilter::default() });
     assert_eq!((named.len(), &named[0].hashes[0]), (1, &name("a")));
     assert_eq!(by(LookupFilter { trace_id: Some([7; 16]), ..LookupFilter::default() }), named);
