@@ -24,14 +24,12 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures_util::stream::poll_fn;
+use larder_core::store::StoreLimits;
 use larder_core::store::ids::{ProcessId, SessionId, TenantId};
-use larder_core::store::{self, StoreLimits};
 use larder_core::what_if::Past;
-use larder_core::{Core, Counted, DeviceLimits, Event, Sources};
+use larder_core::{Core, DeviceLimits, Event, Sources};
 use larder_device::thread::DeviceReport;
-use larder_protocol::Chain;
-use larder_protocol::pin::PinStart;
-use larder_protocol::session::{Found, Leased, Lookup, Pinned, Request, Response};
+use larder_protocol::session::{Found, Lookup, Pinned, Request};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
 
@@ -255,19 +253,6 @@ impl GpuActor {
         }
         self.settle(ctx);
     }
-
-    fn show_lease(&mut self, leased: store::Leased) -> Answer {
-        self.hands.metrics.count(&Counted::Leased(leased.bytes));
-        let (extents, descriptors) = self.show(&leased.new_extents);
-        let response = Response::Leased(Leased {
-            lease: leased.lease,
-            chunks: leased.chunks,
-            places: leased.places,
-            checksums: leased.checksums,
-            extents,
-        });
-        Answer { response: Some(response), descriptors }
-    }
 }
 
 impl Actor for GpuActor {
@@ -311,25 +296,14 @@ impl Handler<Tell> for GpuActor {
 impl Handler<PinForAdmin> for GpuActor {
     type Result = Result<Pinned, String>;
 
-    fn handle(&mut self, ask: PinForAdmin, ctx: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, PinForAdmin(pin): PinForAdmin, ctx: &mut Self::Context) -> Self::Result {
         let done = self.guard(ctx, |actor, ctx| {
-            let done = match ask {
-                PinForAdmin::Start(PinStart { fingerprint, hashes, duration_ms }) => {
-                    let chain = Chain::from_root(fingerprint.root(), hashes);
-                    actor.core.pin_for_admin(&fingerprint, &chain, duration_ms, actor.hands.clock.now())
-                }
-                PinForAdmin::End(pin) => {
-                    let ended = Pinned { pin, chunks: 0, duration_ms: 0 };
-                    actor.core.unpin_for_admin(pin).map(|()| ended)
-                }
-            };
+            let done = actor.core.pin_for_admin(pin, actor.hands.clock.now());
             actor.settle(ctx);
             done
         });
-        done.map_or_else(
-            || Err("the actor begins anew".to_owned()),
-            |done| done.map_err(|refused| refused.to_string()),
-        )
+        let done = done.ok_or_else(|| "the actor begins anew".to_owned())?;
+        done.map_err(|refused| refused.to_string())
     }
 }
 

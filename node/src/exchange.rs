@@ -34,12 +34,11 @@ use std::time::Duration;
 use actix::prelude::*;
 pub use larder_core::exchange::ExchangeLimits;
 use larder_core::placement::Worth;
-use larder_core::{Arrival, Event};
+use larder_core::{AdminPin, Arrival, Event};
 use larder_net::quic::{Connection, Endpoint};
 use larder_net::trace::Trace;
 use larder_protocol::drain::{TakeChunk, TakeNamespace, Taken};
 use larder_protocol::peer::{Class, PeerRequest, PeerResponse};
-use larder_protocol::pin::PinStart;
 use larder_protocol::session::Pinned;
 use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
@@ -358,12 +357,7 @@ pub struct SetPace(pub Option<NonZeroU64>);
 /// Has an actor pin for an admin, or end such a pin; the error is for people.
 #[derive(Message, Debug, Clone)]
 #[rtype(result = "Result<Pinned, String>")]
-pub enum PinForAdmin {
-    /// Keep the first chunks of a prompt that are in memory.
-    Start(PinStart),
-    /// End the pin of this number; the answer tells nothing.
-    End(u64),
-}
+pub struct PinForAdmin(pub AdminPin);
 
 /// Chunks to fetch from one holder.
 #[derive(Debug)]

@@ -141,7 +141,7 @@ impl Metrics {
         let asked = |preempted| self.value.tokens_asked.with_label_values(&[tenant, fingerprint, preempted]);
         let hit = |preempted| {
             HIT_TIERS.map(|tier| {
-                let labels = [tenant, fingerprint, preempted, tier_name(tier)];
+                let labels = [tenant, fingerprint, preempted, tier.name()];
                 self.value.tokens_hit.with_label_values(&labels)
             })
         };
@@ -170,22 +170,10 @@ impl Metrics {
         let _ = self.value.avoided_seconds.remove_label_values(&[tenant, fingerprint]);
         for preempted in PREEMPTED {
             let _ = self.value.tokens_asked.remove_label_values(&[tenant, fingerprint, preempted]);
-            for tier in HIT_TIERS.map(tier_name) {
+            for tier in HIT_TIERS.map(Tier::name) {
                 let _ = self.value.tokens_hit.remove_label_values(&[tenant, fingerprint, preempted, tier]);
             }
         }
-    }
-}
-
-/// A tier's name in metrics, commands and reports.
-#[must_use]
-pub fn tier_name(tier: Tier) -> &'static str {
-    match tier {
-        Tier::Device => "device",
-        Tier::Host => "host",
-        Tier::Disk => "disk",
-        Tier::Peer => "peer",
-        Tier::Object => "object",
     }
 }
 

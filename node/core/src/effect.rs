@@ -321,6 +321,8 @@ pub enum Counted {
     ReadFromTier(u64),
     /// A hit in a namespace, by its number, saves so many seconds of prefill.
     Avoided(u32, f64),
+    /// A chunk was refused whose name disagrees with that of a chunk that is here.
+    NameRefused,
     /// Another policy decides what is evicted.
     PolicyChanged(PolicyName),
     /// A chunk was said to be damaged; `None`: it was not verified, since too much is.

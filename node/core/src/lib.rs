@@ -63,16 +63,17 @@ pub use effect::{
     PagesCopy, Promoted, Started, TakeOrder,
 };
 pub use event::{
-    Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceCopyNumber, DeviceEvent,
+    AdminPin, Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceCopyNumber, DeviceEvent,
     DeviceFailure, DrainOrder, Event, FetchFailure, LayersArrived, OrderNumber, PurgeStep, QuestionId,
     ReadAnswer, ReadId, RecallId, RequestId, SegmentVisit, TakeNumber, Visited, WriteNumber, Written,
 };
 pub use looked_up::LookedUp;
 pub use time::Millis;
 
+use larder_protocol::pin::PinStart;
 use larder_protocol::session::{Pinned, Request};
 use larder_protocol::table::Holder;
-use larder_protocol::{Chain, Fingerprint};
+use larder_protocol::{Chain, ChainError};
 
 use announce::Untold;
 use bring::Bring;
@@ -260,26 +261,22 @@ impl Core {
         self.store.open_session(tenant, process, window_bytes)
     }
 
-    /// Keeps the first chunks of a prompt from eviction, for an admin; the pin is the tenant's. Afterwards there are effects.
+    /// Keeps the first chunks of a prompt from eviction for an admin (the pin is the tenant's), or ends such a pin. Afterwards
+    /// there are effects.
     ///
     /// # Errors
-    /// As [`Store::pin`].
-    pub fn pin_for_admin(
-        &mut self,
-        fingerprint: &Fingerprint,
-        chain: &Chain,
-        duration_ms: u64,
-        now: Millis,
-    ) -> Result<Pinned, Refused> {
-        self.store.pin_for_admin(fingerprint, chain, duration_ms, now)
-    }
-
-    /// Ends a pin for an admin. Afterwards there are effects.
-    ///
-    /// # Errors
-    /// [`Refused::UnknownPin`] for a pin that is no longer.
-    pub fn unpin_for_admin(&mut self, pin: u64) -> Result<(), Refused> {
-        self.store.unpin_for_admin(pin)
+    /// As [`Store::pin`], and [`Refused::UnknownPin`] for a pin that is no longer.
+    pub fn pin_for_admin(&mut self, pin: AdminPin, now: Millis) -> Result<Pinned, Refused> {
+        match pin {
+            AdminPin::Start(PinStart { fingerprint, hashes, duration_ms }) => {
+                let chain = Chain::from_root(fingerprint.root(), hashes);
+                self.store.pin_for_admin(&fingerprint, &chain, duration_ms, now)
+            }
+            AdminPin::End(pin) => {
+                self.store.unpin_for_admin(pin)?;
+                Ok(Pinned { pin, chunks: 0, duration_ms: 0 })
+            }
+        }
     }
 
     /// The directory began again, and knows none of this actor's chunks.
@@ -349,9 +346,12 @@ impl Core {
     }
 
     fn refuse(&mut self, request: RequestId, done: Result<(), Refused>) {
-        if let Err(refused) = done {
-            self.effects.push_back(Effect::Refused { request, refused });
+        let Err(refused) = done else { return };
+        // The store counts the names that contradict others around them; not those that contradict the chunk itself.
+        if let Refused::Chain(ChainError::Disagrees { .. }) = refused {
+            self.effects.push_back(Effect::Count(Counted::NameRefused));
         }
+        self.effects.push_back(Effect::Refused { request, refused });
     }
 
     fn millis(&self) -> Millis {

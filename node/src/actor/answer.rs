@@ -3,7 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use larder_core::store::Refused;
+use larder_core::Counted;
+use larder_core::store::{self, Refused};
 use larder_net::trace::Trace;
 use larder_protocol::handoff::InPlace;
 use larder_protocol::session::{Extent, Leased, Reserved, Response};
@@ -43,6 +44,20 @@ impl GpuActor {
             | Response::InPlace(InPlace { leased: Some(Leased { extents, .. }), .. }) => *extents = shown,
             _ => {}
         }
+        Answer { response: Some(response), descriptors }
+    }
+
+    /// A lease's answer, with the places.
+    pub(super) fn show_lease(&self, leased: store::Leased) -> Answer {
+        self.hands.metrics.count(&Counted::Leased(leased.bytes));
+        let (extents, descriptors) = self.show(&leased.new_extents);
+        let response = Response::Leased(Leased {
+            lease: leased.lease,
+            chunks: leased.chunks,
+            places: leased.places,
+            checksums: leased.checksums,
+            extents,
+        });
         Answer { response: Some(response), descriptors }
     }
 

@@ -9,16 +9,16 @@ use actix::prelude::*;
 use larder_core::directory::Changes;
 use larder_core::reports::Reporter;
 use larder_core::store::ids::SessionId;
-use larder_core::store::{self, FetchId, Granted, PurgedPage};
+use larder_core::store::{FetchId, Granted, PurgedPage};
 use larder_core::{
     Arrival, Effect, Event, OrderNumber, QuestionId, RecallId, RequestId, Started, TakeNumber,
 };
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::drain::Taken;
 use larder_protocol::peer::Class;
-use larder_protocol::session::{Found, Lookup, Prefetching, Response};
+use larder_protocol::session::{Found, Prefetching, Response};
 use larder_protocol::table::{Holder, NodeNumber};
-use larder_protocol::{ChainError, ChunkHash, ChunkRef, Fingerprint};
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 use tokio::sync::{oneshot, watch};
 
 use super::answer::PendingRequest;
@@ -131,19 +131,25 @@ impl GpuActor {
         match effect {
             Effect::Answer { request, response, new_extents } => {
                 let answer = self.show_answer(response, &new_extents);
-                self.answer_request(request, answer);
+                self.answer(request, answer);
             }
-            Effect::Done { request } => self.answer_request(request, NO_ANSWER),
-            Effect::Found { request, ask, found } => self.answer_lookup(request, &ask, found),
+            Effect::Done { request } => self.answer(request, NO_ANSWER),
+            Effect::Found { request, ask, found } => {
+                self.looked_up(&ask, &found);
+                self.answer(request, Response::Found(found));
+            }
             Effect::Prefetching { request, ask, found, started } => {
-                let answer = self.show_prefetch(&ask, found, started);
-                self.answer_request(request, answer);
+                self.looked_up(&ask, &found);
+                match started {
+                    Ok(started) => self.answer(request, show_prefetch(found, started)),
+                    Err(refused) => self.answer(request, refused),
+                }
             }
             Effect::Leased { request, leased } => {
                 let answer = self.show_lease(leased);
-                self.answer_request(request, answer);
+                self.answer(request, answer);
             }
-            Effect::Refused { request, refused } => self.refuse(request, refused),
+            Effect::Refused { request, refused } => self.answer(request, refused),
             Effect::FindSiblings { question, fingerprint, chunks } => {
                 self.find_siblings(question, &fingerprint, &chunks);
             }
@@ -242,42 +248,16 @@ impl GpuActor {
         }
     }
 
-    fn answer_request(&mut self, request: RequestId, answer: Answer) {
+    fn answer(&mut self, request: RequestId, answer: impl Into<Answer>) {
         if let Some(asked) = self.pending.answered(request) {
-            self.reply(asked, answer);
+            self.reply(asked, answer.into());
         }
-    }
-
-    fn refuse(&mut self, request: RequestId, refused: store::Refused) {
-        // The store counts the names that contradict others around them; not those that contradict the chunk itself.
-        if let store::Refused::Chain(ChainError::Disagrees { .. }) = refused {
-            self.hands.metrics.name_refused();
-        }
-        self.answer_request(request, Answer::from(refused));
-    }
-
-    fn answer_lookup(&mut self, request: RequestId, ask: &Lookup, found: Found) {
-        self.looked_up(ask, &found);
-        self.answer_request(request, Answer::from(Response::Found(found)));
     }
 
     fn answer_recall(&mut self, recall: RecallId, granted: Granted) {
         let grant = self.show_grant(granted);
         // If nobody is there to tell, the asker went away: the grant ends when it is dropped.
         let _ = self.pending.recalls.remove(&recall).map(|answer| answer.send(grant));
-    }
-
-    fn show_prefetch(
-        &mut self,
-        ask: &Lookup,
-        found: Found,
-        started: Result<Started, store::Refused>,
-    ) -> Answer {
-        self.looked_up(ask, &found);
-        let answer = started.map(|Started { ticket, tokens, tokens_to_recompute }| {
-            Response::Prefetching(Prefetching { ticket, found, tokens, tokens_to_recompute })
-        });
-        answer.map_or_else(Answer::from, Answer::from)
     }
 
     fn find_siblings(&mut self, question: QuestionId, fingerprint: &Fingerprint, chunks: &[ChunkRef]) {
@@ -332,6 +312,11 @@ impl GpuActor {
             tracing::debug!(%holder, "the directory is busy: a stale row stays for now");
         }
     }
+}
+
+/// The answer to a prefetch that has begun.
+fn show_prefetch(found: Found, Started { ticket, tokens, tokens_to_recompute }: Started) -> Response {
+    Response::Prefetching(Prefetching { ticket, found, tokens, tokens_to_recompute })
 }
 
 /// Counts and logs a wrong chunk in memory.

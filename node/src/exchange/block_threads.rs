@@ -35,7 +35,7 @@ use super::fetch::Report;
 use super::mover::{Common, Mover};
 use super::receive::{Batch, From};
 use super::send::order::SendOrder;
-use super::serve::{let_in, limits_of, may_fetch, name_of, read_request, trace_of};
+use super::serve::{let_in, limits_of, may_fetch, read_request, trace_of};
 use crate::host::CpuSet;
 use crate::threads;
 use crate::watched::{Watch, here};
@@ -365,7 +365,7 @@ impl Thread {
             Ok(None) => return,
             Err(reason) => return metrics.rejected(reason),
         };
-        metrics.requested(name_of(&request));
+        metrics.requested(request.name());
         here("serve");
         let trace = trace_of(serving.sampler, &request, traced);
         let PeerRequest::Fetch(fetch) = request else { return metrics.rejected("not_allowed") };

@@ -189,7 +189,7 @@ impl Server {
             Ok(None) => return,
             Err(reason) => return metrics.rejected(reason),
         };
-        metrics.requested(name_of(&request));
+        metrics.requested(request.name());
         in_use.filter(|_| rides(&request)).into_iter().for_each(InUse::rides);
         here("serve");
         let response = match self.check(connection.peer(), &request) {
@@ -457,28 +457,6 @@ pub(super) fn may_fetch(peer: &Identity, fetch: &Fetch) -> Result<(), &'static s
         _ if fetch.chunks.hashes.len() > MAX_FETCH_CHUNKS => Err("too many chunks in one fetch"),
         Role::Node => Ok(()),
         _ => Err(NOT_ALLOWED),
-    }
-}
-
-pub(super) fn name_of(request: &PeerRequest) -> &'static str {
-    match request {
-        PeerRequest::Find(_) => "find",
-        PeerRequest::Announce(_) => "announce",
-        PeerRequest::Repair(_) => "repair",
-        PeerRequest::Fetch(_) => "fetch",
-        PeerRequest::Follow(_) | PeerRequest::FollowPools(_) => "follow",
-        PeerRequest::Moved(_) => "moved",
-        PeerRequest::Damaged(_) => "damaged",
-        PeerRequest::Offer(_) => "offer",
-        PeerRequest::Ping => "ping",
-        PeerRequest::SetPolicy(_) => "set_policy",
-        PeerRequest::Trace(_) => "trace",
-        PeerRequest::Take(_) => "take",
-        PeerRequest::Drain(_) => "drain",
-        PeerRequest::Reload => "reload",
-        PeerRequest::Purge(_) => "purge",
-        PeerRequest::Show(_) => "show",
-        PeerRequest::Pin(_) => "pin",
     }
 }
 

@@ -19,7 +19,6 @@ use tokio::sync::Semaphore;
 
 use super::HttpState;
 use super::show::{Arguments, Refused};
-use crate::metrics::tier_name;
 
 /// A lookup in the body of `GET /lookups`, a list, the newest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -443,7 +442,7 @@ fn outcome_name(outcome: ChunkOutcome) -> &'static str {
 fn tier_of(outcome: ChunkOutcome) -> Option<&'static str> {
     match outcome {
         ChunkOutcome::Found(tier) | ChunkOutcome::BehindGap(tier) | ChunkOutcome::ComputedFaster(tier) => {
-            Some(tier_name(tier))
+            Some(tier.name())
         }
         _ => None,
     }

@@ -11,7 +11,7 @@ use larder_protocol::session::{Checked, Response, Tier};
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGaugeVec};
 
 use super::rates::{Rates, TenantRates};
-use super::{HIT_TIERS, Metrics, NamespaceMetrics, table, tier_name};
+use super::{HIT_TIERS, Metrics, NamespaceMetrics, table};
 use crate::disk::DiskMetrics;
 use crate::infinite_cache::Lookup;
 
@@ -40,7 +40,8 @@ pub struct ActorMetrics {
 }
 
 /// How a request ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Outcome {
     /// Done.
     Done,
@@ -62,11 +63,7 @@ impl Outcome {
 
     /// Its name in metrics and traces.
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Done => "done",
-            Self::Busy => "busy",
-            Self::Refused => "refused",
-        }
+        self.into()
     }
 }
 
@@ -109,11 +106,6 @@ impl ActorMetrics {
     pub fn life_ended(&mut self) {
         self.metrics.tiers.restarts.with_label_values(&[&self.device]).inc();
         self.counted = Usage { device_tier: self.counted.device_tier, ..Usage::default() };
-    }
-
-    /// A chunk was refused whose name disagrees with that of a chunk that is here.
-    pub fn name_refused(&self) {
-        self.metrics.tiers.refused_names.with_label_values(&[&*self.device]).inc();
     }
 
     /// A namespace became known under this number, which another one may have had.
@@ -180,6 +172,9 @@ impl ActorMetrics {
             Counted::ReadFromTier(bytes) => self.device_bytes[3].inc_by(*bytes),
             Counted::Avoided(namespace, seconds) => {
                 _ = self.namespaces.get(namespace).map(|counters| counters.avoided_seconds.inc_by(*seconds));
+            }
+            Counted::NameRefused => {
+                self.metrics.tiers.refused_names.with_label_values(&[&*self.device]).inc();
             }
             Counted::PolicyChanged(to) => {
                 self.metrics.tiers.policy_changes.with_label_values(&[&*self.device, to.as_str()]).inc();
@@ -287,13 +282,13 @@ impl ActorMetrics {
                 ("lingering_processes", usage.lingering_processes),
             ],
         );
-        let (on_device, host) = (tier_name(Tier::Device), tier_name(Tier::Host));
+        let (on_device, host) = (Tier::Device.name(), Tier::Host.name());
         let held_there = usage.device_tier;
         set(&tiers.cached_chunks, &[(on_device, held_there.blocks), (host, usage.cached_chunks)]);
         set(&tiers.cached_bytes, &[(on_device, held_there.used_bytes), (host, usage.cached_bytes)]);
         let more = |total: fn(&Usage) -> u64| total(usage) - total(&before);
         if let Some((used, disk)) = usage.disk.zip(self.disk.as_ref()) {
-            set(&tiers.cached_chunks, &[(tier_name(Tier::Disk), used.chunks)]);
+            set(&tiers.cached_chunks, &[(Tier::Disk.name(), used.chunks)]);
             disk.waiting_bytes.set(used.waiting_bytes as i64);
             disk.shed.inc_by(more(|usage| usage.disk.unwrap_or_default().shed));
         }

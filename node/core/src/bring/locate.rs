@@ -382,9 +382,7 @@ impl Core {
             }
             LocatePurpose::Again(_) | LocatePurpose::Drain => return,
         };
-        if let Err(refused) = done {
-            self.effects.push_back(Effect::Refused { request, refused });
-        }
+        self.refuse(request, done);
     }
 
     /// Ends the questions whose deadline has passed, without the late answers.

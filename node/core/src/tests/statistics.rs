@@ -1,8 +1,10 @@
 //! The figures that a core has its shell count.
 
+use larder_protocol::pin::PinStart;
 use larder_protocol::session::Found;
 
 use super::*;
+use crate::{AdminPin, Millis};
 
 #[test]
 fn a_policy_counts_as_another_one_only_if_it_is() {
@@ -50,4 +52,35 @@ fn a_lookup_counts_the_chunks_that_it_could_hit() {
     let lookup = w.core.looked_up(&boundless, &found).unwrap();
     assert_eq!((lookup.usable.len(), lookup.prompt_tokens), (3, 1 << 32));
     assert!(w.core.looked_up(&Lookup { namespace: u32::MAX, ..ask }, &found).is_none());
+}
+
+#[test]
+fn a_chunk_under_another_place_than_its_own_is_refused_and_counted() {
+    let mut w = World::new(PEERS);
+    w.put("abc");
+    let mut moved = w.chain("abc");
+    moved.hashes.remove(0);
+    let ask = Lookup { chain: Chain::from_root(w.root, moved.hashes), ..w.ask("") };
+    let request = w.asks(w.session, Request::Lookup(ask));
+    let effects: Vec<_> = std::iter::from_fn(|| w.core.poll_effect()).collect();
+    assert!(
+        effects.iter().any(|effect| matches!(effect, Effect::Count(Counted::NameRefused))),
+        "{effects:?}"
+    );
+    assert!(
+        effects.iter().any(|effect| matches!(effect, Effect::Refused { request: of, .. } if *of == request))
+    );
+}
+
+#[test]
+fn an_admin_pins_what_is_here_and_ends_the_pin_once() {
+    let mut w = World::new(PEERS);
+    w.put("ab");
+    let (fingerprint, hashes) = (w.fingerprint, w.chain("ab").hashes);
+    let start = AdminPin::Start(PinStart { fingerprint, hashes, duration_ms: 1_000 });
+    let pinned = w.core.pin_for_admin(start, Millis(0)).unwrap();
+    assert_eq!(pinned.chunks, 2);
+    assert_eq!(w.core.pin_for_admin(AdminPin::End(pinned.pin), Millis(0)).unwrap().chunks, 0);
+    let again = w.core.pin_for_admin(AdminPin::End(pinned.pin), Millis(0));
+    assert_eq!(again, Err(Refused::UnknownPin(pinned.pin)));
 }
