@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
 pub(crate) use self::lookout::{Lookout, look_out};
-use crate::election::{Answer, Ask, Candidate, Election};
+use crate::election::{Candidate, Election, RegisterAnswer, RegisterOp};
 use crate::membership::Millis;
 use crate::register::{Register, ask};
 use crate::shared::SharedMembership;
@@ -103,8 +103,8 @@ impl Elect {
         }
     }
 
-    fn warn_of_silence(&self, asked: &Ask, now: Millis) {
-        if matches!(asked, Ask::Write(..)) && self.election.misses_leader(now) {
+    fn warn_of_silence(&self, asked: &RegisterOp, now: Millis) {
+        if matches!(asked, RegisterOp::Write(..)) && self.election.misses_leader(now) {
             let leader = self.election.leader(now).map(|leader| leader.peer.as_str());
             tracing::warn!(
                 leader,
@@ -179,7 +179,7 @@ pub(crate) async fn followed(
 }
 
 /// The register's answer to the question under way; never, if there is none.
-async fn answered(asking: &mut Option<impl Future<Output = Answer> + Unpin>) -> Answer {
+async fn answered(asking: &mut Option<impl Future<Output = RegisterAnswer> + Unpin>) -> RegisterAnswer {
     let Some(question) = asking else { return std::future::pending().await };
     let answer = question.await;
     *asking = None;

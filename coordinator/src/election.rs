@@ -66,7 +66,7 @@ pub struct Version(pub String);
 
 /// A question to the register.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ask {
+pub enum RegisterOp {
     /// Reads the record.
     Read,
     /// Write this record over this version; over nothing where there is no version.
@@ -75,7 +75,7 @@ pub enum Ask {
 
 /// The register's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum RegisterAnswer {
     /// The record and its version; `None` if there is none.
     Found(Option<(Version, Record)>),
     /// It was written, and this is its version.
@@ -101,7 +101,7 @@ pub struct Election {
     /// The time of the next question to the register.
     next: Millis,
     /// The question that waits for its answer, and when it was sent.
-    asked: Option<(Ask, Millis)>,
+    asked: Option<(RegisterOp, Millis)>,
     lookout: Lookout,
     /// The time at which this coordinator did something last, and the time at which it woke up after it had stood still.
     awake: Millis,
@@ -145,7 +145,7 @@ impl Election {
     }
 
     /// The next question to the register, if it is time for one. It must be answered before there is another one.
-    pub fn poll(&mut self, now: Millis) -> Option<Ask> {
+    pub fn poll(&mut self, now: Millis) -> Option<RegisterOp> {
         self.wake(now);
         self.lapse(now);
         // After a failure it waits, whoever is silent.
@@ -155,39 +155,39 @@ impl Election {
         }
         let over = self.seen.as_ref().map(|seen| seen.version.clone());
         let ask = match self.reign {
-            _ if self.is_doubtful => Ask::Read,
+            _ if self.is_doubtful => RegisterOp::Read,
             Some(Reign { term, .. }) => {
                 let renewals = self.seen.as_ref().map_or(0, |seen| seen.record.renewals) + 1;
-                Ask::Write(self.record(term, renewals), over)
+                RegisterOp::Write(self.record(term, renewals), over)
             }
-            None if self.may_take(now) => Ask::Write(self.record(self.highest_term + 1, 0), over),
-            None => Ask::Read,
+            None if self.may_take(now) => RegisterOp::Write(self.record(self.highest_term + 1, 0), over),
+            None => RegisterOp::Read,
         };
         self.asked = Some((ask.clone(), now));
         Some(ask)
     }
 
     /// Takes the answer to the last question.
-    pub fn answer(&mut self, answer: Answer, now: Millis) {
+    pub fn answer(&mut self, answer: RegisterAnswer, now: Millis) {
         self.wake(now);
         let Some((ask, sent)) = self.asked.take() else { return };
         let retry = now + self.timing.retry_ms;
         match (answer, ask) {
-            (Answer::Found(found), _) => {
+            (RegisterAnswer::Found(found), _) => {
                 self.is_doubtful = false;
                 self.found(found, now);
                 self.lapse(now);
                 self.next = if self.reign.is_some() || self.may_take(now) { now } else { retry };
             }
-            (Answer::Written(version), Ask::Write(record, _)) => {
+            (RegisterAnswer::Written(version), RegisterOp::Write(record, _)) => {
                 self.highest_term = self.highest_term.max(record.term);
                 let until = sent + self.timing.renew_within_ms;
                 self.reign = Some(Reign { term: record.term, until }).filter(|_| record.holder == self.own);
                 self.seen = Some(Seen { version, record, since: now });
                 self.next = sent + self.timing.retry_ms;
             }
-            (Answer::Conflict, _) => (self.is_doubtful, self.next) = (true, now),
-            (Answer::Failed | Answer::Written(_), _) => {
+            (RegisterAnswer::Conflict, _) => (self.is_doubtful, self.next) = (true, now),
+            (RegisterAnswer::Failed | RegisterAnswer::Written(_), _) => {
                 self.is_doubtful = true;
                 // A leader that waited long for nothing has no time to wait again.
                 self.next = (sent + self.timing.retry_ms).max(now);
@@ -223,13 +223,13 @@ impl Election {
     }
 
     /// Leads no more. Returns the question that frees the record for the others, if this coordinator holds it.
-    pub fn resign(&mut self) -> Option<Ask> {
+    pub fn resign(&mut self) -> Option<RegisterOp> {
         let reign = self.reign.take()?;
         self.is_doubtful = true;
         let seen = self.seen.as_ref()?;
         let nobody = Candidate::default();
         let record = Record { holder: nobody, ..self.record(reign.term, seen.record.renewals + 1) };
-        Some(Ask::Write(record, Some(seen.version.clone())))
+        Some(RegisterOp::Write(record, Some(seen.version.clone())))
     }
 
     /// The right to lead, if this coordinator has it now. It ends sooner where nobody polls.

@@ -24,7 +24,7 @@ use crate::nodes::Nodes;
 use crate::published::Published;
 
 /// A question for all members, or for one of them by name.
-pub(crate) struct Question {
+pub(crate) struct NodeQuery {
     pub(crate) wanted: Wanted,
     pub(crate) node: Option<String>,
     pub(crate) answer: oneshot::Sender<Vec<Shown>>,
@@ -81,10 +81,10 @@ pub(crate) struct Admin {
 pub(crate) async fn answer(
     (nodes, admin): (Rc<Nodes>, Option<Admin>),
     tables: watch::Receiver<Arc<Published>>,
-    mut questions: mpsc::Receiver<Question>,
+    mut questions: mpsc::Receiver<NodeQuery>,
 ) {
     let (admin, places) = (admin.map(Rc::new), Arc::new(Semaphore::new(QUESTIONS_AT_A_TIME)));
-    while let Some(Question { wanted, node, answer }) = questions.recv().await {
+    while let Some(NodeQuery { wanted, node, answer }) = questions.recv().await {
         let is_reading = matches!(wanted, Wanted::Answer(PeerRequest::Show(_)));
         let admin = admin.clone().filter(|_| !is_reading);
         if admin.is_none() && !is_reading {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::gather::{Question, Shown, Wanted};
+use crate::gather::{NodeQuery, Shown, Wanted};
 use crate::published::Published;
 
 /// The cluster at one time, in the body of `GET /console/history`, a list: the oldest first.
@@ -76,14 +76,14 @@ struct ActorStatus {
 
 impl History {
     /// Keeps the moments from now on, as the nodes answer these questions.
-    pub(crate) fn start(questions: mpsc::Sender<Question>, tables: watch::Receiver<Arc<Published>>) -> Self {
+    pub(crate) fn start(questions: mpsc::Sender<NodeQuery>, tables: watch::Receiver<Arc<Published>>) -> Self {
         let history = Self::default();
         actix_rt::spawn(history.clone().keep(questions, tables));
         history
     }
 
     /// Asks the nodes until nobody answers questions any more.
-    async fn keep(self, questions: mpsc::Sender<Question>, tables: watch::Receiver<Arc<Published>>) {
+    async fn keep(self, questions: mpsc::Sender<NodeQuery>, tables: watch::Receiver<Arc<Published>>) {
         let mut ticks = interval(EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
@@ -93,7 +93,7 @@ impl History {
             }
             let (answer, answered) = oneshot::channel();
             let show = Show { path: "/status".into(), body: Vec::new() };
-            let question = Question { wanted: Wanted::Answer(PeerRequest::Show(show)), node: None, answer };
+            let question = NodeQuery { wanted: Wanted::Answer(PeerRequest::Show(show)), node: None, answer };
             if questions.send(question).await.is_err() {
                 return;
             }

@@ -28,7 +28,7 @@ use crate::gather;
 use crate::history::History;
 use crate::membership::{Lost, MemberReport, Millis, Patience};
 use crate::metrics::{Metrics, Shown};
-use crate::prefix::Question;
+use crate::prefix::HoldingsQuery;
 use crate::shared::SharedMembership;
 use crate::uptime::Uptime;
 
@@ -114,9 +114,9 @@ pub(crate) struct HttpState {
     pub(crate) part: Part,
     pub(crate) patience: Patience,
     pub(crate) peer_port: u16,
-    pub(crate) questions: mpsc::Sender<Question>,
+    pub(crate) questions: mpsc::Sender<HoldingsQuery>,
     /// Questions of the console to nodes.
-    pub(crate) gathers: mpsc::Sender<gather::Question>,
+    pub(crate) gathers: mpsc::Sender<gather::NodeQuery>,
     /// The last hour, for the console.
     pub(crate) history: History,
     /// The last lookups, played again.

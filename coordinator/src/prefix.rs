@@ -21,7 +21,7 @@ use crate::nodes::Nodes;
 use crate::published::Published;
 
 /// A question, and where its answer goes.
-pub(crate) struct Question {
+pub(crate) struct HoldingsQuery {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) chain: Chain,
     /// The trace of the question.
@@ -46,11 +46,11 @@ pub(crate) struct Holdings {
 pub(crate) async fn answer(
     nodes: Rc<Nodes>,
     tables: watch::Receiver<Arc<Published>>,
-    mut questions: mpsc::Receiver<Question>,
+    mut questions: mpsc::Receiver<HoldingsQuery>,
 ) {
     let asker = Rc::new(Asker { nodes });
     let asking = Arc::new(Semaphore::new(MAX_ASKING));
-    while let Some(Question { fingerprint, chain, trace, answer }) = questions.recv().await {
+    while let Some(HoldingsQuery { fingerprint, chain, trace, answer }) = questions.recv().await {
         // An error: never, since nobody closes it.
         let Ok(place) = Arc::clone(&asking).acquire_owned().await else { return };
         let (asker, table) = (Rc::clone(&asker), Arc::clone(tables.borrow().table()));

@@ -13,7 +13,7 @@ use std::error::Error;
 use std::time::Duration;
 
 pub use self::memory::Memory;
-use crate::election::{Answer, Ask, Record, Version};
+use crate::election::{Record, RegisterAnswer, RegisterOp, Version};
 
 /// A failure of the place that keeps the record.
 pub type Trouble = Box<dyn Error + Send + Sync>;
@@ -45,13 +45,14 @@ pub trait Register {
 }
 
 /// Asks a register, and waits for the answer no longer than that.
-pub(crate) async fn ask(register: &impl Register, ask: &Ask, deadline: Duration) -> Answer {
+pub(crate) async fn ask(register: &impl Register, ask: &RegisterOp, deadline: Duration) -> RegisterAnswer {
     let asked = async {
         Ok::<_, Trouble>(match ask {
-            Ask::Read => Answer::Found(register.read().await?),
-            Ask::Write(record, over) => {
-                register.write(record, over.as_ref()).await?.map_or(Answer::Conflict, Answer::Written)
-            }
+            RegisterOp::Read => RegisterAnswer::Found(register.read().await?),
+            RegisterOp::Write(record, over) => register
+                .write(record, over.as_ref())
+                .await?
+                .map_or(RegisterAnswer::Conflict, RegisterAnswer::Written),
         })
     };
     match tokio::time::timeout(deadline, asked).await {
@@ -61,11 +62,11 @@ pub(crate) async fn ask(register: &impl Register, ask: &Ask, deadline: Duration)
                 std::iter::successors(Some(&*error as &(dyn Error + 'static)), |&error| error.source());
             let error = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
             tracing::warn!(error, "the election's register does not answer well");
-            Answer::Failed
+            RegisterAnswer::Failed
         }
         Err(_) => {
             tracing::warn!(?deadline, "the election's register does not answer in time");
-            Answer::Failed
+            RegisterAnswer::Failed
         }
     }
 }

@@ -381,7 +381,7 @@ fn answer_questions(
     endpoint: &Endpoint,
     admin: Option<gather::Admin>,
     tables: &watch::Receiver<Arc<Published>>,
-) -> (mpsc::Sender<prefix::Question>, mpsc::Sender<gather::Question>) {
+) -> (mpsc::Sender<prefix::HoldingsQuery>, mpsc::Sender<gather::NodeQuery>) {
     let (questions, asked) = mpsc::channel(WAITING_QUESTIONS);
     let (gathers, gathered) = mpsc::channel(WAITING_GATHERS);
     let nodes = Rc::new(Nodes::new(endpoint.clone()));

@@ -4,7 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use larder_coordinator::election::{Answer, Ask, Candidate, Election, Record, Reign, Timing, Version};
+use larder_coordinator::election::{
+    Candidate, Election, Record, RegisterAnswer, RegisterOp, Reign, Timing, Version,
+};
 use larder_coordinator::membership::Millis;
 
 const TIMING: Timing = Timing { lease_ms: 6_000, renew_within_ms: 4_000, retry_ms: 1_000, silence_ms: 1_500 };
@@ -25,17 +27,17 @@ struct Register {
 }
 
 impl Register {
-    fn answer(&mut self, ask: Ask) -> Answer {
+    fn answer(&mut self, ask: RegisterOp) -> RegisterAnswer {
         let version = Version(self.version.to_string());
         match ask {
-            Ask::Read => Answer::Found(self.record.clone().map(|record| (version, record))),
-            Ask::Write(record, over) => {
+            RegisterOp::Read => RegisterAnswer::Found(self.record.clone().map(|record| (version, record))),
+            RegisterOp::Write(record, over) => {
                 if over != self.record.is_some().then_some(version) {
-                    return Answer::Conflict;
+                    return RegisterAnswer::Conflict;
                 }
                 self.version += 1;
                 self.record = Some(record);
-                Answer::Written(Version(self.version.to_string()))
+                RegisterAnswer::Written(Version(self.version.to_string()))
             }
         }
     }
@@ -54,7 +56,7 @@ fn lasts(leader: &mut Election, from: Millis) -> Millis {
     (from..)
         .find(|&now| {
             if leader.poll(now).is_some() {
-                leader.answer(Answer::Failed, now);
+                leader.answer(RegisterAnswer::Failed, now);
             }
             leader.reign(now).is_none()
         })
@@ -166,9 +168,9 @@ fn a_leader_that_stood_still_leads_on_once_the_register_has_confirmed_it() {
     register.serve(&mut first, 0);
     assert_eq!(first.reign(1_499).map(|reign| reign.term), Some(1));
     assert_eq!(first.reign(1_500), None, "another one may lead by now");
-    assert_eq!(first.poll(1_600), Some(Ask::Read));
+    assert_eq!(first.poll(1_600), Some(RegisterOp::Read));
     assert_eq!(first.reign(1_600), None);
-    let answer = register.answer(Ask::Read);
+    let answer = register.answer(RegisterOp::Read);
     first.answer(answer, 1_600);
     assert_eq!(first.reign(1_600), None);
     register.serve(&mut first, 1_600);
@@ -228,7 +230,7 @@ fn a_leader_whose_renewals_fail_stops_before_the_others_may_take_over() {
     let mut last = 0;
     for now in 1..6_000 {
         if first.poll(now).is_some() {
-            first.answer(Answer::Failed, now);
+            first.answer(RegisterAnswer::Failed, now);
         }
         if first.reign(now).is_some() {
             last = now;
@@ -243,7 +245,7 @@ fn a_renewal_whose_answer_was_lost_is_found_and_the_leader_goes_on() {
     register.serve(&mut first, 0);
     let ask = first.poll(1_000).unwrap();
     register.answer(ask);
-    first.answer(Answer::Failed, 1_500);
+    first.answer(RegisterAnswer::Failed, 1_500);
     register.serve(&mut first, 2_500);
     assert_eq!(first.reign(2_500), Some(Reign { term: 1, until: 4_000 }), "as long as it is polled");
     assert_eq!(lasts(&mut first, 2_500), 6_500);
@@ -253,8 +255,8 @@ fn a_renewal_whose_answer_was_lost_is_found_and_the_leader_goes_on() {
 fn a_leader_that_waited_long_for_nothing_asks_again_at_once_and_goes_on() {
     let (mut register, mut first) = (Register::default(), election(1));
     register.serve(&mut first, 0);
-    assert!(matches!(first.poll(1_000), Some(Ask::Write(..))));
-    first.answer(Answer::Failed, 3_000);
+    assert!(matches!(first.poll(1_000), Some(RegisterOp::Write(..))));
+    first.answer(RegisterAnswer::Failed, 3_000);
     register.serve(&mut first, 3_000);
     assert_eq!(lasts(&mut first, 3_000), 7_000);
 }
@@ -265,7 +267,7 @@ fn a_leader_that_resigns_is_followed_at_once() {
     register.serve(&mut first, 0);
     register.serve(&mut second, 0);
     let freed = first.resign().unwrap();
-    assert!(matches!(register.answer(freed), Answer::Written(_)));
+    assert!(matches!(register.answer(freed), RegisterAnswer::Written(_)));
     assert_eq!(first.reign(0), None);
     register.serve(&mut second, 1_000);
     assert_eq!(second.reign(1_000).unwrap().term, 2);
@@ -291,9 +293,9 @@ struct Remote {
     rate: f64,
     stopped_until: u64,
     /// A question on its way, and when it arrives; `None` if it never does.
-    asked: Option<(Ask, Option<u64>)>,
+    asked: Option<(RegisterOp, Option<u64>)>,
     /// The answer on its way.
-    answered: Option<(Answer, u64)>,
+    answered: Option<(RegisterAnswer, u64)>,
     gives_up: u64,
     /// Until when it and the other coordinators do not reach each other.
     alone_until: u64,
@@ -352,7 +354,7 @@ fn live(seed: u64) -> (usize, usize) {
                 last_term = record.term;
                 let is_lost = !is_calm && random.u8(..10) == 0;
                 remote.answered = (!is_lost).then(|| (answer, at + delay(&mut random, is_calm)));
-                remote.asked = Some((Ask::Read, None));
+                remote.asked = Some((RegisterOp::Read, None));
             }
             if at < remote.stopped_until {
                 continue;
@@ -370,10 +372,11 @@ fn live(seed: u64) -> (usize, usize) {
                 remote.election.answer(answer, now);
             } else if remote.asked.is_some() && at >= remote.gives_up {
                 (remote.asked, remote.answered) = (None, None);
-                remote.election.answer(Answer::Failed, now);
+                remote.election.answer(RegisterAnswer::Failed, now);
             }
             if let Some(ask) = remote.election.poll(now) {
-                soon += usize::from(matches!(ask, Ask::Write(..)) && remote.election.misses_leader(now));
+                soon +=
+                    usize::from(matches!(ask, RegisterOp::Write(..)) && remote.election.misses_leader(now));
                 let is_lost = !is_calm && random.u8(..10) == 0;
                 let arrives = (!is_lost).then(|| at + delay(&mut random, is_calm));
                 (remote.asked, remote.gives_up) = (Some((ask, arrives)), at + 2_000);

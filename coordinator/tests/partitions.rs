@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use larder_coordinator::election::{Answer, Ask, Candidate, Election, Record, Timing, Version};
+use larder_coordinator::election::{
+    Candidate, Election, Record, RegisterAnswer, RegisterOp, Timing, Version,
+};
 use larder_coordinator::membership::{Beat, DurableState, JoinRefused, Membership, Millis, Patience};
 use larder_protocol::membership::{Heartbeat, Join};
 use larder_protocol::table::{NodeNumber, Table};
@@ -139,13 +141,13 @@ impl World {
         self.ask_leader(at, clock);
         while let Some(ask) = self.coordinators[at].election.poll(clock) {
             let election = &self.coordinators[at].election;
-            let is_soon = matches!(ask, Ask::Write(..)) && election.misses_leader(clock);
+            let is_soon = matches!(ask, RegisterOp::Write(..)) && election.misses_leader(clock);
             let is_lost = !reaches || self.random.u8(..50) == 0;
             // A question that is lost may have been done all the same.
             let arrives = reaches && (!is_lost || self.random.bool());
-            let answer = if arrives { self.ask(ask) } else { Answer::Failed };
-            let answer = if is_lost { Answer::Failed } else { answer };
-            self.soon += u64::from(is_soon && matches!(answer, Answer::Written(_)));
+            let answer = if arrives { self.ask(ask) } else { RegisterAnswer::Failed };
+            let answer = if is_lost { RegisterAnswer::Failed } else { answer };
+            self.soon += u64::from(is_soon && matches!(answer, RegisterAnswer::Written(_)));
             self.coordinators[at].election.answer(answer, clock);
         }
         let Coordinator { election, membership, .. } = &mut self.coordinators[at];
@@ -168,20 +170,20 @@ impl World {
         }
     }
 
-    fn ask(&mut self, ask: Ask) -> Answer {
+    fn ask(&mut self, ask: RegisterOp) -> RegisterAnswer {
         let version = |number: u64| Version(number.to_string());
         match ask {
-            Ask::Read => {
-                Answer::Found(self.register.clone().map(|(number, record)| (version(number), record)))
+            RegisterOp::Read => {
+                RegisterAnswer::Found(self.register.clone().map(|(number, record)| (version(number), record)))
             }
-            Ask::Write(record, over) => {
+            RegisterOp::Write(record, over) => {
                 let number = self.register.as_ref().map(|(number, _)| *number);
                 if over != number.map(version) {
-                    return Answer::Conflict;
+                    return RegisterAnswer::Conflict;
                 }
                 let next = number.unwrap_or(0) + 1;
                 self.register = Some((next, record));
-                Answer::Written(version(next))
+                RegisterAnswer::Written(version(next))
             }
         }
     }

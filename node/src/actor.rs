@@ -23,87 +23,98 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use futures_util::stream;
-use larder_core::lookups::Origin;
-use larder_core::store::ids::SessionId;
-use larder_core::store::{self, StoreLimits};
-use larder_core::what_if::{Past, PastLookup};
-use larder_core::{Core, Counted, DeviceLimits, Event, Sources};
+use futures_util::stream::poll_fn;
+use larder_core::store::StoreLimits;
+use larder_core::store::ids::{ProcessId, SessionId, TenantId};
+use larder_core::what_if::Past;
+use larder_core::{Core, DeviceLimits, Event, Sources};
 use larder_device::thread::DeviceReport;
-use larder_protocol::Chain;
-use larder_protocol::pin::PinStart;
-use larder_protocol::session::{Found, Leased, Lookup, Pinned, Request, Response};
-use tokio::sync::{mpsc, watch};
+use larder_protocol::session::{Found, Lookup, Pinned, Request};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::watch;
 
 use self::answer::PendingRequest;
 pub use self::below::ObjectParts;
 pub use self::disk::DiskParts;
 use self::handoff::PeerFollowers;
 use self::lives::Lives;
-pub use self::messages::{Answer, Ask, Client, Close, Errand, Open, ReplyTo, ask, tell};
-use self::peers::EndedGrants;
+pub use self::messages::{Answer, Ask, Client, Errand, ReplyTo, ask};
 pub use self::peers::{Fetcher, FollowStarter, Peers};
 use self::perform::Pending;
-pub use self::seen::{ActorReport, ChainSeen, Holdings, LookupsSeen, PastSeen, SessionSeen};
+pub use self::seen::{ActorReport, Holdings, SessionSeen};
 
 use crate::arena::{Arena, Renewal};
 use crate::clock::Clock;
 use crate::copy::CopyPool;
 use crate::device_lane::{DeviceLane, DevicePlace};
 use crate::events::Feed;
-use crate::exchange::{PinForAdmin, SetPolicy};
+use crate::exchange::{PinForAdmin, Tell};
 use crate::filling::Arrival;
-use crate::infinite_cache;
 use crate::lookup_log::Recorder;
-use crate::metrics::{ActorMetrics, Hit};
+use crate::metrics::ActorMetrics;
 use crate::siblings::{SIBLING_DEADLINE, Siblings};
 use crate::spans::{cause_of, describe_request};
 use crate::window::Window;
-use larder_net::audit::Audit;
 
 /// One GPU's actor; without a GPU, the host's.
 pub struct GpuActor {
     core: Core,
-    arena: Arena,
-    /// Extents whose memory comes after the start; taken when the actor starts.
-    arriving: Option<mpsc::Receiver<Arrival>>,
-    lane: Arc<CopyPool>,
+    hands: Hands,
     /// Its device, if it copies for engines.
     device_lane: DeviceLane,
-    /// The device's reports; taken when the actor starts.
-    device_reports: Option<mpsc::UnboundedReceiver<DeviceReport>>,
-    metrics: ActorMetrics,
-    clock: Clock,
+    /// What other threads tell it, beside its messages; taken when the actor starts.
+    inputs: Option<Inputs>,
     /// Write windows of the sessions that have one.
     windows: HashMap<SessionId, Arc<Window>>,
     /// The engines behind the open sessions.
     clients: HashMap<SessionId, Engine>,
     /// Extents that wait for new memory and for the copy pool.
     renewals: Vec<Renewal>,
-    /// The lookup log.
-    recorder: Option<Recorder>,
     /// The last lookups, to try other caches.
     past: Past,
-    /// The audit log of pins.
-    audit: Audit,
-    /// Other actors of this node, if there are any.
-    siblings: Option<Siblings>,
-    /// Other nodes, if there are any.
-    peers: Option<Peers>,
-    /// The feed of events.
-    feed: Feed,
     pending: Pending,
-    ended_grants: EndedGrants,
+    /// Where leases of peers say that they have ended.
+    ended_grants: UnboundedSender<u64>,
     /// Peers that follow chunks of writers here.
     followers: PeerFollowers,
     /// The actor's present life.
     lives: Lives,
+}
+
+/// The hands of an actor: whatever performs its effects.
+pub struct Hands {
+    /// The memory of its chunks.
+    pub arena: Arena,
+    /// Its copy threads.
+    pub lane: Arc<CopyPool>,
+    /// Its counters.
+    pub metrics: ActorMetrics,
+    /// Its clock.
+    pub clock: Clock,
+    /// The lookup log.
+    pub recorder: Option<Recorder>,
+    /// Other actors of this node, if there are any.
+    pub siblings: Option<Siblings>,
+    /// Other nodes, if there are any.
+    pub peers: Option<Peers>,
+    /// The feed of events.
+    pub feed: Feed,
     /// The disk below the store, if there is one.
-    disk: Option<DiskParts>,
+    pub disk: Option<DiskParts>,
     /// Why it was not opened.
-    disk_trouble: Option<String>,
+    pub disk_trouble: Option<String>,
     /// The object store beside it, if there is one.
-    objects: Option<ObjectParts>,
+    pub objects: Option<ObjectParts>,
+}
+
+/// What other threads tell an actor, beside its messages.
+struct Inputs {
+    /// Ended leases of peers.
+    ended_grants: UnboundedReceiver<u64>,
+    /// The memory of extents.
+    arriving: mpsc::Receiver<Arrival>,
+    /// The device's reports.
+    device: UnboundedReceiver<DeviceReport>,
 }
 
 /// The engine behind an open session.
@@ -118,116 +129,94 @@ struct Engine {
 pub struct Parts {
     /// Its chunks.
     pub store: StoreLimits,
-    /// Its memory, which comes later.
-    pub arena: Arena,
-    /// Brings the memory of every extent.
-    pub arriving: mpsc::Receiver<Arrival>,
-    /// Its copy threads.
-    pub lane: CopyPool,
     /// Its device.
     pub device: (DevicePlace, DeviceLimits),
-    /// Its counters.
-    pub metrics: ActorMetrics,
-    /// Its clock.
-    pub clock: Clock,
     /// The tenants' names, by number.
     pub tenants: Arc<[String]>,
-    /// The lookup log.
-    pub recorder: Option<Recorder>,
-    /// The audit log.
-    pub audit: Audit,
-    /// Other actors of this node, if there are any.
-    pub siblings: Option<Siblings>,
-    /// Other nodes, if there are any.
-    pub peers: Option<Peers>,
-    /// The feed of events.
-    pub feed: Feed,
+    /// Brings the memory of every extent.
+    pub arriving: mpsc::Receiver<Arrival>,
     /// Tells when a fault ended all sessions.
     pub lives: watch::Sender<u64>,
-    /// The disk below the store, if there is one.
-    pub disk: Option<DiskParts>,
-    /// Why it was not opened.
-    pub disk_trouble: Option<String>,
-    /// The object store beside it, if there is one.
-    pub object: Option<ObjectParts>,
+    /// Its hands.
+    pub hands: Hands,
 }
 
 impl GpuActor {
-    /// An actor over an empty store; `peers` if there are other nodes.
+    /// An actor over an empty store.
     #[must_use]
-    pub fn new(parts: Parts) -> Self {
-        let Parts { store, arena, arriving, lane, metrics, clock, tenants, recorder, audit, feed, .. } =
-            parts;
-        let (place, device_limits) = parts.device;
-        let (siblings, peers, disk, object) = (parts.siblings, parts.peers, parts.disk, parts.object);
+    pub fn new(Parts { store, device, tenants, arriving, lives, hands }: Parts) -> Self {
+        let (place, device_limits) = device;
+        let Hands { siblings, peers, disk, objects, .. } = &hands;
         let sources = Sources {
             siblings: siblings.as_ref().map(|_| SIBLING_DEADLINE),
             peers: peers.as_ref().map(|peers| peers.deadline),
             disk: disk.as_ref().map(|disk| disk.deadline),
-            object: object.as_ref().map(|object| object.deadline),
-            known_chunks: object.as_ref().map_or(0, |object| object.known_chunks),
+            object: objects.as_ref().map(|objects| objects.deadline),
+            known_chunks: objects.as_ref().map_or(0, |objects| objects.known_chunks),
         };
-        let (sender, receiver) = mpsc::unbounded_channel();
-        let (device_lane, device_reports) = DeviceLane::new(place, device_limits.orders);
+        let (ended_grants, ends) = mpsc::unbounded_channel();
+        let (device_lane, reports) = DeviceLane::new(place, device_limits.orders);
         let mut core = Core::new(store, sources, device_limits, tenants);
         // No extent is in use before its memory is there.
         core.wait_for_memory();
+        if let Some(peers) = peers {
+            core.is_at(peers.node.clone());
+        }
         Self {
             core,
-            arena,
-            arriving: Some(arriving),
-            lane: Arc::new(lane),
+            hands,
             device_lane,
-            device_reports: Some(device_reports),
-            metrics,
-            clock,
+            inputs: Some(Inputs { ended_grants: ends, arriving, device: reports }),
             windows: HashMap::new(),
             clients: HashMap::new(),
             renewals: Vec::new(),
-            recorder,
             past: Past::default(),
-            audit,
-            siblings,
-            peers,
-            feed,
             pending: Pending::default(),
+            ended_grants,
             followers: PeerFollowers::default(),
-            lives: Lives::new(parts.lives),
-            ended_grants: EndedGrants { sender, receiver: Some(receiver) },
-            disk,
-            disk_trouble: parts.disk_trouble,
-            objects: object,
+            lives: Lives::new(lives),
         }
+    }
+
+    /// Opens a session of a process that belongs to the tenant, with a write window if it has one.
+    pub(crate) fn open_session(
+        &mut self,
+        tenant: TenantId,
+        process: ProcessId,
+        window: Option<Arc<Window>>,
+        client: Client,
+    ) -> SessionId {
+        let bytes = window.as_ref().map_or(0, |window| window.bytes());
+        let session = self.core.open_session(tenant, process, bytes);
+        self.windows.extend(window.map(|window| (session, window)));
+        self.clients.insert(session, Engine { client, last: None });
+        session
+    }
+
+    /// Closes a session that ended.
+    pub(crate) fn close_session(&mut self, session: SessionId, ctx: &mut Context<Self>) {
+        if let Some(window) = self.windows.remove(&session) {
+            // Giving its memory back takes the kernel milliseconds, in which other sessions go on.
+            actix_rt::task::spawn_blocking(move || drop(window));
+        }
+        self.clients.remove(&session);
+        self.pending.forget(session, self.hands.clock.elapsed());
+        self.decide(Event::Closed(session), ctx);
+        self.device_lane.close_session(session);
     }
 
     /// Counts a lookup, and records it where lookups are recorded.
     fn looked_up(&mut self, ask: &Lookup, found: &Found) {
-        let &Lookup { namespace, prompt_tokens, skip_read, preempted, ref chain, .. } = ask;
-        let now = self.clock.now();
-        // An engine may say any number: sums must not overflow.
-        let prompt_tokens = prompt_tokens.min(MOST_PROMPT_TOKENS);
-        let Some(usable) = self.core.store().usable(namespace, chain, prompt_tokens) else { return };
-        let hit = Hit::of(found, usable.chunk_tokens);
-        self.metrics.looked_up(namespace, prompt_tokens, hit, preempted, skip_read);
-        if !skip_read {
-            let (usable, chunk_tokens) = (&chain.hashes[..usable.chunks], usable.chunk_tokens);
-            let tokens_hit = found.tokens;
-            let asked =
-                infinite_cache::Lookup { usable, chunk_tokens, tokens_asked: prompt_tokens, tokens_hit };
-            self.metrics.could_reuse(namespace, asked, now);
-        }
-        let is_whole = chain.hashes.is_empty() || chain.chunk(0).index == 0;
-        if !is_whole {
+        let Some(lookup) = self.core.looked_up(ask, found) else { return };
+        self.hands.metrics.looked_up(&lookup);
+        if !lookup.is_whole() {
             return;
         }
-        if let Some(recorder) = &self.recorder {
-            recorder.record(usable.fingerprint, usable.chunk_tokens, prompt_tokens, &chain.hashes, now);
+        let hashes = &ask.chain.hashes;
+        if let Some(recorder) = &self.hands.recorder {
+            recorder.record(lookup.fingerprint, lookup.chunk_tokens, lookup.prompt_tokens, hashes, lookup.at);
         }
-        let (chunk_tokens, tokens_hit) = (usable.chunk_tokens, found.tokens);
-        let namespace = usable.fingerprint;
-        let about =
-            PastLookup { at: now, namespace, chunk_tokens, prompt_tokens, tokens_hit, chunks: [].into() };
-        self.past.note(&chain.hashes, about);
+        self.past.note(hashes, lookup.past());
     }
 
     /// Does the periodic work.
@@ -239,8 +228,8 @@ impl GpuActor {
 
     /// Takes a request. The answer follows now or later.
     fn ask(&mut self, ask: Ask, ctx: &mut Context<Self>) {
-        let started = self.clock.elapsed();
-        let Ask { session, mut request, descriptors, reply_to, trace, origin } = ask;
+        let started = self.hands.clock.elapsed();
+        let Ask { session, request, descriptors, reply_to, trace, origin } = ask;
         if trace.is_recorded() {
             describe_request(&trace, &request, |namespace| self.core.store().fingerprint(namespace));
         }
@@ -257,42 +246,12 @@ impl GpuActor {
                 }
             }
             _ => {
-                if let Request::Follow(follow) = &mut request {
-                    // A chunk that is written at this node needs no other node.
-                    follow.writer.take_if(|writer| !self.is_elsewhere(writer));
-                }
                 let (number, cause) = (self.pending.expect(session, asked.clone()), cause_of(&asked.trace));
-                let is_kept =
-                    matches!(request, Request::Lookup(_) | Request::Prefetch(_) | Request::Lease(_));
-                if is_kept && origin != Origin::default() {
-                    self.core.request_is(number, origin);
-                }
+                self.core.request_is(number, &request, origin);
                 return self.decide(Event::Asked { request: number, ask: request, cause }, ctx);
             }
         }
         self.settle(ctx);
-    }
-
-    /// Counts the seconds of prefill that a hit saves.
-    fn avoided(&mut self, ask: &Lookup, tokens: u64) {
-        let speed = ask.prefill_tokens_per_second.filter(|speed| speed.is_finite() && *speed > 0.0);
-        if let Some(tokens_per_second) = speed {
-            // An engine may say that it is arbitrarily slow, but an infinite sum would stay infinite.
-            self.metrics.avoided(ask.namespace, tokens as f64 / tokens_per_second.max(1.0));
-        }
-    }
-
-    fn show_lease(&mut self, leased: store::Leased) -> Answer {
-        self.metrics.count(&Counted::Leased(leased.bytes));
-        let (extents, descriptors) = self.show(&leased.new_extents);
-        let response = Response::Leased(Leased {
-            lease: leased.lease,
-            chunks: leased.chunks,
-            places: leased.places,
-            checksums: leased.checksums,
-            extents,
-        });
-        Answer { response: Some(response), descriptors }
     }
 }
 
@@ -301,40 +260,20 @@ impl Actor for GpuActor {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
-        if let Some(mut ended) = self.ended_grants.receiver.take() {
-            self.hear(ctx, stream::poll_fn(move |cx| ended.poll_recv(cx)), |actor, grant| {
+        if let Some(Inputs { mut ended_grants, mut arriving, mut device }) = self.inputs.take() {
+            self.hear(ctx, poll_fn(move |cx| ended_grants.poll_recv(cx)), |actor, grant| {
                 actor.followers.remove(&grant);
                 Event::GrantEnded(grant)
             });
-        }
-        if let Some(mut arriving) = self.arriving.take() {
-            self.hear(ctx, stream::poll_fn(move |cx| arriving.poll_recv(cx)), |actor, (extent, memory)| {
-                actor.arena.occupy(extent, memory);
-                actor.device_lane.want_sweep();
-                Event::ExtentRenewed(extent)
+            self.hear(ctx, poll_fn(move |cx| arriving.poll_recv(cx)), |actor, (extent, memory)| {
+                actor.occupied(extent, memory)
             });
-        }
-        if let Some(mut reports) = self.device_reports.take() {
-            self.hear(ctx, stream::poll_fn(move |cx| reports.poll_recv(cx)), |actor, report| {
+            self.hear(ctx, poll_fn(move |cx| device.poll_recv(cx)), |actor, report| {
                 Event::Device(actor.device_lane.event_of(report))
             });
         }
         ctx.run_interval(TICK, |actor, ctx| _ = actor.guard(ctx, Self::tick));
         self.guard(ctx, Self::start_disk);
-    }
-}
-
-impl Handler<Open> for GpuActor {
-    type Result = MessageResult<Open>;
-
-    fn handle(&mut self, open: Open, _: &mut Self::Context) -> Self::Result {
-        let bytes = open.window.as_ref().map_or(0, |window| window.bytes());
-        let session = self.core.open_session(open.tenant, open.process, bytes);
-        if let Some(window) = open.window {
-            self.windows.insert(session, window);
-        }
-        self.clients.insert(session, Engine { client: open.client, last: None });
-        MessageResult(session)
     }
 }
 
@@ -346,64 +285,30 @@ impl Handler<Ask> for GpuActor {
     }
 }
 
-impl Handler<Close> for GpuActor {
+impl Handler<Tell> for GpuActor {
     type Result = ();
 
-    fn handle(&mut self, Close { session }: Close, ctx: &mut Self::Context) {
-        self.guard(ctx, |actor, ctx| {
-            if let Some(window) = actor.windows.remove(&session) {
-                // Giving its memory back takes the kernel milliseconds, in which other sessions go on.
-                actix_rt::task::spawn_blocking(move || drop(window));
-            }
-            actor.clients.remove(&session);
-            actor.pending.forget(session, actor.clock.elapsed());
-            actor.decide(Event::Closed(session), ctx);
-            actor.device_lane.close_session(session);
-        });
-    }
-}
-
-impl Handler<SetPolicy> for GpuActor {
-    type Result = ();
-
-    fn handle(&mut self, SetPolicy(policy): SetPolicy, ctx: &mut Self::Context) {
-        if policy != self.core.store().policy() {
-            self.metrics.policy_changed(policy);
-        }
-        self.guard(ctx, |actor, ctx| actor.decide(Event::PolicyIs(policy), ctx));
+    fn handle(&mut self, Tell(event): Tell, ctx: &mut Self::Context) {
+        self.guard(ctx, |actor, ctx| actor.decide(event, ctx));
     }
 }
 
 impl Handler<PinForAdmin> for GpuActor {
     type Result = Result<Pinned, String>;
 
-    fn handle(&mut self, ask: PinForAdmin, ctx: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, PinForAdmin(pin): PinForAdmin, ctx: &mut Self::Context) -> Self::Result {
         let done = self.guard(ctx, |actor, ctx| {
-            let done = match ask {
-                PinForAdmin::Start(PinStart { fingerprint, hashes, duration_ms }) => {
-                    let chain = Chain::from_root(fingerprint.root(), hashes);
-                    actor.core.pin_for_admin(&fingerprint, &chain, duration_ms, actor.clock.now())
-                }
-                PinForAdmin::End(pin) => {
-                    let ended = Pinned { pin, chunks: 0, duration_ms: 0 };
-                    actor.core.unpin_for_admin(pin).map(|()| ended)
-                }
-            };
+            let done = actor.core.pin_for_admin(pin, actor.hands.clock.now());
             actor.settle(ctx);
             done
         });
-        done.map_or_else(
-            || Err("the actor begins anew".to_owned()),
-            |done| done.map_err(|refused| refused.to_string()),
-        )
+        let done = done.ok_or_else(|| "the actor begins anew".to_owned())?;
+        done.map_err(|refused| refused.to_string())
     }
 }
 
 /// The reply to a request that gets none.
 const NO_ANSWER: Answer = Answer { response: None, descriptors: Vec::new() };
-
-/// Tokens of a prompt that are counted: far more than any model takes.
-const MOST_PROMPT_TOKENS: u64 = 1 << 32;
 
 /// Messages that wait for the actor; senders wait for a place.
 const MAILBOX_MESSAGES: usize = 1_024;

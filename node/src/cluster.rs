@@ -270,11 +270,9 @@ impl Cluster {
     ) -> Services {
         Services {
             blocks: actors.iter().map(|actor| actor.clone().recipient()).collect(),
-            give_up: actors.iter().map(|actor| actor.clone().recipient()).collect(),
             follow: actors.iter().map(|actor| actor.clone().recipient()).collect(),
             take_in: actors.iter().map(|actor| actor.clone().recipient()).collect(),
-            verify: actors.iter().map(|actor| actor.clone().recipient()).collect(),
-            policy: actors.iter().map(|actor| actor.clone().recipient()).collect(),
+            tell: actors.iter().map(|actor| actor.clone().recipient()).collect(),
             pin: actors.iter().map(|actor| actor.clone().recipient()).collect(),
             take: actors.iter().map(|actor| actor.clone().recipient()).collect(),
             drain: {

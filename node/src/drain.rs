@@ -20,8 +20,9 @@ use larder_protocol::table::{Holder, MemberState};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::actor::{GpuActor, ask, tell};
+use crate::actor::{GpuActor, ask};
 use crate::clock::Clock;
+use crate::exchange::Tell;
 
 /// The node's drain. Cloning shares.
 #[derive(Debug, Clone)]
@@ -232,7 +233,7 @@ impl Drains {
             }
             self.0.drains.send_replace(false);
             for actor in actors {
-                _ = actor.send(tell(Event::DrainCancelled)).await;
+                _ = actor.send(Tell(Event::DrainCancelled)).await;
             }
         }
     }
@@ -251,7 +252,7 @@ impl Drains {
                 self.tell(wish, &takers, actors).await;
                 told = (Some(wish), takers);
             }
-            let asked = actors.iter().map(|actor| actor.send(ask(GpuActor::drain_progress)));
+            let asked = actors.iter().map(|actor| actor.send(ask(|actor| actor.core().drain_progress())));
             // An actor that began a new life has nothing to move.
             let over = DrainProgress { is_over: true, ..DrainProgress::default() };
             let progress =
@@ -283,8 +284,8 @@ impl Drains {
         };
         for actor in actors {
             // Errors: the actor is stopping.
-            _ = actor.send(tell(Event::TakersAre(takers.to_vec()))).await;
-            _ = actor.send(tell(Event::Drain(order))).await;
+            _ = actor.send(Tell(Event::TakersAre(takers.to_vec()))).await;
+            _ = actor.send(Tell(Event::Drain(order))).await;
         }
     }
 

@@ -32,16 +32,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use larder_core::Arrival;
 pub use larder_core::exchange::ExchangeLimits;
 use larder_core::placement::Worth;
-use larder_core::reports::Reporter;
-use larder_core::store::policy::PolicyName;
+use larder_core::{AdminPin, Arrival, Event};
 use larder_net::quic::{Connection, Endpoint};
 use larder_net::trace::Trace;
 use larder_protocol::drain::{TakeChunk, TakeNamespace, Taken};
 use larder_protocol::peer::{Class, PeerRequest, PeerResponse};
-use larder_protocol::pin::PinStart;
 use larder_protocol::session::Pinned;
 use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
@@ -177,7 +174,7 @@ async fn carry_out_orders(peers: Peers, orders: Rc<tokio::sync::Mutex<mpsc::Rece
             match order {
                 Order::Fetch(order, done, handed_over) => {
                     peers.metrics().took(Stage::Queue, peers.now() - handed_over);
-                    let node = order.holder.node;
+                    let node = order.ordered.holder.node;
                     peers
                         .watched(
                             "fetch",
@@ -187,7 +184,7 @@ async fn carry_out_orders(peers: Peers, orders: Rc<tokio::sync::Mutex<mpsc::Rece
                         .await;
                 }
                 Order::Follow(order) => {
-                    let node = peers.number_of(&order.node);
+                    let node = peers.number_of(&order.ordered.writer.node);
                     peers.watched("follow", node, follow::carry_out(peers.clone(), order)).await;
                 }
             }
@@ -321,16 +318,10 @@ impl Drop for PeerLease {
     }
 }
 
-/// Tells an actor that a peer keeps these chunks from now on, and the directory knows: it gives up its own copies, if
-/// nobody uses them.
+/// Tells an actor's core an event. It is answered when the core has decided.
 #[derive(Message, Debug)]
 #[rtype(result = "()")]
-pub struct GiveUp {
-    /// The namespace.
-    pub fingerprint: Fingerprint,
-    /// The chunks.
-    pub hashes: Vec<ChunkHash>,
-}
+pub struct Tell(pub Event);
 
 /// Offers an actor chunks that another node evicts. The answer says which of them it fetches, in their order.
 #[derive(Message, Debug)]
@@ -344,18 +335,6 @@ pub struct TakeIn {
     pub chunks: Vec<ChunkRef>,
     /// Each is worth no less to its holder.
     pub worth: Worth,
-}
-
-/// Reports chunks to an actor as damaged: the actor verifies those in its memory, and drops wrong ones.
-#[derive(Message, Debug)]
-#[rtype(result = "()")]
-pub struct VerifyChunks {
-    /// The reporter.
-    pub by: Reporter,
-    /// The namespace.
-    pub fingerprint: Fingerprint,
-    /// The chunks.
-    pub hashes: Vec<ChunkHash>,
 }
 
 /// Asks an actor to keep chunks of a node that drains; `None` if it cannot say.
@@ -375,39 +354,22 @@ pub struct TakeChunks {
 #[rtype(result = "()")]
 pub struct SetPace(pub Option<NonZeroU64>);
 
-/// Has an actor evict by this policy from now on.
-#[derive(Message, Debug, Clone, Copy)]
-#[rtype(result = "()")]
-pub struct SetPolicy(pub PolicyName);
-
 /// Has an actor pin for an admin, or end such a pin; the error is for people.
 #[derive(Message, Debug, Clone)]
 #[rtype(result = "Result<Pinned, String>")]
-pub enum PinForAdmin {
-    /// Keep the first chunks of a prompt that are in memory.
-    Start(PinStart),
-    /// End the pin of this number; the answer tells nothing.
-    End(u64),
-}
+pub struct PinForAdmin(pub AdminPin);
 
 /// Chunks to fetch from one holder.
 #[derive(Debug)]
 pub struct FetchOrder {
-    /// The holder.
-    pub holder: Holder,
-    /// Their namespace.
-    pub fingerprint: Fingerprint,
-    /// The chunks to fetch, with their targets.
+    /// The core's order. Its deadline is for one part, counted from the request to the holder.
+    pub ordered: larder_core::FetchOrder,
+    /// Its chunks, with their targets.
     pub chunks: Vec<FetchChunk>,
-    /// How long one part of the order may take, counted from its request to the holder.
-    pub deadline: Duration,
-    /// Whether other holders have all chunks too: then the order does not wait for a busy holder.
-    pub has_others: bool,
     /// The urgency of the waiters; it may change until the holder is asked.
     pub class: watch::Receiver<Class>,
-    /// A message here stops the order: chunks that have not come by then do not come. Without a channel the order cannot be
-    /// stopped.
-    pub cancelled: Option<oneshot::Receiver<()>>,
+    /// A message here stops the order: chunks that have not come by then do not come.
+    pub cancelled: oneshot::Receiver<()>,
     /// The question's span.
     pub trace: Trace,
 }

@@ -40,7 +40,7 @@ use crate::actor::{ActorReport, GpuActor, ask};
 use crate::clock::Clock;
 use crate::cluster::ClusterStatus;
 use crate::drain::Drains;
-use crate::events::{self, AskPage, Feed};
+use crate::events::{self, AskPage, Feed, PAGE_CHUNKS};
 use crate::filling::MemoryProgress;
 use crate::hardware::HardwareStatus;
 use crate::kv_events::Bound;
@@ -295,7 +295,7 @@ async fn events(state: Data<Arc<HttpState>>, request: HttpRequest) -> HttpRespon
     let pages = |actor: &Addr<GpuActor>| -> AskPage {
         let actor = actor.clone();
         Box::new(move |from| {
-            let asked = actor.send(ask(move |actor| actor.page(from)));
+            let asked = actor.send(ask(move |actor| actor.core().store().held_from(from, PAGE_CHUNKS)));
             asked.map(|page| page.ok().flatten()).boxed_local()
         })
     };

@@ -40,7 +40,7 @@ use self::told::{Event, Told, tell, tell_late};
 use crate::actor::{GpuActor, ask};
 use crate::config::{EventHashes, EventTokens, KvEventsConfig};
 use crate::described::{Descriptions, Name};
-use crate::events::{Batch, Feed};
+use crate::events::{Batch, Feed, PAGE_CHUNKS};
 
 /// Publishes; ends only when it is dropped.
 pub(crate) struct KvEvents {
@@ -159,7 +159,8 @@ impl KvEvents {
         for (device, (_, actor)) in (0..).zip(actors) {
             let mut from = Some(0);
             while let Some(position) = from {
-                let page = actor.send(ask(move |actor| actor.page(position))).await;
+                let page =
+                    actor.send(ask(move |actor| actor.core().store().held_from(position, PAGE_CHUNKS))).await;
                 let Ok(Some((chunks, next))) = page else { return };
                 let gained = |&(fingerprint, chunk)| Change {
                     kind: ChangeKind::Gained,
@@ -246,7 +247,11 @@ impl KvEvents {
             // What has gone from all of them is forgotten, so that there are never more than they know.
             self.namespaces.clear();
             for (_, actor) in actors {
-                for facts in actor.send(ask(GpuActor::namespaces)).await.ok()?? {
+                for facts in actor
+                    .send(ask(|actor| actor.core().store().namespaces().collect::<Vec<_>>()))
+                    .await
+                    .ok()??
+                {
                     let topic = self.topic.replace("{node}", &self.node);
                     let topic = topic.replace("{tenant}", &facts.tenant).replace("{model}", &facts.model);
                     let known = NamespaceTopic {

@@ -18,7 +18,7 @@ use prometheus::{Counter, Error, IntCounter, IntGauge, Registry, TextEncoder};
 use crate::object::ObjectMetrics;
 use table::{Operations, Recording, Tenants, Tiers, Value};
 
-pub use actor::{ActorMetrics, Hit, Outcome};
+pub use actor::{ActorMetrics, Outcome};
 pub use rates::TenantRates;
 
 /// Every metric of a node.
@@ -141,7 +141,7 @@ impl Metrics {
         let asked = |preempted| self.value.tokens_asked.with_label_values(&[tenant, fingerprint, preempted]);
         let hit = |preempted| {
             HIT_TIERS.map(|tier| {
-                let labels = [tenant, fingerprint, preempted, tier_name(tier)];
+                let labels = [tenant, fingerprint, preempted, tier.name()];
                 self.value.tokens_hit.with_label_values(&labels)
             })
         };
@@ -170,22 +170,10 @@ impl Metrics {
         let _ = self.value.avoided_seconds.remove_label_values(&[tenant, fingerprint]);
         for preempted in PREEMPTED {
             let _ = self.value.tokens_asked.remove_label_values(&[tenant, fingerprint, preempted]);
-            for tier in HIT_TIERS.map(tier_name) {
+            for tier in HIT_TIERS.map(Tier::name) {
                 let _ = self.value.tokens_hit.remove_label_values(&[tenant, fingerprint, preempted, tier]);
             }
         }
-    }
-}
-
-/// A tier's name in metrics, commands and reports.
-#[must_use]
-pub fn tier_name(tier: Tier) -> &'static str {
-    match tier {
-        Tier::Device => "device",
-        Tier::Host => "host",
-        Tier::Disk => "disk",
-        Tier::Peer => "peer",
-        Tier::Object => "object",
     }
 }
 
@@ -204,23 +192,45 @@ const HIT_TIERS: [Tier; 5] = [Tier::Device, Tier::Host, Tier::Disk, Tier::Peer, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use larder_core::Millis;
     use larder_core::store::{Evictions, Usage};
+    use larder_core::{Counted, LookedUp, Millis};
+    use larder_protocol::session::{Found, Lookup, Span};
+    use larder_protocol::{Chain, ChunkHash, Fingerprint};
+
+    fn lookup_of(namespace: u32) -> Lookup {
+        Lookup {
+            namespace,
+            chain: Chain::from_root(ChunkHash([0; 32]), Vec::new()),
+            prompt_tokens: 100,
+            skip_read: false,
+            preempted: false,
+            tiers: Vec::new(),
+            pin_ms: None,
+            prefill_tokens_per_second: None,
+        }
+    }
 
     #[test]
     fn what_is_counted_is_rendered() {
         let metrics = Metrics::new().unwrap();
         let mut actor = metrics.of_actor(0, None);
         actor.know(3, "team", "00ff");
-        actor.looked_up(
-            3,
-            100,
-            Hit { on_device: 24, in_memory: 40, on_disk: 32, from_peers: 16, stored: 8 },
-            false,
-            false,
-        );
-        actor.looked_up(3, 100, Hit::default(), false, true);
-        actor.avoided(3, 0.5);
+        let ask = lookup_of(3);
+        let spans = [(0, 3, Tier::Device), (3, 8, Tier::Host), (8, 12, Tier::Disk), (12, 14, Tier::Peer)];
+        let spans = spans.map(|(from, to, tier)| Span { from, to, tier }).to_vec();
+        let found = Found { tokens: 112, spans, pin: None };
+        let lookup = LookedUp {
+            at: Millis(0),
+            ask: &ask,
+            found: &found,
+            fingerprint: Fingerprint([0xff; 32]),
+            chunk_tokens: 8,
+            prompt_tokens: 100,
+            usable: &[],
+        };
+        actor.looked_up(&lookup);
+        actor.looked_up(&LookedUp { ask: &Lookup { skip_read: true, ..ask.clone() }, ..lookup });
+        actor.count(&Counted::Avoided(3, 0.5));
         let evictions = Evictions { watermark: 5, ..Evictions::default() };
         actor.observe(&Usage { evictions, ..Usage::default() }, Millis(0));
         actor.observe(&Usage { evictions, ..Usage::default() }, Millis(0));

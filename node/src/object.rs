@@ -8,7 +8,7 @@
 //! a local folder's directories; slice and pool as decimal numbers. A pool that a chunk lacks has no object. The number after
 //! `v` is the format's version: builds with another version neither read nor delete these objects.
 //!
-//! A node does not know which objects the store has. It remembers those that it saw (`larder_core::tiers::known`), and asks
+//! A node does not know which objects the store has. It remembers those that it saw (`larder_core::tiers::presence`), and asks
 //! for the rest (`larder_core::tiers::search`). A chunk is uploaded only where the store has none of that name
 //! (`If-None-Match`), so two nodes never overwrite each other.
 //!

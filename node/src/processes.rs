@@ -20,7 +20,8 @@ use larder_core::store::ids::{ProcessId, TenantId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::watch;
 
-use crate::actor::{GpuActor, tell};
+use crate::actor::GpuActor;
+use crate::exchange::Tell;
 
 use socket_process::Exit;
 pub use socket_process::{PeerError, SocketProcess};
@@ -126,7 +127,7 @@ impl Processes {
             process.gone.send_replace(true);
         }
         for actor in &*self.actors {
-            if actor.send(tell(Event::ProcessGone(id))).await.is_err() {
+            if actor.send(Tell(Event::ProcessGone(id))).await.is_err() {
                 tracing::debug!(process = id.0, "an actor has stopped before a process was gone");
             }
         }

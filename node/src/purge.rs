@@ -13,9 +13,10 @@ use larder_core::{Event, PurgeStep};
 use larder_protocol::purge::{PurgeCommand, PurgeCounts, PurgeMode, PurgeReport, PurgeScope};
 use tokio::time::sleep;
 
-use crate::actor::{Errand, GpuActor, ask, tell};
+use crate::actor::{Errand, GpuActor, ask};
 use crate::clock::Clock;
 use crate::disk::{DiskPurge, Refused};
+use crate::exchange::Tell;
 use crate::object::ObjectTier;
 use crate::object::tier::ObjectPurge;
 use larder_net::audit::Audit;
@@ -113,10 +114,10 @@ impl Purges {
         for actor in actors {
             // An error: the actor is stopping.
             let (of, begin) = (scope.clone(), PurgeStep::Begin(purge, scope.clone()));
-            let of_actor = actor.send(ask(move |actor| actor.purged_keys(&of))).await.ok().flatten();
+            let of_actor = actor.send(ask(move |actor| actor.core().purged_keys(&of))).await.ok().flatten();
             keys.push(Arc::new(of_actor.unwrap_or_default()));
             if mode == PurgeMode::Remove {
-                _ = actor.send(tell(Event::Purge(begin))).await;
+                _ = actor.send(Tell(Event::Purge(begin))).await;
             }
         }
         let removed = self.remove(purge, &scope, mode, &keys).await;
@@ -139,7 +140,7 @@ impl Purges {
         }
         self.note(purge, |last| last.has_ended = true);
         for actor in actors {
-            _ = actor.send(tell(Event::Purge(PurgeStep::End(purge)))).await;
+            _ = actor.send(Tell(Event::Purge(PurgeStep::End(purge)))).await;
         }
     }
 

@@ -14,10 +14,10 @@ use larder_net::reload::{differences, in_one_line, when_to_reload};
 use larder_protocol::reload::{ChangedSetting, Reloaded};
 use tokio::sync::{Mutex, mpsc, oneshot};
 
-use crate::actor::{GpuActor, tell};
+use crate::actor::GpuActor;
 use crate::config::{Config, TenantConfig};
 use crate::drain::Drains;
-use crate::exchange::{PeerActor, SetPace, SetPolicy};
+use crate::exchange::{PeerActor, SetPace, Tell};
 use crate::findings::FindingStatus;
 use crate::host::HostFacts;
 use crate::limits::Limits;
@@ -192,9 +192,9 @@ impl Changeable {
             // Errors: the actor is stopping.
             let tenant_bytes = self.tenants.bytes(tenants, &limits.store.tenant_bytes);
             let limits_are = Event::LimitsAre(Box::new(StoreLimits { tenant_bytes, ..limits.store.clone() }));
-            _ = actor.send(tell(limits_are)).await;
+            _ = actor.send(Tell(limits_are)).await;
             if has_other_policy {
-                _ = actor.send(SetPolicy(limits.store.policy)).await;
+                _ = actor.send(Tell(Event::PolicyIs(limits.store.policy))).await;
             }
         }
         if let Some(cluster) = &limits.cluster {

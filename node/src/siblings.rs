@@ -24,7 +24,7 @@ use larder_core::store::{Change, ChangeKind};
 use larder_protocol::table::{Holder, NodeNumber};
 use larder_protocol::{ChunkHash, Fingerprint};
 
-use crate::exchange::{AskBlocks, GiveUp, VerifyChunks};
+use crate::exchange::{AskBlocks, Tell};
 
 /// How long a sibling may take: it answers from memory, or from its disk.
 pub const SIBLING_DEADLINE: Duration = Duration::from_secs(2);
@@ -41,10 +41,8 @@ pub struct Siblings {
 pub struct Sibling {
     /// Asks it for blocks.
     pub blocks: Recipient<AskBlocks>,
-    /// Tells it that chunks have moved.
-    pub give_up: Recipient<GiveUp>,
-    /// Tells it that chunks may be damaged.
-    pub verify: Recipient<VerifyChunks>,
+    /// Tells its core that chunks of its have moved, or may be damaged.
+    pub tell: Recipient<Tell>,
 }
 
 /// The actors of this node that hold a chunk, in memory or on disk. A hint, as the directory is: an actor may have lost the

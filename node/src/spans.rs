@@ -8,7 +8,7 @@ use larder_net::trace::{SpanKind, Trace};
 use larder_protocol::session::{Lookup, Request, Response, Tier};
 use larder_protocol::{Chain, Fingerprint};
 
-use crate::metrics::{Outcome, tier_name};
+use crate::metrics::Outcome;
 
 /// Sets the fields of a request. A session's namespace has a fingerprint.
 pub(crate) fn describe_request(
@@ -44,8 +44,8 @@ impl Span for Recorded {
     fn child(&self, name: &'static str) -> Cause {
         let span = self.0.child(SpanKind::Internal, name);
         match name {
-            "read_disk" => span.set("larder.tier", tier_name(Tier::Disk)),
-            "read_object" => span.set("larder.tier", tier_name(Tier::Object)),
+            "read_disk" => span.set("larder.tier", Tier::Disk.name()),
+            "read_object" => span.set("larder.tier", Tier::Object.name()),
             _ => {}
         }
         cause_of(&span)
@@ -89,6 +89,6 @@ pub(crate) fn describe_answer(trace: &Trace, outcome: Outcome, response: Option<
     trace.count("larder.chunks_here", found.spans.iter().map(|span| span.to - span.from).sum::<u32>());
     // The farthest: that is what bringing it costs.
     if let Some(tier) = found.spans.iter().map(|span| span.tier).max() {
-        trace.set("larder.tier", tier_name(tier));
+        trace.set("larder.tier", tier.name());
     }
 }

@@ -11,7 +11,7 @@ use larder_core::Event;
 use larder_core::store::ids::TenantId;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::actor::tell;
+use crate::exchange::Tell;
 use crate::limits::{Limits, TenantLimits};
 use crate::session::{BindError, Listener, Listening, SessionSettings};
 use crate::window::WindowBudget;
@@ -209,7 +209,7 @@ impl Doors {
             let bytes = self.tenants.bytes(&limits.tenants, &actor_limits.store.tenant_bytes);
             let names = self.tenants.all().into_iter().map(|tenant| tenant.name);
             // An error: the actor is stopping.
-            _ = actor.address.send(tell(Event::TenantsAre(names.zip(bytes).collect()))).await;
+            _ = actor.address.send(Tell(Event::TenantsAre(names.zip(bytes).collect()))).await;
         }
     }
 

@@ -18,7 +18,8 @@ use std::str::FromStr;
 use crate::limits::MAX_NAME_BYTES;
 
 /// The role of a process: it decides the rights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Role {
     /// Holds blocks and directory rows.
     Node,
@@ -56,12 +57,7 @@ impl Role {
     /// Its name in URIs and on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Node => "node",
-            Self::Coordinator => "coordinator",
-            Self::Admin => "admin",
-            Self::Engine => "engine",
-        }
+        self.into()
     }
 
     /// The DNS name that certificates of this role have.

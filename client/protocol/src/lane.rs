@@ -173,7 +173,8 @@ pub struct CopyProgress {
 }
 
 /// How a copy ended.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum CopyEnd {
     /// All bytes are in place; saved blocks are summed and can be committed.
     Done,
@@ -191,12 +192,6 @@ impl CopyEnd {
     /// Its name in metrics, traces and messages.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Done => "done",
-            Self::Refused => "refused",
-            Self::Failed => "failed",
-            Self::Stalled => "stalled",
-            Self::Lost => "lost",
-        }
+        self.into()
     }
 }

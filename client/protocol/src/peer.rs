@@ -29,7 +29,8 @@ use crate::v1;
 use crate::version::Version;
 
 /// A request between nodes.
-#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum PeerRequest {
     /// Asks the home who holds chunks; answered [`PeerResponse::Rows`].
     Find(Find),
@@ -74,10 +75,17 @@ pub enum PeerRequest {
     /// admin may send it.
     Pin(Box<PinCommand>),
     /// As [`PeerRequest::Follow`], for some pools of each chunk.
+    #[strum(serialize = "follow")]
     FollowPools(Box<FollowPools>),
 }
 
 impl PeerRequest {
+    /// Its name in metrics; requests of two versions have one.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.into()
+    }
+
     /// Asks for chunks while they are being written, and for these pools of each chunk, or for all pools if `pools` is empty.
     #[must_use]
     pub fn follow(chunks: FollowChunks, pools: Vec<PoolSet>) -> Self {

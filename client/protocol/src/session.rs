@@ -18,7 +18,8 @@ use crate::pools::PoolSet;
 use crate::trace::TraceContext;
 
 /// A request of an engine.
-#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Request {
     /// Opens the session; the first message, once.
     Hello(Hello),
@@ -98,34 +99,7 @@ impl Request {
     /// Its name in metrics and traces.
     #[must_use]
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::Hello(_) => "hello",
-            Self::Register(_) => "register",
-            Self::Lookup(_) => "lookup",
-            Self::Reserve(_) => "reserve",
-            Self::Commit(_) => "commit",
-            Self::Abort(_) => "abort",
-            Self::Lease(_) => "lease",
-            Self::Release(_) => "release",
-            Self::Pin(_) => "pin",
-            Self::Unpin(_) => "unpin",
-            Self::Prefetch(_) => "prefetch",
-            Self::Progress(_) => "progress",
-            Self::Collect(_) => "collect",
-            Self::Cancel(_) => "cancel",
-            Self::HandOver(_) => "hand_over",
-            Self::Follow(_) => "follow",
-            Self::AskInPlace(_) => "ask_in_place",
-            Self::Trace(_) => "trace",
-            Self::RegisterTensors(_) => "register_tensors",
-            Self::LoadPages(_) => "load_pages",
-            Self::SavePages(_) => "save_pages",
-            Self::AskCopy(_) => "ask_copy",
-            Self::ForgetCopy(_) => "forget_copy",
-            Self::ReportDamage(_) => "report_damage",
-            Self::Name(_) => "name",
-            Self::Describe(_) => "describe",
-        }
+        self.into()
     }
 }
 
@@ -374,7 +348,21 @@ pub struct Span {
 }
 
 /// A class of places in one node.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Archive,
+    Serialize,
+    Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    strum::IntoStaticStr,
+)]
+#[strum(serialize_all = "snake_case")]
 pub enum Tier {
     /// GPU memory that the node owns, for loads by the device lane. The host arena has the same chunks.
     Device,
@@ -386,6 +374,14 @@ pub enum Tier {
     Peer,
     /// The object store that all nodes share: a lease brings the chunk here first.
     Object,
+}
+
+impl Tier {
+    /// Its name in metrics, commands and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.into()
+    }
 }
 
 /// There is room.
@@ -437,7 +433,8 @@ pub struct Busy {
 }
 
 /// The exhausted resource.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Scarce {
     /// No slot is free and nothing may be evicted now.
     Memory,
@@ -447,6 +444,14 @@ pub enum Scarce {
     Sessions,
     /// The GPU, or this session at it, has reached its limit of copies.
     Copies,
+}
+
+impl Scarce {
+    /// Its name in errors.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.into()
+    }
 }
 
 /// Why a request was refused.
@@ -459,7 +464,8 @@ pub struct Refusal {
 }
 
 /// The class of a refusal.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum RefusalCode {
     /// Another protocol version.
     Version,
@@ -481,6 +487,14 @@ pub enum RefusalCode {
     Internal,
     /// The GPU's memory cannot be shared with the node, or there is no GPU that the node could use.
     Device,
+}
+
+impl RefusalCode {
+    /// Its name in errors.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.into()
+    }
 }
 
 /// Encodes a request at the end of `out`.

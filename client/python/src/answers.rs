@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use larder_client::Counters;
-use larder_protocol::session::{self, Tier};
+use larder_protocol::session;
 use pyo3::prelude::*;
 
 /// A run of chunks in one tier: positions `start` to before `end` of the chain.
@@ -70,7 +70,7 @@ pub(crate) struct Stats {
 
 impl From<&session::Found> for Found {
     fn from(found: &session::Found) -> Self {
-        let span = |span: &session::Span| Span { start: span.from, end: span.to, tier: tier(span.tier) };
+        let span = |span: &session::Span| Span { start: span.from, end: span.to, tier: span.tier.name() };
         Self { tokens: found.tokens, spans: found.spans.iter().map(span).collect(), pin: found.pin }
     }
 }
@@ -135,15 +135,5 @@ impl Stats {
             "Stats(bytes_read={bytes_read}, bytes_written={bytes_written}, bytes_verified={bytes_verified}, \
              blocks_damaged={blocks_damaged})"
         )
-    }
-}
-
-fn tier(tier: Tier) -> &'static str {
-    match tier {
-        Tier::Device => "device",
-        Tier::Host => "host",
-        Tier::Disk => "disk",
-        Tier::Peer => "peer",
-        Tier::Object => "object",
     }
 }

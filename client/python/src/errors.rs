@@ -2,7 +2,6 @@
 
 use larder_client::engine_lane::LaneError;
 use larder_client::{Damaged, SessionError};
-use larder_protocol::session::{RefusalCode, Scarce};
 use pyo3::prelude::*;
 use pyo3::{PyTypeInfo, import_exception};
 
@@ -24,10 +23,10 @@ pub(crate) fn exception(error: &SessionError) -> PyErr {
         SessionError::Connect { .. } => ConnectError::new_err(text),
         SessionError::Busy { what, retry_after } => {
             let seconds = retry_after.as_secs_f64();
-            with_attributes::<BusyError>(text, &[("what", scarce(*what))], &[("retry_after", seconds)])
+            with_attributes::<BusyError>(text, &[("what", what.name())], &[("retry_after", seconds)])
         }
         SessionError::Refused(refusal) => {
-            with_attributes::<RefusedError>(text, &[("code", code(refusal.code))], &[])
+            with_attributes::<RefusedError>(text, &[("code", refusal.code.name())], &[])
         }
         SessionError::Chain(_) => pyo3::exceptions::PyValueError::new_err(text),
         SessionError::WindowTooSmall { .. } => WindowError::new_err(text),
@@ -86,30 +85,6 @@ fn with_attributes<E: PyTypeInfo>(text: String, texts: &[(&str, &str)], numbers:
             Err(failed) => failed,
         }
     })
-}
-
-fn scarce(what: Scarce) -> &'static str {
-    match what {
-        Scarce::Memory => "memory",
-        Scarce::Claims => "claims",
-        Scarce::Sessions => "sessions",
-        Scarce::Copies => "copies",
-    }
-}
-
-fn code(code: RefusalCode) -> &'static str {
-    match code {
-        RefusalCode::Version => "version",
-        RefusalCode::Protocol => "protocol",
-        RefusalCode::Namespace => "namespace",
-        RefusalCode::Chain => "chain",
-        RefusalCode::Unknown => "unknown",
-        RefusalCode::Place => "place",
-        RefusalCode::TooLarge => "too_large",
-        RefusalCode::Stopping => "stopping",
-        RefusalCode::Internal => "internal",
-        RefusalCode::Device => "device",
-    }
 }
 
 /// About how long a copy takes.

@@ -265,6 +265,7 @@ impl LeaseGuard {
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
         if self.lease != 0 {
+            // A message of its own: to send it with the session's next request would save 4 us of some 44 on a lease.
             self.link.post(&Request::Release(self.lease));
         }
     }

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::HttpState;
-use crate::gather::{Question, Shown, Wanted};
+use crate::gather::{NodeQuery, Shown, Wanted};
 
 /// The token of a file; without one, no token is right.
 pub(crate) struct Token(Option<Box<[u8]>>);
@@ -267,7 +267,7 @@ pub(super) fn refuse_strangers(state: &HttpState, request: &HttpRequest) -> Opti
 
 async fn ask(state: &HttpState, wanted: Wanted, node: Option<String>) -> actix_web::Result<HttpResponse> {
     let (answer, answered) = oneshot::channel();
-    if state.gathers.try_send(Question { wanted, node, answer }).is_err() {
+    if state.gathers.try_send(NodeQuery { wanted, node, answer }).is_err() {
         return Ok(HttpResponse::ServiceUnavailable().body("too many questions at a time: ask again\n"));
     }
     let Ok(shown) = answered.await else {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::HttpState;
-use crate::prefix::{Holdings, Question};
+use crate::prefix::{Holdings, HoldingsQuery};
 
 /// The body of `POST /v1/prefix`.
 #[derive(Debug, Clone, Deserialize)]
@@ -146,7 +146,7 @@ pub(super) async fn answer(
     let named = if with_hashes { &chain.hashes[..] } else { &[] };
     let hashes = named.iter().map(ChunkHash::to_string).collect();
     let (answer, answered) = oneshot::channel();
-    if state.questions.try_send(Question { fingerprint, chain, trace, answer }).is_err() {
+    if state.questions.try_send(HoldingsQuery { fingerprint, chain, trace, answer }).is_err() {
         return Err(error::ErrorServiceUnavailable("too many questions at a time: ask again in a moment\n"));
     }
     let answered = answered.await.map_err(|_| error::ErrorServiceUnavailable("the coordinator stops\n"))?;

@@ -24,7 +24,7 @@ use tokio::time::timeout;
 
 use super::HttpState;
 use super::console::{harden, refuse_strangers};
-use crate::gather::{Question, Shown, Wanted};
+use crate::gather::{NodeQuery, Shown, Wanted};
 use crate::uptime::Uptime;
 
 /// The body of `GET /console/what_if`.
@@ -196,7 +196,7 @@ async fn gather(state: &HttpState) -> Option<Vec<Shown>> {
     let path = format!("/past?most_chunks={}", MOST_PLAYED_CHUNKS / members);
     let (answer, answered) = oneshot::channel();
     let wanted = Wanted::Answer(PeerRequest::Show(Show { path, body: Vec::new() }));
-    state.gathers.send(Question { wanted, node: None, answer }).await.ok()?;
+    state.gathers.send(NodeQuery { wanted, node: None, answer }).await.ok()?;
     answered.await.ok()
 }
 

@@ -32,7 +32,7 @@ use crate::loading::Meter;
 use crate::placement::Gaps;
 use crate::store::FetchId;
 use crate::store::ids::{ChunkKey, SessionId};
-use crate::tiers::known::{Known, Lifetimes};
+use crate::tiers::presence::{Lifetimes, PresenceCache};
 use crate::tiers::{Read, Reads};
 
 pub(crate) use fetch::Fetch;
@@ -68,7 +68,7 @@ pub(crate) struct Bring {
     disk: Option<Reads>,
     object: Option<Reads>,
     /// The object store's recent answers, so that a lookup and its lease ask once.
-    pub(crate) known: Known<ChunkKey>,
+    pub(crate) known: PresenceCache<ChunkKey>,
     /// The directory's recent answers to lookups, for the leases that follow.
     heard_of: Cache,
     meters: HashMap<Holder, Meter>,
@@ -108,7 +108,7 @@ impl Bring {
             reads: HashMap::new(),
             disk: sources.disk.map(|_| Reads::new(Below::Disk)),
             object: sources.object.map(|_| Reads::new(Below::Object)),
-            known: Known::new(sources.known_chunks, LIFETIMES),
+            known: PresenceCache::new(sources.known_chunks, LIFETIMES),
             heard_of: Cache::default(),
             meters: HashMap::new(),
             gaps: Gaps::default(),
@@ -124,7 +124,7 @@ impl Bring {
 
     /// Forgets all that is under way. Numbers go on, so that late answers mean nothing.
     pub(crate) fn begin_anew(&mut self) {
-        let known = std::mem::replace(&mut self.known, Known::new(0, LIFETIMES));
+        let known = std::mem::replace(&mut self.known, PresenceCache::new(0, LIFETIMES));
         *self = Self { last_number: self.last_number, known, ..Self::new(self.sources) };
     }
 

@@ -22,6 +22,7 @@ use crate::event::{
 use crate::placement::Placement;
 use crate::reports::Reporter;
 use crate::store::ids::{ChunkKey, SessionId};
+use crate::store::policy::PolicyName;
 use crate::store::{
     BlockMove, Change, ChunkWrite, FetchId, FollowNews, Granted, Leased, Offered, PurgedPage, Refused,
 };
@@ -298,7 +299,7 @@ pub enum Effect {
 }
 
 /// The event to count.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Counted {
     /// A chunk was wanted from elsewhere; `None`: it did not come.
     Placed(Option<Placement>),
@@ -318,6 +319,12 @@ pub enum Counted {
     ByDevice(DeviceCopyEnd, u64),
     /// A load reads this many bytes from the device tier.
     ReadFromTier(u64),
+    /// A hit in a namespace, by its number, saves so many seconds of prefill.
+    Avoided(u32, f64),
+    /// A chunk was refused whose name disagrees with that of a chunk that is here.
+    NameRefused,
+    /// Another policy decides what is evicted.
+    PolicyChanged(PolicyName),
     /// A chunk was said to be damaged; `None`: it was not verified, since too much is.
     Reported(Reporter, Option<Checked>),
 }

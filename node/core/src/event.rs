@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_protocol::drain::Taken;
+use larder_protocol::pin::PinStart;
 use larder_protocol::purge::{PurgeMode, PurgeScope};
 use larder_protocol::session::Request;
 use larder_protocol::table::Holder;
@@ -95,6 +96,15 @@ pub enum Visited {
     Busy,
     /// The disk is closed.
     Closed,
+}
+
+/// A pin of an admin.
+#[derive(Debug, Clone)]
+pub enum AdminPin {
+    /// Keep the first chunks of a prompt that are in memory.
+    Start(PinStart),
+    /// End the pin of this number; the answer tells nothing.
+    End(u64),
 }
 
 /// A step of a purge. The shell chooses its number.

@@ -29,20 +29,21 @@
 //! ```
 //!
 //! A peer that is not heard is *doubted*, then *silent*: [`Effect::Probe`] asks it for a sign of life until it gives one. All
-//! threads that send blocks obey the node's one [`Outgoing`]. [`BlockThreads`] chooses the thread that fetches.
+//! threads that send blocks obey the node's one [`Outgoing`]. [`ThreadLoads`] chooses the thread that fetches.
 //!
 //! Credits and a number of streams bound the requests to one peer. A node that sends too much answers `Busy`; it is asked
 //! again at the time that it named, unless others have the chunk. A fetch's deadline counts from the moment when its peer is
 //! asked, since a long wait in line says nothing of the peer.
 
-mod block_threads;
 mod busy;
 mod connections;
 mod fetch;
 mod gate;
 mod pace;
+mod patience;
 mod sending;
 mod silence;
+mod thread_loads;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU64;
@@ -53,13 +54,14 @@ use larder_protocol::peer::RetryAfter;
 use larder_protocol::table::{NodeNumber, Table};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-pub use block_threads::BlockThreads;
 pub use busy::BusyPause;
 pub use connections::{Closing, ConnectionId, Connections, Dialler, MAX_IDLE, MOST_CONNECTIONS};
 pub use fetch::{FOLLOW_PROBE, Turn, Wanted};
 pub use pace::Pace;
+pub use patience::{Arriving, Frames, Stall};
 pub use sending::Sending;
 pub use silence::{PROBE_DEADLINE, witnesses};
+pub use thread_loads::ThreadLoads;
 
 use fetch::Request;
 use silence::PeerHealth;

@@ -34,6 +34,7 @@ mod event;
 pub mod exchange;
 mod give_up;
 pub mod loading;
+mod looked_up;
 pub mod lookups;
 mod outcome;
 pub mod placement;
@@ -62,15 +63,17 @@ pub use effect::{
     PagesCopy, Promoted, Started, TakeOrder,
 };
 pub use event::{
-    Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceCopyNumber, DeviceEvent,
+    AdminPin, Announced, Arrival, Below, CopyAnswer, CopyNumber, Description, DeviceCopyNumber, DeviceEvent,
     DeviceFailure, DrainOrder, Event, FetchFailure, LayersArrived, OrderNumber, PurgeStep, QuestionId,
     ReadAnswer, ReadId, RecallId, RequestId, SegmentVisit, TakeNumber, Visited, WriteNumber, Written,
 };
+pub use looked_up::LookedUp;
 pub use time::Millis;
 
-use larder_protocol::session::Pinned;
+use larder_protocol::pin::PinStart;
+use larder_protocol::session::{Pinned, Request};
 use larder_protocol::table::Holder;
-use larder_protocol::{Chain, Fingerprint};
+use larder_protocol::{Chain, ChainError};
 
 use announce::Untold;
 use bring::Bring;
@@ -79,8 +82,9 @@ use device::Device;
 use drain::Drain;
 use drain::take::Takes;
 use give_up::Moved;
-use lookups::{LookupFilter, LookupRecord, Lookups, Origin};
+use lookups::{Lookups, Origin};
 use store::ids::{ProcessId, SessionId, TenantId};
+use store::policy::PolicyName;
 use store::{Refused, Store, StoreLimits};
 use tiers::described::Described;
 use tiers::writes::Writes;
@@ -90,6 +94,8 @@ use tiers::writes::Writes;
 pub struct Core {
     store: Store,
     tenants: Arc<[String]>,
+    /// The name of its node; empty if nobody else knows the node.
+    node: String,
     bring: Bring,
     writes: Writes,
     described: Described,
@@ -120,6 +126,7 @@ impl Core {
         Self {
             store,
             tenants,
+            node: String::new(),
             bring: Bring::new(sources),
             writes: Writes::default(),
             described: Described::default(),
@@ -160,7 +167,7 @@ impl Core {
                 self.store.close_session(session);
             }
             Event::ProcessGone(process) => self.store.process_gone(process),
-            Event::PolicyIs(policy) => self.store.set_policy(policy),
+            Event::PolicyIs(policy) => self.policy_is(policy),
             Event::LimitsAre(limits) => self.store.change_limits(&limits),
             Event::TenantsAre(tenants) => self.tenants_are(&tenants),
             Event::Purge(step) => self.purge(step),
@@ -254,26 +261,22 @@ impl Core {
         self.store.open_session(tenant, process, window_bytes)
     }
 
-    /// Keeps the first chunks of a prompt from eviction, for an admin; the pin is the tenant's. Afterwards there are effects.
+    /// Keeps the first chunks of a prompt from eviction for an admin (the pin is the tenant's), or ends such a pin. Afterwards
+    /// there are effects.
     ///
     /// # Errors
-    /// As [`Store::pin`].
-    pub fn pin_for_admin(
-        &mut self,
-        fingerprint: &Fingerprint,
-        chain: &Chain,
-        duration_ms: u64,
-        now: Millis,
-    ) -> Result<Pinned, Refused> {
-        self.store.pin_for_admin(fingerprint, chain, duration_ms, now)
-    }
-
-    /// Ends a pin for an admin. Afterwards there are effects.
-    ///
-    /// # Errors
-    /// [`Refused::UnknownPin`] for a pin that is no longer.
-    pub fn unpin_for_admin(&mut self, pin: u64) -> Result<(), Refused> {
-        self.store.unpin_for_admin(pin)
+    /// As [`Store::pin`], and [`Refused::UnknownPin`] for a pin that is no longer.
+    pub fn pin_for_admin(&mut self, pin: AdminPin, now: Millis) -> Result<Pinned, Refused> {
+        match pin {
+            AdminPin::Start(PinStart { fingerprint, hashes, duration_ms }) => {
+                let chain = Chain::from_root(fingerprint.root(), hashes);
+                self.store.pin_for_admin(&fingerprint, &chain, duration_ms, now)
+            }
+            AdminPin::End(pin) => {
+                self.store.unpin_for_admin(pin)?;
+                Ok(Pinned { pin, chunks: 0, duration_ms: 0 })
+            }
+        }
     }
 
     /// The directory began again, and knows none of this actor's chunks.
@@ -281,20 +284,22 @@ impl Core {
         self.untold.lost();
     }
 
-    /// Says what the engine calls a lookup, prefetch or lease that is about to come.
-    pub fn request_is(&mut self, request: RequestId, origin: Origin) {
-        self.origins.insert(request, origin);
+    /// Names the node of this actor: what engines write there, no other node is asked for.
+    pub fn is_at(&mut self, node: String) {
+        self.node = node;
+    }
+
+    /// Says what the engine calls a request that is about to come. Lookups, prefetches and leases keep it.
+    pub fn request_is(&mut self, request: RequestId, ask: &Request, origin: Origin) {
+        let keeps = matches!(ask, Request::Lookup(_) | Request::Prefetch(_) | Request::Lease(_));
+        if keeps && origin != Origin::default() {
+            self.origins.insert(request, origin);
+        }
     }
 
     /// Notes that some homes do not answer a question: the answer that follows says nothing of the chunks at these places.
     pub fn homes_are_silent(&mut self, question: QuestionId, places: &[u32]) {
         self.homes_did_not_answer(question, places);
-    }
-
-    /// The last lookups that pass the filter, the newest first.
-    #[must_use]
-    pub fn last_lookups(&self, filter: &LookupFilter) -> Vec<LookupRecord> {
-        self.lookups.last(filter)
     }
 
     /// Bytes of the hashes of lookups that are kept.
@@ -323,6 +328,13 @@ impl Core {
         self.list_disk();
     }
 
+    fn policy_is(&mut self, policy: PolicyName) {
+        if policy != self.store.policy() {
+            self.effects.push_back(Effect::Count(Counted::PolicyChanged(policy)));
+        }
+        self.store.set_policy(policy);
+    }
+
     /// Notes that this node no longer touches an earlier life's bytes in an extent. The extent is in use again if no engine
     /// touches them either; otherwise it gets new memory, and the engines keep the old memory.
     fn extent_left(&mut self, extent: u32, may_renew: bool) {
@@ -334,9 +346,12 @@ impl Core {
     }
 
     fn refuse(&mut self, request: RequestId, done: Result<(), Refused>) {
-        if let Err(refused) = done {
-            self.effects.push_back(Effect::Refused { request, refused });
+        let Err(refused) = done else { return };
+        // The store counts the names that contradict others around them; not those that contradict the chunk itself.
+        if let Refused::Chain(ChainError::Disagrees { .. }) = refused {
+            self.effects.push_back(Effect::Count(Counted::NameRefused));
         }
+        self.effects.push_back(Effect::Refused { request, refused });
     }
 
     fn millis(&self) -> Millis {

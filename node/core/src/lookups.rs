@@ -9,10 +9,11 @@ use std::sync::Arc;
 use larder_protocol::session::Tier;
 use larder_protocol::{Chain, ChunkHash, Fingerprint};
 
+use crate::Core;
 use crate::event::FetchFailure;
 use crate::outcome::runs_of;
-use crate::store::Refused;
 use crate::store::ids::TenantId;
+use crate::store::{OtherNamespace, Refused, RememberedEvictions};
 use crate::time::Millis;
 
 pub use crate::outcome::{ChunkOutcome, NotDelivered, OutcomeRun};
@@ -83,6 +84,29 @@ pub struct LookupFilter {
     pub most: usize,
 }
 
+/// An actor's last lookups, with what else explains them.
+#[derive(Debug, Clone)]
+pub struct ExplainedLookups {
+    /// Each lookup, and the namespaces that resemble its own if one of its chunks was nowhere.
+    pub records: Vec<(LookupRecord, Vec<OtherNamespace>)>,
+    /// The last evictions.
+    pub evictions: RememberedEvictions,
+}
+
+impl Core {
+    /// Explains the last lookups that pass the filter, the newest first.
+    #[must_use]
+    pub fn explain_lookups(&self, filter: &LookupFilter) -> ExplainedLookups {
+        let with_others = |record: LookupRecord| {
+            let LookupRecord { fingerprint, hashes, outcomes, .. } = &record;
+            let others = self.store.others_if_missing(fingerprint, hashes, outcomes);
+            (record, others)
+        };
+        let records = self.lookups.last(filter).into_iter().map(with_others).collect();
+        ExplainedLookups { records, evictions: self.store.remembered_evictions() }
+    }
+}
+
 /// The log.
 #[derive(Debug, Default)]
 pub(crate) struct Lookups {
@@ -107,8 +131,7 @@ impl From<FetchFailure> for NotDelivered {
 impl LookupRecord {
     /// The outcome of each run, with the position of its first chunk.
     pub fn runs(&self) -> impl Iterator<Item = (u32, OutcomeRun)> {
-        let starts = std::iter::once(0).chain(self.outcomes.iter().map(|run| run.to));
-        starts.zip(self.outcomes.iter().copied())
+        OutcomeRun::with_starts(&self.outcomes)
     }
 
     /// Whether a chunk was missed.

@@ -53,6 +53,14 @@ pub struct OutcomeRun {
     pub outcome: ChunkOutcome,
 }
 
+impl OutcomeRun {
+    /// The runs, each with the position of its first chunk.
+    pub fn with_starts(runs: &[Self]) -> impl Iterator<Item = (u32, Self)> {
+        let starts = std::iter::once(0).chain(runs.iter().map(|run| run.to));
+        starts.zip(runs.iter().copied())
+    }
+}
+
 impl ChunkOutcome {
     /// Whether an engine that asked for the chunk has to compute it.
     #[must_use]

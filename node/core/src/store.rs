@@ -81,7 +81,7 @@ use slab::Slab;
 pub use checksums::{Checksums, Ranges};
 pub use commit::{BlockMove, CommitOrder};
 pub use disk::{DiskStoreLimits, DiskUsage};
-pub use explain::OtherNamespace;
+pub use explain::{ExplainedChain, OtherNamespace};
 pub use follow::{
     FollowNews, FollowProgress, FollowProofs, FollowRequest, FollowStarted, LayersInPlace, News,
 };

@@ -11,6 +11,7 @@ mod histories;
 mod holders;
 mod prefetches;
 mod segments;
+mod statistics;
 mod why;
 mod written;
 

@@ -6,7 +6,7 @@
 //! `described` which namespaces are described on disk; `segments` goes over the whole disk.
 
 pub(crate) mod described;
-pub mod known;
+pub mod presence;
 pub(crate) mod reads;
 pub mod search;
 mod segments;
@@ -21,7 +21,7 @@ use crate::event::{Below, ReadAnswer, ReadId};
 use crate::loading::Meter;
 use crate::store::ids::ChunkKey;
 use crate::store::{Came, ChangeKind, Checksums, FetchId};
-use known::Fact;
+use presence::Fact;
 use reads::ReadLine;
 
 /// The reading side of a tier.

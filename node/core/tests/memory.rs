@@ -1,5 +1,7 @@
 //! What a chunk's bookkeeping takes at a million chunks: index, policy and directory row, as the system counts memory.
 //!
+//! A chunk takes 211 (`lru`) to 245 bytes (`arc`), row and policy included: it keeps its own hash only.
+//!
 //! Each figure is taken in a process of its own, from the pages that are resident before and after. `cargo nextest run
 //! -p larder-core --test memory --no-capture` prints them all.
 

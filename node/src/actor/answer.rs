@@ -3,7 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use larder_core::store::Refused;
+use larder_core::Counted;
+use larder_core::store::{self, Refused};
 use larder_net::trace::Trace;
 use larder_protocol::handoff::InPlace;
 use larder_protocol::session::{Extent, Leased, Reserved, Response};
@@ -25,10 +26,11 @@ impl GpuActor {
     /// Answers a request. A session that ended needs no answer: its end gives its claims back.
     pub(super) fn reply(&mut self, asked: PendingRequest, answer: Answer) {
         let PendingRequest { request, reply_to: ReplyTo { number, answers }, trace, started } = asked;
+        let outcome = Outcome::of(answer.response.as_ref());
         if trace.is_recorded() {
-            describe_answer(&trace, answer.outcome(), answer.response.as_ref());
+            describe_answer(&trace, outcome, answer.response.as_ref());
         }
-        self.metrics.requested(request, answer.outcome(), (self.clock.elapsed() - started).as_secs_f64());
+        self.hands.metrics.requested(request, outcome, (self.hands.clock.elapsed() - started).as_secs_f64());
         if answers.send((number, answer)).is_err() {
             tracing::debug!(request, "the session ended before its answer");
         }
@@ -45,10 +47,24 @@ impl GpuActor {
         Answer { response: Some(response), descriptors }
     }
 
+    /// A lease's answer, with the places.
+    pub(super) fn show_lease(&self, leased: store::Leased) -> Answer {
+        self.hands.metrics.count(&Counted::Leased(leased.bytes));
+        let (extents, descriptors) = self.show(&leased.new_extents);
+        let response = Response::Leased(Leased {
+            lease: leased.lease,
+            chunks: leased.chunks,
+            places: leased.places,
+            checksums: leased.checksums,
+            extents,
+        });
+        Answer { response: Some(response), descriptors }
+    }
+
     /// The descriptors of extents that a session sees for the first time.
     pub(super) fn show(&self, extents: &[u32]) -> (Vec<Extent>, Vec<OwnedFd>) {
         let shown = extents.iter().filter_map(|&extent| {
-            let memory = self.arena.extent(extent);
+            let memory = self.hands.arena.extent(extent);
             match memory.descriptor().try_clone_to_owned() {
                 Ok(descriptor) => Some((Extent { extent, bytes: memory.bytes() }, descriptor)),
                 Err(error) => {
@@ -58,17 +74,6 @@ impl GpuActor {
             }
         });
         shown.unzip()
-    }
-}
-
-impl Answer {
-    /// How the request ended, for the metrics.
-    pub(super) fn outcome(&self) -> Outcome {
-        match &self.response {
-            Some(Response::Busy(_)) => Outcome::Busy,
-            Some(Response::Refused(_)) => Outcome::Refused,
-            _ => Outcome::Done,
-        }
     }
 }
 

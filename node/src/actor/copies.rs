@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use actix::prelude::*;
+use futures_util::FutureExt as _;
 use larder_core::store::BlockMove;
 use larder_core::store::ids::SessionId;
 use larder_core::{CopyAnswer, CopyNumber, Event};
@@ -24,42 +25,43 @@ impl GpuActor {
         moves: &[BlockMove],
         ctx: &mut Context<Self>,
     ) {
+        let copied = self.order_copy(session, moves);
+        self.tell_answer(ctx, copied, move |answer| Event::Copied { copy, answer });
+    }
+
+    fn order_copy(
+        &self,
+        session: Option<SessionId>,
+        moves: &[BlockMove],
+    ) -> Result<impl Future<Output = CopyAnswer> + use<>, CopyAnswer> {
         let window = session.and_then(|session| self.windows.get(&session)).map(Arc::clone);
         let copied = moves.iter().map(|block| Move {
             source: block.source.unwrap_or_default(),
             is_in_place: block.is_in_place,
-            to: self.arena.destination(block),
+            to: self.hands.arena.destination(block),
         });
-        let answer = match CopyOrder::new(window, copied.collect()) {
-            Ok(order) if order.is_small() => CopyAnswer::Done(order.perform()),
-            Ok(order) => match self.lane.submit(order) {
-                Some(copied) => {
-                    return self.tell_when(ctx, copied, move |copied| {
-                        let answer = copied.map_or_else(
-                            |_| {
-                                tracing::error!("the copy pool failed: the blocks are dropped");
-                                CopyAnswer::Failed
-                            },
-                            CopyAnswer::Done,
-                        );
-                        Event::Copied { copy, answer }
-                    });
-                }
-                None => CopyAnswer::Busy,
-            },
-            Err(error) => {
-                tracing::error!(%error, "the store made an order that does not fit its memory");
-                CopyAnswer::Impossible
-            }
-        };
-        self.tell(Event::Copied { copy, answer });
+        let order = CopyOrder::new(window, copied.collect()).map_err(|error| {
+            tracing::error!(%error, "the store made an order that does not fit its memory");
+            CopyAnswer::Impossible
+        })?;
+        if order.is_small() {
+            return Err(CopyAnswer::Done(order.perform()));
+        }
+        let copied = self.hands.lane.submit(order).ok_or(CopyAnswer::Busy)?;
+        Ok(copied.map(|copied| {
+            let failed = |_| {
+                tracing::error!("the copy pool failed: the blocks are dropped");
+                CopyAnswer::Failed
+            };
+            copied.map_or_else(failed, CopyAnswer::Done)
+        }))
     }
 
     /// Orders new memory for extents. Extents for which the copy pool has no room wait for the next time.
     pub(super) fn renew_extents(&mut self, ctx: &mut Context<Self>) {
         for renewal in std::mem::take(&mut self.renewals) {
             let extent = renewal.extent;
-            match self.lane.renew(renewal) {
+            match self.hands.lane.renew(renewal) {
                 Ok(renewed) => {
                     let note =
                         renewed.into_actor(self).map(move |renewed, actor, _| actor.renewed(extent, renewed));
@@ -71,16 +73,22 @@ impl GpuActor {
         }
     }
 
+    /// An extent has its memory.
+    pub(super) fn occupied(&mut self, extent: u32, memory: Arc<ExtentMemory>) -> Event {
+        self.hands.arena.occupy(extent, memory);
+        self.device_lane.want_sweep();
+        Event::ExtentRenewed(extent)
+    }
+
     fn renewed(&mut self, extent: u32, renewed: Result<Result<Arc<ExtentMemory>, MemoryError>, RecvError>) {
         match renewed {
             Ok(Ok(memory)) => {
-                self.arena.occupy(extent, memory);
-                self.device_lane.want_sweep();
-                self.tell(Event::ExtentRenewed(extent));
+                let event = self.occupied(extent, memory);
+                self.tell(event);
             }
             Ok(Err(error)) => {
                 tracing::error!(extent, %error, "an extent got no new memory: the node tries again");
-                self.renewals.push(self.arena.vacate(extent));
+                self.renewals.push(self.hands.arena.vacate(extent));
             }
             Err(_) => tracing::error!(extent, "the copy pool failed: the extent stays unused"),
         }

@@ -59,7 +59,7 @@ impl GpuActor {
     /// Hands an order to the device's thread.
     pub(super) fn copy_by_device(&mut self, order: DeviceOrder) {
         let number = order.number;
-        let is_taken = self.device_lane.copy(order, &self.arena).is_ok();
+        let is_taken = self.device_lane.copy(order, &self.hands.arena).is_ok();
         self.tell(Event::Device(DeviceEvent::Took { number, is_taken }));
     }
 }

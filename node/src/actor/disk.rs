@@ -15,7 +15,7 @@ use tokio::sync::oneshot::Receiver;
 
 use super::GpuActor;
 use crate::disk::namespaces::{KnownNamespace, NamespaceFolder};
-use crate::disk::{DiskPurge, DiskTier, Gone, PurgedSegment, Refused, Why};
+use crate::disk::{DiskPurge, DiskTier, Gone, PurgedSegment, Refused, SnapshotPage, Why};
 
 /// An actor's disk.
 pub struct DiskParts {
@@ -34,7 +34,7 @@ pub struct DiskParts {
 impl GpuActor {
     /// Begins to learn which chunks are on disk.
     pub(super) fn start_disk(&mut self, ctx: &mut Context<Self>) {
-        let Some(disk) = &mut self.disk else { return };
+        let Some(disk) = &mut self.hands.disk else { return };
         let known = std::mem::take(&mut disk.known);
         if let Some(mut gone) = disk.gone.take() {
             self.hear(ctx, poll_fn(move |cx| gone.poll_recv(cx)), |_, Gone { chunks, why }| match why {
@@ -59,31 +59,30 @@ impl GpuActor {
 
     /// Lists or purges a segment, the one behind a position.
     pub(super) fn visit_segment(&mut self, visit: SegmentVisit, after: u64, ctx: &mut Context<Self>) {
-        let done = |held, next| Visited::Done { held, next };
-        let visited = self.disk.as_ref().map(|DiskParts { tier, .. }| match &visit {
-            SegmentVisit::List => tier.snapshot(after).map(|page| {
-                let page = page.map(|page| page.ok().flatten());
-                page.map(move |page| page.map(|page| done(page.held, page.next))).boxed_local()
-            }),
+        let visited = self.order_visit(&visit, after);
+        self.tell_answer(ctx, visited, move |result| Event::SegmentVisited { visit, after, result });
+    }
+
+    fn order_visit(
+        &self,
+        visit: &SegmentVisit,
+        after: u64,
+    ) -> Result<impl Future<Output = Visited> + use<>, Visited> {
+        let tier = &self.hands.disk.as_ref().ok_or(Visited::Closed)?.tier;
+        let visiting = match visit {
+            SegmentVisit::List => {
+                let done = |SnapshotPage { held, next }| Visited::Done { held, next };
+                tier.snapshot(after)?.map(move |page| page.map(|page| page.map(done))).boxed_local()
+            }
             SegmentVisit::Purge(keys) => {
                 let purge = DiskPurge { keys: Arc::clone(keys), mode: PurgeMode::Remove };
-                tier.purge(purge, after).map(|purged| {
-                    let purged = purged.map(|purged| purged.ok().flatten());
-                    purged.map(move |purged| purged.map(|purged| done(Vec::new(), purged.next))).boxed_local()
-                })
+                let done = |purged: PurgedSegment| Visited::Done { held: Vec::new(), next: purged.next };
+                tier.purge(purge, after)?
+                    .map(move |purged| purged.map(|purged| purged.map(done)))
+                    .boxed_local()
             }
-        });
-        let result = match visited {
-            Some(Ok(visited)) => {
-                return self.tell_when(ctx, visited, move |result| {
-                    let result = result.unwrap_or(Visited::Closed);
-                    Event::SegmentVisited { visit, after, result }
-                });
-            }
-            Some(Err(Refused::Busy)) => Visited::Busy,
-            Some(Err(Refused::Closed)) | None => Visited::Closed,
         };
-        self.tell(Event::SegmentVisited { visit, after, result });
+        Ok(visiting.map(|visited| visited.ok().flatten().unwrap_or(Visited::Closed)))
     }
 
     /// Purges a segment for an admin; `None` if there is no disk.
@@ -92,18 +91,18 @@ impl GpuActor {
         purge: DiskPurge,
         after: u64,
     ) -> Option<Result<Receiver<Option<PurgedSegment>>, Refused>> {
-        self.disk.as_ref().map(|disk| disk.tier.purge(purge, after))
+        self.hands.disk.as_ref().map(|disk| disk.tier.purge(purge, after))
     }
 
     pub(super) fn remove_from_disk(&self, key: ChunkKey) {
         // Refused: the chunk stays on disk unused, and is found again after a restart.
-        let _ = self.disk.as_ref().map(|disk| disk.tier.remove(key));
+        let _ = self.hands.disk.as_ref().map(|disk| disk.tier.remove(key));
     }
 
     /// A record contradicts the store's names of its chunk, parent or children: nobody can use it.
     pub(super) fn disagrees(&self, fingerprint: Fingerprint, chunk: &ChunkRef) {
         tracing::warn!(?chunk, "a chunk on disk contradicts others in parent or index: it is forgotten");
-        self.metrics.not_written("disagrees");
+        self.hands.metrics.not_written("disagrees");
         self.remove_from_disk(ChunkKey { fingerprint, hash: chunk.hash });
     }
 
@@ -114,7 +113,7 @@ impl GpuActor {
         namespace: KnownNamespace,
         ctx: &mut Context<Self>,
     ) {
-        let Some(disk) = &self.disk else { return };
+        let Some(disk) = &self.hands.disk else { return };
         let folder = Arc::clone(&disk.folder);
         let record = tokio::task::spawn_blocking(move || folder.record(&namespace));
         self.tell_when(ctx, record, move |recorded| {
@@ -131,7 +130,7 @@ impl GpuActor {
 
     /// Deletes the descriptions of namespaces.
     pub(super) fn forget_descriptions(&mut self, unused: Vec<Fingerprint>, ctx: &mut Context<Self>) {
-        let Some(disk) = &self.disk else { return };
+        let Some(disk) = &self.hands.disk else { return };
         let (folder, deleted) = (Arc::clone(&disk.folder), unused.clone());
         let forget = tokio::task::spawn_blocking(move || {
             for fingerprint in &deleted {

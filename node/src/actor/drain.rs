@@ -20,7 +20,7 @@ impl GpuActor {
             Effect::Taken { take, taken } => self.answer_take(take, taken),
             Effect::Purged { page, writes, .. } => self.pending.purged = Some((page, writes)),
             Effect::VisitSegment { visit, after } => self.visit_segment(visit, after, ctx),
-            Effect::TenantLeft(name) => self.metrics.tenant_left(&name),
+            Effect::TenantLeft(name) => self.hands.metrics.tenant_left(&name),
             effect => unreachable!("{effect:?} moves nothing"),
         }
     }
@@ -28,7 +28,7 @@ impl GpuActor {
     /// Asks an actor of another node to keep chunks; the core hears the answer.
     fn ask_to_take(&mut self, order: TakeOrder, ctx: &mut Context<Self>) {
         let TakeOrder { take, taker, namespace, chunks } = order;
-        let Some(peers) = &self.peers else {
+        let Some(peers) = &self.hands.peers else {
             return self.tell(Event::TakeAnswered { take, taken: None });
         };
         let request = Take { from: peers.device, to: taker.device, namespace, chunks };
@@ -55,7 +55,7 @@ impl GpuActor {
 
     fn take(&mut self, asked: TakeChunks, ctx: &mut Context<Self>) -> Response<Option<Taken>> {
         let TakeChunks { from, namespace, chunks } = asked;
-        let now = self.clock.elapsed();
+        let now = self.hands.clock.elapsed();
         let reply = self.core.take(now, from, namespace.as_ref(), &chunks);
         let response = match reply {
             TakeReply::Now(taken) => Response::reply(Some(taken)),

@@ -5,9 +5,8 @@ use std::sync::{Arc, Weak};
 
 use actix::prelude::*;
 use futures_util::{StreamExt, stream};
-use larder_core::store::{FetchId, FollowNews, News};
+use larder_core::store::{FollowNews, News};
 use larder_core::{Counted, Event};
-use larder_protocol::handoff::Writer;
 use larder_protocol::peer::Class;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::{oneshot, watch};
@@ -26,40 +25,14 @@ pub(super) struct PeerFollower {
 }
 
 impl GpuActor {
-    /// Whether an engine writes at another node.
-    pub(super) fn is_elsewhere(&self, writer: &Writer) -> bool {
-        self.peers.as_ref().is_some_and(|peers| peers.node != writer.node)
-    }
-
     /// Asks the writer's node for chunks.
     pub(super) fn order_follow(&mut self, ordered: larder_core::FollowOrder, ctx: &mut Context<Self>) {
-        let larder_core::FollowOrder {
-            order: number,
-            writer,
-            fingerprint,
-            chunks,
-            pools,
-            attempt,
-            patience_ms,
-        } = ordered;
-        let chunk = |&id: &FetchId| Some(self.fetch_chunk(self.core.wanted(id)?.1));
-        let (Some(peers), Some(chunks)) = (&self.peers, chunks.iter().map(chunk).collect()) else {
+        let number = ordered.order;
+        let (Some(peers), Some(chunks)) = (&self.hands.peers, self.fetch_chunks(&ordered.chunks)) else {
             return self.tell(Event::FollowEnded(number));
         };
         let ((news, mut came), (cancel, cancelled)) = (mpsc::unbounded_channel(), oneshot::channel());
-        let Writer { node, device } = writer;
-        let order = FollowOrder {
-            node,
-            device,
-            fingerprint,
-            chunks,
-            pools,
-            order: number,
-            attempt,
-            patience_ms,
-            news,
-            cancelled,
-        };
+        let order = FollowOrder { ordered, chunks, news, cancelled };
         if !(peers.follow)(order) {
             return self.tell(Event::FollowEnded(number));
         }
@@ -80,8 +53,8 @@ impl GpuActor {
         let Some(lease) = lease.upgrade() else { return };
         let step = match what {
             News::Layers(layers) => {
-                self.metrics.count(&Counted::Sent(layers.bytes));
-                let memory = self.arena.extent(layers.place.extent);
+                self.hands.metrics.count(&Counted::Sent(layers.bytes));
+                let memory = self.hands.arena.extent(layers.place.extent);
                 let bytes = memory.share(layers.place.offset + layers.offset, layers.bytes, lease);
                 let (block, offset, checksum) = (layers.block, layers.offset, layers.checksum);
                 PeerStep::Layers { block, offset, bytes, checksum }
@@ -96,9 +69,9 @@ impl GpuActor {
     /// Has a peer follow chunks; `None` if peers follow too much.
     fn follow_for_peer(&mut self, ask: AskFollow, ctx: &mut Context<Self>) -> Option<Arc<PeerLease>> {
         let AskFollow { fingerprint, hashes, pools, attempt, patience_ms, news } = ask;
-        let (now, chunks) = (self.clock.elapsed(), (&*hashes, &*pools));
+        let (now, chunks) = (self.hands.clock.elapsed(), (&*hashes, &*pools));
         let number = self.core.follow_for_peer(now, &fingerprint, chunks, (attempt, patience_ms))?;
-        let lease = Arc::new(PeerLease { number, ended: self.ended_grants.sender.clone() });
+        let lease = self.peer_lease(number);
         self.followers.insert(number, PeerFollower { news, lease: Arc::downgrade(&lease) });
         self.settle(ctx);
         Some(lease)

@@ -86,6 +86,19 @@ impl GpuActor {
         self.spawn(ctx, told.map(move |came, actor: &mut Self, ctx| actor.decide(event(came), ctx)));
     }
 
+    /// Tells the core the event of an answer: at once if it is here, else as [`GpuActor::tell_when`].
+    pub(super) fn tell_answer<T: 'static>(
+        &mut self,
+        ctx: &mut Context<Self>,
+        answer: Result<impl Future<Output = T> + 'static, T>,
+        event: impl FnOnce(T) -> Event + 'static,
+    ) {
+        match answer {
+            Ok(coming) => self.tell_when(ctx, coming, event),
+            Err(answer) => self.tell(event(answer)),
+        }
+    }
+
     /// Tells the core the event of each thing that comes, in whatever life.
     pub(super) fn hear<T: 'static>(
         &self,
@@ -120,7 +133,7 @@ impl GpuActor {
     /// Drops this life's decisions, and begins another life.
     fn begin_anew(&mut self, panic: &(dyn Any + Send), ctx: &mut Context<Self>) {
         self.lives.number += 1;
-        self.lives.since = self.clock.elapsed();
+        self.lives.since = self.hands.clock.elapsed();
         let (life, reason) = (self.lives.number, reason(panic));
         let sessions = self.core.store().open_sessions().len();
         tracing::error!(
@@ -129,7 +142,7 @@ impl GpuActor {
             reason,
             "a fault of Larder ended this actor's life: its sessions end, its memory is emptied, and it begins anew; please report this line"
         );
-        self.metrics.life_ended();
+        self.hands.metrics.life_ended();
         self.windows.clear();
         self.clients.clear();
         self.device_lane.close_all();
@@ -138,8 +151,8 @@ impl GpuActor {
         self.device_lane.want_sweep();
         // Tasks that wait for an answer hear that nobody is there any more.
         self.followers = PeerFollowers::default();
-        self.feed.restart();
-        if let Some(siblings) = &self.siblings {
+        self.hands.feed.restart();
+        if let Some(siblings) = &self.hands.siblings {
             siblings.forget_all();
         }
         self.lives.told.send_replace(life);
@@ -149,9 +162,9 @@ impl GpuActor {
 
     /// Gives back to the store the extents that nobody can touch any more, and renews the extents that only engines keep.
     pub(super) fn return_extents(&mut self, ctx: &mut Context<Self>) {
-        let may_renew = self.clock.elapsed() >= self.lives.since + UNMAP_TIME;
+        let may_renew = self.hands.clock.elapsed() >= self.lives.since + UNMAP_TIME;
         for extent in self.core.store().secluded() {
-            if self.arena.is_unshared(extent) {
+            if self.hands.arena.is_unshared(extent) {
                 self.tell(Event::ExtentLeft { extent, may_renew });
             }
         }

@@ -1,33 +1,15 @@
 //! The messages that an actor takes, and its answers.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 use actix::prelude::*;
-use larder_core::Event;
 use larder_core::lookups::Origin;
-use larder_core::store::ids::{ProcessId, SessionId, TenantId};
+use larder_core::store::ids::SessionId;
 use larder_net::trace::Trace;
 use larder_protocol::session::{Request, Response};
 use tokio::sync::mpsc;
 
 use super::GpuActor;
-use crate::window::Window;
-
-/// Opens a session. Its process belongs to the tenant.
-#[derive(Message)]
-#[rtype(result = "SessionId")]
-pub struct Open {
-    /// The tenant, from the socket.
-    pub tenant: TenantId,
-    /// The process behind the session.
-    pub process: ProcessId,
-    /// Its write window, if it has one.
-    pub window: Option<Arc<Window>>,
-    /// The engine that asks for it.
-    pub client: Client,
-}
-
 /// The engine behind a session, for people.
 #[derive(Debug, Clone, Default)]
 pub struct Client {
@@ -74,14 +56,6 @@ pub struct Answer {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// A session ended.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Close {
-    /// The session.
-    pub session: SessionId,
-}
-
 /// Has an actor do something. Answered with the result; `None` if a fault ended the actor's life meanwhile.
 pub struct Errand<T>(Doing<T>);
 
@@ -94,11 +68,6 @@ impl<T> Errand<T> {
     ) -> Self {
         Self(Box::new(what))
     }
-}
-
-/// Tells an actor's core an event. It is answered when the core has decided.
-pub fn tell(event: Event) -> Errand<()> {
-    Errand::new(|actor, ctx| actor.decide(event, ctx))
 }
 
 /// Asks an actor something that changes nothing in its core.

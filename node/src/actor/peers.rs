@@ -10,15 +10,12 @@ use larder_core::store::{Granted, Offered};
 use larder_core::{Announced, Arrival, Event, Offer};
 use larder_net::trace::Trace;
 use larder_protocol::peer::{OfferChunks, PeerRequest, PeerResponse};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 
 use super::GpuActor;
-use crate::arena::Arena;
 use crate::directory::{AskHolders, Changed, Stale};
 use crate::exchange::{
-    AskBlocks, AskPeer, FetchOrder, FollowOrder, GiveUp, Grant, GrantedBlock, GrantedChunk, PeerLease, Rooms,
-    TakeIn, VerifyChunks,
+    AskBlocks, AskPeer, FetchOrder, FollowOrder, Grant, GrantedBlock, GrantedChunk, PeerLease, Rooms, TakeIn,
 };
 use crate::spans::cause_of;
 
@@ -56,16 +53,10 @@ pub type Fetcher = Box<dyn Fn(FetchOrder) -> Result<oneshot::Receiver<Vec<Arriva
 /// Hands a follow to the exchange; returns whether it was taken: it is not if the exchange has too many.
 pub type FollowStarter = Box<dyn Fn(FollowOrder) -> bool + Send>;
 
-/// Leases of peers that have ended.
-pub(super) struct EndedGrants {
-    pub(super) sender: UnboundedSender<u64>,
-    pub(super) receiver: Option<UnboundedReceiver<u64>>,
-}
-
 impl GpuActor {
     /// Tells followers of events, and the directory if it is to hear, the gained and lost chunks.
     pub(super) fn changed(&mut self, sequence: u64, told: usize, changes: Vec<Change>, to_directory: bool) {
-        self.feed.tell(sequence, &changes[told..]);
+        self.hands.feed.tell(sequence, &changes[told..]);
         if to_directory {
             self.announce(Changes::Since(changes), Event::Announced(Announced::Taken));
         }
@@ -73,7 +64,7 @@ impl GpuActor {
 
     /// Offers a node chunks that are evicted here. No answer in time means that it wants none.
     pub(super) fn offer(&mut self, offered: Offered, ctx: &mut Context<Self>) {
-        let Some(peers) = &self.peers else { return };
+        let Some(peers) = &self.hands.peers else { return };
         let Offered { number, to, fingerprint, worth, chunks } = offered;
         let request =
             PeerRequest::Offer(OfferChunks { device: peers.device, fingerprint, worth: worth.0, chunks });
@@ -87,33 +78,38 @@ impl GpuActor {
         });
     }
 
+    /// A peer's view of a grant, with the lease that keeps its slots from reuse.
+    pub(super) fn show_grant(&self, granted: Granted) -> Grant {
+        match granted {
+            Granted::Held { grant, reads, is_on_disk, pools, blocks } => {
+                let blocks = blocks.into_iter().map(|block| GrantedBlock {
+                    memory: Arc::clone(self.hands.arena.extent(block.place.extent)),
+                    offset: block.place.offset,
+                    bytes: block.bytes,
+                    checksum: block.checksum,
+                });
+                let blocks = blocks.collect();
+                Grant::Held(GrantedChunk { reads, is_on_disk, pools, blocks, lease: self.peer_lease(grant) })
+            }
+            Granted::NotHeld | Granted::OnDisk => Grant::NotHeld,
+            Granted::Busy => Grant::Busy { retry_after_ms: GRANT_RETRY_MS },
+        }
+    }
+
+    /// The lease of a grant or follow of a peer; its end is heard.
+    pub(super) fn peer_lease(&self, number: u64) -> Arc<PeerLease> {
+        Arc::new(PeerLease { number, ended: self.ended_grants.clone() })
+    }
+
     /// Announces to the directory; the core hears whether the directory took it.
     pub(super) fn announce(&mut self, changes: Changes, taken: Event) {
-        let Some(peers) = &self.peers else { return };
+        let Some(peers) = &self.hands.peers else { return };
         let event = match peers.changed.try_send(Changed { device: peers.device, changes }) {
             Ok(()) => taken,
             Err(SendError::Full(Changed { changes, .. })) => Event::Announced(Announced::Full(changes)),
             Err(SendError::Closed(_)) => Event::Announced(Announced::Lost),
         };
         self.tell(event);
-    }
-}
-
-/// A peer's view of a grant, with the lease that ends it.
-pub(super) fn show_grant(granted: Granted, arena: &Arena, ended: &UnboundedSender<u64>) -> Grant {
-    match granted {
-        Granted::Held { grant, reads, is_on_disk, pools, blocks } => {
-            let blocks = blocks.into_iter().map(|block| GrantedBlock {
-                memory: Arc::clone(arena.extent(block.place.extent)),
-                offset: block.place.offset,
-                bytes: block.bytes,
-                checksum: block.checksum,
-            });
-            let lease = Arc::new(PeerLease { number: grant, ended: ended.clone() });
-            Grant::Held(GrantedChunk { reads, is_on_disk, pools, blocks: blocks.collect(), lease })
-        }
-        Granted::NotHeld | Granted::OnDisk => Grant::NotHeld,
-        Granted::Busy => Grant::Busy { retry_after_ms: GRANT_RETRY_MS },
     }
 }
 
@@ -133,7 +129,7 @@ impl GpuActor {
         let (block_bytes, cause): (Arc<[u64]>, _) = (block_bytes.into(), cause_of(&trace));
         let (mut grants, mut coming) = (Vec::with_capacity(hashes.len()), Vec::new());
         for (at, hash) in hashes.into_iter().enumerate() {
-            let now = self.clock.elapsed();
+            let now = self.hands.clock.elapsed();
             let granted = match self.core.offer(now, (fingerprint, hash), &block_bytes, class, &cause) {
                 Offer::Now(granted) => granted,
                 Offer::Later(recall) => {
@@ -159,35 +155,17 @@ impl GpuActor {
     }
 }
 
-impl Handler<GiveUp> for GpuActor {
-    type Result = ();
-
-    fn handle(&mut self, moved: GiveUp, ctx: &mut Self::Context) {
-        let GiveUp { fingerprint, hashes } = moved;
-        self.guard(ctx, |actor, ctx| actor.decide(Event::Moved { fingerprint, hashes }, ctx));
-    }
-}
-
 impl Handler<TakeIn> for GpuActor {
     type Result = MessageResult<TakeIn>;
 
     fn handle(&mut self, offered: TakeIn, ctx: &mut Self::Context) -> Self::Result {
         let TakeIn { holder, fingerprint, chunks, worth } = offered;
         let wanted = self.guard(ctx, |actor, ctx| {
-            let wanted = actor.core.take_in(actor.clock.elapsed(), holder, fingerprint, &chunks, worth);
+            let wanted = actor.core.take_in(actor.hands.clock.elapsed(), holder, fingerprint, &chunks, worth);
             actor.settle(ctx);
             wanted
         });
         MessageResult(wanted.unwrap_or_default())
-    }
-}
-
-impl Handler<VerifyChunks> for GpuActor {
-    type Result = ();
-
-    fn handle(&mut self, verify: VerifyChunks, ctx: &mut Self::Context) {
-        let VerifyChunks { by, fingerprint, hashes } = verify;
-        self.guard(ctx, |actor, ctx| actor.decide(Event::Damaged { by, fingerprint, hashes }, ctx));
     }
 }
 

@@ -9,16 +9,16 @@ use actix::prelude::*;
 use larder_core::directory::Changes;
 use larder_core::reports::Reporter;
 use larder_core::store::ids::SessionId;
-use larder_core::store::{self, FetchId, Granted, PurgedPage, Wanted};
+use larder_core::store::{FetchId, Granted, PurgedPage};
 use larder_core::{
     Arrival, Effect, Event, OrderNumber, QuestionId, RecallId, RequestId, Started, TakeNumber,
 };
 use larder_protocol::checksum::BlockKey;
 use larder_protocol::drain::Taken;
 use larder_protocol::peer::Class;
-use larder_protocol::session::{Found, Lookup, Pinned, Prefetching, Response};
+use larder_protocol::session::{Found, Prefetching, Response};
 use larder_protocol::table::{Holder, NodeNumber};
-use larder_protocol::{ChainError, ChunkHash, ChunkRef, Fingerprint};
+use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 use tokio::sync::{oneshot, watch};
 
 use super::answer::PendingRequest;
@@ -26,7 +26,6 @@ use super::{Answer, GpuActor, NO_ANSWER};
 use crate::directory::{AskHolders, FoundHolders, Stale};
 use crate::disk::namespaces::KnownNamespace;
 use crate::exchange::{FetchChunk, FetchOrder, Grant};
-use crate::metrics::Outcome;
 use crate::object::metrics::Side;
 use crate::spans::trace_of;
 
@@ -116,7 +115,7 @@ impl GpuActor {
         let Some(at) = self.core.next_deadline() else { return };
         if self.pending.alarm.is_none_or(|alarm| at < alarm) {
             self.pending.alarm = Some(at);
-            self.later(ctx, at.saturating_sub(self.clock.elapsed()), |actor, ctx| {
+            self.later(ctx, at.saturating_sub(self.hands.clock.elapsed()), |actor, ctx| {
                 actor.pending.alarm = None;
                 actor.decide(Event::Alarm, ctx);
             });
@@ -132,19 +131,25 @@ impl GpuActor {
         match effect {
             Effect::Answer { request, response, new_extents } => {
                 let answer = self.show_answer(response, &new_extents);
-                self.answer_request(request, answer);
+                self.answer(request, answer);
             }
-            Effect::Done { request } => self.answer_request(request, NO_ANSWER),
-            Effect::Found { request, ask, found } => self.answer_lookup(request, &ask, found),
+            Effect::Done { request } => self.answer(request, NO_ANSWER),
+            Effect::Found { request, ask, found } => {
+                self.looked_up(&ask, &found);
+                self.answer(request, Response::Found(found));
+            }
             Effect::Prefetching { request, ask, found, started } => {
-                let answer = self.show_prefetch(&ask, found, started);
-                self.answer_request(request, answer);
+                self.looked_up(&ask, &found);
+                match started {
+                    Ok(started) => self.answer(request, show_prefetch(found, started)),
+                    Err(refused) => self.answer(request, refused),
+                }
             }
             Effect::Leased { request, leased } => {
                 let answer = self.show_lease(leased);
-                self.answer_request(request, answer);
+                self.answer(request, answer);
             }
-            Effect::Refused { request, refused } => self.refuse(request, refused),
+            Effect::Refused { request, refused } => self.answer(request, refused),
             Effect::FindSiblings { question, fingerprint, chunks } => {
                 self.find_siblings(question, &fingerprint, &chunks);
             }
@@ -160,7 +165,7 @@ impl GpuActor {
             Effect::CancelOrder(order) => self.pending.cancel(order),
             Effect::Read { read, tier, chunk } => self.read(read, tier, chunk, ctx),
             Effect::TellSiblings(changes) => {
-                _ = self.siblings.as_ref().map(|siblings| siblings.note(&changes))
+                _ = self.hands.siblings.as_ref().map(|siblings| siblings.note(&changes))
             }
             Effect::Changed { sequence, told, changes, to_directory } => {
                 self.changed(sequence, told, changes, to_directory);
@@ -169,7 +174,7 @@ impl GpuActor {
                 self.announce(Changes::Page(page), Event::PageAnnounced { next });
             }
             Effect::Write { number, write } => self.write(number, &write, ctx),
-            Effect::Touch(keys) => _ = self.disk.as_ref().map(|disk| disk.tier.touch(keys)),
+            Effect::Touch(keys) => _ = self.hands.disk.as_ref().map(|disk| disk.tier.touch(keys)),
             Effect::Remove(key) => self.remove_from_disk(key),
             Effect::Disagrees { fingerprint, chunk } => self.disagrees(fingerprint, &chunk),
             Effect::Describe { fingerprint, tenant_name, spec } => {
@@ -177,118 +182,76 @@ impl GpuActor {
             }
             Effect::ForgetDescriptions(unused) => self.forget_descriptions(unused, ctx),
             Effect::Knows { namespace, tenant_name, fingerprint } => {
-                self.metrics.know(namespace, &tenant_name, &fingerprint.to_string());
+                self.hands.metrics.know(namespace, &tenant_name, &fingerprint.to_string());
             }
             Effect::Stale { holder, fingerprint, chunks } => {
                 self.tell_stale(Stale { holder, fingerprint, chunks });
             }
             Effect::TellDamaged { device, fingerprint, hashes } => {
-                _ = self.siblings.as_ref().map(|all| all.tell_damaged(device, fingerprint, hashes));
+                _ = self.hands.siblings.as_ref().map(|all| all.tell_damaged(device, fingerprint, hashes));
             }
             Effect::TellMoved { device, fingerprint, hash } => {
-                _ = self.siblings.as_ref().map(|all| all.tell_moved(device, fingerprint, hash));
+                _ = self.hands.siblings.as_ref().map(|all| all.tell_moved(device, fingerprint, hash));
             }
             Effect::Granted { recall, granted } => self.answer_recall(recall, granted),
             Effect::Copy { copy, session, moves } => self.copy(copy, session, &moves, ctx),
             Effect::DeviceCopy(order) => self.copy_by_device(order),
             Effect::CancelDeviceCopy(number) => self.device_lane.cancel(larder_device::OrderNumber(number.0)),
-            Effect::Renew(extent) => self.renewals.push(self.arena.vacate(extent)),
+            Effect::Renew(extent) => self.renewals.push(self.hands.arena.vacate(extent)),
             Effect::Follow(order) => self.order_follow(order, ctx),
             Effect::TellFollower(told) => self.tell_follower(told),
             Effect::Condemned { by, keys } => condemned(&by, &keys),
-            Effect::Count(counted) => self.metrics.count(&counted),
+            Effect::Count(counted) => self.hands.metrics.count(&counted),
             effect => self.perform_move(effect, ctx),
         }
     }
 
     /// Asks another actor for chunks.
     fn fetch(&mut self, ordered: larder_core::FetchOrder, ctx: &mut Context<Self>) {
-        let larder_core::FetchOrder {
-            order,
-            holder,
-            fingerprint,
-            chunks,
-            deadline,
-            has_others,
-            class,
-            cause,
-        } = ordered;
-        let chunk = |&id: &FetchId| Some(self.fetch_chunk(self.core.wanted(id)?.1));
-        let Some(chunks) = chunks.iter().map(chunk).collect() else {
-            return self.tell(Event::OrderRefused(order));
-        };
-        let (class, waits) = watch::channel(class);
+        let number = ordered.order;
+        let (class, waits) = watch::channel(ordered.class);
         let (cancel, cancelled) = oneshot::channel();
-        let (cancelled, trace) = (Some(cancelled), trace_of(&cause));
-        let fetch =
-            FetchOrder { holder, fingerprint, chunks, deadline, has_others, class: waits, cancelled, trace };
-        self.order_fetch(order, fetch, OrderHandles { class, cancel: Some(cancel) }, ctx);
+        let trace = trace_of(&ordered.cause);
+        let coming = self.fetch_chunks(&ordered.chunks).and_then(|chunks| {
+            self.order_from(FetchOrder { ordered, chunks, class: waits, cancelled, trace })
+        });
+        let Some(coming) = coming else { return self.tell(Event::OrderRefused(number)) };
+        self.pending.orders.insert(number, OrderHandles { class, cancel: Some(cancel) });
+        let finish = coming.map(move |came, actor, ctx| {
+            actor.pending.orders.remove(&number);
+            actor.decide(Event::OrderEnded { order: number, came }, ctx);
+        });
+        self.spawn(ctx, finish);
     }
 
     /// Tells the core an event; [`GpuActor::settle`] performs the effects.
     pub(super) fn tell(&mut self, event: Event) {
-        if let Some(objects) = &self.objects {
+        if let Some(objects) = &self.hands.objects {
             self.core.object_is_open(!objects.tier.is_closed(Side::Reading));
         }
-        if let Some(peers) = &mut self.peers
+        if let Some(peers) = &mut self.hands.peers
             && peers.restarts.has_changed().unwrap_or(false)
         {
             peers.restarts.mark_unchanged();
             self.core.directory_began_again();
         }
-        let now = self.clock.elapsed();
-        if let Some(peers) = &mut self.peers {
+        let now = self.hands.clock.elapsed();
+        if let Some(peers) = &mut self.hands.peers {
             for (node, room) in peers.rooms.since(&mut peers.news) {
                 self.core.neighbour_says(now, node, room);
             }
             self.core.this_node_serves(peers.rooms.served(now));
         }
         self.core.handle(now, event);
-        if let Some(peers) = &self.peers {
+        if let Some(peers) = &self.hands.peers {
             peers.rooms.is_worth(peers.device, self.core.store().least_worth());
         }
     }
 
-    fn answer_request(&mut self, request: RequestId, answer: Answer) {
+    fn answer(&mut self, request: RequestId, answer: impl Into<Answer>) {
         if let Some(asked) = self.pending.answered(request) {
-            if self.audit.is_on() && matches!(asked.request, "pin" | "unpin") {
-                self.note_pin(request.session, asked.request, &answer);
-            }
-            self.reply(asked, answer);
+            self.reply(asked, answer.into());
         }
-    }
-
-    /// Notes in the audit log that an engine keeps chunks from eviction, or does so no more.
-    fn note_pin(&self, session: SessionId, request: &'static str, answer: &Answer) {
-        let facts = self.core.store().session_facts().find(|facts| facts.session == session);
-        let tenant = facts.and_then(|facts| self.core.tenants().get(usize::from(facts.tenant.0)));
-        let client = self.clients.get(&session).map(|engine| engine.client.clone()).unwrap_or_default();
-        let by = engine_name(tenant.map_or("", String::as_str), &client.name, client.pid);
-        match &answer.response {
-            Some(Response::Pinned(Pinned { pin, chunks, duration_ms })) => {
-                let what = format!("pin {pin}: {chunks} chunks for {duration_ms} ms");
-                self.audit.note(&by, request, &what, Ok::<_, &str>(()));
-            }
-            _ => {
-                let outcome = answer.outcome();
-                let done = if outcome == Outcome::Done { Ok(()) } else { Err(outcome.name()) };
-                self.audit.note(&by, request, "", done);
-            }
-        }
-    }
-
-    fn refuse(&mut self, request: RequestId, refused: store::Refused) {
-        // The store counts the names that contradict others around them; not those that contradict the chunk itself.
-        if let store::Refused::Chain(ChainError::Disagrees { .. }) = refused {
-            self.metrics.name_refused();
-        }
-        self.answer_request(request, Answer::from(refused));
-    }
-
-    fn answer_lookup(&mut self, request: RequestId, ask: &Lookup, found: Found) {
-        self.looked_up(ask, &found);
-        self.avoided(ask, found.tokens);
-        self.answer_request(request, Answer::from(Response::Found(found)));
     }
 
     fn answer_recall(&mut self, recall: RecallId, granted: Granted) {
@@ -297,22 +260,9 @@ impl GpuActor {
         let _ = self.pending.recalls.remove(&recall).map(|answer| answer.send(grant));
     }
 
-    fn show_prefetch(
-        &mut self,
-        ask: &Lookup,
-        found: Found,
-        started: Result<Started, store::Refused>,
-    ) -> Answer {
-        self.looked_up(ask, &found);
-        let answer = started.map(|Started { ticket, tokens, tokens_to_recompute }| {
-            self.avoided(ask, tokens);
-            Response::Prefetching(Prefetching { ticket, found, tokens, tokens_to_recompute })
-        });
-        answer.map_or_else(Answer::from, Answer::from)
-    }
-
     fn find_siblings(&mut self, question: QuestionId, fingerprint: &Fingerprint, chunks: &[ChunkRef]) {
         let holders = self
+            .hands
             .siblings
             .iter()
             .flat_map(|siblings| chunks.iter().map(|chunk| siblings.holders(fingerprint, &chunk.hash)));
@@ -321,7 +271,7 @@ impl GpuActor {
     }
 
     fn find_holders(&mut self, question: QuestionId, ask: AskHolders, ctx: &mut Context<Self>) {
-        let Some(peers) = &self.peers else {
+        let Some(peers) = &self.hands.peers else {
             return self.tell(Event::HoldersFound { question, holders: Vec::new() });
         };
         let finish = peers.holders.send(ask).into_actor(self).map(move |found, actor, ctx| {
@@ -334,50 +284,39 @@ impl GpuActor {
         self.spawn(ctx, finish);
     }
 
-    fn order_fetch(
-        &mut self,
-        order: OrderNumber,
-        fetch: FetchOrder,
-        handles: OrderHandles,
-        ctx: &mut Context<Self>,
-    ) {
-        let Some(coming) = self.order_from(fetch) else { return self.tell(Event::OrderRefused(order)) };
-        self.pending.orders.insert(order, handles);
-        let finish = coming.map(move |came, actor, ctx| {
-            actor.pending.orders.remove(&order);
-            actor.decide(Event::OrderEnded { order, came }, ctx);
-        });
-        self.spawn(ctx, finish);
-    }
-
     /// Hands an order to the exchange, or carries it out if its holder is on this node; `None` if there are too many.
     fn order_from(&self, order: FetchOrder) -> Option<LocalBoxActorFuture<Self, Vec<Arrival>>> {
-        if order.holder.node == NodeNumber::THIS_NODE {
-            let coming = self.siblings.as_ref()?.fetch(order, Arc::clone(&self.lane));
+        if order.ordered.holder.node == NodeNumber::THIS_NODE {
+            let coming = self.hands.siblings.as_ref()?.fetch(order, Arc::clone(&self.hands.lane));
             return Some(Box::pin(coming.into_actor(self)));
         }
-        let coming = (self.peers.as_ref()?.fetch)(order).ok()?;
+        let coming = (self.hands.peers.as_ref()?.fetch)(order).ok()?;
         Some(Box::pin(coming.into_actor(self).map(|came, _, _| came.unwrap_or_default())))
     }
 
-    pub(super) fn fetch_chunk(&self, wanted: &Wanted) -> FetchChunk {
-        let blocks = wanted.blocks.iter().map(|block| self.arena.destination(block));
-        FetchChunk { hash: wanted.chunk.hash, blocks: blocks.collect() }
+    /// Chunks with the targets of their blocks; `None` if a chunk is wanted no more.
+    pub(super) fn fetch_chunks(&self, chunks: &[FetchId]) -> Option<Vec<FetchChunk>> {
+        let chunk = |&id: &FetchId| {
+            let (_, wanted) = self.core.wanted(id)?;
+            let blocks = wanted.blocks.iter().map(|block| self.hands.arena.destination(block));
+            Some(FetchChunk { hash: wanted.chunk.hash, blocks: blocks.collect() })
+        };
+        chunks.iter().map(chunk).collect()
     }
 
     fn tell_stale(&self, stale: Stale) {
         let holder: Holder = stale.holder;
-        if let Some(peers) = &self.peers
+        if let Some(peers) = &self.hands.peers
             && peers.stale.try_send(stale).is_err()
         {
             tracing::debug!(%holder, "the directory is busy: a stale row stays for now");
         }
     }
+}
 
-    /// A peer's view of a grant, with the lease that keeps its slots from reuse.
-    pub(super) fn show_grant(&self, granted: Granted) -> Grant {
-        super::peers::show_grant(granted, &self.arena, &self.ended_grants.sender)
-    }
+/// The answer to a prefetch that has begun.
+fn show_prefetch(found: Found, Started { ticket, tokens, tokens_to_recompute }: Started) -> Response {
+    Response::Prefetching(Prefetching { ticket, found, tokens, tokens_to_recompute })
 }
 
 /// Counts and logs a wrong chunk in memory.
@@ -391,9 +330,3 @@ fn condemned(by: &Reporter, keys: &[BlockKey]) {
 
 /// Longer than any request waits: each wait has a deadline, far shorter unless configured otherwise.
 const LONGEST_REQUEST: Duration = Duration::from_secs(20);
-
-/// The name of an engine in the audit log.
-fn engine_name(tenant: &str, name: &str, pid: Option<u32>) -> String {
-    let pid = pid.map_or(String::new(), |pid| format!(" pid {pid}"));
-    format!("engine {name} of tenant {tenant}{pid}")
-}

@@ -46,7 +46,8 @@ metrics_table! {
 }
 
 /// The reader that found wrong bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum FoundBy {
     /// A read.
     Read,
@@ -103,12 +104,7 @@ impl DiskMetrics {
 
 impl FoundBy {
     fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Scrub => "scrub",
-            Self::Move => "move",
-            Self::Recovery => "recovery",
-        }
+        self.into()
     }
 }
 

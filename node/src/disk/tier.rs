@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use larder_core::store::ids::ChunkKey;
+use larder_core::{Visited, Written};
 use larder_protocol::Fingerprint;
 use tokio::sync::oneshot;
 
@@ -189,6 +190,33 @@ impl DiskTier {
             }
             TrySendError::Disconnected(_) => Refused::Closed,
         })
+    }
+}
+
+impl From<Refused> for larder_core::ReadAnswer {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Busy => Self::Busy,
+            Refused::Closed => Self::Closed,
+        }
+    }
+}
+
+impl From<Refused> for Written {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Busy => Self::Busy,
+            Refused::Closed => Self::Closed,
+        }
+    }
+}
+
+impl From<Refused> for Visited {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Busy => Self::Busy,
+            Refused::Closed => Self::Closed,
+        }
     }
 }
 

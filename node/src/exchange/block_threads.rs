@@ -4,7 +4,7 @@
 //! it dials. It connects to the block threads of another node with the first fetch there. Its connections carry fetches alone, and
 //! only the dialling side closes them: no fetch meets a connection that the other side is closing as idle.
 //!
-//! The thread between nodes chooses the thread of a fetch ([`larder_core::exchange::BlockThreads`]) and hears of each chunk as it
+//! The thread between nodes chooses the thread of a fetch ([`larder_core::exchange::ThreadLoads`]) and hears of each chunk as it
 //! comes. A block thread that cannot reach a node hands the fetch back.
 
 use std::cell::{Cell, RefCell};
@@ -35,7 +35,7 @@ use super::fetch::Report;
 use super::mover::{Common, Mover};
 use super::receive::{Batch, From};
 use super::send::order::SendOrder;
-use super::serve::{let_in, limits_of, may_fetch, name_of, read_request, trace_of};
+use super::serve::{let_in, limits_of, may_fetch, read_request, trace_of};
 use crate::host::CpuSet;
 use crate::threads;
 use crate::watched::{Watch, here};
@@ -365,7 +365,7 @@ impl Thread {
             Ok(None) => return,
             Err(reason) => return metrics.rejected(reason),
         };
-        metrics.requested(name_of(&request));
+        metrics.requested(request.name());
         here("serve");
         let trace = trace_of(serving.sampler, &request, traced);
         let PeerRequest::Fetch(fetch) = request else { return metrics.rejected("not_allowed") };

@@ -8,9 +8,9 @@ use std::task::Poll;
 
 use larder_core::exchange::{Turn, Wanted};
 use larder_core::{Arrival, FetchFailure};
-use larder_net::trace::SpanKind;
-use larder_protocol::peer::Chunks;
-use tokio::sync::oneshot;
+use larder_net::trace::{SpanKind, Trace};
+use larder_protocol::peer::{Chunks, Class};
+use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 
 use super::block_threads::ThreadFetch;
@@ -62,34 +62,26 @@ impl Drop for Pending {
 }
 
 /// Carries an order out, and reports each chunk's result. After the report, nothing writes to the slots.
-pub(super) async fn carry_out(peers: Peers, mut order: FetchOrder, report: Report) {
-    let cancelled = order.cancelled.take();
-    let cancelled = async {
-        let is_cancelled = match cancelled {
-            Some(cancelled) => cancelled.await.is_ok(),
-            None => false,
-        };
-        if !is_cancelled {
-            std::future::pending::<()>().await;
-        }
-    };
-    let all = Arc::new(std::mem::take(&mut order.chunks));
+pub(super) async fn carry_out(peers: Peers, order: FetchOrder, report: Report) {
+    let FetchOrder { ordered, chunks: all, class, cancelled, trace } = order;
+    let all = Arc::new(all);
     let chunks = all.len();
     let metrics = peers.metrics().clone();
     let counted = Counted::new(&metrics.fetches_in_flight, chunks as i64);
     here("fetch");
     let came = RefCell::new((0..chunks).map(|_| None).collect());
-    let link = peers.link(order.holder.node);
+    let link = peers.link(ordered.holder.node);
     let left = match link {
         Err(_) => FetchFailure::Unreachable,
         Ok(link) => {
-            let fetch =
-                Fetching { peers: &peers, link, order: &order, chunks: &all, came: &came, report: &report };
+            let (order, chunks, class, trace) = (&ordered, &all, &class, &trace);
+            let (peers, came, report) = (&peers, &came, &report);
+            let fetch = Fetching { peers, link, order, chunks, class, trace, came, report };
             tokio::select! {
                 () = fetch.batches() => {}
                 // Nobody waits any more.
                 () = report.is_unwanted() => {}
-                () = cancelled => {}
+                Ok(()) = cancelled => {}
             }
             FetchFailure::Deadline
         }
@@ -97,11 +89,11 @@ pub(super) async fn carry_out(peers: Peers, mut order: FetchOrder, report: Repor
     drop(counted);
     let came = came.take().into_iter().map(|came: Option<_>| came.unwrap_or(Arrival::Failed(left)));
     let came: Vec<Arrival> = came.inspect(|came| metrics.fetched(came)).collect();
-    if order.trace.is_recorded() {
+    if trace.is_recorded() {
         let here = came.iter().filter(|came| matches!(came, Arrival::Here { .. })).count();
-        order.trace.count("larder.chunks", chunks as u64);
-        order.trace.count("larder.chunks_here", here as u64);
-        order.trace.set("larder.outcome", outcome(&came));
+        trace.count("larder.chunks", chunks as u64);
+        trace.count("larder.chunks_here", here as u64);
+        trace.set("larder.outcome", outcome(&came));
     }
     report.is(came);
 }
@@ -121,8 +113,10 @@ fn outcome(came: &[Arrival]) -> &'static str {
 struct Fetching<'a> {
     peers: &'a Peers,
     link: Rc<Link>,
-    order: &'a FetchOrder,
+    order: &'a larder_core::FetchOrder,
     chunks: &'a Arc<Vec<FetchChunk>>,
+    class: &'a watch::Receiver<Class>,
+    trace: &'a Trace,
     came: &'a RefCell<Vec<Option<Arrival>>>,
     report: &'a Report,
 }
@@ -142,10 +136,10 @@ impl Fetching<'_> {
     /// Fetches a batch within the deadline. Chunks that the holder is too busy to send are requested again, unless others have them.
     async fn batch(&self, mut batch: Batch) {
         let (peers, link) = (self.peers, &self.link);
-        let &FetchOrder { deadline, has_others, ref class, .. } = self.order;
-        let wanted = Wanted { bytes: batch.bytes, class: *class.borrow(), deadline, has_others };
+        let &larder_core::FetchOrder { deadline, has_others, .. } = self.order;
+        let wanted = Wanted { bytes: batch.bytes, class: *self.class.borrow(), deadline, has_others };
         let place = InLine::of_fetch(peers, link, wanted);
-        let mut changes = class.clone();
+        let mut changes = self.class.clone();
         loop {
             let turn = place.turn(&mut changes).await;
             let Turn { class, waited, until } = turn;
@@ -170,7 +164,7 @@ impl Fetching<'_> {
     }
 
     async fn receive(&self, from: From, batch: &Batch) {
-        let trace = self.order.trace.child(SpanKind::Client, "fetch_batch");
+        let trace = self.trace.child(SpanKind::Client, "fetch_batch");
         trace.count("larder.chunks", batch.len() as u64);
         trace.count("larder.bytes", batch.bytes);
         trace.set("larder.peer", &*self.link.name);

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use larder_core::exchange::{BusyPause, FOLLOW_PROBE, NoPeer};
+use larder_core::exchange::{Arriving, BusyPause, FOLLOW_PROBE, NoPeer};
 use larder_core::store::{Checksums, Ranges};
 use larder_core::{Arrival, Event, FetchFailure, LayersArrived};
 use larder_net::quic::{Connection, MessageError, read_message, write_message};
@@ -95,7 +95,7 @@ impl Coming {
 
 fn tell(order: &FollowOrder, chunk: usize, came: Arrival) {
     // An error: the actor stopped, and its arena goes.
-    let _ = order.news.send(Event::FollowedCame { order: order.order, chunk, came });
+    let _ = order.news.send(Event::FollowedCame { order: order.ordered.order, chunk, came });
 }
 
 /// Asks and receives until every chunk has ended; returns why some chunks did not come.
@@ -110,19 +110,18 @@ async fn follow(peers: &Peers, order: &FollowOrder, coming: &RefCell<Vec<Coming>
 
 /// The link to the writer's node, which may have joined so lately that this node does not know of it yet.
 async fn link_to(peers: &Peers, order: &FollowOrder) -> Option<Rc<Link>> {
-    let mut waited = Duration::ZERO;
+    let (writer, arriving) = (&order.ordered.writer.node, Arriving::new(peers.now()));
     loop {
-        let node = peers.number_of(&order.node).ok_or(NoPeer::NotAMember);
+        let node = peers.number_of(writer).ok_or(NoPeer::NotAMember);
         match node.and_then(|node| peers.link(node)) {
             Ok(link) => return Some(link),
-            Err(NoPeer::NotAMember) if waited < MEMBER_DEADLINE => {
-                sleep(MEMBER_PAUSE).await;
-                waited += MEMBER_PAUSE;
-            }
-            Err(error) => {
-                tracing::warn!(node = order.node, %error, "a writer cannot be followed");
-                return None;
-            }
+            Err(error) => match arriving.pause(peers.now(), error) {
+                Some(pause) => sleep(pause).await,
+                None => {
+                    tracing::warn!(node = writer, %error, "a writer cannot be followed");
+                    return None;
+                }
+            },
         }
     }
 }
@@ -156,11 +155,11 @@ async fn receive_all(
             Ok(Some(_)) => return Err(FetchFailure::Malformed),
             Ok(None) | Err(_) => return Err(FetchFailure::Broken),
         };
-        let is_next = followed.order == order.order.0 && followed.message == last_message + 1;
+        let is_next = followed.order == order.ordered.order.0 && followed.message == last_message + 1;
         if !is_next || followed.chunk as usize >= order.chunks.len() {
             tracing::warn!(
-                node = order.node,
-                order = order.order.0,
+                node = order.ordered.writer.node,
+                order = order.ordered.order.0,
                 ?followed,
                 "a node sent bytes that were not requested"
             );
@@ -180,7 +179,7 @@ async fn ask_to_follow(
     order: &FollowOrder,
     link: &Rc<Link>,
 ) -> Result<(RecvStream, Option<PeerResponse>, InUse), FetchFailure> {
-    let over = peers.now() + Duration::from_millis(order.patience_ms);
+    let over = peers.now() + Duration::from_millis(order.ordered.patience_ms);
     let (mut pause, mut again) = (BusyPause::default(), AskedAgain::default());
     loop {
         let connection = peers.connection(link).await.ok_or(FetchFailure::Unreachable)?;
@@ -203,14 +202,18 @@ async fn ask_once(
     let (mut send, mut receive) = connection.quic().open_bi().await.map_err(|_| MessageError::Cut)?;
     let hashes = order.chunks.iter().map(|chunk| chunk.hash).collect();
     let chunks = FollowChunks {
-        chunks: Chunks { device: order.device, fingerprint: order.fingerprint, hashes },
-        order: order.order.0,
-        attempt: order.attempt,
-        patience_ms: order.patience_ms,
+        chunks: Chunks {
+            device: order.ordered.writer.device,
+            fingerprint: order.ordered.fingerprint,
+            hashes,
+        },
+        order: order.ordered.order.0,
+        attempt: order.ordered.attempt,
+        patience_ms: order.ordered.patience_ms,
     };
-    let request = PeerRequest::follow(chunks, order.pools.clone());
+    let request = PeerRequest::follow(chunks, order.ordered.pools.clone());
     if connection.version() < request.since() {
-        tracing::warn!(node = order.node, version = %connection.version(), "a writer's node cannot be followed: upgrade it");
+        tracing::warn!(node = order.ordered.writer.node, version = %connection.version(), "a writer's node cannot be followed: upgrade it");
         return Err(MessageError::Cut);
     }
     write_message(&mut send, &request).await?;
@@ -243,30 +246,31 @@ async fn receive_one(
             let is_right =
                 place.is_none_or(|to| layers_checksum(&to.key, &(offset..offset + bytes), sum) == checksum);
             peers.metrics().received_bytes.with_label_values(&[&link.name]).inc_by(bytes);
-            tracing::debug!(order = order.order.0, number = message, chunk = %to.hash, block, offset, bytes, "layers came");
+            tracing::debug!(order = order.ordered.order.0, number = message, chunk = %to.hash, block, offset, bytes, "layers came");
             match is_right {
                 _ if has_ended => None,
                 true => {
                     let layers = LayersArrived { block: block as usize, offset, bytes, checksum: sum };
-                    let _ = order.news.send(Event::LayersCame { order: order.order, chunk, layers });
+                    let _ = order.news.send(Event::LayersCame { order: order.ordered.order, chunk, layers });
                     None
                 }
                 false => Some(Arrival::Damaged),
             }
         }
         FollowStep::Whole(checksums) => {
-            tracing::debug!(order = order.order.0, number = message, chunk = %to.hash, "a chunk is whole");
+            tracing::debug!(order = order.ordered.order.0, number = message, chunk = %to.hash, "a chunk is whole");
             let is_whole = coming.borrow()[chunk].is_whole(&to.blocks);
             Some(if is_whole { verified(to, &checksums) } else { Arrival::Failed(FetchFailure::Malformed) })
         }
         FollowStep::Lost => {
-            tracing::debug!(order = order.order.0, number = message, chunk = %to.hash, "a chunk is lost");
+            tracing::debug!(order = order.ordered.order.0, number = message, chunk = %to.hash, "a chunk is lost");
             Some(Arrival::NotHeld)
         }
     };
     if let Some(fetched) = ended.filter(|_| !has_ended) {
         if fetched == Arrival::Damaged {
-            let (device, fingerprint, hashes) = (order.device, order.fingerprint, vec![to.hash]);
+            let (device, fingerprint, hashes) =
+                (order.ordered.writer.device, order.ordered.fingerprint, vec![to.hash]);
             peers.tell_damaged(link, Chunks { device, fingerprint, hashes });
         }
         peers.metrics().fetched(&fetched);
@@ -424,7 +428,3 @@ fn said(step: &PeerStep) -> FollowStep {
         PeerStep::Lost => FollowStep::Lost,
     }
 }
-
-/// How long a node may take to be known here.
-const MEMBER_DEADLINE: Duration = Duration::from_secs(5);
-const MEMBER_PAUSE: Duration = Duration::from_millis(20);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use actix::prelude::*;
 use bytes::Bytes;
-use larder_core::{Event, OrderNumber};
+use larder_core::Event;
 use larder_protocol::{ChunkHash, Fingerprint, PoolSet};
 use tokio::sync::{mpsc, oneshot};
 
@@ -13,22 +13,10 @@ use super::{FetchChunk, PeerLease};
 /// Chunks to follow at the node whose engine writes them.
 #[derive(Debug)]
 pub struct FollowOrder {
-    /// The name of the node.
-    pub node: String,
-    /// The actor there.
-    pub device: u16,
-    /// Their namespace.
-    pub fingerprint: Fingerprint,
-    /// The chunks to follow, with their targets.
+    /// The core's order: messages for another number are refused.
+    pub ordered: larder_core::FollowOrder,
+    /// Its chunks, with their targets.
     pub chunks: Vec<FetchChunk>,
-    /// The pools of each that are wanted; empty if these are all of them.
-    pub pools: Vec<PoolSet>,
-    /// Number of this order: messages for another number are refused.
-    pub order: OrderNumber,
-    /// The earliest attempt that will do.
-    pub attempt: u64,
-    /// For how long the writer may be silent.
-    pub patience_ms: u64,
     /// The channel for the core's events: [`Event::LayersCame`] and [`Event::FollowedCame`], sent once nothing writes to those
     /// layers or slots any more. The number of chunks and layers bounds the number of events.
     pub news: mpsc::UnboundedSender<Event>,

@@ -41,7 +41,7 @@ struct Shared {
     mover: Mover,
     block_threads: Vec<BlockThread>,
     /// The bytes that each thread fetches.
-    threads: RefCell<larder_core::exchange::BlockThreads>,
+    threads: RefCell<larder_core::exchange::ThreadLoads>,
     links: RefCell<BTreeMap<PeerId, Rc<Link>>>,
     carrying: Carrying,
     silent: SilentPeers,
@@ -96,7 +96,7 @@ impl Peers {
             wakes_at: Cell::new(Duration::MAX),
             turns: RefCell::default(),
             mover: Mover::new(common),
-            threads: RefCell::new(larder_core::exchange::BlockThreads::new(block_threads.len())),
+            threads: RefCell::new(larder_core::exchange::ThreadLoads::new(block_threads.len())),
             block_threads,
             links: RefCell::default(),
             carrying: Carrying::new(connected),

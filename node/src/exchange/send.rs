@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use actix::Recipient;
 use bytes::Bytes;
+use larder_core::exchange::{Frames, Stall};
 use larder_net::quic::{Connection, write_message};
 use larder_net::trace::Trace;
 use larder_protocol::peer::{
@@ -133,21 +134,19 @@ impl Mover {
     /// Waits for the last byte to be acknowledged, as long as anything goes on on the connection: pieces are sent, and
     /// acknowledged.
     async fn acknowledged(&self, connection: &Connection, send: &mut SendStream) -> Option<()> {
-        let progress = || {
+        let frames = || {
             let stats = connection.quic().stats();
-            (stats.frame_tx.stream, stats.frame_rx.acks)
+            Frames { sent: stats.frame_tx.stream, acknowledged: stats.frame_rx.acks }
         };
-        let mut before = progress();
+        let mut stall = Stall::new(frames());
         loop {
             if let Ok(stopped) = timeout(STALL_DEADLINE, send.stopped()).await {
                 return stopped.ok().map(|_| ());
             }
-            let now = progress();
-            if now.0 == before.0 || now.1 == before.1 {
+            if stall.is_there(frames()) {
                 self.common.metrics.stalled();
                 return None;
             }
-            before = now;
         }
     }
 }

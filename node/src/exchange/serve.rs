@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use actix::Recipient;
 use futures_util::future::LocalBoxFuture;
+use larder_core::Event;
 use larder_core::exchange::Dialler;
 use larder_core::placement::Worth;
 use larder_core::reports::Reporter;
@@ -41,8 +42,7 @@ use super::metrics::{Counted, ExchangeMetrics};
 use super::peers::{Peers, SMALL_FIRST, rides};
 use super::send::order::SendOrder;
 use super::{
-    AskBlocks, AskFollow, GiveUp, PinForAdmin, ServeAnnounce, ServeFind, ServeRepair, SetPolicy, TakeChunks,
-    TakeIn, VerifyChunks,
+    AskBlocks, AskFollow, PinForAdmin, ServeAnnounce, ServeFind, ServeRepair, TakeChunks, TakeIn, Tell,
 };
 use crate::watched::here;
 use larder_net::audit::Audit;
@@ -67,13 +67,9 @@ pub struct Services {
     /// The same actors, by device.
     pub follow: Vec<Recipient<AskFollow>>,
     /// The same actors, by device.
-    pub give_up: Vec<Recipient<GiveUp>>,
+    pub tell: Vec<Recipient<Tell>>,
     /// The same actors, by device.
     pub take_in: Vec<Recipient<TakeIn>>,
-    /// The same actors, by device.
-    pub verify: Vec<Recipient<VerifyChunks>>,
-    /// The same actors, by device.
-    pub policy: Vec<Recipient<SetPolicy>>,
     /// The same actors, by device.
     pub pin: Vec<Recipient<PinForAdmin>>,
     /// The same actors, by device.
@@ -193,7 +189,7 @@ impl Server {
             Ok(None) => return,
             Err(reason) => return metrics.rejected(reason),
         };
-        metrics.requested(name_of(&request));
+        metrics.requested(request.name());
         in_use.filter(|_| rides(&request)).into_iter().for_each(InUse::rides);
         here("serve");
         let response = match self.check(connection.peer(), &request) {
@@ -322,7 +318,7 @@ impl Server {
     }
 
     async fn answer(&self, peer: &Identity, request: PeerRequest) -> PeerResponse {
-        let busy = PeerResponse::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS });
+        let busy = busy();
         match request {
             PeerRequest::Ping => PeerResponse::Done,
             PeerRequest::Find(find) => {
@@ -337,11 +333,7 @@ impl Server {
                 self.services.repair.send(ServeRepair(repair)).await.map_or(busy, |()| PeerResponse::Done)
             }
             PeerRequest::Moved(Chunks { device, fingerprint, hashes }) => {
-                let Some(actor) = self.services.give_up.get(usize::from(device)) else {
-                    return PeerResponse::Refused("there is no such device".to_owned());
-                };
-                let given_up = actor.send(GiveUp { fingerprint, hashes }).await;
-                given_up.map_or(busy, |()| PeerResponse::Done)
+                self.tell(device, Event::Moved { fingerprint, hashes }).await
             }
             PeerRequest::Offer(offer) => {
                 let Some(node) = self.peers.number_of(&peer.name) else { return busy };
@@ -355,12 +347,8 @@ impl Server {
                 wanted.map_or(busy, PeerResponse::Wanted)
             }
             PeerRequest::Damaged(Chunks { device, fingerprint, hashes }) => {
-                let Some(actor) = self.services.verify.get(usize::from(device)) else {
-                    return PeerResponse::Refused("there is no such device".to_owned());
-                };
                 let by = Reporter::Peer(peer.name.clone());
-                let told = actor.send(VerifyChunks { by, fingerprint, hashes }).await;
-                told.map_or(busy, |()| PeerResponse::Done)
+                self.tell(device, Event::Damaged { by, fingerprint, hashes }).await
             }
             PeerRequest::Show(show) => match (self.services.show)(show).await {
                 Ok(shown) => PeerResponse::Shown(shown),
@@ -379,6 +367,14 @@ impl Server {
         }
     }
 
+    /// Tells the actor of a device an event.
+    async fn tell(&self, device: u16, event: Event) -> PeerResponse {
+        match self.services.tell.get(usize::from(device)) {
+            Some(actor) => actor.send(Tell(event)).await.map_or_else(|_| busy(), |()| PeerResponse::Done),
+            None => PeerResponse::Refused("there is no such device".to_owned()),
+        }
+    }
+
     /// Has an actor keep chunks of a node that drains; `None` if it is stopping.
     async fn take(&self, peer: &Identity, take: Take) -> Option<Taken> {
         let Take { from: device, to, namespace, chunks } = take;
@@ -388,6 +384,11 @@ impl Server {
         let from = Holder { node, device };
         actor.send(TakeChunks { from, namespace, chunks }).await.ok().flatten()
     }
+}
+
+/// The response of an actor that is stopping, or has too much to do.
+fn busy() -> PeerResponse {
+    PeerResponse::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS })
 }
 
 /// Whether a purge names more chunks than it may.
@@ -456,28 +457,6 @@ pub(super) fn may_fetch(peer: &Identity, fetch: &Fetch) -> Result<(), &'static s
         _ if fetch.chunks.hashes.len() > MAX_FETCH_CHUNKS => Err("too many chunks in one fetch"),
         Role::Node => Ok(()),
         _ => Err(NOT_ALLOWED),
-    }
-}
-
-pub(super) fn name_of(request: &PeerRequest) -> &'static str {
-    match request {
-        PeerRequest::Find(_) => "find",
-        PeerRequest::Announce(_) => "announce",
-        PeerRequest::Repair(_) => "repair",
-        PeerRequest::Fetch(_) => "fetch",
-        PeerRequest::Follow(_) | PeerRequest::FollowPools(_) => "follow",
-        PeerRequest::Moved(_) => "moved",
-        PeerRequest::Damaged(_) => "damaged",
-        PeerRequest::Offer(_) => "offer",
-        PeerRequest::Ping => "ping",
-        PeerRequest::SetPolicy(_) => "set_policy",
-        PeerRequest::Trace(_) => "trace",
-        PeerRequest::Take(_) => "take",
-        PeerRequest::Drain(_) => "drain",
-        PeerRequest::Reload => "reload",
-        PeerRequest::Purge(_) => "purge",
-        PeerRequest::Show(_) => "show",
-        PeerRequest::Pin(_) => "pin",
     }
 }
 

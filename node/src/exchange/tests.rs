@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use larder_core::FetchFailure;
+use larder_core::cause::Cause;
+use larder_core::{FetchFailure, OrderNumber};
 use larder_net::metrics::Part as _;
 use larder_net::quic::ca::{Authority, Validity};
 use larder_net::quic::{Connection, Credentials, TransportSettings, read_message, write_message};
@@ -275,18 +276,31 @@ impl Asker {
         class: &watch::Sender<Class>,
         deadline: Duration,
     ) -> FetchOrder {
-        let holder = Holder { node: NodeNumber(2), device: 0 };
-        FetchOrder {
-            holder,
-            fingerprint: SPACE,
-            chunks,
-            deadline,
-            has_others: self.has_others.get(),
-            class: class.subscribe(),
-            cancelled: None,
-            trace: Trace::default(),
-        }
+        let order = order_to(NodeNumber(2), chunks, class, deadline);
+        let ordered = larder_core::FetchOrder { has_others: self.has_others.get(), ..order.ordered };
+        FetchOrder { ordered, ..order }
     }
+}
+
+/// An order that nobody cancels.
+fn order_to(
+    node: NodeNumber,
+    chunks: Vec<FetchChunk>,
+    class: &watch::Sender<Class>,
+    deadline: Duration,
+) -> FetchOrder {
+    let ordered = larder_core::FetchOrder {
+        order: OrderNumber(1),
+        holder: Holder { node, device: 0 },
+        fingerprint: SPACE,
+        chunks: Vec::new(),
+        deadline,
+        has_others: false,
+        class: *class.borrow(),
+        cause: Cause::default(),
+    };
+    let (class, cancelled) = (class.subscribe(), oneshot::channel().1);
+    FetchOrder { ordered, chunks, class, cancelled, trace: Trace::default() }
 }
 
 /// What the threads of a node have in common.
@@ -586,16 +600,7 @@ fn a_connection_that_breaks_fails_its_fetches_and_the_next_makes_a_new_one() {
 #[test]
 fn a_node_that_is_no_member_is_asked_for_nothing() {
     between(ExchangeLimits::default(), async |asker, holder| {
-        let order = FetchOrder {
-            holder: Holder { node: NodeNumber(9), device: 0 },
-            fingerprint: SPACE,
-            chunks: Vec::new(),
-            deadline: LONG,
-            has_others: false,
-            class: watch::Sender::new(Class::Decode).subscribe(),
-            cancelled: None,
-            trace: Trace::default(),
-        };
+        let order = order_to(NodeNumber(9), Vec::new(), &watch::Sender::new(Class::Decode), LONG);
         assert!(asker.handle.fetch(order).unwrap().await.unwrap().is_empty());
         assert_eq!((holder.fetches.get(), holder.connections.borrow().len()), (0, 0));
     });

@@ -123,7 +123,10 @@ pub struct TenantStatus {
 
 /// The namespaces that any actor knows, each once.
 pub(super) async fn namespaces(state: &HttpState) -> Vec<NamespaceStatus> {
-    let answers = state.ask_actors(GpuActor::namespaces).await.flat_map(|(_, known)| known);
+    let answers = state
+        .ask_actors(|actor| actor.core().store().namespaces().collect::<Vec<_>>())
+        .await
+        .flat_map(|(_, known)| known);
     let mut known = BTreeMap::<_, NamespaceStatus>::new();
     for facts in answers {
         let (sessions, chunks) = (u64::from(facts.sessions), u64::from(facts.chunks));

@@ -36,7 +36,7 @@ pub(super) async fn prefixes(state: &HttpState) -> Vec<PrefixStatus> {
     // An error: nobody closes it.
     let _searching = SEARCHES.acquire().await;
     let seen = state.ask_actors(GpuActor::past).await;
-    let lookups: Vec<PastLookup> = seen.flat_map(|(_, seen)| seen.lookups).collect();
+    let lookups: Vec<PastLookup> = seen.flat_map(|(_, lookups)| lookups).collect();
     let runs = threads::blocking(move || hottest(lookups, MOST_RUNS)).await;
     runs.into_iter().map(prefix_status).collect()
 }

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::HttpState;
-use crate::actor::{ActorReport, GpuActor, PastSeen};
+use crate::actor::{ActorReport, GpuActor};
 
 /// The body of `GET /what_if`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -110,12 +110,8 @@ pub(super) async fn what_if(state: &HttpState) -> WhatIfStatus {
 pub(super) async fn seen(state: &HttpState) -> (Vec<PastLookup>, Option<Present>) {
     let reports: Vec<ActorReport> =
         state.ask_actors(GpuActor::report).await.map(|(_, report)| report).collect();
-    let (mut lookups, mut disk_bytes) = (Vec::<PastLookup>::new(), 0);
-    for (_, PastSeen { lookups: of_actor, disk_bytes: of_disk }) in state.ask_actors(GpuActor::past).await {
-        lookups.extend(of_actor);
-        disk_bytes += of_disk;
-    }
-    (lookups, Present::of(&reports, disk_bytes))
+    let lookups = state.ask_actors(GpuActor::past).await.flat_map(|(_, lookups)| lookups).collect();
+    (lookups, Present::of(&reports))
 }
 
 async fn begin(state: &HttpState, running: Running) {
@@ -145,7 +141,7 @@ impl Drop for Running {
 
 impl Present {
     /// `None` if nothing is cached: then nobody knows how large a chunk is.
-    fn of(reports: &[ActorReport], disk_bytes: u64) -> Option<Self> {
+    fn of(reports: &[ActorReport]) -> Option<Self> {
         let sum = |of: fn(&ActorReport) -> u64| reports.iter().map(of).sum::<u64>();
         let chunk_bytes = sum(|report| report.usage.cached_bytes)
             .checked_div(sum(|report| report.usage.cached_chunks))
@@ -155,8 +151,9 @@ impl Present {
             report.usage.capacity_chunks.map_or(room, |chunks| chunks.min(room))
         };
         let in_memory: u64 = reports.iter().map(in_memory).sum();
+        let on_disk = sum(|report| report.disk_fill.map_or(0, |(_, capacity)| capacity)) / chunk_bytes;
         let policy = reports.first()?.policy;
-        Some(Self { policy, capacity_chunks: in_memory + disk_bytes / chunk_bytes, chunk_bytes })
+        Some(Self { policy, capacity_chunks: in_memory + on_disk, chunk_bytes })
     }
 }
 

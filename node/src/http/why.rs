@@ -5,10 +5,12 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use larder_core::Millis;
-use larder_core::lookups::{ChunkOutcome, LookupFilter, LookupKind, LookupRecord, NotDelivered, OutcomeRun};
+use larder_core::lookups::{
+    ChunkOutcome, ExplainedLookups, LookupFilter, LookupKind, LookupRecord, NotDelivered, OutcomeRun,
+};
 use larder_core::store::ids::TenantId;
 use larder_core::store::{
-    FoundEvictions, Keeper, OtherNamespace, RememberedEviction, RememberedEvictions, Stay,
+    ExplainedChain, FoundEvictions, Keeper, OtherNamespace, RememberedEviction, RememberedEvictions, Stay,
 };
 use larder_protocol::limits::MAX_CHAIN_CHUNKS;
 use larder_protocol::{ChunkHash, Fingerprint};
@@ -17,8 +19,6 @@ use tokio::sync::Semaphore;
 
 use super::HttpState;
 use super::show::{Arguments, Refused};
-use crate::actor::{ChainSeen, LookupsSeen};
-use crate::metrics::tier_name;
 
 /// A lookup in the body of `GET /lookups`, a list, the newest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -155,8 +155,8 @@ pub(super) async fn lookups(state: &HttpState, arguments: &Arguments) -> Result<
     let shows_hashes = filter.request.is_some() || filter.trace_id.is_some();
     let most = filter.most;
     let now = Now::of(state);
-    let seen = state.ask_actors(move |actor| actor.last_lookups(&filter)).await;
-    let seen: Vec<(u16, LookupsSeen)> = seen.collect();
+    let seen = state.ask_actors(move |actor| actor.core().explain_lookups(&filter)).await;
+    let seen: Vec<(u16, ExplainedLookups)> = seen.collect();
     let tenant = |tenant| state.tenant(tenant);
     let named: Vec<(u16, String, LookupRecord, Vec<OtherNamespace>)> = seen
         .iter()
@@ -196,8 +196,8 @@ pub(super) async fn explain(state: &HttpState, body: &[u8]) -> Result<Vec<ChainS
     let hashes: Vec<ChunkHash> = asked.hashes.iter().map(parse).collect::<Result<_, _>>()?;
     let now = Now::of(state);
     let asked = hashes.clone();
-    let seen = state.ask_actors(move |actor| actor.chain(&fingerprint, &asked)).await;
-    let seen: Vec<(u16, ChainSeen)> = seen.collect();
+    let seen = state.ask_actors(move |actor| actor.core().store().explain(&fingerprint, &asked)).await;
+    let seen: Vec<(u16, ExplainedChain)> = seen.collect();
     // An error: nobody closes it.
     let _searching = SEARCHES.acquire().await;
     let shown = tokio::task::spawn_blocking(move || {
@@ -205,7 +205,7 @@ pub(super) async fn explain(state: &HttpState, body: &[u8]) -> Result<Vec<ChainS
             seen.iter().map(|(device, seen)| (*device, seen.evictions.clone())).collect();
         let asked: Vec<_> = hashes.iter().map(|hash| (&fingerprint, hash)).collect();
         let found = Memory::search(&memories, &asked);
-        let chain = |(device, seen): (u16, ChainSeen)| {
+        let chain = |(device, seen): (u16, ExplainedChain)| {
             let past = Past { memories: &found, device, before: u64::MAX, at: now.node };
             let knows_namespace = seen.outcomes.is_some();
             let nothing = || vec![OutcomeRun { to: hashes.len() as u32, outcome: ChunkOutcome::Absent }];
@@ -382,8 +382,8 @@ fn lookup_status(
 
 /// Runs with one outcome each; absent chunks are divided by their evictions.
 fn runs(outcomes: &[OutcomeRun], Remembered { evictions, is_cut }: &Remembered, now: Now) -> Vec<RunStatus> {
-    let starts = std::iter::once(0).chain(outcomes.iter().map(|run| run.to));
-    let chunks = starts.zip(outcomes).flat_map(|(from, run)| (from..run.to).map(move |_| run.outcome));
+    let chunks = OutcomeRun::with_starts(outcomes);
+    let chunks = chunks.flat_map(|(from, run)| (from..run.to).map(move |_| run.outcome));
     let mut runs = Vec::<RunStatus>::new();
     for (position, outcome) in (0_u32..).zip(chunks) {
         let eviction = evictions.get(position as usize).copied().flatten();
@@ -442,7 +442,7 @@ fn outcome_name(outcome: ChunkOutcome) -> &'static str {
 fn tier_of(outcome: ChunkOutcome) -> Option<&'static str> {
     match outcome {
         ChunkOutcome::Found(tier) | ChunkOutcome::BehindGap(tier) | ChunkOutcome::ComputedFaster(tier) => {
-            Some(tier_name(tier))
+            Some(tier.name())
         }
         _ => None,
     }

@@ -6,13 +6,12 @@ use std::mem;
 use larder_core::placement::Placement;
 use larder_core::reports::Reporter;
 use larder_core::store::Usage;
-use larder_core::store::policy::PolicyName;
-use larder_core::{Counted, DeviceCopyEnd, Millis};
-use larder_protocol::session::{Checked, Found, Tier};
+use larder_core::{Counted, DeviceCopyEnd, LookedUp, Millis};
+use larder_protocol::session::{Checked, Response, Tier};
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGaugeVec};
 
 use super::rates::{Rates, TenantRates};
-use super::{Metrics, NamespaceMetrics, table, tier_name};
+use super::{HIT_TIERS, Metrics, NamespaceMetrics, table};
 use crate::disk::DiskMetrics;
 use crate::infinite_cache::Lookup;
 
@@ -40,23 +39,9 @@ pub struct ActorMetrics {
     device_bytes: [IntCounter; 4],
 }
 
-/// Prompt tokens that a lookup found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Hit {
-    /// In GPU memory that this node owns.
-    pub on_device: u64,
-    /// In this node's memory.
-    pub in_memory: u64,
-    /// On this node's disk.
-    pub on_disk: u64,
-    /// In others.
-    pub from_peers: u64,
-    /// In the object store.
-    pub stored: u64,
-}
-
 /// How a request ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Outcome {
     /// Done.
     Done,
@@ -67,30 +52,18 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Its name in metrics and traces.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Done => "done",
-            Self::Busy => "busy",
-            Self::Refused => "refused",
+    /// How a request with this answer ended.
+    pub(crate) fn of(response: Option<&Response>) -> Self {
+        match response {
+            Some(Response::Busy(_)) => Self::Busy,
+            Some(Response::Refused(_)) => Self::Refused,
+            _ => Self::Done,
         }
     }
-}
 
-impl Hit {
-    /// The spans that a lookup found, of chunks of so many tokens.
-    pub(crate) fn of(found: &Found, chunk_tokens: u32) -> Self {
-        let in_tier = |tier| {
-            let spans = found.spans.iter().filter(|span| span.tier == tier);
-            spans.map(|span| u64::from(span.to - span.from)).sum::<u64>() * u64::from(chunk_tokens)
-        };
-        Self {
-            on_device: in_tier(Tier::Device),
-            in_memory: in_tier(Tier::Host),
-            on_disk: in_tier(Tier::Disk),
-            from_peers: in_tier(Tier::Peer),
-            stored: in_tier(Tier::Object),
-        }
+    /// Its name in metrics and traces.
+    pub(crate) fn name(self) -> &'static str {
+        self.into()
     }
 }
 
@@ -135,16 +108,6 @@ impl ActorMetrics {
         self.counted = Usage { device_tier: self.counted.device_tier, ..Usage::default() };
     }
 
-    /// Another policy decides what is evicted.
-    pub fn policy_changed(&self, to: PolicyName) {
-        self.metrics.tiers.policy_changes.with_label_values(&[&*self.device, to.as_str()]).inc();
-    }
-
-    /// A chunk was refused whose name disagrees with that of a chunk that is here.
-    pub fn name_refused(&self) {
-        self.metrics.tiers.refused_names.with_label_values(&[&*self.device]).inc();
-    }
-
     /// A namespace became known under this number, which another one may have had.
     pub fn know(&mut self, number: u32, tenant: &str, fingerprint: &str) {
         if self.namespaces.get(&number).is_some_and(|known| known.fingerprint == fingerprint) {
@@ -157,29 +120,23 @@ impl ActorMetrics {
         self.rates.know(number, tenant, fingerprint);
     }
 
-    /// Counts a lookup.
-    pub fn looked_up(&self, namespace: u32, asked: u64, hit: Hit, preempted: bool, skipped: bool) {
-        let Some(counters) = self.namespaces.get(&namespace) else { return };
-        if skipped {
-            return counters.skipped.inc_by(asked);
+    /// Counts a lookup, and notes its chunks for the hit rate of an infinite cache.
+    pub fn looked_up(&mut self, lookup: &LookedUp<'_>) {
+        let &LookedUp { ask, found, chunk_tokens, prompt_tokens, usable, .. } = lookup;
+        let Some(counters) = self.namespaces.get(&ask.namespace) else { return };
+        if ask.skip_read {
+            return counters.skipped.inc_by(prompt_tokens);
         }
-        let Hit { on_device, in_memory, on_disk, from_peers, stored } = hit;
-        let preempted = usize::from(preempted);
-        counters.asked[preempted].inc_by(asked);
-        let found = [on_device, in_memory, on_disk, from_peers, stored];
-        counters.hit[preempted].iter().zip(found).for_each(|(counter, tokens)| counter.inc_by(tokens));
-    }
-
-    /// Counts seconds of prefill that a hit saves.
-    pub fn avoided(&self, namespace: u32, seconds: f64) {
-        if let Some(counters) = self.namespaces.get(&namespace) {
-            counters.avoided_seconds.inc_by(seconds);
+        let preempted = usize::from(ask.preempted);
+        counters.asked[preempted].inc_by(prompt_tokens);
+        for (counter, tier) in counters.hit[preempted].iter().zip(HIT_TIERS) {
+            let spans = found.spans.iter().filter(|span| span.tier == tier);
+            let chunks: u64 = spans.map(|span| u64::from(span.to - span.from)).sum();
+            counter.inc_by(chunks * u64::from(chunk_tokens));
         }
-    }
-
-    /// Notes the chunks of a lookup, for the hit rate of an infinite cache.
-    pub fn could_reuse(&mut self, namespace: u32, lookup: Lookup<'_>, now: Millis) {
-        self.rates.record(namespace, lookup, now);
+        let (tokens_asked, tokens_hit) = (prompt_tokens, found.tokens);
+        let asked = Lookup { usable, chunk_tokens, tokens_asked, tokens_hit };
+        self.rates.record(ask.namespace, asked, lookup.at);
     }
 
     /// Prompt tokens asked and hit so far.
@@ -213,6 +170,15 @@ impl ActorMetrics {
             Counted::Came(pieces, bytes) => self.handed_over(2, *pieces, *bytes),
             Counted::ByDevice(how, bytes) => self.lane_copied(*how, *bytes),
             Counted::ReadFromTier(bytes) => self.device_bytes[3].inc_by(*bytes),
+            Counted::Avoided(namespace, seconds) => {
+                _ = self.namespaces.get(namespace).map(|counters| counters.avoided_seconds.inc_by(*seconds));
+            }
+            Counted::NameRefused => {
+                self.metrics.tiers.refused_names.with_label_values(&[&*self.device]).inc();
+            }
+            Counted::PolicyChanged(to) => {
+                self.metrics.tiers.policy_changes.with_label_values(&[&*self.device, to.as_str()]).inc();
+            }
             Counted::Reported(by, found) => self.reported(by, *found),
         }
     }
@@ -316,13 +282,13 @@ impl ActorMetrics {
                 ("lingering_processes", usage.lingering_processes),
             ],
         );
-        let (on_device, host) = (tier_name(Tier::Device), tier_name(Tier::Host));
+        let (on_device, host) = (Tier::Device.name(), Tier::Host.name());
         let held_there = usage.device_tier;
         set(&tiers.cached_chunks, &[(on_device, held_there.blocks), (host, usage.cached_chunks)]);
         set(&tiers.cached_bytes, &[(on_device, held_there.used_bytes), (host, usage.cached_bytes)]);
         let more = |total: fn(&Usage) -> u64| total(usage) - total(&before);
         if let Some((used, disk)) = usage.disk.zip(self.disk.as_ref()) {
-            set(&tiers.cached_chunks, &[(tier_name(Tier::Disk), used.chunks)]);
+            set(&tiers.cached_chunks, &[(Tier::Disk.name(), used.chunks)]);
             disk.waiting_bytes.set(used.waiting_bytes as i64);
             disk.shed.inc_by(more(|usage| usage.disk.unwrap_or_default().shed));
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use futures_util::future::join_all;
 use hashbrown::HashMap;
-use larder_core::tiers::known::{Fact, Known, LIFETIMES};
+use larder_core::tiers::presence::{Fact, LIFETIMES, PresenceCache};
 use larder_protocol::{ChunkRef, PoolSet};
 use object_store::path::Path;
 use object_store::{GetResultPayload, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
@@ -46,7 +46,7 @@ pub(super) struct Client {
     bytes: Semaphore,
     units: u32,
     find_time: Duration,
-    known: RefCell<Known<ObjectKey>>,
+    known: RefCell<PresenceCache<ObjectKey>>,
     /// How long the store may say nothing before nobody waits for it.
     patience: Duration,
     sides: [SideState; 2],
@@ -98,7 +98,7 @@ impl Client {
             bytes: Semaphore::new(units as usize),
             units,
             find_time: options.find_deadline,
-            known: RefCell::new(Known::new(options.known_chunks, LIFETIMES)),
+            known: RefCell::new(PresenceCache::new(options.known_chunks, LIFETIMES)),
             patience: options.timeout,
             sides: Default::default(),
             said,

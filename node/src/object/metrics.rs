@@ -39,7 +39,8 @@ metrics_table! {
 }
 
 /// The kind of a request to a store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Kind {
     /// Whether an object is there.
     Head,
@@ -52,7 +53,8 @@ pub enum Kind {
 }
 
 /// The two things that may be refused apart from each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Side {
     /// Looking for objects, and reading them.
     Reading,
@@ -114,12 +116,7 @@ impl Kind {
     }
 
     fn name(self) -> &'static str {
-        match self {
-            Self::Head => "head",
-            Self::Get => "get",
-            Self::Put => "put",
-            Self::Delete => "delete",
-        }
+        self.into()
     }
 }
 
@@ -127,10 +124,7 @@ impl Side {
     /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Reading => "reading",
-            Self::Writing => "writing",
-        }
+        self.into()
     }
 }
 

@@ -6,12 +6,11 @@ use actix::Actor as _;
 use actix_rt::Arbiter;
 use futures_util::FutureExt as _;
 use futures_util::future::try_join_all;
-use larder_net::audit::Audit;
 use tokio::sync::{mpsc, watch};
 
 use super::object::Objects;
 use super::{ServeError, disk};
-use crate::actor::{GpuActor, Parts, Peers};
+use crate::actor::{GpuActor, Hands, Parts, Peers};
 use crate::arena::Arena;
 use crate::clock::Clock;
 use crate::cluster::Cluster;
@@ -34,7 +33,7 @@ pub(super) struct NodeParts {
     pub(super) metrics: SharedMetrics,
     pub(super) clock: Clock,
     pub(super) tenants: Arc<[String]>,
-    pub(super) logs: (Option<Recorder>, Audit),
+    pub(super) recorder: Option<Recorder>,
     pub(super) objects: Option<Objects>,
     pub(super) devices: Devices,
     pub(super) filling: Arc<MemoryProgress>,
@@ -73,8 +72,7 @@ pub(super) async fn start_actors(
     }
     let sibling = |(actor, _): &(SessionActor, Arbiter)| Sibling {
         blocks: actor.address.clone().recipient(),
-        give_up: actor.address.clone().recipient(),
-        verify: actor.address.clone().recipient(),
+        tell: actor.address.clone().recipient(),
     };
     _ = addresses.set(actors.iter().map(sibling).collect());
     Ok((actors, feeds, memory))
@@ -120,7 +118,7 @@ async fn fill(
 async fn start_actor(
     device: u16,
     limits: &ActorLimits,
-    NodeParts { metrics, clock, tenants, logs: (recorder, audit), objects, devices, filling }: &NodeParts,
+    NodeParts { metrics, clock, tenants, recorder, objects, devices, filling }: &NodeParts,
     feed: Feed,
     siblings: Option<Siblings>,
     peers: Option<Peers>,
@@ -133,30 +131,27 @@ async fn start_actor(
     let (disk, disk_trouble) = disk::start(device, limits.disk.as_ref().zip(disk_metrics.clone())).await;
     let mut store_limits = limits.store.clone();
     store_limits.disk = store_limits.disk.filter(|_| disk.is_some());
-    let object = objects.as_ref().and_then(|objects| objects.parts());
-    store_limits.object = store_limits.object.filter(|_| object.is_some());
+    let stored = objects.as_ref().and_then(|objects| objects.parts());
+    store_limits.object = store_limits.object.filter(|_| stored.is_some());
     let (devices, pci, cpus) = (devices.clone(), limits.pci, limits.cpus.clone());
     let place = DevicePlace { devices, device, pci, cpus };
     let (lives, watch_lives) = watch::channel(0);
-    let actor = GpuActor::new(Parts {
-        store: store_limits,
+    let hands = Hands {
         arena: Arena::planned(&limits.arena),
-        arriving,
-        lane,
-        device: (place, limits.device),
+        lane: Arc::new(lane),
         metrics: metrics.of_actor(device, disk_metrics),
         clock: *clock,
-        tenants: Arc::clone(tenants),
         recorder: recorder.clone(),
-        audit: audit.clone(),
         siblings,
         peers,
         feed,
-        lives,
         disk,
         disk_trouble,
-        object,
-    });
+        objects: stored,
+    };
+    let (device_place, tenants) = ((place, limits.device), Arc::clone(tenants));
+    let actor =
+        GpuActor::new(Parts { store: store_limits, device: device_place, tenants, arriving, lives, hands });
     let cpus = limits.cpus.clone();
     let arbiter = Arbiter::with_tokio_rt(move || {
         threads::name(&format!("larder-gpu-{device}"));

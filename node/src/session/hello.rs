@@ -18,8 +18,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::greetings::Seat;
 use super::listen::{CountedSession, Host, SessionActor, SessionSettings};
 use super::serve::{self, Opened};
-use crate::actor::{Client, Close, Open, tell};
+use crate::actor::{Client, Errand};
 use crate::arena::PAGE_BYTES;
+use crate::exchange::Tell;
 use crate::processes::{EnterError, PeerError, SocketProcess};
 use crate::threads;
 use crate::window::{Window, WindowBudget};
@@ -88,7 +89,7 @@ async fn begin(actor: &SessionActor, socket: UnixStream, mut reader: FrameReader
     };
     if !begun {
         // An error: the actor has ended, and the session with it.
-        let _ = actor.address.send(Close { session }).await;
+        let _ = actor.address.send(serve::close(session)).await;
     }
 }
 
@@ -158,15 +159,14 @@ async fn welcome(
     let client = Client { name: hello.client.clone(), pid };
     let mut lives = actor.lives.clone();
     lives.mark_unchanged();
-    let session = actor
-        .address
-        .send(Open { tenant, process: member.process, window, client })
-        .await
-        .map_err(|_| refused(RefusalCode::Stopping, &"the node is stopping"))?;
+    let process = member.process;
+    let open = Errand::new(move |actor, _| actor.open_session(tenant, process, window, client));
+    let session = actor.address.send(open).await.ok().flatten();
+    let session = session.ok_or_else(|| refused(RefusalCode::Stopping, &"the node is stopping"))?;
     // The actor may have heard of the process's end before its session was there: then nobody would say it again, and the process
     // would keep memory out of use for ever.
-    let (process, is_gone) = (member.process, *member.gone.borrow());
-    if is_gone && actor.address.send(tell(Event::ProcessGone(process))).await.is_err() {
+    let is_gone = *member.gone.borrow();
+    if is_gone && actor.address.send(Tell(Event::ProcessGone(process))).await.is_err() {
         tracing::debug!(process = process.0, "an actor has stopped before a process was gone");
     }
     tracing::info!(
@@ -188,11 +188,19 @@ async fn welcome(
         metrics: settings.metrics.clone(),
         descriptions: settings.descriptions.clone(),
         sampler: settings.sampler,
+        audit: settings.audit.clone(),
+        engine: engine_name(name, &hello.client, pid),
         stopping: settings.stopping.clone(),
         leaves: host.leaves.clone(),
         permit,
     };
     Ok((actor, opened))
+}
+
+/// The name of an engine in the audit log.
+fn engine_name(tenant: &str, name: &str, pid: Option<u32>) -> String {
+    let pid = pid.map_or(String::new(), |pid| format!(" pid {pid}"));
+    format!("engine {name} of tenant {tenant}{pid}")
 }
 
 /// The welcome, ready to be sent.

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use larder_core::reports::Reporter;
 use larder_core::store::Checksums;
-use larder_core::{Arrival, FetchFailure};
+use larder_core::{Arrival, Event, FetchFailure};
 use larder_protocol::{ChunkHash, Fingerprint};
 
 use super::Siblings;
 use crate::arena::Destination;
 use crate::copy::{CopyPool, ImportOrder};
-use crate::exchange::{AskBlocks, FetchChunk, FetchOrder, GiveUp, Grant, GrantedChunk, VerifyChunks};
+use crate::exchange::{AskBlocks, FetchChunk, FetchOrder, Grant, GrantedChunk, Tell};
 
 impl Siblings {
     /// Carries out an order whose holder is a sibling. Each chunk is checked as if a peer had sent it.
@@ -21,7 +21,8 @@ impl Siblings {
         order: FetchOrder,
         copies: Arc<CopyPool>,
     ) -> impl Future<Output = Vec<Arrival>> + use<> {
-        let FetchOrder { holder, fingerprint, chunks, deadline, class, trace, .. } = order;
+        let FetchOrder { ordered, chunks, class, trace, .. } = order;
+        let larder_core::FetchOrder { holder, fingerprint, deadline, .. } = ordered;
         let asking = self.actor(holder.device).map(|sibling| {
             let hashes = chunks.iter().map(|chunk| chunk.hash).collect();
             let block_bytes = chunks.first().map_or(&[][..], |chunk| &chunk.blocks);
@@ -59,7 +60,7 @@ impl Siblings {
     pub(crate) fn tell_moved(&self, device: u16, fingerprint: Fingerprint, hash: ChunkHash) {
         if let Some(sibling) = self.actor(device) {
             // Refused: it keeps a copy until it is evicted.
-            let _ = sibling.give_up.try_send(GiveUp { fingerprint, hashes: vec![hash] });
+            let _ = sibling.tell.try_send(Tell(Event::Moved { fingerprint, hashes: vec![hash] }));
         }
     }
 
@@ -67,7 +68,7 @@ impl Siblings {
     pub(crate) fn tell_damaged(&self, device: u16, fingerprint: Fingerprint, hashes: Vec<ChunkHash>) {
         let by = Reporter::Sibling(self.device());
         if let Some(sibling) = self.actor(device)
-            && sibling.verify.try_send(VerifyChunks { by, fingerprint, hashes }).is_err()
+            && sibling.tell.try_send(Tell(Event::Damaged { by, fingerprint, hashes })).is_err()
         {
             tracing::debug!(device, "a sibling is busy: the next reader of the chunk reports it");
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use larder_coordinator::election::Answer;
+use larder_coordinator::election::RegisterAnswer;
 use larder_coordinator::membership::{Beat, JoinRefused};
 use larder_core::exchange::Effect as Exchanged;
 use larder_core::placement::Placement;
@@ -88,7 +88,7 @@ names!(JOINS, join_refused of JoinRefused as "JoinRefused": Outdated, InUse, Not
 
 names!(BEATS, beat of Beat as "Beat": Heard, Contested, Removed, NotLeading, LaterTerm);
 
-names!(ANSWERS, answer of Answer as "election::Answer": Found, Written, Conflict, Failed);
+names!(ANSWERS, answer of RegisterAnswer as "election::RegisterAnswer": Found, Written, Conflict, Failed);
 
 /// A coordinator takes over from a leader that is silent, before its lease is over.
 pub(crate) const LEADER_IS_SILENT: &str = "election::silent";

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_coordinator::election::{Answer, Ask};
+use larder_coordinator::election::{RegisterAnswer, RegisterOp};
 use larder_core::Event;
 use larder_core::store::policy::PolicyName;
 use larder_node::arena::ExtentMemory;
@@ -94,7 +94,7 @@ pub(crate) enum Happening {
     /// To a coordinator.
     Coordinator(usize, CoordinatorHappening),
     /// A question of a coordinator comes to the register of the election.
-    Register { at: usize, life: u64, number: u64, ask: Ask },
+    Register { at: usize, life: u64, number: u64, ask: RegisterOp },
     /// A fault begins or ends.
     Fault(usize, bool),
     /// A process starts on a host.
@@ -155,7 +155,7 @@ pub(crate) enum CoordinatorHappening {
     /// The leader says something to one of its lives.
     Told { life: u64, says: CoordinatorSays },
     /// The register answers one of its lives.
-    Answered { life: u64, number: u64, answer: Answer },
+    Answered { life: u64, number: u64, answer: RegisterAnswer },
     /// It follows the leader anew, in one of its lives.
     Watches(u64),
     /// It is started again, with or without its state.

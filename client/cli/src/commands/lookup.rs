@@ -5,7 +5,6 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use larder_client::{LookupOptions, Session};
-use larder_node::metrics::tier_name;
 use larder_protocol::NamespaceSpec;
 use larder_protocol::session::{Found, Span};
 use serde::Serialize;
@@ -97,7 +96,7 @@ fn ask(
     let options = LookupOptions { prompt_tokens, ..LookupOptions::default() };
     let Found { tokens, spans, .. } = session.lookup(&namespace, &chain, options).wait()?;
     let span = |Span { from, to, tier }: Span| HeldSpan {
-        tier: tier_name(tier),
+        tier: tier.name(),
         from_chunk: from,
         to_chunk: to,
         tokens: u64::from(to - from) * chunk_tokens,

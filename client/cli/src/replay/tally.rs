@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use larder_node::metrics::tier_name;
 use larder_protocol::ChunkHash;
 use larder_protocol::session::Tier;
 
@@ -57,7 +56,7 @@ impl Tally {
             tokens_asked: 0,
             tokens_hit: [Tier::Device, Tier::Host, Tier::Disk, Tier::Peer, Tier::Object]
                 .into_iter()
-                .map(|tier| (tier_name(tier), 0))
+                .map(|tier| (tier.name(), 0))
                 .collect(),
             wrong_bytes: 0,
             first_wrong: None,
@@ -79,7 +78,7 @@ impl Tally {
 
     /// `tokens` of a prompt came from `tier`.
     pub fn hit(&mut self, tier: Tier, tokens: u64) {
-        *self.tokens_hit.entry(tier_name(tier)).or_default() += tokens;
+        *self.tokens_hit.entry(tier.name()).or_default() += tokens;
     }
 
     /// A request failed.
@@ -149,7 +148,7 @@ impl Tally {
         took: Duration,
     ) -> Report {
         let tokens_hit = self.tokens_hit_total();
-        let from_peers = self.tokens_hit.get(tier_name(Tier::Peer)).copied().unwrap_or_default();
+        let from_peers = self.tokens_hit.get(Tier::Peer.name()).copied().unwrap_or_default();
         Report {
             requests: self.requests,
             failed_requests: self.failed_requests,

@@ -19,7 +19,7 @@ use crate::lookups::NotDelivered;
 use crate::placement::{Placement, PlacementRule, place_by_reads, place_by_worth};
 use crate::store::ids::ChunkKey;
 use crate::store::{Came, ChangeKind, FetchId, Wanted};
-use crate::tiers::known::Fact;
+use crate::tiers::presence::Fact;
 
 /// A chunk that is being fetched.
 #[derive(Debug)]

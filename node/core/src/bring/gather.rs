@@ -79,6 +79,7 @@ impl Core {
         let mut found = self.found_on(request.session, &ask, walk, &elsewhere)?;
         self.note_lookup(LookupKind::Lookup, request, &ask, (walk, located, &found));
         self.find_on_device(request.session, &ask, &mut found);
+        self.avoided(&ask, found.tokens);
         self.effects.push_back(Effect::Found { request, ask, found });
         Ok(())
     }
@@ -230,18 +231,17 @@ impl Core {
             let Some(Waiting { cause, until, lookup, .. }) = self.bring.waiting.remove(gather) else {
                 continue;
             };
-            let effect = match self.store.finish_gather(*gather) {
+            match self.store.finish_gather(*gather) {
                 Ok(leased) => {
                     self.lookups.delivered(lookup, leased.chunks, until <= self.now);
                     cause.count("larder.chunks_here", leased.chunks.into());
-                    Effect::Leased { request, leased }
+                    self.effects.push_back(Effect::Leased { request, leased });
                 }
                 Err(refused) => {
                     self.lookups.refused(lookup, &refused);
-                    Effect::Refused { request, refused }
+                    self.refuse(request, Err(refused));
                 }
-            };
-            self.effects.push_back(effect);
+            }
         }
     }
 

@@ -44,6 +44,7 @@ impl Core {
     /// Starts to follow chunks, and asks for the chunks that another node's engine writes.
     pub(crate) fn follow(&mut self, request: RequestId, ask: Follow) -> Result<(), Refused> {
         let Follow { namespace, chain, writer, attempt, patience_ms } = ask;
+        let writer = writer.filter(|writer| self.is_elsewhere(writer));
         let (patience_ms, now) = (patience_ms.min(MOST_PATIENCE_MS), self.millis());
         let asked =
             FollowRequest { namespace, chain: &chain, from_peer: writer.is_some(), attempt, patience_ms };
@@ -64,6 +65,11 @@ impl Core {
             self.order_follows(&writer, fingerprint, (attempt, patience_ms), coming);
         }
         Ok(())
+    }
+
+    /// Whether an engine writes at another node.
+    fn is_elsewhere(&self, writer: &Writer) -> bool {
+        self.bring.sources.peers.is_some() && writer.node != self.node
     }
 
     /// Gives up orders that wait for an earlier attempt at writing one of these chunks.

@@ -17,7 +17,7 @@ use crate::effect::Effect;
 use crate::event::{QuestionId, RequestId};
 use crate::store::ids::{ChunkKey, SessionId};
 use crate::store::{FetchId, Source, Walk};
-use crate::tiers::known::Fact;
+use crate::tiers::presence::Fact;
 
 /// Positions of a chain whose chunks are not on this node, and the places that may be asked for them.
 #[derive(Debug, Default)]
@@ -382,9 +382,7 @@ impl Core {
             }
             LocatePurpose::Again(_) | LocatePurpose::Drain => return,
         };
-        if let Err(refused) = done {
-            self.effects.push_back(Effect::Refused { request, refused });
-        }
+        self.refuse(request, done);
     }
 
     /// Ends the questions whose deadline has passed, without the late answers.

@@ -49,8 +49,9 @@ impl Core {
         let mut found = self.found_on(request.session, &ask, &walk, &elsewhere)?;
         let lookup = self.note_lookup(LookupKind::Prefetch, request, &ask, (&walk, located, &found));
         let started = self.start((request.session, lookup), &ask, (&found, &elsewhere), located, cause);
-        if let Err(refused) = &started {
-            self.lookups.refused(lookup, refused);
+        match &started {
+            Ok(started) => self.avoided(&ask, started.tokens),
+            Err(refused) => self.lookups.refused(lookup, refused),
         }
         self.find_on_device(request.session, &ask, &mut found);
         self.effects.push_back(Effect::Prefetching { request, ask, found, started });

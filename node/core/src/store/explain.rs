@@ -5,9 +5,9 @@ use larder_protocol::namespace::HashAlgorithm;
 use larder_protocol::session::Tier;
 use larder_protocol::{ChunkHash, Fingerprint};
 
-use super::Store;
 use super::ids::NamespaceId;
 use super::journal::is_held;
+use super::{RememberedEvictions, Stay, Store};
 use crate::outcome::{ChunkOutcome, OutcomeRun, runs_of};
 
 /// A namespace of the same tenant in which the store has chunks.
@@ -25,7 +25,48 @@ pub struct OtherNamespace {
     pub has_chunk: Option<bool>,
 }
 
+/// The chunks of a prompt that a store has, and why the others may be missing.
+#[derive(Debug, Clone)]
+pub struct ExplainedChain {
+    /// The outcome of each chunk; `None` for a namespace that the store does not know.
+    pub outcomes: Option<Vec<OutcomeRun>>,
+    /// The namespaces that resemble this one, if a chunk is missing.
+    pub others: Vec<OtherNamespace>,
+    /// The keepers of the chunks in memory.
+    pub stays: Vec<Stay>,
+    /// For how long nobody had used the chunks that were evicted lately.
+    pub evicted_after_ms: Option<u64>,
+    /// The last evictions.
+    pub evictions: RememberedEvictions,
+}
+
 impl Store {
+    /// Explains what a lookup of a prompt would find.
+    #[must_use]
+    pub fn explain(&self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) -> ExplainedChain {
+        let outcomes = self.has_of(fingerprint, hashes);
+        ExplainedChain {
+            others: self.others_if_missing(fingerprint, hashes, outcomes.as_deref().unwrap_or_default()),
+            outcomes,
+            stays: self.stays(fingerprint, hashes),
+            evicted_after_ms: self.evicted_after_ms(),
+            evictions: self.remembered_evictions(),
+        }
+    }
+
+    /// The namespaces that resemble one in which a chunk is nowhere.
+    pub(crate) fn others_if_missing(
+        &self,
+        fingerprint: &Fingerprint,
+        hashes: &[ChunkHash],
+        outcomes: &[OutcomeRun],
+    ) -> Vec<OtherNamespace> {
+        let mut runs = OutcomeRun::with_starts(outcomes);
+        let missing = runs.find(|(_, run)| run.outcome == ChunkOutcome::Absent);
+        let missing = missing.and_then(|(from, _)| hashes.get(from as usize));
+        missing.map(|hash| self.others_like(fingerprint, hash)).unwrap_or_default()
+    }
+
     /// The presence of each chunk of a prompt in the store now; `None` for an unknown namespace.
     #[must_use]
     pub fn has_of(&self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) -> Option<Vec<OutcomeRun>> {

@@ -14,7 +14,8 @@ use super::index::OnDisk;
 use crate::placement::{Saves, Worth};
 
 /// Why a chunk left a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[repr(u8)]
 pub enum EvictionRule {
     /// More was cached than the capacity or the high watermark allows.
@@ -85,15 +86,7 @@ impl EvictionRule {
     /// Its name in answers and on the command line.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Watermark => "watermark",
-            Self::Need => "need",
-            Self::Clearing => "clearing",
-            Self::Disk => "disk",
-            Self::Moved => "moved",
-            Self::Purged => "purged",
-            Self::Damaged => "damaged",
-        }
+        self.into()
     }
 
     const ALL: [Self; 7] =

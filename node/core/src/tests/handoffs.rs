@@ -403,3 +403,22 @@ fn a_chunk_of_a_follow_that_is_on_disk_is_read_and_the_writer_is_asked_for_the_o
     w.tell(Event::Closed(w.session));
     assert!(w.is_at_rest());
 }
+
+#[test]
+fn chunks_that_are_written_at_this_node_need_no_other_node() {
+    for (node, orders) in [("n1", 0), ("n2", 1)] {
+        let mut w = World::new(PEERS);
+        w.core.is_at("n1".to_owned());
+        let writer = Writer { node: node.to_owned(), device: 0 };
+        let ask = Follow {
+            namespace: w.namespace,
+            chain: w.chain("ab"),
+            writer: Some(writer),
+            attempt: 0,
+            patience_ms: 1_000,
+        };
+        w.asks(w.session, Request::Follow(ask));
+        let ordered = std::iter::from_fn(|| w.poll()).filter(|effect| matches!(effect, Effect::Follow(_)));
+        assert_eq!(ordered.count(), orders, "{node}");
+    }
+}

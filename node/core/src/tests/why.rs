@@ -12,9 +12,16 @@ use crate::store::{EvictionRule, Keeper, Stay};
 const ALONE: Sources = Sources { siblings: None, peers: None, disk: None, object: None, known_chunks: 100 };
 
 impl World {
+    /// A session asks, and its engine names the request.
+    fn says(&mut self, origin: Origin, ask: Request) {
+        let request = RequestId { session: self.session, number: self.requests + 1 };
+        self.core.request_is(request, &ask, origin);
+        self.asks(self.session, ask);
+    }
+
     /// The last lookup in the log.
     fn last_lookup(&self) -> LookupRecord {
-        let last = self.core.last_lookups(&LookupFilter { most: 1, ..LookupFilter::default() });
+        let last = self.core.lookups.last(&LookupFilter { most: 1, ..LookupFilter::default() });
         last.into_iter().next().expect("a lookup")
     }
 
@@ -284,15 +291,14 @@ fn a_chunk_that_is_computed_sooner_than_it_comes_is_named_so() {
 fn a_lookup_is_found_by_the_engines_name_and_by_its_trace_even_if_others_answer_first() {
     let mut w = World::new(PEERS);
     let origin = Origin { request: Some("req-7".into()), trace_id: Some([7; 16]) };
-    w.core.request_is(RequestId { session: w.session, number: w.requests + 1 }, origin.clone());
-    w.lookup("a");
+    w.says(origin, Request::Lookup(w.ask("a")));
     let Effect::FindHolders { question, .. } = w.next() else { panic!("the directory") };
     let other = World::ask(&w, "b");
     w.asks(w.session, Request::Lookup(Lookup { tiers: vec![Tier::Host], ..other }));
     w.next();
     w.tell(Event::HoldersFound { question, holders: vec![of(&[])] });
     w.next();
-    let by = |filter: LookupFilter| w.core.last_lookups(&LookupFilter { most: 9, ..filter });
+    let by = |filter: LookupFilter| w.core.lookups.last(&LookupFilter { most: 9, ..filter });
     let named = by(LookupFilter { request: Some("req-7".into()), ..LookupFilter::default() });
     assert_eq!((named.len(), &named[0].hashes[0]), (1, &name("a")));
     assert_eq!(by(LookupFilter { trace_id: Some([7; 16]), ..LookupFilter::default() }), named);
@@ -304,9 +310,18 @@ fn a_lookup_is_found_by_the_engines_name_and_by_its_trace_even_if_others_answer_
 fn origins_of_a_session_that_ended_are_forgotten() {
     let mut w = World::new(PEERS);
     let origin = Origin { request: Some("gone".into()), trace_id: None };
-    w.core.request_is(RequestId { session: w.session, number: w.requests + 1 }, origin);
-    w.lookup("a");
+    w.says(origin, Request::Lookup(w.ask("a")));
+    assert_eq!(w.core.origins.len(), 1);
     w.tell(Event::Closed(w.session));
+    assert!(w.core.origins.is_empty());
+}
+
+#[test]
+fn only_lookups_prefetches_and_leases_keep_their_origin() {
+    let mut w = World::new(PEERS);
+    let origin = Origin { request: Some("req-7".into()), trace_id: None };
+    w.says(origin, Request::Progress(1));
+    w.says(Origin::default(), Request::Lookup(w.ask("a")));
     assert!(w.core.origins.is_empty());
 }
 

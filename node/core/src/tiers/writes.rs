@@ -15,7 +15,7 @@ use crate::event::{Below, WriteNumber, Written};
 use crate::store::WriteId;
 use crate::store::ids::ChunkKey;
 use crate::tiers::described::MayWrite;
-use crate::tiers::known::Fact;
+use crate::tiers::presence::Fact;
 
 /// Writes under way.
 #[derive(Debug, Default)]

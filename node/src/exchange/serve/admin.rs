@@ -1,14 +1,15 @@
 //! An admin's requests to a node: policies, drains, configurations, purges, pins. The audit log notes each.
 
 use actix::Recipient;
+use larder_core::{AdminPin, Event};
 use larder_protocol::drain::DrainCommand;
 use larder_protocol::identity::Identity;
-use larder_protocol::peer::{PeerRequest, PeerResponse, RetryAfter};
+use larder_protocol::peer::{PeerRequest, PeerResponse};
 use larder_protocol::pin::{DevicePin, PinCommand, PinStart};
 use larder_protocol::session::Pinned;
 
-use super::{BUSY_RETRY_MS, Server};
-use crate::exchange::{PinForAdmin, SetPolicy};
+use super::{Server, busy};
+use crate::exchange::{PinForAdmin, Tell};
 
 impl Server {
     /// Carries out an admin's request.
@@ -75,8 +76,8 @@ impl Server {
         let Ok(policy) = name.parse() else {
             return PeerResponse::Refused(format!("there is no policy `{name}`"));
         };
-        for actor in &self.services.policy {
-            if actor.send(SetPolicy(policy)).await.is_err() {
+        for actor in &self.services.tell {
+            if actor.send(Tell(Event::PolicyIs(policy))).await.is_err() {
                 return busy();
             }
         }
@@ -91,7 +92,7 @@ async fn pin(actors: &[Recipient<PinForAdmin>], command: PinCommand) -> PeerResp
         PinCommand::Start(start) => {
             let mut pins = Vec::new();
             for (device, actor) in (0..).zip(actors) {
-                let failed = match actor.send(PinForAdmin::Start(start.clone())).await {
+                let failed = match actor.send(PinForAdmin(AdminPin::Start(start.clone()))).await {
                     // There is nothing to pin.
                     Ok(Ok(Pinned { pin: 0, .. })) => continue,
                     Ok(Ok(Pinned { pin, chunks, duration_ms })) => {
@@ -103,7 +104,7 @@ async fn pin(actors: &[Recipient<PinForAdmin>], command: PinCommand) -> PeerResp
                 };
                 for DevicePin { device, pin, .. } in pins {
                     // Errors: the pin is over, or ends by itself.
-                    let _ = actors[usize::from(device)].send(PinForAdmin::End(pin)).await;
+                    let _ = actors[usize::from(device)].send(PinForAdmin(AdminPin::End(pin))).await;
                 }
                 return failed;
             }
@@ -113,17 +114,13 @@ async fn pin(actors: &[Recipient<PinForAdmin>], command: PinCommand) -> PeerResp
             let Some(actor) = actors.get(usize::from(device)) else {
                 return PeerResponse::Refused("there is no such device".to_owned());
             };
-            match actor.send(PinForAdmin::End(pin)).await {
+            match actor.send(PinForAdmin(AdminPin::End(pin))).await {
                 Ok(Ok(_)) => PeerResponse::Done,
                 Ok(Err(refused)) => PeerResponse::Refused(refused),
                 Err(_) => busy(),
             }
         }
     }
-}
-
-fn busy() -> PeerResponse {
-    PeerResponse::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS })
 }
 
 #[cfg(test)]
@@ -144,11 +141,11 @@ mod tests {
     impl Handler<PinForAdmin> for Pins {
         type Result = Result<Pinned, String>;
 
-        fn handle(&mut self, ask: PinForAdmin, _: &mut Self::Context) -> Self::Result {
+        fn handle(&mut self, PinForAdmin(ask): PinForAdmin, _: &mut Self::Context) -> Self::Result {
             match ask {
-                PinForAdmin::Start(_) if self.0 == 0 => Err("too much is pinned".to_owned()),
-                PinForAdmin::Start(_) => Ok(Pinned { pin: self.0, chunks: 1, duration_ms: 5 }),
-                PinForAdmin::End(pin) => {
+                AdminPin::Start(_) if self.0 == 0 => Err("too much is pinned".to_owned()),
+                AdminPin::Start(_) => Ok(Pinned { pin: self.0, chunks: 1, duration_ms: 5 }),
+                AdminPin::End(pin) => {
                     self.1.send(pin).unwrap();
                     Ok(Pinned { pin, chunks: 0, duration_ms: 0 })
                 }

@@ -128,10 +128,7 @@ fn a_cancelled_order_on_block_threads_is_reported_and_the_next_one_comes() {
         for chunks in [64, 200] {
             let (cancel, cancelled) = oneshot::channel();
             let class = watch::Sender::new(Class::Decode);
-            let order = FetchOrder {
-                cancelled: Some(cancelled),
-                ..asker.order_of(asker.chunks(chunks), &class, LONG)
-            };
+            let order = FetchOrder { cancelled, ..asker.order_of(asker.chunks(chunks), &class, LONG) };
             let came = asker.handle.fetch(order).unwrap();
             until("it is under way", || asker.metrics.fetches_in_flight.get() > 0).await;
             cancel.send(()).unwrap();

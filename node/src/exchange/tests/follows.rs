@@ -1,7 +1,8 @@
 //! What a follower makes of what the writer's node sends: right layers, and everything else.
 
-use larder_core::{Event, OrderNumber};
+use larder_core::Event;
 use larder_protocol::checksum::{layers_checksum, range_checksum};
+use larder_protocol::handoff::Writer;
 use larder_protocol::peer::{BlockLayers, FollowChunks, FollowStep, Followed};
 
 use super::*;
@@ -99,18 +100,16 @@ async fn follow_until(asker: &Asker, cancelled: oneshot::Receiver<()>, pools: Ve
             key: key(&hash(number)),
         }],
     };
-    let order = FollowOrder {
-        node: asker.other.clone(),
-        device: 0,
-        fingerprint: SPACE,
-        chunks: vec![chunk(0), chunk(1)],
-        pools,
+    let ordered = larder_core::FollowOrder {
         order: ORDER,
+        writer: Writer { node: asker.other.clone(), device: 0 },
+        fingerprint: SPACE,
+        chunks: Vec::new(),
+        pools,
         attempt: 0,
         patience_ms: 10_000,
-        news,
-        cancelled,
     };
+    let order = FollowOrder { ordered, chunks: vec![chunk(0), chunk(1)], news, cancelled };
     assert!(asker.handle.follow(order));
     let mut told = Vec::new();
     while let Some(event) = came.recv().await {

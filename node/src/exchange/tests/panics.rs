@@ -11,17 +11,7 @@ fn a_fetch_that_panics_says_that_nothing_came_and_the_next_one_comes() {
         for (task, panics) in [("fetch", 1), ("orders", 1), ("fetch", 2)] {
             plant(task);
             let class = watch::Sender::new(Class::Decode);
-            let holder = Holder { node: NodeNumber(2), device: 0 };
-            let order = FetchOrder {
-                holder,
-                fingerprint: SPACE,
-                chunks: Vec::new(),
-                deadline: LONG,
-                has_others: false,
-                class: class.subscribe(),
-                cancelled: None,
-                trace: Trace::default(),
-            };
+            let order = order_to(NodeNumber(2), Vec::new(), &class, LONG);
             assert!(asker.handle.fetch(order).unwrap().await.is_err(), "nothing writes any more");
             assert_eq!(asker.watch.panics(task), panics);
             assert!(is_here(&asker.fetch(1, LONG).await), "after {task}");

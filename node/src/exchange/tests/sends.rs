@@ -86,10 +86,8 @@ pub(super) fn services(all: &Addr<HasAll>) -> Services {
     Services {
         blocks: vec![all.clone().recipient()],
         follow: Vec::new(),
-        give_up: Vec::new(),
         take_in: vec![all.clone().recipient()],
-        verify: Vec::new(),
-        policy: Vec::new(),
+        tell: Vec::new(),
         pin: Vec::new(),
         take: vec![all.clone().recipient()],
         drain: Box::new(|_, _| Err(String::new())),

@@ -4,7 +4,7 @@ use futures_util::StreamExt;
 use futures_util::future::try_join_all;
 use futures_util::stream::FuturesUnordered;
 use larder_core::store::ids::ChunkKey;
-use larder_core::tiers::known::Fact;
+use larder_core::tiers::presence::Fact;
 use larder_core::tiers::search::Search;
 use larder_protocol::{ChunkRef, Fingerprint};
 use tokio::time::{Instant, timeout_at};

@@ -2,7 +2,7 @@
 
 use futures_util::TryStreamExt as _;
 use larder_core::store::ids::ChunkKey;
-use larder_core::tiers::known::Fact;
+use larder_core::tiers::presence::Fact;
 use larder_protocol::{ChunkHash, Fingerprint};
 use object_store::{Error, ObjectStoreExt, PutPayload};
 use tokio::time::{Instant, timeout_at};

@@ -1,6 +1,6 @@
 //! What a tier finds, and what that costs.
 
-use larder_core::tiers::known::ABSENT_FOR;
+use larder_core::tiers::presence::ABSENT_FOR;
 use larder_protocol::{ChunkRef, Fingerprint};
 
 use super::*;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use larder_core::tiers::known::ABSENT_FOR;
+use larder_core::tiers::presence::ABSENT_FOR;
 
 use super::*;
 use crate::object::metrics::Side;

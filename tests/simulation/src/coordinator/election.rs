@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use larder_coordinator::election::{Answer, Ask, Candidate, Election, Record, Timing, Version};
+use larder_coordinator::election::{
+    Candidate, Election, Record, RegisterAnswer, RegisterOp, Timing, Version,
+};
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
 use larder_protocol::table::TableReader;
 
@@ -21,21 +23,23 @@ pub(crate) struct Register {
 }
 
 impl Register {
-    fn take(&mut self, ask: Ask, now: Duration) -> Answer {
+    fn take(&mut self, ask: RegisterOp, now: Duration) -> RegisterAnswer {
         let version = |number: u64| Version(number.to_string());
         match ask {
-            Ask::Read => Answer::Found(self.kept.clone().map(|(number, record)| (version(number), record))),
-            Ask::Write(record, over) => {
+            RegisterOp::Read => {
+                RegisterAnswer::Found(self.kept.clone().map(|(number, record)| (version(number), record)))
+            }
+            RegisterOp::Write(record, over) => {
                 let number = self.kept.as_ref().map(|(number, _)| *number);
                 if over != number.map(version) {
-                    return Answer::Conflict;
+                    return RegisterAnswer::Conflict;
                 }
                 let next = number.unwrap_or(0) + 1;
                 if self.term() != record.term {
                     self.begun = now;
                 }
                 (self.kept, self.written) = (Some((next, record)), now);
-                Answer::Written(version(next))
+                RegisterAnswer::Written(version(next))
             }
         }
     }
@@ -45,8 +49,8 @@ impl Register {
     }
 
     /// Whether this write would take the record from a leader that has renewed it a moment ago.
-    fn is_hasty(&self, ask: &Ask, now: Duration) -> bool {
-        let (Ask::Write(record, over), Some((number, kept))) = (ask, &self.kept) else { return false };
+    fn is_hasty(&self, ask: &RegisterOp, now: Duration) -> bool {
+        let (RegisterOp::Write(record, over), Some((number, kept))) = (ask, &self.kept) else { return false };
         let is_taken = kept.holder.life != 0 && kept.holder.life != record.holder.life;
         let is_done = *over == Some(Version(number.to_string()));
         is_taken && is_done && now < self.written + LEAST_AGE
@@ -85,7 +89,7 @@ impl World {
         if coordinator.asked.is_none()
             && let Some(ask) = election.poll(now)
         {
-            if matches!(ask, Ask::Write(..)) && election.misses_leader(now) {
+            if matches!(ask, RegisterOp::Write(..)) && election.misses_leader(now) {
                 self.coverage.note(crate::coverage::LEADER_IS_SILENT);
             }
             coordinator.asked = Some(number);
@@ -93,7 +97,7 @@ impl World {
             if let Some(after) = self.arrival_on_stream(from, to, 200) {
                 self.plan(after, Happening::Register { at, life, number, ask });
             }
-            let answer = Answer::Failed;
+            let answer = RegisterAnswer::Failed;
             let late = CoordinatorHappening::Answered { life, number, answer };
             self.plan(REGISTER_DEADLINE, Happening::Coordinator(at, late));
         }
@@ -105,7 +109,7 @@ impl World {
     }
 
     /// A question comes to the register, perhaps after its asker has given it up. The answer may be lost.
-    pub(crate) fn register_hears(&mut self, at: usize, life: u64, number: u64, ask: Ask) {
+    pub(crate) fn register_hears(&mut self, at: usize, life: u64, number: u64, ask: RegisterOp) {
         if self.coordinators.register.is_hasty(&ask, self.now) {
             self.violate(|| format!("coordinator {at} takes the record from a leader that renews it"));
         }
@@ -117,7 +121,7 @@ impl World {
         }
     }
 
-    pub(super) fn register_answered(&mut self, at: usize, number: u64, answer: Answer) {
+    pub(super) fn register_answered(&mut self, at: usize, number: u64, answer: RegisterAnswer) {
         let coordinator = &mut self.coordinators.all[at];
         if coordinator.asked.take_if(|asked| *asked == number).is_none() {
             return;

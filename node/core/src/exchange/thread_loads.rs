@@ -2,12 +2,12 @@
 
 /// The bytes that each thread fetches now. Number 0 is the thread between nodes, the others are block threads.
 #[derive(Debug)]
-pub struct BlockThreads {
+pub struct ThreadLoads {
     in_flight: Vec<u64>,
     last: usize,
 }
 
-impl BlockThreads {
+impl ThreadLoads {
     /// Nothing is being fetched. `block_threads` is the number of threads beside the thread between nodes.
     #[must_use]
     pub fn new(block_threads: usize) -> Self {
@@ -53,13 +53,13 @@ mod tests {
 
     #[test]
     fn a_node_without_block_threads_fetches_on_the_thread_between_nodes() {
-        let mut threads = BlockThreads::new(0);
+        let mut threads = ThreadLoads::new(0);
         assert!((0..10).all(|_| threads.take(LARGE) == 0));
     }
 
     #[test]
     fn small_fetches_need_no_hop_until_many_are_in_flight() {
-        let mut threads = BlockThreads::new(2);
+        let mut threads = ThreadLoads::new(2);
         let taken: Vec<_> = (0..6).map(|_| threads.take(SMALL)).collect();
         assert_eq!(taken, [0, 0, 1, 2, 0, 1]);
         taken.iter().for_each(|&thread| threads.give_back(thread, SMALL));
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn large_fetches_spread_over_the_block_threads_in_turns() {
-        let mut threads = BlockThreads::new(3);
+        let mut threads = ThreadLoads::new(3);
         assert_eq!([(); 4].map(|()| threads.take(LARGE)), [1, 2, 3, 0]);
         threads.give_back(2, LARGE);
         assert_eq!(threads.take(LARGE), 2, "it has the least");

@@ -23,7 +23,7 @@ pub enum Fact {
 /// The facts of the most recent keys, in two generations of at most half of `most` each: when the younger is full, the older
 /// is forgotten. About 100 bytes a chunk.
 #[derive(Debug)]
-pub struct Known<K> {
+pub struct PresenceCache<K> {
     half: usize,
     lifetimes: Lifetimes,
     younger: HashMap<K, Remembered>,
@@ -46,7 +46,7 @@ enum Remembered {
     Damaged,
 }
 
-impl<K: Eq + Hash> Known<K> {
+impl<K: Eq + Hash> PresenceCache<K> {
     /// Remembers at most `most` facts, and at least half as many.
     #[must_use]
     pub fn new(most: usize, lifetimes: Lifetimes) -> Self {
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn what_was_absent_is_asked_for_again_after_a_while_and_what_is_there_is_not() {
-        let mut known = Known::new(10, LIFETIMES);
+        let mut known = PresenceCache::new(10, LIFETIMES);
         known.set(key(1), Fact::Absent, Duration::ZERO);
         known.set(key(2), Fact::Present, Duration::ZERO);
         let before = ABSENT_FOR - Duration::from_millis(1);
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn it_never_remembers_more_than_it_may_and_the_recent_half_for_certain() {
-        let mut known = Known::new(20, LIFETIMES);
+        let mut known = PresenceCache::new(20, LIFETIMES);
         for number in 0..200 {
             known.set(key(number), Fact::Present, Duration::ZERO);
             assert!(known.len() <= 20);

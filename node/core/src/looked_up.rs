@@ -1,0 +1,76 @@
+//! The facts of an answered lookup: for hit rates, the lookup log, and trying other caches.
+
+use larder_protocol::session::{Found, Lookup};
+use larder_protocol::{ChunkHash, Fingerprint};
+
+use crate::Core;
+use crate::effect::{Counted, Effect};
+use crate::store::Usable;
+use crate::time::Millis;
+use crate::what_if::PastLookup;
+
+/// An answered lookup.
+#[derive(Debug, Clone, Copy)]
+pub struct LookedUp<'a> {
+    /// The time of the answer.
+    pub at: Millis,
+    /// The lookup.
+    pub ask: &'a Lookup,
+    /// The answer.
+    pub found: &'a Found,
+    /// The namespace.
+    pub fingerprint: Fingerprint,
+    /// Tokens of one chunk.
+    pub chunk_tokens: u32,
+    /// Tokens of the prompt: as many as the engine says, up to a bound, so that sums do not overflow.
+    pub prompt_tokens: u64,
+    /// The chunks that could have been hit: the prompt's full ones, a token left to compute.
+    pub usable: &'a [ChunkHash],
+}
+
+impl LookedUp<'_> {
+    /// Whether it names the prompt's chunks from the first on.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        let chain = &self.ask.chain;
+        chain.hashes.is_empty() || chain.chunk(0).index == 0
+    }
+
+    /// The lookup as it can be played again, without the names of its chunks.
+    #[must_use]
+    pub fn past(&self) -> PastLookup {
+        PastLookup {
+            at: self.at,
+            namespace: self.fingerprint,
+            chunk_tokens: self.chunk_tokens,
+            prompt_tokens: self.prompt_tokens,
+            tokens_hit: self.found.tokens,
+            chunks: [].into(),
+        }
+    }
+}
+
+impl Core {
+    /// The facts of an answered lookup; `None` for a namespace that nobody registered.
+    #[must_use]
+    pub fn looked_up<'a>(&self, ask: &'a Lookup, found: &'a Found) -> Option<LookedUp<'a>> {
+        let prompt_tokens = ask.prompt_tokens.min(MOST_PROMPT_TOKENS);
+        let usable = self.store.usable(ask.namespace, &ask.chain, prompt_tokens)?;
+        let Usable { chunks, chunk_tokens, fingerprint } = usable;
+        let usable = &ask.chain.hashes[..chunks];
+        Some(LookedUp { at: self.millis(), ask, found, fingerprint, chunk_tokens, prompt_tokens, usable })
+    }
+
+    /// Counts the seconds of prefill that a hit saves. An engine may say that it is arbitrarily slow, but an infinite sum would
+    /// stay infinite.
+    pub(crate) fn avoided(&mut self, ask: &Lookup, tokens: u64) {
+        let speed = ask.prefill_tokens_per_second.filter(|speed| speed.is_finite() && *speed > 0.0);
+        if let Some(tokens_per_second) = speed {
+            let seconds = tokens as f64 / tokens_per_second.max(1.0);
+            self.effects.push_back(Effect::Count(Counted::Avoided(ask.namespace, seconds)));
+        }
+    }
+}
+
+/// Tokens of a prompt that are counted: far more than any model takes.
+const MOST_PROMPT_TOKENS: u64 = 1 << 32;

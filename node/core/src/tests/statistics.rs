@@ -1,0 +1,86 @@
+//! The figures that a core has its shell count.
+
+use larder_protocol::pin::PinStart;
+use larder_protocol::session::Found;
+
+use super::*;
+use crate::{AdminPin, Millis};
+
+#[test]
+fn a_policy_counts_as_another_one_only_if_it_is() {
+    let mut w = World::new(PEERS);
+    w.tell(Event::PolicyIs(PolicyName::Lru));
+    assert!(w.core.poll_effect().is_none_or(|effect| matches!(effect, Effect::Knows { .. })));
+    w.tell(Event::PolicyIs(PolicyName::Sieve));
+    let counted: Vec<_> = std::iter::from_fn(|| w.core.poll_effect()).collect();
+    assert!(matches!(counted[..], [Effect::Count(Counted::PolicyChanged(PolicyName::Sieve))]), "{counted:?}");
+    assert_eq!(w.core.store().policy(), PolicyName::Sieve);
+}
+
+#[test]
+fn a_hit_counts_the_prefill_that_it_saves_whatever_speed_the_engine_says() {
+    let mut w = World::new(PEERS);
+    w.put("ab");
+    for (speed, seconds) in [
+        (Some(16.0), Some(2.0)),
+        (Some(0.1), Some(32.0)),
+        (Some(0.0), None),
+        (Some(f64::NAN), None),
+        (None, None),
+    ] {
+        let ask = Lookup { prefill_tokens_per_second: speed, ..w.ask("ab") };
+        w.asks(w.session, Request::Lookup(ask));
+        let counted = std::iter::from_fn(|| w.core.poll_effect()).find_map(|effect| match effect {
+            Effect::Count(Counted::Avoided(_, seconds)) => Some(seconds),
+            _ => None,
+        });
+        assert_eq!(counted, seconds, "{speed:?}");
+    }
+}
+
+#[test]
+fn a_lookup_counts_the_chunks_that_it_could_hit() {
+    let mut w = World::new(PEERS);
+    w.put("ab");
+    let found = Found { tokens: 32, spans: Vec::new(), pin: None };
+    let ask = Lookup { prompt_tokens: 48, ..w.ask("abc") };
+    let lookup = w.core.looked_up(&ask, &found).unwrap();
+    assert_eq!((lookup.usable.len(), lookup.is_whole()), (2, true), "a token is left to compute");
+    let past = lookup.past();
+    assert_eq!((past.namespace, past.chunk_tokens, past.tokens_hit), (w.fingerprint, 16, 32));
+    let boundless = Lookup { prompt_tokens: u64::MAX, ..ask.clone() };
+    let lookup = w.core.looked_up(&boundless, &found).unwrap();
+    assert_eq!((lookup.usable.len(), lookup.prompt_tokens), (3, 1 << 32));
+    assert!(w.core.looked_up(&Lookup { namespace: u32::MAX, ..ask }, &found).is_none());
+}
+
+#[test]
+fn a_chunk_under_another_place_than_its_own_is_refused_and_counted() {
+    let mut w = World::new(PEERS);
+    w.put("abc");
+    let mut moved = w.chain("abc");
+    moved.hashes.remove(0);
+    let ask = Lookup { chain: Chain::from_root(w.root, moved.hashes), ..w.ask("") };
+    let request = w.asks(w.session, Request::Lookup(ask));
+    let effects: Vec<_> = std::iter::from_fn(|| w.core.poll_effect()).collect();
+    assert!(
+        effects.iter().any(|effect| matches!(effect, Effect::Count(Counted::NameRefused))),
+        "{effects:?}"
+    );
+    assert!(
+        effects.iter().any(|effect| matches!(effect, Effect::Refused { request: of, .. } if *of == request))
+    );
+}
+
+#[test]
+fn an_admin_pins_what_is_here_and_ends_the_pin_once() {
+    let mut w = World::new(PEERS);
+    w.put("ab");
+    let (fingerprint, hashes) = (w.fingerprint, w.chain("ab").hashes);
+    let start = AdminPin::Start(PinStart { fingerprint, hashes, duration_ms: 1_000 });
+    let pinned = w.core.pin_for_admin(start, Millis(0)).unwrap();
+    assert_eq!(pinned.chunks, 2);
+    assert_eq!(w.core.pin_for_admin(AdminPin::End(pinned.pin), Millis(0)).unwrap().chunks, 0);
+    let again = w.core.pin_for_admin(AdminPin::End(pinned.pin), Millis(0));
+    assert_eq!(again, Err(Refused::UnknownPin(pinned.pin)));
+}
