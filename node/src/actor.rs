@@ -1,9 +1,8 @@
 //! The GPU actor: a mailbox around one [`Core`], on an OS thread of its own.
 //!
 //! The core decides. The actor tells it each event and performs its effects (`perform`): it copies (`copies`), reads and
-//! writes tiers (`below`, `disk`), fetches from other actors, lends to peers (`peers`), follows chunks at other nodes
-//! (`handoff`) and has its GPU copy (`device_lane`). `answer` writes the replies to sessions, `seen` shows the actor to people,
-//! `lives` handles panics.
+//! writes tiers (`below`, `disk`), has its GPU copy (`device_lane`), and asks and answers other actors (`peers`, `handoff`,
+//! `drain`). `answer` writes the replies to sessions, `seen` shows the actor to people, `lives` handles panics.
 
 mod answer;
 mod below;
@@ -239,19 +238,15 @@ impl GpuActor {
         }
         #[cfg(test)]
         lives::planted();
-        match request {
-            Request::RegisterTensors(ask) => {
-                if let Err(answer) = self.register_tensors(session, ask, descriptors, asked.clone(), ctx) {
-                    self.reply(asked, answer);
-                }
+        if let Request::RegisterTensors(ask) = request {
+            if let Err(answer) = self.register_tensors(session, ask, descriptors, asked.clone(), ctx) {
+                self.reply(asked, answer);
             }
-            _ => {
-                let (number, cause) = (self.pending.expect(session, asked.clone()), cause_of(&asked.trace));
-                self.core.request_is(number, &request, origin);
-                return self.decide(Event::Asked { request: number, ask: request, cause }, ctx);
-            }
+            return self.settle(ctx);
         }
-        self.settle(ctx);
+        let (number, cause) = (self.pending.expect(session, asked.clone()), cause_of(&asked.trace));
+        self.core.request_is(number, &request, origin);
+        self.decide(Event::Asked { request: number, ask: request, cause }, ctx);
     }
 }
 

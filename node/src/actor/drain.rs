@@ -1,7 +1,7 @@
 //! The actor's part in drains: it asks others to keep its chunks, and keeps chunks of others.
 
 use actix::prelude::*;
-use larder_core::{Effect, Event, TakeNumber, TakeOrder, TakeReply};
+use larder_core::{Event, TakeNumber, TakeOrder, TakeReply};
 use larder_protocol::drain::{Take, Taken};
 use larder_protocol::peer::{PeerRequest, PeerResponse};
 use tokio::sync::oneshot;
@@ -12,21 +12,8 @@ use larder_net::trace::Trace;
 use std::time::Duration;
 
 impl GpuActor {
-    /// Performs an effect that moves chunks to other nodes, or takes chunks away for good.
-    pub(super) fn perform_move(&mut self, effect: Effect, ctx: &mut Context<Self>) {
-        match effect {
-            Effect::Offer(offered) => self.offer(offered, ctx),
-            Effect::AskToTake(order) => self.ask_to_take(order, ctx),
-            Effect::Taken { take, taken } => self.answer_take(take, taken),
-            Effect::Purged { page, writes, .. } => self.pending.purged = Some((page, writes)),
-            Effect::VisitSegment { visit, after } => self.visit_segment(visit, after, ctx),
-            Effect::TenantLeft(name) => self.hands.metrics.tenant_left(&name),
-            effect => unreachable!("{effect:?} moves nothing"),
-        }
-    }
-
     /// Asks an actor of another node to keep chunks; the core hears the answer.
-    fn ask_to_take(&mut self, order: TakeOrder, ctx: &mut Context<Self>) {
+    pub(super) fn ask_to_take(&mut self, order: TakeOrder, ctx: &mut Context<Self>) {
         let TakeOrder { take, taker, namespace, chunks } = order;
         let Some(peers) = &self.hands.peers else {
             return self.tell(Event::TakeAnswered { take, taken: None });
@@ -48,7 +35,7 @@ impl GpuActor {
     }
 
     /// Answers a node that drains.
-    fn answer_take(&mut self, take: TakeNumber, taken: Taken) {
+    pub(super) fn answer_take(&mut self, take: TakeNumber, taken: Taken) {
         // If nobody is there to tell, the asker went away.
         let _ = self.pending.takes.remove(&take).map(|answer| answer.send(taken));
     }

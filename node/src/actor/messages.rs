@@ -10,6 +10,7 @@ use larder_protocol::session::{Request, Response};
 use tokio::sync::mpsc;
 
 use super::GpuActor;
+
 /// The engine behind a session, for people.
 #[derive(Debug, Clone, Default)]
 pub struct Client {

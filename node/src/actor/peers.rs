@@ -1,23 +1,28 @@
-//! The actor's work for other actors and nodes: it announces its chunks, sends blocks, gives up chunks that moved.
+//! The actor's work with other actors, of this node and of others: it asks for holders and chunks, announces its own chunks, and
+//! lends blocks.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use actix::fut::LocalBoxActorFuture;
 use actix::prelude::*;
 use larder_core::directory::Changes;
-use larder_core::store::Change;
-use larder_core::store::{Granted, Offered};
-use larder_core::{Announced, Arrival, Event, Offer};
+use larder_core::store::{Change, FetchId, Granted, Offered};
+use larder_core::{Announced, Arrival, Effect, Event, Offer, QuestionId, RecallId};
 use larder_net::trace::Trace;
 use larder_protocol::peer::{OfferChunks, PeerRequest, PeerResponse};
+use larder_protocol::table::{Holder, NodeNumber};
+use larder_protocol::{ChunkRef, Fingerprint};
 use tokio::sync::{oneshot, watch};
 
 use super::GpuActor;
-use crate::directory::{AskHolders, Changed, Stale};
+use super::perform::OrderHandles;
+use crate::directory::{AskHolders, Changed, FoundHolders, Stale};
 use crate::exchange::{
-    AskBlocks, AskPeer, FetchOrder, FollowOrder, Grant, GrantedBlock, GrantedChunk, PeerLease, Rooms, TakeIn,
+    AskBlocks, AskPeer, FetchChunk, FetchOrder, FollowOrder, Grant, GrantedBlock, GrantedChunk, PeerLease,
+    Rooms, TakeIn,
 };
-use crate::spans::cause_of;
+use crate::spans::{cause_of, trace_of};
 
 /// The ways by which an actor reaches other nodes.
 pub struct Peers {
@@ -54,6 +59,124 @@ pub type Fetcher = Box<dyn Fn(FetchOrder) -> Result<oneshot::Receiver<Vec<Arriva
 pub type FollowStarter = Box<dyn Fn(FollowOrder) -> bool + Send>;
 
 impl GpuActor {
+    /// Performs an effect that concerns other actors, of this node or of others.
+    pub(super) fn perform_elsewhere(&mut self, effect: Effect, ctx: &mut Context<Self>) {
+        match effect {
+            Effect::FindSiblings { question, fingerprint, chunks } => {
+                self.find_siblings(question, &fingerprint, &chunks);
+            }
+            Effect::FindHolders { question, fingerprint, chunks, cause } => {
+                let trace = trace_of(&cause);
+                self.find_holders(question, AskHolders { fingerprint, chunks, trace }, ctx);
+            }
+            Effect::Fetch(order) => self.fetch(order, ctx),
+            Effect::Hurry(order) => self.pending.hurry(order),
+            Effect::CancelOrder(order) => self.pending.cancel(order),
+            Effect::TellSiblings(changes) => {
+                _ = self.hands.siblings.as_ref().map(|siblings| siblings.note(&changes))
+            }
+            Effect::Changed { sequence, told, changes, to_directory } => {
+                self.changed(sequence, told, changes, to_directory);
+            }
+            Effect::AnnouncePage { page, next } => {
+                self.announce(Changes::Page(page), Event::PageAnnounced { next });
+            }
+            Effect::Stale { holder, fingerprint, chunks } => {
+                self.tell_stale(Stale { holder, fingerprint, chunks });
+            }
+            Effect::TellDamaged { device, fingerprint, hashes } => {
+                _ = self.hands.siblings.as_ref().map(|all| all.tell_damaged(device, fingerprint, hashes));
+            }
+            Effect::TellMoved { device, fingerprint, hash } => {
+                _ = self.hands.siblings.as_ref().map(|all| all.tell_moved(device, fingerprint, hash));
+            }
+            Effect::Granted { recall, granted } => self.answer_recall(recall, granted),
+            Effect::Follow(order) => self.order_follow(order, ctx),
+            Effect::TellFollower(told) => self.tell_follower(told),
+            Effect::Offer(offered) => self.offer(offered, ctx),
+            Effect::AskToTake(order) => self.ask_to_take(order, ctx),
+            Effect::Taken { take, taken } => self.answer_take(take, taken),
+            effect => unreachable!("{effect:?} concerns this actor alone"),
+        }
+    }
+
+    fn find_siblings(&mut self, question: QuestionId, fingerprint: &Fingerprint, chunks: &[ChunkRef]) {
+        let holders = self
+            .hands
+            .siblings
+            .iter()
+            .flat_map(|siblings| chunks.iter().map(|chunk| siblings.holders(fingerprint, &chunk.hash)));
+        let holders = holders.collect();
+        self.tell(Event::SiblingsFound { question, holders });
+    }
+
+    fn find_holders(&mut self, question: QuestionId, ask: AskHolders, ctx: &mut Context<Self>) {
+        let Some(peers) = &self.hands.peers else {
+            return self.tell(Event::HoldersFound { question, holders: Vec::new() });
+        };
+        let finish = peers.holders.send(ask).into_actor(self).map(move |found, actor, ctx| {
+            let FoundHolders { holders, unanswered } = found.unwrap_or_default();
+            if !unanswered.is_empty() {
+                actor.core.homes_are_silent(question, &unanswered);
+            }
+            actor.decide(Event::HoldersFound { question, holders }, ctx);
+        });
+        self.spawn(ctx, finish);
+    }
+
+    /// Asks another actor for chunks.
+    fn fetch(&mut self, ordered: larder_core::FetchOrder, ctx: &mut Context<Self>) {
+        let number = ordered.order;
+        let (class, waits) = watch::channel(ordered.class);
+        let (cancel, cancelled) = oneshot::channel();
+        let trace = trace_of(&ordered.cause);
+        let coming = self.fetch_chunks(&ordered.chunks).and_then(|chunks| {
+            self.order_from(FetchOrder { ordered, chunks, class: waits, cancelled, trace })
+        });
+        let Some(coming) = coming else { return self.tell(Event::OrderRefused(number)) };
+        self.pending.orders.insert(number, OrderHandles { class, cancel: Some(cancel) });
+        let finish = coming.map(move |came, actor, ctx| {
+            actor.pending.orders.remove(&number);
+            actor.decide(Event::OrderEnded { order: number, came }, ctx);
+        });
+        self.spawn(ctx, finish);
+    }
+
+    /// Hands an order to the exchange, or carries it out if its holder is on this node; `None` if there are too many.
+    fn order_from(&self, order: FetchOrder) -> Option<LocalBoxActorFuture<Self, Vec<Arrival>>> {
+        if order.ordered.holder.node == NodeNumber::THIS_NODE {
+            let coming = self.hands.siblings.as_ref()?.fetch(order, Arc::clone(&self.hands.lane));
+            return Some(Box::pin(coming.into_actor(self)));
+        }
+        let coming = (self.hands.peers.as_ref()?.fetch)(order).ok()?;
+        Some(Box::pin(coming.into_actor(self).map(|came, _, _| came.unwrap_or_default())))
+    }
+
+    /// Chunks with the targets of their blocks; `None` if a chunk is wanted no more.
+    pub(super) fn fetch_chunks(&self, chunks: &[FetchId]) -> Option<Vec<FetchChunk>> {
+        let chunk = |&id: &FetchId| {
+            let (_, wanted) = self.core.wanted(id)?;
+            let blocks = wanted.blocks.iter().map(|block| self.hands.arena.destination(block));
+            Some(FetchChunk { hash: wanted.chunk.hash, blocks: blocks.collect() })
+        };
+        chunks.iter().map(chunk).collect()
+    }
+
+    fn tell_stale(&self, stale: Stale) {
+        let holder: Holder = stale.holder;
+        if let Some(peers) = &self.hands.peers
+            && peers.stale.try_send(stale).is_err()
+        {
+            tracing::debug!(%holder, "the directory is busy: a stale row stays for now");
+        }
+    }
+
+    fn answer_recall(&mut self, recall: RecallId, granted: Granted) {
+        let grant = self.show_grant(granted);
+        // If nobody is there to tell, the asker went away: the grant ends when it is dropped.
+        let _ = self.pending.recalls.remove(&recall).map(|answer| answer.send(grant));
+    }
+
     /// Tells followers of events, and the directory if it is to hear, the gained and lost chunks.
     pub(super) fn changed(&mut self, sequence: u64, told: usize, changes: Vec<Change>, to_directory: bool) {
         self.hands.feed.tell(sequence, &changes[told..]);
