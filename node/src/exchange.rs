@@ -119,16 +119,14 @@ impl ExchangeHandle {
         (Self { orders, clock }, ExchangeOrders(receiver))
     }
 
-    /// Hands an order over. Its result is told once, whatever happens. An error of the channel means that the peer thread
-    /// stopped, and nothing writes to the slots any more.
-    ///
-    /// # Errors
-    /// The order comes back if too many wait.
-    pub fn fetch(&self, order: FetchOrder) -> Result<oneshot::Receiver<Vec<Arrival>>, FetchOrder> {
-        let Ok(place) = self.orders.try_reserve() else { return Err(order) };
+    /// Hands an order over; `None` if too many wait. Its result is told once, whatever happens. An error of the channel means that
+    /// the peer thread stopped, and nothing writes to the slots any more.
+    #[must_use]
+    pub fn fetch(&self, order: FetchOrder) -> Option<oneshot::Receiver<Vec<Arrival>>> {
+        let place = self.orders.try_reserve().ok()?;
         let (done, came) = oneshot::channel();
         place.send(Order::Fetch(order, done, self.clock.elapsed()));
-        Ok(came)
+        Some(came)
     }
 
     /// Hands a follow over; returns whether it was taken: it is not if too many orders wait. The result of each chunk is told on

@@ -53,7 +53,7 @@ pub struct Peers {
 }
 
 /// Hands an order to the exchange; the order comes back if the exchange has too many.
-pub type Fetcher = Box<dyn Fn(FetchOrder) -> Result<oneshot::Receiver<Vec<Arrival>>, FetchOrder> + Send>;
+pub type Fetcher = Box<dyn Fn(FetchOrder) -> Option<oneshot::Receiver<Vec<Arrival>>> + Send>;
 
 /// Hands a follow to the exchange; returns whether it was taken: it is not if the exchange has too many.
 pub type FollowStarter = Box<dyn Fn(FollowOrder) -> bool + Send>;
@@ -148,7 +148,7 @@ impl GpuActor {
             let coming = self.hands.siblings.as_ref()?.fetch(order, Arc::clone(&self.hands.lane));
             return Some(Box::pin(coming.into_actor(self)));
         }
-        let coming = (self.hands.peers.as_ref()?.fetch)(order).ok()?;
+        let coming = (self.hands.peers.as_ref()?.fetch)(order)?;
         Some(Box::pin(coming.into_actor(self).map(|came, _, _| came.unwrap_or_default())))
     }
 
