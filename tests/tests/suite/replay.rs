@@ -284,6 +284,17 @@ fn capacity_options_are_refused_where_the_cluster_runs_already() {
 }
 
 #[test]
+fn a_drain_or_a_restart_beyond_the_last_request_is_refused() {
+    for option in ["--drain-at", "--restart-at"] {
+        let replay = ["replay", "--dev", "2", "--requests", "50", option, "51"];
+        let output = Command::new(LARDER).args(replay).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(option) && text.contains("the trace has 50 requests"), "{text}");
+    }
+}
+
+#[test]
 fn a_replay_through_nodes_with_and_without_block_threads_gets_right_bytes_only() {
     let folder = tempfile::tempdir().unwrap();
     let mut cluster = Cluster::start_with(LARDER, 1, 200, "block_threads = 2\n").unwrap();
