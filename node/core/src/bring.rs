@@ -17,7 +17,7 @@ mod gather;
 mod handoff;
 mod locate;
 mod note;
-mod prefetch;
+pub(crate) mod prefetch;
 mod recall;
 
 use std::collections::{BTreeMap, HashMap};

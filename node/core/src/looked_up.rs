@@ -4,6 +4,7 @@ use larder_protocol::session::{Found, Lookup};
 use larder_protocol::{ChunkHash, Fingerprint};
 
 use crate::Core;
+use crate::bring::prefetch::prefill_speed;
 use crate::effect::{Counted, Effect};
 use crate::store::Usable;
 use crate::time::Millis;
@@ -64,8 +65,7 @@ impl Core {
     /// Counts the seconds of prefill that a hit saves. An engine may say that it is arbitrarily slow, but an infinite sum would
     /// stay infinite.
     pub(crate) fn avoided(&mut self, ask: &Lookup, tokens: u64) {
-        let speed = ask.prefill_tokens_per_second.filter(|speed| speed.is_finite() && *speed > 0.0);
-        if let Some(tokens_per_second) = speed {
+        if let Some(tokens_per_second) = prefill_speed(ask) {
             let seconds = tokens as f64 / tokens_per_second.max(1.0);
             self.effects.push_back(Effect::Count(Counted::Avoided(ask.namespace, seconds)));
         }

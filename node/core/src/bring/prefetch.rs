@@ -202,6 +202,6 @@ fn leading_chunks(found: &Found) -> usize {
 }
 
 /// Tokens that an engine computes in a second, if it gives a valid number.
-fn prefill_speed(ask: &Lookup) -> Option<f64> {
+pub(crate) fn prefill_speed(ask: &Lookup) -> Option<f64> {
     ask.prefill_tokens_per_second.filter(|speed| speed.is_finite() && *speed > 0.0)
 }
