@@ -28,6 +28,7 @@ use larder_core::store::ids::{ProcessId, SessionId, TenantId};
 use larder_core::what_if::Past;
 use larder_core::{Core, DeviceLimits, Event, Sources};
 use larder_device::thread::DeviceReport;
+use larder_net::audit::Audit;
 use larder_protocol::session::{Found, Lookup, Pinned, Request};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
@@ -90,6 +91,8 @@ pub struct Hands {
     pub metrics: ActorMetrics,
     /// Its clock.
     pub clock: Clock,
+    /// The audit log of pins.
+    pub audit: Audit,
     /// The lookup log.
     pub recorder: Option<Recorder>,
     /// Other actors of this node, if there are any.

@@ -105,13 +105,13 @@ pub async fn run_on(
     let objects = Objects::start(limits.object.as_ref(), &metrics, &state).await;
     let stored = objects.as_ref().and_then(Objects::tier);
     let filling = Arc::clone(&state.filling);
-    let shared =
-        NodeParts { metrics: Arc::clone(&metrics), clock, tenants, recorder, objects, devices, filling };
+    let logs = (recorder, audit.clone());
+    let shared = NodeParts { metrics: Arc::clone(&metrics), clock, tenants, logs, objects, devices, filling };
     let (actors, feeds, memory) = start_actors(&limits.actors, &shared, cluster.as_ref()).await?;
     drop(shared);
     let sessions: Vec<SessionActor> = actors.iter().map(|actor| actor.0.clone()).collect();
     let descriptions = new_descriptions(&limits);
-    let told = (&metrics, &descriptions, audit.clone());
+    let told = (&metrics, &descriptions);
     let doors =
         open_doors(&limits, tenants_here.clone(), sessions.clone(), told, state.stopping.subscribe())?;
     let (change_tenants, tenants_change) = mpsc::channel(1);
@@ -343,7 +343,7 @@ fn open_doors(
     limits: &Limits,
     tenants: Tenants,
     actors: Vec<SessionActor>,
-    (metrics, descriptions, audit): (&SharedMetrics, &Descriptions, Audit),
+    (metrics, descriptions): (&SharedMetrics, &Descriptions),
     stopping: watch::Receiver<bool>,
 ) -> Result<Doors, ServeError> {
     let addresses = actors.iter().map(|actor| actor.address.clone()).collect();
@@ -355,7 +355,6 @@ fn open_doors(
         metrics: Arc::clone(metrics),
         descriptions: descriptions.clone(),
         sampler: limits.sampler,
-        audit,
         stopping,
     };
     let failed = |(tenant, source): (TenantLimits, BindError)| ServeError::Socket {

@@ -4,10 +4,11 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use larder_core::Counted;
+use larder_core::store::ids::SessionId;
 use larder_core::store::{self, Refused};
 use larder_net::trace::Trace;
 use larder_protocol::handoff::InPlace;
-use larder_protocol::session::{Extent, Leased, Reserved, Response};
+use larder_protocol::session::{Extent, Leased, Pinned, Reserved, Response};
 
 use super::{Answer, GpuActor, ReplyTo};
 use crate::metrics::Outcome;
@@ -34,6 +35,20 @@ impl GpuActor {
         if answers.send((number, answer)).is_err() {
             tracing::debug!(request, "the session ended before its answer");
         }
+    }
+
+    /// Notes in the audit log that an engine keeps chunks from eviction, or does so no more, whether it hears the answer or not.
+    pub(super) fn note_pin(&self, session: SessionId, request: &'static str, answer: &Answer) {
+        let what = match &answer.response {
+            Some(Response::Pinned(Pinned { pin, chunks, duration_ms })) => {
+                format!("pin {pin}: {chunks} chunks for {duration_ms} ms")
+            }
+            _ => String::new(),
+        };
+        let outcome = Outcome::of(answer.response.as_ref());
+        let done = if outcome == Outcome::Done { Ok(()) } else { Err(outcome.name()) };
+        let by = self.clients.get(&session).map_or("", |engine| &engine.client.audited_as);
+        self.hands.audit.note(by, request, &what, done);
     }
 
     /// An answer with places, and with the descriptors of extents that the session sees for the first time.

@@ -18,6 +18,8 @@ pub struct Client {
     pub name: String,
     /// Its process, if the system tells.
     pub pid: Option<u32>,
+    /// Its name in the audit log.
+    pub audited_as: String,
 }
 
 /// A session's request. It is taken when this message is answered; the request's own answer comes by [`Ask::reply_to`].

@@ -196,7 +196,11 @@ impl GpuActor {
 
     fn answer(&mut self, request: RequestId, answer: impl Into<Answer>) {
         if let Some(asked) = self.pending.answered(request) {
-            self.reply(asked, answer.into());
+            let answer = answer.into();
+            if matches!(asked.request, "pin" | "unpin") {
+                self.note_pin(request.session, asked.request, &answer);
+            }
+            self.reply(asked, answer);
         }
     }
 }

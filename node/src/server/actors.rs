@@ -6,6 +6,7 @@ use actix::Actor as _;
 use actix_rt::Arbiter;
 use futures_util::FutureExt as _;
 use futures_util::future::try_join_all;
+use larder_net::audit::Audit;
 use tokio::sync::{mpsc, watch};
 
 use super::object::Objects;
@@ -33,7 +34,7 @@ pub(super) struct NodeParts {
     pub(super) metrics: SharedMetrics,
     pub(super) clock: Clock,
     pub(super) tenants: Arc<[String]>,
-    pub(super) recorder: Option<Recorder>,
+    pub(super) logs: (Option<Recorder>, Audit),
     pub(super) objects: Option<Objects>,
     pub(super) devices: Devices,
     pub(super) filling: Arc<MemoryProgress>,
@@ -118,7 +119,7 @@ async fn fill(
 async fn start_actor(
     device: u16,
     limits: &ActorLimits,
-    NodeParts { metrics, clock, tenants, recorder, objects, devices, filling }: &NodeParts,
+    NodeParts { metrics, clock, tenants, logs: (recorder, audit), objects, devices, filling }: &NodeParts,
     feed: Feed,
     siblings: Option<Siblings>,
     peers: Option<Peers>,
@@ -141,6 +142,7 @@ async fn start_actor(
         lane: Arc::new(lane),
         metrics: metrics.of_actor(device, disk_metrics),
         clock: *clock,
+        audit: audit.clone(),
         recorder: recorder.clone(),
         siblings,
         peers,

@@ -156,7 +156,7 @@ async fn welcome(
     let window = make_window(settings, windows, &actor, hello).await.map_err(|answer| (number, answer))?;
     let writer = write_welcome(settings, guest, device, window.as_deref())
         .map_err(|error| refused(RefusalCode::Internal, &error))?;
-    let client = Client { name: hello.client.clone(), pid };
+    let client = Client { name: hello.client.clone(), pid, audited_as: audit_name(name, &hello.client, pid) };
     let mut lives = actor.lives.clone();
     lives.mark_unchanged();
     let process = member.process;
@@ -188,8 +188,6 @@ async fn welcome(
         metrics: settings.metrics.clone(),
         descriptions: settings.descriptions.clone(),
         sampler: settings.sampler,
-        audit: settings.audit.clone(),
-        engine: engine_name(name, &hello.client, pid),
         stopping: settings.stopping.clone(),
         leaves: host.leaves.clone(),
         permit,
@@ -198,7 +196,7 @@ async fn welcome(
 }
 
 /// The name of an engine in the audit log.
-fn engine_name(tenant: &str, name: &str, pid: Option<u32>) -> String {
+fn audit_name(tenant: &str, name: &str, pid: Option<u32>) -> String {
     let pid = pid.map_or(String::new(), |pid| format!(" pid {pid}"));
     format!("engine {name} of tenant {tenant}{pid}")
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 use actix::Addr;
 use actix_rt::ArbiterHandle;
 use larder_core::store::ids::TenantId;
-use larder_net::audit::Audit;
 use larder_net::trace::Sampler;
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, watch};
@@ -40,8 +39,6 @@ pub struct SessionSettings {
     pub descriptions: Descriptions,
     /// Decides which requests are traced.
     pub sampler: Sampler,
-    /// Notes the engines' pins.
-    pub audit: Audit,
     /// Turns true when the node stops.
     pub stopping: watch::Receiver<bool>,
 }

@@ -14,11 +14,10 @@ use larder_core::lookups::Origin;
 use larder_core::store::ids::SessionId;
 use larder_ipc::LookOrSleep;
 use larder_ipc::socket::{FrameReader, FrameWriter};
-use larder_net::audit::Audit;
 use larder_net::trace::Sampler;
 use larder_protocol::TraceContext;
 use larder_protocol::limits::{MAX_NAME_BYTES, MAX_OUTSTANDING_REQUESTS};
-use larder_protocol::session::{Pinned, RefusalCode, Request, Response, decode_request};
+use larder_protocol::session::{RefusalCode, Request, decode_request};
 use rustix::thread::sched_yield;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -30,7 +29,7 @@ use super::listen::CountedSession;
 use crate::actor::{Answer, Ask, Errand, GpuActor, ReplyTo};
 use crate::clock::Clock;
 use crate::described::Descriptions;
-use crate::metrics::{Outcome, SharedMetrics};
+use crate::metrics::SharedMetrics;
 use crate::processes::ProcessShare;
 
 /// A session that was welcomed.
@@ -46,9 +45,6 @@ pub(super) struct Opened {
     pub(super) metrics: SharedMetrics,
     pub(super) descriptions: Descriptions,
     pub(super) sampler: Sampler,
-    pub(super) audit: Audit,
-    /// The engine's name in the audit log.
-    pub(super) engine: String,
     pub(super) stopping: watch::Receiver<bool>,
     /// Turns true when the tenant leaves.
     pub(super) leaves: watch::Receiver<bool>,
@@ -72,15 +68,10 @@ struct Session {
     named: Option<(u64, String)>,
     /// The tenant whose chunks it describes, and the receiver of descriptions.
     tells: Option<(Arc<str>, Descriptions)>,
-    /// The audit log of pins, and the engine's name in it.
-    audit: Audit,
-    engine: String,
     /// Requests that have no answer yet: bytes are being copied, or other nodes asked.
     waiting: usize,
     /// Numbers of those of them that copy out of the session's window.
     copying: Vec<u64>,
-    /// Those of them that pin or unpin, as far as the audit log is on.
-    pinning: Vec<(u64, &'static str)>,
     /// The channel for their answers: never more than the requests that wait.
     answers_here: UnboundedSender<(u64, Answer)>,
     answers: UnboundedReceiver<(u64, Answer)>,
@@ -113,12 +104,10 @@ pub(super) fn start(socket: std::os::unix::net::UnixStream, reader: FrameReader,
     actix_rt::spawn(async move {
         let Opened { session, tenant, address, counted, mut member, mut lives, .. } = opened;
         let Opened { writer, metrics, sampler, mut stopping, mut leaves, permit, descriptions, .. } = opened;
-        let Opened { audit, engine, .. } = opened;
         let end = match UnixStream::from_std(socket) {
             Ok(socket) => {
                 let mut session = Session::new(socket, reader, writer, session, address.clone().recipient());
                 session.sampler = sampler;
-                (session.audit, session.engine) = (audit, engine);
                 session.tells = Some((Arc::clone(&tenant), descriptions));
                 let end = tokio::select! {
                     end = session.run() => end,
@@ -170,10 +159,7 @@ impl Session {
             named: None,
             tells: None,
             waiting: 0,
-            audit: Audit::default(),
-            engine: String::new(),
             copying: Vec::new(),
-            pinning: Vec::new(),
             answers_here,
             answers,
         }
@@ -256,9 +242,6 @@ impl Session {
         if matches!(request, Request::Commit(_) | Request::HandOver(_)) {
             self.copying.push(number);
         }
-        if self.audit.is_on() && matches!(request, Request::Pin(_) | Request::Unpin(_)) {
-            self.pinning.push((number, request.name()));
-        }
         let taken = self.asks.send(Ask { session: self.id, request, descriptors, reply_to, trace, origin });
         self.waiting += 1;
         taken.await.map_err(|_| End::Stopping)?;
@@ -272,28 +255,11 @@ impl Session {
         self.waiting -= 1;
         self.copying.retain(|&copying| copying != number);
         let Some(response) = answer.response else { return Ok(()) };
-        if let Some(at) = self.pinning.iter().position(|&(pinning, _)| pinning == number) {
-            let (_, request) = self.pinning.swap_remove(at);
-            self.note_pin(request, &response);
-        }
         if number == 0 {
             return Ok(());
         }
         let pushed = self.writer.push_response(number, &response, answer.descriptors);
         pushed.map_err(|error| End::Socket(io::Error::other(error)))
-    }
-
-    /// Notes in the audit log that the engine keeps chunks from eviction, or does so no more.
-    fn note_pin(&self, request: &'static str, response: &Response) {
-        let what = match response {
-            Response::Pinned(Pinned { pin, chunks, duration_ms }) => {
-                format!("pin {pin}: {chunks} chunks for {duration_ms} ms")
-            }
-            _ => String::new(),
-        };
-        let outcome = Outcome::of(Some(response));
-        let done = if outcome == Outcome::Done { Ok(()) } else { Err(outcome.name()) };
-        self.audit.note(&self.engine, request, &what, done);
     }
 
     /// Receives a request that comes soon after an answer, without sleeping: an engine often asks again at once, and a

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use larder_tests::cluster::Cluster;
 use larder_tests::server::signal;
 use larder_tests::wait;
@@ -129,6 +130,24 @@ fn the_audit_log_says_who_changed_what() {
     let changed = lines.iter().filter(|line| line["action"] == "reload").map(|line| line["what"].clone());
     assert!(changed.collect::<Vec<_>>().contains(&"host.capacity_chunks = 10".into()), "{lines:?}");
     assert!(of("drain")["outcome"].as_str().unwrap().contains("nobody would take its chunks"));
+}
+
+#[test]
+fn an_engine_that_pins_and_hangs_up_at_once_stands_in_the_audit_log() {
+    let cluster = cluster(1, "[audit]\npath = \"{name}.audit\"\n");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for number in 1..=20 {
+        let engine = Engine::connect(&cluster.socket(0));
+        let chain = engine.namespace.chain(larder_tests::content::prompt(b'a', 5));
+        let pin = engine.session.pin(&engine.namespace, &chain, Duration::from_secs(60)).into_future();
+        // Asks, and does not stay for the answer.
+        assert!(runtime.block_on(async { pin.now_or_never() }).is_none());
+        drop(engine);
+        wait::until("the pin is noted", || {
+            let text = fs::read_to_string(cluster.dir().join("node-0.audit")).ok()?;
+            (text.matches("\"action\":\"pin\"").count() == number).then_some(())
+        });
+    }
 }
 
 /// Adds a tenant to a node's configuration, or takes it out again.
