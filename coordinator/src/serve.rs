@@ -60,11 +60,7 @@ impl Server {
         let guest = match guests.receive(incoming).await {
             Ok(Some(guest)) => guest,
             Ok(None) => return,
-            Err(turned_away) => {
-                let source = turned_away.source.as_deref().map(tracing::field::display);
-                tracing::warn!(%remote, %turned_away, source, "a connection was turned away");
-                return self.metrics.rejected(turned_away.reason);
-            }
+            Err(turned_away) => return self.metrics.rejected(turned_away.reason),
         };
         let connection = guest.connection();
         // One stream a connection: a follower needs no more.

@@ -118,12 +118,9 @@ pub(super) async fn let_in(
     incoming: Incoming,
     metrics: &ExchangeMetrics,
 ) -> Option<(Rc<Guest>, Counted)> {
-    let remote = incoming.remote();
     match guests.receive(incoming).await {
         Ok(guest) => guest.map(|guest| (Rc::new(guest), Counted::new(&metrics.connections, 1))),
         Err(turned_away) => {
-            let source = turned_away.source.as_deref().map(tracing::field::display);
-            tracing::warn!(%remote, %turned_away, source, "a connection was turned away");
             metrics.rejected(turned_away.reason);
             None
         }

@@ -4,7 +4,7 @@
 //! by fault or by will, is only in its own way. Handshakes are counted by address.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use larder_protocol::identity::{Identity, Role};
 use larder_protocol::peer::Message;
 use quinn::{RecvStream, VarInt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::endpoint::{Connection, Incoming};
 use super::messages::{MessageError, read_body, read_header};
@@ -48,6 +48,14 @@ struct Known {
     members: usize,
     others: usize,
     last: u64,
+    turned_away: Seldom,
+}
+
+/// Decides what of a flood is logged: strangers must not fill a disk with lines.
+#[derive(Debug, Default)]
+struct Seldom {
+    said_at: Option<Instant>,
+    unsaid: u64,
 }
 
 #[derive(Debug)]
@@ -92,6 +100,18 @@ struct Handshake {
     source: IpAddr,
 }
 
+impl Seldom {
+    /// The number of lines that were left out before this line; `None` if it is left out too.
+    fn says(&mut self, now: Instant) -> Option<u64> {
+        if self.said_at.is_some_and(|at| now - at < QUIET) {
+            self.unsaid += 1;
+            return None;
+        }
+        self.said_at = Some(now);
+        Some(std::mem::take(&mut self.unsaid))
+    }
+}
+
 impl Guests {
     /// No connections yet. `limits` gives the limits of each role.
     #[must_use]
@@ -99,7 +119,8 @@ impl Guests {
         Self(Arc::new(Shared { limits, known: Mutex::default() }))
     }
 
-    /// Ends the handshake of a connection that came in, and lets it in where it may. `None` if it has to show first that
+    /// Ends the handshake of a connection that came in, and lets it in where it may. Logs a connection that is turned away, one in a
+    /// second at most. `None` if it has to show first that
     /// it can be reached at the address that it comes from: then it comes in again.
     ///
     /// # Errors
@@ -108,6 +129,17 @@ impl Guests {
     /// # Cancel safety
     /// Dropped, the connection is closed.
     pub async fn receive(&self, incoming: Incoming) -> Result<Option<Guest>, TurnedAway> {
+        let remote = incoming.remote();
+        self.let_in(incoming).await.inspect_err(|turned_away| self.log(remote, turned_away))
+    }
+
+    fn log(&self, remote: SocketAddr, turned_away: &TurnedAway) {
+        let Some(more) = crate::lock(&self.0.known).turned_away.says(Instant::now()) else { return };
+        let source = turned_away.source.as_deref().map(tracing::field::display);
+        tracing::warn!(%remote, %turned_away, source, more, "a connection was turned away");
+    }
+
+    async fn let_in(&self, incoming: Incoming) -> Result<Option<Guest>, TurnedAway> {
         let source = incoming.remote().ip().to_canonical();
         let (handshake, is_crowded) = self.begin_handshake(source)?;
         if is_crowded && !incoming.has_proved_its_address() {
@@ -261,3 +293,21 @@ const MANY_HANDSHAKES: usize = 128;
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
 const CLOSED_FOR_NUMBER: VarInt = VarInt::from_u32(2);
+
+/// Of the connections that are turned away, one is logged in this time.
+const QUIET: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn of_a_flood_one_line_a_second_is_logged_and_counts_the_others() {
+        let mut seldom = Seldom::default();
+        let now = Instant::now();
+        assert_eq!(seldom.says(now), Some(0));
+        assert_eq!([1, 500, 999].map(|ms| seldom.says(now + Duration::from_millis(ms))), [None; 3]);
+        assert_eq!(seldom.says(now + QUIET), Some(3));
+        assert_eq!(seldom.says(now + 3 * QUIET), Some(0));
+    }
+}
