@@ -173,7 +173,7 @@ def absence(is_comment, name, comment, lines):
     section = " ".join(lines[start:])
     is_optional = "(not set by default)" in section
     names = re.findall(r"`(\w+)`", (re.search(r"[^.]*\bno default\b", section) or [""])[0])
-    if is_comment and (not is_optional or "where it is not given" in comment):
+    if is_comment and (not is_optional or "where it is not given" in comment or "Default:" in comment):
         return "not set; for example "
     return "none; for example " if name in names or (is_optional and "[[" in section) else ""
 
