@@ -142,9 +142,10 @@ impl Surveyed {
         if let Some(ObjectStatus { url, trouble: Some(trouble), .. }) = &status.object {
             troubles.push(format!("{name} does without {url}: {trouble}"));
         }
-        for ActorStatus { device, disk_trouble, .. } in &status.actors {
+        for ActorStatus { device, disk, disk_trouble, .. } in &status.actors {
             if let Some(trouble) = disk_trouble {
-                troubles.push(format!("{name}, device {device}, does without its disk: {trouble}"));
+                let does = if disk.is_some() { "keeps not all chunks on" } else { "does without" };
+                troubles.push(format!("{name}, device {device}, {does} its disk: {trouble}"));
             }
         }
         if let Some(cluster) = &status.cluster {

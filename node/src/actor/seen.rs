@@ -51,7 +51,7 @@ pub struct ActorReport {
     pub tenants: Vec<TenantRates>,
     /// Bytes of its disk tier that chunks have taken, and all of them; `None` if it has none, or it is closed.
     pub disk_fill: Option<(u64, u64)>,
-    /// The reason why its disk tier is closed, if it is.
+    /// The reason why its disk tier is closed, or does not keep all chunks.
     pub disk_trouble: Option<String>,
 }
 
@@ -74,7 +74,8 @@ impl GpuActor {
         let (tokens_asked, tokens_hit) = self.hands.metrics.tokens();
         let disk_fill = self.open_disk().map(|disk| (disk.tier.used_bytes(), disk.tier.capacity_bytes()));
         let closed = self.hands.disk.as_ref().and_then(|disk| disk.tier.trouble());
-        let disk_trouble = closed.or(self.hands.disk_trouble.as_deref()).map(str::to_owned);
+        let undescribed = self.core.cannot_describe().then_some(UNDESCRIBED);
+        let disk_trouble = closed.or(self.hands.disk_trouble.as_deref()).or(undescribed).map(str::to_owned);
         let policy = self.core.store().policy();
         ActorReport { usage, policy, tokens_asked, tokens_hit, tenants, disk_fill, disk_trouble }
     }
@@ -120,3 +121,7 @@ impl GpuActor {
         self.pending.purged.take()
     }
 }
+
+/// The trouble of a disk tier beside which a namespace cannot be described.
+const UNDESCRIBED: &str = "the description of a namespace cannot be written beside it, so its chunks stay in memory: is the file \
+                           system full? The node tries again";

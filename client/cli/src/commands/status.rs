@@ -138,8 +138,8 @@ fn disk_fill(actor: Option<&ActorStatus>) -> Cell {
 
 fn actor_cells(actor: &ActorStatus) -> Vec<Cell> {
     let on_disk = match (&actor.disk, &actor.disk_trouble) {
-        (_, Some(_)) => "closed".into(),
-        (disk, None) => Cell::of(disk.as_ref(), |disk| Cell::Count(disk.chunks)),
+        (None, Some(_)) => "closed".into(),
+        (disk, _) => Cell::of(disk.as_ref(), |disk| Cell::Count(disk.chunks)),
     };
     vec![
         Cell::Count(actor.device.into()),

@@ -72,6 +72,7 @@ fn chunks_of_a_namespace_that_cannot_be_described_stay_in_memory_for_a_while() {
     let mut w = world(DISK);
     w.put("a");
     describe(&mut w, Description::Failed);
+    assert!(w.core.cannot_describe());
     assert!(matches!(w.next(), Effect::Count(Counted::NotWritten)));
     w.put("b");
     assert!(matches!(w.next(), Effect::Count(Counted::NotWritten)));
@@ -79,6 +80,7 @@ fn chunks_of_a_namespace_that_cannot_be_described_stay_in_memory_for_a_while() {
     w.pass(Duration::from_secs(10));
     w.put("c");
     describe(&mut w, Description::There);
+    assert!(!w.core.cannot_describe());
     assert_eq!(write(&mut w).1.chunk.hash, name("c"));
 }
 

@@ -211,6 +211,12 @@ impl Core {
         }
     }
 
+    /// Whether a namespace could not be described at the last try: its chunks are not written to disk.
+    #[must_use]
+    pub fn cannot_describe(&self) -> bool {
+        self.described.known.values().any(|known| matches!(known.state, DescribedState::Failed(_)))
+    }
+
     /// Whether a chunk of a namespace may be written; has the namespace described if it is not.
     pub(crate) fn may_write_to_disk(&mut self, fingerprint: Fingerprint) -> MayWrite {
         let now = self.now;
