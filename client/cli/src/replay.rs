@@ -5,7 +5,6 @@ mod engine;
 pub(crate) mod holdings;
 pub mod infinite;
 pub mod link;
-pub mod load;
 pub mod losses;
 pub mod namespace;
 pub mod progress;
@@ -15,7 +14,7 @@ pub mod sessions;
 pub mod tally;
 pub(crate) mod upkeep;
 
-pub use driver::Driver;
+pub use driver::{Driver, Load};
 pub use report::{Report, WrongBlock};
 pub use tally::Tally;
 

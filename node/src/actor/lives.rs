@@ -86,7 +86,8 @@ impl GpuActor {
         self.spawn(ctx, told.map(move |came, actor: &mut Self, ctx| actor.decide(event(came), ctx)));
     }
 
-    /// Tells the core the event of an answer: at once if it is here, else as [`GpuActor::tell_when`].
+    /// Tells the core the event of an answer: at once if it is here already (`Err`), or when it comes (`Ok`), as
+    /// [`GpuActor::tell_when`].
     pub(super) fn tell_answer<T: 'static>(
         &mut self,
         ctx: &mut Context<Self>,

@@ -19,14 +19,13 @@ use crate::drain::Drained;
 use crate::failure::{FAILED, Usage};
 use crate::generator::{DEFAULT_REQUESTS, Generator};
 use crate::replay::link::LinkSettings;
-use crate::replay::load::Load;
 use crate::replay::namespace::replay_namespace;
 use crate::replay::progress::Progress;
 use crate::replay::route::{Route, Router};
 use crate::replay::upkeep::{Upkeep, watch_drains};
 use crate::replay::{
-    DEFAULT_BLOCK_BYTES, DEFAULT_CHUNKS_PER_NODE, Driver, MAX_REQUESTS_IN_FLIGHT, REQUESTS_IN_FLIGHT, Report,
-    USUAL_REQUESTS_IN_FLIGHT,
+    DEFAULT_BLOCK_BYTES, DEFAULT_CHUNKS_PER_NODE, Driver, Load, MAX_REQUESTS_IN_FLIGHT, REQUESTS_IN_FLIGHT,
+    Report, USUAL_REQUESTS_IN_FLIGHT,
 };
 use crate::trace::{Request, TraceReader, source};
 use crate::tracing::TraceOptions;

@@ -4,26 +4,27 @@
 //! Each request looks its prompt up, leases and copies out the found chunks, compares them, computes the rest and saves it.
 //! Bytes come from the sessions' descriptors alone. All of it runs on the caller's thread.
 
+mod load;
+
 use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use larder_client::{LeaseGuard, LookupOptions, Reservation, SessionError, Ticket};
+use larder_client::{Reservation, SessionError};
 use larder_core::what_if::cluster::LeastRecomputed;
 use larder_net::trace::{Sampler, Trace};
 use larder_protocol::routing::queue_key;
-use larder_protocol::session::{Found, Tier, Wait};
 use larder_protocol::{Chain, ChunkHash};
 use tokio::sync::watch;
 
+pub use self::load::Load;
 use super::engine::Engine;
 use super::holdings::Holdings;
 use super::infinite::InfiniteCache;
 use super::link::{Link, LinkError, LinkSettings, OpenLink, RequestError};
-use super::load::{Load, chunks_in_place};
-use super::losses::{Losses, Served, Short};
+use super::losses::{Losses, Served};
 use super::namespace::replay_namespace;
 use super::progress::Progress;
 use super::route::Router;
@@ -339,93 +340,6 @@ impl Driver {
             self.losses().saved(&part.hashes);
         }
         Ok(())
-    }
-
-    /// Looks a prompt up, and loads the found chunks as far as the engine waits for them.
-    async fn load(&self, link: &OpenLink, chain: &Chain, prompt_tokens: u64) -> Result<Served, SessionError> {
-        let start = now();
-        let prefill_tokens_per_second = Some(self.prefill_tokens_per_s);
-        let options = LookupOptions { prompt_tokens, prefill_tokens_per_second, ..LookupOptions::default() };
-        let OpenLink { session, namespace } = link;
-        if self.load == Load::Worth {
-            let prefetching = || async { session.prefetch(namespace, chain, options.clone()).await };
-            let Some(ticket) = self.patiently(prefetching).await? else { return Ok(Served::default()) };
-            self.state.borrow_mut().tally.looked_up(now() - start);
-            return self.collect(link, chain, ticket).await;
-        }
-        let found = session.lookup(namespace, chain, options).await?;
-        self.state.borrow_mut().tally.looked_up(now() - start);
-        let chunks = (found.tokens / CHUNK_TOKENS) as usize;
-        let wanted = if self.load == Load::All { chunks } else { chunks_in_place(&found) };
-        self.fetch(link, chain, &found, Served { found: chunks, wanted, ..Served::default() }).await
-    }
-
-    /// Leases the wanted chunks and reads them. A node that grants fewer chunks, or stays busy, leaves the rest to be computed.
-    async fn fetch(
-        &self,
-        link: &OpenLink,
-        chain: &Chain,
-        found: &Found,
-        asked: Served,
-    ) -> Result<Served, SessionError> {
-        if asked.wanted == 0 {
-            return Ok(asked);
-        }
-        let chain = chain.part(0, asked.wanted);
-        let start = now();
-        let lease = self.patiently(async || link.session.lease(&link.namespace, &chain).await).await?;
-        self.read(&chain, found, asked, lease, now() - start)
-    }
-
-    /// Waits for the chunks that a prefetch brings, and reads them.
-    async fn collect(&self, link: &OpenLink, chain: &Chain, ticket: Ticket) -> Result<Served, SessionError> {
-        let found = ticket.found().clone();
-        let wanted = (ticket.tokens() / CHUNK_TOKENS) as usize;
-        let all = wanted + (ticket.tokens_to_recompute() / CHUNK_TOKENS) as usize;
-        let asked = Served { found: all, wanted, ..Served::default() };
-        if wanted == 0 {
-            return Ok(asked);
-        }
-        let start = now();
-        let lease = match link.session.collect(ticket, Wait::Complete).await {
-            Err(SessionError::Busy { .. }) => None,
-            lease => Some(lease?),
-        };
-        self.read(&chain.part(0, wanted), &found, asked, lease, now() - start)
-    }
-
-    /// Copies the blocks of a lease out and compares them; the lease took `took`.
-    fn read(
-        &self,
-        chain: &Chain,
-        found: &Found,
-        asked: Served,
-        lease: Option<LeaseGuard>,
-        mut took: Duration,
-    ) -> Result<Served, SessionError> {
-        let ReplayState { tally, block, .. } = &mut *self.state.borrow_mut();
-        let leased = lease.as_ref().map_or(0, LeaseGuard::chunks);
-        let tier_of = |at: usize| found.spans.iter().find(|span| at < span.to as usize).map(|span| span.tier);
-        let short = match tier_of(leased) {
-            _ if took >= LEASE_DEADLINE => Short::Deadline,
-            Some(Tier::Peer) if lease.is_some() => Short::Peer,
-            _ => Short::Unsaid,
-        };
-        let served = Served { leased, short, ..asked };
-        tally.lease_fell_short((asked.wanted - leased) as u64);
-        let Some(lease) = lease else { return Ok(served) };
-        for (position, hash) in chain.hashes.iter().enumerate().take(leased) {
-            let start = now();
-            lease.copy_block(position, 0, block)?;
-            took += now() - start;
-            tally.check(hash, block);
-        }
-        tally.fetched(took, found.spans.iter().any(|span| span.tier == Tier::Peer));
-        for span in &found.spans {
-            let served = (span.to as usize).min(leased).saturating_sub(span.from as usize);
-            tally.hit(span.tier, served as u64 * CHUNK_TOKENS);
-        }
-        Ok(served)
     }
 
     /// Writes the chunks of a part of a chain that the node lacks; whether it had room.

@@ -9,7 +9,7 @@ use larder_protocol::TraceContext;
 use larder_protocol::session::RefusalCode;
 use tokio::time::timeout;
 
-use super::load::Load;
+use super::Load;
 use super::namespace::replay_namespace;
 use super::part_chunks;
 use crate::clock::now;
