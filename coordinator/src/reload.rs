@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use larder_net::audit::Audit;
-use larder_net::reload::{differences, in_one_line, when_to_reload};
+use larder_net::in_one_line;
+use larder_net::reload::{differences, when_to_reload};
 use larder_protocol::reload::{ChangedSetting, Reloaded};
 
 use crate::config::{Config, MembershipConfig};

@@ -118,6 +118,9 @@ pub struct ClusterStatus {
     /// Why the coordinator does not let it join, as long as it does not.
     #[serde(default)]
     pub refused: Option<String>,
+    /// Why the node follows no coordinator that leads, as long as it does not: it goes on with its last table.
+    #[serde(default)]
+    pub unled: Option<String>,
 }
 
 impl Cluster {
@@ -304,7 +307,7 @@ impl Cluster {
         let (known, silent, shares) = (self.known.subscribe(), self.silent.clone(), self.limits.share);
         let (gauges, zone) = (self.gauges.clone(), self.limits.zone.clone());
         move || {
-            let Known { table, own, incarnation, refused, .. } = known.borrow().clone();
+            let Known { table, own, incarnation, refused, unled, .. } = known.borrow().clone();
             gauges.show(&table);
             let name = |number: &NodeNumber| table.member(*number).map(|member| member.name.clone());
             let suspects = table.members.iter().filter(|member| member.state == MemberState::Suspect);
@@ -318,6 +321,7 @@ impl Cluster {
                 shares,
                 zone: zone.clone(),
                 refused,
+                unled,
             }
         }
     }
@@ -444,9 +448,12 @@ async fn spread_tables(
     peer: Addr<PeerActor>,
     directory: Addr<DirectoryActor>,
 ) {
+    let mut spread = None;
     while known.changed().await.is_ok() {
         let Known { table, own, incarnation, .. } = known.borrow_and_update().clone();
-        if table.member(own).is_none_or(|member| member.incarnation != incarnation) {
+        let news = Some((table.epoch, own, incarnation));
+        let is_spread = std::mem::replace(&mut spread, news) == news;
+        if is_spread || table.member(own).is_none_or(|member| member.incarnation != incarnation) {
             continue;
         }
         let new = NewTable { table: Arc::clone(&table), own };

@@ -10,7 +10,8 @@ use std::sync::{Arc, OnceLock};
 use actix::Addr;
 use larder_core::Event;
 use larder_core::store::StoreLimits;
-use larder_net::reload::{differences, in_one_line, when_to_reload};
+use larder_net::in_one_line;
+use larder_net::reload::{differences, when_to_reload};
 use larder_protocol::reload::{ChangedSetting, Reloaded};
 use tokio::sync::{Mutex, mpsc, oneshot};
 

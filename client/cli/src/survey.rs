@@ -152,6 +152,10 @@ impl Surveyed {
             if let Some(refused) = &cluster.refused {
                 troubles.push(format!("{name} may not join its cluster: {refused}"));
             }
+            if let Some(reason) = &cluster.unled {
+                let does = if cluster.number == 0 { "is no member" } else { "goes on with its last table" };
+                troubles.push(format!("{name} {does}: {reason}"));
+            }
             if !cluster.silent.is_empty() {
                 troubles.push(format!("{name} gets no answer from {}", cluster.silent.join(", ")));
             }

@@ -18,13 +18,14 @@ use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
 use larder_protocol::table::NodeNumber;
 use larder_protocol::v1;
 use larder_protocol::version::Version;
-use quinn::RecvStream;
+use quinn::{ConnectionError, RecvStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 pub use self::following::{Candidate, Known};
 use self::following::{Ended, Following};
 pub use self::rivals::who;
+use crate::in_one_line;
 use crate::quic::{Connection, Endpoint, read_message, write_message};
 
 /// The role of a follower.
@@ -63,8 +64,16 @@ pub async fn follow(
         FollowAs::Watcher => (Following::watcher(known.borrow().clone()), None),
     };
     let started = Instant::now();
-    let mut client =
-        CoordinatorClient { endpoint, coordinators, following, node, known, started, warned: None };
+    let mut client = CoordinatorClient {
+        endpoint,
+        coordinators,
+        following,
+        node,
+        known,
+        started,
+        led: started,
+        warned: None,
+    };
     tokio::pin!(stop);
     let (leave, leaving) = watch::channel(false);
     loop {
@@ -83,7 +92,9 @@ pub async fn follow(
                 }
             }
         };
-        tracing::debug!(coordinators = ?client.coordinators, ended = ?ended, "the coordinators are dialled again");
+        if let Err(ended) = ended {
+            client.has_failed(&ended.to_string());
+        }
         let pause = client.following.pause(client.now());
         tokio::select! {
             () = sleep(pause) => {}
@@ -102,7 +113,9 @@ struct CoordinatorClient {
     node: Option<NodeFacts>,
     known: watch::Sender<Known>,
     started: Instant,
-    /// The last refusal that the log has, and since when.
+    /// When the node was a member last, or its start.
+    led: Instant,
+    /// The last reason that the log has, and since when.
     warned: Option<(String, Instant)>,
 }
 
@@ -135,10 +148,19 @@ impl CoordinatorClient {
         let endpoint = self.endpoint.clone();
         let dial = |address| {
             let dial = endpoint.connect(address, Role::Coordinator, None);
-            async move { Ok::<_, Failed>(timeout(DIAL_DEADLINE, dial).await??) }
+            async move {
+                let dialled =
+                    timeout(DIAL_DEADLINE, dial).await.unwrap_or(Err(ConnectionError::TimedOut.into()));
+                dialled.map_err(|error| {
+                    Failed::from(format!("the coordinator at {address}: {}", in_one_line(&error)))
+                })
+            }
         };
         let mut dials: FuturesUnordered<_> = addresses.iter().map(|&address| dial(address)).collect();
-        let mut ended: Failed = "no name of a coordinator has an address".into();
+        let mut ended: Failed = match addresses.is_empty() {
+            true => format!("no name of a coordinator has an address: {}", names.join(", ")).into(),
+            false => format!("no coordinator answers at {}", names.join(", ")).into(),
+        };
         let mut patience = DIAL_DEADLINE;
         while let Ok(Some(dialled)) = timeout(patience, dials.next()).await {
             let followed = match dialled {
@@ -180,6 +202,9 @@ impl CoordinatorClient {
         });
         let ended = self.talk(&mut send, &mut messages, leaving).await;
         reader.abort();
+        if self.following.is_joined() {
+            self.led = Instant::now();
+        }
         ended
     }
 
@@ -243,7 +268,9 @@ impl CoordinatorClient {
         let heard = self.following.hear(self.now(), message);
         self.tell_news();
         match &heard {
-            Err(Ended::Refused(reason)) => self.warn_refused(reason),
+            Err(Ended::Refused(reason)) if self.may_warn(reason) => {
+                tracing::warn!(reason, "the coordinator does not let this node join");
+            }
             Err(ended @ (Ended::EarlierTerm { .. } | Ended::NotWhole(_))) => {
                 tracing::warn!(%ended, "this coordinator is not obeyed: all are dialled again");
             }
@@ -258,13 +285,26 @@ impl CoordinatorClient {
         }
     }
 
-    /// The log has why this node is no member at first, and from time to time.
-    fn warn_refused(&mut self, reason: &str) {
-        let is_old = |(said, since): &(String, Instant)| *said == reason && since.elapsed() < WARN_AGAIN;
-        if !self.warned.as_ref().is_some_and(is_old) {
-            tracing::warn!(reason, "the coordinator does not let this node join");
-            self.warned = Some((reason.to_owned(), Instant::now()));
+    /// An attempt is over. The log has the reason, if none has led for long.
+    fn has_failed(&mut self, reason: &str) {
+        self.following.failed(reason);
+        self.tell_news();
+        if self.node.is_some() && self.led.elapsed() > WARN_AFTER && self.may_warn("unled") {
+            tracing::warn!(
+                reason,
+                "this node finds no coordinator that leads: it shares no chunks before it was a member once"
+            );
         }
+    }
+
+    /// Whether the log is told of this: at first, and from time to time.
+    fn may_warn(&mut self, about: &str) -> bool {
+        let is_old = |(said, since): &(String, Instant)| *said == about && since.elapsed() < WARN_AGAIN;
+        if self.warned.as_ref().is_some_and(is_old) {
+            return false;
+        }
+        self.warned = Some((about.to_owned(), Instant::now()));
+        true
     }
 }
 
@@ -319,7 +359,10 @@ const LEAVE_DEADLINE: Duration = Duration::from_millis(500);
 /// Between attempts to say goodbye.
 const GOODBYE_PAUSE: Duration = Duration::from_millis(20);
 
-/// The log is told again after this time why a node may not join.
+/// The log is told once no coordinator has led for this time.
+const WARN_AFTER: Duration = Duration::from_secs(5);
+
+/// The log is told again after this time why a node is no member.
 const WARN_AGAIN: Duration = Duration::from_secs(60);
 
 /// Messages that were read and wait.

@@ -85,12 +85,5 @@ fn add_settings(all: &mut BTreeMap<String, Value>, key: String, value: Value) {
     }
 }
 
-/// An error and its causes.
-#[must_use]
-pub fn in_one_line(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
-}
-
 /// How often the file is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(2);

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use larder_core::exchange::{BusyPause, Effect, Exchange, NoPeer, PeerId, RequestId};
+use larder_net::in_one_line;
 use larder_net::quic::{Connection, Endpoint, MessageError, write_message};
 use larder_net::trace::Trace;
 use larder_protocol::peer::{Chunks, PeerRequest, PeerResponse, RetryAfter, Room};
@@ -306,7 +307,7 @@ impl Peers {
             let mut pause = BusyPause::default();
             loop {
                 let answer = self.converse(async || self.connection(&link).await, request, trace).await;
-                let (version, room, answer) = answer.map_err(|error| unavailable(&with_causes(&*error)))?;
+                let (version, room, answer) = answer.map_err(|error| unavailable(&in_one_line(&*error)))?;
                 self.rooms().heard(node, room, version);
                 match answer {
                     PeerResponse::Busy(retry) => {
@@ -430,17 +431,6 @@ async fn converse(
     write_message(&mut send, request).await?;
     send.finish()?;
     read_answer(&mut receive).await?.ok_or_else(|| "no answer on the stream".into())
-}
-
-/// An error and its causes, as a text.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 /// Whether a request goes where a connection is open, and is no reason to keep it open: signs of life, comparisons of sums.

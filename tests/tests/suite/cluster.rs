@@ -1,5 +1,7 @@
 //! The sharing between nodes of a cluster: between engines, and over whole traces.
 
+use std::process::Command;
+
 use larder_skips::published_trace;
 use larder_tests::cluster::Cluster;
 use larder_tests::content::{CHUNK_TOKENS, prompt};
@@ -118,6 +120,34 @@ fn what_a_node_lost_with_its_life_is_found_no_more() {
     assert_eq!(writer.put(&hashes), 40);
     wait_until_found(&reader, &hashes, 40);
     assert_eq!(reader.get(&hashes), 40);
+}
+
+#[test]
+fn nodes_whose_coordinator_is_gone_say_so_until_it_is_back() {
+    let health = |cluster: &Cluster, node: usize| {
+        let node = ["health", "--json", "--node", &cluster.node(node).http().to_string()].map(String::from);
+        let output = Command::new(LARDER).args(node).output().unwrap();
+        (String::from_utf8(output.stdout).unwrap(), output.status.code())
+    };
+    let mut cluster = Cluster::start(LARDER, 2).unwrap();
+    cluster.kill_coordinator();
+    cluster.restart_node(1).unwrap();
+    for (node, says) in [(0, "node-0 goes on with its last table: "), (1, "node-1 is no member: ")] {
+        wait::until("the node says that it finds no coordinator", || {
+            let (said, code) = health(&cluster, node);
+            let reason = format!("{says}the coordinator at {}", cluster.coordinator_peer());
+            (said.contains(&reason) && code == Some(1)).then_some(())
+        });
+    }
+    wait::until("the log says so, too", || {
+        cluster.node(1).log().contains("finds no coordinator that leads").then_some(())
+    });
+
+    cluster.start_coordinator().unwrap();
+    cluster.wait_for_members(2);
+    for node in [0, 1] {
+        wait::until("all is well", || (health(&cluster, node).1 == Some(0)).then_some(()));
+    }
 }
 
 #[test]

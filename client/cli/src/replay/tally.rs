@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use larder_net::in_one_line;
 use larder_protocol::ChunkHash;
 use larder_protocol::session::Tier;
 
@@ -84,7 +85,7 @@ impl Tally {
     /// A request failed.
     pub fn failed(&mut self, error: &(dyn std::error::Error + 'static)) {
         self.failed_requests += 1;
-        self.first_failure.get_or_insert_with(|| with_causes(error));
+        self.first_failure.get_or_insert_with(|| in_one_line(error));
     }
 
     /// Counts tokens of a prompt that were computed because its node was gone.
@@ -200,11 +201,6 @@ fn latencies() -> Histogram<u64> {
 /// 0 if nothing was measured.
 fn quantile_us(latencies: &Histogram<u64>, quantile: f64) -> f64 {
     latencies.value_at_quantile(quantile) as f64 / 1_000.0
-}
-
-fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// Longer ones count as an hour.

@@ -5,7 +5,8 @@
 //!    [`tick`](Following::tick) is called at [`next_deadline`](Following::next_deadline). After each of these the shell sends what
 //!    [`poll_message`](Following::poll_message) has and tells what [`take_news`](Following::take_news) has.
 //! 3. An [`Ended`] is the end of the stream. Where the coordinator was [taken](Following::is_taken), or none is left to try, the
-//!    attempt is over, and [`pause`](Following::pause) says how long to wait before the next one.
+//!    attempt is over: [`failed`](Following::failed) takes the reason, and [`pause`](Following::pause) says how long to wait before
+//!    the next one.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -27,6 +28,8 @@ pub struct Known {
     pub incarnation: u64,
     /// Why the coordinator does not let the follower join, as long as it does not.
     pub refused: Option<String>,
+    /// Why a node follows no coordinator that leads, as long as it does not. It goes on with the last table.
+    pub unled: Option<String>,
     /// Whether the coordinator has no word for nodes that drain: one of version 1 has none.
     pub lacks_drains: bool,
 }
@@ -182,6 +185,12 @@ impl Following {
         self.stream.is_taken
     }
 
+    /// Whether the present coordinator has let the node join.
+    #[must_use]
+    pub fn is_joined(&self) -> bool {
+        self.stream.is_joined
+    }
+
     /// The node begins to drain, or does so no more.
     pub fn drains(&mut self, drains: bool) {
         self.drains = drains;
@@ -205,7 +214,7 @@ impl Following {
             CoordinatorMessage::Joined(joined) => {
                 let incarnation = self.node.map_or(0, |node| node.incarnation);
                 (self.known.own, self.known.incarnation) = (joined.number, incarnation);
-                (self.known.refused, self.has_news) = (None, true);
+                (self.known.refused, self.known.unled, self.has_news) = (None, None, true);
                 let every = Duration::from_millis(joined.heartbeat_ms.max(1));
                 (self.stream.every, self.stream.next_beat) = (every, now + every);
                 self.stream.is_joined = true;
@@ -268,6 +277,13 @@ impl Following {
             self.messages.push_back(FollowerMessage::Heartbeat(beat));
         }
         Ok(())
+    }
+
+    /// An attempt is over, for this reason. A node that was refused has heard a coordinator that leads.
+    pub fn failed(&mut self, reason: &str) {
+        let unled = (self.node.is_some() && self.known.refused.is_none()).then(|| reason.to_owned());
+        self.has_news |= self.known.unled != unled;
+        self.known.unled = unled;
     }
 
     /// The pause between an attempt and the next one.

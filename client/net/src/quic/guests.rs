@@ -120,8 +120,8 @@ impl Guests {
     }
 
     /// Ends the handshake of a connection that came in, and lets it in where it may. Logs a connection that is turned away, one in a
-    /// second at most. `None` if it has to show first that
-    /// it can be reached at the address that it comes from: then it comes in again.
+    /// second at most. `None` if it has to show first that it can be reached at the address that it comes from: then it comes in
+    /// again.
     ///
     /// # Errors
     /// [`TurnedAway`]: the connection is closed.
@@ -136,7 +136,12 @@ impl Guests {
     fn log(&self, remote: SocketAddr, turned_away: &TurnedAway) {
         let Some(more) = crate::lock(&self.0.known).turned_away.says(Instant::now()) else { return };
         let source = turned_away.source.as_deref().map(tracing::field::display);
-        tracing::warn!(%remote, %turned_away, source, more, "a connection was turned away");
+        if turned_away.reason == "version" {
+            // Not always a fault: a node's block threads ask so whether the other node has block threads. Who dials knows.
+            tracing::info!(%remote, %turned_away, source, more, "a connection was turned away");
+        } else {
+            tracing::warn!(%remote, %turned_away, source, more, "a connection was turned away");
+        }
     }
 
     async fn let_in(&self, incoming: Incoming) -> Result<Option<Guest>, TurnedAway> {

@@ -124,6 +124,25 @@ fn a_refused_node_says_why_and_asks_when_it_is_told_to() {
 }
 
 #[test]
+fn a_node_says_why_no_coordinator_leads_until_one_does() {
+    let mut following = node();
+    following.dial(SECOND);
+    following.failed("nobody answers");
+    assert_eq!(following.take_news().and_then(|known| known.unled), Some("nobody answers".to_owned()));
+    following.failed("nobody answers");
+    assert!(following.take_news().is_none(), "the same reason is no news");
+
+    following.begin(SECOND, Version::LATEST);
+    following.hear(SECOND, standing(1, true)).unwrap();
+    following.hear(SECOND, joined()).unwrap();
+    assert_eq!(following.take_news().and_then(|known| known.unled), None);
+
+    let mut watcher = Following::watcher(Known::default());
+    watcher.failed("nobody answers");
+    assert!(watcher.take_news().is_none(), "a watcher is no member anyway");
+}
+
+#[test]
 fn a_node_whose_clock_was_set_back_joins_as_a_later_incarnation() {
     let mut following = node();
     following.begin(SECOND, Version::LATEST);
