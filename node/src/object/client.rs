@@ -278,7 +278,9 @@ impl Client {
             match found.payload {
                 GetResultPayload::File(file, _) => Ok(Got::File(arriving, file)),
                 GetResultPayload::Stream(mut stream) => {
-                    while let Some(bytes) = stream.try_next().await? {
+                    while !arriving.is_damaged()
+                        && let Some(bytes) = stream.try_next().await?
+                    {
                         self.heard(Side::Reading);
                         arriving.feed(&bytes);
                     }

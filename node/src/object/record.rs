@@ -91,21 +91,27 @@ impl Arriving {
         });
     }
 
-    /// Takes a file to its end; stops at the deadline. Blocks the thread.
+    /// Whether a fault was found: the rest need not come. An object may be far longer than its block.
+    pub(super) fn is_damaged(&self) -> bool {
+        self.check.is_damaged()
+    }
+
+    /// Takes a file to its end or to its first fault; stops at the deadline. Blocks the thread.
     pub(super) fn feed_file(&mut self, mut file: File, deadline: Instant) -> std::io::Result<()> {
         let mut buffer = vec![0; FILE_BUFFER_BYTES];
-        loop {
+        while !self.is_damaged() {
             match file.read(&mut buffer)? {
-                0 => return Ok(()),
+                0 => break,
                 bytes => self.feed(&buffer[..bytes]),
             }
             if Instant::now() > deadline {
                 return Err(std::io::ErrorKind::TimedOut.into());
             }
         }
+        Ok(())
     }
 
-    /// After the last byte: the header, if all was right.
+    /// After the last byte, or the first fault: the header, if all was right.
     pub(super) fn finish(self) -> Result<RecordHeader, Damage> {
         self.check.finish()
     }

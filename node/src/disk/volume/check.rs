@@ -115,7 +115,12 @@ impl Check {
         }
     }
 
-    /// After the last byte: the header, if all was right.
+    /// Whether a fault was found: the bytes that follow change nothing.
+    pub(crate) fn is_damaged(&self) -> bool {
+        matches!(self.state, CheckPhase::Damaged(_))
+    }
+
+    /// After the last byte, or the first fault: the header, if all was right.
     pub(crate) fn finish(self) -> Result<RecordHeader, Damage> {
         match self.state {
             CheckPhase::Payload(payload) if payload.block == payload.header.blocks.len() => {

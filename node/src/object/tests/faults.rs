@@ -1,14 +1,16 @@
 //! What a tier does when the store, or what is in it, is wrong.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::net::{TcpListener, TcpStream};
 
 use larder_protocol::ChunkRef;
 
 use super::*;
 use crate::disk::ReadOrder;
+use crate::disk::volume::Damage;
 use crate::object::breaker::{MOST_FAILURES, RETRY_EVERY};
 use crate::object::metrics::Side;
+use crate::object::record::Arriving;
 
 #[tokio::test]
 async fn a_damaged_object_is_a_miss_is_counted_deleted_and_can_be_written_again() {
@@ -29,6 +31,23 @@ async fn a_damaged_object_is_a_miss_is_counted_deleted_and_can_be_written_again(
         assert!(matches!(rig.read(3).await, ReadAnswer::Here { .. }));
         assert!(!rig.client.is_open(Side::Reading), "the store did nothing wrong");
     }
+}
+
+#[tokio::test]
+async fn the_rest_of_an_object_that_is_too_long_is_not_read() {
+    let mut rig = Rig::new();
+    rig.write(3).await;
+    let right = rig.store.inner.get(&object_name(single(3))).await.unwrap().bytes().await.unwrap();
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&right).unwrap();
+    let bytes = 1 << 30;
+    file.set_len(bytes).unwrap();
+    file.rewind().unwrap();
+    let to = &rig.slots.destinations(single(3))[0];
+    let mut arriving = Arriving::new(single(3).key(), to, bytes);
+    arriving.feed_file(file, deadline()).unwrap();
+    assert!(arriving.bytes <= 1 << 20, "{} bytes were read", arriving.bytes);
+    assert_eq!(arriving.finish().unwrap_err(), Damage::Key);
 }
 
 #[tokio::test]
