@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use larder_coordinator::{NodeStatus as Member, Status as CoordinatorStatus};
+use larder_coordinator::{LostStatus, NodeStatus as Member, Status as CoordinatorStatus};
 use larder_node::Status as NodeStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -14,6 +14,7 @@ use serde_json::Value;
 use crate::address::HostPort;
 use crate::failure::Usage;
 use crate::http;
+use crate::output::duration;
 
 /// The processes of one cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -276,4 +277,13 @@ mod tests {
         let known = NodeAddress { name: "node-0".into(), http: node("node-1", 7), sockets: BTreeMap::new() };
         assert!(error(known.ask_again()).contains("is node-1, not node-0"));
     }
+}
+
+/// Lost nodes, each with why it did not do what all nodes shall do, and what the user does then; none if members were chosen by
+/// name.
+pub(crate) fn lost_nodes(lost: Vec<LostStatus>, chosen: &[String], so: &str) -> Vec<(String, String)> {
+    let lost = if chosen.is_empty() { lost } else { Vec::new() };
+    let trouble =
+        |node: &LostStatus| format!("it is lost, not heard for {}{so}", duration(node.silent_seconds));
+    lost.into_iter().map(|node| (node.name.clone(), trouble(&node))).collect()
 }

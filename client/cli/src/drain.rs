@@ -127,7 +127,12 @@ pub(crate) async fn drain(
 ) -> anyhow::Result<Drained> {
     let started = now();
     let link = AdminLink::connect(credentials, member).await?;
+    let begins = !matches!(first, DrainCommand::Report);
     let mut last = ask(&link, first).await?;
+    if !(begins || last.is_draining || last.trouble.is_some()) {
+        link.close().await;
+        bail!("{name} does not drain: `larder drain {name}` has it drain", name = member.name);
+    }
     let mut silent_since = None;
     loop {
         show(&last);

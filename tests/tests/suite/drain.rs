@@ -146,6 +146,14 @@ fn of_two_nodes_that_drain_at_once_with_no_other_none_leaves() {
 }
 
 #[test]
+fn whoever_watches_a_drain_that_is_none_hears_so() {
+    let cluster = cluster(1, "");
+    let (status, _, said) = admin(&cluster, &["drain", "node-0", "--watch"]);
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("node-0 does not drain"), "{said}");
+}
+
+#[test]
 fn a_node_that_dies_while_it_drains_is_reported() {
     let mut cluster = cluster(2, "");
     Engine::connect(&cluster.socket(1)).put(&prompt(b'a', 50));

@@ -49,7 +49,15 @@ fn a_tenant_is_purged_from_every_node_and_can_be_written_anew() {
 }
 
 #[test]
-fn a_purge_names_a_lost_node_which_may_come_back_with_its_chunks() {
+fn a_purge_of_a_tenant_that_no_node_has_is_an_error() {
+    let cluster = cluster(1, "");
+    let (status, _, said) = admin(&cluster, &["purge", "--tenant", "defualt"]);
+    assert_eq!(status, Some(2), "{said}");
+    assert!(said.contains("no node has a tenant `defualt`; the tenants are: default"), "{said}");
+}
+
+#[test]
+fn commands_for_all_nodes_name_a_lost_node_which_may_come_back_with_its_chunks() {
     let mut cluster = cluster(3, "");
     cluster.kill_coordinator();
     let config = cluster.dir().join("coordinator.toml");
@@ -65,6 +73,12 @@ fn a_purge_names_a_lost_node_which_may_come_back_with_its_chunks() {
     let (status, report, said) = admin(&cluster, &["purge", "--tenant", "default"]);
     assert_eq!((status, report["nodes"].as_array().unwrap().len()), (Some(1), 3), "{report}");
     assert!(said.contains("node-2: it is lost") && said.contains("purge again"), "{said}");
+    for command in [&["policy", "sieve"][..], &["reload"]] {
+        let (status, report, _) = admin(&cluster, command);
+        let lost = &report["nodes"][2];
+        assert_eq!((status, &lost["name"]), (Some(1), &"node-2".into()), "{report}");
+        assert!(lost["error"].as_str().unwrap().starts_with("it is lost, not heard for "), "{report}");
+    }
     let near = ["purge", "--tenant", "default", "--member", "node-0", "--member", "node-1"];
     assert_eq!(admin(&cluster, &near).0, Some(0), "whoever names members means these");
 }

@@ -10,7 +10,7 @@ use larder_protocol::peer::{PeerRequest, PeerResponse};
 use serde::Serialize;
 
 use crate::admin::{AdminArgs, AdminLink};
-use crate::cluster::{ask_coordinator, ask_member, chosen_members};
+use crate::cluster::{ask_coordinator, ask_member, chosen_members, lost_nodes};
 use crate::context::{Chosen, ClusterArg};
 use crate::failure::FAILED;
 use crate::listing::{Cell, FormatArgs, Listing, column};
@@ -31,7 +31,7 @@ Examples:
   larder policy --json               One object with `nodes`: `name`, and `policies` by device or `error`
 
 `larder ca issue admin me` makes an admin's certificate. A development cluster has one of its own.
-Exit status: 1 if a node refuses or does not answer.")]
+Exit status: 1 if a node refuses, does not answer or is lost.")]
 pub(crate) struct Args {
     /// The policy to set
     #[arg(value_name = "POLICY", value_parser = values::policy())]
@@ -75,7 +75,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         errors = set(&args.admin.credentials(admin)?, policy, &members)?;
     }
     let report = |(member, error)| NodeReport::of(member, error);
-    let report = Report { nodes: members.iter().zip(errors).map(report).collect() };
+    let mut nodes: Vec<NodeReport> = members.iter().zip(errors).map(report).collect();
+    let so = if args.policy.is_some() { ": set the policy again when it is back" } else { "" };
+    let lost = lost_nodes(status.lost, &args.members, so);
+    nodes.extend(lost.into_iter().map(|(name, error)| NodeReport {
+        name,
+        policies: Vec::new(),
+        error: Some(error),
+    }));
+    let report = Report { nodes };
     args.format.print(&report, |format| report.list().text(format))?;
     let failed = report.nodes.iter().any(|node| node.error.is_some());
     Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })

@@ -1,12 +1,14 @@
 //! `larder purge`: has nodes remove chunks, wherever they have them.
 
+use std::collections::BTreeSet;
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::bail;
-use larder_coordinator::{LostStatus, NodeStatus};
+use larder_coordinator::NodeStatus;
 use larder_net::quic::Credentials;
+use larder_node::TenantStatus;
 use larder_protocol::ChunkHash;
 use larder_protocol::limits::MAX_CHAIN_CHUNKS;
 use larder_protocol::peer::{PeerRequest, PeerResponse};
@@ -14,11 +16,11 @@ use larder_protocol::purge::{NamespaceName, PurgeCommand, PurgeCounts, PurgeMode
 use serde::Serialize;
 
 use crate::admin::{AdminArgs, AdminLink};
-use crate::cluster::{ask_coordinator, chosen_members};
+use crate::cluster::{ask_coordinator, chosen_members, lost_nodes};
 use crate::context::{Chosen, ClusterArg};
 use crate::failure::{FAILED, Usage};
 use crate::listing::{Cell, Format, FormatArgs, Listing, column, wide};
-use crate::output;
+use crate::{http, output};
 
 /// Have nodes remove chunks from memory, disk and object store
 ///
@@ -113,13 +115,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let Chosen { coordinator, admin } = args.cluster.choose()?;
     let (_, status) = ask_coordinator(&coordinator)?;
     let members = chosen_members(status.nodes, &args.members)?;
+    if let PurgeScope::Tenant(tenant) = &scope {
+        is_known(tenant, &members)?;
+    }
     let credentials = args.admin.credentials(admin)?;
     let shows = args.format.format() != Format::Json && std::io::stderr().is_terminal();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut nodes = runtime.block_on(purge(&credentials, &members, &scope, mode, shows));
-    if args.members.is_empty() {
-        nodes.extend(status.lost.into_iter().map(NodeReport::of_lost));
-    }
+    // They may come back, with all that they had.
+    let so = " and keeps its chunks: purge again when it is back";
+    let lost = lost_nodes(status.lost, &args.members, so);
+    nodes.extend(lost.into_iter().map(|(name, trouble)| {
+        NodeReport::new(name, PurgeReport { trouble: Some(trouble), ..PurgeReport::default() })
+    }));
     let report = Report { dry_run: args.dry_run, nodes };
     args.format.print(&report, |format| report.list().text(format))?;
     let mut status = ExitCode::SUCCESS;
@@ -144,6 +152,25 @@ impl Args {
             (None, None) => return Err(Usage("name a tenant or a namespace".into()).into()),
         })
     }
+}
+
+/// Whether any of these members may have this tenant: a wrong name must not look like a purge that found nothing.
+///
+/// # Errors
+/// All members answer, and none has it.
+fn is_known(tenant: &str, members: &[NodeStatus]) -> anyhow::Result<()> {
+    let mut names = BTreeSet::new();
+    for member in members {
+        let Ok(tenants) = http::get_json::<Vec<TenantStatus>>(&member.http, "/tenants") else {
+            return Ok(());
+        };
+        names.extend(tenants.into_iter().map(|status| status.tenant));
+    }
+    if members.is_empty() || names.contains(tenant) {
+        return Ok(());
+    }
+    let names: Vec<String> = names.into_iter().collect();
+    Err(Usage(format!("no node has a tenant `{tenant}`; the tenants are: {}", names.join(", "))).into())
 }
 
 /// Purges all nodes, and ends the purge at each when all are done.
@@ -239,14 +266,6 @@ fn show(nodes: &[Purging]) {
 }
 
 impl NodeReport {
-    /// A node that was removed since it was silent. It may come back, with all that it had.
-    fn of_lost(lost: LostStatus) -> Self {
-        let silent = output::duration(lost.silent_seconds);
-        let trouble =
-            format!("it is lost, not heard for {silent}, and keeps its chunks: purge again when it is back");
-        Self::new(lost.name, PurgeReport { trouble: Some(trouble), ..PurgeReport::default() })
-    }
-
     fn new(name: String, PurgeReport { trouble: error, counts, .. }: PurgeReport) -> Self {
         let PurgeCounts { memory_chunks, memory_bytes, read_chunks, disk_chunks, objects } = counts;
         Self { name, memory_chunks, memory_bytes, read_chunks, disk_chunks, objects, error }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use larder_coordinator::{NodeStatus, Status};
 use larder_net::quic::Credentials;
 use larder_protocol::membership::{CoordinatorMessage, FollowerMessage};
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::address::HostPort;
 use crate::admin::{AdminArgs, AdminLink, ask_at};
-use crate::cluster::{ask_coordinator, chosen_members};
+use crate::cluster::{ask_coordinator, chosen_members, lost_nodes};
 use crate::context::{Chosen, ClusterArg};
 use crate::failure::FAILED;
 use crate::listing::{Cell, FormatArgs, Listing, column};
@@ -36,7 +36,7 @@ Examples:
   larder reload --json               One object with `coordinators` and `nodes`: `name`, `applied`, `at_restart`, or `error`
 
 `larder ca issue admin me` makes an admin's certificate. A development cluster has one of its own.
-Exit status: 1 if a node refuses or does not answer.")]
+Exit status: 1 if a node refuses, does not answer or is lost.")]
 pub(crate) struct Args {
     #[command(flatten)]
     cluster: ClusterArg,
@@ -94,6 +94,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         for member in &members {
             nodes.push(NodeReport::new(&member.name, ask(&credentials, member).await));
         }
+        let so = ": if its process runs, it reads its file again when the file changes";
+        let lost = lost_nodes(status.lost, &args.members, so).into_iter();
+        nodes.extend(lost.map(|(name, error)| NodeReport::new(&name, Err(anyhow!(error)))));
         Report { coordinators, nodes }
     });
     args.format.print(&report, |format| report.list().text(format))?;
