@@ -128,7 +128,8 @@ impl Bench {
         let (_tier, registry) = self.open(u64::MAX)?;
         let scrubbed = || -> Option<f64> {
             let families = registry.gather();
-            let family = families.iter().find(|family| family.name() == "larder_disk_scrubbed_bytes_total")?;
+            let family =
+                families.iter().find(|family| family.name() == "larder_disk_scrubbed_bytes_total")?;
             Some(family.get_metric().first()?.get_counter().value())
         };
         while scrubbed().context("there is no such metric")? < (self.chunks * BLOCK_BYTES) as f64 {

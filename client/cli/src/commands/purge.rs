@@ -116,7 +116,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (_, status) = ask_coordinator(&coordinator)?;
     let members = chosen_members(status.nodes, &args.members)?;
     if let PurgeScope::Tenant(tenant) = &scope {
-        is_known(tenant, &members)?;
+        check_tenant(tenant, &members)?;
     }
     let credentials = args.admin.credentials(admin)?;
     let shows = args.format.format() != Format::Json && std::io::stderr().is_terminal();
@@ -154,11 +154,11 @@ impl Args {
     }
 }
 
-/// Whether any of these members may have this tenant: a wrong name must not look like a purge that found nothing.
+/// Holds that any of these members may have this tenant: a wrong name must not look like a purge that found nothing.
 ///
 /// # Errors
 /// All members answer, and none has it.
-fn is_known(tenant: &str, members: &[NodeStatus]) -> anyhow::Result<()> {
+fn check_tenant(tenant: &str, members: &[NodeStatus]) -> anyhow::Result<()> {
     let mut names = BTreeSet::new();
     for member in members {
         let Ok(tenants) = http::get_json::<Vec<TenantStatus>>(&member.http, "/tenants") else {
