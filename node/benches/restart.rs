@@ -130,7 +130,7 @@ impl Bench {
             let families = registry.gather();
             let family =
                 families.iter().find(|family| family.name() == "larder_disk_scrubbed_bytes_total")?;
-            Some(family.get_metric().first()?.get_counter().value())
+            Some(family.get_metric().first()?.get_counter().get_value())
         };
         while scrubbed().context("there is no such metric")? < (self.chunks * BLOCK_BYTES) as f64 {
             std::thread::sleep(Duration::from_millis(1));
