@@ -172,6 +172,15 @@ fn is_another(address: &impl Display, found: &str, asked: &str) -> String {
 /// The tenant of a development cluster.
 pub const TENANT: &str = "default";
 
+/// Lost nodes, each with why it did not do what all nodes shall do, and what the user does then; none if members were chosen by
+/// name.
+pub(crate) fn lost_nodes(lost: Vec<LostStatus>, chosen: &[String], so: &str) -> Vec<(String, String)> {
+    let lost = if chosen.is_empty() { lost } else { Vec::new() };
+    let trouble =
+        |node: &LostStatus| format!("it is lost, not heard for {}{so}", duration(node.silent_seconds));
+    lost.into_iter().map(|node| (node.name.clone(), trouble(&node))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead as _, BufReader, Write as _};
@@ -277,13 +286,4 @@ mod tests {
         let known = NodeAddress { name: "node-0".into(), http: node("node-1", 7), sockets: BTreeMap::new() };
         assert!(error(known.ask_again()).contains("is node-1, not node-0"));
     }
-}
-
-/// Lost nodes, each with why it did not do what all nodes shall do, and what the user does then; none if members were chosen by
-/// name.
-pub(crate) fn lost_nodes(lost: Vec<LostStatus>, chosen: &[String], so: &str) -> Vec<(String, String)> {
-    let lost = if chosen.is_empty() { lost } else { Vec::new() };
-    let trouble =
-        |node: &LostStatus| format!("it is lost, not heard for {}{so}", duration(node.silent_seconds));
-    lost.into_iter().map(|node| (node.name.clone(), trouble(&node))).collect()
 }

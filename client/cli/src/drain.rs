@@ -80,9 +80,10 @@ impl Drained {
         let Self { node, outcome, seconds, found_chunks, moved_chunks, elsewhere_chunks, .. } = self;
         let Self { kept_below_chunks, left_chunks, .. } = self;
         let back = self.back_after_seconds.map_or(String::new(), |back| format!("; back after {back:.1} s"));
+        let reason = self.reason.as_ref().map_or(String::new(), |reason| format!(": {reason}"));
         format!(
             "{node}: {outcome} after {seconds:.1} s; of {found_chunks} chunks {moved_chunks} moved, {elsewhere_chunks} others had, \
-             {kept_below_chunks} are kept below, {left_chunks} were left{back}"
+             {kept_below_chunks} are kept below, {left_chunks} were left{back}{reason}"
         )
     }
 

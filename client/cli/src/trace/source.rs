@@ -19,13 +19,16 @@ pub fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
     if path.as_os_str() == "-" { unpacked(io::stdin()) } else { unpacked(File::open(path)?) }
 }
 
-/// Reads the unpacked content of `source`, or `source` itself if it is plain.
+/// Reads the unpacked content of `source`, or `source` itself if it is plain, without the mark by which some editors begin UTF-8.
 ///
 /// # Errors
 /// `source` cannot be read.
 pub fn unpacked(mut source: impl Read + 'static) -> io::Result<Box<dyn BufRead>> {
     let mut first = Vec::new();
     source.by_ref().take(ZSTD_MAGIC.len() as u64).read_to_end(&mut first)?;
+    if first.starts_with(BYTE_ORDER_MARK) {
+        first.drain(..BYTE_ORDER_MARK.len());
+    }
     let (is_gzip, is_zstd) = (first.starts_with(&GZIP_MAGIC), is_zstd(&first));
     let whole = BufReader::new(Cursor::new(first).chain(source));
     Ok(match (is_gzip, is_zstd) {
@@ -130,6 +133,8 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// The last bytes of the magic number of a frame without data; the first is 0x50 to 0x5f.
 const ZSTD_SKIPPED: [u8; 3] = [0x2a, 0x4d, 0x18];
 
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
@@ -164,6 +169,7 @@ mod tests {
     fn what_is_packed_is_known_by_its_first_bytes_and_the_rest_is_read_as_it_is() {
         let text = text();
         assert!(read(text.clone()).unwrap() == text);
+        assert!(read([BYTE_ORDER_MARK, &text].concat()).unwrap() == text, "the mark is no text");
         assert!(read(gzip(&text)).unwrap() == text && read(zstd(&text)).unwrap() == text);
         for plain in [&b""[..], b"{", b"\x1f", b"\x28\xb5\x2f", b"Q*M\x17"] {
             assert_eq!(read(plain.to_vec()).unwrap(), plain);
