@@ -125,7 +125,7 @@ fn what_a_node_lost_with_its_life_is_found_no_more() {
 #[test]
 fn nodes_whose_coordinator_is_gone_say_so_until_it_is_back() {
     let health = |cluster: &Cluster, node: usize| {
-        let node = ["health", "--json", "--node", &cluster.node(node).http().to_string()].map(String::from);
+        let node = ["health", "--json", "--node", cluster.node(node).http()];
         let output = Command::new(LARDER).args(node).output().unwrap();
         (String::from_utf8(output.stdout).unwrap(), output.status.code())
     };
