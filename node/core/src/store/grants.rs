@@ -11,6 +11,7 @@ use super::index::{Block, OnDisk};
 use super::lookup::Place;
 use super::policy::Removal;
 use super::remembered::EvictionRule;
+use crate::placement::PlacementRule;
 
 /// Chunks that are being sent to other nodes.
 #[derive(Debug, Default)]
@@ -102,6 +103,9 @@ impl Store {
         self.use_chunks(&[id]);
         let reads = self.index.get(id).reads.into();
         let grant = self.next_number();
+        if self.placement() == PlacementRule::Worth {
+            self.index.get_mut(id).set_read_elsewhere();
+        }
         self.grants.open.insert(grant, id);
         Granted::Held { grant, reads, is_on_disk, pools: has, blocks }
     }

@@ -96,6 +96,7 @@ enum Mark {
     Resident = 1,
     Copy = 2,
     Forwarded = 4,
+    ReadElsewhere = 8,
 }
 
 impl Marks {
@@ -255,6 +256,15 @@ impl Chunk {
 
     pub(crate) fn set_forwarded(&mut self, was_forwarded: bool) {
         self.marks.set(Mark::Forwarded, was_forwarded);
+    }
+
+    /// Whether another node has read it: its prompt probably goes on there.
+    pub(crate) fn was_read_elsewhere(&self) -> bool {
+        self.marks.has(Mark::ReadElsewhere)
+    }
+
+    pub(crate) fn set_read_elsewhere(&mut self) {
+        self.marks.set(Mark::ReadElsewhere, true);
     }
 
     /// Whether it has a place on this node's disk, and nowhere else here.

@@ -12,7 +12,7 @@ use super::policy::{Facts, PolicyName, Removal, Verdict};
 use super::remembered::EvictionRule;
 use super::slab::ClassId;
 use super::{Store, StoreLimits};
-use crate::placement::Saves;
+use crate::placement::{Saves, goes_before_read};
 
 /// Why chunks were evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -220,8 +220,27 @@ impl Store {
             self.evict(copy, reason);
             return true;
         }
-        let victim = self.policy.victim(&mut |_| Verdict::Take);
+        let victim = self.next_victim();
         victim.map(|victim| self.evict(self.index.id(victim), reason)).is_some()
+    }
+
+    /// The policy's next victim. If another node has read it, a later victim that no other node has read may go before it.
+    fn next_victim(&mut self) -> Option<ChunkNumber> {
+        let (index, now) = (&self.index, self.used_now());
+        let mut first_read = None;
+        let mut looked_at = 0;
+        let victim = self.policy.victim(&mut |number| {
+            let chunk = index.at(number);
+            let idle = now.wrapping_sub(chunk.used);
+            if !chunk.was_read_elsewhere() && first_read.is_none_or(|(_, read)| goes_before_read(idle, read))
+            {
+                return Verdict::Take;
+            }
+            first_read.get_or_insert((number, idle));
+            looked_at += 1;
+            if looked_at < MOST_LOOKED_AT { Verdict::Skip } else { Verdict::Stop }
+        });
+        victim.or(first_read.map(|(number, _)| number))
     }
 
     fn evict(&mut self, id: ChunkId, reason: EvictionReason) {
@@ -310,6 +329,9 @@ impl Store {
         if all.iter().any(is_held) { None } else { Some(all) }
     }
 }
+
+/// Victims, in the policy's order, among which a search looks for one that no other node has read.
+const MOST_LOOKED_AT: u32 = 32;
 
 /// The number of chunks of other classes that the search for a victim passes over before an extent is cleared instead.
 const MOST_SKIPPED: u32 = 64;

@@ -4,7 +4,7 @@ use larder_protocol::PoolSet;
 use larder_protocol::peer::Room;
 use larder_protocol::table::NodeNumber;
 
-use super::super::{Came, PeerStoreLimits, Source, StoreLimits, Wanted};
+use super::super::{Came, Granted, PeerStoreLimits, Source, StoreLimits, Wanted};
 use super::*;
 use crate::placement::{PlacementRule, Saves, Stake, Worth};
 use crate::store::ChangeKind;
@@ -45,6 +45,14 @@ impl Fixture {
         }
         let leased = self.store.finish_gather(gathered.gather).unwrap();
         self.store.release(self.session, leased.lease).unwrap();
+    }
+
+    fn is_read_elsewhere(&mut self, word: &str) {
+        let hash = *self.chain(word).hashes.last().unwrap();
+        let fingerprint = self.store.fingerprint(self.namespace).unwrap();
+        let granted = self.store.grant(&fingerprint, &hash, &[BLOCK]);
+        let Granted::Held { grant, .. } = granted else { panic!("{granted:?}") };
+        self.store.end_grant(grant);
     }
 
     fn forwards(&mut self) -> Vec<ChunkHash> {
@@ -271,4 +279,45 @@ fn a_chunk_that_came_by_a_forward_and_was_used_is_forwarded_again() {
     f.other_has_free_room();
     f.put("b");
     assert_eq!(f.forwards(), [name("a")]);
+}
+
+#[test]
+fn a_chunk_that_another_node_has_read_stays_for_twice_as_long_as_one_that_only_this_node_uses() {
+    let mut f = by_worth(2);
+    f.put("a");
+    f.is_read_elsewhere("a");
+    f.passes(1_000);
+    f.put("b");
+    f.passes(1_000);
+    f.put("c");
+    assert_eq!(["a", "b", "c"].map(|word| f.found(word)), [1, 0, 1], "b was idle for half as long as a");
+    f.passes(500);
+    f.put("d");
+    assert_eq!(["a", "c", "d"].map(|word| f.found(word)), [0, 1, 1], "c was idle for a fifth of that time");
+    f.store.assert_consistent();
+}
+
+#[test]
+fn the_first_of_several_chunks_goes_if_other_nodes_have_read_them_all() {
+    let mut f = by_worth(2);
+    for word in ["a", "b"] {
+        f.put(word);
+        f.is_read_elsewhere(word);
+        f.passes(1_000);
+    }
+    f.put("c");
+    f.is_read_elsewhere("c");
+    assert_eq!(["a", "b", "c"].map(|word| f.found(word)), [0, 1, 1]);
+}
+
+#[test]
+fn by_reads_it_does_not_matter_who_has_read_a_chunk() {
+    let mut f = store(2, 16, PlacementRule::Reads);
+    f.put("a");
+    f.is_read_elsewhere("a");
+    f.passes(1_000);
+    f.put("b");
+    f.passes(1_000);
+    f.put("c");
+    assert_eq!(["a", "b", "c"].map(|word| f.found(word)), [0, 1, 1]);
 }
