@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use actix::Addr;
-use actix_web::web::{Data, PayloadConfig, ServiceConfig, get, post};
+use actix_web::web::{Data, ServiceConfig, get, post};
 use actix_web::{HttpRequest, HttpResponse, error};
 use futures_util::future::join_all;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -233,7 +233,6 @@ pub(crate) fn routes(service: &mut ServiceConfig) {
         .route("/healthz", get().to(healthy))
         .route("/readyz", get().to(ready))
         .route("/metrics", get().to(metrics))
-        .app_data(PayloadConfig::new(MAX_BODY_BYTES))
         .route("/status", get().to(show::answer))
         .route("/namespaces", get().to(show::answer))
         .route("/sessions", get().to(show::answer))
@@ -415,9 +414,6 @@ fn actor_status(device: u16, report: &ActorReport) -> ActorStatus {
         tenants: report.tenants.clone(),
     }
 }
-
-/// Bytes of a question: the hashes of the longest prompt.
-const MAX_BODY_BYTES: usize = 640 << 10;
 
 /// Followers of events at a time.
 pub(crate) const MAX_FOLLOWERS: usize = 64;

@@ -1,11 +1,15 @@
 //! Logs on standard error.
+//!
+//! A thread of its own writes the lines: whoever reads standard error may stand still, and nothing else waits for it. Of the lines
+//! that come meanwhile, [`WAITING_LINES`] are kept, and the log says how many were lost.
 
-use std::io::IsTerminal as _;
-use std::sync::OnceLock;
+use std::io::{IsTerminal as _, Stderr, Write};
+use std::sync::{Arc, OnceLock};
 
 use anyhow::Context as _;
 use clap::{ArgAction, Args, ValueEnum};
 use larder_net::trace::{Exporter, TARGET};
+use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, registry, reload};
@@ -39,13 +43,24 @@ enum LogFormat {
 }
 
 impl LogOptions {
-    /// Starts logging; `default_filter` counts without any other choice. Spans go to `exporter` alone.
-    pub(crate) fn start(&self, default_filter: &str, exporter: Option<&Exporter>) -> anyhow::Result<()> {
+    /// Starts logging; `default_filter` counts without any other choice. Spans go to `exporter` alone. The last lines are written
+    /// when the result is dropped, unless nobody reads them.
+    pub(crate) fn start(
+        &self,
+        default_filter: &str,
+        exporter: Option<&Exporter>,
+    ) -> anyhow::Result<WorkerGuard> {
         let from_environment = std::env::var("LARDER_LOG").ok();
         let is_chosen = self.log.is_some() || self.verbose > 0 || from_environment.is_some();
         let filter = env_filter(&self.filter(from_environment, default_filter))?;
         let (filter, handle) = reload::Layer::new(filter);
-        let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+        let lost = Arc::<OnceLock<ErrorCounter>>::default();
+        let lines = Lines { to: std::io::stderr(), lost: Arc::clone(&lost), told: 0 };
+        let writer =
+            NonBlockingBuilder::default().buffered_lines_limit(WAITING_LINES).thread_name("larder-log");
+        let (writer, last_lines) = writer.finish(lines);
+        _ = lost.set(writer.error_counter());
+        let log = tracing_subscriber::fmt::layer().with_writer(writer);
         let log = match self.log_format {
             LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal()).boxed(),
             LogFormat::Json => log.json().boxed(),
@@ -57,7 +72,7 @@ impl LogOptions {
             None => subscriber.try_init(),
         };
         _ = RUNNING.set(Running { filter: handle, is_chosen });
-        Ok(())
+        Ok(last_lines)
     }
 
     fn filter(&self, from_environment: Option<String>, default_level: &str) -> String {
@@ -71,6 +86,32 @@ impl LogOptions {
         filter.unwrap_or_else(|| default_level.to_owned())
     }
 }
+
+/// Standard error, with a line wherever lines were lost.
+struct Lines {
+    to: Stderr,
+    lost: Arc<OnceLock<ErrorCounter>>,
+    /// The lost lines that the log has told.
+    told: usize,
+}
+
+impl Write for Lines {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        let lost = self.lost.get().map_or(0, ErrorCounter::dropped_lines);
+        if lost > self.told {
+            writeln!(self.to, "{} lines of this log are lost: its reader is too slow", lost - self.told)?;
+            self.told = lost;
+        }
+        self.to.write(line)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.to.flush()
+    }
+}
+
+/// Lines that wait to be written.
+const WAITING_LINES: usize = 8_192;
 
 /// The log of this process, once it runs.
 static RUNNING: OnceLock<Running> = OnceLock::new();
@@ -95,8 +136,9 @@ pub(crate) fn set_filter(filter: &str) -> anyhow::Result<()> {
     Ok(running.filter.reload(new)?)
 }
 
+/// The HTTP server logs each request that is none, and strangers can send any number of them; `filter` may say otherwise.
 fn env_filter(filter: &str) -> anyhow::Result<EnvFilter> {
-    EnvFilter::try_new(format!("{filter},{TARGET}=off"))
+    EnvFilter::try_new(format!("actix_http=off,{filter},{TARGET}=off"))
         .with_context(|| Usage(format!("`{filter}` is no log filter: try `info` or `larder_node=debug`")))
 }
 

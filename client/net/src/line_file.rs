@@ -5,7 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::sizes::{exact, size};
@@ -94,6 +95,7 @@ impl std::fmt::Debug for LineFile {
 
 impl OpenFile {
     fn new(config: RecordConfig) -> io::Result<Self> {
+        is_read(&config.path)?;
         let file = options().create(true).append(true).open(&config.path)?;
         let bytes = file.metadata()?.len();
         Ok(Self { config, file: BufWriter::new(file), bytes })
@@ -124,6 +126,15 @@ impl OpenFile {
         self.bytes = 0;
         Ok(())
     }
+}
+
+/// Holds that somebody reads a file that is a pipe: to open it would wait for a reader, for ever if none comes.
+fn is_read(path: &Path) -> io::Result<()> {
+    if !fs::metadata(path).is_ok_and(|file| file.file_type().is_fifo()) {
+        return Ok(());
+    }
+    let opened = options().append(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
+    opened.map(drop).map_err(|_| io::Error::other("it is a pipe that nobody reads: name a file"))
 }
 
 fn write_lines(mut open: OpenFile, lines: &Receiver<Vec<u8>>, lost: &Lost) {
@@ -200,6 +211,20 @@ mod tests {
         drop(file);
         thread.join().unwrap();
         lost.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn a_pipe_is_no_file_until_somebody_reads_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lines.jsonl");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, mode).unwrap();
+        let config = || RecordConfig { path: path.clone(), max_bytes: ByteSize(10_000), old_files: 2 };
+        let lost: Lost = Arc::new(|| ());
+        let error = LineFile::start(config(), "test", Arc::clone(&lost)).unwrap_err();
+        assert!(error.to_string().contains("a pipe that nobody reads"), "{error}");
+        let _reader = File::options().read(true).write(true).open(&path).unwrap();
+        assert!(LineFile::start(config(), "test", lost).is_ok());
     }
 
     #[test]

@@ -91,7 +91,7 @@ pub fn copy_goes_first(copy: Worth, least: Option<Worth>) -> bool {
 
 /// Whether a chunk that no other node has read goes before one that another node has read and that the policy would evict first.
 /// Nobody used the former for `idle` and the latter for `idle_of_read`, in one unit: a chunk that was read elsewhere stays up to
-/// [`READ_STAYS`] times as long.
+/// twice as long.
 #[must_use]
 pub fn goes_before_read(idle: u32, idle_of_read: u32) -> bool {
     idle >= idle_of_read / READ_STAYS

@@ -2,13 +2,16 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
+use actix_web::error::{ErrorPayloadTooLarge, ErrorRequestTimeout};
 use actix_web::http::StatusCode;
-use actix_web::web::{Bytes, Data, Query};
-use actix_web::{HttpRequest, HttpResponse};
+use actix_web::web::{Bytes, Data, Payload, Query};
+use actix_web::{Error, HttpRequest, HttpResponse};
 use larder_net::http::in_pieces;
 use larder_protocol::limits::MAX_PEER_MESSAGE_BYTES;
 use serde::Serialize;
+use tokio::time::timeout;
 
 use super::{HttpState, counters, doctor, lists, past, prefixes, status, what_if, why};
 
@@ -30,8 +33,13 @@ pub(super) enum Refused {
 pub(super) type Arguments = HashMap<String, String>;
 
 /// Answers over HTTP.
-pub(super) async fn answer(state: Data<Arc<HttpState>>, request: HttpRequest, body: Bytes) -> HttpResponse {
-    match state.show(request.path(), request.query_string(), &body).await {
+pub(super) async fn answer(
+    state: Data<Arc<HttpState>>,
+    request: HttpRequest,
+    body: Payload,
+) -> Result<HttpResponse, Error> {
+    let body = read(body).await?;
+    let response = match state.show(request.path(), request.query_string(), &body).await {
         Ok(json) => in_pieces("application/json", json),
         Err(refused) => {
             let status = match refused {
@@ -41,7 +49,15 @@ pub(super) async fn answer(state: Data<Arc<HttpState>>, request: HttpRequest, bo
             };
             HttpResponse::build(status).body(format!("{refused}\n"))
         }
-    }
+    };
+    Ok(response)
+}
+
+/// Reads the body of a question.
+async fn read(body: Payload) -> Result<Bytes, Error> {
+    let read = timeout(READ_DEADLINE, body.to_bytes_limited(MAX_BODY_BYTES)).await;
+    let read = read.map_err(|_| ErrorRequestTimeout("the body did not come in time\n"))?;
+    read.map_err(|_| ErrorPayloadTooLarge(format!("a body has at most {MAX_BODY_BYTES} bytes\n")))?
 }
 
 impl HttpState {
@@ -83,3 +99,9 @@ fn json(answer: &impl Serialize) -> Result<Vec<u8>, Refused> {
 
 /// Bytes of an answer over QUIC, so that its message fits.
 const MOST_SHOWN_BYTES: usize = MAX_PEER_MESSAGE_BYTES - 1_024;
+
+/// Bytes of a question: the hashes of the longest prompt.
+const MAX_BODY_BYTES: usize = 640 << 10;
+
+/// How long a body may take to come.
+const READ_DEADLINE: Duration = Duration::from_secs(10);

@@ -20,6 +20,16 @@ pub enum ConfigError {
     /// A number that must not be zero is.
     #[error("`{0}` is 0: set it to at least 1")]
     Zero(&'static str),
+    /// A number is larger than it may be.
+    #[error("`{key}` is {number}: set it to at most {most}")]
+    TooMany {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        number: u64,
+        /// The largest value.
+        most: u64,
+    },
     /// Tokens would be told to anybody.
     #[error(
         "[kv_events] tells tokens of prompts at {0}: set it to a loopback address, or `tokens` to \"encrypted\" if the way to its subscribers is encrypted"

@@ -459,8 +459,8 @@ fn disk_limits(disk: &DiskConfig, i: u64, actors: u64, cpus: &CpuSet) -> Result<
 }
 
 fn object_limits(object: &ObjectConfig, actors: &[ActorLimits]) -> Result<ObjectLimits, ConfigError> {
-    nonzero("object.max_requests", object.max_requests as u64)?;
-    nonzero("object.queue_orders", object.queue_orders as u64)?;
+    up_to("object.max_requests", object.max_requests as u64, MAX_OBJECT_REQUESTS)?;
+    up_to("object.queue_orders", object.queue_orders as u64, MAX_OBJECT_ORDERS)?;
     nonzero("object.write_after_uses", object.write_after_uses.into())?;
     nonzero("object.request_timeout_ms", object.request_timeout_ms)?;
     nonzero("object.read_deadline_ms", object.read_deadline_ms)?;
@@ -500,6 +500,11 @@ fn nonzero(key: &'static str, number: u64) -> Result<(), ConfigError> {
     if number == 0 { Err(ConfigError::Zero(key)) } else { Ok(()) }
 }
 
+fn up_to(key: &'static str, number: u64, most: u64) -> Result<(), ConfigError> {
+    nonzero(key, number)?;
+    if number > most { Err(ConfigError::TooMany { key, number, most }) } else { Ok(()) }
+}
+
 /// The part of `whole` that falls to number `i` of `parts`; the parts add up, and differ by one at most.
 fn share(whole: u64, i: u64, parts: u64) -> u64 {
     whole / parts + u64::from(i < whole % parts)
@@ -530,3 +535,9 @@ const DEFAULT_EXTENTS: u64 = 32;
 
 #[cfg(test)]
 mod tests;
+
+/// Requests to an object store at a time: far more than any store serves one node.
+const MAX_OBJECT_REQUESTS: u64 = 65_536;
+
+/// Orders that wait for an object store. Each takes a few hundred bytes.
+const MAX_OBJECT_ORDERS: u64 = 1 << 20;

@@ -150,6 +150,17 @@ fn bodies_that_never_come_keep_no_health_check_out() {
 }
 
 #[test]
+fn a_node_tells_whoever_sends_no_body_that_it_did_not_come() {
+    let cluster = Cluster::start(LARDER, 1).unwrap();
+    let mut silent = TcpStream::connect(cluster.node(0).http()).unwrap();
+    silent.write_all(b"POST /explain HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{").unwrap();
+    silent.set_read_timeout(Some(wait::DEADLINE)).unwrap();
+    let mut said = [0; 12];
+    silent.read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"HTTP/1.1 408");
+}
+
+#[test]
 fn requests_that_are_sent_ahead_take_little_memory() {
     raise_open_files();
     let cluster = Cluster::start(LARDER, 1).unwrap();

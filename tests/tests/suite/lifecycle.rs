@@ -1,10 +1,13 @@
 //! A node from its start to its end.
 
+use std::fs::File;
 use std::process::Command;
 
 use larder_client::SessionError;
 use larder_tests::content::prompt;
 use larder_tests::node::{NodeProcess, ONE_TENANT, SMALL_HOST};
+use rustix::io::ioctl_fionread;
+use rustix::pipe::fcntl_setpipe_size;
 
 use super::{Engine, LARDER};
 
@@ -49,6 +52,34 @@ fn a_node_says_which_memory_cpus_and_pages_it_got() {
         metrics.contains(r#"larder_arena_placement_bytes{device="0",place="ordinary_pages"}"#),
         "{metrics}"
     );
+}
+
+/// The smallest that a pipe may have.
+const PIPE_BYTES: usize = 4_096;
+
+#[test]
+fn a_node_whose_log_nobody_reads_serves_and_stops() {
+    let mut node = NodeProcess::small(LARDER).unwrap();
+    let mut unread = None;
+    node.restart(|dir| {
+        let log = dir.join("node.log");
+        std::fs::remove_file(&log).unwrap();
+        assert!(Command::new("mkfifo").arg(&log).status().unwrap().success());
+        let pipe = File::options().read(true).write(true).open(&log).unwrap();
+        fcntl_setpipe_size(&pipe, PIPE_BYTES).unwrap();
+        unread = Some(pipe);
+    })
+    .unwrap();
+    for word in b'a'..=b'z' {
+        // Each session takes two lines.
+        let engine = Engine::connect(&node.socket("default"));
+        let hashes = prompt(word, 8);
+        assert_eq!((engine.put(&hashes), engine.get(&hashes)), (8, 8));
+        node.get("/healthz").unwrap();
+    }
+    let waiting = ioctl_fionread(unread.as_ref().unwrap()).unwrap();
+    assert!(waiting + 200 > PIPE_BYTES as u64, "the pipe is full, not {waiting} bytes of it");
+    assert_eq!(node.stop().unwrap().code(), Some(0));
 }
 
 #[test]

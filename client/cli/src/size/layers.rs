@@ -1,5 +1,6 @@
 //! The state that each layer of a model keeps for a prompt.
 
+use larder_protocol::limits::MAX_LAYERS;
 use serde_json::Value;
 
 use super::config::{ModelConfig, SizeError};
@@ -74,6 +75,10 @@ pub fn of(config: &ModelConfig) -> Result<Vec<LayerKind>, SizeError> {
         return counted(config, "hybrid_override_pattern", kinds);
     }
     let layers = config.required(&["num_hidden_layers", "n_layer", "n_layers"])?;
+    if layers > MAX_LAYERS {
+        let (field, found) = ("num_hidden_layers".to_owned(), layers.to_string());
+        return Err(SizeError::Field { field, found, expected: "at most 4,096" });
+    }
     let hybrid = |is_attention: &dyn Fn(u32) -> bool| {
         (0..layers).map(|at| if is_attention(at) { LayerKind::Full } else { LayerKind::State }).collect()
     };

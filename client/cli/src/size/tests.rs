@@ -131,6 +131,14 @@ fn what_is_missing_or_cannot_be_split_is_named_with_what_to_pass() {
     assert!(hidden.contains("--set hidden_size=VALUE"), "{hidden}");
     let rotary = complaint(r#"{"num_hidden_layers": 2, "kv_lora_rank": 512}"#, one);
     assert!(rotary.contains("--set qk_rope_head_dim=VALUE"), "{rotary}");
+    let layers = complaint(
+        &QWEN_2_5_7B.replace("\"num_hidden_layers\": 28", "\"num_hidden_layers\": 4294967295"),
+        one,
+    );
+    assert_eq!(
+        layers,
+        "`num_hidden_layers` is 4294967295, not at most 4,096: pass --set num_hidden_layers=VALUE"
+    );
     let state = complaint(&JAMBA_V0_1.replace("mamba_d_state", "x"), one);
     assert!(state.contains("--set mamba_d_state=VALUE"), "{state}");
     assert!(complaint(QWEN_2_5_7B, deployment(3, 16)).contains("4 KV heads cannot be split over 3 ranks"));

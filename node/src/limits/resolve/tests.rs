@@ -59,6 +59,16 @@ fn write_windows_get_half_of_what_the_arena_leaves_unless_the_configuration_says
 }
 
 #[test]
+fn requests_to_an_object_store_are_bounded() {
+    for (key, number, most) in [("max_requests", i64::MAX, 65_536), ("queue_orders", 1 << 61, 1 << 20)] {
+        let with = |number: i64| resolve(&format!("object = {{ url = 'file:///p', {key} = {number} }}"));
+        let says = format!("`object.{key}` is {number}: set it to at most {most}");
+        assert_eq!(with(number).unwrap_err().to_string(), says);
+        assert!(with(most).is_ok() && with(most + 1).is_err());
+    }
+}
+
+#[test]
 fn a_coordinator_is_named_by_host_or_address_and_port() {
     for found in ["coordinator:7601", "10.0.0.1:7601", "[::1]:7601", "a.b.example:1"] {
         let keys = format!("coordinator = '{found}', ca = '/ca', certificate = '/c', key = '/k'");
