@@ -51,9 +51,9 @@ fn a_tenant_is_purged_from_every_node_and_can_be_written_anew() {
 #[test]
 fn a_purge_of_a_tenant_that_no_node_has_is_an_error() {
     let cluster = cluster(1, "");
-    let (status, _, said) = admin(&cluster, &["purge", "--tenant", "defualt"]);
+    let (status, _, said) = admin(&cluster, &["purge", "--tenant", "defaults"]);
     assert_eq!(status, Some(2), "{said}");
-    assert!(said.contains("no node has a tenant `defualt`; the tenants are: default"), "{said}");
+    assert!(said.contains("no node has a tenant `defaults`; the tenants are: default"), "{said}");
 }
 
 #[test]
