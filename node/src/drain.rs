@@ -3,7 +3,7 @@
 //! The wish stands here; the coordinator's client tells the coordinator, so a coordinator that starts again hears of it too.
 //! One task (`Drains::carry_out`) tells the actors who may take their chunks, adds up how far they are, and says when the
 //! node is to leave: when no actor has anything more to move, or when the time is up. Where every other node drains or is
-//! gone, an admin's drain is given up: the node goes on. A node that was told to stop leaves all the same.
+//! gone for long, an admin's drain is given up: the node goes on. A node that was told to stop leaves all the same.
 //!
 //! Of several nodes that drain at once, one stays: an admin's drain ends only when the table has this node as draining. That
 //! table has those as draining too that the coordinator heard of before.
@@ -232,22 +232,31 @@ impl Drains {
                 return ended;
             }
             self.0.drains.send_replace(false);
-            for actor in actors {
-                _ = actor.send(Tell(Event::DrainCancelled)).await;
-            }
+            cancel(actors).await;
         }
     }
 
     /// Carries one drain out; `None` if it was cancelled or given up.
     async fn drain(&self, first: Wish, actors: &[Addr<GpuActor>]) -> Option<Ended> {
         let mut told: (Option<Wish>, Vec<Holder>) = (None, Vec::new());
+        let mut alone_since = None;
         loop {
             let wish = (*self.0.wish.borrow())?;
             let takers = self.takers();
             if takers.is_empty() && !wish.is_stopping {
-                self.give_up();
-                return None;
+                let now = self.0.clock.elapsed();
+                if self.all_others_drain() || now - *alone_since.get_or_insert(now) >= ALONE_FOR {
+                    self.give_up();
+                    return None;
+                }
+                // An actor that finds nobody calls its drain over: all begin anew when there is a taker.
+                if told.0.take().is_some() {
+                    cancel(actors).await;
+                }
+                sleep(LOOK_EVERY).await;
+                continue;
             }
+            alone_since = None;
             if told != (Some(wish), takers.clone()) {
                 self.tell(wish, &takers, actors).await;
                 told = (Some(wish), takers);
@@ -302,6 +311,13 @@ impl Drains {
         self.0.wish.send_replace(None);
     }
 
+    /// Whether there are other nodes, and all of them drain.
+    fn all_others_drain(&self) -> bool {
+        let Known { table, own, .. } = &*self.0.known.borrow();
+        let mut others = table.members.iter().filter(|member| member.number != *own).peekable();
+        others.peek().is_some() && others.all(|member| member.state == MemberState::Draining)
+    }
+
     /// The actors of other nodes that may take chunks: those of the node before this one first, which may have started again
     /// just now, and then the one before that.
     fn takers(&self) -> Vec<Holder> {
@@ -323,6 +339,17 @@ impl Drains {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+async fn cancel(actors: &[Addr<GpuActor>]) {
+    for actor in actors {
+        // An error: the actor is stopping.
+        _ = actor.send(Tell(Event::DrainCancelled)).await;
+    }
+}
+
+/// How long a drain waits for a node that takes chunks. The only other node may be suspect for a moment, and a coordinator that
+/// starts without its state hears of one node after the other.
+const ALONE_FOR: Duration = Duration::from_secs(5);
 
 /// How often the actors are asked how far they are.
 const LOOK_EVERY: Duration = Duration::from_millis(50);

@@ -2,11 +2,13 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use larder_tests::cluster::{Cluster, issue_admin};
 use larder_tests::content::prompt;
 use larder_tests::replay::{Replay, write_generated};
 use larder_tests::wait;
+use rustix::process::Signal;
 use serde_json::Value;
 
 use super::{Engine, LARDER};
@@ -33,6 +35,17 @@ pub(super) fn cluster(nodes: usize, more: &str) -> Cluster {
     let cluster = Cluster::start_with(LARDER, nodes, 3_000, more).unwrap();
     issue_admin(&cluster, "admin").unwrap();
     cluster
+}
+
+/// Has the coordinator call nodes suspect and lost far sooner than by default.
+pub(super) fn quick_times(cluster: &mut Cluster) {
+    let members = cluster.members().len();
+    cluster.kill_coordinator();
+    let config = cluster.dir().join("coordinator.toml");
+    let times = "heartbeat_ms = 100\nsuspect_after_ms = 300\nremove_after_ms = 1500\n";
+    std::fs::write(&config, std::fs::read_to_string(&config).unwrap() + times).unwrap();
+    cluster.start_coordinator().unwrap();
+    cluster.wait_for_members(members);
 }
 
 fn state(cluster: &Cluster, name: &str) -> Option<String> {
@@ -143,6 +156,22 @@ fn of_two_nodes_that_drain_at_once_with_no_other_none_leaves() {
     _ = admin(&cluster, &slowly("node-1"));
     wait::until("node-1 goes on", || (state(&cluster, "node-1")? == "alive").then_some(()));
     wait::until("node-1 is ready", || cluster.node(1).get("/readyz").ok());
+}
+
+#[test]
+fn a_drain_outlives_a_moment_in_which_the_only_other_node_is_suspect() {
+    let mut cluster = cluster(2, "");
+    quick_times(&mut cluster);
+    Engine::connect(&cluster.socket(1)).put(&prompt(b'a', 50));
+    let slowly = ["drain", "node-1", "--no-wait", "--bytes-per-second", "1KiB", "--within", "10m"];
+    assert_eq!(admin(&cluster, &slowly).0, Some(0));
+    cluster.node(0).signal(Signal::STOP).unwrap();
+    wait::until("node-0 is suspect", || (state(&cluster, "node-0")? == "suspect").then_some(()));
+    wait::through(Duration::from_millis(300), || {});
+    cluster.node(0).signal(Signal::CONT).unwrap();
+    wait::until("node-0 is back", || (state(&cluster, "node-0")? == "alive").then_some(()));
+    assert_eq!(state(&cluster, "node-1").as_deref(), Some("draining"));
+    assert!(!cluster.node(1).log().contains("the drain is given up"));
 }
 
 #[test]

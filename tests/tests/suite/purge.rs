@@ -9,7 +9,7 @@ use larder_tests::replay::write_generated;
 use larder_tests::wait;
 use serde_json::Value;
 
-use super::drain::{admin, cluster};
+use super::drain::{admin, cluster, quick_times};
 use super::{Engine, LARDER};
 
 fn purge(cluster: &Cluster, more: &[&str]) -> Value {
@@ -59,12 +59,7 @@ fn a_purge_of_a_tenant_that_no_node_has_is_an_error() {
 #[test]
 fn commands_for_all_nodes_name_a_lost_node_which_may_come_back_with_its_chunks() {
     let mut cluster = cluster(3, "");
-    cluster.kill_coordinator();
-    let config = cluster.dir().join("coordinator.toml");
-    let times = "heartbeat_ms = 100\nsuspect_after_ms = 300\nremove_after_ms = 1500\n";
-    std::fs::write(&config, std::fs::read_to_string(&config).unwrap() + times).unwrap();
-    cluster.start_coordinator().unwrap();
-    cluster.wait_for_members(3);
+    quick_times(&mut cluster);
     cluster.kill_node(2).unwrap();
     wait::until("it is lost", || {
         let status: Value = serde_json::from_str(&cluster.coordinator().get("/status").unwrap()).unwrap();
