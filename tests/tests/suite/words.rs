@@ -11,7 +11,7 @@ use super::architecture::{root, sources};
 const BEARERS: &[(&str, &[&str])] = &[
     ("Actor", &["tests/simulation/src/actor.rs"]),
     ("Arena", &["node/src/arena.rs", "tests/src/flip.rs"]),
-    ("Block", &["client/python/src/view.rs", "node/core/src/store/index.rs"]),
+    ("Block", &["client/python/src/view.rs", "node/core/src/store/index/chunk.rs"]),
     ("BlockThread", &["node/src/exchange/block_threads.rs"]),
     (
         "Chunk",
@@ -19,7 +19,7 @@ const BEARERS: &[(&str, &[&str])] = &[
             "client/cli/src/commands/events.rs",
             "client/cli/src/replay/losses.rs",
             "node/core/src/prefixes.rs",
-            "node/core/src/store/index.rs",
+            "node/core/src/store/index/chunk.rs",
             "tests/simulation/src/scale/blocks.rs",
             "tests/src/model.rs",
         ],

@@ -1,0 +1,268 @@
+//! One chunk of the index: its blocks, who holds it, and where else it is.
+
+use larder_protocol::{ChunkHash, ChunkRef, PoolSet};
+use smallvec::SmallVec;
+
+use crate::store::checksums::Checksums;
+use crate::store::ids::{ChunkNumber, NamespaceId, Slot};
+
+/// The store's state of one chunk; [`Index::name`](super::Index::name) has the rest of its name. 128 bytes.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    pub(crate) hash: ChunkHash,
+    /// Chunks before it in its prompt.
+    pub(crate) index: u32,
+    /// How many chunks had its place before it.
+    pub(super) generation: u32,
+    pub(crate) namespace: NamespaceId,
+    pub(super) parent: Option<ChunkNumber>,
+    pub(super) first_child: Option<ChunkNumber>,
+    pub(super) next_sibling: Option<ChunkNumber>,
+    pub(super) previous_sibling: Option<ChunkNumber>,
+    /// Leases, orphaned ones included, and blocks being written.
+    pub(crate) claims: u32,
+    /// Leases of vanished processes among the claims.
+    pub(crate) orphaned_leases: u32,
+    pub(crate) pins: u32,
+    /// Children that are in memory.
+    pub(super) resident_children: u32,
+    /// Blocks that can be read.
+    pub(crate) ready: u16,
+    /// The readable pools: see [`Namespace::readable`](super::super::namespaces::Namespace::readable).
+    pub(crate) pools: PoolSet,
+    /// The pools whose slices are all in its record on disk, if it has one.
+    pub(crate) disk_pools: PoolSet,
+    pub(crate) priority: i8,
+    /// The number of reads, up to a bound.
+    pub(crate) reads: u8,
+    pub(crate) standing: Standing,
+    pub(crate) disk: OnDisk,
+    pub(crate) stored: Stored,
+    pub(super) marks: Marks,
+    /// Its last use, in hundredths of a second since the node started.
+    pub(crate) used: u32,
+    /// Its blocks, by slice, then pool.
+    pub(crate) blocks: SmallVec<[Block; 1]>,
+}
+
+/// Facts of a chunk, a bit each.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Marks(u8);
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Mark {
+    /// It is in memory, or about to be; otherwise it is only on disk.
+    Resident = 1,
+    Copy = 2,
+    Forwarded = 4,
+    ReadElsewhere = 8,
+}
+
+impl Marks {
+    fn has(self, mark: Mark) -> bool {
+        self.0 & mark as u8 != 0
+    }
+
+    /// Sets or takes away a mark; returns whether it was set.
+    pub(super) fn set(&mut self, mark: Mark, is_set: bool) -> bool {
+        let was_set = self.has(mark);
+        self.0 = if is_set { self.0 | mark as u8 } else { self.0 & !(mark as u8) };
+        was_set
+    }
+}
+
+/// Whether a chunk counts as cached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Standing {
+    /// It stays until it is evicted.
+    #[default]
+    Kept,
+    /// It came from another node and stays only as long as somebody claims it.
+    Passing,
+    /// It was evicted, and stays until it is on disk, or nobody claims it any more.
+    Leaving,
+    /// Its bytes are wrong, or it was purged: nobody finds it, and it stays only until its readers have let go.
+    Condemned,
+}
+
+/// The state of a chunk's bytes on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum OnDisk {
+    /// On no disk, as far as is known.
+    #[default]
+    Nowhere,
+    /// Being written to this node's disk.
+    Coming,
+    /// On this node's disk.
+    Here,
+    /// On the disk of the node that it came from: nobody else has to write it.
+    Elsewhere,
+}
+
+/// Whether the object store has a chunk that is in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Stored {
+    /// This is unknown.
+    #[default]
+    Unknown,
+    /// The chunk is being written to the object store.
+    Coming,
+    /// The object store has the chunk.
+    There,
+}
+
+/// One block of a chunk.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Block {
+    /// Nobody has written it.
+    #[default]
+    Absent,
+    /// A reservation holds its slot.
+    Writing(Slot),
+    /// It can be read.
+    Ready(Slot, Checksums),
+}
+
+impl Chunk {
+    pub(super) fn new(namespace: NamespaceId, name: &ChunkRef, generation: u32, blocks: usize) -> Self {
+        Self {
+            hash: name.hash,
+            index: name.index,
+            generation,
+            namespace,
+            parent: None,
+            first_child: None,
+            next_sibling: None,
+            previous_sibling: None,
+            claims: 0,
+            orphaned_leases: 0,
+            pins: 0,
+            resident_children: 0,
+            ready: 0,
+            pools: PoolSet::default(),
+            disk_pools: PoolSet::default(),
+            priority: 0,
+            reads: 0,
+            standing: Standing::Kept,
+            disk: OnDisk::Nowhere,
+            stored: Stored::Unknown,
+            marks: Marks::default(),
+            used: 0,
+            blocks: smallvec::smallvec![Block::Absent; blocks],
+        }
+    }
+
+    /// The chunk before it, if that is here.
+    pub(crate) fn parent_number(&self) -> Option<ChunkNumber> {
+        self.parent
+    }
+
+    /// Whether all blocks that every chunk has can be read, in every slice.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.pools.has(0)
+    }
+
+    /// Whether it has pools in memory that its record on disk lacks.
+    pub(crate) fn outgrew_disk(&self) -> bool {
+        self.disk == OnDisk::Here && !self.disk_pools.has_all(self.pools)
+    }
+
+    /// Whether some block can be read and is to stay: then it counts as cached.
+    pub(crate) fn is_cached(&self) -> bool {
+        self.ready > 0 && self.standing == Standing::Kept
+    }
+
+    /// Whether the complete chunk, or a pool that it gained, is neither on disk nor on its way there.
+    pub(crate) fn belongs_on_disk(&self) -> bool {
+        self.is_complete() && (self.disk == OnDisk::Nowhere || self.outgrew_disk())
+    }
+
+    /// Whether the complete chunk is here to stay, and neither known to be in the object store nor on its way there.
+    pub(crate) fn belongs_in_objects(&self) -> bool {
+        self.is_complete() && self.stored == Stored::Unknown && self.standing != Standing::Passing
+    }
+
+    /// Counts that it was read.
+    pub(crate) fn count_read(&mut self, now: u32) {
+        self.reads = self.reads.saturating_add(1);
+        self.used = now;
+        self.set_forwarded(false);
+    }
+
+    /// Whether eviction may take it.
+    pub(crate) fn may_go(&self) -> bool {
+        self.claims == 0 && self.pins == 0 && self.resident_children == 0
+    }
+
+    /// Whether it is in memory, or about to be.
+    pub(crate) fn is_resident(&self) -> bool {
+        self.marks.has(Mark::Resident)
+    }
+
+    /// Whether another node holds it too.
+    pub(crate) fn is_copy(&self) -> bool {
+        self.marks.has(Mark::Copy)
+    }
+
+    pub(crate) fn set_copy(&mut self, is_copy: bool) {
+        self.marks.set(Mark::Copy, is_copy);
+    }
+
+    /// Whether another node evicted it and sent it here, and nobody has used it since.
+    pub(crate) fn was_forwarded(&self) -> bool {
+        self.marks.has(Mark::Forwarded)
+    }
+
+    pub(crate) fn set_forwarded(&mut self, was_forwarded: bool) {
+        self.marks.set(Mark::Forwarded, was_forwarded);
+    }
+
+    /// Whether another node has read it: its prompt probably goes on there.
+    pub(crate) fn was_read_elsewhere(&self) -> bool {
+        self.marks.has(Mark::ReadElsewhere)
+    }
+
+    pub(crate) fn set_read_elsewhere(&mut self) {
+        self.marks.set(Mark::ReadElsewhere, true);
+    }
+
+    /// Whether it has a place on this node's disk, and nowhere else here.
+    pub(crate) fn is_on_disk_alone(&self) -> bool {
+        self.disk == OnDisk::Here && !self.is_resident()
+    }
+
+    /// The slots of its readable blocks.
+    pub(crate) fn readable_slots(&self) -> impl Iterator<Item = Slot> {
+        self.blocks
+            .iter()
+            .filter_map(|block| if let Block::Ready(slot, _) = block { Some(*slot) } else { None })
+    }
+
+    /// Its slots.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> {
+        self.blocks.iter().filter_map(Block::slot)
+    }
+}
+
+impl Block {
+    /// Whether nobody has written it.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(self, Self::Absent)
+    }
+
+    /// Its checksum; 0 if it cannot be read.
+    pub(crate) fn checksum(&self) -> u64 {
+        match self {
+            Self::Absent | Self::Writing(_) => 0,
+            Self::Ready(_, checksums) => checksums.whole,
+        }
+    }
+
+    /// Its slot, if it has one.
+    pub(crate) fn slot(&self) -> Option<Slot> {
+        match self {
+            Self::Absent => None,
+            Self::Writing(slot) | Self::Ready(slot, _) => Some(*slot),
+        }
+    }
+}
