@@ -18,11 +18,12 @@ use actix_server::{Server, ServerHandle};
 use actix_service::{IntoServiceFactory as _, ServiceFactoryExt as _, fn_service, map_config};
 use actix_web::body::MessageBody;
 use actix_web::dev::{AppConfig, ServiceRequest, ServiceResponse};
+use actix_web::error::ErrorRequestTimeout;
 use actix_web::http::Method;
 use actix_web::middleware::{Next, from_fn};
 use actix_web::rt::net::TcpStream;
 use actix_web::web::{Bytes, ServiceConfig};
-use actix_web::{App, HttpResponse};
+use actix_web::{App, Error, HttpResponse};
 use tokio::time::timeout;
 
 pub use self::connections::{Busy, Connections, HttpMetrics, Open};
@@ -61,9 +62,7 @@ pub fn serve(
                     Err(error) => tracing::debug!(%error, "an HTTP connection is shut down"),
                 }
             })
-            .h1(map_config(app.map_err(|error: actix_web::Error| error.error_response()), |()| {
-                AppConfig::default()
-            }))
+            .h1(map_config(app.map_err(|error: Error| error.error_response()), |()| AppConfig::default()))
             .map_init_err(|()| ());
         let accept = fn_service(|socket: TcpStream| {
             let peer: Option<SocketAddr> = socket.peer_addr().ok();
@@ -84,6 +83,16 @@ impl Handle {
         let have_ended = timeout(self.stop_within, self.connections.end()).await.is_ok();
         self.server.stop(have_ended).await;
     }
+}
+
+/// A request's body, unless it takes too long to come: then the answer is 408.
+///
+/// # Errors
+/// What `read` says, or that the body did not come.
+pub async fn body_in_time<T>(read: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    timeout(BODY_DEADLINE, read)
+        .await
+        .unwrap_or_else(|_| Err(ErrorRequestTimeout("the body did not come in time\n")))
 }
 
 /// A long answer. The server buffers no more of it than its client reads.
@@ -113,6 +122,9 @@ pub const IDLE: Duration = Duration::from_secs(5);
 
 /// How long a client may leave an answer unread.
 pub const UNREAD: Duration = Duration::from_secs(10);
+
+/// How long a body may take to come.
+const BODY_DEADLINE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {

@@ -1,14 +1,13 @@
 //! Request bodies: bounds the bytes in memory, and parses on threads of their own.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use actix_web::http::header::CONTENT_LENGTH;
 use actix_web::web::{Bytes, BytesMut, Payload};
 use actix_web::{Error, HttpRequest, error};
 use futures_util::StreamExt as _;
+use larder_net::http::body_in_time;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
 
 /// The bodies that are being read and understood. Cloning shares.
 #[derive(Clone)]
@@ -39,8 +38,7 @@ impl Bodies {
         if announced.is_some_and(|bytes: u64| bytes > MAX_BODY_BYTES as u64) {
             return Err(too_long());
         }
-        let read = timeout(READ_DEADLINE, self.read_all(payload)).await;
-        read.unwrap_or_else(|_| Err(error::ErrorRequestTimeout("the body did not come in time\n")))
+        body_in_time(self.read_all(payload)).await
     }
 
     async fn read_all(&self, mut payload: Payload) -> Result<Body, Error> {
@@ -96,9 +94,6 @@ const MAX_BYTES_HERE: usize = 4 * MAX_BODY_BYTES;
 
 /// The unit of the count of bytes.
 const UNIT_BYTES: usize = 16 << 10;
-
-/// How long a body may take to come.
-const READ_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Bodies that are understood at a time: the coordinator's other threads need CPUs too.
 const THREADS: usize = 2;

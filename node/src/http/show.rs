@@ -2,16 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use actix_web::error::{ErrorPayloadTooLarge, ErrorRequestTimeout};
+use actix_web::error::ErrorPayloadTooLarge;
 use actix_web::http::StatusCode;
 use actix_web::web::{Bytes, Data, Payload, Query};
 use actix_web::{Error, HttpRequest, HttpResponse};
-use larder_net::http::in_pieces;
+use larder_net::http::{body_in_time, in_pieces};
 use larder_protocol::limits::MAX_PEER_MESSAGE_BYTES;
 use serde::Serialize;
-use tokio::time::timeout;
 
 use super::{HttpState, counters, doctor, lists, past, prefixes, status, what_if, why};
 
@@ -55,9 +53,8 @@ pub(super) async fn answer(
 
 /// Reads the body of a question.
 async fn read(body: Payload) -> Result<Bytes, Error> {
-    let read = timeout(READ_DEADLINE, body.to_bytes_limited(MAX_BODY_BYTES)).await;
-    let read = read.map_err(|_| ErrorRequestTimeout("the body did not come in time\n"))?;
-    read.map_err(|_| ErrorPayloadTooLarge(format!("a body has at most {MAX_BODY_BYTES} bytes\n")))?
+    let too_long = |_| ErrorPayloadTooLarge(format!("a body has at most {MAX_BODY_BYTES} bytes\n"));
+    body_in_time(async { body.to_bytes_limited(MAX_BODY_BYTES).await.map_err(too_long)? }).await
 }
 
 impl HttpState {
@@ -102,6 +99,3 @@ const MOST_SHOWN_BYTES: usize = MAX_PEER_MESSAGE_BYTES - 1_024;
 
 /// Bytes of a question: the hashes of the longest prompt.
 const MAX_BODY_BYTES: usize = 640 << 10;
-
-/// How long a body may take to come.
-const READ_DEADLINE: Duration = Duration::from_secs(10);
