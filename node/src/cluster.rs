@@ -120,7 +120,7 @@ pub struct ClusterStatus {
     pub refused: Option<String>,
     /// Why the node follows no coordinator that leads, as long as it does not: it goes on with its last table.
     #[serde(default)]
-    pub unled: Option<String>,
+    pub leaderless: Option<String>,
 }
 
 impl Cluster {
@@ -307,7 +307,7 @@ impl Cluster {
         let (known, silent, shares) = (self.known.subscribe(), self.silent.clone(), self.limits.share);
         let (gauges, zone) = (self.gauges.clone(), self.limits.zone.clone());
         move || {
-            let Known { table, own, incarnation, refused, unled, .. } = known.borrow().clone();
+            let Known { table, own, incarnation, refused, leaderless, .. } = known.borrow().clone();
             gauges.show(&table);
             let name = |number: &NodeNumber| table.member(*number).map(|member| member.name.clone());
             let suspects = table.members.iter().filter(|member| member.state == MemberState::Suspect);
@@ -321,7 +321,7 @@ impl Cluster {
                 shares,
                 zone: zone.clone(),
                 refused,
-                unled,
+                leaderless,
             }
         }
     }

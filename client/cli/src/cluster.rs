@@ -172,12 +172,12 @@ fn is_another(address: &impl Display, found: &str, asked: &str) -> String {
 /// The tenant of a development cluster.
 pub const TENANT: &str = "default";
 
-/// Lost nodes, each with why it did not do what all nodes shall do, and what the user does then; none if members were chosen by
-/// name.
-pub(crate) fn lost_nodes(lost: Vec<LostStatus>, chosen: &[String], so: &str) -> Vec<(String, String)> {
+/// The lost nodes, which a command for all nodes does not reach: names, and why each is not reached. `advice` says what follows.
+/// None if the user has chosen members.
+pub(crate) fn lost_nodes(lost: Vec<LostStatus>, chosen: &[String], advice: &str) -> Vec<(String, String)> {
     let lost = if chosen.is_empty() { lost } else { Vec::new() };
     let trouble =
-        |node: &LostStatus| format!("it is lost, not heard for {}{so}", duration(node.silent_seconds));
+        |node: &LostStatus| format!("it is lost, not heard for {}{advice}", duration(node.silent_seconds));
     lost.into_iter().map(|node| (node.name.clone(), trouble(&node))).collect()
 }
 

@@ -152,7 +152,7 @@ impl Surveyed {
             if let Some(refused) = &cluster.refused {
                 troubles.push(format!("{name} may not join its cluster: {refused}"));
             }
-            if let Some(reason) = &cluster.unled {
+            if let Some(reason) = &cluster.leaderless {
                 let does = if cluster.number == 0 { "is no member" } else { "goes on with its last table" };
                 troubles.push(format!("{name} {does}: {reason}"));
             }

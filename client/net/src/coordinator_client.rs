@@ -289,10 +289,10 @@ impl CoordinatorClient {
     fn has_failed(&mut self, reason: &str) {
         self.following.failed(reason);
         self.tell_news();
-        if self.node.is_some() && self.led.elapsed() > WARN_AFTER && self.may_warn("unled") {
+        if self.node.is_some() && self.led.elapsed() > WARN_AFTER && self.may_warn("leaderless") {
             tracing::warn!(
                 reason,
-                "this node finds no coordinator that leads: it shares no chunks before it was a member once"
+                "no coordinator that leads is found: a node shares chunks as a member only, or by its last table"
             );
         }
     }

@@ -533,11 +533,11 @@ const MIN_DIRECTORY_ROWS: u64 = 1 << 20;
 /// Extents in which an actor's arena is divided where the configuration does not say.
 const DEFAULT_EXTENTS: u64 = 32;
 
-#[cfg(test)]
-mod tests;
-
 /// Requests to an object store at a time: far more than any store serves one node.
 const MAX_OBJECT_REQUESTS: u64 = 65_536;
 
 /// Orders that wait for an object store. Each takes a few hundred bytes.
 const MAX_OBJECT_ORDERS: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests;

@@ -76,8 +76,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let report = |(member, error)| NodeReport::of(member, error);
     let mut nodes: Vec<NodeReport> = members.iter().zip(errors).map(report).collect();
-    let so = if args.policy.is_some() { ": set the policy again when it is back" } else { "" };
-    let lost = lost_nodes(status.lost, &args.members, so);
+    let advice = if args.policy.is_some() { ": set the policy again when it is back" } else { "" };
+    let lost = lost_nodes(status.lost, &args.members, advice);
     nodes.extend(lost.into_iter().map(|(name, error)| NodeReport {
         name,
         policies: Vec::new(),

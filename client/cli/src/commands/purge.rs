@@ -123,8 +123,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut nodes = runtime.block_on(purge(&credentials, &members, &scope, mode, shows));
     // They may come back, with all that they had.
-    let so = " and keeps its chunks: purge again when it is back";
-    let lost = lost_nodes(status.lost, &args.members, so);
+    let advice = " and keeps its chunks: purge again when it is back";
+    let lost = lost_nodes(status.lost, &args.members, advice);
     nodes.extend(lost.into_iter().map(|(name, trouble)| {
         NodeReport::new(name, PurgeReport { trouble: Some(trouble), ..PurgeReport::default() })
     }));

@@ -94,8 +94,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         for member in &members {
             nodes.push(NodeReport::new(&member.name, ask(&credentials, member).await));
         }
-        let so = ": if its process runs, it reads its file again when the file changes";
-        let lost = lost_nodes(status.lost, &args.members, so).into_iter();
+        let advice = ": if its process runs, it reads its file again when the file changes";
+        let lost = lost_nodes(status.lost, &args.members, advice).into_iter();
         nodes.extend(lost.map(|(name, error)| NodeReport::new(&name, Err(anyhow!(error)))));
         Report { coordinators, nodes }
     });

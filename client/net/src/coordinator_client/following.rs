@@ -29,7 +29,7 @@ pub struct Known {
     /// Why the coordinator does not let the follower join, as long as it does not.
     pub refused: Option<String>,
     /// Why a node follows no coordinator that leads, as long as it does not. It goes on with the last table.
-    pub unled: Option<String>,
+    pub leaderless: Option<String>,
     /// Whether the coordinator has no word for nodes that drain: one of version 1 has none.
     pub lacks_drains: bool,
 }
@@ -214,7 +214,7 @@ impl Following {
             CoordinatorMessage::Joined(joined) => {
                 let incarnation = self.node.map_or(0, |node| node.incarnation);
                 (self.known.own, self.known.incarnation) = (joined.number, incarnation);
-                (self.known.refused, self.known.unled, self.has_news) = (None, None, true);
+                (self.known.refused, self.known.leaderless, self.has_news) = (None, None, true);
                 let every = Duration::from_millis(joined.heartbeat_ms.max(1));
                 (self.stream.every, self.stream.next_beat) = (every, now + every);
                 self.stream.is_joined = true;
@@ -281,9 +281,9 @@ impl Following {
 
     /// An attempt is over, for this reason. A node that was refused has heard a coordinator that leads.
     pub fn failed(&mut self, reason: &str) {
-        let unled = (self.node.is_some() && self.known.refused.is_none()).then(|| reason.to_owned());
-        self.has_news |= self.known.unled != unled;
-        self.known.unled = unled;
+        let leaderless = (self.node.is_some() && self.known.refused.is_none()).then(|| reason.to_owned());
+        self.has_news |= self.known.leaderless != leaderless;
+        self.known.leaderless = leaderless;
     }
 
     /// The pause between an attempt and the next one.

@@ -128,14 +128,14 @@ fn a_node_says_why_no_coordinator_leads_until_one_does() {
     let mut following = node();
     following.dial(SECOND);
     following.failed("nobody answers");
-    assert_eq!(following.take_news().and_then(|known| known.unled), Some("nobody answers".to_owned()));
+    assert_eq!(following.take_news().and_then(|known| known.leaderless), Some("nobody answers".to_owned()));
     following.failed("nobody answers");
     assert!(following.take_news().is_none(), "the same reason is no news");
 
     following.begin(SECOND, Version::LATEST);
     following.hear(SECOND, standing(1, true)).unwrap();
     following.hear(SECOND, joined()).unwrap();
-    assert_eq!(following.take_news().and_then(|known| known.unled), None);
+    assert_eq!(following.take_news().and_then(|known| known.leaderless), None);
 
     let mut watcher = Following::watcher(Known::default());
     watcher.failed("nobody answers");
