@@ -4,9 +4,9 @@
 //! does one that the object store has, or the disk of a node that comes back. The others are offered in batches: the actor
 //! asks the directory who else has them, then asks the taker with the most room to keep the rest, and waits for its answer.
 //! The taker fetches as always ([`take`]), so names, checksums and bounds are checked by the one path that there is. A taker
-//! that does not answer is asked no more. One that refuses all may not know yet who asks, and is asked a few times more. A drain
-//! is over when nothing is left to offer, when everybody's least is worth more than what is left, when nobody takes anything, or
-//! when its time is up.
+//! that does not answer, or refuses all, is asked no more while another takes something. Without another, all are asked a few
+//! times more: they may have stood still for a moment, or not know yet who asks. A drain is over when nothing is left to offer,
+//! when everybody's least is worth more than what is left, when nobody takes anything, or when its time is up.
 //!
 //! While it drains, an actor serves reads and keeps nothing new: engines are told that there is nothing to write, and fetched
 //! chunks pass.
@@ -50,7 +50,7 @@ pub(crate) struct Drain {
     step: DrainStep,
     /// When the budget allows the next batch.
     not_before: Duration,
-    /// How often takers that refuse all may be asked for their room again.
+    /// How often takers may be asked for their room again.
     asks_left: u8,
     /// Whether the pause before that has begun.
     is_pausing: bool,
@@ -179,7 +179,7 @@ impl Core {
         }
     }
 
-    /// Asks takers that refused all once more, after a pause; whether there are such.
+    /// Asks takers that refused all or did not answer once more, after a pause; whether there are such.
     fn ask_the_unwilling(&mut self) -> bool {
         let Some(drain) = &mut self.drain else { return false };
         let unwilling: Vec<Holder> = drain.takers.unwilling().take(MOST_POLLED).collect();
@@ -394,8 +394,8 @@ const MOST_POLLED: usize = 64;
 /// How long the takers' room is waited for.
 const POLL_DEADLINE: Duration = Duration::from_secs(1);
 
-/// How often takers that refuse all are asked again, and the pause before each time: a node that joined just now hears of the
-/// others within that time.
+/// How often takers that refuse all or do not answer are asked again, and the pause before each time: a node that joined just now
+/// hears of the others within that time.
 const ASKS_AGAIN: u8 = 4;
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(250);
 

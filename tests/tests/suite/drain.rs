@@ -45,6 +45,10 @@ pub(super) fn quick_times(cluster: &mut Cluster) {
     let times = "heartbeat_ms = 100\nsuspect_after_ms = 300\nremove_after_ms = 1500\n";
     std::fs::write(&config, std::fs::read_to_string(&config).unwrap() + times).unwrap();
     cluster.start_coordinator().unwrap();
+    // Its state has them as members before it hears of them.
+    wait::until("the nodes follow the coordinator that started again", || {
+        (0..members).all(|node| cluster.node(node).log().contains("a new table epoch=2.")).then_some(())
+    });
     cluster.wait_for_members(members);
 }
 
@@ -162,7 +166,8 @@ fn of_two_nodes_that_drain_at_once_with_no_other_none_leaves() {
 fn a_drain_outlives_a_moment_in_which_the_only_other_node_is_suspect() {
     let mut cluster = cluster(2, "");
     quick_times(&mut cluster);
-    Engine::connect(&cluster.socket(1)).put(&prompt(b'a', 50));
+    // More than one batch: the first goes at once.
+    Engine::connect(&cluster.socket(1)).put(&prompt(b'a', 200));
     let slowly = ["drain", "node-1", "--no-wait", "--bytes-per-second", "1KiB", "--within", "10m"];
     assert_eq!(admin(&cluster, &slowly).0, Some(0));
     cluster.node(0).signal(Signal::STOP).unwrap();

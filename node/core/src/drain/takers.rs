@@ -46,9 +46,9 @@ impl Takers {
         self.0.iter().map(|&(taker, _)| taker)
     }
 
-    /// Takers that answered, and keep nothing at all.
+    /// Takers that keep nothing at all, or did not answer.
     pub(super) fn unwilling(&self) -> impl Iterator<Item = Holder> {
-        let unwilling = self.0.iter().filter(|(_, room)| !room.has_failed && room.rank_limit_ppm() == 0);
+        let unwilling = self.0.iter().filter(|(_, room)| room.rank_limit_ppm() == 0);
         unwilling.map(|&(taker, _)| taker)
     }
 
@@ -75,7 +75,7 @@ impl Takers {
         self.set(taker, Room { free_chunks, free_bytes, rank_limit_ppm, has_failed: false });
     }
 
-    /// A taker did not answer: it is asked no more.
+    /// A taker did not answer: it is asked no more while another takes something.
     pub(super) fn failed(&mut self, taker: Holder) {
         self.set(taker, Room { has_failed: true, ..Room::UNKNOWN });
     }
