@@ -35,6 +35,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use larder_net::config_file;
 use larder_net::line_file::RecordConfig;
 use larder_net::quic::CredentialFiles;
 use larder_net::trace::{InvalidEndpoint, TracingConfig};
@@ -247,8 +248,8 @@ impl Config {
     /// # Errors
     /// [`ConfigError`]: the file cannot be read, or says something impossible.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text =
+            config_file::read(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         let config: Self =
             toml::from_str(&text).map_err(|source| ConfigError::Parse { path: path.to_owned(), source })?;
         config.check()?;

@@ -13,6 +13,7 @@ use bytesize::ByteSize;
 use larder_core::placement::PlacementRule;
 use larder_core::store::WritePolicy;
 use larder_core::store::policy::PolicyName;
+use larder_net::config_file;
 pub use larder_net::line_file::RecordConfig;
 use larder_net::quic::CredentialFiles;
 use larder_net::sizes::{exact, size};
@@ -334,8 +335,8 @@ impl Config {
     /// # Errors
     /// Fails if it cannot be read, or is no configuration.
     pub fn load(path: &Path) -> Result<Self, ConfigFileError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigFileError::Read { path: path.into(), source })?;
+        let text =
+            config_file::read(path).map_err(|source| ConfigFileError::Read { path: path.into(), source })?;
         Self::parse(&text).map_err(|source| ConfigFileError::Invalid { path: path.into(), source })
     }
 

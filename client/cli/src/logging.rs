@@ -3,6 +3,7 @@
 //! A thread of its own writes the lines: whoever reads standard error may stand still, and nothing else waits for it. Of the lines
 //! that come meanwhile, [`WAITING_LINES`] are kept, and the log says how many were lost.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{IsTerminal as _, Stderr, Write};
 use std::sync::{Arc, OnceLock};
 
@@ -87,6 +88,21 @@ impl LogOptions {
     }
 }
 
+/// Logs panics as errors from now on, so that a reader of standard error that stands still holds up no thread that panics.
+pub(crate) fn log_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        let backtrace = Backtrace::capture();
+        let backtrace = (backtrace.status() == BacktraceStatus::Captured).then_some(backtrace);
+        tracing::error!(
+            thread = thread.name(),
+            backtrace = backtrace.as_ref().map(tracing::field::display),
+            "{}",
+            panic.to_string().replace('\n', " ")
+        );
+    }));
+}
+
 /// Standard error, with a line wherever lines were lost.
 struct Lines {
     to: Stderr,
@@ -155,5 +171,21 @@ mod tests {
         assert_eq!(filter(Some("off"), 2), "off");
         assert_eq!(filter(None, 2), "debug");
         assert_eq!(filter(None, 0), "error");
+    }
+
+    #[test]
+    fn a_panic_is_an_error_in_the_log() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let file = log.reopen().unwrap();
+        let subscriber = tracing_subscriber::fmt().with_writer(std::sync::Mutex::new(file)).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            log_panics();
+            let worked = std::panic::catch_unwind(|| panic!("seven of {}", 8));
+            _ = std::panic::take_hook();
+            worked.unwrap_err();
+        });
+        let text = std::fs::read_to_string(log.path()).unwrap();
+        assert!(text.contains("ERROR") && text.contains("seven of 8"), "{text}");
+        assert!(text.contains("panicked at client/cli/src/logging.rs:"), "{text}");
     }
 }

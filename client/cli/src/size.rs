@@ -137,7 +137,11 @@ fn attention(config: &ModelConfig, deployment: Deployment) -> Result<AttentionGe
         Some(head_size) => head_size,
         None => {
             let hidden = config.required(&["hidden_size", "n_embd", "d_model"])?;
-            hidden / heads.map_or_else(|| config.required(&HEADS), Ok)?
+            let heads = heads.map_or_else(|| config.required(&HEADS), Ok)?;
+            if hidden < heads {
+                return Err(SizeError::HeadSize { hidden, heads });
+            }
+            hidden / heads
         }
     };
     let fits = kv_heads.is_multiple_of(tp) || tp.is_multiple_of(kv_heads);

@@ -227,6 +227,7 @@ fn certificates_that_make_no_sense_are_refused_with_what_would() {
         (&["engine", "a"], "--tenant <TENANT>"),
         (&["node", "a", "--tenant", "red"], "only engines have"),
         (&["node", "../a"], "A-Z a-z 0-9 . _ -"),
+        (&["node", "."], "begin it with a letter or a digit"),
         (&["node", "ca"], "the authority's"),
         (&["node", "a", "--days", "0"], "1..=36500"),
     ] {

@@ -2,11 +2,12 @@
 //!
 //! - [`quic`]: mutual TLS, certificates and their renewal, messages on streams; [`coordinator_client`] speaks with a coordinator over it.
 //! - [`http`]: health, metrics and status, over connections that are cheap each.
-//! - [`reload`]: changes of a configuration file while a server runs.
+//! - [`config_file`]: reads configuration files; [`reload`]: changes of a configuration file while a server runs.
 //! - [`audit`], [`line_file`]: logs of what happened, a line of JSON each; [`sizes`]: sizes in configuration files.
 //! - [`metrics`]: one table, from which a server's metrics are made; [`trace`]: spans and their export.
 
 pub mod audit;
+pub mod config_file;
 pub mod coordinator_client;
 pub mod http;
 pub mod line_file;

@@ -230,7 +230,7 @@ impl Store {
         let namespaces = &mut self.session_mut(session)?.namespaces;
         let is_new = !namespaces.contains_key(&number);
         if is_new && registered >= MAX_SESSION_NAMESPACES {
-            return Err(Refused::TooManyNamespaces { most: MAX_SESSION_NAMESPACES });
+            return Err(Refused::TooManySessionNamespaces);
         }
         namespaces.insert(number, slices.into());
         self.namespaces.get_mut(number).sessions += u32::from(is_new);

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU64;
 use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use larder_core::DeviceLimits;
@@ -326,13 +327,22 @@ fn check_tenants(tenants: &[TenantConfig]) -> Result<(), ConfigError> {
         if !(1..=MAX_SOCKET_PATH_BYTES).contains(&bytes) {
             return Err(ConfigError::SocketPath { name, socket, bytes });
         }
-        if !sockets.insert(socket.clone()) {
+        if !sockets.insert(place_of(&socket)) {
             return Err(ConfigError::DuplicateSocket { name, socket });
         }
         nonzero("tenants.max_bytes", max_bytes.map_or(1, |bytes| bytes.0))?;
         nonzero("tenants.max_window_bytes", max_window_bytes.map_or(1, |bytes| bytes.0))?;
     }
     Ok(())
+}
+
+/// One spelling of the socket's path: links in its folder are followed, if the folder exists.
+fn place_of(socket: &Path) -> PathBuf {
+    let folder = socket.parent().and_then(|folder| folder.canonicalize().ok());
+    match (folder, socket.file_name()) {
+        (Some(folder), Some(name)) => folder.join(name),
+        _ => socket.components().collect(),
+    }
 }
 
 /// A tenant takes memory in whole extents, of each actor.

@@ -64,7 +64,7 @@ names!(EFFECTS, effect of Effect as "Effect":
 names!(PLACEMENTS, placed of Placement as "Placement": Migrate, Replicate, Pass, Forwarded);
 
 names!(REFUSALS, refused of Refused as "Refused":
-    Busy, Chain, Namespace, BlockSize, BlockSizes, Slices, TooManyNamespaces, BlockTooLarge, WindowTooSmall, TooLarge,
+    Busy, Chain, Namespace, BlockSize, BlockSizes, Slices, TooManySessionNamespaces, TooManyNamespaces, BlockTooLarge, WindowTooSmall, TooLarge,
     Unknown, UnknownPin, NotOpen, Layers, LayersMissing, NotLeased, SeveralSlices, OutsideWindow, TooManyTensors, NoTensors,
     NoCopy, Beyond, Internal, OutOfOrder, Pools, Sources);
 
@@ -101,13 +101,14 @@ const TABLES: [&[&str]; 15] = [
 ];
 
 /// Variants that cannot occur here, or not once in thousands of seeds, and why.
-const EXCUSED: [(&str, &str); 9] = [
+const EXCUSED: [(&str, &str); 10] = [
     (
         "Effect::Disagrees",
         "a record under a wrong name would have to outlive a restart, and be contradicted before it is read; a test of the core does so",
     ),
     ("ReadAnswer::Lost", "a tier's thread would have to panic, and its slots would stay unused for ever"),
     ("Refused::Internal", "only a fault of the product brings it about"),
+    ("Refused::TooManyNamespaces", "it takes hundreds of namespaces; a test of the store has them"),
     ("ReadAnswer::Impossible", "the store would have to order a read outside its memory"),
     ("CopyAnswer::Impossible", "the store would have to order a copy outside its memory"),
     (

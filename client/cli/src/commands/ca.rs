@@ -153,8 +153,14 @@ impl Issue {
         }
         let identity = Identity { role: self.role, tenant: self.tenant.clone(), name: self.name.clone() };
         let read_back = identity.to_string().parse::<Identity>();
-        read_back
-            .context(Usage("names and tenants have 1 to 256 characters out of A-Z a-z 0-9 . _ -".to_owned()))
+        let identity = read_back.context(Usage(
+            "names and tenants have 1 to 256 characters out of A-Z a-z 0-9 . _ -".to_owned(),
+        ))?;
+        if self.name.starts_with(['.', '-']) {
+            let text = format!("the name {} cannot name files: begin it with a letter or a digit", self.name);
+            return Err(Usage(text).into());
+        }
+        Ok(identity)
     }
 
     fn authority(&self) -> anyhow::Result<Authority> {

@@ -1,12 +1,12 @@
 //! `larder config`: the values that a configuration file gives.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
 use larder_coordinator::Config as CoordinatorConfig;
+use larder_net::config_file;
 use larder_net::quic::{CredentialFiles, Credentials};
 use larder_node::Config;
 use larder_node::host::HostFacts;
@@ -120,7 +120,7 @@ fn unusable(files: &CredentialFiles) -> Option<String> {
 
 /// The server that the file seems to belong to. A file that is no TOML counts as a node's: its reader names the wrong line.
 fn role_of(file: &Path) -> anyhow::Result<Role> {
-    let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let text = config_file::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     let table: toml::Table = text.parse().unwrap_or_default();
     let is_coordinator = ["peer", "state", "membership"].iter().any(|key| table.contains_key(*key));
     Ok(if is_coordinator { Role::Coordinator } else { Role::Node })

@@ -10,7 +10,7 @@ use larder_coordinator::{Config, Ready};
 use crate::commands::config;
 use crate::dev::ReadyLine;
 use crate::failure::Usage;
-use crate::{output, parent, signals};
+use crate::{logging, output, parent, signals};
 
 /// Run a coordinator until Ctrl-C or SIGTERM
 ///
@@ -60,17 +60,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         output::print(config::COORDINATOR)?;
         return Ok(ExitCode::SUCCESS);
     }
+    logging::log_panics();
     args.parent.map_or(Ok(()), parent::die_with)?;
-    let config = match &args.config {
-        Some(path) => Config::read(path).context(Usage("the coordinator cannot start".into()))?,
-        None => Config::default(),
-    };
-    let mut config = Config { tracing: config.tracing.clone().or_from_environment(), ..config };
-    if args.advertise.is_some() {
-        config.election.advertise.clone_from(&args.advertise);
-    }
     actix_rt::System::new().block_on(async {
         let stop = signals::stop()?;
+        let config = match &args.config {
+            Some(path) => Config::read(path).context(Usage("the coordinator cannot start".into()))?,
+            None => Config::default(),
+        };
+        let mut config = Config { tracing: config.tracing.clone().or_from_environment(), ..config };
+        if args.advertise.is_some() {
+            config.election.advertise.clone_from(&args.advertise);
+        }
         match Box::pin(larder_coordinator::run_from(config, args.config.clone(), announce, stop)).await {
             Ok(()) => Ok(ExitCode::SUCCESS),
             Err(error) if error.is_the_askers() => {

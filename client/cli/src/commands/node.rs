@@ -55,12 +55,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         output::print(config::NODE)?;
         return Ok(ExitCode::SUCCESS);
     }
+    logging::log_panics();
     args.parent.map_or(Ok(()), parent::die_with)?;
     heap::keep_freed_memory();
-    let (limits, reloadable) = limits(args.config.as_deref(), args.record.as_deref())
-        .context(Usage("the node cannot start".into()))?;
     actix_rt::System::new().block_on(async {
         let stop = signals::stop()?;
+        let (limits, reloadable) = limits(args.config.as_deref(), args.record.as_deref())
+            .context(Usage("the node cannot start".into()))?;
         match larder_node::run(limits, reloadable, announce, stop).await {
             Ok(Ended::Stopped) => Ok(ExitCode::SUCCESS),
             Ok(Ended::Drained) => {

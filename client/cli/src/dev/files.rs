@@ -44,6 +44,8 @@ impl Files {
             move |source: io::Error| DevError::File { path, source }
         };
         if let Some(dir) = dir {
+            // Before the directory is made; the directory itself may have a longer name.
+            socket_in(&std::path::absolute(dir).map_err(failed(dir))?, "node-0")?;
             fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed(dir))?;
             let dir = dir.canonicalize().map_err(failed(dir))?;
             let lock = lock(&dir).map_err(failed(&dir))?.ok_or(DevError::InUse { dir: dir.clone() })?;
@@ -70,12 +72,7 @@ impl Files {
 
     /// The path of a node's one session socket.
     pub(super) fn socket(&self, name: &str) -> Result<PathBuf, DevError> {
-        let path = self.dir.join(name).with_extension("sock");
-        if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
-            Err(DevError::SocketPath { path })
-        } else {
-            Ok(path)
-        }
+        socket_in(&self.dir, name)
     }
 
     /// Makes an authority for the cluster; its certificate stands in the directory, its key nowhere.
@@ -288,6 +285,11 @@ impl Drop for Announcement {
     }
 }
 
+fn socket_in(dir: &Path, name: &str) -> Result<PathBuf, DevError> {
+    let path = dir.join(name).with_extension("sock");
+    if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES { Err(DevError::SocketPath { path }) } else { Ok(path) }
+}
+
 /// Locks a cluster's directory for as long as the file is open; `None` if somebody else has.
 fn lock(dir: &Path) -> io::Result<Option<File>> {
     let file = File::open(dir)?;
@@ -376,11 +378,12 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_too_deep_for_sockets_is_refused() {
+    fn a_directory_too_deep_for_sockets_is_refused_and_not_made() {
         let outer = tempfile::tempdir().unwrap();
-        let files = Files::create(Some(&outer.path().join("d".repeat(120))), outer.path()).unwrap();
-        let error = files.socket("node-0").unwrap_err().to_string();
+        let dir = outer.path().join("d".repeat(120));
+        let error = Files::create(Some(&dir), outer.path()).unwrap_err().to_string();
         assert!(error.contains("choose a shorter --dir"), "{error}");
+        assert!(!dir.exists());
     }
 
     #[test]

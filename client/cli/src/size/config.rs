@@ -66,6 +66,14 @@ pub enum SizeError {
         /// Ranks.
         tensor_parallel: u32,
     },
+    /// More heads than values to split over them.
+    #[error("the config has {heads} heads for a hidden size of {hidden}: pass --set head_dim=VALUE")]
+    HeadSize {
+        /// Values of a token's hidden state.
+        hidden: u32,
+        /// Attention heads.
+        heads: u32,
+    },
     /// More pipeline stages than layers.
     #[error(
         "{layers} layers cannot be split over {pipeline_parallel} pipeline stages: choose a smaller --pp"

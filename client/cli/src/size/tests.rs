@@ -71,6 +71,15 @@ fn more_ranks_than_kv_heads_keep_copies() {
 }
 
 #[test]
+fn more_heads_than_the_hidden_state_has_values_are_refused() {
+    let error = complaint(
+        r#"{"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 9}"#,
+        deployment(1, 16),
+    );
+    assert!(error.contains("9 heads for a hidden size of 8: pass --set head_dim=VALUE"), "{error}");
+}
+
+#[test]
 fn a_token_of_deepseek_v3_takes_the_same_70_272_bytes_at_any_tp() {
     for tp in [1, 8] {
         let footprint = footprint(DEEPSEEK_V3, deployment(tp, 64));

@@ -50,10 +50,15 @@ pub enum Refused {
         /// Slices of the namespace.
         of: u16,
     },
-    /// More namespaces than a session or a node may have.
-    #[error("too many namespaces: at most {most}{}", if *.most == MAX_SESSION_NAMESPACES { " a session" } else { " are in use at a time" })]
+    /// More namespaces than a session may have.
+    #[error("the session has {MAX_SESSION_NAMESPACES} namespaces, the most: open another session for more")]
+    TooManySessionNamespaces,
+    /// More namespaces than a tenant may have.
+    #[error(
+        "the tenant has {most} namespaces in use, the most: end sessions whose models are no longer served, or purge the tenant"
+    )]
     TooManyNamespaces {
-        /// How many there may be.
+        /// The most namespaces of a tenant.
         most: usize,
     },
     /// A block that no slot can ever hold.
@@ -227,6 +232,7 @@ impl From<Refused> for Response {
             | Refused::BlockSizes { .. }
             | Refused::Slices { .. }
             | Refused::Pools { .. }
+            | Refused::TooManySessionNamespaces
             | Refused::TooManyNamespaces { .. } => RefusalCode::Namespace,
             Refused::BlockTooLarge { .. }
             | Refused::WindowTooSmall { .. }

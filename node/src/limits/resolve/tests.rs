@@ -159,6 +159,14 @@ fn what_cannot_be_is_refused_with_what_to_do() {
             "tenants = [{ name = 'a', socket = '/a' }, { name = 'b', socket = '/a' }]",
             "b has the socket /a of",
         ),
+        (
+            "tenants = [{ name = 'a', socket = '/tmp/a' }, { name = 'b', socket = '/tmp/../tmp//a' }]",
+            "b has the socket /tmp/../tmp//a of",
+        ),
+        (
+            "tenants = [{ name = 'a', socket = '/none/a' }, { name = 'b', socket = '/none/./a' }]",
+            "b has the socket /none/./a of",
+        ),
         ("tenants = [{ name = 'a', socket = '/a', max_bytes = 0 }]", "`tenants.max_bytes` is 0"),
         (
             "trust_engines = true\ntenants = [{ name = 'a', socket = '/a' }, { name = 'b', socket = '/b' }]",

@@ -412,6 +412,13 @@ fn no_tenant_can_leave_another_without_pins_or_namespaces() {
         refused = f.store.register(session, "a", &spec, &[0], &[BLOCK]).err();
     }
     assert_eq!(refused, Some(Refused::TooManyNamespaces { most: 512 }));
+    let session = f.store.open_session(TenantId(1), ProcessId(9), 0);
+    let mut register = |number| {
+        let spec = NamespaceSpec { layout: format!("l{number}"), ..spec() };
+        f.store.register(session, "b", &spec, &[0], &[BLOCK]).err()
+    };
+    let refusals: Vec<_> = (0..17).filter_map(&mut register).collect();
+    assert_eq!(refusals, [Refused::TooManySessionNamespaces]);
     let spec = NamespaceSpec { layout: "another".into(), ..spec() };
     assert!(f.store.register(other, "b", &spec, &[0], &[BLOCK]).is_ok());
 }
