@@ -196,7 +196,7 @@ impl Store {
     /// Registers a namespace for a session, with the session's slices and its own block size of each pool.
     ///
     /// # Errors
-    /// [`Refused`] if the namespace is impossible, disagrees with the block sizes, or does not fit this node.
+    /// [`Refused`] if the namespace is invalid, disagrees with the block sizes, or does not fit this node.
     pub fn register(
         &mut self,
         session: SessionId,
@@ -278,7 +278,8 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Ends pins and reservations that have passed their deadline.
+    /// Ends pins, reservations, follows and forwards whose time is over. Removes some chunks of tenants that left or hold too
+    /// much.
     pub fn tick(&mut self, now: Millis) {
         self.is_now(now);
         self.tenths = self.tenths.max(u32::try_from(now.0 / 100).unwrap_or(u32::MAX));
@@ -356,7 +357,7 @@ impl Store {
         }
     }
 
-    /// Checksums of the blocks of a chunk that can be read, by slice, then pool; `None` if it is not here.
+    /// Checksums of the readable blocks of a chunk, by slice, then pool; `None` if the chunk is not complete in memory.
     #[must_use]
     pub fn checksums(&self, namespace: u32, hash: &ChunkHash) -> Option<Vec<&Checksums>> {
         let chunk = self.index.get(self.index.find(NamespaceId::of(namespace), hash)?);

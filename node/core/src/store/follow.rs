@@ -1,9 +1,9 @@
 //! Follows: chunks that are read, layer by layer, while they are being written.
 //!
 //! A reader follows chunks that a session of this node writes, that come from another node, or that nobody writes yet. A layer is
-//! in place when it was copied and summed; this module records the layers in place of each block that is being written. Nobody
-//! else sees a chunk before its commit, and the commit copies nothing again. No byte of a slot is written twice, since an engine
-//! may be reading it.
+//! in place when it was copied and summed; this module records which layers are in place, for each block that is being written.
+//! Nobody else sees a chunk before its commit, and the commit copies nothing again. No byte of a slot is written twice, since an
+//! engine may be reading it.
 //!
 //! **A writing that fails leaves its slots to its followers.** They hear that the chunk is lost. The slots are quarantined until
 //! the last follower that may have seen them has let go, peers and vanished processes included. A follower gives up a silent
@@ -48,7 +48,7 @@ pub use proofs::FollowProofs;
 #[derive(Debug, Default)]
 pub(super) struct Follows {
     open: BTreeMap<u64, Follow>,
-    /// Layers in place of chunks that are being written, by block.
+    /// For each chunk that is being written, the layers that are in place, by block.
     layers: BTreeMap<ChunkId, Vec<Layers>>,
     /// Chunks that are written in a numbered attempt.
     attempts: BTreeMap<ChunkId, u64>,
@@ -133,11 +133,11 @@ pub struct FollowRequest<'a> {
     pub from_peer: bool,
     /// The earliest attempt that will do.
     pub attempt: u64,
-    /// The chunks that are missing are given up after this long without news, in milliseconds.
+    /// Missing chunks are given up after this long without news, in milliseconds.
     pub patience_ms: u64,
 }
 
-/// A follow has begun.
+/// A follow that has begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FollowStarted {
     /// Its number. It is released like a lease.
@@ -146,7 +146,7 @@ pub struct FollowStarted {
     pub wanted: Vec<Wanted>,
 }
 
-/// How far a follow is.
+/// The progress of a follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FollowProgress {
     /// Chunks that have come or may still come.
@@ -178,7 +178,7 @@ impl Follows {
         self.layers.get(&id).map(|blocks| &blocks[block]).filter(|layers| !layers.is_empty())
     }
 
-    /// Forgets the layers in place of a block.
+    /// Forgets which layers of a block are in place.
     pub(super) fn forget_layers(&mut self, id: ChunkId, block: usize) {
         let Some(blocks) = self.layers.get_mut(&id) else { return };
         blocks[block] = Layers::default();
@@ -249,7 +249,7 @@ impl Follow {
         if self.is_all_or_none() && living < self.chunks.len() { 0 } else { living }
     }
 
-    /// Whether the session can only use all the chunks together.
+    /// Whether the session can use the chunks only if all of them come.
     fn is_all_or_none(&self) -> bool {
         self.session.is_some() && !self.pools.is_empty()
     }
@@ -395,7 +395,7 @@ impl Store {
             && self.may_come_whole(chunk, self.wanted_pools(follow, chunk.namespace, position))
     }
 
-    /// Whether each slice of a chunk that is being written has a place for each of these pools, or for none yet.
+    /// Whether each slice of a chunk that is being written has a place for each of these pools, or no place yet.
     fn may_come_whole(&self, chunk: &Chunk, pools: PoolSet) -> bool {
         let namespace = self.namespaces.get(chunk.namespace);
         (0..namespace.slices).all(|slice| {

@@ -123,8 +123,8 @@ impl Store {
         Stake { tokens, bytes: self.whole_chunk_bytes(number) }
     }
 
-    /// Forwards a chunk that is evicted, if that pays and staging has room for the chunk until it is gone. Returns whether it
-    /// does. The chunk is no longer counted as cached, and the policy does not know it any more.
+    /// Forwards a chunk that is evicted, if that pays and staging has room for the chunk until it is gone. Returns whether the
+    /// chunk is forwarded. The chunk is no longer counted as cached, and the policy does not know it any more.
     pub(super) fn forward(&mut self, id: ChunkId, idle_ms: u64) -> bool {
         let Some(most) = self.forwarding_bytes() else { return false };
         let now = std::time::Duration::from_millis(self.now.0);
@@ -286,7 +286,7 @@ fn is_only_copy(chunk: &Chunk) -> bool {
     chunk.is_complete() && !chunk.is_copy() && chunk.disk == OnDisk::Nowhere && chunk.stored != Stored::There
 }
 
-/// Forwards may take one part in this many of staging: chunks that leave one part, chunks that come another.
+/// Chunks that leave may take one part in this many of staging, and chunks that come may take another such part.
 const FORWARDING_SHARE: u64 = 4;
 
 /// The store has free room while one part in this many of its capacity is unused.

@@ -79,7 +79,7 @@ impl ChunkStep {
     }
 }
 
-/// A gather has begun.
+/// A gather that has begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gathered {
     /// Its number, for [`Store::finish_gather`].
@@ -373,7 +373,7 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// How far a gather is.
+    /// The progress of a gather.
     ///
     /// # Errors
     /// [`Refused::Unknown`] for a gather that is not the session's, or has ended.
@@ -405,7 +405,7 @@ impl Store {
         open.into_iter().for_each(|gather| self.cancel_gather(session, gather));
     }
 
-    /// Ends a gather's wait for its chunks on their way.
+    /// Ends a gather's wait for those of its chunks that are on their way.
     fn stop_waiting(&mut self, gather: u64, chunks: &[ChunkId]) {
         chunks.iter().for_each(|&chunk| self.gathers.stop_waiting_for(chunk, gather));
     }

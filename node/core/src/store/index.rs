@@ -148,7 +148,7 @@ impl Index {
     /// that are here. `flat` chunks have no parent and no children. Anchors are not compared: the tree knows them better.
     ///
     /// # Errors
-    /// [`ChainError::Disagrees`] if the chunk itself is known under another name, [`ChainError::Misplaced`] if it does not fit to
+    /// [`ChainError::Disagrees`] if the chunk itself is known under another name, [`ChainError::Misplaced`] if it does not fit
     /// its parent or children.
     pub(crate) fn admits(
         &self,

@@ -1,6 +1,6 @@
 //! Lookups and leases: the start and the end of a get.
 //!
-//! Lookups, leases, pins and tickets end at the longest place where every pool can be restored
+//! Lookups, leases, pins and tickets end with the longest prefix at whose end every pool can be restored
 //! ([`PoolRules`](larder_protocol::pools::PoolRules)). A chunk that lacks an `all` pool in some slice counts as absent
 //! everywhere. Two bytes of each chunk say which of the other pools it has in every slice: one byte for memory, one for its
 //! record on disk. Some pools also need chunks before the chain's first chunk: the caller judges those.
@@ -138,8 +138,8 @@ impl Store {
     /// Finds the chunks of a chain, for the calls that take a [`Walk`].
     ///
     /// # Errors
-    /// [`Refused::Chain`] for a chain that is impossible or contradicts cached chunks, [`Refused::Unknown`] for a namespace
-    /// that the session did not register.
+    /// [`Refused::Chain`] for a chain that is invalid or contradicts cached chunks, [`Refused::Unknown`] for a namespace that the
+    /// session did not register.
     pub fn find(&self, session: SessionId, namespace: u32, chain: &Chain) -> Result<Walk, Refused> {
         let (number, _) = self.slices(session, namespace)?;
         Ok(Walk { number, found: self.walk(number, chain)? })
@@ -194,8 +194,8 @@ impl Store {
     /// prefix, or all keys of a flat namespace. A lookup does not count as use; a lease does. Only chunks in memory are pinned.
     ///
     /// # Errors
-    /// [`Refused::Chain`] for a chain that is impossible or contradicts cached chunks, [`Refused::Unknown`] for a namespace
-    /// that the session did not register.
+    /// [`Refused::Chain`] for a chain that is invalid or contradicts cached chunks, [`Refused::Unknown`] for a namespace that the
+    /// session did not register.
     pub fn lookup(
         &mut self,
         session: SessionId,
@@ -356,8 +356,8 @@ impl Store {
                 Some(id) => self.index.agrees(id, &chain.chunk(position))?,
                 None => unknown.push((key, position)),
             }
-            // Known chunks are compared only in flat namespaces: elsewhere, a known chunk that comes twice disagrees with a
-            // position.
+            // Known chunks are checked for duplicates only in flat namespaces: elsewhere, a known chunk that comes twice
+            // disagrees with one of its positions.
             if namespace.flat && id.is_some() {
                 unknown.push((key, position));
             }

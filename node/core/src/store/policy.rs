@@ -63,7 +63,7 @@ pub trait Policy: fmt::Debug + Send {
 /// Facts of an entering chunk, for the policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
-    /// Part of the chunk's hash: recognises a chunk that comes back.
+    /// Part of the chunk's hash, by which a policy recognizes a chunk that comes back.
     pub short_hash: u64,
     /// Chunks before it in its prompt: the cost of recomputing the chunk grows with their number.
     pub index: u32,

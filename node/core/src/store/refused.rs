@@ -16,10 +16,10 @@ pub enum Refused {
         /// The time after which asking again may help.
         retry_after_ms: u64,
     },
-    /// The chain is impossible, or contradicts cached chunks.
+    /// The chain is invalid, or contradicts cached chunks.
     #[error(transparent)]
     Chain(#[from] ChainError),
-    /// The namespace's description is impossible.
+    /// The namespace's description is invalid.
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
     /// The engine's block size differs from its namespace's.

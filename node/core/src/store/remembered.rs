@@ -1,7 +1,7 @@
 //! The memory of evictions: when chunks left this node, by which rule, and their worth.
 //!
-//! An eviction takes 16 bytes and a few nanoseconds: it is appended to a log of segments, and nothing else. A caller that asks
-//! why a chunk is missing gets a [`RememberedEvictions`]. It shares the segments, so the caller can search it on another thread.
+//! An eviction takes 16 bytes and a few nanoseconds: it is only appended to a log of segments. A caller that asks why a chunk is
+//! missing gets a [`RememberedEvictions`]. It shares the segments, so the caller can search it on another thread.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -15,7 +15,7 @@ use crate::Millis;
 /// A request of a trace: its blocks' names in order, and its prompt's tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceRequest {
-    /// When it arrives, in milliseconds since any moment.
+    /// When it arrives, in milliseconds since an arbitrary moment.
     pub at_ms: u64,
     /// Tokens of the prompt.
     pub tokens: u64,
@@ -29,11 +29,11 @@ pub struct TraceRequest {
 pub struct Replayed {
     /// Blocks of all prompts.
     pub blocks_asked: u64,
-    /// Blocks of these that the longest cached prefixes had.
+    /// Blocks in the longest cached prefix of their prompt.
     pub blocks_hit: u64,
     /// Tokens of all prompts.
     pub tokens_asked: u64,
-    /// Tokens of these that the longest cached prefixes had.
+    /// Tokens in the longest cached prefix of their prompt.
     pub tokens_hit: u64,
     /// Chunks leased and chunks committed.
     pub operations: u64,

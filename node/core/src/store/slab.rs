@@ -499,7 +499,7 @@ impl Slab {
     }
 }
 
-/// How many extents [`Slab::clearable`] proposes.
+/// The most extents that [`Slab::clearable`] proposes.
 const CLEARABLE_TRIES: usize = 4;
 
 #[cfg(test)]

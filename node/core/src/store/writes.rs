@@ -1,8 +1,8 @@
 //! Writes from memory to the tiers below: one line of chunks for each tier, with one set of rules.
 //!
 //! A chunk that waits for its write is claimed, so its bytes stay as they are. The line is bounded: a chunk beyond the bound
-//! stays in memory alone, is counted, and has another chance when it is evicted. Until an evicted chunk is on disk it can still
-//! be read. A record is written again when its chunk has gained a pool; the old record counts until the new record is durable. A
+//! stays only in memory, is counted, and has another chance when it is evicted. Until an evicted chunk is on disk it can still be
+//! read. A record is written again when its chunk has gained a pool; the old record counts until the new record is durable. A
 //! chunk that only the disk has is not uploaded.
 
 use std::collections::VecDeque;

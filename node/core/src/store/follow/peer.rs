@@ -146,7 +146,7 @@ impl Store {
         }
     }
 
-    /// The news of the layers in place of a block.
+    /// The news of those layers of a block that are in place.
     pub(super) fn block_news(
         &self,
         chunk: &Chunk,
@@ -165,7 +165,7 @@ impl Store {
         pieces.into_iter().filter_map(in_place)
     }
 
-    /// The layers in place of a block, as pieces: offset, bytes, checksum.
+    /// The layers of a block that are in place, as pieces: offset, bytes, checksum.
     pub(super) fn pieces_in_place(&self, chunk: &Chunk, id: ChunkId, block: usize) -> Vec<(u64, u64, u64)> {
         let pools = &self.namespaces.get(chunk.namespace).pools;
         let spec = &pools[block % pools.len()].spec;

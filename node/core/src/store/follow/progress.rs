@@ -13,7 +13,7 @@ use crate::store::lookup::{Leased, Place};
 use crate::store::{FetchId, Refused, Store};
 
 impl Store {
-    /// How far a follow is.
+    /// The progress of a follow.
     ///
     /// # Errors
     /// [`Refused::Unknown`] for a follow that is not the session's.

@@ -58,7 +58,7 @@ impl Wanted {
     }
 }
 
-/// The blocks of a fetched chunk are in their slots, and right.
+/// A fetched chunk: its blocks are in their slots, and verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Came {
     /// Checksums of the requested blocks that came, by slice, then pool.

@@ -14,7 +14,7 @@ use crate::store::journal::is_held;
 pub enum TakeIn {
     /// The chunk is here already.
     Here,
-    /// The chunk is being fetched or has to be fetched:
+    /// The chunk is being fetched already, or has to be fetched: [`Store::end_recall`] must follow.
     Coming {
         /// Its fetch.
         fetch: FetchId,

@@ -1,4 +1,4 @@
-//! ARC: chunks used once and chunks used again share the room; returning ghosts of either group enlarge its share.
+//! ARC: chunks used once and chunks used again share the room; a ghost that returns enlarges the share of its group.
 //!
 //! Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache" (FAST 2003). If the store evicts for several new
 //! chunks at once, their ghosts are seen only after the evictions; this changes next to nothing.
