@@ -284,7 +284,7 @@ impl Adaptive {
         hash.trailing_zeros() >= self.sample_bits
     }
 
-    /// Whether a chunk of this age is idle: since its last use, there were half as many uses as there are cached chunks.
+    /// Whether a chunk of this age is idle: since its last use, there were at least half as many uses as there are cached chunks.
     fn is_idle(&self, age: Moment) -> bool {
         age.uses as usize >= self.state.len() / 2
     }

@@ -261,7 +261,8 @@ impl World {
         }
     }
 
-    /// Frees the slots of words that an engine can no longer commit, or quarantines them if the engine could still write to them.
+    /// In the model, frees the slots of words that an engine can no longer commit, or quarantines them if the engine could still
+    /// write to them.
     fn discard(&mut self, process: ProcessId, words: &[String]) {
         let is_alive = self.sessions.iter().any(|open| open.1 == process)
             || self.orphans.iter().any(|orphan| orphan.0 == process);

@@ -1,6 +1,6 @@
 //! Random histories of everything at once: several namespaces of different block sizes, two tenants, chains with holes and chains
-//! that lie, a disk, peers, and memory for a tenth of it. The test records the name of the block in every slot. Every place that
-//! a reader is told must hold the requested block for as long as the place may be read.
+//! that lie, a disk, peers, and memory for a tenth of the chunks. The test records the name of the block in every slot. Every
+//! place that a reader is told must hold the requested block for as long as the place may be read.
 
 use std::collections::HashMap;
 
