@@ -1,26 +1,25 @@
 //! The store: one actor's chunks and all decisions about them.
 //!
-//! Pure: it takes `now`, moves no byte and asks no clock. It returns orders to copy, read, write and fetch, and is told how each
-//! order ended. Callers use it in this order:
+//! The store is pure: it takes `now`, moves no byte and asks no clock. It returns orders to copy, read, write and fetch, and is
+//! told how each order ended. Callers use it in this order:
 //!
-//! 1. **Sessions.** [`Store::open_session`] and [`Store::register`]; [`Store::close_session`] when the engine's socket
-//!    closes, [`Store::process_gone`] when its process is gone, which is later: until then, memory that the engine was shown
-//!    is not written to.
+//! 1. **Sessions.** [`Store::open_session`] and [`Store::register`]; [`Store::close_session`] when the engine's socket closes,
+//!    [`Store::process_gone`] when its process is gone. Until then, memory that the engine was shown is not reused.
 //! 2. **Put.** [`Store::reserve`] takes slots; [`Store::begin_commit`] says which bytes to copy; [`Store::finish_commit`]
 //!    with their checksums makes the chunks readable. [`Store::begin_layers`] and [`Store::finish_layers`] do the same for
 //!    layers ahead of their commit.
-//! 3. **Get.** [`Store::lookup`] says which chunks are here, [`Store::lease`] says where they stand, [`Store::release`] ends
-//!    the lease. [`Store::gather`] leases chunks that must come first: [`Store::fetched`] answers each [`Wanted`], and
-//!    [`Store::finish_gather`] ends the gather. [`Store::follow`] reads chunks that are being written.
-//! 4. **Peers.** [`Store::grant`] lends to a peer, [`Store::end_grant`] ends it; [`Store::give_up`] lets go of a chunk that
-//!    moved.
-//! 5. **Lower tiers.** [`Store::next_write`] says what to write to a tier; [`Store::written`] answers each.
-//! 6. **After every call**: [`Store::take_changes`], [`Store::take_abandoned`], [`Store::take_progressed`],
-//!    [`Store::take_told`] and [`Store::take_renewals`] say what others are to hear or do. [`Store::tick`] ends what is too
-//!    old.
+//! 3. **Get.** [`Store::lookup`] says which chunks are here, [`Store::lease`] says where they stand, [`Store::release`] ends the
+//!    lease. [`Store::gather`] leases chunks, some of which must first be brought into memory: [`Store::fetched`] answers each
+//!    [`Wanted`], and [`Store::finish_gather`] ends the gather. [`Store::follow`] reads chunks that are being written.
+//! 4. **Peers.** [`Store::grant`] lends a chunk to a peer, [`Store::end_grant`] ends the loan; [`Store::give_up`] drops chunks
+//!    that moved to another node.
+//! 5. **Lower tiers.** [`Store::next_write`] says what to write to a tier; [`Store::written`] reports the end of each write.
+//! 6. **After every call**: [`Store::take_changes`], [`Store::take_abandoned`], [`Store::take_progressed`], [`Store::take_told`]
+//!    and [`Store::take_renewals`] return what the caller must pass on or do. [`Store::tick`] ends pins, reservations, follows
+//!    and forwards whose time is over.
 //!
-//! Most of these have a module of their name. `room` evicts, `hand_out` is the only exit for places, all modules use `index`
-//! and `slab`, `verify` and `loads` keep chunks in place while a thread sums them or a device copies them.
+//! Most of these steps have a module of the same name. `room` evicts. Places leave the store only through `hand_out`. All modules
+//! use `index` and `slab`. `verify` and `loads` keep chunks in place while a thread sums them or a device copies them.
 //!
 //! A request claims all chunks that it needs before the store makes room for anything.
 
@@ -127,7 +126,7 @@ pub struct Store {
     journal: journal::Journal,
     disk: Option<disk::Disk>,
     object: Option<object::Objects>,
-    /// Leases, reservations, pins and orders are numbered from one series; 0 names none.
+    /// The last number in use. Leases, reservations, pins and orders share one series of numbers; 0 names nothing.
     last_number: u64,
     cached_chunks: u64,
     cached_bytes: u64,
@@ -135,11 +134,11 @@ pub struct Store {
     remembered: remembered::EvictionMemory,
     /// The places that an earlier store gave out, if this store replaced one.
     seclusion: lives::Seclusion,
-    /// The number of chunks that did not have the names under which their bytes were to leave.
+    /// Chunks that were not given out because they did not have the requested name.
     misnamed: u64,
     /// Chunks refused because their names contradict those of cached chunks.
     refused_names: u64,
-    /// When it last ticked, in tenths of a second since the node started.
+    /// Time of the last tick, in tenths of a second since the node started.
     tenths: u32,
     now: Millis,
     pressure: Pressure,
@@ -197,7 +196,7 @@ impl Store {
     /// Registers a namespace for a session, with the session's slices and its own block size of each pool.
     ///
     /// # Errors
-    /// [`Refused`] if the namespace is impossible, disagrees with the block sizes, or does not fit this node.
+    /// [`Refused`] if the namespace is invalid, disagrees with the block sizes, or does not fit this node.
     pub fn register(
         &mut self,
         session: SessionId,
@@ -279,7 +278,8 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Ends pins and reservations that have passed their deadline.
+    /// Ends pins, reservations, follows and forwards whose time is over. Removes some chunks of tenants that left or hold too
+    /// much.
     pub fn tick(&mut self, now: Millis) {
         self.is_now(now);
         self.tenths = self.tenths.max(u32::try_from(now.0 / 100).unwrap_or(u32::MAX));
@@ -357,7 +357,7 @@ impl Store {
         }
     }
 
-    /// Checksums of the blocks of a chunk that can be read, by slice, then pool; `None` if it is not here.
+    /// Checksums of the readable blocks of a chunk, by slice, then pool; `None` if the chunk is not complete in memory.
     #[must_use]
     pub fn checksums(&self, namespace: u32, hash: &ChunkHash) -> Option<Vec<&Checksums>> {
         let chunk = self.index.get(self.index.find(NamespaceId::of(namespace), hash)?);
@@ -406,17 +406,17 @@ impl Store {
         self.namespaces.get(self.index.get(id).namespace).tenant
     }
 
-    /// This moment on the clock of ages, which runs at the speed of the limits and dates the uses of chunks.
+    /// The current time on the clock of ages: `now` times `limits.age_speed`. This clock dates the uses of chunks.
     pub(crate) fn age_ms(&self) -> u64 {
         self.now.0.saturating_mul(self.limits.age_speed.get().into())
     }
 
-    /// This moment, as the index dates uses.
+    /// The current time as the index dates uses, in units of `USE_MS`.
     fn used_now(&self) -> u32 {
         (self.age_ms() / USE_MS) as u32
     }
 
-    /// The time of a use with this date in the index; wrong for a use of 497 days ago.
+    /// The time of a use that the index dated `used`; wrong for a use more than 497 days ago, because dates wrap around.
     fn used_ms(&self, used: u32) -> u64 {
         let ago = self.used_now().wrapping_sub(used);
         (self.age_ms() / USE_MS).saturating_sub(u64::from(ago)) * USE_MS

@@ -1,10 +1,10 @@
-//! Decides which chunks are worth a write to disk: most are used once, and drives wear.
+//! Decides which chunks are worth a write to disk: most chunks are used once, and writes wear out drives.
 
 use std::collections::HashMap;
 
 use larder_protocol::ChunkHash;
 
-/// Counts the uses of chunks, for longer than they stay in memory.
+/// Counts the uses of chunks, also of chunks that have left memory.
 ///
 /// It has two generations of at most `most` chunks each: when the younger is full, the older is forgotten. A remembered chunk
 /// takes about 24 bytes.
@@ -17,8 +17,8 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// Remembers at least the last `most` used chunks, at most twice as many. A chunk that was used `after_uses` times is worth
-    /// writing.
+    /// Remembers the last `most` used chunks at least, and twice as many at most. A chunk that was used `after_uses` times is
+    /// worth writing.
     pub(super) fn new(most: usize, after_uses: u32) -> Self {
         Self { most: most.max(1), after_uses, younger: HashMap::new(), older: HashMap::new() }
     }

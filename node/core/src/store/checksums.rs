@@ -15,7 +15,7 @@ pub struct Checksums {
 }
 
 impl Checksums {
-    /// The checksums of a block of this name whose layer ranges have these checksums.
+    /// Builds the checksums of the block `key` from the checksums of its layer ranges.
     #[must_use]
     pub fn of(key: &BlockKey, ranges: impl IntoIterator<Item = u64>) -> Self {
         let ranges: Ranges = ranges.into_iter().collect();
@@ -23,7 +23,7 @@ impl Checksums {
     }
 }
 
-/// Checksums of a block's layer ranges, first to last. Most blocks of small models have one.
+/// Checksums of a block's layer ranges, first to last. Most blocks of small models have one range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ranges {
     /// There is one range.

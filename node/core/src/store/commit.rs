@@ -22,8 +22,8 @@ use crate::store::ChangeKind;
 pub struct CommitOrder {
     /// Its number, for [`Store::finish_commit`].
     pub order: OrderId,
-    /// The moves, one per block. A block that was handed over in pieces has one more move for each piece, whose sum must be the
-    /// same as then.
+    /// The moves, one per block. A block that was handed over in pieces has one more move for each piece: the piece's checksum
+    /// must be the same as when it was handed over.
     pub moves: Vec<BlockMove>,
     /// Bytes of the blocks.
     pub bytes: u64,
@@ -32,9 +32,9 @@ pub struct CommitOrder {
 /// One block to copy and sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockMove {
-    /// Offset in the session's write window; `None` if the engine wrote the block into its place.
+    /// Offset in the session's write window; `None` if the engine or a device writes the block into its place.
     pub source: Option<u64>,
-    /// Whether the block was handed over layer by layer, so that only its checksum is wanted.
+    /// Whether the block is only summed, not copied: it was handed over layer by layer, or a device copies it.
     pub is_in_place: bool,
     /// The block's place.
     pub place: Place,
@@ -63,7 +63,7 @@ pub(super) struct OpenCommit {
     pub(super) chunks: Vec<ChunkId>,
     /// The pool and the layers, if only some layers are handed over.
     pub(super) layers: Option<(usize, Range<u32>)>,
-    /// By move, the piece that was handed over.
+    /// The pieces that were handed over before, by the index of their move.
     pub(super) given: BTreeMap<usize, Given>,
     /// Whether a device copies the bytes.
     pub(super) is_by_device: bool,
@@ -71,11 +71,11 @@ pub(super) struct OpenCommit {
     pub(super) quarantined: Vec<Slot>,
 }
 
-/// A piece that was handed over before, and is summed once more: its bits may have changed since.
+/// A piece that was handed over before. It is summed again, because its bits may have changed since.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Given {
     checksum: u64,
-    /// Whether it is a whole block, whose checksums are wanted too.
+    /// Whether the piece is the whole block, so that its move also gives the block's checksums.
     is_block: bool,
 }
 
@@ -102,8 +102,9 @@ impl Store {
     /// [`Store::finish_commit`]; until then nobody sees the chunks.
     ///
     /// # Errors
-    /// [`Refused::Unknown`] for a reservation that is not the session's (or no longer), [`Refused::NotOpen`] for a
-    /// position that cannot be committed, [`Refused::Sources`] for a list of another length.
+    /// [`Refused::Unknown`] for a reservation that the session does not have, [`Refused::NotOpen`] for a position that cannot be
+    /// committed, [`Refused::LayersMissing`] for a chunk of which only some layers were handed over, [`Refused::Sources`] for a
+    /// wrong number of sources, [`Refused::OutsideWindow`] for a source outside the write window.
     pub fn begin_commit(
         &mut self,
         session: SessionId,
@@ -249,7 +250,7 @@ impl Store {
         held.is_some_and(|held| held.is_void)
     }
 
-    /// Evicts chunks to make room for new ones, before the new ones count as candidates.
+    /// Evicts chunks to make room for new ones, before the new ones can be evicted themselves.
     fn make_room_for(&mut self, number: NamespaceId, slices: &[u16], chunks: &[ChunkId]) {
         // A chunk that was only passing stays from now on.
         chunks.iter().for_each(|&chunk| self.admit(chunk, ChangeKind::Gained));
@@ -308,7 +309,7 @@ impl Store {
                 chunk.disk = OnDisk::Nowhere;
             }
             if chunk.stored == Stored::There {
-                // The same.
+                // The same holds for the object in the object store.
                 chunk.stored = Stored::Unknown;
             }
             if !was_cached {
@@ -323,7 +324,7 @@ impl Store {
             }
             self.queue_disk_write(id);
         }
-        // From the first chunk on: if a prompt is not written completely, its beginning is of use.
+        // The first chunk is written first: the beginning of a prompt is of use even if the rest is not written.
         chunks.iter().for_each(|&id| self.queue_upload(id));
     }
 

@@ -1,7 +1,7 @@
-//! Copies of chunks that other nodes hold: they go first when room is scarce.
+//! Copies of chunks that other nodes hold: they are evicted first when room is scarce.
 //!
-//! Nobody tells a node that the other node has evicted the chunk. But the other node used the chunk when it sent it, so it keeps
-//! the chunk for about as long as this node keeps an unused one. After that time, a copy counts as an only copy.
+//! A node does not hear when the other holder evicts the chunk. But the holder used the chunk when it sent it, so the holder
+//! keeps it for about as long as this node keeps an unused chunk. After that time, a copy counts as an only copy.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ pub(super) struct Copies {
 struct Copy {
     id: ChunkId,
     made_ms: u64,
-    /// The copy's last use, as of the last look.
+    /// The copy's last use, as seen when the copy was last looked at.
     used_ms: u64,
 }
 
@@ -31,13 +31,13 @@ impl Store {
         let chunk = self.index.get_mut(id);
         chunk.set_copy(true);
         if chunk.disk == OnDisk::Nowhere {
-            // The holder's own node decides about that.
+            // The holder's node decides whether the chunk is written to disk.
             chunk.disk = OnDisk::Elsewhere;
         }
         self.copies.line.push_back(Copy { id, made_ms: now, used_ms: now });
     }
 
-    /// The copy that goes before any only copy, if one does.
+    /// Takes the copy that is to be evicted before any only copy, if there is such a copy.
     pub(super) fn next_copy(&mut self) -> Option<ChunkId> {
         let (now, least, keeps_ms) = (self.age_ms(), self.pressure.least(self.age_ms()), self.keeps_ms());
         for _ in 0..self.copies.line.len().min(MOST_LOOKED_AT) {
@@ -63,5 +63,5 @@ impl Store {
     }
 }
 
-/// The most copies at which one search for a victim looks.
+/// The most copies that one search for a victim looks at.
 const MOST_LOOKED_AT: usize = 8;

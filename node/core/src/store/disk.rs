@@ -1,7 +1,7 @@
-//! The disk below the store: knows which chunks are on disk, and which have left it.
+//! The store's knowledge of its disk: which chunks are on it, and which have left it.
 //!
-//! A chunk that only the disk has stays in the index, without a slot. So it keeps its place in the prefix tree, which
-//! announcements need; leaf-first eviction counts only children in memory.
+//! A chunk that only the disk has stays in the index, without a slot. So it keeps its place in the prefix tree: announcements
+//! need that place. Leaf-first eviction counts only children in memory.
 
 use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::{ChunkRef, Fingerprint, PoolSet, PoolSpec};
@@ -22,11 +22,11 @@ pub struct DiskStoreLimits {
     pub write_after_uses: u32,
     /// Limit of the bytes of chunks that wait to be written or are being written; further chunks are not written.
     pub max_waiting_bytes: u64,
-    /// Bytes of slots into which chunks are being read.
+    /// Limit of the bytes of slots into which chunks are being read.
     pub max_reading_bytes: u64,
 }
 
-/// A store's state of the disk below it.
+/// A store's state for the disk below it.
 #[derive(Debug)]
 pub(super) struct Disk {
     /// The chunks to write.
@@ -96,7 +96,7 @@ impl Store {
         let Some(number) = self.namespaces.of(fingerprint) else { return false };
         let Ok(id) = self.enter_name(number, name) else { return false };
         if self.index.get(id).standing == Standing::Condemned {
-            // It was purged or found damaged since the start.
+            // The chunk was purged or found damaged since the start.
             let given_up = self.disk.iter_mut().map(|disk| &mut disk.given_up);
             given_up.for_each(|keys| keys.push(ChunkKey { fingerprint: *fingerprint, hash: name.hash }));
             return true;
@@ -109,7 +109,7 @@ impl Store {
         true
     }
 
-    /// Ends a write of these pools to disk; `is_there` says whether the chunk is on disk. The caller ends its claim.
+    /// Ends a write of these pools to disk; `is_there` says whether the chunk is on disk. The caller ends the claim of the write.
     pub(super) fn written_to_disk(&mut self, id: ChunkId, pools: PoolSet, is_there: bool) {
         let chunk = self.index.get_mut(id);
         if chunk.disk == OnDisk::Coming {
@@ -137,7 +137,7 @@ impl Store {
 
     /// Notes that chunks are no longer on disk.
     pub fn left_disk(&mut self, keys: &[ChunkKey]) {
-        // All are looked up before the first leaves the index.
+        // All keys are looked up before the first chunk leaves the index.
         let known = keys.iter().filter_map(|ChunkKey { fingerprint, hash }| self.named(fingerprint, hash));
         let known: Vec<ChunkId> = known.collect();
         for id in known {
@@ -165,7 +165,7 @@ impl Store {
         self.index.settle();
     }
 
-    /// Chunks on disk that were used in memory since the last call: they should stay there.
+    /// Chunks on disk that left memory since the last call and had been read there: the disk should keep them.
     pub fn take_touched(&mut self) -> Vec<ChunkKey> {
         self.disk.as_mut().map(|disk| std::mem::take(&mut disk.touched)).unwrap_or_default()
     }

@@ -1,5 +1,5 @@
-//! The store's present answers to "why was this a miss?": the chunks that it has of a prompt, and the namespaces that resemble
-//! one.
+//! Answers "why was this a miss?" from the present store: which chunks of a prompt it has, and which namespaces resemble the
+//! prompt's namespace.
 
 use larder_protocol::namespace::HashAlgorithm;
 use larder_protocol::session::Tier;
@@ -19,9 +19,9 @@ pub struct OtherNamespace {
     pub model: String,
     /// The fields of its description that differ.
     pub differing: Vec<&'static str>,
-    /// Its chunks here.
+    /// Number of its chunks in this store.
     pub chunks: u32,
-    /// Whether a chunk of it has the requested hash; `None` if chunks of equal tokens have other hashes in it.
+    /// Whether it has a chunk with the requested hash; `None` if equal tokens have other hashes in this namespace.
     pub has_chunk: Option<bool>,
 }
 
@@ -30,11 +30,11 @@ pub struct OtherNamespace {
 pub struct ExplainedChain {
     /// The outcome of each chunk; `None` for a namespace that the store does not know.
     pub outcomes: Option<Vec<OutcomeRun>>,
-    /// The namespaces that resemble this one, if a chunk is missing.
+    /// The namespaces that resemble the prompt's namespace, if a chunk is missing.
     pub others: Vec<OtherNamespace>,
     /// The keepers of the chunks in memory.
     pub stays: Vec<Stay>,
-    /// For how long nobody had used the chunks that were evicted lately.
+    /// How long recently evicted chunks had been unused, in milliseconds.
     pub evicted_after_ms: Option<u64>,
     /// The last evictions.
     pub evictions: RememberedEvictions,
@@ -54,7 +54,7 @@ impl Store {
         }
     }
 
-    /// The namespaces that resemble one in which a chunk is nowhere.
+    /// The namespaces that resemble the prompt's namespace, if a chunk of the prompt was found nowhere.
     pub(crate) fn others_if_missing(
         &self,
         fingerprint: &Fingerprint,

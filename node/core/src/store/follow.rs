@@ -1,22 +1,22 @@
 //! Follows: chunks that are read, layer by layer, while they are being written.
 //!
-//! A reader follows chunks that a session of this node writes, that come from another node, or that nobody writes yet. A
-//! layer is in place when it was copied and summed; this module keeps the layers in place of each block that is being
-//! written. Nobody else sees a chunk before its commit, and the commit copies nothing again. No byte of a slot is written
-//! twice, since an engine may be reading it.
+//! A reader follows chunks that a session of this node writes, that come from another node, or that nobody writes yet. A layer is
+//! in place when it was copied and summed; this module records which layers are in place, for each block that is being written.
+//! Nobody else sees a chunk before its commit, and the commit copies nothing again. No byte of a slot is written twice, since an
+//! engine may be reading it.
 //!
 //! **A writing that fails leaves its slots to its followers.** They hear that the chunk is lost. The slots are quarantined until
 //! the last follower that may have seen them has let go, peers and vanished processes included. A follower gives up a silent
 //! writer, or its silent node, when the follower's patience is over.
 //!
-//! **Two writers.** Follows that name different writers' nodes share one fetch of a chunk. If the fetch fails before its places
-//! were shown, each other follow has its own writer's node asked, once.
+//! **Two writers.** Follows of one chunk may name different writers' nodes; they share one fetch. If the fetch fails before a
+//! follow was shown the places, this follow's own writer's node is asked, once.
 //!
 //! **Pools.** Only the pools that a prefix of all followed chunks needs are followed. If some pools are needed only of the last
-//! chunks, a part of the chunks is of no use: one chunk that does not come loses all. A chunk that is here without a wanted pool
-//! counts as lost if nobody is adding the pool.
+//! chunks, a part of the chunks is of no use: if one chunk does not come, all are lost. A chunk that is here without a wanted
+//! pool counts as lost if nobody is adding the pool.
 //!
-//! **Attempts.** A reservation may carry an attempt's number. A later attempt ends those before it for the same chunks, so a
+//! **Attempts.** A reservation may carry an attempt's number. A later attempt ends the earlier attempts at the same chunks, so a
 //! writer that was given up can neither hand over nor commit. A reader names the first attempt from which it wants layers.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,7 +48,7 @@ pub use proofs::FollowProofs;
 #[derive(Debug, Default)]
 pub(super) struct Follows {
     open: BTreeMap<u64, Follow>,
-    /// Layers in place of chunks that are being written, by block.
+    /// For each chunk that is being written, the layers that are in place, by block.
     layers: BTreeMap<ChunkId, Vec<Layers>>,
     /// Chunks that are written in a numbered attempt.
     attempts: BTreeMap<ChunkId, u64>,
@@ -62,7 +62,7 @@ pub(super) struct Follows {
     progressed: BTreeSet<u64>,
     /// News for peers. They are taken after every change.
     told: Vec<FollowNews>,
-    /// Chunks of follows, by position, whose writer's node is to be asked, since another follow's fetch of them failed.
+    /// Chunks, as (follow, position), for which the follow's own writer's node is to be asked: another follow's fetch failed.
     again: BTreeSet<(u64, usize)>,
     /// Chunks that peers follow.
     peer_chunks: u64,
@@ -86,13 +86,13 @@ struct Limbo {
 
 #[derive(Debug)]
 struct Follow {
-    /// `None`: a peer.
+    /// `None` for a peer's follow.
     session: Option<SessionId>,
     fingerprint: Fingerprint,
     slices: Box<[u16]>,
     attempt: u64,
     chunks: Vec<Followed>,
-    /// Their names.
+    /// The chunks' names.
     hashes: Box<[ChunkHash]>,
     /// The wanted pools of each chunk; empty if all pools are wanted.
     pools: Box<[PoolSet]>,
@@ -109,7 +109,7 @@ struct Follow {
     leased_blocks: u64,
 }
 
-/// A followed chunk. All variants but the first claim it.
+/// A followed chunk. The follow claims the chunk whenever the variant has its id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Followed {
     /// Nobody writes it yet.
@@ -118,7 +118,7 @@ enum Followed {
     Coming(ChunkId),
     /// Committed.
     Here(ChunkId),
-    /// It did not come. Its slots may still be read.
+    /// It did not come. If there is an id, its slots may still be read.
     Lost(Option<ChunkId>),
 }
 
@@ -133,20 +133,20 @@ pub struct FollowRequest<'a> {
     pub from_peer: bool,
     /// The earliest attempt that will do.
     pub attempt: u64,
-    /// The longest silence.
+    /// Missing chunks are given up after this long without news, in milliseconds.
     pub patience_ms: u64,
 }
 
-/// A follow has begun.
+/// A follow that has begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FollowStarted {
-    /// Its number, which is that of a lease.
+    /// Its number. It is released like a lease.
     pub follow: u64,
     /// The fetches to start; [`Store::fetched`] must answer each.
     pub wanted: Vec<Wanted>,
 }
 
-/// How far a follow is.
+/// The progress of a follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FollowProgress {
     /// Chunks that have come or may still come.
@@ -173,12 +173,12 @@ impl Follows {
         self.lost
     }
 
-    /// The layers of a block that are in place; none if it was not handed over layer by layer.
+    /// The layers of a block that are in place; `None` if no layer was handed over.
     pub(super) fn layers(&self, id: ChunkId, block: usize) -> Option<&Layers> {
         self.layers.get(&id).map(|blocks| &blocks[block]).filter(|layers| !layers.is_empty())
     }
 
-    /// Forgets the layers in place of a block.
+    /// Forgets which layers of a block are in place.
     pub(super) fn forget_layers(&mut self, id: ChunkId, block: usize) {
         let Some(blocks) = self.layers.get_mut(&id) else { return };
         blocks[block] = Layers::default();
@@ -227,7 +227,7 @@ impl Follows {
         }
     }
 
-    /// Puts `to` in the place of `from`, wherever slots wait for that reader.
+    /// Replaces the reader `from` by `to`, wherever slots wait for `from`.
     fn hand_on(&mut self, from: Reader, to: Reader) {
         let lists = self.holders.values_mut().chain(self.limbo.iter_mut().map(|limbo| &mut limbo.holders));
         lists.flatten().filter(|holder| **holder == from).for_each(|holder| *holder = to);
@@ -249,7 +249,7 @@ impl Follow {
         if self.is_all_or_none() && living < self.chunks.len() { 0 } else { living }
     }
 
-    /// Whether the session can only use all the chunks together.
+    /// Whether the session can use the chunks only if all of them come.
     fn is_all_or_none(&self) -> bool {
         self.session.is_some() && !self.pools.is_empty()
     }
@@ -326,7 +326,7 @@ impl Store {
             let from = match found {
                 Presence::Here(_) if has_all => continue,
                 Presence::OnDisk(_) if has_all => Some(Source::Disk),
-                // No node is asked only for the pools that a chunk lacks here.
+                // No node is asked for a chunk that is here and only lacks pools.
                 Presence::Here(_) | Presence::OnDisk(_) => None,
                 Presence::Absent => from_peer.then_some(Source::Peer),
             };
@@ -374,7 +374,7 @@ impl Store {
         true
     }
 
-    /// Has a follow wait for a chunk that is coming, or that an engine may begin to write.
+    /// Makes a follow wait for a chunk that is coming, or that an engine may begin to write.
     fn await_chunk(&mut self, follow: u64, number: NamespaceId, position: usize, hash: ChunkHash) {
         match self.index.find(number, &hash).filter(|&id| self.may_join(id, follow, position)) {
             Some(id) => self.join(follow, position, id),
@@ -395,7 +395,7 @@ impl Store {
             && self.may_come_whole(chunk, self.wanted_pools(follow, chunk.namespace, position))
     }
 
-    /// Whether each slice of a chunk that is being written has a place for each of these pools, or for none yet.
+    /// Whether each slice of a chunk that is being written has a place for each of these pools, or no place yet.
     fn may_come_whole(&self, chunk: &Chunk, pools: PoolSet) -> bool {
         let namespace = self.namespaces.get(chunk.namespace);
         (0..namespace.slices).all(|slice| {
@@ -411,7 +411,7 @@ impl Store {
         self.follows.open.get(&follow).map_or(rules.every(), |open| open.wants(position, rules))
     }
 
-    /// Has the follow hold the chunk at a position, which is being written.
+    /// Makes the follow hold the chunk at a position: the chunk is being written.
     fn join(&mut self, follow: u64, position: usize, id: ChunkId) {
         self.change(id, |chunk| chunk.claims += 1);
         self.follows.hold(id, Reader::Follow(follow));
@@ -494,7 +494,7 @@ const ROOM_RETRY_MS: u64 = 5;
 
 #[cfg(test)]
 impl Store {
-    /// Nobody follows or followed anything.
+    /// Asserts that nothing is left of any follow.
     pub(super) fn assert_follows_are_forgotten(&self) {
         let Follows { open, layers, attempts, holders, awaited, limbo, peer_chunks, again, .. } =
             &self.follows;

@@ -1,9 +1,10 @@
-//! Forwards: only copies that are evicted here and go to a node whose next victim is worth less.
+//! Forwards: a chunk whose only copy is evicted here moves to a node whose next victim is worth less.
 //!
-//! An evicted chunk that is worth its transfer leaves the cache at once. It keeps its slots for a moment ([`Standing::Leaving`]):
-//! it is offered to the other node, which fetches it as it fetches any chunk, and says [moved](Store::give_up) when it has it. No
-//! commit and no lease waits for that. The slots are a bounded part of staging; a request that needs a slot or staging takes them
-//! back ([`Store::drop_departing`]). A refused or lost offer is a later miss.
+//! An evicted chunk that is worth its transfer leaves the cache at once. It keeps its slots for a moment ([`Standing::Leaving`])
+//! while it is offered to the other node. That node fetches it like any other chunk, and reports it as [moved](Store::give_up)
+//! afterwards. No commit and no lease waits for this. The slots are a bounded part of staging; a request that needs a slot or
+//! staging takes them back ([`Store::drop_departing`]). If the offer is refused or lost, the chunk is gone, and its next lookup
+//! is a miss.
 //!
 //! A chunk is forwarded once: until it is used at its new node, it is not forwarded again.
 
@@ -37,7 +38,7 @@ struct Leaving {
     to: NodeNumber,
     worth: Worth,
     bytes: u64,
-    /// The offer that has the chunk.
+    /// The number of the offer that includes the chunk.
     offer: Option<u64>,
     until: Millis,
 }
@@ -49,9 +50,9 @@ pub struct Forwards {
     pub offered: u64,
     /// Chunks that other nodes have taken.
     pub taken: u64,
-    /// Their bytes.
+    /// Bytes of the taken chunks.
     pub taken_bytes: u64,
-    /// Chunks that other nodes evicted and that came here.
+    /// Chunks that other nodes evicted and that this store took in.
     pub taken_in: u64,
 }
 
@@ -64,19 +65,19 @@ pub struct Offered {
     pub to: NodeNumber,
     /// Their namespace.
     pub fingerprint: Fingerprint,
-    /// The least worth of these chunks here.
+    /// The least worth among these chunks, in this store.
     pub worth: Worth,
     /// The chunks.
     pub chunks: Vec<ChunkRef>,
 }
 
 impl Store {
-    /// What the other nodes' next victims are worth.
+    /// The worth of the other nodes' next victims.
     pub fn neighbours(&mut self) -> &mut Neighbours {
         &mut self.departing.neighbours
     }
 
-    /// The worth of the chunk that goes next, for other nodes: 0 while there is free room.
+    /// The worth of the next victim, as other nodes are told: 0 while there is free room.
     #[must_use]
     pub fn least_worth(&self) -> Worth {
         self.least().unwrap_or(Worth::NOTHING)
@@ -88,7 +89,7 @@ impl Store {
         self.pressure.keeps_ms(self.age_ms()).unwrap_or(u64::MAX)
     }
 
-    /// The worth of the chunk that goes next here; `None` if there is free room, or nothing was evicted yet.
+    /// The worth of the next victim here; `None` if there is free room, or nothing was evicted yet.
     #[must_use]
     pub fn least(&self) -> Option<Worth> {
         if self.has_free_room() { None } else { self.pressure.least(self.age_ms()) }
@@ -108,7 +109,7 @@ impl Store {
         self.limits.peers.as_ref().map(|peers| peers.placement).unwrap_or_default()
     }
 
-    /// Whether more fits without an eviction.
+    /// Whether more chunks fit without an eviction.
     #[must_use]
     pub fn has_free_room(&self) -> bool {
         let is_below = |used: u64, most: u64| used < most - most / FREE_SHARE;
@@ -122,8 +123,8 @@ impl Store {
         Stake { tokens, bytes: self.whole_chunk_bytes(number) }
     }
 
-    /// Forwards a chunk that is evicted, if that pays and there is room for it until it is gone. The chunk is no longer counted
-    /// as cached, and the policy does not know it any more.
+    /// Forwards a chunk that is evicted, if that pays and staging has room for the chunk until it is gone. Returns whether the
+    /// chunk is forwarded. The chunk is no longer counted as cached, and the policy does not know it any more.
     pub(super) fn forward(&mut self, id: ChunkId, idle_ms: u64) -> bool {
         let Some(most) = self.forwarding_bytes() else { return false };
         let now = std::time::Duration::from_millis(self.now.0);
@@ -132,7 +133,7 @@ impl Store {
             return false;
         }
         let Some((to, there)) = self.departing.neighbours.cheapest(now) else { return false };
-        // A policy that learns evicts young chunks of no worth: a chunk counts for no more than chunks like it did lately.
+        // A learning policy also evicts young chunks without worth. So a chunk counts for no more than recent victims did.
         let least = self.pressure.least(self.age_ms()).unwrap_or_default();
         let worth = self.stake(chunk.namespace).worth(Saves::Prefill, idle_ms).min(least);
         let (bytes, tenant) = (self.readable_bytes(id), self.tenant_of(id));
@@ -172,8 +173,8 @@ impl Store {
         Some(Offered { number, to, fingerprint, worth, chunks })
     }
 
-    /// Takes a node's answer to an offer: for each chunk, in order, whether the node wants it; empty if the node did not answer.
-    /// Wanted chunks stay until the node has them.
+    /// Takes a node's answer to an offer: for each chunk, in order, whether the node wants it; `wanted` is empty if the node did
+    /// not answer. Wanted chunks keep their slots until the node has them.
     pub fn offer_ended(&mut self, number: u64, wanted: &[bool]) {
         let offered = self.departing.line.iter().filter(|leaving| leaving.offer == Some(number));
         let offered: Vec<Leaving> = offered.copied().collect();
@@ -192,7 +193,7 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Notes that another node has a chunk that was offered to it; returns whether there was such an offer.
+    /// Notes that another node now has a chunk that this store was forwarding; returns whether it was forwarding the chunk.
     pub(super) fn was_taken(&mut self, id: ChunkId) -> bool {
         let bytes = self.departed(id);
         self.departing.counts.taken += u64::from(bytes.is_some());
@@ -200,7 +201,7 @@ impl Store {
         bytes.is_some()
     }
 
-    /// Ends the forwards that nobody took in time.
+    /// Ends the forwards of chunks that no node took in time.
     pub(super) fn expire_forwards(&mut self) {
         while let Some(leaving) = self.departing.line.front().copied()
             && leaving.until <= self.now
@@ -209,7 +210,8 @@ impl Store {
         }
     }
 
-    /// Drops the oldest chunk that is about to move and that nobody else uses, to make room; returns whether there was one.
+    /// Drops the oldest chunk that is about to move and that nobody else uses, to make room; returns whether there was such a
+    /// chunk.
     pub(super) fn drop_departing(&mut self) -> bool {
         let is_free = |leaving: &&Leaving| {
             self.index.known(leaving.named.id).is_some_and(|chunk| chunk.claims == 1 && chunk.pins == 0)
@@ -220,7 +222,8 @@ impl Store {
         self.departed(id).is_some()
     }
 
-    /// Begins to take a chunk that another node offers and evicts, if it is worth its place here. [`Store::fetched`] must follow.
+    /// Begins to take a chunk that another node offers and evicts, if it is worth its place here. [`Store::fetched`] must answer
+    /// the fetch.
     pub fn take_in(&mut self, fingerprint: &Fingerprint, name: ChunkRef, worth: Worth) -> Option<Wanted> {
         let most = self.forwarding_bytes()?;
         let number = self.namespaces.of(fingerprint)?;
@@ -254,13 +257,13 @@ impl Store {
         self.departing.counts
     }
 
-    /// Chunks that are about to move: none when nothing is under way.
+    /// The number of chunks that are about to move.
     #[must_use]
     pub fn departing_chunks(&self) -> usize {
         self.departing.line.len()
     }
 
-    /// Ends the claim on a chunk that was about to move, and returns its bytes; `None` if it was not.
+    /// Ends the claim on a chunk that was about to move, and returns its bytes; `None` if it was not about to move.
     fn departed(&mut self, id: ChunkId) -> Option<u64> {
         let at = self.departing.line.iter().position(|leaving| leaving.named.id == id)?;
         let leaving = self.departing.line.remove(at)?;
@@ -283,14 +286,14 @@ fn is_only_copy(chunk: &Chunk) -> bool {
     chunk.is_complete() && !chunk.is_copy() && chunk.disk == OnDisk::Nowhere && chunk.stored != Stored::There
 }
 
-/// The part of staging that forwards may take, each for chunks that leave and chunks that come.
+/// Chunks that leave may take one part in this many of staging, and chunks that come may take another such part.
 const FORWARDING_SHARE: u64 = 4;
 
-/// One part in so many of the room is free room.
+/// The store has free room while one part in this many of its capacity is unused.
 const FREE_SHARE: u64 = 20;
 
 /// How long an evicted chunk keeps its slots for a node that wants it.
 const LEAVES_WITHIN_MS: u64 = 1_000;
 
-/// Chunks of one offer.
+/// The most chunks in one offer.
 const MOST_OFFERED: usize = 256;

@@ -1,7 +1,7 @@
 //! Gathers: leases of which some chunks must first come from disk, other nodes or the object store.
 //!
-//! A gather claims the chunks that are here and takes slots for the rest. Each chunk is fetched once, however many gathers
-//! wait for it. When the last has come or failed, the gather ends as a lease of the prefix that is here.
+//! A gather claims the chunks that are here and takes slots for the rest. Each chunk is fetched once, however many gathers wait
+//! for it. When the last fetch has ended, the gather ends as a lease of the prefix that is here.
 
 mod fetch;
 mod taken;
@@ -51,22 +51,22 @@ struct Gather {
 struct Coming {
     /// Its number, which no other fetch has.
     number: u64,
-    /// Gathers that wait for it.
+    /// Numbers of the gathers and follows that wait for the chunk.
     gathers: Vec<u64>,
-    /// Peers that wait for it.
+    /// Number of peers that wait for the chunk, and of drains that move it here.
     recalls: u32,
-    /// Whether another node evicts the chunk, and it is to stay here instead.
+    /// Whether another node evicts the chunk and forwards it here.
     is_taken_in: bool,
 }
 
 /// A gather's step for one chunk.
 #[derive(Debug, Clone, Copy)]
 enum ChunkStep {
-    /// It can be read, and is claimed.
+    /// The chunk can be read, and is claimed.
     Here(ChunkId),
-    /// It is being fetched, and is claimed.
+    /// The chunk is being fetched, and is claimed.
     Coming(ChunkId),
-    /// It has to be fetched.
+    /// The chunk has to be fetched.
     Fetch(Source),
 }
 
@@ -79,12 +79,12 @@ impl ChunkStep {
     }
 }
 
-/// A gather has begun.
+/// A gather that has begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gathered {
     /// Its number, for [`Store::finish_gather`].
     pub gather: u64,
-    /// Whether no chunk has to come, so that the gather can be finished at once.
+    /// Whether no chunk has to be fetched, so that the gather can be finished at once.
     pub is_ready: bool,
     /// The fetches to start; [`Store::fetched`] must answer each.
     pub wanted: Vec<Wanted>,
@@ -120,7 +120,7 @@ impl Gathers {
         self.fetches.get(&id).is_some_and(|fetch| fetch.number == number)
     }
 
-    /// Has a follow wait for a chunk, if the chunk is being fetched.
+    /// Makes a follow wait for a chunk, if the chunk is being fetched.
     pub(super) fn wait_for(&mut self, id: ChunkId, follow: u64) {
         if let Some(fetch) = self.fetches.get_mut(&id) {
             fetch.gathers.push(follow);
@@ -244,8 +244,8 @@ impl Store {
         steps
     }
 
-    /// The most of a chain's first `chunks` chunks that [`Store::gather`] may bring; `None` if lookups know the number, since
-    /// every chunk has all pools.
+    /// How many of a chain's first `chunks` chunks [`Store::gather`] can bring at most. `None` if every chunk has all pools:
+    /// lookups know the number then.
     ///
     /// # Errors
     /// As [`Store::find`].
@@ -266,8 +266,8 @@ impl Store {
         Ok(Some(self.restorable_with(number, &found, elsewhere)))
     }
 
-    /// Ends a fetch: its blocks are in their slots with these checksums, or the fetch failed (`None`). `kept` says that the chunk
-    /// is to stay, and why; otherwise it passes. Returns the gathers that are now ready.
+    /// Ends a fetch: its blocks are in their slots with these checksums, or the fetch failed (`None`). With `kept` the chunk
+    /// stays, for this reason; otherwise it only passes. Returns the gathers that are now ready.
     pub fn fetched(&mut self, fetch: FetchId, came: Option<Came>, kept: Option<ChangeKind>) -> Vec<u64> {
         let FetchId(id) = fetch;
         let Some(Coming { gathers, is_taken_in, .. }) = self.gathers.fetches.remove(&id) else {
@@ -356,7 +356,7 @@ impl Store {
         Ok(leased)
     }
 
-    /// Ends a gather without a lease; nothing happens if there is none of this number in the session.
+    /// Ends a gather without a lease; nothing happens if the session has no gather of this number.
     pub fn cancel_gather(&mut self, session: SessionId, gather: u64) {
         if self.gathers.open.get(&gather).is_none_or(|open| open.session != session) {
             return;
@@ -373,7 +373,7 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// How far a gather is.
+    /// The progress of a gather.
     ///
     /// # Errors
     /// [`Refused::Unknown`] for a gather that is not the session's, or has ended.
@@ -392,7 +392,7 @@ impl Store {
         })
     }
 
-    /// The fetches that nobody waits for any more, since the last call. They may be stopped; [`Store::fetched`] must follow.
+    /// The fetches that lost their last waiter since the last call. They may be stopped; [`Store::fetched`] must follow.
     pub fn take_abandoned(&mut self) -> Vec<FetchId> {
         std::mem::take(&mut self.gathers.abandoned)
     }
@@ -405,7 +405,7 @@ impl Store {
         open.into_iter().for_each(|gather| self.cancel_gather(session, gather));
     }
 
-    /// Ends a gather's wait for its chunks on their way.
+    /// Ends a gather's wait for those of its chunks that are on their way.
     fn stop_waiting(&mut self, gather: u64, chunks: &[ChunkId]) {
         chunks.iter().for_each(|&chunk| self.gathers.stop_waiting_for(chunk, gather));
     }
@@ -426,7 +426,8 @@ impl Store {
         }
     }
 
-    /// The longest prefix that may become restorable: the pools of other holders are known only when they have come.
+    /// The longest prefix that may become restorable. A chunk elsewhere counts with all pools: its real pools are known only when
+    /// it has come.
     fn restorable_with(
         &self,
         number: NamespaceId,

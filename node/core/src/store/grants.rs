@@ -24,22 +24,22 @@ pub(super) struct Grants {
 /// The answer for one chunk that another node requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Granted {
-    /// Its blocks may be read until [`Store::end_grant`].
+    /// The chunk's blocks may be read until [`Store::end_grant`].
     Held {
         /// The grant.
         grant: u64,
         /// How often the chunk was read, this time included.
         reads: u32,
-        /// Whether it is on disk here too.
+        /// Whether the chunk is on disk here too.
         is_on_disk: bool,
-        /// The pools that it has.
+        /// The pools that the chunk has.
         pools: PoolSet,
-        /// Their blocks, by slice, then pool.
+        /// The blocks of these pools, by slice, then pool.
         blocks: Vec<GrantedBlock>,
     },
-    /// It is only on disk: [`Store::recall`] brings it.
+    /// The chunk is only on disk: [`Store::recall`] brings it.
     OnDisk,
-    /// It is not here, or not in this form.
+    /// The chunk is not here, or its blocks have other sizes.
     NotHeld,
     /// Too much is being sent.
     Busy,
@@ -121,8 +121,8 @@ impl Store {
         }
     }
 
-    /// Notes that other holders keep these chunks from now on. Forwarded chunks go; the others stay as copies, of which the
-    /// deepest go first.
+    /// Notes that other holders keep these chunks from now on. Chunks that were being forwarded leave; the others stay as copies,
+    /// and the deepest copies are evicted first.
     pub fn others_keep(&mut self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) {
         for hash in hashes.iter().rev() {
             if let Some(id) = self.named(fingerprint, hash)

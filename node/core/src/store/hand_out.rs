@@ -1,4 +1,4 @@
-//! The only exit: the store gives out bytes under a name, and only those of the chunk with that name.
+//! The only exit of the store: bytes leave under a name, and only if their chunk has that name.
 //!
 //! Leases, follows, grants to peers, loads by devices, writes to disk and uploads ask here before they tell anybody a block's
 //! place. Ids carry generations, and a holder of an id claims its chunk. So a name differs only after a fault of the store
@@ -25,7 +25,7 @@ impl Store {
         self.index.known(id).filter(|chunk| chunk.namespace == namespace && chunk.hash == hash)
     }
 
-    /// Whether a chunk has the name under which its bytes are to leave; counts a chunk that has not.
+    /// Whether a chunk has the name under which its bytes are to leave; counts a chunk that does not.
     pub(super) fn may_leave(&mut self, named: &Named) -> bool {
         let may = self.named_chunk(named).is_some();
         self.misnamed += u64::from(!may);
@@ -46,7 +46,7 @@ impl Store {
         named
     }
 
-    /// A chunk and its name as it is now, for a queue from which its bytes leave later.
+    /// A chunk with its present name, for a queue from which the chunk's bytes leave later.
     pub(super) fn name_now(&self, id: ChunkId) -> Named {
         let chunk = self.index.get(id);
         Named { id, namespace: chunk.namespace, hash: chunk.hash }

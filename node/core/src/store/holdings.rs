@@ -11,7 +11,7 @@ use crate::Millis;
 pub struct SessionFacts {
     /// Its number.
     pub session: SessionId,
-    /// The tenant whose it is.
+    /// Its tenant.
     pub tenant: TenantId,
     /// Namespaces that it registered.
     pub namespaces: u64,
@@ -32,13 +32,13 @@ pub struct SessionFacts {
 pub struct PinFacts {
     /// Its number.
     pub pin: u64,
-    /// The tenant whose it is.
+    /// Its tenant.
     pub tenant: TenantId,
     /// Chunks that it keeps.
     pub chunks: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// The time that it still lasts.
+    /// The time until it ends, in milliseconds.
     pub left_ms: u64,
 }
 

@@ -1,7 +1,7 @@
 //! Numbers that stand for things inside one store.
 //!
-//! A chunk's id is a place in the index and the place's generation. The place is used again; an id that outlived its chunk
-//! finds nothing.
+//! A chunk's id is a place in the index and the place's generation. Places are used again, but never with the same generation: an
+//! id that outlived its chunk finds nothing.
 
 use std::num::NonZeroU32;
 
@@ -52,7 +52,7 @@ impl ChunkNumber {
     /// The chunk at `position` of a vector of chunks.
     ///
     /// # Panics
-    /// Panics from four thousand million chunks on, which no index reaches.
+    /// Panics from position 2^32 - 1 on; no index is that large.
     #[must_use]
     pub fn at(position: usize) -> Self {
         let number = u32::try_from(position + 1).ok().and_then(NonZeroU32::new);

@@ -1,7 +1,8 @@
 //! The index: knows which chunks are here, and the prefix tree that they form.
 //!
 //! A chunk keeps its own hash only; the tree gives the hashes of its parent and its anchor. This saves a third of the memory.
-//! Eviction from the leaves seldom leaves a chunk without its parent: for those few chunks, both hashes are kept apart.
+//! Eviction from the leaves seldom leaves a chunk without its parent. For those few chunks, the index keeps both hashes
+//! separately.
 
 use std::hash::BuildHasher;
 
@@ -20,23 +21,24 @@ mod chunk;
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     entries: Vec<Entry>,
-    /// By place: the time since which the chunk is cached, in tenths of a second since the node started. Only eviction uses it.
+    /// For each place, the time since which its chunk is cached, in tenths of a second since the node started. Only eviction uses
+    /// it.
     since_tenths: Vec<u32>,
     vacant: Vec<ChunkNumber>,
     /// Chunks that were taken out but still stand in the table, with the hashes of their keys.
     departed: Vec<(u64, ChunkNumber)>,
     table: HashTable<ChunkNumber>,
     hasher: DefaultHashBuilder,
-    /// First child of every parent that is not here itself. All children of one parent agree in index, and in anchor where
-    /// their run began before them.
+    /// First child of every parent that is not here itself. All children of one parent have the same index. They also have the
+    /// same anchor if their run began before them.
     orphans: HashMap<(NamespaceId, ChunkHash), ChunkNumber>,
-    /// The hashes above those children.
+    /// For each child of an absent parent, the hashes of its parent and its anchor.
     above: HashMap<ChunkNumber, Above>,
     /// The parent of every namespace's first chunks.
     roots: HashMap<NamespaceId, ChunkHash>,
 }
 
-/// The hashes of two chunks that need not be here.
+/// The hashes of a chunk's parent and anchor. Neither has to be here.
 #[derive(Debug, Clone, Copy)]
 struct Above {
     parent: ChunkHash,
@@ -45,7 +47,7 @@ struct Above {
 
 #[derive(Debug)]
 enum Entry {
-    /// No chunk has the place; the next one has this generation.
+    /// No chunk has the place. The next chunk there gets this generation.
     Vacant(u32),
     Chunk(Chunk),
 }
@@ -56,12 +58,12 @@ impl Index {
         self.hasher.hash_one((namespace, hash))
     }
 
-    /// The chunk of this name, whose key's hash is given.
+    /// The chunk of this name. `key` comes from [`Index::hash`].
     pub(crate) fn find_hashed(&self, key: u64, namespace: NamespaceId, hash: &ChunkHash) -> Option<ChunkId> {
         self.number_hashed(key, namespace, hash).map(|number| self.id(number))
     }
 
-    /// The first of a chunk's children, if it has this hash. Most chunks have one child, so that a chain is followed without a
+    /// The first of a chunk's children, if it has this hash. Most chunks have one child, so most chains are followed without a
     /// look into the table.
     pub(crate) fn first_child(&self, parent: ChunkId, hash: &ChunkHash) -> Option<ChunkId> {
         let number = self.get(parent).first_child?;
@@ -82,15 +84,15 @@ impl Index {
         }
     }
 
-    /// A chunk that is claimed, or was found since anything left.
+    /// A chunk that is claimed, or that was found since the last removal of any chunk.
     ///
     /// # Panics
-    /// Panics if the id has outlived its chunk: that is a fault of ours, and any other chunk would be a wrong one.
+    /// Panics if the id has outlived its chunk: that is our bug, and any other chunk would be the wrong chunk.
     pub(crate) fn get(&self, id: ChunkId) -> &Chunk {
         self.known(id).expect(OUTLIVED)
     }
 
-    /// Mutable access to it.
+    /// Mutable access to such a chunk.
     ///
     /// # Panics
     /// As [`Index::get`].
@@ -115,7 +117,7 @@ impl Index {
     /// The chunk that has a place now.
     ///
     /// # Panics
-    /// Panics if none has it.
+    /// Panics if no chunk has it.
     pub(crate) fn id(&self, number: ChunkNumber) -> ChunkId {
         ChunkId::new(number, self.at(number).generation)
     }
@@ -142,12 +144,12 @@ impl Index {
         })
     }
 
-    /// Whether a chunk of this name may stand here: its known name is the same, or it fits between the parent and the
-    /// children that are here. `flat` chunks have neither. Anchors are not compared: the tree knows them better.
+    /// Whether a chunk of this name may stand here: its known name is the same, or it fits between the parent and the children
+    /// that are here. `flat` chunks have no parent and no children. Anchors are not compared: the tree knows them better.
     ///
     /// # Errors
-    /// [`ChainError::Disagrees`] if the chunk itself is known under another name, [`ChainError::Misplaced`] if its
-    /// parent or its children are.
+    /// [`ChainError::Disagrees`] if the chunk itself is known under another name, [`ChainError::Misplaced`] if it does not fit
+    /// its parent or children.
     pub(crate) fn admits(
         &self,
         namespace: NamespaceId,
@@ -183,8 +185,8 @@ impl Index {
         }
     }
 
-    /// The chunks below an absent chunk whose anchor changes once that chunk is here: their names had no anchor or a wrong one,
-    /// such as one of an earlier version's runs.
+    /// The chunks below an absent chunk that get another anchor once the absent chunk is here. Their names had no anchor or a
+    /// wrong anchor, such as that of an earlier version's run.
     pub(crate) fn anchored_anew(&self, namespace: NamespaceId, name: &ChunkRef) -> Vec<ChunkId> {
         let Some(&first) = self.orphans.get(&(namespace, name.hash)) else { return Vec::new() };
         let start = run_start(name.index);
@@ -215,8 +217,8 @@ impl Index {
         anew.into_iter().map(|number| self.id(number)).collect()
     }
 
-    /// Adds a chunk that is not here and that [`Index::admits`], with `blocks` absent blocks, and links it to its parent and
-    /// children. `flat` chunks have neither. It is not in memory until [`Index::occupy`].
+    /// Adds a chunk that is not here and that [`Index::admits`] accepts, with `blocks` absent blocks, and links it to its parent
+    /// and children. `flat` chunks have neither. It is not in memory until [`Index::occupy`].
     pub(crate) fn insert(
         &mut self,
         namespace: NamespaceId,
@@ -251,8 +253,8 @@ impl Index {
 
     /// Takes a chunk out. Its children become chunks without a parent here.
     ///
-    /// [`Index::settle`] has to come before anything is looked for or added: the table forgets many chunks in the time of
-    /// a few, since their cache misses then overlap.
+    /// Call [`Index::settle`] before the next search or insertion. The table forgets removed chunks together, because their cache
+    /// misses overlap then.
     pub(crate) fn remove(&mut self, id: ChunkId) -> Chunk {
         self.vacate(id);
         let (number, &Chunk { namespace, hash, first_child, generation, .. }) = (id.number(), self.get(id));
@@ -389,7 +391,7 @@ impl Index {
         }
     }
 
-    /// The first chunk of a chunk's run: at most 63 steps up, or as far as the tree is here.
+    /// The hash of the first chunk of a chunk's run. It is at most 63 steps up; if the tree ends before, `above` has the hash.
     fn anchor(&self, mut number: ChunkNumber) -> ChunkHash {
         let start = run_start(self.at(number).index);
         loop {
@@ -450,7 +452,7 @@ impl Index {
                 Some(next) => _ = self.orphans.insert((namespace, above.parent), next),
                 None => _ = self.orphans.remove(&(namespace, above.parent)),
             },
-            // A root or flat chunk, which is no one's child.
+            // A root or flat chunk: it has no parent.
             (None, None, None) => {}
         }
     }
@@ -484,7 +486,7 @@ mod tests {
         Chain::from_root(ChunkHash([255; 32]), (0..chunks).map(|n| ChunkHash([n; 32])).collect())
     }
 
-    /// However chunks come and go, each that is here has the name that it came with.
+    /// However chunks come and go, each chunk in the index has the name with which it entered.
     #[test]
     fn names_outlive_parents_and_anchors() {
         let (chain, mut rng) = (chain(40), fastrand::Rng::with_seed(9));

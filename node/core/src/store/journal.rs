@@ -26,7 +26,8 @@ pub struct Change {
 pub enum ChangeKind {
     /// It was computed or copied here.
     Gained,
-    /// It moved here: once the home knows, this holder may give up its copy ([`larder_protocol::peer::PeerRequest::Moved`]).
+    /// It moved here from this holder. Once the home knows, the holder may give up its copy
+    /// ([`larder_protocol::peer::PeerRequest::Moved`]).
     MovedFrom(Holder),
     /// It was evicted, or given up.
     Lost,
@@ -37,7 +38,7 @@ pub enum ChangeKind {
 pub(super) struct Journal {
     is_kept: bool,
     changes: Vec<Change>,
-    /// The reason for which chunks that leave now are evicted.
+    /// The reason to note for chunks that leave now, if they are evicted.
     pub(super) evicting: Option<EvictionReason>,
 }
 
@@ -54,12 +55,13 @@ impl Store {
         self.journal.is_kept = true;
     }
 
-    /// The chunks gained and lost since the last call, in order. A chunk counts when all its slices are here.
+    /// The chunks gained and lost since the last call, in order. A chunk counts as gained when all its slices are here.
     pub fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.journal.changes)
     }
 
-    /// Notes that a chunk is gained (as `kind` says) or lost for others, if it differs from `was_held`.
+    /// Notes that a chunk was gained (as `kind` says) or lost: if others can read it now but not before (`was_held`), or the
+    /// reverse.
     pub(super) fn tell(&mut self, id: ChunkId, was_held: bool, kind: ChangeKind) {
         let chunk = self.index.get(id);
         let kind = match (was_held, is_held(chunk)) {
@@ -101,7 +103,7 @@ impl Store {
         self.held_from(0, usize::MAX).0.into_iter()
     }
 
-    /// At most `most` chunks that other nodes could read, from a place in the index on, and where the next such page begins.
+    /// At most `most` chunks that other nodes could read, from a place in the index on, and the place where the next page begins.
     /// Chunks that come or go between two pages may be in either, or in none.
     #[must_use]
     pub fn held_from(&self, from: usize, most: usize) -> (Vec<(Fingerprint, ChunkRef)>, Option<usize>) {

@@ -21,14 +21,15 @@ pub struct StoreLimits {
     pub capacity_chunks: Option<u64>,
     /// Bytes of cached blocks above which eviction starts.
     pub high_watermark_bytes: u64,
-    /// Bytes of cached blocks at which it ends.
+    /// Bytes of cached blocks at which eviction ends.
     pub low_watermark_bytes: u64,
     /// The eviction policy.
     pub policy: PolicyName,
     /// Number of chunks after which recomputing a chunk costs twice as much as the first chunk of a prompt; `adaptive` weighs
     /// this cost. If `None`, all chunks cost the same.
     pub recompute_doubles_at: Option<NonZeroU32>,
-    /// How many times as fast as time the ages of chunks grow: above 1 only where a trace is played faster than it was recorded.
+    /// The factor by which the ages of chunks grow faster than time. It is above 1 only where a trace is played faster than it
+    /// was recorded.
     pub age_speed: NonZeroU32,
     /// Whether engines write straight into the arena.
     pub trust_engines: bool,
@@ -46,11 +47,11 @@ pub struct StoreLimits {
     pub max_pin_ms: u64,
     /// Evictions that are remembered, of 16 bytes each.
     pub remembered_evictions: usize,
-    /// The part that other nodes may take; `None` if there are none.
+    /// The part that other nodes may take; `None` if there are no other nodes.
     pub peers: Option<PeerStoreLimits>,
-    /// The disk below it; `None` if there is none.
+    /// Limits of the disk below the store; `None` if there is no disk.
     pub disk: Option<DiskStoreLimits>,
-    /// The object store beside it; `None` if there is none.
+    /// Limits of the object store beside the store; `None` if there is no object store.
     pub object: Option<ObjectStoreLimits>,
 }
 
@@ -94,7 +95,7 @@ impl StoreLimits {
 pub struct PeerStoreLimits {
     /// Bytes of slots whose blocks come from other nodes and only pass through.
     pub passing_bytes: u64,
-    /// Chunks that are being sent to other nodes at a time.
+    /// Chunks that may be lent to other nodes at a time.
     pub max_granted_chunks: u64,
     /// The rule by which chunks are placed.
     pub placement: PlacementRule,

@@ -1,4 +1,4 @@
-//! A new store over the memory of a store whose decisions cannot be relied on.
+//! A new store over the memory of a store whose decisions can no longer be relied on.
 //!
 //! Every extent is *secluded* at first: it counts as quarantined and holds nothing. The caller returns an extent once nobody can
 //! touch the old store's bytes, or gives it new memory. The extents of a first store are secluded too, until their memory is
@@ -17,15 +17,15 @@ pub(super) struct Seclusion {
     extents: BTreeMap<u32, HashSet<ProcessId>>,
     /// Extents among them that wait for new memory.
     renewing: HashSet<u32>,
-    /// Living processes to which memory of extents was left, with the last life in which that happened.
+    /// Living processes that memory of extents was left to, with the last life in which this happened.
     keepers: HashMap<ProcessId, u64>,
     /// The number of stores before this one.
     life: u64,
 }
 
 impl Store {
-    /// An empty store in the place of this one. Numbers go on; nothing is in use before [`Store::extent_returned`] or
-    /// [`Store::extent_renewed`].
+    /// Makes an empty store that takes the place of this store and goes on with its numbers. No extent is in use before
+    /// [`Store::extent_returned`] or [`Store::extent_renewed`].
     #[must_use]
     pub fn begin_anew(&self) -> Self {
         let mut next = Self::new(self.limits.clone());
@@ -51,7 +51,7 @@ impl Store {
         self.seclusion.extents = (0..self.limits.extents).map(|extent| (extent, HashSet::new())).collect();
     }
 
-    /// Extents that are out of use and wait only for the caller.
+    /// Extents that are out of use, without those that already wait for new memory.
     #[must_use]
     pub fn secluded(&self) -> Vec<u32> {
         let Seclusion { extents, renewing, .. } = &self.seclusion;

@@ -1,5 +1,5 @@
-//! Loads and saves by devices: their memory stays as it is until the device has let go, even if lease, session and process have
-//! ended.
+//! Loads and saves by devices: the memory that they touch stays until the device has let go, even if lease, session and process
+//! have ended.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -119,8 +119,8 @@ impl Store {
     /// `block` counts the blocks of a chunk in this session, by slice, then pool.
     ///
     /// # Errors
-    /// [`Refused::Unknown`] for a lease that is not the session's, [`Refused::NotLeased`] for chunks or a block that it does not
-    /// cover.
+    /// [`Refused::Unknown`] for a lease that is not the session's, [`Refused::NotLeased`] for chunks or a block that the lease
+    /// does not cover.
     pub fn begin_load(
         &mut self,
         session: SessionId,
@@ -166,7 +166,7 @@ impl Store {
         Ok(LoadOrder { load, blocks })
     }
 
-    /// Ends a load: the device reads these blocks no more.
+    /// Ends a load: the device no longer reads these blocks.
     pub fn end_load(&mut self, load: u64) {
         let Some(Load { chunks, is_quarantined, .. }) = self.loads.open.remove(&load) else { return };
         if is_quarantined {

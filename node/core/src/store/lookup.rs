@@ -1,9 +1,9 @@
 //! Lookups and leases: the start and the end of a get.
 //!
-//! Lookups, leases, pins and tickets end at the longest place where every pool can be restored
+//! Lookups, leases, pins and tickets end with the longest prefix at whose end every pool can be restored
 //! ([`PoolRules`](larder_protocol::pools::PoolRules)). A chunk that lacks an `all` pool in some slice counts as absent
-//! everywhere. Two bytes a chunk say which of the other pools it has in every slice: one byte for memory, one for its record
-//! on disk. The window before a chain's first chunk is the caller's to judge.
+//! everywhere. Two bytes of each chunk say which of the other pools it has in every slice: one byte for memory, one for its
+//! record on disk. Some pools also need chunks before the chain's first chunk: the caller judges those.
 
 use larder_protocol::limits::{MAX_FRAME_DESCRIPTORS, MAX_MESSAGE_BLOCKS};
 use larder_protocol::session::{Found, Scarce, Span, Tier};
@@ -21,11 +21,11 @@ pub use larder_protocol::session::Place;
 /// The options of a lookup.
 #[derive(Debug, Clone, Copy)]
 pub struct LookupOptions<'a> {
-    /// By position in the chain, a place of the chunk outside this node; empty if no other place was asked.
+    /// By position in the chain, a place of the chunk outside this store; empty if no other place was asked.
     pub elsewhere: &'a [Option<Source>],
     /// Tokens of the whole prompt; at least one is left to compute.
     pub prompt_tokens: u64,
-    /// The caller cannot use a hit.
+    /// Whether the caller cannot use a hit, so that nothing is looked up.
     pub skip_read: bool,
     /// Tiers to look in; all tiers if empty.
     pub tiers: &'a [Tier],
@@ -63,7 +63,7 @@ pub struct Leased {
 }
 
 impl Leased {
-    /// Takes the blocks out of the answer, but not the new extents, which the session is given all the same.
+    /// Takes the blocks out of the answer, but not the new extents: the session gets these all the same.
     pub(super) fn show_nothing(&mut self) {
         self.places.clear();
         self.checksums.clear();
@@ -71,14 +71,14 @@ impl Leased {
     }
 }
 
-/// The presence of a chain's chunks, by position. It holds until the store changes.
+/// The presence of a chain's chunks, by position. It is valid until the store changes.
 #[derive(Debug)]
 pub struct Walk {
     number: NamespaceId,
     found: Vec<Presence>,
 }
 
-/// The place of a chunk on this node.
+/// The place of a chunk in this store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Presence {
     /// It can be read in memory.
@@ -90,7 +90,7 @@ pub(super) enum Presence {
 }
 
 impl LookupOptions<'_> {
-    /// The tier in which a chunk was found, among those that are asked.
+    /// The tier in which a chunk was found, among the tiers to look in.
     fn place(&self, position: usize, found: Presence) -> Option<Tier> {
         let asks = |tier: &Tier| self.tiers.is_empty() || self.tiers.contains(tier);
         let here = match found {
@@ -138,8 +138,8 @@ impl Store {
     /// Finds the chunks of a chain, for the calls that take a [`Walk`].
     ///
     /// # Errors
-    /// [`Refused::Chain`] for a chain that is impossible or contradicts cached chunks, [`Refused::Unknown`] for a namespace
-    /// that the session did not register.
+    /// [`Refused::Chain`] for a chain that is invalid or contradicts cached chunks, [`Refused::Unknown`] for a namespace that the
+    /// session did not register.
     pub fn find(&self, session: SessionId, namespace: u32, chain: &Chain) -> Result<Walk, Refused> {
         let (number, _) = self.slices(session, namespace)?;
         Ok(Walk { number, found: self.walk(number, chain)? })
@@ -175,7 +175,7 @@ impl Store {
         }))
     }
 
-    /// The number of chunks of a walk, from the first on, that are somewhere.
+    /// The number of leading chunks of a walk that are here or elsewhere.
     pub(crate) fn leading(&self, Walk { found, .. }: &Walk, elsewhere: &[Option<Source>]) -> usize {
         let is_somewhere = |(position, found): &(usize, &Presence)| {
             **found != Presence::Absent || elsewhere.get(*position).copied().flatten().is_some()
@@ -183,7 +183,7 @@ impl Store {
         found.iter().enumerate().take_while(is_somewhere).count()
     }
 
-    /// Whether a session writes a chunk that cannot be read yet.
+    /// Whether some block of a chunk is being written or fetched.
     pub(super) fn is_being_written(&self, number: NamespaceId, hash: &ChunkHash) -> bool {
         let is_writing =
             |id: ChunkId| self.index.get(id).blocks.iter().any(|block| matches!(block, Block::Writing(_)));
@@ -194,8 +194,8 @@ impl Store {
     /// prefix, or all keys of a flat namespace. A lookup does not count as use; a lease does. Only chunks in memory are pinned.
     ///
     /// # Errors
-    /// [`Refused::Chain`] for a chain that is impossible or contradicts cached chunks, [`Refused::Unknown`] for a namespace
-    /// that the session did not register.
+    /// [`Refused::Chain`] for a chain that is invalid or contradicts cached chunks, [`Refused::Unknown`] for a namespace that the
+    /// session did not register.
     pub fn lookup(
         &mut self,
         session: SessionId,
@@ -208,10 +208,10 @@ impl Store {
         self.lookup_found(session, chain, &walk, options, now)
     }
 
-    /// The same, for a fresh [`Walk`].
+    /// As [`Store::lookup`], for a fresh [`Walk`].
     ///
     /// # Errors
-    /// [`Refused::Busy`] if there may be no more pins.
+    /// [`Refused::Busy`] if no more may be pinned.
     pub fn lookup_found(
         &mut self,
         session: SessionId,
@@ -234,7 +234,7 @@ impl Store {
         let usable = if known.rules.is_plain() {
             usable
         } else {
-            // Further pools of other nodes are known only when they have come.
+            // The further pools of chunks on other nodes are known only when these chunks have come.
             let held = |position: usize| match place(position) {
                 Some(Tier::Peer | Tier::Object) => known.rules.obligatory(),
                 // A sibling has the chunk.
@@ -269,19 +269,19 @@ impl Store {
     /// Keeps the blocks of the longest prefix that is here from reuse, and returns their places. This counts as a use of the
     /// chunks.
     ///
-    /// Fewer chunks than are here are leased if the answer would pass a message's limits.
+    /// If the answer would exceed a message's limits, fewer chunks are leased than are here.
     ///
     /// # Errors
-    /// As [`Store::lookup`], and [`Refused::Busy`] if the session holds as many leases as it may.
+    /// As [`Store::lookup`], and [`Refused::Busy`] if the session holds as many leased blocks as it may.
     pub fn lease(&mut self, session: SessionId, namespace: u32, chain: &Chain) -> Result<Leased, Refused> {
         let walk = self.find(session, namespace, chain)?;
         self.lease_found(session, namespace, chain, walk)
     }
 
-    /// The same, for a fresh [`Walk`].
+    /// As [`Store::lease`], for a fresh [`Walk`].
     ///
     /// # Errors
-    /// [`Refused::Busy`] if the session holds as many leases as it may.
+    /// [`Refused::Busy`] if the session holds as many leased blocks as it may.
     pub fn lease_found(
         &mut self,
         session: SessionId,
@@ -320,10 +320,10 @@ impl Store {
         Ok(leased)
     }
 
-    /// Ends a lease.
+    /// Ends a lease or a follow.
     ///
     /// # Errors
-    /// [`Refused::Unknown`] for a lease that is not the session's.
+    /// [`Refused::Unknown`] for a number that is neither a lease nor a follow of the session.
     pub fn release(&mut self, session: SessionId, lease: u64) -> Result<(), Refused> {
         if self.release_follow(session, lease) {
             return Ok(());
@@ -337,7 +337,7 @@ impl Store {
         Ok(())
     }
 
-    /// The places of a chain's chunks, by position, after every check that a chain must pass.
+    /// Makes every check that a chain must pass, and returns the place of each of its chunks.
     pub(super) fn walk(&self, number: NamespaceId, chain: &Chain) -> Result<Vec<Presence>, Refused> {
         let namespace = self.namespaces.get(number);
         chain.check(namespace.root, namespace.flat)?;
@@ -345,7 +345,7 @@ impl Store {
         if !namespace.flat {
             self.walk_tree(number, chain, &mut found)?;
         }
-        // Hashing apart from probing lets the probes' cache misses overlap.
+        // All keys are hashed before the first probe, so that the probes' cache misses overlap.
         let (first, rest) = (found.len(), &chain.hashes[found.len()..]);
         let keys: Vec<u64> = rest.iter().map(|hash| self.index.hash(number, hash)).collect();
         let ids = keys.iter().zip(rest).map(|(&key, hash)| self.index.find_hashed(key, number, hash));
@@ -356,7 +356,8 @@ impl Store {
                 Some(id) => self.index.agrees(id, &chain.chunk(position))?,
                 None => unknown.push((key, position)),
             }
-            // A linked chunk that is known and comes twice disagrees with one of its places.
+            // Known chunks are checked for duplicates only in flat namespaces: elsewhere, a known chunk that comes twice
+            // disagrees with one of its positions.
             if namespace.flat && id.is_some() {
                 unknown.push((key, position));
             }
@@ -376,7 +377,7 @@ impl Store {
         let mut before = None;
         for (position, hash) in chain.hashes.iter().enumerate() {
             let name = || chain.chunk(position);
-            // A child of the chunk before agrees with its place in the chain.
+            // A child of the chunk before always agrees with its position in the chain.
             let id = if let Some(id) = before.and_then(|before| self.index.first_child(before, hash)) {
                 debug_assert_eq!(self.index.agrees(id, &name()), Ok(()));
                 id
@@ -400,7 +401,7 @@ impl Store {
         }
     }
 
-    /// The number of these consecutive chunks in memory that can be restored.
+    /// The length of the longest prefix of these chunks that can be restored. All of them are in memory.
     pub(super) fn restorable(&self, rules: &PoolRules, chunks: &[ChunkId]) -> usize {
         if rules.is_plain() {
             return chunks.len();
@@ -484,7 +485,8 @@ impl Store {
             }
             return fit;
         }
-        // The needed blocks depend on the end of the prefix: first come the extents of all blocks that might be needed.
+        // The needed blocks depend on the end of the prefix. So the first pass adds the extents of all blocks that might be
+        // needed.
         let all_of = |store: &Self, chunk| store.index.get(chunk).pools;
         while let Some(&chunk) = chunks.get(fit)
             && self.place_blocks(session, number, slices, (chunk, all_of(self, chunk)), leased)
@@ -539,7 +541,7 @@ impl Store {
                 let Some(slot) = block.slot() else { return false };
                 leased.checksums.push(block.checksum());
                 leased.bytes += namespace.pools[pool].spec.block_bytes();
-                // Blocks that were stored together lie together.
+                // Blocks that were stored together usually share an extent.
                 let is_shown = leased.places.last().is_some_and(|last| last.extent == slot.extent);
                 if !is_shown && self.sessions.show_extent(session, slot.extent) {
                     leased.new_extents.push(slot.extent);
@@ -554,7 +556,7 @@ impl Store {
 /// The pause for a session that holds too much.
 pub(super) const CLAIMS_RETRY_MS: u64 = 10;
 
-/// The number of chunks, at most `chunks`, that a message of at most this many blocks can answer.
+/// The number of chunks, at most `chunks`, that fit into an answer of at most `most_blocks` blocks.
 pub(super) fn most_chunks(rules: &PoolRules, slices: usize, most_blocks: usize, chunks: usize) -> usize {
     if rules.is_plain() {
         return (most_blocks / (slices * rules.every().len())).min(chunks);
@@ -592,8 +594,8 @@ fn spans(tiers: impl Iterator<Item = Option<Tier>>) -> (Vec<Span>, u64) {
     (spans, chunks)
 }
 
-/// Refuses a list that has a hash twice at these positions. Each position comes with a hash of its hash, under the index's
-/// own secret seed.
+/// Refuses a chain that has the same hash at two of these positions. Each position comes with its key: a hash of the chunk's hash
+/// under the index's own secret seed.
 fn refuse_duplicates(chain: &Chain, positions: &[(u64, usize)]) -> Result<(), ChainError> {
     let mut seen = hashbrown::HashTable::<(u64, usize)>::with_capacity(positions.len());
     for &(key, position) in positions {

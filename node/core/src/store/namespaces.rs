@@ -11,7 +11,7 @@ use super::ids::{NamespaceId, TenantId};
 use super::index::{Block, Chunk, Standing};
 use super::slab::ClassId;
 
-/// Namespaces that are in use at a time; one more is refused.
+/// The most namespaces that are in use at a time; any further namespace is refused.
 pub(crate) const MAX_NAMESPACES: usize = 1_024;
 
 /// Namespaces by number, and by fingerprint.
@@ -47,7 +47,7 @@ pub(crate) struct Namespace {
 /// A namespace's facts for people and routers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamespaceFacts {
-    /// The tenant whose it is.
+    /// Name of its tenant.
     pub tenant: String,
     /// Its fingerprint, a part of every key.
     pub fingerprint: Fingerprint,
@@ -73,7 +73,7 @@ pub(crate) struct Pool {
 }
 
 impl Namespace {
-    /// The name of the tenant whose it is.
+    /// The name of its tenant.
     pub(crate) fn tenant_name(&self) -> &str {
         &self.facts.tenant
     }
@@ -116,7 +116,7 @@ impl Namespace {
 }
 
 impl Namespaces {
-    /// The namespace of a tenant, which is added if it is new; `None` if there are too many, or the tenant uses `most` already.
+    /// Finds or adds a namespace of a tenant; `None` if there are too many namespaces, or the tenant uses `most` already.
     pub(crate) fn enter(
         &mut self,
         (tenant, tenant_name): (TenantId, &str),
@@ -202,12 +202,12 @@ impl Namespaces {
         &self.known[number.0 as usize]
     }
 
-    /// A namespace by a number that may be anything.
+    /// A namespace by its number, if such a namespace exists.
     pub(crate) fn find(&self, number: NamespaceId) -> Option<&Namespace> {
         self.known.get(number.0 as usize)
     }
 
-    /// Mutable access to it.
+    /// Mutable access to such a namespace.
     pub(crate) fn get_mut(&mut self, number: NamespaceId) -> &mut Namespace {
         &mut self.known[number.0 as usize]
     }

@@ -1,5 +1,5 @@
-//! The object store beside the store. The index leaves out chunks that only the object store has: nobody holds them, so they are
-//! not announced.
+//! The store's part for the object store. The index leaves out chunks that only the object store has: nobody holds them, so they
+//! are not announced.
 
 use super::Store;
 use super::ids::{ChunkId, NamespaceId};
@@ -15,11 +15,11 @@ pub struct ObjectStoreLimits {
     pub write_after_uses: u32,
     /// Limit of the bytes of chunks that wait to be written or are being written; further chunks are not written.
     pub max_waiting_bytes: u64,
-    /// Bytes of slots into which chunks are being read.
+    /// Limit of the bytes of slots into which chunks are being read.
     pub max_reading_bytes: u64,
 }
 
-/// A store's state of the object store beside it.
+/// A store's state for the object store beside it.
 #[derive(Debug)]
 pub(super) struct Objects {
     /// The chunks to write.
@@ -65,7 +65,7 @@ impl Store {
     }
 
     /// Notes whether a fetched chunk came from the object store. A chunk from another node may be missing there, since that node
-    /// may have shed the write: the store is asked when the chunk is evicted here.
+    /// may have shed the write. So the object store is asked when the chunk is evicted here.
     pub(super) fn came_stored(&mut self, id: ChunkId, is_stored: bool) {
         if is_stored {
             self.index.get_mut(id).stored = Stored::There;

@@ -63,10 +63,10 @@ impl Pins {
 }
 
 impl Store {
-    /// Keeps the longest prefix that is here from eviction, for `duration_ms` or as long as pins may last.
+    /// Keeps the longest prefix that is here from eviction, for `duration_ms`, at most as long as pins may last.
     ///
     /// # Errors
-    /// [`Refused::Busy`] if as much is pinned as may be, and as [`Store::lookup`].
+    /// [`Refused::Busy`] if no more may be pinned; also the errors of [`Store::lookup`].
     pub fn pin(
         &mut self,
         session: SessionId,
@@ -82,8 +82,8 @@ impl Store {
         self.pin_chunks(session, number, chunks.into(), duration_ms, now)
     }
 
-    /// As [`Store::pin`], for an admin, who has no session. The pin is the tenant's. Nothing is pinned if the namespace is
-    /// unknown.
+    /// As [`Store::pin`], for an admin, who has no session. The pin belongs to the namespace's tenant. Nothing is pinned if the
+    /// namespace is unknown.
     ///
     /// # Errors
     /// As [`Store::pin`].
@@ -145,10 +145,10 @@ impl Store {
         Ok(pinned)
     }
 
-    /// Ends a pin before its deadline. Any session of the tenant may.
+    /// Ends a pin before its deadline. Any session of the tenant may do so.
     ///
     /// # Errors
-    /// [`Refused::UnknownPin`] for a pin that is not the tenant's, or no longer.
+    /// [`Refused::UnknownPin`] for a pin that the tenant does not have.
     pub fn unpin(&mut self, session: SessionId, pin: u64) -> Result<(), Refused> {
         let tenant = self.session(session)?.tenant;
         if self.pins.pins.get(&pin).is_none_or(|known| known.tenant != tenant) {
@@ -162,7 +162,7 @@ impl Store {
     /// As [`Store::unpin`], for an admin, who may end any tenant's pin.
     ///
     /// # Errors
-    /// [`Refused::UnknownPin`] for a pin that is no longer.
+    /// [`Refused::UnknownPin`] for a pin that does not exist.
     pub(crate) fn unpin_for_admin(&mut self, pin: u64) -> Result<(), Refused> {
         if !self.pins.pins.contains_key(&pin) {
             return Err(Refused::UnknownPin(pin));

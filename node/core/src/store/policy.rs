@@ -1,8 +1,9 @@
 //! Chooses the chunk to evict first.
 //!
 //! The store tells a policy which chunks enter, are used, leave, or are *blocked*: leased, pinned, being written, or with a
-//! cached child. The policy chooses the next victim among the others. So a policy never sees the prefix tree, and only leaves
-//! go. The store reports transitions only: a lease of a long prefix costs one call, for its last chunk.
+//! cached child. The policy chooses the next victim among the others. So a policy never sees the prefix tree, and only leaves are
+//! evicted. The store reports only chunks that become blocked or free: a lease of a long prefix costs one call, for its last
+//! chunk.
 
 mod adaptive;
 mod arc;
@@ -29,7 +30,8 @@ use ranked::Ranked;
 
 /// Decides the order of eviction. One implementation per file; the eviction loop knows none of them.
 pub trait Policy: fmt::Debug + Send {
-    /// Sets the time, in milliseconds on the clock by which chunks age. A policy that is never told the time goes by uses alone.
+    /// Sets the time, in milliseconds on the clock by which chunks age. A policy that is never told the time decides by uses
+    /// alone.
     fn is_now(&mut self, _now_ms: u64) {}
 
     /// Adds a cached chunk, which may go until [`Policy::block`] says otherwise.
@@ -54,14 +56,14 @@ pub trait Policy: fmt::Debug + Send {
     /// The chunk stays in the policy until [`Policy::remove`].
     fn victim(&mut self, judge: Judge<'_>) -> Option<ChunkNumber>;
 
-    /// All cached chunks in the order of eviction, blocked ones too: another policy takes them over.
+    /// All cached chunks in the order of eviction, blocked chunks included: from it, another policy takes the chunks over.
     fn order(&self) -> Vec<ChunkNumber>;
 }
 
-/// The policy's facts of a chunk that enters.
+/// Facts of an entering chunk, for the policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
-    /// Part of the chunk's hash: recognises a chunk that comes back.
+    /// Part of the chunk's hash, by which a policy recognizes a chunk that comes back.
     pub short_hash: u64,
     /// Chunks before it in its prompt: the cost of recomputing the chunk grows with their number.
     pub index: u32,
@@ -74,9 +76,9 @@ pub struct Facts {
 /// Why a chunk left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removal {
-    /// The policy named it.
+    /// The policy chose it as the victim.
     Evicted,
-    /// For another reason, which says nothing of its worth.
+    /// It left for another reason, which says nothing about its worth.
     Dropped,
 }
 
@@ -90,11 +92,12 @@ pub enum Verdict {
     Take,
     /// Do not take this chunk now; propose the next.
     Skip,
-    /// Take none: searching on would take too long.
+    /// Take no chunk: a longer search would take too much time.
     Stop,
 }
 
-/// A policy by name, as configuration, commands and metrics write it, and the chunk that goes first by it.
+/// A policy, by its name in configuration, commands and metrics. The documentation of each variant is text for people:
+/// [`PolicyName::about`] returns it.
 #[derive(
     Debug,
     Clone,
@@ -148,14 +151,14 @@ impl PolicyName {
         self.into()
     }
 
-    /// The chunk that goes first by this policy, for people.
+    /// Describes the chunk that this policy evicts first, for people.
     #[must_use]
     pub fn about(self) -> &'static str {
         self.get_documentation().unwrap_or_default()
     }
 
-    /// An empty policy of this name. With `recompute_doubles_at`, `adaptive` prefers chunks that cost more to recompute:
-    /// twice as much as the first of a prompt behind this many chunks.
+    /// An empty policy of this name. With `recompute_doubles_at`, `adaptive` prefers to keep chunks that cost more to recompute:
+    /// behind this many chunks, a chunk costs twice as much as the first chunk of a prompt.
     #[must_use]
     pub fn build(self, recompute_doubles_at: Option<NonZeroU32>) -> Box<dyn Policy> {
         match self {

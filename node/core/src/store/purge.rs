@@ -21,7 +21,7 @@ use super::{ChangeKind, Store};
 pub(super) struct Purges {
     /// Purges that have not ended, by number.
     open: Vec<(u64, PurgeScope)>,
-    /// The place from which on chunks of tenants that left are still here.
+    /// The place in the index from which on chunks of tenants that left may still be here; `None` if all are removed.
     leaving_from: Option<usize>,
 }
 
@@ -62,7 +62,7 @@ impl PurgedKeys {
 /// A step of a purge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PurgedPage {
-    /// The chunks of this step. Those on disk alone do not count.
+    /// The chunks of this step. Chunks that are only on disk do not count.
     pub counts: PurgeCounts,
     /// Where the next step begins; `None` after the last.
     pub next: Option<usize>,
@@ -135,8 +135,9 @@ impl Store {
         PurgedPage { counts, next }
     }
 
-    /// Sets the tenants that are served, by number, with the bytes of extents of each; 0 for a tenant that is not served. Pins of
-    /// a tenant that was served before go at once, its chunks by and by.
+    /// Sets the tenants that are served, by number, with the bytes of extents of each; 0 for a tenant that is not served. If a
+    /// tenant is no longer served, its pins end at once, and its chunks leave step by step; with `is_named_again` they leave at
+    /// once.
     pub(crate) fn tenants_are(&mut self, bytes: &[u64], is_named_again: bool) {
         let leaving: Vec<TenantId> = (0..)
             .map(TenantId)
@@ -157,7 +158,7 @@ impl Store {
             self.void_where(|namespace, _| gone.contains(&namespace));
             self.purges.leaving_from = Some(0);
         }
-        // Others would hear that a chunk is lost after they heard that it is here again.
+        // Otherwise others would hear that a chunk is lost after they heard that it is here again.
         while is_named_again && self.remove_leaving() {}
         self.shrink_tenants();
         self.evict_above_watermark();
@@ -186,7 +187,7 @@ impl Store {
         self.limits.tenant_bytes.get(usize::from(tenant.0)).is_some_and(|&bytes| bytes > 0)
     }
 
-    /// Whether a chunk is condemned: it still has readers, and nobody finds it any more.
+    /// Whether nobody can find a chunk: it is unknown, or it is condemned and only waits for its last readers.
     pub(crate) fn is_condemned(&self, ChunkKey { fingerprint, hash }: &ChunkKey) -> bool {
         let id = self.named(fingerprint, hash);
         id.is_none_or(|id| self.index.get(id).standing == Standing::Condemned)
@@ -263,7 +264,7 @@ impl Store {
         found
     }
 
-    /// Some chunks of namespaces, from a place in the index on, and the place of the next such page.
+    /// Some chunks of namespaces, from a place in the index on, and the place where the next page begins.
     fn page_of(&self, from: usize, is_wanted: impl Fn(NamespaceId) -> bool) -> (Vec<ChunkId>, Option<usize>) {
         let mut found = Vec::new();
         for (looked_at, (place, id, chunk)) in self.index.iter_from(from).enumerate() {

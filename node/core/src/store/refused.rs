@@ -13,13 +13,13 @@ pub enum Refused {
     Busy {
         /// The exhausted resource.
         what: Scarce,
-        /// When asking again may help.
+        /// The time after which asking again may help.
         retry_after_ms: u64,
     },
-    /// The chain is impossible, or contradicts cached chunks.
+    /// The chain is invalid, or contradicts cached chunks.
     #[error(transparent)]
     Chain(#[from] ChainError),
-    /// The namespace is impossible.
+    /// The namespace's description is invalid.
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
     /// The engine's block size differs from its namespace's.
@@ -29,12 +29,12 @@ pub enum Refused {
         pool: String,
         /// Bytes of the engine's blocks.
         engine_bytes: u64,
-        /// The namespace's value.
+        /// Layers of the namespace's pool.
         layers: u32,
-        /// The namespace's value.
+        /// Bytes of one of these layers.
         layer_bytes: u64,
     },
-    /// Not one block size a pool.
+    /// The number of block sizes differs from the number of pools.
     #[error("{found} block sizes for {pools} pools")]
     BlockSizes {
         /// Sizes found.
@@ -58,7 +58,7 @@ pub enum Refused {
         "the tenant has {most} namespaces in use, the most: end sessions whose models are no longer served, or purge the tenant"
     )]
     TooManyNamespaces {
-        /// The most namespaces of a tenant.
+        /// The limit.
         most: usize,
     },
     /// A block that no slot can ever hold.
@@ -138,12 +138,12 @@ pub enum Refused {
         /// The position.
         position: u32,
     },
-    /// Chunks that a lease does not cover, or a block that it does not have of them.
+    /// Chunks that the lease does not cover, or a block of them that the lease does not have.
     #[error("the lease does not cover all chunks {from} to {to} in the tensors' slice and pool")]
     NotLeased {
-        /// The first.
+        /// The position of the first chunk.
         from: u64,
-        /// The position behind the last.
+        /// The position behind the last chunk.
         to: u64,
     },
     /// A save of a session with several slices.
@@ -167,22 +167,22 @@ pub enum Refused {
     /// More tensors than a session may have.
     #[error("too many tensors: at most {most} a session")]
     TooManyTensors {
-        /// How many there may be.
+        /// The limit.
         most: usize,
     },
-    /// A number that names no tensors of the session, or no longer.
+    /// A number that names no tensors of the session, or tensors that were lost with the GPU.
     #[error("there are no tensors {number} in this session, or the GPU was lost: register them again")]
     NoTensors {
         /// The number.
         number: u32,
     },
-    /// A number that names no copy of the session, or one whose end was told.
+    /// A number that names no copy of the session, or a copy whose end was reported already.
     #[error("there is no copy {number} in this session, or its end was reported already")]
     NoCopy {
         /// The number.
         number: u64,
     },
-    /// Pages, layers or words that there are not.
+    /// Pages, layers or words that do not exist.
     #[error("a copy names {what} {found}, but there are {of}")]
     Beyond {
         /// The kind: page, layer or word.
@@ -192,13 +192,13 @@ pub enum Refused {
         /// The existing count.
         of: u64,
     },
-    /// A fault of the node's own; its log says more.
+    /// The node itself failed; its log says more.
     #[error("the node failed: see its log")]
     Internal,
     /// A message that is not allowed at this point of a session.
     #[error("this message is not allowed here: a session starts with one hello")]
     OutOfOrder,
-    /// Not one set of pools a chunk, or one with a pool that the namespace does not have.
+    /// The number of sets of pools differs from the number of chunks, or a set has a pool that the namespace does not have.
     #[error(
         "{found} sets of pools for {chunks} chunks of a namespace with {of} pools: name one for each chunk, or none at all"
     )]
@@ -210,7 +210,7 @@ pub enum Refused {
         /// Pools of the namespace.
         of: usize,
     },
-    /// Not one source a block.
+    /// The number of sources differs from the number of blocks.
     #[error("{found} block sources for {blocks} blocks")]
     Sources {
         /// Sources found.

@@ -1,7 +1,7 @@
 //! The memory of evictions: when chunks left this node, by which rule, and their worth.
 //!
-//! An eviction takes 16 bytes and a few nanoseconds: it is appended to a log of segments, and nothing else. Whoever asks why a
-//! chunk is missing gets a [`RememberedEvictions`], which shares the segments, and searches them on a thread of its own.
+//! An eviction takes 16 bytes and a few nanoseconds: it is only appended to a log of segments. A caller that asks why a chunk is
+//! missing gets a [`RememberedEvictions`]. It shares the segments, so the caller can search it on another thread.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct RememberedEviction {
     pub at_tenths: u32,
     /// The rule.
     pub rule: EvictionRule,
-    /// The worth of the chunk at the time, to some seven digits.
+    /// The worth of the chunk at the time, to about seven digits.
     pub worth: Worth,
 }
 
@@ -50,12 +50,12 @@ pub struct RememberedEviction {
 pub struct RememberedEvictions {
     segments: Vec<Arc<[Entry]>>,
     newest: Vec<Entry>,
-    /// Evictions before the first that is remembered.
+    /// The number of evictions before the first remembered eviction.
     forgotten: u64,
     is_cut: bool,
 }
 
-/// The evictions of some chunks, each with its number among those of the store.
+/// The evictions of some chunks, each with its number among the store's evictions.
 #[derive(Debug)]
 pub struct FoundEvictions(HashMap<u64, Vec<(u64, Entry)>>);
 
@@ -103,7 +103,7 @@ impl Entry {
         let rule = (self.worth_and_rule & RULE_BITS) as usize;
         RememberedEviction {
             at_tenths: self.at_tenths,
-            // Only these entries were written.
+            // Only rules of this list were written.
             rule: EvictionRule::ALL.get(rule).copied().unwrap_or(EvictionRule::Watermark),
             worth: Worth(f32::from_bits(self.worth_and_rule & !RULE_BITS) as u64),
         }
@@ -182,7 +182,8 @@ impl FoundEvictions {
 }
 
 impl RememberedEvictions {
-    /// Whether some evictions of this life of the store are forgotten.
+    /// Whether chunks may have left without a remembered eviction: some evictions are forgotten, or an earlier life of the store
+    /// ended.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.is_cut
@@ -204,7 +205,7 @@ impl RememberedEvictions {
         hashes.iter().map(|hash| found.last(fingerprint, hash, before, until_tenths)).collect()
     }
 
-    /// All evictions of these chunks, found by reading the memory once, however many the chunks are.
+    /// All evictions of these chunks. This reads the memory once, for any number of chunks.
     #[must_use]
     pub fn search<'a>(
         &self,
@@ -255,13 +256,14 @@ impl Store {
     }
 }
 
-/// A chunk as the log knows it: two of many millions may share it, which misleads a reader once, and nothing else.
+/// The log's key of a chunk. Two of many millions of chunks may share a key. Then a reader may see the other chunk's eviction,
+/// but nothing else goes wrong.
 fn key_of(Fingerprint(namespace): &Fingerprint, hash: &ChunkHash) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = *namespace;
     hash.short() ^ u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// Entries of a segment: what a snapshot copies at most.
+/// The most entries of a segment. A snapshot copies at most one segment.
 const MOST_SEGMENT: usize = 4_096;
 
 /// The bits of an entry's worth that stand for its rule.

@@ -15,7 +15,7 @@ use crate::Millis;
 /// A request of a trace: its blocks' names in order, and its prompt's tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceRequest {
-    /// When it arrives, in milliseconds from any moment on.
+    /// When it arrives, in milliseconds since an arbitrary moment.
     pub at_ms: u64,
     /// Tokens of the prompt.
     pub tokens: u64,
@@ -29,11 +29,11 @@ pub struct TraceRequest {
 pub struct Replayed {
     /// Blocks of all prompts.
     pub blocks_asked: u64,
-    /// Those that the longest cached prefix had.
+    /// Blocks in the longest cached prefix of their prompt.
     pub blocks_hit: u64,
     /// Tokens of all prompts.
     pub tokens_asked: u64,
-    /// Those that the longest cached prefix had.
+    /// Tokens in the longest cached prefix of their prompt.
     pub tokens_hit: u64,
     /// Chunks leased and chunks committed.
     pub operations: u64,
@@ -41,10 +41,11 @@ pub struct Replayed {
     pub evictions: u64,
 }
 
-/// Plays requests one after another through one store of `capacity_chunks` chunks, with partial last blocks counted as
-/// blocks where `partial_blocks`, else full chunks of `chunk_tokens` only with the cap at tokens - 1.
+/// Plays requests one after another through one store of `capacity_chunks` chunks. With `partial_blocks`, a partial last block
+/// counts as a block. Without it, only full chunks of `chunk_tokens` tokens count, and at least one token of the prompt is no
+/// hit.
 ///
-/// Each request leases what it hits, commits the rest, and only then lets go.
+/// Each request leases the chunks that it hits, commits the others, and only then releases the lease.
 ///
 /// # Panics
 /// Panics if block names are not chained, or a prompt has more chunks than a session message may carry.
@@ -59,7 +60,7 @@ pub fn replay(
     replay_after(requests, 0, chunk_tokens, capacity_chunks, policy, partial_blocks)
 }
 
-/// The same, where the first `warming` requests only fill the cache and are not counted.
+/// As [`replay`], but the first `warming` requests only fill the cache and are not counted.
 ///
 /// # Panics
 /// As [`replay`].
@@ -105,7 +106,7 @@ impl Player {
         policy: PolicyName,
         partial_blocks: bool,
     ) -> Result<Self, Refused> {
-        // One request is written besides what is cached.
+        // One request is written beside the cached chunks.
         let slots = capacity_chunks + longest + 1;
         let limits = StoreLimits::of_chunks(1, slots * SLOT_ALIGNMENT, capacity_chunks, policy);
         let mut store = Store::new(StoreLimits { reservation_ttl_ms: 1, ..limits });

@@ -19,10 +19,10 @@ use super::sessions::{Item, ItemState, Reservation};
 use super::{Refused, Store};
 use crate::Millis;
 
-/// Room for chunks.
+/// A new reservation: room for chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reserved {
-    /// Its number.
+    /// Its number; 0 if there is nothing to write.
     pub reservation: u64,
     /// Positions of the chunks to write.
     pub chunks: Vec<u32>,
@@ -40,7 +40,7 @@ impl Store {
     /// Takes room for every block of a chain that is not here and is not being written, all of them or none.
     ///
     /// # Errors
-    /// [`Refused::Busy`] if there is no room now, [`Refused::TooLarge`] if there never is, and as
+    /// [`Refused::Busy`] if there is no room now, [`Refused::TooLarge`] if there never can be; also the errors of
     /// [`Store::lookup`].
     pub fn reserve(
         &mut self,
@@ -53,8 +53,8 @@ impl Store {
         self.reserve_pools(session, namespace, chain, &[], priority, now)
     }
 
-    /// Reserves chunks. `pools` has, by position, the pools that will be written; all pools if it is empty. `all` pools are
-    /// always written, and a cached chunk gets the pools that it lacks.
+    /// Reserves chunks. `pools` holds the pools to write, by position; if it is empty, all pools are written. Pools that every
+    /// chunk must have are always written. A cached chunk gets the pools that it lacks.
     ///
     /// # Errors
     /// As [`Store::reserve`], and [`Refused::Pools`].
@@ -70,8 +70,8 @@ impl Store {
         self.reserve_attempt(session, namespace, chain, pools, priority, 0, now)
     }
 
-    /// Reserves chunks in a numbered attempt. The attempt ends reservations of earlier attempts for chunks of the chain:
-    /// their sessions can neither hand over nor commit any more. 0 is no attempt, and ends none.
+    /// Reserves chunks in a numbered attempt. The attempt ends reservations of earlier attempts for chunks of the chain: their
+    /// sessions can neither hand over nor commit any more. `attempt` 0 is no attempt, and ends no reservation.
     ///
     /// # Errors
     /// As [`Store::reserve_pools`].
@@ -140,8 +140,8 @@ impl Store {
         Ok(Reserved { reservation, chunks, pools, places, new_extents, deadline })
     }
 
-    /// Ends earlier attempts at the chunks of a chain. Busy if a copy of an attempt is under way: its slots are free when the
-    /// copy has ended.
+    /// Ends earlier attempts at the chunks of a chain. [`Refused::Busy`] while bytes of such a chunk are being copied: its slots
+    /// are free when the copy has ended.
     fn supersede(&mut self, number: NamespaceId, chain: &Chain, attempt: u64) -> Result<(), Refused> {
         let ids: HashSet<ChunkId> =
             chain.hashes.iter().filter_map(|hash| self.index.find(number, hash)).collect();
@@ -171,8 +171,8 @@ impl Store {
         Ok(())
     }
 
-    /// Ends the right to commit a reservation. Slots that the engine could write to directly are quarantined until its
-    /// process is gone. The others are free, except those that are being copied into, which the copy's end frees.
+    /// Ends the right to commit a reservation. Slots that the engine could write to directly are quarantined until its process is
+    /// gone. Slots that are being copied into are freed at the end of the copy. All other slots are free at once.
     pub(super) fn lapse(&mut self, session: SessionId, reservation: u64) {
         let Some(held) = self.sessions.get_mut(session) else { return };
         let process = held.process;
@@ -192,9 +192,9 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Positions of a chain at which blocks in these slices are to be written, with their pools. For an absent chunk these
-    /// are the requested pools and all `all` pools; for a cached chunk the requested pools that it lacks; for a chunk that
-    /// somebody else writes none.
+    /// Positions of a chain at which blocks in these slices are to be written, with the pools to write. An absent chunk needs the
+    /// requested pools and the pools that every chunk must have. A cached chunk needs those of them that it lacks. A chunk that
+    /// somebody else is writing needs none.
     fn missing(
         &self,
         number: NamespaceId,
@@ -222,7 +222,7 @@ impl Store {
             if all(0, Block::is_absent) {
                 return asked;
             }
-            // Chunks that somebody is writing in these slices are settled before any is added.
+            // No pool is added while somebody is writing the chunk in these slices.
             let is_settled =
                 || every.iter().all(|pool| all(pool, |block| !matches!(block, Block::Writing(_))));
             if namespace.rules.is_plain()
@@ -277,10 +277,10 @@ impl Store {
         Ok(chunk)
     }
 
-    /// Enters a chunk's name, if it is not known yet. Every chunk comes in here, from any source.
+    /// Enters a chunk's name, if it is not known yet. Every chunk enters the store here, whatever its source.
     ///
     /// # Errors
-    /// [`ChainError`] if the name contradicts the names around it; the store counts that.
+    /// [`ChainError`] if the name contradicts the names around it; the store counts such names.
     pub(super) fn enter_name(&mut self, number: NamespaceId, name: ChunkRef) -> Result<ChunkId, ChainError> {
         let namespace = self.namespaces.get_mut(number);
         let (flat, blocks) = (namespace.flat, namespace.blocks());

@@ -44,7 +44,7 @@ pub struct Evictions {
     pub need: u64,
     /// Because of [`EvictionReason::Clearing`].
     pub clearing: u64,
-    /// The time for which they had been cached, summed.
+    /// The sum of the times for which the evicted chunks had been cached, in milliseconds.
     pub resided_ms: u64,
 }
 
@@ -65,8 +65,8 @@ impl Store {
     }
 
     /// Takes over the limits that can change while the store is in use: capacity, watermarks, the tenants' parts, cost, and the
-    /// limits of sessions and pins. The other limits stay. Chunks beyond the new limits are evicted, those beyond tenants' parts
-    /// by and by; chunks that engines hold stay until the engines let go.
+    /// limits of sessions and pins. The other limits stay. Chunks beyond the new limits are evicted at once, chunks beyond a
+    /// tenant's part step by step. Chunks that engines hold stay until the engines let go.
     pub fn change_limits(&mut self, new: &StoreLimits) {
         let before = self.limits.recompute_doubles_at;
         self.limits = StoreLimits {
@@ -81,7 +81,7 @@ impl Store {
             ..self.limits.clone()
         };
         for (bytes, &new) in self.limits.tenant_bytes.iter_mut().zip(&new.tenant_bytes) {
-            // Tenants come and go in another way.
+            // Tenants come and go only through `tenants_are`.
             if *bytes > 0 && new > 0 {
                 *bytes = new;
             }
@@ -94,8 +94,8 @@ impl Store {
         self.evict_above_watermark();
     }
 
-    /// Clears an extent of each tenant that has more than its part, as far as nobody holds its chunks. Every tick clears one
-    /// more, so that nobody waits long.
+    /// Clears an extent of each tenant that has more than its part, if nobody holds the extent's chunks. Every tick clears one
+    /// more extent, so that no call takes long.
     pub(super) fn shrink_tenants(&mut self) {
         for tenant in self.slab.tenants_beyond_their_parts() {
             let extents = self.slab.extents_to_clear(tenant);
@@ -136,7 +136,7 @@ impl Store {
                 return Some(slot);
             }
         }
-        // First a chunk whose eviction frees a slot of this class, by policy; then chunks whose eviction frees a whole extent.
+        // First, evict the policy's next chunks that have a block of this class. Then evict chunks to clear a whole extent.
         while let Some(victim) = self.victim_of(class) {
             self.evict(victim, EvictionReason::Need);
             if let Some(slot) = self.take_free_slot(class, owner) {
@@ -152,7 +152,7 @@ impl Store {
         self.take_free_slot(class, owner)
     }
 
-    /// Applies a change to a chunk's claims or pins and tells the policy if it may go now, or may not any more.
+    /// Applies a change to a chunk's claims or pins and tells the policy if the chunk may go now, or may no longer go.
     pub(super) fn change(&mut self, id: ChunkId, change: impl FnOnce(&mut Chunk)) {
         let chunk = self.index.get_mut(id);
         let could_go = chunk.may_go();
@@ -167,8 +167,8 @@ impl Store {
         }
     }
 
-    /// Takes a chunk that nobody claims out of the index, and its slots back. Its parent may go if it was the last
-    /// child.
+    /// Takes a chunk that nobody claims out of memory, and frees its slots. Unless it is on disk, it also leaves the index. Its
+    /// parent may go if this was the last child in memory.
     pub(super) fn forget(&mut self, id: ChunkId) {
         self.take_out(id);
         self.index.settle();
@@ -330,7 +330,7 @@ impl Store {
     }
 }
 
-/// Victims, in the policy's order, among which a search looks for one that no other node has read.
+/// The most victims, in the policy's order, that a search looks at to find a chunk that no other node has read.
 const MOST_LOOKED_AT: u32 = 32;
 
 /// The number of chunks of other classes that the search for a victim passes over before an extent is cleared instead.

@@ -35,7 +35,7 @@ pub(crate) struct Session {
 pub(crate) struct Lease {
     pub(crate) namespace: NamespaceId,
     pub(crate) chunks: Box<[ChunkId]>,
-    /// The names under which they were leased.
+    /// The names under which the chunks were leased.
     pub(crate) hashes: Box<[ChunkHash]>,
     pub(crate) blocks: u64,
 }
@@ -128,7 +128,7 @@ impl Sessions {
         self.open.get(&id)
     }
 
-    /// An open session, to change.
+    /// Mutable access to an open session.
     pub(crate) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
         self.open.get_mut(&id)
     }
@@ -215,7 +215,7 @@ impl Sessions {
         self.open.iter().map(|(&id, session)| (id, session))
     }
 
-    /// Open sessions, to change.
+    /// Mutable access to all open sessions.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Session> {
         self.open.values_mut()
     }

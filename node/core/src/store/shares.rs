@@ -22,8 +22,8 @@ impl Shares {
     }
 
     /// Whether a tenant may have `more`, if all tenants together may have `most`. Half is kept for all tenants in equal parts, so
-    /// that none can leave the others with nothing; the rest goes to the first that asks. `tenants` has the bytes of extents of
-    /// each tenant; a tenant with 0 bytes is not served.
+    /// that no tenant can leave the others with nothing. The rest goes to the first tenant that asks. `tenants` has the bytes of
+    /// extents of each tenant; a tenant with 0 bytes is not served.
     pub(super) fn may_add(&self, tenant: TenantId, more: u64, most: u64, tenants: &[u64]) -> bool {
         let served =
             || (0..).map(TenantId).zip(tenants).filter(|(_, bytes)| **bytes > 0).map(|(served, _)| served);

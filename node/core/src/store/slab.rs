@@ -1,13 +1,13 @@
 //! Slots: maps each piece of the arena to its block.
 //!
-//! The arena is a number of extents of one size. An extent serves one tenant and one slot size at a time; when its last slot
-//! is freed, it may serve any other. It changes tenant only with new memory (see [`Slab::take_renewals`]), and only when the
-//! caller says that every process that held the old memory is gone. So an idle engine keeps its tenant's extents for as long
-//! as it lives. Half of the arena is kept for all tenants in equal parts, so that no tenant can leave the others with
+//! The arena is a number of extents of one size. An extent serves one tenant and one slot size at a time; when its last slot is
+//! freed, it may serve another tenant and size. It changes tenant only with new memory (see [`Slab::take_renewals`]), and only
+//! when the caller says that every process that held the old memory is gone. So an idle engine keeps its tenant's extents for as
+//! long as it lives. Half of the arena is kept for all tenants in equal parts, so that no tenant can leave the others with
 //! nothing.
 //!
-//! **Invariant:** free + used + quarantined = total, in bytes, always. The rest at the end of an extent whose size is no
-//! multiple of the slot's counts as free.
+//! **Invariant:** free + used + quarantined = total, in bytes, always. The rest at the end of an extent whose size is no multiple
+//! of the slot size counts as free.
 
 use std::collections::HashMap;
 
@@ -90,11 +90,11 @@ struct TenantExtents {
 pub struct Bytes {
     /// All bytes.
     pub total: u64,
-    /// In slots that may be used at once, or in no slot at all.
+    /// Bytes in slots that may be used at once, or in no slot at all.
     pub free: u64,
-    /// In slots that hold a block or are reserved for one.
+    /// Bytes in slots that hold a block or are reserved for a block.
     pub used: u64,
-    /// In slots that a process which closed its session may still touch.
+    /// Bytes that are kept from reuse because a vanished process or a device may still touch them.
     pub quarantined: u64,
 }
 
@@ -115,7 +115,7 @@ impl Slab {
         }
     }
 
-    /// The class of a tenant's blocks of a size; `None` if such a block is larger than an extent.
+    /// The class of a tenant's blocks of this size; `None` if such a block is larger than an extent.
     pub(crate) fn class(&mut self, tenant: TenantId, block_bytes: u64) -> Option<ClassId> {
         let slot_bytes = block_bytes.max(1).next_multiple_of(SLOT_ALIGNMENT);
         let slots_per_extent = u32::try_from(self.extent_bytes / slot_bytes).unwrap_or(u32::MAX);
@@ -139,8 +139,8 @@ impl Slab {
         self.slot_bytes(self.assigned(slot.extent).class) * u64::from(slot.number)
     }
 
-    /// Takes a free slot for `owner`; `None` if the class has none and may take no further extent.
-    /// `left_by_all` says whether every process that was shown an extent is gone.
+    /// Takes a free slot for `owner`; `None` if the class has no free slot and may take no further extent. `left_by_all` says
+    /// whether every process that was shown an extent is gone.
     pub(crate) fn take(
         &mut self,
         class: ClassId,
@@ -197,14 +197,14 @@ impl Slab {
         std::mem::take(&mut self.renewals)
     }
 
-    /// The extent has new memory, which no process has seen.
+    /// Notes that the extent has new memory, which no process has seen.
     pub(crate) fn renewed(&mut self, extent: u32) {
         if let ExtentUse::Renewing(class) = self.extents[extent as usize].state {
             self.assign(extent, class);
         }
     }
 
-    /// Takes every extent out of use, since an earlier slab gave it out.
+    /// Takes every extent out of use, because the slab `before` gave its memory out.
     pub(crate) fn seclude_all(&mut self, before: &Self) {
         for (extent, before) in self.extents.iter_mut().zip(&before.extents) {
             extent.last_tenant = before.last_tenant;
@@ -218,7 +218,7 @@ impl Slab {
         self.quarantined_bytes = std::mem::take(&mut self.free_bytes);
     }
 
-    /// A secluded extent is in use again, with the memory that it had, or with new memory.
+    /// Puts a secluded extent into use again, with its old memory or with new memory.
     pub(crate) fn include(&mut self, extent: u32, keeps_memory: bool) {
         let included = &mut self.extents[extent as usize];
         if matches!(included.state, ExtentUse::Secluded) {
@@ -229,8 +229,9 @@ impl Slab {
         }
     }
 
-    /// The chunks of each of the few extents that hold the fewest and could be cleared for another class: only extents
-    /// that its tenant may have, that no vanished process may touch, and that are not of `class` itself.
+    /// Proposes a few extents that could be cleared for `class`, and returns the chunks of each: first the extents with the
+    /// fewest slots in use. Proposes only extents of other classes that the tenant of `class` may have and that no vanished
+    /// process may touch.
     pub(crate) fn clearable(
         &self,
         class: ClassId,
@@ -243,7 +244,7 @@ impl Slab {
         for (number, extent) in (0..).zip(&self.extents) {
             let ExtentUse::Assigned(assigned) = &extent.state else { continue };
             let other = self.classes[assigned.class.0 as usize].tenant;
-            // One more may go from the other tenant, if its part stays.
+            // Another tenant may lose an extent if it keeps its part.
             let may_go = || may_grow && bound[usize::from(other.0)] > self.part(other) && left_by_all(number);
             if assigned.class != class && assigned.quarantined == 0 && (other == tenant || may_go()) {
                 found.push((assigned.taken, number));
@@ -273,7 +274,7 @@ impl Slab {
         let last_of = |last: Option<TenantId>| {
             self.extents.iter().position(|extent| unassigned(extent) && extent.last_tenant == last)
         };
-        // Its own first: engines may have mapped what it had.
+        // The tenant's own former extents come first: its engines may have mapped them.
         let own = last_of(Some(tenant));
         if own.is_none() && !self.leaves_others_their_parts(tenant, &left_by_all) {
             return None;
@@ -308,8 +309,8 @@ impl Slab {
         })
     }
 
-    /// Bounds the extents of each tenant anew, those of new tenants too. A tenant that has more keeps them until they are
-    /// cleared.
+    /// Sets new bounds for the extents of each tenant, new tenants included. A tenant that has more keeps its extents until they
+    /// are cleared.
     pub(crate) fn bound_tenants(&mut self, most_extents: &[u32]) {
         self.tenants.resize(most_extents.len().max(self.tenants.len()), TenantExtents { held: 0, most: 0 });
         for (tenant, &most) in self.tenants.iter_mut().zip(most_extents) {
@@ -324,8 +325,8 @@ impl Slab {
         tenants.filter(|(_, tenant)| tenant.held > tenant.most).map(|(id, _)| id).collect()
     }
 
-    /// The chunks of each of the few extents of a tenant that hold the fewest, and that no vanished process may touch. The last
-    /// ones first: they hold the ends of prompts.
+    /// Proposes a few extents of a tenant to clear, and returns the chunks of each: first the extents with the fewest slots in
+    /// use; among equals the last extents, which hold the ends of prompts. Proposes no extent that a vanished process may touch.
     pub(crate) fn extents_to_clear(&self, tenant: TenantId) -> Vec<Vec<ChunkNumber>> {
         let assigned = self.extents.iter().rev().filter_map(|extent| match &extent.state {
             ExtentUse::Assigned(assigned) => Some(assigned),
@@ -340,8 +341,8 @@ impl Slab {
         found.into_iter().take(CLEARABLE_TRIES).map(owners).collect()
     }
 
-    /// The extents kept for a tenant, used or not: half of the arena is kept for all tenants in equal parts. An extent that a
-    /// living engine has mapped stays its tenant's, however idle, so one tenant could otherwise leave the others none.
+    /// The extents kept for a tenant, used or not: half of the arena is kept for all tenants in equal parts. Otherwise one tenant
+    /// could leave the others none: an extent that a living engine has mapped stays with its tenant, however idle the engine is.
     fn part(&self, tenant: TenantId) -> u32 {
         match self.served {
             0 | 1 => 0,
@@ -426,7 +427,7 @@ impl Slab {
         self.extents[extent as usize].state = ExtentUse::Unassigned;
     }
 
-    /// Takes an extent out of its class's open ones.
+    /// Takes an extent out of the open extents of its class.
     fn close_extent(&mut self, extent: u32) {
         let assigned = self.assigned_mut(extent);
         let (class, Some(position)) = (assigned.class, assigned.open_position.take()) else { return };
@@ -456,7 +457,7 @@ impl Slab {
         }
     }
 
-    /// Counts every slot anew and compares with the kept counts.
+    /// Counts every slot anew, and asserts that the kept counts are the same.
     #[cfg(test)]
     pub(crate) fn assert_consistent(&self) {
         let (mut used, mut quarantined, mut free) = (0, 0, 0);
@@ -498,7 +499,7 @@ impl Slab {
     }
 }
 
-/// How many extents [`Slab::clearable`] proposes.
+/// The most extents that [`Slab::clearable`] proposes.
 const CLEARABLE_TRIES: usize = 4;
 
 #[cfg(test)]
@@ -567,7 +568,7 @@ mod tests {
         };
         let first = fill(&mut slab, a);
         assert_eq!(first.len(), 8, "two of twelve are kept for each of the others");
-        // What it empties stays its own, and is what it takes first.
+        // Extents that the tenant empties stay its own, and it takes them first.
         first.iter().for_each(|&slot| slab.free(slot));
         assert_eq!(fill(&mut slab, a).len(), 8);
         assert_eq!((fill(&mut slab, b).len(), fill(&mut slab, c).len()), (2, 2));

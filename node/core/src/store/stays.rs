@@ -7,10 +7,10 @@ use larder_protocol::{ChunkHash, Fingerprint};
 use super::Store;
 use super::ids::ChunkId;
 
-/// What keeps a chunk in memory.
+/// The reason why a chunk stays in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keeper {
-    /// A pin, for so many milliseconds more.
+    /// A pin, for this many more milliseconds.
     Pin(u64),
     /// Engines or other nodes read it, or it is being written.
     Use,
@@ -27,7 +27,7 @@ pub struct Stay {
     pub from: u32,
     /// Position after the last.
     pub to: u32,
-    /// What keeps them.
+    /// The keeper of each of them.
     pub keeper: Keeper,
     /// Milliseconds since the last use of any of them.
     pub idle_ms: u64,
@@ -54,8 +54,8 @@ impl Store {
         stays
     }
 
-    /// How long the recently evicted chunks had been unused, in milliseconds: a mean in which the last chunk counts a sixteenth.
-    /// `None` before the first eviction.
+    /// How long the recently evicted chunks had been unused, in milliseconds: a moving mean in which each eviction counts one
+    /// sixteenth. `None` before the first eviction.
     #[must_use]
     pub fn evicted_after_ms(&self) -> Option<u64> {
         self.evicted_after_ms

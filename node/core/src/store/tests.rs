@@ -1,4 +1,4 @@
-//! Behaviours of the store, and random histories against a model.
+//! Tests single behaviors of the store, and random histories against a model.
 
 mod behaviour;
 mod disk;
@@ -37,7 +37,7 @@ const BLOCK: u64 = 4_096;
 
 const NOW: Millis = Millis(0);
 
-/// Another node has the chunk.
+/// The source of a chunk that another node has.
 const PEER: Option<Source> = Some(Source::Peer);
 
 fn limits(slots: u32, capacity_chunks: u64) -> StoreLimits {
@@ -149,7 +149,7 @@ fn sums(order: &CommitOrder) -> Vec<Checksums> {
 }
 
 impl Store {
-    /// Every invariant that can be seen from inside.
+    /// Asserts every invariant that can be seen from inside.
     fn assert_consistent(&self) {
         self.slab.assert_consistent();
         let bytes = self.slab.bytes();
@@ -170,7 +170,7 @@ impl Store {
         assert_eq!(slots.len(), count, "no two blocks share a slot");
     }
 
-    /// Every chunk stands one after its parent, and its name can be told.
+    /// Asserts that each chunk's index is one more than its parent's, and that each chunk's name can be told.
     pub(crate) fn assert_tree_is_whole(&self) {
         self.slab.assert_consistent();
         for (_, id, chunk) in self.index.iter_from(0) {

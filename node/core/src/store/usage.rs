@@ -7,7 +7,7 @@ use super::{Bytes, DiskUsage, Evictions, Forwards, ObjectUsage, Store};
 /// The contents of a device tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TierUsage {
-    /// Bytes that it may take of the GPU.
+    /// Bytes of the GPU that it may take.
     pub bytes: u64,
     /// Blocks.
     pub blocks: u64,
@@ -26,9 +26,9 @@ pub struct Usage {
     pub cached_chunks: u64,
     /// Bytes of their slots.
     pub cached_bytes: u64,
-    /// Bytes of slots of passing chunks, which come from other nodes and do not stay.
+    /// Bytes of slots of passing chunks, which were fetched and do not stay.
     pub passing_bytes: u64,
-    /// Chunks that are being fetched from other nodes.
+    /// Chunks that are being fetched, from any source.
     pub fetches: u64,
     /// Chunks that are being sent to other nodes.
     pub grants: u64,
@@ -40,7 +40,7 @@ pub struct Usage {
     pub given_up: u64,
     /// The counts of forwards.
     pub forwards: Forwards,
-    /// Copies by the device that it has not let go of; the actor fills this in.
+    /// Copies that the device has not let go of; the actor fills this in.
     pub device_copies: u64,
     /// The contents of the device tier; the actor fills this in.
     pub device_tier: TierUsage,
@@ -66,7 +66,7 @@ pub struct Usage {
     pub evictions: Evictions,
     /// Chunks refused so far because their parent or index contradicts chunks that are here.
     pub refused_names: u64,
-    /// Chunks so far that did not have the name under which their bytes were to leave: each is a fault of Larder, and a miss.
+    /// Chunks so far that were not given out because they did not have the requested name. Each is a bug of Larder, and a miss.
     pub misnamed: u64,
     /// Chunks that were verified, found to be wrong, and dropped, so far.
     pub damaged: u64,
@@ -112,7 +112,7 @@ impl Store {
         }
     }
 
-    /// Chunks that somebody reads, writes, pins or sends: none when nothing is under way.
+    /// The number of chunks that somebody reads, writes, pins or sends; 0 when nothing is under way.
     #[must_use]
     pub fn claimed_chunks(&self) -> usize {
         self.index.iter_from(0).filter(|(_, _, chunk)| chunk.claims > 0 || chunk.pins > 0).count()

@@ -58,10 +58,10 @@ impl Verifications {
 }
 
 impl Store {
-    /// The namespace of this number, which a session registered.
+    /// The fingerprint of a namespace that the session registered.
     ///
     /// # Errors
-    /// [`Refused::Unknown`] if it did not.
+    /// [`Refused::Unknown`] if the session did not register it.
     pub fn registered(&self, session: SessionId, namespace: u32) -> Result<Fingerprint, Refused> {
         let (number, _) = self.slices(session, namespace)?;
         Ok(self.namespaces.get(number).fingerprint)
@@ -88,8 +88,8 @@ impl Store {
         Some(VerifyOrder { verify, blocks, bytes })
     }
 
-    /// A chunk was summed: `sums` are in the order of the blocks, `None` if they are not known. Drops a wrong chunk, and
-    /// returns the verdict.
+    /// Ends a verification. `sums` are in the order of the blocks; `None` if they are not known. Drops a wrong chunk, and returns
+    /// the verdict.
     pub fn finish_verify(&mut self, verify: u64, sums: Option<&[u64]>) -> Checked {
         let Some(Verification { chunk, sums: right }) = self.verifications.open.remove(&verify) else {
             return Checked::Nothing;
@@ -121,7 +121,7 @@ impl Store {
         self.change(id, |chunk| {
             chunk.claims -= claims;
             if chunk.disk == OnDisk::Coming {
-                // A write on its way is given up when it has ended.
+                // The record of a write under way is given up when the write has ended.
                 chunk.disk = OnDisk::Nowhere;
             }
         });

@@ -1,9 +1,9 @@
 //! Writes from memory to the tiers below: one line of chunks for each tier, with one set of rules.
 //!
 //! A chunk that waits for its write is claimed, so its bytes stay as they are. The line is bounded: a chunk beyond the bound
-//! stays in memory alone, is counted, and has another chance when it is evicted. Until an evicted chunk is on disk it can
-//! still be read. A record is written again when its chunk has gained a pool; the old record counts until the new one is
-//! durable. A chunk that only the disk has is not uploaded.
+//! stays only in memory, is counted, and has another chance when it is evicted. Until an evicted chunk is on disk it can still be
+//! read. A record is written again when its chunk has gained a pool; the old record counts until the new record is durable. A
+//! chunk that only the disk has is not uploaded.
 
 use std::collections::VecDeque;
 
@@ -38,7 +38,7 @@ pub struct WriteId {
     pub(super) chunk: ChunkId,
     /// The pools to write.
     pub(super) pools: PoolSet,
-    /// The block's place.
+    /// The tier to write to.
     pub tier: Below,
 }
 
@@ -49,11 +49,11 @@ pub struct ChunkWrite {
     pub write: WriteId,
     /// Its namespace's number.
     pub namespace: u32,
-    /// Its namespace.
+    /// The fingerprint of its namespace.
     pub fingerprint: Fingerprint,
     /// Its name.
     pub chunk: ChunkRef,
-    /// Whether the present record lacks some of these blocks, and is to be forgotten.
+    /// Whether an older record may lack some of these blocks, so that this write replaces it.
     pub replaces: bool,
     /// The places of its pools' blocks, by slice, then pool, with their checksums.
     pub blocks: Vec<(BlockMove, Checksums)>,
@@ -109,7 +109,7 @@ impl WriteLine {
         self.waiting.into_iter().map(|named| named.id)
     }
 
-    /// Whether a chunk that may be written is written now. Counts a use.
+    /// Whether a chunk that may be written is written now. Counts the use, if the policy counts uses.
     fn wants(&mut self, chunk: &Chunk, moment: Moment) -> bool {
         match (self.policy, moment) {
             (Some(WritePolicy::WriteThrough), Moment::Came | Moment::Evicted)
@@ -136,7 +136,7 @@ impl Store {
         }
     }
 
-    /// Puts a write back that cannot be ordered now: it is the next again, unless its tier is closed by now.
+    /// Puts a write back that cannot be ordered now: it comes first again, unless its tier is closed by now.
     pub fn postpone_write(&mut self, write: WriteId) {
         let named = self.name_now(write.chunk);
         match self.line(write.tier) {
@@ -198,7 +198,8 @@ impl Store {
         ChunkWrite { write, namespace: number.0.into(), fingerprint, chunk, replaces, blocks }
     }
 
-    /// Queues the disk write of a chunk that was committed here or moved here. A moved chunk's first node has queued the upload.
+    /// Queues the disk write of a chunk that was committed here or moved here. A moved chunk needs no upload: its first node has
+    /// queued it.
     pub(super) fn queue_disk_write(&mut self, id: ChunkId) {
         self.write_if_wanted(Below::Disk, id, Moment::Came);
     }
@@ -242,7 +243,8 @@ impl Store {
         }
     }
 
-    // Inlined, as its caller: commits, hits and evictions call it, mostly without a tier below; the call was 8 % of an eviction.
+    // This and its caller are inlined: commits, hits and evictions call them, mostly without a tier below. The call was 8 % of an
+    // eviction.
     #[inline]
     fn is_wanted(&mut self, tier: Below, id: ChunkId, moment: Moment) -> bool {
         let line = match tier {
@@ -288,5 +290,5 @@ impl Store {
     }
 }
 
-/// Chunks whose uses are remembered after they left memory, for [`WritePolicy::WriteThroughSelective`].
+/// The number of chunks whose uses are remembered, even after they left memory, for [`WritePolicy::WriteThroughSelective`].
 const REMEMBERED_CHUNKS: usize = 1 << 20;

@@ -28,7 +28,8 @@ impl Store {
         }
     }
 
-    /// The follows whose writer's node is to be asked, since the last call, each with the positions of its chunks, in order.
+    /// The follows whose writer's node is to be asked, collected since the last call. Each has the positions of its chunks, in
+    /// order.
     pub fn take_followed_again(&mut self) -> Vec<(u64, Vec<usize>)> {
         let mut follows: Vec<(u64, Vec<usize>)> = Vec::new();
         for (follow, position) in std::mem::take(&mut self.follows.again) {
@@ -41,8 +42,8 @@ impl Store {
     }
 
     /// Takes room for the chunks that a follow still waits for and that nobody brings or writes. Returns their namespace and
-    /// their fetches; [`Store::fetched`] must answer each. If there is no room, the follow ends before the chunk. `None` for a
-    /// follow that has ended.
+    /// their fetches; [`Store::fetched`] must answer each. If there is no room for a chunk, the follow loses this chunk and all
+    /// later ones. `None` for a follow that has ended.
     pub fn follow_again(&mut self, follow: u64, positions: &[usize]) -> Option<(Fingerprint, Vec<Wanted>)> {
         let mut wanted = Vec::new();
         let open = self.follows.open.get(&follow)?;

@@ -9,7 +9,7 @@ use crate::store::ids::{ChunkId, ProcessId, SessionId, Slot};
 
 impl Store {
     /// Ends the writing of these slots of a chunk without a commit: its followers hear that the chunk is lost. The slots are free
-    /// at once, or when nobody may read them any more and the `writer`, if it may still write, is gone.
+    /// as soon as nobody may read them and no `writer` (a process that may still write) is left.
     pub(in crate::store) fn writing_failed(
         &mut self,
         id: ChunkId,
@@ -76,7 +76,7 @@ impl Store {
         }
     }
 
-    /// Ends follows whose chunks have not come in time.
+    /// Gives up the missing chunks of each follow that had no news for its patience.
     pub(in crate::store) fn expire_follows(&mut self, now: Millis) {
         let mut late = Vec::new();
         for (&follow, open) in &mut self.follows.open {

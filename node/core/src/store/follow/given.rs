@@ -97,7 +97,7 @@ impl Store {
         true
     }
 
-    /// The moves for some layers, of each chunk in each slice. Without sources, a device copies.
+    /// The moves for some layers, of each chunk in each slice. `sources` is `None` if a device copies the bytes.
     fn layer_moves(
         &self,
         number: NamespaceId,
@@ -142,7 +142,7 @@ impl Store {
         Ok(moves)
     }
 
-    /// Whether some blocks of a chunk were handed over in part.
+    /// Whether only some layers of a block of a chunk were handed over.
     pub(in crate::store) fn lacks_layers(&self, number: NamespaceId, id: ChunkId, slices: &[u16]) -> bool {
         let namespace = self.namespaces.get(number);
         let lacks = |slice: u16, pool: usize| {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use larder_protocol::PoolSpec;
 
-/// Layers of a block that were handed over, in the order of their arrival.
+/// Layers of a block that were handed over, ordered by layer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::store) struct Layers(Vec<LayerPiece>);
 
@@ -24,13 +24,13 @@ impl Layers {
         self.0.iter().any(|piece| piece.layers.start < layers.end && layers.start < piece.layers.end)
     }
 
-    /// Adds layers of which none is in place.
+    /// Adds layers. None of them may be in place already.
     pub(in crate::store) fn add(&mut self, layers: Range<u32>, checksum: u64) {
         let at = self.0.partition_point(|piece| piece.layers.start < layers.start);
         self.0.insert(at, LayerPiece { layers, checksum });
     }
 
-    /// The number of layers that are in place from the first on.
+    /// The number of layers that are in place without a gap, from the first layer on.
     pub(in crate::store) fn contiguous(&self) -> u32 {
         let next =
             |end, piece: &LayerPiece| (piece.layers.start == end).then_some(piece.layers.end).ok_or(end);

@@ -16,7 +16,7 @@ use crate::store::lookup::Place;
 pub struct FollowNews {
     /// The follow.
     pub follow: u64,
-    /// Position of the chunk in it.
+    /// Position of the chunk in the follow.
     pub position: u32,
     /// The news.
     pub what: News,
@@ -27,7 +27,7 @@ pub struct FollowNews {
 pub enum News {
     /// Layers of a block are in place.
     Layers(LayersInPlace),
-    /// The chunk is committed: the checksums of the followed blocks, by slice, then pool.
+    /// The chunk is committed. Holds the checksums of the followed blocks, by slice, then pool.
     Whole(Vec<u64>),
     /// The chunk will not come.
     Lost,
@@ -50,7 +50,7 @@ pub struct LayersInPlace {
 
 impl Store {
     /// Follows chunks for another node: the `pools` of each chunk, by position, or all pools if `pools` is empty. `None` if peers
-    /// follow too much already. [`Store::end_grant`] ends the follow.
+    /// already hold too many chunks by grants and follows. [`Store::end_grant`] ends the follow.
     pub fn follow_for_peer(
         &mut self,
         fingerprint: &Fingerprint,
@@ -122,7 +122,7 @@ impl Store {
         self.tell_peer(follow, position, id, news);
     }
 
-    /// Tells a peer of layers, by the numbers of their blocks among all of the chunk's, if they are of pools that it wants.
+    /// Tells a peer about the layers of pools that it wants. In `news`, blocks are numbered among all blocks of the chunk.
     pub(super) fn tell_peer(
         &mut self,
         follow: u64,
@@ -146,7 +146,7 @@ impl Store {
         }
     }
 
-    /// The news of the layers in place of a block.
+    /// The news of those layers of a block that are in place.
     pub(super) fn block_news(
         &self,
         chunk: &Chunk,
@@ -165,7 +165,7 @@ impl Store {
         pieces.into_iter().filter_map(in_place)
     }
 
-    /// The layers in place of a block, as pieces: offset, bytes, checksum.
+    /// The layers of a block that are in place, as pieces: offset, bytes, checksum.
     pub(super) fn pieces_in_place(&self, chunk: &Chunk, id: ChunkId, block: usize) -> Vec<(u64, u64, u64)> {
         let pools = &self.namespaces.get(chunk.namespace).pools;
         let spec = &pools[block % pools.len()].spec;
@@ -181,7 +181,7 @@ impl Store {
         }
     }
 
-    /// Whether a chunk has the name under which it is followed.
+    /// Whether a chunk has the name under which the peer follows it.
     pub(super) fn may_be_told(&mut self, follow: u64, position: usize, id: ChunkId) -> bool {
         let Some(open) = self.follows.open.get(&follow) else { return false };
         let Some((namespace, &hash)) = self.namespaces.of(&open.fingerprint).zip(open.hashes.get(position))

@@ -13,7 +13,7 @@ use crate::store::lookup::{Leased, Place};
 use crate::store::{FetchId, Refused, Store};
 
 impl Store {
-    /// How far a follow is.
+    /// The progress of a follow.
     ///
     /// # Errors
     /// [`Refused::Unknown`] for a follow that is not the session's.
@@ -27,7 +27,7 @@ impl Store {
         Ok(FollowProgress { chunks: living as u32, layers: layers.unwrap_or(0), is_whole })
     }
 
-    /// The places of a follow's chunks, given once: when each chunk has its place.
+    /// The places of a follow's chunks. They are given once, as soon as every wanted block has a slot; `None` before and after.
     ///
     /// # Errors
     /// As [`Store::followed`].
@@ -61,12 +61,13 @@ impl Store {
         }
         leased.chunks = fit as u32;
         self.follow_mut(follow, |open| open.is_shown = true);
-        // Chunks that do not fit into one answer are not read.
+        // The follow loses the chunks that do not fit into one answer.
         self.lose_from(follow, fit);
         Ok(Some(leased))
     }
 
-    /// The layers in place of the chunk at a position, as one of its followers counts them.
+    /// The number of layers that are in place in every block that a follow wants of the chunk at a position. A complete block
+    /// does not lower the number, even if its pool has fewer layers.
     fn layers_of(&self, open: &Follow, position: usize) -> u32 {
         let id = match open.chunks[position] {
             Followed::Awaited(_) | Followed::Lost(_) => return 0,
@@ -89,7 +90,7 @@ impl Store {
         blocks.map(|(slice, pool)| of_block(slice, pool)).min().unwrap_or(0)
     }
 
-    /// Notes that layers of a block are in place, of a chunk that is being written.
+    /// Notes that layers of a block are in place. The block's chunk is being written.
     pub(in crate::store) fn layers_in_place(
         &mut self,
         id: ChunkId,
@@ -121,8 +122,8 @@ impl Store {
         }
     }
 
-    /// Takes right layers of a chunk that is being fetched; `block` counts the fetched blocks, by slice, then pool. Nothing
-    /// happens if the fetch has another number: a chunk's place may be used again.
+    /// Takes verified layers of a chunk that is being fetched. `block` counts the fetched blocks, by slice, then pool. Does
+    /// nothing if the fetch has another number: the chunk may be in a later fetch by now.
     pub fn layers_came(
         &mut self,
         fetch: FetchId,
@@ -155,7 +156,7 @@ impl Store {
         &namespace.pools[block % namespace.pools.len()].spec
     }
 
-    /// Notes that these `blocks` of a chunk were committed, or came.
+    /// Notes that these `blocks` of a chunk were committed or fetched.
     pub(in crate::store) fn blocks_ready(&mut self, id: ChunkId, blocks: &[usize]) {
         if self.follows.is_idle() {
             return;
@@ -194,8 +195,8 @@ impl Store {
         }
     }
 
-    /// Settles the follows that waited for a writer of a chunk that is here now: they have the chunk, or lose it if it lacks
-    /// wanted pools.
+    /// Settles the follows that waited for a writer of a chunk. The chunk is here now: each follow has it, or loses it if the
+    /// chunk lacks pools that the follow wants.
     fn settle_awaited(&mut self, id: ChunkId) {
         let chunk = self.index.get(id);
         let (number, hash, pools) = (chunk.namespace, chunk.hash, chunk.pools);

@@ -22,7 +22,7 @@ pub struct FollowProofs {
 }
 
 impl Store {
-    /// The checksums of a follow's layers, for a session that knows of `known_layers`.
+    /// The checksums of a follow's layers, for a session that already has those of the first `known_layers` layers.
     ///
     /// # Errors
     /// As [`Store::followed`].
@@ -57,7 +57,7 @@ impl Store {
         for &(position, id) in &ids {
             self.sums_of(open, (position, id), &(known_layers..progress.layers), &mut sums);
         }
-        // A layer that is not told now is news the next time; one layer has one sum a block at most.
+        // Layers that are left out now are sent the next time. One layer has at most one sum per block, so it fits.
         while sums.len() > MAX_MESSAGE_BLOCKS && progress.layers > known_layers + 1 {
             progress.layers = known_layers.midpoint(progress.layers).max(known_layers + 1);
             let news = known_layers..progress.layers;

@@ -1,4 +1,4 @@
-//! Chunks on their way from disk, other nodes or the object store: each once, however many gathers wait for it.
+//! Chunks on their way from disk, other nodes or the object store: each is fetched once, however many gathers wait for it.
 
 use larder_protocol::session::Tier;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
@@ -58,7 +58,7 @@ impl Wanted {
     }
 }
 
-/// The blocks of a fetched chunk are in their slots, and right.
+/// A fetched chunk: its blocks are in their slots, and verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Came {
     /// Checksums of the requested blocks that came, by slice, then pool.
@@ -89,7 +89,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// The tier whose chunks come from there.
+    /// The tier that a chunk from this source counts for.
     #[must_use]
     pub fn tier(self) -> Tier {
         match self {
@@ -163,13 +163,13 @@ impl Store {
         Some(Recall { fetch: FetchId(id), wanted })
     }
 
-    /// Ends a recall: its peer was answered.
+    /// Ends a recall, after its peer was answered.
     pub fn end_recall(&mut self, FetchId(id): FetchId) {
         self.unclaim(&[id]);
         self.evict_above_watermark();
     }
 
-    /// Whether a lease waits for a chunk that is being fetched.
+    /// Whether a gather or follow waits for a chunk that is being fetched.
     #[must_use]
     pub fn is_leased_soon(&self, FetchId(id): FetchId) -> bool {
         self.gathers.fetches.get(&id).is_some_and(|fetch| !fetch.gathers.is_empty())

@@ -1,4 +1,4 @@
-//! Chunks that leave with a node that drains, and chunks that come from one.
+//! Drains: chunks that move away from this node, and chunks that come from another draining node.
 
 use larder_protocol::namespace::NamespaceSpec;
 use larder_protocol::{ChunkRef, Fingerprint};
@@ -12,23 +12,23 @@ use crate::store::journal::is_held;
 /// The answer for a chunk that another node wants this one to keep.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TakeIn {
-    /// It is here already.
+    /// The chunk is here already.
     Here,
-    /// It is being fetched already, or has to be fetched: [`Store::end_recall`] must follow.
+    /// The chunk is being fetched already, or has to be fetched: [`Store::end_recall`] must follow.
     Coming {
         /// Its fetch.
         fetch: FetchId,
         /// The fetch to start, unless it is under way.
         wanted: Option<Wanted>,
     },
-    /// There is no room for it on its way, it is being written, or its name contradicts others.
+    /// Staging has no room for the chunk, the chunk is being written here, or its name contradicts others.
     Refused,
 }
 
 /// How a chunk of a draining store is to be treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leaving {
-    /// It has to move, or it is lost.
+    /// The chunk must move, or it is lost.
     Moves {
         /// Its namespace.
         fingerprint: Fingerprint,
@@ -37,13 +37,13 @@ pub enum Leaving {
         /// Bytes of its slots.
         bytes: u64,
     },
-    /// The disk or the object store keeps it.
+    /// The disk or the object store keeps the chunk.
     KeptBelow,
-    /// It is not here any more, or not whole.
+    /// The chunk is not here any more, or not whole.
     Gone,
 }
 
-/// Room for chunks before one has to be evicted.
+/// Room for more chunks before a chunk has to be evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FreeRoom {
     /// Chunks.
@@ -53,13 +53,13 @@ pub struct FreeRoom {
 }
 
 impl Store {
-    /// All cached chunks, from the last to go by the policy to the first.
+    /// All cached chunks, in the reverse of the order in which the policy would evict them.
     #[must_use]
     pub fn by_worth(&self) -> Vec<ChunkId> {
         self.policy.order().into_iter().rev().map(|number| self.index.id(number)).collect()
     }
 
-    /// How a cached chunk is to be treated when the node leaves; `keeps_disk` says that its disk will be read again.
+    /// How a cached chunk is to be treated when the node leaves; `keeps_disk`: the node's disk will be read again.
     #[must_use]
     pub fn leaving(&self, id: ChunkId, keeps_disk: bool) -> Leaving {
         let Some(chunk) = self.index.known(id).filter(|chunk| chunk.is_cached() && chunk.is_complete())
@@ -81,7 +81,7 @@ impl Store {
         Some((namespace.tenant_name(), &namespace.spec))
     }
 
-    /// Room for chunks before one has to be evicted.
+    /// Room for more chunks before a chunk has to be evicted.
     #[must_use]
     pub fn free_room(&self) -> FreeRoom {
         let limits = &self.limits;
@@ -91,13 +91,13 @@ impl Store {
         }
     }
 
-    /// Bytes of the slots of a whole chunk of a namespace; 0 if it is not known.
+    /// Bytes of the slots of a whole chunk of a namespace; 0 if the namespace is not known.
     #[must_use]
     pub fn chunk_bytes_by(&self, fingerprint: &Fingerprint) -> u64 {
         self.namespaces.of(fingerprint).map_or(0, |number| self.whole_chunk_bytes(number))
     }
 
-    /// Bytes of passing chunks, fetched or on their way.
+    /// Bytes of passing chunks, those still on their way included.
     #[must_use]
     pub fn passing_bytes(&self) -> u64 {
         self.gathers.passing_bytes()

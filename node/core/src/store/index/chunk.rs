@@ -1,4 +1,4 @@
-//! One chunk of the index: its blocks, who holds it, and where else it is.
+//! One chunk of the index: its blocks, its claims, and its other places.
 
 use larder_protocol::{ChunkHash, ChunkRef, PoolSet};
 use smallvec::SmallVec;
@@ -19,9 +19,9 @@ pub(crate) struct Chunk {
     pub(super) first_child: Option<ChunkNumber>,
     pub(super) next_sibling: Option<ChunkNumber>,
     pub(super) previous_sibling: Option<ChunkNumber>,
-    /// Leases, orphaned ones included, and blocks being written.
+    /// The number of leases, writers, fetches and other users that keep it in memory, orphaned leases included.
     pub(crate) claims: u32,
-    /// Leases of vanished processes among the claims.
+    /// Claims of ended sessions whose process, or a device, may still read the chunk.
     pub(crate) orphaned_leases: u32,
     pub(crate) pins: u32,
     /// Children that are in memory.
@@ -39,13 +39,13 @@ pub(crate) struct Chunk {
     pub(crate) disk: OnDisk,
     pub(crate) stored: Stored,
     pub(super) marks: Marks,
-    /// Its last use, in hundredths of a second since the node started.
+    /// Its last use, in hundredths of a second on the clock of ages (`Store::age_ms`).
     pub(crate) used: u32,
     /// Its blocks, by slice, then pool.
     pub(crate) blocks: SmallVec<[Block; 1]>,
 }
 
-/// Facts of a chunk, a bit each.
+/// Facts of a chunk, one bit each.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Marks(u8);
 
@@ -77,9 +77,9 @@ pub(crate) enum Standing {
     /// It stays until it is evicted.
     #[default]
     Kept,
-    /// It came from another node and stays only as long as somebody claims it.
+    /// It was fetched and stays only as long as somebody claims it.
     Passing,
-    /// It was evicted, and stays until it is on disk, or nobody claims it any more.
+    /// It was evicted, and stays only as long as a write, a forward or a reader claims it.
     Leaving,
     /// Its bytes are wrong, or it was purged: nobody finds it, and it stays only until its readers have let go.
     Condemned,
@@ -157,7 +157,7 @@ impl Chunk {
         self.parent
     }
 
-    /// Whether all blocks that every chunk has can be read, in every slice.
+    /// Whether all blocks that every chunk must have can be read, in every slice.
     pub(crate) fn is_complete(&self) -> bool {
         self.pools.has(0)
     }
@@ -167,7 +167,7 @@ impl Chunk {
         self.disk == OnDisk::Here && !self.disk_pools.has_all(self.pools)
     }
 
-    /// Whether some block can be read and is to stay: then it counts as cached.
+    /// Whether the chunk counts as cached: some block can be read, and the chunk is to stay.
     pub(crate) fn is_cached(&self) -> bool {
         self.ready > 0 && self.standing == Standing::Kept
     }
@@ -226,7 +226,7 @@ impl Chunk {
         self.marks.set(Mark::ReadElsewhere, true);
     }
 
-    /// Whether it has a place on this node's disk, and nowhere else here.
+    /// Whether this node has it on disk, but not in memory.
     pub(crate) fn is_on_disk_alone(&self) -> bool {
         self.disk == OnDisk::Here && !self.is_resident()
     }

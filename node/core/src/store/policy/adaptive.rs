@@ -1,14 +1,14 @@
-//! Adaptive: the chunk that promises the fewest hits for the room it takes goes first, as learned from every use.
+//! Adaptive: evicts the chunk that promises the fewest hits for the room it takes. It learns from every use.
 //!
 //! A chunk has a kind ([`kinds`]: the turn of its session, the session's gap between turns, how often it was used, whether it is
-//! the last of its prompt) and an age, the time since its last use, on two clocks: the wall's, and one that counts uses. For each
-//! kind [`clocks`] learn the chance of a use at every age, from a sample of the cached chunks and of the evicted chunks that are
-//! still remembered. The worth of a chunk follows from its kind and age: the most hits for each chunk and unit of time that it
-//! can bring if kept for the best span from now on, of any length. This is the index of Gittins ("Bandit processes and dynamic
-//! allocation indices", JRSS B 1979); hit density (Beckmann, Chen and Cidon, LHD, NSDI 2018) and economic value added (Beckmann
-//! and Sanchez, HPCA 2017) are near to it. The policy has no parameter such as the cache's lifetime, so it fits small caches and
-//! large ones: if all chunks would be evicted before their next use, some are kept longer, at the cost of the rest. [`lessons`]
-//! weigh both clocks by the quality of their predictions.
+//! the last of its prompt) and an age: the time since its last use, on two clocks. One clock is wall time, the other counts uses.
+//! For each kind [`clocks`] learn the chance of a use at every age, from a sample of the cached chunks and of the evicted chunks
+//! that are still remembered. The worth of a chunk follows from its kind and age. It is the rate of hits, for each chunk and unit
+//! of time, that the chunk can bring if it is kept from now on for the best span of any length. This is the index of Gittins
+//! ("Bandit processes and dynamic allocation indices", JRSS B 1979); hit density (Beckmann, Chen and Cidon, LHD, NSDI 2018) and
+//! economic value added (Beckmann and Sanchez, HPCA 2017) are close to it. The policy has no parameter such as the cache's
+//! lifetime, so it fits small caches and large ones: if all chunks would be evicted before their next use, it keeps some chunks
+//! longer, at the cost of the rest. [`lessons`] weigh both clocks by the quality of their predictions.
 //!
 //! A use is only recorded. A search for a victim looks at a few chunks drawn at random, and at the worst chunks that earlier
 //! searches saw ([`candidates`]). A [`rival`] counts the hits that `lru` would have had; if these were more, recency gets more
@@ -48,7 +48,7 @@ pub(super) struct Adaptive {
     lessons: Lessons,
     rival: Rival,
     candidates: Candidates,
-    /// The chunk that was let go last.
+    /// The chunk that was unblocked last.
     unblocked: Option<ChunkNumber>,
     /// Chunks of one commit, last to first, whose kinds are not known yet.
     entering: Entering,
@@ -56,9 +56,9 @@ pub(super) struct Adaptive {
     streak: Option<Streak>,
     now: Moment,
     learned_at: Moment,
-    /// The number of uses at which the candidates were appraised.
+    /// The count of uses when the candidates were last appraised.
     appraised_at: u32,
-    /// The same for the rival's.
+    /// A chunk is in the rival's sample if this many of the lowest bits of its hash are 0.
     rival_bits: u32,
     /// A chunk is in the sample if this many of the lowest bits of its hash are 0.
     sample_bits: u32,
@@ -69,20 +69,20 @@ pub(super) struct Adaptive {
 #[derive(Debug, Default)]
 struct Entering {
     chunks: Vec<ChunkNumber>,
-    /// The chunk before the first entering one.
+    /// The chunk before the first entering chunk.
     behind: Option<ChunkNumber>,
 }
 
 /// Chunks of one prompt that are used one after the other.
 #[derive(Debug, Clone, Copy)]
 struct Streak {
-    /// The index of the last that was used.
+    /// The index of the chunk that was used last.
     index: u16,
     wall: u32,
     gap: Gap,
 }
 
-/// A source of chance that always begins alike (Marsaglia's xorshift, J. Stat. Soft. 2003).
+/// A source of chance that always starts from the same seed (Marsaglia's xorshift, J. Stat. Soft. 2003).
 #[derive(Debug)]
 struct Draws(u64);
 
@@ -96,8 +96,8 @@ impl Draws {
 }
 
 impl Adaptive {
-    /// An empty policy. Behind this many chunks, recomputing a chunk costs twice as much as the first of a prompt; without it,
-    /// all chunks cost the same.
+    /// An empty policy. Behind this many chunks, recomputing a chunk costs twice as much as recomputing the first chunk of a
+    /// prompt. If `None`, all chunks cost the same.
     pub(super) fn policy(recompute_doubles_at: Option<NonZeroU32>) -> Box<dyn Policy> {
         Box::new(Self {
             costs: Costs::new(recompute_doubles_at),
@@ -123,7 +123,7 @@ impl Policy for Adaptive {
     fn is_now(&mut self, now_ms: u64) {
         let wall = (now_ms / UNIT_MS) as u32;
         if wall != self.now.wall {
-            // The kinds of entered chunks depend on their time.
+            // The kinds of entered chunks depend on the time at which they entered.
             self.settle();
             self.now.wall = wall;
         }
@@ -216,7 +216,7 @@ impl Adaptive {
         self.now.uses = self.now.uses.wrapping_add(1);
     }
 
-    /// Finds the kinds of the chunks that entered: of all of one commit at once, as the last comes first.
+    /// Finds the kinds of the chunks that entered: for a whole commit at once, because its last chunk comes first.
     fn settle(&mut self) {
         let mut entering = std::mem::take(&mut self.entering.chunks);
         if entering.is_empty() {
@@ -271,7 +271,7 @@ impl Adaptive {
         self.lessons.exposed(kind, from, age);
     }
 
-    /// Chunks of the sample that are cached, about.
+    /// About the number of cached chunks that are in the rival's sample.
     fn most_sampled(&self) -> usize {
         self.state.len() >> self.rival_bits
     }
@@ -284,7 +284,7 @@ impl Adaptive {
         hash.trailing_zeros() >= self.sample_bits
     }
 
-    /// Whether a chunk of this age was not used for a time.
+    /// Whether a chunk of this age is idle: since its last use, there were at least half as many uses as there are cached chunks.
     fn is_idle(&self, age: Moment) -> bool {
         age.uses as usize >= self.state.len() / 2
     }
@@ -365,18 +365,18 @@ impl Adaptive {
     }
 }
 
-/// Number of times that the policy learns during as many uses as there are cached or remembered chunks; and the least uses
-/// between two times.
+/// How often the policy learns during as many uses as there are cached or remembered chunks, and the least number of uses between
+/// two such times.
 const LOOKS_A_LIFETIME: usize = 16;
 const LEAST_INTERVAL: u32 = 1_024;
 
-/// Chunks in the sample, at the most.
+/// The most chunks in a sample.
 const SAMPLE: usize = 40_000;
 
 /// Number of times that candidates are appraised again during as many uses as there are cached chunks.
 const APPRAISALS_A_LIFETIME: usize = 32;
 
-/// Chunks that a search looks at, beside the candidates it knows; and one that knows few.
+/// Random chunks that a search looks at, beside the candidates that it knows. If it knows few, it looks at `FIRST_LOOKS`.
 const LOOKS: usize = 8;
 const FIRST_LOOKS: usize = 64;
 

@@ -1,4 +1,4 @@
-//! ARC: chunks used once and chunks used again share the room, as the ghosts of both say.
+//! ARC: chunks used once and chunks used again share the room; a ghost that returns enlarges the share of its group.
 //!
 //! Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache" (FAST 2003). If the store evicts for several new
 //! chunks at once, their ghosts are seen only after the evictions; this changes next to nothing.
@@ -14,9 +14,9 @@ use crate::store::ids::ChunkNumber;
 pub(super) struct Arc {
     hashes: ShortHashes,
     ghosts: Ghosts,
-    /// Number of chunks used once that should stay.
+    /// The number of chunks used once that should stay.
     target: f64,
-    /// Chunks that were cached when one had to go.
+    /// The number of cached chunks at the last search for a victim.
     capacity: usize,
 }
 

@@ -5,8 +5,8 @@ use crate::store::ids::ChunkNumber;
 
 /// Two sets of short hashes. Each keeps the last hashes that were added and not taken out.
 ///
-/// One table for both, in buckets of eight; a full bucket loses its oldest entry. 32 bits of a hash are kept: at a
-/// million ghosts one look-up in a thousand finds a wrong one. 16 to 20 bytes a ghost.
+/// Both share one table with buckets of eight; a full bucket loses its oldest entry. 32 bits of a hash are kept: at a million
+/// ghosts, one look-up in a thousand finds a wrong ghost. A ghost takes 16 to 20 bytes.
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
     buckets: Vec<[Ghost; WAYS]>,
@@ -31,7 +31,7 @@ struct Kind {
 #[derive(Debug, Clone, Copy, Default)]
 struct Ghost {
     hash: u32,
-    /// Number of the addition, of 31 bits, and the kind in the highest; 0 if there is no ghost.
+    /// The number of the addition in the lower 31 bits, and the set in the highest bit; 0 if there is no ghost.
     born: u32,
 }
 
@@ -92,7 +92,7 @@ impl Ghosts {
 }
 
 impl Ghost {
-    /// The number of ghosts of its kind that came later; `None` if it is no ghost, or too many came.
+    /// The number of later ghosts of its set; `None` if this is no ghost, or too many came later.
     fn age(self, kinds: &[Kind; 2]) -> Option<u32> {
         let Kind { added, span, .. } = kinds[(self.born >> 31) as usize];
         let age = added.wrapping_sub(self.born & BORN) & BORN;
@@ -101,7 +101,7 @@ impl Ghost {
 }
 
 impl Kind {
-    /// Counts one more ghost; the last `most` ghosts stay; returns its number.
+    /// Counts one more ghost, keeps the last `most` ghosts, and returns the number of the new ghost.
     fn add(&mut self, most: u32) -> u32 {
         self.added = if self.added == BORN { 1 } else { self.added + 1 };
         self.span += 1.0;
@@ -110,7 +110,7 @@ impl Kind {
         self.added
     }
 
-    /// Keeps the `most` last ones. It is not known which older ghosts were taken out, so the span is shortened as if they were
+    /// Keeps the last `most` ghosts. It is not known which older ghosts were taken out, so the span is shortened as if they were
     /// evenly spread.
     fn limit(&mut self, most: u32) {
         self.most = most;
@@ -145,8 +145,8 @@ fn bounded(most: usize) -> u32 {
 
 const WAYS: usize = 8;
 
-/// Places for each ghost at least: with fewer, buckets overflow, and policies that live by their ghosts hit up to half a
-/// point less.
+/// The least number of places for each ghost. With fewer, buckets overflow, and policies that depend on ghosts lose up to half a
+/// point of hit rate.
 const LEAST_SPARE: usize = 2;
 
 /// The bits of an addition's number.

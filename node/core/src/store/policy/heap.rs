@@ -1,7 +1,7 @@
 //! Chunks by key, the smallest first: for orders in which a chunk may enter anywhere.
 //!
-//! A binary heap of the chunks that may go. An entry is dropped when it comes up after its chunk left, changed its key or was
-//! blocked, or when such entries outnumber the others. So every operation takes amortised O(log n).
+//! A binary heap of the chunks that may go. An entry is stale if its chunk has left, changed its key or was blocked. A stale
+//! entry is dropped when it comes up, or when stale entries outnumber the others. So every operation takes amortized O(log n).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -93,7 +93,7 @@ impl Heap {
         first
     }
 
-    /// Every chunk by key, blocked ones too.
+    /// Every chunk in the order of keys, blocked chunks included.
     pub(super) fn order(&self) -> Vec<ChunkNumber> {
         let present = (0..self.states.len())
             .map(ChunkNumber::at)

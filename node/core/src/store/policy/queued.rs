@@ -14,7 +14,7 @@ pub(super) trait Rule: fmt::Debug + Send {
     /// Notes that a chunk was used.
     fn touch(&mut self, queues: &mut Queues, chunk: ChunkNumber);
 
-    /// A chunk leaves; it is still in its queue.
+    /// Notes that a chunk leaves. It is still in its queue.
     fn leaves(&mut self, _: &Queues, _: ChunkNumber, _: Removal) {}
 
     /// The chunk that should go next; see [`Policy::victim`].
@@ -22,7 +22,7 @@ pub(super) trait Rule: fmt::Debug + Send {
         queues.first(0, judge)
     }
 
-    /// Every chunk, the first to go first.
+    /// Every chunk, in the order of eviction.
     fn order(&self, queues: &Queues) -> Vec<ChunkNumber> {
         queues.order()
     }

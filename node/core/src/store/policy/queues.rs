@@ -1,8 +1,8 @@
 //! Ordered lists of chunks, which most policies share: a chunk enters at the end.
 //!
-//! Every operation takes constant time but one: the search for a victim parks each blocked chunk that it meets, and the chunk
-//! comes back into its old place through a sorted map when it may go again. A chunk is parked at most once between two moves,
-//! and the map holds only chunks older than the whole list, so it stays small.
+//! Every operation takes constant time, except the search for a victim. The search parks the blocked chunks at the head of a
+//! list. When a parked chunk may go again, it comes back into its old place through a sorted map. A chunk is parked at most once
+//! between two moves, and the map holds only chunks older than the whole list, so it stays small.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ struct List {
     returned: BTreeMap<u64, ChunkNumber>,
 }
 
-/// 16 bytes a chunk.
+/// The links of one chunk. 16 bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct QueueLink {
     /// The stamp of the chunk's move to an end, in the upper 47 bits; then 6 bits for the policy, 9 for the list, and 2 for the
@@ -43,7 +43,7 @@ enum Position {
     Absent = 0,
     Listed = 1,
     ListedBlocked = 2,
-    /// Out of the list. Blocked, or else in `returned`.
+    /// Not in the list: either blocked, or in `returned`.
     Parked = 3,
 }
 
@@ -115,7 +115,7 @@ impl Queues {
         while let Some(chunk) = cursor {
             cursor = self.nodes[chunk.position()].next;
             if self.place(chunk) == Position::ListedBlocked {
-                // Only from the head, so that parked chunks are always older than listed ones.
+                // Chunks are parked only from the head, so parked chunks are always older than listed chunks.
                 if at_head {
                     self.unlink(chunk);
                     self.set_place(chunk, Position::Parked);
@@ -146,12 +146,12 @@ impl Queues {
         order
     }
 
-    /// Chunks in all lists, blocked ones too.
+    /// The number of chunks in all lists, blocked chunks included.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Chunks in a list, blocked ones too.
+    /// The number of chunks in a list, blocked chunks included.
     pub(super) fn list_len(&self, list: usize) -> usize {
         self.lists[list].len
     }
@@ -166,14 +166,14 @@ impl Queues {
         (self.nodes[chunk.position()].bits >> (PLACE_BITS + LIST_BITS)) as u8 & MOST_MARK
     }
 
-    /// Notes something on a chunk, at most [`MOST_MARK`]; it stays until the chunk leaves.
+    /// Marks a chunk with a number of at most [`MOST_MARK`]. The mark stays until the chunk leaves.
     pub(super) fn set_mark(&mut self, chunk: ChunkNumber, mark: u8) {
         debug_assert!(mark <= MOST_MARK, "a mark of {mark} would spoil the stamp");
         let bits = bits(self.stamp(chunk), mark, self.list(chunk), self.place(chunk));
         self.nodes[chunk.position()].bits = bits;
     }
 
-    /// Takes a chunk out of its place, and returns its position after a move to the end of a list.
+    /// Takes a chunk out of its place, and returns the position that it gets at the end of a list.
     fn take_out(&mut self, chunk: ChunkNumber) -> Position {
         let list = self.list(chunk);
         self.lists[list].len -= 1;
@@ -228,7 +228,7 @@ impl Queues {
         *bits = *bits & !3 | place as u64;
     }
 
-    /// When a chunk was put at an end: how many chunks had been before, and this one.
+    /// The number of the chunk's last move to an end, counted over all such moves.
     fn stamp(&self, chunk: ChunkNumber) -> u64 {
         self.nodes[chunk.position()].bits >> (PLACE_BITS + LIST_BITS + MARK_BITS)
     }

@@ -1,11 +1,11 @@
-//! Policies that give each chunk a rank; the chunk of the smallest rank goes first. SGLang's radix cache has all four by these
-//! names.
+//! Policies that give each chunk a rank; the chunk of the smallest rank goes first. SGLang's radix cache has all four under the
+//! same names.
 
 use super::heap::Heap;
 use super::{Facts, Judge, Policy, Removal};
 use crate::store::ids::ChunkNumber;
 
-/// Chunks by rank. A rank ends with the number of the use that gave it, so no two are alike.
+/// Chunks by rank. A rank ends with the number of the use that gave it, so no two ranks are equal.
 #[derive(Debug)]
 pub(super) struct Ranked {
     heap: Heap,
@@ -26,18 +26,20 @@ impl Ranked {
         Self::new(|_, now| u64::MAX - now, |rank, _| rank)
     }
 
-    /// Most recently used goes first. Leaf-first it is nearly `filo`: the head of a prompt, which was used last, has children.
+    /// Most recently used goes first. As only leaves go, it is nearly `filo`: the head of a prompt, which was used last, has
+    /// children.
     pub(super) fn mru() -> Self {
         Self::new(|_, now| u64::MAX - now, |_, now| u64::MAX - now)
     }
 
-    /// Fewest hits goes first; among equals the least recently used. Hits never age, and stop counting at 65,535.
+    /// The chunk with the fewest hits goes first; among equals, the least recently used chunk. Hits never age, and stop counting
+    /// at 65,535.
     pub(super) fn lfu() -> Self {
         let used = |rank: u64, now| ((rank >> TIME_BITS) + 1).min(u16::MAX.into()) << TIME_BITS | now;
         Self::new(|_, now| now, used)
     }
 
-    /// Lowest priority of the caller goes first; among equals the least recently used.
+    /// The chunk with the caller's lowest priority goes first; among equals, the least recently used chunk.
     pub(super) fn priority() -> Self {
         let enters =
             |facts: Facts, now| u64::from(facts.priority.wrapping_sub(i8::MIN) as u8) << TIME_BITS | now;

@@ -1,9 +1,9 @@
 //! S3-FIFO: a small queue that new chunks must survive, a main queue that spares used chunks, and ghosts.
 //!
-//! Yang, Zhang, Qiu, Yue and Vinayak, "FIFO queues are all you need for cache eviction" (SOSP 2023): a tenth is the small queue;
-//! a chunk that was hit more than once there, or comes back while its ghost is remembered, enters the main queue. There are as
-//! many ghosts as chunks are cached. A chunk is judged when it has become a leaf, so the ancestors of a long prompt pass the
-//! small queue later than in the paper.
+//! Yang, Zhang, Qiu, Yue and Vinayak, "FIFO queues are all you need for cache eviction" (SOSP 2023): the small queue is a tenth
+//! of the cache; a chunk that was hit more than once there, or comes back while its ghost is remembered, enters the main queue.
+//! There are as many ghosts as cached chunks. A chunk is judged when it has become a leaf, so the ancestors of a long prompt pass
+//! the small queue later than in the paper.
 
 use super::ghosts::{Ghosts, ShortHashes};
 use super::queued::Rule;
@@ -71,5 +71,5 @@ const MAIN: usize = 1;
 /// The small queue is one part in `SMALL_PART`.
 const SMALL_PART: usize = 10;
 
-/// Hits that count.
+/// The most hits that are counted.
 const MOST_HITS: u8 = 3;

@@ -14,7 +14,7 @@ use crate::store::ids::ChunkNumber;
 /// SIEVE.
 #[derive(Debug, Default)]
 pub(super) struct Sieve {
-    /// The list that the hand is in; the other one it has passed.
+    /// The list that the hand has yet to reach. The other list has the chunks that it has passed.
     ahead: usize,
 }
 

@@ -2,10 +2,10 @@
 //!
 //! As in Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (TOS 2017) and Caffeine.
 
-/// Counts up to 15 for 32-bit hashes; 8 to 16 bytes for each chunk that it is made for.
+/// Counts up to 15 for 32-bit hashes. It takes 8 to 16 bytes for each chunk that it is made for.
 #[derive(Debug, Default)]
 pub(super) struct Sketch {
-    /// 16 counters each; a hash has one counter in each of four words.
+    /// Each word has 16 counters. A hash has one counter in each of four words.
     words: Vec<u64>,
     additions: usize,
 }
@@ -19,7 +19,7 @@ impl Sketch {
         }
     }
 
-    /// Counts one more.
+    /// Counts one more use of a hash.
     pub(super) fn add(&mut self, hash: u32) {
         if self.words.is_empty() {
             return;

@@ -1,7 +1,7 @@
 //! Segmented LRU: chunks that were not yet used twice go first, by recency; then the others, by recency.
 //!
-//! After Karedla, Love and Wherry, "Caching strategies to improve disk system performance" (Computer, 1994), in the form
-//! that SGLang gave it: a count of uses parts the segments, and nothing returns to the first one.
+//! After Karedla, Love and Wherry, "Caching strategies to improve disk system performance" (Computer, 1994), in the form that
+//! SGLang gave it: a count of uses separates the segments, and no chunk returns to the first segment.
 //!
 //! The rule counts uses, not hits: storing a chunk is its first use, so that with the threshold of 2 the first hit protects it.
 //! Published figures of SLRU(2) on prompts are about this rule; a threshold of two hits would protect less.

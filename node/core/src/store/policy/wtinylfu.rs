@@ -18,7 +18,7 @@ use crate::store::ids::ChunkNumber;
 pub(super) struct WTinyLfu {
     hashes: ShortHashes,
     sketch: Sketch,
-    /// Whether a chunk has had to go yet: before, nobody contests.
+    /// Whether a chunk has ever had to go. Before that, a chunk that leaves the window always enters the rest.
     is_full: bool,
 }
 
@@ -59,7 +59,7 @@ impl Rule for WTinyLfu {
 }
 
 impl WTinyLfu {
-    /// Whether a chunk that leaves the window was used no more often than the chunk that would go for it.
+    /// Whether a chunk that leaves the window was used no more often than the chunk that it would replace.
     fn loses(&self, queues: &mut Queues, candidate: ChunkNumber) -> bool {
         let take = &mut |_| Verdict::Take;
         let victim = queues.first(PROBATION, take).or_else(|| queues.first(PROTECTED, take));

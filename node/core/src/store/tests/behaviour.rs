@@ -1,4 +1,4 @@
-//! One behaviour a test.
+//! Tests of single behaviors of the store.
 
 use larder_protocol::chain::{Links, Start};
 use larder_protocol::session::{Scarce, Span, Tier};
@@ -406,7 +406,7 @@ fn no_tenant_can_leave_another_without_pins_or_namespaces() {
     assert_eq!(pin(&mut f, other, theirs.namespace, &chain), Ok(1), "a part is kept for the other tenant");
     let mut refused = None;
     for number in 0..600 {
-        // Sessions may have few namespaces each; together they may have the tenant's part.
+        // Each session may have few namespaces, but together the sessions may have the tenant's part.
         let session = f.store.open_session(TenantId(0), ProcessId(number), 0);
         let spec = NamespaceSpec { layout: format!("l{number}"), ..spec() };
         refused = f.store.register(session, "a", &spec, &[0], &[BLOCK]).err();

@@ -1,4 +1,4 @@
-//! Chunks on disk: what is written, what comes back, what leaves, and random histories of all of it.
+//! Tests of chunks on disk: which chunks are written, come back and leave; also random histories of all this.
 
 use std::collections::{HashMap, HashSet};
 
@@ -68,7 +68,7 @@ impl Fixture {
         self.store.lookup(self.session, self.namespace, &chain, options, NOW).unwrap().spans
     }
 
-    /// Leases a prompt whose chunks may be on disk; the disk gives them all. How many chunks were leased.
+    /// Leases a prompt whose chunks may be on disk, and returns the number of leased chunks. Every read from disk succeeds.
     fn read(&mut self, word: &str) -> u32 {
         let chain = self.chain(word);
         let gathered = self.store.gather(self.session, self.namespace, &chain, &[]).unwrap();
@@ -253,7 +253,7 @@ fn when_the_disk_closes_only_what_is_in_memory_is_left() {
     f.store.assert_consistent();
 }
 
-/// A disk beside the store, and everything that is under way.
+/// A store, its simulated disk, and everything that is under way.
 struct World {
     f: Fixture,
     rng: fastrand::Rng,
@@ -394,7 +394,8 @@ impl World {
         }
     }
 
-    /// What others were told is what is here, and what the store thinks is on disk is there.
+    /// Checks that others were told exactly the chunks that are here, and that the chunks that the store takes to be on disk are
+    /// there.
     fn check(&mut self) {
         self.f.store.assert_consistent();
         for change in self.f.store.take_changes() {
@@ -414,7 +415,7 @@ impl World {
         assert_eq!(store.usage().disk.unwrap().chunks, on_disk.len() as u64);
     }
 
-    /// Lets everything that is under way end; nothing may be left.
+    /// Ends everything that is under way, and checks that nothing is left.
     fn end(mut self) {
         while !self.reads.is_empty() {
             self.finish_read();
@@ -455,8 +456,8 @@ fn random_histories_with_a_disk_keep_every_invariant_and_leave_nothing_behind() 
     }
 }
 
-/// Tickets over chunks in memory, on disk and at peers, which come, fail, are collected early or late, or cancelled, until
-/// the session closes. Nothing is left of any.
+/// Opens tickets for chunks in memory, on disk and at peers, until the session closes. Chunks come or fail; tickets are collected
+/// early or late, or canceled. Nothing is left of any ticket.
 #[test]
 fn ten_thousand_random_tickets_with_cancels_and_failures_end_with_nothing_held() {
     let mut rng = fastrand::Rng::with_seed(11);
@@ -504,7 +505,7 @@ fn ten_thousand_random_tickets_with_cancels_and_failures_end_with_nothing_held()
             }
             collected += 1;
         }
-        // What nobody waits for is stopped, which is a failure to come.
+        // Fetches that nobody waits for are stopped: for the store, they failed.
         for fetch in f.store.take_abandoned() {
             assert!(!f.store.is_awaited(fetch));
             coming.retain(|&other| other != fetch);

@@ -1,4 +1,4 @@
-//! Random histories of hand-overs: whatever fails when, no reader sees a slot that was used again, and nothing leaks.
+//! Random histories of hand-overs: whatever fails at any time, no reader sees a slot that was used again, and nothing leaks.
 
 use std::collections::HashMap;
 
@@ -60,7 +60,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Attention of several layers, and a state.
+/// A namespace with an attention pool of several layers and a state pool.
 fn with_states() -> NamespaceSpec {
     let state = PoolSpec { name: "state".into(), layers: 1, layer_bytes: BLOCK, hit: HitPolicy::Last };
     let mut spec = layered();
@@ -80,7 +80,8 @@ struct World {
     follows: Vec<(SessionId, u64)>,
     peers: Vec<u64>,
     fetches: Vec<Wanted>,
-    /// Which process was shown a slot, and may still read it.
+    /// Places that were shown to a reader and may still be read, by follow. The keys of ended sessions count down from
+    /// `u64::MAX`.
     shown: HashMap<u64, Vec<super::super::Place>>,
 }
 
@@ -187,7 +188,7 @@ impl World {
 
     fn reserve(&mut self, session: usize, word: &str, attempt: u64, states: u8) {
         let (session, chain) = (self.sessions[session].0, self.f.chain(word));
-        // Of a prompt all states are written, the last, or none.
+        // Writes all pools of all chunks (`states` 0), or attention and only the last chunk's state (1), or attention alone.
         let pools = (1..=chain.len()).map(|at| PoolSet(if states == 1 && at == chain.len() { 3 } else { 1 }));
         let pools: Vec<PoolSet> =
             if states == 0 || self.spec.pools.len() == 1 { Vec::new() } else { pools.collect() };
@@ -271,7 +272,8 @@ impl World {
         let (session, process) = self.sessions.remove(which);
         self.f.store.close_session(session);
         self.closed.push(process);
-        // What it was shown it may read until it is gone; the numbers stay apart by follow.
+        // A process may read the places that it was shown until it is gone. They move to keys of this process, one for each
+        // follow.
         self.follows.retain(|&(of, follow)| {
             let stays = of != session;
             if !stays && let Some(places) = self.shown.remove(&follow) {
@@ -298,7 +300,7 @@ impl World {
         self.f.store.take_abandoned();
     }
 
-    /// Ends everything that was begun.
+    /// Ends everything that is under way, and checks that nothing is left.
     fn end(mut self) {
         for (order, sums, is_layers) in self.orders.drain(..) {
             if is_layers {

@@ -1,4 +1,4 @@
-//! Chunks that are read layer by layer while they are being written.
+//! Tests of chunks that are read layer by layer while they are being written.
 
 use larder_protocol::handoff::HandOver;
 
@@ -12,7 +12,7 @@ use crate::store::{
 /// Layers of a block of [`BLOCK`] bytes.
 pub(super) const LAYERS: u32 = 4;
 
-/// For how long nothing may come.
+/// The time without news after which a follow gives up, in milliseconds.
 const PATIENCE: u64 = 500;
 
 pub(super) fn layered() -> NamespaceSpec {
@@ -36,7 +36,7 @@ pub(super) fn shared_limits(slots: u32) -> StoreLimits {
     }
 }
 
-/// A writer, and a reader of another process.
+/// A store with a writer, and with a reader of another process.
 struct World {
     f: Fixture,
     reader: SessionId,
@@ -103,7 +103,7 @@ impl World {
         self.f.store.follow(session, ask, NOW)
     }
 
-    /// Chunks and layers in place, and whether that is all.
+    /// The number of chunks, the number of layers in place in each, and whether all is committed.
     fn progress(&self, follow: u64) -> (u32, u32, bool) {
         let FollowProgress { chunks, layers, is_whole } = self.f.store.followed(self.reader, follow).unwrap();
         (chunks, layers, is_whole)
@@ -137,14 +137,14 @@ pub(super) fn layers_of(of: &Reserved, from_layer: u32, to_layer: u32) -> HandOv
     }
 }
 
-/// Of each piece, a checksum that says where it stands.
+/// Makes a checksum for each piece that says where the piece stands.
 pub(super) fn layer_sums(order: &CommitOrder) -> Vec<Checksums> {
     let sum =
         |block: &crate::store::BlockMove| Checksums { whole: 0, ranges: Ranges::One(block.place.offset + 1) };
     order.moves.iter().map(sum).collect()
 }
 
-/// What is used is what is cached, and nothing waits for anybody.
+/// Asserts that every used slot belongs to a cached block, and that nothing is claimed or awaited.
 pub(super) fn assert_nothing_is_held(store: &Store) {
     store.assert_consistent();
     let usage = store.usage();
@@ -572,7 +572,7 @@ pub(super) fn came() -> Came {
     }
 }
 
-/// What a peer is told: position, what, and where layers begin.
+/// The news for a peer: position, kind of news, and offset of the layers.
 fn tell(store: &mut Store, follow: u64) -> Vec<(u32, &'static str, u64)> {
     let what = |told: FollowNews| {
         assert_eq!(told.follow, follow);

@@ -1,4 +1,4 @@
-//! Copies that go first, and only copies that go to other nodes when they are evicted.
+//! Tests that copies are evicted first, and that an evicted only copy moves to another node.
 
 use larder_protocol::PoolSet;
 use larder_protocol::peer::Room;
@@ -27,13 +27,13 @@ impl Fixture {
         self.store.tick(now);
     }
 
-    /// A node that evicts nothing says so.
+    /// Notes that the other node has free room.
     fn other_has_free_room(&mut self) {
         let now = std::time::Duration::from_millis(self.store.now.0);
         self.store.neighbours().heard(OTHER, Room::default(), now);
     }
 
-    /// A chunk comes from another node and stays, as a copy or as the only one.
+    /// Brings a chunk from another node and keeps it, as a copy or as the only copy.
     fn comes(&mut self, word: &str, is_copy: bool) {
         let chain = self.chain(word);
         let mut elsewhere = vec![None; word.len()];

@@ -1,4 +1,4 @@
-//! Leases with chunks of other nodes, and what other nodes get.
+//! Tests of leases with chunks of other nodes, and of grants to other nodes.
 
 use larder_protocol::session::{Span, Tier};
 use larder_protocol::{Chain, Fingerprint, PoolSet};
@@ -13,7 +13,7 @@ pub(super) fn shared(slots: u32, capacity_chunks: u64, passing: u64) -> Fixture 
         max_granted_chunks: 2,
         placement: crate::placement::PlacementRule::Reads,
     });
-    // One tenant alone may have all that passes.
+    // The only tenant may use all of the passing bytes.
     Fixture::new(StoreLimits { peers, tenant_bytes: vec![u64::MAX], ..limits(slots, capacity_chunks) })
 }
 
@@ -27,7 +27,7 @@ impl Fixture {
         self.store.gather(self.session, self.namespace, &chain, elsewhere).unwrap()
     }
 
-    /// Ends every fetch well; those at the positions in `kept` stay.
+    /// Ends every fetch with success. With `kept` the chunks stay.
     pub(super) fn come(&mut self, gathered: &super::super::Gathered, kept: Option<ChangeKind>) -> Vec<u64> {
         let came = |_| Came {
             checksums: vec![Checksums::default()],

@@ -51,7 +51,7 @@ fn policy() -> impl Strategy<Value = PolicyName> {
     prop::sample::select(PolicyName::ALL.to_vec())
 }
 
-/// What the test knows of the store's claims, so that the model can follow.
+/// A store, its model, and the claims that the test made, so that the model can follow.
 struct World {
     f: Fixture,
     model: Model,
@@ -60,16 +60,16 @@ struct World {
     sessions: Vec<(SessionId, ProcessId)>,
     next_process: u32,
     leases: Vec<(SessionId, u64, Vec<String>)>,
-    /// Words by position, with those still reserved.
+    /// The reservations, each with its words that are still reserved, by position.
     reservations: Vec<Held>,
     orders: Vec<Order>,
     pins: Vec<(u64, Millis, Vec<String>)>,
-    /// Of sessions that closed while their process lives.
+    /// Leases of sessions that closed while their process lives.
     orphans: Vec<(ProcessId, Vec<String>)>,
     quarantined: Vec<(ProcessId, usize)>,
 }
 
-/// A reservation: whose, its number, its deadline, and what of it is not committed.
+/// A reservation: its session, its number, its deadline, and its words that are not committed, by position.
 type Held = (SessionId, u64, Millis, Vec<(u32, String)>);
 
 struct Order {
@@ -175,7 +175,7 @@ impl World {
         assert!(before.iter().all(|word| after.binary_search(word).is_ok()), "nothing is lost");
     }
 
-    /// Cached words as the store's policy has them.
+    /// Cached words in the order of the store's policy.
     fn order(&self) -> Vec<String> {
         let word = |&number| {
             let hash = self.f.store.index.at(number).hash.0;
@@ -184,7 +184,7 @@ impl World {
         self.f.store.policy.order().iter().map(word).collect()
     }
 
-    /// Tells the model what the store still has.
+    /// Tells the model which words the store still has.
     fn tell(&mut self) {
         let number = NamespaceId::of(self.f.namespace);
         let is_here = |word: &String| self.f.store.index.find(number, &name(word)).is_some();
@@ -261,7 +261,8 @@ impl World {
         }
     }
 
-    /// What the engine can no longer commit: free, or quarantined where it could still write there.
+    /// In the model, frees the slots of words that an engine can no longer commit, or quarantines them if the engine could still
+    /// write to them.
     fn discard(&mut self, process: ProcessId, words: &[String]) {
         let is_alive = self.sessions.iter().any(|open| open.1 == process)
             || self.orphans.iter().any(|orphan| orphan.0 == process);

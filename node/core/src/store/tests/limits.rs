@@ -1,4 +1,4 @@
-//! Limits that change while the store is in use.
+//! Tests of limits that change while the store is in use.
 
 use super::*;
 

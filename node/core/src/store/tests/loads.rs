@@ -1,4 +1,5 @@
-//! Copies by devices: what they touch is given to nobody before the device let go of it, whatever becomes of who asked.
+//! Tests of copies by devices: nobody is given a slot that a device may touch before the device has let go of it, even if the
+//! session that asked for the copy has ended.
 
 use std::collections::BTreeMap;
 
@@ -82,7 +83,7 @@ fn a_load_of_what_is_not_leased_is_refused() {
     assert!(matches!(other, Err(Refused::NotLeased { .. })), "another namespace");
 }
 
-/// What devices are at, as somebody would know who sees into them.
+/// A copy that a device is making.
 #[derive(Debug)]
 enum Copy {
     Load(u64),
@@ -104,7 +105,7 @@ fn in_random_histories_no_slot_is_given_out_that_a_device_may_touch() {
     }
 }
 
-/// A store, and what devices are at.
+/// A store, and the copies that devices are making, with the places that they may touch.
 struct World {
     f: Fixture,
     engine: SessionId,
@@ -186,7 +187,7 @@ impl World {
         }
     }
 
-    /// A session ends, time passes, or somebody waits no more.
+    /// Ends a session, lets time pass, or ends the wait for a copy.
     fn something_else(&mut self, random: &mut fastrand::Rng) {
         match random.u32(0..4) {
             0 => {

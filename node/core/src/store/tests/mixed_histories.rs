@@ -1,6 +1,6 @@
-//! Random histories of everything at once: several namespaces of different block sizes, two tenants, chains with holes and
-//! chains that lie, a disk, peers, and memory for a tenth of it. What every slot holds is written down by name, and every
-//! place that anybody is told must hold what it was asked for, as long as it may be read.
+//! Random histories of everything at once: several namespaces of different block sizes, two tenants, chains with holes and chains
+//! that lie, a disk, peers, and memory for a tenth of the chunks. The test records the name of the block in every slot. Every
+//! place that a reader is told must hold the requested block for as long as the place may be read.
 
 use std::collections::HashMap;
 
@@ -34,7 +34,7 @@ const WORDS: [&str; 14] = [
     "ddddddef",
     "efghi",
 ];
-/// Pages of a block of each of a tenant's namespaces.
+/// For each namespace of a tenant, the pages of one block.
 const PAGES: [u64; 3] = [1, 2, 4];
 const EXTENTS: u32 = 10;
 
@@ -51,7 +51,7 @@ struct Open {
     tenant: u16,
 }
 
-/// Places that somebody may read, and what each must hold.
+/// Places that somebody may read, and the block that each must hold.
 type Shown = Vec<(Place, BlockKey)>;
 
 struct World {
@@ -151,7 +151,8 @@ impl World {
         self.sessions.push(Open { session, process, tenant });
     }
 
-    /// A session, one of its tenant's namespaces, and a chain: whole, a tail, with a hole, or one that lies about where it is.
+    /// Chooses a session, a namespace of its tenant, and a chain: a whole chain, a tail, a chain with a hole, or a chain that
+    /// lies about its position.
     fn choose(&mut self) -> (SessionId, usize, usize, Chain) {
         let open = &self.sessions[self.rng.usize(..self.sessions.len())];
         let (session, tenant) = (open.session, usize::from(open.tenant));
@@ -285,7 +286,7 @@ impl World {
         self.follows.push((session, started.follow, self.keys(tenant, space, &chain)));
     }
 
-    /// Whole follows become leases whose places are looked at.
+    /// Turns follows whose chunks are all committed into leases, so that their places are checked.
     fn show_follows(&mut self) {
         for number in self.store.take_progressed() {
             let Some(which) = self.follows.iter().position(|follow| follow.1 == number) else { continue };
@@ -342,7 +343,7 @@ impl World {
         self.loads.push((load.load, shown));
     }
 
-    /// Ends a claim of somebody's.
+    /// Ends a random claim.
     fn end_something(&mut self) {
         match self.rng.u8(..6) {
             0..=1 if !self.leases.is_empty() => {
@@ -370,7 +371,7 @@ impl World {
         }
     }
 
-    /// A fetch, copy, write or gather ends, well or badly.
+    /// Ends a random fetch, copy, write or gather, with success or failure.
     fn complete_something(&mut self) {
         match self.rng.u8(..4) {
             0 if !self.fetches.is_empty() => {
@@ -424,7 +425,7 @@ impl World {
         }
     }
 
-    /// Copies a block: nobody who may read may see it change.
+    /// Copies a block, and records its name.
     fn write(&mut self, block: &BlockMove) {
         self.memory.insert((block.place.extent, block.place.offset), block.key);
     }
@@ -445,7 +446,7 @@ impl World {
         self.store.left_disk(&keys);
         let told: Vec<ChunkRef> = keys.iter().map(|key| ChunkRef { hash: key.hash, ..self.lie() }).collect();
         for (key, name) in keys.iter().zip(told) {
-            // A record whose name contradicts the rest is refused, or found again later.
+            // A record whose name contradicts other names is refused. Otherwise it is on disk again.
             if self.store.recovered(&key.fingerprint, name, PoolSet::ANY) {
                 self.disk.insert(*key, name);
             }
@@ -472,7 +473,7 @@ impl World {
         self.reservations.retain(|held| held.0 != session);
         self.follows.retain(|follow| follow.0 != session);
         self.pins.retain(|pin| pin.0 != session);
-        // Its process may read on until it is gone, and is shown to have seen the right bytes until then.
+        // The process may read until it is gone. Until then it must see the right bytes.
         self.check();
         self.leases.retain(|lease| lease.0 != session);
         self.store.process_gone(process);
@@ -498,7 +499,7 @@ impl World {
     }
 }
 
-/// Says which history failed.
+/// Prints the seed of a history that failed.
 struct Seed(u64);
 
 impl Drop for Seed {

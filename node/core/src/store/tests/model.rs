@@ -1,4 +1,4 @@
-//! The model that random histories are held against: the same rules, written down as slowly as possible.
+//! The model that random histories are compared with: the same rules, in the simplest and slowest form.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,8 @@ pub(super) struct Model {
     pub(super) quarantined_slots: usize,
     pub(super) capacity: usize,
     pub(super) policy: PolicyName,
-    /// What the store has after the step: under a policy that the model does not foresee, what is missing there went.
+    /// The words that the store has after the step. Where the model cannot predict the policy, the words missing here were
+    /// evicted.
     pub(super) present: BTreeSet<String>,
     stamp: u64,
 }
@@ -62,7 +63,7 @@ impl Model {
         self.evict_above_capacity();
     }
 
-    /// The words to write, or `None` if there is no room for all.
+    /// Reserves the words to write and returns them; `None` if there is no room for all.
     pub(super) fn reserve(&mut self, word: &str) -> Option<Vec<String>> {
         let before = self.clone();
         let wanted: Vec<String> =
@@ -72,7 +73,7 @@ impl Model {
         }
         while self.chunks.len() + self.quarantined_slots > self.slots {
             if !self.evict_one() {
-                // Evictions stay; the reservation goes.
+                // The evictions remain, but the reservation is undone.
                 wanted.iter().for_each(|word| _ = self.chunks.remove(word));
                 self.stamp = before.stamp;
                 return None;
@@ -81,7 +82,7 @@ impl Model {
         Some(wanted)
     }
 
-    /// The words are cached from now on.
+    /// Notes that the words are cached from now on.
     pub(super) fn keep(&mut self, words: &[String]) {
         while self.cached() + words.len() > self.capacity && self.evict_one() {}
         for word in words.iter().rev() {
@@ -94,7 +95,7 @@ impl Model {
         self.evict_above_capacity();
     }
 
-    /// The words will not be written.
+    /// Notes that the words will not be written.
     pub(super) fn discard(&mut self, words: &[String]) {
         words.iter().for_each(|word| _ = self.chunks.remove(word));
         self.evict_above_capacity();
@@ -135,14 +136,14 @@ impl Model {
         true
     }
 
-    /// Words that are cached, the first to go first.
+    /// Cached words in the order of eviction.
     pub(super) fn order(&self) -> Vec<String> {
         let mut order: Vec<_> = self.chunks.iter().filter(|(_, chunk)| chunk.cached).collect();
         order.sort_by_key(|(_, chunk)| chunk.stamp);
         order.into_iter().map(|(word, _)| word.clone()).collect()
     }
 
-    /// Another policy takes over words in this order.
+    /// Notes that another policy takes the words over in this order.
     pub(super) fn switch(&mut self, policy: PolicyName, order: &[String]) {
         self.policy = policy;
         for word in order {

@@ -1,4 +1,4 @@
-//! Names: where a chunk may stand, and ids that outlived their chunks.
+//! Tests of names: positions at which a chunk may stand, and ids that outlived their chunks.
 
 use larder_protocol::chain::{Links, Start};
 use larder_protocol::{ChunkRef, PoolSet};
@@ -43,7 +43,7 @@ impl Fixture {
 fn a_chunk_whose_parent_is_known_elsewhere_is_refused_and_counted() {
     let mut f = shared(8, 8);
     f.put("abc");
-    // Known as number 2, named as the parent of number 5, and of number 2.
+    // The chunk is known at index 2. These chains name it as the parent of index 5 and of index 2.
     for index in [5, 2] {
         f.refuses(&tail(index, "abc", "a", &["z"]));
     }
@@ -59,7 +59,7 @@ fn a_chunk_whose_children_are_known_elsewhere_is_refused() {
     let reserved = f.store.reserve(f.session, f.namespace, &lone, 0, NOW).unwrap();
     assert_eq!(reserved.chunks.len(), 1);
     f.refuses(&tail(3, "abc", "ab", &["p"]));
-    // A sibling at another place under the same absent parent.
+    // A sibling at another index under the same absent parent.
     f.refuses(&tail(12, "p", "abcdefgh", &["y"]));
 }
 
@@ -88,7 +88,7 @@ fn what_an_earlier_version_anchored_otherwise_moves_to_its_run_when_its_parent_c
     let mut f = Fixture::new(limits(8, 8));
     f.store.keep_journal();
     let fingerprint = spec().fingerprint("a");
-    // Numbers 5, 6 and 7 of the run 1-7, which earlier versions split into 1, 2-3 and 4-7; number 8 begins another.
+    // Indices 5, 6 and 7 of the run 1-7, which earlier versions split into 1, 2-3 and 4-7. Index 8 begins another run.
     let record = |index: u32, hash: &str, parent: &str, anchor: &str| ChunkRef {
         hash: name(hash),
         parent: name(parent),
@@ -165,7 +165,7 @@ fn making_room_for_one_chunk_of_a_prefix_evicts_none_of_the_others() {
     let order = f.store.begin_commit(f.session, reserved.reservation, &reserved.chunks, &[0; 4]).unwrap();
     assert_eq!(f.store.finish_commit(order.order, Some(sums(&order))), 4);
     let elsewhere = [PEER, None, None, None, None];
-    // Only a chunk of the prefix itself could give the slot for the first.
+    // Only another chunk of the request could give its slot to the first chunk.
     let gathered = f.store.gather(f.session, registered.namespace, &keys, &elsewhere).unwrap();
     assert_eq!((gathered.wanted.len(), gathered.is_ready), (0, true));
     assert_eq!(f.store.usage().cached_chunks, 4);

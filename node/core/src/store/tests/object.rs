@@ -1,4 +1,4 @@
-//! Chunks in the object store: which are written there, and what comes from there.
+//! Tests of chunks in the object store: chunks that are written there, and chunks that come from there.
 
 use larder_protocol::PoolSet;
 use larder_protocol::session::{Span, Tier};
@@ -15,7 +15,7 @@ fn with_objects(slots: u32, capacity_chunks: u64, write: Option<WritePolicy>) ->
         max_waiting_bytes: 4 * BLOCK,
         max_reading_bytes: 4 * BLOCK,
     };
-    // One tenant alone may have all that is read.
+    // The only tenant may use all of the bytes for reading.
     StoreLimits { object: Some(object), tenant_bytes: vec![u64::MAX], ..limits(slots, capacity_chunks) }
 }
 
@@ -35,12 +35,13 @@ impl Fixture {
         self.lookup_with(&chain, &[], stored)
     }
 
-    /// Leases a prompt whose chunks are in the object store, which gives those at the positions in `come`.
+    /// Leases a prompt whose chunks are in the object store, and returns the number of leased chunks. The object store gives the
+    /// chunks at the positions in `come`.
     fn download(&mut self, word: &str, come: &[usize]) -> u32 {
         self.fetch(word, come, true)
     }
 
-    /// The same, of the object store or of another node, which may have written it there or not.
+    /// As [`Self::download`]. `is_stored` says whether the chunks came from the object store; else they came from another node.
     fn fetch(&mut self, word: &str, come: &[usize], is_stored: bool) -> u32 {
         let chain = self.chain(word);
         let stored = vec![STORED; word.len()];
@@ -228,8 +229,8 @@ fn disk_and_object_store_take_an_evicted_chunk_together_and_its_memory_is_free_a
     }
 }
 
-/// Tickets over chunks in memory, at peers and in the object store, which come, fail, are collected, or cancelled, until the
-/// session closes. Nothing is left of any.
+/// Opens tickets for chunks in memory, at peers and in the object store, until the session closes. Chunks come or fail; tickets
+/// are collected or canceled. Nothing is left of any ticket.
 #[test]
 fn random_tickets_with_cancels_and_failures_end_with_nothing_held() {
     let seed = fastrand::u64(..);

@@ -1,11 +1,11 @@
-//! What each policy lets go first, seen through the store; and what they come to on real traces.
+//! Tests which chunk each policy evicts first, seen through the store, and the hits of the policies on real traces.
 
 use serde::Deserialize;
 
 use super::*;
 use crate::store::replay::{TraceRequest, replay};
 
-/// The roots that are left of `a`, `b` and `c`, which came in this order, when `d` came after these uses.
+/// Puts `a`, `b` and `c` in this order, makes these uses, and puts `d`. Returns which of `a`, `b` and `c` are left.
 fn left(policy: PolicyName, uses: &str) -> String {
     let mut f = Fixture::new(StoreLimits { policy, ..limits(8, 3) });
     "abc".chars().for_each(|letter| f.put(&letter.to_string()));
@@ -63,7 +63,7 @@ fn arc_lets_go_what_was_used_once_before_what_was_used_again() {
     assert_eq!(left(PolicyName::Arc, "ab"), "ab");
 }
 
-/// Whether a chunk that was used often survives forty that are never used.
+/// Whether a chunk that was used often survives a scan of chunks that are used once.
 fn survives_a_scan(policy: PolicyName) -> bool {
     let mut f = Fixture::new(StoreLimits { policy, ..limits(64, 20) });
     f.put("k");
@@ -83,7 +83,7 @@ fn the_policies_that_resist_scans_do() {
     assert_eq!([Fifo, Lru].map(survives_a_scan), [false; 2]);
 }
 
-/// Requests that ask for one of these prompts of five chunks in turn, each with a chunk of its own.
+/// Requests that ask for `prompts` prompts of five chunks in turn. Each request also has a chunk of its own.
 fn cycle(prompts: u64, requests: u64) -> Vec<TraceRequest> {
     let request = |n: u64| {
         let mut blocks: Vec<u64> = (0..5).map(|block| n % prompts * 5 + block).collect();

@@ -1,4 +1,4 @@
-//! Reservations over pools and slices that fail at every step: nothing of them is left.
+//! Tests of reservations over pools and slices that fail at any step: nothing of them is left.
 
 use larder_protocol::limits::MAX_FRAME_DESCRIPTORS;
 use larder_protocol::session::Scarce;
@@ -8,13 +8,13 @@ use super::super::{Refused, StoreLimits};
 use super::pools::hybrid;
 use super::*;
 
-/// Two slices, three pools: six blocks a whole chunk.
+/// Two slices and three pools: a whole chunk has six blocks.
 fn wide() -> NamespaceSpec {
     hybrid(&[HitPolicy::All, HitPolicy::Last, HitPolicy::All], 2)
 }
 
 fn wide_fixture(limits: StoreLimits) -> Fixture {
-    // One tenant alone may fill all of it.
+    // The only tenant may fill the whole arena.
     let mut f = Fixture::with_spec(StoreLimits { tenant_bytes: vec![u64::MAX], ..limits }, &wide());
     f.store.close_session(f.session);
     f.session = f.store.open_session(TenantId(0), ProcessId(0), 1 << 20);
@@ -24,14 +24,14 @@ fn wide_fixture(limits: StoreLimits) -> Fixture {
 
 #[test]
 fn a_reservation_that_finds_no_slot_at_any_step_leaks_nothing() {
-    // Chunks a and b are here without their state; c, d and e are not: 2 + 2 + 6 + 4 + 6 slots.
+    // Chunks a and b are here without their state; c, d and e are not here. So 2 + 2 + 6 + 4 + 6 slots are needed.
     let pools = [2, 2, 2, 0, 2];
     for free in 0..=20 {
         let mut f = wide_fixture(StoreLimits { extent_bytes: BLOCK, extents: 8 + free, ..limits(0, 64) });
         f.put_pools("ab", &[0, 0]);
         let before = f.store.usage();
         assert_eq!(before.bytes.free, u64::from(free) * BLOCK);
-        // What is here may not be evicted instead.
+        // A pin keeps the chunks that are here from eviction.
         let number = NamespaceId::of(f.namespace);
         let held = ["a", "ab"].map(|word| f.store.index.find(number, &name(word)).unwrap());
         let pin = f.store.pin_chunks(f.session, number, held.into(), 9, NOW).unwrap().pin;
@@ -60,7 +60,7 @@ fn a_reservation_with_too_many_extents_to_announce_leaks_nothing() {
     assert_eq!(f.try_reserve(&word[..21], &[]).unwrap().new_extents.len(), 126);
 }
 
-/// Every step at which a session may vanish, or its bytes fail to be copied, while it adds to two chunks and writes two more.
+/// A session adds pools to two chunks and writes two more. At every step it may vanish, or the copy of its bytes may fail.
 #[test]
 fn a_session_that_ends_at_any_step_of_a_reservation_leaks_nothing() {
     for trusted in [false, true] {

@@ -1,4 +1,4 @@
-//! Follows of chunks with several pools: what is wanted of each, and what is told.
+//! Tests of follows of chunks with several pools: which pools are wanted of each chunk, and which news are told.
 
 use larder_protocol::PoolSet;
 use larder_protocol::handoff::HandOver;
@@ -12,12 +12,12 @@ use crate::store::{
 
 const PATIENCE: u64 = 500;
 
-/// Attention, and a recurrent state; each block is one layer.
+/// A namespace with attention and a recurrent state; each block is one layer.
 fn with_states() -> NamespaceSpec {
     hybrid(&[HitPolicy::All, HitPolicy::Last], 1)
 }
 
-/// A writer, and a reader of another process.
+/// A store with a writer, and with a reader of another process.
 struct World {
     f: Fixture,
     reader: SessionId,
@@ -30,12 +30,12 @@ impl World {
         Self { f, reader }
     }
 
-    /// Reserves a prompt in the pools that are named by position, and attention.
+    /// Reserves a prompt: for each position attention and these pools.
     fn reserve(&mut self, word: &str, pools: &[u8]) -> Reserved {
         self.f.try_reserve(word, pools).unwrap()
     }
 
-    /// Hands a pool over of all chunks that are written in it.
+    /// Hands over a pool of all reserved chunks that are to be written in this pool.
     fn hand_over(&mut self, of: &Reserved, pool: u8) {
         let writes = |&(at, _): &(usize, &u32)| of.pools.get(at).is_none_or(|pools| pools.has(pool.into()));
         let chunks = of.chunks.iter().enumerate().filter(writes).map(|(_, &chunk)| chunk).collect();
@@ -57,7 +57,7 @@ impl World {
         self.f.store.follow(self.reader, ask, NOW).unwrap()
     }
 
-    /// Chunks and layers in place, and whether that is all.
+    /// The number of chunks, the number of layers in place in each, and whether all is committed.
     fn progress(&self, follow: u64) -> (u32, u32, bool) {
         let FollowProgress { chunks, layers, is_whole } = self.f.store.followed(self.reader, follow).unwrap();
         (chunks, layers, is_whole)
@@ -88,7 +88,7 @@ fn the_last_state_alone_is_followed_and_shown_and_nothing_is_in_place_before_it(
     let mut w = World::new(16, &with_states());
     let FollowStarted { follow, wanted } = w.start("abc", false);
     assert!(wanted.is_empty());
-    // The writer keeps a state that nobody needs, too.
+    // The writer also writes a state that the follow does not need.
     let written = w.reserve("abc", &[2, 0, 2]);
     w.hand_over(&written, 0);
     assert_eq!(
@@ -218,7 +218,7 @@ fn a_peer_is_told_of_the_pools_that_it_wants_by_their_numbers_among_these() {
     w.commit_handed_over(&written);
     assert_eq!(told(&mut w), [(0, None), (1, None)]);
     w.f.store.end_grant(follow);
-    // All of it is here: it is told at once.
+    // All chunks are here, so all news are told at once.
     let again =
         w.f.store.follow_for_peer(&fingerprint, (&hashes, &[PoolSet(1), PoolSet(6)]), 0, PATIENCE, NOW);
     assert_eq!(told(&mut w), [(0, Some(0)), (0, None), (1, Some(0)), (1, Some(1)), (1, None)]);
@@ -246,7 +246,7 @@ fn a_chunk_without_its_state_may_go_to_make_room_for_those_before_it() {
     w.f.store.abort(w.f.session, reserved.reservation).unwrap();
     let others = w.reserve("xyz", &[0, 0, 0]);
     assert_eq!((others.places.len(), w.f.store.usage().bytes.used), (3, 4 * BLOCK), "b alone may go");
-    // Its slot is taken for a, and the state that b lacks is not asked for.
+    // The slot of b is taken for a. Nobody is asked for the state that b lacks.
     let FollowStarted { follow, wanted } = w.start("ab", true);
     assert_eq!((wanted.len(), w.progress(follow)), (1, (0, 0, true)));
     w.f.store.release(w.reader, follow).unwrap();

@@ -1,4 +1,4 @@
-//! Random hybrid namespaces: lookups, leases and pins against the definition of what can be restored.
+//! Random hybrid namespaces: compares lookups, leases and pins with the definition of a restorable prefix.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::model::prefixes;
 use super::pools::hybrid;
 use super::*;
 
-/// The definition, as slowly as it can be written down: the greatest length of which every pool has what it needs.
+/// The definition in its simplest and slowest form: the greatest length at which every pool has the chunks that it needs.
 fn longest(hits: &[HitPolicy], held: &[PoolSet]) -> usize {
     let can_be_restored = |length: &usize| {
         hits.iter().enumerate().all(|(pool, hit)| {
@@ -62,7 +62,7 @@ fn random_hybrid_prefixes_restore_at_the_longest_legal_boundary_and_at_no_other(
     }
 }
 
-/// Lookups, leases and their places are what the definition makes of the blocks that are in the index.
+/// Asserts that lookups, leases and their places follow from the definition and the blocks in the index.
 fn assert_agrees(f: &mut Fixture, hits: &[HitPolicy], words: &[&str]) {
     let number = NamespaceId::of(f.namespace);
     let mut held = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Several pools a chunk on disk and with other nodes: what is known of each chunk, and what comes back.
+//! Tests of chunks with several pools on disk and at other nodes: which pools of each chunk are known, and which come back.
 
 use larder_protocol::PoolSet;
 use larder_protocol::session::{Span, Tier};
@@ -25,7 +25,8 @@ fn with_disk(capacity_chunks: u64, write: WritePolicy) -> StoreLimits {
 }
 
 impl Fixture {
-    /// Carries every write out that waits: chunk, blocks, whether it replaces a record.
+    /// Carries out every write that waits, and returns for each its chunk, its number of blocks, and whether it replaces a
+    /// record.
     fn write_hybrid(&mut self) -> Vec<(ChunkHash, usize, bool)> {
         let mut written = Vec::new();
         while let Some(write) = self.store.next_write(Below::Disk) {
@@ -35,7 +36,7 @@ impl Fixture {
         written
     }
 
-    /// Leases a prompt of which the disk gives what it has: blocks read, chunks, places.
+    /// Leases a prompt; every read from disk succeeds. Returns the numbers of blocks read, of chunks and of places.
     fn read_hybrid(&mut self, word: &str) -> (usize, u32, usize) {
         let chain = self.chain(word);
         let gathered = self.store.gather(self.session, self.namespace, &chain, &[]).unwrap();
@@ -119,7 +120,7 @@ fn a_pool_that_comes_while_the_chunk_is_being_written_is_written_after_it() {
     f.store.written(first.write, true);
     assert_eq!(f.write_hybrid(), [(name("a"), 2, true)]);
     assert_eq!(f.store.usage().disk.unwrap().waiting_bytes, 0);
-    // A second record that fails leaves the first where it is.
+    // If the write of a second record fails, the first record stays.
     f.put_pools("b", &[0]);
     f.write_hybrid();
     f.put_pools("b", &[2]);
@@ -174,7 +175,8 @@ fn a_holder_sends_the_pools_that_it_has_and_the_lease_ends_where_they_can_be_res
     assert_eq!(reader.store.usage().passing_bytes, 3 * BLOCK, "slots of what did not come are free");
     let leased = reader.store.finish_gather(gathered.gather).unwrap();
     assert_eq!((leased.chunks, leased.places.len()), (2, 3));
-    // Who computed the state after the first chunk adds it; and to one that only passes, which then stays.
+    // A writer that computed the state after the first chunk adds it. The second chunk lacks nothing, only passes, and does not
+    // stay.
     reader.put_pools("ab", &[2, 2]);
     reader.put_pools("a", &[2]);
     reader.store.assert_consistent();

@@ -1,4 +1,4 @@
-//! Several pools a chunk: what is reserved, and where a prefix ends.
+//! Tests of chunks with several pools: which blocks are reserved, and where a prefix ends.
 
 use larder_protocol::limits::MAX_FRAME_DESCRIPTORS;
 use larder_protocol::{Chain, PoolSet};
@@ -20,7 +20,7 @@ pub(super) fn hybrid(hits: &[HitPolicy], slices: u16) -> NamespaceSpec {
     }
 }
 
-/// Attention, a recurrent state, a window of two.
+/// A namespace with attention, a recurrent state, and a window of two chunks.
 fn three() -> NamespaceSpec {
     hybrid(&[HitPolicy::All, HitPolicy::Last, HitPolicy::Window(2)], 1)
 }
@@ -42,14 +42,14 @@ impl Fixture {
         assert_eq!(kept as usize, reserved.chunks.len());
     }
 
-    /// Writes a prompt whose chunks have these pools, and attention.
+    /// Writes a prompt whose chunks have attention and these pools.
     pub(super) fn put_pools(&mut self, word: &str, pools: &[u8]) -> Reserved {
         let reserved = self.try_reserve(word, pools).unwrap();
         self.commit(&reserved);
         reserved
     }
 
-    /// Leases a prompt and gives it back: chunks and places.
+    /// Leases a prompt and releases the lease. Returns the numbers of chunks and of places.
     pub(super) fn leased(&mut self, word: &str) -> (u32, usize) {
         let leased = self.lease(word);
         if leased.lease > 0 {
@@ -74,7 +74,7 @@ fn a_hybrid_prefix_is_found_and_leased_up_to_the_last_state_that_was_saved() {
 #[test]
 fn every_pool_must_be_restorable_at_the_boundary() {
     let mut f = Fixture::with_spec(limits(64, 64), &three());
-    // State after c and e; windows: b, c, d.
+    // The state is there after c and e, the window's pool for b, c and d.
     f.put_pools("abcdef", &[0, 4, 6, 4, 2, 0]);
     assert_eq!((f.found("abcdef"), f.leased("abcdef")), (3, (3, 6)), "the window of e has a hole");
     f.put_pools("abcdef", &[0, 0, 0, 0, 6, 0]);

@@ -1,4 +1,4 @@
-//! Purges, and tenants that come or go.
+//! Tests of purges, and of tenants that come or go.
 
 use larder_protocol::purge::{NamespaceName, PurgeCounts, PurgeMode, PurgeScope};
 
@@ -82,7 +82,7 @@ fn what_was_being_written_is_not_committed_and_what_is_begun_later_is() {
     assert_eq!(f.store.finish_commit(late.order, Some(sums(&late))), 0);
     assert_eq!(f.store.finish_commit(order.order, Some(sums(&order))), 0);
     assert_eq!((f.found("a"), f.found("b"), f.used()), (0, 0, 0));
-    // A purge that goes on takes nothing from those who write anew.
+    // A purge that is still open takes nothing from a session that reserves after it began.
     let whole = f.whole();
     f.store.begin_purge(2, whole.clone());
     let anew = f.reserve("a");
@@ -150,7 +150,7 @@ fn a_tenant_that_leaves_leaves_nothing_and_its_memory_serves_others_only_when_it
     assert_eq!(f.used(), 2, "its engine still reads");
     f.store.release(f.session, leased.lease).unwrap();
     assert_eq!(f.used(), 0);
-    // Its engine still has the memory mapped: another tenant gets only what it never saw.
+    // The engine still has the memory mapped: another tenant gets only memory that this engine never saw.
     let other = f.join(1, 7);
     let namespace = f.store.register(other, "b", &spec(), &[0], &[BLOCK]).unwrap();
     let of_other = Chain::from_root(namespace.root, (1..=8).map(|end| name(&"bbbbbbbb"[..end])).collect());

@@ -1,4 +1,4 @@
-//! Chunks that are said to be damaged: they are kept while they are summed, and are there for nobody once they were wrong.
+//! Tests of chunks that are reported as damaged: they are kept while they are summed, and nobody finds a chunk that was wrong.
 
 use larder_protocol::PoolSet;
 use larder_protocol::session::Checked;
@@ -23,7 +23,7 @@ impl Fixture {
         self.store.finish_verify(order.verify, Some(sums))
     }
 
-    /// What others were told was lost since the last call.
+    /// The chunks that others were told are lost, since the last call.
     fn lost(&mut self) -> Vec<ChunkHash> {
         let changes = self.store.take_changes().into_iter();
         changes.filter(|change| change.kind == ChangeKind::Lost).map(|change| change.chunk.hash).collect()
@@ -272,7 +272,7 @@ fn sums_that_could_not_be_made_change_nothing() {
     assert_eq!(f.found("a"), 1);
 }
 
-/// Reports, right and false, in the middle of everything else: nothing is held at the end, and what is found is never damaged.
+/// Mixes true and false reports with everything else: nothing is held at the end, and no damaged chunk is found.
 #[test]
 fn in_random_histories_damaged_chunks_leave_nothing_behind() {
     let seed = fastrand::u64(..);
@@ -311,7 +311,7 @@ fn in_random_histories_damaged_chunks_leave_nothing_behind() {
         verifications.into_iter().for_each(|verify| _ = f.store.finish_verify(verify, Some(WRONG)));
         leases.into_iter().for_each(|lease| f.store.release(f.session, lease).unwrap());
         writes.into_iter().for_each(|write| f.store.written(write, true));
-        // What is evicted meanwhile is written too.
+        // Chunks that were evicted meanwhile are written too.
         f.write_all();
         f.store.assert_consistent();
         let usage = f.store.usage();
@@ -321,7 +321,7 @@ fn in_random_histories_damaged_chunks_leave_nothing_behind() {
 }
 
 impl Fixture {
-    /// Writes what is missing of a prompt, if there is room.
+    /// Writes the missing chunks of a prompt, if there is room.
     fn try_put(&mut self, word: &str) {
         let chain = self.chain(word);
         let Ok(reserved) = self.store.reserve(self.session, self.namespace, &chain, 0, NOW) else { return };

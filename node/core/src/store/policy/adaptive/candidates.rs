@@ -16,7 +16,7 @@ pub(super) struct Candidates {
 struct Candidate {
     worth: f32,
     chunk: ChunkNumber,
-    /// Its last use: if it is used again, it is a candidate no more.
+    /// The count of uses at its last use. After another use, it is no longer a candidate.
     used: u32,
 }
 
@@ -59,7 +59,7 @@ impl Candidates {
         }
     }
 
-    /// Moves the candidate of the least worth, from the place `from` on, to this place.
+    /// Finds the candidate of the least worth from the place `from` on, and moves it to this place.
     pub(super) fn worst(&mut self, from: usize) -> Option<ChunkNumber> {
         let rest = self.seen.get_mut(from..)?;
         let (place, _) = rest.iter().enumerate().min_by(|a, b| a.1.worth.total_cmp(&b.1.worth))?;
@@ -67,7 +67,7 @@ impl Candidates {
         Some(rest[0].chunk)
     }
 
-    /// Whether a chunk is among them.
+    /// Whether a chunk is a candidate.
     pub(super) fn has(&self, chunk: ChunkNumber) -> bool {
         self.seen.iter().any(|candidate| candidate.chunk == chunk)
     }

@@ -1,4 +1,4 @@
-//! Learns, by one clock, the chance of a use at each age, and a chunk's worth from it.
+//! Learns the chance of a use at each age on one clock, and computes a chunk's worth from it.
 //!
 //! A clock counts units: of wall time, or uses of any chunk. Each chunk of the sample has a class and an age on the clock. For
 //! each class and bin of ages the curves count uses, and the time that chunks spent at that age, including evicted chunks. The
@@ -15,11 +15,11 @@ pub(super) struct Curves {
 struct AgeRow {
     uses: [f64; BINS],
     exposure: [f64; BINS],
-    /// Whether there is any: most classes never have a chunk.
+    /// Whether there is any evidence: most classes never have a chunk.
     is_known: bool,
 }
 
-/// Hits for each unit of room and time that chunks promise, by age: their worth.
+/// The worth of chunks, by age: the hits that they promise for each unit of room and time.
 pub(super) type Worths = [f32; BINS];
 
 const NOTHING: AgeRow = AgeRow { uses: [0.0; BINS], exposure: [0.0; BINS], is_known: false };
@@ -37,7 +37,7 @@ impl Curves {
         row.uses[bin(age).0] += 1.0;
     }
 
-    /// Notes that a chunk of a class was not used while its age grew.
+    /// Notes that a chunk of a class was not used while its age grew from `from` to `to`.
     #[inline]
     pub(super) fn exposed(&mut self, class: usize, from: u32, to: u32) {
         let row = &mut self.rows[class];
@@ -51,7 +51,7 @@ impl Curves {
         }
     }
 
-    /// Lets evidence fade.
+    /// Lets evidence fade: a part of `kept` remains.
     pub(super) fn fade(&mut self, kept: f64) {
         let fade = |values: &mut [f64; BINS]| values.iter_mut().for_each(|value| *value *= kept);
         self.rows.iter_mut().filter(|row| row.is_known).for_each(|row| {
@@ -60,8 +60,8 @@ impl Curves {
         });
     }
 
-    /// The worth of chunks of each of `groups` groups of classes, by age. A group with little evidence leans on all classes
-    /// together; if these have little too, on the age before: hazards fall as ages grow.
+    /// The worth of chunks of each of `groups` groups of classes, by age. A group with little evidence leans on the evidence of
+    /// all classes together. If that is little too, it leans on the bin of the age before: hazards fall as ages grow.
     pub(super) fn worths(&self, groups: usize, group: impl Fn(usize) -> usize) -> Vec<Worths> {
         let mut rows = vec![NOTHING; groups];
         let mut all = NOTHING;
@@ -88,13 +88,13 @@ impl AgeRow {
         self.is_known |= other.is_known;
     }
 
-    /// The hazard of a bin, as if one more use had been seen after the expected wait: one over the expected hazard.
+    /// The hazard of a bin, as if one more use had been seen after `expected_wait`, which is one over the expected hazard.
     fn hazard(&self, bin: usize, expected_wait: f64) -> f64 {
         (self.uses[bin] + 1.0) / (self.exposure[bin] + expected_wait)
     }
 }
 
-/// The worth at an age, between the bins' edges too.
+/// The worth at an age, interpolated between the edges of the age's bin.
 #[inline]
 pub(super) fn at(worths: &Worths, age: u32) -> f32 {
     let (bin, part) = bin(age);
@@ -105,11 +105,11 @@ fn sum(values: &[f64; BINS]) -> f64 {
     values.iter().sum()
 }
 
-/// For each age the most hits for each unit of time that can be had from there on: over every span, the chance of a use
-/// in it by the time that is expected to pass until that use, or the span's end.
+/// For each age, the highest rate of hits that a chunk can bring from there on. The rate of a span is the chance of a use in the
+/// span, divided by the time that is expected to pass until this use or the span's end. The highest rate of all spans counts.
 ///
-/// With the chance `S` that a chunk is not used before an age, and the time `J` that it then waits, on average, that is the
-/// steepest line from one point of the curve of `S` over `J` to a later one: a side of its hull.
+/// Let `S` be the chance that a chunk is not used before an age, and `J` the time that it waits from there on, on average. Then
+/// the highest rate is the steepest line from a point of the curve of `S` over `J` to a later point: a side of the curve's hull.
 fn best_densities(hazards: &[f64; BINS]) -> Worths {
     let mut unused = [1.0; BINS + 1];
     let mut waits = [0.0; BINS + 1];
@@ -118,7 +118,7 @@ fn best_densities(hazards: &[f64; BINS]) -> Worths {
         let still = |width: f64| if is_possible { (-hazards[bin] * width).exp() } else { 0.0 };
         unused[bin + 1] = unused[bin] * still(EDGES[bin + 1] - EDGES[bin]);
     }
-    // From the end, which has the smallest terms.
+    // The sum starts at the end, where the smallest terms are.
     for bin in (0..BINS).rev() {
         waits[bin] = waits[bin + 1] + (unused[bin] - unused[bin + 1]) / hazards[bin];
     }
@@ -143,7 +143,8 @@ fn best_densities(hazards: &[f64; BINS]) -> Worths {
     worths
 }
 
-/// The bin of an age, and how far into it. Bins are half octaves; the first one goes up to [`FIRST_BIN`].
+/// The bin of an age, and the part of the bin that is below the age. Bins are half octaves; the first one goes up to
+/// [`FIRST_BIN`].
 #[inline]
 fn bin(age: u32) -> (usize, f32) {
     if age < FIRST_BIN {
@@ -175,17 +176,17 @@ static EDGES: [f64; BINS + 1] = {
     edges
 };
 
-/// Up to 27 octaves above the first bin.
+/// The bins reach up to 27 octaves above the first bin.
 const BINS: usize = 56;
 const FIRST_BIN: u32 = 16;
 
 const HALF_OCTAVE_BITS: u32 = 22;
 const FIRST_HALF_OCTAVE: u32 = (FIRST_BIN as f32).to_bits() >> HALF_OCTAVE_BITS;
 
-/// The factor by which a hazard is expected to fall from bin to bin: as one over the age.
+/// The factor by which a hazard is expected to fall from bin to bin, since hazards fall as one over the age.
 const FALL: f64 = std::f64::consts::FRAC_1_SQRT_2;
 
-/// Exposure as if it had been seen before anything was.
+/// The exposure that is assumed before any evidence.
 const FIRST_EXPOSURE: f64 = 64.0;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The cost of recomputing a chunk.
 //!
 //! Every token costs the same in the layers' products with their weights. In attention, a token costs in proportion to the tokens
-//! before it. So the cost of chunk `i` is the first chunk's cost times `1 + i / d`; at `d` chunks both parts are equal. A cost
-//! has one of four bands; each band is twice the one before.
+//! before it. So the cost of chunk `i` is the first chunk's cost times `1 + i / d`; at `d` chunks both parts are equal. A cost is
+//! rounded to one of four bands. Each band costs twice as much as the band before it.
 
 use std::num::NonZeroU32;
 

@@ -34,7 +34,7 @@ impl Kind {
         usize::from(self.0 >> COST_AT)
     }
 
-    /// The chunk was used once more, and is not the last of its prompt any more.
+    /// The kind after one more use. The chunk is no longer the last of its prompt.
     pub(super) fn used(self, gap: Gap) -> Self {
         let uses = (u16::from(self.uses()) + 1).min(MOST_USES);
         Self(self.0 & !(MOST_USES | 7 << GAP_AT | 1 << LAST_AT) | uses | gap.0 << GAP_AT)
@@ -46,13 +46,14 @@ impl Kind {
         Self(1 | turn << USES_BITS | self.gap() << GAP_AT)
     }
 
-    /// This kind in the turn after `ghost`'s, if that is later: an evicted chunk of the session comes back after this gap.
+    /// This kind, moved to the turn after `ghost`'s turn if that is later. An evicted chunk of the session comes back after this
+    /// gap.
     pub(super) fn after(self, ghost: Self, gap: Gap) -> Self {
         let turn = self.turn().max((ghost.turn() + 1).min(MOST_TURNS));
         Self(self.0 & !(MOST_TURNS << USES_BITS | 7 << GAP_AT) | turn << USES_BITS | gap.0 << GAP_AT)
     }
 
-    /// This kind after `uses` uses before its eviction, and one more.
+    /// This kind with one use more than the `uses` that the chunk had before its eviction.
     pub(super) fn used_before(self, uses: u8) -> Self {
         Self(self.0 & !MOST_USES | (u16::from(uses) + 1).min(MOST_USES))
     }
@@ -65,7 +66,7 @@ impl Kind {
         Self(self.0 & !(3 << COST_AT) | (band as u16) << COST_AT)
     }
 
-    /// Its class among [`CLASSES`].
+    /// Its class, a number below [`CLASSES`].
     #[inline]
     pub(super) fn class(self) -> usize {
         let turn = match self.turn() {
@@ -86,7 +87,7 @@ impl Kind {
     }
 }
 
-/// A session's time between turns: none is known, or below 8 s, 30 s, 2 min, 10 min, or more.
+/// A session's time between turns: unknown (0), or in one of five bands: below 8 s, 30 s, 2 min or 10 min, or more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Gap(u16);
 
@@ -102,7 +103,7 @@ impl Gap {
     }
 }
 
-/// The parts of a class.
+/// The turn of a class. The next three functions give its other parts.
 pub(super) fn turn_of(class: usize) -> usize {
     class / (2 * USES * GAPS)
 }
@@ -123,7 +124,7 @@ pub(super) const TURNS: usize = 4;
 pub(super) const GAPS: usize = 6;
 pub(super) const USES: usize = 6;
 
-/// Classes of chunks.
+/// The number of classes.
 pub(super) const CLASSES: usize = TURNS * GAPS * USES * 2;
 
 const USES_BITS: u32 = 5;

@@ -3,9 +3,9 @@
 //! Three judges estimate the worth of a chunk. The judge by the wall clock takes the mean of three coarser classifications of a
 //! kind, since a class for each full kind would have too little evidence. The judge by uses knows only the number of uses: it
 //! serves loads whose wall time means nothing. Both are trusted by the quality of their predictions of hard uses: uses of chunks
-//! that were idle for a time. For each such use, the worth of the used chunk is compared with the mean worth of idle chunks (the
-//! partial likelihood of Cox). The third judge estimates as `lru` would. Its weight grows with the hits that the policy has had
-//! fewer than `lru`.
+//! that had been idle. For each such use, the worth of the used chunk is compared with the mean worth of idle chunks (the partial
+//! likelihood of Cox). The third judge estimates as `lru` would. Its weight grows with the number of hits that `lru` would have
+//! had more than the policy.
 
 use super::clocks::{self, Curves, Worths};
 use super::kinds::{self, CLASSES, GAPS, Kind, TURNS, USES};
@@ -19,7 +19,7 @@ pub(super) struct Lessons {
     worth_by_wall: Vec<Worths>,
     worth_by_uses: Vec<Worths>,
     foretold: Foretold,
-    /// Uses, and units of wall time, that passed lately.
+    /// The uses and the units of wall time that passed recently.
     passed: [f64; 2],
     /// The weight of each judge.
     weights: [f32; JUDGES],
@@ -28,14 +28,14 @@ pub(super) struct Lessons {
 /// The quality of each judge's predictions.
 #[derive(Debug, Clone, Copy, Default)]
 struct Foretold {
-    /// The mean worth that each judge gave to idle chunks; 0 while none is known.
+    /// The mean worth that each judge gave to idle chunks; 0 before the first idle chunk.
     mean: [f64; JUDGES],
-    /// Logarithms of the worth of chunks that were used again, by that mean.
+    /// For chunks that were used again, the sum of the logarithms of their worth divided by that mean.
     gains: [f64; JUDGES],
     uses: f64,
 }
 
-/// A sum of the worth of chunks that were not used for a time.
+/// Sums of the worth of idle chunks.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Idle {
     sums: [f64; JUDGES],
@@ -59,7 +59,7 @@ impl Default for Lessons {
 }
 
 impl Lessons {
-    /// A chunk of the sample is used again at this age. `is_idle`: it was not used for a time.
+    /// Notes that a chunk of the sample is used again at this age. `is_idle` says whether it was idle before.
     pub(super) fn used(&mut self, kind: Kind, age: Moment, is_idle: bool) {
         let class = kind.class();
         if is_idle && self.foretold.mean.iter().all(|&mean| mean > 0.0) {
@@ -74,7 +74,7 @@ impl Lessons {
         self.uses.used(by_uses(class), age.uses);
     }
 
-    /// A chunk of the sample was not used while its age grew.
+    /// Notes that a chunk of the sample was not used while its age grew.
     #[inline]
     pub(super) fn exposed(&mut self, kind: Kind, from: Moment, to: Moment) {
         let class = kind.class();
@@ -82,7 +82,7 @@ impl Lessons {
         self.uses.exposed(by_uses(class), from.uses, to.uses);
     }
 
-    /// Counts a chunk that was not used for a time.
+    /// Counts an idle chunk.
     #[inline]
     pub(super) fn count_idle(&self, kind: Kind, age: Moment, idle: &mut Idle) {
         let worths = self.worths(kind.class(), age);
@@ -90,8 +90,8 @@ impl Lessons {
         idle.chunks += 1.0;
     }
 
-    /// Learns from the counts of the time `passed`, with the number of cached chunks, and with the lead over `lru` as a part of
-    /// all uses.
+    /// Learns from the counts of the time `passed`. `cached` is the number of cached chunks; `lead` is the lead over `lru` as a
+    /// part of all uses.
     pub(super) fn learn(&mut self, passed: Moment, idle: &Idle, cached: usize, lead: f64) {
         if idle.chunks > 0.0 {
             self.foretold.mean = idle.sums.map(|sum| sum / idle.chunks);
@@ -145,15 +145,16 @@ impl Lessons {
         self.worth_by_uses = self.uses.worths(USES * 2, |class| class);
     }
 
-    /// The weights of the judges' worths. The first judge's unit is hits for each unit of wall time, the others' is hits for each
-    /// use.
+    /// The weights of the judges' worths. The first judge estimates hits for each unit of wall time, the other judges estimate
+    /// hits for each use.
     fn weights(&self, cached: usize, lead: f64) -> [f32; JUDGES] {
         let [uses, wall] = self.passed;
         let Foretold { gains, uses: counted, .. } = self.foretold;
         let best = gains.iter().copied().fold(f64::MIN, f64::max);
         let mut trust = gains.map(|gain| (SHARPNESS * (gain - best) / (counted + FORETOLD_NOTHING)).exp());
         trust[RECENCY] *= (-lead - LOSS_BORNE).max(0.0) * PULL;
-        // While a cacheful takes no time, as in a replay at full speed, the wall clock has no information.
+        // In a replay at full speed, as many uses as there are cached chunks take almost no time. Then the wall clock says
+        // nothing.
         let per_use = if wall * cached as f64 <= LEAST_LIFETIME * uses {
             trust[WALL] = 0.0;
             1.0
@@ -164,7 +165,7 @@ impl Lessons {
     }
 }
 
-/// The class by number of uses and whether it is the last of its prompt.
+/// The class on the clock of uses: the number of uses, and whether the chunk is the last of its prompt.
 #[inline]
 fn by_uses(class: usize) -> usize {
     kinds::uses_of(class) * 2 + kinds::last_of(class)
@@ -175,7 +176,7 @@ const JUDGES: usize = 3;
 const WALL: usize = 0;
 const RECENCY: usize = 2;
 
-/// The part of all evidence that stays each time.
+/// The parts that remain in each lesson: of the curves, of the judges' predictions, and of the passed time.
 const KEPT: f64 = 0.99;
 const FORETOLD_KEPT: f64 = 0.995;
 const PASSED_KEPT: f64 = 0.9;
@@ -183,15 +184,16 @@ const PASSED_KEPT: f64 = 0.9;
 /// Each judge starts as if it had predicted this many uses equally well.
 const FORETOLD_NOTHING: f64 = 100.0;
 
-/// The part of all uses that may be lost to `lru` before recency is heard, and how strongly it is heard then: as much as each
-/// other judge from four hundredths of a per cent more on.
+/// The part of all uses that may be lost to `lru` before recency counts, and how strongly recency counts then: as much as each
+/// other judge when 0.04 % more are lost.
 const LOSS_BORNE: f64 = 0.0003;
 const PULL: f64 = 2_500.0;
 
-/// The strength of the preference for the better judge: a tenth of a natural logarithm a use makes it 20 to 1.
+/// The strength of the preference for the better judge: a mean gain that is larger by 0.1 (natural logarithm, per use) makes it
+/// 20 to 1.
 const SHARPNESS: f64 = 30.0;
 
-/// Units of wall time that a cacheful of uses must take for the wall clock to say something.
+/// The wall clock counts only if as many uses as there are cached chunks take more than this many units of wall time.
 const LEAST_LIFETIME: f64 = 16.0;
 
 #[cfg(test)]
@@ -202,7 +204,8 @@ mod tests {
         Moment { wall, uses }
     }
 
-    /// Lessons of a load in which chunks are used again 1,000 units or 1,000 uses after their last use, as `by_wall` says.
+    /// Lessons of a load in which chunks are used again 1,000 units of wall time after their last use (`by_wall`), or 1,000 uses
+    /// after it.
     fn taught(by_wall: bool) -> Lessons {
         let (mut lessons, mut rng) = (Lessons::default(), fastrand::Rng::with_seed(1));
         for _ in 0..200 {

@@ -6,9 +6,9 @@ use hashbrown::hash_table::Entry;
 use super::kinds::Kind;
 use super::state::Moment;
 
-/// Ghosts by 32 bits of their hash: half as many as chunks are cached, and always [`LEAST_GHOSTS`].
+/// Ghosts by 32 bits of their hash: half as many as there are cached chunks, but at least [`LEAST_GHOSTS`].
 ///
-/// Two that are told the same are the same, also in the order of [`Past::iter`]: so a run can be repeated.
+/// The same calls lead to the same contents and the same order of [`Past::iter`], so a run can be repeated.
 #[derive(Debug, Default)]
 pub(super) struct Past {
     ghosts: HashTable<(u32, Ghost)>,
@@ -60,12 +60,12 @@ impl Past {
     }
 }
 
-/// The table takes the lowest bits of a hash, and the highest seven of 64.
+/// Spreads a hash over 64 bits: the table uses the lowest bits and the highest seven.
 pub(super) fn spread(hash: u32) -> u64 {
     u64::from(hash).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// Half a megabyte.
+/// The least number of ghosts to keep. They take half a megabyte.
 const LEAST_GHOSTS: usize = 32_768;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! An `lru` cache beside the real one, of hashes alone: it counts the hits that `lru` would have had.
+//! An `lru` cache of hashes alone, beside the real cache: it counts the hits that `lru` would have had.
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
 use super::past::spread;
 
-/// Counts hits more or fewer than `lru` would have had, among the chunks of the sample.
+/// Counts how many more or fewer hits the policy has than `lru` would have had, among the chunks of the sample.
 #[derive(Debug, Default)]
 pub(super) struct Rival {
     entries: Vec<Used>,
@@ -14,7 +14,7 @@ pub(super) struct Rival {
     table: HashTable<u32>,
     newest: Option<u32>,
     oldest: Option<u32>,
-    /// Hits more than `lru` had, and all uses; both fade.
+    /// The policy's hits minus those of `lru`, and the number of uses; both fade.
     lead: f64,
     uses: f64,
 }
@@ -33,13 +33,13 @@ impl Rival {
         self.table.find(spread(hash), |&at| self.entries[at as usize].hash == hash).is_some()
     }
 
-    /// Counts a use that was a hit here, or not, and there, or not.
+    /// Counts a use: whether it was a hit here, and whether it would have been a hit with `lru`.
     pub(super) fn count(&mut self, was_hit: bool, lru_hit: bool) {
         self.lead += f64::from(i8::from(was_hit) - i8::from(lru_hit));
         self.uses += 1.0;
     }
 
-    /// Notes the use of a chunk; `lru` lets the oldest go if it has more than `most` chunks then.
+    /// Notes the use of a chunk. Then `lru` evicts its oldest chunks, as far as it has more than `most`.
     pub(super) fn used(&mut self, hash: u32, most: usize) {
         let entries = &self.entries;
         let place = self.vacant.last().copied().unwrap_or(entries.len() as u32);
@@ -82,8 +82,8 @@ impl Rival {
         }
     }
 
-    /// Lets counts fade in the time of `since` uses of the sample, with `cached` of its chunks cached. Returns the share of all
-    /// uses that were hits here and not with `lru`; negative if `lru` had more hits.
+    /// Lets counts fade by `since` uses of the sample; `cached` chunks of the sample are cached. Returns the policy's hits minus
+    /// those of `lru`, as a share of all uses; negative if `lru` had more hits.
     pub(super) fn lead(&mut self, since: f64, cached: usize) -> f64 {
         let kept = (-since / (MEMORY * cached.max(1)) as f64).exp();
         self.lead *= kept;
@@ -113,10 +113,11 @@ impl Rival {
     }
 }
 
-/// Counts fade in this multiple of the uses that pass as chunks are cached.
+/// Counts fade to 1/e during this many uses for each cached chunk.
 const MEMORY: usize = 16;
 
-/// Both start as if this many uses, and this many times the uses of one cacheful, had been equal.
+/// The policy and `lru` start as if they had been equal for `LEAST_USES` uses, and for `LEAST_LIFETIMES` uses for each cached
+/// chunk.
 const LEAST_USES: f64 = 1_000.0;
 const LEAST_LIFETIMES: usize = 4;
 

@@ -3,16 +3,16 @@
 use super::kinds::Kind;
 use crate::store::ids::ChunkNumber;
 
-/// A moment on both clocks; they go round.
+/// A moment on both clocks. The clocks wrap around.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Moment {
-    /// In units of [`UNIT_MS`].
+    /// Wall time, in units of [`UNIT_MS`].
     pub(super) wall: u32,
     /// Uses of any chunk.
     pub(super) uses: u32,
 }
 
-/// Milliseconds of a unit of wall time: the clock goes round in two years.
+/// Milliseconds of a unit of wall time: the clock wraps around after two years.
 pub(super) const UNIT_MS: u64 = 16;
 
 /// One chunk. 20 bytes.
@@ -22,11 +22,11 @@ pub(super) struct ChunkState {
     pub(super) used: Moment,
     /// 32 bits of its hash.
     pub(super) hash: u32,
-    /// The chunk's place among the chunks that may go, from 1 on; 0 if it may not.
+    /// The chunk's place among the chunks that may go, from 1 on; 0 if it may not go.
     free_at: u32,
     /// The lowest bits of its place in its prompt.
     pub(super) index: u16,
-    /// Its kind; none if the chunk is not here.
+    /// Its kind; the default value if the chunk is not here.
     pub(super) kind: Kind,
 }
 
@@ -39,11 +39,11 @@ pub(super) struct State {
 }
 
 impl Moment {
-    /// The time since an earlier moment; 0 if it is not.
+    /// The time since an earlier moment; 0 if that moment is not earlier.
     pub(super) fn since(self, earlier: Self) -> Self {
         let since = |now: u32, then: u32| {
             let units = now.wrapping_sub(then);
-            // A caller's clock may stand behind.
+            // A caller's clock may lag behind.
             if units > u32::MAX - (1 << 16) { 0 } else { units }
         };
         Self { wall: since(self.wall, earlier.wall), uses: since(self.uses, earlier.uses) }
@@ -58,7 +58,7 @@ impl ChunkState {
 }
 
 impl State {
-    /// Adds a chunk, which may go.
+    /// Adds a chunk that may go.
     pub(super) fn insert(&mut self, chunk: ChunkNumber, node: ChunkState) {
         if self.nodes.len() <= chunk.position() {
             self.nodes.resize(chunk.position() + 1, ChunkState::default());
@@ -92,7 +92,7 @@ impl State {
         self.nodes.get(chunk.position()).filter(|node| node.kind != Kind::default())
     }
 
-    /// The chunk may not go.
+    /// Notes that a chunk may not go.
     pub(super) fn block(&mut self, chunk: ChunkNumber) {
         debug_assert!(self.is_free(chunk), "a chunk is blocked once");
         let place = std::mem::take(&mut self.node_mut(chunk).free_at) as usize - 1;
@@ -102,7 +102,7 @@ impl State {
         }
     }
 
-    /// The chunk may go.
+    /// Notes that a chunk may go.
     pub(super) fn unblock(&mut self, chunk: ChunkNumber) {
         debug_assert!(!self.is_free(chunk), "a chunk is unblocked after it was blocked");
         self.free.push(chunk);
@@ -119,13 +119,13 @@ impl State {
         &self.free
     }
 
-    /// Every chunk, blocked ones too.
+    /// Every chunk, blocked chunks included.
     pub(super) fn iter(&self) -> impl Iterator<Item = (ChunkNumber, &ChunkState)> {
         let all = self.nodes.iter().enumerate().filter(|(_, node)| node.kind != Kind::default());
         all.map(|(place, node)| (ChunkNumber::at(place), node))
     }
 
-    /// Chunks here, blocked ones too.
+    /// The number of chunks here, blocked chunks included.
     pub(super) fn len(&self) -> usize {
         self.len
     }

@@ -1,4 +1,4 @@
-//! What the policy learns, and that it stays within its rules whatever happens.
+//! Tests that the policy learns, and that it keeps its rules whatever happens.
 
 use std::num::NonZeroU32;
 
@@ -17,7 +17,7 @@ fn facts(place: usize, index: u32) -> Facts {
     }
 }
 
-/// The first to go of two chunks that were used equally often, one after the other, the first of which is dear.
+/// Returns which of two chunks is evicted first. Both are used equally often, in turn; `DEAR` costs more to recompute.
 fn first_to_go(recompute_doubles_at: Option<NonZeroU32>, uses: usize) -> usize {
     let mut policy = Adaptive::policy(recompute_doubles_at);
     for (chunk, index) in [(ChunkNumber::at(DEAR), 1_000), (ChunkNumber::at(CHEAP), 0)] {
@@ -65,7 +65,8 @@ fn steps() -> impl Strategy<Value = Vec<(Step, usize)>> {
     prop::collection::vec((step, 0..120_usize), 1..3_000)
 }
 
-/// Plays steps; the victims. Checks that each may go and was not refused, and that one is found where one may go.
+/// Plays steps, and returns the victims. Checks that each victim may go and was not refused, and that a victim is found whenever
+/// a chunk may go.
 fn played(steps: &[(Step, usize)]) -> Vec<Option<usize>> {
     let mut policy = Adaptive::policy(NonZeroU32::new(3));
     let mut model: Vec<Option<bool>> = vec![None; 120];
@@ -118,7 +119,7 @@ fn played(steps: &[(Step, usize)]) -> Vec<Option<usize>> {
 }
 
 proptest! {
-    /// Victims may go, one is found if there is one, and the same steps have the same victims.
+    /// Victims may go, a victim is found whenever a chunk may go, and the same steps have the same victims.
     #[test]
     fn victims_may_go_and_histories_repeat(steps in steps()) {
         prop_assert_eq!(played(&steps), played(&steps));
@@ -139,7 +140,8 @@ fn a_search_that_is_stopped_finds_nothing() {
     assert_eq!((victim, seen), (None, 80));
 }
 
-/// Sessions of a prompt of ten chunks each that come back every 20 seconds, and strangers who never do.
+/// Ten sessions, each with a prompt of ten chunks that comes back every 20 seconds, among prompts of strangers that never come
+/// back.
 fn sessions_among_strangers() -> Vec<TraceRequest> {
     let mut requests = Vec::new();
     for round in 0..60_u64 {
