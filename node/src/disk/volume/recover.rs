@@ -207,5 +207,5 @@ impl ReadAhead {
 /// Pages that are read at a time.
 const WINDOW_PAGES: u32 = 2_048;
 
-/// Unreadable pages of a segment after which no further failing pages are tried.
+/// Unreadable pages of a segment after which single pages are no longer tried.
 const MOST_UNREADABLE: u32 = 8;
