@@ -2,7 +2,7 @@
 //!
 //! The core decides what is copied, which slots may be reused, and who hears of the end. The thread starts when an engine
 //! first registers GPU memory: a node without such engines needs no driver and opens no GPU. All copies are made in the
-//! node's context, so an engine that dies takes none along. A GPU that failed is opened again when tensors are registered
+//! node's context, so the death of an engine ends no copy. A GPU that failed is opened again when tensors are registered
 //! again, once its context is gone.
 
 mod devices;

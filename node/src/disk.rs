@@ -11,7 +11,7 @@
 //! | bytes are damaged | a miss, counted; the record is forgotten |
 //! | a read fails | a miss, counted; the record is forgotten, the other records of its segment can still be read |
 //! | reads fail again and again | the tier closes itself: the drive is broken |
-//! | a write or sync fails, or the device is full | the tier closes itself, every later order is answered `Closed`, the node goes on |
+//! | a write or sync fails, or the device is full | the tier closes itself, later orders get `Closed`, the node goes on |
 //! | the folder or the file is removed | the tier closes itself |
 //! | more orders than the queue holds | `Busy` |
 //! | two processes want one folder | the second is refused |

@@ -90,7 +90,7 @@ enum Order {
 pub struct Serve(pub Services);
 
 impl PeerActor {
-    /// The actor and its handle. `endpoint` must live on the peer thread's runtime.
+    /// The actor of the exchange. `endpoint` must live on the peer thread's runtime.
     #[must_use]
     pub fn new(
         endpoint: Endpoint,

@@ -15,10 +15,10 @@
 //! | fault | result |
 //! | --- | --- |
 //! | the store refuses, or cannot be reached | [`OpenError`] says what to change; or the node starts without the tier |
-//! | the same later | `Closed` is the answer; after some failures in a row the node leaves the store alone for a while |
+//! | the store fails later | the answer is `Closed`; after some failures in a row the node leaves the store alone for a while |
 //! | bytes are damaged | a miss, counted; the object is deleted, or else replaced by the next write |
 //! | more orders than the queue holds | `Busy` |
-//! | the store is slow | an order ends at its deadline; a `find` answers at its own with the facts that it has |
+//! | the store is slow | an order ends at its deadline; a `find` answers at its own deadline with the facts that it has |
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -32,7 +32,7 @@ pub struct Peers {
     pub holders: Recipient<AskHolders>,
     /// Hears of this actor's gained and lost chunks.
     pub changed: Recipient<Changed>,
-    /// The number of times that the directory began again: each time it must be told all held chunks.
+    /// The number of times that the directory began again. Each time the actor must tell it all held chunks.
     pub restarts: watch::Receiver<u64>,
     /// Hears of wrong rows.
     pub stale: Recipient<Stale>,
@@ -52,7 +52,7 @@ pub struct Peers {
     pub deadline: Duration,
 }
 
-/// Hands an order to the exchange; the order comes back if the exchange has too many.
+/// Hands an order to the exchange; `None` if the exchange has too many.
 pub type Fetcher = Box<dyn Fn(FetchOrder) -> Option<oneshot::Receiver<Vec<Arrival>>> + Send>;
 
 /// Hands a follow to the exchange; returns `false` if the exchange has too many.

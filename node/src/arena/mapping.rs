@@ -104,7 +104,7 @@ impl Mapping {
         self.advise(Advice::PopulateWrite)
     }
 
-    /// Lets the kernel back the memory with transparent huge pages, where it does so for memory files.
+    /// Lets the kernel back the memory with transparent huge pages, if it does so for memory files.
     pub(crate) fn prefer_huge_pages(&self) {
         if let Err(error) = self.advise(Advice::HugePage) {
             tracing::debug!(%error, "the kernel has no transparent huge pages");

@@ -1,6 +1,6 @@
 //! Finds out where an arena's memory really is, and in which pages.
 //!
-//! The kernel answers by `move_pages`, or by its list of mappings where a container refuses that call.
+//! The kernel answers by `move_pages`, or by its list of mappings if a container refuses that call.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -44,7 +44,7 @@ impl Devices {
     /// must wake its GPUs.
     ///
     /// # Errors
-    /// [`DeviceError::Absent`] if there is no driver, an old one, or no such GPU.
+    /// [`DeviceError::Absent`] if the driver is missing or too old, or if there is no such GPU.
     pub(crate) fn find(&self, pci: Option<PciAddress>) -> Result<(), DeviceError> {
         (self.find)(pci)
     }

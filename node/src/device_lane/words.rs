@@ -19,7 +19,7 @@ impl Words {
     /// A page of zeros. Nobody can change its size.
     ///
     /// # Errors
-    /// Fails if the system does not give it.
+    /// Fails if the system gives no memory.
     pub(crate) fn create() -> Result<Self, MemoryError> {
         let (file, mapping) = memory_file("larder-words", MemfdFlags::empty(), WORD_BYTES, Access::Write)?;
         seal(&file, SealFlags::empty())?;

@@ -1,6 +1,6 @@
 //! The device: transfers between aligned memory and the tier's file.
 //!
-//! One small trait has three implementations: io_uring; plain positional reads and writes where the kernel does not allow
+//! One small trait has three implementations: io_uring; plain positional reads and writes if the kernel does not allow
 //! io_uring; and in tests a device that loses, tears and damages data on command.
 
 use std::fs::File;
@@ -22,7 +22,7 @@ mod uring;
 pub use buffer::Buffer;
 pub use uring::Ring;
 
-/// Moves bytes. One thread uses it.
+/// Moves bytes. Only one thread uses a device.
 pub trait DiskDevice: Send {
     /// Buffers for the device's transfers. Other buffers work too, and may cost more.
     fn buffers(&mut self, count: usize, bytes: usize) -> Vec<Buffer> {

@@ -1,8 +1,8 @@
 //! Block threads: they fetch and send blocks beside the thread between nodes, which decides.
 //!
-//! Each block thread has a share of the node's port ([`PortShare`]), where it serves fetches, and a socket of its own, from which
-//! it dials. It connects to the block threads of another node with the first fetch there. Its connections carry fetches alone, and
-//! only the dialling side closes them: no fetch meets a connection that the other side is closing as idle.
+//! Each block thread has a share of the node's port ([`PortShare`]), where it serves fetches, and a socket of its own, from
+//! which it dials. It connects to the block threads of another node with the first fetch there. Its connections carry fetches
+//! alone, and only the dialing side closes them: no fetch meets a connection that the other side is closing as idle.
 //!
 //! The thread between nodes chooses the thread of a fetch ([`larder_core::exchange::ThreadLoads`]) and hears of each chunk as it
 //! comes. A block thread that cannot reach a node hands the fetch back.
@@ -259,7 +259,7 @@ impl Thread {
         self.mover.receive(asked, from, batch, came).await;
     }
 
-    /// The connection to a node, dialled if there is none.
+    /// The connection to a node, dialed if there is none.
     async fn connection(&self, fetch: &ThreadFetch) -> Option<(Connection, InUse)> {
         let ThreadFetch { address, name, .. } = fetch;
         let common = self.mover.common.clone();

@@ -1,8 +1,8 @@
-//! Connections with other nodes, from the handshake to their end, whichever side dialled them.
+//! Connections with other nodes, from the handshake to their end, whichever side dialed them.
 //!
-//! [`larder_core::exchange::Connections`] decides which connection is used and which is closed. A connection that a peer dialled
+//! [`larder_core::exchange::Connections`] decides which connection is used and which is closed. A connection that a peer dialed
 //! also serves for requests to the peer if it comes from the peer's address in the table. Then it is as good as a connection that
-//! was dialled here. In both cases TLS tells the peer's name, and each request is judged by this name.
+//! was dialed here. In both cases TLS tells the peer's name, and each request is judged by this name.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -28,7 +28,7 @@ use super::serve::Server;
 pub(super) struct Carrying {
     open: RefCell<HashMap<ConnectionId, Connection>>,
     connected: ConnectedPeers,
-    /// Serves peers on the connections that were dialled here.
+    /// Serves peers on the connections that were dialed here.
     server: RefCell<Weak<Server>>,
 }
 
@@ -90,7 +90,7 @@ impl Carrying {
         Self { connected, ..Self::default() }
     }
 
-    /// Serves peers with this server from now on, also on connections that are dialled here.
+    /// Serves peers with this server from now on, also on connections that are dialed here.
     pub(super) fn serve_with(&self, server: &Rc<Server>) {
         self.server.replace(Rc::downgrade(server));
     }
@@ -140,7 +140,7 @@ impl Peers {
         }
     }
 
-    /// The connection to a node, dialled if there is none. A node that cannot be reached counts as silent.
+    /// The connection to a node, dialed if there is none. A node that cannot be reached counts as silent.
     pub(super) async fn connection(&self, link: &Rc<Link>) -> Option<InUse> {
         let connection = self.dial(link).await;
         if connection.is_none() {
@@ -154,7 +154,7 @@ impl Peers {
         member_of(&self.table(), link).map(|member| member.peer)
     }
 
-    /// The connection to a node, dialled if there is none.
+    /// The connection to a node, dialed if there is none.
     pub(super) async fn dial(&self, link: &Rc<Link>) -> Option<InUse> {
         if let Some(connection) = self.open_connection(link) {
             return Some(connection);
@@ -173,7 +173,7 @@ impl Peers {
             Ok(Err(error)) => tracing::warn!(%node, name, %address, %error, "cannot connect to a node"),
             Err(_) => {}
         }
-        // If both sides have dialled, this may be the peer's connection.
+        // If both sides have dialed, this may be the peer's connection.
         self.open_connection(link)
     }
 
@@ -196,7 +196,7 @@ impl Peers {
         InUse { peers: self.clone(), id, connection, rides: Cell::new(false) }
     }
 
-    /// Serves the peer on a connection that was dialled here, until it closes.
+    /// Serves the peer on a connection that was dialed here, until it closes.
     fn serve_dialled(&self, connection: Connection) {
         let carried = self.carry(&connection, Dialler::Here);
         let (peers, server) = (self.clone(), self.carrying().server.borrow().upgrade());
@@ -286,7 +286,7 @@ fn member_of<'a>(table: &'a Table, link: &Link) -> Option<&'a Member> {
 }
 
 /// Whether a connection comes from its node's address in the table. Never for a node of version 1, which serves nobody on
-/// connections that it dialled.
+/// connections that it dialed.
 fn is_at_home(table: &Table, connection: &Connection) -> bool {
     if connection.version() < Version::SECOND {
         return false;

@@ -60,7 +60,7 @@ pub(super) async fn carry_out(peers: Peers, mut order: FollowOrder) {
 /// The received part of a chunk.
 struct Coming {
     has_ended: bool,
-    /// By block, where pieces begin and end.
+    /// For each block, the start and end of each piece.
     pieces: Vec<Vec<(u64, u64)>>,
 }
 

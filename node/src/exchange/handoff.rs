@@ -35,7 +35,7 @@ pub struct AskFollow {
     pub hashes: Vec<ChunkHash>,
     /// The wanted pools of each chunk; empty if all pools are wanted.
     pub pools: Vec<PoolSet>,
-    /// The earliest attempt that will do.
+    /// The earliest attempt at writing that will do.
     pub attempt: u64,
     /// How long the chunks' writers may be silent.
     pub patience_ms: u64,

@@ -143,7 +143,7 @@ impl Server {
         self.serve_streams(&guest, carried.as_ref()).await;
     }
 
-    /// Serves the peer on a connection that was dialled here.
+    /// Serves the peer on a connection that was dialed here.
     pub(super) async fn serve_dialled(self: Rc<Self>, connection: Connection, carried: Carried) {
         match self.guests.welcome(connection) {
             Ok(guest) => self.serve_streams(&Rc::new(guest), Some(&carried)).await,

@@ -361,7 +361,7 @@ fn written(blocks: &[WriteAnswer]) -> WriteAnswer {
     }
 }
 
-/// The result for a chunk, from its blocks' reads. Only complete pools count. A damaged block makes the whole chunk damaged.
+/// The result for a chunk, from its blocks' reads. Only complete pools count, and only if no block is damaged.
 fn read(destinations: &[BlockPlace], blocks: Vec<ReadAnswer>) -> ReadAnswer {
     for bad in [ReadAnswer::Closed, ReadAnswer::Damaged, ReadAnswer::Disagrees, ReadAnswer::OtherBlocks] {
         if blocks.contains(&bad) {

@@ -2,7 +2,7 @@
 //!
 //! Drives take a bounded number of pieces of memory per request. With pages of 4 KiB, requests are small: on a virtual drive
 //! that allows 254 pieces, blocks of 4 MiB moved at a third of the rate of huge pages. io_uring registers the buffers at the
-//! start, where memory may be locked, so their pages are looked up once.
+//! start, if memory may be locked, so their pages are looked up once.
 
 use memmap2::{Advice, MmapMut};
 

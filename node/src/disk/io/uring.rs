@@ -147,7 +147,7 @@ impl Ring {
             if let Err(error) = self.ring.submit_and_wait(1)
                 && !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
             {
-                // Without a completion the kernel keeps the buffers for ever, and this thread cannot go on.
+                // Without a completion the kernel keeps the buffers forever, and this thread cannot go on.
                 tracing::error!(%error, "io_uring does not answer");
                 std::thread::yield_now();
             }

@@ -44,7 +44,7 @@ impl SendTurns<'_> {
     /// The priority of the answer's stream from the next `bytes` bytes on, if it changes.
     ///
     /// A piece goes before pieces with later numbers. The first piece of an answer also goes before [`AHEAD`] others, so that a
-    /// small block does not wait for a large one. No piece waits for ever, since every piece raises the number.
+    /// small block does not wait for a large one. No piece waits forever, since every piece raises the number.
     pub(super) fn priority(&mut self, bytes: usize) -> Option<i32> {
         if let Some(left) = self.left.checked_sub(bytes) {
             self.left = left;
