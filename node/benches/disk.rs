@@ -1,7 +1,7 @@
 //! The disk tier against a plain O_DIRECT loop over the same blocks: `cargo bench -p larder-node --bench disk`.
 //!
-//! `LARDER_BENCH_FOLDER` names the folder, on the drive that is to be measured; `LARDER_BENCH_MIB` how much is written.
-//! Each figure is taken several times, tier and loop in turn, and the best of each is kept.
+//! `LARDER_BENCH_FOLDER` names the folder, on the drive to measure; `LARDER_BENCH_MIB` says how much is written.
+//! Each figure is taken several times, tier and loop in turn, and the best is kept.
 
 #![expect(clippy::print_stdout, reason = "a bench says what it measured")]
 
@@ -93,7 +93,7 @@ impl Bench {
         Ok((self.blocks * BLOCK_BYTES) as f64 / seconds / 1e9)
     }
 
-    /// Blocks one after the other, from and to one buffer, synced as often as the tier does.
+    /// Writes and reads blocks one after the other, from and to one buffer, and syncs as often as the tier does.
     fn plain_loop(&self, round: u32) -> Result<Rates> {
         let path = self.folder.join("loop");
         if round == 0 {
@@ -125,7 +125,7 @@ impl Bench {
     fn tier(&self, lane: Option<IoMethod>, round: u32) -> Result<Rates> {
         let options = DiskOptions {
             folder: self.folder.join(format!("tier-{lane:?}")),
-            // Room for little more than one round, so that the next ones give segments up as they go.
+            // Room for little more than one round, so that later rounds give up segments as they go.
             capacity_bytes: self.blocks.div_ceil(63).saturating_add(5) * DEFAULT_SEGMENT_BYTES,
             segment_bytes: DEFAULT_SEGMENT_BYTES,
             queue_orders: SLOTS as usize,
@@ -243,12 +243,12 @@ const FINGERPRINT: Fingerprint = Fingerprint([1; 32]);
 const BLOCK_BYTES: u64 = 4 << 20;
 const RANGE_BYTES: u64 = 1 << 20;
 
-/// Blocks in memory: as many as wait for their write at most.
+/// Blocks in memory: at most this many wait for their write.
 const SLOTS: u64 = 32;
 
 /// Reads that are ordered at the same time.
 const READS_AHEAD: u64 = 16;
 
-/// The first one of the loop, and the first two of the tier, which has room for more, write where nothing was written before: that
-/// takes drives longer. Of the others enough to find what each reaches on a machine that others use too.
+/// Rounds of each. The loop's first round, and the first two rounds of the tier, which has room for more, write where nothing was
+/// written before; drives take longer for that. The other rounds are enough to find what each reaches on a shared machine.
 const ROUNDS: u32 = 12;

@@ -1,7 +1,7 @@
 //! The object tier on a local folder against plain files: `cargo bench -p larder-node --bench object`.
 //!
-//! `LARDER_BENCH_FOLDER` names the folder; `LARDER_BENCH_MIB` how much is written. `LARDER_BENCH_URL` measures
-//! another store (`s3://...`, settings from the environment) beside the same files, and leaves there what it wrote.
+//! `LARDER_BENCH_FOLDER` names the folder; `LARDER_BENCH_MIB` says how much is written. `LARDER_BENCH_URL` measures
+//! another store (`s3://...`, settings from the environment) against the same files, and leaves its objects there.
 //! The best of several rounds is kept.
 
 #![expect(clippy::print_stdout, reason = "a bench says what it measured")]
@@ -99,7 +99,7 @@ impl Bench {
         Ok((self.blocks * BLOCK_BYTES) as f64 / (self.clock.elapsed() - start).as_secs_f64() / 1e9)
     }
 
-    /// A synced file a block, then each read and copied to its place.
+    /// Writes each block to a synced file, then reads each file and copies it to its place.
     fn files(&self, folder: &Path, round: u32) -> Result<Rates> {
         let path = |block| folder.join(format!("{round}-{block}"));
         let write = self.rate(|| {
@@ -163,7 +163,7 @@ impl Bench {
         Ok(Rates { write, read })
     }
 
-    /// Orders one block after the other, some at a time.
+    /// Orders one block after the other, some of them at a time.
     fn pipeline<A: std::fmt::Debug>(
         &self,
         order: impl Fn(u64) -> Result<oneshot::Receiver<A>>,
@@ -200,7 +200,7 @@ fn chunk(round: u32, block: u64) -> ChunkRef {
     ChunkRef { hash, parent: hash, index: 0, anchor: hash }
 }
 
-/// Different in each run: what an earlier one wrote may be there still.
+/// A key that differs in each run: objects of an earlier run may still be there.
 fn key(round: u32, block: u64) -> BlockKey {
     static RUN: LazyLock<u64> = LazyLock::new(|| fastrand::u64(..));
     let mut hash = [round as u8; 32];

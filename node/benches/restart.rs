@@ -1,6 +1,6 @@
-//! What a start and a scrub of the disk tier cost, the more chunks it has: `cargo bench -p larder-node --bench restart`.
+//! The cost of a start and a scrub of the disk tier, by its number of chunks: `cargo bench -p larder-node --bench restart`.
 //!
-//! `LARDER_BENCH_FOLDER` names the folder, on the drive that is to be measured, with room for 9 GB; `LARDER_BENCH_CHUNKS` the
+//! `LARDER_BENCH_FOLDER` names the folder, on the drive to measure, with room for 9 GB; `LARDER_BENCH_CHUNKS` is the size of the
 //! largest tier. Blocks have 4 KiB, the smallest that a disk takes, so each chunk takes two pages.
 
 #![expect(clippy::print_stdout, reason = "a bench says what it measured")]
@@ -107,7 +107,7 @@ impl Bench {
         Ok(())
     }
 
-    /// How long the tier takes to open, and then to list what it has.
+    /// How long the tier takes to open, and then to list its chunks.
     fn restart(&self) -> Result<(Duration, Duration)> {
         let began = self.clock.elapsed();
         let (tier, _) = self.open(0)?;
@@ -122,7 +122,7 @@ impl Bench {
         Ok((opened - began, self.clock.elapsed() - opened))
     }
 
-    /// How long the scrubber takes to verify all of it, if nothing holds it back.
+    /// How long the scrubber takes to verify the whole tier, if nothing holds it back.
     fn scrub(&self) -> Result<Duration> {
         let began = self.clock.elapsed();
         let (_tier, registry) = self.open(u64::MAX)?;

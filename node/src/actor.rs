@@ -56,13 +56,13 @@ use crate::siblings::{SIBLING_DEADLINE, Siblings};
 use crate::spans::{cause_of, describe_request};
 use crate::window::Window;
 
-/// One GPU's actor; without a GPU, the host's.
+/// The actor of one GPU, or of a node without GPUs.
 pub struct GpuActor {
     core: Core,
     hands: Hands,
-    /// Its device, if it copies for engines.
+    /// The lane to the actor's device.
     device_lane: DeviceLane,
-    /// What other threads tell it, beside its messages; taken when the actor starts.
+    /// Inputs from other threads, beside messages. Taken when the actor starts.
     inputs: Option<Inputs>,
     /// Write windows of the sessions that have one.
     windows: HashMap<SessionId, Arc<Window>>,
@@ -73,7 +73,7 @@ pub struct GpuActor {
     /// The last lookups, to try other caches.
     past: Past,
     pending: Pending,
-    /// Where leases of peers say that they have ended.
+    /// Peers' leases report their end here.
     ended_grants: UnboundedSender<u64>,
     /// Peers that follow chunks of writers here.
     followers: PeerFollowers,
@@ -81,15 +81,15 @@ pub struct GpuActor {
     lives: Lives,
 }
 
-/// The hands of an actor: whatever performs its effects.
+/// The hands of an actor: the parts that perform its core's effects.
 pub struct Hands {
-    /// The memory of its chunks.
+    /// The memory of the actor's chunks.
     pub arena: Arena,
-    /// Its copy threads.
+    /// The copy threads.
     pub lane: Arc<CopyPool>,
-    /// Its counters.
+    /// The counters.
     pub metrics: ActorMetrics,
-    /// Its clock.
+    /// The clock.
     pub clock: Clock,
     /// The audit log of pins.
     pub audit: Audit,
@@ -103,17 +103,17 @@ pub struct Hands {
     pub feed: Feed,
     /// The disk below the store, if there is one.
     pub disk: Option<DiskParts>,
-    /// Why it was not opened.
+    /// Why the disk was not opened.
     pub disk_trouble: Option<String>,
-    /// The object store beside it, if there is one.
+    /// The object store, if there is one.
     pub objects: Option<ObjectParts>,
 }
 
-/// What other threads tell an actor, beside its messages.
+/// Inputs of an actor from other threads, beside messages.
 struct Inputs {
     /// Ended leases of peers.
     ended_grants: UnboundedReceiver<u64>,
-    /// The memory of extents.
+    /// Memory of extents, taken from the system at the start.
     arriving: mpsc::Receiver<Arrival>,
     /// The device's reports.
     device: UnboundedReceiver<DeviceReport>,
@@ -129,9 +129,9 @@ struct Engine {
 
 /// The parts of an actor.
 pub struct Parts {
-    /// Its chunks.
+    /// Limits of the store.
     pub store: StoreLimits,
-    /// Its device.
+    /// The device, and limits of its copies.
     pub device: (DevicePlace, DeviceLimits),
     /// The tenants' names, by number.
     pub tenants: Arc<[String]>,
@@ -139,7 +139,7 @@ pub struct Parts {
     pub arriving: mpsc::Receiver<Arrival>,
     /// Tells when a fault ended all sessions.
     pub lives: watch::Sender<u64>,
-    /// Its hands.
+    /// The actor's hands.
     pub hands: Hands,
 }
 
@@ -198,7 +198,7 @@ impl GpuActor {
     /// Closes a session that ended.
     pub(crate) fn close_session(&mut self, session: SessionId, ctx: &mut Context<Self>) {
         if let Some(window) = self.windows.remove(&session) {
-            // Giving its memory back takes the kernel milliseconds, in which other sessions go on.
+            // The kernel takes milliseconds to free the window's memory. Other sessions go on meanwhile.
             actix_rt::task::spawn_blocking(move || drop(window));
         }
         self.clients.remove(&session);
@@ -207,7 +207,7 @@ impl GpuActor {
         self.device_lane.close_session(session);
     }
 
-    /// Counts a lookup, and records it where lookups are recorded.
+    /// Counts a lookup. A whole lookup also goes to the lookup log, if there is one, and to the past lookups.
     fn looked_up(&mut self, ask: &Lookup, found: &Found) {
         let Some(lookup) = self.core.looked_up(ask, found) else { return };
         self.hands.metrics.looked_up(&lookup);
@@ -311,5 +311,5 @@ const NO_ANSWER: Answer = Answer { response: None, descriptors: Vec::new() };
 /// Messages that wait for the actor; senders wait for a place.
 const MAILBOX_MESSAGES: usize = 1_024;
 
-/// How often deadlines are looked at.
+/// Interval of the periodic work, such as checks of deadlines.
 const TICK: Duration = Duration::from_millis(50);

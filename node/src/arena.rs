@@ -35,14 +35,14 @@ pub struct Arena {
     extents: Vec<Option<Arc<ExtentMemory>>>,
 }
 
-/// A slot that waits for a block. Nobody else reads or writes it until whoever fills it has ended.
+/// A slot that waits for a block. Until the task that fills the slot ends, nobody else reads or writes it.
 #[derive(Debug, Clone)]
 pub struct Destination {
-    /// Its memory.
+    /// The slot's memory.
     pub memory: Arc<ExtentMemory>,
-    /// Its offset there.
+    /// Offset of the slot in `memory`.
     pub offset: u64,
-    /// Its size.
+    /// Size of the slot in bytes.
     pub bytes: u64,
     /// Bytes that share one checksum: whole layers.
     pub range_bytes: u64,
@@ -65,7 +65,7 @@ pub enum MemoryError {
         /// The system's error.
         source: Errno,
     },
-    /// There are no addresses, or no huge pages, for it.
+    /// The system has no addresses, or no huge pages, for the mapping.
     #[error(
         "cannot map {bytes} bytes of memory: lower [host] arena_bytes, or raise the limit of address space"
     )]
@@ -75,7 +75,7 @@ pub enum MemoryError {
         /// The system's error.
         source: Errno,
     },
-    /// There is no memory for it, on the NUMA node it is bound to where it is bound to one.
+    /// The system has no memory for the mapping, or none on the NUMA node that the mapping is bound to.
     #[error("cannot get {bytes} bytes of memory: lower [host] arena_bytes")]
     Fault {
         /// The size.
@@ -114,7 +114,8 @@ pub struct OutOfBounds {
 }
 
 impl Arena {
-    /// An arena whose extents have no memory yet: [`fill`] takes it from the system, and [`Arena::occupy`] takes it over.
+    /// An arena whose extents have no memory yet. [`fill`] takes memory from the system; [`Arena::occupy`] puts it into the
+    /// arena.
     #[must_use]
     pub fn planned(limits: &ArenaLimits) -> Self {
         Self { spec: limits.extent, extents: vec![None; limits.extents as usize] }
@@ -149,7 +150,7 @@ impl Arena {
     /// The memory of extent `extent`.
     ///
     /// # Panics
-    /// Panics if there is no such extent, or it has no memory: then it has no slots either, and nobody may ask.
+    /// Panics if there is no such extent, or if it has no memory: such an extent has no slots either, so nobody may ask.
     #[must_use]
     pub fn extent(&self, extent: u32) -> &Arc<ExtentMemory> {
         self.extents[extent as usize].as_ref().expect("a vacated extent has no slots")
@@ -178,7 +179,7 @@ impl Arena {
         self.extent(extent).descriptor()
     }
 
-    /// Takes the memory of extent `extent` away, to replace it: let any thread perform the renewal, then give its result to
+    /// Takes the memory of extent `extent` away, to replace it. Any thread may perform the renewal; its result goes to
     /// [`Self::occupy`]. May be called again after a failed renewal.
     ///
     /// # Panics
@@ -204,11 +205,12 @@ impl Arena {
     }
 }
 
-/// Takes the memory of all extents from the system, on as many threads as `limits` says, and waits until it is there. `each` gets an
-/// extent's number and memory, from any of these threads; when it says `false`, nobody wants the others.
+/// Takes the memory of all extents from the system, on as many threads as `limits` says, and waits until it is there. Any of
+/// these threads calls `each` with an extent's number and memory. When `each` returns `false`, the threads take no more
+/// extents.
 ///
 /// # Errors
-/// The system does not give all memory.
+/// Fails if the system does not give all memory.
 pub fn fill(
     limits: &ArenaLimits,
     each: &(dyn Fn(u32, Arc<ExtentMemory>) -> bool + Sync),
@@ -227,7 +229,7 @@ pub fn fill(
                         return;
                     }
                 }
-                // An error: another thread has failed before.
+                // An error of `set`: another thread has failed before.
                 Err(error) => {
                     _ = failed.set(error);
                     return;

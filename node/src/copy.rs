@@ -24,7 +24,7 @@ use crate::host::CpuSet;
 use crate::threads::{self, Joined};
 use crate::window::Window;
 
-/// The threads, and the queue before them. Dropping it waits until every order is done.
+/// The threads, and the queue before them. Dropping the pool waits until every order is done.
 pub struct CopyPool {
     queue: SyncSender<CopyJob>,
     threads: Vec<Joined>,
@@ -44,7 +44,7 @@ pub struct CopyLimits {
     pub queue_orders: usize,
 }
 
-/// Blocks to move. All its places are known to lie within their memory.
+/// Blocks to move. All places of the order are known to lie within their memory.
 #[derive(Debug)]
 pub struct CopyOrder {
     window: Option<Arc<Window>>,
@@ -56,13 +56,13 @@ pub struct CopyOrder {
 pub struct Move {
     /// Offset in the window; meaningless if the engine wrote into the arena itself.
     pub source: u64,
-    /// Whether it was copied before, layer by layer: it is summed alone.
+    /// Whether the block was copied before, layer by layer. Then it is only summed.
     pub is_in_place: bool,
     /// The block's target. The order holds its memory until it is done.
     pub to: Destination,
 }
 
-/// Blocks to copy from memory that nobody writes meanwhile. All places that they go to are known to lie within their memory.
+/// Blocks to copy from memory that nobody writes meanwhile. All target places are known to lie within their memory.
 #[derive(Debug)]
 pub struct ImportOrder(Vec<(Bytes, Destination)>);
 
@@ -70,7 +70,7 @@ pub struct ImportOrder(Vec<(Bytes, Destination)>);
 /// contents of the places are unknown, and a bug is in the log.
 pub type CopyDone = oneshot::Receiver<Vec<Checksums>>;
 
-/// Tells the new memory of an extent. An error of the channel means that the thread panicked.
+/// Receives the new memory of an extent. An error of the channel means that the thread panicked.
 pub type RenewalDone = oneshot::Receiver<Result<Arc<ExtentMemory>, MemoryError>>;
 
 enum CopyJob {
@@ -122,7 +122,7 @@ impl CopyPool {
     /// Hands the renewal of an extent to the threads.
     ///
     /// # Errors
-    /// The renewal, where the queue is full: nothing was done.
+    /// Returns the renewal if the queue is full: nothing was done.
     pub fn renew(&self, renewal: Renewal) -> Result<RenewalDone, Renewal> {
         let (done, completion) = oneshot::channel();
         match self.send(CopyJob::Renew(renewal, done)) {
@@ -131,7 +131,7 @@ impl CopyPool {
         }
     }
 
-    /// Orders that ended in a panic since the start. Each is a bug, and its place unusable.
+    /// Orders that ended in a panic since the start. Each is a bug, and leaves its places unusable.
     #[must_use]
     pub fn panics(&self) -> u64 {
         self.panics.load(Ordering::Relaxed)
@@ -145,8 +145,8 @@ impl CopyPool {
 }
 
 impl CopyOrder {
-    /// Blocks to move from `window`; without a window, blocks whose checksums alone are wanted, since trusted engines
-    /// wrote them into the arena.
+    /// An order to move blocks from `window`. Without a window, trusted engines wrote the blocks into the arena, and the order
+    /// only sums them.
     ///
     /// # Errors
     /// Fails if a block does not lie within the window, or its place not within the extent.
@@ -183,7 +183,7 @@ impl CopyOrder {
         self.moves.iter().map(sums).collect()
     }
 
-    /// Copies a layer range of a block, and sums its bytes in the arena: the window's bytes may change.
+    /// Copies a layer range of a block, and sums the bytes that arrive in the arena: the window's bytes may change.
     fn perform_range(&self, block: &Move, range: Range<u64>) -> u64 {
         let Move { source, is_in_place, to } = block;
         let (at, bytes) = (to.offset + range.start, range.end - range.start);
@@ -204,10 +204,10 @@ impl CopyOrder {
 }
 
 impl ImportOrder {
-    /// Blocks and where each goes.
+    /// An order to copy each block to its destination.
     ///
     /// # Errors
-    /// Fails if a place is not within its extent, or the block has another size.
+    /// Fails if a place does not lie within its extent, or the extent ends before the block would.
     ///
     /// # Panics
     /// Panics if a layer range has no bytes.
@@ -219,8 +219,8 @@ impl ImportOrder {
         Ok(Self(blocks))
     }
 
-    /// Copies and sums the blocks on the calling thread. A block of another size than its place has the checksums of the
-    /// bytes that came.
+    /// Copies and sums the blocks on the calling thread. If a block's size differs from its place's size, the checksums are
+    /// those of the block's bytes.
     fn perform(&self) -> Vec<Checksums> {
         self.0.iter().map(|(bytes, to)| import(bytes, to)).collect()
     }
@@ -245,7 +245,7 @@ fn work(jobs: &Mutex<Receiver<CopyJob>>, idle: &AtomicUsize, panics: &AtomicU64)
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
         idle.fetch_sub(1, Ordering::Relaxed);
         let Ok(job) = job else { return };
-        // The memory that a panicking order leaves is bytes in a place that its sender never hears to be done.
+        // A panicking order leaves unknown bytes only in its own place, and its sender never hears that the place is done.
         if catch_unwind(AssertUnwindSafe(|| job.perform())).is_err() {
             panics.fetch_add(1, Ordering::Relaxed);
             tracing::error!("an order panicked: its place stays unusable");
@@ -260,7 +260,7 @@ impl CopyJob {
             Self::Copy(copy) => copy.help(),
             Self::Import(order, done) => {
                 let sums = order.perform();
-                // A caller that hears of the end may give the sources up.
+                // A caller that hears of the end may release the sources, so the order's references go first.
                 drop(order);
                 drop(done.send(sums));
             }
@@ -269,11 +269,11 @@ impl CopyJob {
     }
 }
 
-/// Orders up to this size are carried out where they are made: at 16 GB/s this takes 8 us, and the hop to a thread and back
-/// 30 us and more. Larger ones would keep the sessions on the arbiter waiting.
+/// Orders up to this size are carried out on the thread that makes them: at 16 GB/s this takes 8 us, and the hop to a copy thread
+/// and back 30 us and more. Larger orders would delay the sessions on the actor's thread.
 pub const INLINE_COPY_BYTES: u64 = 128 << 10;
 
-/// For each such number of bytes of an order, another thread is worth its wake-up.
+/// An order gets one helping thread for each this many bytes: that much work is worth a wake-up.
 const HELPED_BYTES: u64 = 1 << 20;
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! The core decides what is copied, which slots may be reused, and who hears of the end. The thread starts when an engine
 //! first registers GPU memory: a node without such engines needs no driver and opens no GPU. All copies are made in the
-//! node's context, so an engine that dies takes none along. A GPU that failed is opened again when tensors are registered
+//! node's context, so the death of an engine ends no copy. A GPU that failed is opened again when tensors are registered
 //! again, once its context is gone.
 
 mod devices;
@@ -29,7 +29,7 @@ pub(crate) use words::{WORD_BYTES, Words};
 use crate::host::{CpuSet, PciAddress};
 use crate::threads;
 
-/// An actor's device, as its thread is asked.
+/// Sends an actor's requests to the thread of its device.
 pub struct DeviceLane {
     place: DevicePlace,
     orders: usize,
@@ -37,22 +37,22 @@ pub struct DeviceLane {
     /// The device's memory; used on its thread alone.
     regions: Arc<Mutex<Regions>>,
     words: HashMap<SessionId, Arc<Words>>,
-    /// Sessions whose end the thread has not heard of.
+    /// Ended sessions that the thread has not heard of.
     closing: Vec<SessionId>,
     /// Cancelled orders that the thread has not heard of.
     cancelling: Vec<OrderNumber>,
-    /// Why the device cannot be used; set before anybody hears that it cannot.
+    /// Why the device cannot be used. Set before the loss is reported.
     lost: Arc<Mutex<Option<DeviceError>>>,
     sweeps: Arc<Sweeps>,
     reports: mpsc::UnboundedSender<DeviceReport>,
 }
 
-/// Whether the device has something to give up that nobody uses any more.
+/// Whether the device holds memory that nobody uses any more.
 #[derive(Default)]
 struct Sweeps {
-    /// The device may have something to give up.
+    /// The device may hold unused memory.
     wanted: AtomicBool,
-    /// The thread was asked to give it up, and has not done so yet.
+    /// The thread was asked for a sweep, and has not swept yet.
     waits: AtomicBool,
 }
 
@@ -70,8 +70,8 @@ pub struct DevicePlace {
 }
 
 impl DeviceLane {
-    /// A lane whose thread has not started yet and takes up to `orders` orders, with the channel of its reports: at most one
-    /// for each layer of each order at a time.
+    /// A lane and the channel of its reports. The lane's thread has not started yet, and takes up to `orders` orders. The channel
+    /// holds at most one report for each layer of each order.
     #[must_use]
     pub fn new(place: DevicePlace, orders: usize) -> (Self, mpsc::UnboundedReceiver<DeviceReport>) {
         let (reports, receiver) = mpsc::unbounded_channel();
@@ -96,7 +96,7 @@ impl DeviceLane {
         lock(&self.lost).clone().unwrap_or_else(absent)
     }
 
-    /// Has the device do something, and starts the device's thread if it does not run. The answer never comes if there is no
+    /// Runs `what` on the device's thread, and starts the thread if it does not run. The answer never comes if there is no
     /// device.
     fn call<T: Send + 'static>(
         &mut self,
@@ -112,7 +112,7 @@ impl DeviceLane {
         Ok(answered)
     }
 
-    /// Hands an order to the device that is made on its thread.
+    /// Hands an order to the device. The device's thread calls `make` to build the order.
     fn submit(
         &self,
         number: OrderNumber,
@@ -129,7 +129,7 @@ impl DeviceLane {
         self.catch_up();
     }
 
-    /// Repeats the messages for which the thread had no room, and lets the thread give up unused memory.
+    /// Repeats the cancellations and ends of sessions for which the thread had no room.
     fn catch_up(&mut self) {
         let Some(thread) = &self.thread else {
             self.closing.clear();
@@ -143,7 +143,7 @@ impl DeviceLane {
         });
     }
 
-    /// The device may have something that nobody uses any more.
+    /// Notes that the device may hold memory that nobody uses any more.
     pub(crate) fn want_sweep(&self) {
         self.sweeps.wanted.store(true, Ordering::Relaxed);
     }
@@ -166,7 +166,7 @@ impl DeviceLane {
         }
     }
 
-    /// The page of words of a session, made where it has none.
+    /// A session's page of words. The first call makes the page.
     fn words(&mut self, session: SessionId) -> Result<Arc<Words>, DeviceCopyRefused> {
         if let Some(words) = self.words.get(&session) {
             return Ok(Arc::clone(words));
@@ -191,7 +191,7 @@ impl DeviceLane {
         all.into_iter().for_each(|session| self.close_session(session));
     }
 
-    /// Notes that nothing of the device is left, or that there is none: the next registration opens it anew.
+    /// Forgets a device that is absent, or of which nothing is left. The next registration opens the device anew.
     fn gone(&mut self) {
         self.thread = None;
         self.regions = Arc::default();
@@ -226,14 +226,14 @@ impl DeviceLane {
             if let DeviceReport::Lost(error) = &report {
                 *lock(&lost) = Some(error.clone());
             }
-            // The actor that hears it may have stopped.
+            // An error: the actor has stopped.
             drop(reports.send(report));
         };
         DeviceThread::start(&format!("larder-device-{}", self.place.device), self.orders, open, hear)
     }
 }
 
-/// Nothing is left half done by a holder that panics: the device is lost then.
+/// Locks, whether or not an earlier holder panicked: after such a panic the device is lost.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,8 +12,8 @@ use larder_protocol::{ChunkRef, Fingerprint};
 pub use actor::{DirectoryActor, DirectoryLimits};
 pub use metrics::DirectoryMetrics;
 
-/// Asks who else holds chunks. The answer has one item a chunk, in their order; this node is never in it. What cannot be
-/// found out soon has no holder.
+/// Asks which other nodes hold chunks. The answer has one item for each chunk, in the order of the chunks, and never names this
+/// node. A chunk has no holder in the answer if its holders cannot be found soon.
 #[derive(Message, Debug)]
 #[rtype(result = "FoundHolders")]
 pub struct AskHolders {
@@ -25,12 +25,12 @@ pub struct AskHolders {
     pub trace: Trace,
 }
 
-/// Who else holds chunks.
+/// The holders of chunks in other nodes.
 #[derive(Debug, Default)]
 pub struct FoundHolders {
-    /// Their holders, one item a chunk.
+    /// Holders, one item for each chunk.
     pub holders: Vec<Holders>,
-    /// Places of the chunks whose homes did not answer.
+    /// Positions of the chunks whose homes did not answer.
     pub unanswered: Vec<u32>,
 }
 

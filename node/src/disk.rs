@@ -11,7 +11,7 @@
 //! | bytes are damaged | a miss, counted; the record is forgotten |
 //! | a read fails | a miss, counted; the record is forgotten, the other records of its segment can still be read |
 //! | reads fail again and again | the tier closes itself: the drive is broken |
-//! | a write or sync fails, or the device is full | the tier closes itself, every later order is answered `Closed`, the node goes on |
+//! | a write or sync fails, or the device is full | the tier closes itself, later orders get `Closed`, the node goes on |
 //! | the folder or the file is removed | the tier closes itself |
 //! | more orders than the queue holds | `Busy` |
 //! | two processes want one folder | the second is refused |
@@ -45,9 +45,9 @@ pub use tier::{DiskTier, OnGone, Refused};
 /// The options of a tier.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DiskOptions {
-    /// The folder of its file. It is made if missing; nothing else should be in it.
+    /// The folder of the tier's file. It is made if missing; nothing else should be in it.
     pub folder: PathBuf,
-    /// Bytes that it takes on disk, in whole segments.
+    /// Bytes that the tier takes on disk, in whole segments.
     pub capacity_bytes: u64,
     /// Bytes of a segment, the unit in which room is freed. No chunk may be larger. Fixed when the tier is made.
     pub segment_bytes: u64,
@@ -55,9 +55,9 @@ pub struct DiskOptions {
     pub queue_orders: usize,
     /// Bytes that the scrubber verifies a second, while there are no orders; 0 for none.
     pub scrub_bytes_per_second: u64,
-    /// The CPUs of its thread.
+    /// The CPUs of the tier's thread.
     pub cpus: CpuSet,
-    /// How bytes go; `None` for the best that the kernel allows.
+    /// How bytes move; `None` for the best way that the kernel allows.
     pub lane: Option<IoMethod>,
 }
 
@@ -65,7 +65,7 @@ pub struct DiskOptions {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The folder cannot be made, or its file not opened.
+    /// The folder cannot be made, or its file cannot be opened.
     #[error("the disk tier's {} cannot be opened: check that this user can write there", path.display())]
     Folder {
         /// The path.
@@ -73,19 +73,19 @@ pub enum OpenError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// Another process has it.
+    /// Another process has locked the file.
     #[error("the disk tier's {} belongs to another running process: give each node a folder of its own", path.display())]
     Locked {
         /// The path.
         path: PathBuf,
     },
-    /// The file is something else.
+    /// The file is no disk tier.
     #[error("{} is no disk tier of Larder: name another folder, or remove the file", path.display())]
     NotOurs {
         /// The path.
         path: PathBuf,
     },
-    /// Another version of the format.
+    /// The file has another version of the format.
     #[error(
         "{} has format version {found}, this build reads {}: remove the file to begin anew, or run the build that wrote it",
         path.display(), format::VERSION
@@ -96,7 +96,7 @@ pub enum OpenError {
         /// The version found.
         found: u16,
     },
-    /// Segments of another size.
+    /// The file's segments have another size.
     #[error(
         "{} has segments of {}, not {}: set the size back, or remove the file to begin anew",
         path.display(), ByteSize(*found), ByteSize(*asked)
@@ -109,7 +109,7 @@ pub enum OpenError {
         /// Bytes of a segment as configured.
         asked: u64,
     },
-    /// An impossible size.
+    /// No tier can have this size.
     #[error(
         "a disk tier of {} in segments of {}: it needs at least {MIN_SEGMENTS} segments, each a multiple of 4 KiB, from \
          {} to {}",
@@ -126,7 +126,7 @@ pub enum OpenError {
     NoSpace {
         /// The path.
         path: PathBuf,
-        /// Bytes that it needs.
+        /// Bytes that the tier needs.
         bytes: u64,
     },
     /// The device fails.
@@ -143,7 +143,7 @@ pub enum OpenError {
 }
 
 impl DiskOptions {
-    /// How the tier is divided.
+    /// How the tier is divided into segments.
     ///
     /// # Errors
     /// Fails if no tier can be that size.
@@ -166,7 +166,8 @@ impl Geometry {
     }
 }
 
-/// A good size for segments: 64 blocks of 4 MiB. Small ones waste space at their ends, and large ones give up much at once.
+/// A good size for segments: 64 blocks of 4 MiB. Small segments waste space at their ends, and large segments give up much at
+/// once.
 pub const DEFAULT_SEGMENT_BYTES: u64 = 256 << 20;
 
 /// Bytes of the smallest segment: tests use them.
@@ -175,7 +176,7 @@ pub const MIN_SEGMENT_BYTES: u64 = 64 << 10;
 /// Bytes of the largest segment.
 pub const MAX_SEGMENT_BYTES: u64 = 16 << 30;
 
-/// Segments of the largest tier: their heads and footers are read one by one at start.
+/// Segments of the largest tier: a start reads their heads and footers one by one.
 pub const MAX_SEGMENTS: u32 = 65_536;
 
 #[cfg(test)]

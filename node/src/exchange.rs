@@ -1,8 +1,8 @@
 //! The exchange: blocks that travel between nodes.
 //!
-//! A node that wants blocks opens a stream to a holder and asks. The holder's actor leases them, and they are sent from the
-//! arena without a copy; the lease ends when the last byte is acknowledged. Incoming bytes are written straight into the
-//! slots that the asking actor reserved, and are handed over only when length, key and checksum are right.
+//! A node that wants blocks opens a stream to a holder and asks. The holder's actor leases the blocks, and the holder sends them
+//! from the arena without a copy. The lease ends when the last byte is acknowledged. Incoming bytes are written straight into
+//! the slots that the asking actor reserved. The actor hears of them only when length, key and checksum are right.
 //!
 //! Each request has a stream of its own. Small requests have priority over blocks, so that none queues behind a block, and a
 //! broken answer breaks nothing else.
@@ -70,7 +70,7 @@ pub struct PeerActor {
     opened: Option<mpsc::UnboundedReceiver<Connection>>,
 }
 
-/// Hands orders to the peer thread from any other. Cloning shares.
+/// Hands orders to the peer thread from any other thread. Cloning shares.
 #[derive(Debug, Clone)]
 pub struct ExchangeHandle {
     orders: mpsc::Sender<Order>,
@@ -84,13 +84,13 @@ enum Order {
     Follow(FollowOrder),
 }
 
-/// Starts the serving half, once there is somebody to serve.
+/// Starts the serving half with these services.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct Serve(pub Services);
 
 impl PeerActor {
-    /// The actor and its handle. `endpoint` must live on the peer thread's runtime.
+    /// The actor of the exchange. `endpoint` must live on the peer thread's runtime.
     #[must_use]
     pub fn new(
         endpoint: Endpoint,
@@ -107,7 +107,7 @@ impl PeerActor {
     }
 }
 
-/// The end of the orders' queue on the peer thread.
+/// The receiving end of the queue of orders, for the peer thread.
 #[derive(Debug)]
 pub struct ExchangeOrders(mpsc::Receiver<Order>);
 
@@ -119,8 +119,8 @@ impl ExchangeHandle {
         (Self { orders, clock }, ExchangeOrders(receiver))
     }
 
-    /// Hands an order over; `None` if too many wait. Its result is told once, whatever happens. An error of the channel means that
-    /// the peer thread stopped, and nothing writes to the slots any more.
+    /// Hands an order to the peer thread; `None` if too many orders wait. The channel brings the result once, whatever happens.
+    /// An error of the channel means that the peer thread stopped, and nothing writes to the slots any more.
     #[must_use]
     pub fn fetch(&self, order: FetchOrder) -> Option<oneshot::Receiver<Vec<Arrival>>> {
         let place = self.orders.try_reserve().ok()?;
@@ -129,8 +129,8 @@ impl ExchangeHandle {
         Some(came)
     }
 
-    /// Hands a follow over; returns whether it was taken: it is not if too many orders wait. The result of each chunk is told on
-    /// the order's channel; when that ends, nothing writes to the slots any more.
+    /// Hands a follow to the peer thread; returns `false` if too many orders wait. The result of each chunk comes on the order's
+    /// channel. When this channel ends, nothing writes to the slots any more.
     #[must_use]
     pub fn follow(&self, order: FollowOrder) -> bool {
         self.orders.try_send(Order::Follow(order)).is_ok()
@@ -233,7 +233,7 @@ impl Handler<Serve> for PeerActor {
     }
 }
 
-/// How often the metrics of peers are brought up to date.
+/// How often the metrics of peers are updated.
 const METRICS_TICK: Duration = Duration::from_secs(1);
 
 /// Orders that wait for the peer thread.
@@ -242,7 +242,7 @@ const QUEUE_ORDERS: usize = 4_096;
 /// Messages that wait for the peer thread; senders wait for a place.
 const MAILBOX_MESSAGES: usize = 4_096;
 
-/// Asks an actor for blocks to send to a peer. The answer has one item a chunk, in their order.
+/// Asks an actor for blocks to send to a peer. The answer has one item for each chunk, in their order.
 #[derive(Message, Debug)]
 #[rtype(result = "Vec<Grant>")]
 pub struct AskBlocks {
@@ -250,9 +250,10 @@ pub struct AskBlocks {
     pub fingerprint: Fingerprint,
     /// The chunks.
     pub hashes: Vec<ChunkHash>,
-    /// Bytes of the blocks of a chunk, by slice, then pool, as the peer has it; a chunk that is otherwise is not held.
+    /// Bytes of each block of a chunk, by slice, then pool, as the peer expects them. A chunk with other sizes counts as not
+    /// held.
     pub block_bytes: Vec<u64>,
-    /// The urgency of the waiters there.
+    /// The urgency of the peer's waiters.
     pub class: Class,
     /// The trace of the request.
     pub trace: Trace,
@@ -261,13 +262,13 @@ pub struct AskBlocks {
 /// An actor's answer for one chunk that a peer requests.
 #[derive(Debug)]
 pub enum Grant {
-    /// Its blocks may be read as long as the lease lives.
+    /// The chunk's blocks may be read as long as the lease lives.
     Held(GrantedChunk),
-    /// It is not here.
+    /// The chunk is not here.
     NotHeld,
     /// Too much is being sent.
     Busy {
-        /// When asking again may help.
+        /// The time after which another request may succeed.
         retry_after_ms: u64,
     },
 }
@@ -275,37 +276,37 @@ pub enum Grant {
 /// A chunk that may be sent.
 #[derive(Debug)]
 pub struct GrantedChunk {
-    /// How often it was read, this time included.
+    /// How often the chunk was read, this time included.
     pub reads: u32,
-    /// Whether it is on disk here too.
+    /// Whether the chunk is on disk here too.
     pub is_on_disk: bool,
-    /// The pools that it has.
+    /// The pools that the chunk has.
     pub pools: PoolSet,
-    /// Their blocks, by slice, then pool.
+    /// The blocks of these pools, by slice, then pool.
     pub blocks: Vec<GrantedBlock>,
-    /// Keeps the blocks from reuse; it must live until the last of their bytes was acknowledged.
+    /// Keeps the blocks from reuse. Must live until the last byte of the blocks is acknowledged.
     pub lease: Arc<PeerLease>,
 }
 
 /// A block that may be sent.
 #[derive(Debug)]
 pub struct GrantedBlock {
-    /// Its memory.
+    /// The extent of the block.
     pub memory: Arc<ExtentMemory>,
-    /// Its offset there.
+    /// Offset of the block in the extent.
     pub offset: u64,
-    /// Its size.
+    /// Size of the block.
     pub bytes: u64,
-    /// Its checksum.
+    /// Checksum of the block.
     pub checksum: u64,
 }
 
 /// Ends a lease when dropped, wherever that happens.
 #[derive(Debug)]
 pub struct PeerLease {
-    /// Its number.
+    /// Number of the lease.
     pub number: u64,
-    /// The channel for the leases' ends. It holds at most one message per lease, and the actor bounds those.
+    /// The channel for the leases' ends. It holds at most one message for each lease, and the actor bounds the leases.
     pub ended: mpsc::UnboundedSender<u64>,
 }
 
@@ -316,38 +317,38 @@ impl Drop for PeerLease {
     }
 }
 
-/// Tells an actor's core an event. It is answered when the core has decided.
+/// Tells an actor's core an event. The reply comes when the core has decided.
 #[derive(Message, Debug)]
 #[rtype(result = "()")]
 pub struct Tell(pub Event);
 
-/// Offers an actor chunks that another node evicts. The answer says which of them it fetches, in their order.
+/// Offers an actor chunks that another node evicts. The answer says of each chunk, in their order, whether the actor fetches it.
 #[derive(Message, Debug)]
 #[rtype(result = "Vec<bool>")]
 pub struct TakeIn {
-    /// The actor that has them for a moment.
+    /// The actor that still has the chunks for a moment.
     pub holder: Holder,
     /// The namespace.
     pub fingerprint: Fingerprint,
     /// The chunks.
     pub chunks: Vec<ChunkRef>,
-    /// Each is worth no less to its holder.
+    /// Each chunk is worth at least this to its holder.
     pub worth: Worth,
 }
 
-/// Asks an actor to keep chunks of a node that drains; `None` if it cannot say.
+/// Asks an actor to keep chunks of a node that drains; `None` if the actor cannot say.
 #[derive(Message, Debug)]
 #[rtype(result = "Option<Taken>")]
 pub struct TakeChunks {
-    /// The actor that has them.
+    /// The actor that has the chunks.
     pub from: Holder,
-    /// Their namespace, if there are chunks.
+    /// The chunks' namespace, if there are chunks.
     pub namespace: Option<TakeNamespace>,
     /// The chunks.
     pub chunks: Vec<TakeChunk>,
 }
 
-/// Bounds the bytes of blocks that are sent a second, to all peers, from now on; there is no bound without a number.
+/// Bounds how many bytes of blocks are sent a second, to all peers together, from now on. `None` removes the bound.
 #[derive(Message, Debug, Clone, Copy)]
 #[rtype(result = "()")]
 pub struct SetPace(pub Option<NonZeroU64>);
@@ -360,28 +361,28 @@ pub struct PinForAdmin(pub AdminPin);
 /// Chunks to fetch from one holder.
 #[derive(Debug)]
 pub struct FetchOrder {
-    /// The core's order. Its deadline is for one part, counted from the request to the holder.
+    /// The core's order. Its deadline holds for one batch of chunks, and counts from the request to the holder.
     pub ordered: larder_core::FetchOrder,
-    /// Its chunks, with their targets.
+    /// The order's chunks, with their targets.
     pub chunks: Vec<FetchChunk>,
     /// The urgency of the waiters; it may change until the holder is asked.
     pub class: watch::Receiver<Class>,
     /// A message here stops the order: chunks that have not come by then do not come.
     pub cancelled: oneshot::Receiver<()>,
-    /// The question's span.
+    /// The span of the request.
     pub trace: Trace,
 }
 
 /// A chunk to fetch.
 #[derive(Debug)]
 pub struct FetchChunk {
-    /// Its name.
+    /// The chunk's hash.
     pub hash: ChunkHash,
-    /// The targets of its blocks, by slice, then pool.
+    /// The targets of the chunk's blocks, by slice, then pool.
     pub blocks: Vec<Destination>,
 }
 
-/// Asks another node something. The result is an error if no answer comes in time.
+/// Sends another node a request. The result is an error if no answer comes in time.
 #[derive(Message, Debug)]
 #[rtype(result = "Result<PeerResponse, PeerUnavailable>")]
 pub struct AskPeer {
@@ -389,9 +390,9 @@ pub struct AskPeer {
     pub node: NodeNumber,
     /// The request.
     pub request: PeerRequest,
-    /// How long it may take.
+    /// How long the answer may take.
     pub deadline: Duration,
-    /// The question's span.
+    /// The span of the request.
     pub trace: Trace,
 }
 
@@ -401,7 +402,7 @@ pub struct AskPeer {
 pub struct PeerUnavailable {
     /// The node.
     pub node: NodeNumber,
-    /// Why.
+    /// Why the node does not answer.
     pub reason: String,
 }
 

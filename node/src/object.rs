@@ -1,24 +1,24 @@
 //! The object tier: chunks in a store that all nodes share, and that outlives them.
 //!
-//! A tier stands by itself: a node has one, which its actors share. Its thread ([`tier`]) takes orders that name places in
-//! the arena, as the disk tier's does. A block is one object, so that ranks and pools never overwrite each other. Its bytes
-//! are a record of the disk tier's format ([`crate::disk::format`]) with this block alone, at page 0 of segment 0 of a
+//! A tier stands by itself: a node has one tier, which its actors share. Its thread ([`tier`]) takes orders that name places in
+//! the arena, as the disk tier's does. A block is one object, so that ranks and pools never overwrite each other. The object is
+//! a record of the disk tier's format ([`crate::disk::format`]) with this block alone, at page 0 of segment 0 of a
 //! storage whose identity is [`STORAGE`]. Its name is `PREFIX/v1/FINGERPRINT/HH/HASH-SLICE-POOL`: fingerprint and hash of the
 //! chunk as 64 hexadecimal digits, `HH` the first two of the hash, so that names spread evenly over a store's partitions and
 //! a local folder's directories; slice and pool as decimal numbers. A pool that a chunk lacks has no object. The number after
 //! `v` is the format's version: builds with another version neither read nor delete these objects.
 //!
 //! A node does not know which objects the store has. It remembers those that it saw (`larder_core::tiers::presence`), and asks
-//! for the rest (`larder_core::tiers::search`). A chunk is uploaded only where the store has none of that name
+//! for the rest (`larder_core::tiers::search`). A chunk's block is uploaded only if the store has no object of that name
 //! (`If-None-Match`), so two nodes never overwrite each other.
 //!
 //! | fault | result |
 //! | --- | --- |
 //! | the store refuses, or cannot be reached | [`OpenError`] says what to change; or the node starts without the tier |
-//! | the same later | `Closed` is the answer; after some failures in a row the node leaves the store alone for a while |
+//! | the store fails later | the answer is `Closed`; after some failures in a row the node leaves the store alone for a while |
 //! | bytes are damaged | a miss, counted; the object is deleted, or else replaced by the next write |
 //! | more orders than the queue holds | `Busy` |
-//! | the store is slow | an order ends at its deadline; a `find` answers at its own with the facts that it has |
+//! | the store is slow | an order ends at its deadline; a `find` answers at its own deadline with the facts that it has |
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -54,17 +54,17 @@ pub struct ObjectOptions {
     pub settings: BTreeMap<String, String>,
     /// Whether the store may be spoken to without TLS.
     pub allow_http: bool,
-    /// Whether a node starts where the store refuses, or does not answer within two seconds: it is left alone then, and
-    /// tried again every few seconds.
+    /// Whether a node starts even if the store refuses, or does not answer within two seconds. The node then leaves the store
+    /// alone, and tries it again every few seconds.
     pub start_without: bool,
-    /// Orders that wait, writes and others apart; more are refused with `Busy`.
+    /// Orders that may wait, in each of the queues of writes, reads and finds; more are refused with `Busy`.
     pub queue_orders: usize,
-    /// Requests at a time. Writes take half of them at most. A request of 4 MiB takes some 50 ms of a distant store,
-    /// so 32 of them fill a link of 20 Gbit/s.
+    /// Requests at a time. Writes take half of them at most. A request of 4 MiB takes a distant store some 50 ms,
+    /// so 32 requests fill a link of 20 Gbit/s.
     pub max_in_flight: usize,
     /// Bytes of blocks that are being read and written at a time.
     pub bytes_in_flight: u64,
-    /// How long one request may take, its body included. What failed for a passing reason is tried again.
+    /// How long one request may take, its body included. A request that failed for a passing reason is tried again.
     pub timeout: Duration,
     /// How long an order may take, waiting and all tries included.
     pub deadline: Duration,
@@ -72,14 +72,14 @@ pub struct ObjectOptions {
     pub find_deadline: Duration,
     /// Limit of chunks for which the actor remembers whether the store has them: about 100 bytes each.
     pub known_chunks: usize,
-    /// The CPUs of its thread.
+    /// The CPUs of the tier's thread.
     pub cpus: CpuSet,
 }
 
-/// The block among a chunk's blocks.
+/// Tells a block from a chunk's other blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId {
-    /// The part that one client rank holds.
+    /// The part of the chunk that one engine rank holds.
     pub slice: u16,
     /// The kind of state.
     pub pool: u8,
@@ -89,12 +89,12 @@ pub struct BlockId {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The URL is none, or that of another kind of store.
+    /// The URL is invalid, or names an unknown kind of store.
     #[error(
         "the object tier knows no store `{0}`: write s3://BUCKET/PREFIX, gs://..., az://... or file:///FOLDER"
     )]
     Url(String),
-    /// A setting that this store does not have.
+    /// This kind of store does not have the setting.
     #[error("the object tier's {store} has no setting `{key}`: correct its name or remove it")]
     Setting {
         /// The kind of store.
@@ -110,7 +110,7 @@ pub enum OpenError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// Something is missing in the settings, or wrong.
+    /// A setting is missing, or wrong.
     #[error("the object tier's {url} cannot be used: {reason}. Correct its settings or the environment")]
     Settings {
         /// The store's URL, as configured.

@@ -24,7 +24,7 @@ pub(super) struct PendingRequest {
 }
 
 impl GpuActor {
-    /// Answers a request. A session that ended needs no answer: its end gives its claims back.
+    /// Answers a request. A session that ended needs no answer: its end releases what it held.
     pub(super) fn reply(&mut self, asked: PendingRequest, answer: Answer) {
         let PendingRequest { request, reply_to: ReplyTo { number, answers }, trace, started } = asked;
         let outcome = Outcome::of(answer.response.as_ref());
@@ -37,7 +37,7 @@ impl GpuActor {
         }
     }
 
-    /// Notes in the audit log that an engine keeps chunks from eviction, or does so no more, whether it hears the answer or not.
+    /// Notes in the audit log that an engine pinned or unpinned chunks, whether the engine hears the answer or not.
     pub(super) fn note_pin(&self, session: SessionId, request: &'static str, answer: &Answer) {
         let what = match &answer.response {
             Some(Response::Pinned(Pinned { pin, chunks, duration_ms })) => {

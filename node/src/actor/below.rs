@@ -18,7 +18,7 @@ use crate::object::{BlockId, ObjectTier};
 pub struct ObjectParts {
     /// The tier, which all actors share.
     pub tier: Arc<ObjectTier>,
-    /// How long a lease waits for it.
+    /// How long a lease waits for the tier.
     pub deadline: Duration,
     /// How long a lookup waits for the store's answer.
     pub find_deadline: Duration,
@@ -38,7 +38,7 @@ impl GpuActor {
         let blocks = blocks.iter().map(|&(slice, pool)| BlockId { slice, pool }).collect();
         let asked = self.hands.objects.as_ref().and_then(|objects| {
             let asking = objects.tier.find(fingerprint, chunks, blocks).ok()?;
-            // Its own deadline begins when it is taken up.
+            // The tier's own deadline begins only when the tier takes the question up.
             let found = tokio::time::timeout(objects.find_deadline, asking);
             Some(found.map(|found| found.ok().and_then(Result::ok).unwrap_or_default()))
         });

@@ -65,7 +65,7 @@ impl GpuActor {
                 Ok(renewed) => {
                     let note =
                         renewed.into_actor(self).map(move |renewed, actor, _| actor.renewed(extent, renewed));
-                    // Whatever life it was ordered in, the arena has the memory.
+                    // Not bound to a life: the arena needs the memory, whichever life ordered it.
                     ctx.spawn(note);
                 }
                 Err(renewal) => self.renewals.push(renewal),
@@ -73,7 +73,7 @@ impl GpuActor {
         }
     }
 
-    /// An extent has its memory.
+    /// Gives an extent its new memory.
     pub(super) fn occupied(&mut self, extent: u32, memory: Arc<ExtentMemory>) -> Event {
         self.hands.arena.occupy(extent, memory);
         self.device_lane.want_sweep();

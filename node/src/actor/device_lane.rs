@@ -40,7 +40,8 @@ impl GpuActor {
         Ok(())
     }
 
-    /// The device knows a session's tensors. If the session ended meanwhile, the device hears of that afterwards.
+    /// Tells the core of tensors that the device has registered. If the session ended meanwhile, the device hears of that
+    /// afterwards.
     fn know_tensors(
         &mut self,
         session: SessionId,

@@ -1,4 +1,4 @@
-//! The actor's disk beside its reads and writes: the chunks on it, at the start and afterwards, and their namespaces.
+//! The actor's disk, apart from reads and writes: lists of the chunks on disk, and descriptions of their namespaces.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub struct DiskParts {
     pub folder: Arc<NamespaceFolder>,
     /// Namespaces that were described there when the node started; taken when the actor starts.
     pub known: Vec<KnownNamespace>,
-    /// How long a lease waits for it.
+    /// How long a lease waits for the disk.
     pub deadline: Duration,
 }
 
@@ -57,7 +57,7 @@ impl GpuActor {
         self.settle(ctx);
     }
 
-    /// Lists or purges a segment, the one behind a position.
+    /// Lists or purges the next segment after position `after`.
     pub(super) fn visit_segment(&mut self, visit: SegmentVisit, after: u64, ctx: &mut Context<Self>) {
         let visited = self.order_visit(&visit, after);
         self.tell_answer(ctx, visited, move |result| Event::SegmentVisited { visit, after, result });
@@ -95,11 +95,12 @@ impl GpuActor {
     }
 
     pub(super) fn remove_from_disk(&self, key: ChunkKey) {
-        // Refused: the chunk stays on disk unused, and is found again after a restart.
+        // If the tier refuses, the chunk stays on disk unused, and is found again after a restart.
         let _ = self.hands.disk.as_ref().map(|disk| disk.tier.remove(key));
     }
 
-    /// A record contradicts the store's names of its chunk, parent or children: nobody can use it.
+    /// Removes a chunk from disk. Its record contradicts the store's names of the chunk, its parent or its children, so nobody
+    /// can use it.
     pub(super) fn disagrees(&self, fingerprint: Fingerprint, chunk: &ChunkRef) {
         tracing::warn!(?chunk, "a chunk on disk contradicts others in parent or index: it is forgotten");
         self.hands.metrics.not_written("disagrees");
@@ -135,7 +136,7 @@ impl GpuActor {
         let forget = tokio::task::spawn_blocking(move || {
             for fingerprint in &deleted {
                 if let Err(error) = folder.forget(fingerprint) {
-                    // It is tried again when the node starts.
+                    // The node tries again when it starts.
                     tracing::warn!(%error, namespace = %fingerprint, "the unused description of a namespace cannot be removed");
                 }
             }

@@ -66,5 +66,5 @@ impl Handler<TakeChunks> for GpuActor {
     }
 }
 
-/// How long another node may take to fetch chunks that it is to keep.
+/// How long another node may take to fetch the chunks that it is asked to keep.
 const TAKE_DEADLINE: Duration = Duration::from_secs(8);

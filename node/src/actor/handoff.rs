@@ -15,10 +15,10 @@ use super::GpuActor;
 use super::perform::OrderHandles;
 use crate::exchange::{AskFollow, FollowOrder, PeerLease, PeerNews, PeerStep};
 
-/// Peers that follow, by follow. As many as the store lets them follow.
+/// Peers that follow chunks here, by the number of the follow. The store limits their number.
 pub(super) type PeerFollowers = HashMap<u64, PeerFollower>;
 
-/// The channel by which a peer hears of its follow. News are bounded by the follow's chunks and layers.
+/// The channel by which a peer hears of its follow. The follow's chunks and layers bound the number of news.
 pub(super) struct PeerFollower {
     news: UnboundedSender<PeerNews>,
     lease: Weak<PeerLease>,
@@ -66,7 +66,7 @@ impl GpuActor {
         let _ = news.send(PeerNews { chunk: position, step });
     }
 
-    /// Has a peer follow chunks; `None` if peers follow too much.
+    /// Lets a peer follow chunks; `None` if peers already follow too many.
     fn follow_for_peer(&mut self, ask: AskFollow, ctx: &mut Context<Self>) -> Option<Arc<PeerLease>> {
         let AskFollow { fingerprint, hashes, pools, attempt, patience_ms, news } = ask;
         let (now, chunks) = (self.hands.clock.elapsed(), (&*hashes, &*pools));

@@ -7,8 +7,8 @@
 //!
 //! **Memory.** The new store has no extent until nobody can touch the old store's bytes. Copies, sends to peers and devices
 //! hold an extent's memory and let go of it; engines map it until their process ends. Extents that living engines were shown
-//! get new memory instead, once for each process: an engine that keeps its old mappings costs that much memory, and the next
-//! time its extents wait until it is gone.
+//! get new memory instead, once for each process. An engine that keeps its old mappings costs that much memory; at the next
+//! panic its extents wait until the engine is gone.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,14 +29,14 @@ use super::handoff::PeerFollowers;
 /// An actor's present life.
 pub(super) struct Lives {
     number: u64,
-    /// Tells the sessions.
+    /// Tells the sessions the number of the present life.
     told: watch::Sender<u64>,
-    /// The time at which it began.
+    /// The time at which this life began.
     since: Duration,
 }
 
 pin_project! {
-    /// Something that the actor waits for, as long as the present life lasts.
+    /// A future that the actor awaits as long as the life `life` lasts.
     struct InLife<F> {
         life: u64,
         #[pin]
@@ -51,7 +51,7 @@ impl Lives {
 }
 
 impl GpuActor {
-    /// Does something. If that panics, a new life begins, and there is no result.
+    /// Runs `what`. If it panics, begins a new life and returns `None`.
     pub(super) fn guard<T>(
         &mut self,
         ctx: &mut Context<Self>,
@@ -66,7 +66,7 @@ impl GpuActor {
         }
     }
 
-    /// Waits for something as long as this life lasts.
+    /// Awaits `future` as long as this life lasts.
     pub(super) fn spawn(
         &self,
         ctx: &mut Context<Self>,
@@ -75,7 +75,7 @@ impl GpuActor {
         ctx.spawn(InLife { life: self.lives.number, future });
     }
 
-    /// Tells the core the event of a result, if this life lasts until it comes.
+    /// Awaits a result and tells the core its event, if this life lasts until then.
     pub(super) fn tell_when<T: 'static>(
         &self,
         ctx: &mut Context<Self>,
@@ -100,7 +100,7 @@ impl GpuActor {
         }
     }
 
-    /// Tells the core the event of each thing that comes, in whatever life.
+    /// Tells the core an event for each item of the stream, in every life.
     pub(super) fn hear<T: 'static>(
         &self,
         ctx: &mut Context<Self>,
@@ -116,7 +116,7 @@ impl GpuActor {
         ctx.spawn(told.finish());
     }
 
-    /// Does something after a while, if this life lasts until then.
+    /// Runs `what` after a while, if this life lasts until then.
     pub(super) fn later(
         &self,
         ctx: &mut Context<Self>,
@@ -150,7 +150,7 @@ impl GpuActor {
         self.core.begin_anew();
         self.pending.begin_anew();
         self.device_lane.want_sweep();
-        // Tasks that wait for an answer hear that nobody is there any more.
+        // Dropped channels tell waiting tasks that no answer comes.
         self.followers = PeerFollowers::default();
         self.hands.feed.restart();
         if let Some(siblings) = &self.hands.siblings {
@@ -197,7 +197,7 @@ pub(super) fn planted() {
     assert!(!PLANTED.swap(false, std::sync::atomic::Ordering::SeqCst), "planted");
 }
 
-/// Has the next actor that is asked for something panic.
+/// Makes the next actor that gets a request panic.
 #[cfg(test)]
 fn plant() {
     PLANTED.store(true, std::sync::atomic::Ordering::SeqCst);

@@ -14,15 +14,15 @@ use super::GpuActor;
 /// The engine behind a session, for people.
 #[derive(Debug, Clone, Default)]
 pub struct Client {
-    /// The name that it gave itself.
+    /// The engine's name for itself.
     pub name: String,
-    /// Its process, if the system tells.
+    /// The engine's process, if the system tells.
     pub pid: Option<u32>,
-    /// Its name in the audit log.
+    /// The engine's name in the audit log.
     pub audited_as: String,
 }
 
-/// A session's request. It is taken when this message is answered; the request's own answer comes by [`Ask::reply_to`].
+/// A session's request. The reply to this message means that the request was taken; its own answer comes by [`Ask::reply_to`].
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct Ask {
@@ -30,18 +30,18 @@ pub struct Ask {
     pub session: SessionId,
     /// The request.
     pub request: Request,
-    /// The memory that comes along.
+    /// Descriptors of memory that came with the request.
     pub descriptors: Vec<OwnedFd>,
     /// The channel for the answer.
     pub reply_to: ReplyTo,
     /// The trace of the request.
     pub trace: Trace,
-    /// The engine's name of the request.
+    /// The engine's name for the request.
     pub origin: Origin,
 }
 
-/// The channel for all of a session's answers, in the order in which the actor makes them: an answer may speak of memory that
-/// an earlier one brought. It holds at most one answer per unanswered request, and the session bounds those.
+/// The channel for all of a session's answers, in the order in which the actor makes them: an answer may refer to memory that
+/// an earlier answer brought. The channel holds at most one answer for each open request, and the session bounds open requests.
 #[derive(Debug, Clone)]
 pub struct ReplyTo {
     /// Number of the request.
@@ -50,22 +50,22 @@ pub struct ReplyTo {
     pub answers: mpsc::UnboundedSender<(u64, Answer)>,
 }
 
-/// An answer to a session, with its descriptors. `None` if a request has no answer.
+/// An answer to a session, with its descriptors.
 #[derive(Debug)]
 pub struct Answer {
-    /// The message.
+    /// The message; `None` if the request gets no answer.
     pub response: Option<Response>,
-    /// The memory that it speaks of for the first time.
+    /// Descriptors of the memory that the message mentions for the first time.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Has an actor do something. Answered with the result; `None` if a fault ended the actor's life meanwhile.
+/// Runs a closure in an actor. The reply is the closure's result, or `None` if a fault ended the actor's life meanwhile.
 pub struct Errand<T>(Doing<T>);
 
 type Doing<T> = Box<dyn FnOnce(&mut GpuActor, &mut Context<GpuActor>) -> T + Send>;
 
 impl<T> Errand<T> {
-    /// Has it do this.
+    /// An errand that runs `what`.
     pub(crate) fn new(
         what: impl FnOnce(&mut GpuActor, &mut Context<GpuActor>) -> T + Send + 'static,
     ) -> Self {
@@ -73,7 +73,7 @@ impl<T> Errand<T> {
     }
 }
 
-/// Asks an actor something that changes nothing in its core.
+/// An errand that changes nothing in the actor's core.
 pub fn ask<T>(what: impl FnOnce(&mut GpuActor) -> T + Send + 'static) -> Errand<T> {
     Errand::new(|actor, _| what(actor))
 }

@@ -32,17 +32,17 @@ pub struct Peers {
     pub holders: Recipient<AskHolders>,
     /// Hears of this actor's gained and lost chunks.
     pub changed: Recipient<Changed>,
-    /// The number of times that the directory began again: each time it must be told all held chunks.
+    /// The number of times that the directory began again. Each time the actor must tell it all held chunks.
     pub restarts: watch::Receiver<u64>,
     /// Hears of wrong rows.
     pub stale: Recipient<Stale>,
     /// Asks another node.
     pub ask: Recipient<AskPeer>,
-    /// Fetches.
+    /// Starts fetches.
     pub fetch: Fetcher,
     /// The worth of the nodes' next victims.
     pub rooms: Rooms,
-    /// The number of these news that the core has heard.
+    /// The number of news from `rooms` that the core has heard.
     pub news: u64,
     /// Follows chunks at their writers' nodes.
     pub follow: FollowStarter,
@@ -52,10 +52,10 @@ pub struct Peers {
     pub deadline: Duration,
 }
 
-/// Hands an order to the exchange; the order comes back if the exchange has too many.
+/// Hands an order to the exchange; `None` if the exchange has too many.
 pub type Fetcher = Box<dyn Fn(FetchOrder) -> Option<oneshot::Receiver<Vec<Arrival>>> + Send>;
 
-/// Hands a follow to the exchange; returns whether it was taken: it is not if the exchange has too many.
+/// Hands a follow to the exchange; returns `false` if the exchange has too many.
 pub type FollowStarter = Box<dyn Fn(FollowOrder) -> bool + Send>;
 
 impl GpuActor {
@@ -152,7 +152,7 @@ impl GpuActor {
         Some(Box::pin(coming.into_actor(self).map(|came, _, _| came.unwrap_or_default())))
     }
 
-    /// Chunks with the targets of their blocks; `None` if a chunk is wanted no more.
+    /// Chunks with the targets of their blocks; `None` if a chunk is no longer wanted.
     pub(super) fn fetch_chunks(&self, chunks: &[FetchId]) -> Option<Vec<FetchChunk>> {
         let chunk = |&id: &FetchId| {
             let (_, wanted) = self.core.wanted(id)?;
@@ -177,7 +177,7 @@ impl GpuActor {
         let _ = self.pending.recalls.remove(&recall).map(|answer| answer.send(grant));
     }
 
-    /// Tells followers of events, and the directory if it is to hear, the gained and lost chunks.
+    /// Tells followers of events the gained and lost chunks, and also the directory if `to_directory`.
     pub(super) fn changed(&mut self, sequence: u64, told: usize, changes: Vec<Change>, to_directory: bool) {
         self.hands.feed.tell(sequence, &changes[told..]);
         if to_directory {
@@ -185,7 +185,7 @@ impl GpuActor {
         }
     }
 
-    /// Offers a node chunks that are evicted here. No answer in time means that it wants none.
+    /// Offers a node chunks that are evicted here. No answer in time means that the node wants none.
     pub(super) fn offer(&mut self, offered: Offered, ctx: &mut Context<Self>) {
         let Some(peers) = &self.hands.peers else { return };
         let Offered { number, to, fingerprint, worth, chunks } = offered;
@@ -219,12 +219,12 @@ impl GpuActor {
         }
     }
 
-    /// The lease of a grant or follow of a peer; its end is heard.
+    /// A lease for a peer's grant or follow. The actor hears when the lease ends.
     pub(super) fn peer_lease(&self, number: u64) -> Arc<PeerLease> {
         Arc::new(PeerLease { number, ended: self.ended_grants.clone() })
     }
 
-    /// Announces to the directory; the core hears whether the directory took it.
+    /// Announces changes to the directory, and tells the core whether the directory took them.
     pub(super) fn announce(&mut self, changes: Changes, taken: Event) {
         let Some(peers) = &self.hands.peers else { return };
         let event = match peers.changed.try_send(Changed { device: peers.device, changes }) {
@@ -246,7 +246,7 @@ impl Handler<AskBlocks> for GpuActor {
 }
 
 impl GpuActor {
-    /// Keeps chunks for a peer, those on disk included.
+    /// Grants chunks to a peer, those on disk included.
     fn grant_all(&mut self, ask: AskBlocks, ctx: &mut Context<Self>) -> Response<Vec<Grant>> {
         let AskBlocks { fingerprint, hashes, block_bytes, class, trace } = ask;
         let (block_bytes, cause): (Arc<[u64]>, _) = (block_bytes.into(), cause_of(&trace));
@@ -292,7 +292,7 @@ impl Handler<TakeIn> for GpuActor {
     }
 }
 
-/// How long a node may take to answer an offer of evicted chunks: less than the chunks wait for it.
+/// How long a node may take to answer an offer of evicted chunks: shorter than the chunks wait for the answer.
 const OFFER_DEADLINE: Duration = Duration::from_millis(500);
 
 /// The pause for a peer when too much is being sent.

@@ -21,11 +21,11 @@ use crate::disk::namespaces::KnownNamespace;
 use crate::exchange::Grant;
 use crate::object::metrics::Side;
 
-/// The things that the core's numbers stand for.
+/// Requests, orders and answers under way, by the core's numbers.
 #[derive(Default)]
 pub(super) struct Pending {
     last_request: u64,
-    /// The request that is being taken: most are answered before the next one comes.
+    /// The request that the core is being told. Most requests are answered before the next one comes.
     current: Option<(RequestId, PendingRequest)>,
     /// Requests that are answered later. The sessions' limits of requests bound their number.
     requests: HashMap<RequestId, PendingRequest>,
@@ -37,11 +37,11 @@ pub(super) struct Pending {
     pub(super) takes: HashMap<TakeNumber, oneshot::Sender<Taken>>,
     /// The result of the last page of a purge.
     pub(super) purged: Option<(PurgedPage, u64)>,
-    /// The time at which the core must hear that time has passed, if that is before the next tick.
+    /// The time of the earliest alarm that is set for the core.
     alarm: Option<Duration>,
 }
 
-/// Changes of an order while it is carried out.
+/// The means to change an order while it is carried out.
 pub(super) struct OrderHandles {
     /// The most urgent class of its waiters.
     pub(super) class: watch::Sender<Class>,
@@ -49,7 +49,7 @@ pub(super) struct OrderHandles {
 }
 
 impl Pending {
-    /// The number of a request that the core is about to be told.
+    /// Numbers a request that the core is about to be told, and keeps it until its answer.
     pub(super) fn expect(&mut self, session: SessionId, asked: PendingRequest) -> RequestId {
         self.last_request += 1;
         let request = RequestId { session, number: self.last_request };
@@ -57,7 +57,7 @@ impl Pending {
         request
     }
 
-    /// The request being taken is answered later, if it was not by now.
+    /// Keeps the current request for a later answer, unless it has been answered.
     fn put_off(&mut self) {
         self.requests.extend(self.current.take());
     }
@@ -78,7 +78,7 @@ impl Pending {
         let _ = order.and_then(|order| order.cancel.take()).map(|cancel| cancel.send(()));
     }
 
-    /// Forgets a session's answers, for which nobody waits any more. An answer that was due long ago is a fault of ours.
+    /// Forgets a session's requests: nobody waits for their answers any more. A long overdue answer is our fault, and is logged.
     pub(super) fn forget(&mut self, session: SessionId, now: Duration) {
         for (_, asked) in self.requests.extract_if(|of, _| of.session == session) {
             let waited = now.saturating_sub(asked.started);
@@ -89,7 +89,7 @@ impl Pending {
         }
     }
 
-    /// Forgets all that is under way; numbers go on.
+    /// Forgets everything under way; numbers go on.
     pub(super) fn begin_anew(&mut self) {
         *self = Self { last_request: self.last_request, ..Self::default() };
     }
@@ -114,7 +114,7 @@ impl GpuActor {
         }
     }
 
-    /// Performs the effects of told events and of direct calls to the store, at the core's present time.
+    /// Performs the effects of events told before and of direct calls to the store.
     pub(super) fn settle(&mut self, ctx: &mut Context<Self>) {
         self.decide(Event::Alarm, ctx);
     }
@@ -219,5 +219,5 @@ fn condemned(by: &Reporter, keys: &[BlockKey]) {
     );
 }
 
-/// Longer than any request waits: each wait has a deadline, far shorter unless configured otherwise.
+/// Longer than any request waits. Each wait has a deadline, which is far shorter unless configured otherwise.
 const LONGEST_REQUEST: Duration = Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! What an actor shows of itself: to metrics, to operators, to admins who purge, and to those who try other caches.
+//! Views of an actor: for metrics, for operators, for admins who purge, and for replays of lookups with other caches.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use crate::metrics::TenantRates;
 /// An open session.
 #[derive(Debug, Clone)]
 pub struct SessionSeen {
-    /// Its holdings.
+    /// The session's holdings.
     pub facts: SessionFacts,
-    /// The engine behind it.
+    /// The engine behind the session.
     pub client: Client,
-    /// The namespaces that it registered.
+    /// The namespaces that the session registered.
     pub namespaces: Vec<Fingerprint>,
-    /// Its last request, and the time since then.
+    /// The session's last request, and the time since then.
     pub last: Option<(&'static str, Duration)>,
 }
 
@@ -39,24 +39,24 @@ pub struct Holdings {
 /// The contents of an actor.
 #[derive(Debug, Clone)]
 pub struct ActorReport {
-    /// In numbers.
+    /// The contents in numbers.
     pub usage: Usage,
     /// The policy in force.
     pub policy: PolicyName,
     /// Prompt tokens of all lookups whose caller could use a hit.
     pub tokens_asked: u64,
-    /// Prompt tokens that they found.
+    /// Prompt tokens that these lookups found.
     pub tokens_hit: u64,
     /// Each tenant's recent hit rates.
     pub tenants: Vec<TenantRates>,
-    /// Bytes of its disk tier that chunks have taken, and all of them; `None` if it has none, or it is closed.
+    /// Used bytes and all bytes of the disk tier; `None` if the actor has no disk tier, or if the tier is closed.
     pub disk_fill: Option<(u64, u64)>,
-    /// The reason why its disk tier is closed, or does not keep all chunks.
+    /// Why the disk tier is closed, or does not keep all chunks.
     pub disk_trouble: Option<String>,
 }
 
 impl GpuActor {
-    /// Its core, to be read.
+    /// The actor's core, for readers.
     pub(crate) fn core(&self) -> &Core {
         &self.core
     }
@@ -80,7 +80,7 @@ impl GpuActor {
         ActorReport { usage, policy, tokens_asked, tokens_hit, tenants, disk_fill, disk_trouble }
     }
 
-    /// The lookups that can be played again, the oldest first.
+    /// The lookups that can be replayed, the oldest first.
     pub(crate) fn past(&mut self) -> Vec<PastLookup> {
         self.past.lookups().cloned().collect()
     }
@@ -89,7 +89,7 @@ impl GpuActor {
         self.hands.disk.as_ref().filter(|disk| disk.tier.trouble().is_none())
     }
 
-    /// The holdings of its sessions and pins.
+    /// The holdings of the actor's sessions and pins.
     pub(crate) fn holdings(&mut self) -> Holdings {
         let store = self.core.store();
         let now = self.hands.clock.elapsed();
@@ -111,7 +111,7 @@ impl GpuActor {
         }
     }
 
-    /// Has the core remove or count some chunks of a purge; also returns how many of its chunks are being written.
+    /// Has the core remove or count some chunks of a purge. Also returns how many chunks of the purge are being written.
     pub(crate) fn purge_page(
         &mut self,
         page: PurgeStep,
@@ -122,6 +122,6 @@ impl GpuActor {
     }
 }
 
-/// The trouble of a disk tier beside which a namespace cannot be described.
+/// The trouble of a disk tier that cannot store a namespace's description.
 const UNDESCRIBED: &str = "the description of a namespace cannot be written beside it, so its chunks stay in memory: is the file \
                            system full? The node tries again";

@@ -18,11 +18,11 @@ use super::{Binding, HugePages, MemoryError, OutOfBounds, numa};
 /// The wanted memory of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExtentSpec {
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// The NUMA node to bind it to; nowhere in particular where `None`.
+    /// The NUMA node to bind the memory to; `None` binds it to none.
     pub numa_node: Option<u32>,
-    /// How to bind it.
+    /// How to bind the memory.
     pub binding: Binding,
     /// Whether to try for huge pages.
     pub huge_pages: HugePages,
@@ -41,13 +41,13 @@ pub struct ExtentMemory {
 /// The pages that an extent is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pages {
-    /// The system's ordinary ones, which it may join to transparent huge ones.
+    /// The system's ordinary pages. The system may join them to transparent huge pages.
     Ordinary,
     /// Reserved huge pages of 2 MiB.
     Huge,
 }
 
-/// The order to replace an extent's memory; holds the old memory until then.
+/// The order to replace an extent's memory. Holds the old memory until then.
 #[derive(Debug)]
 pub struct Renewal {
     /// Number of the extent.
@@ -60,7 +60,7 @@ impl ExtentSpec {
     /// Takes memory from the system, faults it in and seals it. Takes about a second for each GiB.
     ///
     /// # Errors
-    /// Fails if the system does not give it. That it gives no huge pages, or does not bind it, is none.
+    /// Fails if the system gives no memory. Missing huge pages and a refused binding are no errors.
     pub fn create(self) -> Result<ExtentMemory, MemoryError> {
         if self.huge_pages == HugePages::Auto {
             match self.create_from(Pages::Huge) {
@@ -72,7 +72,7 @@ impl ExtentSpec {
             }
         }
         match self.create_from(Pages::Ordinary) {
-            // What the NUMA node has not, others may have.
+            // Other NUMA nodes may have the memory that this one lacks.
             Err(MemoryError::Fault { .. }) if self.numa_node.is_some() && self.binding == Binding::Strict => {
                 tracing::warn!(
                     numa_node = self.numa_node,
@@ -97,18 +97,18 @@ impl ExtentSpec {
         }
         match mapping.populate() {
             Ok(()) => {}
-            // Touching a huge page that is not there kills the process: where the kernel cannot tell, do without.
+            // Touching a huge page that is not there kills the process. So only ordinary pages are touched on such an old kernel.
             Err(Errno::INVAL) if pages == Pages::Ordinary => mapping.touch(),
             Err(source) => return Err(MemoryError::Fault { bytes, source }),
         }
-        // Sealed only now: the node's own mapping, made before, stays writable.
+        // Sealed only now, so the node's own mapping, made before, stays writable.
         seal(&file, if self.trust_engines { SealFlags::empty() } else { SealFlags::FUTURE_WRITE })?;
         Ok(ExtentMemory { mapping, file, spec: self, pages })
     }
 }
 
 impl ExtentMemory {
-    /// Its size.
+    /// Size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.mapping.bytes()
@@ -140,7 +140,7 @@ impl ExtentMemory {
         self.mapping.check(offset, bytes)
     }
 
-    /// Copies `bytes` bytes of a window, from `source` on, to `offset`, and adds them to `sum` as they arrived. The caller has that
+    /// Copies `bytes` bytes of a window, from `source` on, to `offset`, and adds the copied bytes to `sum`. The caller has that
     /// place to itself.
     ///
     /// # Errors
@@ -178,8 +178,8 @@ impl ExtentMemory {
         self.mapping.write_summed(offset, bytes, stores, sum)
     }
 
-    /// The bytes at a place, without a copy, for as long as anybody keeps them. `lease` keeps the place from being written
-    /// meanwhile, and is dropped with the last reference. Empty if the place is not within the extent.
+    /// The bytes at a place, without a copy. `lease` keeps the place from being written, and is dropped with the last reference
+    /// to the bytes. Empty if the place is not within the extent.
     ///
     /// If engines can write the extent, the bytes are copied.
     #[must_use]
@@ -219,11 +219,11 @@ impl ExtentMemory {
         if self.is_writable_by_engines() {
             return self.check(offset, bytes).map(|()| None);
         }
-        // SAFETY: the file is sealed, so no other process writes; that this one does not is the caller's promise.
+        // SAFETY: the file is sealed, so no other process writes. The caller promises that this process does not write either.
         unsafe { self.mapping.slice(offset, bytes) }.map(Some)
     }
 
-    /// Adds a place to a checksum. The caller is the place's only writer, and not writing.
+    /// Adds the bytes of a place to a checksum. The caller is the place's only writer, and does not write meanwhile.
     ///
     /// # Errors
     /// Fails if the place is not within the extent.
@@ -233,7 +233,7 @@ impl ExtentMemory {
         offset: u64,
         bytes: u64,
     ) -> Result<(), OutOfBounds> {
-        // SAFETY: a place is being written by one order at a time, and that order is what calls this, between its copies.
+        // SAFETY: only one order at a time writes a place. That order calls this method, between its copies.
         if let Some(slice) = unsafe { self.bytes_at(offset, bytes)? } {
             checksum.update(slice);
             return Ok(());
@@ -259,8 +259,8 @@ impl ExtentMemory {
     /// The memory for copies by a device; it stays mapped as long as the result lives. The device uses a place as a reader or
     /// as its only writer.
     pub(crate) fn host_memory(self: &Arc<Self>) -> HostMemory {
-        // SAFETY: the extent keeps its mapping. References to a place are made only by readers of a block that is whole, and a
-        // device writes only to places whose blocks are not.
+        // SAFETY: the extent keeps its mapping. Only readers of a complete block make references to its place, and a device
+        // writes only to places of incomplete blocks.
         unsafe { self.mapping.owned_by(Arc::clone(self) as Arc<dyn Any + Send + Sync>) }
     }
 
@@ -287,12 +287,12 @@ impl<L> AsRef<[u8]> for SharedBytes<L> {
 }
 
 impl Renewal {
-    /// Lets go of the old memory and takes new: all zeros, unknown to every process.
+    /// Drops the old memory and takes new memory: all zeros, and unknown to every other process.
     ///
-    /// The system has the old memory back before the new is taken, provided nobody else holds it.
+    /// The old memory returns to the system before the new memory is taken, unless somebody else holds it.
     ///
     /// # Errors
-    /// Fails if the system gives no memory: the extent stays without. Ask the arena to vacate it again to try again.
+    /// Fails if the system gives no memory: the extent then has none. To try again, ask the arena to vacate it again.
     pub fn perform(self) -> Result<Arc<ExtentMemory>, MemoryError> {
         drop(self.old);
         self.spec.create().map(Arc::new)
@@ -305,7 +305,7 @@ impl fmt::Debug for ExtentMemory {
     }
 }
 
-/// A piece that stays in the core's own cache.
+/// Bytes copied and summed at a time: a piece of this size stays in the CPU core's own cache.
 const BOUNCED_BYTES: u64 = 128 << 10;
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use crate::host::CpuSet;
 /// The numbers of one arena.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArenaLimits {
-    /// Extents; at least 2.
+    /// Number of extents; at least 2.
     pub extents: u32,
-    /// What each of them is to be; its size a multiple of 4 KiB, at least 2 MiB.
+    /// The wanted memory of each extent. Its size is a multiple of 4 KiB, and at least 2 MiB.
     pub extent: ExtentSpec,
     /// Threads that fault the memory in at start.
     pub fault_threads: usize,
@@ -23,7 +23,7 @@ pub struct ArenaLimits {
 pub enum Binding {
     /// Memory comes from this node alone; other pages there make room.
     Strict,
-    /// It comes from there as long as there is any, then from others.
+    /// Memory comes from this node as long as it has any, then from others.
     Preferred,
 }
 
@@ -31,8 +31,8 @@ pub enum Binding {
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum HugePages {
-    /// Extent by extent: reserved ones (`vm.nr_hugepages`) as far as there are any, then transparent ones, where the system
-    /// lets memory files have such.
+    /// For each extent: reserved huge pages (`vm.nr_hugepages`) as long as there are any, then transparent ones if the system
+    /// gives them to memory files.
     Auto,
     /// Never.
     Never,

@@ -16,12 +16,12 @@ use rustix::io::Errno;
 
 use super::{MemoryError, OutOfBounds};
 
-/// A memory file, mapped shared for as long as the value lives. Its file must be sealed against shrinking before anybody
-/// else gets it: else a touched page could be gone.
+/// A memory file, mapped shared for as long as the value lives. The file must be sealed against shrinking before anybody else
+/// gets it. Otherwise a page could be gone when this process touches it.
 ///
 /// Other processes may see the memory, and some write it. So nothing here forms a reference to it, except
-/// [`Mapping::slice`], whose caller promises that nobody writes. That two threads do not use one place at a time is upheld by
-/// the store, which gives a place to one writer, and to readers only once that writer is done.
+/// [`Mapping::slice`], whose caller promises that nobody writes. The store keeps threads apart: it gives a place to one writer,
+/// and to readers only after this writer is done.
 pub(crate) struct Mapping {
     memory: MmapRaw,
     access: Access,
@@ -53,10 +53,10 @@ pub(crate) fn memory_file(
     Ok((file, mapping.map_err(|source| MemoryError::Map { bytes, source })?))
 }
 
-/// Lets nobody change a memory file's size or seals from here on, nor do what `more` says.
+/// Seals a memory file: from now on nobody can change its size or seals, or do what `more` forbids.
 ///
 /// # Errors
-/// Fails if the kernel does not do that.
+/// Fails if the kernel refuses.
 pub(crate) fn seal(file: &OwnedFd, more: SealFlags) -> Result<(), MemoryError> {
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | more;
     fcntl_add_seals(file, seals).map_err(MemoryError::Seal)
@@ -91,37 +91,37 @@ impl Mapping {
     /// `owner` keeps this mapping, and nobody makes references to bytes that a device may write.
     pub(crate) unsafe fn owned_by(&self, owner: Arc<dyn Any + Send + Sync>) -> HostMemory {
         let is_writable = self.access == Access::Write;
-        // SAFETY: the mapping stays as it is for as long as it lives, which `owner` sees to; the rest is the caller's promise.
+        // SAFETY: the mapping does not change while it lives, and `owner` keeps it alive. The caller promises the rest.
         unsafe { HostMemory::from_raw(self.start(), self.bytes(), is_writable, owner) }
     }
 
-    /// Makes every page be there, so that no copy waits for the kernel later.
+    /// Faults in every page, so that no copy waits for the kernel later.
     ///
     /// # Errors
-    /// `NOMEM` or `FAULT` if there is not enough memory, where the mapping is bound; `INVAL` if the kernel is older
-    /// than 5.14 and cannot tell (see [`Self::touch`]).
+    /// `NOMEM` or `FAULT` if there is not enough memory, or not enough on the NUMA node of the binding; `INVAL` if the kernel is
+    /// older than 5.14 and cannot tell (see [`Self::touch`]).
     pub(crate) fn populate(&self) -> Result<(), Errno> {
         self.advise(Advice::PopulateWrite)
     }
 
-    /// Lets the kernel back the memory with transparent huge pages, where it does so for memory files.
+    /// Lets the kernel back the memory with transparent huge pages, if it does so for memory files.
     pub(crate) fn prefer_huge_pages(&self) {
         if let Err(error) = self.advise(Advice::HugePage) {
             tracing::debug!(%error, "the kernel has no transparent huge pages");
         }
     }
 
-    /// Makes every page be there by writing a zero into each: for fresh files and older kernels. Where memory is short, the
-    /// process is killed.
+    /// Faults in every page by writing a zero into it: for fresh files on older kernels. If memory is short, the kernel kills the
+    /// process.
     pub(crate) fn touch(&self) {
         assert_eq!(self.access, Access::Write, "only fresh memory is touched");
         for offset in (0..self.memory.len()).step_by(PAGE_BYTES) {
-            // SAFETY: within the mapping, which is writable and not yet known to anybody else.
+            // SAFETY: the address is within the mapping, which is writable and not yet known to anybody else.
             unsafe { self.start().add(offset).write_volatile(0) };
         }
     }
 
-    /// Copies `bytes` bytes from `source`, from `source_offset` on, to `offset`, past the caches; adds them to `sum` as they arrived.
+    /// Copies `bytes` bytes at `source_offset` of `source` to `offset`, past the caches, and adds the copied bytes to `sum`.
     pub(crate) fn copy_from(
         &self,
         source: &Self,
@@ -133,9 +133,9 @@ impl Mapping {
         assert_eq!(self.access, Access::Write, "only memory that the node maps writable is written");
         let from = source.place(source_offset, bytes)?;
         let to = self.place(offset, bytes)?;
-        // SAFETY: both places are within their mappings, and stay mapped as long as the values are borrowed. Two mappings
-        // do not overlap. Another process may write `from` meanwhile (an engine its window): then what is copied is
-        // undefined to the engine, but bytes are bytes, and no reference to them exists.
+        // SAFETY: both places are within their mappings, and stay mapped as long as the values are borrowed. Two mappings do
+        // not overlap. Another process may write `from` meanwhile (an engine its window). The copied bytes are then arbitrary,
+        // but any byte is valid, and no reference to the memory exists.
         unsafe { sum.copy(from.as_ptr(), to.as_ptr(), bytes as usize, Stores::Streamed) };
         Ok(())
     }
@@ -144,7 +144,8 @@ impl Mapping {
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
         assert_eq!(self.access, Access::Write, "only memory that the node maps writable is written");
         let to = self.place(offset, bytes.len() as u64)?;
-        // SAFETY: within a mapping that stays as long as it is borrowed; `bytes` is private memory, so the two do not overlap.
+        // SAFETY: `to` is within a mapping that stays as long as it is borrowed; `bytes` is private memory, so the two do not
+        // overlap.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
         Ok(())
     }
@@ -179,7 +180,7 @@ impl Mapping {
     /// Nobody, in this process or another, writes the place while the slice lives.
     pub(crate) unsafe fn slice(&self, offset: u64, bytes: u64) -> Result<&[u8], OutOfBounds> {
         let place = self.place(offset, bytes)?;
-        // SAFETY: within the mapping, which lives as long as the borrow; that nobody writes is the caller's promise.
+        // SAFETY: the place is within the mapping, which lives as long as the borrow. The caller promises that nobody writes.
         Ok(unsafe { std::slice::from_raw_parts(place.as_ptr(), bytes as usize) })
     }
 
@@ -220,7 +221,7 @@ impl Mapping {
     }
 }
 
-/// What the system said; what the system was not even asked for, it does not have.
+/// The system's error number. An error that the system did not cause counts as a lack of memory.
 fn errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::NOMEM)
 }

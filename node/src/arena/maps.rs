@@ -14,7 +14,7 @@ pub(super) fn node_bytes(starts: &BTreeSet<u64>) -> io::Result<BTreeMap<u32, u64
     node_bytes_in(BufReader::new(File::open("/proc/self/numa_maps")?), starts)
 }
 
-/// A mapping has a line that begins with `START-END`, then one for each number.
+/// Reads `smaps`: each mapping has a line that begins with `START-END`, then one line for each number.
 fn transparent_bytes_in(smaps: impl BufRead, starts: &BTreeSet<u64>) -> io::Result<u64> {
     let (mut is_ours, mut bytes) = (false, 0);
     for line in smaps.lines() {
@@ -30,7 +30,7 @@ fn transparent_bytes_in(smaps: impl BufRead, starts: &BTreeSet<u64>) -> io::Resu
     Ok(bytes)
 }
 
-/// A mapping has a line: `START POLICY file=... N0=PAGES N1=PAGES kernelpagesize_kB=SIZE`.
+/// Reads `numa_maps`: each mapping has one line, `START POLICY file=... N0=PAGES N1=PAGES kernelpagesize_kB=SIZE`.
 fn node_bytes_in(numa_maps: impl BufRead, starts: &BTreeSet<u64>) -> io::Result<BTreeMap<u32, u64>> {
     let mut bytes = BTreeMap::new();
     for line in numa_maps.lines() {

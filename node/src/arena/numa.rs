@@ -8,8 +8,8 @@ use std::ptr;
 use super::Binding;
 use super::mapping::Mapping;
 
-/// Binds a mapping's memory to a NUMA node, where one is given: pages that are not there yet will come from it, alone or first.
-/// Where the kernel does not do that they come from anywhere.
+/// Binds a mapping's memory to `node`, if given. Pages that are not there yet then come only from this node, or first from this
+/// node, as `binding` says. If the kernel refuses, they come from any node.
 pub(crate) fn bind(mapping: &Mapping, node: Option<u32>, binding: Binding) {
     if let Some(node) = node
         && let Err(error) = try_bind(mapping, node, binding)
@@ -26,7 +26,7 @@ fn try_bind(mapping: &Mapping, node: u32, binding: Binding) -> io::Result<()> {
     let mut mask = [0_u64; NODE_MASK_WORDS];
     let word = mask.get_mut(node as usize / 64).ok_or(io::ErrorKind::InvalidInput)?;
     *word = 1 << (node % 64);
-    // SAFETY: the range is a live mapping; the mask is as long as the kernel is told, which reads one bit less than that.
+    // SAFETY: the range is a live mapping. The kernel reads one bit less than it is told, so it reads exactly the mask.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -41,7 +41,7 @@ fn try_bind(mapping: &Mapping, node: u32, binding: Binding) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The NUMA nodes on which `samples` pages of a mapping are, evenly spread; `None` for a page that is not there.
+/// The NUMA nodes of `samples` evenly spread pages of a mapping; `None` for a page that is not there.
 pub(super) fn nodes_of(mapping: &Mapping, samples: usize) -> io::Result<Vec<Option<u32>>> {
     let pages = mapping.bytes() as usize / PAGE_BYTES;
     let samples = samples.min(pages);
@@ -67,7 +67,7 @@ pub(super) fn nodes_of(mapping: &Mapping, samples: usize) -> io::Result<Vec<Opti
     Ok(nodes.into_iter().map(|node| u32::try_from(node).ok()).collect())
 }
 
-/// The kernel knows at most 1,024 nodes.
+/// Words of a mask of NUMA nodes: the kernel knows at most 1,024 nodes.
 const NODE_MASK_WORDS: usize = 16;
 
 const PAGE_BYTES: usize = 4096;

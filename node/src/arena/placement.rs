@@ -1,6 +1,6 @@
 //! Finds out where an arena's memory really is, and in which pages.
 //!
-//! The kernel answers by `move_pages`, or by its list of mappings where a container refuses that call.
+//! The kernel answers by `move_pages`, or by its list of mappings if a container refuses that call.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -13,7 +13,7 @@ use super::{HugePages, PAGE_BYTES};
 use super::{maps, numa};
 use crate::host::HUGE_PAGE_BYTES;
 
-/// The place of an arena's memory and its pages, as the kernel says.
+/// Where an arena's memory is and which pages it has, as the kernel says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ArenaPlacement {
     /// The NUMA node asked for.
@@ -24,25 +24,25 @@ pub struct ArenaPlacement {
     pub huge_bytes: u64,
     /// Bytes in transparent huge pages.
     pub transparent_bytes: u64,
-    /// How it is known where they are.
+    /// Who said where the pages are.
     pub source: PlacementSource,
-    /// Pages on each NUMA node, of those looked at.
+    /// Examined pages on each NUMA node.
     pub pages_on: BTreeMap<u32, u64>,
-    /// Pages looked at that were not there.
+    /// Examined pages that were not there.
     pub absent_pages: u64,
 }
 
-/// Who says where memory is; as a text, its name in the node's status.
+/// Who says where memory is. As a text, this is its name in the node's status.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, strum::IntoStaticStr)]
 pub enum PlacementSource {
     /// Nobody: the kernel was not asked, or refused to say.
     #[default]
     #[strum(serialize = "unknown")]
     Unknown,
-    /// `move_pages`, of a sample.
+    /// `move_pages`, for a sample of the pages.
     #[strum(serialize = "move_pages")]
     Sample,
-    /// `/proc/self/numa_maps`, of all.
+    /// `/proc/self/numa_maps`, for all pages.
     #[strum(serialize = "numa_maps")]
     Maps,
 }
@@ -86,7 +86,7 @@ impl ArenaPlacement {
         Ok(())
     }
 
-    /// Some containers forbid `move_pages`; the list of mappings they mostly leave.
+    /// Reads the list of mappings instead: most containers that forbid `move_pages` allow this.
     fn read_maps(&mut self, starts: &BTreeSet<u64>, refusal: &io::Error) {
         static SAID: Once = Once::new();
         (self.pages_on, self.absent_pages) = (BTreeMap::new(), 0);
@@ -107,20 +107,20 @@ impl ArenaPlacement {
         }
     }
 
-    /// Pages looked at.
+    /// Examined pages.
     #[must_use]
     pub fn sampled_pages(&self) -> u64 {
         self.pages_on.values().sum::<u64>() + self.absent_pages
     }
 
-    /// Pages looked at that are on another node than asked for, or nowhere.
+    /// Examined pages that are on another node than asked for, or nowhere.
     #[must_use]
     pub fn misplaced_pages(&self) -> u64 {
         let right = self.asked.map(|node| self.pages_on.get(&node).copied().unwrap_or(0));
         right.map_or(self.absent_pages, |right| self.sampled_pages() - right)
     }
 
-    /// Bytes of the arena on NUMA node `node`, projected from the pages looked at.
+    /// Bytes of the arena on NUMA node `node`, projected from the examined pages.
     #[must_use]
     pub fn bytes_on(&self, node: u32) -> u64 {
         self.projected(self.pages_on.get(&node).copied().unwrap_or(0))
@@ -193,7 +193,7 @@ fn size(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
 
-/// Pages asked for in each extent: enough to see a node that ran out of memory on the way.
+/// Pages examined in each extent: enough to notice that a NUMA node ran out of memory midway.
 const SAMPLES_PER_EXTENT: usize = 16;
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ pub(super) struct SharedCopy {
     order: CopyOrder,
     /// The layer ranges of all blocks, in order, with the numbers of their blocks.
     ranges: Vec<(usize, Range<u64>)>,
-    /// Their checksums, as far as they are known.
+    /// The checksums of the ranges; 0 until known.
     sums: Vec<AtomicU64>,
     /// The first range that nobody has taken.
     next: AtomicUsize,
@@ -44,7 +44,7 @@ impl SharedCopy {
         (copy, completion)
     }
 
-    /// Copies until all ranges are taken. The thread that ends the last one tells the checksums.
+    /// Copies until all ranges are taken. The thread that completes the last range reports the checksums.
     pub(super) fn help(&self) {
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);

@@ -119,7 +119,7 @@ fn the_sums_are_those_of_the_arena_though_the_engine_writes_its_window_meanwhile
     assert!(torn > 0, "the engine changed nothing while it was copied: this test showed nothing");
 }
 
-/// Ends a thread, also where the test fails.
+/// Ends a thread, even if the test fails.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {

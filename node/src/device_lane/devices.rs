@@ -18,7 +18,7 @@ pub struct Devices {
 type OpenDevice = dyn Fn(u16, Option<PciAddress>) -> Result<Box<dyn Device>, DeviceError> + Send + Sync;
 
 impl Devices {
-    /// GPUs by CUDA: the actor's own; the driver's first where the configuration names none.
+    /// Opens GPUs with CUDA: the actor's own GPU, or the driver's first GPU if the configuration names none.
     #[must_use]
     pub fn cuda() -> Self {
         let open: Arc<OpenDevice> = Arc::new(|_, pci| {
@@ -28,7 +28,7 @@ impl Devices {
         Self { open, find: |pci| ordinal_at(pci.map(PciAddress::place)).map(drop) }
     }
 
-    /// Something that stands for GPUs, for tests: no configuration leads here. `open` gets the actor's number.
+    /// Opens stand-ins for GPUs, for tests; no configuration leads here. `open` gets the actor's number.
     #[must_use]
     pub fn stand_in(
         open: impl Fn(u16) -> Result<Box<dyn Device>, DeviceError> + Send + Sync + 'static,
@@ -40,11 +40,11 @@ impl Devices {
         (self.open)(device, pci)
     }
 
-    /// Whether the driver knows the GPU at this place, or any where none is named; nothing is opened. Takes seconds where the driver
-    /// wakes its GPUs.
+    /// Checks that the driver knows the GPU at `pci`, or any GPU if `pci` is `None`. Opens nothing. Takes seconds if the driver
+    /// must wake its GPUs.
     ///
     /// # Errors
-    /// [`DeviceError::Absent`] if there is no driver, an old one, or no such GPU.
+    /// [`DeviceError::Absent`] if the driver is missing or too old, or if there is no such GPU.
     pub(crate) fn find(&self, pci: Option<PciAddress>) -> Result<(), DeviceError> {
         (self.find)(pci)
     }

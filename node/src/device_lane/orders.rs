@@ -17,7 +17,7 @@ use larder_device::{
 use super::{DeviceLane, Regions};
 use crate::arena::{Arena, ExtentMemory};
 
-/// The memory in which the places of an order are.
+/// The memory that an order's places lie in.
 struct Memory {
     extents: HashMap<u32, Arc<ExtentMemory>>,
     pool_bytes: u64,

@@ -5,41 +5,41 @@ use larder_protocol::session::{Refusal, RefusalCode, Response};
 
 use crate::arena::MemoryError;
 
-/// Nothing was done.
+/// Why the device lane refuses a request. Nothing was done.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DeviceCopyRefused {
-    /// There is no device, or it does not do that.
+    /// There is no device, or the device cannot do this.
     #[error("{0}; the engine can copy by itself, through the node's host memory")]
     Device(#[from] DeviceError),
-    /// No memory for words.
+    /// There is no memory for the session's words.
     #[error("no memory for the session's words: {0}")]
     Words(MemoryError),
-    /// The pages of a chunk have other bytes than its block.
+    /// The pages of a chunk have another size or other layers than its block.
     #[error(
         "a chunk's pages have {pages_bytes} bytes in {layers} layers, but its block has {block_bytes} in {block_layers}"
     )]
     Block {
-        /// Bytes of its pages.
+        /// Bytes of the chunk's pages.
         pages_bytes: u64,
         /// Layers of the tensors.
         layers: u32,
-        /// Bytes of its block.
+        /// Bytes of the chunk's block.
         block_bytes: u64,
         /// Layers of the pool.
         block_layers: u32,
     },
-    /// More regions than a session may share.
+    /// The session shares too many regions.
     #[error("too many regions of tensors: at most {most} a session")]
     TooManyRegions {
-        /// How many there may be.
+        /// Limit of regions for one session.
         most: usize,
     },
-    /// Not one descriptor for each region that is shared by one.
+    /// The number of descriptors differs from the number of regions shared by descriptor.
     #[error("{regions} regions are shared by descriptor, but {found} descriptors came")]
     Descriptors {
-        /// How many came.
+        /// Descriptors that came.
         found: usize,
-        /// How many should have.
+        /// Regions shared by descriptor.
         regions: usize,
     },
 }

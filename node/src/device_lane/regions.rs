@@ -17,7 +17,7 @@ use crate::arena::ExtentMemory;
 #[derive(Default)]
 pub(crate) struct Regions {
     extents: Vec<Pinned>,
-    /// The tier's memory, or why there is none.
+    /// The device tier's memory, or why there is none.
     pool: Option<Result<RegionId, DeviceError>>,
     sessions: HashMap<SessionId, OfSession>,
     /// Memory of ended sessions that copies may still use.
@@ -54,7 +54,7 @@ impl Regions {
         Ok(region)
     }
 
-    /// The tier's memory, taken at its first use. A GPU that refused is not asked again.
+    /// The device tier's memory, allocated at its first use. A GPU that refused is not asked again.
     pub(crate) fn pool(&mut self, device: &mut dyn Device, bytes: u64) -> Result<RegionId, DeviceError> {
         let pool = self.pool.get_or_insert_with(|| {
             device.allocate(bytes).inspect_err(|error| {
@@ -95,7 +95,7 @@ impl Regions {
         }
     }
 
-    /// A word of a session's page.
+    /// The place and value of a word in a session's page.
     pub(crate) fn flag(&self, session: SessionId, word: Option<Word>) -> Result<Option<Flag>, DeviceError> {
         let flag = |Word { word, value }| {
             let words = self.sessions.get(&session).and_then(|of| of.words);
@@ -109,17 +109,17 @@ impl Regions {
         word.map(flag).transpose()
     }
 
-    /// Ends a session: its memory is given up as soon as no copy uses it.
+    /// Ends a session: the device gives up the session's memory as soon as no copy uses it.
     pub(crate) fn close(&mut self, device: &mut dyn Device, session: SessionId) {
         self.retired.extend(self.sessions.remove(&session));
         self.sweep(device);
     }
 
-    /// Gives up unused memory: memory of ended sessions, and extents that got new memory. Returns whether copies still use
-    /// some of it.
+    /// Gives up unused memory: memory of ended sessions, and extents that got new memory. Returns whether some memory of ended
+    /// sessions is left, because copies still use it.
     pub(crate) fn sweep(&mut self, device: &mut dyn Device) -> bool {
         self.retired.retain_mut(|retired| !retired.give_up(device));
-        // The device's own share is the last.
+        // A count of 1 means that only the device still holds the extent.
         self.extents.retain(|Pinned { memory, region }| {
             memory.strong_count() > 1 || matches!(device.detach(*region), Err(DeviceError::InUse))
         });
@@ -138,7 +138,7 @@ impl OfSession {
     }
 }
 
-/// Maps an engine's memory, and makes tensors of it; `regions` has the mapped regions, also after a failure.
+/// Maps an engine's memory and registers it as tensors. `regions` gets the mapped regions, also after a failure.
 fn import(
     device: &mut dyn Device,
     memory: Vec<(EngineMemory, u64)>,

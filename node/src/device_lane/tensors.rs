@@ -1,4 +1,4 @@
-//! Engines' tensors: a session's message, as the device takes it.
+//! Registers engines' tensors: turns a session's message into calls of the device.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use super::{DeviceCopyRefused, DeviceLane, Regions, Words};
 type Registered = Receiver<Result<Tensors, DeviceCopyRefused>>;
 
 impl DeviceLane {
-    /// Registers an engine's tensors with the device: the device's answer comes later. An error is the answer to a request that
+    /// Registers an engine's tensors with the device, whose answer comes later. An error answers a request that is refused at
+    /// once.
     /// is refused at once.
     #[expect(clippy::result_large_err, reason = "it is an answer, made once for each of an engine's tensors")]
     pub(crate) fn register(
@@ -46,12 +47,12 @@ impl DeviceLane {
             let LayoutSpec { pages, pages_per_chunk, .. } = *layout.spec();
             Ok(Tensors { id, namespace, block: block.into(), facts, pages, pages_per_chunk })
         });
-        // Asking again helps as soon as the device's thread has taken something.
+        // A retry succeeds once the device's thread has taken something from its queue.
         let busy = |_| Response::Busy(Busy { what: Scarce::Copies, retry_after_ms: REGISTER_RETRY_MS });
         Ok((answered.map_err(busy)?, words))
     }
 }
-/// An engine's memory, each piece with its bytes.
+/// An engine's memory, each piece with its size in bytes.
 fn engine_memory(
     memory: &[TensorMemory],
     descriptors: Vec<OwnedFd>,
@@ -89,5 +90,5 @@ fn layout_of(message: TensorLayout) -> LayoutSpec {
     }
 }
 
-/// About the time of one copy among many.
+/// About the time that one copy takes while many run.
 const REGISTER_RETRY_MS: u64 = 5;

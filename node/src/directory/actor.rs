@@ -24,7 +24,7 @@ use crate::exchange::{AskPeer, ConnectedPeers, SilentPeers};
 use crate::exchange::{NewTable, ServeAnnounce, ServeFind, ServeRepair};
 use crate::watched::{Watch, here};
 
-/// The directory's part of one node: home of its rows, speaker of its actors.
+/// One node's part of the directory: keeps the rows whose home the node is, and announces its actors' chunks to other homes.
 pub struct DirectoryActor {
     view: View,
     shard: Shard,
@@ -33,14 +33,14 @@ pub struct DirectoryActor {
     peers: Recipient<AskPeer>,
     silent: SilentPeers,
     connected: ConnectedPeers,
-    /// How often it began again; the actors tell it all that they hold then.
+    /// How often the directory began again. Each time, the actors tell it all that they hold.
     begins: watch::Sender<u64>,
     limits: DirectoryLimits,
     metrics: DirectoryMetrics,
     clock: Clock,
     watch: Watch,
     finds: usize,
-    /// When messages are looked for again.
+    /// When the actor next looks for due messages.
     next_look: Option<(Millis, SpawnHandle)>,
 }
 
@@ -56,7 +56,7 @@ pub struct DirectoryLimits {
 }
 
 impl DirectoryActor {
-    /// A directory that knows no table yet: until then nobody holds anything, and changes wait.
+    /// A directory that knows no table yet. Until it gets one, nobody holds anything, and changes wait.
     #[must_use]
     pub fn new(
         peers: Recipient<AskPeer>,
@@ -85,8 +85,8 @@ impl DirectoryActor {
         }
     }
 
-    /// Does something. Where that panics, nothing that it worked on is trusted: rows, streams and answers are dropped, the
-    /// holders of the rows are asked for them again, and so are this node's actors.
+    /// Runs `work`. If it panics, trusts nothing that it worked on: drops rows, streams and answers, and asks the holders of the
+    /// rows and this node's actors for everything again.
     fn guarded<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let watch = self.watch.clone();
         let came = watch.catch("directory", || work(self));
@@ -96,7 +96,7 @@ impl DirectoryActor {
             self.shard = Shard::new(self.limits.max_rows);
             self.outbox = self.outbox.begin_again();
             self.cache = Cache::default();
-            // A table that makes it panic again is waited out.
+            // If this table panics again, the directory waits for the next table.
             watch.catch("directory", || self.take_table(table, own));
             self.begins.send_modify(|begins| *begins += 1);
         }
@@ -127,7 +127,7 @@ impl DirectoryActor {
                     self.send(outgoing, ctx);
                 }
             }
-            // The own shard has answered: more may be due, until nothing waits or its stream starts anew.
+            // The own shard has answered, so more may be due. This ends when nothing waits, or when the stream starts anew.
             if !has_own {
                 break;
             }
@@ -135,10 +135,10 @@ impl DirectoryActor {
         self.look_again(ctx);
     }
 
-    /// Looks for messages when the next one is due.
+    /// Schedules the next look for messages, for when the next one is due.
     fn look_again(&mut self, ctx: &mut Context<Self>) {
         let now = self.clock.now();
-        // What is due already waits for its turn or for an answer.
+        // Messages that are already due wait for their turn or for an answer.
         let Some(next) = self.outbox.next_due().map(|due| due.max(now + FLUSH_MS)) else { return };
         if let Some((planned, look)) = self.next_look.take() {
             if planned <= next && planned > now {
@@ -168,7 +168,7 @@ impl DirectoryActor {
     }
 
     fn announced(&mut self, message: &Outgoing, answers: Option<Vec<Announced>>, ctx: &mut Context<Self>) {
-        // An answer that is too short answers the batches of which it says nothing with nothing.
+        // If the home's answer is too short, the remaining batches count as unanswered.
         let answers = answers.unwrap_or_default().into_iter().map(Some).chain(std::iter::repeat(None));
         for (announce, answer) in message.announces.iter().zip(answers) {
             let batch = BatchId::new(message.home, announce);
@@ -195,7 +195,7 @@ impl DirectoryActor {
         let request = PeerRequest::Moved(Chunks { device: holder.device, fingerprint, hashes });
         let told = self.ask(holder.node, request, self.limits.announce_deadline);
         ctx.spawn(told.into_actor(self).map(|answer, act, _| {
-            // A holder that does not hear of it keeps a copy that others may read: nothing is lost.
+            // A holder that misses this message keeps a copy that others may read: nothing is lost.
             let outcome = if answer == Some(PeerResponse::Done) { "done" } else { "failed" };
             act.metrics.moved.with_label_values(&[outcome]).inc();
         }));
@@ -279,7 +279,7 @@ impl DirectoryActor {
         FoundHolders { holders: lookup.finish(&self.view), unanswered }
     }
 
-    /// A home's answer to a question.
+    /// The rows in a home's answer to a question. Notes whether the home is late.
     fn rows_of(&mut self, home: NodeNumber, answer: Option<PeerResponse>) -> Option<Rows> {
         let now = self.clock.now();
         let (rows, outcome) = match answer {
@@ -336,7 +336,7 @@ impl DirectoryActor {
         trace: Trace,
     ) -> impl Future<Output = Option<PeerResponse>> + use<> {
         let asked = self.peers.send(AskPeer { node, request, deadline, trace });
-        // The exchange keeps the deadline; but a full mailbox before it must not cost more.
+        // The exchange keeps the deadline. This timeout also bounds the wait for a full mailbox of the exchange.
         async move {
             match tokio::time::timeout(deadline, asked).await {
                 Ok(Ok(Ok(response))) => Some(response),
@@ -355,7 +355,7 @@ impl Actor for DirectoryActor {
             act.guarded(|act| {
                 act.shard.tick(act.clock.now());
                 act.metrics.show(&act.shard, &act.outbox);
-                // After a panic nobody looks for messages otherwise.
+                // After a panic, nothing else looks for messages.
                 act.send_due(ctx);
             });
         });
@@ -434,7 +434,7 @@ impl Handler<ServeRepair> for DirectoryActor {
     }
 }
 
-/// How often gauges are brought up to date, and old doubts forgotten.
+/// How often gauges are updated, and old doubts forgotten.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Messages that may wait.

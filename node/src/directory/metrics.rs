@@ -1,4 +1,4 @@
-//! What the directory counts.
+//! The directory's metrics.
 
 use larder_core::directory::{Outbox, Shard, ShardCounts};
 use larder_net::metrics::{Label, show_totals};
@@ -7,7 +7,7 @@ use larder_net::metrics_table;
 use crate::exchange::metrics::SHARING;
 
 metrics_table! {
-    /// What the directory counts.
+    /// The directory's metrics.
     pub struct DirectoryMetrics: "Directory", SHARING => {
         rows: IntGauge = "larder_directory_rows", "rows", [], "Rows whose home this node is";
         max_rows: IntGauge = "larder_directory_max_rows", "rows", [],
@@ -54,7 +54,7 @@ metrics_table! {
 }
 
 impl DirectoryMetrics {
-    /// Brings the gauges up to date.
+    /// Updates the gauges.
     pub(super) fn show(&self, shard: &Shard, outbox: &Outbox) {
         self.rows.set(shard.len() as i64);
         self.missing_rows.set(shard.missing() as i64);

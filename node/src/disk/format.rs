@@ -1,7 +1,7 @@
 //! The disk tier's format: the meaning of each byte of its file.
 //!
 //! All numbers are little-endian, checksums are xxh3-64 with seed 0, a page has 4,096 bytes. Nothing else in the tree knows
-//! these tables; `testdata/golden.hex` pins them, and whoever changes them raises [`VERSION`].
+//! these tables. `testdata/golden.hex` pins them; a change of the tables raises [`VERSION`].
 //!
 //! The file:
 //!
@@ -71,10 +71,10 @@
 //! | 24..32 | checksum of the block, as [`larder_protocol::checksum`] has it |
 //! | 32.. | `u64` checksums of the layer ranges |
 //!
-//! A record names its own place and the storage identity, so that neither what an earlier use of the segment left, nor
-//! what an engine wrote into a block, is ever taken for a record. Whether its payload landed, the blocks' checksums say.
+//! A record names its own place and the storage identity. So neither the remains of an earlier use of the segment, nor the
+//! bytes that an engine wrote into a block, are ever taken for a record. The blocks' checksums tell whether the payload landed.
 //!
-//! Footer: entries, zeros up to the last 64 bytes of a page, a tail. It is written only after all that it names is synced.
+//! Footer: entries, zeros up to the last 64 bytes of a page, a tail. It is written only after all its records are synced.
 //!
 //! | bytes of an entry | what |
 //! | --- | --- |
@@ -112,7 +112,7 @@ mod bytes;
 
 use bytes::{Reader, Writer};
 
-/// Version of the format. A tier of another one is refused.
+/// Version of the format. A tier of another version is refused.
 pub const VERSION: u16 = 1;
 
 /// Bytes of a page, the unit of drives and O_DIRECT.
@@ -121,10 +121,10 @@ pub const PAGE_BYTES: u64 = 4_096;
 /// Offset of the first segment.
 pub const SEGMENTS_START: u64 = 1 << 20;
 
-/// Pages of the largest header. A chunk with more blocks and layer ranges than it holds stays in memory.
+/// Pages of the largest header. A chunk whose blocks and layer ranges need more stays in memory.
 pub const MAX_HEADER_PAGES: u32 = 256;
 
-/// A number that one storage, and no other, has.
+/// A number that is unique to one storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StorageId(pub [u8; 16]);
 
@@ -142,7 +142,7 @@ pub struct Superblock {
 /// The head of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentHeader {
-    /// Its number.
+    /// The segment's number.
     pub segment: u32,
     /// Number of this use of a segment: the largest is the newest.
     pub sequence: u64,
@@ -161,7 +161,7 @@ pub struct RecordHeader {
     pub fingerprint: Fingerprint,
     /// The chunk.
     pub chunk: ChunkRef,
-    /// Its blocks, in the order of the payload.
+    /// The chunk's blocks, in the order of the payload.
     pub blocks: Vec<BlockEntry>,
 }
 
@@ -172,11 +172,11 @@ pub struct BlockEntry {
     pub slice: u16,
     /// The kind of state.
     pub pool: u8,
-    /// Its size.
+    /// Size of the block in bytes.
     pub bytes: u64,
-    /// Bytes that share a checksum, the last ones excepted.
+    /// Bytes of a layer range, which share a checksum. The last range may be shorter.
     pub range_bytes: u64,
-    /// The checksums that its bytes must have.
+    /// The checksums that the block's bytes must have.
     pub checksums: Checksums,
 }
 
@@ -185,9 +185,9 @@ pub struct BlockEntry {
 pub struct Footer {
     /// The segment, and the number of its use.
     pub segment: SegmentHeader,
-    /// The page at which its records end.
+    /// The page at which the segment's records end.
     pub end_page: u32,
-    /// Its records, in their order.
+    /// The segment's records, in their order.
     pub entries: Vec<FooterEntry>,
 }
 
@@ -200,9 +200,9 @@ pub struct FooterEntry {
     pub chunk: ChunkRef,
     /// The record's page in the segment.
     pub page: u32,
-    /// How many pages.
+    /// Pages of the record.
     pub pages: u32,
-    /// The pools of its blocks.
+    /// The pools of the record's blocks.
     pub pools: PoolSet,
     /// The record's sequence.
     pub sequence: u64,
@@ -217,26 +217,26 @@ pub struct FooterTail {
     checksum: u64,
 }
 
-/// The fault of bytes that are not the expected structure.
+/// Why bytes are not the expected structure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
     /// Something else stands there, or nothing yet.
     #[error("there is no such structure")]
     Magic,
-    /// Another version wrote them.
+    /// Another version wrote the bytes.
     #[error("format version {found}; this build reads version {VERSION}")]
     Version {
         /// The version found.
         found: u16,
     },
-    /// Another storage's, or another place's, or a past use's.
+    /// The structure belongs to another storage, another place, or an earlier use of the segment.
     #[error("the structure belongs to another storage or another place")]
     Foreign,
-    /// Damaged.
+    /// The bytes are damaged.
     #[error("the checksum is wrong")]
     Checksum,
-    /// Right by its checksum, and impossible.
+    /// The checksum is right, but a field is impossible.
     #[error("a field has an impossible value")]
     Field,
 }
@@ -254,7 +254,7 @@ impl Superblock {
     /// Reads one copy.
     ///
     /// # Errors
-    /// Fails if it is none.
+    /// Fails if the page holds no such structure.
     pub fn decode(page: &[u8]) -> Result<Self, FormatError> {
         let mut from = Reader::new(page, SUPERBLOCK_MAGIC)?;
         from.skip(6)?;
@@ -279,7 +279,7 @@ impl SegmentHeader {
     /// Reads the header page of segment `segment`.
     ///
     /// # Errors
-    /// Fails if it is none.
+    /// Fails if the page holds no such structure.
     pub fn decode(page: &[u8], storage: StorageId, segment: u32) -> Result<Self, FormatError> {
         let mut from = Reader::new(page, SEGMENT_MAGIC)?;
         from.skip(2)?;
@@ -335,7 +335,7 @@ impl RecordHeader {
         BlockKey { fingerprint: self.fingerprint, hash: self.chunk.hash, slice, pool }
     }
 
-    /// Its entry in the segment's footer.
+    /// The record's entry in the segment's footer.
     #[must_use]
     pub fn footer_entry(&self) -> FooterEntry {
         FooterEntry {
@@ -348,7 +348,7 @@ impl RecordHeader {
         }
     }
 
-    /// The header, whole pages.
+    /// Encodes the header as whole pages.
     #[must_use]
     pub fn encode(&self, storage: StorageId) -> Vec<u8> {
         let pages = Self::pages_for(&self.blocks);
@@ -374,7 +374,7 @@ impl RecordHeader {
     /// The number of the header's pages, read from its first page. Nothing else of the header can be trusted yet.
     ///
     /// # Errors
-    /// Fails if none begins there.
+    /// Fails if no header begins there.
     pub fn peek_pages(first_page: &[u8]) -> Result<u32, FormatError> {
         let mut from = Reader::new(first_page, RECORD_MAGIC)?;
         from.skip(2)?;
@@ -385,7 +385,7 @@ impl RecordHeader {
     /// Reads a header of as many pages as [`Self::peek_pages`] says.
     ///
     /// # Errors
-    /// Fails if it is none of this storage.
+    /// Fails if the pages hold no record header of this storage.
     pub fn decode(pages: &[u8], storage: StorageId) -> Result<Self, FormatError> {
         let mut from = Reader::new(pages, RECORD_MAGIC)?;
         let (before, rest) = pages.split_at_checked(RECORD_CHECKSUM_AT).ok_or(FormatError::Field)?;
@@ -453,7 +453,7 @@ impl Footer {
         ((entries * ENTRY_BYTES + TAIL_BYTES) as u64).div_ceil(PAGE_BYTES) as u32
     }
 
-    /// The footer, whole pages; it ends where the segment ends.
+    /// Encodes the footer as whole pages. The footer ends where the segment ends.
     #[must_use]
     pub fn encode(&self, storage: StorageId) -> Vec<u8> {
         let mut out = Writer::default();
@@ -490,7 +490,7 @@ impl FooterTail {
     /// Reads the last page of the segment that `segment` is the header of.
     ///
     /// # Errors
-    /// Fails if it is no footer's, or that of another use of the segment.
+    /// Fails if the page ends no footer, or the footer of another use of the segment.
     pub fn decode(last_page: &[u8], storage: StorageId, segment: SegmentHeader) -> Result<Self, FormatError> {
         let start = last_page.len().checked_sub(TAIL_BYTES).ok_or(FormatError::Field)?;
         let mut from = Reader::new(&last_page[start..], FOOTER_MAGIC)?;
@@ -513,7 +513,7 @@ impl FooterTail {
 }
 
 impl FooterEntry {
-    /// Whether its record ends within a segment of so many pages.
+    /// Whether the record ends within a segment of `segment_pages` pages.
     #[must_use]
     pub fn is_within(&self, segment_pages: u32) -> bool {
         self.pages > 0 && self.page.checked_add(self.pages).is_some_and(|end| end <= segment_pages)

@@ -1,6 +1,6 @@
 //! The device: transfers between aligned memory and the tier's file.
 //!
-//! One small trait has three implementations: io_uring; plain positional reads and writes where the kernel does not allow
+//! One small trait has three implementations: io_uring; plain positional reads and writes if the kernel does not allow
 //! io_uring; and in tests a device that loses, tears and damages data on command.
 
 use std::fs::File;
@@ -22,14 +22,14 @@ mod uring;
 pub use buffer::Buffer;
 pub use uring::Ring;
 
-/// Moves bytes. One thread uses it.
+/// Moves bytes. Only one thread uses a device.
 pub trait DiskDevice: Send {
-    /// Buffers for its transfers. Those of other origin do too, and may cost more.
+    /// Buffers for the device's transfers. Other buffers work too, and may cost more.
     fn buffers(&mut self, count: usize, bytes: usize) -> Vec<Buffer> {
         std::iter::repeat_with(|| Buffer::new(bytes)).take(count).collect()
     }
 
-    /// Starts a transfer, or carries it out. [`Self::wait`] tells the results, in any order.
+    /// Starts a transfer, or carries it out. [`Self::wait`] returns the results, in any order.
     fn start(&mut self, transfer: Transfer);
 
     /// The next transfer that is finished; `None` if none is under way.
@@ -38,20 +38,20 @@ pub trait DiskDevice: Send {
     /// Makes all finished writes survive a loss of power.
     ///
     /// # Errors
-    /// Fails if the device does not.
+    /// Fails if the device fails.
     fn sync(&mut self) -> io::Result<()>;
 
     /// Whether the file is still where the next start looks for it.
     ///
     /// # Errors
-    /// The file was removed or cut, or another one is in its place.
+    /// Fails if the file was removed or cut, or another file is in its place.
     fn look(&self) -> io::Result<()>;
 }
 
-/// A transfer. The device has its memory until it is finished.
+/// A transfer. The device owns the memory until the transfer is finished.
 #[derive(Debug)]
 pub struct Transfer {
-    /// Tells it from others.
+    /// Tells the transfer from others.
     pub tag: u64,
     /// The direction.
     pub direction: Direction,
@@ -59,16 +59,16 @@ pub struct Transfer {
     pub offset: u64,
     /// The memory.
     pub memory: Memory,
-    /// How much of the memory: a multiple of a page.
+    /// Bytes to transfer: a multiple of a page.
     pub bytes: usize,
 }
 
 /// Memory that a transfer reads or writes.
 #[derive(Debug)]
 pub enum Memory {
-    /// Its own.
+    /// A buffer that the transfer owns.
     Buffer(Buffer),
-    /// A place in the arena, from this offset on: a multiple of a page. The caller keeps the place from other use.
+    /// A place in the arena, from this offset on: a multiple of a page. The caller lets nobody else use the place.
     Place(Arc<ExtentMemory>, u64),
 }
 
@@ -86,13 +86,13 @@ pub enum Direction {
 pub struct Finished {
     /// The transfer's tag.
     pub tag: u64,
-    /// Its memory.
+    /// The transfer's memory.
     pub memory: Memory,
-    /// Whether all its bytes went over.
+    /// Whether all bytes were transferred.
     pub result: io::Result<()>,
 }
 
-/// How the bytes go.
+/// How bytes move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IoMethod {
     /// io_uring.
@@ -119,10 +119,10 @@ pub struct Plain {
 }
 
 impl DiskFile {
-    /// Opens or makes the file, for this user alone, locks it, and does without O_DIRECT where the file system has none.
+    /// Opens or makes the file, for this user alone, and locks it. Does without O_DIRECT if the file system has none.
     ///
     /// # Errors
-    /// `WouldBlock` if another process holds the lock, else the system's error.
+    /// Fails with `WouldBlock` if another process holds the lock, else with the system's error.
     pub fn open(path: &Path) -> io::Result<Self> {
         let mut options = private::options();
         options.read(true).write(true).create(true).truncate(false);
@@ -136,16 +136,16 @@ impl DiskFile {
         Ok(Self { file, path: path.to_owned(), is_direct, made_bytes: AtomicU64::new(0) })
     }
 
-    /// Takes the space for `bytes` bytes, if the file system can, then gives the file that size if it is smaller. Holes of a
-    /// file of that size are filled.
+    /// Takes the space for `bytes` bytes, if the file system can, and also fills holes of the file. Then gives the file that
+    /// size if it is smaller.
     ///
     /// # Errors
     /// Fails if there is not enough space: the file is as it was.
     pub fn allocate(&self, bytes: u64) -> io::Result<()> {
         let has = self.bytes()?;
-        // First: who tries to take what there is not fills the file system for everybody for a moment.
+        // Checked first: an attempt to take more than there is fills the file system for everybody for a moment.
         self.check_room(bytes)?;
-        // The size last: a file of that size is a tier that has its space. Some file systems take space in one way only.
+        // The size is set last: a file of that size is a tier that has its space. Some file systems take space in one way only.
         let ways = [FallocateFlags::KEEP_SIZE, FallocateFlags::empty()];
         let taken = ways.into_iter().find_map(|way| match fallocate(&self.file, way, 0, bytes) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => None,
@@ -154,7 +154,7 @@ impl DiskFile {
         match taken {
             Some(Ok(())) => {}
             Some(Err(error)) => {
-                // What was taken beyond the end of the file is given back.
+                // Gives back the space that was taken beyond the end of the file.
                 self.file.set_len(has)?;
                 return Err(error.into());
             }
@@ -172,14 +172,14 @@ impl DiskFile {
         self.file.set_len(bytes)
     }
 
-    /// Whether `bytes` bytes have their space, or could have it now.
+    /// Checks that the file has the space for `bytes` bytes, or could have it now.
     fn check_room(&self, bytes: u64) -> io::Result<()> {
         let (system, has) = (fstatvfs(&self.file)?, self.file.metadata()?.blocks() * STAT_BLOCK_BYTES);
         let free = system.f_bavail.saturating_mul(system.f_frsize);
         if has.saturating_add(free) < bytes { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 
-    /// Whether the file is where it was opened, and as long as it was made.
+    /// Checks that the file is where it was opened, and not shorter than it was made.
     fn look(&self) -> io::Result<()> {
         let gone = |what: &str| io::Error::other(format!("{} {what}", self.path.display()));
         let open = self.file.metadata()?;
@@ -196,7 +196,7 @@ impl DiskFile {
         Ok(())
     }
 
-    /// Its size.
+    /// The file's size.
     ///
     /// # Errors
     /// The system's error.
@@ -204,13 +204,13 @@ impl DiskFile {
         Ok(self.file.metadata()?.len())
     }
 
-    /// Whether its bytes bypass the page cache.
+    /// Whether transfers bypass the page cache.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.is_direct
     }
 
-    /// The best device there is for the file, or the plain one where that is `asked` for.
+    /// The best device for the file, or the plain device if it is `asked` for.
     #[must_use]
     pub fn device(self: &Arc<Self>, asked: Option<IoMethod>) -> (Box<dyn DiskDevice>, IoMethod) {
         let file = Arc::clone(self);

@@ -1,6 +1,6 @@
 //! The log: decides which segment takes the next record and which is freed next, and knows where each record stands.
 //!
-//! Pure: it says what is to be written, and is told when that is done. The segments form a queue by age. The oldest segment
+//! Pure: the log says what to write, and is told when that is done. The segments form a queue by age. The oldest segment
 //! is freed as a whole. Before that, its records that were read since they were written move to the young end, up to half a
 //! segment, so that each turn gains at least the other half. A segment with bytes that the drive could not read is freed
 //! before its turn, and all its records move: the drive replaces unreadable sectors when they are written anew.
@@ -21,18 +21,18 @@ use index::Index;
 pub struct RecordPlace {
     /// The segment.
     pub segment: u32,
-    /// Its first page there.
+    /// The record's first page in the segment.
     pub page: u32,
-    /// Its pages.
+    /// Pages of the record.
     pub pages: u32,
 }
 
-/// How the tier is divided.
+/// How a tier is divided into segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     /// Segments.
     pub segments: u32,
-    /// Pages of each.
+    /// Pages of each segment.
     pub segment_pages: u32,
 }
 
@@ -41,7 +41,7 @@ pub struct Geometry {
 pub struct Placed {
     /// The segment.
     pub segment: SegmentHeader,
-    /// The page there.
+    /// The record's page in the segment.
     pub page: u32,
     /// The record's sequence.
     pub sequence: u64,
@@ -50,7 +50,7 @@ pub struct Placed {
 /// The purpose of the requested room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RoomPurpose {
-    /// A new record. It leaves a free segment for moves.
+    /// Writing a new record. This leaves a free segment for moves.
     Write,
     /// Moving a record out of the segment that is given up.
     Move,
@@ -59,15 +59,15 @@ pub enum RoomPurpose {
 /// The next step before a record can be placed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogRoom {
-    /// Nothing: [`Log::place`] it.
+    /// None: [`Log::place`] the record.
     Here,
     /// Sync all records, write the [`Log::footer`], call [`Log::sealed`].
     Seal,
     /// Write this header, sync it, call [`Log::opened`].
     Open(SegmentHeader),
-    /// Carry out [`Log::evict_next`], after sealing where it [must be](Log::must_seal).
+    /// Carry out [`Log::evict_next`]. Seal the open segment first if it [must be](Log::must_seal).
     Evict,
-    /// There is none, and none can be made.
+    /// There is no room, and none can be made.
     None,
 }
 
@@ -87,20 +87,20 @@ pub enum Evict {
 pub struct Recovered {
     /// The segment.
     pub segment: SegmentHeader,
-    /// Its records, in their order.
+    /// The segment's records, in their order.
     pub entries: Vec<FooterEntry>,
-    /// The page at which the log goes on in it; `None` if it is sealed. At most the newest segment has one.
+    /// The page at which the log goes on in the segment; `None` if it is sealed. At most the newest segment has such a page.
     pub open_at: Option<u32>,
 }
 
 /// Segments by state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentCounts {
-    /// Nothing in them is needed.
+    /// Segments in which nothing is needed.
     pub free: usize,
     /// The segment that takes records.
     pub open: usize,
-    /// Full.
+    /// Full segments.
     pub sealed: usize,
 }
 
@@ -123,7 +123,7 @@ pub struct Log {
 
 #[derive(Debug, Default)]
 struct Segment {
-    /// 0 if it is free.
+    /// 0 for a free segment.
     sequence: u64,
     /// Ids of the records that were committed here; some stand elsewhere by now, or are gone.
     records: Vec<u32>,
@@ -145,7 +145,7 @@ struct Evicting {
     /// Position in the segment's records.
     at: usize,
     moved_pages: u64,
-    /// Records that were to be moved and could not be read.
+    /// Records that should have moved, but could not be read.
     lost: u32,
 }
 
@@ -176,7 +176,7 @@ impl Log {
         Self::restore(geometry, Vec::new())
     }
 
-    /// The log of a tier in which these segments were found. A chunk that comes twice stands where it was written last.
+    /// The log of a tier in which these segments were found. If a chunk has several records, the one written last counts.
     #[must_use]
     pub fn restore(geometry: Geometry, mut found: Vec<Recovered>) -> Self {
         let mut log = Self {
@@ -209,8 +209,8 @@ impl Log {
         log
     }
 
-    /// Some segments could not be read: none of their sequence numbers is given again. Otherwise a footer of an earlier use
-    /// could pass for a later one's.
+    /// Skips the sequence numbers that unreadable segments may have. Otherwise the footer of an earlier use of a segment could
+    /// pass for that of a later use.
     pub fn skip_sequences(&mut self) {
         self.segment_sequence += SKIPPED_SEQUENCES;
         self.record_sequence += SKIPPED_SEQUENCES;
@@ -222,7 +222,7 @@ impl Log {
         self.index.find(key).and_then(|id| self.index.place(id))
     }
 
-    /// Notes that a chunk was used: it will survive the next time its segment is given up.
+    /// Notes that a chunk was used, so that it survives the next time its segment is given up.
     pub fn touch(&mut self, key: &ChunkKey) {
         if let Some(id) = self.index.find(key) {
             self.index.touch(id);
@@ -259,10 +259,10 @@ impl Log {
         }
     }
 
-    /// Gives a record of `pages` its place. [`Self::room_for`] has just said [`LogRoom::Here`].
+    /// Gives a record of `pages` pages its place. [`Self::room_for`] must have just said [`LogRoom::Here`].
     ///
     /// # Panics
-    /// Panics if it has not.
+    /// Panics if no segment is open, or the record does not fit.
     pub fn place(&mut self, pages: u64) -> Placed {
         let open = self.open.as_mut().expect("a record is placed where there is room");
         let placed = Placed { segment: open.segment, page: open.page, sequence: self.record_sequence + 1 };
@@ -273,10 +273,10 @@ impl Log {
         placed
     }
 
-    /// Notes that a placed record is synced: from now on it is found. The segment is still open.
+    /// Notes that a placed record is synced. From now on it is found. Its segment must still be open.
     ///
     /// # Panics
-    /// Panics if it is not.
+    /// Panics if no segment is open.
     pub fn commit(&mut self, entry: FooterEntry) {
         let open = self.open.as_mut().expect("records are committed before their segment is sealed");
         open.entries.push(entry);
@@ -300,8 +300,8 @@ impl Log {
         self.free.iter().copied().collect()
     }
 
-    /// A header to write into a free segment before the headers of free segments are wiped, where no segment in use has the
-    /// last sequence number: it has the next, so that a start gives neither that nor any before it again.
+    /// A header with the next sequence number, if no segment in use has the last number. It must be written into a free segment
+    /// before the headers of free segments are wiped. Then no start gives this number, or an earlier number, again.
     pub fn mark_sequence(&mut self) -> Option<SegmentHeader> {
         let segment = *self.free.front()?;
         if self.segments.iter().any(|segment| segment.sequence == self.segment_sequence) {
@@ -318,7 +318,7 @@ impl Log {
         }
     }
 
-    /// The open segment's footer is written.
+    /// Notes that the open segment's footer is written.
     pub fn sealed(&mut self) {
         if let Some(open) = self.open.take() {
             let segment = open.segment.segment;
@@ -358,14 +358,14 @@ impl Log {
         }
     }
 
-    /// Whether the open segment is to be given up, and so must be sealed first.
+    /// Whether the open segment is the next to be given up, and must be sealed first.
     #[must_use]
     pub fn must_seal(&self) -> bool {
         self.evicting.is_none()
             && self.open.as_ref().is_some_and(|open| self.failing.contains(&open.segment.segment))
     }
 
-    /// The next step of giving up a segment; begins with the next one if none is being given up.
+    /// The next step of giving up a segment. Begins with the next segment if none is being given up.
     pub fn evict_next(&mut self) -> Evict {
         if self.evicting.is_none() {
             let Some(segment) = self.next_to_evict() else { return Evict::Nothing };
@@ -393,14 +393,14 @@ impl Log {
         Evict::Finish
     }
 
-    /// Drops a record that was to be moved and could not be read, or was wrong.
+    /// Counts a record that should have moved, but could not be read or was wrong.
     pub fn could_not_move(&mut self) {
         if let Some(evicting) = &mut self.evicting {
             evicting.lost += 1;
         }
     }
 
-    /// The moved records are synced: the segment is free. Returns the chunks that are gone with it.
+    /// Notes that the moved records are synced, and frees the segment. Returns the chunks that are gone with it.
     pub fn evicted(&mut self) -> Vec<ChunkKey> {
         let Some(Evicting { segment, .. }) = self.evicting.take() else { return Vec::new() };
         let records = std::mem::take(&mut self.segments[segment as usize].records);
@@ -417,7 +417,7 @@ impl Log {
         gone
     }
 
-    /// The segment that follows on the one with sequence `after`, and whether it is open.
+    /// The segment with the next sequence number after `after`, and whether it is open.
     #[must_use]
     pub fn segment_after(&self, after: u64) -> Option<(SegmentHeader, bool)> {
         let used = (0..).zip(&self.segments).filter(|(_, segment)| segment.sequence > after);
@@ -463,7 +463,7 @@ impl Log {
         (full + open) * PAGE_BYTES
     }
 
-    /// Bytes of memory that all this takes.
+    /// Bytes of memory that the log takes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let lists: usize = self.segments.iter().map(|segment| segment.records.capacity() * 4).sum();
@@ -508,11 +508,10 @@ pub const FIRST_PAGE: u32 = 1;
 /// Segments that are kept free, so that few writes wait until one is given up.
 const SPARE_SEGMENTS: usize = 2;
 
-/// Records of a segment that fails that can be read no more before the rest is given up with it: a drive may take seconds for
-/// each.
+/// Unreadable records of a failing segment after which its other records are given up, too: a drive may take seconds for each.
 const MOST_LOST: u32 = 8;
 
-/// More than a tier begins segments, or writes records, between two starts.
+/// Sequence numbers to skip: more than the segments that a tier begins, or the records that it writes, between two starts.
 const SKIPPED_SEQUENCES: u64 = 1 << 40;
 
 /// Segments that the log needs: the open one, a free one for moves, one that is being freed, one spare.

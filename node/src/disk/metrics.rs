@@ -1,4 +1,4 @@
-//! What a disk tier counts.
+//! The metrics of a disk tier.
 
 use larder_net::metrics::{Label, Part as _};
 use larder_net::metrics_table;
@@ -55,12 +55,12 @@ pub enum FoundBy {
     Scrub,
     /// A move to a younger segment.
     Move,
-    /// The search through a segment without a right footer. What a killed process left half written counts too.
+    /// The search through a segment without a right footer. Records that a killed process left half written count too.
     Recovery,
 }
 
 impl DiskMetrics {
-    /// Registers those of the tier of one actor.
+    /// Registers the metrics of one actor's tier.
     ///
     /// # Errors
     /// Fails if they are registered already.
@@ -111,7 +111,7 @@ impl FoundBy {
 /// The label of an actor.
 pub(crate) const DEVICE: Label = Label::each("device", "each actor of the node, from 0");
 
-/// What comes of an order.
+/// The outcomes of orders.
 pub(crate) const OUTCOMES: &[&str] = &[
     "read",
     "not_held",

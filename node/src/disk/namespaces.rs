@@ -1,8 +1,8 @@
 //! Descriptions of the namespaces whose chunks are on disk: a restarted node can use them before any engine comes.
 //!
-//! One file for each beside the tier. Its name is the first bytes of the fingerprint in hexadecimal. A description is right
-//! if its own fingerprint is its name: no other checksum is needed. The description of a namespace without records is
-//! deleted.
+//! Each description is one file beside the tier. The file's name is the first bytes of the fingerprint in hexadecimal. A
+//! description is right if its own fingerprint matches this name, so it needs no other checksum. The description of a namespace
+//! without records is deleted.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -32,8 +32,8 @@ pub struct NamespaceFolder {
 }
 
 impl NamespaceFolder {
-    /// Opens the folder, or makes it, and reads the descriptions of the namespaces that the tier `holds`, in that order. Others
-    /// are deleted. What is damaged, or cannot be read, is left out, with a warning.
+    /// Opens the folder, or makes it, and reads the descriptions of the namespaces that the tier `holds`, in that order. Deletes
+    /// the others. Leaves out damaged and unreadable descriptions, with a warning.
     ///
     /// # Errors
     /// Fails if the folder cannot be made or read.
@@ -65,12 +65,12 @@ impl NamespaceFolder {
         Ok((folder, known.into_iter().map(|(_, namespace)| namespace).collect()))
     }
 
-    /// Describes a namespace, durably.
+    /// Writes a namespace's description, durably.
     ///
     /// # Errors
-    /// Fails if it cannot be written.
+    /// Fails if the description cannot be written.
     pub fn record(&self, namespace: &KnownNamespace) -> io::Result<()> {
-        // Somebody may have removed it.
+        // Somebody may have removed the folder.
         private::make_folder(&self.path)?;
         let path = self.path.join(namespace.name());
         let temporary = self.path.join(format!("{}{TEMPORARY}", namespace.name()));
@@ -82,10 +82,10 @@ impl NamespaceFolder {
         File::open(&self.path)?.sync_all()
     }
 
-    /// Deletes a namespace's description, if there is one: none of its chunks is on disk any more.
+    /// Deletes a namespace's description, if there is one, once none of its chunks is on disk any more.
     ///
     /// # Errors
-    /// Fails if it cannot be deleted.
+    /// Fails if the description cannot be deleted.
     pub fn forget(&self, fingerprint: &Fingerprint) -> io::Result<()> {
         match fs::remove_file(self.path.join(fingerprint.to_string())) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -94,7 +94,7 @@ impl NamespaceFolder {
     }
 
     fn read(&self, name: &str) -> io::Result<KnownNamespace> {
-        // A file has no alignment in memory.
+        // The bytes of a file need an aligned copy.
         let mut bytes = AlignedVec::<16>::new();
         bytes.extend_from_reader(&mut File::open(self.path.join(name))?)?;
         let known = rkyv::from_bytes::<KnownNamespace, rancor::Error>(&bytes).ok();
@@ -103,7 +103,7 @@ impl NamespaceFolder {
 }
 
 impl KnownNamespace {
-    /// Its name.
+    /// The namespace's fingerprint.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         self.spec.fingerprint(&self.tenant)
@@ -114,13 +114,13 @@ impl KnownNamespace {
     }
 }
 
-/// Whether a file of this name is a description, whole or not.
+/// Whether a file of this name is a description, complete or not.
 fn is_ours(name: &str) -> bool {
     let fingerprint = name.strip_suffix(TEMPORARY).unwrap_or(name);
     fingerprint.len() == 16 && fingerprint.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Ends the names of files that are not whole yet.
+/// Suffix of the names of files that are not complete yet.
 const TEMPORARY: &str = ".new";
 
 #[cfg(test)]

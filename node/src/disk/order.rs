@@ -19,11 +19,11 @@ pub struct BlockPlace {
     pub slice: u16,
     /// The kind of state.
     pub pool: u8,
-    /// Its memory.
+    /// The extent of the place.
     pub memory: Arc<ExtentMemory>,
-    /// Its offset there.
+    /// Offset of the block in the extent.
     pub offset: u64,
-    /// Its size.
+    /// Size of the block.
     pub bytes: u64,
     /// Bytes that share one checksum: whole layers.
     pub range_bytes: u64,
@@ -41,13 +41,13 @@ impl BlockPlace {
 /// A block to be written.
 #[derive(Debug, Clone)]
 pub struct Source {
-    /// Its place. The caller keeps the place from being written until the answer.
+    /// The block's place. The caller lets nobody write there until the answer.
     pub place: BlockPlace,
-    /// The checksums of its commit. The tier does not compute them again; a reader of the block does.
+    /// The checksums of the block's commit. The tier does not compute them again; a reader of the block does.
     pub checksums: Checksums,
 }
 
-/// A chunk to be written, with all its blocks that are to be found again together.
+/// A chunk to be written, with all blocks that its record is to hold.
 #[derive(Debug)]
 pub struct WriteOrder {
     pub(crate) fingerprint: Fingerprint,
@@ -65,14 +65,14 @@ pub struct ReadOrder {
     pub(crate) destinations: Vec<BlockPlace>,
 }
 
-/// Why there can be no such order.
+/// Why an order cannot be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {
     /// A place is not within its extent.
     #[error(transparent)]
     OutOfBounds(#[from] OutOfBounds),
-    /// No blocks, a block without bytes, or with another number of checksums than it has layer ranges.
+    /// There are no blocks, a block has no bytes, or its number of checksums differs from its number of layer ranges.
     #[error(
         "a chunk has at least one block, and each block bytes and a checksum for each of its layer ranges"
     )]
@@ -80,29 +80,29 @@ pub enum OrderError {
     /// The checksum of a block is that of a block with another name.
     #[error("the checksum of slice {slice}, pool {pool} belongs to another block")]
     Misnamed {
-        /// Its slice.
+        /// The block's slice.
         slice: u16,
-        /// Its pool.
+        /// The block's pool.
         pool: u8,
     },
-    /// More blocks and layer ranges than a record's header holds.
+    /// The order has more blocks and layer ranges than a record's header holds.
     #[error("a record's header has at most {MAX_HEADER_PAGES} pages, this one would have {pages}")]
     Header {
-        /// Pages that it would have.
+        /// Pages that the header would have.
         pages: u32,
     },
 }
 
-/// The result of a write; as a text, its name in metrics.
+/// The result of a write. As a text, this is its name in metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum WriteAnswer {
-    /// It is on disk, and would survive a loss of power.
+    /// The chunk is on disk, and would survive a loss of power.
     #[strum(serialize = "written")]
     Durable,
     /// The chunk was on disk already: nothing was written.
     AlreadyThere,
-    /// It is larger than a segment.
+    /// The chunk is larger than a segment.
     TooLarge,
     /// The tier is closed.
     Closed,
@@ -117,24 +117,24 @@ impl From<WriteAnswer> for Written {
     }
 }
 
-/// The result of a read; as a text, its name in metrics. Nothing is written to its places any more.
+/// The result of a read. As a text, this is its name in metrics. Nothing is written to the order's places any more.
 #[derive(Debug, Clone, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum ReadAnswer {
     /// The blocks are in their places, and right.
     #[strum(serialize = "read")]
     Here {
-        /// The pools of these blocks. A disk has all that was asked for, or says [`ReadAnswer::OtherBlocks`]; of an object
-        /// store's chunk some pools may not be there.
+        /// The pools of these blocks. A disk reads all requested blocks, or answers [`ReadAnswer::OtherBlocks`]. A chunk in an
+        /// object store may lack some pools.
         pools: PoolSet,
         /// Checksums of the blocks of these pools, in the order of the destinations.
         checksums: Vec<Checksums>,
     },
-    /// It is not there.
+    /// The chunk is not there.
     NotHeld,
-    /// The record lacks a requested block, or has it with another size.
+    /// The record lacks a requested block, or has a block of another size.
     OtherBlocks,
-    /// The record was damaged, or could not be read: it is forgotten. The bytes in the places are undefined.
+    /// The record was damaged, or could not be read, and is forgotten. The bytes in the places are undefined.
     Damaged,
     /// The record of this hash has another parent or index. The contents of the places are undefined.
     Disagrees,
@@ -154,10 +154,10 @@ impl From<ReadAnswer> for larder_core::ReadAnswer {
     }
 }
 
-/// Chunks that are on disk, some at a time.
+/// Some of the chunks on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotPage {
-    /// Namespace and chunk of each, and the pools of its blocks.
+    /// Each chunk with its namespace and the pools of its blocks.
     pub held: Vec<(Fingerprint, ChunkRef, PoolSet)>,
     /// Position of the next page; `None` after the last.
     pub next: Option<u64>,
@@ -166,16 +166,16 @@ pub struct SnapshotPage {
 /// Chunks to purge.
 #[derive(Debug, Clone)]
 pub struct DiskPurge {
-    /// Their names.
+    /// The names of the chunks.
     pub keys: Arc<PurgedKeys>,
-    /// Whether they are removed, or counted.
+    /// Whether the chunks are removed, or only counted.
     pub mode: PurgeMode,
 }
 
 /// The purge of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PurgedSegment {
-    /// Chunks that were there.
+    /// Chunks of the purge that were in the segment.
     pub records: u64,
     /// Position of the next segment; `None` after the last.
     pub next: Option<u64>,
@@ -186,18 +186,18 @@ pub struct PurgedSegment {
 pub struct Gone {
     /// The chunks.
     pub chunks: Vec<ChunkKey>,
-    /// Why.
+    /// Why they are gone.
     pub why: Why,
 }
 
 /// Why chunks are no longer on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
-    /// Their segment was given up.
+    /// The chunks' segment was given up.
     Evicted,
-    /// Their bytes were wrong.
+    /// The chunks' bytes were wrong.
     Damaged,
-    /// The tier is closed: none can be read any more. The list is empty.
+    /// The tier is closed: no chunk can be read any more. The list of chunks is empty.
     Closed,
 }
 
@@ -260,7 +260,7 @@ impl ReadOrder {
     /// The order to read a chunk: all its blocks, or some. The places belong to the order until its answer.
     ///
     /// # Errors
-    /// Fails if a place is outside its memory, or there is none.
+    /// Fails if a place is outside its memory, or if there are no places.
     pub fn new(
         fingerprint: Fingerprint,
         chunk: ChunkRef,
@@ -276,8 +276,8 @@ impl ReadOrder {
 }
 
 impl BlockPlace {
-    /// Whether the block goes between its place and byte `offset` of the file without a copy: from huge pages alone, since
-    /// drives take few small pages a request (see [`super::io::Buffer`]). Small blocks share transfers instead.
+    /// Whether the block moves between its place and byte `offset` of the file without a copy. It does so only from huge pages,
+    /// since drives take few small pages a request (see [`super::io::Buffer`]). Small blocks share transfers instead.
     pub(super) fn goes_direct(&self, offset: u64) -> bool {
         let is_aligned = |number: u64| number.is_multiple_of(PAGE_BYTES);
         let is_fit = self.memory.pages() == Pages::Huge || cfg!(test);
@@ -288,7 +288,7 @@ impl BlockPlace {
             && is_aligned(offset)
     }
 
-    /// Puts bytes of the block where they belong, from its byte `at` on.
+    /// Copies bytes into the block's place, from the block's byte `at` on.
     pub(crate) fn copy_in(&self, at: u64, bytes: &[u8]) {
         let copied = self.memory.copy_in(self.offset + at, bytes);
         debug_assert!(copied.is_ok(), "places are checked when the order is made");
@@ -302,5 +302,6 @@ impl BlockPlace {
     }
 }
 
-/// Bytes of the smallest block that is worth transfers of its own; a page in tests, so that their small blocks go both ways.
+/// Bytes of the smallest block that is worth transfers of its own. In tests this is a page, so that their blocks move in both
+/// ways.
 const MIN_DIRECT_BYTES: u64 = if cfg!(test) { PAGE_BYTES } else { 128 << 10 };

@@ -1,4 +1,4 @@
-//! Tests of the disk tier, and what they share.
+//! Tests of the disk tier, and their shared fixtures.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,13 +25,13 @@ mod killed;
 mod opening;
 mod unreadable;
 
-/// Memory in which chunks are made and to which they come back.
+/// Memory in which chunks are made, and into which they are read.
 pub(crate) struct Slots {
     arena: Arena,
     next: u64,
 }
 
-/// A chunk of a test: all about it follows from its number.
+/// A chunk of a test. Its number determines everything about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TestChunk(pub(crate) u64);
 
@@ -40,7 +40,7 @@ impl Slots {
         Self { arena: arena(2), next: 0 }
     }
 
-    /// Puts a chunk into memory, and orders it to be written. The next 16 chunks leave it alone.
+    /// Puts a chunk into memory, and makes the order to write it. The next 16 chunks leave its memory alone.
     pub(crate) fn write_order(&mut self, chunk: TestChunk) -> WriteOrder {
         self.next = (self.next + 1) % 16;
         let mut offset = self.next * TestChunk::MOST_BYTES;
@@ -54,7 +54,7 @@ impl Slots {
         WriteOrder::new(chunk.key().fingerprint, chunk.chunk_ref(), sources).unwrap()
     }
 
-    /// Orders a chunk to be read into memory that nothing else uses.
+    /// Makes the order to read a chunk into memory that nothing else uses.
     pub(crate) fn read_order(&self, chunk: TestChunk) -> ReadOrder {
         ReadOrder::new(chunk.key().fingerprint, chunk.chunk_ref(), self.destinations(chunk)).unwrap()
     }
@@ -70,7 +70,7 @@ impl Slots {
         places
     }
 
-    /// Holds an answer that says `Here` against what the chunk is.
+    /// Checks that an answer is `Here`, and that bytes and checksums are those of the chunk.
     pub(crate) fn assert_right(&self, chunk: TestChunk, answer: &ReadAnswer) {
         let ReadAnswer::Here { checksums, .. } = answer else { panic!("{chunk:?}: {answer:?}") };
         let mut offset = 0;
@@ -114,16 +114,16 @@ impl TestChunk {
         ChunkRef { hash: hash(self.0), parent, index: (self.0 % 1000) as u32, anchor: hash(self.0 / 16) }
     }
 
-    /// The pools of its blocks.
+    /// The pools of the chunk's blocks.
     pub(crate) fn pools(self) -> PoolSet {
         self.blocks().iter().fold(PoolSet::default(), |pools, block| pools.with(block.pool.into()))
     }
 
-    /// Its blocks.
+    /// The chunk's blocks.
     fn blocks(self) -> Vec<TestBlock> {
         let mut random = fastrand::Rng::with_seed(self.0);
         let blocks = (0..random.u16(1..=3)).map(|slice| {
-            // Every third chunk is of whole pages: it goes between arena and drive without a copy.
+            // Every third chunk has whole pages, so it moves between arena and drive without a copy.
             let bytes =
                 if self.0.is_multiple_of(3) { random.usize(1..=2) << 12 } else { random.usize(1..7_000) };
             let mut content = vec![0; bytes];
@@ -160,7 +160,7 @@ pub(super) fn metrics() -> DiskMetrics {
     DiskMetrics::new(&Registry::new(), 0).unwrap()
 }
 
-/// Somebody who hears what is gone.
+/// A callback for gone chunks, and the receiver of its messages.
 pub(super) fn gone() -> (OnGone, Receiver<Gone>) {
     let (send, receive) = channel();
     (Box::new(move |gone| drop(send.send(gone))), receive)
@@ -170,7 +170,7 @@ pub(super) fn open(folder: &Path) -> DiskTier {
     DiskTier::open(&options(folder), metrics(), gone().0).unwrap()
 }
 
-/// A finished answer.
+/// The answer, which must have come already.
 pub(super) fn now<T>(mut answer: oneshot::Receiver<T>) -> T {
     answer.try_recv().unwrap_or_else(|_| panic!("every order is answered"))
 }

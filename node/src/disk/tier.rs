@@ -19,7 +19,7 @@ use crate::threads::{self, Joined};
 
 pub use super::volume::OnGone;
 
-/// A disk tier that is open. Dropping it waits until every order is done; the file is unlocked then.
+/// An open disk tier. Dropping it waits until every order is done, then unlocks the file.
 ///
 /// Completions come on channels of their own and cannot be refused. An error of such a channel means that the tier's thread
 /// panicked: a bug is in the log, the tier is closed, and the order's places must not be used again, since the drive may
@@ -27,7 +27,7 @@ pub use super::volume::OnGone;
 pub struct DiskTier {
     queue: SyncSender<DiskJob>,
     _thread: Joined,
-    /// Why it is closed, once it is.
+    /// Why the tier closed itself, if it did.
     trouble: Arc<OnceLock<String>>,
     metrics: DiskMetrics,
     namespaces: Vec<Fingerprint>,
@@ -47,7 +47,7 @@ impl DiskTier {
     /// Opens the tier in a folder, or makes one, and starts its thread. Opening takes well below a second for thousands of
     /// segments; making a large tier takes longer.
     ///
-    /// `on_gone` hears, on the tier's thread, of chunks that the tier dropped by itself.
+    /// The tier's thread calls `on_gone` with chunks that the tier dropped by itself.
     ///
     /// # Errors
     /// [`OpenError`] says what to change.
@@ -85,23 +85,23 @@ impl DiskTier {
         })
     }
 
-    /// Bytes that it takes on disk.
+    /// Bytes that the tier takes on disk.
     #[must_use]
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes
     }
 
-    /// Bytes of it that chunks have taken so far; it frees many at a time.
+    /// Bytes that chunks have taken so far. The tier frees many bytes at a time.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.metrics.used_bytes()
     }
 
-    /// Orders a chunk to be written. It is carried out even if nobody waits for the answer; the places must stay as they are
-    /// until then.
+    /// Orders a chunk to be written. The order is carried out even if nobody waits for the answer. Until the answer the places
+    /// must stay as they are.
     ///
     /// # Errors
-    /// Fails if it was not taken.
+    /// Fails if the order was not taken.
     pub fn write(&self, order: WriteOrder) -> Result<oneshot::Receiver<WriteAnswer>, Refused> {
         self.order(|done| DiskJob::Write((order, done)))
     }
@@ -109,7 +109,7 @@ impl DiskTier {
     /// Orders a chunk to be read. The places belong to the order until the answer.
     ///
     /// # Errors
-    /// Fails if it was not taken.
+    /// Fails if the order was not taken.
     pub fn read(&self, order: ReadOrder) -> Result<oneshot::Receiver<ReadAnswer>, Refused> {
         self.order(|done| DiskJob::Read((order, done)))
     }
@@ -123,15 +123,15 @@ impl DiskTier {
         self.order(|done| DiskJob::Forget(key, done))
     }
 
-    /// Says that chunks were used elsewhere (from host memory, say), so that they stay when their segment is given up. A hint:
-    /// where the queue is full it is dropped.
+    /// Says that chunks were used elsewhere (from host memory, say), so that they stay when their segment is given up. This is a
+    /// hint: a full queue drops it.
     pub fn touch(&self, keys: Vec<ChunkKey>) {
         // Refused: it is only a hint.
         let _ = self.send(DiskJob::Touch(keys));
     }
 
-    /// Lists the chunks, a segment at a time from old to young; begin with 0, go on with [`SnapshotPage::next`]. A chunk that
-    /// moves meanwhile may be listed twice, but is never left out. `None`: the tier is closed.
+    /// Lists the chunks, a segment at a time from old to young. Begin with 0, go on with [`SnapshotPage::next`]. A chunk that
+    /// moves meanwhile may be listed twice, but is never left out. `None` means that the tier is closed.
     ///
     /// # Errors
     /// Fails if the order was not taken.
@@ -139,8 +139,8 @@ impl DiskTier {
         self.order(|done| DiskJob::Snapshot(after, done))
     }
 
-    /// Purges chunks, a segment at a time; begin with 0, go on with [`PurgedSegment::next`]. They are gone for good: no start
-    /// finds them again. `None`: the tier is closed.
+    /// Purges chunks, a segment at a time. Begin with 0, go on with [`PurgedSegment::next`]. Purged chunks are gone for good: no
+    /// start finds them again. `None` means that the tier is closed.
     ///
     /// # Errors
     /// Fails if the order was not taken.
@@ -152,19 +152,19 @@ impl DiskTier {
         self.order(|done| DiskJob::Purge(purge, after, done))
     }
 
-    /// Whether it closed itself after a failure.
+    /// Whether the tier closed itself after a failure.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.trouble.get().is_some()
     }
 
-    /// Why it closed itself.
+    /// Why the tier closed itself, if it did.
     #[must_use]
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.get().map(String::as_str)
     }
 
-    /// The namespaces that had records when it was opened, those with the most first.
+    /// The namespaces that had records when the tier was opened, those with the most first.
     #[must_use]
     pub fn namespaces_at_start(&self) -> &[Fingerprint] {
         &self.namespaces
@@ -224,7 +224,7 @@ impl From<Refused> for Visited {
 struct Work {
     volume: Volume,
     jobs: Receiver<DiskJob>,
-    /// A job that is no read, found among reads.
+    /// A job other than a read that came while more reads were looked for.
     deferred: Option<DiskJob>,
     trouble: Arc<OnceLock<String>>,
     metrics: DiskMetrics,
@@ -241,7 +241,7 @@ struct Scrub {
 }
 
 impl Work {
-    /// The work of the disk thread, until the tier is dropped.
+    /// Runs the disk thread until the tier is dropped.
     fn run(mut self) {
         loop {
             match self.wait() {
@@ -260,7 +260,7 @@ impl Work {
         self.guard(Volume::settle);
     }
 
-    /// The next job; a timeout if there is something else to do.
+    /// Waits for the next job. Times out if there is other work to do.
     fn wait(&mut self) -> Result<DiskJob, RecvTimeoutError> {
         if let Some(job) = self.deferred.take() {
             return Ok(job);
@@ -280,7 +280,7 @@ impl Work {
         self.jobs.recv_timeout(self.scrub.due_in(now).map_or(look, |scrub| scrub.min(look)))
     }
 
-    /// Sees now and then whether the file is still there.
+    /// Checks from time to time whether the file is still there.
     fn look_after_file(&mut self) {
         let now = self.clock.elapsed();
         if now >= self.look_at {
@@ -289,7 +289,7 @@ impl Work {
         }
     }
 
-    /// The waiting jobs, up to a bound: later reads wait no longer than one batch takes.
+    /// The waiting jobs, up to a bound, so that later reads wait no longer than one batch takes.
     fn batch(&self, first: DiskJob) -> Vec<DiskJob> {
         let mut bytes = first.write_bytes();
         let mut batch = vec![first];
@@ -303,7 +303,7 @@ impl Work {
         batch
     }
 
-    /// Carries a batch out, with the reads that come meanwhile, up to a bound: writes wait no longer than that.
+    /// Carries out a batch, and the reads that come meanwhile, up to a bound that limits how long writes wait.
     fn perform(&mut self, batch: Vec<DiskJob>) {
         let Self { volume, jobs, deferred, .. } = self;
         let mut bytes = 0;
@@ -326,7 +326,7 @@ impl Work {
         self.follow(performed.is_ok());
     }
 
-    /// The work without orders, a little at a time.
+    /// Does a little of the work that nobody ordered: gives up segments ahead of need, or scrubs.
     fn work_ahead(&mut self) {
         if self.volume.wants_eviction() {
             self.guard(Volume::evict_ahead);
@@ -343,14 +343,14 @@ impl Work {
         self.scrub.did(self.clock.elapsed(), scrubbed);
     }
 
-    /// Lets the volume work. A panic closes the tier, and nothing else.
+    /// Runs `work` on the volume. A panic only closes the tier.
     fn guard(&mut self, work: impl FnOnce(&mut Volume)) {
         let volume = &mut self.volume;
         let worked = catch_unwind(AssertUnwindSafe(|| work(volume)));
         self.follow(worked.is_ok());
     }
 
-    /// After work that may have failed or panicked: a closed tier refuses the waiting jobs.
+    /// Follows up on work: a panic closes the tier, and a closed tier refuses the waiting jobs.
     fn follow(&mut self, has_worked: bool) {
         if !has_worked {
             self.volume.close(&std::io::Error::other("the disk thread panicked"));
@@ -374,12 +374,12 @@ impl Scrub {
         (self.bytes_per_second > 0).then(|| self.next.saturating_sub(now))
     }
 
-    /// Whether it has waited too long for a moment without orders, and now goes between them.
+    /// Whether the scrubber has waited too long for a moment without orders, and now runs between orders.
     fn is_overdue(&self, now: Duration) -> bool {
         self.bytes_per_second > 0 && now.saturating_sub(self.next) >= SCRUB_PATIENCE
     }
 
-    /// Bytes were verified, or there were none to verify.
+    /// Notes that `bytes` were verified, or that there was nothing to verify.
     fn did(&mut self, now: Duration, bytes: Option<u64>) {
         let pause = match bytes {
             Some(bytes) => Duration::from_secs_f64(bytes as f64 / self.bytes_per_second.max(1) as f64),
@@ -395,13 +395,13 @@ const BATCH_ORDERS: usize = 256;
 /// Bytes of writes that share a sync: 20 ms of a fast drive.
 const BATCH_WRITE_BYTES: u64 = 64 << 20;
 
-/// How long orders go before the scrubber.
+/// How long the scrubber lets orders go first.
 const SCRUB_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Bytes of reads that may join a batch while it is carried out.
 const BATCH_READ_BYTES: u64 = 64 << 20;
 
-/// Interval of checks whether the file is still there: writes until then are lost.
+/// Interval of checks whether the file is still there. Writes between its removal and the check are lost.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The time until the scrubber of an empty tier looks again.

@@ -30,9 +30,9 @@ use transfers::Transfers;
 use write::Pending;
 pub use write::Writing;
 
-/// The records, and all that is needed to get at them.
+/// The records of a tier, and the means to read and write them.
 ///
-/// After the first write or sync that fails, and after too many reads that do, nothing is written or read any more.
+/// After the first failed write or sync, and after too many failed reads, nothing is written or read any more.
 pub struct Volume {
     transfers: Transfers,
     storage: StorageId,
@@ -48,7 +48,7 @@ pub struct Volume {
     trouble: Option<String>,
 }
 
-/// Hears of chunks that left the disk, on the tier's thread; it must not wait.
+/// Called on the tier's thread with chunks that left the disk. Must not wait.
 pub type OnGone = Box<dyn FnMut(Gone) + Send>;
 
 /// A job, and the channel of its result.
@@ -59,11 +59,11 @@ pub enum DiskJob {
     Read(Reading),
     /// Forgets a chunk; the answer says whether it was there.
     Forget(ChunkKey, oneshot::Sender<bool>),
-    /// Chunks were used elsewhere.
+    /// Notes that chunks were used elsewhere.
     Touch(Vec<ChunkKey>),
-    /// Tells what is held behind a position; `None` if the tier is closed.
+    /// Lists the chunks of the next segment after a position; the answer is `None` if the tier is closed.
     Snapshot(u64, oneshot::Sender<Option<SnapshotPage>>),
-    /// Purges the segment behind a position; `None` if the tier is closed.
+    /// Purges the next segment after a position; the answer is `None` if the tier is closed.
     Purge(DiskPurge, u64, oneshot::Sender<Option<PurgedSegment>>),
 }
 
@@ -109,8 +109,8 @@ impl Volume {
     }
 
     /// Carries jobs out: reads first, since somebody waits for them; then the others in their order. One sync serves all
-    /// writes. Each job is answered, whatever happens. `more` gives reads that came since: they join while the drive still
-    /// works on the others, so that it is not idle between batches.
+    /// writes. Each job is answered, whatever happens. `more` gives reads that came since. They join while the drive still
+    /// works on the other reads, so that it is not idle between batches.
     pub fn perform(&mut self, jobs: Vec<DiskJob>, more: &mut dyn FnMut() -> Option<Reading>) {
         let (reads, others): (Vec<DiskJob>, Vec<DiskJob>) =
             jobs.into_iter().partition(|job| matches!(job, DiskJob::Read(_)));
@@ -130,18 +130,18 @@ impl Volume {
         self.log.namespaces()
     }
 
-    /// Whether there is work that nobody ordered, but for the scrubber's.
+    /// Whether a segment should be given up ahead of need.
     pub fn wants_eviction(&self) -> bool {
         !self.is_closed() && self.log.wants_eviction()
     }
 
-    /// Some of that work.
+    /// Does one step of giving up a segment.
     pub fn evict_ahead(&mut self) {
         self.guard(Self::evict_step);
         self.metrics.bring_up_to_date(&self.log);
     }
 
-    /// Verifies the next record; its bytes, or `None` if there is none.
+    /// Verifies the next record. Returns its bytes, or `None` if there is no record.
     pub fn scrub(&mut self) -> Option<u64> {
         let mut scrubbed = None;
         self.guard(|volume| {
@@ -152,7 +152,7 @@ impl Volume {
         scrubbed
     }
 
-    /// Finishes the begun work before the end.
+    /// Finishes the work that was begun, before the tier ends.
     pub fn settle(&mut self) {
         if !self.is_closed() {
             self.guard(|volume| {
@@ -174,12 +174,12 @@ impl Volume {
         self.trouble.is_some()
     }
 
-    /// Why it is closed.
+    /// Why the tier is closed.
     pub(crate) fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
 
-    /// Closes the tier: everything that is asked from now on is answered so.
+    /// Closes the tier: every later job is answered so.
     pub(crate) fn close(&mut self, error: &io::Error) {
         if !self.is_closed() {
             self.trouble = Some(error.to_string());
@@ -190,7 +190,7 @@ impl Volume {
         }
     }
 
-    /// Does something that may fail for the device's sake.
+    /// Runs `work`, and closes the tier if the device fails.
     fn guard(&mut self, work: impl FnOnce(&mut Self) -> io::Result<()>) {
         if let Err(error) = work(self) {
             self.close(&error);
@@ -204,7 +204,7 @@ impl Volume {
             DiskJob::Read(reading) => self.read_all(vec![reading], &mut || None)?,
             DiskJob::Touch(keys) => keys.iter().for_each(|key| self.log.touch(key)),
             DiskJob::Forget(key, done) => {
-                // Records that are being written are not there yet.
+                // The log does not have records that are still being written.
                 let committed = if self.is_closed() { Ok(()) } else { self.commit() };
                 // If nobody waits any more, there is nobody to tell.
                 let _ = done.send(self.log.forget(&key));
@@ -233,7 +233,7 @@ impl Volume {
 }
 
 impl DiskJob {
-    /// Bytes that it will write.
+    /// Bytes that the job will write.
     pub(crate) fn write_bytes(&self) -> u64 {
         if let Self::Write((order, _)) = self { order.bytes() } else { 0 }
     }

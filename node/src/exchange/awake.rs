@@ -1,4 +1,4 @@
-//! Keeps the thread between nodes from sleeping if a packet comes in a moment: waking takes longer than the moment.
+//! Keeps the thread between nodes awake while a packet is due in a moment: waking up takes longer than that moment.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,9 +9,9 @@ use tokio::sync::Notify;
 
 use crate::clock::Clock;
 
-/// Looks for packets without sleeping while an answer is awaited or a request expected, for at most [`SPIN`] after the last sign of
-/// it. Other tasks and threads run meanwhile. If nothing came in that time, the thread sleeps the next times, twice as many after
-/// each vain look. Cloning shares.
+/// Looks for packets without sleeping while an answer is awaited or a request is expected, for at most [`SPIN`] after the last
+/// sign of packets. Other tasks and threads run meanwhile. If nothing came in that time, the attempt was vain, and the thread
+/// sleeps the next times. Each vain attempt doubles the number of these times. Cloning shares.
 #[derive(Debug, Clone)]
 pub(super) struct Awake(Rc<State>);
 
@@ -30,16 +30,16 @@ struct State {
     backoff: Backoff,
 }
 
-/// Somebody waits for an answer, until it is dropped.
+/// Somebody waits for an answer as long as this value lives.
 #[derive(Debug)]
 pub(super) struct Waiting(Awake);
 
 /// Decides when staying awake is worth it.
 #[derive(Debug, Default)]
 struct Backoff {
-    /// Vain times in a row.
+    /// Vain attempts in a row.
     vain: Cell<u32>,
-    /// Times that are slept through before the next attempt.
+    /// Times that the thread sleeps through before the next attempt.
     skip: Cell<u32>,
 }
 
@@ -48,7 +48,7 @@ impl Awake {
         Self::of(clock, true)
     }
 
-    /// For a thread that always sleeps while it waits. A block takes a block thread longer than waking up.
+    /// For a thread that always sleeps while it waits: a block takes a block thread longer than waking up.
     pub(super) fn never(clock: Clock) -> Self {
         Self::of(clock, false)
     }
@@ -66,7 +66,7 @@ impl Awake {
         }))
     }
 
-    /// Somebody waits from now on.
+    /// Notes that somebody waits from now on.
     pub(super) fn wait(&self) -> Waiting {
         let waiting = Waiting(self.clone());
         self.0.waiting.update(|waiting| waiting + 1);
@@ -79,21 +79,21 @@ impl Awake {
         self.0.stays(&self.0.for_next);
     }
 
-    /// Notes that a request came: if the thread stayed awake for it, that was worth it.
+    /// Notes that a request came. If the thread stayed awake for it, the attempt paid.
     pub(super) fn came(&self) {
         if self.0.looks.get() {
             self.0.backoff.paid();
         }
     }
 
-    /// Keeps the thread awake whenever that is asked for.
+    /// Keeps the thread awake whenever it should look for packets.
     pub(super) async fn keep(self) {
         let State { looks, begin, backoff, .. } = &*self.0;
         loop {
             looks.set(false);
             begin.notified().await;
             while self.0.is_asked_for() {
-                // The thread that is waited for may need this very CPU.
+                // The thread whose answer is awaited may need this very CPU.
                 sched_yield();
                 tokio::task::yield_now().await;
             }
@@ -152,25 +152,25 @@ impl Backoff {
         self.vain.set(0);
     }
 
-    /// The thread goes to sleep. Once after something came, that costs nothing.
+    /// Notes that the thread goes to sleep. The first time after something came, no attempt is skipped.
     fn ended(&self) {
         self.skip.set((1 << self.vain.get()) - 1);
         self.vain.set((self.vain.get() + 1).min(MOST_VAIN));
     }
 }
 
-/// How long the thread looks for packets after the last sign of some. Waking it takes 20 to 50 us, a small request and its answer
-/// about as long.
+/// How long the thread looks for packets after the last sign of them. Waking the thread takes 20 to 50 us, a small request and
+/// its answer about as long.
 const SPIN: Duration = Duration::from_micros(150);
 
-/// After this many vain times in a row, one in 64 is tried.
+/// Vain attempts in a row after which only one time in 64 is tried.
 const MOST_VAIN: u32 = 6;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// How many of so many times are tried, where each is in vain.
+    /// How many of `times` times are tried if each attempt is vain.
     fn tried(backoff: &Backoff, times: u32) -> u32 {
         let is_tried = |_: &u32| {
             backoff.is_worth_it() && {

@@ -1,8 +1,8 @@
 //! Block threads: they fetch and send blocks beside the thread between nodes, which decides.
 //!
-//! Each block thread has a share of the node's port ([`PortShare`]), where it serves fetches, and a socket of its own, from which
-//! it dials. It connects to the block threads of another node with the first fetch there. Its connections carry fetches alone, and
-//! only the dialling side closes them: no fetch meets a connection that the other side is closing as idle.
+//! Each block thread has a share of the node's port ([`PortShare`]), where it serves fetches, and a socket of its own, from
+//! which it dials. It connects to the block threads of another node with the first fetch there. Its connections carry fetches
+//! alone, and only the dialing side closes them: no fetch meets a connection that the other side is closing as idle.
 //!
 //! The thread between nodes chooses the thread of a fetch ([`larder_core::exchange::ThreadLoads`]) and hears of each chunk as it
 //! comes. A block thread that cannot reach a node hands the fetch back.
@@ -48,11 +48,11 @@ pub struct BlockThreads {
     opened: mpsc::UnboundedReceiver<Connection>,
 }
 
-/// The thread between nodes' end of the block threads.
+/// The block threads as the thread between nodes uses them.
 #[derive(Debug)]
 pub struct TakenThreads {
     pub(super) handles: Vec<BlockThread>,
-    /// Connections that they make or accept.
+    /// Connections that the block threads make or accept.
     pub(super) opened: mpsc::UnboundedReceiver<Connection>,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct BlockThread(mpsc::Sender<Work>);
 /// A batch to fetch.
 #[derive(Debug)]
 pub(super) struct ThreadFetch {
-    /// Where the holder's node is, and its name.
+    /// The address of the holder's node, and its name.
     pub(super) address: SocketAddr,
     pub(super) name: String,
     pub(super) from: From,
@@ -75,16 +75,16 @@ pub(super) struct ThreadFetch {
 
 #[derive(Debug)]
 enum Work {
-    /// Fetch until the last channel ends; tell each chunk by the first one.
+    /// Fetch a batch, and tell each chunk by the first channel. Stop when the second channel ends.
     Fetch(ThreadFetch, mpsc::UnboundedSender<(usize, Arrival)>, oneshot::Receiver<()>),
     /// Serve fetches from these actors.
     Serve(Vec<Recipient<AskBlocks>>, Sampler),
 }
 
-/// A block thread, as it sees itself.
+/// The state of a block thread.
 struct Thread {
     mover: Mover,
-    /// The share of other nodes' ports that it dials.
+    /// The share of other nodes' ports that the thread dials.
     share: u8,
     dials: Endpoint,
     serves: Endpoint,
@@ -101,7 +101,7 @@ struct Link {
     used_at: Cell<Duration>,
 }
 
-/// A use of a link, until it is dropped.
+/// A use of a link, as long as this value lives.
 struct InUse {
     link: Rc<Link>,
     common: Common,
@@ -154,19 +154,19 @@ impl BlockThreads {
         Ok(all)
     }
 
-    /// The ways to hand work to them, for the thread between nodes. Their connections are told to the first caller.
+    /// Handles for the thread between nodes. Only the first caller hears of the block threads' connections.
     pub(crate) fn take(&mut self) -> TakenThreads {
         let nothing = mpsc::unbounded_channel().1;
         TakenThreads { handles: self.handles.clone(), opened: std::mem::replace(&mut self.opened, nothing) }
     }
 
-    /// Their endpoints, whose credentials are [`Credentials::for_blocks`].
+    /// The threads' endpoints. Their credentials are [`Credentials::for_blocks`].
     #[must_use]
     pub fn endpoints(&self) -> Vec<Endpoint> {
         self.endpoints.clone()
     }
 
-    /// Ends the threads, which drop what they do. Blocks the calling thread until they have ended.
+    /// Ends the threads, which drop their work. Blocks the calling thread until they have ended.
     pub fn stop(self) {
         drop(self.handles);
         self.arbiters.iter().for_each(|arbiter| _ = arbiter.stop());
@@ -187,11 +187,11 @@ impl TakenThreads {
 }
 
 impl BlockThread {
-    /// Has the thread fetch a batch, and tells of each chunk as it comes. Returns whether the thread reached the holder; if it
-    /// did not, it told of no chunk.
+    /// Has the thread fetch a batch, and calls `came` for each chunk as it comes. Returns whether the thread reached the
+    /// holder. If it did not, `came` was not called.
     ///
     /// # Cancel safety
-    /// Dropped, the thread stops soon. It holds the report until then.
+    /// If the future is dropped, the thread stops soon. It holds the report until then.
     pub(super) async fn fetch(&self, fetch: ThreadFetch, mut came: impl FnMut(usize, Arrival)) -> bool {
         let (comes, mut arrivals) = mpsc::unbounded_channel();
         let (_stop, stopped) = oneshot::channel();
@@ -259,7 +259,7 @@ impl Thread {
         self.mover.receive(asked, from, batch, came).await;
     }
 
-    /// The connection to a node, dialled if there is none.
+    /// The connection to a node, dialed if there is none.
     async fn connection(&self, fetch: &ThreadFetch) -> Option<(Connection, InUse)> {
         let ThreadFetch { address, name, .. } = fetch;
         let common = self.mover.common.clone();
@@ -351,7 +351,7 @@ impl Thread {
         }
     }
 
-    /// Answers a fetch. Whoever sends anything else gets no answer, since nobody has a reason to.
+    /// Answers a fetch. Other requests get no answer, since nobody has a reason to send them here.
     async fn serve_stream(
         &self,
         serving: &Serving,
@@ -378,7 +378,7 @@ impl Thread {
     }
 }
 
-/// What a block thread serves from.
+/// The parts with which a block thread serves.
 struct Serving {
     guests: Guests,
     blocks: Vec<Recipient<AskBlocks>>,

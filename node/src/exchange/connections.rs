@@ -1,8 +1,8 @@
-//! Connections with other nodes, from the handshake to their end, whichever side dialled them.
+//! Connections with other nodes, from the handshake to their end, whichever side dialed them.
 //!
-//! [`larder_core::exchange::Connections`] decides which connection is used and which is closed. A connection that a peer dialled
-//! is used for requests to the peer if it comes from the peer's address in the table: then it is as good as a connection that was
-//! dialled here. TLS says the peer's name in both cases, and each request is judged by that name, whoever dialled.
+//! [`larder_core::exchange::Connections`] decides which connection is used and which is closed. A connection that a peer dialed
+//! also serves for requests to the peer if it comes from the peer's address in the table. Then it is as good as a connection that
+//! was dialed here. In both cases TLS tells the peer's name, and each request is judged by this name.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -28,21 +28,21 @@ use super::serve::Server;
 pub(super) struct Carrying {
     open: RefCell<HashMap<ConnectionId, Connection>>,
     connected: ConnectedPeers,
-    /// Serves peers on the connections that were dialled here.
+    /// Serves peers on the connections that were dialed here.
     server: RefCell<Weak<Server>>,
 }
 
-/// Nodes with which there is a connection, by name; the directory looks into it.
+/// Names of the nodes with which there is a connection, and their numbers of connections. The directory reads this.
 #[derive(Debug, Clone, Default)]
 pub struct ConnectedPeers(Arc<Mutex<BTreeMap<String, usize>>>);
 
-/// A connection with another node as long as this node serves it. Dropped, it is closed.
+/// A connection with another node that this node serves. Dropping this closes the connection.
 pub(super) struct Carried {
     peers: Peers,
     id: ConnectionId,
 }
 
-/// A connection as long as a request of either side uses it: it is not idle.
+/// A connection that a request of either side uses. As long as this value lives, the connection is not idle.
 pub(super) struct InUse {
     peers: Peers,
     id: ConnectionId,
@@ -56,7 +56,7 @@ pub(super) struct Link {
     pub(super) name: String,
     /// Held by the one task that dials.
     dialling: tokio::sync::Mutex<()>,
-    /// Until then, block threads are not asked to reach it.
+    /// The time until which block threads are not asked to reach the node.
     avoids_block_threads_until: Cell<Duration>,
 }
 
@@ -90,7 +90,7 @@ impl Carrying {
         Self { connected, ..Self::default() }
     }
 
-    /// Peers are served by this server from now on, on connections that are dialled here too.
+    /// Serves peers with this server from now on, also on connections that are dialed here.
     pub(super) fn serve_with(&self, server: &Rc<Server>) {
         self.server.replace(Rc::downgrade(server));
     }
@@ -140,7 +140,7 @@ impl Peers {
         }
     }
 
-    /// The connection to a node, dialled if there is none. A node to which there can be none is silent.
+    /// The connection to a node, dialed if there is none. A node that cannot be reached counts as silent.
     pub(super) async fn connection(&self, link: &Rc<Link>) -> Option<InUse> {
         let connection = self.dial(link).await;
         if connection.is_none() {
@@ -154,7 +154,7 @@ impl Peers {
         member_of(&self.table(), link).map(|member| member.peer)
     }
 
-    /// The connection to a node, dialled if there is none.
+    /// The connection to a node, dialed if there is none.
     pub(super) async fn dial(&self, link: &Rc<Link>) -> Option<InUse> {
         if let Some(connection) = self.open_connection(link) {
             return Some(connection);
@@ -173,13 +173,13 @@ impl Peers {
             Ok(Err(error)) => tracing::warn!(%node, name, %address, %error, "cannot connect to a node"),
             Err(_) => {}
         }
-        // The peer's own, where both have dialled.
+        // If both sides have dialed, this may be the peer's connection.
         self.open_connection(link)
     }
 
     /// The connection for requests to a node, if it is open.
     fn open_connection(&self, link: &Link) -> Option<InUse> {
-        // A connection is the peer's by its name, whatever its life.
+        // A connection belongs to a name, whatever the life of its node, so the life is checked first.
         member_of(&self.table(), link)?;
         loop {
             let id = self.decide(|exchange, _| exchange.connections.used(&link.name))?;
@@ -196,7 +196,7 @@ impl Peers {
         InUse { peers: self.clone(), id, connection, rides: Cell::new(false) }
     }
 
-    /// Serves the peer on a connection that was dialled here, until it closes.
+    /// Serves the peer on a connection that was dialed here, until it closes.
     fn serve_dialled(&self, connection: Connection) {
         let carried = self.carry(&connection, Dialler::Here);
         let (peers, server) = (self.clone(), self.carrying().server.borrow().upgrade());
@@ -204,7 +204,7 @@ impl Peers {
             let served = async {
                 match server {
                     Some(server) => server.serve_dialled(connection, carried).await,
-                    // Nothing is served here yet.
+                    // This node serves nobody yet.
                     None => _ = (connection.quic().closed().await, carried),
                 }
             };
@@ -221,14 +221,14 @@ impl Peers {
 }
 
 impl Carried {
-    /// A request of the other side begins.
+    /// Notes that a request of the other side begins.
     pub(super) fn serves(&self, connection: &Connection) -> InUse {
         self.peers.in_use(self.id, connection.clone())
     }
 }
 
 impl InUse {
-    /// The request is no reason to keep the connection open.
+    /// Notes that the request is no reason to keep the connection open.
     pub(super) fn rides(&self) {
         self.rides.set(true);
     }
@@ -240,7 +240,8 @@ impl Link {
         Self { peer, name, dialling, avoids_block_threads_until: Cell::default() }
     }
 
-    /// A block thread cannot reach the node, which has none itself, or whose firewall is in the way: none tries for a while.
+    /// Notes that a block thread cannot reach the node: the node has no block threads, or a firewall is in the way. No block
+    /// thread tries for a while.
     pub(super) fn avoid_block_threads(&self, now: Duration) {
         self.avoids_block_threads_until.set(now + AVOIDED);
     }
@@ -251,7 +252,7 @@ impl Link {
 }
 
 impl AskedAgain {
-    /// Whether a request that failed on this connection is asked again on another one.
+    /// Whether a request that failed on this connection is tried again on another connection.
     pub(super) fn may(&mut self, connection: &InUse) -> bool {
         self.0 += 1;
         self.0 <= MOST_TIMES && connection.was_closed_as_idle()
@@ -279,12 +280,13 @@ impl Drop for Carried {
     }
 }
 
-/// The member to which a link leads, if it is in the same life.
+/// The member to which a link leads, if the member is in the same life.
 fn member_of<'a>(table: &'a Table, link: &Link) -> Option<&'a Member> {
     table.member(link.peer.node).filter(|member| member.incarnation == link.peer.incarnation)
 }
 
-/// Whether a connection comes from where the table has its node. A node of version 1 serves nobody on connections that it dialled.
+/// Whether a connection comes from its node's address in the table. Never for a node of version 1, which serves nobody on
+/// connections that it dialed.
 fn is_at_home(table: &Table, connection: &Connection) -> bool {
     if connection.version() < Version::SECOND {
         return false;

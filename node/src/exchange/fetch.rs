@@ -22,8 +22,8 @@ use super::receive::{Asked, Batch, From};
 use super::{FetchChunk, FetchOrder};
 use crate::watched::here;
 
-/// The report of an order, sent once all threads that may write to its slots have dropped it. Dropped without a result, as by a
-/// panic, it ends the channel. Cloning shares.
+/// The report of an order, sent once all threads that may write to its slots have dropped it. A report that is dropped without a
+/// result, as by a panic, ends the channel. Cloning shares.
 #[derive(Debug, Clone)]
 pub(super) struct Report(Arc<Mutex<Pending>>);
 
@@ -133,7 +133,8 @@ impl Fetching<'_> {
         futures_util::future::join_all(batches).await;
     }
 
-    /// Fetches a batch within the deadline. Chunks that the holder is too busy to send are requested again, unless others have them.
+    /// Fetches a batch within the deadline. Requests chunks again that the holder was too busy to send, unless other holders have
+    /// them.
     async fn batch(&self, mut batch: Batch) {
         let (peers, link) = (self.peers, &self.link);
         let &larder_core::FetchOrder { deadline, has_others, .. } = self.order;

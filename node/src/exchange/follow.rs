@@ -1,11 +1,11 @@
 //! Follows between nodes: layers come from the writer's node as its engine hands them over.
 //!
 //! The reader takes room for all missing chunks, or for none. It asks once, and the writer's node sends each layer as soon as
-//! it is in place: a layer costs half a round trip, where a fetch of each would take one and a half. Each message names its
-//! order and has a number. Each piece of a block is summed as it is written to its slot, and no byte is written twice, since
+//! it is in place: a layer costs half a round trip, while a fetch of each layer would cost one and a half. Each message names its
+//! order and has a number. Each piece of a block is summed as it is written to its slot. No byte is written twice, since
 //! a reader here may be reading it. A whole chunk's blocks must have the checksums of the commit. These streams do not pass
-//! the gate before a peer: they live as long as a prefill, and would keep fetches from the few streams there. The reader asks
-//! the writer's node every second whether it is there.
+//! the gate of a peer: they live as long as a prefill, and would take the gate's few streams from fetches. Every second the
+//! reader asks the writer's node whether it is there.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -60,7 +60,7 @@ pub(super) async fn carry_out(peers: Peers, mut order: FollowOrder) {
 /// The received part of a chunk.
 struct Coming {
     has_ended: bool,
-    /// By block, where pieces begin and end.
+    /// For each block, the start and end of each piece.
     pieces: Vec<Vec<(u64, u64)>>,
 }
 
@@ -69,8 +69,8 @@ impl Coming {
         Self { has_ended: false, pieces: vec![Vec::new(); chunk.blocks.len()] }
     }
 
-    /// Takes a place for a piece of a block; returns whether the piece has bytes, lies within the block, and is new. A piece is a
-    /// layer at least, so there are never more.
+    /// Notes a piece of a block. Returns whether the piece has bytes, lies within the block, and is new. A piece has at least one
+    /// layer, so a block has at most `MAX_LAYERS` pieces.
     fn take(&mut self, blocks: &[Destination], layers: &BlockLayers) -> bool {
         let &BlockLayers { block, offset, bytes, .. } = layers;
         let (Some(to), Some(pieces)) = (blocks.get(block as usize), self.pieces.get_mut(block as usize))
@@ -142,7 +142,7 @@ async fn receive_all(
     link: &Rc<Link>,
     coming: &RefCell<Vec<Coming>>,
 ) -> Result<(), FetchFailure> {
-    // The connection stays in use until all have ended.
+    // The connection stays in use until all chunks have ended.
     let (mut receive, mut first, _connection) = ask_to_follow(peers, order, link).await?;
     let mut last_message = 0;
     while coming.borrow().iter().any(|coming| !coming.has_ended) {
@@ -172,8 +172,8 @@ async fn receive_all(
     Ok(())
 }
 
-/// Asks the writer's node; while that is busy again and again, until the reader's patience ends. The stream with its
-/// connection, and the first message on it.
+/// Asks the writer's node, again and again while it is busy, until the reader's patience ends. Returns the stream, its first
+/// message, and its connection.
 async fn ask_to_follow(
     peers: &Peers,
     order: &FollowOrder,
@@ -240,7 +240,7 @@ async fn receive_one(
             if !may_write && !has_ended {
                 return Err(FetchFailure::Malformed);
             }
-            // Bytes for a chunk that was given up are read and forgotten: its slots are not ours any more.
+            // Bytes for a chunk that was given up are read and forgotten: the chunk's slots are not ours any more.
             let place = to.blocks.get(block as usize).filter(|_| may_write);
             let sum = receive_piece(receive, place, &layers).await?;
             let is_right =
@@ -280,7 +280,7 @@ async fn receive_one(
     Ok(())
 }
 
-/// Writes a piece of a block into its place, or nowhere; its checksum.
+/// Writes a piece of a block into its place, or drops it if there is no place. Returns the piece's checksum.
 async fn receive_piece(
     receive: &mut RecvStream,
     to: Option<&Destination>,
@@ -304,7 +304,7 @@ async fn receive_piece(
     Ok(sum.finish())
 }
 
-/// The result for a complete chunk: its own checksums must be those of the commit.
+/// The result for a complete chunk: the checksums of the received bytes must be those of the commit.
 fn verified(chunk: &FetchChunk, said: &[u64]) -> Arrival {
     let sums: Option<Vec<Checksums>> = chunk.blocks.iter().map(sums_of).collect();
     let Some(checksums) = sums.filter(|sums| sums.iter().map(|sums| sums.whole).eq(said.iter().copied()))
@@ -328,7 +328,7 @@ fn sums_of(to: &Destination) -> Option<Checksums> {
 }
 
 impl Server {
-    /// Sends a following node the chunks' news. Sent bytes stay leased until the last one was acknowledged.
+    /// Sends a following node the chunks' news. Sent bytes stay leased until the last byte was acknowledged.
     pub(super) async fn tell_follower(
         &self,
         (peer, sends): (&Identity, &SendOrder),

@@ -13,9 +13,9 @@ use super::{FetchChunk, PeerLease};
 /// Chunks to follow at the node whose engine writes them.
 #[derive(Debug)]
 pub struct FollowOrder {
-    /// The core's order: messages for another number are refused.
+    /// The core's order. Messages with another order number are refused.
     pub ordered: larder_core::FollowOrder,
-    /// Its chunks, with their targets.
+    /// The order's chunks, with their targets.
     pub chunks: Vec<FetchChunk>,
     /// The channel for the core's events: [`Event::LayersCame`] and [`Event::FollowedCame`], sent once nothing writes to those
     /// layers or slots any more. The number of chunks and layers bounds the number of events.
@@ -24,7 +24,8 @@ pub struct FollowOrder {
     pub cancelled: oneshot::Receiver<()>,
 }
 
-/// Asks an actor for chunks while they are being written. The lease, which there is where the peer may follow, ends it.
+/// Asks an actor for chunks while they are being written. The answer is a lease if the peer may follow. Dropping the lease ends
+/// the follow.
 #[derive(Message, Debug)]
 #[rtype(result = "Option<Arc<PeerLease>>")]
 pub struct AskFollow {
@@ -32,17 +33,17 @@ pub struct AskFollow {
     pub fingerprint: Fingerprint,
     /// The chunks.
     pub hashes: Vec<ChunkHash>,
-    /// The pools of each that are wanted; empty if these are all of them.
+    /// The wanted pools of each chunk; empty if all pools are wanted.
     pub pools: Vec<PoolSet>,
-    /// The earliest attempt that will do.
+    /// The earliest attempt at writing that will do.
     pub attempt: u64,
-    /// For how long their writers may be silent.
+    /// How long the chunks' writers may be silent.
     pub patience_ms: u64,
     /// The channel of the peer's stream.
     pub news: mpsc::UnboundedSender<PeerNews>,
 }
 
-/// Something to tell a peer of a chunk that it follows.
+/// News for a peer of a chunk that it follows.
 #[derive(Debug)]
 pub struct PeerNews {
     /// Position of the chunk in the request.
@@ -56,17 +57,17 @@ pub struct PeerNews {
 pub enum PeerStep {
     /// Layers of a block.
     Layers {
-        /// The block among those that are wanted, by slice, then pool.
+        /// Number of the block among the wanted blocks, by slice, then pool.
         block: usize,
         /// Offset of the layers in the block.
         offset: u64,
-        /// Themselves.
+        /// The layers' bytes.
         bytes: Bytes,
-        /// Their checksum.
+        /// The bytes' checksum.
         checksum: u64,
     },
-    /// All was told, and is committed: the checksums of the blocks.
+    /// The chunk is complete and committed. Has the checksums of its blocks.
     Whole(Vec<u64>),
-    /// It will not come.
+    /// The chunk will not come.
     Lost,
 }

@@ -12,7 +12,7 @@ use larder_protocol::table::{NodeNumber, Table};
 pub struct NewTable {
     /// The table.
     pub table: Arc<Table>,
-    /// This node in it. Its incarnation stands in the table.
+    /// This node's number in the table. The table has its incarnation.
     pub own: NodeNumber,
 }
 
@@ -21,7 +21,7 @@ pub struct NewTable {
 #[rtype(result = "Rows")]
 pub struct ServeFind(pub Find);
 
-/// A peer announces its gained and lost chunks to this home. It was checked that the peer speaks for itself.
+/// A peer announces its gained and lost chunks to this home. The exchange has checked that the peer speaks for itself.
 #[derive(Message, Debug)]
 #[rtype(result = "Vec<Announced>")]
 pub struct ServeAnnounce(pub Vec<Announce>);

@@ -201,7 +201,7 @@ impl ExchangeMetrics {
         self.stalled.get()
     }
 
-    /// Counts a request that somebody made.
+    /// Counts a request to this node.
     pub fn requested(&self, request: &str) {
         self.requests.with_label_values(&[request]).inc();
     }
@@ -212,7 +212,7 @@ impl ExchangeMetrics {
     }
 }
 
-/// A part of a gauge's value, until it is dropped.
+/// A part of a gauge's value, as long as this value lives.
 #[derive(Debug)]
 pub(super) struct Counted {
     gauge: IntGauge,

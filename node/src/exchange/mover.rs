@@ -12,7 +12,7 @@ use super::metrics::{ExchangeMetrics, OTHER};
 use super::rooms::Rooms;
 use crate::clock::Clock;
 
-/// What all threads of a node that move blocks have in common. Cloning shares.
+/// The parts that all threads that move blocks share. Cloning shares.
 #[derive(Debug, Clone)]
 pub struct Common {
     pub(super) metrics: ExchangeMetrics,
@@ -30,30 +30,30 @@ pub(super) struct Mover {
 }
 
 impl Common {
-    /// Nothing is being moved.
+    /// The parts of a node that moves nothing yet.
     #[must_use]
     pub fn new(limits: &ExchangeLimits, metrics: ExchangeMetrics, clock: Clock, rooms: Rooms) -> Self {
         let outgoing = Arc::new(Mutex::new(Outgoing::new(limits)));
         Self { metrics, clock, rooms, outgoing, members: Arc::default() }
     }
 
-    /// The clock that its times count from.
+    /// The clock from which all times here count.
     #[must_use]
     pub fn clock(&self) -> Clock {
         self.clock
     }
 
-    /// The bounds of what this node sends.
+    /// The bounds on what this node sends.
     pub(super) fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
         self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Since the node started.
+    /// Time since the node started.
     pub(super) fn now(&self) -> Duration {
         self.clock.elapsed()
     }
 
-    /// Metrics name the members of this table from now on.
+    /// From now on, metrics name the members of this table.
     pub(super) fn set_table(&self, table: &Table) {
         let members = table.members.iter().map(|member| member.name.clone()).collect();
         *self.members.lock().unwrap_or_else(PoisonError::into_inner) = members;

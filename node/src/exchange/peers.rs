@@ -37,7 +37,7 @@ struct Shared {
     /// Notified when the next deadline is earlier than the keeper of time would wake up.
     deadline: Notify,
     wakes_at: Cell<Duration>,
-    /// Fetches, which hear here that it is their turn.
+    /// Signals that tell fetches that it is their turn.
     turns: RefCell<HashMap<RequestId, Rc<TurnSignal>>>,
     mover: Mover,
     block_threads: Vec<BlockThread>,
@@ -52,14 +52,14 @@ struct Shared {
     reports: Arc<Semaphore>,
 }
 
-/// The thread of a fetch, until it is dropped.
+/// The thread of a fetch, as long as this value lives.
 pub(super) struct TakenThread {
     peers: Peers,
     thread: Option<usize>,
     bytes: u64,
 }
 
-/// Nodes that do not answer now; other threads look into it.
+/// Nodes that do not answer now. Other threads read this.
 #[derive(Debug, Clone, Default)]
 pub struct SilentPeers(Arc<Mutex<BTreeSet<NodeNumber>>>);
 
@@ -70,7 +70,7 @@ impl SilentPeers {
         self.lock().clone()
     }
 
-    /// Whether a node is among them.
+    /// Whether a node is silent.
     #[must_use]
     pub fn contains(&self, node: NodeNumber) -> bool {
         self.lock().contains(&node)
@@ -125,7 +125,7 @@ impl Peers {
         decided
     }
 
-    /// Performs an effect of the exchange. It must not ask for a decision, since the present one is not over yet.
+    /// Performs an effect of the exchange. Must not ask for another decision, since the present decision is not over yet.
     fn perform(&self, effect: Effect) {
         match effect {
             Effect::Turn(request, turn) => {
@@ -156,7 +156,7 @@ impl Peers {
         }
     }
 
-    /// Tells the exchange of the time whenever it waits for that.
+    /// Tells the exchange that time has passed whenever a deadline of the exchange is due.
     pub(super) async fn keep_time(self) {
         loop {
             let due = self.0.exchange.borrow().next_deadline();
@@ -169,7 +169,7 @@ impl Peers {
         }
     }
 
-    /// Does something; if that panics, all knowledge of nodes except the table is dropped.
+    /// Runs `work`. If it panics, drops all knowledge of nodes except the table.
     pub(super) fn guarded(&self, work: impl FnOnce(&Self)) {
         if self.0.watch.catch("peers", || work(self)).is_none() {
             self.decide(|exchange, _| exchange.begin_anew());
@@ -201,7 +201,7 @@ impl Peers {
         &self.0.block_threads
     }
 
-    /// Chooses the thread that fetches so many bytes.
+    /// Chooses the thread that fetches `bytes` bytes.
     pub(super) fn take_thread(&self, link: &Link, bytes: u64) -> TakenThread {
         let is_chosen = !self.0.block_threads.is_empty() && !link.avoids_block_threads(self.now());
         let thread = is_chosen.then(|| self.0.threads.borrow_mut().take(bytes));
@@ -222,22 +222,22 @@ impl Peers {
         });
     }
 
-    /// Since the node started.
+    /// Time since the node started.
     pub(super) fn now(&self) -> Duration {
         self.0.mover.common.now()
     }
 
-    /// The room of this node and the others, and how much they serve.
+    /// The rooms of this node and of the others, and how much they serve.
     pub(super) fn rooms(&self) -> &Rooms {
         &self.0.mover.common.rooms
     }
 
-    /// The table that counts.
+    /// The table in force.
     pub(super) fn table(&self) -> Arc<Table> {
         Arc::clone(self.0.exchange.borrow().table())
     }
 
-    /// Takes a new table. Nodes that left it have no metrics any more.
+    /// Takes a new table. Removes the metrics of nodes that left the table.
     pub(super) fn set_table(&self, table: Arc<Table>, own: NodeNumber) {
         let gone = |was: &&Member| table.members.iter().all(|member| member.name != was.name);
         let metrics = self.metrics();
@@ -249,8 +249,8 @@ impl Peers {
         self.place_connections();
     }
 
-    /// The result of some work; `None` if it panicked. Then the connection to its node closes, with everything else that runs
-    /// there.
+    /// Awaits some work. If it panics, returns `None` and closes the connection to the work's node, with everything else that
+    /// runs there.
     pub(super) async fn watched<T>(
         &self,
         task: &'static str,
@@ -275,7 +275,7 @@ impl Peers {
         self.0.watched.borrow_mut().add(&connection.peer().name, connection.quic().clone());
     }
 
-    /// Brings the metrics of peers up to date.
+    /// Updates the metrics of peers.
     pub(super) fn show(&self) {
         let (table, metrics) = (self.table(), self.metrics());
         let is_member = |name: &str| table.members.iter().any(|member| member.name == name);
@@ -287,7 +287,7 @@ impl Peers {
         }
     }
 
-    /// Asks a node something small; while it is busy again and again, until the deadline.
+    /// Sends a node a small request, again and again while the node is busy, until the deadline.
     ///
     /// # Errors
     /// [`PeerUnavailable`] if no answer comes in time. Only a node that sends no packet at all counts as silent then.
@@ -324,7 +324,7 @@ impl Peers {
                 self.metrics().round_trip_seconds.observe(took.as_secs_f64());
                 Ok(response)
             }
-            // A connection that breaks says nothing of the node: the next request makes another one.
+            // A broken connection says nothing of the node: the next request makes another connection.
             (Ok(Err(error)), _) => Err(error),
             (Err(_), Some(retry)) => Ok(PeerResponse::Busy(retry)),
             (Err(_), None) => {
@@ -335,7 +335,7 @@ impl Peers {
         }
     }
 
-    /// The pause before somebody asks again; `None` if it would end after `over`.
+    /// The pause before another attempt; `None` if it would end after `over`.
     pub(super) fn pause(&self, pause: &mut BusyPause, retry: RetryAfter, over: Duration) -> Option<Duration> {
         self.decide(|exchange, now| exchange.pause(now, pause, retry, over))
     }
@@ -348,7 +348,7 @@ impl Peers {
         Ok(Rc::clone(links.entry(peer).or_insert_with(|| Rc::new(Link::new(peer, name())))))
     }
 
-    /// Asks on a connection, or on another one if the other side closed the first as idle. Also returns the connection's version.
+    /// Asks on a connection, or on another if the other side closed the first as idle. Also returns the connection's version.
     async fn converse(
         &self,
         connect: impl AsyncFn() -> Option<InUse>,
@@ -433,7 +433,7 @@ async fn converse(
     read_answer(&mut receive).await?.ok_or_else(|| "no answer on the stream".into())
 }
 
-/// Whether a request goes where a connection is open, and is no reason to keep it open: signs of life, comparisons of sums.
+/// Whether a request is no reason to keep its connection open: a sign of life, or a comparison of sums.
 pub(super) fn rides(request: &PeerRequest) -> bool {
     match request {
         PeerRequest::Ping => true,
@@ -450,9 +450,9 @@ pub(super) async fn write_trace(send: &mut SendStream, trace: &Trace) -> Result<
     }
 }
 
-/// Small requests go before blocks, whose streams have priorities of 0 and less, in the order in which they are written
-/// (`send/order.rs`). Classes of blocks have none of their own: QUIC would let nothing of a lower priority pass while there is
-/// anything of a higher one, and the asker's gate bounds what it shares.
+/// The priority of small requests: they go before blocks. The streams of blocks have priorities of 0 and less, in the order in
+/// which the blocks are written (`send/order.rs`). Classes of blocks have no priorities of their own: QUIC would let nothing of a
+/// lower priority pass while there is anything of a higher priority. The asker's gate bounds what the classes share.
 pub(super) const SMALL_FIRST: i32 = 1;
 
 /// Reports of damage that are under way at a time, to all peers, and how long one may take.

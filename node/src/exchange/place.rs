@@ -1,4 +1,4 @@
-//! The place of a fetch or follow in the exchange, from its begin until it is dropped: then it leaves.
+//! The place of a fetch or follow in the exchange, from its beginning. Dropping the place leaves the exchange.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -34,7 +34,7 @@ impl InLine {
         Self { peers, request, told }
     }
 
-    /// `None` if too much is followed there.
+    /// The place of a follow; `None` if too much is followed at this peer.
     pub(super) fn of_follow(peers: &Peers, link: &Link) -> Option<Self> {
         let request = peers.decide(|exchange, _| exchange.follow(link.peer))?;
         Some(Self { peers: peers.clone(), request, told: Rc::default() })
@@ -53,7 +53,7 @@ impl InLine {
         }
     }
 
-    /// The peer is too busy for `bytes` bytes; returns whether they get another turn.
+    /// Notes that the peer is too busy for `bytes` bytes. Returns whether they get another turn.
     pub(super) fn is_busy(&self, bytes: u64, retry: RetryAfter) -> bool {
         self.peers.decide(|exchange, now| exchange.is_busy(now, self.request, bytes, retry))
     }
@@ -62,7 +62,7 @@ impl InLine {
         self.peers.decide(|exchange, now| exchange.fetch_is_late(now, self.request, was_heard));
     }
 
-    /// Whether a follow goes on after its peer answered, or not.
+    /// Whether a follow goes on after its peer answered a probe, or did not answer.
     pub(super) fn follows_on(&self, answers: bool) -> bool {
         self.peers.decide(|exchange, _| exchange.follows_on(self.request, answers))
     }

@@ -44,7 +44,7 @@ pub(super) struct From {
 
 /// The first part of a holder's answer.
 pub(super) enum Asked {
-    /// Blocks follow on the stream; the holder's facts about them.
+    /// Blocks follow on the stream. Has the holder's facts about them.
     Coming(RecvStream, Vec<FetchedChunk>, Waiting),
     /// The holder is too busy for all chunks.
     Busy(RetryAfter),
@@ -55,8 +55,8 @@ struct Coming {
     stream: RecvStream,
     held: std::vec::IntoIter<FetchedChunk>,
     waiting: Waiting,
-    /// Packets that have come and were not used yet. They are taken from the connection many at a time, since each time takes
-    /// its lock.
+    /// Packets that have come and were not used yet. They are taken from the connection many at a time, since each time locks the
+    /// connection.
     came: [Bytes; PACKETS],
     taken: usize,
     filled: usize,
@@ -92,7 +92,7 @@ impl Batch {
 }
 
 impl FetchChunk {
-    /// Bytes of its blocks.
+    /// Bytes of the chunk's blocks.
     pub(super) fn bytes(&self) -> u64 {
         self.blocks.iter().map(|block| block.bytes).sum()
     }
@@ -151,7 +151,7 @@ impl Mover {
         }
     }
 
-    /// Receives what a holder answered. Tells of each chunk, by its position in the order, as soon as it has come or failed.
+    /// Receives a holder's answer. Calls `came` for each chunk, with its position in the order, as soon as it has come or failed.
     pub(super) async fn receive(
         &self,
         asked: Result<Asked, FetchFailure>,
@@ -196,7 +196,7 @@ impl Coming {
             (self.taken, self.filled) = (0, 0);
             self.waiting.goes_on();
             let filled = self.stream.read_chunks(&mut self.came).await;
-            // The stream ended early: the holder said more than it sent.
+            // The stream ended early: the holder announced more than it sent.
             self.filled = filled.map_err(|_| FetchFailure::Broken)?.ok_or(FetchFailure::Malformed)?;
         }
         let front = &mut self.came[self.taken];
@@ -207,7 +207,7 @@ impl Coming {
         Ok(std::mem::take(front))
     }
 
-    /// The next chunk. After an error nothing on the stream can be trusted.
+    /// Receives the next chunk. After an error, nothing on the stream can be trusted.
     async fn receive(&mut self, chunk: &FetchChunk) -> Result<Arrival, FetchFailure> {
         let HeldChunk { reads, is_on_disk, pools, blocks } = match self.held.next() {
             Some(FetchedChunk::Held(held)) => held,

@@ -1,7 +1,8 @@
-//! The worth of each node's next victim and the bytes that it serves: this node knows its own, and the others' answers bear theirs.
+//! Rooms: the worth of each node's next victim, and the bytes that the node serves. This node knows its own room, and the
+//! answers of other nodes bear theirs.
 //!
-//! An answer between nodes bears both in a message before it ([`PeerResponse::Room`]); without one, the node has free room and
-//! serves nothing.
+//! An answer between nodes bears both in a message before it ([`PeerResponse::Room`]). Without this message, the node has free
+//! room and serves nothing.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +25,7 @@ struct Shared {
     own: Mutex<BTreeMap<u16, u64>>,
     served: Mutex<Served>,
     heard: Mutex<BTreeMap<NodeNumber, Heard>>,
-    /// Grows with all news that are passed on.
+    /// Grows with each room that is passed on.
     news: AtomicU64,
 }
 
@@ -32,12 +33,12 @@ struct Shared {
 struct Heard {
     room: Room,
     news: u64,
-    /// Answers since it was told on.
+    /// Answers since the room was passed on.
     answers: u32,
 }
 
 impl Rooms {
-    /// An actor's next victim is worth this.
+    /// Notes the worth of an actor's next victim.
     pub fn is_worth(&self, device: u16, least: Worth) {
         self.0.own.lock().unwrap_or_else(PoisonError::into_inner).insert(device, least.0);
     }
@@ -62,8 +63,8 @@ impl Rooms {
         served.bytes_a_second(now.as_millis() as u64)
     }
 
-    /// A node answered, on a connection of this version: one of version 1 says nothing of its room, and takes no chunks. What
-    /// differs little from what was told is told on after some answers.
+    /// Notes the room in a node's answer, on a connection of this version. A node of version 1 says nothing of its room, and
+    /// takes no chunks. A room that differs little from the one passed on last is passed on only after some answers.
     pub fn heard(&self, node: NodeNumber, room: Room, version: Version) {
         if version < Version::SECOND {
             return;
@@ -82,7 +83,7 @@ impl Rooms {
         heard.insert(node, Heard { room, news, answers: 0 });
     }
 
-    /// What was heard since a number of news, which becomes the last.
+    /// The rooms heard since news number `seen`, which becomes the last number.
     #[must_use]
     pub fn since(&self, seen: &mut u64) -> Vec<(NodeNumber, Room)> {
         let last = self.0.news.load(Ordering::Acquire);
@@ -112,7 +113,7 @@ impl Rooms {
     }
 }
 
-/// Reads an answer of a node, and what stands before it; `None` if the stream ended before it.
+/// Reads a node's answer, and the room before it; `None` if the stream ended before the answer.
 pub(super) async fn read_answer(
     receive: &mut RecvStream,
 ) -> Result<Option<(Room, PeerResponse)>, MessageError> {

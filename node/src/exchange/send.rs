@@ -22,7 +22,7 @@ use super::{AskBlocks, Grant, GrantedChunk};
 
 use self::order::{PIECE_BYTES, SendOrder, SendTurns};
 
-/// Bytes that are being sent to a peer, until it is dropped.
+/// Bytes that are being sent to a peer, as long as this value lives.
 struct Sending<'a> {
     common: &'a Common,
     peer: &'a str,
@@ -99,12 +99,12 @@ impl Mover {
             return trace.set("larder.outcome", "done");
         }
         trace.set("larder.outcome", "failed");
-        // The asker went away, or does not read: what is on its way is dropped, and with it the leases. An error: it was
-        // reset already.
+        // The asker went away, or does not read. The reset drops the bytes that are under way, and with them the leases. An
+        // error: the stream was reset already.
         let _ = send.reset(VarInt::from_u32(0));
     }
 
-    /// Sends bytes at the pace that is set, as long as the asker reads; `None` if it does not, or went away.
+    /// Sends bytes at the set pace, as long as the asker reads; `None` if the asker does not read, or went away.
     pub(super) async fn write_while_read(
         &self,
         send: &mut SendStream,
@@ -131,8 +131,7 @@ impl Mover {
         Some(())
     }
 
-    /// Waits for the last byte to be acknowledged, as long as anything goes on on the connection: pieces are sent, and
-    /// acknowledged.
+    /// Waits until the last byte is acknowledged, as long as the connection makes progress: pieces are sent, and acknowledged.
     async fn acknowledged(&self, connection: &Connection, send: &mut SendStream) -> Option<()> {
         let frames = || {
             let stats = connection.quic().stats();
@@ -152,7 +151,7 @@ impl Mover {
 }
 
 impl Sending<'_> {
-    /// Whether there is room for a chunk.
+    /// Takes room for a chunk; returns whether there is room.
     fn take(&mut self, chunk: &GrantedChunk, class: Class) -> bool {
         let bytes = chunk.blocks.iter().map(|block| block.bytes).sum();
         let taken = self.common.outgoing().sending.take(self.peer, bytes, class);
@@ -167,7 +166,7 @@ impl Drop for Sending<'_> {
     }
 }
 
-/// The facts of a chunk for its reader; its blocks' bytes are added to `blocks`.
+/// The facts of a chunk for its reader. Adds the bytes of the chunk's blocks to `blocks`.
 fn describe(chunk: GrantedChunk, blocks: &mut Vec<Bytes>) -> HeldChunk {
     let GrantedChunk { reads, is_on_disk, pools, blocks: granted, lease } = chunk;
     let mut held = Vec::with_capacity(granted.len());

@@ -50,7 +50,7 @@ use larder_net::audit::Audit;
 /// Carries out an admin's command about the node's drain; the error is for people.
 pub(super) type DrainByAdmin = Box<dyn Fn(&str, DrainCommand) -> Result<DrainReport, String> + Send>;
 
-/// Has the node read its configuration again, as an admin, by name, wants; the error is for people.
+/// Has the node read its configuration again, for the admin of this name; the error is for people.
 pub(super) type ReloadByAdmin =
     Box<dyn Fn(String) -> LocalBoxFuture<'static, Result<Reloaded, String>> + Send>;
 
@@ -112,7 +112,7 @@ pub(super) async fn accept(server: Rc<Server>, endpoint: Endpoint) {
     }
 }
 
-/// Lets in the other side of a connection, which is counted as long as the second value lives; `None` if it was turned away.
+/// Lets in the other side of a connection; `None` if it was turned away. It is counted as long as the second value lives.
 pub(super) async fn let_in(
     guests: &Guests,
     incoming: Incoming,
@@ -143,7 +143,7 @@ impl Server {
         self.serve_streams(&guest, carried.as_ref()).await;
     }
 
-    /// Serves the peer on a connection that was dialled here.
+    /// Serves the peer on a connection that was dialed here.
     pub(super) async fn serve_dialled(self: Rc<Self>, connection: Connection, carried: Carried) {
         match self.guests.welcome(connection) {
             Ok(guest) => self.serve_streams(&Rc::new(guest), Some(&carried)).await,
@@ -240,7 +240,7 @@ impl Server {
         }
     }
 
-    /// Whether this process may ask this.
+    /// Checks whether a process may make this request.
     fn check(&self, peer: &Identity, request: &PeerRequest) -> Result<(), &'static str> {
         let is_node = peer.role == Role::Node;
         match request {
@@ -304,7 +304,7 @@ impl Server {
         }
     }
 
-    /// A node speaks for itself alone.
+    /// Checks that a node announces for itself alone.
     fn check_announcer(&self, peer: &Identity, announce: &Announce) -> Result<(), &'static str> {
         let table = self.peers.table();
         match table.member(announce.holder.node) {
@@ -372,7 +372,7 @@ impl Server {
         }
     }
 
-    /// Has an actor keep chunks of a node that drains; `None` if it is stopping.
+    /// Has an actor keep chunks of a node that drains; `None` if the actor is stopping.
     async fn take(&self, peer: &Identity, take: Take) -> Option<Taken> {
         let Take { from: device, to, namespace, chunks } = take;
         let all_refused = Taken { is_kept: vec![false; chunks.len()], ..Taken::default() };
@@ -388,7 +388,7 @@ fn busy() -> PeerResponse {
     PeerResponse::Busy(RetryAfter { retry_after_ms: BUSY_RETRY_MS })
 }
 
-/// Whether a purge names more chunks than it may.
+/// Whether a purge names too many chunks.
 fn is_too_long(command: &PurgeCommand) -> bool {
     matches!(command, PurgeCommand::Start(scope, _) if scope.chunks().is_some_and(|chunks| chunks.len() > MAX_CHAIN_CHUNKS))
 }
@@ -397,7 +397,7 @@ fn is_long_pin(command: &PinCommand) -> bool {
     matches!(command, PinCommand::Start(start) if start.hashes.len() > MAX_CHAIN_CHUNKS)
 }
 
-/// Whether a message of announcements is no longer than it may be.
+/// Whether a message of announcements is within its limits.
 fn is_bounded(announces: &[Announce]) -> bool {
     let changes: usize = announces.iter().map(|announce| announce.changes.len()).sum();
     announces.len() <= MAX_ANNOUNCES && changes <= MAX_ANNOUNCE_CHANGES
@@ -406,7 +406,7 @@ fn is_bounded(announces: &[Announce]) -> bool {
 /// The request of a stream, and its trace; `None` if the asker went away or takes too long.
 ///
 /// # Errors
-/// The reason for metrics why it is none.
+/// Fails with the reason, as metrics name it, if there is no valid request.
 pub(super) async fn read_request(
     guest: &Guest,
     receive: &mut RecvStream,
@@ -448,7 +448,7 @@ pub(super) fn trace_of(sampler: Sampler, request: &PeerRequest, asked: Option<Tr
     }
 }
 
-/// Whether this process may fetch this.
+/// Checks whether a process may make this fetch.
 pub(super) fn may_fetch(peer: &Identity, fetch: &Fetch) -> Result<(), &'static str> {
     match peer.role {
         _ if fetch.chunks.hashes.len() > MAX_FETCH_CHUNKS => Err("too many chunks in one fetch"),
@@ -457,12 +457,12 @@ pub(super) fn may_fetch(peer: &Identity, fetch: &Fetch) -> Result<(), &'static s
     }
 }
 
-/// The limits of those who connect, by role: an engine only asks for a sign of life.
+/// The limits of processes that connect, by role. An engine only asks for a sign of life.
 pub(super) fn limits_of(role: Role) -> GuestLimits {
     let [connections, streams, message_bytes, waiting_bytes] = match role {
         Role::Node => [16, MAX_STREAMS as usize, MAX_PEER_MESSAGE_BYTES, 8 * MAX_PEER_MESSAGE_BYTES],
         Role::Coordinator => [4, MAX_STREAMS as usize, MAX_PEER_MESSAGE_BYTES, 8 * MAX_PEER_MESSAGE_BYTES],
-        // Commands in a row: a closed connection may count until it is idle for long.
+        // Admins run commands in a row, and a closed connection may count until it is idle for long.
         Role::Admin => [64, 16, MAX_PEER_MESSAGE_BYTES / 2, MAX_PEER_MESSAGE_BYTES],
         Role::Engine => [16, 4, SMALL_MESSAGE_BYTES, 4 * SMALL_MESSAGE_BYTES],
     };
@@ -471,7 +471,7 @@ pub(super) fn limits_of(role: Role) -> GuestLimits {
 
 const NOT_ALLOWED: &str = "this role may not ask this";
 
-/// Bytes of a message that names nothing.
+/// Bytes of a message that names no chunks.
 const SMALL_MESSAGE_BYTES: usize = 256;
 
 /// How long a request may take to come once its stream is open.

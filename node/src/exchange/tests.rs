@@ -1,4 +1,4 @@
-//! What the asking half makes of a holder that is busy, slow, breaks off or is silent, and how much it asks of it.
+//! The asking half before a holder that is busy, slow, breaks off or is silent: its results, and how much it asks of the holder.
 //!
 //! The holder is a real endpoint on loopback whose answers the test decides.
 
@@ -41,12 +41,12 @@ const SLOTS: u64 = (2 << 20) / BLOCK_BYTES;
 const EXTENTS: usize = 10;
 static CONTENT: [u8; BLOCK_BYTES as usize] = [0x5a; BLOCK_BYTES as usize];
 
-/// What the holder does with a fetch.
+/// The holder's reaction to a fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Does {
     Sends,
     IsBusy,
-    /// Of each fetch it sends the first chunk, and is busy with the others.
+    /// Sends the first chunk of each fetch, and is busy with the others.
     IsBusyAfterTheFirst,
     ClosesTheConnection,
     /// Closes the connection as idle, and sends from then on.
@@ -66,9 +66,9 @@ struct Holder2 {
     most_chunks_under_way: Cell<usize>,
     go_on: Notify,
     connections: RefCell<Vec<Connection>>,
-    /// What it says to the next who follows, and whether it ends the stream then.
+    /// The holder's messages to the next follower, and whether it then ends the stream.
     says: RefCell<Option<(Vec<Says>, bool)>>,
-    /// Followers that it tells now.
+    /// Followers that the holder tells now.
     plays: Cell<usize>,
 }
 
@@ -135,7 +135,7 @@ impl Holder2 {
                 write_message(&mut send, &busy).await.unwrap();
             }
             Does::ClosesTheConnection => connection.quic().close(0_u32.into(), b"enough"),
-            // The asker ends it.
+            // The asker ends the stream.
             Does::Nothing => _ = send.stopped().await,
             Does::Sends | Does::ClosesAsIdle => send_all(&mut send, &hashes).await,
             Does::IsBusyAfterTheFirst => send_some(&mut send, &hashes, 1).await,
@@ -153,7 +153,7 @@ async fn send_all(send: &mut SendStream, hashes: &[ChunkHash]) {
     send_some(send, hashes, hashes.len()).await;
 }
 
-/// Sends so many chunks, and is too busy for the others.
+/// Sends the first `most` chunks, and is too busy for the others.
 async fn send_some(send: &mut SendStream, hashes: &[ChunkHash], most: usize) {
     let held = hashes.iter().enumerate().map(|(at, hash)| {
         if at >= most {
@@ -191,11 +191,11 @@ struct Asker {
     memory: Arc<ExtentMemory>,
     extents: Vec<Arc<ExtentMemory>>,
     next: Cell<u64>,
-    /// What the other node is called.
+    /// The other node's name.
     other: String,
     actor: Addr<PeerActor>,
     silent: SilentPeers,
-    /// Whether what is asked for can be had elsewhere.
+    /// Whether others have the requested chunks, too.
     has_others: Cell<bool>,
     watch: Watch,
     metrics: ExchangeMetrics,
@@ -228,13 +228,13 @@ impl Asker {
         Self { handle, memory, extents, next, other, actor, silent, has_others, watch, metrics }
     }
 
-    /// Whether the other node answers something small within the deadline.
+    /// Whether the other node answers a small request within the deadline.
     async fn pings(&self, deadline: Duration) -> bool {
         let (node, request, trace) = (NodeNumber(2), PeerRequest::Ping, Trace::default());
         self.actor.send(AskPeer { node, request, deadline, trace }).await.unwrap().is_ok()
     }
 
-    /// Orders so many chunks, and waits for what comes of them.
+    /// Orders `chunks` chunks, and waits for their results.
     async fn fetch(&self, chunks: u64, deadline: Duration) -> Vec<Arrival> {
         self.fetch_as(&watch::Sender::new(Class::Decode), chunks, deadline).await
     }
@@ -243,7 +243,7 @@ impl Asker {
         self.order(self.chunks(chunks), class, deadline).await
     }
 
-    /// So many new chunks.
+    /// `count` new chunks.
     fn chunks(&self, count: u64) -> Vec<FetchChunk> {
         let first = self.next.replace(self.next.get() + count);
         let chunk = |number: u64| {
@@ -303,7 +303,7 @@ fn order_to(
     FetchOrder { ordered, chunks, class, cancelled, trace: Trace::default() }
 }
 
-/// What the threads of a node have in common.
+/// The parts that the threads of a node share.
 fn common(limits: &ExchangeLimits) -> Common {
     let metrics = ExchangeMetrics::register(&Registry::new()).unwrap();
     Common::new(limits, metrics, Clock::start(), Rooms::default())
@@ -314,7 +314,7 @@ fn endpoints<const COUNT: usize>(names: [&str; COUNT]) -> [Endpoint; COUNT] {
     endpoints_of(names.map(|name| (name, Version::LATEST)))
 }
 
-/// Endpoints of nodes of these names, that speak no later version than these.
+/// Endpoints of nodes of these names. They speak no later version than these.
 fn endpoints_of<const COUNT: usize>(nodes: [(&str, Version); COUNT]) -> [Endpoint; COUNT] {
     credentials(nodes)
         .map(|credentials| Endpoint::bind(any_port(), &credentials, &TransportSettings::default()).unwrap())
@@ -339,7 +339,7 @@ fn between(limits: ExchangeLimits, test: impl AsyncFnOnce(Asker, Rc<Holder2>)) {
     between_versions([Version::LATEST; 2], limits, test);
 }
 
-/// The same, where they speak no later versions than these.
+/// Runs a test between the two nodes, which speak no later versions than these.
 fn between_versions(
     [asks, holds]: [Version; 2],
     limits: ExchangeLimits,
@@ -360,7 +360,7 @@ fn is_here(fetched: &[Arrival]) -> bool {
 /// Far more than anything takes on a busy machine.
 const LONG: Duration = Duration::from_secs(20);
 
-/// Limits with small batches: a stream a chunk.
+/// Limits with small batches: each chunk has a stream of its own.
 fn a_stream_a_chunk() -> ExchangeLimits {
     ExchangeLimits { batch_bytes: BLOCK_BYTES, ..ExchangeLimits::default() }
 }
@@ -472,8 +472,8 @@ fn credits_bound_the_bytes_that_are_asked_for() {
     });
 }
 
-/// One stream at a time: a prefetch of four chunks, and two more that are ordered while the first is under way. Answers what
-/// was served, by its order.
+/// Uses one stream at a time: a prefetch of four chunks, and two more fetches that are ordered while the first is under way.
+/// Returns what was served, in order.
 async fn served_after_a_prefetch(asker: &Asker, holder: &Holder2, class: Class, later: Class) -> Vec<u8> {
     holder.does.set(Does::Waits);
     let (slow, other) = (watch::Sender::new(Class::Prefetch), watch::Sender::new(class));
@@ -535,7 +535,7 @@ fn time_in_the_line_is_not_taken_for_silence() {
         let serving = async {
             for fetch in 1..=4 {
                 until("one is under way", || holder.fetches.get() == fetch).await;
-                // Four of them take longer than one may.
+                // Four chunks together take longer than one chunk may.
                 tokio::time::sleep(deadline / 3).await;
                 holder.go_on.notify_one();
             }

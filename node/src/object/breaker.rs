@@ -1,11 +1,11 @@
-//! Decides when a failing store is left alone, reading and writing apart.
+//! Decides when a failing store is left alone, for reading and writing apart.
 //!
-//! Pure: it is told the results of requests, and says whether the next may be made.
+//! Pure: the breaker is told the results of requests, and says whether the next request may be made.
 
 use std::time::Duration;
 
-/// Counts failures in a row. After [`MOST_FAILURES`] of them, or one silence, it is open: nothing is asked of the store but one
-/// trial every [`RETRY_EVERY`], and the first that succeeds closes it.
+/// Counts failures in a row. After [`MOST_FAILURES`] failures, or one silence, the breaker is open: the store gets only one
+/// trial request every [`RETRY_EVERY`]. The first trial that succeeds closes the breaker.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Breaker {
     failures: u32,
@@ -19,22 +19,22 @@ impl Breaker {
         self.trial_at.is_some()
     }
 
-    /// When the next trial is due; `None` if it is closed.
+    /// When the next trial is due; `None` if the breaker is closed.
     #[must_use]
     pub fn trial_at(&self) -> Option<Duration> {
         self.trial_at
     }
 
-    /// The store did its work, or said properly that it has no such object. Returns whether this closed the breaker.
+    /// Notes that the store did its work, or properly said that it has no such object. Returns whether this closed the breaker.
     pub fn succeeded(&mut self) -> bool {
         self.failures = 0;
         self.trial_at.take().is_some()
     }
 
-    /// The store failed at `now`. Whether this opened the breaker.
+    /// Notes that the store failed at `now`. Returns whether this opened the breaker.
     pub fn failed(&mut self, now: Duration) -> bool {
         self.failures = self.failures.saturating_add(1);
-        // What was under way when it opened, and fails later, puts no trial off.
+        // Requests that were under way when the breaker opened, and fail later, do not postpone the trial.
         let opens = self.failures >= MOST_FAILURES && !self.is_open();
         if opens {
             self.trial_at = Some(now + RETRY_EVERY);
@@ -42,8 +42,8 @@ impl Breaker {
         opens
     }
 
-    /// The store said nothing at all for as long as anybody waits for it: it is left alone from `now` on, and tried again at
-    /// once. Whether this opened the breaker.
+    /// Notes that the store was silent for as long as anybody waits: it is left alone from `now` on, and tried again at once.
+    /// Returns whether this opened the breaker.
     pub fn went_silent(&mut self, now: Duration) -> bool {
         let opens = !self.is_open();
         if opens {
@@ -53,7 +53,7 @@ impl Breaker {
         opens
     }
 
-    /// A trial failed at `now`: the next is due later.
+    /// Notes that a trial failed at `now`: the next trial is due later.
     pub fn trial_failed(&mut self, now: Duration) {
         if self.is_open() {
             self.trial_at = Some(now + RETRY_EVERY);
@@ -61,10 +61,10 @@ impl Breaker {
     }
 }
 
-/// Failures in a row, each after all its retries, that open it.
+/// Failures in a row, each after all its retries, that open the breaker.
 pub const MOST_FAILURES: u32 = 4;
 
-/// Between two trials of a store that is left alone.
+/// The time between two trials of a store that is left alone.
 pub const RETRY_EVERY: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The work of the object thread: turns orders into requests, and answers into facts.
 //!
-//! Blocks are sent from their place in the arena, and a write is answered only when the HTTP client has let go of the last of
-//! them. Incoming bytes are summed and copied to their place as they come.
+//! Blocks are sent from their places in the arena. A write is answered only when the HTTP client has let go of all its blocks.
+//! Incoming bytes are summed and copied to their place as they come.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -47,21 +47,21 @@ pub(super) struct Client {
     units: u32,
     find_time: Duration,
     known: RefCell<PresenceCache<ObjectKey>>,
-    /// How long the store may say nothing before nobody waits for it.
+    /// How long the store may be silent before it counts as silent for all requests.
     patience: Duration,
     sides: [SideState; 2],
     said: Arc<StoreNews>,
-    /// The last object that could not be read: a probe of the reading side reads it again.
+    /// The last object that could not be read. A trial of the reading side reads it again.
     unread: RefCell<Option<Path>>,
     /// Whether the store can refuse to overwrite existing objects.
     can_create: Cell<bool>,
     /// Locks for one write or deletion of a block at a time.
     writing: RefCell<HashMap<ObjectKey, Rc<Mutex<()>>>>,
-    /// Wrong objects, to be deleted when their readers are answered.
+    /// Wrong objects, to be deleted once their readers are answered.
     wrong: RefCell<Vec<ObjectKey>>,
 }
 
-/// Why a request came to nothing.
+/// Why a request did not succeed.
 #[derive(Debug)]
 pub(super) enum Failed {
     /// There is no such object: a proper answer.
@@ -72,11 +72,11 @@ pub(super) enum Failed {
     Trouble(Trouble),
 }
 
-/// An object that was asked for.
+/// A requested object.
 enum Got {
     /// All its bytes were taken.
     Whole(Arriving),
-    /// They are in a file of this machine.
+    /// The object's bytes are in a file of this machine.
     File(Arriving, std::fs::File),
 }
 
@@ -116,14 +116,14 @@ impl Client {
         written
     }
 
-    /// Writes one of an order's blocks, unless somebody else here does.
+    /// Writes one of an order's blocks, when no other task here works on the same object.
     async fn write_block(&self, order: &WriteOrder, at: usize, deadline: Instant) -> WriteAnswer {
         let BlockPlace { slice, pool, .. } = order.sources[at].place;
         let key = ObjectKey { chunk: order.key(), block: BlockId { slice, pool } };
         self.alone(key, self.write_alone(key, order, at, deadline)).await
     }
 
-    /// Does something to an object when nobody else here does.
+    /// Does `work` on an object while no other task here works on the same object.
     async fn alone<T>(&self, key: ObjectKey, work: impl Future<Output = T>) -> T {
         let turn = Rc::clone(self.writing.borrow_mut().entry(key).or_default());
         let done = {
@@ -154,7 +154,7 @@ impl Client {
             Some(Fact::Present) => return WriteAnswer::AlreadyThere,
             Some(Fact::Damaged) => is_damaged = true,
             Some(Fact::Absent) => {}
-            // A question costs less than a body that is refused.
+            // A question costs less than a refused body.
             None if !self.is_open(Side::Reading) && self.head(&key, deadline).await.is_ok() => {
                 return WriteAnswer::AlreadyThere;
             }
@@ -175,7 +175,7 @@ impl Client {
         }
     }
 
-    /// Sends a block; its bytes. Returns only when nothing reads its place any more.
+    /// Sends a block, and returns the number of bytes. Returns only when nothing reads the block's place any more.
     async fn put(
         &self,
         key: &ObjectKey,
@@ -186,7 +186,7 @@ impl Client {
     ) -> Result<u64, Failed> {
         let name = name(&self.prefix, key);
         loop {
-            // What was found on the way may close a side for what waits behind it.
+            // Results of other requests may have closed the side meanwhile.
             if self.is_open(Side::Writing) {
                 return Err(Failed::Trouble(Trouble::new(TroubleKind::Other, PUT, "it is left alone")));
             }
@@ -197,7 +197,7 @@ impl Client {
             let options = PutOptions { mode, ..PutOptions::default() };
             let put = self.store.put_opts(&name, payload, options);
             let put = self.ask(Kind::Put, PUT, deadline, put).await;
-            // The client may still be letting go of a request that was given up.
+            // The HTTP client may still hold the bytes of a request that was given up.
             let _ = released.await;
             match put {
                 Err(Failed::Trouble(trouble)) if creates && trouble.kind == TroubleKind::Unsupported => {
@@ -248,9 +248,9 @@ impl Client {
                     self.learn(key, Fact::Present);
                     return answer(&header, chunk, std::slice::from_ref(to));
                 }
-                // Another build's: neither ours to read nor to delete.
+                // Another build wrote the object: this node may neither read nor delete it.
                 Ok(Err(Damage::Header(FormatError::Version { .. }))) => return ReadAnswer::NotHeld,
-                // Once more: all nodes would lose the object.
+                // Read once more, because all nodes would lose the object.
                 Ok(Err(_)) if tries == 0 => tries += 1,
                 Ok(Err(damage)) => {
                     self.metrics.damaged.inc();
@@ -263,7 +263,7 @@ impl Client {
         }
     }
 
-    /// Brings a block into its place; returns its header, or its fault.
+    /// Brings a block into its place. Returns the record's header, or its fault.
     async fn get(
         &self,
         key: &ObjectKey,
@@ -298,14 +298,14 @@ impl Client {
             Got::File(arriving, file) => read_file(arriving, file, deadline).await?,
         };
         self.metrics.read_bytes.inc_by(arriving.bytes);
-        // Under this name stands this block and nothing else.
+        // An object of this name must have this block and nothing else.
         let is_this = |header: &RecordHeader| matches!(&header.blocks[..], [one] if (one.slice, one.pool) == (key.block.slice, key.block.pool));
         let read = arriving.finish();
         Ok(read.and_then(|header| if is_this(&header) { Ok(header) } else { Err(Damage::Key) }))
     }
 
-    /// Deletes objects that reads found wrong, unless they were written anew since. Call it right after the readers are
-    /// answered: the next write waits for it.
+    /// Deletes objects that reads found wrong, unless they were written anew since. Must be called right after the readers are
+    /// answered: the next write of such an object waits for its deletion.
     pub(super) async fn delete_wrong(&self, deadline: Instant) {
         let wrong = std::mem::take(&mut *self.wrong.borrow_mut());
         let delete = |key| async move {
@@ -316,7 +316,7 @@ impl Client {
         join_all(wrong.into_iter().map(|key| self.alone(key, delete(key)))).await;
     }
 
-    /// Deletes a block; whether the store had it.
+    /// Deletes a block. Returns whether the store had it.
     pub(super) async fn remove_block(&self, key: ObjectKey, deadline: Instant) -> bool {
         let at = name(&self.prefix, &key);
         let removed = match self.ask(Kind::Delete, DELETE, deadline, self.store.delete(&at)).await {
@@ -361,7 +361,7 @@ fn written(blocks: &[WriteAnswer]) -> WriteAnswer {
     }
 }
 
-/// The result for a chunk, from its blocks' reads: the whole pools count, and no damage beside them.
+/// The result for a chunk, from its blocks' reads. Only complete pools count, and only if no block is damaged.
 fn read(destinations: &[BlockPlace], blocks: Vec<ReadAnswer>) -> ReadAnswer {
     for bad in [ReadAnswer::Closed, ReadAnswer::Damaged, ReadAnswer::Disagrees, ReadAnswer::OtherBlocks] {
         if blocks.contains(&bad) {
@@ -386,8 +386,8 @@ fn read(destinations: &[BlockPlace], blocks: Vec<ReadAnswer>) -> ReadAnswer {
     ReadAnswer::Here { pools, checksums: sums }
 }
 
-/// Takes a file's bytes on a thread that may block. It is waited for to its end: the places belong to the order until
-/// then.
+/// Takes a file's bytes on a thread that may block. The caller waits until this thread has ended: the places belong to the
+/// order until then.
 async fn read_file(
     mut arriving: Arriving,
     file: std::fs::File,
@@ -399,5 +399,5 @@ async fn read_file(
     read.map_err(|error| trouble(error.to_string()))
 }
 
-/// Bytes under way are counted in these.
+/// The unit in which bytes under way are counted.
 const UNIT_BYTES: u64 = 64 << 10;

@@ -1,4 +1,4 @@
-//! What an object tier counts.
+//! The metrics of an object tier.
 
 use larder_net::metrics::Label;
 use larder_net::metrics_table;
@@ -42,28 +42,28 @@ metrics_table! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum Kind {
-    /// Whether an object is there.
+    /// Asks whether an object is there.
     Head,
-    /// An object.
+    /// Reads an object.
     Get,
-    /// A new object.
+    /// Writes an object.
     Put,
-    /// Its end.
+    /// Deletes an object.
     Delete,
 }
 
-/// The two things that may be refused apart from each other.
+/// The two sides of a store, which may refuse apart from each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum Side {
     /// Looking for objects, and reading them.
     Reading,
-    /// Writing and deleting them.
+    /// Writing and deleting objects.
     Writing,
 }
 
 impl ObjectMetrics {
-    /// Says that the tier could not be opened: both of its sides are closed until the node is started again.
+    /// Shows that the tier could not be opened: both of its sides are closed until the node is started again.
     pub fn never_opened(&self) {
         [Side::Reading, Side::Writing].into_iter().for_each(|side| self.closed(side));
     }
@@ -106,7 +106,7 @@ impl ObjectMetrics {
 }
 
 impl Kind {
-    /// The side of the store that it belongs to.
+    /// The side of the store that such a request concerns.
     #[must_use]
     pub fn side(self) -> Side {
         match self {
@@ -121,7 +121,7 @@ impl Kind {
 }
 
 impl Side {
-    /// Its name.
+    /// The side's name.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()

@@ -37,12 +37,12 @@ pub(super) fn format_folder(prefix: &Path) -> Path {
     prefix.clone().join("v1")
 }
 
-/// An object that is written and read to see whether the store answers.
+/// The name of an object that is written and read to see whether the store answers.
 pub(super) fn probe_name(prefix: &Path) -> Path {
     format_folder(prefix).join("probe")
 }
 
-/// Tells when nothing reads the arena any more: an error, since its sender is gone.
+/// Ends, with an error, when nothing reads the arena any more: its sender is dropped then.
 pub(super) type Released = oneshot::Receiver<()>;
 
 /// The body of a chunk's block, straight from the arena, without a copy. If engines could write there, the body is a copy.
@@ -66,7 +66,7 @@ pub(super) fn body(order: &WriteOrder, at: usize) -> (PutPayload, Released) {
     (PutPayload::from_iter(parts), released)
 }
 
-/// An object on its way into its place.
+/// An object whose bytes are coming into their place.
 pub(super) struct Arriving {
     to: BlockPlace,
     check: Check,
@@ -91,7 +91,7 @@ impl Arriving {
         });
     }
 
-    /// Whether a fault was found: the rest need not come. An object may be far longer than its block.
+    /// Whether a fault was found. Then the rest need not come: an object may be far longer than its block.
     pub(super) fn is_damaged(&self) -> bool {
         self.check.is_damaged()
     }
@@ -111,14 +111,14 @@ impl Arriving {
         Ok(())
     }
 
-    /// After the last byte, or the first fault: the header, if all was right.
+    /// Ends the object after its last byte or first fault. Returns the header if all was right.
     pub(super) fn finish(self) -> Result<RecordHeader, Damage> {
         self.check.finish()
     }
 }
 
-/// Reads an object of `bytes` bytes as a store sends it, in pieces, and keeps nothing of its blocks. The header where all of it
-/// is right and has this name; `None` else.
+/// Reads an object of `bytes` bytes as a store sends it, in pieces, and keeps nothing of its blocks. Returns the header if the
+/// whole object is right and has this name, else `None`.
 pub fn read_object<'a>(
     key: ChunkKey,
     bytes: u64,
@@ -129,7 +129,7 @@ pub fn read_object<'a>(
     check.finish().ok()
 }
 
-/// Checks an object of `bytes` bytes. An object that is no whole number of pages is found to be wrong by its header.
+/// A check of an object of `bytes` bytes. If `bytes` is no whole number of pages, the header will not match.
 fn check_of(key: ChunkKey, bytes: u64) -> Check {
     let pages = if bytes.is_multiple_of(PAGE_BYTES) { bytes / PAGE_BYTES } else { 0 };
     let place = RecordPlace { segment: 0, page: 0, pages: u32::try_from(pages).unwrap_or(0) };
@@ -138,7 +138,7 @@ fn check_of(key: ChunkKey, bytes: u64) -> Check {
 
 static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
-/// Large enough that system calls cost little, small enough to stay in a core's own cache.
+/// Bytes read at a time: enough that system calls cost little, few enough to stay in a CPU core's own cache.
 const FILE_BUFFER_BYTES: usize = 256 << 10;
 
 const _: () = assert!(MAX_BLOCK_BYTES / PAGE_BYTES < u32::MAX as u64);

@@ -1,4 +1,4 @@
-//! From options to a store of the `object_store` crate.
+//! Makes a store of the `object_store` crate from options.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::private;
 /// A store, and the prefix of all names in it.
 pub(super) type Opened = (Arc<dyn ObjectStore>, Path);
 
-/// Sets a builder up: the environment, then the URL, then the settings, whose names must be known.
+/// Sets up a builder: the environment, then the URL, then the settings, whose names must be known.
 macro_rules! build {
     ($builder:expr, $store:literal, $options:expr) => {{
         let options: &ObjectOptions = $options;
@@ -64,7 +64,7 @@ pub(super) fn parse(url: &str) -> Option<(Kind, Path)> {
     Some((kind, prefix))
 }
 
-/// The first of the settings that a store of this URL does not have.
+/// The first setting that a store of this URL does not have.
 #[must_use]
 pub fn unknown_setting<'a>(url: &str, settings: &'a BTreeMap<String, String>) -> Option<&'a str> {
     let (kind, _) = parse(url)?;
@@ -82,13 +82,13 @@ pub fn unknown_setting<'a>(url: &str, settings: &'a BTreeMap<String, String>) ->
 
 /// The store that the options name. No request is made.
 pub(super) fn open(options: &ObjectOptions) -> Result<Opened, OpenError> {
-    // The HTTP client asks for the process's own; where one is set already, that stays.
+    // The HTTP client uses the process's crypto provider; a provider that is set already stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (kind, prefix) = parse(&options.url).ok_or_else(|| OpenError::Url(options.url.clone()))?;
     let store: Arc<dyn ObjectStore> = match kind {
         Kind::Folder(path) => return folder(path, options),
         Kind::S3 => {
-            // Hashing every body twice more would cost more than sending it: records have checksums of their own.
+            // Hashing each body twice more would cost more than sending it, and records have checksums of their own.
             let builder = AmazonS3Builder::from_env().with_unsigned_payload(true);
             Arc::new(build!(builder, "S3", options))
         }
@@ -100,7 +100,7 @@ pub(super) fn open(options: &ObjectOptions) -> Result<Opened, OpenError> {
     Ok((store, prefix))
 }
 
-/// A folder, made where it is not there. What is written is synced, as a store's answer promises.
+/// A store in a folder, which is made if missing. Writes are synced, as a store's answer promises.
 fn folder(path: PathBuf, options: &ObjectOptions) -> Result<Opened, OpenError> {
     if let Some(key) = options.settings.keys().next() {
         return Err(OpenError::Setting { store: "local folder", key: key.clone() });
@@ -123,5 +123,5 @@ fn client_options(options: &ObjectOptions) -> ClientOptions {
         .with_pool_max_idle_per_host(options.max_in_flight)
 }
 
-/// Retries of one request; its deadline mostly ends it before.
+/// Retries of one request; its deadline mostly ends it earlier.
 const MOST_RETRIES: usize = 5;

@@ -1,4 +1,4 @@
-//! Tests of the object tier, and what they share.
+//! Tests of the object tier, and their shared fixtures.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -33,31 +33,31 @@ mod histories;
 mod opening;
 mod s3;
 
-/// A store in memory that does as it is told.
+/// A store in memory, with faults that the test chooses.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Faulty {
     pub(super) inner: Arc<InMemory>,
     state: Arc<Mutex<Faults>>,
-    /// Requests wait while it is held.
+    /// Requests wait while a test holds this.
     pub(super) gate: Arc<RwLock<()>>,
 }
 
-/// What a store is to do wrong, and what it was asked.
+/// The faults of a store, and counts of its requests.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    /// Refuses to say what it has.
+    /// Refuses to look for objects and to read them.
     pub(super) refuses_reads: bool,
-    /// Says what it has, and hands out none of it.
+    /// Says which objects it has, but hands out none.
     pub(super) hangs_in_reads: bool,
     /// Refuses to take or delete objects.
     pub(super) refuses_writes: bool,
-    /// Refuses to delete objects alone.
+    /// Refuses only to delete objects.
     pub(super) refuses_deletes: bool,
-    /// Knows nothing of writing only what is not there.
+    /// Cannot refuse to overwrite existing objects.
     pub(super) cannot_create: bool,
-    /// How long it takes.
+    /// How long a request takes.
     pub(super) delay: Duration,
-    /// How long it holds what it was sent, whatever becomes of the request.
+    /// How long the store holds the bytes that it was sent, whatever becomes of the request.
     pub(super) holds: Duration,
     pub(super) gets: usize,
     pub(super) heads: usize,
@@ -177,14 +177,14 @@ impl ObjectStore for Faulty {
 }
 
 impl Client {
-    /// Deletes blocks of a chunk, as whoever owns the bucket may; whether the store deleted one.
+    /// Deletes blocks of a chunk, as the owner of the bucket may. Returns whether the store deleted one.
     pub(super) async fn remove(&self, chunk: ChunkKey, blocks: &[BlockId], deadline: Instant) -> bool {
         let keys = blocks.iter().map(|&block| ObjectKey { chunk, block });
         join_all(keys.map(|key| self.remove_block(key, deadline))).await.contains(&true)
     }
 }
 
-/// A client over a store that may do wrong.
+/// A client over a faulty store.
 pub(super) struct Rig {
     pub(super) store: Faulty,
     pub(super) client: Client,
@@ -253,13 +253,13 @@ pub(super) fn options(url: &str) -> ObjectOptions {
     }
 }
 
-/// A chunk of one block, in the namespace that its number says: every third is of whole pages.
+/// A chunk of one block. Its number determines its namespace; every third chunk has whole pages.
 pub(super) fn single(number: u64) -> TestChunk {
     let numbers = (number..).step_by(3_000).map(TestChunk);
     numbers.into_iter().find(|chunk| chunk.pools().len() == 1).unwrap()
 }
 
-/// What the object of such a chunk is called.
+/// The name of such a chunk's object.
 pub(super) fn object_name(chunk: TestChunk) -> Path {
     record::name(&Path::from(PREFIX), &ObjectKey { chunk: chunk.key(), block: BLOCKS[0] })
 }

@@ -25,14 +25,14 @@ use super::{BlockId, ObjectOptions, OpenError, Trouble};
 use crate::disk::{ReadAnswer, ReadOrder, Refused, WriteAnswer, WriteOrder};
 use crate::threads::{self, Joined};
 
-/// An object tier that is open. Dropping it waits until every order is done: no longer than their deadline.
+/// An open object tier. Dropping it waits until every order is done, which takes no longer than their deadline.
 ///
 /// Completions come on channels of their own and cannot be refused. An error of such a channel means that the order
 /// panicked: a bug is in the log, and the order's places must not be used again.
 pub struct ObjectTier {
     writes: Sender<ObjectJob>,
     reads: Sender<ObjectJob>,
-    /// Questions do not wait behind blocks.
+    /// A queue of its own: questions do not wait behind blocks.
     finds: Sender<ObjectJob>,
     _thread: Joined,
     said: Arc<StoreNews>,
@@ -40,16 +40,16 @@ pub struct ObjectTier {
     metrics: ObjectMetrics,
 }
 
-/// What the thread says of the store.
+/// What the object thread reports of the store.
 #[derive(Debug, Default)]
 pub(super) struct StoreNews {
     /// Whether each side is left alone.
     pub(super) closed: [AtomicBool; 2],
-    /// Why one was, the last time.
+    /// Why a side was left alone the last time.
     pub(super) trouble: Mutex<Option<Trouble>>,
 }
 
-/// Something to do until a moment.
+/// Work, and its deadline.
 struct ObjectJob {
     work: Work,
     deadline: Instant,
@@ -65,17 +65,17 @@ enum Work {
 
 /// Chunks to purge.
 pub struct ObjectPurge {
-    /// Their names.
+    /// The names of the chunks.
     pub keys: PurgedKeys,
-    /// Whether they are removed, or counted.
+    /// Whether the chunks are removed, or only counted.
     pub mode: PurgeMode,
-    /// Hears of each page: how many objects more there were.
+    /// Called for each page with the number of further objects.
     pub progress: Box<dyn Fn(u64) + Send>,
 }
 
 impl ObjectTier {
-    /// Opens the tier and starts its thread: writes, reads and deletes a small object, which takes until the deadline
-    /// at most.
+    /// Opens the tier and starts its thread. Tries the store with a small object that is written, read and deleted; this takes
+    /// until the deadline at most.
     ///
     /// # Errors
     /// [`OpenError`] says what to change. With [`ObjectOptions::start_without`], a store that refuses is no error.
@@ -100,14 +100,14 @@ impl ObjectTier {
                 let client = Rc::new(Client::new(opened, &copied, metrics_there, said_there));
                 let is_open = begin(&client, &copied).await;
                 let goes_on = is_open.is_ok();
-                // Where nobody waits the tier is gone already, and the queues say so.
+                // If nobody waits, the tier is gone already, and the queues say so.
                 let _ = ready.send(is_open);
                 if goes_on {
                     serve(client, &copied, [writes_due, reads_due, finds_due]).await;
                 }
             };
             LocalSet::new().block_on(&runtime, work);
-            // A file system that hangs keeps the threads that wait for it, and nobody waits for these.
+            // A file system that hangs keeps the threads that wait for it, but nobody waits for these threads.
             runtime.shutdown_timeout(LAST_WAIT);
         });
         let thread = thread.map_err(OpenError::Thread)?.into();
@@ -117,31 +117,31 @@ impl ObjectTier {
         Ok(Self { writes, reads, finds, _thread: thread, said, deadline, metrics })
     }
 
-    /// Orders a chunk to be written. It is carried out even if nobody waits for the answer; the places must stay as
-    /// they are until then. `Closed` as an answer: the store failed, or is left alone; whether the chunk is there is
-    /// not known.
+    /// Orders a chunk to be written. The order is carried out even if nobody waits for the answer; the places must stay as they
+    /// are until then. The answer `Closed` means that the store failed, or is left alone; then nobody knows whether the chunk
+    /// is there.
     ///
     /// # Errors
-    /// Fails if it was not taken.
+    /// Fails if the order was not taken.
     pub fn write(&self, order: WriteOrder) -> Result<oneshot::Receiver<WriteAnswer>, Refused> {
         self.order(Side::Writing, &self.writes, |done| Work::Write(order, done))
     }
 
-    /// Orders a chunk to be read. The places belong to the order until the answer. `Closed` as an answer: the store
+    /// Orders a chunk to be read. The places belong to the order until the answer. The answer `Closed` means that the store
     /// failed, or is left alone.
     ///
     /// # Errors
-    /// Fails if it was not taken.
+    /// Fails if the order was not taken.
     pub fn read(&self, order: ReadOrder) -> Result<oneshot::Receiver<ReadAnswer>, Refused> {
         self.order(Side::Reading, &self.reads, |done| Work::Read(order, done))
     }
 
-    /// Asks which chunks are there with these blocks; the answer says so of each, and comes before [`ObjectOptions::find_deadline`] has
-    /// passed since the tier took the order up.
+    /// Asks which chunks are there with these blocks. The answer has one item for each chunk, and comes at the latest
+    /// [`ObjectOptions::find_deadline`] after the tier took up the order.
     ///
     /// In a chain, only the chunks before the first hole count as present, and a hole that a later chunk hides may be missed.
-    /// In a flat namespace (each chunk its own anchor), each chunk counts by itself. Chunks that are unknown at the deadline
-    /// count as absent.
+    /// In a flat namespace (each chunk its own anchor), each chunk counts by itself. Chunks whose state is unknown at the
+    /// deadline count as absent.
     ///
     /// # Errors
     /// Fails if the order was not taken.
@@ -154,7 +154,7 @@ impl ObjectTier {
         self.order(Side::Reading, &self.finds, |done| Work::Find(fingerprint, chunks, blocks, done))
     }
 
-    /// Purges chunks; the answer says why some are left, where some are. It takes as long as it takes.
+    /// Purges chunks. The answer says why some are left, if some are. The purge has no deadline.
     ///
     /// # Errors
     /// Fails if the order was not taken.
@@ -162,13 +162,13 @@ impl ObjectTier {
         self.order(Side::Writing, &self.finds, |done| Work::Purge(purge, done))
     }
 
-    /// Whether that side of the store is left alone at the moment, after it failed.
+    /// Whether this side of the store is left alone at the moment, after it failed.
     #[must_use]
     pub fn is_closed(&self, side: Side) -> bool {
         self.said.closed[side as usize].load(Ordering::Acquire)
     }
 
-    /// Why a side is left alone; `None` if neither is.
+    /// Why a side is left alone; `None` if neither side is.
     #[must_use]
     pub fn trouble(&self) -> Option<Trouble> {
         let is_closed = self.is_closed(Side::Reading) || self.is_closed(Side::Writing);
@@ -199,7 +199,7 @@ impl ObjectTier {
 }
 
 fn runtime(max_in_flight: usize) -> io::Result<Runtime> {
-    // Local folders and name resolution block a thread each.
+    // Each access to a local folder, and each name resolution, blocks a thread.
     Builder::new_current_thread()
         .enable_all()
         .thread_name("larder-object-b")
@@ -207,7 +207,7 @@ fn runtime(max_in_flight: usize) -> io::Result<Runtime> {
         .build()
 }
 
-/// Whether the tier may serve.
+/// Tries the store. Fails if the tier may not serve.
 async fn begin(client: &Client, options: &ObjectOptions) -> Result<(), OpenError> {
     let within = if options.start_without { options.deadline.min(START_WAIT) } else { options.deadline };
     match client.probe(Instant::now() + within).await {
@@ -220,7 +220,7 @@ async fn begin(client: &Client, options: &ObjectOptions) -> Result<(), OpenError
     }
 }
 
-/// The work of the object thread, until the tier is dropped.
+/// Runs the object thread until the tier is dropped.
 async fn serve(
     client: Rc<Client>,
     options: &ObjectOptions,
@@ -233,15 +233,15 @@ async fn serve(
     trials.into_iter().for_each(|trial| trial.abort());
 }
 
-/// Takes orders up, a bounded number at a time; ends when all are done.
+/// Takes up orders, a bounded number at a time. Ends when all are done.
 async fn take(client: &Rc<Client>, mut queue: Receiver<ObjectJob>, most: usize) {
     let jobs = poll_fn(|context| queue.poll_recv(context));
-    // A task of its own: an order that panics ends no other.
+    // Each order is a task of its own: an order that panics ends no other.
     let perform = |job: ObjectJob| spawn_local(job.perform(Rc::clone(client))).map(drop);
     jobs.for_each_concurrent(most.max(1), perform).await;
 }
 
-/// Tries a side again that is left alone.
+/// Tries a side again whenever a trial is due.
 async fn try_again(client: Rc<Client>, side: Side, deadline: Duration) {
     loop {
         client.trial(side).await;
@@ -252,7 +252,7 @@ async fn try_again(client: Rc<Client>, side: Side, deadline: Duration) {
 impl ObjectJob {
     async fn perform(self, client: Rc<Client>) {
         let Self { work, deadline } = self;
-        // Where nobody waits any more there is nobody to tell.
+        // If nobody waits any more, there is nobody to tell.
         match work {
             Work::Write(order, done) => drop(done.send(client.write(order, deadline).await)),
             Work::Read(order, done) => {
@@ -272,5 +272,5 @@ impl ObjectJob {
 /// How long a node that may start without the store waits for it.
 const START_WAIT: Duration = Duration::from_secs(2);
 
-/// How long a tier that ends waits for threads that wait for a file system. Every order has its answer by then.
+/// How long a tier that ends waits for threads that a file system holds up. Every order has its answer by then.
 const LAST_WAIT: Duration = Duration::from_secs(1);

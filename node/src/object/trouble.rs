@@ -1,4 +1,4 @@
-//! Error messages for a store that fails, without anything secret.
+//! Error messages about a store that fails, without anything secret.
 
 use std::error::Error as _;
 use std::fmt;
@@ -8,27 +8,27 @@ use std::fmt;
 pub struct Trouble {
     /// The kind of trouble.
     pub kind: TroubleKind,
-    /// The request.
+    /// The request that failed.
     pub asked: &'static str,
     /// The store's own code, its status, or the system's error. Never a body, a header or a URL.
     pub detail: String,
 }
 
-/// Kinds of trouble; as texts, their names in metrics.
+/// Kinds of trouble. As texts, these are their names in metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum TroubleKind {
-    /// It does not know these credentials.
+    /// The store does not know these credentials.
     Credentials,
-    /// These credentials may not do that.
+    /// These credentials do not allow this request.
     Denied,
     /// There is no such bucket.
     NoBucket,
-    /// Nobody answers there.
+    /// Nobody answers at the store's address.
     Unreachable,
-    /// It takes too long.
+    /// The store takes too long.
     TimedOut,
-    /// It cannot do that.
+    /// The store cannot do this.
     Unsupported,
     /// Anything else.
     #[strum(serialize = "failed")]
@@ -93,7 +93,7 @@ impl fmt::Display for Trouble {
     }
 }
 
-/// Errors that the HTTP client makes itself: how far the request came.
+/// The kind of an error of the HTTP client itself: how far the request came.
 fn http_kind(error: &object_store::Error) -> TroubleKind {
     use object_store::client::{HttpError, HttpErrorKind};
     let mut source = error.source();

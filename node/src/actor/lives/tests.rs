@@ -1,4 +1,4 @@
-//! A panic planted in an actor: its sessions hear of it, everybody else goes on, and no memory changes under who reads it.
+//! A panic planted in an actor: its sessions hear of it, everybody else goes on, and no memory changes under a reader.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -103,7 +103,7 @@ impl Engine {
         self.session.lease(&self.namespace, &self.namespace.chain(prompt.to_vec())).wait().unwrap()
     }
 
-    /// Reads what is here of a prompt, every byte right; how many chunks.
+    /// Reads the chunks of a prompt that are here, checks every byte, and returns the number of chunks.
     fn get(&self, prompt: &[ChunkHash]) -> usize {
         let lease = self.lease(prompt);
         are_right(&lease, prompt);
@@ -154,7 +154,7 @@ fn a_panic_ends_the_sessions_of_one_actor_and_the_node_goes_on() {
     assert_eq!(again.get(&prompt(b'a', 8)), 0, "it begins with nothing");
     assert_eq!(node.metric("larder_actor_restarts_total{device=\"0\"}"), 1.0);
     assert_eq!(node.metric("larder_session_ends_total{how=\"fault\""), 1.0);
-    // All of its memory is written again, while a lease of its earlier life is still being read.
+    // All of the actor's memory is written again, while a lease of its earlier life is still being read.
     for name in 0..12 {
         again.put(&prompt(name, 400));
         are_right(&kept, &prompt(b'a', 8));

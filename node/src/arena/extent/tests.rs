@@ -24,7 +24,7 @@ fn mapped(extent: &ExtentMemory, access: Access) -> Result<Mapping, Errno> {
     Mapping::new(extent.descriptor(), extent.bytes(), access)
 }
 
-/// Opens the extent's file anew, as whoever has the descriptor can.
+/// Opens the extent's file anew, as any holder of the descriptor can.
 fn reopened(extent: &ExtentMemory, write: bool) -> std::io::Result<File> {
     let path = format!("/proc/self/fd/{}", extent.descriptor().as_raw_fd());
     OpenOptions::new().read(true).write(write).open(path)
@@ -87,7 +87,7 @@ fn a_trusted_engine_writes_and_the_node_reads_copies_only() {
     let mut seen = [0; 5];
     extent.copy_out(9, &mut seen).unwrap();
     assert_eq!(&seen, b"block");
-    // SAFETY: nobody writes, and no slice is given.
+    // SAFETY: nobody writes, and no slice is returned.
     assert_eq!(unsafe { extent.bytes_at(9, 5) }, Ok(None));
 }
 
@@ -95,7 +95,7 @@ fn a_trusted_engine_writes_and_the_node_reads_copies_only() {
 fn bytes_that_no_engine_can_write_are_read_in_place() {
     let extent = SEALED.create().unwrap();
     extent.copy_in_from(window_with(b"block").mapping(), 0, 100, 5, &mut RangeChecksum::new()).unwrap();
-    // SAFETY: the copy is done, and there is no other.
+    // SAFETY: the copy is done, and there is no other copy.
     assert_eq!(unsafe { extent.bytes_at(100, 5) }, Ok(Some(b"block".as_slice())));
 }
 

@@ -16,7 +16,7 @@ use crate::exchange::{AskPeer, ConnectedPeers, PeerUnavailable, SilentPeers};
 use crate::exchange::{NewTable, ServeAnnounce, ServeFind};
 use crate::watched::{Watch, plant};
 
-/// Other nodes, of which none answers.
+/// Other nodes, which never answer.
 struct Nobody;
 
 impl Actor for Nobody {
@@ -31,7 +31,7 @@ impl Handler<AskPeer> for Nobody {
     }
 }
 
-/// The holders of the first chunks, as the home says.
+/// The nodes that hold the first chunks, as the home says.
 async fn rows(directory: &Addr<DirectoryActor>) -> Vec<u16> {
     let find = Find { epoch: Epoch::default(), rows: (0..4).map(key).collect() };
     let spans = directory.send(ServeFind(find)).await.unwrap().spans;

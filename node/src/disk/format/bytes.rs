@@ -4,11 +4,11 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{FormatError, VERSION};
 
-/// Bytes being put together.
+/// Writes a structure, one field after the other.
 #[derive(Default)]
 pub(super) struct Writer(Vec<u8>);
 
-/// Bytes being taken apart. What reads past their end is an error, never a panic.
+/// Reads a structure, one field after the other. A read past the end is an error, never a panic.
 pub(super) struct Reader<'a> {
     all: &'a [u8],
     at: usize,
@@ -49,7 +49,7 @@ impl Writer {
         self.bytes(&number.to_le_bytes())
     }
 
-    /// The checksum of all bytes so far.
+    /// Writes the checksum of all bytes so far.
     pub(super) fn checksum(&mut self) -> &mut Self {
         self.u64(xxh3_64(&self.0))
     }
@@ -60,7 +60,7 @@ impl Writer {
 }
 
 impl<'a> Reader<'a> {
-    /// Behind a magic and a version, which must be right.
+    /// A reader behind the magic and the version, which must be right.
     pub(super) fn new(all: &'a [u8], magic: &[u8; 8]) -> Result<Self, FormatError> {
         let mut reader = Self::bare(all);
         if reader.bytes::<8>().map_err(|_| FormatError::Magic)? != *magic {
@@ -72,7 +72,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// From the first byte on.
+    /// A reader from the first byte on.
     pub(super) fn bare(all: &'a [u8]) -> Self {
         Self { all, at: 0 }
     }
@@ -107,7 +107,7 @@ impl<'a> Reader<'a> {
         self.bytes().map(u64::from_le_bytes)
     }
 
-    /// Reads a checksum, and holds it against the bytes before it.
+    /// Reads a checksum, and compares it with the bytes before it.
     pub(super) fn checksum(&mut self) -> Result<(), FormatError> {
         let right = xxh3_64(&self.all[..self.at]);
         if self.u64()? == right { Ok(()) } else { Err(FormatError::Checksum) }

@@ -28,7 +28,7 @@ fn superblock() -> Superblock {
     Superblock { storage: STORAGE, segment_bytes: 256 << 20, segments: 80 }
 }
 
-/// One of everything that stands on disk.
+/// One of each structure that stands on disk.
 fn everything() -> Vec<u8> {
     [
         superblock().encode(),
@@ -39,7 +39,7 @@ fn everything() -> Vec<u8> {
     .concat()
 }
 
-/// Lines of 32 bytes; lines of zeros are left out, each line says where it stands.
+/// Hexadecimal lines of 32 bytes, each with its offset. Lines of zeros are left out.
 fn hex(bytes: &[u8]) -> String {
     let lines = bytes.chunks(32).enumerate().filter(|(_, line)| line.iter().any(|&byte| byte != 0));
     let digits = |line: &[u8]| line.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -114,7 +114,7 @@ fn nothing_that_is_read_makes_it_panic() {
         }
         bytes.truncate(random.usize(..=bytes.len()));
         bytes.resize(4 * 4096, 0);
-        // With right checksums, so that the fields behind them are looked at.
+        // With right checksums, so that the fields behind them are decoded too.
         bytes[8192 + 200..][..8].fill(0);
         let checksum = xxh3_64(&bytes[8192..][..4096]).to_le_bytes();
         bytes[8192 + 200..][..8].copy_from_slice(&checksum);
@@ -123,7 +123,7 @@ fn nothing_that_is_read_makes_it_panic() {
     }
 }
 
-/// Whether each part reads well.
+/// Whether each part can be decoded.
 fn decode_all(bytes: &[u8]) -> [bool; 4] {
     let page = |number: usize| bytes.get(number * 4096..(number + 1) * 4096).unwrap_or_default();
     let tail = FooterTail::decode(page(3), STORAGE, header().segment);

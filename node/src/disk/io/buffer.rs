@@ -2,7 +2,7 @@
 //!
 //! Drives take a bounded number of pieces of memory per request. With pages of 4 KiB, requests are small: on a virtual drive
 //! that allows 254 pieces, blocks of 4 MiB moved at a third of the rate of huge pages. io_uring registers the buffers at the
-//! start, where memory may be locked, so their pages are looked up once.
+//! start, if memory may be locked, so their pages are looked up once.
 
 use memmap2::{Advice, MmapMut};
 
@@ -13,15 +13,15 @@ pub struct Buffer {
     mapping: MmapMut,
     start: usize,
     bytes: usize,
-    /// The number under which a device knows it.
+    /// The number under which a device knows the buffer.
     pub(super) number: Option<u16>,
 }
 
 impl Buffer {
-    /// Memory from the system.
+    /// A buffer of new memory from the system.
     ///
     /// # Panics
-    /// Panics if the system has none left.
+    /// Panics if the system has no memory left.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         let mapping = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES);
@@ -33,13 +33,13 @@ impl Buffer {
         Self { mapping, start, bytes, number: None }
     }
 
-    /// Its bytes.
+    /// The buffer's bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.mapping[self.start..][..self.bytes]
     }
 
-    /// Its bytes, to be written.
+    /// The buffer's bytes, for writing.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.mapping[self.start..][..self.bytes]

@@ -14,20 +14,20 @@ use crate::disk::format::PAGE_BYTES;
 pub struct Ring {
     ring: IoUring,
     file: Arc<DiskFile>,
-    /// Running transfers, by the number that the kernel was given. Their memory stays here, untouched, until the kernel says
-    /// that it is done.
+    /// Running transfers, by the number that the kernel was given. Their memory stays here, untouched, until the kernel reports
+    /// their completion.
     flying: Vec<Option<Transfer>>,
-    /// Over before the kernel was asked.
+    /// Finished transfers that the kernel did not take. This thread carried them out.
     refused: Vec<Finished>,
     /// Addresses of the buffers that the kernel knows, by their numbers: it looks up their pages once, not with each transfer.
     registered: Vec<usize>,
 }
 
 impl Ring {
-    /// A device over `file`, tried with one read.
+    /// Makes a device over `file`, and tries it with one read.
     ///
     /// # Errors
-    /// Fails if the kernel or its keeper does not allow io_uring, or it lacks an operation.
+    /// Fails if the kernel or a filter of system calls forbids io_uring, or if an operation is missing.
     pub fn new(file: Arc<DiskFile>) -> io::Result<Self> {
         let flying = (0..ENTRIES).map(|_| None).collect();
         let (refused, registered) = (Vec::new(), Vec::new());
@@ -36,10 +36,10 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Whether the kernel and its keeper allow io_uring here, with all operations that are needed.
+    /// Checks that io_uring is allowed here, with all operations that are needed.
     ///
     /// # Errors
-    /// Fails if they do not.
+    /// Fails if io_uring is forbidden, or if an operation is missing.
     pub fn probe() -> io::Result<()> {
         Self::set_up().map(drop)
     }
@@ -59,8 +59,9 @@ impl Ring {
             let bytes = buffer.bytes_mut();
             memory.push(libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() });
         }
-        // SAFETY: the kernel keeps the pages until the ring is gone. A transfer names one of them only for a buffer with that
-        // number and address, which is the one that was registered as long as it lives; its memory then is these pages.
+        // SAFETY: the kernel keeps the registered pages until the ring is gone. A transfer names a registered buffer only if
+        // number and address match. No other buffer has both while the registered buffer lives, so the transfer's memory is the
+        // registered pages.
         unsafe { self.ring.submitter().register_buffers(&memory)? };
         for (number, buffer) in (0..).zip(buffers) {
             buffer.number = Some(number);
@@ -69,7 +70,7 @@ impl Ring {
         Ok(())
     }
 
-    /// The number of a buffer that the kernel knows.
+    /// The buffer's number, if the kernel knows the buffer.
     fn number_of(&self, memory: &Memory) -> Option<u16> {
         let Memory::Buffer(buffer) = memory else { return None };
         let number = buffer.number?;
@@ -91,11 +92,11 @@ impl Ring {
         let Some(Finished { result, .. }) = self.wait() else {
             return Err(io::ErrorKind::Unsupported.into());
         };
-        // Where the drive cannot read the page, the ring did its part.
+        // If the drive cannot read the page, the ring works nevertheless.
         result.or_else(|error| if error.raw_os_error() == Some(libc::EIO) { Ok(()) } else { Err(error) })
     }
 
-    /// Has the kernel carry a transfer out; it comes back where the kernel takes no more.
+    /// Hands a transfer to the kernel. Returns the transfer if the kernel takes no more.
     fn submit(&mut self, mut transfer: Transfer) -> Result<(), Transfer> {
         let Some(number) = self.flying.iter().position(Option::is_none) else { return Err(transfer) };
         let file = types::Fd(self.file.file.as_raw_fd());
@@ -123,9 +124,9 @@ impl Ring {
         self.flying[number] = Some(transfer);
         let entry = entry.user_data(number as u64);
         // SAFETY: `flying` has the memory from here until the kernel's completion with this number is seen, and dropping the
-        // ring waits for that: a buffer's own, on the heap, or an extent, which stays mapped as long as it is held. The place
-        // in the extent belongs to the order that named it; the volume answers no order while its transfers are under way.
-        // No reference to it exists. The file is open as long as the ring.
+        // ring waits for that. The memory is a buffer's own, which does not move, or an extent, which stays mapped as long as
+        // it is held. The place in the extent belongs to the order that named it; the volume answers no order while its
+        // transfers are under way. No reference to the memory exists. The file is open as long as the ring.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         if pushed.is_err() {
             return self.flying[number].take().map_or(Ok(()), Err);
@@ -146,7 +147,7 @@ impl Ring {
             if let Err(error) = self.ring.submit_and_wait(1)
                 && !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
             {
-                // Without a completion the buffers are the kernel's for ever: there is no way on for this thread.
+                // Without a completion the kernel keeps the buffers forever, and this thread cannot go on.
                 tracing::error!(%error, "io_uring does not answer");
                 std::thread::yield_now();
             }
@@ -184,7 +185,7 @@ impl DiskDevice for Ring {
         let result = match usize::try_from(result) {
             Err(_) => Err(io::Error::from_raw_os_error(-result)),
             Ok(bytes) if bytes == transfer.bytes => Ok(()),
-            // A short transfer is no error; its rest is carried out here.
+            // A short transfer is no error; the rest is transferred here.
             Ok(bytes) => {
                 let whole_pages = bytes - bytes % PAGE_BYTES as usize;
                 self.file.transfer(&mut transfer, whole_pages)
@@ -208,7 +209,7 @@ impl Drop for Ring {
     }
 }
 
-/// Limit of running transfers; the caller carries out further ones itself.
+/// Limit of running transfers; the caller's thread carries out further transfers itself.
 const ENTRIES: u32 = 32;
 
 #[cfg(test)]
@@ -239,14 +240,14 @@ mod tests {
     fn buffers_that_the_kernel_knows_and_others_carry_the_same_bytes() {
         let (Some((mut ring, _one)), Some((mut other, _two))) = (ring(), ring()) else { return };
         let known = ring.buffers(2, BYTES);
-        // Another ring's have its numbers, and are none of this one's.
+        // Buffers of another ring have the same numbers, but this ring's kernel side does not know them.
         let buffers = known.into_iter().chain(other.buffers(1, BYTES)).chain([Buffer::new(BYTES)]);
         let mut written = Vec::new();
         for (at, mut buffer) in buffers.enumerate() {
             buffer.bytes_mut().fill(at as u8 + 1);
             written.push(transfer(&mut ring, Direction::Write, at, buffer));
         }
-        // Each comes into another buffer than it went from.
+        // Each block is read into another buffer than it was written from.
         written.rotate_left(1);
         for (at, buffer) in written.into_iter().enumerate() {
             let read = transfer(&mut ring, Direction::Read, at, buffer);

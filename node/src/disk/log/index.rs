@@ -10,7 +10,7 @@ use larder_protocol::{ChunkHash, Fingerprint};
 
 use super::RecordPlace;
 
-/// The records of a tier, by key. An id is a record's as long as it is there, then another's.
+/// The records of a tier, by key. After a record is removed, its id may go to another record.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     ids: HashTable<u32>,
@@ -50,7 +50,7 @@ impl Index {
         held.into_iter().map(|(fingerprint, _)| *fingerprint).collect()
     }
 
-    /// Bytes of memory that it takes.
+    /// Bytes of memory that the index takes.
     pub(super) fn memory_bytes(&self) -> usize {
         self.ids.allocation_size()
             + self.records.capacity() * size_of::<Record>()
@@ -63,7 +63,7 @@ impl Index {
         self.ids.find(hash, |&id| self.records[id as usize].is(namespace, &key.hash)).copied()
     }
 
-    /// Notes that a chunk's record stands at `place` now, unread.
+    /// Notes that a chunk's record now stands at `place`, where nobody has read it yet.
     pub(super) fn insert(&mut self, key: &ChunkKey, place: RecordPlace) -> u32 {
         if let Some(id) = self.find(key) {
             let record = &mut self.records[id as usize];
@@ -75,7 +75,7 @@ impl Index {
         let record = Record { hash: key.hash, place, namespace };
         let id = self.free.pop().unwrap_or_else(|| {
             if self.records.len() == self.records.capacity() {
-                // By an eighth, not by double: at a million records the difference is 48 bytes each.
+                // Grow by an eighth, not by double: at a million records this saves 48 bytes each.
                 self.records.reserve_exact((self.records.len() / 8).max(1_024));
             }
             self.records.push(record);
@@ -145,7 +145,7 @@ impl Record {
 }
 
 impl Namespaces {
-    /// The number of a namespace that has one record more.
+    /// Counts one more record of a namespace, and returns the namespace's number.
     fn hold(&mut self, fingerprint: Fingerprint) -> u32 {
         let number = *self.numbers.entry(fingerprint).or_insert_with(|| {
             self.unused.pop().unwrap_or_else(|| {
@@ -159,7 +159,7 @@ impl Namespaces {
         number
     }
 
-    /// A namespace has one record less.
+    /// Counts one record less of a namespace.
     fn release(&mut self, number: u32) {
         let (fingerprint, records) = &mut self.fingerprints[number as usize];
         *records -= 1;

@@ -21,10 +21,10 @@ fn entry(number: u64, page: u32, pages: u32, sequence: u64) -> FooterEntry {
     FooterEntry { fingerprint, chunk, page, pages, pools: PoolSet::first(1), sequence }
 }
 
-/// A log, what its disk would hold, and what it must say.
+/// A log, the contents that its disk would have, and the records that it must know.
 struct Modelled {
     log: Log,
-    /// By segment: its sequence, its footer where it is sealed, all records that were synced there.
+    /// For each segment: its header, its footer if it is sealed, and all records that were synced there.
     disk: BTreeMap<u32, (SegmentHeader, Option<Footer>, Vec<FooterEntry>)>,
     held: BTreeMap<ChunkKey, RecordPlace>,
     hot: BTreeSet<ChunkKey>,
@@ -96,7 +96,7 @@ impl Modelled {
         self.hot.remove(key);
     }
 
-    /// The log as it is found again, and the model with it: what was forgotten comes back.
+    /// Restores the log from the disk, and the model with it: forgotten records come back.
     fn restart(&mut self) {
         let open = self.log.open.as_ref().map(|open| (open.segment.segment, open.page));
         let found = self.disk.values().map(|(segment, footer, records)| {

@@ -1,4 +1,4 @@
-//! A tier that the release before wrote is read as it was written.
+//! A tier that the previous release wrote is read as it was written.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -7,7 +7,7 @@ use super::*;
 use crate::disk::format::RecordHeader;
 use crate::object::STORAGE;
 
-/// A chunk that the release before wrote, as its object has it.
+/// A chunk that the previous release wrote, as its object has it.
 pub(crate) struct Written {
     /// The object's path, and its bytes.
     pub(crate) object: (&'static str, Vec<u8>),
@@ -15,7 +15,7 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    /// All of them.
+    /// All chunks that the previous release wrote.
     pub(crate) fn all() -> Vec<Self> {
         let objects = TEXT.lines().filter_map(|line| line.strip_prefix("object "));
         let written = objects.map(|object| {
@@ -32,7 +32,7 @@ impl Written {
         written.collect()
     }
 
-    /// Orders it to be read into memory that nothing else uses.
+    /// Makes the order to read the chunk into memory that nothing else uses.
     pub(crate) fn read_order(&self, slots: &Slots) -> ReadOrder {
         let memory = slots.arena.extent(1);
         let [block] = &self.header.blocks[..] else { panic!("each has one block") };
@@ -48,7 +48,7 @@ impl Written {
         ReadOrder::new(self.header.fingerprint, self.header.chunk, vec![place]).unwrap()
     }
 
-    /// Holds an answer that says `Here` against what was written.
+    /// Checks that an answer is `Here`, and that bytes and checksums are those that were written.
     pub(crate) fn assert_right(&self, slots: &Slots, answer: &ReadAnswer) {
         let ReadAnswer::Here { checksums, .. } = answer else { panic!("{:?}: {answer:?}", self.header) };
         let block = &self.header.blocks[0];
@@ -60,7 +60,7 @@ impl Written {
     }
 }
 
-/// Makes the folder of the tier that the release before wrote.
+/// Makes the folder of the tier that the previous release wrote.
 fn make_tier(folder: &Path) {
     let mut disk = None;
     for line in TEXT.lines().filter(|line| !line.starts_with('#')) {

@@ -1,4 +1,4 @@
-//! What a tier answers, each thing by itself.
+//! Answers of a tier, each behavior by itself.
 
 use std::sync::mpsc::channel;
 
@@ -138,7 +138,7 @@ fn reads_that_come_while_others_are_carried_out_join_them() {
     let (first, mut answers) = (read(0), Vec::new());
     answers.push((0, first.1));
     let mut later = std::collections::VecDeque::new();
-    // The one in the middle is not there.
+    // Chunk 77, in the middle, is not there.
     for number in [1, 2, 77, 3, 4, 5] {
         let (reading, answer) = read(number);
         later.push_back(reading);
@@ -147,7 +147,7 @@ fn reads_that_come_while_others_are_carried_out_join_them() {
     rig.volume.perform(vec![DiskJob::Read(first.0)], &mut || later.pop_front());
     for (number, answer) in answers {
         match now(answer) {
-            // All go to the same slots, so that only what was summed on the way tells that it was right.
+            // All chunks go to the same slots, so only the checksums summed on the way tell that each was right.
             ReadAnswer::Here { checksums, .. } => {
                 let right = TestChunk(number).blocks().into_iter().map(|block| block.checksums);
                 assert_eq!(checksums, right.collect::<Vec<_>>());
@@ -389,7 +389,7 @@ fn a_full_queue_answers_busy_and_a_closed_tier_closed() {
     let tier = DiskTier::start(volume, &options, metrics.clone()).unwrap();
     let mut slots = Slots::new();
     let mut answers = Vec::new();
-    // The thread has at most two batches of what was queued when it waits for the drive.
+    // While it waits for the drive, the thread has taken at most two batches from the queue.
     let refused = loop {
         match tier.write(slots.write_order(TestChunk(answers.len() as u64))) {
             Ok(answer) => answers.push(answer),

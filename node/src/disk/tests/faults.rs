@@ -1,4 +1,4 @@
-//! A device that loses power, tears and damages what it holds, cannot read some of it, fails, fills up, and takes its time.
+//! A device that loses power, tears and damages its contents, cannot read some pages, fails, fills up, and is slow.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -7,19 +7,19 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::disk::io::{Direction, DiskDevice, Finished, Memory, Transfer};
 
-/// The contents of the device. They outlive their users.
+/// The contents of the device. They outlive the volumes that use them.
 #[derive(Clone)]
 pub(super) struct Platter(Arc<Mutex<State>>);
 
 pub(super) struct State {
-    /// What a reader sees.
+    /// The bytes that a reader sees.
     pub(super) seen: Vec<u8>,
-    /// What is left when power is lost now.
+    /// The bytes that are left if power is lost now.
     stable: Vec<u8>,
     /// Writes since the last sync.
     unsynced: Vec<(usize, Vec<u8>)>,
     random: fastrand::Rng,
-    /// Operations that succeed before all fail, and how.
+    /// Number of operations that still succeed before all fail, and their error.
     pub(super) fails: Option<(u64, i32)>,
     /// Pages, by their number, that cannot be read until they are written.
     pub(super) unreadable: BTreeSet<usize>,
@@ -31,7 +31,7 @@ pub(super) struct State {
     pub(super) gate: Option<Receiver<()>>,
 }
 
-/// One user's way to the platter.
+/// One volume's access to the platter.
 struct Way {
     platter: Platter,
     finished: Vec<Finished>,
@@ -61,7 +61,7 @@ impl Platter {
         self.0.lock().unwrap()
     }
 
-    /// Power is lost: of each write since the last sync there is all, nothing, its first sectors, or some of its sectors.
+    /// Loses power: each write since the last sync keeps all, none, its first, or some of its sectors.
     pub(super) fn lose_power(&self) {
         let state = &mut *self.state();
         for (offset, bytes) in std::mem::take(&mut state.unsynced) {
@@ -85,7 +85,7 @@ impl Platter {
         state.fails = None;
     }
 
-    /// The page at `offset` cannot be read until it is written.
+    /// Makes the page at `offset` unreadable until it is written.
     pub(super) fn lose_page(&self, offset: u64) {
         self.state().unreadable.insert(offset as usize / PAGE);
     }
@@ -163,7 +163,7 @@ impl DiskDevice for Way {
     fn sync(&mut self) -> io::Result<()> {
         let gate = self.platter.state().gate.take();
         if let Some(gate) = gate {
-            // Whoever holds the other end lets go by dropping it.
+            // The holder of the other end lets the sync go by dropping that end.
             let _ = gate.recv();
             self.platter.state().gate = Some(gate);
         }

@@ -1,4 +1,4 @@
-//! Random histories over a device that loses power anywhere: what was acknowledged is there, and right.
+//! Random histories over a device that loses power anywhere: acknowledged chunks are there, and right.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::disk::log::{Geometry, RecordPlace};
 use crate::disk::metrics::FoundBy;
 use crate::disk::volume::{DiskJob, Volume};
 
-/// A tier on a platter, and what it must hold.
+/// A tier on a platter, and the chunks that it must hold.
 struct History {
     random: fastrand::Rng,
     platter: Platter,
@@ -25,18 +25,18 @@ struct History {
     metrics: DiskMetrics,
     slots: Slots,
     next: u64,
-    /// Acknowledged, and not gone since.
+    /// Chunks that were acknowledged, and are not gone since.
     must: BTreeMap<ChunkKey, TestChunk>,
-    /// Ever written.
+    /// All chunks that were ever written.
     may: BTreeMap<ChunkKey, TestChunk>,
-    /// Bits of theirs were flipped, or pages lost.
+    /// Chunks with flipped bits or lost pages.
     damaged: BTreeSet<ChunkKey>,
-    /// Reads that had failed when what is gone was last heard.
+    /// Reads that had failed when the gone chunks were last heard.
     heard_failed: u64,
     counts: Counts,
 }
 
-/// What histories went through, so that a test shows what it tested.
+/// Counts of what histories met, so that a test shows what it tested.
 #[derive(Debug, Default)]
 struct Counts {
     acknowledged: u64,
@@ -84,7 +84,7 @@ impl History {
                     }
                     return;
                 }
-                // Power is lost while the tier is being opened, too.
+                // Power is also lost while the tier is being opened.
                 Err(_) => self.lose_power(),
             }
         }
@@ -143,7 +143,7 @@ impl History {
                 WriteAnswer::TooLarge => panic!("{chunk:?} fits"),
             }
         }
-        // Evicted by a later write of the same batch.
+        // A later write of the same batch may have evicted some.
         self.hear_gone();
     }
 
@@ -158,7 +158,7 @@ impl History {
         let failed = self.platter.state().failed_reads;
         self.volume().perform(vec![DiskJob::Read((order, done))], &mut || None);
         let key = chunk.key();
-        // One that was forgotten may be back after a loss of power, on a page that was lost meanwhile.
+        // A forgotten chunk may be back after a loss of power, on a page that was lost meanwhile.
         let has_failed = self.platter.state().failed_reads > failed;
         match now(answer) {
             ReadAnswer::Closed => assert!(self.volume().is_closed()),
@@ -187,7 +187,7 @@ impl History {
         assert!(was_there || !was_due || self.volume().is_closed());
     }
 
-    /// Of a record, its padding included; rarely of anything else.
+    /// Flips a bit of a record, its padding included; rarely of anything else.
     fn flip_a_bit(&mut self) {
         let chunk = self.some_chunk();
         let bit = self.random.u8(..8);
@@ -198,7 +198,7 @@ impl History {
             self.damaged.insert(chunk.key());
             self.counts.flips += 1;
         } else {
-            // A footer or a segment's header: what they say is found out another way.
+            // A footer or a segment's header: a start finds out their contents in another way.
             let segment = self.random.u32(..GEOMETRY.segments);
             let page = if self.random.bool() { 0 } else { GEOMETRY.segment_pages - 1 };
             if !self.volume().has_record_at(segment, page) {
@@ -208,9 +208,9 @@ impl History {
         }
     }
 
-    /// The drive can read some page no more, until it is written.
+    /// Makes some page unreadable until it is written.
     fn lose_a_page(&mut self) {
-        // What was moved and not synced stands nowhere yet.
+        // Syncs moved records, which otherwise stand nowhere yet.
         self.volume().perform(Vec::new(), &mut || None);
         let segment = self.random.u32(..GEOMETRY.segments);
         let page = self.random.u32(..GEOMETRY.segment_pages);
@@ -231,7 +231,7 @@ impl History {
         self.damaged.contains(key) || self.platter.state().fails.is_some()
     }
 
-    /// As a service is: what was begun is finished.
+    /// Restarts the tier as a service is restarted: begun work is finished first.
     fn restart(&mut self) {
         self.volume().settle();
         self.hear_gone();
@@ -300,7 +300,7 @@ fn nothing_acknowledged_is_lost_and_no_byte_is_wrong_whatever_happens() {
 }
 
 impl History {
-    /// Purges a namespace; whether that was acknowledged.
+    /// Purges a namespace. Returns whether the purge was acknowledged.
     fn purge(&mut self, fingerprint: Fingerprint) -> bool {
         let mut keys = PurgedKeys::default();
         keys.add(fingerprint);
@@ -322,7 +322,7 @@ impl History {
 #[test]
 fn what_was_purged_never_comes_back_and_the_rest_stays_though_power_is_lost_anywhere() {
     let (mut purges, mut losses) = (0, 0);
-    // With the first, a purge wiped the header that had the last sequence number, on a drive that could not be read.
+    // With the first seed, a purge once wiped the header with the last sequence number, on a drive that could not be read.
     let seeds =
         std::iter::once(11_714_695_190_204_862_534).chain(std::iter::repeat_with(|| fastrand::u64(..)));
     for seed in seeds.take(60) {
@@ -334,7 +334,7 @@ fn what_was_purged_never_comes_back_and_the_rest_stays_though_power_is_lost_anyw
                 0..9 => {
                     let next = history.next;
                     history.write_some();
-                    // What was written anew, or may have been.
+                    // Leaves out chunks that were written anew, or may have been.
                     purged.retain(|chunk: &TestChunk| chunk.0 + 130 < next);
                 }
                 9..12 => {

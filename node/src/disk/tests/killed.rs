@@ -1,4 +1,4 @@
-//! A process that writes is killed: what it said was written is there.
+//! A process that writes is killed: the chunks that it reported as written are there.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -10,7 +10,7 @@ use larder_core::store::ids::ChunkKey;
 
 use super::*;
 
-/// Tells the test below that it is the process to be killed: the folder, and the first chunk.
+/// Tells the test below that it is the process to be killed. The value has the folder and the first chunk.
 const VICTIM: &str = "LARDER_DISK_VICTIM";
 
 #[test]
@@ -42,7 +42,7 @@ fn what_a_killed_process_said_was_written_is_there() {
                 other => panic!("{other}"),
             }
         }
-        // Beyond what it may have written without saying so.
+        // Skips chunks that it may have written without saying so.
         next += 64;
         check(folder.path(), &mut must);
     }
@@ -50,7 +50,7 @@ fn what_a_killed_process_said_was_written_is_there() {
     assert!(told > rounds, "some were written before each end");
 }
 
-/// Every chunk that must be there is, and right.
+/// Checks that every chunk that must be there is there, and right.
 fn check(folder: &Path, must: &mut BTreeSet<u64>) {
     let metrics = metrics();
     let (on_gone, gone) = gone();
@@ -58,7 +58,7 @@ fn check(folder: &Path, must: &mut BTreeSet<u64>) {
     let slots = Slots::new();
     for number in must.clone() {
         let answer = tier.read(slots.read_order(TestChunk(number))).unwrap().blocking_recv().unwrap();
-        // A tier with few free segments gives some up while nobody asks, and says so first.
+        // A tier with few free segments gives up some segments while nobody asks, and says so first.
         for gone in gone.try_iter() {
             assert_eq!(gone.why, Why::Evicted);
             gone.chunks.iter().for_each(|key| {
@@ -75,7 +75,7 @@ fn check(folder: &Path, must: &mut BTreeSet<u64>) {
     }
 }
 
-/// Starts a process, and kills it somewhere in its work; what it said until then.
+/// Starts a process, and kills it somewhere in its work. Returns what it said until then.
 fn kill_one(folder: &Path, first: u64, random: &mut fastrand::Rng) -> Vec<String> {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([
@@ -93,7 +93,7 @@ fn kill_one(folder: &Path, first: u64, random: &mut fastrand::Rng) -> Vec<String
     let mut said = |child: &mut Child, lines: &mut Vec<String>| {
         let mut line = String::new();
         let read = out.read_line(&mut line).unwrap();
-        // The harness says something of its own.
+        // The harness prints lines of its own.
         if read > 0 && line.starts_with("larder-disk ") && line.ends_with('\n') {
             lines.push(line.trim().trim_start_matches("larder-disk ").to_owned());
         }
@@ -108,7 +108,7 @@ fn kill_one(folder: &Path, first: u64, random: &mut fastrand::Rng) -> Vec<String
     lines
 }
 
-/// Writes chunk after chunk, several at a time, reads some, and says what became durable and what is gone.
+/// Writes chunk after chunk, several at a time, reads some, and reports which chunks became durable and which are gone.
 fn write_until_killed(folder: &Path, first: u64) -> ! {
     // The harness may be in the middle of a line.
     println!();

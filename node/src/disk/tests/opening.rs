@@ -1,4 +1,4 @@
-//! Opening: whose the folder is, what is in it, how large it is, how long it takes.
+//! Opening a tier: the owner of the folder, its contents, its size, and the time that opening takes.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -12,7 +12,7 @@ fn refused(options: &DiskOptions) -> OpenError {
     DiskTier::open(options, metrics(), gone().0).err().expect("the tier must not open")
 }
 
-/// Replaces what stands at the head of a tier's file.
+/// Overwrites bytes of a tier's file.
 fn overwrite(folder: &Path, offset: u64, bytes: &[u8]) {
     let file = OpenOptions::new().write(true).open(folder.join("larder.disk")).unwrap();
     file.write_all_at(bytes, offset).unwrap();
@@ -103,7 +103,7 @@ fn taken(folder: &Path) -> u64 {
 fn a_tier_that_does_not_fit_is_refused_at_every_start_and_takes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let segment_bytes = MAX_SEGMENT_BYTES;
-    // A file may be that long, so that a sparse one is no obstacle.
+    // A sparse file of this length is possible, so only the missing space is in the way.
     let too_large =
         DiskOptions { capacity_bytes: 700 * segment_bytes, segment_bytes, ..options(folder.path()) };
     for _ in ["the first start", "the next"] {
@@ -137,7 +137,7 @@ fn a_tier_belongs_to_its_user_alone() {
     drop(open(&inner));
     let file = inner.join("larder.disk");
     assert_eq!((mode(&inner), mode(&file)), (0o700, 0o600));
-    // One of an earlier build.
+    // A file of an earlier build.
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
     drop(open(&inner));
     assert_eq!(mode(&file), 0o600);
@@ -199,7 +199,7 @@ fn a_segment_without_a_right_footer_or_header_is_searched() {
     let good = options(folder.path());
     assert_eq!(hits(&good, 0..25), 25);
     let geometry = good.geometry().unwrap();
-    // Of the first segment the header, of the second the footer.
+    // Damages the header of the first segment, and the footer of the second.
     overwrite(folder.path(), geometry.offset(0, 0) + 33, b"damage");
     overwrite(folder.path(), geometry.offset(2, 0) - 20, b"damage");
     assert_eq!(hits(&good, 0..25), 25);
@@ -234,15 +234,15 @@ fn a_large_tier_opens_by_reading_footers_alone() {
         clock.elapsed().as_secs_f64(),
         metrics.read_bytes.get()
     );
-    // It may have given up a segment ahead of need by now.
+    // The tier may have given up a segment ahead of need by now.
     let records_of_segment = records as i64 / i64::from(geometry.segments) + 1;
     assert!((records as i64 - records_of_segment * 2..=records as i64).contains(&metrics.records.get()));
     assert!(metrics.read_bytes.get() < 20 << 20, "one segment was open");
     drop(tier);
 }
 
-/// A tier whose segments are all sealed but the last two, with records of 1 MiB of which nothing but the footers' entries
-/// exists.
+/// A tier whose segments are all sealed but the last two. Its records of 1 MiB exist only as entries in the footers. Returns the
+/// number of records.
 fn sparse_tier(path: &Path, geometry: Geometry) -> usize {
     let storage = StorageId([3; 16]);
     let file = File::create(path).unwrap();
@@ -272,7 +272,7 @@ fn sparse_tier(path: &Path, geometry: Geometry) -> usize {
         file.write_all_at(&header.encode(storage), geometry.offset(segment, 0)).unwrap();
         file.write_all_at(&footer, geometry.offset(segment + 1, 0) - footer.len() as u64).unwrap();
     }
-    // One that was open when its process was killed: all of it is searched.
+    // A segment that was open when its process was killed: all of it is searched.
     let open = SegmentHeader { segment: geometry.segments - 2, sequence: 1_000 };
     file.write_all_at(&open.encode(storage), geometry.offset(open.segment, 0)).unwrap();
     records

@@ -1,4 +1,4 @@
-//! Drives that cannot read some of what they hold.
+//! Drives that cannot read some of their contents.
 
 use super::behaviour::{GEOMETRY, Rig, STORAGE};
 use super::*;
@@ -11,7 +11,7 @@ impl Rig {
         self.volume.find(&TestChunk(number).key()).unwrap()
     }
 
-    /// The first page of a chunk's payload cannot be read any more.
+    /// Makes the first page of a chunk's payload unreadable.
     fn lose(&self, number: u64) {
         let RecordPlace { segment, page, .. } = self.place(number);
         self.platter.lose_page(GEOMETRY.offset(segment, page + 1));
@@ -60,7 +60,7 @@ fn a_sector_that_cannot_be_read_costs_its_chunk_alone_and_the_tier_goes_on() {
 fn what_is_good_in_a_segment_that_fails_moves_away_and_its_place_is_used_again() {
     let mut rig = Rig::new();
     let mut last = 0;
-    // Until the first segment is sealed.
+    // Writes until the first segment is sealed.
     while rig.volume.find(&TestChunk(last).key()).is_none_or(|place| place.segment == rig.place(0).segment) {
         last += 1;
         rig.write(last - 1);
@@ -77,7 +77,7 @@ fn what_is_good_in_a_segment_that_fails_moves_away_and_its_place_is_used_again()
     assert!(good.into_iter().all(|number| rig.is_read(number)));
     let evicted = rig.metrics.evicted.get();
     assert_eq!(evicted, 0, "nothing was lost but what could not be read");
-    // Its turn comes again, and what is written there can be read.
+    // The segment's turn comes again, and records that are written there can be read.
     for number in 100..200 {
         assert_eq!(rig.write(number), WriteAnswer::Durable);
         assert!(rig.is_read(number));
@@ -131,7 +131,7 @@ fn a_drive_that_cannot_be_read_closes_the_tier_and_every_read_is_answered() {
     rig.volume.perform(jobs, &mut || None);
     let answers: Vec<_> = answers.into_iter().map(now).collect();
     assert!(answers.iter().all(|answer| !matches!(answer, ReadAnswer::Here { .. })));
-    // Each record once: then the pages of a start.
+    // Each record fails once; then come the pages of a start.
     assert_eq!(rig.metrics.read_errors.get(), held.len() as u64);
     let device = rig.platter.device();
     let opened = Volume::over(device, GEOMETRY, STORAGE, rig.metrics.clone(), gone().0);
@@ -148,7 +148,7 @@ fn a_start_finds_all_that_can_be_read() {
     let held: Vec<u64> = (0..30).filter(|&n| rig.volume.find(&TestChunk(n).key()).is_some()).collect();
     let place = rig.place(held[0]);
     let newest = rig.place(29).segment;
-    // Of the oldest segment the footer, of the newest the header and the last record.
+    // Loses the footer of the oldest segment, and the header and last record of the newest.
     rig.platter.lose_page(GEOMETRY.offset(place.segment + 1, 0) - PAGE_BYTES);
     rig.platter.lose_page(GEOMETRY.offset(newest, 0));
     rig.lose(29);

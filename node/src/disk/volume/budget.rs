@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Debug, Default)]
 pub(super) struct ReadBudget {
     failed: u32,
-    /// Up to when failures are forgiven.
+    /// The time up to which failures were forgiven.
     counted: Duration,
 }
 
@@ -23,12 +23,12 @@ impl ReadBudget {
     }
 }
 
-/// Records and pages that cannot be read before the tier closes itself: a bad block of a drive's flash costs at most 16 (8 when
-/// its segment is searched, 8 when that is cleared), so that four of them at a time are borne; and a drive that answers
-/// nothing for 2 s each keeps the node's reads for two minutes at most.
+/// Unreadable records and pages before the tier closes itself. A bad block of a drive's flash costs at most 16 (8 when its
+/// segment is searched, 8 when the segment is cleared), so the tier bears four bad blocks at a time. A drive that takes 2 s to
+/// fail each read delays the node's reads by two minutes at most.
 pub(super) const MOST_FAILED: u32 = 64;
 
-/// The time after which one failure is forgotten: a drive with more than 144 a day is failing.
+/// The time after which one failure is forgotten: a drive with more than 144 failures a day is failing.
 const FORGIVEN_EVERY: Duration = Duration::from_secs(600);
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::super::log::RecordPlace;
 use super::transfers::ReadPart;
 use crate::arena::{ExtentMemory, OutOfBounds};
 
-/// Takes a record's bytes in order, and says in the end whether they are right.
+/// Takes a record's bytes in order, and in the end says whether they are right.
 pub(crate) struct Check {
     storage: StorageId,
     place: RecordPlace,
@@ -26,7 +26,7 @@ enum CheckPhase {
 
 struct Payload {
     header: RecordHeader,
-    /// The block, and its next byte.
+    /// The present block.
     block: usize,
     at: u64,
     range: RangeChecksum,
@@ -36,20 +36,20 @@ struct Payload {
 /// The fault of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Damage {
-    /// The header is none.
+    /// The header is not valid.
     Header(FormatError),
-    /// It is another record's.
+    /// The header belongs to another record.
     Key,
-    /// A layer range has another checksum, or there are too few bytes.
+    /// A layer range has a wrong checksum, or there are too few bytes.
     Payload,
-    /// The drive cannot read it.
+    /// The drive cannot read the record.
     Unreadable,
 }
 
-/// Takes the bytes so far: header, block, byte of the block, bytes. They may still turn out wrong.
+/// Receives the header, a block's number, an offset in the block, and the bytes there. The bytes may still turn out wrong.
 pub(crate) type Sink<'a> = dyn FnMut(&RecordHeader, usize, u64, &[u8]) + 'a;
 
-/// Adds a stretch of the bytes that were fed (from, count) to the range's checksum.
+/// Adds a stretch (start, count) of the fed bytes to the range's checksum.
 type Add<'a> = dyn FnMut(&mut Payload, u64, u64) -> Result<(), OutOfBounds> + 'a;
 
 impl Check {
@@ -79,7 +79,7 @@ impl Check {
         if piece.is_read { self.feed(piece.bytes(), sink) } else { self.unreadable() }
     }
 
-    /// Takes the bytes that follow, where they stand in the arena: bytes of the payload.
+    /// Takes the bytes of the payload that follow, in place in the arena.
     pub(crate) fn feed_place(&mut self, memory: &ExtentMemory, offset: u64, bytes: u64) {
         if matches!(self.state, CheckPhase::Header(_)) {
             self.state = CheckPhase::Damaged(Damage::Payload);
@@ -89,7 +89,7 @@ impl Check {
         });
     }
 
-    /// The drive cannot read the bytes that follow.
+    /// Notes that the drive cannot read the bytes that follow.
     pub(super) fn unreadable(&mut self) {
         self.state = CheckPhase::Damaged(Damage::Unreadable);
     }
@@ -115,12 +115,12 @@ impl Check {
         }
     }
 
-    /// Whether a fault was found: the bytes that follow change nothing.
+    /// Whether a fault was found. Then the bytes that follow change nothing.
     pub(crate) fn is_damaged(&self) -> bool {
         matches!(self.state, CheckPhase::Damaged(_))
     }
 
-    /// After the last byte, or the first fault: the header, if all was right.
+    /// Ends the check after the last byte or the first fault. Returns the header if all was right.
     pub(crate) fn finish(self) -> Result<RecordHeader, Damage> {
         match self.state {
             CheckPhase::Payload(payload) if payload.block == payload.header.blocks.len() => {
@@ -180,7 +180,7 @@ impl Payload {
     }
 }
 
-/// Moves bytes of the header from `bytes` to `so_far`; the header, when it is whole.
+/// Moves bytes of the header from `bytes` to `so_far`. Returns the header once it is complete.
 fn take_header(
     so_far: &mut Vec<u8>,
     bytes: &mut &[u8],
@@ -204,5 +204,5 @@ fn take_header(
     }
 }
 
-/// A stretch is still in the core's own cache when it is copied after it was summed.
+/// Bytes of a stretch: few enough to stay in the CPU core's own cache between sum and copy.
 const STRETCH_BYTES: u64 = 128 << 10;

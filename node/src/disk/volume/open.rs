@@ -49,8 +49,8 @@ impl Volume {
     }
 }
 
-/// Opens the file and locks it. After a process is killed the kernel ends its transfers, and holds the lock until then: that
-/// takes a moment in which the next owner waits.
+/// Opens the file and locks it. After a process is killed, the kernel holds its lock until its transfers have ended. The next
+/// owner waits for that moment.
 fn open_locked(path: &Path) -> io::Result<DiskFile> {
     for _ in 0..LOCK_TRIES {
         match DiskFile::open(path) {
@@ -83,14 +83,14 @@ fn find(
             Err(OpenError::SegmentBytes { path: path(), found: segment_bytes, asked })
         }
         Ok(superblock) => Ok(Some(superblock)),
-        // Its maker was killed before it had written anything.
+        // The process that made the file was killed before it wrote anything.
         Err(_) if first.iter().chain(&second).all(|&byte| byte == 0) => Ok(None),
         Err(FormatError::Version { found }) => Err(OpenError::Version { path: path(), found }),
         Err(_) => Err(OpenError::NotOurs { path: path() }),
     }
 }
 
-/// Both copies of the superblock. Where the drive can read one alone, that stands for both.
+/// Both copies of the superblock. If the drive can read only one copy, it stands for both.
 fn superblocks(transfers: &mut Transfers) -> io::Result<[Vec<u8>; 2]> {
     let copy = |number| Region { offset: number * PAGE_BYTES, bytes: PAGE_BYTES, to: None };
     match [transfers.read(copy(0))?, transfers.read(copy(1))?] {
@@ -100,8 +100,8 @@ fn superblocks(transfers: &mut Transfers) -> io::Result<[Vec<u8>; 2]> {
     }
 }
 
-/// Brings file and superblock to the size that is asked for. Growing adds free segments, shrinking gives up the last ones. The
-/// superblock is written when the file has its space: it marks a tier that is whole.
+/// Gives file and superblock the configured size. Growing adds free segments, shrinking gives up the last segments. The
+/// superblock is written when the file has its space: it marks a complete tier.
 fn fit(
     file: &DiskFile,
     transfers: &mut Transfers,
@@ -123,7 +123,7 @@ fn fit(
     let segment_bytes = u64::from(geometry.segment_pages) * PAGE_BYTES;
     let wanted = Superblock { storage, segment_bytes, segments: geometry.segments };
     let has = file.bytes().map_err(failed)?;
-    // Also where it is as long: it may have holes, as a copy or the tier of an earlier build.
+    // Also if the file is long enough: it may have holes if it is a copy, or the tier of an earlier build.
     file.allocate(bytes).map_err(failed)?;
     if found != Some(wanted) {
         write_superblock(transfers, &wanted).map_err(failed)?;

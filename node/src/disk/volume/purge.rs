@@ -1,10 +1,11 @@
 //! Purges of the disk: removes records so that no start finds them again.
 //!
-//! A chunk may have records in several segments, of which the last counts. A purge takes it out of all footers, a segment at a
-//! time, and then wipes the first page of each of its records, so that no search through a segment finds them either. The
-//! rest of a record's bytes stays on the drive until it is written over, and can no more be told from free space. In the end
-//! the headers of free segments are wiped, since a start takes what an earlier use left there for what it was. One of them may
-//! get a header of a later sequence number instead: no start gives a number again, whose footer may still stand somewhere.
+//! A chunk may have records in several segments; the last record counts. A purge takes the chunk out of all footers, a segment
+//! at a time. Then it wipes the first page of each of the chunk's records, so that no search through a segment finds them
+//! either. The rest of a record's bytes stays on the drive until it is overwritten, and cannot be told from free space. In the
+//! end the headers of free segments are wiped, since a start would believe what an earlier use left there. One free segment
+//! may get a header with a later sequence number instead. Then no start gives a number again whose footer may still stand
+//! somewhere.
 
 use std::io;
 
@@ -16,9 +17,9 @@ use super::super::order::{DiskPurge, PurgedSegment};
 use super::Volume;
 
 impl Volume {
-    /// Purges the segment behind the one with sequence `after`.
+    /// Purges the segment with the next sequence number after `after`.
     pub(super) fn purge(&mut self, purge: &DiskPurge, after: u64) -> io::Result<PurgedSegment> {
-        // What is being written is not there yet, and a footer may be on its way.
+        // The log does not have records that are still being written, and a footer may be under way.
         self.commit()?;
         self.transfers.settle()?;
         let Some((segment, is_open)) = self.log.segment_after(after) else {

@@ -24,16 +24,16 @@ pub type Reading = (ReadOrder, oneshot::Sender<ReadAnswer>);
 struct Arriving {
     reading: Reading,
     check: Check,
-    /// Its remaining bytes.
+    /// The record's remaining bytes.
     left: u64,
     way: RecordCopy,
 }
 
 /// The way in which a record comes into its places.
 enum RecordCopy {
-    /// Straight, on the guess that it has just the blocks that are wanted, in that order.
+    /// Straight, on the guess that the record has exactly the wanted blocks, in their order.
     Direct,
-    /// Through buffers. Once the header is there, with the target of each block.
+    /// Through buffers. Has the target of each block, once the header is there.
     Copied(Option<Vec<Option<usize>>>),
 }
 
@@ -41,8 +41,8 @@ enum RecordCopy {
 type NextRegions<'a> = dyn FnMut(&mut Volume, &mut VecDeque<Arriving>) -> Option<Vec<Region>> + 'a;
 
 impl Volume {
-    /// Carries reads out, the next one's pieces under way while one's are verified. `more` is asked for further ones as soon as
-    /// the last piece of all is under way.
+    /// Carries reads out. While the pieces of one read are verified, those of the next read are under way. `more` is asked for
+    /// further reads as soon as the last piece is under way.
     pub(super) fn read_all(
         &mut self,
         readings: Vec<Reading>,
@@ -60,7 +60,7 @@ impl Volume {
             None
         };
         let mut read = self.read_arriving(&mut next, &mut arriving, &mut again);
-        // The guess was wrong, or the bytes are: reading the whole record tells.
+        // Either the guess or the bytes were wrong. Reading the whole record tells which.
         let mut again = VecDeque::from(again);
         while read.is_ok()
             && let Some((reading, place)) = again.pop_front()
@@ -79,7 +79,7 @@ impl Volume {
         read
     }
 
-    /// The regions that a read needs, for a record that arrives next; `None` if it is answered already.
+    /// Begins a read: returns the regions that it needs, or `None` if it is answered already.
     fn start_read(&mut self, reading: Reading, arriving: &mut VecDeque<Arriving>) -> Option<Vec<Region>> {
         if self.is_closed() {
             self.answer_read(reading, ReadAnswer::Closed);
@@ -149,7 +149,7 @@ impl Volume {
     /// Answers a read, or gives it back to be tried in another way.
     ///
     /// # Errors
-    /// The drive fails too often.
+    /// Fails if the drive fails too often.
     fn finish_read(&mut self, record: Arriving) -> io::Result<Option<(Reading, RecordPlace)>> {
         let Arriving { reading, check, way, .. } = record;
         let (place, checked) = (check.place(), check.finish());
@@ -169,7 +169,7 @@ impl Volume {
             }
         };
         if answer == ReadAnswer::Disagrees {
-            // The record is of no use here: the asker knows the chunk by another name, and may write it.
+            // The record is useless: the asker knows the chunk with another parent or index, and may write it again.
             let key = reading.0.key;
             tracing::error!(chunk = %key.hash, "the disk has the chunk at another place in its prompt than the store: the chunk is forgotten");
             self.log.forget(&key);
@@ -185,7 +185,7 @@ impl Volume {
         drop(done.send(answer));
     }
 
-    /// Verifies the next record, beginning again after the last; its bytes, or `None` if there are no records.
+    /// Verifies the next record, and begins again after the last. Returns its bytes, or `None` if there are no records.
     pub(crate) fn scrub_next(&mut self) -> io::Result<Option<u64>> {
         let next = self.log.scrub_after(self.scrub_at).or_else(|| self.log.scrub_after(0));
         let Some((key, place, after)) = next else { return Ok(None) };
@@ -205,9 +205,9 @@ impl Volume {
         Ok(Some(bytes))
     }
 
-    /// The chunks of the segment behind the one with sequence `after`.
+    /// The chunks of the segment with the next sequence number after `after`.
     pub(crate) fn snapshot(&mut self, after: u64) -> io::Result<SnapshotPage> {
-        // A footer may be on its way.
+        // A footer may be under way.
         self.transfers.settle()?;
         let Some((segment, is_open)) = self.log.segment_after(after) else {
             return Ok(SnapshotPage { held: Vec::new(), next: None });
@@ -228,7 +228,7 @@ impl Volume {
         Ok(SnapshotPage { held, next: Some(segment.sequence) })
     }
 
-    /// The footer of a segment; `None` if it has none that is right and can be read.
+    /// The footer of a segment; `None` if the segment has no footer that is right and readable.
     pub(super) fn footer_of(&mut self, segment: SegmentHeader) -> io::Result<Option<Footer>> {
         let pages = self.geometry.segment_pages;
         let last = self.pages(segment.segment, pages - 1, 1);
@@ -253,7 +253,7 @@ impl Volume {
     /// Counts and forgets a record that is wrong or cannot be read.
     ///
     /// # Errors
-    /// The drive fails too often.
+    /// Fails if the drive fails too often.
     pub(super) fn found_damage(
         &mut self,
         key: &ChunkKey,
@@ -262,7 +262,7 @@ impl Volume {
         by: FoundBy,
     ) -> io::Result<()> {
         if self.log.find(key) != Some(place) {
-            // Another read of the same batch found it.
+            // Another read of the same batch has found the damage already.
             return Ok(());
         }
         tracing::error!(chunk = %key.hash, ?damage, ?by, "wrong bytes on disk: the chunk is forgotten");
@@ -275,10 +275,10 @@ impl Volume {
         Ok(())
     }
 
-    /// A record or page cannot be read: counts it, and moves the good records of its segment away.
+    /// Counts a record or page that cannot be read, and has the good records of its segment moved away.
     ///
     /// # Errors
-    /// The drive fails too often.
+    /// Fails if the drive fails too often.
     pub(super) fn found_unreadable(&mut self, segment: u32) -> io::Result<()> {
         tracing::error!(
             segment,
@@ -324,7 +324,7 @@ fn place_blocks(header: &RecordHeader, destinations: &[BlockPlace]) -> Vec<Optio
     header.blocks.iter().map(position).collect()
 }
 
-/// The answer for a record that is right by itself.
+/// The answer to a read whose record is right by itself.
 pub(crate) fn answer(header: &RecordHeader, chunk: ChunkRef, destinations: &[BlockPlace]) -> ReadAnswer {
     if !header.chunk.stands_with(&chunk) {
         return ReadAnswer::Disagrees;

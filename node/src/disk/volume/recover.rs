@@ -75,8 +75,8 @@ impl Volume {
         Ok(log)
     }
 
-    /// Writes the missing footer of a segment that had to be searched, so that the next start need not search it. The
-    /// `newest` stays open.
+    /// Writes the missing footer of a segment that had to be searched, so that the next start need not search it. The segment
+    /// with sequence `newest` stays open.
     fn close_scanned(
         &mut self,
         segment: u32,
@@ -191,7 +191,7 @@ impl ReadAhead {
         let mut bytes = Vec::with_capacity(page_bytes(pages) as usize);
         for page in page..page + pages {
             let region = volume.pages(self.segment, page, 1);
-            // A drive may take seconds for each that fails.
+            // A drive may take seconds for each page that fails.
             let is_tried = self.unreadable < MOST_UNREADABLE;
             let read = if is_tried { volume.transfers.read(region)? } else { None };
             if is_tried && read.is_none() {
@@ -207,5 +207,5 @@ impl ReadAhead {
 /// Pages that are read at a time.
 const WINDOW_PAGES: u32 = 2_048;
 
-/// Unreadable pages of a segment after which the rest is not tried.
+/// Unreadable pages of a segment after which single pages are no longer tried.
 const MOST_UNREADABLE: u32 = 8;

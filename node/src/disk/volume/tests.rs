@@ -1,4 +1,4 @@
-//! What tests look at in a volume.
+//! Views of a volume for tests.
 
 use super::super::log::RecordPlace;
 use super::*;

@@ -35,12 +35,12 @@ struct Filling {
 pub(super) struct ReadAhead {
     /// Regions with bytes still to request.
     regions: VecDeque<Region>,
-    /// The byte of the first that is asked for next.
+    /// The next byte to request, in the first of these regions.
     next: u64,
     asked: VecDeque<AskedPiece>,
 }
 
-/// Some of the file.
+/// A part of the file.
 #[derive(Debug, Clone)]
 pub(super) struct Region {
     pub(super) offset: u64,
@@ -58,7 +58,7 @@ struct AskedPiece {
 pub(super) struct ReadPart {
     pub(super) memory: Memory,
     pub(super) bytes: usize,
-    /// Whether the drive could read it; else the memory has anything.
+    /// Whether the drive could read the piece. Otherwise the bytes in the memory are undefined.
     pub(super) is_read: bool,
 }
 
@@ -140,7 +140,7 @@ impl Transfers {
         self.append(offset, offset.next_multiple_of(PAGE_BYTES) - offset, &mut |out, _| out.fill(0))
     }
 
-    /// Waits until everything that was appended has survived a loss of power.
+    /// Waits until everything that was appended would survive a loss of power.
     pub(super) fn sync(&mut self) -> io::Result<()> {
         self.settle()?;
         let start = self.clock.elapsed();
@@ -265,7 +265,7 @@ impl Transfers {
 }
 
 impl ReadPart {
-    /// Its bytes; none if they are in the arena.
+    /// The piece's bytes; none if they are in the arena.
     pub(super) fn bytes(&self) -> &[u8] {
         match &self.memory {
             Memory::Buffer(buffer) => &buffer.bytes()[..self.bytes],
@@ -284,7 +284,7 @@ impl ReadAhead {
         self.regions.is_empty() && self.asked.len() < PIECES_AHEAD
     }
 
-    /// Reads these too.
+    /// Adds regions to read.
     pub(super) fn add(&mut self, regions: Vec<Region>) {
         self.regions.extend(regions);
     }
@@ -293,7 +293,7 @@ impl ReadAhead {
         let at = self.next;
         let region = self.regions.front()?;
         let (left, piece) = (region.bytes - at, if region.to.is_some() { DIRECT_BYTES } else { PIECE_BYTES });
-        // A short rest goes with the piece before it: it would take the drive's time for one of its own.
+        // A short rest joins the piece before it: a piece of its own would take the drive's time.
         let bytes = if left <= piece + REST_BYTES { left } else { piece };
         let to = region.to.as_ref().map(|(memory, offset)| (Arc::clone(memory), offset + at));
         let end = at + bytes;
@@ -308,10 +308,10 @@ impl ReadAhead {
     }
 }
 
-/// Bytes of a piece: large enough for the drive, small enough that sums and copies overlap with the next one's transfer.
+/// Bytes of a piece: large enough for the drive, small enough that sums and copies overlap with the next piece's transfer.
 const PIECE_BYTES: u64 = 2 << 20;
 
-/// Bytes of a rest that makes no piece of its own: a record is a page longer than its blocks.
+/// Largest rest that makes no piece of its own: a record is a page longer than its blocks.
 const REST_BYTES: u64 = 64 << 10;
 
 const BUFFER_BYTES: usize = (PIECE_BYTES + REST_BYTES) as usize;
@@ -319,7 +319,7 @@ const BUFFER_BYTES: usize = (PIECE_BYTES + REST_BYTES) as usize;
 /// Bytes of a piece that goes between arena and drive without a copy.
 const DIRECT_BYTES: u64 = 2 << 20;
 
-/// Pieces under way each way: with more, a virtual drive became slower.
+/// Pieces under way in each direction: with more, a virtual drive became slower.
 const PIECES_AHEAD: usize = 4;
 
 /// Buffers that are kept.

@@ -19,14 +19,14 @@ pub type Writing = (WriteOrder, oneshot::Sender<WriteAnswer>);
 /// A record that is written and not yet synced.
 pub(super) struct Pending {
     entry: FooterEntry,
-    /// Nobody waits for a record that was moved.
+    /// `None` for a moved record: nobody waits for it.
     done: Option<oneshot::Sender<WriteAnswer>>,
-    /// The record that it takes the place of: it must still be there.
+    /// The place from which the record was moved. The chunk's record must still be there.
     moved_from: Option<RecordPlace>,
 }
 
 impl Volume {
-    /// Writes a chunk; it is answered when it is synced.
+    /// Writes a chunk. The answer comes when the record is synced.
     pub(super) fn write(&mut self, (order, done): Writing) -> io::Result<()> {
         let key = order.key();
         if !order.replaces && self.log.find(&key).is_some() {
@@ -55,7 +55,7 @@ impl Volume {
             chunk,
             blocks: entries,
         };
-        // The record waits for the sync before anything can fail, so that its caller is told.
+        // The record is listed for the sync before anything can fail, so that its caller is told.
         self.pending.push(Pending { entry: header.footer_entry(), done: Some(done), moved_from: None });
         self.append_record(&header, &sources)
     }
@@ -121,7 +121,7 @@ impl Volume {
                 LogRoom::Open(header) => {
                     let at = self.geometry.offset(header.segment, 0);
                     self.transfers.append_bytes(at, &header.encode(self.storage))?;
-                    // Before any record is written here: a header that is behind its records would hide them.
+                    // Synced before any record is written here: a header older than its records would hide them.
                     self.transfers.sync()?;
                     self.log.opened(header);
                 }
@@ -165,7 +165,7 @@ impl Volume {
         }
     }
 
-    /// Writes a record again at the young end. Without room the record goes with its segment.
+    /// Writes a record again at the young end. Without room the record is lost with its segment.
     fn move_record(&mut self, key: ChunkKey, from: RecordPlace) -> io::Result<()> {
         if !self.make_room(u64::from(from.pages), RoomPurpose::Move)? || self.log.find(&key) != Some(from) {
             return Ok(());

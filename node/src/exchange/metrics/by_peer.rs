@@ -1,6 +1,6 @@
 //! Counters for each other node.
 //!
-//! Labels are names of members. A label goes when its member does.
+//! Labels are names of members. A label is removed when its member leaves.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +15,14 @@ pub(in crate::exchange) struct Watched(BTreeMap<String, PeerConnections>);
 #[derive(Debug, Default)]
 struct PeerConnections {
     connections: Vec<Connection>,
-    /// Packets that came on connections that are closed.
+    /// Packets that came on connections that are closed now.
     came_before: u64,
 }
 
 #[derive(Debug)]
 struct Connection {
     quic: quinn::Connection,
-    /// The part that was counted already.
+    /// Packets that were counted already.
     sent_packets: u64,
     lost_packets: u64,
 }
@@ -34,7 +34,7 @@ impl Watched {
         self.0.entry(peer.to_owned()).or_default().connections.push(connection);
     }
 
-    /// Packets that came from a peer so far: while they become more, its process is there.
+    /// Packets that came from a peer so far. While their number grows, the peer's process is alive.
     pub(in crate::exchange) fn came(&self, peer: &str) -> u64 {
         let Some(PeerConnections { connections, came_before }) = self.0.get(peer) else { return 0 };
         came_before + connections.iter().map(Connection::came).sum::<u64>()

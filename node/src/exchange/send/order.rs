@@ -1,9 +1,9 @@
 //! The order in which answers with blocks go out on a connection.
 //!
-//! QUIC sends streams of one priority in turns, a packet of each. Then blocks that are asked for together come together, as late as
-//! the last of them: their asker has nothing to do until then, and asks for the next ones when the holder has nothing to send. So
-//! the streams of blocks have priorities by which the piece that was written first goes first. A node that asks for one block at a
-//! time gets it no sooner; four at a time took 9 % longer without this.
+//! QUIC sends streams of one priority in turns, a packet of each. Then blocks that are requested together come together, as late
+//! as the last of them. The asker has nothing to do until then, and requests the next blocks when the holder has nothing to send.
+//! So the streams of blocks have priorities by which the piece that was written first goes first. A node that requests one block
+//! at a time gets it no sooner; four at a time took 9 % longer without this.
 
 use std::cell::Cell;
 use std::mem;
@@ -17,7 +17,7 @@ pub(in crate::exchange) struct SendOrder {
     answers: Cell<usize>,
 }
 
-/// The turns of one answer, until it is dropped.
+/// The turns of one answer, as long as this value lives.
 #[derive(Debug)]
 pub(in crate::exchange) struct SendTurns<'a> {
     order: &'a SendOrder,
@@ -27,7 +27,7 @@ pub(in crate::exchange) struct SendTurns<'a> {
 }
 
 impl SendOrder {
-    /// An answer begins.
+    /// Begins an answer.
     pub(in crate::exchange) fn join(&self) -> SendTurns<'_> {
         self.answers.set(self.answers.get() + 1);
         SendTurns { order: self, is_first: true, left: 0 }
@@ -41,10 +41,10 @@ impl Default for SendOrder {
 }
 
 impl SendTurns<'_> {
-    /// The priority of the answer's stream from the next `bytes` bytes on, where it changes.
+    /// The priority of the answer's stream from the next `bytes` bytes on, if it changes.
     ///
-    /// A piece goes before those that are numbered later; the first piece of an answer also before [`AHEAD`] others, so that a small
-    /// block is not kept by a large one. No piece waits for ever, since every one counts.
+    /// A piece goes before pieces with later numbers. The first piece of an answer also goes before [`AHEAD`] others, so that a
+    /// small block does not wait for a large one. No piece waits forever, since every piece raises the number.
     pub(super) fn priority(&mut self, bytes: usize) -> Option<i32> {
         if let Some(left) = self.left.checked_sub(bytes) {
             self.left = left;
@@ -68,13 +68,13 @@ impl Drop for SendTurns<'_> {
     }
 }
 
-/// The priority of what is said before blocks: no piece has a higher one.
+/// The priority of messages before blocks: no piece has a higher priority.
 pub(in crate::exchange) const BEFORE_BLOCKS: i32 = 0;
 
-/// Bytes of a piece: a few of them are under way in the least time that timers know.
+/// Bytes of a piece: a few pieces are under way in the shortest time that timers know.
 pub(super) const PIECE_BYTES: usize = 256 << 10;
 
-/// Pieces that may be written and not sent: those of a connection's whole window.
+/// Pieces that may be written but not sent: those of a connection's whole window.
 const AHEAD: i32 = 32;
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ impl Server {
         self.services.audit.note(&format!("admin {}", admin.name), action, what, outcome);
     }
 
-    /// Tells every actor. Asking again is right if one was too busy.
+    /// Tells every actor the policy. If an actor was too busy, the admin may ask again.
     async fn set_policy(&self, name: &str) -> PeerResponse {
         let Ok(policy) = name.parse() else {
             return PeerResponse::Refused(format!("there is no policy `{name}`"));
@@ -86,7 +86,7 @@ impl Server {
     }
 }
 
-/// Has the actors that have a prompt's first chunks keep them, or ends a pin. If one actor refuses, none keeps them.
+/// Has the actors that have a prompt's first chunks keep them, or ends a pin. If one actor refuses, no actor keeps them.
 async fn pin(actors: &[Recipient<PinForAdmin>], command: PinCommand) -> PeerResponse {
     match command {
         PinCommand::Start(start) => {
@@ -131,7 +131,7 @@ mod tests {
 
     use super::*;
 
-    /// Pins under its number, or refuses where that is 0; tells which pins ended.
+    /// Pins under its number, or refuses if the number is 0. Tells which pins ended.
     struct Pins(u64, UnboundedSender<u64>);
 
     impl Actor for Pins {

@@ -1,4 +1,4 @@
-//! Fetches on block threads: whom they reach, and what becomes of a fetch that a thread cannot carry out.
+//! Fetches on block threads: the nodes that they reach, and the fate of a fetch that a thread cannot carry out.
 
 use larder_net::quic::PortShare;
 
@@ -7,7 +7,7 @@ use super::*;
 use crate::exchange::fetch::Report;
 use crate::host::CpuSet;
 
-/// One node's way into the test: its endpoint, and its block threads.
+/// A node before the test starts it: its endpoint, and its block threads.
 struct Node {
     endpoint: Endpoint,
     others: Vec<PortShare>,
@@ -15,7 +15,7 @@ struct Node {
 }
 
 impl Node {
-    /// Nodes with so many block threads each.
+    /// Nodes of these names, with these numbers of block threads.
     fn all<const COUNT: usize>(nodes: [(&str, usize); COUNT]) -> [Self; COUNT] {
         let settings = TransportSettings::default();
         let credentials = credentials(nodes.map(|(name, _)| (name, Version::LATEST)));
@@ -34,18 +34,18 @@ impl Node {
         let threads = BlockThreads::start(others, any_port(), with, &cpus, common, &Watch::in_test()).await;
         let mut threads = threads.unwrap();
         let taken = threads.take();
-        // They end with the test's system.
+        // The threads end with the test's system.
         std::mem::forget(threads);
         taken
     }
 }
 
-/// Batches of 1 MiB, for which a block thread is worth its hop.
+/// Limits with batches of 1 MiB, for which a block thread is worth its hop.
 fn large_batches() -> ExchangeLimits {
     ExchangeLimits { batch_bytes: 16 * BLOCK_BYTES, ..ExchangeLimits::default() }
 }
 
-/// Runs a test between node 1, which asks, and node 2, which has everything, with so many block threads each.
+/// Runs a test between node 1, which asks, and node 2, which has everything, with these numbers of block threads.
 fn between_threads([asks, holds]: [usize; 2], test: impl AsyncFnOnce(Asker, Serving)) {
     System::new().block_on(async {
         let [asker, holder] = Node::all([("node-1", asks), ("node-2", holds)]);
@@ -62,7 +62,7 @@ fn between_threads([asks, holds]: [usize; 2], test: impl AsyncFnOnce(Asker, Serv
     });
 }
 
-/// Whether every byte of the first 64 slots is that of the blocks.
+/// Whether every byte of the first 64 slots is a byte of the blocks.
 fn are_filled(asker: &Asker) -> bool {
     let mut bytes = vec![0; 2 << 20];
     asker.extents[..2].iter().all(|extent| {
@@ -166,7 +166,8 @@ fn a_block_thread_serves_fetches_of_nodes_and_nothing_else() {
             assert!(receive.read_to_end(100).await.unwrap().is_empty(), "no answer");
             assert_eq!(rejected(reason), before + 1);
         }
-        // Whoever does not say that only fetches follow finds no block thread, and who says it nobody else.
+        // An asker that does not say that only fetches follow reaches no block thread. An asker that says so reaches nothing
+        // else.
         assert!(asker.endpoint.connect_to_share(address, Role::Node, None, 1).await.is_err());
         let blocks =
             Endpoint::bind(any_port(), &asker.credentials.for_blocks(), &TransportSettings::default());

@@ -1,4 +1,4 @@
-//! Which connections two nodes have, over real QUIC.
+//! The connections between nodes, over real QUIC.
 
 use larder_protocol::ChunkRef;
 use larder_protocol::drain::{Take, TakeChunk};
@@ -38,7 +38,7 @@ impl Peer {
         self.serving.actor.send(AskPeer { node, request, deadline, trace }).await.unwrap()
     }
 
-    /// Connections that were made so far, by whom.
+    /// Connections that were made so far: here, and at the other side.
     fn opened(&self) -> [u64; 2] {
         ["here", "there"].map(|by| self.serving.metrics.opened.with_label_values(&[by]).get())
     }
@@ -47,7 +47,7 @@ impl Peer {
         self.serving.metrics.closed.with_label_values(&[why]).get()
     }
 
-    /// Requests that it served.
+    /// Requests that the node served.
     fn served(&self) -> u64 {
         self.serving.metrics.requests("find")
     }
@@ -151,7 +151,7 @@ fn an_idle_connection_is_closed_and_the_next_request_opens_another() {
         until("it is closed", || a.closed("idle") + b.closed("idle") >= 1).await;
         b.asks(1).await.unwrap();
         assert_eq!((a.opened(), b.opened()), ([1, 1], [1, 1]));
-        // Signs of life do not keep it open.
+        // Signs of life do not keep the connection open.
         let closes = async {
             while a.closed("idle") + b.closed("idle") < 2 {
                 b.sends(1, PeerRequest::Ping).await.unwrap();
@@ -216,11 +216,11 @@ fn a_peer_that_restarts_is_dialled_anew_and_its_former_connection_is_used_no_mor
         b.asks(1).await.unwrap();
         a.asks(2).await.unwrap();
         assert_eq!(a.opened(), [0, 1]);
-        // The former process stays where it is, and its connection with it.
+        // The former process stays at its address, and keeps its connection.
         let next = Peer::start(elsewhere, 2, &ExchangeLimits::default()).await;
         let table = table_of(2, &[(&a.endpoint, 1, 10), (&next.endpoint, 2, 20)]);
         next.take_table(&table).await;
-        // It speaks before the other node knows of it.
+        // The next life asks before the other node knows of it.
         next.asks(1).await.unwrap();
         a.asks(2).await.unwrap();
         assert_eq!((b.served(), next.served()), (2, 0), "the table still names the former life");
@@ -236,7 +236,7 @@ fn a_peer_that_restarts_is_dialled_anew_and_its_former_connection_is_used_no_mor
 #[test]
 fn an_impostor_that_dials_in_is_asked_for_nothing_and_speaks_for_nobody_else() {
     among(ExchangeLimits::default(), async |[a, b, c, _], impostor| {
-        // The name of another node, with its certificate, from elsewhere.
+        // An impostor with another node's name and certificate, at another address.
         let address = a.endpoint.local_address();
         let connection = impostor.connect(address, Role::Node, Some("node-1")).await.unwrap();
         until("it is let in", || a.opened() == [0, 1]).await;
@@ -252,7 +252,7 @@ fn an_impostor_that_dials_in_is_asked_for_nothing_and_speaks_for_nobody_else() {
         }
         assert_eq!((b.served(), c.served()), (1, 1));
 
-        // A node that was dialled asks on that connection in its own name alone.
+        // A node that was dialed asks on that connection only in its own name.
         let announce = |node: u16| {
             PeerRequest::Announce(vec![Announce {
                 holder: Holder { node: NodeNumber(node), device: 0 },

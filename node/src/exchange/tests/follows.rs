@@ -1,4 +1,4 @@
-//! What a follower makes of what the writer's node sends: right layers, and everything else.
+//! A follower's reaction to the messages of the writer's node: right layers, and everything else.
 
 use larder_core::Event;
 use larder_protocol::checksum::{layers_checksum, range_checksum};
@@ -8,7 +8,7 @@ use larder_protocol::peer::{BlockLayers, FollowChunks, FollowStep, Followed};
 use super::*;
 use crate::watched::plant;
 
-/// What a writer's node sends: a message, with what is wrong about its order and number, and the bytes behind it.
+/// A message of a writer's node, the errors in its order and number, and the bytes behind it.
 pub(super) struct Says {
     order_off: u64,
     message_off: u64,
@@ -17,7 +17,7 @@ pub(super) struct Says {
     bytes: &'static [u8],
 }
 
-/// Sends what the test says, then waits for the asker to go, or ends the stream.
+/// Sends the test's messages, then waits for the asker to go, or ends the stream.
 pub(super) async fn play(says: Vec<Says>, ends: bool, ask: FollowChunks, mut send: SendStream) {
     for (number, Says { order_off, message_off, chunk, step, bytes }) in (1..).zip(says) {
         let followed = Followed {
@@ -76,7 +76,7 @@ fn hash(number: u8) -> ChunkHash {
     ChunkHash([number + 1; 32])
 }
 
-/// Follows two chunks, and answers what came: layers of which chunk, and how each ended.
+/// Follows two chunks. Returns the layers that came, and how each chunk ended.
 async fn follow(asker: &Asker, holder: &Holder2, says: Vec<Says>, ends: bool) -> Vec<String> {
     holder.says.replace(Some((says, ends)));
     let (_cancel, cancelled) = oneshot::channel();

@@ -1,4 +1,4 @@
-//! Tasks of the exchange that panic: what they worked on is lost, and nothing else.
+//! Tasks of the exchange that panic lose their own work, and nothing else.
 
 use super::sends::Serving;
 use super::*;

@@ -1,4 +1,4 @@
-//! What a holder does for peers that do not read what they asked for.
+//! A holder before peers that do not read what they requested.
 
 use futures_util::future::join_all;
 use larder_net::metrics::Part as _;
@@ -65,7 +65,7 @@ impl Handler<ServeRepair> for HasAll {
     fn handle(&mut self, _: ServeRepair, _: &mut Self::Context) {}
 }
 
-/// It wants all that it is offered, and keeps all that it is asked to take.
+/// Wants all offered chunks, and keeps all chunks that it is asked to take.
 impl Handler<TakeIn> for HasAll {
     type Result = Vec<bool>;
 
@@ -117,7 +117,7 @@ impl Serving {
         Self::with_threads(holder, limits, async |_| TakenThreads::none()).await
     }
 
-    /// The same, with the block threads that `threads` starts.
+    /// Starts the node with the block threads that `threads` starts.
     pub(super) async fn with_threads(
         holder: Endpoint,
         limits: ExchangeLimits,
@@ -138,7 +138,7 @@ impl Serving {
     }
 }
 
-/// Asks for so many chunks. Nothing of the answer is read yet.
+/// Requests `chunks` chunks. Nothing of the answer is read yet.
 pub(super) async fn asks(connection: &Connection, chunks: u64) -> quinn::RecvStream {
     let (mut send, receive) = connection.quic().open_bi().await.unwrap();
     let hashes = (0..chunks).map(|number| ChunkHash([number as u8; 32])).collect();
@@ -180,7 +180,7 @@ fn blocks_that_are_asked_for_together_come_one_after_the_other() {
         for _ in &came {
             streams.push(asks(&connection, 4).await);
         }
-        // Bytes of the last answer when another one is whole.
+        // Returns how many bytes of the last answer had come when another answer was complete.
         let reads = came.iter().zip(streams).map(async |(bytes, mut stream)| {
             while let Some(chunk) = stream.read_chunk(usize::MAX, true).await.unwrap() {
                 bytes.set(bytes.get() + chunk.bytes.len() as u64);
@@ -208,7 +208,7 @@ fn peers_that_stop_reading_neither_take_everything_nor_keep_it() {
         }
         let [stuck @ .., honest] = &connections[..] else { panic!("all have connected") };
 
-        // Each asks for twice as much as all may have together.
+        // Each requests twice as much as all may have together.
         let mut unread = Vec::new();
         for connection in stuck {
             for _ in 0..16 {
@@ -224,7 +224,7 @@ fn peers_that_stop_reading_neither_take_everything_nor_keep_it() {
         let came = receive.read_to_end(33 * BLOCK_BYTES as usize).await.unwrap();
         assert_eq!(came.len() as u64, 32 * BLOCK_BYTES);
 
-        // What nobody reads is given up after a moment, and its chunks with it.
+        // Blocks that nobody reads are given up after a moment, and their chunks' leases with them.
         until("some sends are given up", || metrics.stalled_sends() >= 4).await;
         for _ in 0..64 * 256 + 32 {
             let ended = tokio::time::timeout(LONG, ends.recv()).await;

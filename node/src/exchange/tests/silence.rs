@@ -1,6 +1,6 @@
-//! Which node counts as silent, and which one is only slow.
+//! Tests which node counts as silent, and which is only slow.
 //!
-//! Packets between the two go through a relay that the test can stop: then nothing at all comes from the other side.
+//! Packets between the two nodes go through a relay that the test can stop: then nothing at all comes from the other side.
 
 use tokio::net::UdpSocket;
 

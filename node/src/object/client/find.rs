@@ -17,7 +17,7 @@ use super::request::HEAD;
 use super::{Client, Failed};
 
 impl Client {
-    /// Whether each chunk is there. Of a chain, the first chunks that are there without a hole, and none behind it.
+    /// Whether each chunk is there. In a chain, only the chunks before the first hole count as there.
     pub(in super::super) async fn find(
         &self,
         fingerprint: Fingerprint,
@@ -28,7 +28,7 @@ impl Client {
         let deadline = deadline.min(Instant::now() + self.find_time);
         let keys: Vec<ChunkKey> =
             chunks.iter().map(|chunk| ChunkKey { fingerprint, hash: chunk.hash }).collect();
-        // A namespace without chains says of each chunk that it begins a run, and none has a place in one.
+        // In a namespace without chains, each chunk begins a run of its own.
         let is_flat = chunks.iter().all(|chunk| chunk.index == 0 && chunk.anchor == chunk.hash);
         if is_flat {
             return self.find_each(&keys, blocks, deadline).await;
@@ -44,7 +44,7 @@ impl Client {
             if next.is_empty() {
                 break;
             }
-            // Answers in the order of the chain: a hole counts whatever comes behind it.
+            // Told in the order of the chain: a hole counts, whatever comes behind it.
             let mut found = self.look(&keys, blocks, next, deadline).await;
             found.sort_unstable();
             let is_cut = found.is_empty();
@@ -66,7 +66,7 @@ impl Client {
         there
     }
 
-    /// Asks the store for some of the chunks, all at once; returns the answers until the deadline. A failure counts as
+    /// Asks the store for some of the chunks, all at once. Returns the answers that come before the deadline. A failure counts as
     /// absent.
     async fn look(
         &self,
@@ -79,7 +79,7 @@ impl Client {
             return Vec::new();
         }
         let mut found = Vec::with_capacity(positions.len());
-        // One that is cut off here has not failed: only its `find` had no more time.
+        // A request that is cut off here has not failed: only its `find` had no more time.
         let (start, far) = (Instant::now(), deadline + self.find_time.max(MOST_FIND_TIME));
         let mut asked: FuturesUnordered<_> = positions
             .into_iter()
@@ -89,7 +89,7 @@ impl Client {
             found.push((position, head.is_ok()));
         }
         if !asked.is_empty() && !self.has_heard_since(Side::Reading, start) {
-            // Not a word in all this time: nobody else waits as long. A store that is only slow answers the trial.
+            // The store was silent all this time, and nobody else waits as long. A store that is only slow answers the trial.
             self.went_silent(Side::Reading, &Trouble::new(TroubleKind::TimedOut, HEAD, "no answer in time"));
         }
         found
@@ -97,7 +97,7 @@ impl Client {
 }
 
 impl Client {
-    /// The known fact of a chunk: absent if one of its blocks is, present if all are.
+    /// The known fact of a chunk: present if all its blocks are; absent or damaged if one block is.
     fn known_chunk(&self, &chunk: &ChunkKey, blocks: &[BlockId]) -> Option<Fact> {
         let mut all = Some(Fact::Present);
         for &block in blocks {
@@ -110,7 +110,7 @@ impl Client {
         all
     }
 
-    /// Whether each of these blocks is there: an error if one is not, or is not known to be.
+    /// Checks that each of these blocks is there. Fails if one is not, or is not known to be.
     async fn head_all(&self, &chunk: &ChunkKey, blocks: &[BlockId], deadline: Instant) -> Result<(), Failed> {
         let unknown = blocks.iter().map(|&block| ObjectKey { chunk, block });
         let unknown = unknown.filter(|key| self.known(key) != Some(Fact::Present));

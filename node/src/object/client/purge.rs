@@ -17,10 +17,10 @@ use super::request::DELETE;
 use super::{Client, Failed};
 
 impl Client {
-    /// Deletes the objects of chunks, or counts them; `progress` hears of each page. What was known of them is forgotten.
+    /// Deletes the objects of chunks, or counts them. `progress` hears of each page. Forgets all facts about these objects.
     ///
     /// # Errors
-    /// The store cannot be listed, or objects cannot be deleted: some are left.
+    /// Fails if the store cannot be listed, or objects cannot be deleted: some are left.
     pub(in super::super) async fn purge(
         &self,
         keys: &PurgedKeys,
@@ -39,7 +39,7 @@ impl Client {
         for folder in folders.into_iter().filter(is_purged) {
             self.purge_namespace(&folder, keys, mode, progress).await?;
         }
-        // What was found meanwhile is known again.
+        // Objects that were found meanwhile are known again.
         self.forget(keys);
         Ok(())
     }

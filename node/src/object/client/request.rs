@@ -1,4 +1,4 @@
-//! One request to the store, and what its answer says of the store's health.
+//! Makes requests to the store, and learns the store's health from the answers.
 
 use futures_util::TryStreamExt as _;
 use larder_core::store::ids::ChunkKey;
@@ -14,7 +14,7 @@ use super::super::trouble::{Trouble, TroubleKind};
 use super::{Client, Failed};
 
 impl Client {
-    /// Writes, reads and deletes a small object: a refusal now would be a refusal later.
+    /// Writes, reads and deletes a small object: a store that refuses this now would refuse blocks later.
     pub(in super::super) async fn probe(&self, deadline: Instant) -> Result<(), Trouble> {
         let at = probe_name(&self.prefix);
         if let Err(Failed::Trouble(trouble)) = self.put_probe(deadline).await {
@@ -31,7 +31,7 @@ impl Client {
         }
         let chunk = ChunkKey { fingerprint: Fingerprint([0; 32]), hash: ChunkHash([0; 32]) };
         let absent = ObjectKey { chunk, block: BlockId { slice: 0, pool: 0 } };
-        // Where it may not list, S3 does not say that an object is absent.
+        // Without the permission to list, S3 does not say that an object is absent.
         if let Err(Failed::Trouble(trouble)) = self.head(&absent, deadline).await {
             return Err(trouble);
         }
@@ -42,7 +42,7 @@ impl Client {
         Ok(())
     }
 
-    /// Whether a block's object is there: an error where it is not, or is not known to be.
+    /// Checks that a block's object is there. Fails if it is not, or is not known to be.
     pub(in super::super) async fn head(&self, key: &ObjectKey, deadline: Instant) -> Result<(), Failed> {
         let at = name(&self.prefix, key);
         let found = self.ask(Kind::Head, HEAD, deadline, self.store.head(&at)).await;
@@ -75,7 +75,7 @@ impl Client {
         self.ask(Kind::Put, PUT, deadline, self.store.put(&at, payload)).await.map(|_| ())
     }
 
-    /// Makes one request, in its turn and until the deadline, and learns from it how the store fares.
+    /// Makes one request, in its turn and until the deadline, and learns the store's health from it.
     pub(super) async fn ask<T>(
         &self,
         kind: Kind,
@@ -84,7 +84,7 @@ impl Client {
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, Failed> {
         let Ok(Ok(_turn)) = timeout_at(deadline, self.requests.acquire()).await else {
-            // The store is not to blame for what waited behind other requests, which are counted themselves.
+            // The store is not to blame for requests that waited behind other requests; those are counted themselves.
             self.metrics.requested(kind, "not_made", 0.0);
             return Err(Failed::Trouble(Trouble::new(TroubleKind::TimedOut, asked, "too much to do")));
         };
@@ -108,9 +108,9 @@ impl Client {
         };
         self.metrics.requested(kind, outcome, start.elapsed().as_secs_f64());
         match &made {
-            // Deleting is less than writing: what comes of it says nothing of that.
+            // A deletion is less than a write: its result says nothing of writing.
             _ if kind == Kind::Delete => {}
-            // Finding is less than reading: a store may know what it has and hand out nothing.
+            // Finding is less than reading: a store may know its objects, and hand none out.
             Ok(_) | Err(Failed::Absent) if kind == Kind::Head => {}
             Err(Failed::Trouble(trouble)) if trouble.detail == SILENT => self.went_silent(side, trouble),
             Err(Failed::Trouble(trouble)) if trouble.kind != TroubleKind::Unsupported => {
@@ -131,7 +131,7 @@ impl Client {
 impl Failed {
     fn of(error: &Error, kind: Kind, asked: &'static str) -> Self {
         match error {
-            // Only an object can be absent to whoever reads; a put finds no bucket.
+            // For reads, only an object can be absent. For a put, the bucket is absent.
             Error::NotFound { .. } if kind != Kind::Put => Self::Absent,
             Error::AlreadyExists { .. } | Error::Precondition { .. } => Self::Exists,
             error => Self::Trouble(Trouble::of(error, asked)),

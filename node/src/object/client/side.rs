@@ -1,4 +1,4 @@
-//! The health of reading and of writing, apart from each other: the last news of the store, and when it is left alone.
+//! The health of reading and of writing, apart from each other: when the store was heard last, and when it is left alone.
 
 use std::cell::{Cell, RefCell};
 use std::sync::PoisonError;
@@ -16,9 +16,9 @@ use super::Client;
 /// The state of one side of the store.
 pub(super) struct SideState {
     breaker: RefCell<Breaker>,
-    /// When the store last said something.
+    /// When the store was heard last.
     heard: Cell<Instant>,
-    /// A trial may be due.
+    /// Notified when a trial may be due.
     opened: Notify,
     /// Tells running requests that the store is silent.
     silent: Notify,
@@ -32,7 +32,7 @@ impl Default for SideState {
 }
 
 impl Client {
-    /// Begins with the store left alone.
+    /// Leaves the store alone from the beginning.
     pub(in super::super) fn leave_alone(&self, trouble: &Trouble) {
         [Side::Reading, Side::Writing].into_iter().for_each(|side| while !self.failed(side, trouble) {});
     }
@@ -51,7 +51,7 @@ impl Client {
         }
     }
 
-    /// A trial failed: the next is due later.
+    /// Notes that a trial failed: the next trial is due later.
     pub(super) fn trial_failed(&self, side: Side) {
         self.side(side).breaker.borrow_mut().trial_failed(self.now());
     }
@@ -60,18 +60,18 @@ impl Client {
         self.side(side).breaker.borrow().is_open()
     }
 
-    /// The store said something: it is there.
+    /// Notes that the store was heard.
     pub(super) fn heard(&self, side: Side) {
         self.side(side).heard.set(Instant::now());
     }
 
-    /// Whether it said something since then.
+    /// Whether the store was heard after `since`.
     pub(super) fn has_heard_since(&self, side: Side, since: Instant) -> bool {
         self.side(side).heard.get() > since
     }
 
-    /// Waits until the store has said nothing for as long as one request may take, since `start` at the earliest, or somebody
-    /// else has waited that long.
+    /// Waits until the store has been silent for as long as one request may take, counted from `start` at the earliest. Also ends
+    /// when another request has waited that long.
     ///
     /// Cancel safe.
     pub(super) async fn silence(&self, side: Side, start: Instant) {
@@ -92,7 +92,7 @@ impl Client {
         }
     }
 
-    /// The store did its work, or refused properly.
+    /// Notes that the store did its work, or refused properly.
     pub(super) fn succeeded(&self, side: Side) {
         if self.side(side).breaker.borrow_mut().succeeded() {
             tracing::info!(side = side.name(), "the object store answers again");
@@ -101,12 +101,12 @@ impl Client {
         }
     }
 
-    /// The store failed; whether it is left alone from now on.
+    /// Notes that the store failed. Returns whether it is left alone from now on.
     pub(super) fn failed(&self, side: Side, trouble: &Trouble) -> bool {
         self.note(side, trouble, Breaker::failed)
     }
 
-    /// The store says nothing: it is left alone, and tried again at once.
+    /// Notes that the store is silent: it is left alone, and tried again at once.
     pub(super) fn went_silent(&self, side: Side, trouble: &Trouble) {
         self.note(side, trouble, Breaker::went_silent);
     }

@@ -1,4 +1,4 @@
-//! Objects that the release before wrote are read as they were written.
+//! Objects that the previous release wrote are read as they were written.
 
 use super::*;
 use crate::disk::tests::before::Written;

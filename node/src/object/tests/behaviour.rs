@@ -1,4 +1,4 @@
-//! What a tier answers, each thing by itself.
+//! Answers of a tier, each behavior by itself.
 
 use larder_protocol::PoolSet;
 use rustix::fs::{CWD, Mode, mkfifoat};
@@ -28,7 +28,7 @@ fn a_chunk_comes_back_as_it_was_written() {
         }
         let missing = tier.read(slots.read_order(single(99))).unwrap();
         assert_eq!(missing.blocking_recv(), Ok(ReadAnswer::NotHeld));
-        // Every third chunk of the tests is of this namespace; those from 20 were never written.
+        // Every third chunk of the tests is in this namespace; the chunks from 20 on were never written.
         let chunks = (0..10).map(|number| single(3 * number).chunk_ref()).collect();
         let found = tier.find(single(0).key().fingerprint, chunks, BLOCKS.into()).unwrap();
         let found = found.blocking_recv().unwrap();
@@ -45,7 +45,7 @@ fn a_tier_over_a_file_system_that_hangs_ends() {
     };
     let tier = ObjectTier::open(&options, metrics()).unwrap();
     let slots = Slots::new();
-    // Whoever opens a pipe waits until somebody writes to it.
+    // Opening a pipe waits until somebody writes to the pipe.
     let name = record::name(&Path::default(), &ObjectKey { chunk: single(1).key(), block: BLOCKS[0] });
     let file = folder.path().join(name.as_ref());
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
@@ -158,7 +158,7 @@ async fn a_pool_that_is_not_there_is_told_apart_and_a_slice_that_is_not_makes_it
     let chunks = [chunk.chunk_ref()];
     assert_eq!(rig.client.find(key.fingerprint, &chunks, &[zero, two], deadline()).await, [true]);
     assert_eq!(rig.client.find(key.fingerprint, &chunks, &[zero, one, two], deadline()).await, [false]);
-    // Another node writes the pool: what is there already is not sent again.
+    // Another node writes the pool: blocks that are there already are not sent again.
     let mut other = Rig::over(rig.store.clone());
     assert_eq!(other.write_chunk(chunk).await, WriteAnswer::Durable);
     assert_eq!(rig.store.faults().puts, 4);

@@ -1,4 +1,4 @@
-//! What a tier does when the store, or what is in it, is wrong.
+//! A tier whose store fails, or has wrong objects.
 
 use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::net::{TcpListener, TcpStream};
@@ -21,7 +21,7 @@ async fn a_damaged_object_is_a_miss_is_counted_deleted_and_can_be_written_again(
     let changes: [fn(&mut Vec<u8>); 5] = [flipped, headless, cut, odd, Vec::clear];
     for change in changes {
         let mut rig = Rig::new();
-        // One whose blocks fill their pages.
+        // A chunk whose blocks fill their pages.
         assert_eq!(rig.write(3).await, WriteAnswer::Durable);
         rig.store.change(single(3), change).await;
         assert_eq!(rig.read(3).await, ReadAnswer::Damaged);
@@ -160,7 +160,7 @@ async fn a_store_that_does_not_answer_is_waited_for_once_by_all_who_read() {
     let orders: Vec<_> = (0..8).map(|number| rig.slots.read_order(single(number))).collect();
     let client = &rig.client;
     let reads = (0..).zip(orders).map(|(late, order)| async move {
-        // One after the other, as clients ask.
+        // Reads begin one after the other, as engines ask.
         sleep(Duration::from_millis(700 * late)).await;
         client.read(order, deadline()).await
     });
@@ -178,7 +178,7 @@ async fn a_store_that_is_slow_and_answers_is_not_taken_for_a_silent_one() {
     for number in 0..20 {
         rig.write(number).await;
     }
-    // Each takes nearly as long as may be; the last waits for its turn until long after that.
+    // Each request takes nearly as long as it may, and the last waits for its turn until long after that.
     rig.store.faults().delay = options("").timeout - Duration::from_millis(1);
     let orders: Vec<_> = (0..20).map(|number| rig.slots.read_order(single(number))).collect();
     let reads = orders.into_iter().map(|order| rig.client.read(order, deadline()));
@@ -220,7 +220,7 @@ fn a_tier_whose_store_begins_to_refuse_stays_up_and_says_so_at_once() {
     assert!(tier.find(single(1).key().fingerprint, vec![single(1).chunk_ref()], BLOCKS.into()).is_err());
 }
 
-/// A server that has no objects, and never says what became of one that it is sent.
+/// A server that has no objects, and never answers a put.
 fn stuck_server() -> std::io::Result<std::net::SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
@@ -234,7 +234,7 @@ fn stuck_server() -> std::io::Result<std::net::SocketAddr> {
             let absent = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
             (&stream).write_all(absent).unwrap();
         }
-        // Until the client gives up.
+        // Reads until the client gives up.
         while (&stream).read(&mut [0; 4_096]).is_ok_and(|bytes| bytes > 0) {}
     };
     std::thread::spawn(move || {
@@ -267,7 +267,7 @@ async fn a_store_that_says_what_it_has_and_hands_out_none_costs_one_wait_until_i
     rig.store.faults().hangs_in_reads = true;
     let start = Instant::now();
     for _ in 0..20 {
-        // What others find does not mean that reading is well.
+        // Successful finds do not mean that reads work.
         let found =
             rig.client.head(&ObjectKey { chunk: single(1).key(), block: BLOCKS[0] }, deadline()).await;
         assert!(found.is_ok() || rig.client.is_open(Side::Reading));

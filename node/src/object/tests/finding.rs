@@ -1,4 +1,4 @@
-//! What a tier finds, and what that costs.
+//! The chunks that a tier finds, and the cost of finding them.
 
 use larder_core::tiers::presence::ABSENT_FOR;
 use larder_protocol::{ChunkRef, Fingerprint};
@@ -6,7 +6,7 @@ use larder_protocol::{ChunkRef, Fingerprint};
 use super::*;
 use crate::object::metrics::Side;
 
-/// Chunks of one chain; those of [`TestChunk`] change their namespace from one to the next.
+/// Chunks of one chain. Every third [`TestChunk`] is in the same namespace.
 fn chain(chunks: u64) -> Vec<ChunkRef> {
     (0..chunks).map(|number| single(number * 3).chunk_ref()).collect()
 }

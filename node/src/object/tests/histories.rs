@@ -1,4 +1,4 @@
-//! Random histories of two nodes on one store that fails, against what must be.
+//! Random histories of two nodes on one store that fails, against a model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +11,10 @@ struct History {
     random: fastrand::Rng,
     nodes: [Rig; 2],
     store: Faulty,
-    /// What was acknowledged, and not removed since.
+    /// Chunks that were acknowledged, and not removed since.
     must: BTreeSet<u64>,
     damaged: BTreeSet<u64>,
-    /// Found damaged by a node that could not delete it: that node's next write replaces it, whatever became of it.
+    /// Chunks that a node found damaged and could not delete. The node's next write replaces them, whatever became of them.
     suspected: BTreeSet<u64>,
     counts: BTreeMap<&'static str, u64>,
 }
@@ -58,7 +58,7 @@ impl History {
                 self.damaged.remove(&chunk);
                 self.must.insert(chunk);
             }
-            // Known of old: another node may have removed it since.
+            // The node knew the chunk from before: another node may have removed it since.
             WriteAnswer::AlreadyThere => self.count("already there"),
             WriteAnswer::Closed => self.count("write closed"),
             WriteAnswer::TooLarge => panic!("it fits"),
@@ -81,7 +81,7 @@ impl History {
                     self.must.remove(&chunk);
                 }
             }
-            // For a while, another's write goes unnoticed.
+            // For a while, a node does not notice another node's write.
             ReadAnswer::NotHeld => self.count("not held"),
             ReadAnswer::Closed => self.count("read closed"),
             ReadAnswer::OtherBlocks | ReadAnswer::Disagrees => panic!("these are its blocks and its name"),
@@ -102,7 +102,7 @@ impl History {
         }
     }
 
-    /// All is well again: what was acknowledged is there for both.
+    /// Ends all faults, and checks that both nodes read the acknowledged chunks.
     async fn settle(&mut self) {
         {
             let mut faults = self.store.faults();

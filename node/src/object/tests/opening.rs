@@ -1,4 +1,4 @@
-//! Which stores a tier opens, and what it says of the others.
+//! The stores that a tier opens, and its errors about the others.
 
 use std::net::TcpListener;
 
@@ -11,7 +11,7 @@ fn refused(options: &ObjectOptions) -> String {
     error.to_string()
 }
 
-/// An S3 store at an address if nobody listens.
+/// An S3 store at an address where nobody listens.
 fn nobody() -> ObjectOptions {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let endpoint = format!("http://127.0.0.1:{port}");

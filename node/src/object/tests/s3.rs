@@ -13,15 +13,15 @@ struct Server {
 }
 
 impl Server {
-    /// Starts it with an empty bucket `larder`; `None` if it is not installed. `checks` makes it refuse who has no
-    /// account.
+    /// Starts the server with an empty bucket `larder`; `None` if the server is not installed. With `checks`, it refuses requests
+    /// without an account.
     fn start(checks: bool) -> Option<Self> {
         let installed = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/venv/bin/moto_server");
         let program = if std::path::Path::new(installed).exists() { installed } else { "moto_server" };
         let mut command = Command::new(program);
         command.args(["-H", "127.0.0.1", "-p", "0"]).stdout(Stdio::null()).stderr(Stdio::piped());
         if checks {
-            // All but the first request: that makes the bucket.
+            // All requests but the first, which makes the bucket.
             command.env("INITIAL_NO_AUTH_ACTION_COUNT", "1");
         }
         let Ok(mut process) = command.spawn() else {
@@ -32,7 +32,7 @@ impl Server {
         let said =
             |line: std::io::Result<String>| Some(line.ok()?.split_once("Running on http://")?.1.to_owned());
         let address = lines.find_map(said);
-        // What it says later is read, so that it never waits for that.
+        // Later output is read and dropped, so that the server never waits for a reader.
         std::thread::spawn(move || lines.for_each(drop));
         let server = Self { process, address: address.expect("it says where it listens").trim().to_owned() };
         let mut stream = TcpStream::connect(&server.address).unwrap();
@@ -67,7 +67,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The server may be gone already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -94,14 +94,14 @@ fn chunks_live_and_die_in_a_real_s3_store() {
     for number in 0..12 {
         slots.assert_right(single(number), &read(&tier, &slots, number));
     }
-    // Another node finds them, and uploads none again.
+    // Another node finds the chunks, and uploads none again.
     let other = ObjectTier::open(&options, metrics()).unwrap();
     let chain: Vec<_> = (0..6).map(|number| single(number * 3).chunk_ref()).collect();
     let found =
         other.find(single(0).key().fingerprint, chain, BLOCKS.into()).unwrap().blocking_recv().unwrap();
     assert_eq!(found, [true, true, true, true, false, false]);
     assert_eq!(write(&other, &mut slots, 11), WriteAnswer::AlreadyThere);
-    // One that this node believes absent is refused by the store itself.
+    // The store itself refuses a chunk that this node believes absent.
     assert_eq!(read(&tier, &slots, 20), ReadAnswer::NotHeld);
     assert_eq!(write(&other, &mut slots, 20), WriteAnswer::Durable);
     assert_eq!(write(&tier, &mut slots, 20), WriteAnswer::AlreadyThere);
