@@ -134,8 +134,8 @@ pub struct HostConfig {
     /// Limit of chunks for all actors together, whatever their size. The arena must be larger than these chunks: blocks that are
     /// being written need extra room.
     pub capacity_chunks: Option<u64>,
-    /// Size of the arena's extents: engines map single extents, and an extent changes tenant as a whole. No block is larger.
-    /// Default: a 32nd of an actor's arena, between 2 MiB and 256 MiB.
+    /// Size of the arena's extents. Engines map the arena extent by extent, and an extent changes tenant as a whole. No block is
+    /// larger. Default: a 32nd of an actor's arena, between 2 MiB and 256 MiB.
     #[serde(serialize_with = "exact", deserialize_with = "size")]
     pub extent_bytes: Option<ByteSize>,
     /// Fraction of the arena above which committed blocks are evicted.
