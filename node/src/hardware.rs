@@ -15,7 +15,7 @@ pub struct HardwareStatus {
     pub devices: Vec<DeviceHardware>,
     /// The CPUs of the thread between nodes, if there is one.
     pub peer_cpus: Option<String>,
-    /// The network interface of the address on which the thread between nodes listens.
+    /// The network interface of the address where peers reach the node; `None` if the configuration does not give this address.
     pub peer_interface: Option<String>,
     /// The parts that are not in their best place.
     pub mismatches: Vec<String>,

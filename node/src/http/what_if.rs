@@ -41,11 +41,12 @@ pub struct PlayedStatus {
     pub warming_lookups: u64,
     /// Lookups that were counted.
     pub counted_lookups: u64,
-    /// Lookups that were left out: their chunks have another size, or a chunk follows another chunk than in an earlier lookup.
+    /// Lookups that were left out: their chunks have another size, or a chunk follows another chunk than in another lookup.
     pub left_out_lookups: u64,
     /// Seconds from the first counted lookup to the last.
     pub counted_seconds: f64,
-    /// The number of different chunks in these lookups: a cache for more chunks is no better than a cache for this number.
+    /// The number of different chunks in these lookups: a cache for more chunks than this is as good as a cache that never
+    /// evicts.
     pub distinct_chunks: u64,
     /// Tokens of the counted lookups.
     pub tokens_asked: u64,
