@@ -210,7 +210,7 @@ pub struct TenantConfig {
     /// equal parts, one kept for each tenant, used or not. So no tenant can leave the others with nothing.
     #[serde(default, serialize_with = "exact", deserialize_with = "size")]
     pub max_bytes: Option<ByteSize>,
-    /// Limit of the tenant's write windows, for all sessions together. Windows are memory beside the arena; the node takes it
+    /// Limit of the tenant's write windows, for all sessions together. Windows are memory outside the arena; the node takes it
     /// when a session opens. Default: `session.max_sessions` windows of the largest size, but no more than the tenant's part of
     /// half the memory that the arena leaves.
     #[serde(default, serialize_with = "exact", deserialize_with = "size")]
@@ -221,12 +221,12 @@ pub struct TenantConfig {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct SessionConfig {
-    /// Most sessions of one tenant at a time.
+    /// Maximum number of sessions of one tenant at a time.
     pub max_sessions: u32,
-    /// The largest write window. Windows are memory beside the arena; `tenants.max_window_bytes` bounds all windows of a tenant.
+    /// The largest write window. Windows are memory outside the arena; `tenants.max_window_bytes` bounds all windows of a tenant.
     #[serde(serialize_with = "exact", deserialize_with = "size")]
     pub max_window_bytes: ByteSize,
-    /// Most blocks that one session leases at a time.
+    /// Maximum number of blocks that one session leases at a time.
     pub max_leased_blocks: u64,
     /// Fraction of the arena that pins may keep from eviction.
     pub max_pinned_fraction: f64,
@@ -234,8 +234,8 @@ pub struct SessionConfig {
     pub reservation_ttl_ms: u64,
     /// The longest pin.
     pub max_pin_ms: u64,
-    /// Most processes that have closed their session but still run. Memory that they may touch cannot be reused. Beyond this
-    /// number, the tenant gets no new session.
+    /// Maximum number of processes that have closed their session but still run. Memory that they may touch cannot be reused.
+    /// Beyond this number, the tenant gets no new session.
     pub max_lingering_processes: u32,
 }
 
@@ -277,20 +277,20 @@ pub struct ClusterConfig {
     /// The largest datagram to try (UDP payload): 8900 suits jumbo frames, and costs nothing if there are none.
     #[serde(default = "number::<DATAGRAM_BYTES, _>")]
     pub max_datagram_bytes: u16,
-    /// Most bytes of blocks sent to other nodes per second, for networks with other traffic. Default: no limit.
+    /// Maximum bytes of blocks sent to other nodes per second, for networks with other traffic. Default: no limit.
     #[serde(default, serialize_with = "exact", deserialize_with = "size")]
     pub send_bytes_per_second: Option<ByteSize>,
     /// Connections with other nodes to keep. Beyond this number, the node closes the longest unused connections.
     #[serde(default = "number::<CONNECTIONS, _>")]
     pub peer_connections: u32,
-    /// Number of block threads, which move blocks between nodes. With 0, the thread between nodes moves blocks too. Default: one
-    /// for each 20 Gbit/s of the link, at most a quarter of the CPUs near it.
+    /// Number of block threads, which move blocks between nodes. With 0, the thread between nodes moves blocks too. Default: 0 on
+    /// a link of up to 20 Gbit/s, else one for each 20 Gbit/s, at most a quarter of the CPUs near the link. Never more than 8.
     #[serde(default)]
     pub block_threads: Option<u8>,
     /// Time for which a stopping node moves its warm chunks to others before it leaves; 0 leaves at once.
     #[serde(default)]
     pub drain_ms: u64,
-    /// Most bytes of blocks per second that other nodes fetch from this node while it drains.
+    /// Maximum bytes of blocks per second that other nodes fetch from this node while it drains.
     #[serde(default = "mib::<DRAIN_MIB>", serialize_with = "exact", deserialize_with = "size")]
     pub drain_bytes_per_second: ByteSize,
 }

@@ -162,14 +162,14 @@ impl KnownDescriptions {
     }
 }
 
-/// Most bytes of all descriptions together: enough for some 40,000 chunks of 256 tokens.
+/// Maximum bytes of all descriptions together: enough for some 40,000 chunks of 256 tokens.
 const MOST_BYTES: usize = 64 << 20;
 
-/// Approximate bytes of a description beside its contents.
+/// Approximate bytes of a description besides its contents.
 const ENTRY_BYTES: usize = 400;
 
-/// Most names that wait for [`Descriptions::fresh`]. Further names are left out: their chunks are published when they are gained
-/// again.
+/// Maximum number of names that wait for [`Descriptions::fresh`]. Further names are left out: their chunks are published when
+/// they are gained again.
 const MOST_FRESH: usize = 65_536;
 
 #[cfg(test)]

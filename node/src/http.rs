@@ -168,7 +168,7 @@ pub struct ActorStatus {
 pub struct DiskStatus {
     /// Chunks on disk.
     pub chunks: u64,
-    /// Bytes of the tier that chunks take. The tier frees many chunks at a time, so its bytes never all stay in use.
+    /// Bytes of the tier that chunks take. The tier frees many chunks at a time, so it is never completely full.
     pub used_bytes: u64,
     /// Bytes of the whole tier.
     pub capacity_bytes: u64,
@@ -415,7 +415,7 @@ fn actor_status(device: u16, report: &ActorReport) -> ActorStatus {
     }
 }
 
-/// Most followers of events at a time.
+/// Maximum number of followers of events at a time.
 pub(crate) const MAX_FOLLOWERS: usize = 64;
 
 /// How long an actor may take to answer.

@@ -3,8 +3,8 @@
 //! A ZeroMQ PUB socket sends messages of three frames: topic, number, and a batch in MessagePack, `[seconds, [event, ...],
 //! rank]`. The rank is the GPU's number, in place of an engine's data-parallel rank. An event is a map with a `type`
 //! (`vllm/distributed/kv_events.py` of vLLM 0.32). The numbers of a topic have no gaps, so a slow subscriber sees when messages
-//! to it were dropped. A node begins each topic with `AllBlocksCleared` and its contents, and begins it again whenever the
-//! publisher itself has lost track.
+//! to it were dropped. A node begins each topic with `AllBlocksCleared` and the held chunks. It begins every topic again whenever
+//! the publisher has lost track of changes.
 //!
 //! A node itself knows only the names of chunks. If it is configured to publish tokens, and engines describe a chunk
 //! ([`crate::described`]), the chunk's event has everything: the hash of each block, tokens, parent, LoRA adapter and extra keys.
@@ -295,5 +295,5 @@ impl KvEvents {
     }
 }
 
-/// Most events of one message.
+/// Maximum number of events of one message.
 const MOST_EVENTS: usize = 64;

@@ -105,7 +105,7 @@ pub struct ClusterLimits {
     pub find_deadline: Duration,
     /// The largest datagram to try.
     pub max_datagram_bytes: u16,
-    /// Most bytes of blocks that are sent per second.
+    /// Maximum bytes of blocks that are sent per second.
     pub send_bytes_per_second: Option<NonZeroU64>,
     /// Connections with other nodes to keep; beyond this number, idle connections are closed.
     pub peer_connections: usize,
@@ -113,9 +113,9 @@ pub struct ClusterLimits {
     pub block_threads: usize,
     /// How long a drain before a stop may take.
     pub drain: Duration,
-    /// Most bytes of blocks that move per second during a drain.
+    /// Maximum bytes of blocks that move per second during a drain.
     pub drain_bytes_per_second: u64,
-    /// Most rows of the directory that the node keeps.
+    /// Maximum number of rows of the directory that the node keeps.
     pub directory_rows: u64,
     /// The place of the thread between nodes.
     pub place: PeerPlace,
@@ -178,14 +178,14 @@ pub struct TenantLimits {
 /// The limits of engine sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionLimits {
-    /// Most sessions of one tenant at a time.
+    /// Maximum number of sessions of one tenant at a time.
     pub max_sessions: u32,
     /// The largest write window.
     pub max_window_bytes: u64,
-    /// Most blocks that one session leases at a time.
+    /// Maximum number of blocks that one session leases at a time.
     pub max_leased_blocks: u64,
-    /// Most processes of one tenant that have closed their session but still run. Beyond this number, the tenant gets no new
-    /// session.
+    /// Maximum number of processes of one tenant that have closed their session but still run. Beyond this number, the tenant
+    /// gets no new session.
     pub max_lingering_processes: u32,
     /// Whether engines write straight into the arena, and so have no write window.
     pub trust_engines: bool,
@@ -194,7 +194,7 @@ pub struct SessionLimits {
 /// The largest default size of an extent. It is bounded because an extent changes tenant as a whole.
 pub const MAX_DEFAULT_EXTENT_BYTES: u64 = 256 << 20;
 
-/// Least extents of an arena: with a single extent, no second tenant or block size would find a place.
+/// Minimum number of extents of an arena: with a single extent, no second tenant or block size would find a place.
 pub const MIN_EXTENTS: u64 = 2;
 
 /// The longest path of a Unix socket: `sockaddr_un` has 108 bytes, and one of them ends the text.
@@ -206,13 +206,13 @@ pub const MIN_DATAGRAM_BYTES: u16 = 1_200;
 /// The largest payload of a UDP datagram over IPv4.
 pub const MAX_DATAGRAM_BYTES: u16 = 65_507;
 
-/// Most actors of one node.
+/// Maximum number of actors of one node.
 pub const MAX_ACTORS: usize = 64;
 
-/// Most threads of one copy pool: two copies fill the memory channels that one GPU's traffic may have.
+/// Maximum number of threads of one copy pool: two copies fill the memory channels that one GPU's traffic may have.
 pub const MAX_COPY_THREADS: usize = 2;
 
-/// Most threads that fault in one arena.
+/// Maximum number of threads that fault in one arena.
 pub const MAX_FAULT_THREADS: usize = 4;
 
 /// The part of a store that one session may have reserved at a time, as a divisor: even a session that reserves without end
@@ -225,7 +225,7 @@ pub const REMEMBERED_EVICTIONS: usize = 1 << 20;
 /// Orders that may wait for one copy pool: at 4 MiB an order and 8 GB/s, 32 ms of work.
 pub const COPY_QUEUE_ORDERS: usize = 64;
 
-/// Most copies that one device has under way: enough for four sessions.
+/// Maximum number of copies that one device has under way: enough for four sessions.
 pub const DEVICE_ORDERS: usize = 64;
 
 /// How long a copy by a device may take, the wait for the engine's stream included: far longer than any copy that ends.
@@ -252,7 +252,7 @@ pub const OBJECT_WAITING_SHARE: u64 = 8;
 /// The part of an arena into which chunks may be read from the object store at a time, as a divisor.
 pub const OBJECT_READING_SHARE: u64 = 4;
 
-/// Most bytes of blocks on their way to or from the object store: half a second at 4 Gbit/s.
+/// Maximum bytes of blocks on their way to or from the object store: half a second at 4 Gbit/s.
 pub const OBJECT_BYTES_IN_FLIGHT: u64 = 256 << 20;
 
 /// Limit of blocks for which the object tier remembers whether the store has them: about 100 bytes each.
@@ -261,5 +261,5 @@ pub const OBJECT_KNOWN_BLOCKS: usize = 1 << 18;
 /// Limit of chunks for which all actors together remember whether the store has them: about 100 bytes each.
 pub const OBJECT_KNOWN_CHUNKS: usize = 1 << 16;
 
-/// Most chunks that are being sent to other nodes: more would only wait in one queue.
+/// Maximum number of chunks that are being sent to other nodes: more would only wait in one queue.
 pub const MAX_GRANTED_CHUNKS: u64 = 4_096;

@@ -180,7 +180,7 @@ impl Metrics {
 /// The metrics of a node, shared by its threads.
 pub type SharedMetrics = Arc<Metrics>;
 
-/// Most connections to the HTTP endpoint. Each takes two descriptors.
+/// Maximum number of connections to the HTTP endpoint. Each takes two descriptors.
 const MAX_HTTP_CONNECTIONS: usize = 512;
 
 /// The values of the label that tells whether a lookup's sequence was preempted.

@@ -273,7 +273,7 @@ impl std::fmt::Debug for Purges {
     }
 }
 
-/// Most passes over disk and memory before a purge gives up.
+/// Maximum number of passes over disk and memory before a purge gives up.
 const MOST_ROUNDS: u32 = 50;
 
 /// Time between looks at work that takes a while.

@@ -46,7 +46,7 @@ pub struct Sibling {
 }
 
 /// For each chunk, the actors of this node that hold it in memory or on disk. The map is a hint, like the directory: an actor may
-/// have lost the chunk. A chunk takes 16 bytes, beside the free room of a hash table.
+/// have lost the chunk. A chunk takes 16 bytes, besides the free room of a hash table.
 #[derive(Debug)]
 struct NodeMap {
     /// Has a secret key, so that nobody can make the keys of two chunks collide.

@@ -227,5 +227,5 @@ impl Doors {
     }
 }
 
-/// Most tenants that a node has in one life.
+/// Maximum number of tenants that a node has in one life.
 const MOST_TENANTS: usize = 4_096;

@@ -29,10 +29,10 @@ pub struct ObjectConfig {
     /// For `write_through_selective`: the number of uses, the commit included, from which a chunk is written.
     #[serde(default = "number::<WRITE_AFTER_USES, _>")]
     pub write_after_uses: u32,
-    /// Most requests at a time; writes take at most half of this number.
+    /// Maximum number of requests at a time; writes take at most half of this number.
     #[serde(default = "number::<REQUESTS, _>")]
     pub max_requests: usize,
-    /// Most chunks that wait to be written, and most that wait to be read. Further chunks are skipped.
+    /// Maximum number of chunks that wait to be written, and of chunks that wait to be read. Further chunks are skipped.
     #[serde(default = "number::<QUEUE_ORDERS, _>")]
     pub queue_orders: usize,
     /// Time limit of one request.

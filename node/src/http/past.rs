@@ -128,13 +128,13 @@ fn add(status: &mut PastStatus, places: &mut HashMap<u64, u32>, chunks: &[u64]) 
     Some(last)
 }
 
-/// The most bytes of an answer, so that it fits into a message between servers.
+/// Maximum bytes of an answer, so that it fits into a message between servers.
 const MOST_JSON_BYTES: usize = 960 << 10;
 
-/// The most bytes of a name and a parent in JSON.
+/// Maximum bytes of a name and a parent in JSON.
 const CHUNK_JSON_BYTES: usize = 21 + 11;
 
-/// The most bytes of a lookup in JSON, with plausible numbers.
+/// Maximum bytes of a lookup in JSON, with plausible numbers.
 const LOOKUP_JSON_BYTES: usize = 160;
 
 #[cfg(test)]

@@ -58,5 +58,5 @@ fn prefix_status(run: HotRun) -> PrefixStatus {
     }
 }
 
-/// Most runs in an answer.
+/// Maximum number of runs in an answer.
 const MOST_RUNS: usize = 100;

@@ -94,8 +94,8 @@ fn json(answer: &impl Serialize) -> Result<Vec<u8>, Refused> {
     Ok(serde_json::to_vec(answer)?)
 }
 
-/// Most bytes of an answer over QUIC, so that it fits into a message.
+/// Maximum bytes of an answer over QUIC, so that it fits into a message.
 const MOST_SHOWN_BYTES: usize = MAX_PEER_MESSAGE_BYTES - 1_024;
 
-/// Most bytes of a question: enough for the hashes of the longest prompt.
+/// Maximum bytes of a question: enough for the hashes of the longest prompt.
 const MAX_BODY_BYTES: usize = 640 << 10;

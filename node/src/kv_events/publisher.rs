@@ -124,14 +124,14 @@ fn subscribe(prefixes: &mut Vec<Bytes>, mut message: Bytes) -> io::Result<()> {
     Ok(())
 }
 
-/// Most subscriptions of one subscriber.
+/// Maximum number of subscriptions of one subscriber.
 const MAX_SUBSCRIPTIONS: usize = 64;
 
-/// Most subscribers, in all and from one address.
+/// Maximum number of subscribers, in all and from one address.
 const MAX_SUBSCRIBERS: usize = 256;
 const MAX_FROM_ONE_ADDRESS: usize = 64;
 
-/// Most messages that wait for a subscriber: the same as ZeroMQ's default (`ZMQ_SNDHWM`).
+/// Maximum number of messages that wait for a subscriber: the same as ZeroMQ's default (`ZMQ_SNDHWM`).
 const WAITING_MESSAGES: usize = 1_000;
 
 #[cfg(test)]

@@ -202,14 +202,14 @@ const END: i64 = -1;
 /// The number that asks for a snapshot.
 const SNAPSHOT: i64 = -2;
 
-/// Most guests, in all and from one address.
+/// Maximum number of guests, in all and from one address.
 const MAX_GUESTS: usize = 32;
 const MAX_FROM_ONE_ADDRESS: usize = 8;
 
-/// Most frames of a request.
+/// Maximum number of frames of a request.
 const MAX_FRAMES: usize = 3;
 
-/// Most bytes of all kept messages.
+/// Maximum bytes of all kept messages.
 const MOST_KEPT_BYTES: usize = 64 << 20;
 
 #[cfg(test)]

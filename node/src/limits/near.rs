@@ -144,7 +144,7 @@ impl PeerPlace {
     }
 }
 
-/// Most block threads of a node.
+/// Maximum number of block threads of a node.
 pub(super) const MOST_BLOCK_THREADS: usize = 8;
 
 /// The rate that one thread keeps up with, in Mbit/s.

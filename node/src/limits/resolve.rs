@@ -119,7 +119,7 @@ impl Config {
         })
     }
 
-    /// Resolves the tenants. Windows are ordinary memory beside the arena.
+    /// Resolves the tenants. Windows are ordinary memory outside the arena.
     fn tenant_limits(
         &self,
         session: &SessionLimits,
@@ -514,7 +514,7 @@ fn fraction(bytes: u64, fraction: f64) -> u64 {
     (bytes as f64 * fraction) as u64
 }
 
-/// The default part of the memory beside the arena that all write windows may take together, as a divisor.
+/// The default part of the memory outside the arena that all write windows may take together, as a divisor.
 const WINDOWS_SHARE: u64 = 2;
 
 /// The port of HTTP.
@@ -532,10 +532,10 @@ const MIN_DIRECTORY_ROWS: u64 = 1 << 20;
 /// Default number of extents of an actor's arena.
 const DEFAULT_EXTENTS: u64 = 32;
 
-/// Most requests to an object store at a time: far more than any store serves one node.
+/// Maximum number of requests to an object store at a time: far more than any store serves one node.
 const MAX_OBJECT_REQUESTS: u64 = 65_536;
 
-/// Most orders that wait for an object store. Each takes a few hundred bytes.
+/// Maximum number of orders that wait for an object store. Each takes a few hundred bytes.
 const MAX_OBJECT_ORDERS: u64 = 1 << 20;
 
 #[cfg(test)]

@@ -154,7 +154,7 @@ metrics_table! {
             "Bytes of the tenant's extents, with or without blocks in them, and their limit";
         window_bytes: IntGaugeVec = "larder_tenant_window_bytes", "bytes",
             [TENANT, Label::one_of("state", &["held", "limit"])],
-            "Bytes of the write windows of the tenant's sessions, and their limit; windows are memory beside the arena";
+            "Bytes of the write windows of the tenant's sessions, and their limit; windows are memory outside the arena";
     }
 }
 

@@ -84,7 +84,7 @@ fn identify(
 ) -> Result<OwnedFd, PeerError> {
     match of_socket {
         Ok(pidfd) => return Ok(pidfd),
-        // The process was waited for: the error of Linux before 6.9, and the later error. Then: the socket has no process.
+        // `INVAL` (Linux before 6.9) and `SRCH` (later): the process was waited for. `NODATA`: the socket has no process.
         Err(Errno::INVAL | Errno::SRCH | Errno::NODATA) => return Err(PeerError::Gone),
         Err(Errno::NOPROTOOPT | Errno::NOSYS | Errno::OPNOTSUPP) => {}
         Err(error) => return Err(PeerError::Io(error.into())),

@@ -99,10 +99,10 @@ impl Waiting {
     }
 }
 
-/// Most connections to one tenant's socket that have not said hello.
+/// Maximum number of connections to one tenant's socket that have not said hello.
 const MOST: usize = 64;
 
-/// Most of these connections from one process: an engine opens a session for each of its ranks.
+/// Maximum number of these connections from one process: an engine opens a session for each of its ranks.
 const MOST_OF_A_SOURCE: usize = 16;
 
 #[cfg(test)]
