@@ -116,7 +116,7 @@ impl KvEvents {
     pub(crate) async fn publish(mut self, actors: Vec<(Feed, Addr<GpuActor>)>) {
         let mut live: Vec<Receiver<Arc<Batch>>> = actors.iter().map(|(feed, _)| feed.subscribe()).collect();
         self.publish_all(&actors).await;
-        // The order of the feeds is that of the devices.
+        // The feeds are in the order of the devices.
         loop {
             match self.wait(&mut live).await {
                 Woken::Changed(_, Ok(batch)) if batch.is_restart => self.publish_all(&actors).await,

@@ -276,7 +276,7 @@ impl std::fmt::Debug for Purges {
 /// Maximum number of passes over disk and memory before a purge gives up.
 const MOST_ROUNDS: u32 = 50;
 
-/// Time between looks at work that takes a while.
+/// How often a purge looks at work that takes a while.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// How long an admin may be silent. After this time the admin counts as gone, and the purge's chunks may come again.

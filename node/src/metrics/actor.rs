@@ -190,7 +190,7 @@ impl ActorMetrics {
         }
     }
 
-    /// Counts a report of damage with the node's finding; `None` if too many chunks are already being verified.
+    /// Counts a report of damage with the node's finding. `found` is `None` if too many chunks are already being verified.
     fn reported(&self, by: &Reporter, found: Option<Checked>) {
         let found = match found {
             Some(Checked::Damaged) => "damaged",

@@ -140,7 +140,7 @@ metrics_table! {
 }
 
 metrics_table! {
-    /// The parts of tenants.
+    /// Each tenant's use of the node.
     pub(super) struct Tenants: "Tenants", "" => {
         hit_rate: GaugeVec = "larder_tenant_hit_rate", "ratio", [TENANT, DEVICE, WINDOW],
             "Share of the prompt tokens that were hit, in a sliding window";

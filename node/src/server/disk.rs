@@ -10,7 +10,7 @@ use crate::disk::{DiskMetrics, DiskTier, OpenError};
 use crate::limits::DiskLimits;
 use crate::threads;
 
-/// Opens an actor's disk tier. If the tier cannot be opened, the actor serves without it; the text for people says why.
+/// Opens an actor's disk tier. If the tier cannot be opened, the actor serves without it, and the second value tells people why.
 pub(super) async fn start(
     device: u16,
     limits: Option<(&DiskLimits, DiskMetrics)>,

@@ -87,8 +87,8 @@ pub(crate) fn eighths() -> Tree {
     tree
 }
 
-/// Two sockets, and memory behind CXL that is a node of its own and nearer to socket 1. The firmware places the second GPU on
-/// this node.
+/// Two sockets, and a third NUMA node: memory behind CXL, nearer to socket 1. The firmware places the second GPU on the third
+/// node.
 pub(crate) fn with_cxl() -> Tree {
     let tree = Tree::machine(768 * GIB, "0-63");
     tree.numa_node(0, "0-31", 256 * GIB).distances(0, "10 21 24");
