@@ -1,8 +1,8 @@
 //! The node in its cluster: the peer thread and its parts.
 //!
-//! One arbiter with a current-thread runtime has the QUIC endpoint, the exchange, the directory and the coordinator's client.
-//! They share state without locks. They start in the order in which they need each other: the asking half, the directory, the
-//! GPU actors (elsewhere), then the serving half.
+//! One arbiter with a current-thread runtime runs the QUIC endpoint, the exchange, the directory and the coordinator's client.
+//! They share state without locks. They start in the order in which they need each other: the half of the exchange that asks, the
+//! directory, the GPU actors (elsewhere), then the half that serves.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ struct Sharing {
     handle: ExchangeHandle,
     peer: Addr<PeerActor>,
     directory: Addr<DirectoryActor>,
-    /// How often the directory began again.
+    /// Number of the directory's restarts.
     restarts: watch::Receiver<u64>,
     block_threads: BlockThreads,
 }
@@ -71,10 +71,10 @@ struct Sharing {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClusterError {
-    /// Its certificate cannot be used.
+    /// The node's certificate cannot be used.
     #[error("cannot use the node's certificate ([cluster] ca, certificate, key)")]
     Credentials(#[from] CredentialsError),
-    /// The certificate is somebody else's.
+    /// The certificate belongs to another identity.
     #[error(
         "the certificate belongs to {found}, not to the node `{name}`: issue one by `larder ca issue node {name}`, or set the node's name"
     )]
@@ -102,7 +102,7 @@ pub struct ClusterStatus {
     pub number: u16,
     /// The node's incarnation.
     pub incarnation: u64,
-    /// The epoch of its table, `TERM.NUMBER`.
+    /// The epoch of the node's table, `TERM.NUMBER`.
     pub epoch: String,
     /// Members of the cluster.
     pub members: usize,
@@ -110,15 +110,16 @@ pub struct ClusterStatus {
     pub suspects: usize,
     /// Members that do not answer this node.
     pub silent: Vec<String>,
-    /// Whether it shares chunks.
+    /// Whether the node shares chunks.
     pub shares: bool,
-    /// The zone of its configuration.
+    /// The zone in the node's configuration.
     #[serde(default)]
     pub zone: Option<String>,
-    /// Why the coordinator does not let it join, as long as it does not.
+    /// Why the coordinator refuses to let the node join; `None` if it does not refuse.
     #[serde(default)]
     pub refused: Option<String>,
-    /// Why the node follows no coordinator that leads, as long as it does not: it goes on with its last table.
+    /// Why the node follows no leading coordinator; `None` while it follows one. Without a leader, the node goes on with its last
+    /// table.
     #[serde(default)]
     pub leaderless: Option<String>,
 }
@@ -148,7 +149,7 @@ impl Cluster {
         let (bound, binding) = oneshot::channel();
         let (own, own_settings) = (credentials.clone(), settings.clone());
         arbiter.spawn(async move {
-            // An error: nobody waits for it any more.
+            // An error: nobody waits for the endpoint any more.
             let _ = bound.send(Endpoint::on(first, &own, &own_settings));
         });
         let endpoint = binding.await.map_err(|_| ClusterError::Thread)??;
@@ -247,7 +248,7 @@ impl Cluster {
                 watch.keep("follower", begin).await;
                 join_all(of_blocks.iter().map(Endpoint::close)).await;
                 endpoint.close().await;
-                // An error: nobody waits for it any more.
+                // An error: nobody waits for the end any more.
                 let _ = left.send(());
             });
         });
@@ -256,14 +257,14 @@ impl Cluster {
             let (peer, directory, known) = (peer.clone(), directory.clone(), self.known.clone());
             self.arbiter.spawn(self.watch.clone().keep("tables", move || {
                 let mut known = known.subscribe();
-                // The table that is known already may be the one whose spreading panicked.
+                // The task may have panicked while it spread the current table, so it spreads this table again.
                 known.mark_changed();
                 spread_tables(known, peer.clone(), directory.clone())
             }));
         }
     }
 
-    /// Where requests of peers and admins go.
+    /// The recipients of requests from peers and admins.
     fn services(
         &self,
         actors: &[Addr<GpuActor>],
@@ -409,7 +410,7 @@ impl Sharing {
     }
 }
 
-/// Keeps the certificates of all endpoints new: of the one between nodes, and of block threads.
+/// Renews the certificates of all endpoints: the endpoint between nodes and those of block threads.
 fn renew(
     arbiter: &Arbiter,
     watch: &Watch,
@@ -436,13 +437,13 @@ fn exchange_limits(limits: &ClusterLimits) -> ExchangeLimits {
     ExchangeLimits {
         send_bytes_per_second: limits.send_bytes_per_second,
         connections: limits.peer_connections,
-        // Each thread has a stream, and the next one under way.
+        // Each block thread has a stream in use and its next stream under way.
         streams_per_peer: default.streams_per_peer.max(2 * limits.block_threads),
         ..default
     }
 }
 
-/// Tells every table that names this life of the node to those who go by it.
+/// Gives each table that lists this life of the node to the exchange and the directory.
 async fn spread_tables(
     mut known: watch::Receiver<Known>,
     peer: Addr<PeerActor>,
@@ -457,7 +458,7 @@ async fn spread_tables(
             continue;
         }
         let new = NewTable { table: Arc::clone(&table), own };
-        // The exchange first: the directory asks through it at once.
+        // The exchange gets the table first, because the directory asks through the exchange at once.
         if peer.send(new.clone()).await.is_err() || directory.send(new).await.is_err() {
             return;
         }

@@ -28,23 +28,23 @@ use crate::host::PciAddress;
 
 /// A node's configuration. Every key has a default; an unknown key is an error.
 ///
-/// Sizes are numbers of bytes or texts as `"1GiB"` (2^30) and `"1GB"` (10^9).
+/// Sizes are numbers of bytes or texts such as `"1GiB"` (2^30) and `"1GB"` (10^9).
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The node's name; the host's if there is none.
+    /// The node's name. Default: the host's name.
     pub name: Option<String>,
-    /// The filter of the log, as `info` or `larder_node=debug,warn`. The options `--log` and `-v` and the variable LARDER_LOG go
-    /// before it.
+    /// The filter of the log, such as `info` or `larder_node=debug,warn`. The options `--log` and `-v` and the variable
+    /// LARDER_LOG override it.
     pub log: Option<String>,
-    /// Lets engines write straight into the arena, which saves a copy: a faulty engine can then spoil any block. Only
-    /// for one tenant.
+    /// Lets engines write straight into the arena. This saves a copy, but a faulty engine can then spoil any block. Only for one
+    /// tenant.
     pub trust_engines: bool,
     /// The HTTP endpoint.
     pub http: HttpConfig,
     /// The host tier.
     pub host: HostConfig,
-    /// The GPUs to serve: an actor each. One actor without a GPU if there is none.
+    /// The GPUs to serve, with one actor for each. If the list is empty, the node has one actor without a GPU.
     pub gpus: Vec<GpuConfig>,
     /// The device tier.
     pub gpu: GpuTierConfig,
@@ -52,7 +52,7 @@ pub struct Config {
     pub tenants: Vec<TenantConfig>,
     /// The disk tier; without it, evicted chunks are gone.
     pub disk: Option<DiskConfig>,
-    /// The object store that all nodes share; none if it is not given.
+    /// The object store that all nodes share; without it, the node uses no object store.
     pub object: Option<ObjectConfig>,
     /// The limits of one engine session.
     pub session: SessionConfig,
@@ -64,7 +64,7 @@ pub struct Config {
     pub kv_events: Option<KvEventsConfig>,
     /// The collector of traces; without an endpoint, nothing is traced.
     pub tracing: TracingConfig,
-    /// The cluster to be a member of; if it is not given, the node serves its host alone.
+    /// The cluster to join; without it, the node serves only its own host.
     pub cluster: Option<ClusterConfig>,
 }
 
@@ -72,12 +72,12 @@ pub struct Config {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpConfig {
-    /// The address to listen on. If it is not given, all addresses of a cluster's member, since operators and other hosts
-    /// ask it, and loopback otherwise.
+    /// The address to listen on. Default: all addresses for a member of a cluster, since operators and other hosts ask it;
+    /// loopback otherwise.
     pub listen: Option<SocketAddr>,
 }
 
-/// Events as vLLM publishes its own.
+/// The publisher of events in vLLM's format.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct KvEventsConfig {
@@ -89,11 +89,11 @@ pub struct KvEventsConfig {
     /// The form of hashes.
     #[serde(default)]
     pub hashes: EventHashes,
-    /// Whether tokens are told, of chunks that engines describe.
+    /// Whether events include the tokens of chunks that engines describe.
     #[serde(default)]
     pub tokens: EventTokens,
-    /// The address for subscribers that missed messages, or want all held chunks, without authentication; if it is not given,
-    /// nobody can ask.
+    /// The address, without authentication, where subscribers ask for missed messages or for all held chunks. Without it, nobody
+    /// can ask.
     #[serde(default)]
     pub replay_listen: Option<SocketAddr>,
     /// Number of messages that are kept for these subscribers.
@@ -101,16 +101,16 @@ pub struct KvEventsConfig {
     pub replay_messages: usize,
 }
 
-/// Whether events tell tokens. Tokens are user data.
+/// Whether events include tokens. Tokens are user data.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum EventTokens {
     /// No.
     #[default]
     Off,
-    /// Yes, on loopback alone.
+    /// Yes, on loopback only.
     Local,
-    /// Yes: the way to the subscribers is encrypted.
+    /// Yes, since the connection to the subscribers is encrypted.
     Encrypted,
 }
 
@@ -129,24 +129,24 @@ pub enum EventHashes {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct HostConfig {
-    /// Memory for blocks, all actors together. It is taken when the node starts.
+    /// Memory for blocks, for all actors together. The node takes it at its start.
     #[serde(serialize_with = "exact", deserialize_with = "size")]
     pub arena_bytes: ByteSize,
     /// Limit of chunks for all actors together, whatever their size. The arena must be larger than these chunks: blocks that are
-    /// being written have extra room.
+    /// being written need extra room.
     pub capacity_chunks: Option<u64>,
-    /// Size of the pieces in which engines map the arena, and in which it changes between tenants; no block is larger.
-    /// A 32nd of an actor's arena, between 2 MiB and 256 MiB, if it is not given.
+    /// Size of the arena's extents. Engines map the arena extent by extent, and an extent changes tenant as a whole. No block is
+    /// larger. Default: a 32nd of an actor's arena, between 2 MiB and 256 MiB.
     #[serde(serialize_with = "exact", deserialize_with = "size")]
     pub extent_bytes: Option<ByteSize>,
     /// Fraction of the arena above which committed blocks are evicted.
     pub high_watermark: f64,
-    /// Fraction of the arena down to which blocks are then evicted. The lower, the seldomer and longer an eviction.
+    /// Fraction of the arena down to which blocks are then evicted. A lower value makes evictions rarer and longer.
     pub low_watermark: f64,
     /// The eviction policy: `adaptive`, or another of [`PolicyName::ALL`].
     pub policy: String,
-    /// Number of chunks after which recomputing a chunk costs twice as much as the first of a prompt: `adaptive` then weighs
-    /// the cost that a hit saves, and keeps the ends of long prompts longer. `None`: all chunks cost the same.
+    /// Number of chunks after which a chunk costs twice as much to recompute as the first chunk of a prompt. `adaptive` then
+    /// weighs the cost that a hit saves, and keeps the ends of long prompts longer. `None`: all chunks cost the same.
     pub recompute_doubles_at: Option<NonZeroU32>,
     /// Factor by which the ages of chunks grow faster than time: above 1 only to replay a trace faster than it was recorded.
     pub age_speed: NonZeroU32,
@@ -158,7 +158,7 @@ pub struct HostConfig {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct DiskConfig {
-    /// A folder of its own on the drive; made where it is not there. It belongs to one node at a time.
+    /// The tier's own folder on the drive; the node makes it if it is missing. It belongs to one node at a time.
     pub folder: PathBuf,
     /// Size of the tier, for all actors together. The node takes the space at its first start.
     #[serde(serialize_with = "exact", deserialize_with = "size")]
@@ -169,10 +169,10 @@ pub struct DiskConfig {
     /// When chunks are written: `write_through`, `write_through_selective` or `write_back`.
     #[serde(default)]
     pub write: WritePolicy,
-    /// For `write_through_selective`: from which use of a chunk on, its commit included.
+    /// For `write_through_selective`: the number of uses, the commit included, from which a chunk is written.
     #[serde(default = "number::<WRITE_AFTER_USES, _>")]
     pub write_after_uses: u32,
-    /// Bytes that are verified a second while the drive has nothing else to do; 0 for none.
+    /// Bytes verified per second while the drive has nothing else to do; 0 turns this off.
     #[serde(default = "mib::<SCRUB_MIB>", serialize_with = "exact", deserialize_with = "size")]
     pub scrub_bytes_per_second: ByteSize,
     /// Time for which a lease waits for chunks from disk.
@@ -184,15 +184,15 @@ pub struct DiskConfig {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct GpuConfig {
-    /// Its address on the PCI bus, as `0000:65:00.0`.
+    /// The GPU's address on the PCI bus, such as `0000:65:00.0`.
     pub pci: PciAddress,
 }
 
-/// The device tier: GPU memory for blocks that engines load again and again by the device lane.
+/// The device tier: GPU memory for blocks that engines load again and again through the device lane.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct GpuTierConfig {
-    /// Memory of each GPU; none if it is 0. It is taken when it is first used.
+    /// Memory of each GPU; 0 turns the tier off. The node takes the memory at its first use.
     #[serde(serialize_with = "exact", deserialize_with = "size")]
     pub device_bytes: ByteSize,
     /// The eviction policy: one of [`PolicyName::ALL`].
@@ -205,15 +205,15 @@ pub struct GpuTierConfig {
 pub struct TenantConfig {
     /// The tenant's name; part of its namespaces' fingerprints.
     pub name: String,
-    /// The Unix socket that serves the tenant: every process that can open it is the tenant.
+    /// The Unix socket that serves the tenant: every process that can open it acts as the tenant.
     pub socket: PathBuf,
-    /// Limit of the tenant's part of the arena, for all actors together. With several tenants, half of the arena is kept for all
-    /// of them in equal parts, used or not, so that no tenant can leave the others with nothing.
+    /// Limit of the tenant's part of the arena, for all actors together. With several tenants, half of the arena is divided into
+    /// equal parts, one kept for each tenant, used or not. So no tenant can leave the others with nothing.
     #[serde(default, serialize_with = "exact", deserialize_with = "size")]
     pub max_bytes: Option<ByteSize>,
-    /// Limit of the tenant's write windows, for all sessions together. Windows are memory besides the arena, taken when a
-    /// session opens. Default: `session.max_sessions` windows of the largest size, but no more than the tenant's part of half
-    /// the memory that the arena leaves.
+    /// Limit of the tenant's write windows, for all sessions together. Windows are memory outside the arena; the node takes it
+    /// when a session opens. Default: `session.max_sessions` windows of the largest size, but no more than the tenant's part of
+    /// half the memory that the arena leaves.
     #[serde(default, serialize_with = "exact", deserialize_with = "size")]
     pub max_window_bytes: Option<ByteSize>,
 }
@@ -222,12 +222,12 @@ pub struct TenantConfig {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct SessionConfig {
-    /// Sessions of one tenant at a time.
+    /// Maximum number of sessions of one tenant at a time.
     pub max_sessions: u32,
-    /// The largest write window. Windows are memory besides the arena; `tenants.max_window_bytes` bounds all of a tenant's.
+    /// The largest write window. Windows are memory outside the arena; `tenants.max_window_bytes` bounds all windows of a tenant.
     #[serde(serialize_with = "exact", deserialize_with = "size")]
     pub max_window_bytes: ByteSize,
-    /// Blocks that one session leases at a time.
+    /// Maximum number of blocks that one session leases at a time.
     pub max_leased_blocks: u64,
     /// Fraction of the arena that pins may keep from eviction.
     pub max_pinned_fraction: f64,
@@ -235,8 +235,8 @@ pub struct SessionConfig {
     pub reservation_ttl_ms: u64,
     /// The longest pin.
     pub max_pin_ms: u64,
-    /// Processes that have closed their session but still run: their memory cannot be used again. Past this, the
-    /// tenant gets no new session.
+    /// Maximum number of processes that have closed their session but still run. Memory that they may touch cannot be reused.
+    /// Beyond this number, the tenant gets no new session.
     pub max_lingering_processes: u32,
 }
 
@@ -244,7 +244,8 @@ pub struct SessionConfig {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterConfig {
-    /// The address of each coordinator for nodes, as `host:port`, with commas between them. A name may have several addresses.
+    /// The address where each coordinator serves nodes, as `host:port`, separated by commas. A host name may have several
+    /// addresses.
     pub coordinator: String,
     /// The address for peers (UDP).
     #[serde(default = "default_peer_listen")]
@@ -253,19 +254,19 @@ pub struct ClusterConfig {
     pub advertise: Option<SocketAddr>,
     /// The node's place, such as a rack or an availability zone: lists and the console show nodes by it.
     pub zone: Option<String>,
-    /// Certificates of the authorities that are trusted (PEM).
+    /// Certificates of the trusted authorities (PEM).
     pub ca: PathBuf,
-    /// This node's certificate chain (PEM); `larder ca issue node NAME` makes one. Its name is the node's.
+    /// This node's certificate chain (PEM); `larder ca issue node NAME` makes one. It must carry the node's name.
     pub certificate: PathBuf,
-    /// Its private key (PEM).
+    /// The certificate's private key (PEM).
     pub key: PathBuf,
     /// Whether chunks are shared with other nodes.
     #[serde(default = "yes")]
     pub share: bool,
-    /// The rule by which chunks are placed: `worth`, or the former `reads`.
+    /// The rule by which chunks are placed: `worth`, or the earlier rule `reads`.
     #[serde(default)]
     pub placement: PlacementRule,
-    /// Memory of each arena that may hold blocks of other nodes for as long as they are read, and no longer.
+    /// Memory of each arena for staging. It holds blocks of other nodes only while they are read.
     #[serde(default = "mib::<STAGING_MIB>", serialize_with = "exact", deserialize_with = "size")]
     pub staging_bytes: ByteSize,
     /// Time for which a lease waits for blocks from other nodes.
@@ -277,20 +278,20 @@ pub struct ClusterConfig {
     /// The largest datagram to try (UDP payload): 8900 suits jumbo frames, and costs nothing if there are none.
     #[serde(default = "number::<DATAGRAM_BYTES, _>")]
     pub max_datagram_bytes: u16,
-    /// Limit of the bytes of blocks sent to other nodes in a second, for networks with other traffic. Default: no limit.
+    /// Maximum bytes of blocks sent to other nodes per second, for networks with other traffic. Default: no limit.
     #[serde(default, serialize_with = "exact", deserialize_with = "size")]
     pub send_bytes_per_second: Option<ByteSize>,
-    /// Connections with other nodes that it keeps: beyond this number, the longest unused connections are closed.
+    /// Connections with other nodes to keep. Beyond this number, the node closes the longest unused connections.
     #[serde(default = "number::<CONNECTIONS, _>")]
     pub peer_connections: u32,
-    /// Threads that move blocks between nodes, beside the thread that does everything else between nodes; 0 leaves it that work
-    /// too. Default: one for each 20 Gbit/s of the link, at most a quarter of the CPUs near it.
+    /// Number of block threads, which move blocks between nodes. With 0, the thread between nodes moves blocks too. Default: 0 on
+    /// a link of up to 20 Gbit/s, else one for each 20 Gbit/s, at most a quarter of the CPUs near the link. Never more than 8.
     #[serde(default)]
     pub block_threads: Option<u8>,
     /// Time for which a stopping node moves its warm chunks to others before it leaves; 0 leaves at once.
     #[serde(default)]
     pub drain_ms: u64,
-    /// Bytes of blocks that a node that drains has others fetch in a second at most.
+    /// Maximum bytes of blocks per second that other nodes fetch from this node while it drains.
     #[serde(default = "mib::<DRAIN_MIB>", serialize_with = "exact", deserialize_with = "size")]
     pub drain_bytes_per_second: ByteSize,
 }
@@ -299,7 +300,7 @@ pub struct ClusterConfig {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigFileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the configuration {}", path.display())]
     Read {
         /// The file.
@@ -307,7 +308,7 @@ pub enum ConfigFileError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// It is no configuration.
+    /// The file is no valid configuration.
     #[error("{}", path.display())]
     Invalid {
         /// The file.
@@ -317,7 +318,7 @@ pub enum ConfigFileError {
     },
 }
 
-/// The fault of a configuration text: its line, the fault, and the nearest right key.
+/// A fault in a configuration text: its line, its description, and the nearest allowed word.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {problem}{}", nearest.as_ref().map(|key| format!("; did you mean `{key}`?")).unwrap_or_default())]
 pub struct InvalidConfig {
@@ -333,7 +334,7 @@ impl Config {
     /// Reads the file at `path`.
     ///
     /// # Errors
-    /// Fails if it cannot be read, or is no configuration.
+    /// Fails if the file cannot be read or is no valid configuration.
     pub fn load(path: &Path) -> Result<Self, ConfigFileError> {
         let text =
             config_file::read(path).map_err(|source| ConfigFileError::Read { path: path.into(), source })?;
@@ -343,7 +344,7 @@ impl Config {
     /// Reads a configuration in TOML.
     ///
     /// # Errors
-    /// Fails if it is none.
+    /// Fails if the text is no valid configuration.
     pub fn parse(text: &str) -> Result<Self, InvalidConfig> {
         toml::from_str(text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start.min(text.len()));
@@ -501,14 +502,14 @@ fn nearest_word(message: &str) -> Option<String> {
     (distance <= nearest.len() / 2).then(|| nearest.to_owned())
 }
 
-/// Default of `write_after_uses`: the use of a chunk from which on it is written.
+/// Default of `write_after_uses`.
 const WRITE_AFTER_USES: u16 = 2;
 
-/// How fast the disk tier verifies itself, and how long a lease waits for it.
+/// How fast the disk tier verifies its blocks, and how long a lease waits for the tier.
 const SCRUB_MIB: u64 = 16;
 const READ_DEADLINE_MS: u16 = 5_000;
 
-/// Memory for blocks of other nodes, times to wait for these nodes, and the largest datagram.
+/// Defaults of [`ClusterConfig`].
 const STAGING_MIB: u64 = 256;
 const DRAIN_MIB: u64 = 1_024;
 const FETCH_DEADLINE_MS: u16 = 2_000;

@@ -1,4 +1,5 @@
-//! Tokens of chunks, as engines describe them, for events that stand alone. Bounded: the longest unused description is forgotten.
+//! Keeps engines' descriptions of chunks, with their tokens, for events. Memory is bounded: the longest unused description is
+//! forgotten first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +9,7 @@ use larder_protocol::{ChunkHash, Fingerprint};
 use serde_json::Value;
 use tokio::sync::Notify;
 
-/// The descriptions of chunks, by tenant. Cheap to clone. Empty if no events need them.
+/// The descriptions of chunks, by tenant. Cheap to clone. Keeps nothing if no events need descriptions.
 #[derive(Debug, Clone, Default)]
 pub struct Descriptions(Option<Arc<SharedDescriptions>>);
 
@@ -21,11 +22,11 @@ struct SharedDescriptions {
 #[derive(Debug, Default)]
 struct KnownDescriptions {
     by_name: HashMap<Name, Entry>,
-    /// The keys, the longest unused first.
+    /// The names by last use, the longest unused first.
     turns: BTreeMap<u64, Name>,
     last_turn: u64,
     bytes: usize,
-    /// Descriptions that came since they were taken last.
+    /// Names of the chunks that were described since the last [`Descriptions::fresh`].
     fresh: Vec<Name>,
 }
 
@@ -43,7 +44,7 @@ pub(crate) struct Name {
     pub(crate) hash: ChunkHash,
 }
 
-/// A chunk, block by block.
+/// A chunk's description, engine block by engine block.
 #[derive(Debug, PartialEq)]
 pub(crate) struct DescribedChunk {
     pub(crate) chunk: Described,
@@ -51,7 +52,7 @@ pub(crate) struct DescribedChunk {
 }
 
 impl DescribedChunk {
-    /// Takes an engine's description, if a node can keep it.
+    /// Reads an engine's description; `None` if it is not sound.
     fn new(chunk: Described) -> Option<Self> {
         if !chunk.is_sound() {
             return None;
@@ -73,12 +74,12 @@ impl DescribedChunk {
 }
 
 impl Descriptions {
-    /// Descriptions that are kept.
+    /// Creates descriptions that are kept.
     pub(crate) fn kept() -> Self {
         Self(Some(Arc::default()))
     }
 
-    /// Takes a description by an engine of a tenant; false if the message is no description.
+    /// Keeps an engine's description of a tenant's chunks; false if a chunk's description is not sound.
     pub(crate) fn describe(&self, tenant: &Arc<str>, said: Describe) -> bool {
         let Some(shared) = &self.0 else { return true };
         let mut known = shared.lock();
@@ -101,7 +102,7 @@ impl Descriptions {
         Some(chunk)
     }
 
-    /// Waits until chunks were described, and takes their names.
+    /// Waits until engines describe chunks, and takes the names of these chunks.
     ///
     /// Cancel safe.
     pub(crate) async fn fresh(&self) -> Vec<Name> {
@@ -161,13 +162,14 @@ impl KnownDescriptions {
     }
 }
 
-/// Bytes of all descriptions together: those of some 40,000 chunks of 256 tokens.
+/// Maximum bytes of all descriptions together: enough for some 40,000 chunks of 256 tokens.
 const MOST_BYTES: usize = 64 << 20;
 
-/// About the bytes of a description besides its contents.
+/// Approximate bytes of a description besides its contents.
 const ENTRY_BYTES: usize = 400;
 
-/// Names that wait to be told; others are told when their chunks come next.
+/// Maximum number of names that wait for [`Descriptions::fresh`]. Further names are left out: their chunks are published when
+/// they are gained again.
 const MOST_FRESH: usize = 65_536;
 
 #[cfg(test)]
@@ -224,7 +226,7 @@ mod tests {
     fn what_was_used_longest_ago_makes_room() {
         let descriptions = Descriptions::kept();
         let tenant = Arc::from("a");
-        // Sixteen tokens of a mebibyte each would be too much for a chunk: many chunks do it.
+        // One chunk cannot fill the memory, so many chunks do.
         let each = 40_000;
         let fit = MOST_BYTES / (ENTRY_BYTES + 64 + 4 * each + 60);
         for byte in 0..fit as u32 {

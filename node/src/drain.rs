@@ -1,12 +1,12 @@
-//! The node's drain: it is asked for by an admin or by SIGTERM, and carried out by the actors.
+//! The node's drain: an admin or SIGTERM asks for it, the actors carry it out.
 //!
-//! The wish stands here; the coordinator's client tells the coordinator, so a coordinator that starts again hears of it too.
-//! One task (`Drains::carry_out`) tells the actors who may take their chunks, adds up how far they are, and says when the
-//! node is to leave: when no actor has anything more to move, or when the time is up. Where every other node drains or is
-//! gone for long, an admin's drain is given up: the node goes on. A node that was told to stop leaves all the same.
+//! The wish to drain is kept here. The coordinator's client tells the coordinator, so a restarted coordinator hears of the drain
+//! too. One task (`Drains::carry_out`) names the takers to the actors, adds up the actors' progress, and decides when the node
+//! leaves: when no actor has anything more to move, or when the time is up. An admin's drain is given up, and the node goes on,
+//! if every other node drains or if no taker appears for `ALONE_FOR`. A node that was told to stop leaves anyway.
 //!
-//! Of several nodes that drain at once, one stays: an admin's drain ends only when the table has this node as draining. That
-//! table has those as draining too that the coordinator heard of before.
+//! If all nodes drain at once, one node stays. An admin's drain ends only when the table lists this node as draining. That table
+//! also lists every node whose drain the coordinator heard of earlier, so the last node sees that no taker is left.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub struct Drains(Arc<NodeDrain>);
 #[derive(Debug)]
 struct NodeDrain {
     clock: Clock,
-    /// The default time of a drain before a stop, and the default limit of bytes that move in a second.
+    /// The default time of a drain before a stop, and the default limit of bytes moved per second.
     limits: Mutex<(Duration, u64)>,
     known: watch::Receiver<Known>,
     wish: watch::Sender<Option<Wish>>,
@@ -42,11 +42,11 @@ struct NodeDrain {
 /// How the node ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// It was told to stop.
+    /// The node was told to stop.
     Stopped,
-    /// It has drained for good.
+    /// The node has drained for good.
     Drained,
-    /// It has drained, and is to be started again.
+    /// The node has drained, and is to be started again.
     ToRestart,
 }
 
@@ -69,7 +69,7 @@ struct DrainCourse {
 }
 
 impl Drains {
-    /// No drain so far. `known` has the tables of the cluster.
+    /// Starts without a drain. `known` has the tables of the cluster.
     pub(crate) fn new(
         clock: Clock,
         at_stop: Duration,
@@ -86,12 +86,12 @@ impl Drains {
         }))
     }
 
-    /// Drains by other limits from the next drain on.
+    /// Changes the limits for future drains.
     pub(crate) fn change(&self, at_stop: Duration, bytes_per_second: u64) {
         *self.limits() = (at_stop, bytes_per_second);
     }
 
-    /// How long a node that is told to stop drains.
+    /// How long a drain before a stop may take.
     pub(crate) fn at_stop(&self) -> Duration {
         self.limits().0
     }
@@ -100,10 +100,10 @@ impl Drains {
         self.0.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Carries out an admin's command, and reports how far the drain is then.
+    /// Carries out an admin's command, and reports the drain's progress.
     ///
     /// # Errors
-    /// Why it cannot be done, for people.
+    /// A text for people: why the command cannot be carried out.
     pub(crate) fn command(&self, admin: &str, command: DrainCommand) -> Result<DrainReport, String> {
         match command {
             DrainCommand::Report => {}
@@ -150,8 +150,8 @@ impl Drains {
         Ok(())
     }
 
-    /// Drains before a stop, for this time at most. Chunks on the node's disk stay there. A drain that is under way has no longer
-    /// than that either.
+    /// Drains before a stop, for at most `within`; chunks on the node's disk stay there. A drain that is already under way keeps
+    /// its settings, and ends by then too.
     pub(crate) fn stop_within(&self, within: Duration) {
         let until = self.0.clock.elapsed() + within;
         let before = *self.0.wish.borrow();
@@ -172,7 +172,7 @@ impl Drains {
         self.0.wish.send_replace(Some(wish));
     }
 
-    /// How far the drain is.
+    /// The drain's progress.
     #[must_use]
     pub fn report(&self) -> DrainReport {
         let wish = *self.0.wish.borrow();
@@ -188,7 +188,7 @@ impl Drains {
         }
     }
 
-    /// Whether the node drains, for the messages to others.
+    /// Watches whether the node drains, for messages to others.
     pub(crate) fn watch(&self) -> watch::Receiver<bool> {
         self.0.drains.subscribe()
     }
@@ -199,16 +199,16 @@ impl Drains {
         self.0.wish.borrow().is_some()
     }
 
-    /// Carries drains out until one is over, and returns what the node does then.
+    /// Carries out drains until one is over, and returns how the node ends.
     ///
     /// # Cancel safety
-    /// Dropped, it leaves the actors draining.
+    /// If dropped, the actors go on draining.
     pub(crate) async fn carry_out(&self, actors: &[Addr<GpuActor>]) -> Ended {
         let mut wishes = self.0.wish.subscribe();
         loop {
             let wish = *wishes.borrow_and_update();
             let Some(wish) = wish else {
-                // An error: never, since this has the sender.
+                // Never an error: `self` holds the sender.
                 let _ = wishes.changed().await;
                 continue;
             };
@@ -226,7 +226,7 @@ impl Drains {
                 );
                 self.state().is_over = true;
                 if ended != Ended::Stopped {
-                    // A watcher hears how the drain ended.
+                    // Leaves watchers time to hear how the drain ended.
                     sleep(LAST_WORDS).await;
                 }
                 return ended;
@@ -236,7 +236,7 @@ impl Drains {
         }
     }
 
-    /// Carries one drain out; `None` if it was cancelled or given up.
+    /// Carries out one drain; `None` if it was cancelled or given up.
     async fn drain(&self, first: Wish, actors: &[Addr<GpuActor>]) -> Option<Ended> {
         let mut told: (Option<Wish>, Vec<Holder>) = (None, Vec::new());
         let mut alone_since = None;
@@ -249,7 +249,7 @@ impl Drains {
                     self.give_up();
                     return None;
                 }
-                // An actor that finds nobody calls its drain over: all begin anew when there is a taker.
+                // An actor without takers reports that its drain is over. So all actors begin anew when there is a taker.
                 if told.0.take().is_some() {
                     cancel(actors).await;
                 }
@@ -298,7 +298,8 @@ impl Drains {
         }
     }
 
-    /// Whether the table has this node as draining, as far as the coordinator has a word for that.
+    /// Whether the table lists this node as draining. Also true if the table does not list the node at all, or if the coordinator
+    /// is too old to report drains.
     fn is_known_to_drain(&self) -> bool {
         let Known { table, own, lacks_drains, .. } = &*self.0.known.borrow();
         *lacks_drains || table.member(*own).is_none_or(|member| member.state == MemberState::Draining)
@@ -318,8 +319,8 @@ impl Drains {
         others.peek().is_some() && others.all(|member| member.state == MemberState::Draining)
     }
 
-    /// The actors of other nodes that may take chunks: those of the node before this one first, which may have started again
-    /// just now, and then the one before that.
+    /// The actors of other nodes that may take chunks. Nodes with lower numbers come first, the nearest of them at the front: in
+    /// a rolling restart they have just started again.
     fn takers(&self) -> Vec<Holder> {
         let Known { table, own, .. } = self.0.known.borrow().clone();
         let takes = |member: &&larder_protocol::table::Member| {
@@ -351,10 +352,10 @@ async fn cancel(actors: &[Addr<GpuActor>]) {
 /// starts without its state hears of one node after the other.
 const ALONE_FOR: Duration = Duration::from_secs(5);
 
-/// How often the actors are asked how far they are.
+/// How often the actors are asked for their progress.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How late actors may be that should have ended: then the node leaves without their word.
+/// How long after the deadline the node still waits for its actors. Then it leaves without their answers.
 const LATE: Duration = Duration::from_secs(1);
 
 /// How long a node stays after a drain, for its watchers.

@@ -1,8 +1,8 @@
 //! Events: the ordered stream of gained and lost chunks of a node's actors, for routers that follow it.
 //!
-//! A follower first gets the held chunks (the snapshot), page by page, then the changes. Changes during the snapshot come
-//! after it, in order. A follower that applies everything in order knows which chunks are held: to gain a chunk twice, or to
-//! lose an absent one, changes nothing.
+//! A follower first gets the held chunks (the snapshot), page by page, then the changes. Changes during the snapshot come after
+//! it, in order. A follower that applies everything in order knows which chunks are held: gaining a chunk twice or losing an
+//! absent chunk changes nothing.
 //!
 //! Served as server-sent events (WHATWG HTML, section 9.2). The id of an event is `DEVICE:SEQUENCE`; sequence numbers of a
 //! device have no gaps. A follower that is too slow gets `lagged` as its last event, and starts again.
@@ -20,44 +20,44 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver, Sender};
 use tokio::task::spawn_blocking;
 
-/// The feed of an actor's changes; nobody need listen.
+/// The feed of an actor's changes. It needs no listener.
 #[derive(Debug, Clone)]
 pub struct Feed {
     device: u16,
     sender: Sender<Arc<Batch>>,
 }
 
-/// The changes at a time.
+/// Changes that are published together.
 #[derive(Debug)]
 pub(crate) struct Batch {
     /// Number of the first change.
     sequence: u64,
-    /// In order.
+    /// The changes, in order.
     pub(crate) changes: Vec<Change>,
-    /// The actor lost all that it had told: followers begin anew.
+    /// Whether the actor lost everything it had published: followers then begin anew.
     pub(crate) is_restart: bool,
 }
 
 /// Asks an actor for a page of its chunks, from a position on.
 pub(crate) type AskPage = Box<dyn Fn(usize) -> LocalBoxFuture<'static, Option<Page>>>;
 
-/// Some chunks of an actor, and the position of the next page; `None` after the last.
+/// Some chunks of an actor, and the position of the next page; `None` after the last page.
 pub(crate) type Page = (Vec<(Fingerprint, ChunkRef)>, Option<usize>);
 
 /// The data of an event.
 #[derive(Debug, Serialize)]
 struct Data<'a> {
-    /// The device whose chunk it is.
+    /// The device that gained or lost the chunk.
     device: u16,
-    /// The fingerprint of its namespace: 64 hexadecimal digits.
+    /// The fingerprint of the chunk's namespace: 64 hexadecimal digits.
     namespace: &'a str,
-    /// Its hash.
+    /// The chunk's hash.
     hash: String,
-    /// The hash of the chunk before it; the root of the namespace for the first chunk of a prompt.
+    /// The hash of the chunk before this chunk; for the first chunk of a prompt, the root of the namespace.
     parent: String,
-    /// Its place in the prompt, from 0.
+    /// The chunk's place in the prompt, from 0.
     index: u32,
-    /// Why it was evicted: `watermark`, `need` or `clearing`; `null` if it was not.
+    /// Why the chunk was evicted: `watermark`, `need` or `clearing`; `null` if it was not evicted.
     evicted: Option<&'a str>,
 }
 
@@ -82,7 +82,7 @@ impl Feed {
         Self { device, sender: broadcast::channel(WAITING_BATCHES).0 }
     }
 
-    /// Publishes changes; `sequence` is the number of the first one.
+    /// Publishes changes; `sequence` is the number of the first change.
     pub fn tell(&self, sequence: u64, changes: &[Change]) {
         if self.sender.receiver_count() > 0 && !changes.is_empty() {
             // An error: the last follower has just left.
@@ -93,7 +93,7 @@ impl Feed {
 }
 
 impl Feed {
-    /// Tells that all that was told is lost.
+    /// Tells followers that everything published before is lost.
     pub(crate) fn restart(&self) {
         // An error: nobody follows.
         let _ = self.sender.send(Arc::new(Batch { sequence: 0, changes: Vec::new(), is_restart: true }));
@@ -105,7 +105,7 @@ impl Feed {
     }
 }
 
-/// The events of these actors, from a snapshot on, as the body of an answer.
+/// The events of these actors, from a snapshot on, as the body of an HTTP answer.
 pub(crate) fn follow(actors: Vec<(Feed, AskPage)>) -> impl Stream<Item = Result<Bytes, std::io::Error>> {
     let live = actors.iter().map(|(feed, _)| (feed.clone(), feed.sender.subscribe())).collect();
     let actors = actors.into_iter().map(|(feed, actor)| (feed, actor, 0)).collect();
@@ -137,7 +137,7 @@ impl EventSubscriber {
             Some(next) => *from = next,
             None => _ = self.actors.pop_front(),
         }
-        // The thread that writes answers has health checks to answer meanwhile.
+        // Another thread writes the text: this thread must answer health checks meanwhile.
         let written = spawn_blocking(move || {
             let mut text = String::new();
             for (fingerprint, chunk) in chunks {
@@ -147,7 +147,7 @@ impl EventSubscriber {
             text
         });
         let Ok(text) = written.await else { return self.end() };
-        // An empty comment keeps the stream alive where a page holds nothing.
+        // An empty comment keeps the stream alive if a page holds nothing.
         if text.is_empty() { ":\n\n".to_owned() } else { text }
     }
 
@@ -177,7 +177,7 @@ impl EventSubscriber {
     }
 }
 
-/// As metrics name it.
+/// The name of an eviction's reason, as in metrics.
 fn eviction_name(reason: EvictionReason) -> &'static str {
     match reason {
         EvictionReason::Watermark => "watermark",
@@ -207,8 +207,8 @@ fn write_event(
     let _ = write!(text, "data: {data}\n\n");
 }
 
-/// Batches that a slow follower may leave unread: at a batch each 3 ms, some 12 s.
+/// Batches that a slow follower may leave unread: some 12 s at one batch per 3 ms.
 const WAITING_BATCHES: usize = 4_096;
 
-/// Chunks of one page: an actor makes one in well under a millisecond.
+/// Chunks of one page: an actor makes a page in well under a millisecond.
 pub(crate) const PAGE_CHUNKS: usize = 1_024;

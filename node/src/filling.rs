@@ -1,4 +1,4 @@
-//! Takes the memory of the arenas from the system while the node serves already, and says how much is there.
+//! Takes the arenas' memory from the system while the node already serves, and tells how much is there.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -21,12 +21,12 @@ pub(crate) struct MemoryProgress {
 }
 
 impl MemoryProgress {
-    /// None of this many bytes is there.
+    /// Starts with none of `of_bytes` there.
     pub(crate) fn new(of_bytes: u64) -> Self {
         Self { of_bytes, bytes: AtomicU64::new(0), is_done: AtomicBool::new(false) }
     }
 
-    /// More bytes are there. Each tenth is a line of the log.
+    /// Notes that more bytes are there, and logs each tenth.
     fn add(&self, more: u64) {
         let before = self.bytes.fetch_add(more, Ordering::Relaxed);
         let tenths = |bytes: u64| u128::from(bytes) * 10 / u128::from(self.of_bytes.max(1));
@@ -40,7 +40,7 @@ impl MemoryProgress {
         self.is_done.store(true, Ordering::Release);
     }
 
-    /// Whether all is there.
+    /// Whether all memory is there.
     pub(crate) fn is_done(&self) -> bool {
         self.is_done.load(Ordering::Acquire)
     }
@@ -52,14 +52,14 @@ impl MemoryProgress {
     }
 }
 
-/// Takes the memory of an actor's arena and gives the actor each extent as soon as it is there. In the end, the kernel says where the
-/// memory is; memory elsewhere than requested is only a warning.
+/// Takes the memory of an actor's arena and gives the actor each extent as soon as it is there. At the end, the kernel tells
+/// where the memory is. Memory in another place than requested is only a warning.
 ///
 /// # Errors
 /// The system does not give all memory.
 ///
 /// # Cancel safety
-/// Dropped, the work goes on as long as the actor is there.
+/// If dropped, the work goes on as long as the actor is there.
 pub(crate) async fn fill(
     limits: ArenaLimits,
     arrivals: mpsc::Sender<Arrival>,
@@ -70,7 +70,7 @@ pub(crate) async fn fill(
         arena::fill(&limits, &|extent, memory| {
             here.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&memory));
             progress.add(limits.extent.bytes);
-            // There is room for every extent: an error says that the actor is gone.
+            // The channel has room for every extent: an error means that the actor is gone.
             arrivals.try_send((extent, memory)).is_ok()
         })?;
         let here = here.into_inner().unwrap_or_else(PoisonError::into_inner);

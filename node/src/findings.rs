@@ -2,12 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A finding in the body of `GET /doctor`, a list: as `larder doctor` finds it.
+/// A finding in the list that `GET /doctor` returns, as in `larder doctor`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindingStatus {
     /// The check.
     pub check: String,
-    /// `ok`, `note` (the node could work better), `warning` (it works, but slowly or not safely), or `problem` (it does not work).
+    /// `ok`, `note` (the node could work better), `warning` (the node works, but slowly or not safely), or `problem` (the node
+    /// does not work).
     pub level: String,
     /// The finding.
     pub found: String,

@@ -15,7 +15,7 @@ pub struct HardwareStatus {
     pub devices: Vec<DeviceHardware>,
     /// The CPUs of the thread between nodes, if there is one.
     pub peer_cpus: Option<String>,
-    /// The network interface of the address that the configuration gives that thread.
+    /// The network interface of the address where peers reach the node; `None` if the configuration does not give this address.
     pub peer_interface: Option<String>,
     /// The parts that are not in their best place.
     pub mismatches: Vec<String>,
@@ -26,25 +26,25 @@ pub struct HardwareStatus {
 pub struct DeviceHardware {
     /// The device's number.
     pub device: u16,
-    /// Its GPU, if it has one.
+    /// The device's GPU, if it has one.
     pub gpu: Option<String>,
-    /// The NUMA node of its GPU.
+    /// The NUMA node of the device's GPU.
     pub numa_node: Option<u32>,
-    /// The CPUs of its threads, as `0-3,8-11`.
+    /// The CPUs of the device's threads, such as `0-3,8-11`.
     pub cpus: String,
-    /// The network interface nearest to its GPU.
+    /// The network interface nearest to the device's GPU.
     pub nearest_interface: Option<String>,
-    /// The NUMA node on which its arena should be.
+    /// The NUMA node where the device's arena should be.
     pub memory_numa_node: Option<u32>,
-    /// Bytes of its arena in reserved huge pages.
+    /// Bytes of the arena in reserved huge pages.
     pub huge_bytes: u64,
-    /// Bytes in transparent huge pages.
+    /// Bytes of the arena in transparent huge pages.
     pub transparent_huge_bytes: u64,
-    /// Bytes in pages of 4 KiB.
+    /// Bytes of the arena in pages of 4 KiB.
     pub ordinary_bytes: u64,
-    /// Bytes on each NUMA node, projected from the pages looked at.
+    /// Bytes of the arena on each NUMA node, estimated from a sample of pages.
     pub bytes_on_numa_nodes: BTreeMap<u32, u64>,
-    /// Bytes that are in a wrong place.
+    /// Bytes of the arena that are in a wrong place.
     pub misplaced_bytes: u64,
     /// The source of these facts: `move_pages`, `numa_maps`, or `unknown` if there is none.
     pub placement_source: String,
@@ -53,8 +53,8 @@ pub struct DeviceHardware {
 }
 
 impl HardwareStatus {
-    /// The result of resolving the configuration; the devices' parts are added when their memory is there. Warns of parts that
-    /// cannot be where they would be best, and counts them.
+    /// Takes the results of resolving the configuration. The devices' parts are added when their memory is there. Warns of parts
+    /// that cannot be in their best place, and counts them.
     pub(crate) fn new(limits: &Limits, metrics: &Metrics) -> Self {
         for mismatch in &limits.mismatches {
             tracing::warn!("{mismatch}");
@@ -71,7 +71,7 @@ impl HardwareStatus {
 }
 
 impl DeviceHardware {
-    /// Logs where a device's arena is, and exports it.
+    /// Logs where a device's arena is, and exports it to the metrics.
     pub(crate) fn of(
         device: u16,
         limits: &ActorLimits,
@@ -114,7 +114,7 @@ impl DeviceHardware {
     }
 }
 
-/// A mismatch is a warning and a number, never a failed start.
+/// Exports where an arena's memory is. A mismatch is a warning and a number, never a failed start.
 fn export(device: u16, placement: &ArenaPlacement, metrics: &Metrics) {
     metrics.placed(device, "huge_pages", placement.huge_bytes);
     metrics.placed(device, "transparent_huge_pages", placement.transparent_bytes);

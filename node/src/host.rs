@@ -1,4 +1,4 @@
-//! Facts of the machine: memory, CPUs, NUMA nodes, GPUs and networks, from the kernel's files.
+//! Facts about the machine from the kernel's files: memory, CPUs, NUMA nodes, GPUs, networks.
 //!
 //! All files are read below a root that the caller names, so that a tree of fixtures can stand in for the machine.
 
@@ -31,7 +31,7 @@ pub struct HostFacts {
     pub available_bytes: u64,
     /// The memory limit of this process's control groups (version 1 or 2); `None` if they set no limit.
     pub cgroup_limit_bytes: Option<u64>,
-    /// Reserved huge pages of the machine; free ones are those that this process's control groups allow it.
+    /// Reserved huge pages of the machine. Free pages count only as far as this process's control groups allow them.
     pub huge: HugePool,
     /// The CPUs on which this process may run.
     pub cpus: CpuSet,
@@ -45,7 +45,7 @@ pub struct HostFacts {
     pub routes: Vec<Route>,
 }
 
-/// Why the machine's facts cannot be had.
+/// Why the machine's facts cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
@@ -73,8 +73,8 @@ impl HostFacts {
     /// Reads the facts below `root`: `/` for this machine.
     ///
     /// # Errors
-    /// Fails if a file that every Linux has is missing or says something unexpected. What only some have (NUMA, PCI, control
-    /// groups) may be missing.
+    /// Fails if a file that every Linux has is missing or says something unexpected. Files that only some machines have (NUMA,
+    /// PCI, control groups) may be missing.
     pub fn read(root: &Path) -> Result<Self, HostError> {
         let meminfo = Source::new(root, "proc/meminfo");
         let text = meminfo.text()?;
@@ -94,8 +94,8 @@ impl HostFacts {
         })
     }
 
-    /// The memory in ordinary pages that this process can have at most. Huge pages are beside it: the system has taken them
-    /// out of the rest, and control groups count them apart.
+    /// The most memory in ordinary pages that this process can have. It does not include huge pages: the system has set them
+    /// apart, and control groups count them separately.
     #[must_use]
     pub fn ordinary_bytes(&self) -> u64 {
         let ordinary = self.memory_bytes.saturating_sub(self.huge.total_bytes);
@@ -115,7 +115,7 @@ impl Source {
         std::fs::read_to_string(&self.0).map_err(|source| HostError::Read { path: self.0.clone(), source })
     }
 
-    /// The number behind `key`, which may stand anywhere in a line, as `... MemTotal:  24684092 kB`.
+    /// The number after `key`, in bytes. The key may stand anywhere in a line, as in `... MemTotal: 24684092 kB`.
     fn kibibytes(&self, text: &str, key: &'static str) -> Result<u64, HostError> {
         text.lines()
             .find_map(|line| line.split_once(key)?.1.trim().strip_suffix("kB")?.trim().parse::<u64>().ok())

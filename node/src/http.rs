@@ -1,6 +1,7 @@
 //! The node's HTTP answers: health, metrics, status, events, lists.
 //!
-//! Health asks no actor, so that a hanging actor fails no health check; status and metrics ask, and give up soon.
+//! `/healthz` asks no actor, so a hanging actor fails no health check. The other paths ask the actors, and give up after
+//! `ACTOR_DEADLINE`.
 
 mod counters;
 mod doctor;
@@ -47,7 +48,7 @@ use crate::kv_events::Bound;
 use crate::metrics::{SharedMetrics, TenantRates};
 use crate::tenants::Tenants;
 
-/// The body of `GET /status`. Parts that a node of another version leaves out are read as empty.
+/// The body of `GET /status`. Parts that a node of another version leaves out count as empty.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// Always `node`.
@@ -58,12 +59,12 @@ pub struct Status {
     /// This life of the node, as the coordinator knows it; microseconds since 1970 at its start.
     #[serde(default)]
     pub incarnation: u64,
-    /// The version that runs.
+    /// The node's version.
     #[serde(default)]
     pub version: String,
     /// Whether all memory is there and every actor answers.
     pub ready: bool,
-    /// Seconds since it began to serve.
+    /// Seconds since the node started.
     pub uptime_seconds: f64,
     /// The socket of each tenant.
     #[serde(default)]
@@ -76,12 +77,12 @@ pub struct Status {
     pub hardware: Option<HardwareStatus>,
     /// The state of the object store; `None` if none is configured.
     pub object: Option<ObjectStatus>,
-    /// The address at which the node publishes vLLM's events; `None` if it does not.
+    /// The address where the node publishes vLLM's events; `None` if the node publishes none.
     pub kv_events: Option<SocketAddr>,
-    /// The address at which the node sends old events again; `None` if it does not.
+    /// The address where the node sends old events again; `None` if the node sends none again.
     #[serde(default)]
     pub kv_events_replay: Option<SocketAddr>,
-    /// How far the node's drain is; `None` if it does not drain.
+    /// The progress of the node's drain; `None` if the node does not drain.
     #[serde(default)]
     pub drain: Option<DrainStatus>,
 }
@@ -90,7 +91,7 @@ pub struct Status {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DrainStatus {
-    /// Seconds until the node leaves at the latest.
+    /// Seconds until the node leaves, at most.
     pub left_seconds: f64,
     /// Chunks that were in memory at the start.
     pub found_chunks: u64,
@@ -102,7 +103,7 @@ pub struct DrainStatus {
     pub elsewhere_chunks: u64,
     /// Chunks that the disk or the object store keeps.
     pub kept_below_chunks: u64,
-    /// Chunks that nobody takes.
+    /// Chunks that no other node takes.
     pub left_chunks: u64,
 }
 
@@ -116,7 +117,7 @@ pub struct ActorStatus {
     pub policy: String,
     /// Chunks in the host tier.
     pub chunks: u64,
-    /// The limit of these chunks, if there is one.
+    /// The limit of chunks in the host tier, if there is one.
     pub capacity_chunks: Option<u64>,
     /// Bytes of the arena.
     pub arena_bytes: u64,
@@ -138,11 +139,11 @@ pub struct ActorStatus {
     pub reservations: u64,
     /// Processes that have closed their sessions and may still run.
     pub lingering_processes: u64,
-    /// Copies between engines' GPU memory and the arena that are under way.
+    /// Copies under way between engines' GPU memory and the arena.
     pub device_copies: u64,
     /// Blocks in the device tier.
     pub device_tier_blocks: u64,
-    /// Bytes of their slots.
+    /// Bytes of the slots of these blocks.
     pub device_tier_bytes: u64,
     /// Prompt tokens of all lookups.
     pub tokens_asked: u64,
@@ -150,13 +151,12 @@ pub struct ActorStatus {
     pub tokens_hit: u64,
     /// Chunks evicted.
     pub evictions: u64,
-    /// Chunks that other nodes evicted and that came here instead.
+    /// Chunks that other nodes evicted and that moved here.
     #[serde(default)]
     pub forwarded_chunks: u64,
     /// The contents of the disk tier; `None` if there is no disk tier, or it is closed.
     pub disk: Option<DiskStatus>,
-    /// The reason why the disk tier is closed, or does not keep all chunks, and the remedy; `None` if all is well, or there is no
-    /// disk tier.
+    /// Why the disk tier is closed or does not keep all chunks, and the remedy; `None` if all is well or there is no disk tier.
     pub disk_trouble: Option<String>,
     /// Each tenant's recent hit rates, real and for an infinite cache.
     pub tenants: Vec<TenantRates>,
@@ -168,7 +168,7 @@ pub struct ActorStatus {
 pub struct DiskStatus {
     /// Chunks on disk.
     pub chunks: u64,
-    /// Bytes of the tier that chunks have taken. It frees many chunks at a time, so a full tier is never quite full.
+    /// Bytes of the tier that chunks take. The tier frees many chunks at a time, so it is never completely full.
     pub used_bytes: u64,
     /// Bytes of the whole tier.
     pub capacity_bytes: u64,
@@ -184,11 +184,11 @@ pub struct DiskStatus {
 pub struct ObjectStatus {
     /// The store's URL.
     pub url: String,
-    /// Whether it is read.
+    /// Whether the node reads the store.
     pub reads: bool,
-    /// Whether it is written.
+    /// Whether the node writes to the store.
     pub writes: bool,
-    /// The reason why the store is not read or written, and the remedy.
+    /// Why the node does not read or write the store, and the remedy.
     pub trouble: Option<String>,
 }
 
@@ -201,13 +201,13 @@ pub(crate) struct HttpState {
     pub(crate) tenants: Tenants,
     /// Set when sessions are accepted.
     pub(crate) actors: OnceLock<Vec<(Feed, Addr<GpuActor>)>>,
-    /// The addresses at which events are published, once they are.
+    /// The addresses where events are published; set when publishing begins.
     pub(crate) kv_events: OnceLock<Bound>,
     /// The node's drain, if it is in a cluster.
     pub(crate) drains: OnceLock<Drains>,
     /// Reports the node's view of its cluster.
     pub(crate) cluster: OnceLock<Box<dyn Fn() -> ClusterStatus + Send + Sync>>,
-    /// Tells how the object store does, if there is one.
+    /// Reports the state of the object store, if there is one.
     pub(crate) object: OnceLock<Box<dyn Fn() -> ObjectStatus + Send + Sync>>,
     /// How much of the memory is there.
     pub(crate) filling: Arc<MemoryProgress>,
@@ -215,19 +215,19 @@ pub(crate) struct HttpState {
     pub(crate) hardware: OnceLock<HardwareStatus>,
     /// Places for followers of events.
     pub(crate) followers: Arc<Semaphore>,
-    /// Whether the node stops: then sessions and streams of events end.
+    /// Whether the node stops. When it does, sessions and streams of events end.
     pub(crate) stopping: watch::Sender<bool>,
     /// The examination of the host.
     pub(crate) examiner: OnceLock<Examiner>,
     /// The host's last examination.
     pub(crate) findings: Findings,
-    /// The last lookups, played again.
+    /// The progress of playing the last lookups again.
     pub(crate) what_if: Arc<watch::Sender<Progress>>,
     pub(crate) metrics: SharedMetrics,
     pub(crate) clock: Clock,
 }
 
-/// The paths.
+/// Adds all paths.
 pub(crate) fn routes(service: &mut ServiceConfig) {
     service
         .route("/healthz", get().to(healthy))
@@ -253,7 +253,7 @@ async fn healthy() -> &'static str {
     "ok\n"
 }
 
-/// Ready means serving: every actor answers, and the node does not leave soon.
+/// The node is ready if all memory is there, every actor answers, and the node does not drain.
 async fn ready(state: Data<Arc<HttpState>>) -> HttpResponse {
     if state.actors.get().is_none() {
         return HttpResponse::ServiceUnavailable().body("the node starts\n");
@@ -276,7 +276,7 @@ async fn metrics(state: Data<Arc<HttpState>>) -> actix_web::Result<HttpResponse>
     for (device, report) in state.reports().await {
         state.metrics.actor_is_up(device, report.is_some());
     }
-    // Brings its gauges up to date.
+    // The report also updates the gauges of the cluster.
     let _ = state.cluster.get().map(|report| report());
     let text = state.metrics.render().map_err(error::ErrorInternalServerError)?;
     Ok(in_pieces(prometheus::TEXT_FORMAT, text))
@@ -301,7 +301,7 @@ async fn events(state: Data<Arc<HttpState>>, request: HttpRequest) -> HttpRespon
     };
     let actors = actors.iter().map(|(feed, actor)| (feed.clone(), pages(actor))).collect();
     let mut stopping = state.stopping.subscribe();
-    // An error: the state is gone, and the node with it.
+    // An error: the state is gone, so the node has ended.
     let stops = async move { _ = stopping.wait_for(|stops| *stops).await };
     let events = events::follow(actors).take_until(Box::pin(stops)).map(move |event| {
         let _held_as_long_as_the_stream = (&place, &busy);
@@ -355,7 +355,7 @@ fn drain_status(report: DrainReport) -> DrainStatus {
 }
 
 impl HttpState {
-    /// Every actor's report, or none if it does not answer in time.
+    /// Every actor's report; `None` for an actor that does not answer in time.
     async fn reports(&self) -> Vec<(u16, Option<ActorReport>)> {
         self.ask_each(GpuActor::report).await.collect()
     }
@@ -415,7 +415,7 @@ fn actor_status(device: u16, report: &ActorReport) -> ActorStatus {
     }
 }
 
-/// Followers of events at a time.
+/// Maximum number of followers of events at a time.
 pub(crate) const MAX_FOLLOWERS: usize = 64;
 
 /// How long an actor may take to answer.

@@ -1,15 +1,15 @@
 //! Estimates the hits of an infinite cache in a namespace, beside the real hits, over sliding windows.
 //!
-//! A chunk that nobody has, and that comes for the first time within the window, is a miss even for an infinite cache. Every
-//! other lookup of the chunk is a hit, since a chunk's hash names its whole prefix. So the number of distinct missed chunks,
-//! counted by HyperLogLog (Flajolet et al. 2007), against the number of all chunks tells how much more capacity could hit: where
-//! the two rates are close, more memory buys nothing.
+//! A chunk that no node has, and that comes for the first time within the window, is a miss even for an infinite cache. Every
+//! later lookup of the chunk would be a hit, since a chunk's hash names its whole prefix. So an infinite cache misses only the
+//! distinct missed chunks, which HyperLogLog counts (Flajolet et al. 2007). If its hit rate is close to the real hit rate, more
+//! memory buys nothing.
 //!
-//! A node counts its own lookups, but a chunk that another node has is hit here as well. So the tokens of all nodes can be added:
-//! their sum is the cluster's, and never less than the real hits. A chunk that is missed at two nodes counts twice as new: the
-//! estimate may be too low by these.
+//! A node counts its own lookups, and a chunk that it finds at another node counts as a hit. So the tokens of all nodes can be
+//! added: the sum is the cluster's, and never less than the real hits. A chunk that is missed at two nodes counts twice as new,
+//! so the sum may be too low.
 //!
-//! Time is cut into slots; a window is the present slot and the whole ones before it.
+//! Time is cut into slots. A window is the present slot and a number of whole slots before it.
 
 use std::collections::VecDeque;
 use std::ops::AddAssign;
@@ -31,20 +31,20 @@ pub struct Tokens {
     pub asked: u64,
     /// Tokens that this cache had.
     pub hit: u64,
-    /// Tokens that an infinite cache would have had, about.
+    /// Estimate of the tokens that an infinite cache would have had.
     pub reusable: u64,
 }
 
 /// A lookup, as the statistics see it.
 #[derive(Debug, Clone, Copy)]
 pub struct Lookup<'a> {
-    /// The chunks that could have been hit: the prompt's full ones, a token left to compute.
+    /// The chunks that could have been hit: the prompt's full chunks, but always with a token left to compute.
     pub usable: &'a [ChunkHash],
     /// Tokens of one chunk.
     pub chunk_tokens: u32,
     /// Tokens of the prompt.
     pub tokens_asked: u64,
-    /// Tokens found, wherever they were: those of the first chunks.
+    /// Tokens of the first chunks that were found, wherever they were.
     pub tokens_hit: u64,
 }
 
@@ -104,13 +104,13 @@ impl ReuseWindows {
 }
 
 impl Tokens {
-    /// The fraction of all tokens that was hit; 0 if nothing was asked.
+    /// The fraction of all tokens that were hit; 0 if nothing was asked.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {
         self.hit as f64 / self.asked.max(1) as f64
     }
 
-    /// The fraction that an infinite cache would have hit.
+    /// The fraction of all tokens that an infinite cache would have hit.
     #[must_use]
     pub fn infinite_hit_rate(&self) -> f64 {
         self.reusable as f64 / self.asked.max(1) as f64
@@ -135,10 +135,10 @@ pub enum Period {
 }
 
 impl Period {
-    /// Every window there is.
+    /// All windows.
     pub const ALL: [Self; 2] = [Self::TenMinutes, Self::Hour];
 
-    /// Its name in metrics.
+    /// The window's name in metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -177,7 +177,7 @@ impl std::fmt::Debug for TimeSlot {
     }
 }
 
-/// Two minutes: a window slides in steps of a fifth of the shortest.
+/// Two minutes: windows slide in steps of a fifth of the shortest window.
 const SPAN_MS: u64 = 120_000;
 
 #[cfg(test)]

@@ -1,18 +1,18 @@
-//! Publishes the node's gained and lost chunks as vLLM publishes its own, for routers that follow engines by them.
+//! Publishes the node's gained and lost chunks in the format of vLLM's KV events, for routers that follow engines by such events.
 //!
 //! A ZeroMQ PUB socket sends messages of three frames: topic, number, and a batch in MessagePack, `[seconds, [event, ...],
-//! rank]`. The rank is the GPU's number, as an engine's data-parallel rank is. An event is a map with a `type`
-//! (`vllm/distributed/kv_events.py` of vLLM 0.32). The numbers of a topic have no gaps, so that a slow subscriber, for which
-//! messages are dropped, sees its loss. A node begins each topic with `AllBlocksCleared` and its contents, and does so again where it
-//! has lost track itself.
+//! rank]`. The rank is the GPU's number, in place of an engine's data-parallel rank. An event is a map with a `type`
+//! (`vllm/distributed/kv_events.py` of vLLM 0.32). The numbers of a topic have no gaps, so a slow subscriber sees when messages
+//! to it were dropped. A node begins each topic with `AllBlocksCleared` and the held chunks. It begins every topic again whenever
+//! the publisher has lost track of changes.
 //!
-//! A node knows the names of chunks. Where it is set to, and engines say of which tokens a chunk is
-//! ([`crate::described`]), its event stands alone: the hash of each block, tokens, parent, LoRA adapter and extra keys. A chunk
-//! that is described later is told then, and each behind its parent. Where no tokens are told, `block_size` is a chunk's, and
-//! there is one hash for each chunk.
+//! A node itself knows only the names of chunks. If it is configured to publish tokens, and engines describe a chunk
+//! ([`crate::described`]), the chunk's event has everything: the hash of each block, tokens, parent, LoRA adapter and extra keys.
+//! A chunk that is described late is published then. Every chunk is published after its parent. Without tokens, an event has one
+//! hash for each chunk, and `block_size` is the size of a chunk.
 //!
-//! A second socket, where it is set ([`replay`]), sends old messages again, and a snapshot of what is held, with the number of the last
-//! message that it includes.
+//! A second socket, if it is configured ([`replay`]), sends old messages again, and snapshots of the held chunks. A snapshot has
+//! the number of the last message that it includes.
 
 mod publisher;
 mod replay;
@@ -42,7 +42,7 @@ use crate::config::{EventHashes, EventTokens, KvEventsConfig};
 use crate::described::{Descriptions, Name};
 use crate::events::{Batch, Feed, PAGE_CHUNKS};
 
-/// Publishes; ends only when it is dropped.
+/// Publishes events until it is dropped.
 pub(crate) struct KvEvents {
     publisher: Publisher,
     replay: Option<Replay>,
@@ -70,11 +70,11 @@ struct NamespaceTopic {
 pub(crate) struct Bound {
     /// For subscribers.
     pub(crate) listen: SocketAddr,
-    /// For those who ask for old messages.
+    /// For requests for old messages.
     pub(crate) replay: Option<SocketAddr>,
 }
 
-/// Why the publisher goes on.
+/// Why the publisher woke up.
 enum Woken {
     Changed(u16, Result<Arc<Batch>, RecvError>),
     Described(Vec<Name>),
@@ -82,7 +82,7 @@ enum Woken {
 }
 
 impl KvEvents {
-    /// Listens. The node's name is part of topics.
+    /// Listens on the configured addresses. The node's name is part of topics.
     ///
     /// # Errors
     /// The system's error, with the address that cannot be used.
@@ -116,7 +116,7 @@ impl KvEvents {
     pub(crate) async fn publish(mut self, actors: Vec<(Feed, Addr<GpuActor>)>) {
         let mut live: Vec<Receiver<Arc<Batch>>> = actors.iter().map(|(feed, _)| feed.subscribe()).collect();
         self.publish_all(&actors).await;
-        // The order of the feeds is that of the devices.
+        // The feeds are in the order of the devices.
         loop {
             match self.wait(&mut live).await {
                 Woken::Changed(_, Ok(batch)) if batch.is_restart => self.publish_all(&actors).await,
@@ -127,7 +127,7 @@ impl KvEvents {
                 Woken::Changed(_, Err(RecvError::Closed)) => return,
                 Woken::Described(names) => self.publish_described(&names),
                 Woken::Asked(ask) => {
-                    // An error: whoever asked has gone.
+                    // An error: the asker is gone.
                     let _ = ask.answer.send(self.snapshot(&ask.topic, actors.len()));
                 }
             }
@@ -175,7 +175,7 @@ impl KvEvents {
         }
     }
 
-    /// Messages for each run of changes in one namespace.
+    /// Publishes changes: separate messages for each run of changes in one namespace.
     async fn publish_changes(&mut self, device: u16, actors: &[(Feed, Addr<GpuActor>)], changes: &[Change]) {
         for run in changes.chunk_by(|one, other| one.fingerprint == other.fingerprint) {
             let Some(known) = self.known(actors, run[0].fingerprint).await else { continue };
@@ -191,7 +191,7 @@ impl KvEvents {
         }
     }
 
-    /// Tells of held chunks that waited for their tokens.
+    /// Publishes held chunks that waited for their tokens.
     fn publish_described(&mut self, names: &[Name]) {
         for name in names {
             let Some(known) = self.namespaces.get(&name.fingerprint).cloned() else { continue };
@@ -206,7 +206,7 @@ impl KvEvents {
         }
     }
 
-    /// What is held in topics that begin so, as messages with the number of each topic's last one.
+    /// The held chunks of all topics that begin with `topic`, as messages with the number of each topic's last message.
     fn snapshot(&self, topic: &[u8], devices: usize) -> Vec<Old> {
         let topics = self.numbers.iter().filter(|(name, _)| name.as_bytes().starts_with(topic));
         let mut messages = Vec::new();
@@ -244,7 +244,7 @@ impl KvEvents {
         fingerprint: Fingerprint,
     ) -> Option<Arc<NamespaceTopic>> {
         if !self.namespaces.contains_key(&fingerprint) {
-            // What has gone from all of them is forgotten, so that there are never more than they know.
+            // Namespaces that no actor knows any more are forgotten, so this map never has more than the actors know.
             self.namespaces.clear();
             for (_, actor) in actors {
                 for facts in actor
@@ -295,5 +295,5 @@ impl KvEvents {
     }
 }
 
-/// Events of one message.
+/// Maximum number of events of one message.
 const MOST_EVENTS: usize = 64;

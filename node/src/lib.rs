@@ -6,13 +6,13 @@
 //! | `larder-gpu-N`, one per actor, on the CPUs near its GPU | the actor's mailbox and the tasks of its sessions, so a request crosses no thread | `actor.rs`, `session/serve.rs` |
 //! | copy threads, on the same CPUs | copy and sum blocks | `copy.rs` |
 //! | `larder-disk`, one per actor with a disk | writes, syncs, reads, verifies, frees segments | `disk/tier.rs` |
-//! | `larder-device-N`, one per actor whose engines registered GPU memory | is the only caller of the GPU | `device_lane.rs` |
+//! | `larder-device-N`, one per actor whose engines registered GPU memory | the only caller of the GPU | `device_lane.rs` |
 //! | `larder-object`, with an object store | speaks HTTP with the store, verifies objects | `object/tier.rs` |
 //! | `larder-peer`, in a cluster, near the interface of its address | the QUIC endpoint, both halves of the exchange, the directory, the coordinator's client | `cluster.rs` |
-//! | `larder-blocks-N`, beside it on fast links | fetch and send large batches of blocks, each on sockets of its own | `exchange/block_threads.rs` |
+//! | `larder-blocks-N`, beside `larder-peer` on fast links | fetch and send large batches of blocks, each thread on its own sockets | `exchange/block_threads.rs` |
 //! | HTTP | health, metrics, status, events | `http.rs` |
 //!
-//! A session talks to one actor and reaches the chunks of the node's other actors through it (`siblings`).
+//! A session talks to one actor. Through this actor it reaches the chunks of the node's other actors (`siblings`).
 
 pub mod actor;
 pub mod arena;

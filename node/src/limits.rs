@@ -1,6 +1,7 @@
 //! The numbers that the node's modules work with: the configuration, resolved on this machine.
 //!
-//! [`Config::resolve`](crate::config::Config::resolve) is the only place that makes them. Each module receives its own part.
+//! [`Config::resolve`](crate::config::Config::resolve) is the only place that makes these numbers. Each module receives its own
+//! part.
 
 mod error;
 mod near;
@@ -33,7 +34,7 @@ pub struct Limits {
     pub name: String,
     /// The address of HTTP.
     pub http_listen: SocketAddr,
-    /// One actor for each GPU; a single one without GPUs. Never empty; the position is the device's number.
+    /// One actor for each GPU, or a single actor without GPUs. Never empty; the position is the device's number.
     pub actors: Vec<ActorLimits>,
     /// The tenants, in the order of the configuration. Never empty.
     pub tenants: Vec<TenantLimits>,
@@ -49,15 +50,15 @@ pub struct Limits {
     pub kv_events: Option<KvEventsConfig>,
     /// Decides which requests are traced.
     pub sampler: Sampler,
-    /// The cluster that it is a member of.
+    /// The cluster that the node is a member of.
     pub cluster: Option<ClusterLimits>,
     /// The parts that are not in their best place.
     pub mismatches: Vec<Mismatch>,
 }
 
 impl Limits {
-    /// Checks the arena against the memory that is free at this moment. Without this check, the system would end some process
-    /// while the node takes its memory.
+    /// Checks the arena against the memory that is free at this moment. Without this check, the system might kill a process while
+    /// the node takes its memory.
     ///
     /// # Errors
     /// [`ConfigError::ArenaNotAvailable`]
@@ -73,8 +74,8 @@ impl Limits {
 }
 
 impl ClusterLimits {
-    /// The node's address at which others reach its HTTP server, which listens at `http`. Where that has no IP address, the
-    /// coordinator takes the one that it sees.
+    /// The address where others reach the node's HTTP server, which listens at `http`. If the result has no IP address, the
+    /// coordinator uses the IP address that it sees.
     pub(crate) fn reached_at(&self, http: SocketAddr) -> SocketAddr {
         match self.advertise {
             Some(advertised) if http.ip().is_unspecified() => SocketAddr::new(advertised.ip(), http.port()),
@@ -90,7 +91,7 @@ pub struct ClusterLimits {
     pub coordinators: Vec<String>,
     /// The address for peers.
     pub listen: SocketAddr,
-    /// The node's address as peers see it, if it differs from the one that the coordinator sees.
+    /// The node's address as peers see it, if it differs from the address that the coordinator sees.
     pub advertise: Option<SocketAddr>,
     /// The place of the node.
     pub zone: Option<String>,
@@ -104,58 +105,58 @@ pub struct ClusterLimits {
     pub find_deadline: Duration,
     /// The largest datagram to try.
     pub max_datagram_bytes: u16,
-    /// Bytes of blocks that are sent a second at most.
+    /// Maximum bytes of blocks that are sent per second.
     pub send_bytes_per_second: Option<NonZeroU64>,
-    /// Connections with other nodes; of more, idle ones are closed.
+    /// Connections with other nodes to keep; beyond this number, idle connections are closed.
     pub peer_connections: usize,
-    /// Threads that move blocks, beside the thread between nodes.
+    /// Number of block threads.
     pub block_threads: usize,
-    /// How long a node that is told to stop drains.
+    /// How long a drain before a stop may take.
     pub drain: Duration,
-    /// Bytes of blocks that move in a second at most while it drains.
+    /// Maximum bytes of blocks that move per second during a drain.
     pub drain_bytes_per_second: u64,
-    /// Rows of the directory that it keeps.
+    /// Maximum number of rows of the directory that the node keeps.
     pub directory_rows: u64,
-    /// The CPUs of its thread.
+    /// The place of the thread between nodes.
     pub place: PeerPlace,
 }
 
 /// The numbers of one GPU actor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ActorLimits {
-    /// Its GPU, if it has one.
+    /// The actor's GPU, if it has one.
     pub pci: Option<PciAddress>,
-    /// The NUMA node of its GPU; `None` if it is unknown.
+    /// The NUMA node of the GPU; `None` if it is unknown.
     pub numa_node: Option<u32>,
-    /// The CPUs of its threads, the nearest to its GPU. Never empty.
+    /// The CPUs of the actor's threads, the nearest to the GPU. Never empty.
     pub cpus: CpuSet,
-    /// The network interface nearest to its GPU.
+    /// The network interface nearest to the GPU.
     pub interface: Option<String>,
-    /// Its memory.
+    /// The actor's memory.
     pub arena: ArenaLimits,
-    /// Its copy pool.
+    /// The actor's copy pool.
     pub copy: CopyLimits,
-    /// Its device lane.
+    /// The actor's device lane.
     pub device: DeviceLimits,
-    /// Its store.
+    /// The actor's store.
     pub store: StoreLimits,
-    /// Its disk.
+    /// The actor's disk tier.
     pub disk: Option<DiskLimits>,
 }
 
 /// The numbers of one actor's disk tier.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DiskLimits {
-    /// What the tier itself needs.
+    /// The options of the tier itself.
     pub options: DiskOptions,
-    /// How long a lease waits for it.
+    /// How long a lease waits for the tier.
     pub read_deadline: Duration,
 }
 
 /// The numbers of the object tier.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ObjectLimits {
-    /// What the tier itself needs. A lease waits for it as long as an order may take.
+    /// The options of the tier itself. A lease waits for the tier as long as an order may take.
     pub options: ObjectOptions,
     /// Limit of chunks for which each actor remembers whether the store has them.
     pub known_chunks: usize,
@@ -164,57 +165,58 @@ pub struct ObjectLimits {
 /// A tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantLimits {
-    /// Its name.
+    /// The tenant's name.
     pub name: String,
-    /// The Unix socket that serves it.
+    /// The Unix socket that serves the tenant.
     pub socket: PathBuf,
     /// Limit of the tenant's bytes in the arena, for all actors together.
     pub max_bytes: Option<u64>,
-    /// Limit of the bytes of write windows, for all sessions together: whole pages.
+    /// Limit of the bytes of write windows, in whole pages, for all sessions together.
     pub max_window_bytes: u64,
 }
 
 /// The limits of engine sessions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionLimits {
-    /// Sessions of one tenant at a time.
+    /// Maximum number of sessions of one tenant at a time.
     pub max_sessions: u32,
     /// The largest write window.
     pub max_window_bytes: u64,
-    /// Blocks that one session leases at a time.
+    /// Maximum number of blocks that one session leases at a time.
     pub max_leased_blocks: u64,
-    /// Processes of one tenant that have closed their session but still run, past which it gets no new session.
+    /// Maximum number of processes of one tenant that have closed their session but still run. Beyond this number, the tenant
+    /// gets no new session.
     pub max_lingering_processes: u32,
     /// Whether engines write straight into the arena, and so have no write window.
     pub trust_engines: bool,
 }
 
-/// The largest extent that is chosen where the configuration does not say: an extent changes tenant as a whole.
+/// The largest default size of an extent. It is bounded because an extent changes tenant as a whole.
 pub const MAX_DEFAULT_EXTENT_BYTES: u64 = 256 << 20;
 
-/// Extents of an arena at least: with one alone no second tenant or block size would find a place.
+/// Minimum number of extents of an arena: with a single extent, no second tenant or block size would find a place.
 pub const MIN_EXTENTS: u64 = 2;
 
 /// The longest path of a Unix socket: `sockaddr_un` has 108 bytes, and one of them ends the text.
 pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 
-/// QUIC needs datagrams of this size on every path.
+/// The least size of a datagram that QUIC needs on every path.
 pub const MIN_DATAGRAM_BYTES: u16 = 1_200;
 
 /// The largest payload of a UDP datagram over IPv4.
 pub const MAX_DATAGRAM_BYTES: u16 = 65_507;
 
-/// Actors of one node.
+/// Maximum number of actors of one node.
 pub const MAX_ACTORS: usize = 64;
 
-/// Threads of one copy pool at most: two copies fill the memory channels that one GPU's traffic may have.
+/// Maximum number of threads of one copy pool: two copies fill the memory channels that one GPU's traffic may have.
 pub const MAX_COPY_THREADS: usize = 2;
 
-/// Threads that fault in one arena at most.
+/// Maximum number of threads that fault in one arena.
 pub const MAX_FAULT_THREADS: usize = 4;
 
-/// The part of a store that one session may have reserved at a time, as a divisor: a session that reserves without end
-/// leaves the others room.
+/// The part of a store that one session may have reserved at a time, as a divisor: even a session that reserves without end
+/// leaves room for others.
 pub const RESERVED_SHARE: u64 = 4;
 
 /// Evictions that a node remembers, over all actors, of 16 bytes each.
@@ -223,41 +225,41 @@ pub const REMEMBERED_EVICTIONS: usize = 1 << 20;
 /// Orders that may wait for one copy pool: at 4 MiB an order and 8 GB/s, 32 ms of work.
 pub const COPY_QUEUE_ORDERS: usize = 64;
 
-/// Copies that one device has under way at a time: four sessions' worth.
+/// Maximum number of copies that one device has under way: enough for four sessions.
 pub const DEVICE_ORDERS: usize = 64;
 
-/// How long a copy by a device may take, the wait for the engine's stream included: far longer than any takes that ends.
+/// How long a copy by a device may take, the wait for the engine's stream included: far longer than any copy that ends.
 pub const DEVICE_COPY_DEADLINE_MS: u64 = 10_000;
 
-/// The part of an arena that blocks of other nodes may take while they pass through, as a divisor.
+/// The largest part of an arena for staging, as a divisor.
 pub const PASSING_SHARE: u64 = 4;
 
-/// An actor's memory for blocks of its siblings, if no cluster's configuration sets it.
+/// An actor's staging for blocks of its siblings, on a node without a cluster.
 pub const SIBLING_STAGING_BYTES: u64 = 256 << 20;
 
-/// Orders that may wait for one disk: more than a lease of the longest prompt asks for.
+/// Orders that may wait for one disk: more than a lease of the longest prompt needs.
 pub const DISK_QUEUE_ORDERS: usize = 8_192;
 
-/// The part of an arena that chunks may take that wait to be written to disk, as a divisor: they cannot be evicted meanwhile.
+/// The part of an arena for chunks that wait to be written to disk, as a divisor. They cannot be evicted meanwhile.
 pub const DISK_WAITING_SHARE: u64 = 8;
 
 /// The part of an arena into which chunks may be read from disk at a time, as a divisor.
 pub const DISK_READING_SHARE: u64 = 4;
 
-/// The part of an arena that chunks may take that wait to be written to the object store, as a divisor.
+/// The part of an arena for chunks that wait to be written to the object store, as a divisor.
 pub const OBJECT_WAITING_SHARE: u64 = 8;
 
 /// The part of an arena into which chunks may be read from the object store at a time, as a divisor.
 pub const OBJECT_READING_SHARE: u64 = 4;
 
-/// Bytes of blocks that are on their way to or from the object store at a time: half a second of 4 Gbit/s.
+/// Maximum bytes of blocks on their way to or from the object store: half a second at 4 Gbit/s.
 pub const OBJECT_BYTES_IN_FLIGHT: u64 = 256 << 20;
 
-/// Limit of blocks for which the object tier remembers whether they are there: about 100 bytes each.
+/// Limit of blocks for which the object tier remembers whether the store has them: about 100 bytes each.
 pub const OBJECT_KNOWN_BLOCKS: usize = 1 << 18;
 
-/// Limit of chunks for which all actors together remember that: about 100 bytes each.
+/// Limit of chunks for which all actors together remember whether the store has them: about 100 bytes each.
 pub const OBJECT_KNOWN_CHUNKS: usize = 1 << 16;
 
-/// Chunks that other nodes are being sent at a time: more would only wait in one queue.
+/// Maximum number of chunks that are being sent to other nodes: more would only wait in one queue.
 pub const MAX_GRANTED_CHUNKS: u64 = 4_096;

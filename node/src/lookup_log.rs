@@ -1,9 +1,9 @@
 //! The lookup log: records the lookups of engines, as hashes only, never tokens.
 //!
-//! One line of JSON a lookup, in the format of Mooncake's traces with two more fields, so that other tools read it too:
-//! `{"timestamp":ms,"input_length":tokens,"output_length":0,"chunk_tokens":tokens,"namespace":"...","hash_ids":[...]}`. The
-//! ids are the first 53 bits of the full chunks' hashes, which every JSON reader keeps exact; a prompt's last, partial chunk
-//! has none. Lookups that cannot be written are counted.
+//! Each lookup is one line of JSON, in the format of Mooncake's traces with two more fields, so that other tools can read it:
+//! `{"timestamp":ms,"input_length":tokens,"output_length":0,"chunk_tokens":tokens,"namespace":"...","hash_ids":[...]}`. The ids
+//! are 53 bits of the full chunks' hashes: every JSON reader keeps them exact. A prompt's last, partial chunk has no id. Lookups
+//! that cannot be written are counted.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::config::RecordConfig;
 use larder_net::line_file::LineFile;
 
-/// Records lookups. Cheap to clone; its thread ends with the last one.
+/// Records lookups. Cheap to clone; its thread ends with the last clone.
 #[derive(Debug, Clone)]
 pub struct Recorder(LineFile);
 

@@ -1,7 +1,7 @@
 //! A node's metrics, as Prometheus shows them.
 //!
-//! Handles are taken out of their families once; counting is one relaxed addition. Gauges are updated when somebody asks. A
-//! metric that is not in the table cannot be registered.
+//! Handles are taken out of their families once, so counting is one relaxed addition. Gauges are updated when somebody asks. Only
+//! metrics in the table can be registered.
 
 mod actor;
 mod rates;
@@ -39,16 +39,16 @@ pub struct Metrics {
     known: KnownNamespaces,
 }
 
-/// How many actors know a namespace of a tenant: when none does any more, its counters go.
+/// How many actors know a namespace of a tenant. When no actor knows it any more, its counters are removed.
 type KnownNamespaces = Arc<Mutex<HashMap<(String, String), usize>>>;
 
-/// The counters of one namespace of one tenant; those of two are of other lookups, and of those after a preemption.
+/// The counters of one namespace of one tenant. Pairs of counters are indexed as [`PREEMPTED`].
 #[derive(Debug)]
 struct NamespaceMetrics {
     tenant: String,
     fingerprint: String,
     asked: [IntCounter; 2],
-    /// By [`HIT_TIERS`].
+    /// Indexed by preemption, then as [`HIT_TIERS`].
     hit: [[IntCounter; 5]; 2],
     skipped: IntCounter,
     avoided_seconds: Counter,
@@ -88,7 +88,7 @@ impl Metrics {
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }
 
-    /// The registry, for others that count in this node.
+    /// The registry, for other parts of the node that count.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
@@ -106,10 +106,10 @@ impl Metrics {
         self.tenants.window_bytes.with_label_values(&[tenant, "held"])
     }
 
-    /// Shows a tenant's write windows no more.
+    /// Removes the gauges of a tenant's write windows.
     pub fn tenant_left(&self, tenant: &str) {
         for which in ["limit", "held"] {
-            // An error: it was never shown.
+            // An error: the gauge was never shown.
             _ = self.tenants.window_bytes.remove_label_values(&[tenant, which]);
         }
     }
@@ -125,7 +125,7 @@ impl Metrics {
         self.recording.unrecorded.clone()
     }
 
-    /// The kinds of things that the machine could not give as it would be best.
+    /// Counts a part of the machine that is not in its best place, by kind.
     pub fn mismatched(&self, kind: &str) {
         self.tiers.mismatches.with_label_values(&[kind]).inc();
     }
@@ -155,7 +155,7 @@ impl Metrics {
         }
     }
 
-    /// Takes the counters of a namespace away, unless another actor knows it.
+    /// Removes the counters of a namespace, unless another actor knows the namespace.
     fn forget(&self, NamespaceMetrics { tenant, fingerprint, .. }: &NamespaceMetrics) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (tenant.clone(), fingerprint.clone());
@@ -180,10 +180,10 @@ impl Metrics {
 /// The metrics of a node, shared by its threads.
 pub type SharedMetrics = Arc<Metrics>;
 
-/// Connections to the HTTP endpoint: each takes two descriptors.
+/// Maximum number of connections to the HTTP endpoint. Each takes two descriptors.
 const MAX_HTTP_CONNECTIONS: usize = 512;
 
-/// Whether lookups are of sequences that were preempted.
+/// The values of the label that tells whether a lookup's sequence was preempted.
 const PREEMPTED: [&str; 2] = ["false", "true"];
 
 /// The tiers in which lookups find tokens.

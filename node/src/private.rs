@@ -5,14 +5,14 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Options to open a file, which is 0600 if it is made.
+/// Options to open a file. A new file gets mode 0600.
 pub(crate) fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.mode(0o600);
     options
 }
 
-/// Makes a folder and those above it that are not there, each 0700.
+/// Makes a folder and the missing folders above it, each with mode 0700.
 ///
 /// # Errors
 /// The system's error.
@@ -20,7 +20,7 @@ pub(crate) fn make_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Takes the rights of others from a file that an earlier build made.
+/// Takes other users' rights away from a file that an earlier build made.
 pub(crate) fn take_from_others(file: &File, path: &Path) {
     let tighten = || {
         let mode = file.metadata()?.permissions().mode();
@@ -35,7 +35,7 @@ pub(crate) fn take_from_others(file: &File, path: &Path) {
     }
 }
 
-/// Whether a folder that somebody else made lets every user of the machine in.
+/// Whether a folder lets every user of the machine in.
 pub(crate) fn is_open_to_all(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.permissions().mode() & 0o005 == 0o005)
 }

@@ -1,4 +1,4 @@
-//! The engine processes behind the sessions, and how the node learns of their exit.
+//! Tracks the engine processes behind the sessions until their exit.
 //!
 //! A closed socket proves nothing: mappings and transfers may live on. Only the exit of the process proves that nobody
 //! touches its memory, and its pidfd reports the exit. A process without a pidfd opens no session: memory that it held could
@@ -26,7 +26,7 @@ use crate::exchange::Tell;
 use socket_process::Exit;
 pub use socket_process::{PeerError, SocketProcess};
 
-/// The processes that have, or had, a session and are not known to be gone. Lives on one thread.
+/// The processes that have or had a session and are not known to be gone. Stays on one thread.
 #[derive(Clone)]
 pub struct Processes {
     known: Rc<RefCell<KnownProcesses>>,
@@ -66,7 +66,7 @@ pub enum EnterError {
         "{lingering} processes of this tenant closed their session but still run, and keep memory out of use: end them"
     )]
     TooManyLinger {
-        /// How many.
+        /// Number of these processes.
         lingering: u32,
     },
     /// The system can watch no more processes.
@@ -75,7 +75,7 @@ pub enum EnterError {
 }
 
 impl Processes {
-    /// No processes yet. The actors are told when a process is gone.
+    /// Starts without processes. The actors are told when a process is gone.
     #[must_use]
     pub fn new(actors: Vec<Addr<GpuActor>>, most_lingering: u32) -> Self {
         Self { known: Rc::default(), actors: actors.into(), most_lingering }
@@ -122,7 +122,7 @@ impl Processes {
             known.by_pid.retain(|_, other| *other != id);
             known.processes.remove(&id)
         };
-        // First the sessions' end is under way, then the memory is free: the order does not matter to the store.
+        // The sessions hear of the exit first, then the actors free the memory. The store works with any order.
         if let Some(process) = process {
             process.gone.send_replace(true);
         }
@@ -140,7 +140,7 @@ impl Process {
         ProcessShare { process, gone: self.gone.subscribe(), sessions: Arc::clone(&self.sessions) }
     }
 
-    /// Whether it has exited by now, though its end may not have been handled yet.
+    /// Whether the process has exited, even if its exit was not handled yet.
     fn has_exited(&self) -> bool {
         let mut polled = [PollFd::new(&*self.pidfd, PollFlags::IN)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };

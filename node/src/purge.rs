@@ -1,8 +1,8 @@
-//! The node's purges: an admin has it remove chunks from memory, disk and object store.
+//! The node's purges: an admin has the node remove chunks from memory, disk and object store.
 //!
-//! First memory, then the disk, then memory again, until nothing more is found and no write of the purge's chunks is under
-//! way; then the objects. While a purge is open, nothing of it is brought from elsewhere. It ends when the admin says so, who
-//! purges other nodes too, or is silent.
+//! A purge passes over each actor's disk and memory until it finds nothing more and no write of its chunks is under way. Then it
+//! removes the objects. While a purge is open, none of its chunks is brought from elsewhere. It stays open while the admin purges
+//! other nodes too: until the admin ends it, or is silent for `SILENCE`.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -43,28 +43,28 @@ struct Parts {
 #[derive(Debug, Clone, Default)]
 struct Purge {
     report: PurgeReport,
-    /// Whether its chunks may come again.
+    /// Whether the purge has ended, so that its chunks may come again.
     has_ended: bool,
     /// The time of the admin's last request.
     heard: Duration,
 }
 
 impl Purges {
-    /// No purge so far, and none before [`Purges::begin`].
+    /// Starts without a purge. No purge works before [`Purges::begin`].
     pub(crate) fn new(clock: Clock, audit: Audit) -> Self {
         let last = Purge { has_ended: true, ..Purge::default() };
         Self(Arc::new(NodePurges { clock, audit, parts: OnceLock::new(), last: Mutex::new(last) }))
     }
 
-    /// These parts are purged from now on.
+    /// Sets the parts that purges work on.
     pub(crate) fn begin(&self, actors: &[Addr<GpuActor>], objects: Option<Weak<ObjectTier>>) {
         _ = self.0.parts.set(Parts { actors: actors.to_vec(), objects });
     }
 
-    /// Carries out an admin's command, and reports how far the purge is then.
+    /// Carries out an admin's command, and reports the purge's progress.
     ///
     /// # Errors
-    /// Why it cannot be done, for people.
+    /// A text for people: why the command cannot be carried out.
     pub(crate) fn command(&self, admin: &str, command: PurgeCommand) -> Result<PurgeReport, String> {
         match command {
             PurgeCommand::Start(scope, mode) => self.start(admin, scope, mode),
@@ -85,7 +85,7 @@ impl Purges {
             }
             let purge = last.report.purge + 1;
             let report = PurgeReport { purge, ..PurgeReport::default() };
-            // The one before is over, and its admin has forgotten it.
+            // The previous purge is over. If it is still open, its admin has forgotten it.
             *last = Purge { report, has_ended: false, heard: self.0.clock.elapsed() };
             purge
         };
@@ -107,7 +107,7 @@ impl Purges {
         Ok(last.clone())
     }
 
-    /// Carries one purge out, and waits for its end.
+    /// Carries out one purge, and waits for its end.
     async fn carry_out(&self, purge: u64, scope: PurgeScope, mode: PurgeMode, admin: &str) {
         let Some(Parts { actors, objects }) = self.0.parts.get() else { return };
         let mut keys = Vec::with_capacity(actors.len());
@@ -144,7 +144,7 @@ impl Purges {
         }
     }
 
-    /// Removes a purge's chunks from memory and disk, until nothing more of it is found or written.
+    /// Removes a purge's chunks from disk and memory, until none is found and none is being written.
     async fn remove(
         &self,
         purge: u64,
@@ -156,7 +156,7 @@ impl Purges {
         for _ in 0..MOST_ROUNDS {
             let (mut found, mut writes) = (0, 0);
             for (actor, keys) in actors.iter().zip(keys) {
-                // The disk first: the purge of memory has it forget records, which count no more then.
+                // The disk comes first: purging memory makes the disk forget records, and these would no longer be counted.
                 found += self.remove_from_disk(purge, actor, keys, mode).await?;
                 let mut from = Some(0);
                 while let Some(at) = from {
@@ -179,7 +179,7 @@ impl Purges {
         Err("chunks of it are written and read again and again: end the engines that do so first".to_owned())
     }
 
-    /// Removes a purge's records from an actor's disk; how many.
+    /// Removes a purge's records from an actor's disk, and returns their number.
     async fn remove_from_disk(
         &self,
         purge: u64,
@@ -247,7 +247,7 @@ impl Purges {
         Ok(())
     }
 
-    /// Notes something of the last purge, if it is this one still; its counts.
+    /// Applies `note` to the last purge, if that is still `purge`. Returns the last purge's counts.
     fn note(&self, purge: u64, note: impl FnOnce(&mut Purge)) -> PurgeCounts {
         let mut last = self.last();
         if last.report.purge == purge {
@@ -273,11 +273,11 @@ impl std::fmt::Debug for Purges {
     }
 }
 
-/// Passes over memory and disk before a purge gives up.
+/// Maximum number of passes over disk and memory before a purge gives up.
 const MOST_ROUNDS: u32 = 50;
 
-/// Time between looks at something that takes a while.
+/// How often a purge looks at work that takes a while.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// An admin that has not asked for this time has gone: the purge's chunks may come again.
+/// How long an admin may be silent. After this time the admin counts as gone, and the purge's chunks may come again.
 const SILENCE: Duration = Duration::from_secs(30);

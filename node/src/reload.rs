@@ -1,7 +1,7 @@
-//! Changes of the configuration while the node runs. An admin asks for them (`larder reload`), SIGHUP does, or the file changed.
+//! Changes the configuration while the node runs: on an admin's request (`larder reload`), on SIGHUP, or when the file changes.
 //!
-//! The file is read and checked as at a start; a file with a fault changes nothing. The settings that can change count at once
-//! ([`with_changes`] has all of them). The others count from the next start on, and the answer names them.
+//! The file is read and checked as at a start; a file with a fault changes nothing. Settings that can change while the node runs
+//! count at once ([`with_changes`] has all of them). Other settings count from the next start on, and the answer names them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ use crate::limits::Limits;
 use crate::tenants::{ChangeTenants, Tenants};
 use larder_net::audit::Audit;
 
-/// Sets the filter of the log; `None` is the default one. The error says why it cannot, for people.
+/// Sets the filter of the log; `None` is the default filter. The error tells people why the filter cannot be set.
 pub type SetLog = Box<dyn Fn(Option<&str>) -> Result<(), String> + Send + Sync>;
 
 /// Examines the host for a node with this configuration. May block for seconds.
@@ -35,7 +35,7 @@ pub type Examine = Box<dyn Fn(&Config) -> Vec<FindingStatus> + Send + Sync>;
 pub struct Reloadable {
     /// The configuration in force.
     pub config: Config,
-    /// Its file.
+    /// The configuration's file.
     pub file: PathBuf,
     /// The machine.
     pub host: HostFacts,
@@ -66,7 +66,7 @@ pub(crate) struct Changeable {
 }
 
 impl Reloads {
-    /// Without a configuration that may change, each reload is refused.
+    /// Starts with the configuration in force. If `reloadable` is `None`, each reload is refused.
     pub(crate) fn new(reloadable: Option<Reloadable>, audit: Audit) -> Self {
         let running = reloadable.as_ref().map(|reloadable| reloadable.config.clone()).unwrap_or_default();
         Self(Arc::new(NodeReloads {
@@ -77,29 +77,29 @@ impl Reloads {
         }))
     }
 
-    /// The audit log that hears of changes.
+    /// The audit log that records the changes.
     pub(crate) fn audit(&self) -> Audit {
         self.0.audit.clone()
     }
 
-    /// Examines the host for the configuration in force; `None` if nobody can. May block for seconds.
+    /// Examines the host for the configuration in force; `None` if the node has no configuration file. May block for seconds.
     pub(crate) fn examine(&self) -> Option<Vec<FindingStatus>> {
         let running = self.0.running.blocking_lock().clone();
         self.0.reloadable.as_ref().map(|reloadable| (reloadable.examine)(&running))
     }
 
-    /// These parts take changes from now on.
+    /// Sets the parts that take changes.
     pub(crate) fn begin(&self, parts: Changeable) {
         _ = self.0.parts.set(parts);
     }
 
-    /// Reads the file again, and changes what can change. `by` says who wants it.
+    /// Reads the file again, and changes the settings that can change. `by` names who asked.
     ///
     /// # Errors
-    /// Why nothing has changed, for people.
+    /// A text for people: why nothing has changed.
     ///
     /// # Cancel safety
-    /// Dropped, a part of the changes may be made; the next reload makes all.
+    /// If dropped, a part of the changes may be made; the next reload makes all.
     pub(crate) async fn reload(&self, by: &str) -> Result<Reloaded, String> {
         let reloaded = self.try_reload(by).await;
         match &reloaded {
@@ -147,7 +147,7 @@ impl Reloads {
             self.0.reloadable.as_ref().ok_or("the node was started without a configuration file")?;
         let parts = self.0.parts.get().ok_or("the node is starting: try again")?;
         let new = Config::load(&reloadable.file).map_err(|error| in_one_line(&error))?;
-        // Whatever would stop the node at its next start is told now.
+        // A fault that would stop the node's next start is reported now.
         new.resolve(&reloadable.host).map_err(|error| in_one_line(&error))?;
         let mut running = self.0.running.lock().await;
         let merged = with_changes(&running, &new);
@@ -169,7 +169,7 @@ impl Reloads {
     /// Reloads at every SIGHUP, and when the file changed.
     ///
     /// # Cancel safety
-    /// Dropped, it reloads no more.
+    /// If dropped, the node reloads no more.
     pub(crate) async fn watch(self) {
         let Some(reloadable) = &self.0.reloadable else { return };
         // Errors are logged.
@@ -178,7 +178,7 @@ impl Reloads {
 }
 
 impl Changeable {
-    /// Has tenants come, go and change.
+    /// Adds, removes and changes tenants.
     async fn change_tenants(&self, limits: &Limits) -> Result<(), String> {
         let (done, changed) = oneshot::channel();
         let stopping = || "the node is stopping".to_owned();
@@ -215,14 +215,14 @@ impl fmt::Debug for Reloads {
     }
 }
 
-/// The configuration in force, with those settings of a new one that can change while a node runs.
+/// The configuration in force, with the settings of `new` that can change while a node runs.
 fn with_changes(running: &Config, new: &Config) -> Config {
     let mut merged = running.clone();
     merged.log.clone_from(&new.log);
     if let (Some(running), Some(new)) = (running.http.listen, new.http.listen)
         && (running.ip(), running.port()) == (new.ip(), 0)
     {
-        // The system chose the port, and the file names it now, as that of a development cluster does.
+        // The system chose the port, and the file now names the chosen port, as in a development cluster.
         merged.http.listen = Some(new);
     }
     merged.host.capacity_chunks = new.host.capacity_chunks;

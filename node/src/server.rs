@@ -46,24 +46,24 @@ use crate::reload::{Changeable, Reloadable, Reloads};
 use crate::session::{BindError, SessionActor, SessionSettings};
 use crate::tenants::{ChangeTenants, Doors, Tenants};
 
-/// The node serves.
+/// The facts of a node that serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ready {
-    /// Address of its HTTP server.
+    /// Address of the node's HTTP server.
     pub http: SocketAddr,
     /// The socket of each tenant.
     pub sockets: BTreeMap<String, PathBuf>,
 }
 
-/// Serves until `stop` is ready, then ends the running work within [`STOP_WITHIN`]. Sessions are accepted while the memory
-/// comes, extent by extent; `on_ready` is called once, when all memory is there. With `reloadable`, the configuration can
-/// change meanwhile. Needs an actix system.
+/// Serves until `stop` is ready, then ends the running work within [`STOP_WITHIN`]. Sessions are accepted while the memory still
+/// comes, extent by extent; `on_ready` is called once, when all memory is there. With `reloadable`, the configuration can change
+/// meanwhile. Needs an actix system.
 ///
 /// # Errors
-/// [`ServeError`]: it never served, or could not serve on.
+/// [`ServeError`]: the node could not start to serve, or could not go on.
 ///
 /// # Cancel safety
-/// Dropped, it stops serving without a grace time.
+/// If dropped, the node stops serving without a grace time.
 pub async fn run(
     limits: Limits,
     reloadable: Option<Reloadable>,
@@ -73,7 +73,7 @@ pub async fn run(
     run_on(Devices::cuda(), limits, reloadable, on_ready, stop).await
 }
 
-/// As [`run`], on other devices than the machine's GPUs.
+/// Like [`run`], but on `devices` in place of the machine's GPUs.
 ///
 /// # Errors
 /// As [`run`].
@@ -95,7 +95,7 @@ pub async fn run_on(
     let sockets = sockets_of(&limits);
     let tenants_here = Tenants::default();
     let state = new_state(&limits, &tenants_here, &metrics, clock);
-    // Health answers from here on: a large arena takes long to make.
+    // Health checks are answered from here on: a large arena takes long to make.
     let (server, serving) = serve_http(listener, http, Arc::clone(&state))?;
 
     let tenants: Arc<[String]> = limits.tenants.iter().map(|tenant| tenant.name.clone()).collect();
@@ -171,11 +171,11 @@ fn bind(listen: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> {
     Ok((listener, http))
 }
 
-/// How the configuration changes; the state examines the host for it.
+/// Makes the reloads, through which `state` also examines the host.
 fn new_reloads(reloadable: Option<Reloadable>, audit: &Audit, state: &HttpState) -> Reloads {
     let reloads = Reloads::new(reloadable, audit.clone());
     let examiner = reloads.clone();
-    // An error: it is set already.
+    // An error: the examiner is already set.
     _ = state.examiner.set(Arc::new(move || examiner.examine()));
     reloads
 }
@@ -198,7 +198,7 @@ fn start_reloading(
     actix_rt::spawn(reloads.watch())
 }
 
-/// The state that HTTP shows before anything runs.
+/// The state that the HTTP server shows before anything runs.
 fn new_state(limits: &Limits, tenants: &Tenants, metrics: &SharedMetrics, clock: Clock) -> Arc<HttpState> {
     Arc::new(HttpState {
         name: limits.name.clone(),
@@ -227,13 +227,13 @@ fn now_us() -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Where engines' descriptions of chunks go: they are kept if events tell them.
+/// Takes engines' descriptions of chunks. Keeps them only if events include tokens.
 fn new_descriptions(limits: &Limits) -> Descriptions {
     let tells = limits.kv_events.as_ref().is_some_and(|events| events.tokens != EventTokens::Off);
     if tells { Descriptions::kept() } else { Descriptions::default() }
 }
 
-/// Publishes events as vLLM does, where that is wanted.
+/// Publishes events in vLLM's format, if the configuration says so.
 async fn publish_events(
     limits: &Limits,
     actors: &[(Feed, Addr<GpuActor>)],
@@ -248,7 +248,7 @@ async fn publish_events(
     Ok(Some(actix_rt::spawn(events.publish(actors.to_vec()))))
 }
 
-/// Waits until an actor has ended, which takes a fault of ours.
+/// Waits until an actor has ended. Only a fault of Larder ends an actor.
 async fn actor_ended(actors: &[SessionActor]) -> u16 {
     loop {
         tokio::time::sleep(ACTORS_LOOKED_AT).await;
@@ -259,11 +259,11 @@ async fn actor_ended(actors: &[SessionActor]) -> u16 {
     }
 }
 
-/// Ends the actors' threads, then that of the lookup log.
+/// Ends the actors' threads, then the lookup log's thread.
 async fn end_threads(arbiters: impl Iterator<Item = Arbiter>, recording: Option<JoinHandle<()>>) {
     for arbiter in arbiters {
         arbiter.stop();
-        // The thread ends when its tasks are dropped; its arena goes with it.
+        // The thread ends when its tasks are dropped, and the arena with it.
         if tokio::task::spawn_blocking(move || arbiter.join()).await.is_err() {
             tracing::error!("an actor's thread ended in a panic");
         }
@@ -275,7 +275,7 @@ async fn end_threads(arbiters: impl Iterator<Item = Arbiter>, recording: Option<
     }
 }
 
-/// Waits until the audit log has its last lines. Its thread may go on for those that hold the log still.
+/// Waits briefly until the audit log has its last lines. Its thread goes on if somebody still holds the log.
 async fn last_lines(auditing: Option<JoinHandle<()>>) {
     let Some(auditing) = auditing else { return };
     for _ in 0..LAST_LINES_LOOKS {
@@ -286,7 +286,7 @@ async fn last_lines(auditing: Option<JoinHandle<()>>) {
     }
 }
 
-/// Every extent, session and engine process has a descriptor: takes as many as the system allows this process.
+/// Allows this process as many open files as the system permits: every extent, session and engine process has a descriptor.
 fn raise_open_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum
@@ -365,7 +365,7 @@ fn open_doors(
     Doors::open(&limits.tenants, tenants, settings).map_err(failed)
 }
 
-/// Waits until the sessions have ended, which they do when the node says that it stops.
+/// Waits until the sessions have ended, after the node told them that it stops.
 async fn wait_for_sessions(actors: &[SessionActor]) {
     let open = || actors.iter().map(|actor| actor.sessions.load(Ordering::Relaxed)).sum::<u32>();
     let ended = async {
@@ -381,9 +381,9 @@ async fn wait_for_sessions(actors: &[SessionActor]) {
 /// How long running work may take when the node stops.
 pub const STOP_WITHIN: Duration = Duration::from_secs(2);
 
-/// How often somebody looks whether all actors are there.
+/// How often the node checks that no actor has ended.
 const ACTORS_LOOKED_AT: Duration = Duration::from_millis(500);
 
-/// How often, and how many times, a stopping node looks whether the audit log has its last lines.
+/// How often, and how many times, a stopping node checks whether the audit log has its last lines.
 const LAST_LINES_LOOK: Duration = Duration::from_millis(20);
 const LAST_LINES_LOOKS: u32 = 25;

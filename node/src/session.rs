@@ -1,6 +1,6 @@
-//! Engine sessions: a socket a tenant, a task a session.
+//! Engine sessions: one socket per tenant, one task per session.
 //!
-//! `listen` accepts and opens, `serve` carries requests to the session's actor and answers back.
+//! `listen` accepts connections, `hello` opens sessions, `serve` carries requests to the session's actor and answers back.
 
 mod greetings;
 mod hello;

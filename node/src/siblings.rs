@@ -1,15 +1,15 @@
-//! The actors of one node among themselves: which of them holds a chunk, and how to ask it.
+//! The actors of one node among themselves: which actor holds a chunk, and how to ask for it.
 //!
-//! Each actor has a store, an arena near its GPU and a disk tier of its own. A sibling is a holder like a peer: it grants its
-//! chunk, the copy threads copy the blocks into the reader's arena and check them, and the placement rules between nodes
-//! apply. So leases, tickets, pools, chunks on the sibling's disk and load-or-recompute work as they do with peers, and a
-//! chunk ends up near the GPU that reads it. It is copied, not read in place: the engine reads it over its bus once more
-//! either way, a far arena would be read across the NUMA link at every use, and isolation of tenants rests on extents that
-//! stay with one actor's processes.
+//! Each actor has its own store, an arena near its GPU, and a disk tier. A sibling is a holder like a peer: it grants its chunk,
+//! the copy threads copy the blocks into the reader's arena and check them, and the placement rules between nodes apply. So
+//! leases, tickets, pools, chunks on the sibling's disk and load-or-recompute work as they do with peers, and a chunk ends up
+//! near the GPU that reads it. Chunks are copied, not read in place: in both cases the engine reads a chunk over its bus once
+//! more, a far arena would be read across the NUMA link at every use, and isolation of tenants relies on extents that stay with
+//! one actor's processes.
 //!
-//! The chunks of a namespace are whole in one store. So all ranks of an engine talk to the same actor, or each rank registers
-//! a namespace with the rank in its `layout`: then each rank's share is found, fetched and evicted by itself, and the
-//! engine's scheduler takes the shortest of the ranks' prefixes.
+//! Each chunk of a namespace is whole in one store. So all ranks of an engine talk to the same actor, or each rank registers a
+//! namespace with the rank in its `layout`: then each rank's share is found, fetched and evicted by itself, and the engine's
+//! scheduler uses the shortest of the ranks' prefixes.
 
 mod fetch;
 
@@ -26,7 +26,7 @@ use larder_protocol::{ChunkHash, Fingerprint};
 
 use crate::exchange::{AskBlocks, Tell};
 
-/// How long a sibling may take: it answers from memory, or from its disk.
+/// How long a sibling may take to answer from memory or from its disk.
 pub const SIBLING_DEADLINE: Duration = Duration::from_secs(2);
 
 /// How one actor reaches the others of its node. Cloning shares.
@@ -39,26 +39,26 @@ pub struct Siblings {
 
 /// An actor, as its siblings see it.
 pub struct Sibling {
-    /// Asks it for blocks.
+    /// Asks the actor for blocks.
     pub blocks: Recipient<AskBlocks>,
-    /// Tells its core that chunks of its have moved, or may be damaged.
+    /// Tells the actor's core that its chunks have moved, or may be damaged.
     pub tell: Recipient<Tell>,
 }
 
-/// The actors of this node that hold a chunk, in memory or on disk. A hint, as the directory is: an actor may have lost the
-/// chunk. 16 bytes a chunk, besides the free room of a hash table.
+/// For each chunk, the actors of this node that hold it in memory or on disk. The map is a hint, like the directory: an actor may
+/// have lost the chunk. A chunk takes 16 bytes, besides the free room of a hash table.
 #[derive(Debug)]
 struct NodeMap {
-    /// Keyed with a secret, so that nobody can make two chunks meet.
+    /// Has a secret key, so that nobody can make the keys of two chunks collide.
     hasher: DefaultHashBuilder,
     shards: Vec<Mutex<HashMap<u64, Devices, BuildHasherDefault<IsHashed>>>>,
 }
 
-/// Actors by number, a bit each.
+/// A set of actors: one bit for each number.
 type Devices = u64;
 
 impl Siblings {
-    /// The handles of `devices` actors, fewer than 65, by number. They reach each other once `actors` is set.
+    /// The handles of `devices` actors, at most 64, by number. They reach each other once `actors` is set.
     #[must_use]
     pub fn of(devices: u16, actors: &Arc<OnceLock<Vec<Sibling>>>) -> Vec<Self> {
         let map = Arc::new(NodeMap::new());
@@ -79,12 +79,13 @@ impl Siblings {
         }
     }
 
-    /// Notes that this actor lost all that it had.
+    /// Notes that this actor lost all its chunks.
     pub fn forget_all(&self) {
         self.map.forget(self.device);
     }
 
-    /// The other actors that have a chunk, from the next one after this on, so that not all ask the same.
+    /// The other actors that have a chunk. The first is the next after this actor, by number, so that not all actors ask the same
+    /// holder.
     #[must_use]
     pub fn holders(&self, fingerprint: &Fingerprint, hash: &ChunkHash) -> Holders {
         let own = u32::from(self.device);
@@ -98,7 +99,7 @@ impl Siblings {
         holders
     }
 
-    /// The actor of this number; `None` before all are started.
+    /// The actor with this number; `None` before all actors are started.
     #[must_use]
     pub fn actor(&self, device: u16) -> Option<&Sibling> {
         self.actors.get()?.get(usize::from(device))
@@ -169,7 +170,7 @@ impl Hasher for IsHashed {
     }
 }
 
-/// So many that actors seldom meet at one.
+/// Number of shards: so many that actors seldom wait for the same shard.
 const SHARDS: usize = 64;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The fields of requests' spans.
+//! Sets the fields of requests' spans.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use larder_protocol::{Chain, Fingerprint};
 
 use crate::metrics::Outcome;
 
-/// Sets the fields of a request. A session's namespace has a fingerprint.
+/// Sets the fields of a request. `fingerprint` returns the fingerprint of a session's namespace.
 pub(crate) fn describe_request(
     trace: &Trace,
     request: &Request,
@@ -60,7 +60,7 @@ impl Span for Recorded {
     }
 }
 
-/// A trace, as the core carries it.
+/// A trace in the form that the core carries.
 pub(crate) fn cause_of(trace: &Trace) -> Cause {
     if trace.is_recorded() { Cause::new(Arc::new(Recorded(trace.clone()))) } else { Cause::default() }
 }
@@ -71,7 +71,7 @@ pub(crate) fn trace_of(cause: &Cause) -> Trace {
     recorded.map(|recorded| recorded.0.clone()).unwrap_or_default()
 }
 
-/// Sets the fields of its answer.
+/// Sets the fields of a request's answer.
 pub(crate) fn describe_answer(trace: &Trace, outcome: Outcome, response: Option<&Response>) {
     trace.set("larder.outcome", outcome.name());
     let found = match response {
@@ -87,7 +87,7 @@ pub(crate) fn describe_answer(trace: &Trace, outcome: Outcome, response: Option<
     };
     trace.count("larder.tokens_found", found.tokens);
     trace.count("larder.chunks_here", found.spans.iter().map(|span| span.to - span.from).sum::<u32>());
-    // The farthest: that is what bringing it costs.
+    // The farthest tier: its distance decides the cost of bringing the chunks.
     if let Some(tier) = found.spans.iter().map(|span| span.tier).max() {
         trace.set("larder.tier", tier.name());
     }

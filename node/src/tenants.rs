@@ -1,7 +1,7 @@
 //! The tenants of a running node: their numbers, their sockets, and the ends of their sessions.
 //!
-//! Tenants come and go with the configuration. Each has a number of its own for as long as the node lives: a tenant that comes
-//! again under the same name is another tenant, which sees nothing of the former one.
+//! Tenants come and go with the configuration. Each has its own number for as long as the node lives: a tenant that comes again
+//! under the same name is another tenant, and sees nothing of the former tenant.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -25,11 +25,11 @@ pub(crate) struct Tenants(Arc<RwLock<Vec<Tenant>>>);
 pub(crate) struct Tenant {
     pub(crate) name: String,
     pub(crate) socket: PathBuf,
-    /// Whether it is served still.
+    /// Whether the tenant is still served.
     pub(crate) is_served: bool,
 }
 
-/// The sockets of all tenants. Lives on the thread that accepts.
+/// The sockets of all tenants. Stays on the thread that accepts.
 pub(crate) struct Doors {
     tenants: Tenants,
     settings: SessionSettings,
@@ -44,7 +44,7 @@ struct Door {
     leaves: watch::Sender<bool>,
 }
 
-/// The tenants of these limits are to be served from now on; the error is for people.
+/// Asks to serve the tenants of these limits from now on; the error is for people.
 pub(crate) struct ChangeTenants {
     pub(crate) limits: Limits,
     pub(crate) done: oneshot::Sender<Result<(), String>>,
@@ -55,7 +55,7 @@ impl Tenants {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The name of a tenant; empty if there never was one of this number.
+    /// The name of a tenant; empty if no tenant ever had this number.
     pub(crate) fn name(&self, TenantId(number): TenantId) -> String {
         self.all().get(usize::from(number)).map(|tenant| tenant.name.clone()).unwrap_or_default()
     }
@@ -66,7 +66,8 @@ impl Tenants {
         served.map(|tenant| (tenant.name, tenant.socket)).collect()
     }
 
-    /// Bytes of extents by number, from those by place in a configuration; none for tenants that are not served.
+    /// Brings `bytes`, the tenants' bytes of extents in the order of `limits`, into the order of tenants' numbers; 0 for tenants
+    /// that are not served.
     pub(crate) fn bytes(&self, limits: &[TenantLimits], bytes: &[u64]) -> Vec<u64> {
         let of = |tenant: Tenant| {
             let at = limits.iter().position(|limits| limits.name == tenant.name);
@@ -101,16 +102,16 @@ impl Doors {
         Ok(doors)
     }
 
-    /// Takes changes, until it is dropped.
+    /// Carries out changes until it is dropped.
     ///
     /// # Cancel safety
-    /// Dropped, it takes the sockets away.
+    /// If dropped, the sockets are removed.
     pub(crate) async fn change_when_told(mut self, mut changes: mpsc::Receiver<ChangeTenants>) {
         while let Some(ChangeTenants { limits, done }) = changes.recv().await {
-            // An error: nobody waits for it.
+            // An error: nobody waits for the result.
             _ = done.send(self.change(&limits).await);
         }
-        // Nobody can change them any more: the sockets stay.
+        // Nobody can change the tenants any more: the sockets stay.
         std::future::pending().await
     }
 
@@ -140,7 +141,7 @@ impl Doors {
                 None => {
                     tenant.is_served = false;
                     self.settings.metrics.tenant_left(&tenant.name);
-                    // No session opens from now on; those that are open end.
+                    // From now on no session opens, and open sessions end.
                     if let Some(Door { leaves, .. }) = self.open.remove(&number) {
                         leaves.send_replace(true);
                     }
@@ -162,14 +163,14 @@ impl Doors {
         if is_other {
             self.tell_actors(limits).await;
         }
-        // The actors know the tenants whose sessions open now.
+        // The actors already know the tenants whose sessions may open from now on.
         for (number, limits, listener) in added {
             self.add(number, limits, listener.of(TenantId(number)));
         }
         Ok(())
     }
 
-    /// Binds the sockets of new tenants, and those that have another path than before.
+    /// Binds the sockets of new tenants, and of tenants whose path has changed.
     fn bind<'a>(
         &mut self,
         wanted: &BTreeMap<&str, &'a TenantLimits>,
@@ -213,7 +214,7 @@ impl Doors {
         }
     }
 
-    /// Accepts sessions of a tenant. Its open sessions go on, if it was served before.
+    /// Accepts sessions of a tenant. If the tenant was served before, its open sessions go on.
     fn add(&mut self, number: u16, limits: &TenantLimits, listener: Listener) {
         let gauge = self.settings.metrics.windows(&limits.name, limits.max_window_bytes);
         let door = self.open.entry(number).or_insert_with(|| Door {
@@ -226,5 +227,5 @@ impl Doors {
     }
 }
 
-/// Tenants that a node has in one life.
+/// Maximum number of tenants that a node has in one life.
 const MOST_TENANTS: usize = 4_096;

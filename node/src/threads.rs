@@ -1,6 +1,6 @@
 //! Named threads on chosen CPUs.
 //!
-//! Where a thread cannot be pinned it runs where the kernel puts it: slower at times, never wrong, so a warning.
+//! A thread that cannot be pinned runs where the kernel puts it. It may be slower, but never wrong, so this is only a warning.
 
 use std::ffi::CString;
 use std::io;
@@ -11,8 +11,8 @@ use rustix::thread::{sched_getaffinity, sched_setaffinity, set_name};
 
 use crate::host::CpuSet;
 
-/// A thread that is waited for when this is dropped. What gives it work has to be dropped first: it stands before this in a
-/// struct.
+/// Waits for a thread when dropped. The field that gives the thread work must be dropped first, so it stands before this field in
+/// a struct.
 #[derive(Debug)]
 pub(crate) struct Joined(Option<JoinHandle<()>>);
 
@@ -32,7 +32,7 @@ impl Drop for Joined {
     }
 }
 
-/// Starts a thread called `name` (the kernel keeps 15 bytes of it) on `cpus`.
+/// Starts a thread called `name` (the kernel keeps 15 bytes of the name) on `cpus`.
 ///
 /// # Errors
 /// Fails if the system gives no thread.
@@ -48,23 +48,23 @@ pub fn spawn<T: Send + 'static>(
     })
 }
 
-/// Starts an arbiter with a current-thread runtime, on a thread called `name` on `cpus`. Without a runtime the thread panics, and the
-/// arbiter drops what is spawned on it.
+/// Starts an arbiter with a current-thread runtime, on a thread called `name` on `cpus`. If no runtime can be made, the thread
+/// panics, and the arbiter drops the tasks that are spawned on it.
 pub(crate) fn arbiter(name: String, cpus: &CpuSet) -> Arbiter {
     let cpus = cpus.clone();
     Arbiter::with_tokio_rt(move || {
         self::name(&name);
         pin_or_warn(&cpus);
-        // Made here, on the thread itself; without it there is no thread.
+        // The runtime is made here, on the thread itself. Without a runtime there is no thread.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.unwrap_or_else(|error| panic!("no runtime for the thread {name}: {error}"))
     })
 }
 
-/// Carries blocking work out beside an async thread; a panic of the work goes on here.
+/// Carries out blocking work on another thread. A panic of the work continues in the caller.
 ///
 /// # Cancel safety
-/// Dropped, the work goes on.
+/// If dropped, the work goes on.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
@@ -78,7 +78,7 @@ pub fn name(name: &str) {
     }
 }
 
-/// Pins the calling thread to `cpus`, warning where the kernel does not do so; the kernel is asked afterwards.
+/// Pins the calling thread to `cpus`, then asks the kernel, and warns if the thread may run on other CPUs.
 pub fn pin_or_warn(cpus: &CpuSet) {
     match pin(cpus).and_then(|()| pinned_to()) {
         Ok(real) if real == *cpus => {}
@@ -90,7 +90,7 @@ pub fn pin_or_warn(cpus: &CpuSet) {
 /// Pins the calling thread to `cpus`.
 ///
 /// # Errors
-/// Fails if none of them may be used by this process.
+/// Fails if this process may use none of these CPUs.
 pub fn pin(cpus: &CpuSet) -> io::Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     for cpu in cpus.iter().map(|cpu| cpu as usize).filter(|&cpu| cpu < rustix::thread::CpuSet::MAX_CPU) {

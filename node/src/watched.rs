@@ -1,6 +1,6 @@
-//! Panics on the peer thread: catches, counts and logs them, and starts the panicked part again with nothing.
+//! Catches, counts and logs panics on the peer thread, and starts the panicked part again with empty state.
 //!
-//! A panic ends a request, a connection or the directory's rows, not the thread.
+//! A panic ends one request or connection, or loses the directory's rows. It never ends the thread.
 
 use std::any::Any;
 use std::future::Future;
@@ -17,7 +17,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Counts panics by task.
+    /// Makes a watch that counts panics by task.
     #[must_use]
     pub(crate) fn new(panics: IntCounterVec) -> Self {
         Self { panics }
@@ -30,7 +30,7 @@ impl Watch {
         Self { panics: IntCounterVec::new(options, &["task"]).unwrap() }
     }
 
-    /// The result of some work; `None` if it panicked. Then the state that it worked on must not be used.
+    /// The result of some work; `None` if the work panicked. Then the state that it worked on must not be used.
     pub(crate) fn catch<T>(&self, task: &'static str, work: impl FnOnce() -> T) -> Option<T> {
         catch_unwind(AssertUnwindSafe(work)).inspect_err(|panic| self.tell(task, &**panic)).ok()
     }
@@ -38,16 +38,16 @@ impl Watch {
     /// The result of a future; `None` if it panicked.
     ///
     /// # Cancel safety
-    /// That of the future.
+    /// The same as the future's.
     pub(crate) async fn catch_in<T>(&self, task: &'static str, work: impl Future<Output = T>) -> Option<T> {
         let ended = AssertUnwindSafe(work).catch_unwind().await;
         ended.inspect_err(|panic| self.tell(task, &**panic)).ok()
     }
 
-    /// Begins something again whenever it panics, until it ends by itself.
+    /// Runs the future that `begin` makes, and begins again whenever it panics, until it ends by itself.
     ///
     /// # Cancel safety
-    /// That of the future.
+    /// The same as the future's.
     pub(crate) async fn keep<F: Future<Output = ()>>(self, task: &'static str, begin: impl Fn() -> F) {
         while self.catch_in(task, async { begin().await }).await.is_none() {
             tokio::time::sleep(PAUSE).await;
@@ -82,7 +82,7 @@ pub(crate) fn here(place: &'static str) {
     });
 }
 
-/// Makes the next code that comes to a place on this thread panic.
+/// Plants a panic for the next code on this thread that reaches `place`.
 #[cfg(test)]
 pub(crate) fn plant(place: &'static str) {
     PLANTED.with(|planted| planted.set(Some(place)));

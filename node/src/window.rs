@@ -1,6 +1,6 @@
 //! A session's write window: the memory through which an engine hands blocks over.
 //!
-//! A window is memory of its own, so a vanished engine's window needs no quarantine: it goes back to the system with the
+//! Each window is separate memory, so a vanished engine's window needs no quarantine: the memory goes back to the system with the
 //! session, even while somebody still maps it.
 
 mod budget;
@@ -15,24 +15,24 @@ pub use self::budget::{WindowBudget, WindowShare};
 use crate::arena::mapping::{Access, Mapping, memory_file, seal};
 use crate::arena::{Binding, MemoryError, OutOfBounds, PAGE_BYTES, numa};
 
-/// Memory that one engine writes and the node reads. The engine cannot change its size, so no read of the node can fail. The
-/// engine may write at any time.
+/// Memory that one engine writes and the node reads. The engine cannot change the window's size, so no read of the node can fail.
+/// The engine may write at any time.
 ///
 /// All memory is taken at the start, and counts as the node's. Dropping the window gives the memory back to the system at
 /// once, even while the engine keeps its mapping: pages that the engine touches afterwards are its own.
 pub struct Window {
     mapping: Mapping,
     file: OwnedFd,
-    /// Given back last.
+    /// The share goes back last, after the memory.
     _share: Option<WindowShare>,
 }
 
 impl Window {
-    /// Makes a window of at least `bytes` (rounded up to whole pages) and takes its memory, from NUMA node `numa_node` as
-    /// long as that has any. Blocks while the kernel clears the memory. `share` is the window's part of its tenant's budget.
+    /// Makes a window of at least `bytes` (rounded up to whole pages) and takes its memory, from NUMA node `numa_node` as long as
+    /// that node has memory. Blocks while the kernel clears the memory. `share` is the window's part of its tenant's budget.
     ///
     /// # Errors
-    /// Fails if the system does not give it.
+    /// Fails if the system does not give the memory.
     pub fn create(
         bytes: u64,
         numa_node: Option<u32>,
@@ -47,7 +47,7 @@ impl Window {
         Ok(Self { mapping, file, _share: share })
     }
 
-    /// Its size.
+    /// Size of the window.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.mapping.bytes()
@@ -59,10 +59,10 @@ impl Window {
         self.file.as_fd()
     }
 
-    /// Whether a place lies within the window.
+    /// Checks that a place lies within the window.
     ///
     /// # Errors
-    /// Fails if it does not.
+    /// Fails if the place does not lie within the window.
     pub fn check(&self, offset: u64, bytes: u64) -> Result<(), OutOfBounds> {
         self.mapping.check(offset, bytes)
     }
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(&seen, b"block");
     }
 
-    /// Bytes of memory that a file has.
+    /// Bytes of memory that a file takes.
     fn memory_bytes(file: impl AsFd) -> u64 {
         fstat(file).unwrap().st_blocks as u64 * 512
     }

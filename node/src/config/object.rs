@@ -15,9 +15,9 @@ use super::{WRITE_AFTER_USES, number};
 pub struct ObjectConfig {
     /// The store and the place in it: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `file:///FOLDER`.
     pub url: String,
-    /// The store's address, if it differs from its maker's own.
+    /// The store's address, if it differs from the provider's usual address.
     pub endpoint: Option<String>,
-    /// Whether it may be spoken to without TLS.
+    /// Whether the node may speak to the store without TLS.
     #[serde(default)]
     pub allow_http: bool,
     /// Other settings of the store, by the names that the `object_store` crate gives them (`region`, ...).
@@ -26,13 +26,13 @@ pub struct ObjectConfig {
     /// When chunks are written: `write_through`, `write_through_selective`, `write_back` or `off`.
     #[serde(default)]
     pub write: ObjectWrite,
-    /// For `write_through_selective`: from which use of a chunk on, its commit included.
+    /// For `write_through_selective`: the number of uses, the commit included, from which a chunk is written.
     #[serde(default = "number::<WRITE_AFTER_USES, _>")]
     pub write_after_uses: u32,
-    /// Requests at a time; writes take at most half of this number.
+    /// Maximum number of requests at a time; writes take at most half of this number.
     #[serde(default = "number::<REQUESTS, _>")]
     pub max_requests: usize,
-    /// Chunks that wait to be written, and as many that wait to be read; more are left out.
+    /// Maximum number of chunks that wait to be written, and of chunks that wait to be read. Further chunks are skipped.
     #[serde(default = "number::<QUEUE_ORDERS, _>")]
     pub queue_orders: usize,
     /// Time limit of one request.
@@ -50,14 +50,14 @@ pub struct ObjectConfig {
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum ObjectWrite {
-    /// When they are committed: every node finds them from then on.
+    /// At their commit: every node finds them from then on.
     #[default]
     WriteThrough,
-    /// When they were used often enough.
+    /// After `write_after_uses` uses.
     WriteThroughSelective,
     /// When they are evicted from memory.
     WriteBack,
-    /// Never: it is only read.
+    /// Never: the node only reads the store.
     Off,
 }
 

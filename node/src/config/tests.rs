@@ -7,7 +7,7 @@ fn an_empty_file_is_the_default_configuration() {
     assert_eq!(Config::parse(""), Ok(Config::default()));
 }
 
-/// The file that is deployed if nobody writes another.
+/// The configuration file that deployments use by default.
 const DEPLOYED: &str = include_str!("../../../deploy/config/node.toml");
 
 #[test]

@@ -7,15 +7,15 @@ pub(super) fn memory_limit(root: &Path) -> Option<u64> {
     lowest(&values(root, "memory", "memory.max", "memory.limit_in_bytes"))
 }
 
-/// The lowest limit of huge pages of 2 MiB, likewise. They do not count as memory.
+/// The lowest limit of huge pages of 2 MiB, found the same way. Memory limits do not count these pages.
 pub(super) fn huge_page_limit(root: &Path) -> Option<u64> {
     lowest(&values(root, "hugetlb", "hugetlb.2MB.max", "hugetlb.2MB.limit_in_bytes"))
 }
 
-/// The contents of a file in each group of this process and the groups above: `v2` in groups of version 2, `v1` in those of
-/// the controller of version 1. `root` is `/` for this machine.
+/// The contents of a file in each group of this process and in the groups above it: the file `v2` in groups of version 2, the
+/// file `v1` in the controller's groups of version 1. `root` is `/` for this machine.
 ///
-/// In a container the path may be that of the host: then only the mount's root exists, which is the container's own group.
+/// In a container, the kernel may give the path on the host. Then only the mount's root exists; it is the container's own group.
 #[must_use]
 pub fn values(root: &Path, controller: &str, v2: &str, v1: &str) -> Vec<String> {
     let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// CPUs by number; written as the kernel writes them, `0-3,8-11`.
+/// CPUs by number. They are written as the kernel does: `0-3,8-11`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpuSet(BTreeSet<u32>);
 
@@ -19,25 +19,25 @@ impl CpuSet {
         self.0.iter().copied()
     }
 
-    /// Whether `cpu` is among them.
+    /// Whether the set contains `cpu`.
     #[must_use]
     pub fn contains(&self, cpu: u32) -> bool {
         self.0.contains(&cpu)
     }
 
-    /// How many there are.
+    /// Number of CPUs.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The CPUs that are in both.
+    /// The CPUs that are in both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         Self(&self.0 & &other.0)
@@ -85,7 +85,7 @@ impl fmt::Display for CpuSet {
     }
 }
 
-/// More CPUs than any machine has: keeps a strange file from filling the memory.
+/// More CPUs than any machine has. The limit keeps a strange file from filling the memory.
 const MOST_CPUS: u32 = 65_536;
 
 #[cfg(test)]

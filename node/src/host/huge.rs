@@ -5,14 +5,14 @@ use std::path::Path;
 /// Reserved huge pages of 2 MiB, of the machine or one NUMA node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HugePool {
-    /// Bytes of all of them.
+    /// Bytes of all these pages.
     pub total_bytes: u64,
-    /// Bytes of pages that nobody has or was promised.
+    /// Bytes of the pages that nobody has and that are promised to nobody.
     pub free_bytes: u64,
 }
 
 impl HugePool {
-    /// Reads a folder of pools, one a size: `/sys/kernel/mm/hugepages`, or that of a NUMA node.
+    /// Reads a folder that has a pool for each page size: `/sys/kernel/mm/hugepages`, or the folder of a NUMA node.
     pub(super) fn read(folder: &Path) -> Self {
         let pages = |file: &str| -> u64 {
             let text = std::fs::read_to_string(folder.join("hugepages-2048kB").join(file));

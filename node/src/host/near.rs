@@ -1,4 +1,4 @@
-//! Nearness: CPUs and memory of a NUMA node, network interface of a GPU.
+//! Nearness: the CPUs and memory near a NUMA node, the network interface near a GPU.
 
 use std::cmp::Reverse;
 use std::net::IpAddr;
@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use super::{CpuSet, HostFacts, Interface, NumaNode, PciAddress};
 
 impl HostFacts {
-    /// The NUMA node of the device at `address`. `None` if the firmware does not say, unless there is only one node.
+    /// The NUMA node of the device at `address`. If the firmware does not say: the only NUMA node, or `None` if there are
+    /// several.
     #[must_use]
     pub fn numa_node_of(&self, address: Option<PciAddress>) -> Option<u32> {
         let only = || self.numa_nodes.keys().copied().next().filter(|_| self.numa_nodes.len() == 1);
@@ -14,21 +15,21 @@ impl HostFacts {
         told.filter(|node| self.numa_nodes.contains_key(node)).or_else(only)
     }
 
-    /// The CPUs near a NUMA node: its own; those of the nearest node with CPUs, if it has none; all, without a node.
+    /// The CPUs near a NUMA node: its own CPUs, or those of the nearest node that has CPUs. All CPUs if no node is given.
     #[must_use]
     pub fn cpus_near(&self, numa_node: Option<u32>) -> &CpuSet {
         let node = self.node_with_cpus(numa_node).and_then(|node| self.numa_nodes.get(&node));
         node.map_or(&self.cpus, |node| &node.cpus)
     }
 
-    /// The NUMA node whose CPUs are nearest to `numa_node`: itself, where this process may run there.
+    /// The NUMA node whose CPUs are nearest to `numa_node`: `numa_node` itself, if this process may run there.
     #[must_use]
     pub fn node_with_cpus(&self, numa_node: Option<u32>) -> Option<u32> {
         self.nearest(numa_node?, |node| !node.cpus.is_empty())
     }
 
-    /// The NUMA node whose memory is nearest to `numa_node`: itself, where this process may have memory there. Nodes that
-    /// are memory alone are slower, and come last.
+    /// The NUMA node whose memory is nearest to `numa_node`: `numa_node` itself, if this process may have memory there. Nodes
+    /// without CPUs have slower memory, and come last.
     #[must_use]
     pub fn node_with_memory(&self, numa_node: Option<u32>) -> Option<u32> {
         let has_memory = |node: &NumaNode| node.memory_bytes > 0 && node.may_hold_memory;
@@ -46,8 +47,8 @@ impl HostFacts {
         self.numa_nodes.get(&from)?.distances.get(&to).copied()
     }
 
-    /// The network interface nearest to the device at `address`: below the same switch or root port of the PCI bus, else on
-    /// the nearest NUMA node. An interface that is up goes before one that is not. `None` if no distance is known.
+    /// The network interface nearest to the device at `address`: below the same switch or root port of the PCI bus, else on the
+    /// nearest NUMA node. Interfaces that are up come before interfaces that are down. `None` if no distance is known.
     #[must_use]
     pub fn interface_near(&self, address: PciAddress) -> Option<&str> {
         let device = self.pci.get(&address)?;
@@ -67,7 +68,7 @@ impl HostFacts {
         self.interfaces.get_key_value(&nearest.3).map(|(name, _)| name.as_str())
     }
 
-    /// The interface by which packets to `address` go, or that has the address: the most specific route decides.
+    /// The interface that sends packets to `address`, or that has the address itself. The most specific route decides.
     #[must_use]
     pub fn interface_to(&self, address: IpAddr) -> Option<&str> {
         let address = address.to_canonical();
@@ -76,12 +77,12 @@ impl HostFacts {
         }
         let routes =
             self.routes.iter().filter(|route| route.interface != "lo" && route.network.contains(&address));
-        // Of several alike the first counts, as in the kernel.
+        // Of equally specific routes the first counts, as in the kernel.
         let best = routes.rev().max_by_key(|route| route.network.prefix_len())?;
         Some(&best.interface)
     }
 
-    /// The NUMA node of an interface, or of the first that it is made of.
+    /// The NUMA node of an interface. For a bond or VLAN: the node of the first interface below it that has a known node.
     #[must_use]
     pub fn numa_node_of_interface(&self, name: &str) -> Option<u32> {
         let interface = self.interfaces.get(name)?;
@@ -92,7 +93,7 @@ impl HostFacts {
         lower.filter_map(|pci| self.numa_node_of(Some(pci))).next()
     }
 
-    /// The nearest NUMA node that `suits`: the least distance, and of those alike the one with the least number.
+    /// The nearest NUMA node that `suits`. Of equally near nodes, the lowest number wins.
     fn nearest(&self, from: u32, suits: impl Fn(&NumaNode) -> bool) -> Option<u32> {
         let fit = self.numa_nodes.iter().filter(|(_, node)| suits(node)).map(|(&number, _)| number);
         let farness = |&to: &u32| {
@@ -107,5 +108,5 @@ fn shared_steps(a: &[String], b: &[String]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// Farther than any that the kernel tells: 255 says that there is no way.
+/// Farther than any distance that the kernel tells: its largest, 255, means that there is no path.
 const UNKNOWN_DISTANCE: u32 = 1_000;

@@ -11,15 +11,15 @@ use super::PciAddress;
 /// The facts of a network interface in sysfs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interface {
-    /// Its device on the PCI bus; `None` for software interfaces.
+    /// The interface's device on the PCI bus; `None` for software interfaces.
     pub pci: Option<PciAddress>,
     /// The largest packet, in bytes.
     pub mtu: u32,
-    /// Its rate; `None` if its driver does not tell.
+    /// The interface's rate; `None` if the driver does not tell.
     pub megabits_per_second: Option<u32>,
-    /// Whether it can carry packets now.
+    /// Whether the interface can carry packets now.
     pub is_up: bool,
-    /// The interfaces below it: the members of a bond, or the interface below a VLAN.
+    /// The interfaces below this one: the members of a bond, or the interface below a VLAN.
     pub lower: Vec<String>,
 }
 
@@ -42,9 +42,9 @@ pub(super) fn interfaces(root: &Path) -> BTreeMap<String, Interface> {
         let interface = Interface {
             pci: pci_of(&path),
             mtu: attribute("mtu")?.trim().parse().ok()?,
-            // Drivers that do not know say -1, or fail.
+            // Drivers that do not know the speed say -1, or fail.
             megabits_per_second: attribute("speed").and_then(|speed| speed.trim().parse().ok()),
-            // Some drivers do not say.
+            // Some drivers do not tell the state.
             is_up: state.is_none_or(|state| matches!(state.trim(), "up" | "unknown")),
             lower: lower_interfaces(&path),
         };
@@ -61,7 +61,7 @@ pub(super) fn routes(root: &Path) -> Vec<Route> {
     v4.lines().filter_map(route_v4).chain(v6.lines().filter_map(route_v6)).collect()
 }
 
-/// The last device on the way to an interface, as `.../0000:00:03.0/virtio2/net/eth0`.
+/// The PCI device of an interface: the last PCI address in its path, such as `.../0000:00:03.0/virtio2/net/eth0`.
 fn pci_of(interface: &Path) -> Option<PciAddress> {
     let real = interface.canonicalize().ok()?;
     real.iter().rev().find_map(|part| part.to_str()?.parse().ok())
@@ -76,7 +76,8 @@ fn lower_interfaces(interface: &Path) -> Vec<String> {
     lower
 }
 
-/// A line of `/proc/net/route`: interface, destination, gateway, flags, ..., metric, mask: addresses as they stand in memory.
+/// Reads a line of `/proc/net/route`: interface, destination, gateway, flags, ..., metric, mask. Addresses are in the byte order
+/// of memory.
 fn route_v4(line: &str) -> Option<Route> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let [interface, network, _, _, _, _, _, mask, ..] = fields[..] else { return None };
@@ -86,7 +87,7 @@ fn route_v4(line: &str) -> Option<Route> {
     Some(Route { network, interface: interface.to_owned() })
 }
 
-/// A line of `/proc/net/ipv6_route`: destination, its prefix, ..., interface.
+/// Reads a line of `/proc/net/ipv6_route`: destination, its prefix length, ..., interface.
 fn route_v6(line: &str) -> Option<Route> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let (network, prefix, interface) = (fields.first()?, fields.get(1)?, fields.get(9)?);

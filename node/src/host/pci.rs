@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 /// The place of a device on the PCI bus.
 ///
-/// Read as sysfs (`0000:65:00.0`) and as nvidia-smi (`00000000:65:00.0`) write it, in either case; written as sysfs does.
+/// Reads the notations of sysfs (`0000:65:00.0`) and nvidia-smi (`00000000:65:00.0`), in upper or lower case. Writes the notation
+/// of sysfs.
 #[derive(Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[serde(try_from = "String", into = "String")]
 pub struct PciAddress {
@@ -23,11 +24,11 @@ pub struct PciAddress {
 /// The facts of a device in sysfs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PciDevice {
-    /// The NUMA node it hangs on; `None` if the firmware does not say.
+    /// The device's NUMA node; `None` if the firmware does not say.
     pub numa_node: Option<u32>,
-    /// Whether it is a display controller: the class of most GPUs.
+    /// Whether the device is a display controller, as most GPUs are.
     pub is_display: bool,
-    /// The way to it: root complex, bridges and switches, itself. Empty if sysfs does not say.
+    /// The path to the device: root complex, bridges and switches, the device itself. Empty if sysfs does not say.
     pub path: Vec<String>,
 }
 
@@ -37,7 +38,8 @@ pub struct PciDevice {
 pub struct ParsePciError(String);
 
 impl PciAddress {
-    /// The place where a driver looks for a GPU: a GPU is one device on its bus, whatever its functions.
+    /// The place where a driver looks for a GPU. It leaves out the function: a GPU is one device on its bus, whatever its
+    /// functions.
     #[must_use]
     pub fn place(self) -> PciPlace {
         PciPlace { domain: self.domain, bus: self.bus.into(), device: self.device.into() }
@@ -89,7 +91,7 @@ pub(super) fn devices(root: &Path) -> BTreeMap<PciAddress, PciDevice> {
     entries.flatten().filter_map(describe).collect()
 }
 
-/// The steps of `/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0`, which is where the entry of a device leads.
+/// The steps of the path to which a device's entry links, such as `/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0`.
 fn path_of(entry: &Path) -> Vec<String> {
     let Ok(real) = entry.canonicalize() else { return Vec::new() };
     let steps = real.iter().filter_map(|step| step.to_str());
@@ -113,7 +115,7 @@ fn parse(text: &str) -> Option<PciAddress> {
     (address.device < 32 && address.function < 8).then_some(address)
 }
 
-/// How the class of a display controller begins in sysfs.
+/// The first digits of a display controller's class in sysfs.
 const DISPLAY_CLASS: &str = "0x03";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Tests of what is read of a machine, and the machines that they share.
+//! Tests of reading a machine's facts, with the machines that the tests share.
 
 use self::fixtures::Tree;
 use super::*;

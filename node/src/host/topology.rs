@@ -8,15 +8,15 @@ use super::{CpuSet, HostError, HugePool, Source};
 /// One NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NumaNode {
-    /// Its CPUs on which this process may run; none on nodes that have only memory.
+    /// The node's CPUs on which this process may run; none on nodes that have only memory.
     pub cpus: CpuSet,
-    /// Its memory; none on nodes that are CPUs alone.
+    /// The node's memory; 0 on nodes that have only CPUs.
     pub memory_bytes: u64,
-    /// Whether this process may have memory there.
+    /// Whether this process may have memory on the node.
     pub may_hold_memory: bool,
-    /// Its memory that is reserved as huge pages.
+    /// The node's memory that is reserved as huge pages.
     pub huge: HugePool,
-    /// How far the nodes are, this one included: 10 is near, as the firmware says. Empty if the kernel does not say.
+    /// Distances to all nodes, this node included, as the firmware gives them: 10 is local. Empty if the kernel does not say.
     pub distances: BTreeMap<u32, u32>,
 }
 
@@ -47,7 +47,7 @@ pub(super) fn numa_nodes(root: &Path, allowed: &CpuSet) -> Result<BTreeMap<u32, 
     Ok(nodes)
 }
 
-/// The kernel lists the distances to all nodes that are online, in their order.
+/// The distances of a node, by node. The kernel lists them for all online nodes, in the order of their numbers.
 fn distances(root: &Path, node: u32, numbers: &[u32]) -> BTreeMap<u32, u32> {
     let path = root.join(format!("sys/devices/system/node/node{node}/distance"));
     let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -60,6 +60,6 @@ fn allowed_memory_nodes(root: &Path) -> Result<Option<CpuSet>, HostError> {
     let status = Source::new(root, "proc/self/status");
     let Ok(text) = status.text() else { return Ok(None) };
     let list = text.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"));
-    // The notation is that of CPUs.
+    // The list has the same notation as a list of CPUs.
     list.map(|list| status.cpus(list)).transpose()
 }

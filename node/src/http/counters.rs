@@ -1,4 +1,4 @@
-//! `GET /links` and `GET /usage`: counters of the node's metrics, for a page that cannot read metrics.
+//! `GET /links` and `GET /usage`: counters from the node's metrics, for web pages that cannot read metrics.
 
 use std::collections::BTreeMap;
 
@@ -7,38 +7,38 @@ use serde::{Deserialize, Serialize};
 
 use super::HttpState;
 
-/// The way to another node in the body of `GET /links`, a list. Counters are of this life of the node.
+/// A link to another node, in the list that `GET /links` returns. Counters begin at 0 with each life of the node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LinkStatus {
-    /// The other node's name; `other` for all that are not members.
+    /// The other node's name; `other` for all nodes that are not members.
     pub peer: String,
-    /// Bytes of blocks sent there.
+    /// Bytes of blocks sent to the other node.
     pub sent_bytes: u64,
-    /// Bytes of blocks that came from there.
+    /// Bytes of blocks received from the other node.
     pub received_bytes: u64,
     /// Round trip of packets, as QUIC smooths it; `None` before the first connection.
     pub rtt_seconds: Option<f64>,
-    /// Packets sent there.
+    /// Packets sent to the other node.
     pub sent_packets: u64,
-    /// Sent packets that were lost, and repeated.
+    /// Sent packets that were lost and sent again.
     pub lost_packets: u64,
 }
 
-/// A namespace in the body of `GET /usage`, a list: the tokens that lookups asked for and found in this life of the node, over
+/// A namespace in the list that `GET /usage` returns: the tokens that lookups asked for and found in this life of the node, over
 /// all actors.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UsageStatus {
-    /// The tenant whose it is.
+    /// The namespace's tenant.
     pub tenant: String,
-    /// The first digits of its fingerprint.
+    /// The first digits of the namespace's fingerprint.
     pub namespace: String,
     /// Prompt tokens of all lookups.
     pub tokens_asked: u64,
     /// Tokens that were found, by tier; a tier without hits is left out.
     pub hits: Vec<TierHits>,
-    /// Seconds of prefill that hits saved, as far as engines say how fast they compute.
+    /// Seconds of prefill that hits saved. Counts only engines that report how fast they compute.
     pub prefill_seconds_saved: f64,
 }
 
@@ -46,18 +46,18 @@ pub struct UsageStatus {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TierHits {
-    /// The tier, as in metrics.
+    /// The tier's name, as in metrics.
     pub tier: String,
-    /// Prompt tokens that were found there.
+    /// Prompt tokens that were found in the tier.
     pub tokens: u64,
 }
 
-/// The ways to other nodes, by name.
+/// The links to other nodes, by name.
 pub(super) fn links(state: &HttpState) -> Vec<LinkStatus> {
     links_of(&state.metrics.registry().gather())
 }
 
-/// The namespaces that lookups named.
+/// The namespaces of all lookups.
 pub(super) fn usage(state: &HttpState) -> Vec<UsageStatus> {
     usage_of(&state.metrics.registry().gather())
 }

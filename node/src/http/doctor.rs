@@ -10,13 +10,13 @@ use super::show::Refused;
 use crate::findings::FindingStatus;
 use crate::threads;
 
-/// Examines the host for the configuration in force; `None` if nobody can. May block for seconds.
+/// Examines the host for the configuration in force; `None` if the node has no configuration file. May block for seconds.
 pub(crate) type Examiner = Arc<dyn Fn() -> Option<Vec<FindingStatus>> + Send + Sync>;
 
-/// The last findings, and when they were made; locked while new ones are made.
+/// The last findings, and when they were made; locked during a new examination.
 pub(crate) type Findings = Mutex<Option<(Duration, Vec<FindingStatus>)>>;
 
-/// Examines the host, once for all requests within a minute.
+/// Examines the host, at most once a minute for all requests.
 pub(super) async fn findings(state: &HttpState) -> Result<Vec<FindingStatus>, Refused> {
     let mut last = state.findings.lock().await;
     let now = state.clock.elapsed();

@@ -1,6 +1,6 @@
 //! The lists that a node shows: namespaces, sessions, pins, tenants.
 //!
-//! An actor that does not answer in time is left out; `GET /status` says that it is not ready.
+//! The lists leave out actors that do not answer in time; `GET /status` then says that the node is not ready.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,61 +15,62 @@ use super::HttpState;
 use crate::actor::{GpuActor, Holdings, SessionSeen};
 use crate::tenants::Tenant;
 
-/// A namespace in the body of `GET /namespaces`, a list: the facts that a router needs to ask for prompts in it.
+/// A namespace in the list that `GET /namespaces` returns: the facts that a router needs to ask for prompts in the namespace.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NamespaceStatus {
-    /// The tenant whose it is.
+    /// The namespace's tenant.
     pub tenant: String,
     /// Name of the model.
     pub model: String,
-    /// Part of every key: 64 hexadecimal digits.
+    /// The namespace's fingerprint, which is part of every key: 64 hexadecimal digits.
     pub fingerprint: String,
     /// Tokens of one chunk.
     pub chunk_tokens: u32,
-    /// The hash of chunks from tokens, as the coordinator's `/v1/prefix` takes it; `None` if only the engines can compute it.
+    /// How to hash chunks from tokens, as the coordinator's `/v1/prefix` takes it; `None` if only the engines can compute the
+    /// hashes.
     pub hash: Option<HashStatus>,
-    /// Open sessions that registered it, over all actors.
+    /// Open sessions that registered the namespace, over all actors.
     pub sessions: u64,
-    /// Its chunks in the node, over all actors.
+    /// The namespace's chunks in the node, over all actors.
     pub chunks: u64,
 }
 
-/// The hash of a namespace's chunks from tokens.
+/// How the chunks of a namespace are hashed from tokens.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case")]
 pub enum HashStatus {
     /// Larder's own hash.
     Larder,
-    /// vLLM's.
+    /// vLLM's hash.
     Sha256Cbor {
-        /// The seed of its engines' hash.
+        /// The seed of the engines' hash.
         seed: String,
-        /// Tokens of one block of its engines.
+        /// Tokens of one engine block.
         block_tokens: u32,
     },
 }
 
-/// A session in the body of `GET /sessions`, a list.
+/// A session in the list that `GET /sessions` returns.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SessionStatus {
-    /// The device that serves it.
+    /// The device that serves the session.
     pub device: u16,
     /// The session's number at that device.
     pub session: u32,
-    /// The tenant whose it is.
+    /// The session's tenant.
     pub tenant: String,
     /// The name that the engine gave itself.
     pub client: String,
     /// The engine's process; `None` if it is in a PID namespace that the node does not see.
     pub pid: Option<u32>,
-    /// Namespaces that it registered.
+    /// Namespaces that the session registered.
     pub namespaces: u64,
     /// The fingerprints of these namespaces, 64 hexadecimal digits each.
     pub fingerprints: Vec<String>,
-    /// Its last request; `None` if it made none yet.
+    /// The session's last request; `None` before the first request.
     pub last_request: Option<String>,
-    /// Milliseconds since that request.
+    /// Milliseconds since the last request.
     pub idle_ms: Option<u64>,
     /// Leases.
     pub leases: u64,
@@ -79,45 +80,45 @@ pub struct SessionStatus {
     pub reservations: u64,
     /// Bytes of reserved slots.
     pub reserved_bytes: u64,
-    /// Bytes of its write window.
+    /// Bytes of the session's write window.
     pub window_bytes: u64,
 }
 
-/// A pin in the body of `GET /pins`, a list.
+/// A pin in the list that `GET /pins` returns.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PinStatus {
-    /// The device that keeps its chunks.
+    /// The device that keeps the chunks.
     pub device: u16,
-    /// Its number at that device, for `larder unpin`.
+    /// The pin's number at that device, for `larder unpin`.
     pub pin: u64,
-    /// The tenant whose it is.
+    /// The pin's tenant.
     pub tenant: String,
-    /// Chunks that it keeps.
+    /// Chunks that the pin keeps.
     pub chunks: u64,
     /// Bytes of these chunks.
     pub bytes: u64,
-    /// Seconds until it ends.
+    /// Seconds until the pin ends.
     pub seconds_left: f64,
 }
 
-/// A tenant in the body of `GET /tenants`, a list: its part of the node, over all actors.
+/// A tenant in the list that `GET /tenants` returns: the tenant's part of the node, over all actors.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TenantStatus {
-    /// Its name.
+    /// The tenant's name.
     pub tenant: String,
-    /// Its session socket.
+    /// The socket for the tenant's sessions.
     pub socket: PathBuf,
     /// Open sessions.
     pub sessions: u64,
     /// Pins.
     pub pins: u64,
-    /// Bytes that its pins keep.
+    /// Bytes that the pins keep.
     pub pinned_bytes: u64,
-    /// Bytes of extents that it holds.
+    /// Bytes of the extents that the tenant holds.
     pub arena_bytes: u64,
-    /// Limit of these bytes.
+    /// Limit of the extents' bytes.
     pub arena_limit_bytes: u64,
 }
 
@@ -199,7 +200,7 @@ pub(super) async fn pins(state: &HttpState) -> Vec<PinStatus> {
     pins
 }
 
-/// Every tenant that is served, or has memory still.
+/// Every tenant that is served or still has memory.
 pub(super) async fn tenants(state: &HttpState) -> Vec<TenantStatus> {
     let known = state.tenants.all();
     let named = |tenant: &Tenant| {

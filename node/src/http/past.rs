@@ -1,7 +1,7 @@
-//! `GET /past`: the last lookups of a node as hashes, for the coordinator, which plays the lookups of all nodes together.
+//! `GET /past`: a node's last lookups as hashes. The coordinator plays the lookups of all nodes together.
 //!
-//! A chunk's hash names the whole prefix up to it. So each chunk is listed once, with the chunk before it, and a lookup names its last
-//! chunk only.
+//! A chunk's hash names the whole prefix up to it. So each chunk is listed once, with the chunk before it, and a lookup names
+//! only its last chunk.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -24,15 +24,15 @@ pub struct PastStatus {
     pub capacity_chunks: u64,
     /// Bytes of a chunk, on average over the cached chunks.
     pub chunk_bytes: u64,
-    /// Whether the node reads the chunks of others.
+    /// Whether the node reads chunks of other nodes.
     pub shares: bool,
     /// A name for each chunk of the lookups: a number of 64 bits.
     pub names: Vec<u64>,
-    /// For each of these chunks, the chunk before it: its place in the list, counted from 1; 0 at the beginning of a prompt.
+    /// For each of these chunks, the place in `names` of the chunk before it, counted from 1; 0 at the beginning of a prompt.
     pub parents: Vec<u32>,
     /// The lookups, the newest first.
     pub lookups: Vec<PastLookupStatus>,
-    /// Lookups that are left out: they contradict newer lookups, or there is no room for them.
+    /// Lookups that are left out because they contradict newer lookups or find no room.
     pub left_out_lookups: u64,
 }
 
@@ -47,11 +47,11 @@ pub struct PastLookupStatus {
     pub prompt_tokens: u64,
     /// Tokens that were found.
     pub tokens_hit: u64,
-    /// The prompt's last full chunk: its place in the list, counted from 1; 0 if the prompt has none.
+    /// The place in `names` of the prompt's last full chunk, counted from 1; 0 if the prompt has no full chunk.
     pub last: u32,
 }
 
-/// The last lookups of all actors. `most_chunks` bounds the chunks of all of them, each counted as often as it was asked for.
+/// The last lookups of all actors. `most_chunks` bounds the chunks of all lookups together; a chunk counts once for each lookup.
 pub(super) async fn past(state: &HttpState, arguments: &Arguments) -> Result<PastStatus, Refused> {
     let most = arguments.get("most_chunks").map(|most| most.parse::<usize>());
     let most = most.transpose().map_err(|error| Refused::Question(format!("most_chunks: {error}")))?;
@@ -103,7 +103,8 @@ fn list(
     status
 }
 
-/// The place of the last of these chunks; `None` if a chunk stands behind another chunk than before: then nothing is added.
+/// Adds new chunks, and returns the place of the last chunk. `None`, and nothing added, if a chunk follows another chunk than in
+/// a newer lookup.
 fn add(status: &mut PastStatus, places: &mut HashMap<u64, u32>, chunks: &[u64]) -> Option<u32> {
     let (mut last, before) = (0, status.names.len());
     for &chunk in chunks {
@@ -127,13 +128,13 @@ fn add(status: &mut PastStatus, places: &mut HashMap<u64, u32>, chunks: &[u64]) 
     Some(last)
 }
 
-/// The most bytes of an answer: it has to fit a message between servers.
+/// Maximum bytes of an answer, so that it fits into a message between servers.
 const MOST_JSON_BYTES: usize = 960 << 10;
 
-/// The most bytes of a name and a parent in JSON.
+/// Maximum bytes of a name and a parent in JSON.
 const CHUNK_JSON_BYTES: usize = 21 + 11;
 
-/// The most bytes of a lookup in JSON, with plausible numbers.
+/// Maximum bytes of a lookup in JSON, with plausible numbers.
 const LOOKUP_JSON_BYTES: usize = 160;
 
 #[cfg(test)]

@@ -10,30 +10,30 @@ use super::why::SEARCHES;
 use crate::actor::GpuActor;
 use crate::threads;
 
-/// A run of chunks in the body of `GET /prefixes`, a list: the last lookups had each of its chunks equally often.
+/// A run of chunks in the list that `GET /prefixes` returns. The last lookups had each chunk of a run equally often.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrefixStatus {
-    /// The place in the list of the run before it, counted from 0; `None` at the beginning of a prompt.
+    /// The place in the list of the run before this run, counted from 0; `None` at the beginning of a prompt.
     pub parent: Option<usize>,
     /// Fingerprint of the namespace: 64 hexadecimal digits.
     pub namespace: String,
-    /// The first 16 digits of its first chunk's hash.
+    /// The first 16 digits of the hash of the run's first chunk.
     pub first_chunk: String,
-    /// Position of its first chunk in its prompts.
+    /// Position of the run's first chunk in its prompts.
     pub from: u32,
-    /// Position after the last.
+    /// Position after the run's last chunk.
     pub to: u32,
-    /// Tokens of all its chunks.
+    /// Tokens of all chunks of the run.
     pub tokens: u64,
-    /// Lookups that had it.
+    /// Lookups that had the run.
     pub lookups: u64,
-    /// Lookups among them that found the whole run, here or elsewhere.
+    /// Lookups that found the whole run, here or elsewhere.
     pub hits: u64,
 }
 
 /// The hottest prefixes of the lookups at all actors.
 pub(super) async fn prefixes(state: &HttpState) -> Vec<PrefixStatus> {
-    // An error: nobody closes it.
+    // Never an error: nobody closes the semaphore.
     let _searching = SEARCHES.acquire().await;
     let seen = state.ask_actors(GpuActor::past).await;
     let lookups: Vec<PastLookup> = seen.flat_map(|(_, lookups)| lookups).collect();
@@ -58,5 +58,5 @@ fn prefix_status(run: HotRun) -> PrefixStatus {
     }
 }
 
-/// Runs that are told.
+/// Maximum number of runs in an answer.
 const MOST_RUNS: usize = 100;

@@ -1,4 +1,4 @@
-//! The answers that are JSON: over HTTP, and over QUIC for a coordinator or an admin that does not reach this server.
+//! The JSON answers, over HTTP, or over QUIC for a coordinator or an admin that cannot reach the HTTP server.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(super) enum Refused {
     /// There is no such path.
     #[error("there is no such page")]
     NoPath,
-    /// The question is not understood.
+    /// The question cannot be understood or answered; the text says why.
     #[error("{0}")]
     Question(String),
     /// The answer cannot be written.
@@ -27,7 +27,7 @@ pub(super) enum Refused {
     Answer(#[from] serde_json::Error),
 }
 
-/// The arguments of a path.
+/// The arguments of a path, by name.
 pub(super) type Arguments = HashMap<String, String>;
 
 /// Answers over HTTP.
@@ -58,7 +58,7 @@ async fn read(body: Payload) -> Result<Bytes, Error> {
 }
 
 impl HttpState {
-    /// The same over QUIC; the error is for people.
+    /// Answers over QUIC; the error is for people.
     pub(crate) async fn show_peer(&self, path: &str, body: &[u8]) -> Result<Vec<u8>, String> {
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
         let shown = self.show(path, query, body).await.map_err(|refused| refused.to_string())?;
@@ -94,8 +94,8 @@ fn json(answer: &impl Serialize) -> Result<Vec<u8>, Refused> {
     Ok(serde_json::to_vec(answer)?)
 }
 
-/// Bytes of an answer over QUIC, so that its message fits.
+/// Maximum bytes of an answer over QUIC, so that it fits into a message.
 const MOST_SHOWN_BYTES: usize = MAX_PEER_MESSAGE_BYTES - 1_024;
 
-/// Bytes of a question: the hashes of the longest prompt.
+/// Maximum bytes of a question: enough for the hashes of the longest prompt.
 const MAX_BODY_BYTES: usize = 640 << 10;

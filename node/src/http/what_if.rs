@@ -1,7 +1,7 @@
 //! `GET /what_if`: the hits that the last lookups would have had with more memory, more disk or another policy.
 //!
-//! Playing the lookups takes seconds of one processor: a thread of the lowest priority does it, once for all requests within a
-//! minute.
+//! Playing the lookups takes seconds of one processor. A thread of the lowest priority does it, at most once a minute for all
+//! requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,9 +20,9 @@ use crate::actor::{ActorReport, GpuActor};
 pub struct WhatIfStatus {
     /// Whether lookups are being played at the moment: ask again for a newer answer.
     pub running: bool,
-    /// Seconds since the answer was made; `None` without one.
+    /// Seconds since the answer was made; `None` without an answer.
     pub age_seconds: Option<f64>,
-    /// The answer; `None` as long as there is none: the first is being made, or nothing was looked up or cached yet.
+    /// The answer; `None` while the first answer is being made, and if nothing was looked up or cached yet.
     pub played: Option<PlayedStatus>,
 }
 
@@ -41,15 +41,16 @@ pub struct PlayedStatus {
     pub warming_lookups: u64,
     /// Lookups that were counted.
     pub counted_lookups: u64,
-    /// Lookups that were left out: of chunks of another size, or with a chunk behind another one than before.
+    /// Lookups that were left out: their chunks have another size, or a chunk follows another chunk than in another lookup.
     pub left_out_lookups: u64,
     /// Seconds from the first counted lookup to the last.
     pub counted_seconds: f64,
-    /// The number of different chunks in these lookups: a cache for more chunks is as good as one that never evicts.
+    /// The number of different chunks in these lookups: a cache for more chunks than this is as good as a cache that never
+    /// evicts.
     pub distinct_chunks: u64,
     /// Tokens of the counted lookups.
     pub tokens_asked: u64,
-    /// Tokens of the counted lookups that were really found, at other nodes too.
+    /// Tokens of the counted lookups that were really found, including those at other nodes.
     pub tokens_found: u64,
     /// The caches that were tried.
     pub tried: Vec<TriedStatus>,
@@ -58,13 +59,13 @@ pub struct PlayedStatus {
 /// A cache in [`PlayedStatus`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TriedStatus {
-    /// Its policy.
+    /// The cache's policy.
     pub policy: String,
-    /// Its size, as a multiple of the present one; `None` for a cache that never evicts.
+    /// The cache's size, as a multiple of the present size; `None` for a cache that never evicts.
     pub times: Option<f64>,
-    /// Chunks that it keeps.
+    /// Chunks that the cache keeps.
     pub capacity_chunks: u64,
-    /// Tokens of the counted lookups that it hits.
+    /// Tokens of the counted lookups that the cache hits.
     pub tokens_hit: u64,
 }
 
@@ -82,7 +83,7 @@ pub(super) struct Present {
     pub(super) chunk_bytes: u64,
 }
 
-/// Plays the last lookups; waits a second for it.
+/// Starts to play the last lookups if the last answer is old, and waits a second for the result.
 pub(super) async fn what_if(state: &HttpState) -> WhatIfStatus {
     let mut progress = state.what_if.subscribe();
     let now = state.clock.elapsed();
@@ -95,7 +96,7 @@ pub(super) async fn what_if(state: &HttpState) -> WhatIfStatus {
     if begins {
         begin(state, Running(Arc::clone(&state.what_if))).await;
     }
-    // In both cases: whatever is known.
+    // Done or timed out: the answer is whatever is known now.
     let _ = timeout(PATIENCE, progress.wait_for(|progress| !progress.is_running)).await;
     let now = state.clock.elapsed();
     let progress = progress.borrow();
@@ -117,7 +118,7 @@ pub(super) async fn seen(state: &HttpState) -> (Vec<PastLookup>, Option<Present>
 async fn begin(state: &HttpState, running: Running) {
     let ((lookups, present), clock) = (seen(state).await, state.clock);
     let work = move || {
-        // An error: it goes on at its old priority.
+        // An error: the thread goes on at its old priority.
         let _ = rustix::process::nice(LOWEST_PRIORITY);
         let played = present.and_then(|present| {
             let played = play(lookups, present.capacity_chunks, present.policy)?;
@@ -130,7 +131,7 @@ async fn begin(state: &HttpState, running: Running) {
     }
 }
 
-/// Lookups are being played, until this is dropped.
+/// Marks that lookups are being played, until it is dropped.
 struct Running(Arc<watch::Sender<Progress>>);
 
 impl Drop for Running {
@@ -140,7 +141,7 @@ impl Drop for Running {
 }
 
 impl Present {
-    /// `None` if nothing is cached: then nobody knows how large a chunk is.
+    /// Describes the present cache. `None` if nothing is cached: then the size of a chunk is unknown.
     fn of(reports: &[ActorReport]) -> Option<Self> {
         let sum = |of: fn(&ActorReport) -> u64| reports.iter().map(of).sum::<u64>();
         let chunk_bytes = sum(|report| report.usage.cached_bytes)
@@ -186,5 +187,5 @@ const FRESH: Duration = Duration::from_secs(60);
 /// How long a request waits for an answer: less than a coordinator waits for a node.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Everything else goes first.
+/// All other threads go first.
 const LOWEST_PRIORITY: i32 = 19;

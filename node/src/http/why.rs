@@ -1,6 +1,6 @@
 //! `GET /lookups` and `POST /explain`: why a prompt was a miss.
 //!
-//! An actor gives its records and shares its memory of evictions; this module searches that memory, on a thread of its own.
+//! An actor gives its records of lookups and shares its memory of evictions. This module searches that memory on another thread.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -20,10 +20,10 @@ use tokio::sync::Semaphore;
 use super::HttpState;
 use super::show::{Arguments, Refused};
 
-/// A lookup in the body of `GET /lookups`, a list, the newest first.
+/// A lookup in the list that `GET /lookups` returns, the newest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LookupStatus {
-    /// The device that served it.
+    /// The device that served the lookup.
     pub device: u16,
     /// The lookup's number at that device.
     pub number: u64,
@@ -31,11 +31,11 @@ pub struct LookupStatus {
     pub unix_ms: u64,
     /// The kind of the engine's request: `lookup`, `prefetch` or `lease`.
     pub kind: String,
-    /// The engine's name of the request; `None` if it gave none.
+    /// The engine's name of the request; `None` if the engine gave no name.
     pub request: Option<String>,
-    /// The trace that it belongs to, 32 hexadecimal digits; `None` if the engine named none.
+    /// The trace of the request, 32 hexadecimal digits; `None` if the engine named no trace.
     pub trace: Option<String>,
-    /// The tenant whose prompt it is.
+    /// The prompt's tenant.
     pub tenant: String,
     /// Fingerprint of the namespace: 64 hexadecimal digits.
     pub namespace: String,
@@ -43,33 +43,34 @@ pub struct LookupStatus {
     pub chunk_tokens: u32,
     /// Tokens of the prompt, as the engine said; 0 for a lease.
     pub prompt_tokens: u64,
-    /// The place of its first chunk in the prompt.
+    /// The place of the lookup's first chunk in the prompt.
     pub first_index: u32,
-    /// Chunks that it asked for.
+    /// Chunks that the lookup asked for.
     pub chunks: u64,
     /// Chunks that could be used.
     pub found_chunks: u64,
-    /// Why the request was refused; `None` if it was not.
+    /// Why the request was refused; `None` if it was not refused.
     pub refused: Option<String>,
-    /// The outcomes of its chunks, in order.
+    /// The outcomes of the chunks, in order.
     pub runs: Vec<RunStatus>,
-    /// Namespaces of the tenant that resemble this one, if a chunk of it was stored nowhere.
+    /// If a chunk was stored nowhere: namespaces of the tenant that resemble the lookup's namespace.
     pub other_namespaces: Vec<OtherStatus>,
-    /// The chunks, 64 hexadecimal digits each; only if a request or trace was asked for.
+    /// The hashes of the chunks, 64 hexadecimal digits each; only if a request or trace was asked for.
     pub hashes: Vec<String>,
 }
 
-/// Chunks that follow one another and have one outcome, in [`LookupStatus`] and [`ChainStatus`].
+/// Consecutive chunks with the same outcome, in [`LookupStatus`] and [`ChainStatus`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunStatus {
     /// Position of the first chunk.
     pub from: u32,
-    /// Position after the last.
+    /// Position after the last chunk.
     pub to: u32,
-    /// Their outcome: `found`, `behind_gap` (there, but a chunk before it is missing), `computed_faster` (there, but computing is
-    /// faster than bringing), `not_asked`, `being_written`, `evicted`, `never_stored`, `unknown` (evictions so old are
-    /// forgotten), `home_silent` (the home of its directory rows did not answer), `peer_silent`, `deadline`, `busy`, `not_held`
-    /// (the directory was wrong), `broken` (a connection), `damaged`, `unreadable` (a tier) or `refused`.
+    /// The outcome of the chunks: `found`, `behind_gap` (held, but an earlier chunk is missing), `computed_faster` (held, but
+    /// computing is faster than fetching), `not_asked`, `being_written`, `evicted`, `never_stored`, `unknown` (possibly evicted:
+    /// the oldest evictions are forgotten), `home_silent` (the home of the directory rows did not answer), `peer_silent`,
+    /// `deadline`, `busy`, `not_held` (the directory was wrong), `broken` (the connection broke), `damaged`, `unreadable` (the
+    /// tier could not read them) or `refused`.
     pub outcome: String,
     /// The tier where the chunks were; `None` if they were nowhere.
     pub tier: Option<String>,
@@ -82,58 +83,59 @@ pub struct RunStatus {
 pub struct EvictedStatus {
     /// When the first chunk of the run was evicted: milliseconds since 1970.
     pub unix_ms: u64,
-    /// Why: `watermark` (more was cached than allowed), `need` (a reservation found no slot), `clearing` (an extent was cleared
-    /// for another block size or tenant), `disk` (the disk dropped it), `moved` (to another actor), `purged` or `damaged`.
+    /// The reason: `watermark` (more was cached than allowed), `need` (a reservation found no slot), `clearing` (an extent was
+    /// cleared for another block size or tenant), `disk` (the disk dropped it), `moved` (to another actor), `purged` or
+    /// `damaged`.
     pub rule: String,
-    /// The worth of the first chunk then: tokens of prefill saved for each GiB and second.
+    /// The worth of the first chunk at that time: tokens of prefill saved per GiB and second.
     pub worth: f64,
 }
 
-/// A namespace in [`LookupStatus`] and [`ChainStatus`] that resembles the asker's.
+/// A namespace that resembles the asker's namespace, in [`LookupStatus`] and [`ChainStatus`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OtherStatus {
-    /// Its fingerprint: 64 hexadecimal digits.
+    /// The namespace's fingerprint: 64 hexadecimal digits.
     pub fingerprint: String,
-    /// Name of its model.
+    /// Name of the namespace's model.
     pub model: String,
-    /// The fields in which the two differ.
+    /// The fields in which the two namespaces differ.
     pub differing: Vec<String>,
-    /// Its chunks here.
+    /// Chunks of the namespace at this device.
     pub chunks: u64,
-    /// Whether it has the chunk that is missing; `None` if chunks of equal tokens have other hashes in it.
+    /// Whether the namespace has the missing chunk; `None` if equal tokens have other hashes in this namespace.
     pub has_chunk: Option<bool>,
 }
 
-/// A device in the body of `POST /explain`, a list: the chunks of a prompt that it has now.
+/// A device in the list that `POST /explain` returns, with the chunks of a prompt that the device has now.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChainStatus {
     /// The device.
     pub device: u16,
-    /// Whether it knows the namespace at all.
+    /// Whether the device knows the namespace.
     pub knows_namespace: bool,
     /// The outcomes of the prompt's chunks at this device, by position.
     pub runs: Vec<RunStatus>,
-    /// Namespaces of the tenant that resemble this one, if a chunk is missing.
+    /// If a chunk is missing: namespaces of the tenant that resemble the prompt's namespace.
     pub other_namespaces: Vec<OtherStatus>,
-    /// How long its chunks stay in memory, by position.
+    /// How long the device keeps the prompt's chunks in memory, by position.
     #[serde(default)]
     pub stays: Vec<StayStatus>,
-    /// For how long nobody had used the chunks that were evicted lately; `None` before the first eviction.
+    /// How long the recently evicted chunks had been unused; `None` before the first eviction.
     #[serde(default)]
     pub evicted_after_seconds: Option<f64>,
 }
 
-/// Chunks in memory that follow one another and stay for one reason, in [`ChainStatus`].
+/// Consecutive chunks that stay in memory for the same reason, in [`ChainStatus`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StayStatus {
     /// Position of the first chunk.
     pub from: u32,
-    /// Position after the last.
+    /// Position after the last chunk.
     pub to: u32,
-    /// The reason why they stay: `pin`, `use` (they are read or written), `continuation` (a chunk behind them is in memory:
-    /// prompts are evicted from their ends), or `nothing` (the policy may evict them at any moment).
+    /// Why the chunks stay: `pin`, `use` (they are being read or written), `continuation` (a later chunk of the prompt is in
+    /// memory: prompts are evicted from their ends), or `nothing` (the policy may evict them at any moment).
     pub keeper: String,
-    /// Seconds until their pin ends; `None` if they are not pinned.
+    /// Seconds until the pin ends; `None` if the chunks are not pinned.
     pub pin_seconds_left: Option<f64>,
     /// Seconds since the last use of any of these chunks.
     pub idle_seconds: f64,
@@ -143,13 +145,14 @@ pub struct StayStatus {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ExplainRequest {
-    /// The namespace: 64 hexadecimal digits.
+    /// The namespace's fingerprint: 64 hexadecimal digits.
     fingerprint: String,
-    /// The prompt's chunks, first to last, 64 hexadecimal digits each.
+    /// The hashes of the prompt's chunks, first to last, 64 hexadecimal digits each.
     hashes: Vec<String>,
 }
 
-/// The last lookups: those of a `request`, of a `trace`, of a `tenant`, with `misses` only; `most` of them.
+/// The last lookups. The arguments `request`, `trace` and `tenant` choose lookups, `misses` leaves only those with misses, and
+/// `most` bounds their number.
 pub(super) async fn lookups(state: &HttpState, arguments: &Arguments) -> Result<Vec<LookupStatus>, Refused> {
     let filter = filter_of(state, arguments)?;
     let shows_hashes = filter.request.is_some() || filter.trace_id.is_some();
@@ -167,7 +170,7 @@ pub(super) async fn lookups(state: &HttpState, arguments: &Arguments) -> Result<
         .collect();
     let memories: Vec<(u16, RememberedEvictions)> =
         seen.into_iter().map(|(device, seen)| (device, seen.evictions)).collect();
-    // An error: nobody closes it.
+    // Never an error: nobody closes the semaphore.
     let _searching = SEARCHES.acquire().await;
     let shown = tokio::task::spawn_blocking(move || {
         let absent = named.iter().flat_map(|(_, _, record, _)| absent_of(record));
@@ -184,7 +187,7 @@ pub(super) async fn lookups(state: &HttpState, arguments: &Arguments) -> Result<
     shown.await.map_err(|error| Refused::Question(error.to_string()))
 }
 
-/// The chunks of a prompt that every device has now, and why the others are missing.
+/// For each device: the chunks of a prompt that it has now, and why the other chunks are missing.
 pub(super) async fn explain(state: &HttpState, body: &[u8]) -> Result<Vec<ChainStatus>, Refused> {
     let wrong = |error: &dyn std::fmt::Display| Refused::Question(format!("the body: {error}"));
     let asked: ExplainRequest = serde_json::from_slice(body).map_err(|error| wrong(&error))?;
@@ -198,7 +201,7 @@ pub(super) async fn explain(state: &HttpState, body: &[u8]) -> Result<Vec<ChainS
     let asked = hashes.clone();
     let seen = state.ask_actors(move |actor| actor.core().store().explain(&fingerprint, &asked)).await;
     let seen: Vec<(u16, ExplainedChain)> = seen.collect();
-    // An error: nobody closes it.
+    // Never an error: nobody closes the semaphore.
     let _searching = SEARCHES.acquire().await;
     let shown = tokio::task::spawn_blocking(move || {
         let memories: Vec<(u16, RememberedEvictions)> =
@@ -242,7 +245,7 @@ pub(super) struct Now {
     unix_ms: u64,
 }
 
-/// The memories of evictions of all devices, for a lookup at one of them.
+/// The memories of evictions of all devices, for a lookup at one device.
 struct Past<'a> {
     memories: &'a [Memory],
     device: u16,
@@ -250,14 +253,14 @@ struct Past<'a> {
     at: Millis,
 }
 
-/// The evictions at a device of the chunks that are asked for.
+/// A device's evictions of the wanted chunks.
 struct Memory {
     device: u16,
     found: FoundEvictions,
     is_cut: bool,
 }
 
-/// The memories' evictions of a prompt's chunks.
+/// The remembered evictions of a prompt's chunks.
 struct Remembered {
     evictions: Vec<Option<RememberedEviction>>,
     is_cut: bool,
@@ -294,7 +297,7 @@ fn absent_of(record: &LookupRecord) -> impl Iterator<Item = (&Fingerprint, &Chun
 }
 
 impl Past<'_> {
-    /// The last eviction of each chunk before the lookup, at its own device or else at another one.
+    /// The last eviction of each chunk before the lookup, at the lookup's device or else at another device.
     fn of(&self, fingerprint: &Fingerprint, hashes: &[ChunkHash]) -> Remembered {
         let until = u32::try_from(self.at.0 / 100).unwrap_or(u32::MAX);
         let (own, others): (Vec<&Memory>, Vec<&Memory>) =
@@ -380,7 +383,7 @@ fn lookup_status(
     }
 }
 
-/// Runs with one outcome each; absent chunks are divided by their evictions.
+/// Joins chunks with the same outcome into runs; absent chunks are divided by their evictions.
 fn runs(outcomes: &[OutcomeRun], Remembered { evictions, is_cut }: &Remembered, now: Now) -> Vec<RunStatus> {
     let chunks = OutcomeRun::with_starts(outcomes);
     let chunks = chunks.flat_map(|(from, run)| (from..run.to).map(move |_| run.outcome));
@@ -458,11 +461,11 @@ fn other_status(other: OtherNamespace) -> OtherStatus {
     }
 }
 
-/// Lookups that are shown without another wish, and at most.
+/// Number of lookups shown by default, and at most.
 const USUAL_LOOKUPS: usize = 50;
 const MOST_LOOKUPS: usize = 500;
 
-/// One search through the memories goes on at a time: other requests wait, as many as have connections.
+/// One search through the memories runs at a time. Other requests wait; the number of connections bounds them.
 pub(super) static SEARCHES: Semaphore = Semaphore::const_new(1);
 
 #[cfg(test)]
@@ -491,7 +494,7 @@ mod tests {
             OutcomeRun { to: 5, outcome: ChunkOutcome::Absent },
         ];
         let evictions = vec![
-            // It was evicted once, and has come again.
+            // The chunk was evicted once, and came back.
             evicted(1, EvictionRule::Need),
             evicted(50, EvictionRule::Watermark),
             evicted(49, EvictionRule::Watermark),

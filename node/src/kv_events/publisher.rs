@@ -1,5 +1,5 @@
-//! A ZeroMQ PUB socket: as much of publish and subscribe (<https://rfc.zeromq.org/spec/29/>) as a publisher needs. A subscriber's
-//! subscriptions and its waiting messages have bounds, too.
+//! A ZeroMQ PUB socket: the part of publish and subscribe (<https://rfc.zeromq.org/spec/29/>) that a publisher needs. A
+//! subscriber's subscriptions and waiting messages are bounded too.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ pub(super) struct Publisher {
 #[derive(Debug, Clone)]
 struct Message {
     topic: Bytes,
-    /// Its frames, as they are sent.
+    /// The message's frames, as they are sent.
     encoded: Bytes,
 }
 
@@ -55,7 +55,7 @@ impl Publisher {
         Ok((Self { messages, accepting }, bound))
     }
 
-    /// Sends a message of these frames; the first is the topic. A subscriber that is [`WAITING_MESSAGES`] behind misses it.
+    /// Sends a message of these frames; the first is the topic. A subscriber that is [`WAITING_MESSAGES`] behind misses messages.
     pub(super) fn send(&self, frames: [&[u8]; 3]) {
         let mut encoded = BytesMut::new();
         put_message(&mut encoded, &frames);
@@ -98,7 +98,7 @@ async fn serve(mut socket: TcpStream, mut messages: broadcast::Receiver<Message>
                 Ok(message) if prefixes.iter().any(|prefix| message.topic.starts_with(prefix)) => {
                     timeout(SILENCE, writer.write_all(&message.encoded)).await??;
                 }
-                // It misses what it was too slow for, and sees so by the numbers.
+                // A slow subscriber misses messages, and sees the gap in their numbers.
                 Ok(_) | Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return Ok(()),
             },
@@ -124,14 +124,14 @@ fn subscribe(prefixes: &mut Vec<Bytes>, mut message: Bytes) -> io::Result<()> {
     Ok(())
 }
 
-/// Subscriptions of one subscriber.
+/// Maximum number of subscriptions of one subscriber.
 const MAX_SUBSCRIPTIONS: usize = 64;
 
-/// Subscribers, in all and from one address.
+/// Maximum number of subscribers, in all and from one address.
 const MAX_SUBSCRIBERS: usize = 256;
 const MAX_FROM_ONE_ADDRESS: usize = 64;
 
-/// Messages that wait for a subscriber, as many as ZeroMQ's own default (`ZMQ_SNDHWM`).
+/// Maximum number of messages that wait for a subscriber: the same as ZeroMQ's default (`ZMQ_SNDHWM`).
 const WAITING_MESSAGES: usize = 1_000;
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! A ZeroMQ ROUTER socket that sends old messages again, as vLLM's does, and snapshots of what is held.
+//! A ZeroMQ ROUTER socket that sends old messages again, as vLLM's does, or snapshots of the held chunks.
 //!
-//! A request has an empty frame, which REQ sockets add by themselves, and the number from which on messages are wanted, 8 bytes, big
-//! endian. The answer is a message for each: an empty frame, topic, number, payload; then one of which topic and payload are empty and
-//! the number is -1. Beyond vLLM: a third frame names how topics begin, for nodes with several; and the number -2 asks for a snapshot,
-//! whose messages bear the number of the last live message that it includes, so that a subscriber goes on behind it.
+//! A request has an empty frame, which REQ sockets add by themselves, and the number of the first wanted message, 8 bytes, big
+//! endian. The answer repeats each message from this number on: an empty frame, topic, number, payload. The last message of the
+//! answer has an empty topic, an empty payload and the number -1. There are two additions to vLLM's protocol. A third frame of
+//! the request has the prefix of the wanted topics, for nodes with several topics. The number -2 asks for a snapshot. Its
+//! messages have the number of the last live message that the snapshot includes, so a subscriber goes on after this number.
 
 use std::collections::VecDeque;
 use std::io;
@@ -36,12 +37,12 @@ pub(super) struct Old {
     pub(super) payload: Bytes,
 }
 
-/// Somebody wants a snapshot.
+/// A request for a snapshot.
 #[derive(Debug)]
 pub(super) struct Ask {
-    /// How the topics begin.
+    /// The prefix of the wanted topics.
     pub(super) topic: Bytes,
-    /// Takes it.
+    /// Takes the snapshot.
     pub(super) answer: oneshot::Sender<Vec<Old>>,
 }
 
@@ -52,7 +53,7 @@ struct Kept {
     bytes: usize,
 }
 
-/// What is asked for.
+/// A guest's request.
 #[derive(Debug, PartialEq)]
 enum Request {
     From(u64, Bytes),
@@ -60,7 +61,7 @@ enum Request {
 }
 
 impl Replay {
-    /// Listens, and keeps so many messages. Needs an actix system.
+    /// Listens, and keeps `most` messages. Needs an actix system.
     ///
     /// # Errors
     /// The system's error.
@@ -86,7 +87,7 @@ impl Replay {
         Ok(Self { kept, asks, accepting, address })
     }
 
-    /// Where it listens.
+    /// The address of the socket.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -96,7 +97,7 @@ impl Replay {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).add(message);
     }
 
-    /// The next one who wants a snapshot.
+    /// Waits for the next request for a snapshot.
     ///
     /// Cancel safe.
     pub(super) async fn asked(&mut self) -> Ask {
@@ -195,20 +196,20 @@ async fn answer(writer: &mut (impl AsyncWrite + Unpin), messages: &[Old]) -> io:
     Ok(())
 }
 
-/// The number that stands behind the last message.
+/// The number of the message that ends an answer.
 const END: i64 = -1;
 
 /// The number that asks for a snapshot.
 const SNAPSHOT: i64 = -2;
 
-/// Guests, in all and from one address.
+/// Maximum number of guests, in all and from one address.
 const MAX_GUESTS: usize = 32;
 const MAX_FROM_ONE_ADDRESS: usize = 8;
 
-/// Frames of a request.
+/// Maximum number of frames of a request.
 const MAX_FRAMES: usize = 3;
 
-/// Bytes of all kept messages.
+/// Maximum bytes of all kept messages.
 const MOST_KEPT_BYTES: usize = 64 << 20;
 
 #[cfg(test)]

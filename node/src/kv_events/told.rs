@@ -1,4 +1,4 @@
-//! The chunks that subscribers were told of, and the events that tell of them.
+//! Tracks the chunks that subscribers were told of, and makes the events for changes.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,12 +11,13 @@ use serde_json::Value;
 use crate::config::EventHashes;
 use crate::described::{DescribedChunk, Name};
 
-/// The held chunks, of which subscribers were told. Where tokens are told, a chunk waits for its own, since a router may end its
-/// subscription at an event without them, and until its parent was told, since a router drops a block whose parent it does not know.
+/// The held chunks, and which of them subscribers were told of. If events include tokens, a chunk waits for two things: its
+/// tokens, since a router may end its subscription at an event without tokens, and its parent, since a router drops a block whose
+/// parent it does not know.
 #[derive(Debug)]
 pub(super) struct Told {
     chunks: HashMap<(Fingerprint, ChunkHash), Vec<Holding>>,
-    /// Described chunks that wait for their parents, by these and the GPU.
+    /// Described chunks that wait for their parents, by parent and GPU.
     orphans: HashMap<(Fingerprint, ChunkHash, u16), Vec<ChunkHash>>,
     tells_tokens: bool,
 }
@@ -27,24 +28,24 @@ struct Holding {
     device: u16,
     chunk: ChunkRef,
     described: Option<Arc<DescribedChunk>>,
-    /// Whether subscribers know it by its description.
+    /// Whether subscribers were told of the chunk with its description.
     is_told: bool,
 }
 
 /// An event for subscribers.
 #[derive(Debug, PartialEq)]
 pub(super) enum Event {
-    /// Chunks that follow each other, by their names.
+    /// Consecutive chunks, by their names.
     Stored { hashes: Vec<ChunkHash>, parent: Option<ChunkHash>, chunk_tokens: u32 },
-    /// A chunk, block by block.
+    /// A chunk, engine block by engine block.
     Described(Arc<DescribedChunk>),
-    /// Hashes that stand for nothing any more.
+    /// Hashes of chunks or blocks that the GPU no longer holds.
     Removed { hashes: Vec<ChunkHash> },
-    /// A GPU has nothing.
+    /// The GPU holds nothing.
     AllBlocksCleared {},
 }
 
-/// An event as it is written, in vLLM's words.
+/// An event as it is written, in vLLM's format.
 #[derive(Serialize)]
 #[serde(tag = "type")]
 pub(super) enum Written<'a> {
@@ -69,40 +70,41 @@ pub(super) enum Written<'a> {
     AllBlocksCleared {},
 }
 
-/// A hash as subscribers have it from engines.
+/// A hash in the form in which engines publish it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hash {
-    /// Its last 64 bits, as a number.
+    /// The hash's last 64 bits, as a number.
     Int(u64),
     /// The whole hash.
     Bytes([u8; 32]),
 }
 
 impl Told {
-    /// No held chunks.
+    /// Starts without held chunks.
     pub(super) fn new(tells_tokens: bool) -> Self {
         Self { chunks: HashMap::new(), orphans: HashMap::new(), tells_tokens }
     }
 
-    /// Nothing was told.
+    /// Forgets everything that was told.
     pub(super) fn clear(&mut self) {
         self.chunks.clear();
         self.orphans.clear();
     }
 
-    /// Forgets the namespaces that are not to be kept.
+    /// Forgets the namespaces for which `is_kept` is false.
     pub(super) fn keep(&mut self, is_kept: impl Fn(&Fingerprint) -> bool) {
         self.chunks.retain(|(fingerprint, _), _| is_kept(fingerprint));
         self.orphans.retain(|(fingerprint, ..), _| is_kept(fingerprint));
     }
 
-    /// The GPUs that hold a chunk which waits for its tokens.
+    /// The GPUs where a chunk is held and waits for its tokens.
     pub(super) fn waiting(&self, fingerprint: Fingerprint, hash: ChunkHash) -> Vec<u16> {
         let held = self.chunks.get(&(fingerprint, hash)).into_iter().flatten();
         held.filter(|holding| holding.described.is_none()).map(|holding| holding.device).collect()
     }
 
-    /// All chunks that a GPU holds, parents first, of the namespaces for which `chunk_tokens` gives the tokens of a chunk.
+    /// Events for all chunks that a GPU holds, parents first, in the namespaces for which `chunk_tokens` returns the tokens of a
+    /// chunk.
     pub(super) fn events(
         &self,
         device: u16,
@@ -143,7 +145,8 @@ impl Told {
         holdings.push(Holding { device, chunk, described, is_told: false });
     }
 
-    /// Tells a described chunk of a GPU, and those that have waited for it, or has it wait for its parent.
+    /// Tells of a GPU's described chunk and of the chunks that waited for it. If its parent was not told, the chunk waits for the
+    /// parent.
     fn tell_described(&mut self, device: u16, fingerprint: Fingerprint, hash: ChunkHash) -> Vec<Event> {
         let mut events = Vec::new();
         let mut coming = vec![hash];
@@ -172,7 +175,7 @@ impl Told {
         self.chunks.get_mut(&(fingerprint, hash))?.iter_mut().find(|one| one.device == device)
     }
 
-    /// The hashes by which a chunk was told that a GPU holds no more; none if it was not.
+    /// Forgets a chunk that a GPU lost, and returns the hashes under which subscribers know it; none if it was not told.
     fn lose(&mut self, device: u16, fingerprint: Fingerprint, hash: ChunkHash) -> Vec<ChunkHash> {
         let mut lost = None;
         if let Some(holdings) = self.chunks.get_mut(&(fingerprint, hash)) {
@@ -199,13 +202,13 @@ impl Told {
 }
 
 impl Holding {
-    /// The chunk before it. The parent of a prompt's first chunk is the namespace, which is no block.
+    /// The chunk before this chunk. `None` for a prompt's first chunk: its parent is the namespace, which is no block.
     fn parent(&self) -> Option<ChunkHash> {
         (self.chunk.index > 0).then_some(self.chunk.parent)
     }
 }
 
-/// Changes of one namespace at a GPU as events: chunks without tokens that follow each other are told together.
+/// Turns changes of one namespace at a GPU into events. Consecutive chunks without tokens share an event.
 pub(super) fn tell(
     told: &mut Told,
     device: u16,
@@ -248,7 +251,7 @@ pub(super) fn tell(
     events
 }
 
-/// The events of a held chunk that waited for its tokens, and of those that waited for it.
+/// The events for a held chunk that waited for its tokens, and for the chunks that waited for this chunk.
 pub(super) fn tell_late(
     told: &mut Told,
     device: u16,
@@ -261,13 +264,13 @@ pub(super) fn tell_late(
 }
 
 impl Event {
-    /// A chunk by its name. The parent of a prompt's first chunk is the namespace, which is no block.
+    /// An event with only the chunk's name. A prompt's first chunk has no parent: its parent is the namespace, which is no block.
     fn bare(chunk: &ChunkRef, chunk_tokens: u32) -> Self {
         let parent = (chunk.index > 0).then_some(chunk.parent);
         Self::Stored { hashes: vec![chunk.hash], parent, chunk_tokens }
     }
 
-    /// As it is written.
+    /// The event in vLLM's format.
     pub(super) fn told(&self, form: EventHashes) -> Written<'_> {
         let all = |hashes: &[ChunkHash]| hashes.iter().map(|hash| Hash::of(hash, form)).collect();
         let one = |hash: &ChunkHash| Hash::of(hash, form);
@@ -325,7 +328,7 @@ impl Serialize for Hash {
     }
 }
 
-/// The place of chunks, in vLLM's words: in memory, of the host that tells of them.
+/// The place of chunks, in vLLM's words: in the memory of the host that publishes the event.
 const MEDIUM: &str = "CPU";
 const LOCALITY: &str = "LOCAL";
 
@@ -359,7 +362,7 @@ mod tests {
         Name { tenant: "t".into(), fingerprint: SPACE, hash: hash(number) }
     }
 
-    /// Chunks of two blocks of two tokens.
+    /// Descriptions of these chunks, each with two blocks of two tokens.
     fn descriptions(chunks: &[u8]) -> Descriptions {
         let descriptions = Descriptions::kept();
         let chunks = chunks.iter().map(|&number| Described {

@@ -1,9 +1,9 @@
-//! As much of ZMTP 3.0 (<https://rfc.zeromq.org/spec/23/>, NULL mechanism) as a publisher and a replayer need: greetings, frames, heartbeats,
-//! and places for those who connect.
+//! The part of ZMTP 3.0 (<https://rfc.zeromq.org/spec/23/>, NULL mechanism) that the sockets for events and replays need:
+//! greetings, frames, heartbeats, and places for guests. A guest is a process that connects.
 //!
-//! Anybody who reaches the port may connect, so every resource of a guest has a bound: connections (in all and from one
-//! address) and the bytes of a frame. The ZeroMQ crate of the tests bounds none of these: it reserves whatever length a frame
-//! announces, so that 20 bytes of a stranger would end the node.
+//! Anybody who reaches the port may connect, so every resource of a guest has a bound: connections (in all and from one address)
+//! and the bytes of a frame. The ZeroMQ crate that the tests use bounds none of these. It reserves the length that a frame
+//! announces, so 20 bytes from a stranger would end the node.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 #[derive(Debug, PartialEq)]
 pub(super) enum GuestMessage {
     Command(Bytes),
-    /// A part of a message, and whether more of it follows.
+    /// A part of a message, and whether more parts follow.
     Message(Bytes, bool),
 }
 
@@ -39,12 +39,12 @@ pub(super) struct Guest {
 }
 
 impl Guests {
-    /// For so many guests, in all and from one address.
+    /// Makes places for this many guests, in all and from one address.
     pub(super) fn new(all: usize, from_one_address: usize) -> Self {
         Self { known: Arc::default(), all, from_one_address }
     }
 
-    /// A place, if there is one.
+    /// Takes a place, if one is free.
     fn enter(&self, address: IpAddr) -> Option<Guest> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.values().sum::<usize>() >= self.all
@@ -69,7 +69,7 @@ impl Drop for Guest {
     }
 }
 
-/// Accepts guests for ever, each with a place.
+/// Accepts guests forever, and passes each to `welcome` with its place.
 pub(super) async fn accept(listener: TcpListener, guests: Guests, mut welcome: impl FnMut(TcpStream, Guest)) {
     loop {
         let (socket, from) = match listener.accept().await {
@@ -87,7 +87,7 @@ pub(super) async fn accept(listener: TcpListener, guests: Guests, mut welcome: i
     }
 }
 
-/// Exchanges greetings and roles; `role` is this side's.
+/// Exchanges greetings and roles; `role` is the role of this side.
 pub(super) async fn greet(
     reader: &mut (impl AsyncRead + Unpin),
     writer: &mut (impl AsyncWrite + Unpin),
@@ -142,7 +142,7 @@ pub(super) fn take_frame(buffer: &mut BytesMut) -> io::Result<Option<GuestMessag
         return Ok(None);
     }
     buffer.advance(header);
-    // A copy, which a subscription keeps: a part would keep all that was read.
+    // A subscription keeps the body. So the body is a copy: a slice of the buffer would keep everything that was read.
     let body = Bytes::copy_from_slice(&buffer.split_to(bytes));
     Ok(Some(if flags & COMMAND != 0 {
         GuestMessage::Command(body)
@@ -191,13 +191,13 @@ const COMMAND: u8 = 4;
 
 const GREETING_BYTES: usize = 64;
 
-/// The longest frame of a guest: a subscription has a topic's prefix.
+/// The longest frame of a guest. The longest useful frame is a subscription, with the prefix of a topic.
 pub(super) const MAX_FRAME_BYTES: usize = 1_024;
 
 /// How long a guest may take to greet, and to take a message.
 pub(super) const SILENCE: Duration = Duration::from_secs(5);
 
-/// How long to wait where the system gives no socket.
+/// How long to wait after the system fails to give a socket.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

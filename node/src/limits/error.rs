@@ -17,7 +17,7 @@ use crate::host::PciAddress;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A number that must not be zero is.
+    /// A number is zero, but must not be.
     #[error("`{0}` is 0: set it to at least 1")]
     Zero(&'static str),
     /// A number is larger than it may be.
@@ -30,7 +30,7 @@ pub enum ConfigError {
         /// The largest value.
         most: u64,
     },
-    /// Tokens would be told to anybody.
+    /// Events would show tokens to anybody.
     #[error(
         "[kv_events] tells tokens of prompts at {0}: set it to a loopback address, or `tokens` to \"encrypted\" if the way to its subscribers is encrypted"
     )]
@@ -40,33 +40,34 @@ pub enum ConfigError {
         "[object] url is `{0}`: write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///FOLDER"
     )]
     ObjectUrl(String),
-    /// The object store would be spoken to without TLS.
+    /// The node would speak to the object store without TLS.
     #[error("[object] endpoint `{0}` is not encrypted: use https, or set object.allow_http = true")]
     ObjectHttp(String),
-    /// An eviction policy that does not exist.
+    /// The eviction policy does not exist.
     #[error("[host] policy: {0}")]
     Policy(#[from] UnknownPolicy),
     /// The node has no name.
     #[error("the node has no name: set `name`")]
     NoName,
-    /// A name that no certificate, label or topic could carry.
+    /// No certificate, label or topic could carry the node's name.
     #[error("the node's name is {}: set `name` to {NAME_RULE}", shown(.0))]
     NodeName(String),
-    /// More GPUs than a node serves.
+    /// There are more GPUs than a node serves.
     #[error("{0} [[gpus]]: a node serves at most {MAX_ACTORS}; run a second node")]
     TooManyGpus(usize),
     /// A GPU is named twice.
     #[error("[[gpus]] names {0} twice: remove one")]
     DuplicateGpu(PciAddress),
-    /// A GPU that the machine does not have.
+    /// The machine does not have a GPU.
     #[error("[[gpus]] {pci}: no such device; {}", display_controllers(present))]
     NoSuchGpu {
         /// The address looked for.
         pci: PciAddress,
-        /// The display controllers that there are.
+        /// The machine's display controllers.
         present: Vec<PciAddress>,
     },
-    /// The arena does not fit into the machine, or the node's control group, beside huge pages that it does not get.
+    /// The arena does not fit into the memory of the machine or the node's control group. Huge pages count only if the node gets
+    /// them.
     #[error(
         "[host] arena_bytes is {}, {within} has {}: set it to {} or less, to leave a tenth for write windows and the rest",
         exact(*arena_bytes), exact(*memory_bytes), exact(memory_bytes / 10 * 9)
@@ -87,7 +88,7 @@ pub enum ConfigError {
     ArenaNotAvailable {
         /// Bytes of all arenas.
         arena_bytes: u64,
-        /// Bytes that can be had without another process losing some, and the huge pages that the node gets.
+        /// Bytes that the node can take without taking memory from another process, and the huge pages that the node gets.
         available_bytes: u64,
     },
     /// Write windows do not fit into the machine beside the arena.
@@ -114,13 +115,13 @@ pub enum ConfigError {
         /// Bytes of one extent.
         extent_bytes: u64,
     },
-    /// An extent size that cannot be.
+    /// The extent size is impossible.
     #[error(
         "[host] extent_bytes is {}: set it to {} or more, in multiples of {PAGE_BYTES} (of 2 MiB for huge pages)",
         exact(*.0), exact(MIN_EXTENT_BYTES)
     )]
     ExtentBytes(u64),
-    /// More extents than there are numbers for.
+    /// An arena has more extents than there are numbers for.
     #[error("an arena of {} has too many extents of {}: raise [host] extent_bytes", exact(*arena_bytes), exact(*extent_bytes))]
     TooManyExtents {
         /// Bytes of one arena.
@@ -128,23 +129,23 @@ pub enum ConfigError {
         /// Bytes of one extent.
         extent_bytes: u64,
     },
-    /// Fewer chunks than actors.
+    /// The capacity has fewer chunks than there are actors.
     #[error("[host] capacity_chunks is {capacity_chunks}: each of the {actors} actors needs at least one")]
     CapacityTooSmall {
         /// The capacity found.
         capacity_chunks: u64,
-        /// Actors that share it.
+        /// Actors that share the capacity.
         actors: u64,
     },
-    /// Watermarks that are no fractions, or in the wrong order.
+    /// The watermarks are no fractions, or stand in the wrong order.
     #[error("[host] low_watermark is {low}, high_watermark {high}: they must be 0 < low < high <= 1")]
     Watermarks {
-        /// The lower one.
+        /// The lower watermark.
         low: f64,
-        /// The higher one.
+        /// The higher watermark.
         high: f64,
     },
-    /// A fraction outside of 0 to 1.
+    /// A fraction is not between 0 and 1.
     #[error("`{key}` is {found}: set it to between 0 and 1")]
     Fraction {
         /// The key.
@@ -152,7 +153,7 @@ pub enum ConfigError {
         /// The number found.
         found: f64,
     },
-    /// A disk tier of no possible size.
+    /// The disk tier is too small.
     #[error(
         "[disk] capacity_bytes is {} for {actors} actors: each needs at least {MIN_SEGMENTS} segments of {}, so set it to {} or \
          more, or segment_bytes lower",
@@ -167,7 +168,7 @@ pub enum ConfigError {
         /// Actors that share them.
         actors: u64,
     },
-    /// A disk tier that cannot be divided like this.
+    /// The disk tier cannot be divided into such segments.
     #[error(
         "[disk] capacity_bytes is {} for {actors} actors, in segments of {}: each has at most {MAX_SEGMENTS} segments, of {} to \
          {}, in multiples of {PAGE_BYTES}; set segment_bytes accordingly",
@@ -181,7 +182,7 @@ pub enum ConfigError {
         /// Actors that share them.
         actors: u64,
     },
-    /// A setting that this kind of object store does not have.
+    /// This kind of object store does not have the setting.
     #[error("[object.settings] {key}: there is no such setting of `{url}`; correct its name or remove it")]
     ObjectSetting {
         /// The store.
@@ -192,29 +193,29 @@ pub enum ConfigError {
     /// Nobody can dial the address at which other nodes are to reach this node.
     #[error("[cluster] advertise is {0}: write an address and a port at which other nodes reach this node")]
     Advertise(SocketAddr),
-    /// The coordinator's address cannot be dialled.
+    /// The coordinator's address cannot be dialed.
     #[error(
         "[cluster] coordinator is `{0}`: write HOST:PORT, as coordinator.example:7601 or [::1]:7601, and commas between several"
     )]
     Coordinator(String),
-    /// A zone that does not fit into a list.
+    /// The zone is no valid name.
     #[error("[cluster] zone is {}: set it to {NAME_RULE}, or leave it out", shown(.0))]
     Zone(String),
-    /// A datagram of no possible size.
+    /// The size of a datagram is impossible.
     #[error(
         "[cluster] max_datagram_bytes is {0}: set it to between {MIN_DATAGRAM_BYTES} and {MAX_DATAGRAM_BYTES}"
     )]
     Datagram(u16),
-    /// Spans cannot be sent there.
+    /// The endpoint for traces is invalid.
     #[error(transparent)]
     TracingEndpoint(#[from] InvalidEndpoint),
-    /// No tenant.
+    /// There is no tenant.
     #[error("no [[tenants]]: add one, or leave the key out for the default tenant")]
     NoTenants,
-    /// A tenant whose name no certificate, label or topic could carry.
+    /// No certificate, label or topic could carry the tenant's name.
     #[error("[[tenants]] name {}: it must be {NAME_RULE}", shown(.0))]
     TenantName(String),
-    /// A tenant may not have one extent.
+    /// A tenant's limit is smaller than one extent of each actor.
     #[error(
         "[[tenants]] {name}: max_bytes is {}, less than a tenant's smallest part of the arena: set it to {} or more",
         ByteSize(*max_bytes),
@@ -223,15 +224,15 @@ pub enum ConfigError {
     TenantTooSmall {
         /// The tenant.
         name: String,
-        /// The store's URL, as configured.
+        /// The tenant's limit.
         max_bytes: u64,
-        /// An extent of each actor.
+        /// Bytes of one extent of each actor.
         least_bytes: u64,
     },
-    /// Two tenants of one name.
+    /// Two tenants have the same name.
     #[error("[[tenants]] has {0} twice: names must differ")]
     DuplicateTenant(String),
-    /// Two tenants on one socket.
+    /// Two tenants have the same socket.
     #[error("[[tenants]] {name} has the socket {} of another tenant: give each tenant a socket of its own", socket.display())]
     DuplicateSocket {
         /// The second tenant.
@@ -239,7 +240,7 @@ pub enum ConfigError {
         /// The socket.
         socket: PathBuf,
     },
-    /// A socket path that the system cannot take.
+    /// The system cannot take the path of a socket.
     #[error(
         "[[tenants]] {name}: the socket path {} has {bytes} bytes; a socket's has 1 to {MAX_SOCKET_PATH_BYTES}",
         socket.display()
@@ -249,17 +250,17 @@ pub enum ConfigError {
         name: String,
         /// The path.
         socket: PathBuf,
-        /// Its length.
+        /// Length of the path.
         bytes: usize,
     },
-    /// Trusted engines of several tenants: each could write over the others' blocks.
+    /// Engines are trusted, but there are several tenants: each could write over the others' blocks.
     #[error(
         "trust_engines lets engines write over any block: it needs a single tenant, not {0}; set it to false"
     )]
     TrustWithSeveralTenants(usize),
 }
 
-/// A size for people, with the bytes where that rounds.
+/// A size for people. If it is rounded, the exact bytes follow.
 fn exact(bytes: u64) -> String {
     let size = ByteSize(bytes).display().iec().to_string();
     if size.parse() == Ok(ByteSize(bytes)) { size } else { format!("{size} ({bytes} bytes)") }

@@ -1,4 +1,4 @@
-//! Chooses CPUs, memory and network interface near a thread's work, and lists the parts that cannot be near.
+//! Chooses CPUs, memory and a network interface near a thread's work, and lists the parts that cannot be near.
 //!
 //! A part that cannot be near is taken from the nearest NUMA node that has it. Fixtures of one to eight NUMA nodes test this.
 
@@ -15,22 +15,22 @@ use crate::host::{CpuSet, HUGE_PAGE_BYTES, HostFacts, PciAddress};
 /// The CPUs, memory and interface near an actor's GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ActorPlace {
-    /// The NUMA node of its GPU.
+    /// The NUMA node of the actor's GPU.
     pub numa_node: Option<u32>,
-    /// The nearest NUMA node with memory, where its arena belongs.
+    /// The nearest NUMA node with memory, where the actor's arena belongs.
     pub memory_node: Option<u32>,
-    /// The CPUs of its threads.
+    /// The CPUs of the actor's threads.
     pub cpus: CpuSet,
-    /// The network interface nearest to its GPU.
+    /// The network interface nearest to the actor's GPU.
     pub interface: Option<String>,
 }
 
 /// The place of the peer thread.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PeerPlace {
-    /// The interface that peers come in by, where the configuration says the address.
+    /// The interface of the address where peers reach the node; `None` if the configuration does not give the address.
     pub interface: Option<String>,
-    /// The NUMA node of that interface; else that of the first GPU.
+    /// The NUMA node of that interface, or else of the first GPU.
     pub numa_node: Option<u32>,
     /// The rate of that interface, if it is known.
     pub megabits_per_second: Option<u32>,
@@ -38,8 +38,7 @@ pub struct PeerPlace {
     pub cpus: CpuSet,
 }
 
-/// Something that cannot be where it would be best. The node runs all the same. As a text, one word for each kind: metrics
-/// call it that.
+/// A part that cannot be in its best place. The node runs anyway. `&str::from` gives the kind's name in metrics.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum Mismatch {
@@ -51,7 +50,7 @@ pub enum Mismatch {
         /// The GPU.
         pci: PciAddress,
     },
-    /// There is no CPU that this process may use on the NUMA node of a GPU.
+    /// The NUMA node of a GPU has no CPU that this process may use.
     #[error(
         "NUMA node {numa_node} has no CPU that this process may use: threads run {}",
         instead.map_or("anywhere".to_owned(), |node| format!("on NUMA node {node}"))
@@ -62,7 +61,7 @@ pub enum Mismatch {
         /// The NUMA node whose CPUs are used instead.
         instead: Option<u32>,
     },
-    /// There is no memory that this process may use on the NUMA node of a GPU.
+    /// The NUMA node of a GPU has no memory that this process may use.
     #[error(
         "NUMA node {numa_node} has no memory that this process may use: {} is taken",
         instead.map_or("what there is".to_owned(), |node| format!("that of NUMA node {node}"))
@@ -84,13 +83,13 @@ pub enum Mismatch {
         numa_node: u32,
         /// Bytes of the arenas.
         arena_bytes: u64,
-        /// Bytes that they can have there.
+        /// Bytes that the arenas can have on this node.
         memory_bytes: u64,
     },
 }
 
 impl ActorPlace {
-    /// Finds the parts near the GPU at `pci` on this machine; parts that cannot be had are added to `mismatches`, once.
+    /// Finds the parts near the GPU at `pci` on this machine. Adds each part that cannot be near to `mismatches`, once.
     pub(super) fn find(host: &HostFacts, pci: Option<PciAddress>, mismatches: &mut Vec<Mismatch>) -> Self {
         let numa_node = host.numa_node_of(pci);
         let memory_node = host.node_with_memory(numa_node);
@@ -119,8 +118,8 @@ impl ActorPlace {
 }
 
 impl PeerPlace {
-    /// Near the interface with the address at which peers find this node; near the first GPU where the configuration says
-    /// no address, or nobody knows where its interface is.
+    /// Finds a place near the interface with the address where peers find this node. If the configuration gives no address, or
+    /// the place of its interface is unknown, the place is near the first GPU.
     pub(super) fn find(host: &HostFacts, cluster: &ClusterConfig, first_gpu: Option<PciAddress>) -> Self {
         let says = |address: &SocketAddr| !address.ip().is_unspecified();
         let address = Some(cluster.listen).filter(says).or(cluster.advertise).filter(says);
@@ -132,8 +131,8 @@ impl PeerPlace {
         Self { interface: interface.map(str::to_owned), numa_node, megabits_per_second, cpus }
     }
 
-    /// Block threads where the configuration does not say how many: as many as the link keeps busy, and no more than a quarter of
-    /// the CPUs. One thread does all on a link of 20 Gbit/s.
+    /// The default number of block threads: as many as the link keeps busy, and no more than a quarter of the CPUs. On a link of
+    /// 20 Gbit/s or less, the thread between nodes does everything.
     #[must_use]
     pub fn block_threads(&self) -> usize {
         let wanted = match self.megabits_per_second {
@@ -145,13 +144,13 @@ impl PeerPlace {
     }
 }
 
-/// Block threads of a node.
+/// Maximum number of block threads of a node.
 pub(super) const MOST_BLOCK_THREADS: usize = 8;
 
 /// The rate that one thread keeps up with, in Mbit/s.
 const THREAD_MEGABITS: u32 = 20_000;
 
-/// Arenas that do not fit onto their NUMA node are asked for there, but not made to be there.
+/// Lets arenas that do not fit onto their NUMA node spread: their memory is preferred, but not forced, to be on this node.
 pub(super) fn loosen_what_does_not_fit(
     actors: &mut [ActorLimits],
     host: &HostFacts,
@@ -169,7 +168,7 @@ pub(super) fn loosen_what_does_not_fit(
     }
 }
 
-/// Bytes of the arenas that will be in huge pages, as far as they are free now.
+/// Bytes of the arenas that will be in huge pages, as far as huge pages are free now.
 pub(super) fn expected_huge_bytes(actors: &[ActorLimits], host: &HostFacts) -> u64 {
     let mut anywhere = huge_bytes(actors, None);
     for &numa_node in bytes_on_nodes(actors).keys() {
@@ -190,7 +189,7 @@ fn bytes_on_nodes(actors: &[ActorLimits]) -> BTreeMap<u32, u64> {
     on_node
 }
 
-/// Bytes of the arenas that belong on a NUMA node, or nowhere, and can be in huge pages.
+/// Bytes of the arenas that can be in huge pages and belong on this NUMA node; `None` means arenas without a node.
 fn huge_bytes(actors: &[ActorLimits], numa_node: Option<u32>) -> u64 {
     let arenas = actors.iter().map(|actor| &actor.arena).filter(|arena| arena.extent.numa_node == numa_node);
     let can = arenas.filter(|arena| {

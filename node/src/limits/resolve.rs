@@ -34,7 +34,7 @@ use crate::disk::log::{Geometry, MIN_SEGMENTS};
 use crate::host::{CpuSet, HostFacts, PciAddress};
 use crate::object::{ObjectOptions, is_url_of_a_store, unknown_setting};
 
-/// Tokens of prompts are for this host alone, unless the way to others is encrypted.
+/// Checks that tokens of prompts stay on this host, unless the connection to subscribers is encrypted.
 fn check_events(events: &KvEventsConfig) -> Result<(), ConfigError> {
     nonzero("kv_events.replay_messages", events.replay_messages as u64)?;
     let addresses = [Some(events.listen), events.replay_listen];
@@ -46,7 +46,7 @@ fn check_events(events: &KvEventsConfig) -> Result<(), ConfigError> {
 }
 
 impl Config {
-    /// Makes the numbers that the node works with on the machine that `host` describes.
+    /// Makes the node's limits for the machine that `host` describes.
     ///
     /// Arena, capacity and tenants' shares are split evenly over the actors.
     ///
@@ -92,7 +92,7 @@ impl Config {
         })
     }
 
-    /// Where HTTP is served: operators and other hosts ask a member of a cluster.
+    /// The address of HTTP. A member of a cluster listens on all addresses, since operators and other hosts ask it.
     fn http_listen(&self) -> SocketAddr {
         let everywhere = self.cluster.is_some();
         let ip = if everywhere { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST };
@@ -120,7 +120,7 @@ impl Config {
         })
     }
 
-    /// Resolves the tenants. Windows are ordinary memory besides the arena.
+    /// Resolves the tenants. Windows are ordinary memory outside the arena.
     fn tenant_limits(
         &self,
         session: &SessionLimits,
@@ -204,7 +204,7 @@ impl Config {
         (0..).zip(gpus).map(actor).collect()
     }
 
-    /// Memory of each actor for fetched blocks, if there are other actors.
+    /// Each actor's memory for staging; `None` if the node neither shares chunks nor has several actors.
     fn staging_bytes(&self, actors: u64) -> Option<u64> {
         let cluster = self.cluster.as_ref();
         let sharing = cluster.filter(|cluster| cluster.share).map(|cluster| cluster.staging_bytes.0);
@@ -336,7 +336,7 @@ fn check_tenants(tenants: &[TenantConfig]) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// One spelling of the socket's path: links in its folder are followed, if the folder exists.
+/// The one spelling of a socket's path. Follows links in the path of the folder, if the folder exists.
 fn place_of(socket: &Path) -> PathBuf {
     let folder = socket.parent().and_then(|folder| folder.canonicalize().ok());
     match (folder, socket.file_name()) {
@@ -345,7 +345,7 @@ fn place_of(socket: &Path) -> PathBuf {
     }
 }
 
-/// A tenant takes memory in whole extents, of each actor.
+/// Checks that each tenant may have at least one extent of each actor: a tenant takes memory in whole extents.
 fn check_tenant_bytes(tenants: &[TenantConfig], least_bytes: u64) -> Result<(), ConfigError> {
     for TenantConfig { name, max_bytes, .. } in tenants {
         if let Some(max_bytes) = max_bytes.map(|bytes| bytes.0)
@@ -363,8 +363,8 @@ fn check_watermarks(host: &HostConfig) -> Result<(), ConfigError> {
     if ordered { Ok(()) } else { Err(ConfigError::Watermarks { low, high }) }
 }
 
-/// Checks that arenas fit into the machine and the control group, without their part in huge pages: the system has reserved
-/// those already, and no group counts them as memory.
+/// Checks that arenas fit into the machine and the control group. Huge pages count separately: the system has already reserved
+/// them, and no group counts them as memory.
 fn check_memory(actors: &[ActorLimits], arena_bytes: u64, host: &HostFacts) -> Result<(), ConfigError> {
     let memory_bytes = host.ordinary_bytes().saturating_add(expected_huge_bytes(actors, host));
     if arena_bytes > memory_bytes {
@@ -432,7 +432,7 @@ fn cluster_limits(
     })
 }
 
-/// Whether a text is `HOST:PORT`, with a port that can be dialled; an IPv6 address stands in brackets.
+/// Whether a text is `HOST:PORT`, with a port that can be dialed. An IPv6 address needs brackets.
 fn is_host_and_port(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else { return false };
     let is_host = match host.strip_prefix('[') {
@@ -515,7 +515,7 @@ fn up_to(key: &'static str, number: u64, most: u64) -> Result<(), ConfigError> {
     if number > most { Err(ConfigError::TooMany { key, number, most }) } else { Ok(()) }
 }
 
-/// The part of `whole` that falls to number `i` of `parts`; the parts add up, and differ by one at most.
+/// The share of number `i` of `parts` in `whole`. The shares add up to `whole`, and differ by at most one.
 fn share(whole: u64, i: u64, parts: u64) -> u64 {
     whole / parts + u64::from(i < whole % parts)
 }
@@ -524,29 +524,28 @@ fn fraction(bytes: u64, fraction: f64) -> u64 {
     (bytes as f64 * fraction) as u64
 }
 
-/// The part of the memory that the arena leaves which write windows may take together where the configuration does not say,
-/// as a divisor.
+/// The default part of the memory outside the arena that all write windows may take together, as a divisor.
 const WINDOWS_SHARE: u64 = 2;
 
 /// The port of HTTP.
 const HTTP_PORT: u16 = 9440;
 
-/// One part in `DIRECTORY_SHARE` of the memory is for rows of the directory.
+/// The part of the memory for rows of the directory, as a divisor.
 const DIRECTORY_SHARE: u64 = 32;
 
-/// Bytes of a row, with the room that tables keep free.
+/// Bytes of a row, including the room that tables keep free.
 const ROW_BYTES: u64 = 17;
 
-/// Rows that a node of little memory keeps: 17 MiB.
+/// Rows that even a node of little memory keeps: 17 MiB.
 const MIN_DIRECTORY_ROWS: u64 = 1 << 20;
 
-/// Extents in which an actor's arena is divided where the configuration does not say.
+/// Default number of extents of an actor's arena.
 const DEFAULT_EXTENTS: u64 = 32;
 
-/// Requests to an object store at a time: far more than any store serves one node.
+/// Maximum number of requests to an object store at a time: far more than any store serves one node.
 const MAX_OBJECT_REQUESTS: u64 = 65_536;
 
-/// Orders that wait for an object store. Each takes a few hundred bytes.
+/// Maximum number of orders that wait for an object store. Each takes a few hundred bytes.
 const MAX_OBJECT_ORDERS: u64 = 1 << 20;
 
 #[cfg(test)]

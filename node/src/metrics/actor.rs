@@ -1,4 +1,4 @@
-//! What one actor counts.
+//! The metrics of one actor.
 
 use std::collections::HashMap;
 use std::mem;
@@ -21,19 +21,19 @@ pub struct ActorMetrics {
     metrics: Metrics,
     disk: Option<DiskMetrics>,
     device: String,
-    /// What was counted already.
+    /// The usage that was counted already.
     counted: Usage,
     namespaces: HashMap<u32, NamespaceMetrics>,
     rates: Rates,
     requests: HashMap<(&'static str, Outcome), (IntCounter, Histogram)>,
-    /// Leased, committed.
+    /// Bytes leased and committed.
     moved_bytes: [IntCounter; 2],
-    /// Migrated, replicated, passed, missed, forwarded.
+    /// Chunks migrated, replicated, passed, missed and forwarded.
     fetched: [IntCounter; 5],
-    /// Given, sent, come.
+    /// Layers given, sent, and come from other nodes.
     handed_over_layers: [IntCounter; 3],
     handed_over_bytes: [IntCounter; 3],
-    /// By [`DeviceCopyEnd`].
+    /// Indexed by [`DeviceCopyEnd`].
     device_copies: [IntCounter; 5],
     /// Bytes loaded, saved, promoted, and loaded from the tier.
     device_bytes: [IntCounter; 4],
@@ -45,7 +45,7 @@ pub struct ActorMetrics {
 pub enum Outcome {
     /// Done.
     Done,
-    /// Nothing was done, because there was too much of something.
+    /// Nothing was done, because a limit was reached.
     Busy,
     /// Refused.
     Refused,
@@ -61,19 +61,19 @@ impl Outcome {
         }
     }
 
-    /// Its name in metrics and traces.
+    /// The outcome's name in metrics and traces.
     pub(crate) fn name(self) -> &'static str {
         self.into()
     }
 }
 
 impl Metrics {
-    /// The metrics of one actor, with those of its disk tier where it has one.
+    /// The metrics of one actor, with those of its disk tier if it has one.
     #[must_use]
     pub fn of_actor(&self, device: u16, disk: Option<DiskMetrics>) -> ActorMetrics {
         let device = device.to_string();
         let (operations, tiers) = (&self.operations, &self.tiers);
-        // There from the start, so that the first fault is an increase.
+        // These counters exist from the start, so that the first fault is an increase.
         tiers.restarts.with_label_values(&[&device]);
         for policy in table::POLICIES {
             tiers.policy_changes.with_label_values(&[&*device, policy]);
@@ -102,13 +102,13 @@ impl Metrics {
 }
 
 impl ActorMetrics {
-    /// The actor lost its store to a fault: what a store counts begins at nothing again. The device tier stays.
+    /// Notes that the actor lost its store to a fault: the counts of a store begin at 0 again. The device tier stays.
     pub fn life_ended(&mut self) {
         self.metrics.tiers.restarts.with_label_values(&[&self.device]).inc();
         self.counted = Usage { device_tier: self.counted.device_tier, ..Usage::default() };
     }
 
-    /// A namespace became known under this number, which another one may have had.
+    /// Notes the namespace of a number. Another namespace may have had the number before.
     pub fn know(&mut self, number: u32, tenant: &str, fingerprint: &str) {
         if self.namespaces.get(&number).is_some_and(|known| known.fingerprint == fingerprint) {
             return;
@@ -158,7 +158,7 @@ impl ActorMetrics {
         time.observe(seconds);
     }
 
-    /// Counts what a core counts.
+    /// Counts an event that a core reports.
     pub fn count(&self, counted: &Counted) {
         match counted {
             Counted::Placed(placement) => self.fetched[placed(*placement)].inc(),
@@ -190,7 +190,7 @@ impl ActorMetrics {
         }
     }
 
-    /// Counts a report of damage with its verdict; `None`: too many chunks are being verified already.
+    /// Counts a report of damage with the node's finding. `found` is `None` if too many chunks are already being verified.
     fn reported(&self, by: &Reporter, found: Option<Checked>) {
         let found = match found {
             Some(Checked::Damaged) => "damaged",
@@ -207,7 +207,7 @@ impl ActorMetrics {
         self.handed_over_bytes[how].inc_by(bytes);
     }
 
-    /// Counts a copy by a device, and the bytes that it brought where it went well.
+    /// Counts a copy by a device, and its bytes if it succeeded.
     fn lane_copied(&self, how: DeviceCopyEnd, bytes: u64) {
         self.device_copies[how as usize].inc();
         match how {
@@ -224,21 +224,21 @@ impl ActorMetrics {
             let gauge = self.metrics.tenants.arena_bytes.with_label_values(&[tenant, &self.device, state]);
             gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
         }
-        // Seen before the first of its sessions ends, so that a rate misses none.
+        // These counters exist before the tenant's first session ends, so that a rate misses no end.
         for how in table::SESSION_ENDS {
             self.metrics.operations.session_ends.with_label_values(&[tenant, how]);
         }
     }
 
-    /// Shows a tenant's extents no more.
+    /// Removes the gauges of a tenant's extents.
     pub fn tenant_left(&self, tenant: &str) {
         for state in ["held", "limit"] {
-            // An error: it was never shown.
+            // An error: the gauge was never shown.
             _ = self.metrics.tenants.arena_bytes.remove_label_values(&[tenant, &self.device, state]);
         }
     }
 
-    /// Shows the bytes with which evictions and lookups are remembered.
+    /// Shows the memory that remembered evictions and lookups take.
     pub fn remembers(&self, evictions: u64, lookups: u64) {
         for (what, bytes) in [("evictions", evictions), ("lookups", lookups)] {
             let gauge = self.metrics.tiers.remembered_bytes.with_label_values(&[&self.device, what]);
@@ -246,7 +246,7 @@ impl ActorMetrics {
         }
     }
 
-    /// Brings the gauges up to date, and says how much the tenants hit.
+    /// Updates the gauges, and returns the tenants' hit rates.
     pub fn observe(&mut self, usage: &Usage, now: Millis) -> Vec<TenantRates> {
         let (device, before) = (&*self.device, mem::replace(&mut self.counted, *usage));
         let Metrics { operations, tiers, object, .. } = &self.metrics;
@@ -301,7 +301,7 @@ impl ActorMetrics {
         self.rates.observe(now)
     }
 
-    /// Counts what was evicted, forwarded and refused since.
+    /// Counts the chunks that were evicted, forwarded or refused since `before`.
     fn count_departures(&self, usage: &Usage, before: &Usage) {
         let (device, tiers) = (&*self.device, &self.metrics.tiers);
         let more = |total: fn(&Usage) -> u64| total(usage) - total(before);
@@ -334,7 +334,7 @@ impl ActorMetrics {
     }
 }
 
-/// The counter for the placement of a fetched chunk.
+/// The index of the counter for the placement of a fetched chunk.
 fn placed(placement: Option<Placement>) -> usize {
     match placement {
         Some(Placement::Migrate) => 0,

@@ -1,8 +1,8 @@
 //! Hit rates over sliding windows beside the rates of an infinite cache, for each namespace and tenant.
 //!
-//! Labels are bounded: tenants stand in the configuration, a store knows a bounded number of namespaces at a time, and the
-//! gauges of a namespace go when its number is given to another. Namespaces share no chunk, so a tenant's tokens are the sum
-//! of those of its namespaces.
+//! Labels are bounded: the configuration names the tenants, a store knows a bounded number of namespaces at a time, and the
+//! gauges of a namespace are removed when another namespace gets its number. Namespaces share no chunk, so a tenant's tokens are
+//! the sum of its namespaces' tokens.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -20,11 +20,11 @@ pub struct TenantRates {
     pub tenant: String,
     /// The sliding window: `10m` or `1h`.
     pub window: String,
-    /// Prompt tokens of its lookups.
+    /// Prompt tokens of the tenant's lookups.
     pub tokens_asked: u64,
     /// Hit rate of this cache.
     pub hit_rate: f64,
-    /// Hit rate of an infinite cache of all nodes together: if it is close to the other one, more memory brings nothing.
+    /// Hit rate of an infinite cache of all nodes together. If it is close to `hit_rate`, more memory brings nothing.
     pub infinite_hit_rate: f64,
 }
 
@@ -56,14 +56,14 @@ impl Rates {
         }
     }
 
-    /// A namespace became known under this number, which another one may have had.
+    /// Notes the namespace of a number. Another namespace may have had the number before.
     pub(super) fn know(&mut self, number: u32, tenant: &str, fingerprint: &str) {
         let (tenant, fingerprint) = (tenant.to_owned(), fingerprint.to_owned());
         let known = Namespace { tenant, fingerprint, reuse: ReuseWindows::default() };
         let Some(forgotten) = self.namespaces.insert(number, known) else { return };
         for (gauges, window) in self.of_namespaces.iter().flat_map(|g| Period::ALL.map(|w| (g, w))) {
             let Namespace { tenant, fingerprint, .. } = &forgotten;
-            // A gauge that nobody has read yet is not there.
+            // An error: nobody has read the gauge yet, so it does not exist.
             let _ = gauges.remove_label_values(&[tenant, fingerprint, &self.device, window.as_str()]);
         }
     }
@@ -153,7 +153,7 @@ mod tests {
         let row = |tenant: &str| found.iter().find(|row| row.tenant == tenant && row.window == "1h").unwrap();
         assert_eq!(row("red").tokens_asked, 2 * 40 * (16 + 48));
         assert!((row("red").hit_rate - 0.0625).abs() < 1e-9, "{found:?}");
-        // Of 80 chunks of 16 tokens 30 were new, of 80 chunks of 48 tokens 40.
+        // 30 of 80 chunks of 16 tokens were new, and 40 of 80 chunks of 48 tokens.
         assert!((row("red").infinite_hit_rate - 2_720.0 / 5_120.0).abs() < 0.02, "{found:?}");
         assert!(row("blue").infinite_hit_rate < 0.02, "each of its chunks came once: {found:?}");
         let text = text(&registry);

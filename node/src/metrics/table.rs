@@ -1,4 +1,4 @@
-//! Every metric of a node: what is exported, and its documentation.
+//! Every metric of a node, with its documentation.
 
 use larder_net::http::HttpMetrics;
 use larder_net::metrics::{CertificateMetrics, Label, Part as _, ProcessMetrics, Section, TracingMetrics};
@@ -10,7 +10,7 @@ use crate::disk::metrics::DEVICE;
 use crate::exchange::ExchangeMetrics;
 use crate::object::ObjectMetrics;
 
-/// All sections, in the order in which people read.
+/// All sections, in the order in which people should read them.
 pub const NODE: &[Section] = &[
     Value::SECTION,
     Operations::SECTION,
@@ -29,7 +29,7 @@ pub const NODE: &[Section] = &[
 ];
 
 metrics_table! {
-    /// What the cache is worth.
+    /// The value of the cache.
     pub(super) struct Value: "Value", "" => {
         tokens_asked: IntCounterVec = "larder_tokens_asked_total", "tokens", [TENANT, NAMESPACE, PREEMPTED],
             "Prompt tokens of lookups whose caller could use a hit";
@@ -39,7 +39,7 @@ metrics_table! {
             "Prompt tokens of lookups whose caller could not use a hit";
         avoided_seconds: CounterVec = "larder_recompute_avoided_seconds_total", "seconds",
             [TENANT, NAMESPACE],
-            "Seconds of prefill saved: the time of computing the found tokens that are worth loading, at the speed that the engine named";
+            "Seconds of prefill saved: the time to compute the found tokens that are worth loading, at the speed that the engine reported";
         hit_rate: GaugeVec = "larder_hit_rate", "ratio", [TENANT, NAMESPACE, DEVICE, WINDOW],
             "Share of the prompt tokens that were hit, in a sliding window";
         infinite_hit_rate: GaugeVec = "larder_infinite_hit_rate", "ratio",
@@ -49,7 +49,7 @@ metrics_table! {
 }
 
 metrics_table! {
-    /// What engines ask.
+    /// The requests of engines.
     pub(super) struct Operations: "Operations", "" => {
         requests: IntCounterVec = "larder_requests_total", "requests",
             [REQUEST, Label::one_of("outcome", &["done", "busy", "refused"])],
@@ -69,7 +69,7 @@ metrics_table! {
             "Sessions that ended, or were refused";
         damage_reports: IntCounterVec = "larder_damage_reports_total", "reports",
             [DEVICE, Label::one_of("by", &REPORTED_BY), Label::one_of("found", &REPORT_FINDINGS)],
-            "Reports that a chunk has other bytes than were committed, by what the node found; it dropped the damaged chunks";
+            "Reports that the bytes of a chunk differ from the committed bytes, by the node's finding; the node dropped the damaged chunks";
         up: IntGaugeVec = "larder_actor_up", "bool", [DEVICE], "Whether the actor answers";
         build: IntGaugeVec = "larder_build_info", "",
             [Label::one_of("role", &["node"]), Label::each("version", "the version that runs")],
@@ -78,7 +78,7 @@ metrics_table! {
 }
 
 metrics_table! {
-    /// Where chunks are.
+    /// The chunks in each tier, and their moves.
     pub(super) struct Tiers: "Tiers", "" => {
         arena_bytes: IntGaugeVec = "larder_arena_bytes", "bytes",
             [DEVICE, Label::one_of("state", &["total", "free", "used", "quarantined", "pinned", "passing"])],
@@ -98,12 +98,12 @@ metrics_table! {
             "Chunks evicted: above the capacity or watermark, for want of a slot, or with a whole extent";
         remembered_bytes: IntGaugeVec = "larder_remembered_bytes", "bytes",
             [DEVICE, Label::one_of("what", &["evictions", "lookups"])],
-            "Memory of the last evictions and of the last lookups' hashes, which explain misses and show what another cache would have hit";
+            "Memory for the last evictions and the hashes of the last lookups; they explain misses and show what another cache would have hit";
         policy_changes: IntCounterVec = "larder_policy_changes_total", "changes",
             [DEVICE, Label::one_of("to", &POLICIES)],
             "Changes of the eviction policy while the node ran, by the new policy";
         residence_seconds: CounterVec = "larder_evicted_residence_seconds_total", "seconds", [DEVICE],
-            "Time that evicted chunks had been cached, summed; divided by the chunks evicted, their mean residence";
+            "Sum of the times that evicted chunks had been cached; divided by the number of evicted chunks, the mean time";
         fetched_chunks: IntCounterVec = "larder_fetched_chunks_total", "chunks",
             [DEVICE, Label::one_of("placement", &PLACEMENTS)],
             "Chunks wanted from other nodes, or from other GPUs of this node, by outcome; missed: the load failed, and the engine computes the chunk";
@@ -131,7 +131,7 @@ metrics_table! {
         forwarded_bytes: IntCounterVec = "larder_forwarded_bytes_total", "bytes", [DEVICE],
             "Bytes of the evicted chunks that were sent to other nodes";
         misnamed: IntCounterVec = "larder_misnamed_chunks_total", "chunks", [DEVICE],
-            "Chunks whose name was not the requested one: a fault of Larder, answered as a miss";
+            "Chunks whose name was not the requested name: a fault of Larder, answered as a miss";
         refused_names: IntCounterVec = "larder_refused_chunk_names_total", "chunks", [DEVICE],
             "Chunks refused because their parent or index contradicts chunks that are here";
         restarts: IntCounterVec = "larder_actor_restarts_total", "restarts", [DEVICE],
@@ -140,7 +140,7 @@ metrics_table! {
 }
 
 metrics_table! {
-    /// Whose chunks they are.
+    /// Each tenant's use of the node.
     pub(super) struct Tenants: "Tenants", "" => {
         hit_rate: GaugeVec = "larder_tenant_hit_rate", "ratio", [TENANT, DEVICE, WINDOW],
             "Share of the prompt tokens that were hit, in a sliding window";
@@ -154,12 +154,12 @@ metrics_table! {
             "Bytes of the tenant's extents, with or without blocks in them, and their limit";
         window_bytes: IntGaugeVec = "larder_tenant_window_bytes", "bytes",
             [TENANT, Label::one_of("state", &["held", "limit"])],
-            "Bytes of the write windows of the tenant's sessions, which are memory besides the arena, and their limit";
+            "Bytes of the write windows of the tenant's sessions, and their limit; windows are memory outside the arena";
     }
 }
 
 metrics_table! {
-    /// What is kept of lookups.
+    /// The lookup log.
     pub(super) struct Recording: "Recording", "" => {
         unrecorded: IntCounter = "larder_unrecorded_lookups_total", "lookups", [],
             "Lookups that the lookup log left out";
@@ -167,7 +167,7 @@ metrics_table! {
 }
 
 metrics_table! {
-    /// Who is in the cluster, as this node knows it.
+    /// The members of the cluster, as this node knows them.
     pub(crate) struct Membership: "Membership", "nodes in a cluster" => {
         epoch: IntGaugeVec = "larder_membership_epoch", "", [Label::one_of("part", &["term", "number"])],
             "The epoch of the node's table; it follows larder_coordinator_epoch";
@@ -221,25 +221,26 @@ pub(super) const POLICIES: [&str; 12] = [
     "adaptive", "fifo", "filo", "lru", "mru", "lfu", "slru", "priority", "arc", "s3fifo", "sieve", "wtinylfu",
 ];
 
-/// Which way blocks move.
+/// The ways in which blocks move between node and engine.
 pub(super) const MOVEMENTS: [&str; 2] = ["leased", "committed"];
 
-/// What becomes of chunks that are fetched.
+/// The outcomes of fetches of chunks.
 pub(super) const PLACEMENTS: [&str; 5] = ["migrated", "replicated", "passed", "missed", "forwarded"];
 
-/// Where layers are handed over.
+/// The steps at which handed-over layers are counted.
 pub(super) const HANDED_OVER: [&str; 3] = ["given", "sent", "came"];
 
 /// How copies by a device end: see [`larder_core::DeviceCopyEnd`].
 pub(super) const DEVICE_COPIES: [&str; 5] = ["loaded", "saved", "promoted", "failed", "stalled"];
 
-/// Which way they go.
+/// The directions of copies by a device.
 pub(super) const DEVICE_DIRECTIONS: [&str; 4] = ["load", "save", "promotion", "tier"];
 
-/// Who reports that chunks are damaged.
+/// The reporters of damaged chunks.
 pub(super) const REPORTED_BY: [&str; 4] = ["engine", "peer", "sibling", "device_lane"];
 
-/// What the node finds of such a chunk; `nothing`: it is not in memory, or being verified already; `not_examined`: too much is.
+/// The node's findings about a reported chunk. `nothing`: the chunk is not in memory, or is already being verified.
+/// `not_examined`: too many chunks are already being verified.
 pub(super) const REPORT_FINDINGS: [&str; 4] = ["damaged", "right", "nothing", "not_examined"];
 
 /// How sessions end.

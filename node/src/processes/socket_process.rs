@@ -15,9 +15,9 @@ use tokio::net::UnixStream;
 /// The process that connected.
 #[derive(Debug)]
 pub struct SocketProcess {
-    /// Its number in the node's PID namespace; `None` if it has none there.
+    /// The process's number in the node's PID namespace; `None` if it has no number there.
     pub pid: Option<u32>,
-    /// Its pidfd, which becomes readable when it exits.
+    /// The process's pidfd. It becomes readable when the process exits.
     pub pidfd: OwnedFd,
 }
 
@@ -25,16 +25,16 @@ pub struct SocketProcess {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerError {
-    /// It has exited. What it left of the socket to others opens no session: nobody could tell when they end.
+    /// The process has exited. A process that inherited its socket opens no session: nobody could tell when that process ends.
     #[error("the process that connected has exited: connect from the process that uses the session")]
     Gone,
-    /// The node cannot see it.
+    /// The node cannot see the process.
     #[error(
         "the node cannot see when this engine's process ends, so it could never reuse the engine's memory: run the node on \
          Linux 6.5 or later, or let it share the engine's PID namespace (`hostPID: true`, `--pid=host`)"
     )]
     Unseen,
-    /// The system fails the node, as where it may open no more files.
+    /// The system refuses the node something, such as one more open file.
     #[error("the node cannot look at this engine's process now: try again")]
     Io(#[source] io::Error),
 }
@@ -47,7 +47,7 @@ impl SocketProcess {
     /// The process that connected this socket.
     ///
     /// # Errors
-    /// [`PeerError`]: no session may be opened for it.
+    /// [`PeerError`]: the process gets no session.
     pub fn of(socket: &UnixStream) -> Result<Self, PeerError> {
         // 0 stands for a process outside of this PID namespace.
         let pid = socket.peer_cred().map_err(PeerError::Io)?.pid().and_then(Pid::from_raw);
@@ -61,13 +61,13 @@ impl Exit {
     /// The exit of this pidfd's process. Needs a tokio runtime.
     ///
     /// # Errors
-    /// Fails if the system can watch no more.
+    /// Fails if the system cannot watch one more descriptor.
     pub(super) fn of(pidfd: Arc<OwnedFd>) -> io::Result<Self> {
         // SAFETY: the descriptor is open for as long as it is registered, since the registration holds a share of its owner.
         Ok(Self(unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }?))
     }
 
-    /// Waits for it.
+    /// Waits for the exit.
     ///
     /// Cancel safe.
     pub(super) async fn wait(self) -> io::Result<()> {
@@ -75,15 +75,16 @@ impl Exit {
     }
 }
 
-/// The pidfd of the process at a socket, from the kernel. A kernel that cannot name a socket's process is asked `by_number`,
-/// which is right unless the number was used again; `None` if the process has no number here.
+/// The pidfd of the process at a socket. If the kernel cannot name the socket's process, `by_number` opens the pidfd by the
+/// process's number. This is right unless the number was used again. `by_number` returns `None` if the process has no number
+/// here.
 fn identify(
     of_socket: Result<OwnedFd, Errno>,
     by_number: impl FnOnce() -> Option<Result<OwnedFd, Errno>>,
 ) -> Result<OwnedFd, PeerError> {
     match of_socket {
         Ok(pidfd) => return Ok(pidfd),
-        // Of a process that was waited for: by Linux before 6.9, later, and of a socket without one.
+        // `INVAL` (Linux before 6.9) and `SRCH` (later): the process was waited for. `NODATA`: the socket has no process.
         Err(Errno::INVAL | Errno::SRCH | Errno::NODATA) => return Err(PeerError::Gone),
         Err(Errno::NOPROTOOPT | Errno::NOSYS | Errno::OPNOTSUPP) => {}
         Err(error) => return Err(PeerError::Io(error.into())),

@@ -1,4 +1,4 @@
-//! Which settings change at once, and which wait.
+//! Tests of the settings that change at once, and of those that wait for the next start.
 
 use bytesize::ByteSize;
 

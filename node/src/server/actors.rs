@@ -1,4 +1,4 @@
-//! Starts the actors, each on its own thread, and has their memory come.
+//! Starts the actors, each on its own thread, and takes their memory from the system.
 
 use std::sync::{Arc, OnceLock};
 
@@ -40,7 +40,7 @@ pub(super) struct NodeParts {
     pub(super) filling: Arc<MemoryProgress>,
 }
 
-/// Looks for the GPUs of which the configuration takes memory. Other nodes need no driver.
+/// Looks for the GPUs whose memory the configuration takes. Nodes without such GPUs need no driver.
 pub(super) async fn find_gpus(devices: &Devices, actors: &[ActorLimits]) -> Result<(), ServeError> {
     for (device, actor) in (0..).zip(actors).filter(|(_, actor)| actor.device.tier_bytes > 0) {
         let (devices, pci) = (devices.clone(), actor.pci);
@@ -50,7 +50,7 @@ pub(super) async fn find_gpus(devices: &Devices, actors: &[ActorLimits]) -> Resu
     Ok(())
 }
 
-/// The memory of an actor on its way; in the end, the actor's part of the machine.
+/// The task that takes an actor's memory. It returns the actor's part of the machine.
 pub(super) type Filling = actix_rt::task::JoinHandle<Result<DeviceHardware, ServeError>>;
 
 /// Starts all actors, one after the other; their memory comes later.
@@ -79,7 +79,7 @@ pub(super) async fn start_actors(
     Ok((actors, feeds, memory))
 }
 
-/// Waits until all memory is there, and for ever after. Ends with the error where the system does not give it.
+/// Waits until all memory is there, calls `then`, and waits on forever. Returns only if the system does not give the memory.
 pub(super) async fn memory_is_there(
     memory: Vec<Filling>,
     limits: &Limits,
@@ -115,7 +115,7 @@ async fn fill(
     Ok(DeviceHardware::of(device, &limits, &placement, &metrics))
 }
 
-/// Starts an actor on a thread of its own, on the CPUs near its GPU, and has its memory come.
+/// Starts an actor on its own thread, on the CPUs near its GPU, and starts to take its memory.
 async fn start_actor(
     device: u16,
     limits: &ActorLimits,
@@ -158,7 +158,7 @@ async fn start_actor(
     let arbiter = Arbiter::with_tokio_rt(move || {
         threads::name(&format!("larder-gpu-{device}"));
         threads::pin_or_warn(&cpus);
-        // Made here, on the actor's own thread; without it there is no node.
+        // The runtime is made here, on the actor's own thread. Without a runtime there is no node.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.unwrap_or_else(|error| panic!("no runtime for device {device}: {error}"))
     });

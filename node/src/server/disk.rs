@@ -10,7 +10,7 @@ use crate::disk::{DiskMetrics, DiskTier, OpenError};
 use crate::limits::DiskLimits;
 use crate::threads;
 
-/// Opens an actor's disk tier. One that cannot be opened is left out, and said why: memory serves without it.
+/// Opens an actor's disk tier. If the tier cannot be opened, the actor serves without it, and the second value tells people why.
 pub(super) async fn start(
     device: u16,
     limits: Option<(&DiskLimits, DiskMetrics)>,
@@ -32,7 +32,7 @@ fn open(limits: DiskLimits, metrics: DiskMetrics) -> Result<DiskParts, OpenError
     let DiskLimits { options, read_deadline: deadline } = limits;
     let namespaces = options.folder.join("namespaces");
     let (sender, gone) = mpsc::unbounded_channel();
-    // Where nobody listens, nobody needs to know.
+    // An error: nobody listens, so nobody needs to know.
     let on_gone = Box::new(move |gone| _ = sender.send(gone));
     let tier = DiskTier::open(&options, metrics, on_gone)?;
     let opened = NamespaceFolder::open(&namespaces, tier.namespaces_at_start());

@@ -26,35 +26,35 @@ pub enum ServeError {
     Socket {
         /// The tenant.
         tenant: String,
-        /// Its socket.
+        /// The tenant's socket.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: BindError,
     },
-    /// The arena cannot be had.
+    /// The memory of an arena cannot be taken.
     #[error("cannot make the arena of device {device}")]
     Arena {
         /// The actor's device.
         device: u16,
-        /// Why.
+        /// The reason.
         source: MemoryError,
     },
-    /// The GPU of which the configuration takes memory cannot be used.
+    /// The configuration takes memory of a GPU that cannot be used.
     #[error(
         "[gpu] device_bytes takes memory of the GPU of device {device}, which this process cannot use; a container needs the driver's library and the GPU from its host"
     )]
     Gpu {
         /// The actor's device.
         device: u16,
-        /// Why.
+        /// The reason.
         source: DeviceError,
     },
-    /// A thread cannot be started.
+    /// Copy threads cannot be started.
     #[error("cannot start the copy threads of device {device}")]
     CopyPool {
         /// The actor's device.
         device: u16,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
     /// Events cannot be published.
@@ -62,7 +62,7 @@ pub enum ServeError {
     KvEvents {
         /// The address.
         listen: SocketAddr,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
     /// The lookup log cannot be written.
@@ -81,13 +81,13 @@ pub enum ServeError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// It cannot be a member of its cluster.
+    /// The node cannot be a member of its cluster.
     #[error("cannot be a member of the cluster")]
     Cluster(#[from] ClusterError),
     /// The metrics contradict each other.
     #[error("cannot register the metrics")]
     Metrics(#[from] prometheus::Error),
-    /// An actor ended, which none does while the node serves.
+    /// An actor ended while the node served.
     #[error("the actor of device {0} failed: the log says where; start the node again")]
     Actor(u16),
     /// Serving HTTP failed.
@@ -101,7 +101,7 @@ pub enum ServeError {
 }
 
 impl ServeError {
-    /// Whether another start can help only after a change of the configuration, or of the things it names.
+    /// Whether another start fails until somebody changes the configuration or the files that it names.
     #[must_use]
     pub fn is_the_askers(&self) -> bool {
         match self {

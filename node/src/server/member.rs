@@ -1,4 +1,4 @@
-//! A node as a member of its cluster, from its start until it leaves.
+//! The node as a member of its cluster, from its start until it leaves.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::metrics::Metrics;
 use crate::purge::Purges;
 use crate::reload::Reloads;
 
-/// Gets what the node needs to be a member, if it is to be one.
+/// Starts the parts that a member of a cluster needs, if the node is to be a member.
 pub(super) async fn start_cluster(
     limits: &Limits,
     metrics: &Metrics,
@@ -30,7 +30,7 @@ pub(super) async fn start_cluster(
     Ok(Some(Cluster::start(cluster, limits.sampler, &limits.name, metrics.registry(), clock).await?))
 }
 
-/// Joins the cluster, if there is one; how the node may drain into it.
+/// Joins the cluster, if there is one. Returns the node's drain.
 pub(super) async fn join_cluster(
     cluster: Option<&mut Cluster>,
     limits: &Limits,
@@ -58,8 +58,8 @@ pub(super) async fn join_cluster(
     Some(drains)
 }
 
-/// Waits until the node is to leave: it was told to stop, and drained for as long as it may then; or it has drained since
-/// somebody asked for that.
+/// Waits until the node is to leave: after it was told to stop and the drain before a stop is over, or after a drain that
+/// somebody asked for.
 pub(super) async fn to_leave(
     stop: impl Future<Output = ()>,
     drains: Option<&Drains>,
@@ -87,5 +87,5 @@ pub(super) async fn to_leave(
     }
 }
 
-/// A node's weight in the ring is its arena in these.
+/// The unit of a node's weight in the ring, in bytes of its arena.
 const WEIGHT_BYTES: u64 = 1 << 20;

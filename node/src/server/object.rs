@@ -13,13 +13,13 @@ use crate::threads;
 /// The object tier of a node, which its actors share.
 pub(super) struct Objects {
     limits: ObjectLimits,
-    /// The tier; an error if it cannot be opened: then the node serves without it.
+    /// The tier, or the error of opening it: then the node serves without it.
     tier: Result<Arc<ObjectTier>, OpenError>,
 }
 
 impl Objects {
-    /// Opens the tier. The node serves without a tier that cannot be opened, and says so; it leaves a store alone that does
-    /// not answer, and tries again later. The state shows the tier from then on.
+    /// Opens the tier, and lets `state` show it. If the tier cannot be opened, the node logs the reason and serves without it. If
+    /// the store does not answer, the tier leaves the store alone and tries again later.
     pub(super) async fn start(
         limits: Option<&ObjectLimits>,
         metrics: &SharedMetrics,
@@ -43,12 +43,12 @@ impl Objects {
         Some(objects)
     }
 
-    /// The tier, if it is open. It is not kept.
+    /// The tier, if it is open. The reference does not keep the tier open.
     pub(super) fn tier(&self) -> Option<Weak<ObjectTier>> {
         self.tier.as_ref().ok().map(Arc::downgrade)
     }
 
-    /// The parts of one actor.
+    /// The parts that one actor needs; `None` if the tier is not open.
     pub(super) fn parts(&self) -> Option<ObjectParts> {
         let ObjectLimits { known_chunks, options: ObjectOptions { deadline, find_deadline, .. } } =
             self.limits;
@@ -56,7 +56,7 @@ impl Objects {
         Some(ObjectParts { tier, deadline, find_deadline, known_chunks })
     }
 
-    /// Tells how the store does. It does not keep the tier.
+    /// Reports the state of the store, without keeping the tier open.
     fn reporter(&self) -> impl Fn() -> ObjectStatus + Send + Sync + use<> {
         let url = self.limits.options.url.clone();
         let tier = self.tier.as_ref().map_or_else(|_| Weak::new(), Arc::downgrade);

@@ -1,4 +1,4 @@
-//! Connections that have not said hello yet: bounds their number, and chooses the one that makes way.
+//! Bounds the number of connections that have not said hello, and chooses which connection makes way for a new one.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -7,12 +7,12 @@ use std::rc::Rc;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
-/// The connections to one tenant's socket that have not said hello. One that is new always finds a place: if there is none,
-/// the oldest of the process that has the most makes way, so that silent ones keep nobody out who speaks.
+/// The connections to one tenant's socket that have not said hello. A new connection always gets a place: if none is free, the
+/// oldest connection of the process with the most connections makes way. So silent connections keep no engine out.
 #[derive(Clone, Default)]
 pub(super) struct Greetings(Rc<RefCell<Waiting>>);
 
-/// The process or address that connected.
+/// The process that connected, by its user and number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Source {
     uid: u32,
@@ -20,7 +20,7 @@ pub(super) struct Source {
     pid: Option<i32>,
 }
 
-/// The place of one connection, as long as it lives.
+/// The place of one connection. The place is free again when this is dropped.
 pub(super) struct Seat {
     greetings: Greetings,
     number: u64,
@@ -30,13 +30,13 @@ pub(super) struct Seat {
 
 #[derive(Default)]
 struct Waiting {
-    /// By number: the oldest first.
+    /// The places by number, the oldest first.
     places: BTreeMap<u64, (Source, oneshot::Sender<()>)>,
     last: u64,
 }
 
 impl Source {
-    /// The process at the other end; none in particular where the system does not say.
+    /// The process at the other end. All processes that the system does not name count as one process.
     pub(super) fn of(socket: &UnixStream) -> Self {
         let known = socket.peer_cred().ok();
         Self {
@@ -47,7 +47,7 @@ impl Source {
 }
 
 impl Greetings {
-    /// A place for a connection that was just accepted.
+    /// Takes a place for a connection that was just accepted.
     pub(super) fn enter(&self, source: Source) -> Seat {
         let mut waiting = self.0.borrow_mut();
         waiting.make_room(source);
@@ -59,11 +59,11 @@ impl Greetings {
 }
 
 impl Seat {
-    /// Ready when the connection has to make way for another one.
+    /// Waits until the connection has to make way for another connection.
     ///
     /// Cancel safe.
     pub(super) async fn makes_way(&mut self) {
-        // An error: it was told before.
+        // An error: the connection was told before.
         let _ = (&mut self.makes_way).await;
     }
 }
@@ -75,7 +75,7 @@ impl Drop for Seat {
 }
 
 impl Waiting {
-    /// Has one make way where `source`, or all together, have as many as they may.
+    /// Makes a connection give way if `source`, or all sources together, have as many connections as allowed.
     fn make_room(&mut self, source: Source) {
         let mut counts = HashMap::<Source, usize>::new();
         self.places.values().for_each(|(source, _)| *counts.entry(*source).or_default() += 1);
@@ -93,16 +93,16 @@ impl Waiting {
         let oldest =
             self.places.iter().find(|(_, (source, _))| *source == heaviest).map(|(&number, _)| number);
         if let Some((_, makes_way)) = oldest.and_then(|number| self.places.remove(&number)) {
-            // An error: it has ended by itself.
+            // An error: the connection has ended by itself.
             let _ = makes_way.send(());
         }
     }
 }
 
-/// Connections of one tenant that have not said hello.
+/// Maximum number of connections to one tenant's socket that have not said hello.
 const MOST: usize = 64;
 
-/// Limit of one process: an engine opens a session for each of its ranks.
+/// Maximum number of these connections from one process: an engine opens a session for each of its ranks.
 const MOST_OF_A_SOURCE: usize = 16;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The opening of a session: from the accepted socket to its task on its actor's thread.
+//! Opens a session: from the accepted socket to the session's task on its actor's thread.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,16 +36,16 @@ pub(super) struct Newcomer {
 struct Guest<'a> {
     host: &'a Host,
     hello: Hello,
-    /// Number of the hello.
+    /// Number of the hello request.
     number: u64,
 }
 
-/// Reads the hello of a new connection and, if all is well, starts its session; else says why not and closes.
+/// Reads the hello of a new connection, and starts its session. If that fails, tells the engine why, and closes the connection.
 pub(super) async fn open(newcomer: Newcomer, sessions: Arc<Semaphore>, settings: SessionSettings) {
     let Newcomer { socket, mut place, host } = newcomer;
     let mut reader = FrameReader::of_a_stranger();
     let too_late = || (0, refusal(RefusalCode::Protocol, "no hello came in time"));
-    // A hello that is here counts, whoever else wants its place.
+    // A hello that has already come counts, even if another connection wants its place.
     let hello = tokio::select! {
         biased;
         hello = read_hello(&socket, &mut reader) => hello,
@@ -76,7 +76,7 @@ pub(super) async fn open(newcomer: Newcomer, sessions: Arc<Semaphore>, settings:
     }
 }
 
-/// Hands an open session over to its actor's thread; ends it where that cannot be.
+/// Hands an open session over to its actor's thread. Ends the session if that fails.
 async fn begin(actor: &SessionActor, socket: UnixStream, mut reader: FrameReader, opened: Opened) {
     let session = opened.session;
     reader.greeted();
@@ -93,7 +93,7 @@ async fn begin(actor: &SessionActor, socket: UnixStream, mut reader: FrameReader
     }
 }
 
-/// Reads the first frame, which has to be a hello of a version that this node speaks.
+/// Reads the first frame. It must be a hello with a version that this node speaks.
 async fn read_hello(socket: &UnixStream, reader: &mut FrameReader) -> Result<(u64, Hello), (u64, Response)> {
     let malformed = |number, what: &dyn std::fmt::Display| (number, refusal(RefusalCode::Protocol, what));
     loop {
@@ -134,7 +134,8 @@ async fn read_hello(socket: &UnixStream, reader: &mut FrameReader) -> Result<(u6
     }
 }
 
-/// Opens the session at its actor. Whatever may fail comes before: nothing closes a session that was opened for nobody.
+/// Opens the session at its actor. Every step that may fail comes before this: nothing would close a session that was opened in
+/// vain.
 async fn welcome(
     socket: &UnixStream,
     settings: &SessionSettings,
@@ -147,7 +148,7 @@ async fn welcome(
     let (device, actor) = choose(settings, hello.device).ok_or_else(|| {
         refused(RefusalCode::Unknown, &format!("this node has {} devices", settings.actors.len()))
     })?;
-    // From here on: of engines that start together, each gets another actor.
+    // The session counts from here on, so that engines that start together get different actors.
     let counted = CountedSession::of(&actor);
     let peer = SocketProcess::of(socket).map_err(|error| refused(code_of(&error), &error))?;
     let pid = peer.pid;
@@ -163,8 +164,8 @@ async fn welcome(
     let open = Errand::new(move |actor, _| actor.open_session(tenant, process, window, client));
     let session = actor.address.send(open).await.ok().flatten();
     let session = session.ok_or_else(|| refused(RefusalCode::Stopping, &"the node is stopping"))?;
-    // The actor may have heard of the process's end before its session was there: then nobody would say it again, and the process
-    // would keep memory out of use for ever.
+    // The actor may have heard of the process's exit before the session was there. Then nobody would tell it again, and the
+    // process would keep memory out of use forever.
     let is_gone = *member.gone.borrow();
     if is_gone && actor.address.send(Tell(Event::ProcessGone(process))).await.is_err() {
         tracing::debug!(process = process.0, "an actor has stopped before a process was gone");
@@ -248,7 +249,8 @@ fn choose(settings: &SessionSettings, device: Option<u16>) -> Option<(u16, Sessi
     Some((number as u16, settings.actors.get(number)?.clone()))
 }
 
-/// The session's window, out of its tenant's budget; the answer to the engine if there is none.
+/// Makes the session's window from its tenant's budget; `None` if the session has no window. The error is the answer to the
+/// engine.
 async fn make_window(
     settings: &SessionSettings,
     budget: &WindowBudget,
@@ -264,7 +266,7 @@ async fn make_window(
         return Err(Response::Busy(Busy { what: Scarce::Memory, retry_after_ms: WINDOW_RETRY_MS }));
     };
     let numa_node = actor.numa_node;
-    // The kernel clears the memory meanwhile.
+    // This blocks while the kernel clears the memory.
     let made = threads::blocking(move || Window::create(bytes, numa_node, Some(share))).await;
     made.map(|window| Some(Arc::new(window))).map_err(|error| {
         tracing::warn!(%error, source = ?std::error::Error::source(&error), "no write window");
@@ -276,7 +278,7 @@ pub(super) fn refusal(code: RefusalCode, what: &(impl std::fmt::Display + ?Sized
     Response::Refused(Refusal { code, message: what.to_string() })
 }
 
-/// Says one thing to a connection that is about to be closed, if it listens.
+/// Sends an answer to a connection that is about to be closed, if the engine still reads.
 fn say(socket: &UnixStream, number: u64, response: &Response) {
     let mut writer = FrameWriter::new();
     let said = writer.push_response(number, response, Vec::new()).map_err(io::Error::other);
@@ -291,5 +293,5 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 /// When a tenant with too many sessions may try again.
 const SESSIONS_RETRY_MS: u64 = 100;
 
-/// When a tenant whose windows take all that they may can try again.
+/// When a tenant whose windows take its whole budget may try again.
 const WINDOW_RETRY_MS: u64 = 1_000;

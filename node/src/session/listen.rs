@@ -1,4 +1,4 @@
-//! One socket per tenant: a process that can open it is that tenant.
+//! One socket per tenant: a process that can open the socket acts as that tenant.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,20 +22,20 @@ use crate::metrics::SharedMetrics;
 use crate::processes::Processes;
 use crate::window::WindowBudget;
 
-/// The settings of all sessions of a node. Lives on the thread that accepts.
+/// The settings of all sessions of a node. Stays on the thread that accepts.
 #[derive(Clone)]
 pub struct SessionSettings {
     /// The node's name.
     pub node: String,
-    /// Its actors, by device number.
+    /// The node's actors, by device number.
     pub actors: Vec<SessionActor>,
-    /// What each may hold.
+    /// The limits of each session.
     pub limits: SessionLimits,
     /// The processes behind the sessions.
     pub processes: Processes,
     /// The counters of sessions.
     pub metrics: SharedMetrics,
-    /// Takes what engines say of chunks.
+    /// Takes engines' descriptions of chunks.
     pub descriptions: Descriptions,
     /// Decides which requests are traced.
     pub sampler: Sampler,
@@ -46,19 +46,19 @@ pub struct SessionSettings {
 /// An actor as sessions see it.
 #[derive(Clone)]
 pub struct SessionActor {
-    /// Its mailbox.
+    /// The actor's mailbox.
     pub address: Addr<GpuActor>,
-    /// Its thread, on which its sessions run.
+    /// The actor's thread, on which its sessions run.
     pub arbiter: ArbiterHandle,
-    /// Its NUMA node.
+    /// The actor's NUMA node.
     pub numa_node: Option<u32>,
-    /// Changes when a fault ended all of its sessions.
+    /// Changes when a fault ended all of the actor's sessions.
     pub lives: watch::Receiver<u64>,
-    /// Its sessions: those that are open, and those that are being opened.
+    /// Number of the actor's sessions that are open or being opened.
     pub sessions: Arc<AtomicU32>,
 }
 
-/// A session counts among those of its actor until this is dropped.
+/// Counts a session among its actor's sessions until it is dropped.
 pub(super) struct CountedSession(Arc<AtomicU32>);
 
 impl CountedSession {
@@ -79,9 +79,9 @@ impl Drop for CountedSession {
 pub(super) struct Host {
     pub(super) tenant: TenantId,
     pub(super) name: Arc<str>,
-    /// The budget of its write windows.
+    /// The budget of the tenant's write windows.
     pub(super) windows: WindowBudget,
-    /// Turns true when it leaves.
+    /// Turns true when the tenant leaves.
     pub(super) leaves: watch::Receiver<bool>,
 }
 
@@ -93,7 +93,7 @@ pub struct Listener {
     file: SocketFile,
 }
 
-/// A socket that is being listened on; dropping it takes the socket's file away.
+/// A socket that accepts connections. Dropping it removes the socket's file.
 pub struct Listening {
     _file: SocketFile,
     task: actix_rt::task::JoinHandle<()>,
@@ -103,19 +103,19 @@ impl Listener {
     /// Binds a tenant's socket. Needs a tokio runtime.
     ///
     /// # Errors
-    /// [`BindError`]: something else stands there, another node listens there, or the folder cannot be written.
+    /// [`BindError`]: the file at `path` is no socket, another process listens there, or the folder cannot be written.
     pub fn bind(tenant: TenantId, name: &str, path: &Path) -> Result<Self, BindError> {
         let (socket, file) = socket_file::bind(path)?;
         Ok(Self { tenant, name: name.to_owned(), socket, file })
     }
 
-    /// The same, of the tenant with this number.
+    /// The same listener, for the tenant with this number.
     #[must_use]
     pub fn of(self, tenant: TenantId) -> Self {
         Self { tenant, ..self }
     }
 
-    /// Starts to accept, on the thread of the caller. The tenant's windows come from this budget; its sessions end when
+    /// Starts to accept, on the thread of the caller. The tenant's windows come from the budget `windows`; its sessions end when
     /// `leaves` turns true.
     #[must_use]
     pub fn start(
@@ -136,7 +136,7 @@ impl Drop for Listening {
     }
 }
 
-/// Accepts for ever.
+/// Accepts connections forever.
 async fn accept(host: Host, socket: UnixListener, settings: SessionSettings) {
     let sessions = Arc::new(Semaphore::new(settings.limits.max_sessions as usize));
     let greetings = Greetings::default();
@@ -155,5 +155,5 @@ async fn accept(host: Host, socket: UnixListener, settings: SessionSettings) {
     }
 }
 
-/// After a failed accept (no descriptor left), so that the loop does not spin.
+/// The pause after a failed accept (no descriptor left), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -1,8 +1,8 @@
 //! One open session: requests to its actor, answers back.
 //!
-//! All answers of a session go through one channel, in the order in which the actor made them: an answer may speak of memory
-//! that an earlier answer brought. After an answer the task looks for the next request for a moment before it sleeps, since
-//! waking a thread costs more than a lookup.
+//! All answers of a session go through one channel, in the order in which the actor made them: an answer may refer to memory that
+//! an earlier answer brought. After an answer the task looks for the next request for a moment before it sleeps, since waking a
+//! thread costs more than a lookup.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -66,18 +66,18 @@ struct Session {
     traced: Option<(u64, TraceContext)>,
     /// The engine's name of the request with this number.
     named: Option<(u64, String)>,
-    /// The tenant whose chunks it describes, and the receiver of descriptions.
+    /// The session's tenant, and the receiver of the session's descriptions of chunks.
     tells: Option<(Arc<str>, Descriptions)>,
-    /// Requests that have no answer yet: bytes are being copied, or other nodes asked.
+    /// Requests without an answer yet: bytes are being copied, or other nodes are being asked.
     waiting: usize,
-    /// Numbers of those of them that copy out of the session's window.
+    /// Numbers of the waiting requests that copy out of the session's window.
     copying: Vec<u64>,
-    /// The channel for their answers: never more than the requests that wait.
+    /// The channel for answers. It never has more answers than there are waiting requests.
     answers_here: UnboundedSender<(u64, Answer)>,
     answers: UnboundedReceiver<(u64, Answer)>,
 }
 
-/// The reason why a session ends; as a text, its name in metrics.
+/// Why a session ends. `&str::from` gives the reason's name in metrics.
 #[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 enum End {
@@ -187,8 +187,8 @@ impl Session {
         }
     }
 
-    /// Handles every request that has come, as long as the engine takes the answers. Returns whether it stopped for that:
-    /// then requests may be left here that no socket announces again.
+    /// Handles every request that has come, as long as the engine takes the answers. Returns true if it stopped because the
+    /// engine does not take them: then the reader may still have requests, and the socket does not announce them again.
     async fn take_frames(&mut self) -> Result<bool, End> {
         while self.writer.pending_bytes() < self.most_unsent_bytes {
             let protocol =
@@ -262,8 +262,8 @@ impl Session {
         pushed.map_err(|error| End::Socket(io::Error::other(error)))
     }
 
-    /// Receives a request that comes soon after an answer, without sleeping: an engine often asks again at once, and a
-    /// sleeping thread takes longer to wake than its answer takes. Other tasks run meanwhile. `None` if nothing came, if there is
+    /// Receives a request that comes soon after an answer, without sleeping: an engine often asks again at once, and waking a
+    /// sleeping thread takes longer than making an answer. Other tasks run meanwhile. `None` if nothing came, if there is
     /// something else to wait for, or if others want the CPU.
     async fn receive_soon(&mut self) -> Option<Result<(), End>> {
         if self.waiting > 0 || self.writer.pending_bytes() > 0 || !self.look_or_sleep.may_look() {
@@ -280,7 +280,7 @@ impl Session {
             if lent >= until {
                 return None;
             }
-            // The engine may be on this very CPU.
+            // The engine may need this very CPU.
             sched_yield();
             if !self.look_or_sleep.looks_on(self.clock.elapsed() - lent) {
                 return None;
@@ -301,7 +301,7 @@ impl Session {
         }
     }
 
-    /// Waits for the next thing to do: bytes that came, a commit that is done, or room for answers.
+    /// Waits for the next thing to do: bytes that came, the answer to a waiting request, or room for answers.
     async fn wait(&mut self) -> Result<(), End> {
         let unsent = self.writer.pending_bytes();
         tokio::select! {
@@ -330,8 +330,9 @@ impl Session {
         Ok(())
     }
 
-    /// Tells the engine why the session ends, if it listens, and waits for copies out of its window: what it has committed counts.
-    /// Nobody reads other answers, which may come late: an engine that is gone must not keep its leases for them.
+    /// Tells the engine why the session ends, if it listens. Waits for copies out of the session's window, since commits under
+    /// way still count. Does not wait for other answers: they may come late, and the session of an engine that is gone would keep
+    /// its leases until then.
     async fn say_goodbye(&mut self, end: &End) {
         let last_words = match end {
             End::Protocol { number, what } => Some((*number, refusal(RefusalCode::Protocol, what))),
@@ -347,7 +348,7 @@ impl Session {
             }
         }
         if matches!(end, End::Fault) {
-            // Nobody answers any more, and whatever is copied keeps its memory by itself.
+            // Nobody answers any more, and each copy keeps its memory by itself.
             return;
         }
         let copies = async {
@@ -369,13 +370,13 @@ const FAULT: &str =
 const TENANT_LEFT: &str =
     "the node serves this tenant no more: its administrator took the tenant out of the configuration";
 
-/// How long a session looks for the next request before its thread may sleep. Waking it takes 15 us and more.
+/// How long a session looks for the next request before its thread may sleep. Waking the thread takes 15 us or more.
 const SPIN: Duration = Duration::from_micros(50);
 
 /// Bytes of answers that an engine may leave unread before its requests wait: four frames of the largest size.
 const MOST_UNSENT_BYTES: usize = 4 << 20;
 
-/// How long the end of a session waits for copies. The store keeps their slots in quarantine until they end.
+/// How long the end of a session waits for copies. The store keeps the slots of these copies in quarantine until the copies end.
 const COPY_DEADLINE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The file of a tenant's socket: made where nothing else stands, and removed only if it is still the same file.
+//! The file of a tenant's socket. It replaces nothing but a dead socket, and is removed only if it is still the same file.
 
 use std::fs;
 use std::io;
@@ -10,49 +10,49 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tokio::net::UnixListener;
 
-/// Something that is no socket stands where a tenant's socket is to be.
+/// The path of a tenant's socket has a file that is no socket.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{} is {what}, not a socket, and stays as it is: set the tenant's `socket` to another path, or move it away",
     path.display()
 )]
 pub struct NotASocket {
-    /// The address.
+    /// The path.
     pub path: PathBuf,
-    /// The kind of file that stands there.
+    /// The kind of the file.
     pub what: &'static str,
 }
 
-/// Why a tenant's socket cannot be listened on.
+/// Why the node cannot listen on a tenant's socket.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// Something else stands there.
+    /// The path has a file that is no socket.
     #[error(transparent)]
     NotASocket(#[from] NotASocket),
-    /// Somebody listens there.
+    /// Another process listens on the socket.
     #[error("another process serves this socket: stop it, or set the tenant's `socket` to another path")]
     InUse,
-    /// The system does not let the node.
+    /// The system refuses.
     #[error("may this user write there?")]
     Io(#[from] io::Error),
 }
 
-/// The file of a socket that is being listened on. Dropping it takes the file away, unless another one stands there by then.
+/// The file of a socket that accepts connections. Dropping it removes the file, unless another file has taken its place.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
     made: FileId,
 }
 
-/// The identity of a file: device, inode, and the time when it was made, if the file system tells it, since inodes are used
-/// again.
+/// The identity of a file: device, inode, and the time when it was made, if the file system tells it. The time is needed because
+/// inodes are used again.
 type FileId = (u64, u64, Option<SystemTime>);
 
-/// Whether a tenant's socket may be made at `path`: nothing stands there, or a socket. Follows no link.
+/// Checks that a tenant's socket may be made at `path`: there is no file, or a socket. Follows no link.
 ///
 /// # Errors
-/// [`NotASocket`] says which kind of file stands there. A path that cannot be read is not refused here: binding tells.
+/// [`NotASocket`] names the kind of the file. A path that cannot be read passes this check; binding will fail.
 pub fn check_socket_path(path: &Path) -> Result<(), NotASocket> {
     let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
     let kind = metadata.file_type();
@@ -67,10 +67,10 @@ pub fn check_socket_path(path: &Path) -> Result<(), NotASocket> {
     Err(NotASocket { path: path.to_owned(), what })
 }
 
-/// Listens at `path`. A socket that nobody listens on any more makes way. Needs a tokio runtime.
+/// Listens at `path`. Removes a socket there that nobody listens on any more. Needs a tokio runtime.
 ///
 /// # Errors
-/// [`BindError`]: the file there stays as it is.
+/// [`BindError`]: the file at `path` stays as it is.
 pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), BindError> {
     check_socket_path(path)?;
     if let Some(folder) = path.parent() {
@@ -78,7 +78,7 @@ pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), BindError>
     }
     match probe(path) {
         Ok(()) | Err(Errno::AGAIN) => return Err(BindError::InUse),
-        // Its listener has ended.
+        // The socket's listener has ended.
         Err(Errno::CONNREFUSED) => fs::remove_file(path)?,
         Err(Errno::NOENT) => {}
         Err(Errno::PROTOTYPE) => {
@@ -112,7 +112,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Whether somebody listens at `path`. Never waits: a listener whose queue is full is one.
+/// Tries to connect to a listener at `path`. Never waits: the listener's queue may be full.
 fn probe(path: &Path) -> Result<(), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -124,7 +124,7 @@ fn file_id(path: &Path) -> io::Result<FileId> {
     Ok((metadata.dev(), metadata.ino(), metadata.created().ok()))
 }
 
-/// The owner and its group may connect.
+/// The socket's owner and group may connect.
 const SOCKET_MODE: u32 = 0o660;
 
 #[cfg(test)]

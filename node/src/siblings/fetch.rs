@@ -32,7 +32,7 @@ impl Siblings {
         });
         async move {
             let grants = match asking {
-                // An error: it is stopping, or too slow.
+                // An error: the sibling is stopping, or too slow.
                 Some(asking) => asking.await.ok().and_then(Result::ok),
                 None => None,
             };
@@ -56,15 +56,15 @@ impl Siblings {
         }
     }
 
-    /// Tells a sibling that a chunk of its stays here now.
+    /// Tells a sibling that its chunk has moved to this actor.
     pub(crate) fn tell_moved(&self, device: u16, fingerprint: Fingerprint, hash: ChunkHash) {
         if let Some(sibling) = self.actor(device) {
-            // Refused: it keeps a copy until it is evicted.
+            // If refused, the sibling keeps its copy until eviction.
             let _ = sibling.tell.try_send(Tell(Event::Moved { fingerprint, hashes: vec![hash] }));
         }
     }
 
-    /// Tells a sibling that chunks of its came with other bytes than it has checksums for.
+    /// Tells a sibling that the bytes of its chunks do not match its checksums.
     pub(crate) fn tell_damaged(&self, device: u16, fingerprint: Fingerprint, hashes: Vec<ChunkHash>) {
         let by = Reporter::Sibling(self.device());
         if let Some(sibling) = self.actor(device)
@@ -77,9 +77,9 @@ impl Siblings {
 
 /// The expected result for a chunk.
 enum Coming {
-    /// Nothing.
+    /// The result is already known: no blocks come.
     Is(Arrival),
-    /// Blocks with these checksums.
+    /// Blocks come that should have these checksums.
     Copied { sums: Vec<u64>, granted: GrantedChunk },
 }
 
@@ -108,7 +108,7 @@ impl Coming {
         }
     }
 
-    /// The result for the chunk; takes its blocks' checksums off the front.
+    /// The result for the chunk. Takes the checksums of the chunk's blocks off the front of `came`.
     fn arrival(self, came: &mut impl Iterator<Item = Checksums>) -> Arrival {
         let (sums, granted) = match self {
             Self::Is(fetched) => return fetched,

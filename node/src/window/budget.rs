@@ -1,4 +1,4 @@
-//! The bytes that the write windows of one tenant may take together. A session takes its whole window at hello.
+//! The bytes that the write windows of one tenant may take together. A session takes the bytes of its whole window at its hello.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,25 +25,25 @@ struct Account {
 }
 
 impl WindowBudget {
-    /// A budget of which nothing is taken. `gauge` shows the taken bytes.
+    /// A budget from which nothing is taken yet. `gauge` shows the taken bytes.
     #[must_use]
     pub fn new(limit_bytes: u64, gauge: IntGauge) -> Self {
         let limit_bytes = AtomicU64::new(limit_bytes);
         Self(Arc::new(Account { limit_bytes, held_bytes: AtomicU64::new(0), gauge }))
     }
 
-    /// How much may be taken in all.
+    /// The limit of all bytes together.
     #[must_use]
     pub fn limit_bytes(&self) -> u64 {
         self.0.limit_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bounds what is taken from now on. What is taken beyond that stays.
+    /// Changes the limit. Windows that already exceed it stay.
     pub fn bound(&self, limit_bytes: u64) {
         self.0.limit_bytes.store(limit_bytes, Ordering::Relaxed);
     }
 
-    /// Takes `bytes` bytes; `None` if they are not left.
+    /// Takes `bytes` bytes; `None` if fewer are left.
     #[must_use]
     pub fn take(&self, bytes: u64) -> Option<WindowShare> {
         let fits = |held: u64| held.checked_add(bytes).filter(|&held| held <= self.limit_bytes());

@@ -31,12 +31,12 @@ impl Tree {
         self.file(&format!("{path}/numa_node"), &format!("{numa_node}\n"))
     }
 
-    /// How far `node` is from every node, in their order.
+    /// Sets the distances of `node` to all nodes, in the order of their numbers.
     pub(crate) fn distances(&self, node: u32, distances: &str) -> &Self {
         self.file(&format!("sys/devices/system/node/node{node}/distance"), distances)
     }
 
-    /// Reserved huge pages, of the machine or a NUMA node.
+    /// Adds reserved huge pages of the machine or of a NUMA node.
     pub(crate) fn huge_pages(&self, node: Option<u32>, total: u64, free: u64) -> &Self {
         let folder = match node {
             Some(node) => format!("sys/devices/system/node/node{node}/hugepages/hugepages-2048kB"),
@@ -46,7 +46,7 @@ impl Tree {
         self.file(&format!("{folder}/free_hugepages"), &free.to_string())
     }
 
-    /// A device at the end of `path`, as `pci0000:15/0000:15:01.0/0000:17:00.0`.
+    /// Adds a device at the end of `path`, such as `pci0000:15/0000:15:01.0/0000:17:00.0`.
     pub(crate) fn device_at(&self, path: &str, numa_node: i32, class: &str) -> &Self {
         let (_, address) = path.rsplit_once('/').unwrap();
         self.file(&format!("sys/devices/{path}/class"), class);
@@ -54,12 +54,12 @@ impl Tree {
         self.link(&format!("sys/bus/pci/devices/{address}"), &format!("../../../devices/{path}"))
     }
 
-    /// A network interface of the device at the end of `path`; with its device.
+    /// Adds a device at the end of `path`, with its network interface.
     pub(crate) fn nic_at(&self, path: &str, numa_node: i32, name: &str) -> &Self {
         self.device_at(path, numa_node, "0x020000").interface(&format!("{path}/net/{name}"), 9_000, "up")
     }
 
-    /// A network interface, its place given below `sys/devices`.
+    /// Adds a network interface at `path` below `sys/devices`.
     pub(crate) fn interface(&self, path: &str, mtu: u32, state: &str) -> &Self {
         let (_, name) = path.rsplit_once('/').unwrap();
         self.file(&format!("sys/devices/{path}/mtu"), &format!("{mtu}\n"));

@@ -3,7 +3,7 @@
 use super::fixtures::Tree;
 use crate::host::HostFacts;
 
-/// A workstation or virtual machine: one node, and firmware that places no device.
+/// A workstation or virtual machine: one NUMA node, and firmware that places no device.
 pub(crate) fn workstation() -> Tree {
     let tree = Tree::machine(64 * GIB, "0-15");
     tree.numa_node(0, "0-15", 64 * GIB).distances(0, "10");
@@ -12,8 +12,8 @@ pub(crate) fn workstation() -> Tree {
     tree
 }
 
-/// Two sockets, eight GPUs, a switch for each GPU with a network interface below it (`gpu0` to `gpu7`), one for storage
-/// at each socket, one for management, and a bond of those for storage.
+/// Two sockets and eight GPUs. Each GPU has a switch with a network interface below it (`gpu0` to `gpu7`). Each socket has an
+/// interface for storage; both are members of a bond. One more interface is for management.
 pub(crate) fn dgx() -> Tree {
     let tree = Tree::machine(2_048 * GIB, "0-223");
     tree.numa_node(0, "0-55,112-167", 1_024 * GIB).distances(0, "10 21");
@@ -37,8 +37,8 @@ pub(crate) fn dgx() -> Tree {
     tree
 }
 
-/// One socket in four parts, a GPU at each. The firmware does not place the last GPU; network interfaces are at parts 0 and 3,
-/// of which the one at 0 is down; the memory of part 1 is missing, and this process may not use the CPUs of part 2.
+/// One socket in four parts, each with a GPU. The firmware does not place the last GPU. Parts 0 and 3 have network interfaces;
+/// the interface at part 0 is down. Part 1 has no memory, and this process may not use the CPUs of part 2.
 pub(crate) fn quarters() -> Tree {
     let tree = Tree::machine(96 * GIB, "0-31");
     for node in 0..4_u32 {
@@ -61,7 +61,7 @@ pub(crate) fn quarters() -> Tree {
     tree
 }
 
-/// Two sockets in four parts each, a GPU at each part, a network interface at each socket's second part.
+/// Two sockets of four parts each. Each part has a GPU, and each socket's second part has a network interface.
 pub(crate) fn eighths() -> Tree {
     let tree = Tree::machine(1_024 * GIB, "0-127");
     for node in 0..8_u32 {
@@ -87,8 +87,8 @@ pub(crate) fn eighths() -> Tree {
     tree
 }
 
-/// Two sockets, and memory behind CXL that is a node of its own and nearer to socket 1. The firmware places the second GPU
-/// on it, and the processes' control group keeps their memory off socket 1.
+/// Two sockets, and a third NUMA node: memory behind CXL, nearer to socket 1. The firmware places the second GPU on the third
+/// node.
 pub(crate) fn with_cxl() -> Tree {
     let tree = Tree::machine(768 * GIB, "0-63");
     tree.numa_node(0, "0-31", 256 * GIB).distances(0, "10 21 24");
@@ -117,7 +117,7 @@ fn routes(networks: &[(&str, &str, &str)]) -> String {
 /// The root buses of eight switches.
 const DGX_BUSES: [u8; 8] = [0x15, 0x38, 0x48, 0x59, 0x97, 0xb7, 0xc7, 0xd7];
 
-/// In the kernel's unit.
+/// A GiB in the kernel's unit, kB.
 const GIB: u64 = 1 << 20;
 
 /// The class of a GPU without outputs.

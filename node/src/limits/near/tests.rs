@@ -12,7 +12,7 @@ fn resolve(tree: &Tree, gpus: &[&str], rest: &str) -> Result<Limits, ConfigError
     config.resolve(&facts(tree))
 }
 
-/// One line an actor: GPU's node, CPUs of its threads, node of its arena, how it is bound, nearest interface.
+/// One line per actor: the GPU's node, the CPUs of the actor's threads, the arena's node and binding, the nearest interface.
 fn places(limits: &Limits) -> Vec<String> {
     let node = |node: Option<u32>| node.map_or_else(|| "-".to_owned(), |node| node.to_string());
     let line = |actor: &ActorLimits| {

@@ -6,7 +6,7 @@ use crate::host::tests::fixtures::Tree;
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 
-/// 64 GiB on two nodes, a GPU on each, a third that does not say where it is.
+/// 64 GiB on two NUMA nodes, a GPU on each node, and a third GPU without a known node.
 fn machine() -> HostFacts {
     let tree = Tree::machine(64 << 20, "0-15");
     tree.numa_node(0, "0-7", 32 << 20).numa_node(1, "8-15", 32 << 20);

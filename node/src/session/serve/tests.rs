@@ -1,4 +1,4 @@
-//! A session's loop: what it answers, in which order, and how it ends.
+//! Tests of a session's loop: its answers, their order, and its end.
 
 use std::os::unix::net::UnixStream as Engine;
 
@@ -70,7 +70,7 @@ async fn requests_that_came_together_are_all_answered_though_answers_fill_the_wr
     let asks = Prompt.start().recipient();
     let (socket, writer) = (UnixStream::from_std(ours).unwrap(), FrameWriter::new());
     let mut session = Session::new(socket, FrameReader::new(), writer, SessionId(1), asks);
-    // One answer fills it; the socket takes it at once.
+    // One answer fills the writer; the socket takes the answer at once.
     session.most_unsent_bytes = 1;
     let serving = actix_rt::spawn(async move { session.run().await });
     let read = actix_rt::task::spawn_blocking(move || {
