@@ -75,7 +75,7 @@ pub struct ExchangeLimits {
     pub credit_bytes: u64,
     /// Bytes of blocks that are being sent, to all peers together; beyond this number, peers are told to ask again.
     pub sending_bytes: u64,
-    /// Bytes of blocks on one stream, where one chunk is not more.
+    /// Bytes of blocks on one stream; a single chunk may be larger.
     pub batch_bytes: u64,
     /// Limit of the bytes of blocks sent in a second, to all peers together; no limit if `None`.
     pub send_bytes_per_second: Option<NonZeroU64>,
@@ -123,7 +123,7 @@ pub struct PeerId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(u64);
 
-/// Something to do.
+/// A task for the shell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// A fetch has its turn.
@@ -156,7 +156,7 @@ pub enum NoPeer {
     Silent,
 }
 
-/// An alarm at some time. An alarm without its reason means nothing.
+/// The purpose of an alarm. An alarm whose request or peer is gone means nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Alarm {
     LineUp(RequestId),
@@ -181,13 +181,13 @@ impl Exchange {
         }
     }
 
-    /// The table that counts.
+    /// The table in force.
     #[must_use]
     pub fn table(&self) -> &Arc<Table> {
         &self.table
     }
 
-    /// Takes a new table. Peers that left it, or came back in another life, are forgotten. Suspect ones are asked for a sign of
+    /// Takes a new table. Peers that left it, or came back in another life, are forgotten. Suspect peers are asked for a sign of
     /// life if this node is one of their [`witnesses`].
     pub fn set_table(&mut self, table: Arc<Table>, own: NodeNumber) {
         let before = std::mem::replace(&mut self.table, table);
@@ -266,7 +266,7 @@ impl Exchange {
         alarm.into_iter().chain(self.connections.next_deadline()).min()
     }
 
-    /// The next thing to do.
+    /// The next task for the shell.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
@@ -282,7 +282,7 @@ impl Exchange {
         self.last_number
     }
 
-    /// At least 0, and less than 1.
+    /// A pseudorandom number, at least 0 and less than 1.
     fn chance(&mut self) -> f64 {
         let bits = xxh3_64_with_seed(&self.next_number().to_le_bytes(), self.seed);
         (bits >> 11) as f64 / (1_u64 << 53) as f64
@@ -290,7 +290,7 @@ impl Exchange {
 }
 
 impl Outgoing {
-    /// Nothing is being sent.
+    /// Bounds with nothing in flight.
     #[must_use]
     pub fn new(limits: &ExchangeLimits) -> Self {
         Self { sending: Sending::new(limits.sending_bytes), pace: Pace::new(limits.send_bytes_per_second) }

@@ -99,7 +99,7 @@ impl Core {
         Ok(Started { ticket, tokens, tokens_to_recompute })
     }
 
-    /// Answers a prefetch as a lease of the chunks that are here, now or when they are.
+    /// Answers a prefetch with a lease of the chunks that are here, at once or when they have come.
     pub(crate) fn collect(
         &mut self,
         request: RequestId,
@@ -136,7 +136,7 @@ impl Core {
         }
     }
 
-    /// The number of chunks that a prefetch may bring; `None` if the lookup says it.
+    /// The number of chunks that a prefetch may bring; `None` if the lookup's result says the number.
     fn hoped(
         &self,
         session: SessionId,
