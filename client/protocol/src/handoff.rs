@@ -26,7 +26,7 @@ pub struct HandOver {
     pub pool: u8,
     /// The first layer, in the pool.
     pub from_layer: u32,
-    /// The layer behind the last one.
+    /// The layer behind the last layer.
     pub to_layer: u32,
     /// Offsets of these layers in the write window: for each chunk, for each slice of the session. Empty if the node trusts
     /// its engines.
@@ -100,7 +100,7 @@ pub struct LayersSum {
     pub block: u32,
     /// The first layer, in the pool.
     pub from_layer: u32,
-    /// The layer behind the last one.
+    /// The layer behind the last layer.
     pub to_layer: u32,
     /// The checksum of the layers' bytes and the block's name ([`layers_checksum`](crate::checksum::layers_checksum)).
     pub checksum: u64,
