@@ -42,7 +42,7 @@ use crate::chunk::ChunkHash;
 use crate::namespace::Fingerprint;
 use crate::pools::PoolSpec;
 
-/// Bytes up to which whole layers share one checksum.
+/// Up to this number of bytes, whole layers share one checksum.
 ///
 /// Smaller ranges let a reader start earlier, and stay in the processor's cache between copy and checksum. Each range costs eight
 /// bytes.

@@ -18,8 +18,8 @@ use rkyv::{Archive, Deserialize, Serialize};
 #[repr(transparent)]
 pub struct ChunkHash(pub [u8; 32]);
 
-// The derived code checks and copies an array byte by byte: with hundreds of hashes in a prompt, that took as many instructions as
-// the store's lookup.
+// The derived code checks and copies an array byte by byte. With hundreds of hashes in a prompt, that took as many instructions
+// as the store's lookup.
 
 // SAFETY: every value of 32 bytes is a hash, and the caller upholds that there are 32 bytes.
 unsafe impl<C: Fallible + ?Sized> CheckBytes<C> for ChunkHash {

@@ -270,7 +270,7 @@ pub struct BlockLayers {
     pub block: u32,
     /// Offset of the layers in the block.
     pub offset: u64,
-    /// Their bytes.
+    /// Bytes of the layers.
     pub bytes: u64,
     /// The checksum of these bytes and the block's name ([`layers_checksum`](crate::checksum::layers_checksum)).
     pub checksum: u64,

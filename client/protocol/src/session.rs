@@ -204,7 +204,7 @@ pub struct Commit {
 pub struct Lease {
     /// Number of the namespace.
     pub namespace: u32,
-    /// The chunks to read, usually those that a lookup found.
+    /// The chunks to read, usually the chunks that a lookup found.
     pub chain: Chain,
 }
 
@@ -307,7 +307,7 @@ pub struct Found {
     /// Tokens of the contiguous prefix that can be used, counted from the chain's first chunk.
     pub tokens: u64,
     /// The found chunks, ascending, with one span for each stretch in one tier. In a linked namespace the spans follow one
-    /// another without a gap from the chain's first chunk; in a flat namespace they are all runs of keys that were found.
+    /// another without a gap from the chain's first chunk; in a flat namespace they are all found runs of keys.
     pub spans: Vec<Span>,
     /// The pin, if one was asked for and something was found.
     pub pin: Option<u64>,

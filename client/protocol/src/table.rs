@@ -15,7 +15,7 @@ use crate::namespace::Fingerprint;
 
 pub use pages::{NewHome, TablePage, TableReader, WrongPage, pages};
 
-/// Partitions of the chunk-hash space: enough that each of [`MAX_MEMBERS`](crate::limits::MAX_MEMBERS) nodes is home to one.
+/// Partitions of the chunk-hash space: enough for each of [`MAX_MEMBERS`](crate::limits::MAX_MEMBERS) nodes to be home to one.
 pub const PARTITIONS: u16 = 1 << PARTITION_BITS;
 
 /// The version of a table. An epoch of a later term is later than all epochs of earlier terms.

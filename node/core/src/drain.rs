@@ -283,7 +283,7 @@ impl Core {
         let step = std::mem::replace(&mut drain.step, DrainStep::Ready);
         let mut batch = match step {
             DrainStep::Asking(asked, batch) if asked == question => batch,
-            // The answer belongs to a drain that was cancelled.
+            // The answer belongs to a drain that was canceled.
             step => return drain.step = step,
         };
         let mut holders = holders.iter();

@@ -95,7 +95,7 @@ pub enum Effect {
     },
     /// Copies and sums blocks: [`Event::Copied`](crate::Event::Copied) answers.
     Copy {
-        /// Its number.
+        /// The copy's number.
         copy: CopyNumber,
         /// The session whose window has the sources; `None` if all blocks are in place.
         session: Option<SessionId>,
@@ -117,7 +117,7 @@ pub enum Effect {
     TellFollower(FollowNews),
     /// Asks which other actors of this node hold chunks: [`Event::SiblingsFound`](crate::Event::SiblingsFound) answers.
     FindSiblings {
-        /// Its number.
+        /// The question's number.
         question: QuestionId,
         /// The namespace.
         fingerprint: Fingerprint,
@@ -126,7 +126,7 @@ pub enum Effect {
     },
     /// Asks the directory who holds chunks: [`Event::HoldersFound`](crate::Event::HoldersFound) answers.
     FindHolders {
-        /// Its number.
+        /// The question's number.
         question: QuestionId,
         /// The namespace.
         fingerprint: Fingerprint,
@@ -137,7 +137,7 @@ pub enum Effect {
     },
     /// Asks the object store which chunks it has: [`Event::StoredFound`](crate::Event::StoredFound) answers.
     FindStored {
-        /// Its number.
+        /// The question's number.
         question: QuestionId,
         /// The namespace.
         fingerprint: Fingerprint,
@@ -155,7 +155,7 @@ pub enum Effect {
     /// Reads a chunk from a tier: [`Event::ReadEnded`](crate::Event::ReadEnded) answers. [`Core::wanted`](crate::Core::wanted)
     /// says where its blocks go.
     Read {
-        /// Its number.
+        /// The read's number.
         read: ReadId,
         /// The tier.
         tier: Below,
@@ -165,7 +165,7 @@ pub enum Effect {
     /// Writes a chunk to the tier that its write names: [`Event::WriteEnded`](crate::Event::WriteEnded) answers. The chunk's
     /// memory does not change before the answer.
     Write {
-        /// Its number.
+        /// The write's number.
         number: WriteNumber,
         /// The bytes and their places.
         write: ChunkWrite,
@@ -194,7 +194,7 @@ pub enum Effect {
     ForgetDescriptions(Vec<Fingerprint>),
     /// A new store knows a namespace.
     Knows {
-        /// Its number.
+        /// The namespace's number.
         namespace: u32,
         /// The tenant's name.
         tenant_name: String,
@@ -323,7 +323,7 @@ pub enum Counted {
     Avoided(u32, f64),
     /// A chunk was refused because its name disagrees with the name of a chunk that is here.
     NameRefused,
-    /// Another policy decides what is evicted.
+    /// Another policy decides evictions from now on.
     PolicyChanged(PolicyName),
     /// A chunk was reported as damaged, with the result; `None` if it was not verified, since too much is being verified.
     Reported(Reporter, Option<Checked>),
@@ -347,7 +347,7 @@ pub enum DeviceCopyEnd {
 /// Chunks to follow at the node whose engine writes them. [`Core::wanted`](crate::Core::wanted) says where their blocks go.
 #[derive(Debug)]
 pub struct FollowOrder {
-    /// Its number.
+    /// The order's number.
     pub order: OrderNumber,
     /// The writer's node and actor.
     pub writer: Writer,
@@ -366,7 +366,7 @@ pub struct FollowOrder {
 /// Chunks that another actor is asked for together. [`Core::wanted`](crate::Core::wanted) says where their blocks go.
 #[derive(Debug)]
 pub struct FetchOrder {
-    /// Its number.
+    /// The order's number.
     pub order: OrderNumber,
     /// The holder to ask.
     pub holder: Holder,

@@ -158,7 +158,8 @@ pub enum Event {
     ProcessGone(ProcessId),
     /// This policy is in force from now on.
     PolicyIs(PolicyName),
-    /// These limits are in force from now on, as far as they can change ([`Store::change_limits`](crate::store::Store::change_limits)).
+    /// These limits are in force from now on, as far as limits can change
+    /// ([`Store::change_limits`](crate::store::Store::change_limits)).
     LimitsAre(Box<StoreLimits>),
     /// These tenants are served from now on, by number, with the bytes of extents that each may hold. A tenant with 0 bytes has
     /// left: its sessions are about to end, its chunks and pins go.
@@ -235,7 +236,7 @@ pub enum Event {
         /// One item per chunk, in the order of the chunks. A missing item means that its chunk did not come.
         came: Vec<Arrival>,
     },
-    /// Too many orders are under way: this one was not taken.
+    /// Too many orders are under way: this order was not taken.
     OrderRefused(OrderNumber),
     /// Layers of a chunk that is followed at another node came, and are right.
     LayersCame {
@@ -264,7 +265,7 @@ pub enum Event {
         /// The result.
         answer: ReadAnswer,
     },
-    /// A write has ended: its memory is read no more.
+    /// A write has ended: its memory is no longer read.
     WriteEnded {
         /// The write.
         number: WriteNumber,
@@ -367,9 +368,9 @@ pub struct LayersArrived {
     pub block: usize,
     /// Offset of the layers in the block.
     pub offset: u64,
-    /// Their bytes.
+    /// Bytes of the layers.
     pub bytes: u64,
-    /// Their checksum.
+    /// The checksum of the layers.
     pub checksum: u64,
 }
 
@@ -433,7 +434,7 @@ pub enum ReadAnswer {
     Here {
         /// Checksums of the blocks that came: by slice, then pool.
         checksums: Vec<Checksums>,
-        /// Their pools.
+        /// The pools of these blocks.
         pools: PoolSet,
     },
     /// The tier does not have the chunk, or had it damaged and forgot it.

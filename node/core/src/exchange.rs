@@ -1,9 +1,9 @@
 //! The exchange: decides which peers this node asks for blocks, how much at a time, and how much it sends to each peer.
 //!
 //! One [`Exchange`] decides for all peers of a node. Its shell asks for a turn ([`Exchange::fetch`]) and asks the peer once
-//! [`Effect::Turn`] comes. It reports the result ([`Exchange::is_busy`], [`Exchange::fetch_is_late`], [`Exchange::heard`])
-//! and always leaves at the end. After each call it performs the effects ([`Exchange::poll_effect`], until none is left). At
-//! [`Exchange::next_deadline`] it reports that time has passed:
+//! [`Effect::Turn`] comes. It reports the result ([`Exchange::is_busy`], [`Exchange::fetch_is_late`], [`Exchange::heard`]) and
+//! always ends with [`Exchange::leave`]. After each call it performs the effects ([`Exchange::poll_effect`], until none is left).
+//! At [`Exchange::next_deadline`] it reports that time has passed:
 //!
 //! ```
 //! # use std::time::Duration;
@@ -28,7 +28,7 @@
 //! assert_eq!(fetch(&mut exchange, Duration::ZERO, NodeNumber(2)), Err(NoPeer::NotAMember));
 //! ```
 //!
-//! A peer that is not heard is *doubted*, then *silent*: [`Effect::Probe`] asks it for a sign of life until it gives one. All
+//! A peer that is not heard is *doubted*, then *silent*: [`Effect::Probe`] asks it for a sign of life until it answers. All
 //! threads that send blocks obey the node's one [`Outgoing`]. [`ThreadLoads`] chooses the thread that fetches.
 //!
 //! Credits and a number of streams bound the requests to one peer. A node that sends too much answers `Busy`; it is asked
@@ -79,7 +79,7 @@ pub struct ExchangeLimits {
     pub batch_bytes: u64,
     /// Limit of the bytes of blocks sent in a second, to all peers together; no limit if `None`.
     pub send_bytes_per_second: Option<NonZeroU64>,
-    /// Connections with other nodes; beyond this number, idle ones are closed.
+    /// Connections with other nodes; beyond this number, idle connections are closed.
     pub connections: usize,
     /// A connection that nobody used for this time is closed.
     pub connection_idle: Duration,
@@ -94,7 +94,8 @@ pub struct Exchange {
     peers: BTreeMap<PeerId, PeerHealth>,
     requests: BTreeMap<RequestId, Request>,
     alarms: BTreeSet<(Duration, Alarm)>,
-    /// The connections with other nodes. The shell closes those of [`Connections::poll_close`] after each call.
+    /// The connections with other nodes. After each call, the shell closes the connections that [`Connections::poll_close`]
+    /// names.
     pub connections: Connections,
     effects: VecDeque<Effect>,
     seed: u64,
@@ -115,7 +116,7 @@ pub struct Outgoing {
 pub struct PeerId {
     /// The node.
     pub node: NodeNumber,
-    /// Its life.
+    /// The node's incarnation.
     pub incarnation: u64,
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// The rate of a source, measured while the source has something to do.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Meter {
-    /// Bytes that were delivered, and the seconds that they took. Older ones weigh less.
+    /// Bytes that were delivered, and the seconds that they took. Older bytes and seconds weigh less.
     bytes: f64,
     seconds: f64,
     /// The time of the last sample.

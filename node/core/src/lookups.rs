@@ -27,14 +27,14 @@ pub struct Origin {
     pub trace_id: Option<[u8; 16]>,
 }
 
-/// What an engine asked for.
+/// The kind of a request that the log keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LookupKind {
-    /// Asked how much is here.
+    /// Asks how much is here.
     Lookup,
-    /// Asked to bring chunks from elsewhere.
+    /// Asks to bring chunks from elsewhere.
     Prefetch,
-    /// Asked to read.
+    /// Asks to read.
     Lease,
 }
 
@@ -45,7 +45,7 @@ pub struct LookupRecord {
     pub number: u64,
     /// The time of the lookup.
     pub at: Millis,
-    /// What was asked for.
+    /// The kind of the request.
     pub kind: LookupKind,
     /// The engine's name of the request.
     pub origin: Origin,
@@ -84,7 +84,7 @@ pub struct LookupFilter {
     pub most: usize,
 }
 
-/// An actor's last lookups, with what else explains them.
+/// An actor's last lookups, with the facts that explain them.
 #[derive(Debug, Clone)]
 pub struct ExplainedLookups {
     /// Each lookup. If one of its chunks was found nowhere, also the namespaces that resemble the lookup's namespace.

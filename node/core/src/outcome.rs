@@ -38,7 +38,7 @@ pub enum NotDelivered {
     NotHeld,
     /// The connection broke, or the holder answered something else.
     Broken,
-    /// Its bytes were wrong.
+    /// The chunk's bytes were wrong.
     Damaged,
     /// The tier could not read the chunk.
     Unreadable,

@@ -90,9 +90,9 @@ pub fn copy_goes_first(copy: Worth, least: Option<Worth>) -> bool {
     least.is_none_or(|least| copy <= least)
 }
 
-/// Whether a chunk that no other node has read goes before a chunk that another node has read, although the policy would evict
-/// the latter first. `idle` and `idle_of_read` say for how long nobody used them, in one unit: the chunk that was read elsewhere
-/// stays up to twice as long.
+/// Whether a chunk that no other node has read goes before the policy's victim, a chunk that another node has read. Nobody used
+/// the first chunk for `idle`, and the victim for `idle_of_read`, in one unit: a chunk that was read elsewhere stays up to twice
+/// as long.
 #[must_use]
 pub fn goes_before_read(idle: u32, idle_of_read: u32) -> bool {
     idle >= idle_of_read / READ_STAYS
@@ -129,8 +129,8 @@ pub fn place_by_worth(copy: Option<Worth>, least: Option<Worth>) -> Placement {
     }
 }
 
-/// The rule [`PlacementRule::Reads`] for a chunk with `copies` copies and `reads` reads, this one included. `is_on_disk` says
-/// that the holder has it on disk: there it stays, since each move would wear a drive.
+/// The rule [`PlacementRule::Reads`] for a chunk with `copies` copies and `reads` reads, this read included. `is_on_disk` says
+/// that the holder has the chunk on disk: it stays there, since each move would wear a drive.
 #[must_use]
 pub fn place_by_reads(copies: usize, reads: u32, is_on_disk: bool) -> Placement {
     if reads >= REPLICATE_READS || (is_on_disk && copies <= 1) {

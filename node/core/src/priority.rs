@@ -8,7 +8,7 @@
 //! | bytes that are being sent to peers (`exchange/sending`) | a quarter is kept from prefetches | the asker is told when to ask again |
 //! | the disk's thread | reads, then writes, then freeing segments, then the scrubber | a read waits for one batch of writes at most, and a write for one batch of reads; the scrubber gets a turn after 10 s |
 //!
-//! On a connection, streams share evenly. QUIC's own priorities are strict: a stream of a lower one could wait past every
+//! On a connection, streams share evenly. QUIC's own priorities are strict: a stream of a lower priority could wait past every
 //! deadline.
 
 use std::collections::{BTreeMap, HashMap};

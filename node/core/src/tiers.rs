@@ -2,8 +2,8 @@
 //!
 //! A chunk to be read waits in the tier's line (`reads`). At its turn, [`Effect::Read`] orders the read. The answer says that its
 //! blocks are in their slots, or why they are not. After a failed read the two tiers differ: other nodes or the object store may
-//! have a chunk that the disk lost; nobody has a chunk that the object store lost. `writes` decides what is written, `described`
-//! which namespaces are described on disk; `segments` goes over the whole disk.
+//! have a chunk that the disk lost; nobody has a chunk that the object store lost. `writes` decides which chunks are written,
+//! `described` which namespaces are described on disk; `segments` visits the whole disk.
 
 pub(crate) mod described;
 pub mod presence;
@@ -111,7 +111,7 @@ impl Core {
         }
         match (answer, tier) {
             (ReadAnswer::Here { checksums, .. }, Below::Disk) => {
-                // The requested pools are those of the record.
+                // The read asked for exactly the pools that the disk's record has.
                 self.came_from(tier, chunk, PoolSet::ANY, checksums);
             }
             (ReadAnswer::Here { checksums, pools }, Below::Object) => {

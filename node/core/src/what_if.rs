@@ -179,7 +179,7 @@ fn mark(namespace: &Fingerprint) -> u64 {
     ChunkHash(namespace.0).short().rotate_left(1)
 }
 
-/// The tokens of a chunk that most chunks have: a replay has chunks of one size.
+/// The size, in tokens, that most chunks have: a replay has chunks of one size.
 fn main_chunk_tokens<'a>(lookups: impl Iterator<Item = &'a PastLookup>) -> Option<u32> {
     let mut chunks = HashMap::<u32, usize>::new();
     for lookup in lookups {

@@ -56,8 +56,8 @@ impl RangeChecksum {
     /// whatever others write to the source meanwhile.
     ///
     /// # Safety
-    /// `from` can be read and `to` written for so many bytes, and they do not overlap. Nobody has a reference to bytes of
-    /// `from` that others may write, nor any to those of `to`.
+    /// `from` can be read and `to` written for so many bytes, and they do not overlap. Nobody has a reference to bytes of `to`,
+    /// nor to bytes of `from` that others may write.
     pub unsafe fn copy(&mut self, from: *const u8, to: *mut u8, bytes: usize, stores: Stores) {
         match &mut self.0 {
             // SAFETY: the caller's promise.
@@ -159,7 +159,7 @@ impl Wide {
                 (from, to, bytes) = (from.wrapping_add(taken), to.wrapping_add(taken), bytes - taken);
             }
         }
-        // SAFETY: the rest of what came; there is room for it.
+        // SAFETY: these are the rest of the caller's bytes, and there is room for them.
         unsafe { self.hold(from, to, bytes, store) };
     }
 
@@ -447,7 +447,7 @@ const LONGEST_SHORT: u64 = 240;
 /// Bytes that are held back at most: whole stripes, and more bytes than the longest short sum.
 const HELD_BYTES: usize = 256;
 
-/// The copy prefetches this many bytes ahead: the processor alone does not look beyond a page.
+/// The copy prefetches this many bytes ahead: the processor itself does not look beyond a page.
 #[cfg(target_arch = "x86_64")]
 const PREFETCHED_BYTES: usize = 1024;
 

@@ -1,4 +1,4 @@
-//! A message of every kind that version 1 has. Each field has a distinct value.
+//! A message of every kind that version 1 has, each with fields that distinguish it from the others.
 
 use larder_protocol::chain::Chain;
 use larder_protocol::chunk::ChunkHash;

@@ -1,4 +1,4 @@
-//! Forwards between nodes: offers the chunks that the store evicts and another node may keep, and takes such chunks.
+//! Forwards between nodes: offers evicted chunks that another node may keep, and takes chunks that other nodes offer.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Prefetches: bring a prompt's chunks while the engine does something else.
 //!
 //! A ticket is a gather that nobody waits for yet. It orders all its chunks at once, each from its place, as far as loading is
-//! faster than computing. Disk reads go some MiB at a time, and peers get orders of a few MiB, so that a cancelled prefetch stops
+//! faster than computing. Disk reads go some MiB at a time, and peers get orders of a few MiB, so that a canceled prefetch stops
 //! soon. The engine asks for the progress, collects the chunks that have come, or cancels. When an engine starts to wait for a
 //! prefetch, the class of its chunks changes at once, in the queues of the disk, the object store and the exchange.
 

@@ -198,8 +198,8 @@ impl<H> Account<H> {
         self.copies.values_mut().map(|copy| &mut copy.held)
     }
 
-    /// Takes a session's question how far a copy is: the answer is in [`Account::take_news`]. A second question has the first
-    /// answered at once. `false` if the session has no such copy, or was told its end.
+    /// Takes a session's question about the progress of a copy; [`Account::take_news`] gives the answer. At a second question,
+    /// the first is answered at once. `false` if the session has no such copy, or was told the copy's end.
     pub(super) fn ask(
         &mut self,
         now_ms: u64,

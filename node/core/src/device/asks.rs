@@ -153,7 +153,7 @@ impl Core {
         }
     }
 
-    /// Answers how far a copy is, at once or when there is news.
+    /// Answers with the progress of a copy, at once or when there is news.
     pub(crate) fn ask_copy(&mut self, request: RequestId, ask: AskCopy) -> Result<(), Refused> {
         // The end of a session waits for its answers.
         let ask = AskCopy { wait_ms: ask.wait_ms.min(MOST_WAIT_MS), ..ask };

@@ -130,9 +130,9 @@ pub enum Answered {
 pub struct Moved {
     /// The former holder.
     pub holder: Holder,
-    /// Their namespace.
+    /// The chunks' namespace.
     pub fingerprint: Fingerprint,
-    /// Their hashes; at most [`MAX_FETCH_CHUNKS`].
+    /// The chunks' hashes; at most [`MAX_FETCH_CHUNKS`].
     pub hashes: Vec<ChunkHash>,
 }
 

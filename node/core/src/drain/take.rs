@@ -110,7 +110,7 @@ impl Core {
         TakeReply::Later(number)
     }
 
-    /// The takes that wait for chunks, and the chunks that they wait for, in one sum.
+    /// The number of takes that wait for chunks, plus the number of chunks that they wait for.
     #[must_use]
     pub fn takes_under_way(&self) -> usize {
         self.takes.open.len() + self.takes.waiting.len()

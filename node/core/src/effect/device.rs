@@ -78,6 +78,6 @@ pub struct Promoted {
     pub from: Place,
     /// The target offset in the tier's pool.
     pub to: u64,
-    /// Its bytes.
+    /// The block's bytes.
     pub bytes: u64,
 }

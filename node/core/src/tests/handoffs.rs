@@ -96,7 +96,7 @@ impl World {
         self.tell(Event::LayersCame { order, chunk, layers });
     }
 
-    /// Reserves a chunk for a session of this node, which then hands over its layers and commits it; returns the reservation.
+    /// Makes a session of this node begin to write a chunk; returns the reservation.
     fn writes(&mut self, session: SessionId, word: &str) -> u64 {
         let ask = Reserve {
             namespace: self.namespace,
