@@ -119,7 +119,7 @@ pub struct LoadPages {
     pub tensors: u32,
     /// The pages to fill, for consecutive pages of the prompt.
     pub pages: Vec<u32>,
-    /// The prompt's number of the first page, counted from the lease's first chunk.
+    /// The position of the first of these pages in the prompt, counted from the lease's first chunk.
     pub first_page: u64,
     /// The first layer.
     pub from_layer: u32,

@@ -32,7 +32,7 @@ pub enum FollowerMessage {
     Rival(SocketAddr),
     /// Asks which coordinator leads; the only message of its stream. A coordinator that asks tells its own standing.
     Who(Option<Standing>),
-    /// Has the coordinator read its configuration again; the only message of its stream. Only an admin may send it.
+    /// Makes the coordinator read its configuration again; the only message of its stream. Only an admin may send it.
     Reload,
 }
 

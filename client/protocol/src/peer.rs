@@ -32,48 +32,48 @@ use crate::version::Version;
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum PeerRequest {
-    /// Asks the home who holds chunks; answered [`PeerResponse::Rows`].
+    /// Asks the home who holds chunks; answered by [`PeerResponse::Rows`].
     Find(Find),
-    /// Announces to the home which chunks the asker's actors gained and lost, each at most once; answered
+    /// Announces to the home which chunks the asker's actors gained and lost, each at most once; answered by
     /// [`PeerResponse::Announced`].
     Announce(Vec<Announce>),
-    /// Tells the home that some of a holder's rows are wrong; answered [`PeerResponse::Done`].
+    /// Tells the home that some of a holder's rows are wrong; answered by [`PeerResponse::Done`].
     Repair(Repair),
-    /// Asks a holder for blocks; answered [`PeerResponse::Fetched`], with the bytes behind it.
+    /// Asks a holder for blocks; answered by [`PeerResponse::Fetched`], with the bytes behind it.
     Fetch(Fetch),
-    /// Asks a node for chunks while they are being written there; answered [`PeerResponse::Followed`] again and again, until the
-    /// last chunk is whole or lost.
+    /// Asks a node for chunks while they are being written there; answered by [`PeerResponse::Followed`] again and again, until
+    /// the last chunk is whole or lost.
     Follow(FollowChunks),
     /// Tells a holder that the asker keeps these chunks from now on, and that the directory knows this. The holder gives up its
-    /// own copies if nobody uses them. Answered [`PeerResponse::Done`].
+    /// own copies if nobody uses them. Answered by [`PeerResponse::Done`].
     Moved(Chunks),
-    /// Asks for a sign of life; answered [`PeerResponse::Done`].
+    /// Asks for a sign of life; answered by [`PeerResponse::Done`].
     Ping,
-    /// Has every actor evict by another policy from now on, until the node ends; answered [`PeerResponse::Done`]. Only an admin
-    /// may send it.
+    /// Makes every actor evict by another policy from now on, until the node ends; answered by [`PeerResponse::Done`]. Only an
+    /// admin may send it.
     SetPolicy(String),
     /// Names the trace of the request that follows on the same stream. It has no answer of its own.
     Trace(TraceContext),
     /// Tells a holder that it sent other bytes than were committed under these names. The holder answers [`PeerResponse::Done`]
     /// at once, then verifies its own chunks and drops wrong ones.
     Damaged(Chunks),
-    /// Offers chunks that the asker evicts; answered [`PeerResponse::Wanted`]. A node that wants some of them fetches them from
-    /// the asker, and then sends [`PeerRequest::Moved`].
+    /// Offers chunks that the asker evicts; answered by [`PeerResponse::Wanted`]. A node that wants some of them fetches them
+    /// from the asker, and then sends [`PeerRequest::Moved`].
     Offer(OfferChunks),
-    /// Asks a node to keep chunks of the asker, because the asker drains; answered [`PeerResponse::Taken`] when the node keeps
+    /// Asks a node to keep chunks of the asker, because the asker drains; answered by [`PeerResponse::Taken`] when the node keeps
     /// them.
     Take(Box<Take>),
-    /// Has a node drain, or asks how far the drain is; answered [`PeerResponse::Drains`]. Only an admin may send it.
+    /// Makes a node drain, or asks how far the drain is; answered by [`PeerResponse::Drains`]. Only an admin may send it.
     Drain(DrainCommand),
-    /// Has a node read its configuration again; answered [`PeerResponse::Reloaded`]. Only an admin may send it.
+    /// Makes a node read its configuration again; answered by [`PeerResponse::Reloaded`]. Only an admin may send it.
     Reload,
-    /// Has a node remove chunks, or asks how far the purge is; answered [`PeerResponse::Purges`]. Only an admin may send it.
+    /// Makes a node remove chunks, or asks how far the purge is; answered by [`PeerResponse::Purges`]. Only an admin may send it.
     Purge(Box<PurgeCommand>),
-    /// Asks for an answer of the node's HTTP server; answered [`PeerResponse::Shown`]. Only a coordinator or an admin may send
+    /// Asks for an answer of the node's HTTP server; answered by [`PeerResponse::Shown`]. Only a coordinator or an admin may send
     /// it.
     Show(Show),
-    /// Has a node keep chunks from eviction; answered [`PeerResponse::Pinned`], or [`PeerResponse::Done`] if a pin ends. Only an
-    /// admin may send it.
+    /// Makes a node keep chunks from eviction; answered by [`PeerResponse::Pinned`], or [`PeerResponse::Done`] if a pin ends.
+    /// Only an admin may send it.
     Pin(Box<PinCommand>),
     /// As [`PeerRequest::Follow`], for some pools of each chunk.
     #[strum(serialize = "follow")]

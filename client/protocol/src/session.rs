@@ -23,70 +23,71 @@ use crate::trace::TraceContext;
 pub enum Request {
     /// Opens the session; the first message, once.
     Hello(Hello),
-    /// Registers a namespace; answered [`Response::Registered`].
+    /// Registers a namespace; answered by [`Response::Registered`].
     Register(Register),
-    /// Asks how much of a prompt is here; answered [`Response::Found`].
+    /// Asks how much of a prompt is here; answered by [`Response::Found`].
     Lookup(Lookup),
-    /// Asks for room for chunks; answered [`Response::Reserved`] or [`Response::Busy`].
+    /// Asks for room for chunks; answered by [`Response::Reserved`] or [`Response::Busy`].
     Reserve(Reserve),
-    /// Hands over written blocks; answered [`Response::Committed`]. Send it only when every store into the window has
+    /// Hands over written blocks; answered by [`Response::Committed`]. Send it only when every store into the window has
     /// completed.
     Commit(Commit),
-    /// Gives back the uncommitted chunks of a reservation; answered [`Response::Aborted`].
+    /// Gives back the uncommitted chunks of a reservation; answered by [`Response::Aborted`].
     ///
     /// Names the reservation.
     Abort(u64),
-    /// Asks to read the longest prefix that is here or can be fetched from other nodes in time; answered
-    /// [`Response::Leased`] or [`Response::Busy`].
+    /// Asks to read the longest prefix that is here or can be fetched from other nodes in time; answered by [`Response::Leased`]
+    /// or [`Response::Busy`].
     Lease(Lease),
     /// Ends a lease. No answer. Send it only when every load from the leased slots has completed.
     ///
     /// Names the lease.
     Release(u64),
-    /// Keeps the longest prefix that is here from eviction until a deadline; answered [`Response::Pinned`].
+    /// Keeps the longest prefix that is here from eviction until a deadline; answered by [`Response::Pinned`].
     Pin(Pin),
-    /// Ends a pin before its deadline; answered [`Response::Unpinned`].
+    /// Ends a pin before its deadline; answered by [`Response::Unpinned`].
     ///
     /// Names the pin.
     Unpin(u64),
-    /// Asks how much of a prompt can be served, and starts to bring the chunks that are not in memory; answered
+    /// Asks how much of a prompt can be served, and starts to bring the chunks that are not in memory; answered by
     /// [`Response::Prefetching`] as soon as the amount is known.
     Prefetch(Lookup),
-    /// Asks for the progress of a prefetch; answered [`Response::Progress`].
+    /// Asks for the progress of a prefetch; answered by [`Response::Progress`].
     ///
     /// Names the ticket.
     Progress(u64),
-    /// Ends a prefetch and leases the chunks that it brought; answered [`Response::Leased`], at once or after the requested wait.
+    /// Ends a prefetch and leases the chunks that it brought; answered by [`Response::Leased`], at once or after the requested
+    /// wait.
     Collect(Collect),
     /// Ends a prefetch whose request went away, and stops its transfers. No answer.
     ///
     /// Names the ticket.
     Cancel(u64),
-    /// Hands over some layers of reserved chunks ahead of their commit; answered [`Response::HandedOver`]. Send it only when
+    /// Hands over some layers of reserved chunks ahead of their commit; answered by [`Response::HandedOver`]. Send it only when
     /// every store of these layers into the window has completed.
     HandOver(HandOver),
-    /// Asks to read chunks while they are being written; answered [`Response::Following`]. [`Request::Release`] ends it.
+    /// Asks to read chunks while they are being written; answered by [`Response::Following`]. [`Request::Release`] ends it.
     Follow(Follow),
-    /// Asks how many layers of followed chunks are in place; answered [`Response::InPlace`] when the number exceeds the
+    /// Asks how many layers of followed chunks are in place; answered by [`Response::InPlace`] when the number exceeds the
     /// asker's, or the wait is over.
     AskInPlace(AskInPlace),
     /// Names the trace of the next request; the frame bears the number of that request. No answer. Without this message, the node
     /// chooses whether it traces a request.
     Trace(TraceContext),
-    /// Registers GPU memory for copies by the node; answered [`Response::TensorsRegistered`].
+    /// Registers GPU memory for copies by the node; answered by [`Response::TensorsRegistered`].
     RegisterTensors(RegisterTensors),
-    /// Loads leased chunks into pages; answered [`Response::Copying`] or [`Response::Busy`].
+    /// Loads leased chunks into pages; answered by [`Response::Copying`] or [`Response::Busy`].
     LoadPages(LoadPages),
-    /// Saves pages as reserved chunks; answered [`Response::Copying`] or [`Response::Busy`].
+    /// Saves pages as reserved chunks; answered by [`Response::Copying`] or [`Response::Busy`].
     SavePages(SavePages),
-    /// Asks for the progress of a copy; answered [`Response::CopyProgress`].
+    /// Asks for the progress of a copy; answered by [`Response::CopyProgress`].
     AskCopy(AskCopy),
     /// Forgets a copy: nobody will ask for its progress. A copy that has not begun is given up. No answer.
     ///
     /// Names the copy.
     ForgetCopy(u64),
-    /// Reports that a chunk has other bytes than were committed under its name; answered [`Response::Checked`] when the node has
-    /// verified the chunk itself, or [`Response::Busy`] if this session reports too much.
+    /// Reports that a chunk has other bytes than were committed under its name; answered by [`Response::Checked`] when the node
+    /// has verified the chunk itself, or [`Response::Busy`] if this session reports too much.
     ReportDamage(ReportDamage),
     /// Gives the engine's name of the next request, in at most [`MAX_NAME_BYTES`](crate::limits::MAX_NAME_BYTES) bytes; the frame
     /// bears the number of that request. No answer. Operators find a lookup by this name.

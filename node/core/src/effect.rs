@@ -102,8 +102,8 @@ pub enum Effect {
         /// The bytes and their places.
         moves: Vec<BlockMove>,
     },
-    /// Has the device copy: [`DeviceEvent::Took`](crate::DeviceEvent::Took) answers at once, before the next effect is taken, and
-    /// [`DeviceEvent::Ended`](crate::DeviceEvent::Ended) is the last answer.
+    /// Makes the device copy: [`DeviceEvent::Took`](crate::DeviceEvent::Took) answers at once, before the next effect is taken,
+    /// and [`DeviceEvent::Ended`](crate::DeviceEvent::Ended) is the last answer.
     DeviceCopy(DeviceOrder),
     /// Nobody waits for this copy by the device any more: the device does not begin it if there is still time. The shell must
     /// answer all the same.
@@ -172,9 +172,9 @@ pub enum Effect {
     },
     /// Tells the disk that chunks on it were used in memory: they should stay on disk.
     Touch(Vec<ChunkKey>),
-    /// Has the disk forget a chunk.
+    /// Makes the disk forget a chunk.
     Remove(ChunkKey),
-    /// Has the disk forget a chunk that disagrees with others in parent or index, and counts it.
+    /// Makes the disk forget a chunk that disagrees with others in parent or index, and counts it.
     Disagrees {
         /// The namespace.
         fingerprint: Fingerprint,

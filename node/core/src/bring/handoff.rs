@@ -89,7 +89,7 @@ impl Core {
     }
 
     /// Asks the writers' nodes for followed chunks that another request's fetch should have brought and did not. While an order's
-    /// chunks end one by one, this waits, so that all failed chunks are asked for together.
+    /// chunks end one by one (`is_amid_order`), nothing is asked yet, so that all failed chunks are asked for together.
     pub(crate) fn follow_again(&mut self, is_amid_order: bool) {
         if is_amid_order {
             return;

@@ -254,8 +254,8 @@ impl Core {
         self.ask_objects(question);
     }
 
-    /// Notes that the homes of some chunks of a question do not answer. `places` are their indexes in the question; all homes are
-    /// silent if it is empty.
+    /// Notes that the homes of some chunks of a question do not answer. `places` are their indexes in the question; if it is
+    /// empty, no home answered.
     pub(crate) fn homes_did_not_answer(&mut self, number: QuestionId, places: &[u32]) {
         let Some(ChunkSearch { located, .. }) = self.bring.questions.get_mut(&number) else { return };
         let asked: Vec<u32> = located.unheld().map(|at| located.positions[at]).collect();

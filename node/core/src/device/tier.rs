@@ -3,7 +3,8 @@
 //! The tier is a cache above host memory. A block comes here when its chunk is loaded for the second time, in one merged order
 //! per load; later loads take the block from here. The host keeps its own copy, so the tier drops blocks and writes nothing back.
 //! A block's name stands for its bytes, since blocks are summed before they are copied here: the copy stays right whatever
-//! happens to the chunk on the host. All slots have the size of the first engine's blocks. With a GPU, its tier is lost.
+//! happens to the chunk on the host. All slots have the size of the first engine's blocks. When a GPU is lost, its tier is lost
+//! too.
 
 use std::collections::HashMap;
 

@@ -85,7 +85,7 @@ impl Cache {
             if !self.common.get(&key).is_some_and(is_old) {
                 news.push(key);
             }
-            // An answer without holders is dropped: the home may know other holders by now.
+            // An answer with too few holders left is dropped: the home may know other holders by now.
             self.recent.not_held(holder, &key, 1);
             self.common.not_held(holder, &key, MIN_COMMON);
         }
