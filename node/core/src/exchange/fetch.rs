@@ -103,7 +103,7 @@ impl Exchange {
     }
 
     /// Begins a follow. A follow takes as long as a prefill, and would keep fetches from passing the gate, so follows have a
-    /// bound of their own. `None` at this bound.
+    /// bound of their own. `None` at this bound, or if the peer is gone.
     pub fn follow(&mut self, peer: PeerId) -> Option<RequestId> {
         let state = self.peers.get_mut(&peer).filter(|state| state.follows < FOLLOWS_PER_PEER)?;
         state.follows += 1;

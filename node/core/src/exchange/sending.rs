@@ -2,7 +2,7 @@
 //!
 //! No peer has a fixed share. A peer may have as many bytes in flight as stay free for others: the first peer gets half of all
 //! bytes, each further peer half of the rest. So peers that stop reading never take everything. A quarter of the bytes is kept
-//! from prefetches: their senders are told when to ask again.
+//! from prefetches: the peers that ask for them are told when to ask again.
 
 use std::collections::HashMap;
 
