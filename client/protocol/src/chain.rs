@@ -7,35 +7,35 @@ use crate::chunk::{ChunkHash, ChunkRef};
 use crate::limits::{MAX_CHAIN_CHUNKS, MAX_CHUNK_INDEX};
 use crate::run::{run_start, run_start_before};
 
-/// Consecutive chunks, each with everything for its [`ChunkRef`], at little more than 32 bytes a chunk.
+/// Consecutive chunks, with all facts for the [`ChunkRef`] of each, in little more than 32 bytes a chunk.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug)]
 pub struct Chain {
-    /// How the chunks hang together.
+    /// How the chunks are linked.
     pub links: Links,
     /// The chunks' hashes, first to last.
     pub hashes: Vec<ChunkHash>,
-    /// The first chunk's anchor in sessions of version 5, if it is another chunk there. It is not sent.
+    /// The first chunk's anchor in sessions of version 5, if it differs from the present anchor. This field is not sent.
     #[rkyv(with = Skip)]
     pub anchor_before: Option<ChunkHash>,
 }
 
-/// How the chunks of a [`Chain`] hang together.
+/// How the chunks of a [`Chain`] are linked.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Links {
-    /// Each chunk is the child of the one before it; the first one stands here.
+    /// Each chunk is the child of the chunk before it; [`Start`] gives the place of the first.
     Linked(Start),
-    /// Keys without order (LMCache, vLLM's secondary tier): every chunk stands for itself, under the namespace's root.
+    /// Keys without order (LMCache, vLLM's secondary tier): each chunk is independent, a child of the namespace's root.
     Flat(ChunkHash),
 }
 
 /// The place of the first chunk of a linked [`Chain`] in its prompt.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// Its index in its prompt.
+    /// The chunk's index in its prompt.
     pub index: u32,
     /// The chunk before it; the namespace's root if `index` is 0.
     pub parent: ChunkHash,
-    /// The first chunk of the run in which it stands; ignored if that is the chunk itself.
+    /// The first chunk of its run; ignored if the chunk itself begins the run.
     pub anchor: ChunkHash,
 }
 
@@ -79,8 +79,7 @@ pub enum ChainError {
         /// The hash.
         hash: ChunkHash,
     },
-    /// The chunk does not fit between the chunks around it: its parent, a child or the first chunk of its run is known in
-    /// another place.
+    /// The chunk does not fit its neighbors: its parent, a child or the first chunk of its run is known in another place.
     #[error(
         "chunk {hash:?} cannot be number {index} beside {near:?}: that chunk is known in another place; give every chunk its own hash"
     )]
@@ -89,7 +88,7 @@ pub enum ChainError {
         hash: ChunkHash,
         /// Its index in this chain.
         index: u32,
-        /// The hash of the chunk that stands in the way.
+        /// The hash of the neighbor that is known in another place.
         near: ChunkHash,
     },
     /// The chunk is known with another parent or index: two prompts share a hash, or the engine's chain is broken.
@@ -145,14 +144,14 @@ impl Chain {
             Links::Linked(start) if from > 0 => Links::Linked(Start {
                 index: start.index + from as u32,
                 parent: self.hashes[from - 1],
-                // The chunk before is in the same run, or else a run starts here and the anchor is ignored.
+                // The chunk before is in the same run. If instead a run starts here, the anchor is ignored.
                 anchor: self.chunk(from - 1).anchor,
             }),
             links => links,
         };
         let anchor_before = match self.links {
             Links::Linked(start) if from > 0 => {
-                // As above, of the shorter runs.
+                // As above, for the shorter runs of version 5.
                 let first = run_start_before(start.index + from as u32 - 1);
                 first.checked_sub(start.index).map_or(self.anchor_before, |at| Some(self.hashes[at as usize]))
             }
@@ -213,11 +212,11 @@ impl Chain {
         (0..self.hashes.len()).map(|position| self.chunk(position))
     }
 
-    /// Checks length, indices, shape and root, which need no store. A store checks the rest: duplicates, and parents and
-    /// indices against its own chunks.
+    /// Checks length, indices, shape and root, which need no store. A store checks the rest: duplicates, and the agreement of
+    /// parents and indices with its own chunks.
     ///
     /// # Errors
-    /// [`ChainError`], but never `Duplicate` or `Disagrees`.
+    /// [`ChainError`], but never `Duplicate`, `Misplaced` or `Disagrees`.
     pub fn check(&self, root: ChunkHash, namespace_is_flat: bool) -> Result<(), ChainError> {
         let chunks = self.hashes.len();
         if chunks > MAX_CHAIN_CHUNKS {
@@ -240,7 +239,7 @@ impl Chain {
     }
 }
 
-/// Equal chains are the same message.
+/// Two chains are equal if they are the same message.
 impl PartialEq for Chain {
     fn eq(&self, other: &Self) -> bool {
         (self.links, &self.hashes) == (other.links, &other.hashes)
@@ -290,7 +289,7 @@ mod tests {
         for from in 1..80 {
             for chain in [whole.tail(from), whole.tail(from / 2).tail(from - from / 2)] {
                 let index = from as u32;
-                // Of a chunk that begins a run it is ignored.
+                // The anchor of a chunk that begins a run is ignored.
                 if run_start_before(index) != index {
                     assert_eq!(
                         anchor(&chain.for_session(5)),

@@ -1,8 +1,8 @@
-//! Checksums of blocks: xxh3-64 of each layer range, and one over these and the key.
+//! Checksums of blocks: xxh3-64 of each layer range, and a checksum over these and the key.
 //!
-//! A layer range is as many whole layers as fit in [`CHECKSUM_RANGE_BYTES`], at least one: a reader may use the first
-//! layers of a block before the last ones have come. The checksum of a range is the xxh3-64 (seed 0) of its bytes. The
-//! checksum of a block is the xxh3-64 (seed 0) of
+//! A layer range is as many whole layers as fit in [`CHECKSUM_RANGE_BYTES`], at least one layer. So a reader may use the first
+//! layers of a block before the last layers have come. The checksum of a range is the xxh3-64 (seed 0) of its bytes. The checksum
+//! of a block is the xxh3-64 (seed 0) of
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -15,7 +15,7 @@
 //! | 84..88 | `u32` ranges that follow |
 //! | 88.. | the checksums of the ranges as `u64`, first to last |
 //!
-//! Layers that are read before their block is whole have a checksum with the block's name too, [`layers_checksum`]: the
+//! Layers that are read before their block is whole have a checksum that covers the block's name too ([`layers_checksum`]): the
 //! xxh3-64 (seed 0) of
 //!
 //! | bytes | what |
@@ -42,13 +42,13 @@ use crate::chunk::ChunkHash;
 use crate::namespace::Fingerprint;
 use crate::pools::PoolSpec;
 
-/// Bytes up to which whole layers share one checksum.
+/// Up to this number of bytes, whole layers share one checksum.
 ///
 /// Smaller ranges let a reader start earlier, and stay in the processor's cache between copy and checksum. Each range costs eight
 /// bytes.
 pub const CHECKSUM_RANGE_BYTES: u64 = 1 << 20;
 
-/// From this number of bytes on, a sum with wide registers is faster, though it needs more preparation.
+/// From this number of bytes on, summing with wide registers is faster, though it needs more preparation.
 const WIDE_BYTES: usize = 1 << 10;
 
 /// The name of a block. The checksum covers it, so that right bytes under a wrong key are found too.
@@ -71,7 +71,7 @@ pub struct RangeChecksum(Sum);
 #[derive(Clone)]
 enum Sum {
     Wide(Wide),
-    /// For processors without registers that `Wide` knows.
+    /// For processors without the registers that `Wide` uses.
     Plain(Xxh3),
 }
 
@@ -117,7 +117,7 @@ pub struct BlockSummer {
 }
 
 impl BlockSummer {
-    /// Starts a block whose layer ranges have `range_bytes` bytes each, the last one at most.
+    /// Starts a block whose layer ranges have `range_bytes` bytes each; the last range may be shorter.
     ///
     /// # Panics
     /// Panics if `range_bytes` is 0.

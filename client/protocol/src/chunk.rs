@@ -10,16 +10,16 @@ use rkyv::bytecheck::CheckBytes;
 use rkyv::rancor::Fallible;
 use rkyv::{Archive, Deserialize, Serialize};
 
-/// 32 bytes that name a chunk and, because hashes are chained, the whole prefix up to its end.
+/// The hash that names a chunk and, because hashes are chained, the whole prefix up to its end.
 ///
-/// The hash that names a chunk: Larder's own hash (see [`crate::hashing`]) or the engine's.
+/// It is Larder's own hash (see [`crate::hashing`]) or the engine's.
 #[derive(Archive, Serialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, rkyv::Portable)]
 #[rkyv(as = ChunkHash)]
 #[repr(transparent)]
 pub struct ChunkHash(pub [u8; 32]);
 
-// The derived code checks and copies an array byte by byte: with hundreds of hashes in a prompt, that took as many instructions as
-// the store's lookup.
+// The derived code checks and copies an array byte by byte. With hundreds of hashes in a prompt, that took as many instructions
+// as the store's lookup.
 
 // SAFETY: every value of 32 bytes is a hash, and the caller upholds that there are 32 bytes.
 unsafe impl<C: Fallible + ?Sized> CheckBytes<C> for ChunkHash {
@@ -83,19 +83,19 @@ impl FromStr for ChunkHash {
 /// A chunk with its place in its chain. A chunk never travels as a bare hash.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkRef {
-    /// Names the chunk.
+    /// The hash that names the chunk.
     pub hash: ChunkHash,
     /// The chunk before it; the namespace's root for the first, and for every chunk of a flat namespace.
     pub parent: ChunkHash,
-    /// How many chunks stand before it in its prompt; always 0 in a flat namespace.
+    /// The number of chunks before it in its prompt; always 0 in a flat namespace.
     pub index: u32,
-    /// The first chunk of the growing run that holds it (see [`crate::run`]); itself in a flat namespace.
+    /// The first chunk of its run (see [`crate::run`]); the chunk itself in a flat namespace.
     pub anchor: ChunkHash,
 }
 
 impl ChunkRef {
-    /// Whether both names put the same chunk at the same place in a prompt. The anchor does not count: it follows from the chunks
-    /// before, and earlier versions have other anchors.
+    /// Whether both names put the same chunk at the same place in a prompt. The anchor does not count: it follows from the
+    /// earlier chunks, and earlier versions have other anchors.
     #[must_use]
     pub fn stands_with(&self, other: &Self) -> bool {
         (self.hash, self.parent, self.index) == (other.hash, other.parent, other.index)

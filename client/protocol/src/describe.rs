@@ -1,6 +1,8 @@
-//! An engine's description of chunks: the tokens and the other facts in vLLM's own events. With it, a node's events stand alone.
+//! An engine's description of chunks: the tokens and the other facts in vLLM's own events. With a description, the node's events
+//! can be used without the engine's events.
 //!
-//! Tokens are user data. An engine sends them only if its settings say so, and a node keeps them only if its configuration does.
+//! Tokens are user data. An engine sends them only if its settings say so, and a node keeps them only if its configuration says
+//! so.
 
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -28,14 +30,14 @@ pub struct Described {
     pub tokens: Vec<u32>,
     /// The number of the LoRA adapter.
     pub lora_id: Option<u32>,
-    /// Its name.
+    /// The name of the LoRA adapter.
     pub lora_name: Option<String>,
     /// For each block, the other inputs of its hash, as a list in JSON; empty if there are none.
     pub extra_keys: String,
 }
 
 impl Described {
-    /// The chunk's name; none if it has no block.
+    /// The chunk's name; `None` if the description has no block.
     #[must_use]
     pub fn name(&self) -> Option<ChunkHash> {
         self.blocks.last().copied()

@@ -1,7 +1,7 @@
 //! Messages about drains: an admin's to a node, and a draining node's to other nodes.
 //!
-//! A draining node asks a peer to *take* some of its chunks ([`Take`]). The peer fetches the chunks for which it has room, as any
-//! others, and answers when it keeps them ([`Taken`]).
+//! A draining node asks a peer to *take* some of its chunks ([`Take`]). The peer fetches the chunks for which it has room, like
+//! any other chunks, and answers when it keeps them ([`Taken`]).
 
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ pub enum DrainCommand {
     Start(DrainStart),
     /// End the drain: the node goes on. Chunks that have moved stay where they are.
     Cancel,
-    /// Only report how far the drain is.
+    /// Only report the progress of the drain.
     Report,
 }
 
@@ -26,44 +26,44 @@ pub struct DrainStart {
     pub within_ms: u64,
     /// Limit of the bytes of blocks that move in a second; if `None`, the node's own limit.
     pub bytes_per_second: Option<u64>,
-    /// What the node does in the end.
+    /// The node's last step.
     pub then: AfterDrain,
 }
 
-/// What a node does once it has drained.
+/// The last step of a node that has drained.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterDrain {
-    /// It ends, and does not come back: chunks on its disk move too, as far as memory has them.
+    /// The node ends, and does not come back. Chunks that are both on its disk and in memory move too.
     Stop,
-    /// It ends so that its supervisor starts it again: chunks on its disk stay there.
+    /// The node ends, and its supervisor starts it again. Chunks on its disk stay there.
     Restart,
 }
 
-/// How far a drain is.
+/// The progress of a drain.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct DrainReport {
     /// Whether the node drains.
     pub is_draining: bool,
     /// Whether all moves have ended: the node leaves now.
     pub is_over: bool,
-    /// What the node does in the end, if it drains.
+    /// The node's last step, if it drains.
     pub then: Option<AfterDrain>,
     /// Milliseconds until the node leaves at the latest.
     pub left_ms: u64,
     /// Why the last drain was given up, if it was.
     pub trouble: Option<String>,
-    /// The chunks.
+    /// The counts of the drain's chunks.
     pub chunks: DrainCounts,
 }
 
-/// The chunks of a drain so far, by what became of them.
+/// The chunks of a drain so far, counted by their fate.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DrainCounts {
     /// Chunks that were in memory at the start.
     pub found: u64,
     /// Chunks that moved to other nodes.
     pub moved: u64,
-    /// Their bytes.
+    /// Bytes of the chunks that moved.
     pub moved_bytes: u64,
     /// Chunks that another node holds anyway.
     pub elsewhere: u64,
@@ -88,10 +88,10 @@ impl DrainCounts {
     }
 }
 
-/// Asks an actor of another node to keep chunks of the asker's, which leaves soon.
+/// Asks an actor of another node to keep chunks of the asking node, because the asking node leaves soon.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Take {
-    /// The asker's actor that has them.
+    /// The asking node's actor that has the chunks.
     pub from: u16,
     /// The asked actor.
     pub to: u16,
@@ -106,16 +106,17 @@ pub struct Take {
 pub struct TakeNamespace {
     /// The tenant's name.
     pub tenant: String,
-    /// Its description.
+    /// The namespace's description.
     pub spec: NamespaceSpec,
 }
 
 /// A chunk to keep.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TakeChunk {
-    /// Its name.
+    /// The chunk's name.
     pub chunk: ChunkRef,
-    /// Its rank among the chunks of the actor that drains, in millionths: 0 would be evicted last there, a million first.
+    /// Its rank among the chunks of the actor that drains, in millionths: a chunk of rank 0 would be evicted last there, a chunk
+    /// of rank one million first.
     pub rank_ppm: u32,
 }
 
@@ -124,13 +125,13 @@ pub struct TakeChunk {
 pub struct Taken {
     /// For each chunk, in the order of the request, whether it is kept from now on.
     pub is_kept: Vec<bool>,
-    /// Chunks that there is room for before one has to be evicted.
+    /// Chunks for which there is room before a chunk has to be evicted.
     pub free_chunks: u64,
     /// Bytes of slots for these chunks.
     pub free_bytes: u64,
-    /// Beyond that room, chunks below this rank are kept, in millionths; 0 keeps none.
+    /// Beyond this room, chunks below this rank are kept, in millionths; with 0 none are kept.
     pub rank_limit_ppm: u32,
 }
 
-/// Ranks are in parts of this.
+/// The whole of a rank: ranks are in millionths.
 pub const WHOLE_RANK_PPM: u32 = 1_000_000;

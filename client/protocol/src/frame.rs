@@ -5,7 +5,7 @@
 //! | 0..4 | `u32` bytes of the payload that follows, at most [`MAX_FRAME_BYTES`] |
 //! | 4..6 | `u16` descriptors that came with the frame, at most [`MAX_FRAME_DESCRIPTORS`] |
 //! | 6..8 | `u16` zero |
-//! | 8..16 | `u64` request number: an answer bears its request's; 0 if no answer is wanted |
+//! | 8..16 | `u64` request number: an answer bears the number of its request; 0 if no answer is wanted |
 //! | 16.. | the message in rkyv, then zeros up to a multiple of 16 bytes (not counted above) |
 //!
 //! All numbers are little-endian. Headers and payloads start at multiples of 16 bytes, so a receiver that reads into an
@@ -34,7 +34,7 @@ pub struct FrameHeader {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// Longer than any frame.
+    /// The payload is longer than a frame's may be.
     #[error("a frame of {payload_bytes} bytes; at most {MAX_FRAME_BYTES} are allowed")]
     TooLong {
         /// Bytes announced.
@@ -51,7 +51,7 @@ pub enum FrameError {
     NotAFrame,
 }
 
-/// The bytes are no message of that kind.
+/// The bytes are no message of the expected type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the frame's bytes are no message of this version of the protocol")]
 pub struct MalformedMessage;

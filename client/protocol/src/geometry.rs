@@ -5,7 +5,7 @@
 pub struct AttentionGeometry {
     /// Layers on this rank.
     pub layers: u32,
-    /// KV heads on this rank: the model's heads, divided by TP if they are split. 1 for MLA, whose latent is one head.
+    /// KV heads on this rank: the model's heads, divided by TP if they are split. 1 for MLA: its latent counts as one head.
     pub kv_heads: u32,
     /// Elements of one head; for MLA the latent rank plus the rotary part.
     pub head_size: u32,

@@ -1,8 +1,9 @@
 //! Messages of a hand-over: chunks that are read layer by layer while they are being written.
 //!
-//! The writer reserves as for any put, hands layers over as it has them ([`HandOver`]), and commits. A reader on the same node,
-//! or on another one, follows the chunks ([`Follow`]) and hears which layers are in place. Such a layer was summed when it was
-//! copied, and verified at each node where it arrived. Other readers find a chunk only once the whole chunk is committed.
+//! The writer reserves as for any put, hands each layer over when it has it ([`HandOver`]), and commits. A reader on the same
+//! node, or on another node, follows the chunks ([`Follow`]) and hears which layers are in place. A layer in place was summed
+//! when it was copied, and verified at each node to which it was sent. Other readers find a chunk only once the whole chunk is
+//! committed.
 
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -14,7 +15,7 @@ use crate::pools::PoolRules;
 /// Hands over some layers of reserved chunks.
 ///
 /// A chunk is either committed from the window, or handed over layer by layer, in any order, and committed when no layer is
-/// missing. While such a request is under way for a chunk, the chunk takes no other.
+/// missing. While a commit or hand-over of a chunk is under way, the node takes no other for this chunk.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct HandOver {
     /// The reservation.
@@ -25,7 +26,7 @@ pub struct HandOver {
     pub pool: u8,
     /// The first layer, in the pool.
     pub from_layer: u32,
-    /// The layer behind the last one.
+    /// The layer behind the last layer.
     pub to_layer: u32,
     /// Offsets of these layers in the write window: for each chunk, for each slice of the session. Empty if the node trusts
     /// its engines.
@@ -37,13 +38,13 @@ pub struct HandOver {
 pub struct Follow {
     /// Number of the namespace.
     pub namespace: u32,
-    /// The chunks. Of each chunk, the pools are followed that are needed to restore all of them ([`PoolRules::needed`]). If the
-    /// last chunks need more pools than the others, one chunk that does not come loses all. The node takes room for all chunks
-    /// from elsewhere at once, or for none.
+    /// The chunks. Of each chunk, only those pools are followed that are needed to restore all chunks ([`PoolRules::needed`]). If
+    /// the last chunks need more pools than the others, all chunks are lost if one chunk does not come. The node takes room for
+    /// all chunks from elsewhere at once, or for none.
     pub chain: Chain,
     /// The writer of the missing chunks; without one, the node asks nobody.
     pub writer: Option<Writer>,
-    /// The earliest attempt whose layers are wanted; 0 if any will do.
+    /// The earliest attempt whose layers are wanted; 0 for any attempt.
     pub attempt: u64,
     /// The longest silence before the reader gives up.
     pub patience_ms: u64,
@@ -52,7 +53,7 @@ pub struct Follow {
 /// The place of a prefill engine that hands layers over.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Writer {
-    /// The name of its node.
+    /// The name of the engine's node.
     pub node: String,
     /// The number of the actor there.
     pub device: u16,
@@ -63,9 +64,9 @@ pub struct Writer {
 pub struct AskInPlace {
     /// The number of the follow.
     pub follow: u64,
-    /// Chunks that the asker counts on: fewer are news.
+    /// Chunks that the asker expects: fewer chunks are news.
     pub chunks: u32,
-    /// Layers that the asker knows of: more are news.
+    /// Layers that the asker knows of: more layers are news.
     pub layers: u32,
     /// How long the answer may wait for news.
     pub wait_ms: u64,
@@ -74,7 +75,8 @@ pub struct AskInPlace {
 /// How many layers of followed chunks are in place.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct InPlace {
-    /// Chunks that have come or may still come, from the first on. The next chunk will not come: its writer ended or went silent.
+    /// Chunks that have come or may still come, from the first on. A chunk behind these will not come: its writer ended or went
+    /// silent.
     pub chunks: u32,
     /// Layers that are in place in all these chunks and every pool, counted from the first layer. Pools with fewer layers
     /// count as far as they go.
@@ -83,9 +85,9 @@ pub struct InPlace {
     pub is_whole: bool,
     /// The chunks' places, once each chunk has one; sent once. The lease has the number of the follow, and no checksums.
     pub leased: Option<Leased>,
-    /// Checksums of the layers in place that the asker does not know of yet, up to `layers`; none if all chunks are whole.
+    /// Checksums of the layers in place that the asker does not know of yet, up to `layers`; empty if all chunks are whole.
     pub sums: Vec<LayersSum>,
-    /// The blocks' checksums, in the order of the lease's places, once all chunks are whole; before, none.
+    /// The blocks' checksums, in the order of the lease's places, once all chunks are whole; empty before.
     pub checksums: Vec<u64>,
 }
 
@@ -98,8 +100,8 @@ pub struct LayersSum {
     pub block: u32,
     /// The first layer, in the pool.
     pub from_layer: u32,
-    /// The layer behind the last one.
+    /// The layer behind the last layer.
     pub to_layer: u32,
-    /// Over their bytes and the block's name ([`layers_checksum`](crate::checksum::layers_checksum)).
+    /// The checksum of the layers' bytes and the block's name ([`layers_checksum`](crate::checksum::layers_checksum)).
     pub checksum: u64,
 }

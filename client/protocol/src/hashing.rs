@@ -1,7 +1,7 @@
-//! Chunk hashes for callers that have tokens alone.
+//! Chunk hashes for callers that have only tokens.
 //!
-//! BLAKE3, chained: a collision would serve one user's KV to another, so nothing weaker will do. The byte layout below
-//! is part of the namespace ([`crate::namespace::HashAlgorithm`]) and has golden tests.
+//! The hashes are chained BLAKE3: a collision would serve one user's KV to another user, so a weaker hash is not enough. The byte
+//! layout below is part of the namespace ([`crate::namespace::HashAlgorithm`]) and has golden tests.
 //!
 //! | what | BLAKE3 of |
 //! | --- | --- |
@@ -24,9 +24,9 @@ pub struct PromptExtra<'a> {
 /// A multimodal input whose placeholder tokens overlap a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MultimodalItem {
-    /// Position of its first placeholder token in the prompt.
+    /// Position of the input's first placeholder token in the prompt.
     pub offset_tokens: u32,
-    /// Hash of its content.
+    /// Hash of the input's content.
     pub content: [u8; 32],
 }
 
@@ -55,7 +55,7 @@ impl ChunkHasher {
         Self { parent: ChunkHash(hasher.finalize().into()) }
     }
 
-    /// Hashes the next chunk, whose tokens and overlapping multimodal items are given.
+    /// Hashes the next chunk, with these tokens and these overlapping multimodal items.
     pub fn chunk(&mut self, tokens: &[u32], items: &[MultimodalItem]) -> ChunkHash {
         let mut hasher = blake3::Hasher::new();
         hasher.update(b"larder chunk 1").update(&self.parent.0).update(&(tokens.len() as u32).to_le_bytes());

@@ -1,4 +1,4 @@
-//! The identity of a process, in its certificate.
+//! The identity that a process's certificate gives it.
 //!
 //! A certificate names one identity in a URI of its subject alternative names:
 //!
@@ -9,15 +9,15 @@
 //! | admin | `larder://admin/NAME` |
 //! | engine | `larder://engine/TENANT/NAME` |
 //!
-//! It also has the DNS name `ROLE.larder`, which a client checks when it connects: addresses change, roles do not. Tenants
-//! and names have 1 to 256 characters out of `A-Z a-z 0-9 . _ -`.
+//! The certificate also has the DNS name `ROLE.larder`. A client checks this name when it connects: addresses change, roles do
+//! not. Tenants and names have 1 to 256 characters of `A-Z a-z 0-9 . _ -`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::limits::MAX_NAME_BYTES;
 
-/// The role of a process: it decides the rights.
+/// The role of a process. It decides the process's rights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum Role {
@@ -38,7 +38,7 @@ pub struct Identity {
     pub role: Role,
     /// The tenant of an engine; `None` for all others.
     pub tenant: Option<String>,
-    /// Its name.
+    /// The process's name.
     pub name: String,
 }
 
@@ -54,7 +54,7 @@ impl Role {
     /// All roles.
     pub const ALL: [Self; 4] = [Self::Node, Self::Coordinator, Self::Admin, Self::Engine];
 
-    /// Its name in URIs and on the command line.
+    /// The role's name in URIs and on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
@@ -119,7 +119,7 @@ impl FromStr for Identity {
     }
 }
 
-/// Whether a text can be the name of a process or tenant: 1 to 256 characters out of `A-Z a-z 0-9 . _ -`.
+/// Whether a text can be the name of a process or tenant: 1 to 256 characters of `A-Z a-z 0-9 . _ -`.
 #[must_use]
 pub fn is_name(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);

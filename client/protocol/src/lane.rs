@@ -1,14 +1,14 @@
 //! Messages of the device lane: the node copies between an engine's GPU memory and blocks, at the engine's request.
 //!
 //! The engine says once where its tensors are ([`RegisterTensors`]). From then on its requests carry page numbers: load these
-//! leased chunks into these pages ([`LoadPages`]), save these pages as these reserved chunks ([`SavePages`]). Each request
-//! begins a copy; the engine asks for its progress and end ([`AskCopy`]). A save is a hand-over, as with
-//! [`HandOver`](crate::handoff::HandOver): the node has summed its own bytes, and the chunk's commit names no source.
+//! leased chunks into these pages ([`LoadPages`]), save these pages as these reserved chunks ([`SavePages`]). Each request begins
+//! a copy; the engine asks for the copy's progress and end ([`AskCopy`]). A save is a hand-over, as with
+//! [`HandOver`](crate::handoff::HandOver): the node sums the bytes in its own memory, and the chunk's commit names no source.
 //!
 //! **Words.** A session has one page of 32-bit words that both sides map. A copy can wait for a word that the engine's stream
-//! raises when the pages are ready. A copy can raise a word by one for each finished layer, for which the engine's stream
-//! waits. A word counts as reached up to 2^31 behind its value, so numbers may wrap. A failed copy raises its word to the
-//! end: streams go on, and the answer says that nothing came.
+//! raises when the pages are ready. A copy can raise a word by one for each finished layer; the engine's stream waits for this
+//! word. A value counts as reached until the word is 2^31 past it, so numbers may wrap. A failed copy raises its word to the end:
+//! streams go on, and the answer says that nothing came.
 
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ pub struct RegisterTensors {
     pub block: u16,
     /// The layout of the pages in the regions.
     pub layout: TensorLayout,
-    /// Their memory: the regions that the layout names, in order.
+    /// The tensors' memory: the regions that the layout names, in order.
     pub memory: Vec<TensorMemory>,
 }
 
@@ -45,7 +45,7 @@ pub struct TensorLayout {
 /// The place of one plane's pages.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorPlane {
-    /// Number of the region in which it lies.
+    /// Number of the region in which the plane lies.
     pub region: u32,
     /// Offset of page 0 in the region.
     pub offset: u64,
@@ -67,8 +67,8 @@ pub struct TensorDim {
 pub enum TensorMemory {
     /// Memory of `cudaMalloc`, by its IPC handle.
     Ipc(IpcMemory),
-    /// Memory of the virtual memory interface: this many bytes, the whole allocation. Its descriptor comes along, in the
-    /// order of the regions.
+    /// Memory of the virtual memory interface: this many bytes, the whole allocation. Its descriptor comes with the message, in
+    /// the order of the regions.
     Descriptor(u64),
 }
 
@@ -79,14 +79,14 @@ pub struct IpcMemory {
     pub handle: [u8; 64],
     /// Offset of the region in the allocation.
     pub offset: u64,
-    /// Its bytes.
+    /// Bytes of the region.
     pub bytes: u64,
 }
 
-/// The tensors are registered. One descriptor comes along: the session's page of words, always the same.
+/// The tensors are registered. One descriptor comes with the message: the session's page of words, always the same.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorsRegistered {
-    /// Their number in this session.
+    /// The tensors' number in this session.
     pub tensors: u32,
     /// Bytes of the page of words.
     pub word_bytes: u64,
@@ -95,9 +95,9 @@ pub struct TensorsRegistered {
 /// A word of the session's page.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word {
-    /// Its number: the word's offset in the page is four times this.
+    /// The word's number: its offset in the page is four times this.
     pub word: u32,
-    /// The value that the word must reach, or from which the copy raises it.
+    /// The value that the word must reach, or the value from which the copy raises the word.
     pub value: u32,
 }
 
@@ -119,11 +119,11 @@ pub struct LoadPages {
     pub tensors: u32,
     /// The pages to fill, for consecutive pages of the prompt.
     pub pages: Vec<u32>,
-    /// The number of the first, counted from the lease's first chunk.
+    /// The position of the first of these pages in the prompt, counted from the lease's first chunk.
     pub first_page: u64,
     /// The first layer.
     pub from_layer: u32,
-    /// The layer behind the last one.
+    /// The layer behind the last layer.
     pub to_layer: u32,
     /// Whether the copy reports layers one by one.
     pub by_layer: bool,
@@ -133,7 +133,7 @@ pub struct LoadPages {
 
 /// Saves pages as reserved chunks.
 ///
-/// While the copy runs, its chunks take no other copy. A copy that fails gives its chunks up.
+/// While the copy runs, the node takes no other copy of these chunks. If the copy fails, the chunks are given up.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct SavePages {
     /// The reservation, of a session with one slice.
@@ -146,13 +146,13 @@ pub struct SavePages {
     pub pages: Vec<u32>,
     /// The first layer.
     pub from_layer: u32,
-    /// The layer behind the last one.
+    /// The layer behind the last layer.
     pub to_layer: u32,
     /// The words that the copy waits for and raises.
     pub words: CopyWords,
 }
 
-/// Asks how far a copy is.
+/// Asks for the progress of a copy.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AskCopy {
     /// The copy.
@@ -163,12 +163,12 @@ pub struct AskCopy {
     pub wait_ms: u64,
 }
 
-/// How far a copy is.
+/// The progress of a copy.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyProgress {
     /// Finished layers, from the copy's first on.
     pub layers: u32,
-    /// How the copy ended, once it has ended. This is told once; afterwards the copy's number means nothing.
+    /// How the copy ended, once it has ended. The node says this once; afterwards the copy's number means nothing.
     pub end: Option<CopyEnd>,
 }
 
@@ -178,18 +178,19 @@ pub struct CopyProgress {
 pub enum CopyEnd {
     /// All bytes are in place; saved blocks are summed and can be committed.
     Done,
-    /// It was refused, or given up before it began: nothing was moved.
+    /// The copy was refused, or given up before it began: nothing was moved.
     Refused,
     /// The copy failed: the pages' contents are unknown, and the chunks to save are given up.
     Failed,
-    /// The device did not finish in time, and may still be copying: the same as failed, and the pages may change at any time.
+    /// The device did not finish in time, and may still be copying. The copy counts as failed, and the pages may change at any
+    /// time.
     Stalled,
-    /// The device was lost: the same as failed. Register its tensors again.
+    /// The device was lost. The copy counts as failed; the engine must register its tensors again.
     Lost,
 }
 
 impl CopyEnd {
-    /// Its name in metrics, traces and messages.
+    /// The name of the end in metrics, traces and messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()

@@ -15,7 +15,7 @@ pub struct Leased {
     /// The checksum of each of these blocks, over its bytes and its name
     /// ([`block_checksum`](crate::checksum::block_checksum)).
     pub checksums: Vec<u64>,
-    /// Extents that the session sees for the first time; their descriptors come along in this order.
+    /// Extents that the session sees for the first time; their descriptors come with the message, in this order.
     pub extents: Vec<Extent>,
 }
 
@@ -24,15 +24,15 @@ pub struct Leased {
 pub struct Place {
     /// Number of the extent.
     pub extent: u32,
-    /// Offset in it, in bytes.
+    /// Offset in the extent, in bytes.
     pub offset: u64,
 }
 
 /// A piece of the arena: one sealed memory file.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Its number. A renewed extent has the same number and other memory.
+    /// The extent's number. A renewed extent has the same number and other memory.
     pub extent: u32,
-    /// Its size.
+    /// The extent's size.
     pub bytes: u64,
 }

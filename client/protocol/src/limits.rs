@@ -1,8 +1,8 @@
 //! Every bound of the protocols, in one place.
 
-/// The latest version of the session protocol that this release speaks; a session has the lower version of its two sides.
-/// Sessions of the version before have other anchors, which name shorter runs ([`crate::chain::Chain::for_session`]), no names of
-/// requests, and no descriptions of chunks.
+/// The latest version of the session protocol that this release speaks; a session has the lower version of its two sides. In
+/// sessions of the version before, anchors name shorter runs ([`crate::chain::Chain::for_session`]), and there are no names of
+/// requests and no descriptions of chunks.
 pub const SESSION_VERSION: u16 = 6;
 
 /// The first version of the session protocol in which an engine may name its requests.
@@ -17,7 +17,7 @@ pub const EARLIEST_SESSION_VERSION: u16 = 5;
 /// Bytes of one frame's payload.
 pub const MAX_FRAME_BYTES: usize = 1 << 20;
 
-/// Descriptors that ride on one frame (the kernel's own limit is 253).
+/// Descriptors that come with one frame (the kernel's own limit is 253).
 pub const MAX_FRAME_DESCRIPTORS: usize = 128;
 
 /// Chunks in one chain: at 32 bytes a hash they fill a quarter of a frame. With 256-token chunks, two million tokens.
@@ -26,7 +26,7 @@ pub const MAX_CHAIN_CHUNKS: usize = 8_192;
 /// Blocks that one lease or one commit may name.
 pub const MAX_MESSAGE_BLOCKS: usize = 16_384;
 
-/// The largest chunk index. Larger ones can only be errors: 2^24 chunks of one token are 16 million tokens.
+/// The largest chunk index. A larger index can only be an error: 2^24 chunks of one token are 16 million tokens.
 pub const MAX_CHUNK_INDEX: u32 = 1 << 24;
 
 /// Tokens in one chunk.
@@ -53,7 +53,7 @@ pub const MAX_EXTRA_KEYS_BYTES: usize = 16 << 10;
 /// Namespaces that one session registers.
 pub const MAX_SESSION_NAMESPACES: usize = 16;
 
-/// Requests that one session has outstanding; a client waits, a node closes the session.
+/// Requests that one session has outstanding. At this limit a client waits; beyond it a node closes the session.
 pub const MAX_OUTSTANDING_REQUESTS: usize = 64;
 
 /// Bytes of one message between nodes, or with the coordinator.
@@ -62,7 +62,7 @@ pub const MAX_PEER_MESSAGE_BYTES: usize = 1 << 20;
 /// Chunks that one question to the directory names: a quarter of a message.
 pub const MAX_FIND_ROWS: usize = MAX_CHAIN_CHUNKS;
 
-/// Changes in the announcements of one message: a quarter of it.
+/// Changes in the announcements of one message: a quarter of the message.
 pub const MAX_ANNOUNCE_CHANGES: usize = 8_192;
 
 /// Announcements in one message, each of another actor of its node.
@@ -77,17 +77,17 @@ pub const MAX_MEMBERS: usize = 16_384;
 /// Tensors that one session registers.
 pub const MAX_SESSION_TENSORS: usize = 64;
 
-/// Regions of memory of one session's tensors: keys and values of each layer apart take two a layer.
+/// Regions of memory of one session's tensors. An engine with separate keys and values needs two for each layer.
 pub const MAX_TENSOR_REGIONS: usize = 1_024;
 
-/// Copies of one session that are under way, or whose end it has not asked for.
+/// Copies of one session that are under way, or whose end the session has not asked for.
 pub const MAX_SESSION_COPIES: usize = 16;
 
 /// Pages of one copy.
 pub const MAX_COPY_PAGES: usize = 65_536;
 
-/// The largest incarnation of a node that a coordinator believes: as microseconds since 1970 it lies 146,000 years ahead.
+/// The largest incarnation of a node that a coordinator believes: read as microseconds since 1970, it lies 146,000 years ahead.
 pub const MAX_INCARNATION: u64 = 1 << 62;
 
-/// The largest term that a coordinator learns from a node: no number of starts comes near it.
+/// The largest term that a coordinator accepts from a node: no number of starts comes near it.
 pub const MAX_TERM: u64 = 1 << 62;

@@ -2,8 +2,8 @@
 //!
 //! A follower opens one bidirectional QUIC stream to the coordinator and keeps it. Both sides write messages on it, framed as in
 //! [`crate::peer`]. A node (role `node` in its certificate) starts with `Join`; a process that only wants tables (an engine, an
-//! admin or another coordinator) starts with `Watch`. The coordinator's first message is `Standing`. It fences all later messages
-//! on the stream: one stream belongs to one coordinator, in one term or later ones.
+//! admin or another coordinator) starts with `Watch`. The coordinator's first message is `Standing`. This message fences all
+//! later messages on the stream: one stream belongs to one coordinator, in this term or later terms.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ use crate::table::{Epoch, NodeNumber, TablePage};
 /// A message of a follower.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum FollowerMessage {
-    /// A node wants to be a member; its name stands in its certificate.
+    /// A node wants to be a member; the node's name stands in its certificate.
     Join(Join),
     /// The node lives.
     Heartbeat(Heartbeat),
@@ -23,26 +23,27 @@ pub enum FollowerMessage {
     Leave,
     /// The process wants tables.
     Watch,
-    /// Whether the node drains from now on. Sent again after each join.
+    /// Whether the node drains from now on. The node sends this again after each join.
     Drains(bool),
     /// A page of the table that the node knows, since the coordinator asked for the table ([`CoordinatorMessage::Bring`]).
     Brings(TablePage),
-    /// Another coordinator leads too, at this address for peers: the coordinator asks it, and one of the two stops.
+    /// Another coordinator leads too, at this address for peers. The coordinator that hears this asks the other, and one of the
+    /// two stops.
     Rival(SocketAddr),
-    /// Asks who leads; it is the only message of its stream. A coordinator that asks tells its own standing.
+    /// Asks which coordinator leads; the only message of its stream. A coordinator that asks tells its own standing.
     Who(Option<Standing>),
-    /// Has the coordinator read its configuration again; it is the only message of its stream. Only an admin may send it.
+    /// Makes the coordinator read its configuration again; the only message of its stream. Only an admin may send it.
     Reload,
 }
 
 /// A coordinator's term, and whether it leads.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// The term of its tables.
+    /// The term of the coordinator's tables.
     pub term: u64,
-    /// This life of this coordinator: no other has this number.
+    /// The number of this coordinator's life: no other life of any coordinator has it.
     pub life: u64,
-    /// Whether it leads. A coordinator that does not lead passes its leader's tables on, and lets nobody join.
+    /// Whether the coordinator leads. A coordinator that does not lead passes its leader's tables on, and lets nobody join.
     pub leads: bool,
     /// The leader's address for nodes, as `HOST:PORT`, if another coordinator leads.
     pub leader: Option<String>,
@@ -53,13 +54,13 @@ pub struct Standing {
 pub struct Join {
     /// The node's incarnation (see [`crate::table::Member::incarnation`]).
     pub incarnation: u64,
-    /// The latest table it knows: a coordinator that lost its state learns from it.
+    /// The latest table that the node knows: a coordinator that lost its state learns from it.
     pub epoch: Epoch,
     /// Address for peers.
     pub peer: SocketAddr,
     /// Address of its HTTP server.
     pub http: SocketAddr,
-    /// GPU actors it has.
+    /// The number of the node's GPU actors.
     pub devices: u16,
     /// Its share of the partitions.
     pub weight: u64,
@@ -68,9 +69,9 @@ pub struct Join {
 /// A node lives.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Heartbeat {
-    /// The latest table it knows.
+    /// The latest table that the node knows.
     pub epoch: Epoch,
-    /// Members that do not answer it.
+    /// Members that do not answer the node.
     pub silent: Vec<NodeNumber>,
 }
 
@@ -79,24 +80,24 @@ pub struct Heartbeat {
 pub enum CoordinatorMessage {
     /// The node is a member, or will be with the next table.
     Joined(Joined),
-    /// The node is not a member, since a newer incarnation was. If that is impossible (a clock was set back), the node joins
-    /// again as this incarnation.
+    /// The node is not a member, since a newer incarnation of it was a member. If the node knows that this is impossible (a clock
+    /// was set back), it joins again with this incarnation.
     Outdated(u64),
-    /// The node is no member any more, after long silence: it joins again.
+    /// The node is no longer a member, after long silence: it joins again.
     Removed,
-    /// A page of the table that counts from now on.
+    /// A page of the table that is in force from now on.
     Table(TablePage),
     /// A heartbeat was heard.
     Heard,
-    /// The node is not a member: another, live process of its name is.
+    /// The node is not a member: another live process with the node's name is a member.
     InUse(InUse),
-    /// A heartbeat was heard; and another process of the node's name, at this address, wanted to join.
+    /// A heartbeat was heard. Another process with the node's name, at this address, wanted to join.
     Contested(SocketAddr),
     /// The node cannot be a member, for this reason. Asking again may help once the reason is gone.
     Refused(String),
     /// The coordinator's standing. A follower that knows a later term obeys nothing on this stream.
     Standing(Standing),
-    /// Asks the node for its table: the node knows a later one than this new leader, which has made none yet.
+    /// Asks the node for its table: the node knows a later table than this new leader, and the leader has made no table yet.
     Bring,
     /// The result of reading the configuration again.
     Reloaded(Box<Reloaded>),
@@ -118,7 +119,7 @@ impl Standing {
 pub struct InUse {
     /// That process's address for peers.
     pub address: SocketAddr,
-    /// The time after which the node may take the place, if that process is silent until then.
+    /// The time after which the node may take the place of that process, if that process is silent until then.
     pub retry_after_ms: u64,
 }
 

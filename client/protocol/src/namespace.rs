@@ -1,4 +1,4 @@
-//! Everything that makes KV bytes interchangeable, and its fingerprint.
+//! Namespaces: everything that makes KV bytes interchangeable, and its fingerprint.
 
 use std::fmt;
 
@@ -35,7 +35,7 @@ pub struct NamespaceSpec {
     pub slices: u16,
     /// Kinds of state of one chunk; the first is called `kv`, and every chunk has it.
     pub pools: Vec<PoolSpec>,
-    /// Whether keys stand for themselves, without order (LMCache, vLLM's secondary tier).
+    /// Whether keys are independent, without order (LMCache, vLLM's secondary tier).
     pub flat: bool,
 }
 
@@ -53,17 +53,17 @@ pub enum HashAlgorithm {
 pub struct EngineHash {
     /// The engine's name for it (`sha256_cbor`).
     pub name: String,
-    /// The algorithm's seed (vLLM: `PYTHONHASHSEED`); never one that each process draws for itself.
+    /// The algorithm's seed (vLLM: `PYTHONHASHSEED`); never a seed that each process draws for itself.
     pub seed: String,
 }
 
-/// 32 bytes that stand for a namespace and the tenant it belongs to; part of every key.
+/// 32 bytes that stand for a namespace and its tenant; part of every key.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
 
 impl NamespaceSpec {
-    /// A namespace of blocks without structure: one slice, and one pool with one layer of `block_bytes`; Larder hashes its
-    /// chunks.
+    /// A namespace of blocks without structure: one slice, and one pool with one layer of `block_bytes`. Its chunks have Larder's
+    /// own hashes.
     #[must_use]
     pub fn of_blocks(model: impl Into<String>, chunk_tokens: u32, block_bytes: u64) -> Self {
         Self {
@@ -88,10 +88,10 @@ impl NamespaceSpec {
         }
     }
 
-    /// Whether the namespace is possible at all.
+    /// Checks whether the namespace is possible at all.
     ///
     /// # Errors
-    /// [`NamespaceError`] names the first field that is not.
+    /// [`NamespaceError`] names the first impossible field.
     pub fn check(&self) -> Result<(), NamespaceError> {
         self.check_names()?;
         let chunk_tokens = self.chunk_tokens;
@@ -271,10 +271,10 @@ pub enum NamespaceError {
     Name {
         /// The field.
         field: &'static str,
-        /// Its length.
+        /// The text's length.
         bytes: usize,
     },
-    /// A seed that each process draws for itself: no two engines would ever agree on a hash.
+    /// Each process draws the seed for itself: no two engines would ever agree on a hash.
     #[error(
         "a hash seed drawn per process can never hit across processes: set a fixed seed (vLLM: PYTHONHASHSEED=0)"
     )]
@@ -285,7 +285,7 @@ pub enum NamespaceError {
         /// Tokens of a chunk.
         chunk_tokens: u32,
     },
-    /// A chunk that is no whole number of engine blocks.
+    /// A chunk is no whole number of engine blocks.
     #[error("a chunk of {chunk_tokens} tokens is no whole number of engine blocks of {engine_block_tokens}")]
     EngineBlock {
         /// Tokens of a chunk.
@@ -315,9 +315,9 @@ pub enum NamespaceError {
         "the first pool must be `kv` with hit policy `all`, the state of every chunk; this is `{pool}` with {hit:?}"
     )]
     FirstPool {
-        /// Its name.
+        /// The pool's name.
         pool: String,
-        /// Its policy.
+        /// The pool's policy.
         hit: HitPolicy,
     },
     /// A window of no chunks.
@@ -333,7 +333,7 @@ pub enum NamespaceError {
     FlatPool {
         /// The pool.
         pool: String,
-        /// Its policy.
+        /// The pool's policy.
         hit: HitPolicy,
     },
     /// Two pools of one name.
@@ -349,7 +349,7 @@ pub enum NamespaceError {
     BlockSize {
         /// The pool.
         pool: String,
-        /// Its layers.
+        /// Layers of the pool.
         layers: u32,
         /// Bytes a layer.
         layer_bytes: u64,

@@ -1,9 +1,9 @@
 //! The messages between nodes.
 //!
 //! Every request is a bidirectional QUIC stream of its own: the asker writes one message ([`PeerRequest`]) and ends its half. The
-//! other side answers with one message ([`PeerResponse`]), and to a fetch with the bytes behind it. It answers a follow with one
-//! message ([`PeerResponse::Followed`]) for each piece of news. If the request belongs to a trace, [`PeerRequest::Trace`] stands
-//! before it. A message on a stream is
+//! other side answers with one message ([`PeerResponse`]). After the answer to a fetch, the blocks' bytes follow. A follow is
+//! answered with one message ([`PeerResponse::Followed`]) for each piece of news. If a request belongs to a trace,
+//! [`PeerRequest::Trace`] stands before the request. A message on a stream is
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -32,47 +32,48 @@ use crate::version::Version;
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum PeerRequest {
-    /// Asks the home who holds chunks; answered [`PeerResponse::Rows`].
+    /// Asks the home who holds chunks; answered by [`PeerResponse::Rows`].
     Find(Find),
-    /// Announces to the home which chunks the asker's actors gained and lost, each at most once; answered
+    /// Announces to the home which chunks the asker's actors gained and lost, each at most once; answered by
     /// [`PeerResponse::Announced`].
     Announce(Vec<Announce>),
-    /// Tells the home that some of a holder's rows are wrong; answered [`PeerResponse::Done`].
+    /// Tells the home that some of a holder's rows are wrong; answered by [`PeerResponse::Done`].
     Repair(Repair),
-    /// Asks a holder for blocks; answered [`PeerResponse::Fetched`], and the bytes behind it.
+    /// Asks a holder for blocks; answered by [`PeerResponse::Fetched`], with the bytes behind it.
     Fetch(Fetch),
-    /// Asks for chunks while they are being written there; answered [`PeerResponse::Followed`] again and again, until the
-    /// last chunk is whole or lost.
+    /// Asks a node for chunks while they are being written there; answered by [`PeerResponse::Followed`] again and again, until
+    /// the last chunk is whole or lost.
     Follow(FollowChunks),
-    /// Tells a holder that the asker keeps these chunks from now on, and the directory knows: the holder gives up its own
-    /// copies if nobody uses them. Answered [`PeerResponse::Done`].
+    /// Tells a holder that the asker keeps these chunks from now on, and that the directory knows this. The holder gives up its
+    /// own copies if nobody uses them. Answered by [`PeerResponse::Done`].
     Moved(Chunks),
-    /// Asks whether anybody is there; answered [`PeerResponse::Done`].
+    /// Asks for a sign of life; answered by [`PeerResponse::Done`].
     Ping,
-    /// Has every actor evict by another policy from now on, until the node ends; answered [`PeerResponse::Done`]. Only an admin
-    /// may send it.
+    /// Makes every actor evict by another policy from now on, until the node ends; answered by [`PeerResponse::Done`]. Only an
+    /// admin may send it.
     SetPolicy(String),
     /// Names the trace of the request that follows on the same stream. It has no answer of its own.
     Trace(TraceContext),
     /// Tells a holder that it sent other bytes than were committed under these names. The holder answers [`PeerResponse::Done`]
     /// at once, then verifies its own chunks and drops wrong ones.
     Damaged(Chunks),
-    /// Offers chunks that the asker evicts. The node that wants some fetches them from the asker, and
-    /// then says [`PeerRequest::Moved`]; answered [`PeerResponse::Wanted`].
+    /// Offers chunks that the asker evicts; answered by [`PeerResponse::Wanted`]. A node that wants some of them fetches them
+    /// from the asker, and then sends [`PeerRequest::Moved`].
     Offer(OfferChunks),
-    /// Asks a node to keep chunks of the asker, which drains; answered [`PeerResponse::Taken`] when the node keeps them.
+    /// Asks a node to keep chunks of the asker, because the asker drains; answered by [`PeerResponse::Taken`] when the node keeps
+    /// them.
     Take(Box<Take>),
-    /// Has a node drain, or asks how far the drain is; answered [`PeerResponse::Drains`]. Only an admin may send it.
+    /// Makes a node drain, or asks how far the drain is; answered by [`PeerResponse::Drains`]. Only an admin may send it.
     Drain(DrainCommand),
-    /// Has a node read its configuration again; answered [`PeerResponse::Reloaded`]. Only an admin may send it.
+    /// Makes a node read its configuration again; answered by [`PeerResponse::Reloaded`]. Only an admin may send it.
     Reload,
-    /// Has a node remove chunks, or asks how far the purge is; answered [`PeerResponse::Purges`]. Only an admin may send it.
+    /// Makes a node remove chunks, or asks how far the purge is; answered by [`PeerResponse::Purges`]. Only an admin may send it.
     Purge(Box<PurgeCommand>),
-    /// Asks for an answer of the node's HTTP server; answered [`PeerResponse::Shown`]. Only a coordinator or an admin may send
+    /// Asks for an answer of the node's HTTP server; answered by [`PeerResponse::Shown`]. Only a coordinator or an admin may send
     /// it.
     Show(Show),
-    /// Has a node keep chunks from eviction; answered [`PeerResponse::Pinned`], or [`PeerResponse::Done`] if a pin ends. Only an
-    /// admin may send it.
+    /// Makes a node keep chunks from eviction; answered by [`PeerResponse::Pinned`], or [`PeerResponse::Done`] if a pin ends.
+    /// Only an admin may send it.
     Pin(Box<PinCommand>),
     /// As [`PeerRequest::Follow`], for some pools of each chunk.
     #[strum(serialize = "follow")]
@@ -80,13 +81,14 @@ pub enum PeerRequest {
 }
 
 impl PeerRequest {
-    /// Its name in metrics; requests of two versions have one.
+    /// The request's name in metrics; the forms of a request in two versions share one name.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.into()
     }
 
-    /// Asks for chunks while they are being written, and for these pools of each chunk, or for all pools if `pools` is empty.
+    /// Builds a request for chunks while they are being written: for these pools of each chunk, or for all pools if `pools` is
+    /// empty.
     #[must_use]
     pub fn follow(chunks: FollowChunks, pools: Vec<PoolSet>) -> Self {
         if pools.is_empty() {
@@ -95,7 +97,7 @@ impl PeerRequest {
         Self::FollowPools(Box::new(FollowPools { chunks, pools }))
     }
 
-    /// The first version that has this request: it is not sent to nodes of an earlier version.
+    /// The first version that has this request. The request is not sent to nodes of an earlier version.
     #[must_use]
     pub fn since(&self) -> Version {
         match self {
@@ -139,13 +141,13 @@ pub struct Announce {
     pub incarnation: u64,
     /// The holder's table.
     pub epoch: Epoch,
-    /// Number of the stream. It grows whenever the holder starts anew, so that a late copy of an old batch voids nothing.
+    /// Number of the stream. The number grows whenever the holder starts anew, so that a late copy of an old batch voids nothing.
     pub stream: u64,
-    /// Number of the batch in its stream. 0 starts the stream anew: the home forgets everything of this holder. Otherwise one
-    /// more than the last.
+    /// Number of the batch in its stream. 0 starts the stream anew: the home forgets all rows of this holder. Each further batch
+    /// has the next number.
     pub sequence: u64,
-    /// The sum, modulo 2^64, of [`RowKey::digest`] over all rows of the holder in this home's partitions, if the home knows
-    /// all of them with this batch. A home with the same table and another sum has the holder start the stream anew.
+    /// The sum, modulo 2^64, of [`RowKey::digest`] over all rows of the holder in this home's partitions, if the home knows all
+    /// of them after this batch. A home with the same table and another sum makes the holder start the stream anew.
     pub digest: Option<u64>,
     /// The changes, in the order in which they happened; at most [`MAX_ANNOUNCE_CHANGES`](crate::limits::MAX_ANNOUNCE_CHANGES) in
     /// one message.
@@ -173,20 +175,20 @@ pub struct RowChange {
 /// Chunks of one holder.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Chunks {
-    /// The actor that has them.
+    /// The actor that has the chunks.
     pub device: u16,
-    /// Their namespace.
+    /// The chunks' namespace.
     pub fingerprint: Fingerprint,
-    /// Their hashes.
+    /// The chunks' hashes.
     pub hashes: Vec<ChunkHash>,
 }
 
-/// Asks a holder for blocks: all slices of each chunk, and every pool that it has.
+/// Asks a holder for blocks: all slices of each chunk, and every pool that the holder has.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Fetch {
     /// The chunks; at most [`MAX_FETCH_CHUNKS`](crate::limits::MAX_FETCH_CHUNKS).
     pub chunks: Chunks,
-    /// Bytes of the blocks of one chunk, by slice, then pool, as the asker has it.
+    /// Bytes of each block of one chunk, by slice, then pool, as the asker knows them.
     pub block_bytes: Vec<u64>,
     /// The urgency of the request.
     pub class: Class,
@@ -195,9 +197,9 @@ pub struct Fetch {
 /// Offers chunks that the asker evicts.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct OfferChunks {
-    /// The asker's actor that has them for a moment.
+    /// The asker's actor that still has the chunks for a moment.
     pub device: u16,
-    /// Their namespace.
+    /// The chunks' namespace.
     pub fingerprint: Fingerprint,
     /// The least worth of these chunks to the asker, in millionths of a token of prefill saved for each GiB and second.
     pub worth: u64,
@@ -229,7 +231,7 @@ pub struct FollowPools {
 }
 
 impl FollowPools {
-    /// Whether it names at least one pool of each chunk.
+    /// Whether the request names at least one pool of each chunk.
     #[must_use]
     pub fn names_pools_of_each(&self) -> bool {
         self.pools.len() == self.chunks.chunks.hashes.len()
@@ -250,7 +252,7 @@ pub struct Followed {
     pub step: FollowStep,
 }
 
-/// One step of a followed chunk. The last one is `Whole` or `Lost`.
+/// One step of a followed chunk. The last step is `Whole` or `Lost`.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum FollowStep {
     /// Some layers of a block: their bytes follow this message.
@@ -268,9 +270,9 @@ pub struct BlockLayers {
     pub block: u32,
     /// Offset of the layers in the block.
     pub offset: u64,
-    /// Their bytes.
+    /// Bytes of the layers.
     pub bytes: u64,
-    /// The checksum over these bytes and the block's name ([`layers_checksum`](crate::checksum::layers_checksum)).
+    /// The checksum of these bytes and the block's name ([`layers_checksum`](crate::checksum::layers_checksum)).
     pub checksum: u64,
 }
 
@@ -300,17 +302,18 @@ pub enum PeerResponse {
     Busy(RetryAfter),
     /// The request is impossible, or not for this node or this asker.
     Refused(String),
-    /// Stands before another answer on the same stream. A node that does not send it has free room, and serves nothing.
+    /// The answering node's room. It stands before another answer on the same stream. A node that does not send it has free room,
+    /// and serves nothing.
     Room(Room),
-    /// Which of the offered chunks the node fetches, in the order of the offer.
+    /// Whether the node fetches each of the offered chunks, in the order of the offer.
     Wanted(Vec<bool>),
     /// The chunks that are kept.
     Taken(Taken),
-    /// How far the drain is.
+    /// The progress of the drain.
     Drains(Box<DrainReport>),
     /// The result of reading the configuration again.
     Reloaded(Box<Reloaded>),
-    /// How far the purge is.
+    /// The progress of the purge.
     Purges(Box<PurgeReport>),
     /// The body of the answer, in JSON.
     Shown(Vec<u8>),
@@ -321,16 +324,16 @@ pub enum PeerResponse {
 /// The answering node's room, and how much it serves.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
-    /// The worth of the chunk that it evicts next, in the unit of [`OfferChunks::worth`]; 0 if it has free room.
+    /// The worth of the chunk that the node evicts next, in the unit of [`OfferChunks::worth`]; 0 if the node has free room.
     pub least: u64,
-    /// Bytes of blocks a second that it has sent to other nodes lately.
+    /// Bytes of blocks a second that the node has sent to other nodes lately.
     pub served: u64,
 }
 
 /// The holders of chunks, as spans over the chunks of the request.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// The home's table; a newer one than the asker's tells it to look again.
+    /// The home's table. If it is newer than the asker's table, the asker looks again.
     pub epoch: Epoch,
     /// The spans, ascending; a chunk with several holders has several spans.
     pub spans: Vec<RowSpan>,
@@ -341,7 +344,7 @@ pub struct Rows {
 pub struct RowSpan {
     /// Position of the first chunk.
     pub from: u32,
-    /// Position after the last.
+    /// Position after the last chunk.
     pub to: u32,
     /// The holder.
     pub holder: Holder,
@@ -356,7 +359,7 @@ pub enum Announced {
     StartAnew,
     /// The home has an older table than the holder, and took nothing: send the same batch again a little later.
     Later,
-    /// The home does not know this incarnation, or knows a later one; the epoch of its table comes along.
+    /// The home does not know this incarnation, or knows a later incarnation. The answer has the epoch of the home's table.
     OtherIncarnation(Epoch),
 }
 
@@ -365,7 +368,7 @@ pub enum Announced {
 pub enum FetchedChunk {
     /// The chunk's blocks follow behind those of the chunks before it, ordered by slice, then by pool.
     Held(HeldChunk),
-    /// It is not here (any more): the directory was wrong.
+    /// The chunk is not here (any more): the directory was wrong.
     NotHeld,
     /// Too much is being sent; ask again later.
     Busy(RetryAfter),
@@ -378,37 +381,37 @@ pub struct RetryAfter {
     pub retry_after_ms: u64,
 }
 
-/// A holder's facts of a chunk that it sends.
+/// A holder's facts about a chunk that it sends.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct HeldChunk {
     /// How often the chunk was read, this time included: placement uses it.
     pub reads: u32,
-    /// Whether the holder has the chunk on disk too: then no other node needs to write it.
+    /// Whether the holder has the chunk on disk too. If so, no other node needs to write it.
     pub is_on_disk: bool,
     /// The pools that the chunk has in every slice; `all` pools are always among them.
     pub pools: PoolSet,
-    /// Their blocks, by slice, then pool.
+    /// The blocks of these pools, by slice, then pool.
     pub blocks: Vec<HeldBlock>,
 }
 
-/// A holder's facts of a block that it sends.
+/// A holder's facts about a block that it sends.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct HeldBlock {
-    /// Its size.
+    /// The block's size.
     pub bytes: u64,
-    /// The block's checksum, over its ranges' checksums and its key (see [`crate::checksum`]).
+    /// The checksum of the block's range checksums and key (see [`crate::checksum`]).
     pub checksum: u64,
 }
 
 /// A message of this module or of [`crate::membership`].
 pub trait Message: Sized {
-    /// Encodes it.
+    /// Encodes the message.
     ///
     /// # Panics
     /// Never: encoding cannot fail.
     fn encode(&self) -> AlignedVec;
 
-    /// Checks and reads it. `bytes` must start at a multiple of 16.
+    /// Checks and reads a message. `bytes` must start at a multiple of 16.
     ///
     /// # Errors
     /// Fails if the bytes are no message of this type.

@@ -1,4 +1,4 @@
-//! Messages about pins: an admin has a node keep chunks from eviction, for their tenant.
+//! Messages about pins: an admin makes a node keep chunks from eviction, on behalf of the chunks' tenant.
 
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -8,9 +8,9 @@ use crate::namespace::Fingerprint;
 /// An admin's command about a node's pins.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum PinCommand {
-    /// Every actor that has the first chunks of a prompt in memory keeps them.
+    /// Pins a prompt: every actor that has the first chunks of the prompt in memory keeps them.
     Start(PinStart),
-    /// An actor's pin of this number ends.
+    /// Ends a pin: the actor, and the pin's number there.
     End(u16, u64),
 }
 
@@ -32,8 +32,8 @@ pub struct DevicePin {
     pub device: u16,
     /// The pin's number there.
     pub pin: u64,
-    /// The number of the prompt's first chunks that it keeps.
+    /// The number of the prompt's first chunks that the actor keeps.
     pub chunks: u32,
-    /// For how long.
+    /// The duration of the pin.
     pub duration_ms: u64,
 }

@@ -1,14 +1,14 @@
 //! Pools: kinds of state of a chunk, and the longest prefix that can be restored from them.
 //!
 //! An attention layer needs the state of every chunk of a prefix (`all`), a sliding window the state of the last few chunks
-//! (`window(n)`), a recurrent layer the state of the last chunk alone (`last`, the same as a window of one). A prefix is of use
+//! (`window(n)`), a recurrent layer only the state of the last chunk (`last`, the same as a window of one). A prefix is of use
 //! only if every pool can be restored at its end: the attention state of ten chunks without the recurrent state after the tenth
-//! makes garbage. [`PoolRules`] is the only place that knows these rules; it passes over the chunks once and keeps a counter per
-//! pool.
+//! makes garbage. [`PoolRules`] is the only place that knows these rules. It passes over the chunks once, and keeps a counter for
+//! each pool.
 //!
-//! Only pools that are not `all` may be missing. Both sides of a session work out from the rules which blocks a lease names
-//! or a reservation writes, so messages carry no marks. A flat namespace has `all` pools only: its keys stand in no order, so
-//! none is the last.
+//! Only pools that are not `all` may be missing. Both sides of a session derive from the rules which blocks a lease names or a
+//! reservation writes, so messages need not say it. A flat namespace has only `all` pools: its keys have no order, so no key is
+//! the last.
 
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ use crate::limits::MAX_POOLS;
 /// One kind of state of a chunk.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct PoolSpec {
-    /// `kv` for attention; else the engine's word.
+    /// The pool's name: `kv` for attention, otherwise the engine's word.
     pub name: String,
     /// Layers that one slice holds.
     pub layers: u32,
@@ -40,14 +40,14 @@ pub enum HitPolicy {
     Last,
 }
 
-/// Some of a namespace's pools, a bit each: bit 0 is the first.
+/// Some of a namespace's pools, one bit for each: bit 0 is the first pool.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default, Hash)]
 pub struct PoolSet(pub u8);
 
 /// The rules by which a namespace's pools restore a prefix.
 ///
-/// Chunks are counted from the start of a chain. If the chain is the tail of a prompt, its caller accounts for the chunks
-/// before it.
+/// Chunks are counted from the start of a chain. If the chain is the tail of a prompt, the caller accounts for the chunks before
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolRules {
     /// How many chunks at the end need the pool; `None` for all of them.
@@ -73,7 +73,7 @@ impl PoolSpec {
 }
 
 impl HitPolicy {
-    /// How many chunks at the end of a prefix need it; `None` for all of them.
+    /// How many chunks at the end of a prefix need a pool of this policy; `None` for all of them.
     #[must_use]
     pub fn reach(self) -> Option<u32> {
         match self {
@@ -100,13 +100,13 @@ impl PoolSet {
         Self(self.0 | bit(pool))
     }
 
-    /// Whether `pool` is in it.
+    /// Whether `pool` is in the set.
     #[must_use]
     pub fn has(self, pool: usize) -> bool {
         self.0 & bit(pool) != 0
     }
 
-    /// Whether all of `other` is in it.
+    /// Whether all of `other` is in the set.
     #[must_use]
     pub fn has_all(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -130,19 +130,19 @@ impl PoolSet {
         Self(self.0 & !other.0)
     }
 
-    /// Whether nothing is in it.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// How many pools are in it.
+    /// The number of pools in the set.
     #[must_use]
     pub fn len(self) -> usize {
         self.0.count_ones() as usize
     }
 
-    /// The pools in it, ascending.
+    /// The pools in the set, ascending.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         let mut left = self.0;
         std::iter::from_fn(move || {
@@ -168,7 +168,7 @@ impl PoolRules {
         Self { reaches, every: PoolSet::first(pools.len().min(MAX_POOLS)), obligatory }
     }
 
-    /// All pools.
+    /// All pools of the namespace.
     #[must_use]
     pub fn every(&self) -> PoolSet {
         self.every
@@ -186,7 +186,7 @@ impl PoolRules {
         self.every == self.obligatory
     }
 
-    /// The pools that restoring a prefix of `prefix` chunks needs of its chunk at `position`.
+    /// The pools of the chunk at `position` that are needed to restore a prefix of `prefix` chunks.
     #[must_use]
     pub fn needed(&self, position: usize, prefix: usize) -> PoolSet {
         if self.is_plain() {
@@ -197,7 +197,7 @@ impl PoolRules {
         needed.fold(PoolSet::default(), PoolSet::with)
     }
 
-    /// Blocks of one slice that restoring a prefix of `prefix` chunks needs.
+    /// The number of blocks of one slice that are needed to restore a prefix of `prefix` chunks.
     #[must_use]
     pub fn blocks(&self, prefix: usize) -> usize {
         if self.is_plain() {
@@ -215,7 +215,7 @@ impl PoolRules {
         if self.is_plain() {
             return held.count();
         }
-        // How many chunks in a row, up to this one, have each pool.
+        // For each pool, the number of consecutive chunks up to the present chunk that have it.
         let mut rows = [0_u64; MAX_POOLS];
         let mut longest = 0;
         for (held, prefix) in held.zip(1_u64..) {

@@ -1,8 +1,8 @@
-//! Messages about purges: an admin has a node remove chunks, wherever the node has them.
+//! Messages about purges: an admin makes a node remove chunks, wherever the node has them.
 //!
 //! A purge of a cluster begins at every node ([`PurgeCommand::Start`]). It ends at each node when all nodes have removed their
-//! chunks ([`PurgeCommand::End`]). In between no node brings chunks of the purge from elsewhere: otherwise a node that is done
-//! could get them back from a node that is not.
+//! chunks ([`PurgeCommand::End`]). Until then, no node brings chunks of the purge from elsewhere: otherwise a node that is done
+//! could get them back from a node that is not done.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,11 +15,11 @@ use crate::namespace::Fingerprint;
 /// The chunks to remove.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum PurgeScope {
-    /// All of a tenant.
+    /// All chunks of a tenant.
     Tenant(String),
-    /// All of a namespace.
+    /// All chunks of a namespace.
     Namespace(NamespaceName),
-    /// These chunks of a namespace, and all chunks that continue them, as far as the node knows of these; at most
+    /// These chunks of a namespace, and all chunks after them that the node knows of; at most
     /// [`MAX_CHAIN_CHUNKS`](crate::limits::MAX_CHAIN_CHUNKS).
     Chunks(NamespaceName, Vec<ChunkHash>),
 }
@@ -33,31 +33,31 @@ pub struct NamespaceName(pub [u8; 8]);
 pub enum PurgeCommand {
     /// Remove these chunks, or only count them.
     Start(PurgeScope, PurgeMode),
-    /// Only report how far the purge of this number is.
+    /// Only report the progress of the purge with this number.
     Report(u64),
-    /// Chunks of the purge may come again.
+    /// End the purge with this number: its chunks may come again.
     End(u64),
 }
 
 /// Whether a purge removes anything.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PurgeMode {
-    /// It only counts the chunks.
+    /// The purge only counts the chunks.
     Count,
-    /// It removes the chunks.
+    /// The purge removes the chunks.
     Remove,
 }
 
-/// How far a node's purge is.
+/// The progress of a node's purge.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PurgeReport {
-    /// Its number.
+    /// The purge's number.
     pub purge: u64,
     /// Whether all chunks are removed.
     pub is_over: bool,
-    /// The reason why some chunks could not be removed, for people.
+    /// The reason why some chunks could not be removed, as a text for people.
     pub trouble: Option<String>,
-    /// The chunks so far.
+    /// The counts of the purge's chunks so far.
     pub counts: PurgeCounts,
 }
 
@@ -66,9 +66,9 @@ pub struct PurgeReport {
 pub struct PurgeCounts {
     /// Chunks in memory.
     pub memory_chunks: u64,
-    /// Bytes of their slots.
+    /// Bytes of the slots of these chunks.
     pub memory_bytes: u64,
-    /// Chunks among them that somebody reads: nobody finds them any more, and their memory is free when the readers let go.
+    /// Chunks in memory that somebody reads: nobody finds them any more, and their memory is free when the readers let go.
     pub read_chunks: u64,
     /// Records on disk.
     pub disk_chunks: u64,
@@ -77,7 +77,7 @@ pub struct PurgeCounts {
 }
 
 impl PurgeCounts {
-    /// The sums of both.
+    /// The sums of two purges' counts.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -128,7 +128,7 @@ impl FromStr for NamespaceName {
     type Err = ParseHashError;
 
     fn from_str(text: &str) -> Result<Self, ParseHashError> {
-        // Digits beyond the first 16 tell nothing apart.
+        // Digits beyond the first 16 are checked and ignored.
         let whole: ChunkHash = format!("{text:0<64}").parse()?;
         match text.len() {
             16.. => Ok(Self(std::array::from_fn(|at| whole.0[at]))),

@@ -14,7 +14,8 @@ pub struct Reloaded {
 /// A setting that has another value than before.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct ChangedSetting {
-    /// Its key, as `host.policy`; that of a tenant has the tenant's name, as `tenants.chat.max_bytes`.
+    /// The setting's key, such as `host.policy`. The key of a tenant's setting has the tenant's name, such as
+    /// `tenants.chat.max_bytes`.
     pub key: String,
     /// The value in force before, as JSON; `null` if there was none.
     pub before: String,

@@ -1,14 +1,14 @@
 //! The cost of serving a request at a node: routers send a request to the cheapest node, and schedulers order their queues by
 //! cost.
 //!
-//! The unit is a token of prefill, since all engines of a model compute one in about the same time.
+//! The unit is a token of prefill, since all engines of a model compute a token in about the same time.
 
 use std::time::Duration;
 
 /// A prompt, and how much of it the cluster holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prompt {
-    /// Its tokens.
+    /// The prompt's tokens.
     pub tokens: u64,
     /// Tokens of the longest prefix whose chunks all have a holder.
     pub cluster_tokens: u64,
@@ -17,14 +17,14 @@ pub struct Prompt {
 /// A node that could serve the prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Candidate {
-    /// Tokens that its engines have yet to compute for other requests.
+    /// Tokens that the node's engines have yet to compute for other requests.
     pub backlog_tokens: u64,
-    /// Tokens of the cluster's prefix that it holds itself, wherever they stand in the prefix.
+    /// Tokens of the cluster's prefix that the node holds itself, wherever they stand in the prefix.
     pub held_tokens: u64,
 }
 
 impl Prompt {
-    /// Tokens that must be computed at any node; the last token always must.
+    /// Tokens that must be computed at any node, at least the last token.
     #[must_use]
     pub fn to_compute(&self) -> u64 {
         (self.tokens - self.cluster_tokens.min(self.tokens)).max(1)
@@ -40,7 +40,7 @@ impl Prompt {
 
 /// The place of a request in the queue of a scheduler: the lowest key goes first.
 ///
-/// A request with much in the cache goes before requests that arrived a little earlier and have more to compute. No request
+/// A request with a long cached prefix goes before requests that arrived a little earlier and have more to compute. No request
 /// starves: only requests that arrive within the time of its own prefill can pass it.
 #[must_use]
 pub fn queue_key(arrived: Duration, to_compute_tokens: u64, prefill_tokens_per_s: f64) -> Duration {
@@ -48,7 +48,7 @@ pub fn queue_key(arrived: Duration, to_compute_tokens: u64, prefill_tokens_per_s
     arrived.saturating_add(Duration::try_from_secs_f64(prefill).unwrap_or(Duration::MAX))
 }
 
-/// Tokens whose blocks move in the time in which one token is computed: about ten, as placement weighs them.
+/// Tokens whose blocks can be moved in the time in which one token is computed: about ten. Placement weighs them the same.
 const TOKENS_MOVED: u64 = 10;
 
 #[cfg(test)]

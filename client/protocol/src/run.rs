@@ -1,7 +1,7 @@
 //! Growing runs: groups of consecutive chunks of a chain that share a home.
 //!
-//! The runs of a chain are chunks 0; 1-7; 8-63; 64-127; 128-191; ... Growing runs spread the branches behind one system
-//! prompt over many homes, and a lookup of an ordinary prompt asks three homes.
+//! The runs of a chain are chunks 0; 1-7; 8-63; 64-127; 128-191; ... Growing runs spread the branches behind one system prompt
+//! over many homes. A lookup of an ordinary prompt asks three homes.
 
 /// The longest run, in chunks.
 pub const LONGEST_RUN: u32 = 64;
@@ -16,7 +16,7 @@ pub fn run_start(index: u32) -> u32 {
     }
 }
 
-/// The index of the run's first chunk in version 1, whose runs are the chunks 0; 1; 2-3; 4-7; 8-15; 16-31; 32-47; ...
+/// The index of the run's first chunk in version 1. Its runs are the chunks 0; 1; 2-3; 4-7; 8-15; 16-31; 32-47; ...
 #[must_use]
 pub fn run_start_before(index: u32) -> u32 {
     match index {

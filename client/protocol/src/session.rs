@@ -23,80 +23,81 @@ use crate::trace::TraceContext;
 pub enum Request {
     /// Opens the session; the first message, once.
     Hello(Hello),
-    /// Registers a namespace; answered [`Response::Registered`].
+    /// Registers a namespace; answered by [`Response::Registered`].
     Register(Register),
-    /// Asks how much of a prompt is here; answered [`Response::Found`].
+    /// Asks how much of a prompt is here; answered by [`Response::Found`].
     Lookup(Lookup),
-    /// Asks for room for chunks; answered [`Response::Reserved`] or [`Response::Busy`].
+    /// Asks for room for chunks; answered by [`Response::Reserved`] or [`Response::Busy`].
     Reserve(Reserve),
-    /// Hands over written blocks; answered [`Response::Committed`]. Send it only when every store into the window has
+    /// Hands over written blocks; answered by [`Response::Committed`]. Send it only when every store into the window has
     /// completed.
     Commit(Commit),
-    /// Gives back the uncommitted chunks of a reservation; answered [`Response::Aborted`].
+    /// Gives back the uncommitted chunks of a reservation; answered by [`Response::Aborted`].
     ///
     /// Names the reservation.
     Abort(u64),
-    /// Asks to read the longest prefix that is here or can be fetched from other nodes in time; answered
-    /// [`Response::Leased`] or [`Response::Busy`].
+    /// Asks to read the longest prefix that is here or can be fetched from other nodes in time; answered by [`Response::Leased`]
+    /// or [`Response::Busy`].
     Lease(Lease),
     /// Ends a lease. No answer. Send it only when every load from the leased slots has completed.
     ///
     /// Names the lease.
     Release(u64),
-    /// Keeps the longest prefix that is here from eviction until a deadline; answered [`Response::Pinned`].
+    /// Keeps the longest prefix that is here from eviction until a deadline; answered by [`Response::Pinned`].
     Pin(Pin),
-    /// Ends a pin before its deadline; answered [`Response::Unpinned`].
+    /// Ends a pin before its deadline; answered by [`Response::Unpinned`].
     ///
     /// Names the pin.
     Unpin(u64),
-    /// Asks how much of a prompt can be served, and starts to bring the chunks that are not in memory; answered
+    /// Asks how much of a prompt can be served, and starts to bring the chunks that are not in memory; answered by
     /// [`Response::Prefetching`] as soon as the amount is known.
     Prefetch(Lookup),
-    /// Asks how far a prefetch is; answered [`Response::Progress`].
+    /// Asks for the progress of a prefetch; answered by [`Response::Progress`].
     ///
     /// Names the ticket.
     Progress(u64),
-    /// Ends a prefetch and leases the chunks that it brought; answered [`Response::Leased`], at once or after its wait.
+    /// Ends a prefetch and leases the chunks that it brought; answered by [`Response::Leased`], at once or after the requested
+    /// wait.
     Collect(Collect),
     /// Ends a prefetch whose request went away, and stops its transfers. No answer.
     ///
     /// Names the ticket.
     Cancel(u64),
-    /// Hands over some layers of reserved chunks ahead of their commit; answered [`Response::HandedOver`]. Send it only when
+    /// Hands over some layers of reserved chunks ahead of their commit; answered by [`Response::HandedOver`]. Send it only when
     /// every store of these layers into the window has completed.
     HandOver(HandOver),
-    /// Asks to read chunks while they are being written; answered [`Response::Following`]. [`Request::Release`] ends it.
+    /// Asks to read chunks while they are being written; answered by [`Response::Following`]. [`Request::Release`] ends it.
     Follow(Follow),
-    /// Asks how many layers of followed chunks are in place; answered [`Response::InPlace`] when the number exceeds the
+    /// Asks how many layers of followed chunks are in place; answered by [`Response::InPlace`] when the number exceeds the
     /// asker's, or the wait is over.
     AskInPlace(AskInPlace),
-    /// Names the trace of the next request, whose number the frame bears. No answer. Without this message, the node chooses
-    /// whether it traces a request.
+    /// Names the trace of the next request; the frame bears the number of that request. No answer. Without this message, the node
+    /// chooses whether it traces a request.
     Trace(TraceContext),
-    /// Registers GPU memory for copies by the node; answered [`Response::TensorsRegistered`].
+    /// Registers GPU memory for copies by the node; answered by [`Response::TensorsRegistered`].
     RegisterTensors(RegisterTensors),
-    /// Loads leased chunks into pages; answered [`Response::Copying`] or [`Response::Busy`].
+    /// Loads leased chunks into pages; answered by [`Response::Copying`] or [`Response::Busy`].
     LoadPages(LoadPages),
-    /// Saves pages as reserved chunks; answered [`Response::Copying`] or [`Response::Busy`].
+    /// Saves pages as reserved chunks; answered by [`Response::Copying`] or [`Response::Busy`].
     SavePages(SavePages),
-    /// Asks how far a copy is; answered [`Response::CopyProgress`].
+    /// Asks for the progress of a copy; answered by [`Response::CopyProgress`].
     AskCopy(AskCopy),
-    /// Forgets a copy: nobody will ask how far it is. A copy that has not begun is given up. No answer.
+    /// Forgets a copy: nobody will ask for its progress. A copy that has not begun is given up. No answer.
     ///
     /// Names the copy.
     ForgetCopy(u64),
-    /// Says that a chunk has other bytes than were committed under its name; answered [`Response::Checked`] when the node has
-    /// verified the chunk itself, or [`Response::Busy`] if this session reports too much.
+    /// Reports that a chunk has other bytes than were committed under its name; answered by [`Response::Checked`] when the node
+    /// has verified the chunk itself, or [`Response::Busy`] if this session reports too much.
     ReportDamage(ReportDamage),
-    /// The engine's name of the next request, whose number the frame bears, in at most
-    /// [`MAX_NAME_BYTES`](crate::limits::MAX_NAME_BYTES) bytes. No answer. Operators find a lookup by this name.
+    /// Gives the engine's name of the next request, in at most [`MAX_NAME_BYTES`](crate::limits::MAX_NAME_BYTES) bytes; the frame
+    /// bears the number of that request. No answer. Operators find a lookup by this name.
     Name(String),
-    /// Tells the tokens of chunks, for the node's events. No answer.
+    /// Describes chunks by their tokens, for the node's events. No answer.
     Describe(Describe),
 }
 
 impl Request {
-    /// Its name in metrics and traces.
+    /// The request's name in metrics and traces.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.into()
@@ -106,7 +107,7 @@ impl Request {
 /// Opens a session.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// [`crate::limits::SESSION_VERSION`].
+    /// The client's version of the session protocol: [`crate::limits::SESSION_VERSION`].
     pub version: u16,
     /// Name and version of the client, for logs.
     pub client: String,
@@ -119,7 +120,7 @@ pub struct Hello {
 /// Registers a namespace for the session.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Register {
-    /// The namespace. The tenant is the socket's.
+    /// The namespace. The socket determines the tenant.
     pub spec: NamespaceSpec,
     /// The slices that this session reads and writes.
     pub slices: Vec<u16>,
@@ -134,18 +135,19 @@ pub struct Lookup {
     pub namespace: u32,
     /// The prompt's full chunks.
     pub chain: Chain,
-    /// Tokens of the whole prompt: the answer leaves at least one of them to compute.
+    /// Tokens of the whole prompt: the answer leaves at least one token to compute.
     pub prompt_tokens: u64,
-    /// The caller cannot use a hit (prompt log-probabilities, pooling): the answer is zero, and the lookup is counted apart.
+    /// Whether the caller cannot use a hit (prompt log-probabilities, pooling). If so, the answer is zero, and the lookup is
+    /// counted apart.
     pub skip_read: bool,
-    /// The request had been preempted before; its lookup is counted apart.
+    /// Whether the request was preempted before. If so, the lookup is counted apart.
     pub preempted: bool,
     /// Tiers to look in; all tiers if empty.
     pub tiers: Vec<Tier>,
-    /// Duration of a pin for the chunks found.
+    /// Duration of a pin for the found chunks; `None` for no pin.
     pub pin_ms: Option<u64>,
-    /// Tokens that the engine computes in a second. If it is given, a prefetch does not bring chunks that are computed sooner
-    /// than they come, and the node counts the seconds of prefill that a hit saves.
+    /// Tokens that the engine computes in a second. With this number, a prefetch leaves out chunks that are computed sooner than
+    /// they come, and the node counts the seconds of prefill that a hit saves.
     pub prefill_tokens_per_second: Option<f64>,
 }
 
@@ -161,7 +163,7 @@ pub struct Collect {
 /// How long an engine waits for a prefetch.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Does not wait: takes the chunks in place now, and stops the others.
+    /// Does not wait: takes the chunks that are in place now, and stops the others.
     BestEffort,
     /// Waits until all chunks have come, or failed to come.
     Complete,
@@ -176,10 +178,10 @@ pub struct Reserve {
     pub namespace: u32,
     /// The chunks to write.
     pub chain: Chain,
-    /// Higher stays longer under the `priority` policy; 0 for ordinary traffic.
+    /// Chunks of a higher priority stay longer under the `priority` policy; 0 for ordinary traffic.
     pub priority: i8,
     /// The pools that will be written, by position in the chain; all pools of all chunks if empty. Pools that every chunk has are
-    /// written whether named or not. A pool that a chunk lacks may be added later.
+    /// always written, named or not. A pool that a chunk lacks may be added later.
     pub pools: Vec<PoolSet>,
     /// Number of the attempt at a hand-over; 0 for ordinary writing. Reservations of earlier attempts at these chunks end.
     pub attempt: u64,
@@ -193,7 +195,7 @@ pub struct Commit {
     /// Positions (in the reserved chain) of the chunks that are complete.
     pub chunks: Vec<u32>,
     /// Offsets of the blocks in the write window: for each chunk, for each slice of the session, for each pool to be written,
-    /// except blocks whose layers were handed over before. Empty if the node trusts its engines; they have then written to
+    /// except blocks whose layers were handed over before. Empty if the node trusts its engines: then the engine has written to
     /// the places of [`Reserved`].
     pub sources: Vec<u64>,
 }
@@ -203,7 +205,7 @@ pub struct Commit {
 pub struct Lease {
     /// Number of the namespace.
     pub namespace: u32,
-    /// The chunks to read, usually those that a lookup found.
+    /// The chunks to read, usually the chunks that a lookup found.
     pub chain: Chain,
 }
 
@@ -238,7 +240,7 @@ pub enum Response {
     Found(Found),
     /// There is room.
     Reserved(Reserved),
-    /// The blocks of this many chunks are kept. Others in the namespace see a chunk once all its slices are kept.
+    /// The blocks of this many chunks are kept. Other sessions of the namespace see a chunk once all its slices are kept.
     Committed(u32),
     /// The reservation is gone.
     Aborted,
@@ -248,9 +250,9 @@ pub enum Response {
     Pinned(Pinned),
     /// The pin is gone.
     Unpinned,
-    /// The chunks found are on their way.
+    /// The found chunks are on their way.
     Prefetching(Prefetching),
-    /// How far the prefetch is.
+    /// The progress of the prefetch.
     Progress(Progress),
     /// The layers are in place: followers of these chunks may read them.
     HandedOver,
@@ -264,15 +266,15 @@ pub enum Response {
     Refused(Refusal),
     /// The tensors are known.
     TensorsRegistered(TensorsRegistered),
-    /// A copy has begun, under this number: ask how far it is until it has ended, or forget it.
+    /// A copy has begun, under this number: ask for its progress until it has ended, or forget it.
     Copying(u64),
-    /// How far a copy is.
+    /// The progress of a copy.
     CopyProgress(CopyProgress),
     /// The chunk was verified, or there is none to verify.
     Checked(Checked),
 }
 
-/// The session is open. One descriptor comes along if there is a window: the window's memory.
+/// The session is open. If there is a window, one descriptor comes with the message: the window's memory.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {
     /// The node's session protocol version.
@@ -285,16 +287,16 @@ pub struct Welcome {
     pub device: u16,
     /// Bytes of the write window; 0 if there is none.
     pub window_bytes: u64,
-    /// Whether the engine writes straight into the arena, which it then maps writable.
+    /// Whether the engine writes straight into the arena. If so, the engine maps the arena writable.
     pub trusted: bool,
 }
 
 /// The namespace is known.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Registered {
-    /// Its number in this session.
+    /// The namespace's number in this session.
     pub namespace: u32,
-    /// Its fingerprint, tenant included.
+    /// The namespace's fingerprint, tenant included.
     pub fingerprint: Fingerprint,
     /// The parent of every first chunk.
     pub root: ChunkHash,
@@ -306,7 +308,7 @@ pub struct Found {
     /// Tokens of the contiguous prefix that can be used, counted from the chain's first chunk.
     pub tokens: u64,
     /// The found chunks, ascending, with one span for each stretch in one tier. In a linked namespace the spans follow one
-    /// another without a gap from the chain's first chunk; in a flat namespace they are all runs of keys that were found.
+    /// another without a gap from the chain's first chunk; in a flat namespace they are all found runs of keys.
     pub spans: Vec<Span>,
     /// The pin, if one was asked for and something was found.
     pub pin: Option<u64>,
@@ -315,24 +317,25 @@ pub struct Found {
 /// A prefetch has begun.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Prefetching {
-    /// The ticket: collect or cancel it. 0 if there is nothing to bring.
+    /// The ticket, to collect or cancel. 0 if there is nothing to bring.
     pub ticket: u64,
     /// The result of the lookup.
     pub found: Found,
-    /// Tokens that the ticket covers: all that were found, or as far as there is room and loading is faster than computing.
+    /// Tokens that the ticket covers: all found tokens, or only those for which there is room and loading is faster than
+    /// computing.
     pub tokens: u64,
-    /// Tokens that were found and are not brought because computing them is faster.
+    /// Found tokens that are not brought because computing them is faster.
     pub tokens_to_recompute: u64,
 }
 
-/// How far a prefetch is.
+/// The progress of a prefetch.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Tokens of contiguous prefix that are in place.
     pub tokens_in_place: u64,
     /// Tokens that will be in place, if nothing fails.
     pub tokens_expected: u64,
-    /// Whether no chunk is on its way any more.
+    /// Whether all chunks have come or failed.
     pub is_done: bool,
 }
 
@@ -341,7 +344,7 @@ pub struct Progress {
 pub struct Span {
     /// Position of the first chunk.
     pub from: u32,
-    /// Position after the last.
+    /// Position after the last chunk.
     pub to: u32,
     /// The chunks' tier.
     pub tier: Tier,
@@ -377,7 +380,7 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// Its name in metrics, commands and reports.
+    /// The tier's name in metrics, commands and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
@@ -387,26 +390,27 @@ impl Tier {
 /// There is room.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
-    /// The reservation, to commit or abort. 0 if there is nothing to write. It ends once all its chunks are committed.
+    /// The reservation, to commit or abort. 0 if there is nothing to write. The reservation ends once all its chunks are
+    /// committed.
     pub reservation: u64,
     /// Positions (in the chain, ascending) of the chunks to write; the others are here already or are being written.
     pub chunks: Vec<u32>,
     /// For each of these chunks, the pools to write; all pools of all chunks if empty.
     pub pools: Vec<PoolSet>,
-    /// The place for each block, in the order of [`Commit::sources`], if the node trusts its engines. Otherwise empty.
+    /// The place for each block, in the order of [`Commit::sources`], if the node trusts its engines; otherwise empty.
     pub places: Vec<Place>,
     /// Milliseconds from this answer until the right to commit ends.
     pub deadline_ms: u64,
-    /// Extents that the session sees for the first time; their descriptors come along in this order.
+    /// Extents that the session sees for the first time; their descriptors come with the message, in this order.
     pub extents: Vec<Extent>,
 }
 
 /// The node's verdict on a reported chunk.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Checked {
-    /// Its bytes were wrong: the node has dropped it.
+    /// The chunk's bytes were wrong: the node has dropped the chunk.
     Damaged,
-    /// Its bytes equal those committed under its name.
+    /// The chunk's bytes equal the bytes committed under its name.
     Right,
     /// The chunk is not in the node's memory, or is being verified for somebody else already.
     Nothing,
@@ -447,7 +451,7 @@ pub enum Scarce {
 }
 
 impl Scarce {
-    /// Its name in errors.
+    /// The name in errors.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
@@ -467,7 +471,7 @@ pub struct Refusal {
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum RefusalCode {
-    /// Another protocol version.
+    /// The other side speaks another protocol version.
     Version,
     /// The frame or message is malformed, or comes out of order. The node closes the session.
     Protocol,
@@ -475,22 +479,22 @@ pub enum RefusalCode {
     Namespace,
     /// The chain is impossible, or contradicts cached chunks.
     Chain,
-    /// A number that names nothing of this session (namespace, lease, reservation, pin, device), or something that has ended.
+    /// A number names nothing of this session (namespace, lease, reservation, pin, device), or names something that has ended.
     Unknown,
-    /// A place outside the write window, or a list of the wrong length.
+    /// A place is outside the write window, or a list has the wrong length.
     Place,
     /// The request can never be met on this node: a block larger than the window or an extent.
     TooLarge,
     /// The node is stopping.
     Stopping,
-    /// The node failed in a way that is its own fault; its log says more.
+    /// The node failed through its own fault; its log says more.
     Internal,
     /// The GPU's memory cannot be shared with the node, or there is no GPU that the node could use.
     Device,
 }
 
 impl RefusalCode {
-    /// Its name in errors.
+    /// The name in errors.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()

@@ -1,16 +1,17 @@
-//! Chunk hashes as vLLM computes them by its `sha256_cbor`, for callers that have tokens alone.
+//! Chunk hashes as vLLM's `sha256_cbor` computes them, for callers that have only tokens.
 //!
 //! A block's hash is the SHA-256 of the canonical CBOR (RFC 8949, section 4.2) of `[parent, [token, ...], extra]`. The first
-//! block's parent is the hash of the seed's text. `extra` is null, or names other inputs that change the KV: `["lora", name,
-//! path]` in every block, `["cache_salt", salt]` in the first. A chunk of several blocks has its last block's hash. The golden
-//! vectors of the tests are vLLM 0.32's own. Blocks with multimodal items or prompt embeddings are hashed by the engine alone.
+//! block's parent is the hash of the seed's text. `extra` is null, or names other inputs that change the KV:
+//! `["lora", name, path]` in every block, `["cache_salt", salt]` in the first. A chunk of several blocks has the hash of its last
+//! block. The golden vectors of the tests come from vLLM 0.32. Only the engine hashes blocks with multimodal items or prompt
+//! embeddings.
 
 use sha2::{Digest as _, Sha256};
 
 use crate::chunk::ChunkHash;
 use crate::namespace::{EngineHash, HashAlgorithm};
 
-/// vLLM's name for it, and a namespace's.
+/// The algorithm's name, in vLLM and in a namespace.
 pub const NAME: &str = "sha256_cbor";
 
 /// The seed of a vLLM whose environment has no `PYTHONHASHSEED`.
@@ -28,9 +29,9 @@ pub struct PromptExtra<'a> {
 /// A LoRA adapter, as the engine knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lora<'a> {
-    /// Its name.
+    /// The adapter's name.
     pub name: &'a str,
-    /// Its path.
+    /// The adapter's path.
     pub path: &'a str,
 }
 
@@ -64,8 +65,8 @@ pub fn hash_prompt(
     hashes.chunks_exact(blocks_per_chunk).map(|blocks| ChunkHash(blocks[blocks_per_chunk - 1])).collect()
 }
 
-/// The seed of a namespace's engines, if they hash by `sha256_cbor`. The hash's name may end in a test vector of the engines' own
-/// function, 16 hexadecimal digits after a colon.
+/// The seed of a namespace's engines, if they hash by `sha256_cbor`. In the namespace, the seed may end in a test vector of the
+/// engines' own function, 16 hexadecimal digits after a colon. The vector is left out.
 #[must_use]
 pub fn seed_of(hash: &HashAlgorithm) -> Option<&str> {
     let HashAlgorithm::Engine(EngineHash { name, seed }) = hash else { return None };
@@ -107,7 +108,7 @@ fn sha256(write: impl FnOnce(&mut Encoding)) -> [u8; 32] {
     encoding.0.finalize().into()
 }
 
-/// Canonical CBOR on its way into a hash.
+/// Writes canonical CBOR into a hash.
 struct Encoding(Sha256);
 
 impl Encoding {
@@ -129,7 +130,7 @@ impl Encoding {
         self.0.update([NULL]);
     }
 
-    /// The shortest form of a number, which canonical means.
+    /// Writes a number in its shortest form, as canonical CBOR demands.
     fn head(&mut self, major: u8, number: u64) {
         let bytes = number.to_be_bytes();
         let (additional, from) = match number {

@@ -15,10 +15,10 @@ use crate::namespace::Fingerprint;
 
 pub use pages::{NewHome, TablePage, TableReader, WrongPage, pages};
 
-/// Partitions of the chunk-hash space: enough that each of [`MAX_MEMBERS`](crate::limits::MAX_MEMBERS) nodes is home to one.
+/// Partitions of the chunk-hash space: enough for each of [`MAX_MEMBERS`](crate::limits::MAX_MEMBERS) nodes to be home to one.
 pub const PARTITIONS: u16 = 1 << PARTITION_BITS;
 
-/// The version of a table. A later term beats every number of an earlier one.
+/// The version of a table. An epoch of a later term is later than all epochs of earlier terms.
 #[derive(
     Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
 )]
@@ -29,15 +29,15 @@ pub struct Epoch {
     pub number: u64,
 }
 
-/// A node's number: the coordinator gives it out by name. When all numbers have been given out, another name gets the number of
-/// the node that left longest ago. 0 names no node.
+/// A node's number. The coordinator gives each name a number. When all numbers have been given out, a new name gets the number of
+/// the node that left longest ago. No node has the number 0.
 #[derive(
     Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
 )]
 pub struct NodeNumber(pub u16);
 
 impl NodeNumber {
-    /// The number by which a node means itself, among its own actors. No member has it.
+    /// The number that stands for the own node, among its own actors. No member has this number.
     pub const THIS_NODE: Self = Self(u16::MAX);
 }
 
@@ -46,46 +46,46 @@ impl NodeNumber {
 pub struct Holder {
     /// The node.
     pub node: NodeNumber,
-    /// The actor in it.
+    /// The actor of the node.
     pub device: u16,
 }
 
-/// The cluster's facts of one node.
+/// The cluster's facts about one node.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its number.
+    /// The node's number.
     pub number: NodeNumber,
-    /// Its name, as in its certificate.
+    /// The node's name, as in its certificate.
     pub name: String,
     /// The node's incarnation: microseconds since 1970 at its start, or more. Claims of earlier incarnations are void.
     pub incarnation: u64,
     /// Address for peers (QUIC).
     pub peer: SocketAddr,
-    /// Address of its HTTP server.
+    /// Address of the node's HTTP server.
     pub http: SocketAddr,
-    /// GPU actors it has.
+    /// The number of the node's GPU actors.
     pub devices: u16,
-    /// Its share of the partitions, relative to the others': usually its capacity in bytes. At least 1.
+    /// The node's share of the partitions, relative to the weights of the other nodes: usually its capacity in bytes. At least 1.
     pub weight: u64,
-    /// Its state.
+    /// The node's state.
     pub state: MemberState,
 }
 
 /// The state of a member.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemberState {
-    /// The coordinator hears it.
+    /// The coordinator hears the node.
     Alive,
-    /// It has been silent for some time: ask other nodes first.
+    /// The node has been silent for some time: ask other nodes first.
     Suspect,
-    /// It leaves soon: it keeps no new chunks, and is home to no partition.
+    /// The node leaves soon: it keeps no new chunks, and is home to no partition.
     Draining,
 }
 
 /// Members and homes.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
-    /// Its version.
+    /// The table's version.
     pub epoch: Epoch,
     /// The members, ascending by number.
     pub members: Vec<Member>,
@@ -93,17 +93,17 @@ pub struct Table {
     pub homes: Vec<NodeNumber>,
 }
 
-/// A run of chunks in the directory: a digest of its namespace and anchor. 128 bits without defence against attackers are enough,
-/// since the directory is a hint: two runs with one key cost a round trip, never wrong bytes.
+/// A run of chunks in the directory: a digest of the run's namespace and anchor. 128 bits without defense against attackers are
+/// enough, since the directory is a hint: two runs with one key cost a round trip, never wrong bytes.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunKey(pub u128);
 
-/// A chunk in the directory: its run, and eight bytes that tell it from the others of the run.
+/// A chunk in the directory: its run, and eight bytes that distinguish it from the run's other chunks.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RowKey {
     /// The run.
     pub run: RunKey,
-    /// The chunk in it.
+    /// The chunk in the run.
     pub chunk: u64,
 }
 
@@ -154,8 +154,8 @@ impl RowKey {
         Self { run: RunKey::new(fingerprint, &chunk.anchor), chunk: chunk.hash.short() }
     }
 
-    /// Eight bytes that stand for the row, the same on every node: by sums of them a home and a holder find out whether
-    /// they know the same rows.
+    /// Eight bytes that stand for the row, the same on every node. A home and a holder compare sums of them to find out whether
+    /// both know the same rows.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let mut name = [0; 24];

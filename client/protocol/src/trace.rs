@@ -14,23 +14,23 @@ pub struct TraceContext {
     pub trace_id: [u8; 16],
     /// The span; not all zero.
     pub span_id: [u8; 8],
-    /// Bit 0: whether its trace is recorded.
+    /// Bit 0: whether the trace is recorded.
     pub flags: u8,
 }
 
-/// A text that is no `traceparent`.
+/// The text is no `traceparent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no W3C traceparent: it looks like 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
 pub struct InvalidTraceparent;
 
 impl TraceContext {
-    /// Whether its trace is recorded: if not, no process records its part.
+    /// Whether the trace is recorded. If not, no process records its part.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
         self.flags & SAMPLED != 0
     }
 
-    /// Whether it names a trace and a span: a sender may give zeros.
+    /// Whether the context names a trace and a span: a sender may give zeros.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.trace_id != [0; 16] && self.span_id != [0; 8]
@@ -45,7 +45,7 @@ impl FromStr for TraceContext {
         let mut part = || parts.next().ok_or(InvalidTraceparent);
         let ([version], trace_id, span_id, [flags]) =
             (bytes::<1>(part()?)?, bytes(part()?)?, bytes(part()?)?, bytes::<1>(part()?)?);
-        // Later versions may say more behind it.
+        // Later versions may have further parts.
         if version == FORBIDDEN_VERSION || (version == 0 && parts.next().is_some()) {
             return Err(InvalidTraceparent);
         }

@@ -1,8 +1,8 @@
 //! Messages of version 1 that differ from today's.
 //!
-//! As long as a node of version 1 is a member, four partitions each stay together, as that node knows them. A coordinator of
-//! version 1 leads alone, and sends whole tables of 4,096 partitions, in which no node drains. All other messages of version 1
-//! are the same today, as `tests/golden` verifies.
+//! As long as a node of version 1 is a member, each four partitions that are one partition in version 1 have one home. A
+//! coordinator of version 1 leads alone, and sends whole tables of 4,096 partitions, in which no node drains. All other messages
+//! of version 1 are the same today; `tests/golden` verifies this.
 
 use std::net::SocketAddr;
 
@@ -77,7 +77,7 @@ pub fn table_today(table: Table) -> Table {
     Table { homes, ..table }
 }
 
-/// A table in the form of version 1. If the parts of a partition have several homes, it names the first.
+/// A table in the form of version 1. If the parts of a partition have several homes, the table names the home of the first part.
 #[must_use]
 pub fn table_before(table: &Table) -> Table {
     let member = |member: &Member| {
@@ -91,13 +91,13 @@ pub fn table_before(table: &Table) -> Table {
     Table { epoch: table.epoch, members, homes: merge(&table.homes) }
 }
 
-/// The homes of all parts of each partition of version 1.
+/// The home of each part, from the homes of version 1's partitions.
 #[must_use]
 pub fn split(homes: &[NodeNumber]) -> Vec<NodeNumber> {
     homes.iter().flat_map(|&home| std::iter::repeat_n(home, PARTS)).collect()
 }
 
-/// The homes of the first part of each partition of version 1.
+/// The home of the first part of each partition of version 1.
 #[must_use]
 pub fn merge(homes: &[NodeNumber]) -> Vec<NodeNumber> {
     homes.iter().step_by(PARTS).copied().collect()

@@ -1,14 +1,14 @@
 //! Versions of the protocol between nodes, coordinators and admins.
 //!
-//! The handshake of a connection agrees on the latest version that both sides speak: each names its own, as ALPN protocols
-//! `larder/N`; connections that carry fetches alone have the names `larder-blocks/N`. A release speaks its own version and the one before. The accepting side also accepts all other versions, after
-//! those: if such a version is agreed on, it knows that the two cannot work together, and gives this reason when it closes the
-//! connection.
+//! The handshake of a connection agrees on the latest version that both sides speak. Each side names its versions as ALPN
+//! protocols `larder/N`, or `larder-blocks/N` on a connection that carries only fetches. A release speaks its own version and the
+//! version before. After these, the accepting side accepts all other versions too: if the handshake agrees on such a version, the
+//! accepting side knows that the two cannot work together, and gives this reason when it closes the connection.
 //!
-//! | version | what is new |
+//! | version | news |
 //! | --- | --- |
 //! | 1 | |
-//! | 2 | tables go as pages; a coordinator says how it stands; drains, offers and the worth of the next victim; 16,384 partitions |
+//! | 2 | tables are sent as pages; a coordinator tells its standing; drains, offers and the worth of the next victim; 16,384 partitions |
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -42,7 +42,7 @@ impl Version {
             .collect()
     }
 
-    /// The names of these versions on connections that carry fetches alone, the latest first.
+    /// The names of these versions on connections that carry only fetches, the latest first.
     #[must_use]
     pub fn names_for_blocks(spoken: RangeInclusive<Self>) -> Vec<Vec<u8>> {
         let numbers = (spoken.start().0..=spoken.end().0).rev();
@@ -65,7 +65,7 @@ impl Version {
         number.parse().ok().map(Self)
     }
 
-    /// Its number.
+    /// The version's number.
     #[must_use]
     pub fn number(self) -> u8 {
         self.0
@@ -78,11 +78,11 @@ impl fmt::Display for Version {
     }
 }
 
-/// What stands before a version's number in the names of the handshake.
+/// The prefix of a version's number in the names of the handshake.
 const ALL: &str = "larder/";
 const BLOCKS: &str = "larder-blocks/";
 
-/// The highest number that releases to come may name.
+/// The highest version that future releases may name.
 const MAX_NUMBER: u8 = 19;
 
 #[cfg(test)]

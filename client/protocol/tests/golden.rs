@@ -1,5 +1,5 @@
-//! Messages of every version that this release speaks, byte for byte: `golden/VERSION.txt` has a line for each, with its name and
-//! its bytes in hex. The release of a version wrote its file, and nobody changes it afterwards.
+//! Messages of every version that this release speaks, byte for byte: `golden/VERSION.txt` has a line for each message, with its
+//! name and its bytes in hex. The first release of a version wrote the version's file, and nobody changes the file afterwards.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -44,7 +44,7 @@ fn chunk() -> ChunkRef {
     ChunkRef { hash: hash(1), parent: hash(2), index: 3, anchor: hash(4) }
 }
 
-/// Requests that version 2 has beside those of version 1.
+/// Requests of version 2 that version 1 does not have.
 fn new_requests() -> Vec<PeerRequest> {
     let start = DrainStart { within_ms: 1, bytes_per_second: Some(2), then: AfterDrain::Restart };
     let fingerprint = Fingerprint([5; 32]);
@@ -90,7 +90,7 @@ fn new_requests() -> Vec<PeerRequest> {
     ]
 }
 
-/// Answers that version 2 has beside those of version 1.
+/// Answers of version 2 that version 1 does not have.
 fn new_responses() -> Vec<PeerResponse> {
     let counts = DrainCounts { found: 1, moved: 2, moved_bytes: 3, elsewhere: 4, kept_below: 5, left: 6 };
     let purged =
@@ -127,7 +127,7 @@ fn new_responses() -> Vec<PeerResponse> {
     ]
 }
 
-/// What version 2 has beside the messages of version 1.
+/// Messages of version 2 that version 1 does not have.
 fn new_in_version_2() -> Vec<Sample> {
     let followers = vec![
         FollowerMessage::Drains(true),
@@ -173,7 +173,7 @@ fn lines(samples: &[Sample]) -> String {
     samples.iter().map(|sample| format!("{} {}\n", sample.name, hex(&sample.bytes))).collect()
 }
 
-/// The bytes of a line's message, as a reader has them.
+/// The name and the bytes of a line's message, aligned as a reader has them.
 fn bytes(line: &str) -> (&str, AlignedVec) {
     let (name, hex) = line.split_once(' ').unwrap();
     let mut bytes = AlignedVec::new();

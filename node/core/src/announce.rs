@@ -2,7 +2,7 @@
 //! events hear in messages that cover a few milliseconds.
 //!
 //! The actor repeats a message that the directory does not take. If changes were lost, on either side, the actor tells all chunks
-//! that it holds, page by page, with the changes between two pages in between.
+//! that it holds, page by page. Between two pages it tells the changes since.
 //!
 //! Others hear of a chunk once, however it moves between memory and disk. They never hear of a chunk that only the object
 //! store has.
@@ -33,12 +33,12 @@ pub(crate) struct Untold {
 struct Resync {
     /// Position of the next page in the store.
     from: usize,
-    /// Whether a page was told.
+    /// Whether the directory has taken a page.
     has_begun: bool,
 }
 
 impl Untold {
-    /// Forgets everything that was told; numbers go on.
+    /// Forgets everything that was told. The numbers of events go on.
     pub(crate) fn begin_anew(&mut self) {
         let (sequence, resync) = (self.sequence, Some(Resync::default()));
         *self = Self { sequence, resync, ..Self::default() };
@@ -81,7 +81,7 @@ impl Core {
         }
         let (changes, told) =
             (std::mem::take(&mut untold.changes), std::mem::take(&mut untold.told_followers));
-        // Before the first page, the full announcement does not count.
+        // Before the first page of a full announcement, the directory needs no changes: the pages will contain them.
         let is_before_pages = untold.resync.is_some_and(|resync| !resync.has_begun);
         let to_directory = self.bring.sources.peers.is_some() && !is_before_pages && !changes.is_empty();
         if !changes.is_empty() {
@@ -99,7 +99,7 @@ impl Core {
         match announced {
             Announced::Taken => self.tell_page(),
             Announced::Full(Changes::Since(mut changes)) => {
-                // All of them were told to followers; what came since was not.
+                // Followers know all these changes, and none of the changes since.
                 self.untold.told_followers += changes.len();
                 changes.append(&mut self.untold.changes);
                 self.untold.changes = changes;

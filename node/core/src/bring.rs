@@ -1,15 +1,15 @@
 //! Brings the chunks that a request wants and memory does not have.
 //!
 //! A lookup, lease or prefetch begins in `gather`. `locate` looks for missing chunks: it asks other actors of this node, then the
-//! directory, then the object store, each for the chunks that the ones before do not have. For a lease or prefetch, the store
-//! then takes slots, and each chunk is fetched from its place: from disk or object store (`tiers`), or from other actors in
+//! directory, then the object store. Each is asked for the chunks that the earlier ones do not have. For a lease or prefetch, the
+//! store then takes slots, and each chunk is fetched from its place: from disk or object store (`tiers`), or from other actors in
 //! orders of some MiB (`fetch`). A chunk is fetched once, however many requests wait for it. If one place fails, the next place
-//! that may have the chunk is asked. A gather ends as a lease of the prefix that is here, when each of its chunks has come or
-//! failed, or when its time is up. A prefetch (`prefetch`) is a gather that nobody waits for yet.
+//! that may have the chunk is asked. A gather ends when each of its chunks has come or failed, or when its time is up. Its result
+//! is a lease of the prefix that is here. A prefetch (`prefetch`) is a gather that nobody waits for yet.
 //!
-//! No question blocks the actor. Each has a deadline; a chunk that nobody has reported by then counts as absent. A directory
-//! row does not say which pools a holder has besides the `all` pools. A lookup counts on none of them; a lease or prefetch
-//! asks for all of them, and ends where the received state can be restored.
+//! No question blocks the actor. Each has a deadline; a chunk that nobody has reported by then counts as absent. A directory row
+//! does not say which pools a holder has besides the `all` pools. A lookup counts on none of these other pools. A lease or
+//! prefetch asks for all of them, and ends where the received state can be restored.
 
 mod fetch;
 mod forward;
@@ -45,7 +45,7 @@ pub struct Sources {
     pub siblings: Option<Duration>,
     /// Other nodes.
     pub peers: Option<Duration>,
-    /// Its disk.
+    /// The actor's disk.
     pub disk: Option<Duration>,
     /// The object store.
     pub object: Option<Duration>,
@@ -158,6 +158,6 @@ impl Bring {
     }
 }
 
-/// How long an actor trusts its memory of the object store: a present object until a read fails, at most for a minute; an
-/// absent one for as long as one request's lookup, prefetch and lease take.
+/// How long an actor trusts its memory of the object store. A present object counts as present until a read fails, for a minute
+/// at most. An absent object counts as absent for as long as one request's lookup, prefetch and lease take.
 const LIFETIMES: Lifetimes = Lifetimes { present: Duration::from_secs(60), absent: Duration::from_secs(1) };

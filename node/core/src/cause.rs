@@ -9,10 +9,10 @@ pub trait Span: Any + Send + Sync {
     /// A new span for a part of the work.
     fn child(&self, name: &'static str) -> Cause;
 
-    /// Says how much of something there was.
+    /// Records a number under the name `field`.
     fn count(&self, field: &'static str, number: u64);
 
-    /// The span itself, for its maker.
+    /// The span as `Any`: its maker can downcast it.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -27,7 +27,7 @@ impl Cause {
         Self(Some(span))
     }
 
-    /// Its span.
+    /// The span of a recorded cause.
     #[must_use]
     pub fn span(&self) -> Option<&dyn Span> {
         self.0.as_deref()
@@ -39,7 +39,7 @@ impl Cause {
         self.0.as_ref().map(|span| span.child(name)).unwrap_or_default()
     }
 
-    /// Says how much of something there was.
+    /// Records a number under the name `field`.
     pub fn count(&self, field: &'static str, number: u64) {
         if let Some(span) = &self.0 {
             span.count(field, number);

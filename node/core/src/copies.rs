@@ -1,12 +1,12 @@
-//! Copies and sums bytes before they count: commits, handed-over layers, chunks reported as damaged, and blocks that a device
+//! Orders copies and checksums of bytes: of commits, handed-over layers, chunks reported as damaged, and blocks that a device
 //! copies.
 //!
 //! **A put** in order:
 //!
 //! 1. A session reserves chunks, and the store takes slots for all missing blocks ([`Store::reserve`]).
 //! 2. The engine writes into its window and commits. The store says which bytes go where ([`Store::begin_commit`]).
-//! 3. [`Effect::Copy`] has the bytes copied and summed. Then the chunks can be read ([`Store::finish_commit`]), unless the
-//!    right to commit has ended meanwhile.
+//! 3. [`Effect::Copy`] asks the shell to copy and sum the bytes. Then the chunks can be read ([`Store::finish_commit`]), unless
+//!    the right to commit has ended meanwhile.
 //!
 //! Layers of a chunk may be handed over first, in the same way, to readers that follow the chunk. Writes to lower tiers and
 //! announcements follow from the store's own lists (`tiers`, `announce`).
@@ -99,7 +99,7 @@ impl Core {
         Ok(())
     }
 
-    /// Takes over some layers of chunks that are not committed yet, the same way.
+    /// Takes over some layers of chunks before their commit, in the same way.
     pub(crate) fn hand_over(&mut self, request: RequestId, ask: &HandOver) -> Result<(), Refused> {
         let CommitOrder { order, moves, bytes } = self.store.begin_layers(request.session, ask)?;
         self.copy(CopyPurpose::Layers { request, order, bytes }, Some(request.session), moves);
@@ -167,7 +167,7 @@ impl Core {
         self.copy(CopyPurpose::Save(save), None, moves);
     }
 
-    /// Has blocks of a load summed that the device tier wants.
+    /// Orders the checksums of a load's blocks that the device tier wants.
     pub(crate) fn sum_wanted(&mut self, load: u64, wanted: Vec<LoadBlock>) {
         let in_place = |&LoadBlock { place, bytes, range_bytes, key, .. }: &LoadBlock| BlockMove {
             source: None,
@@ -188,7 +188,7 @@ impl Core {
         self.effects.push_back(Effect::Copy { copy, session, moves });
     }
 
-    /// A copy has ended, or was not begun.
+    /// Takes the result of a copy that has ended, or was not begun.
     pub(crate) fn copied(&mut self, copy: CopyNumber, answer: CopyAnswer) {
         let Some(purpose) = self.copies.open.remove(&copy) else { return };
         match (purpose, answer) {
@@ -271,8 +271,8 @@ impl Core {
 /// The answer to too many reports: asking again helps when some verifications have ended.
 const TOO_MANY_REPORTS: Refused = Refused::Busy { what: Scarce::Claims, retry_after_ms: 1_000 };
 
-/// The pause of a session when too much is being copied: about the time of a few blocks.
+/// How long a session pauses before it asks again when too much is being copied: about the time to copy a few blocks.
 const COPY_RETRY_MS: u64 = 5;
 
-/// The most chunks that wait to be verified for reports without an answer.
+/// Limit of chunks that wait to be verified after reports that need no answer.
 const MOST_DOUBTED: usize = 1_024;

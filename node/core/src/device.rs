@@ -4,10 +4,10 @@
 //! slots in place, the [`Account`] decides who hears of the end, and a few blocks stay in the GPU's
 //! own memory ([`DeviceTier`], `promote`).
 //!
-//! A save is a hand-over. The device writes into reserved slots, the copy threads sum the bytes there, and the commit names
-//! no source. So a copy that failed, stalled or came late cannot be committed, and a reader that follows the chunk gets each
-//! layer as it comes. Copies that took too long, or whose session ended, keep their slots in quarantine while the device may
-//! touch them. A copy that has not begun, because the engine's stream did not raise its word, is then given up.
+//! A save is a hand-over. The device writes into reserved slots, the copy threads sum the bytes there, and the commit names no
+//! source. So a copy that failed, stalled or came late cannot be committed, and a reader that follows the chunk gets each layer
+//! as it comes. Copies that took too long, or whose session ended, keep their slots in quarantine while the device may touch
+//! them. A copy that has not begun by then, because the engine's stream did not raise its word, is given up.
 
 mod account;
 mod asks;
@@ -32,14 +32,14 @@ use crate::store::ids::{OrderId, SessionId};
 use crate::store::policy::{Facts, PolicyName};
 use crate::store::{BlockFacts, BlockMove, LoadBlock, Refused, Usage};
 
-/// The numbers of one device.
+/// The limits of one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// Copies under way at a time.
     pub orders: usize,
     /// How long the caller of a copy waits for it.
     pub copy_deadline_ms: u64,
-    /// Bytes of the device tier; none if it is 0.
+    /// Bytes of the device tier; 0 for a device without this tier.
     pub tier_bytes: u64,
     /// The eviction policy of the device tier.
     pub tier_policy: PolicyName,
@@ -48,11 +48,11 @@ pub struct DeviceLimits {
 /// An engine's tensors, which the device knows.
 #[derive(Debug, Clone, Copy)]
 pub struct Tensors {
-    /// The device's own number of them.
+    /// The device's own number of these tensors.
     pub id: u32,
     /// Number of the namespace.
     pub namespace: u32,
-    /// The block of a chunk that they hold, by slice, then pool.
+    /// The block of each chunk that the tensors hold: its position by slice, then pool.
     pub block: usize,
     /// The block's size and layers.
     pub facts: BlockFacts,
@@ -71,7 +71,7 @@ pub(crate) struct Device {
     last_tensors: u32,
     /// Requests for copies that the device's thread has not accepted or refused yet.
     untaken: HashMap<DeviceCopyNumber, RequestId>,
-    /// Saves whose bytes are in place, and for whose sums there was no room.
+    /// Saves whose bytes are in place, but not summed, since too much was being copied.
     unsummed: Vec<Save>,
 }
 
@@ -84,13 +84,13 @@ struct CopyClaims {
 
 #[derive(Debug)]
 enum HeldBy {
-    /// The store's load with this number, and its blocks for the tier if it ends well.
+    /// The store's load with this number, and its blocks that go into the device tier if the load succeeds.
     Load(u64, Vec<LoadBlock>),
-    /// The store's load with this number, while its blocks are copied into the tier.
+    /// The store's load with this number, while its blocks are copied into the device tier.
     Promotion(u64, Vec<(SlotId, Facts)>),
-    /// The store's save with this number, and the blocks to sum if it ends well.
+    /// The store's save with this number, and the blocks to sum if the save succeeds.
     Save(OrderId, Vec<BlockMove>),
-    /// Nothing of the store: a fault ended that.
+    /// Nothing of the store: a fault ended the store that the copy belonged to.
     Forgotten,
 }
 
@@ -131,7 +131,7 @@ impl Core {
         Ok(facts)
     }
 
-    /// The device knows a session's tensors: their number in the session.
+    /// Notes that the device knows a session's tensors; returns their number in the session.
     ///
     /// # Errors
     /// [`Refused::Internal`] if the session has ended meanwhile.
@@ -151,15 +151,15 @@ impl Core {
         Usage { device_copies, device_tier, ..self.store.usage() }
     }
 
-    /// A session ended. Its running copies go on; copies that have not begun are given up.
+    /// Ends the copies of a session that ended: running copies go on, copies that have not begun are given up.
     pub(crate) fn end_copies_of(&mut self, session: SessionId) {
         self.device.tensors.retain(|(of, _), _| *of != session);
         let numbers = self.device.account.close(session);
         self.effects.extend(numbers.into_iter().map(Effect::CancelDeviceCopy));
     }
 
-    /// All sessions ended, and the store forgot its copies. The device's account and its tier stay: the copies go on, and the
-    /// tier's blocks stay right.
+    /// Begins anew after all sessions ended and the store forgot its copies. The device's account and its tier stay: the copies
+    /// go on, and the tier's blocks stay right.
     pub(crate) fn begin_device_anew(&mut self) {
         let unperformed = std::mem::take(&mut self.effects);
         for effect in unperformed {
@@ -181,7 +181,7 @@ impl Core {
     }
 }
 
-/// Asking again helps as soon as a copy has ended.
+/// The answer to too many copies: asking again helps as soon as a copy has ended.
 const TOO_MANY_COPIES: Refused = Refused::Busy { what: Scarce::Copies, retry_after_ms: COPIES_RETRY_MS };
 
 /// About the time of one copy among many.

@@ -4,15 +4,15 @@
 //! row costs a round trip. A node's part consists of three machines. Each is told the time and sends nothing itself:
 //!
 //! 1. [`Outbox`] tells homes which chunks this node holds. [`Outbox::changed`] takes the gains and losses of actors,
-//!    [`Outbox::due`] says which message goes to which home, [`Outbox::answered`] takes the home's answer, or its silence:
-//!    then the message is sent again, or the stream starts anew.
+//!    [`Outbox::due`] says which message goes to which home, [`Outbox::answered`] takes the home's answer or silence. After
+//!    silence the message is sent again, or the stream starts anew.
 //! 2. [`Lookup`](lookup::Lookup) asks homes for the holders of chunks. [`new`](lookup::Lookup::new) answers from the cache,
 //!    [`take_asks`](lookup::Lookup::take_asks) says which homes to ask, [`fill`](lookup::Lookup::fill) takes each answer, and
 //!    [`finish`](lookup::Lookup::finish) gives the holders. A chunk without an answer has none.
 //! 3. [`Shard`] has the rows of which this node is home. [`Shard::announce`] and [`Shard::find`] answer the other nodes'
 //!    outboxes and lookups, [`Shard::not_held`] doubts a row, [`Shard::tick`] forgets old doubts.
 //!
-//! All three are told of each new table before anything else ([`Outbox::new_table`], [`Shard::new_table`],
+//! Outbox, shard and cache hear of each new table before anything else ([`Outbox::new_table`], [`Shard::new_table`],
 //! [`Cache::new_table`](cache::Cache::new_table)).
 //!
 //! The chunks 0; 1-7; 8-63; then 64 at a time share a home ([`larder_protocol::run`]). So a prompt needs few messages,
@@ -52,7 +52,7 @@ pub enum Changes {
 /// A part of the chunks that an actor holds.
 #[derive(Debug)]
 pub struct Page {
-    /// Whether it is the first page. Earlier pages count no more.
+    /// Whether it is the first page. Then earlier pages no longer count.
     pub is_first: bool,
     /// The chunks.
     pub chunks: Vec<(Fingerprint, ChunkRef)>,

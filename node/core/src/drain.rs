@@ -1,12 +1,13 @@
 //! Drains: a node that leaves moves its warm chunks to others first.
 //!
-//! Chunks move in the order of their worth here, the last to be evicted first. A chunk that another node holds too stays, as
-//! does one that the object store has, or the disk of a node that comes back. The others are offered in batches: the actor
-//! asks the directory who else has them, then asks the taker with the most room to keep the rest, and waits for its answer.
-//! The taker fetches as always ([`take`]), so names, checksums and bounds are checked by the one path that there is. A taker
-//! that does not answer, or refuses all, is asked no more while another takes something. Without another, all are asked a few
-//! times more: they may have stood still for a moment, or not know yet who asks. A drain is over when nothing is left to offer,
-//! when everybody's least is worth more than what is left, when nobody takes anything, or when its time is up.
+//! Chunks move in the order of their worth here, the last to be evicted first. A chunk stays if another node holds it too, if the
+//! object store has it, or if it is on the disk of a node that comes back. The others are offered in batches: the actor asks the
+//! directory who else has them, then asks the taker with the most room to keep the rest, and waits for its answer. The taker
+//! fetches them like any other chunk ([`take`]), so the usual path checks names, checksums and bounds. A taker that does not
+//! answer, or refuses all, is not asked again while another taker takes something. If no taker does, these takers are asked a few
+//! more times: they may have stood still for a moment, or may not know yet who asks. A drain is over when nothing is left to
+//! offer, when each taker's next victim is worth more than the chunks that are left, when no taker takes anything, or when its
+//! time is up.
 //!
 //! While it drains, an actor serves reads and keeps nothing new: engines are told that there is nothing to write, and fetched
 //! chunks pass.
@@ -29,10 +30,10 @@ use crate::store::Leaving;
 use crate::store::ids::ChunkId;
 use takers::Takers;
 
-/// How far an actor's drain is.
+/// The progress of an actor's drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DrainProgress {
-    /// The chunks.
+    /// The counts of its chunks.
     pub chunks: DrainCounts,
     /// Whether nothing more will move.
     pub is_over: bool,
@@ -52,7 +53,7 @@ pub(crate) struct Drain {
     not_before: Duration,
     /// How often takers may be asked for their room again.
     asks_left: u8,
-    /// Whether the pause before that has begun.
+    /// Whether the pause before asking them again has begun.
     is_pausing: bool,
     counts: DrainCounts,
     is_over: bool,
@@ -88,7 +89,7 @@ enum DrainStep {
 }
 
 impl Drain {
-    /// When something is to be done that does not wait for a tick.
+    /// The time of the next step that does not wait for a tick.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         match self.step {
             DrainStep::Ready if !self.is_over => Some(self.not_before.min(self.order.until)),
@@ -96,7 +97,7 @@ impl Drain {
         }
     }
 
-    /// A batch of the most worth that the best taker would keep; `None` if there is none.
+    /// Takes the next batch from the queue: the chunks of most worth that the best taker would keep. `None` if there are none.
     fn next_batch(&mut self, leaving: impl Fn(ChunkId) -> Leaving) -> Option<Batch> {
         let most = self.takers.best().map_or(0, |(_, room)| room.rank_limit_ppm());
         let (mut batch, mut others, mut bytes) = (None::<Batch>, Vec::new(), 0);
@@ -126,7 +127,7 @@ impl Drain {
         batch
     }
 
-    /// What is left will not move.
+    /// Ends the drain: chunks that are left do not move.
     fn end(&mut self) {
         if let DrainStep::Moving { batch, .. } | DrainStep::Asking(_, batch) =
             std::mem::replace(&mut self.step, DrainStep::Ready)
@@ -140,7 +141,7 @@ impl Drain {
 }
 
 impl Core {
-    /// Drains from now on. A drain that is under way goes on, by this order.
+    /// Drains from now on. A drain that is under way goes on under this order.
     pub(crate) fn drain(&mut self, order: DrainOrder) {
         if let Some(drain) = &mut self.drain {
             drain.order = order;
@@ -179,7 +180,8 @@ impl Core {
         }
     }
 
-    /// Asks takers that refused all or did not answer once more, after a pause; whether there are such.
+    /// After a pause, asks the takers again that refused all or did not answer. Returns `false` if there are none, or if they
+    /// were asked often enough.
     fn ask_the_unwilling(&mut self) -> bool {
         let Some(drain) = &mut self.drain else { return false };
         let unwilling: Vec<Holder> = drain.takers.unwilling().take(MOST_POLLED).collect();
@@ -196,12 +198,12 @@ impl Core {
         true
     }
 
-    /// Drains no more. Chunks that moved stay where they are.
+    /// Ends the drain early. Chunks that moved stay where they are.
     pub(crate) fn drain_cancelled(&mut self) {
         self.drain = None;
     }
 
-    /// These actors of other nodes may keep chunks of this one, should it drain; the first are asked first.
+    /// Sets the actors of other nodes that may keep this actor's chunks when it drains, in the order in which they are asked.
     pub(crate) fn takers_are(&mut self, takers: Vec<Holder>) {
         self.takers = takers;
         if let Some(drain) = &mut self.drain {
@@ -209,13 +211,13 @@ impl Core {
         }
     }
 
-    /// How far the drain is; `None` if there is none.
+    /// The progress of the drain; `None` without a drain.
     #[must_use]
     pub fn drain_progress(&self) -> Option<DrainProgress> {
         self.drain.as_ref().map(|drain| DrainProgress { chunks: drain.counts, is_over: drain.is_over })
     }
 
-    /// Goes on as far as nothing is waited for.
+    /// Goes on until the drain has to wait.
     pub(crate) fn go_on_draining(&mut self) {
         while let Some(drain) = self.drain.as_mut().filter(|drain| !drain.is_over) {
             if self.now >= drain.order.until {
@@ -234,13 +236,13 @@ impl Core {
         }
     }
 
-    /// Asks who else has the next batch; whether there was anything to do.
+    /// Asks the directory who else has the next batch; returns whether there was anything to do.
     fn offer_next(&mut self) -> bool {
         let (Some(drain), store) = (&mut self.drain, &self.store) else { return false };
         let keeps_disk = drain.order.keeps_disk;
         let batch = drain.next_batch(|id| store.leaving(id, keeps_disk));
         let Some(batch) = batch else {
-            // What was committed since the start is the warmest.
+            // Once the queue is empty, chunks that were committed since the start are queued.
             let is_stuck = !drain.queue.is_empty();
             if is_stuck && self.ask_the_unwilling() {
                 return true;
@@ -259,7 +261,7 @@ impl Core {
         true
     }
 
-    /// Puts all chunks that were not considered yet in line; whether there are any.
+    /// Queues all chunks that were not considered yet; returns whether there are any.
     fn queue_leaving(&mut self) -> bool {
         let Some(drain) = &mut self.drain else { return false };
         let order = self.store.by_worth();
@@ -275,13 +277,13 @@ impl Core {
         !drain.queue.is_empty()
     }
 
-    /// The directory said who else has a batch: the rest moves.
+    /// Takes the directory's answer: the batch's chunks that no other node has are offered.
     pub(crate) fn drain_located(&mut self, question: QuestionId, holders: &[Holders]) {
         let Some(drain) = &mut self.drain else { return };
         let step = std::mem::replace(&mut drain.step, DrainStep::Ready);
         let mut batch = match step {
             DrainStep::Asking(asked, batch) if asked == question => batch,
-            // It belongs to a drain that was cancelled.
+            // The answer belongs to a drain that was canceled.
             step => return drain.step = step,
         };
         let mut holders = holders.iter();
@@ -312,7 +314,7 @@ impl Core {
         self.effects.push_back(Effect::AskToTake(TakeOrder { take, taker, namespace, chunks }));
     }
 
-    /// A taker answered; `None` if it could not be asked, or did not answer.
+    /// Takes a taker's answer; `None` if the taker could not be asked, or did not answer.
     pub(crate) fn take_answered(&mut self, number: TakeNumber, taken: Option<Taken>) {
         let Some(drain) = self.drain.as_mut().filter(|drain| !drain.is_over) else { return };
         match &mut drain.step {
@@ -338,12 +340,12 @@ impl Core {
         }
     }
 
-    /// Whether nothing new is kept here.
+    /// Whether the actor drains, and so keeps nothing new.
     pub(crate) fn is_draining(&self) -> bool {
         self.drain.is_some()
     }
 
-    /// The store is a new one: nothing of it is warm, and nobody is answered about the old one.
+    /// Ends the drain because the store is new and has no warm chunks. Takes into the old store are not answered.
     pub(crate) fn drain_anew(&mut self) {
         self.takes = take::Takes::default();
         if let Some(drain) = &mut self.drain {
@@ -353,7 +355,7 @@ impl Core {
 }
 
 impl Drain {
-    /// Counts a batch that a taker answered. What it did not keep others are asked for.
+    /// Counts a batch that a taker answered. Chunks that the taker did not keep are offered to others.
     fn moved(&mut self, taker: Holder, batch: Batch, taken: Option<Taken>) {
         match &taken {
             Some(taken) => self.takers.answered(taker, taken),
@@ -379,13 +381,13 @@ impl Drain {
     }
 }
 
-/// Chunks of a batch: a question of the directory, and enough for a connection.
+/// Chunks of a batch: one question to the directory, and enough to keep a connection busy.
 const BATCH_CHUNKS: usize = 64;
 
-/// Bytes of a batch, where one chunk is not more.
+/// Bytes of a batch; a single chunk may be larger.
 const BATCH_BYTES: u64 = 4 << 20;
 
-/// Chunks of other namespaces that are passed over for a batch.
+/// Chunks of other namespaces that are passed over while a batch fills.
 const LOOK_AHEAD: usize = 256;
 
 /// Takers whose room is asked for at the start.

@@ -29,7 +29,7 @@ use crate::store::{
 
 pub use device::{BlockAt, CopyDirection, DeviceOrder, DeviceWork, PagesCopy, Promoted};
 
-/// An actor of another node is asked to keep chunks.
+/// An order to ask an actor of another node to keep chunks.
 #[derive(Debug)]
 pub struct TakeOrder {
     /// Its number.
@@ -42,14 +42,14 @@ pub struct TakeOrder {
     pub chunks: Vec<TakeChunk>,
 }
 
-/// Something to do. Each is handed out once, in order.
+/// A task for the shell. Each is handed out once, in order.
 #[derive(Debug)]
 pub enum Effect {
     /// Answers a request.
     Answer {
         /// The request.
         request: RequestId,
-        /// The answer. Where it tells the session places, the extents of these are to be added.
+        /// The answer. If it names places, the shell adds the new extents to it.
         response: Response,
         /// Extents that the session sees for the first time.
         new_extents: Vec<u32>,
@@ -63,7 +63,7 @@ pub enum Effect {
     Found {
         /// The request.
         request: RequestId,
-        /// The request.
+        /// The lookup.
         ask: Lookup,
         /// The result.
         found: Found,
@@ -72,7 +72,7 @@ pub enum Effect {
     Prefetching {
         /// The request.
         request: RequestId,
-        /// The request.
+        /// The lookup.
         ask: Lookup,
         /// The result.
         found: Found,
@@ -95,17 +95,18 @@ pub enum Effect {
     },
     /// Copies and sums blocks: [`Event::Copied`](crate::Event::Copied) answers.
     Copy {
-        /// Its number.
+        /// The copy's number.
         copy: CopyNumber,
         /// The session whose window has the sources; `None` if all blocks are in place.
         session: Option<SessionId>,
         /// The bytes and their places.
         moves: Vec<BlockMove>,
     },
-    /// Has the device copy: [`DeviceEvent::Took`](crate::DeviceEvent::Took) answers at once, before the next effect is taken, and
-    /// [`DeviceEvent::Ended`](crate::DeviceEvent::Ended) is the last answer.
+    /// Makes the device copy: [`DeviceEvent::Took`](crate::DeviceEvent::Took) answers at once, before the next effect is taken,
+    /// and [`DeviceEvent::Ended`](crate::DeviceEvent::Ended) is the last answer.
     DeviceCopy(DeviceOrder),
-    /// Nobody waits for a copy of the device any more: it is not begun where it can be helped. It must be answered all the same.
+    /// Nobody waits for this copy by the device any more: the device does not begin it if there is still time. The shell must
+    /// answer all the same.
     CancelDeviceCopy(DeviceCopyNumber),
     /// Gives an extent new memory: [`Event::ExtentRenewed`](crate::Event::ExtentRenewed) answers.
     Renew(u32),
@@ -116,7 +117,7 @@ pub enum Effect {
     TellFollower(FollowNews),
     /// Asks which other actors of this node hold chunks: [`Event::SiblingsFound`](crate::Event::SiblingsFound) answers.
     FindSiblings {
-        /// Its number.
+        /// The question's number.
         question: QuestionId,
         /// The namespace.
         fingerprint: Fingerprint,
@@ -125,7 +126,7 @@ pub enum Effect {
     },
     /// Asks the directory who holds chunks: [`Event::HoldersFound`](crate::Event::HoldersFound) answers.
     FindHolders {
-        /// Its number.
+        /// The question's number.
         question: QuestionId,
         /// The namespace.
         fingerprint: Fingerprint,
@@ -136,44 +137,44 @@ pub enum Effect {
     },
     /// Asks the object store which chunks it has: [`Event::StoredFound`](crate::Event::StoredFound) answers.
     FindStored {
-        /// Its number.
+        /// The question's number.
         question: QuestionId,
         /// The namespace.
         fingerprint: Fingerprint,
         /// The chunks.
         chunks: Vec<ChunkRef>,
-        /// Slice and pool of the blocks without which a chunk is not there.
+        /// Slice and pool of each block that the store must have for a chunk to count as present.
         blocks: Vec<(u16, u8)>,
     },
     /// Asks another actor for chunks: [`Event::OrderEnded`](crate::Event::OrderEnded) answers.
     Fetch(FetchOrder),
-    /// An engine stands still until an order is answered.
+    /// Makes an order urgent: an engine stands still until it is answered.
     Hurry(OrderNumber),
-    /// Nobody waits for an order any more. It must be answered all the same.
+    /// Nobody waits for this order any more. The shell must answer all the same.
     CancelOrder(OrderNumber),
-    /// Reads a chunk from a tier: [`Event::ReadEnded`](crate::Event::ReadEnded) answers. Where its blocks go, says
-    /// [`Core::wanted`](crate::Core::wanted).
+    /// Reads a chunk from a tier: [`Event::ReadEnded`](crate::Event::ReadEnded) answers. [`Core::wanted`](crate::Core::wanted)
+    /// says where its blocks go.
     Read {
-        /// Its number.
+        /// The read's number.
         read: ReadId,
         /// The tier.
         tier: Below,
         /// The chunk.
         chunk: FetchId,
     },
-    /// Writes a chunk to the tier that its write names: [`Event::WriteEnded`](crate::Event::WriteEnded) answers. Its memory stays as
-    /// it is until then.
+    /// Writes a chunk to the tier that its write names: [`Event::WriteEnded`](crate::Event::WriteEnded) answers. The chunk's
+    /// memory does not change before the answer.
     Write {
-        /// Its number.
+        /// The write's number.
         number: WriteNumber,
         /// The bytes and their places.
         write: ChunkWrite,
     },
-    /// Tells the disk that chunks on it were used in memory: they should stay there.
+    /// Tells the disk that chunks on it were used in memory: they should stay on disk.
     Touch(Vec<ChunkKey>),
-    /// Has the disk forget a chunk.
+    /// Makes the disk forget a chunk.
     Remove(ChunkKey),
-    /// Has the disk forget a chunk that disagrees with others in parent or index, and counts it.
+    /// Makes the disk forget a chunk that disagrees with others in parent or index, and counts it.
     Disagrees {
         /// The namespace.
         fingerprint: Fingerprint,
@@ -193,7 +194,7 @@ pub enum Effect {
     ForgetDescriptions(Vec<Fingerprint>),
     /// A new store knows a namespace.
     Knows {
-        /// Its number.
+        /// The namespace's number.
         namespace: u32,
         /// The tenant's name.
         tenant_name: String,
@@ -205,16 +206,16 @@ pub enum Effect {
     /// Tells followers of events and the directory the gained and lost chunks. [`Event::Announced`](crate::Event::Announced)
     /// answers for the directory at once, before the next effect is taken.
     Changed {
-        /// Number of the first change that followers were not told.
+        /// Event number of the first change that followers were not told.
         sequence: u64,
-        /// How many they were told.
+        /// How many of the changes followers were told.
         told: usize,
         /// The changes, in order.
         changes: Vec<Change>,
         /// Whether the directory is told.
         to_directory: bool,
     },
-    /// Tells the directory some of all that is held: [`Event::PageAnnounced`](crate::Event::PageAnnounced) or
+    /// Tells the directory a page of all held chunks: [`Event::PageAnnounced`](crate::Event::PageAnnounced) or
     /// [`Event::Announced`](crate::Event::Announced) answers at once, before the next effect is taken.
     AnnouncePage {
         /// The page.
@@ -228,10 +229,10 @@ pub enum Effect {
         holder: Holder,
         /// The namespace.
         fingerprint: Fingerprint,
-        /// The chunks that it does not have.
+        /// The chunks that the holder does not have.
         chunks: Vec<ChunkRef>,
     },
-    /// Tells another actor of this node that chunks of its came with other bytes than it has checksums for.
+    /// Tells another actor of this node that some of its chunks came with bytes that do not match their checksums.
     TellDamaged {
         /// The actor.
         device: u16,
@@ -240,7 +241,7 @@ pub enum Effect {
         /// The chunks.
         hashes: Vec<ChunkHash>,
     },
-    /// Tells another actor of this node that a chunk of its has moved here.
+    /// Tells another actor of this node that one of its chunks has moved here.
     TellMoved {
         /// The actor.
         device: u16,
@@ -249,19 +250,19 @@ pub enum Effect {
         /// The chunk.
         hash: ChunkHash,
     },
-    /// Asks an actor of another node to keep chunks, since this one drains: [`Event::TakeAnswered`](crate::Event::TakeAnswered)
+    /// Asks an actor of another node to keep chunks, since this node drains: [`Event::TakeAnswered`](crate::Event::TakeAnswered)
     /// answers.
     AskToTake(TakeOrder),
     /// Answers a node that drains.
     Taken {
-        /// The number under which its chunks were taken.
+        /// The number under which the node's chunks were taken.
         take: TakeNumber,
         /// The answer.
         taken: Taken,
     },
     /// Answers a peer that waited for a chunk from disk.
     Granted {
-        /// Its number.
+        /// The number of the recall.
         recall: RecallId,
         /// The grant.
         granted: Granted,
@@ -270,20 +271,19 @@ pub enum Effect {
     Condemned {
         /// The reporter.
         by: Reporter,
-        /// Its blocks.
+        /// The chunk's blocks.
         keys: Vec<BlockKey>,
     },
     /// Offers a node chunks that are evicted here: [`Event::OfferEnded`](crate::Event::OfferEnded) answers.
     Offer(Offered),
-    /// Visits a segment of the disk, the one behind a position: [`Event::SegmentVisited`](crate::Event::SegmentVisited)
-    /// answers.
+    /// Visits the disk's first segment behind a position: [`Event::SegmentVisited`](crate::Event::SegmentVisited) answers.
     VisitSegment {
         /// The purpose.
         visit: SegmentVisit,
         /// The position.
         after: u64,
     },
-    /// A tenant is no longer served: what counts for it goes.
+    /// A tenant is no longer served: its metrics go.
     TenantLeft(String),
     /// Answers a page of a purge.
     Purged {
@@ -301,7 +301,7 @@ pub enum Effect {
 /// The event to count.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Counted {
-    /// A chunk was wanted from elsewhere; `None`: it did not come.
+    /// A chunk that was wanted from elsewhere was placed like this; `None` if it did not come.
     Placed(Option<Placement>),
     /// A chunk is not written to disk, since its namespace cannot be described there.
     NotWritten,
@@ -315,17 +315,17 @@ pub enum Counted {
     Sent(u64),
     /// Layers came from another node: the number of pieces, and the bytes of whole chunks.
     Came(u64, u64),
-    /// A copy by a device ended in this way, and brought this many bytes.
+    /// A copy by a device ended like this, and brought so many bytes.
     ByDevice(DeviceCopyEnd, u64),
-    /// A load reads this many bytes from the device tier.
+    /// A load reads so many bytes from the device tier.
     ReadFromTier(u64),
     /// A hit in a namespace, by its number, saves so many seconds of prefill.
     Avoided(u32, f64),
-    /// A chunk was refused whose name disagrees with that of a chunk that is here.
+    /// A chunk was refused because its name disagrees with the name of a chunk that is here.
     NameRefused,
-    /// Another policy decides what is evicted.
+    /// Another policy decides evictions from now on.
     PolicyChanged(PolicyName),
-    /// A chunk was said to be damaged; `None`: it was not verified, since too much is.
+    /// A chunk was reported as damaged, with the result; `None` if it was not verified, since too much is being verified.
     Reported(Reporter, Option<Checked>),
 }
 
@@ -338,16 +338,16 @@ pub enum DeviceCopyEnd {
     Saved,
     /// Blocks were copied into the device tier.
     Promoted,
-    /// It failed, or was given up.
+    /// The copy failed, or was given up.
     Failed,
-    /// It did not end in time.
+    /// The copy did not end in time.
     Stalled,
 }
 
-/// Chunks to follow at the node whose engine writes them. Where their blocks go, says [`Core::wanted`](crate::Core::wanted).
+/// Chunks to follow at the node whose engine writes them. [`Core::wanted`](crate::Core::wanted) says where their blocks go.
 #[derive(Debug)]
 pub struct FollowOrder {
-    /// Its number.
+    /// The order's number.
     pub order: OrderNumber,
     /// The writer's node and actor.
     pub writer: Writer,
@@ -355,18 +355,18 @@ pub struct FollowOrder {
     pub fingerprint: Fingerprint,
     /// The chunks.
     pub chunks: Vec<FetchId>,
-    /// The pools of each that are wanted; empty if these are all of them.
+    /// The wanted pools of each chunk; empty if all pools are wanted.
     pub pools: Vec<PoolSet>,
-    /// The earliest attempt that will do.
+    /// The earliest attempt of the writer that may be followed.
     pub attempt: u64,
     /// For how long the writer may be silent.
     pub patience_ms: u64,
 }
 
-/// Chunks that another actor is asked for together. Where their blocks go, says [`Core::wanted`](crate::Core::wanted).
+/// Chunks that another actor is asked for together. [`Core::wanted`](crate::Core::wanted) says where their blocks go.
 #[derive(Debug)]
 pub struct FetchOrder {
-    /// Its number.
+    /// The order's number.
     pub order: OrderNumber,
     /// The holder to ask.
     pub holder: Holder,
@@ -374,11 +374,11 @@ pub struct FetchOrder {
     pub fingerprint: Fingerprint,
     /// The chunks.
     pub chunks: Vec<FetchId>,
-    /// How long it may take from when the holder is asked.
+    /// How long the fetch may take, counted from the moment when the holder is asked.
     pub deadline: Duration,
-    /// Whether others have all of the chunks.
+    /// Whether other actors have all of the chunks too.
     pub has_others: bool,
-    /// The urgency of their waiters.
+    /// The urgency of the requests that wait for the chunks.
     pub class: Class,
     /// The cause.
     pub cause: Cause,
@@ -387,10 +387,10 @@ pub struct FetchOrder {
 /// A prefetch that has begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Started {
-    /// Its number; 0 if nothing is brought.
+    /// The prefetch's number; 0 if nothing is brought.
     pub ticket: u64,
     /// Tokens that will be in place.
     pub tokens: u64,
-    /// Tokens that were found, and are computed sooner than they come.
+    /// Tokens that were found, but that the engine computes sooner than they come.
     pub tokens_to_recompute: u64,
 }

@@ -22,7 +22,7 @@ pub use crate::store::ids::Below;
 /// How an actor is to drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrainOrder {
-    /// When it is over at the latest, since the node started.
+    /// When the drain is over at the latest, counted from the node's start.
     pub until: Duration,
     /// Whether the node will read its disk again.
     pub keeps_disk: bool,
@@ -30,8 +30,8 @@ pub struct DrainOrder {
     pub bytes_per_second: Option<u64>,
 }
 
-/// A request of a session. The shell chooses the number; the core answers each of them once, by an effect that repeats it,
-/// unless the session ends before.
+/// A request of a session. The shell chooses the number. The core answers each request once, by an effect that repeats the
+/// number, unless the session ends first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId {
     /// The asking session.
@@ -52,8 +52,8 @@ pub struct OrderNumber(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReadId(pub(crate) u64);
 
-/// A question of a node that drains: whether another keeps its chunks. The core of each side chooses a number of its own, and
-/// uses none twice.
+/// The question of a node that drains, whether another node keeps its chunks. The core on each side chooses a number of its own,
+/// and uses none twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TakeNumber(pub(crate) u64);
 
@@ -85,7 +85,7 @@ pub enum SegmentVisit {
 /// The result of a visit to a segment of the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Visited {
-    /// It is done.
+    /// The visit is done.
     Done {
         /// The listed chunks, with their pools.
         held: Vec<(Fingerprint, ChunkRef, PoolSet)>,
@@ -110,7 +110,8 @@ pub enum AdminPin {
 /// A step of a purge. The shell chooses its number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PurgeStep {
-    /// What is being written of it is not kept, and nothing of it is brought from elsewhere before the end.
+    /// Begins a purge. Until its end, none of its chunks is brought from elsewhere, and those that are being written now are not
+    /// kept.
     Begin(u64, PurgeScope),
     /// Some chunks are removed, or counted: [`Effect::Purged`](crate::Effect::Purged) answers.
     Page {
@@ -118,23 +119,23 @@ pub enum PurgeStep {
         purge: u64,
         /// Its chunks.
         scope: PurgeScope,
-        /// Whether they are removed.
+        /// Whether the chunks are removed or counted.
         mode: PurgeMode,
-        /// Where the page begins: 0, or where the page before it says.
+        /// Where the page begins: at 0, or where the page before it says.
         from: usize,
     },
-    /// Chunks of it may come again.
+    /// Ends a purge: its chunks may come again.
     End(u64),
 }
 
 /// Why a device did not make a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceFailure {
-    /// It was refused before anything was begun.
+    /// The copy was refused before anything was begun.
     Refused,
     /// The copy has failed and ended: the contents of its targets are unknown.
     Failed,
-    /// The device failed under it, and may touch its memory until it is gone.
+    /// The device failed during the copy, and may touch the copy's memory until the device is gone.
     Lost,
 }
 
@@ -144,7 +145,7 @@ pub enum DeviceFailure {
 pub enum Event {
     /// A session asks for something.
     Asked {
-        /// Its number, and who asks.
+        /// The request's number and session.
         request: RequestId,
         /// The request.
         ask: Request,
@@ -157,10 +158,11 @@ pub enum Event {
     ProcessGone(ProcessId),
     /// This policy is in force from now on.
     PolicyIs(PolicyName),
-    /// These limits are in force from now on, as far as they can change ([`Store::change_limits`](crate::store::Store::change_limits)).
+    /// These limits are in force from now on, as far as limits can change
+    /// ([`Store::change_limits`](crate::store::Store::change_limits)).
     LimitsAre(Box<StoreLimits>),
-    /// These tenants are served from now on, by number, with the bytes of extents that each may hold. A tenant without bytes left:
-    /// its sessions are about to end, its chunks and pins go.
+    /// These tenants are served from now on, by number, with the bytes of extents that each may hold. A tenant with 0 bytes has
+    /// left: its sessions are about to end, its chunks and pins go.
     TenantsAre(Vec<(String, u64)>),
     /// A purge begins, goes on or ends.
     Purge(PurgeStep),
@@ -171,18 +173,18 @@ pub enum Event {
         /// The result.
         answer: CopyAnswer,
     },
-    /// The device says something.
+    /// The device answers, or fails.
     Device(DeviceEvent),
     /// An extent has new memory.
     ExtentRenewed(u32),
-    /// Nobody on this node's side touches an earlier life's bytes in this extent.
+    /// This node no longer touches an earlier life's bytes in this extent; engines still may.
     ExtentLeft {
         /// The extent.
         extent: u32,
         /// Whether engines had time enough to unmap it.
         may_renew: bool,
     },
-    /// Somebody says that chunks are damaged, and wants no answer.
+    /// Somebody reports chunks as damaged, and wants no answer.
     Damaged {
         /// The reporter.
         by: Reporter,
@@ -193,11 +195,11 @@ pub enum Event {
     },
     /// The node leaves: the actor moves its warm chunks to others, and keeps nothing new.
     Drain(DrainOrder),
-    /// The node does not leave.
+    /// The node no longer leaves.
     DrainCancelled,
-    /// These actors of other nodes may keep chunks of this one, the first are asked first.
+    /// These actors of other nodes may keep this actor's chunks when it drains, in the order in which they are asked.
     TakersAre(Vec<Holder>),
-    /// An actor of another node was asked to keep chunks.
+    /// An actor of another node was asked to keep chunks, and answered or failed to.
     TakeAnswered {
         /// The question.
         take: TakeNumber,
@@ -234,13 +236,13 @@ pub enum Event {
         /// One item per chunk, in the order of the chunks. A missing item means that its chunk did not come.
         came: Vec<Arrival>,
     },
-    /// Too many orders are under way: this one was not taken.
+    /// Too many orders are under way: this order was not taken.
     OrderRefused(OrderNumber),
     /// Layers of a chunk that is followed at another node came, and are right.
     LayersCame {
         /// The order.
         order: OrderNumber,
-        /// Position of the chunk in it.
+        /// Position of the chunk in the order.
         chunk: usize,
         /// The layers.
         layers: LayersArrived,
@@ -249,12 +251,12 @@ pub enum Event {
     FollowedCame {
         /// The order.
         order: OrderNumber,
-        /// Position of the chunk in it.
+        /// Position of the chunk in the order.
         chunk: usize,
         /// The result.
         came: Arrival,
     },
-    /// Nothing that is followed by this order comes any more.
+    /// A follow has ended: none of its chunks comes any more.
     FollowEnded(OrderNumber),
     /// A tier answered.
     ReadEnded {
@@ -263,7 +265,7 @@ pub enum Event {
         /// The result.
         answer: ReadAnswer,
     },
-    /// A write has ended: its memory is read no more.
+    /// A write has ended: its memory is no longer read.
     WriteEnded {
         /// The write.
         number: WriteNumber,
@@ -294,7 +296,7 @@ pub enum Event {
     OfferEnded {
         /// The offer.
         offer: u64,
-        /// Which of the chunks it wants, in their order; none if it did not answer.
+        /// Whether the node wants each chunk, in the order of the offer; empty if the node did not answer.
         wanted: Vec<bool>,
     },
     /// Chunks moved to another actor.
@@ -304,16 +306,16 @@ pub enum Event {
         /// The chunks.
         hashes: Vec<ChunkHash>,
     },
-    /// The directory's answer to [`Effect::Changed`](crate::Effect::Changed): taken, or too busy for a page.
+    /// The directory's answer to [`Effect::Changed`](crate::Effect::Changed), or to a page that it did not take.
     Announced(Announced),
     /// The directory took a page of all that is held.
     PageAnnounced {
         /// Position of the next page; `None` after the last.
         next: Option<usize>,
     },
-    /// Time has passed: this comes a few times a second.
+    /// Time has passed. The shell sends this event a few times a second.
     Tick,
-    /// It is as late as [`Core::next_deadline`](crate::Core::next_deadline) said.
+    /// The time of [`Core::next_deadline`](crate::Core::next_deadline) has come.
     Alarm,
 }
 
@@ -338,9 +340,9 @@ pub enum Arrival {
         /// When asking again may help.
         retry_after_ms: u64,
     },
-    /// It came with other bytes than it has checksums for.
+    /// The chunk came with bytes that do not match its checksums.
     Damaged,
-    /// It did not come.
+    /// The chunk did not come.
     Failed(FetchFailure),
 }
 
@@ -366,9 +368,9 @@ pub struct LayersArrived {
     pub block: usize,
     /// Offset of the layers in the block.
     pub offset: u64,
-    /// Their bytes.
+    /// Bytes of the layers.
     pub bytes: u64,
-    /// Their checksum.
+    /// The checksum of the layers.
     pub checksum: u64,
 }
 
@@ -398,18 +400,18 @@ impl CopyAnswer {
 /// A device's answer about its copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceEvent {
-    /// Its thread took a copy, or has too much to do. Told at once, before the next effect is taken.
+    /// The device's thread took a copy, or has too much to do. The shell says so at once, before it takes the next effect.
     Took {
         /// The copy.
         number: DeviceCopyNumber,
-        /// Whether it did.
+        /// Whether the thread took the copy.
         is_taken: bool,
     },
-    /// Layers of a copy are done, from its first on.
+    /// The first layers of a copy are done.
     Layers {
         /// The copy.
         number: DeviceCopyNumber,
-        /// How many are.
+        /// How many layers are done.
         done: u32,
     },
     /// A copy has ended: it touches no memory any more, unless the device was lost.
@@ -425,17 +427,17 @@ pub enum DeviceEvent {
     Gone,
 }
 
-/// The result of a read. Except for the last variant, nothing is written to its slots any more.
+/// The result of a read. Except after [`Self::Lost`], nothing is written to the read's slots any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReadAnswer {
     /// Its blocks are in their slots, and right.
     Here {
         /// Checksums of the blocks that came: by slice, then pool.
         checksums: Vec<Checksums>,
-        /// Their pools.
+        /// The pools of these blocks.
         pools: PoolSet,
     },
-    /// The tier does not have it, or it was damaged, and is forgotten there.
+    /// The tier does not have the chunk, or had it damaged and forgot it.
     Missing,
     /// The tier has too much to do: nothing was ordered.
     Busy,
@@ -443,7 +445,7 @@ pub enum ReadAnswer {
     Closed,
     /// The order does not fit its memory, which is a fault of ours: nothing was ordered.
     Impossible,
-    /// The tier's thread failed: whether it still writes to the slots, nobody knows.
+    /// The tier's thread failed: it may still write to the slots.
     Lost,
 }
 
@@ -452,7 +454,7 @@ pub enum ReadAnswer {
 pub enum Written {
     /// The tier has the chunk.
     There,
-    /// It does not.
+    /// The tier does not have the chunk.
     Failed,
     /// The tier has too much to do: nothing was ordered.
     Busy,
@@ -463,21 +465,21 @@ pub enum Written {
 /// The result of describing a namespace on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Description {
-    /// It is written.
+    /// The description is written.
     There,
-    /// It could not be written.
+    /// The description could not be written.
     Failed,
-    /// It is deleted, or of no use.
+    /// The description is deleted, or of no use.
     Gone,
 }
 
-/// How a message for the directory fared.
+/// The result of a message to the directory.
 #[derive(Debug)]
 pub enum Announced {
-    /// It was taken.
+    /// The directory took the message.
     Taken,
-    /// The directory has too much to do: here it is again.
+    /// The directory has too much to do, and gives the message back.
     Full(Changes),
-    /// It is lost.
+    /// The message is lost.
     Lost,
 }

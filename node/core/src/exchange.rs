@@ -1,9 +1,9 @@
 //! The exchange: decides which peers this node asks for blocks, how much at a time, and how much it sends to each peer.
 //!
 //! One [`Exchange`] decides for all peers of a node. Its shell asks for a turn ([`Exchange::fetch`]) and asks the peer once
-//! [`Effect::Turn`] comes. It reports the result ([`Exchange::is_busy`], [`Exchange::fetch_is_late`], [`Exchange::heard`])
-//! and always leaves at the end. After each call it performs the effects ([`Exchange::poll_effect`], until none is left). At
-//! [`Exchange::next_deadline`] it reports that time has passed:
+//! [`Effect::Turn`] comes. It reports the result ([`Exchange::is_busy`], [`Exchange::fetch_is_late`], [`Exchange::heard`]) and
+//! always ends with [`Exchange::leave`]. After each call it performs the effects ([`Exchange::poll_effect`], until none is left).
+//! At [`Exchange::next_deadline`] it reports that time has passed:
 //!
 //! ```
 //! # use std::time::Duration;
@@ -28,7 +28,7 @@
 //! assert_eq!(fetch(&mut exchange, Duration::ZERO, NodeNumber(2)), Err(NoPeer::NotAMember));
 //! ```
 //!
-//! A peer that is not heard is *doubted*, then *silent*: [`Effect::Probe`] asks it for a sign of life until it gives one. All
+//! A peer that is not heard is *doubted*, then *silent*: [`Effect::Probe`] asks it for a sign of life until it answers. All
 //! threads that send blocks obey the node's one [`Outgoing`]. [`ThreadLoads`] chooses the thread that fetches.
 //!
 //! Credits and a number of streams bound the requests to one peer. A node that sends too much answers `Busy`; it is asked
@@ -75,11 +75,11 @@ pub struct ExchangeLimits {
     pub credit_bytes: u64,
     /// Bytes of blocks that are being sent, to all peers together; beyond this number, peers are told to ask again.
     pub sending_bytes: u64,
-    /// Bytes of blocks on one stream, where one chunk is not more.
+    /// Bytes of blocks on one stream; a single chunk may be larger.
     pub batch_bytes: u64,
     /// Limit of the bytes of blocks sent in a second, to all peers together; no limit if `None`.
     pub send_bytes_per_second: Option<NonZeroU64>,
-    /// Connections with other nodes; beyond this number, idle ones are closed.
+    /// Connections with other nodes; beyond this number, idle connections are closed.
     pub connections: usize,
     /// A connection that nobody used for this time is closed.
     pub connection_idle: Duration,
@@ -94,7 +94,8 @@ pub struct Exchange {
     peers: BTreeMap<PeerId, PeerHealth>,
     requests: BTreeMap<RequestId, Request>,
     alarms: BTreeSet<(Duration, Alarm)>,
-    /// The connections with other nodes. The shell closes those of [`Connections::poll_close`] after each call.
+    /// The connections with other nodes. After each call, the shell closes the connections that [`Connections::poll_close`]
+    /// names.
     pub connections: Connections,
     effects: VecDeque<Effect>,
     seed: u64,
@@ -115,7 +116,7 @@ pub struct Outgoing {
 pub struct PeerId {
     /// The node.
     pub node: NodeNumber,
-    /// Its life.
+    /// The node's incarnation.
     pub incarnation: u64,
 }
 
@@ -123,7 +124,7 @@ pub struct PeerId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(u64);
 
-/// Something to do.
+/// A task for the shell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// A fetch has its turn.
@@ -156,7 +157,7 @@ pub enum NoPeer {
     Silent,
 }
 
-/// An alarm at some time. An alarm without its reason means nothing.
+/// The purpose of an alarm. An alarm whose request or peer is gone means nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Alarm {
     LineUp(RequestId),
@@ -181,13 +182,13 @@ impl Exchange {
         }
     }
 
-    /// The table that counts.
+    /// The table in force.
     #[must_use]
     pub fn table(&self) -> &Arc<Table> {
         &self.table
     }
 
-    /// Takes a new table. Peers that left it, or came back in another life, are forgotten. Suspect ones are asked for a sign of
+    /// Takes a new table. Peers that left it, or came back in another life, are forgotten. Suspect peers are asked for a sign of
     /// life if this node is one of their [`witnesses`].
     pub fn set_table(&mut self, table: Arc<Table>, own: NodeNumber) {
         let before = std::mem::replace(&mut self.table, table);
@@ -266,7 +267,7 @@ impl Exchange {
         alarm.into_iter().chain(self.connections.next_deadline()).min()
     }
 
-    /// The next thing to do.
+    /// The next task for the shell.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
@@ -282,7 +283,7 @@ impl Exchange {
         self.last_number
     }
 
-    /// At least 0, and less than 1.
+    /// A pseudorandom number, at least 0 and less than 1.
     fn chance(&mut self) -> f64 {
         let bits = xxh3_64_with_seed(&self.next_number().to_le_bytes(), self.seed);
         (bits >> 11) as f64 / (1_u64 << 53) as f64
@@ -290,7 +291,7 @@ impl Exchange {
 }
 
 impl Outgoing {
-    /// Nothing is being sent.
+    /// Bounds with nothing in flight.
     #[must_use]
     pub fn new(limits: &ExchangeLimits) -> Self {
         Self { sending: Sending::new(limits.sending_bytes), pace: Pace::new(limits.send_bytes_per_second) }

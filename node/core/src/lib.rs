@@ -16,11 +16,10 @@
 //! }
 //! ```
 //!
-//! Answers may come in any order, late, twice or never. While something is written into a slot, nobody else gets the slot
-//! until the effect is answered. Requests of sessions begin in `requests`. Decisions stand in [`store`] (which chunks are
-//! kept), `copies` (copying before chunks count), `device` (GPU copies), `bring` (where chunks come from), [`tiers`] (disk
-//! and object store) and `announce` (what others hear). The [`directory`] and the [`exchange`] of a node are cores of their
-//! own.
+//! Answers may come in any order, late, twice or never. While something is written into a slot, nobody else gets the slot until
+//! the effect is answered. Requests of sessions begin in `requests`. Decisions stand in [`store`] (which chunks are kept),
+//! `copies` (copies and checksums of bytes), `device` (GPU copies), `bring` (where chunks come from), [`tiers`] (disk and object
+//! store) and `announce` (what others hear). The [`directory`] and the [`exchange`] of a node are cores of their own.
 
 mod announce;
 mod bring;
@@ -226,7 +225,7 @@ impl Core {
         self.forget_unused();
     }
 
-    /// The next thing to do.
+    /// The next task for the shell.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         if self.effects.is_empty() {
             self.write_below();
@@ -261,11 +260,11 @@ impl Core {
         self.store.open_session(tenant, process, window_bytes)
     }
 
-    /// Keeps the first chunks of a prompt from eviction for an admin (the pin is the tenant's), or ends such a pin. Afterwards
-    /// there are effects.
+    /// Keeps the first chunks of a prompt from eviction for an admin (the pin is the tenant's), or ends such a pin. The shell
+    /// performs the effects afterwards.
     ///
     /// # Errors
-    /// As [`Store::pin`], and [`Refused::UnknownPin`] for a pin that is no longer.
+    /// As [`Store::pin`], and [`Refused::UnknownPin`] for a pin that no longer exists.
     pub fn pin_for_admin(&mut self, pin: AdminPin, now: Millis) -> Result<Pinned, Refused> {
         match pin {
             AdminPin::Start(PinStart { fingerprint, hashes, duration_ms }) => {
@@ -279,17 +278,17 @@ impl Core {
         }
     }
 
-    /// The directory began again, and knows none of this actor's chunks.
+    /// Notes that the directory began again, and knows none of this actor's chunks.
     pub fn directory_began_again(&mut self) {
         self.untold.lost();
     }
 
-    /// Names the node of this actor: what engines write there, no other node is asked for.
+    /// Names this actor's node: no other node is asked for chunks that an engine of this node writes.
     pub fn is_at(&mut self, node: String) {
         self.node = node;
     }
 
-    /// Says what the engine calls a request that is about to come. Lookups, prefetches and leases keep it.
+    /// Notes the engine's own name of a request that is about to come. Lookups, prefetches and leases keep the name.
     pub fn request_is(&mut self, request: RequestId, ask: &Request, origin: Origin) {
         let keeps = matches!(ask, Request::Lookup(_) | Request::Prefetch(_) | Request::Lease(_));
         if keeps && origin != Origin::default() {
@@ -297,7 +296,7 @@ impl Core {
         }
     }
 
-    /// Notes that some homes do not answer a question: the answer that follows says nothing of the chunks at these places.
+    /// Notes that some homes do not answer a question: the answer that follows says nothing about the chunks at these positions.
     pub fn homes_are_silent(&mut self, question: QuestionId, places: &[u32]) {
         self.homes_did_not_answer(question, places);
     }
@@ -336,7 +335,7 @@ impl Core {
     }
 
     /// Notes that this node no longer touches an earlier life's bytes in an extent. The extent is in use again if no engine
-    /// touches them either; otherwise it gets new memory, and the engines keep the old memory.
+    /// touches them either. Otherwise it gets new memory once it may, and the engines keep the old memory.
     fn extent_left(&mut self, extent: u32, may_renew: bool) {
         if self.store.is_left_by_all(extent) {
             self.store.extent_returned(extent);
@@ -347,7 +346,8 @@ impl Core {
 
     fn refuse(&mut self, request: RequestId, done: Result<(), Refused>) {
         let Err(refused) = done else { return };
-        // The store counts the names that contradict others around them; not those that contradict the chunk itself.
+        // The store counts the names that contradict the chunk's neighbors. Names that contradict the chunk itself are counted
+        // here.
         if let Refused::Chain(ChainError::Disagrees { .. }) = refused {
             self.effects.push_back(Effect::Count(Counted::NameRefused));
         }

@@ -1,16 +1,16 @@
 //! Load or recompute: measures each source, and decides how much of a prefix is worth waiting for.
 //!
-//! Loading the first `k` chunks takes as long as its slowest source needs for its queue and for these chunks. The engine
-//! computes the other chunks afterwards, at its own speed. The `k` with the least total time is loaded. A source is measured
-//! only while it has something to do. A source that was never measured is tried. A source that was not measured for a while is
-//! tried with one chunk: otherwise a source that was slow once would stay unused.
+//! Loading the first `k` chunks takes as long as the slowest source needs for its queue and for its share of these chunks. The
+//! engine computes the other chunks afterwards, at its own speed. The `k` with the least total time is loaded. A source is
+//! measured only while it has something to do. A source that was never measured is tried. A source that was not measured for a
+//! while is tried with one chunk: otherwise a source that was slow once would stay unused.
 
 use std::time::Duration;
 
 /// The rate of a source, measured while the source has something to do.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Meter {
-    /// Bytes that were delivered, and the seconds that they took: the older, the less they weigh.
+    /// Bytes that were delivered, and the seconds that they took. Older bytes and seconds weigh less.
     bytes: f64,
     seconds: f64,
     /// The time of the last sample.
@@ -25,16 +25,16 @@ pub struct Meter {
 /// One chunk of a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkSource {
-    /// Position of its source among the meters; `None` if it is in place.
+    /// Position of the chunk's source among the meters; `None` if the chunk is in place.
     pub source: Option<usize>,
-    /// Its size.
+    /// The chunk's size.
     pub bytes: u64,
 }
 
 /// The engine's speed of computing chunks itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prefill {
-    /// Tokens that it computes in a second.
+    /// Tokens that the engine computes in a second.
     pub tokens_per_second: f64,
     /// Tokens of one chunk.
     pub chunk_tokens: u32,
@@ -83,7 +83,7 @@ impl Meter {
         self.measured_at.is_some() && self.is_old(now) && self.outstanding_bytes == 0
     }
 
-    /// Whether the rate was measured too long ago. The less was measured, the sooner it is too long ago.
+    /// Whether the rate was measured too long ago. A shorter measurement is too old sooner.
     fn is_old(&self, now: Duration) -> bool {
         let counts = Duration::from_secs_f64((self.seconds * COUNTS_FOR).clamp(1.0, COUNTS_FOR));
         self.measured_at.is_none_or(|at| now.saturating_sub(at) >= counts)
@@ -98,8 +98,8 @@ impl Meter {
     }
 }
 
-/// The number of chunks that are worth loading: at least those in place at the front. The first chunk that is not worth it is loaded
-/// all the same if its source was not measured for a while.
+/// The number of chunks that are worth loading: at least those in place at the front. One more chunk is loaded if its source was
+/// not measured for a while.
 #[must_use]
 pub fn worth_loading(pieces: &[ChunkSource], meters: &[&Meter], prefill: Prefill, now: Duration) -> usize {
     let Prefill { tokens_per_second, chunk_tokens } = prefill;
@@ -132,7 +132,7 @@ const SHORTEST_TIME: Duration = Duration::from_micros(1);
 /// A sample of this length replaces all earlier samples.
 const MEMORY: Duration = Duration::from_secs(1);
 
-/// A measurement counts for as many times as long as it took, and for at least a second.
+/// A measurement counts for this many times its own length, for a second at least, and for this many seconds at most.
 const COUNTS_FOR: f64 = 20.0;
 
 #[cfg(test)]
@@ -141,7 +141,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A moment after the meters of these tests measured.
+    /// A moment after the measurements of these tests.
     const SOON: Duration = Duration::from_secs(2);
 
     fn metered(bytes_per_second: u64) -> Meter {
@@ -163,7 +163,7 @@ mod tests {
     fn a_source_is_measured_by_what_it_delivers_while_it_has_something_to_do() {
         let mut meter = metered(100 * MIB);
         assert_eq!(meter.bytes_per_second(), Some((100 * MIB) as f64));
-        // Idle for a long time, which says nothing; then half as fast for a while.
+        // A long idle time says nothing. Then the source is half as fast for a while.
         meter.ordered(50 * MIB, Duration::from_secs(100));
         meter.delivered(50 * MIB, Duration::from_secs(101));
         assert_eq!(meter.bytes_per_second(), Some((50 * MIB) as f64));
@@ -237,7 +237,7 @@ mod tests {
     fn what_waits_before_is_counted() {
         let mut peer = metered(100 * MIB);
         assert_eq!(worth_loading(&from(0, 10), &[&peer], prefill(5_000.0), SOON), 10);
-        // 200 MiB wait: 2 s more, which 10 chunks of 51 ms each cannot win.
+        // 200 MiB wait, and take 2 s. Computing 10 chunks takes 51 ms each, so loading cannot win.
         peer.ordered(200 * MIB, Duration::from_secs(5));
         assert_eq!(worth_loading(&from(0, 10), &[&peer], prefill(5_000.0), SOON), 0);
     }
@@ -262,7 +262,7 @@ mod tests {
     fn sources_that_load_at_the_same_time_do_not_add_up() {
         let (disk, peer) = (metered(100 * MIB), metered(100 * MIB));
         let pieces = [from(0, 10), from(1, 10)].concat();
-        // 400 ms at once, against 20 chunks of 25 ms.
+        // Both sources load at once, in 400 ms. Computing takes 25 ms for each of 20 chunks.
         assert_eq!(worth_loading(&pieces, &[&disk, &peer], prefill(10_240.0), SOON), 20);
         assert_eq!(
             worth_loading(&from(0, 20), &[&disk], prefill(10_240.0), SOON),

@@ -25,12 +25,12 @@ pub struct LookedUp<'a> {
     pub chunk_tokens: u32,
     /// Tokens of the prompt: as many as the engine says, up to a bound, so that sums do not overflow.
     pub prompt_tokens: u64,
-    /// The chunks that could have been hit: the prompt's full ones, a token left to compute.
+    /// The chunks that could have been hit: the prompt's full chunks, with a token left to compute.
     pub usable: &'a [ChunkHash],
 }
 
 impl LookedUp<'_> {
-    /// Whether it names the prompt's chunks from the first on.
+    /// Whether the lookup names the prompt's chunks from the first on.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         let chain = &self.ask.chain;
@@ -62,8 +62,8 @@ impl Core {
         Some(LookedUp { at: self.millis(), ask, found, fingerprint, chunk_tokens, prompt_tokens, usable })
     }
 
-    /// Counts the seconds of prefill that a hit saves. An engine may say that it is arbitrarily slow, but an infinite sum would
-    /// stay infinite.
+    /// Counts the seconds of prefill that a hit saves. The speed counts as one token a second at least: an engine may say that it
+    /// is arbitrarily slow, and an infinite sum would stay infinite.
     pub(crate) fn avoided(&mut self, ask: &Lookup, tokens: u64) {
         if let Some(tokens_per_second) = prefill_speed(ask) {
             let seconds = tokens as f64 / tokens_per_second.max(1.0);

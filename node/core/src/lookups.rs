@@ -27,14 +27,14 @@ pub struct Origin {
     pub trace_id: Option<[u8; 16]>,
 }
 
-/// What an engine asked for.
+/// The kind of a request that the log keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LookupKind {
-    /// Asked how much is here.
+    /// Asks how much is here.
     Lookup,
-    /// Asked to bring chunks from elsewhere.
+    /// Asks to bring chunks from elsewhere.
     Prefetch,
-    /// Asked to read.
+    /// Asks to read.
     Lease,
 }
 
@@ -45,7 +45,7 @@ pub struct LookupRecord {
     pub number: u64,
     /// The time of the lookup.
     pub at: Millis,
-    /// What was asked for.
+    /// The kind of the request.
     pub kind: LookupKind,
     /// The engine's name of the request.
     pub origin: Origin,
@@ -57,13 +57,13 @@ pub struct LookupRecord {
     pub chunk_tokens: u32,
     /// Tokens of the prompt, as the engine says.
     pub prompt_tokens: u64,
-    /// The place of its first chunk in the prompt.
+    /// The position of its first chunk in the prompt.
     pub first_index: u32,
     /// Its chunks.
     pub hashes: Arc<[ChunkHash]>,
     /// The outcomes of its chunks, in order.
     pub outcomes: Vec<OutcomeRun>,
-    /// The reason of its refusal.
+    /// The reason of its refusal, if it was refused.
     pub refused: Option<String>,
     /// The number of evictions before it ([`Store::evictions_so_far`](crate::store::Store::evictions_so_far)).
     pub evictions_before: u64,
@@ -72,7 +72,7 @@ pub struct LookupRecord {
 /// The lookups to show.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LookupFilter {
-    /// Only lookups of this name.
+    /// Only lookups of the request with this name.
     pub request: Option<String>,
     /// Only lookups of this trace.
     pub trace_id: Option<[u8; 16]>,
@@ -84,10 +84,10 @@ pub struct LookupFilter {
     pub most: usize,
 }
 
-/// An actor's last lookups, with what else explains them.
+/// An actor's last lookups, with the facts that explain them.
 #[derive(Debug, Clone)]
 pub struct ExplainedLookups {
-    /// Each lookup, and the namespaces that resemble its own if one of its chunks was nowhere.
+    /// Each lookup. If one of its chunks was found nowhere, also the namespaces that resemble the lookup's namespace.
     pub records: Vec<(LookupRecord, Vec<OtherNamespace>)>,
     /// The last evictions.
     pub evictions: RememberedEvictions,
@@ -113,7 +113,7 @@ pub(crate) struct Lookups {
     kept: VecDeque<LookupRecord>,
     chunks: usize,
     last_number: u64,
-    /// Chunks that did not come lately, the last ones last, each with the last lookup before it.
+    /// Chunks that lately did not come, the newest last, each with the number of the last lookup before its failure.
     undelivered: VecDeque<(u64, ChunkHash, NotDelivered)>,
 }
 
@@ -221,13 +221,13 @@ impl Lookups {
         }
     }
 
-    /// The last lookups that somebody wants to see, the last first.
+    /// The last lookups that pass the filter, the newest first.
     pub(crate) fn last(&self, filter: &LookupFilter) -> Vec<LookupRecord> {
         let wanted = self.kept.iter().rev().filter(|record| filter.wants(record));
         wanted.take(filter.most).cloned().collect()
     }
 
-    /// Bytes of their hashes.
+    /// Bytes of the hashes of all kept lookups.
     pub(crate) fn bytes(&self) -> u64 {
         (self.chunks * size_of::<ChunkHash>()) as u64
     }

@@ -7,17 +7,17 @@ use larder_protocol::session::Tier;
 pub enum ChunkOutcome {
     /// The chunk was found, and can be used.
     Found(Tier),
-    /// It was there, and of no use: a chunk before it is missing.
+    /// The chunk was there but of no use: a chunk before it is missing.
     BehindGap(Tier),
-    /// It was there, and computing it is faster than bringing it.
+    /// The chunk was there, but computing it is faster than bringing it.
     ComputedFaster(Tier),
     /// Nobody looked for it: a token of the prompt must be left to compute, or the engine cannot use a hit.
     NotAsked,
-    /// It was being written.
+    /// The chunk was being written.
     BeingWritten,
     /// Nobody had it. The record of evictions says whether it was here before.
     Absent,
-    /// The home of its directory rows did not answer: others may have it.
+    /// The home of the chunk's directory rows did not answer: others may have the chunk.
     HomeSilent,
     /// A place of the chunk was known, and the chunk did not come from there.
     NotDelivered(NotDelivered),
@@ -30,26 +30,26 @@ pub enum ChunkOutcome {
 pub enum NotDelivered {
     /// The holder is not reached, or has not answered lately.
     Silent,
-    /// It did not come before the deadline.
+    /// The chunk did not come before the deadline.
     Deadline,
-    /// The holder had too much to do, or this node has.
+    /// The holder or this node had too much to do.
     Busy,
-    /// The holder does not have it any more.
+    /// The holder no longer has the chunk.
     NotHeld,
     /// The connection broke, or the holder answered something else.
     Broken,
-    /// Its bytes were wrong.
+    /// The chunk's bytes were wrong.
     Damaged,
-    /// The tier could not read it.
+    /// The tier could not read the chunk.
     Unreadable,
 }
 
 /// Chunks that follow one another and have one outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutcomeRun {
-    /// Position after the last; the run begins where the one before it ends.
+    /// Position after the last chunk; the run begins where the run before it ends.
     pub to: u32,
-    /// Their outcome.
+    /// The outcome of each of the chunks.
     pub outcome: ChunkOutcome,
 }
 

@@ -4,22 +4,23 @@
 //! Each rule is a function here:
 //!
 //! - **Chunks stay where they were computed**, as a rule. A fetch passes through ([`Placement::Pass`]).
-//! - **A copy earns its place** (`earns_its_place`) where the reader saves more transfers with it than the chunk that goes for
-//!   it saves, and in free room.
+//! - **A copy earns its place** (`earns_its_place`) in free room, and where it saves its reader more transfers than the chunk
+//!   that makes way saves.
 //! - **Copies go first** ([`copy_goes_first`]): the copy that nobody used for longest goes before a chunk that only this node
-//!   has, unless the transfers that it saves are worth more.
-//! - **A chunk that another node has read stays longer** ([`goes_before_read`]): its prompt probably goes on there, and a prompt
-//!   without this chunk is lost from here on. The policy sees only this node's chunks and takes the chunk for the prompt's end.
-//! - **A transfer from a busy node counts more** ([`transfer_weight`]): its readers keep copies of what they read often, so that
-//!   it serves less.
-//! - **An only copy is forwarded** ([`pays_to_forward`]) to the node whose next victim is worth far less. It is forwarded once
-//!   and must be used before it is forwarded again.
+//!   has, unless the copy saves transfers of more worth.
+//! - **A chunk that another node has read stays longer** ([`goes_before_read`]): its prompt probably goes on there, and without
+//!   this chunk the rest of the prompt is lost. The policy sees only this node's chunks and takes the chunk for the prompt's end.
+//! - **A transfer from a busy node counts more** ([`transfer_weight`]): its readers keep copies of chunks that they read often,
+//!   so that the busy node serves less.
+//! - **An only copy is forwarded** ([`pays_to_forward`]) to the node whose next victim is worth far less. A forwarded chunk must
+//!   be used before it is forwarded again.
 //!
-//! Nobody asks a neighbour for its worth or how much it serves: each answer between nodes bears its sender's ([`Neighbours`]).
+//! No node asks a neighbor for its worth or how much it serves: each answer between nodes bears both of its sender
+//! ([`Neighbours`]).
 //!
-//! The rule before these is [`PlacementRule::Reads`]. It was found on chat traffic with enough memory: the only copy migrates to
-//! its reader, and a chunk that was read [`REPLICATE_READS`] times is replicated. On sessions of agents, whose prompts are long
-//! and whose memory is scarce, it costs 13 points of hit rate: whole prompts pile up on their last reader.
+//! The earlier rule is [`PlacementRule::Reads`]. It was found on chat traffic with enough memory: the only copy migrates to its
+//! reader, and a chunk that was read [`REPLICATE_READS`] times is replicated. On sessions of agents, whose prompts are long and
+//! whose memory is scarce, it costs 13 points of hit rate: whole prompts pile up on their last reader.
 
 mod gaps;
 mod neighbours;
@@ -51,7 +52,7 @@ pub use worth::{Pressure, Saves, Stake, Worth};
 #[strum(serialize_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
 pub enum PlacementRule {
-    /// A copy earns its place against what it displaces anywhere in the cluster.
+    /// A copy earns its place against the chunk that it displaces, anywhere in the cluster.
     #[default]
     Worth,
     /// The only copy migrates to its reader; a chunk that was read eight times is replicated.
@@ -66,7 +67,7 @@ impl PlacementRule {
 /// A node's treatment of fetched blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Placement {
-    /// The only copy moves to its reader: it keeps the blocks, and the holder gives up its own.
+    /// The only copy moves to its reader: the reader keeps the blocks, and the holder gives up its own.
     Migrate,
     /// The reader keeps a further copy.
     Replicate,
@@ -76,22 +77,22 @@ pub enum Placement {
     Forwarded,
 }
 
-/// Whether a further copy earns its place at its reader: the transfers that it saves are worth no less than the chunk that
-/// goes for it, whose worth is `least`. Without `least` there is free room.
+/// Whether a further copy earns its place at its reader: the transfers that it saves are worth no less than `least`, the worth of
+/// the chunk that makes way. Without `least` there is free room.
 fn earns_its_place(copy: Worth, least: Option<Worth>) -> bool {
     least.is_none_or(|least| copy >= least)
 }
 
-/// Whether a copy of a chunk that others hold goes before an only copy that is worth `least`; without `least`, nothing is known
-/// of only copies yet.
+/// Whether a copy of a chunk that others hold goes before an only copy that is worth `least`. Without `least`, nothing is known
+/// of only copies yet, and the copy goes.
 #[must_use]
 pub fn copy_goes_first(copy: Worth, least: Option<Worth>) -> bool {
     least.is_none_or(|least| copy <= least)
 }
 
-/// Whether a chunk that no other node has read goes before one that another node has read and that the policy would evict first.
-/// Nobody used the former for `idle` and the latter for `idle_of_read`, in one unit: a chunk that was read elsewhere stays up to
-/// twice as long.
+/// Whether a chunk that no other node has read goes before the policy's victim, a chunk that another node has read. Nobody used
+/// the first chunk for `idle`, and the victim for `idle_of_read`, in one unit: a chunk that was read elsewhere stays up to twice
+/// as long.
 #[must_use]
 pub fn goes_before_read(idle: u32, idle_of_read: u32) -> bool {
     idle >= idle_of_read / READ_STAYS
@@ -104,7 +105,8 @@ pub fn pays_to_forward(chunk: Worth, there: Worth) -> bool {
     chunk > Worth::NOTHING && there.0.saturating_mul(FORWARD_GAIN) <= chunk.0
 }
 
-/// The number of transfers as which a transfer counts from a node that sends `served` bytes a second, where nodes send `mean`.
+/// How many transfers one transfer counts for, from a node that sends `served` bytes a second, where nodes send `mean` on
+/// average.
 #[must_use]
 pub fn transfer_weight(served: u64, mean: u64) -> u64 {
     let is_above = |quarters| served.saturating_mul(4) > mean.saturating_mul(quarters);
@@ -127,8 +129,8 @@ pub fn place_by_worth(copy: Option<Worth>, least: Option<Worth>) -> Placement {
     }
 }
 
-/// The rule [`PlacementRule::Reads`] for a chunk with `copies` copies and `reads` reads, this one included. `is_on_disk` says
-/// that the holder has it on disk: there it stays, since each move would wear a drive.
+/// The rule [`PlacementRule::Reads`] for a chunk with `copies` copies and `reads` reads, this read included. `is_on_disk` says
+/// that the holder has the chunk on disk: it stays there, since each move would wear a drive.
 #[must_use]
 pub fn place_by_reads(copies: usize, reads: u32, is_on_disk: bool) -> Placement {
     if reads >= REPLICATE_READS || (is_on_disk && copies <= 1) {
@@ -143,8 +145,8 @@ pub fn place_by_reads(copies: usize, reads: u32, is_on_disk: bool) -> Placement 
 /// From this number of reads on, a reader keeps a copy of its own by [`PlacementRule::Reads`].
 pub const REPLICATE_READS: u32 = 8;
 
-/// Above this many quarters of the mean, a node is busy: a reader keeps what it reads two and a half times as often as what goes
-/// for it.
+/// Above this many quarters of the mean, a node is busy: its reader keeps a chunk that it reads two and a half times as often as
+/// the chunk that makes way.
 const BUSY_QUARTERS: u64 = 5;
 const BUSY_WEIGHT: u64 = 4;
 
@@ -152,12 +154,13 @@ const BUSY_WEIGHT: u64 = 4;
 const OVERLOADED_QUARTERS: u64 = 6;
 const OVERLOADED_WEIGHT: u64 = 1_000;
 
-/// How many times as long as others a chunk stays that another node has read. Replayed traces gain as much with factors from 1.25
-/// to 2; without a bound, nodes keep the beginnings of prompts that nobody continues.
+/// A chunk that another node has read stays up to this many times as long as others. Replayed traces gain as much with factors
+/// from 1.25 to 2; without a bound, nodes keep the beginnings of prompts that nobody continues.
 const READ_STAYS: u32 = 2;
 
-/// A forward costs a transfer now, and most evicted chunks are never used again: replayed traces gain by forwards from a factor
-/// of two on, and four halves the traffic for a few tenths of a point.
+/// A chunk is forwarded to a node that keeps it this many times as long. A forward costs a transfer now, and most evicted chunks
+/// are never used again. Replayed traces gain by forwards from a factor of two on; a factor of four halves the traffic, and costs
+/// a few tenths of a point.
 pub const FORWARD_GAIN: u64 = 4;
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::what_if::{PastLookup, keep_chained};
 pub struct HotRun {
     /// The namespace.
     pub namespace: Fingerprint,
-    /// The place in the list of the run before this one; `None` at the beginning of a prompt.
+    /// Position in the list of this run's parent, the run before it in its prompts; `None` at the beginning of a prompt.
     pub parent: Option<usize>,
     /// The first eight bytes of the first chunk's hash, as [`ChunkHash::short`](larder_protocol::ChunkHash::short) has them.
     pub first: u64,
@@ -21,7 +21,7 @@ pub struct HotRun {
     pub to: u32,
     /// Tokens of all its chunks.
     pub tokens: u64,
-    /// Lookups that had it.
+    /// Lookups whose prompts contain the run.
     pub lookups: u64,
     /// The lookups among them that found the whole run.
     pub hits: u64,
@@ -39,7 +39,7 @@ struct Chunk {
 pub fn hottest(mut lookups: Vec<PastLookup>, most: usize) -> Vec<HotRun> {
     keep_chained(&mut lookups);
     let mut chunks = HashMap::<u64, Chunk>::new();
-    // Where prompts begin, with their namespace and the tokens of a chunk.
+    // The first chunks of prompts, each with its namespace and the tokens of a chunk.
     let mut roots = HashMap::<u64, (Fingerprint, u32)>::new();
     for lookup in &lookups {
         let mut parent = None;

@@ -6,9 +6,9 @@
 //! | --- | --- | --- |
 //! | reads before the disk or object store (`tiers/reads`), fetches before a peer's streams and credits (`exchange/gate`) | leases and collected tickets, then prefetches | 250 ms of waiting make up for the class |
 //! | bytes that are being sent to peers (`exchange/sending`) | a quarter is kept from prefetches | the asker is told when to ask again |
-//! | the disk's thread | reads, then writes, then freeing segments, then the scrubber | a read waits for one batch of writes at most, and a write for one of reads; the scrubber gets a turn after 10 s |
+//! | the disk's thread | reads, then writes, then freeing segments, then the scrubber | a read waits for one batch of writes at most, and a write for one batch of reads; the scrubber gets a turn after 10 s |
 //!
-//! On a connection, streams share evenly. QUIC's own priorities are strict: a stream of a lower one could wait past every
+//! On a connection, streams share evenly. QUIC's own priorities are strict: a stream of a lower priority could wait past every
 //! deadline.
 
 use std::collections::{BTreeMap, HashMap};
@@ -81,7 +81,7 @@ fn due(class: Class, since: Duration) -> Duration {
     since + (MOST_HEAD_START - head_start(class))
 }
 
-/// The time by which a class passes requests that came before it.
+/// The head start of a class: its requests pass others that came earlier by less than this time.
 const fn head_start(class: Class) -> Duration {
     match class {
         Class::Decode => MOST_HEAD_START,
@@ -89,7 +89,7 @@ const fn head_start(class: Class) -> Duration {
     }
 }
 
-/// Long against one transfer, and short against an engine's wait for a prefetch.
+/// Long compared with one transfer, and short compared with an engine's wait for a prefetch.
 const MOST_HEAD_START: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
@@ -140,7 +140,7 @@ mod tests {
         assert!(turns.next().is_none() && !turns.leave(1));
     }
 
-    /// Two come in each millisecond and one is served: the line grows, and most of it is more urgent.
+    /// Two requests come in each millisecond and one is served: the line grows, and nine of ten requests are urgent.
     #[test]
     fn nobody_is_passed_by_what_comes_later_than_the_head_start() {
         let seed = 0x7a12;

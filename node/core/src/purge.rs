@@ -46,7 +46,7 @@ impl Core {
         self.know_strangers();
     }
 
-    /// Drops purged blocks from the device tier. The tier knows blocks by their names alone, so it may have blocks of an earlier
+    /// Drops purged blocks from the device tier. The tier knows blocks only by their names, so it may have blocks of an earlier
     /// life of a chunk.
     fn forget_copies(&mut self, keys: &PurgedKeys) {
         self.device.purge(|key| keys.has(&ChunkKey { fingerprint: key.fingerprint, hash: key.hash }));

@@ -62,7 +62,7 @@ impl Reports {
         self.budget(by, now).is_some_and(|budget| budget.bytes > 0)
     }
 
-    /// A chunk of `bytes` bytes is being verified for `by`; [`Reports::end`] must follow.
+    /// Begins to verify a chunk of `bytes` bytes for `by`; [`Reports::end`] must follow.
     pub fn begin(&mut self, by: &Reporter, bytes: u64, now: Millis) {
         self.under_way += 1;
         if let Some(budget) = self.budget(by, now) {
@@ -83,12 +83,12 @@ impl Reports {
         self.left.remove(&Reporter::Session(session));
     }
 
-    /// The budget that `by` has left; `None` if too many unknown reporters report.
     #[cfg(test)]
     pub(crate) fn reporters(&self) -> usize {
         self.left.len()
     }
 
+    /// The budget that `by` has left; `None` if too many unknown reporters report.
     fn budget(&mut self, by: &Reporter, now: Millis) -> Option<&mut Budget> {
         if !self.left.contains_key(by) {
             if self.left.len() >= MOST_REPORTERS {

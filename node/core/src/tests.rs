@@ -1,4 +1,4 @@
-//! The core in virtual time, without a process: what is asked of it, and what it wants done.
+//! Tests of the core in virtual time, without a process: events go in, effects come out.
 
 mod announced;
 mod below;
@@ -114,7 +114,7 @@ fn spec(pages: u64) -> NamespaceSpec {
     }
 }
 
-/// A core with one session of one process, and whoever performs for it.
+/// A core with one session of one process, and a shell that the test plays.
 struct World {
     core: Core,
     now: Duration,
@@ -123,12 +123,12 @@ struct World {
     fingerprint: Fingerprint,
     root: ChunkHash,
     requests: u64,
-    /// Whether a test looks at what is written below, and at what others are told.
+    /// Whether the test sees effects that write to tiers below. `sees_news`: whether it sees effects that tell others of changes.
     sees_writes: bool,
     sees_news: bool,
 }
 
-/// What the core asks another actor for.
+/// An order to another actor.
 struct Asked {
     order: OrderNumber,
     holder: Holder,
@@ -172,7 +172,7 @@ impl World {
         request
     }
 
-    /// The next effect answers a request so.
+    /// Takes the next effect, which must answer this request.
     fn answered(&mut self, of: RequestId) -> Response {
         match self.next() {
             Effect::Answer { request, response, .. } if request == of => response,
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    /// The next effect refuses a request.
+    /// Takes the next effect, which must refuse this request.
     fn refused(&mut self, of: RequestId) -> Refused {
         match self.next() {
             Effect::Refused { request, refused } if request == of => refused,
@@ -188,7 +188,7 @@ impl World {
         }
     }
 
-    /// Another session of a process of its own, in the same namespace.
+    /// Opens another session, of another process, in the same namespace.
     fn other_session(&mut self) -> SessionId {
         let session = self.core.open_session(TenantId(0), ProcessId(self.requests as u32 + 1_000), 1 << 20);
         self.core.register(session, &spec(1), &[0], &[BLOCK]).unwrap();
@@ -199,7 +199,7 @@ impl World {
         self.asks(session, Request::Cancel(ticket));
     }
 
-    /// The next effect that is no counting.
+    /// The next effect that is not filtered out, such as counting.
     fn next(&mut self) -> Effect {
         self.poll().expect("there is something to do")
     }
@@ -231,7 +231,7 @@ impl World {
         Chain::from_root(self.root, (1..=word.len()).map(|end| name(&word[..end])).collect())
     }
 
-    /// Says that chunks are on disk.
+    /// Tells the store that the chunks of a word are on disk.
     fn on_disk(&mut self, word: &str) {
         let chain = self.chain(word);
         for position in 0..chain.len() {
@@ -272,7 +272,8 @@ impl World {
         self.asks(self.session, Request::Lookup(self.ask(word)))
     }
 
-    /// The core asks the directory: answers for each chunk which nodes hold it, and says how many chunks were asked for.
+    /// Takes the core's question to the directory, and answers which nodes hold each chunk. Returns the number of chunks in the
+    /// question.
     fn directory_says(&mut self, holders: &[&[u16]]) -> usize {
         let Effect::FindHolders { question, chunks, .. } = self.next() else { panic!("the directory") };
         self.tell(Event::HoldersFound { question, holders: holders.iter().map(|nodes| of(nodes)).collect() });
@@ -318,7 +319,7 @@ impl World {
         self.tell(Event::Tick);
     }
 
-    /// Nothing is under way, and nothing is kept for anything that was.
+    /// Whether nothing is under way, and nothing is kept for anything that was under way.
     fn is_at_rest(&mut self) -> bool {
         let usage = self.core.store.usage();
         assert_eq!((usage.fetches, usage.passing_bytes), (0, 0));
@@ -348,7 +349,7 @@ fn of(nodes: &[u16]) -> Holders {
 /// A chunk that did not come.
 const FAILED: Arrival = Arrival::Failed(FetchFailure::Broken);
 
-/// A chunk came, read so often by now.
+/// A chunk that came, and was read `reads` times.
 fn here(reads: u32) -> Arrival {
     Arrival::Here { checksums: vec![Checksums::default()], pools: PoolSet::ANY, reads, is_on_disk: false }
 }

@@ -1,9 +1,9 @@
 //! The tiers below memory, disk and object store: one contract for both.
 //!
-//! A chunk to be read waits in the tier's line (`reads`). Its turn makes an [`Effect::Read`]; the answer says that its blocks
-//! are in their slots, or why they are not. After a failed read the two tiers differ: other nodes or the object store may
-//! have a chunk that the disk lost; nobody has a chunk that the object store lost. `writes` decides what is written,
-//! `described` which namespaces are described on disk; `segments` goes over the whole disk.
+//! A chunk to be read waits in the tier's line (`reads`). At its turn, [`Effect::Read`] orders the read. The answer says that its
+//! blocks are in their slots, or why they are not. After a failed read the two tiers differ: other nodes or the object store may
+//! have a chunk that the disk lost; nobody has a chunk that the object store lost. `writes` decides which chunks are written,
+//! `described` which namespaces are described on disk; `segments` visits the whole disk.
 
 pub(crate) mod described;
 pub mod presence;
@@ -87,7 +87,7 @@ impl Core {
         }
     }
 
-    /// Asks tiers again that had too much to do.
+    /// Asks the tiers again that had too much to do.
     pub(crate) fn read_again(&mut self) {
         for tier in [Below::Disk, Below::Object] {
             if let Some(reads) = self.bring.reads_of(tier).filter(|reads| reads.is_busy) {
@@ -111,7 +111,7 @@ impl Core {
         }
         match (answer, tier) {
             (ReadAnswer::Here { checksums, .. }, Below::Disk) => {
-                // The requested pools are those of the record.
+                // The read asked for exactly the pools that the disk's record has.
                 self.came_from(tier, chunk, PoolSet::ANY, checksums);
             }
             (ReadAnswer::Here { checksums, pools }, Below::Object) => {
@@ -137,11 +137,11 @@ impl Core {
                 self.missed_on_disk(chunk);
             }
             (ReadAnswer::Impossible, Below::Disk) => self.missed_on_disk(chunk),
-            // Its queue is full: computing is the better way.
+            // The object store is busy or closed: computing is the better way.
             (ReadAnswer::Busy | ReadAnswer::Closed | ReadAnswer::Impossible, Below::Object) => {
                 self.did_not_come(chunk);
             }
-            // The slots stay unused.
+            // The tier may still write to the slots, so they stay unused.
             (ReadAnswer::Lost, _) => self.end_recalls(chunk),
         }
         self.read_queued(tier);

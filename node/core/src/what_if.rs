@@ -1,7 +1,7 @@
 //! Tries more memory, more disk or another policy: plays the last lookups of a node again through the store.
 //!
-//! The first half of the lookups only fills the cache; the second half is counted. A chunk on disk counts as one in memory, and no
-//! other node is asked.
+//! The first half of the lookups only fills the cache; the second half is counted. A chunk on disk counts as a chunk in memory,
+//! and no other node is asked.
 
 pub mod cluster;
 pub mod together;
@@ -28,7 +28,7 @@ pub struct PastLookup {
     pub prompt_tokens: u64,
     /// Tokens that were found.
     pub tokens_hit: u64,
-    /// A name for each full chunk, which chunks of other namespaces do not have.
+    /// A name for each full chunk. Chunks of different namespaces have different names.
     pub chunks: Arc<[u64]>,
 }
 
@@ -66,13 +66,13 @@ pub struct Played<T> {
     pub warming_lookups: u64,
     /// Lookups that were counted.
     pub counted_lookups: u64,
-    /// Lookups that were left out: of chunks of another size, or with a chunk behind another one than before.
+    /// Lookups that were left out: their chunks have another size, or a chunk of theirs follows another parent than before.
     pub left_out_lookups: u64,
     /// Time from the first counted lookup to the last.
     pub counted_ms: u64,
     /// Tokens of one chunk.
     pub chunk_tokens: u32,
-    /// Different chunks of all that were played: more would not be used.
+    /// Different chunks of all lookups that were played: a cache cannot use more room.
     pub distinct_chunks: u64,
     /// Tokens of the counted lookups.
     pub tokens_asked: u64,
@@ -167,7 +167,7 @@ pub fn play(
 }
 
 impl PastLookup {
-    /// [`ChunkHash::short`] of a chunk of the lookup's namespace.
+    /// The [`ChunkHash::short`] of the chunk of `namespace` that has this name.
     #[must_use]
     pub fn short_hash(namespace: &Fingerprint, name: u64) -> u64 {
         name ^ mark(namespace)
@@ -179,7 +179,7 @@ fn mark(namespace: &Fingerprint) -> u64 {
     ChunkHash(namespace.0).short().rotate_left(1)
 }
 
-/// The tokens of a chunk that most chunks have: a replay has chunks of one size.
+/// The size, in tokens, that most chunks have: a replay has chunks of one size.
 fn main_chunk_tokens<'a>(lookups: impl Iterator<Item = &'a PastLookup>) -> Option<u32> {
     let mut chunks = HashMap::<u32, usize>::new();
     for lookup in lookups {
@@ -188,7 +188,7 @@ fn main_chunk_tokens<'a>(lookups: impl Iterator<Item = &'a PastLookup>) -> Optio
     chunks.into_iter().max_by_key(|&(tokens, chunks)| (chunks, tokens)).map(|(tokens, _)| tokens)
 }
 
-/// Keeps the lookups whose chunks always stand behind the same chunk, as a store demands; returns the number of their different
+/// Keeps the lookups whose chunks always follow the same parent, as a store demands; returns the number of their different
 /// chunks.
 pub(crate) fn keep_chained(lookups: &mut Vec<PastLookup>) -> u64 {
     let mut parents = HashMap::<u64, Option<u64>>::new();
@@ -215,7 +215,7 @@ const MOST_LOOKUPS: usize = 16_384;
 /// The most chunks of these lookups, of 8 bytes each: 2 MiB.
 const MOST_CHUNKS: usize = 262_144;
 
-/// Chunks of the last lookups of all actors that are played.
+/// Limit of the chunks that are played, from the last lookups of all actors.
 const MOST_PLAYED_CHUNKS: usize = 131_072;
 
 #[cfg(test)]

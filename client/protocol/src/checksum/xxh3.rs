@@ -1,9 +1,9 @@
 //! Sums bytes with the widest registers of the processor, and can copy them on the way.
 //!
-//! The sum is xxh3-64 with seed 0, as its specification says. Bytes go in stripes of 64 into eight lanes; after each block of 16
+//! The sum is xxh3-64 with seed 0, as its specification says. Stripes of 64 bytes go into eight lanes; after each block of 16
 //! stripes the lanes are scrambled. The last stripe counts differently, so the last bytes are held back until the end is known.
-//! The registers are chosen when the program runs: with those that every processor of the architecture has, summing took a third
-//! of a put.
+//! The program chooses the registers when it runs: with the registers that every processor of the architecture has, summing took
+//! a third of the time of a put.
 #![expect(unsafe_code, reason = "vector registers, and copies between memory that other processes see")]
 
 use std::arch::asm;
@@ -23,7 +23,7 @@ pub(super) struct Wide {
     stripes: usize,
     /// Bytes so far.
     total: u64,
-    /// The last bytes so far, which are not in the lanes yet: at least a stripe, if there were that many bytes.
+    /// The last bytes so far, not in the lanes yet: at least a stripe, if there were so many bytes.
     held: [u8; HELD_BYTES],
     held_bytes: usize,
 }
@@ -31,9 +31,9 @@ pub(super) struct Wide {
 /// How copied bytes are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stores {
-    /// In the processor's caches: for bytes that are read soon.
+    /// Into the processor's caches: for bytes that are read soon.
     Cached,
-    /// Past the caches, if the processor can and the target is at a multiple of 64: for many bytes. This saves reading the
+    /// Past the caches, if the target is at a multiple of 64 and the processor can do it: for many bytes. This saves reading the
     /// target, and leaves the caches to others.
     Streamed,
 }
@@ -52,12 +52,12 @@ enum Kernel {
 }
 
 impl RangeChecksum {
-    /// Copies `bytes` bytes and adds them to the checksum. Each byte is read once, so the sum is that of the stored bytes,
+    /// Copies `bytes` bytes and adds them to the checksum. Each byte is read once, so the sum is the sum of the stored bytes,
     /// whatever others write to the source meanwhile.
     ///
     /// # Safety
-    /// `from` can be read and `to` written for so many bytes, and they do not overlap. Nobody has a reference to bytes of
-    /// `from` that others may write, nor any to those of `to`.
+    /// `from` can be read and `to` written for so many bytes, and they do not overlap. Nobody has a reference to bytes of `to`,
+    /// nor to bytes of `from` that others may write.
     pub unsafe fn copy(&mut self, from: *const u8, to: *mut u8, bytes: usize, stores: Stores) {
         match &mut self.0 {
             // SAFETY: the caller's promise.
@@ -93,7 +93,7 @@ impl BlockSummer {
 }
 
 impl Wide {
-    /// The sum of no bytes; `None` if the processor has no wide registers that are known here.
+    /// The sum of no bytes; `None` if this module knows no wide registers of the processor.
     pub(super) fn new() -> Option<Self> {
         let (lanes, held) = (Lanes(START), [0; HELD_BYTES]);
         Some(Self { lanes, kernel: Kernel::best()?, stripes: 0, total: 0, held, held_bytes: 0 })
@@ -159,7 +159,7 @@ impl Wide {
                 (from, to, bytes) = (from.wrapping_add(taken), to.wrapping_add(taken), bytes - taken);
             }
         }
-        // SAFETY: the rest of what came; there is room for it.
+        // SAFETY: these are the rest of the caller's bytes, and there is room for them.
         unsafe { self.hold(from, to, bytes, store) };
     }
 
@@ -179,7 +179,7 @@ impl Wide {
         self.held_bytes += bytes;
     }
 
-    /// Takes the held bytes into the lanes: all of them if more than a stripe follows, else all but one stripe.
+    /// Takes the held bytes into the lanes: all of them if more than a stripe follows, otherwise all but one stripe.
     fn take_in_held(&mut self, more_follows: bool) {
         let stripes = HELD_BYTES / STRIPE_BYTES - usize::from(!more_follows);
         let mut held = self.held;
@@ -244,7 +244,7 @@ impl Kernel {
         None
     }
 
-    /// Adds stripes to the lanes; `first` of them went before, since they were scrambled.
+    /// Adds stripes to the lanes; `first` stripes were added since the lanes were last scrambled.
     ///
     /// # Safety
     /// `from` can be read for so many stripes, and `to` written unless nothing is stored; they do not overlap.
@@ -272,7 +272,8 @@ impl Kernel {
             }
         }
         if streams {
-            // SAFETY: every processor of this architecture has it. Whoever is told that the bytes are there finds them.
+            // SAFETY: every processor of this architecture has this instruction. After it, the stored bytes are visible to
+            // everybody who is told of them.
             unsafe { _mm_sfence() };
         }
     }
@@ -283,8 +284,9 @@ impl Kernel {
     }
 }
 
-/// Defines the function that adds stripes, for one width of registers: their type, class and bytes, then how to load one exactly
-/// once, to load, store, stream and set one, and to calculate.
+/// Defines the function that adds stripes, for one width of registers. The arguments are the registers' feature, type, class and
+/// bytes; then the instruction that loads a register exactly once; then the functions that load, store, stream and set a
+/// register, and that calculate.
 #[cfg(target_arch = "x86_64")]
 macro_rules! kernel {
     (
@@ -325,7 +327,7 @@ macro_rules! kernel {
                             if MODE == SUM {
                                 value = $load(from.cast());
                             } else {
-                                // The compiler may not read the place twice, as it could otherwise.
+                                // Assembly keeps the compiler from reading the place twice.
                                 asm!(
                                     concat!($load_once, " {value}, [{from}]"),
                                     value = lateout($class) value,
@@ -403,13 +405,14 @@ kernel!(
     _mm512_shuffle_epi32
 );
 
-/// Copies as many bytes as `seen` has room for to `to`; they are the same in `seen`, though others write `from` meanwhile.
+/// Copies bytes from `from` to `to` and to `seen`, as many as `seen` has room for. Both copies are the same, even if others write
+/// `from` meanwhile.
 ///
 /// # Safety
 /// `from` can be read and `to` written for so many bytes; they overlap neither each other nor `seen`.
 unsafe fn copy_once(from: *const u8, seen: &mut [u8], to: *mut u8) {
-    // SAFETY: the caller's promise. What stands between the copies is nothing that runs: the compiler has to take it for a change
-    // of `seen`, else it would copy from `from` a second time.
+    // SAFETY: the caller's promise. The assembly between the copies executes nothing. The compiler must assume that it changes
+    // `seen`; otherwise the compiler could copy from `from` a second time.
     unsafe {
         ptr::copy_nonoverlapping(from, seen.as_mut_ptr(), seen.len());
         asm!("/* {} */", in(reg) seen.as_mut_ptr(), options(nostack, preserves_flags));
@@ -421,7 +424,7 @@ fn word(bytes: &[u8], number: usize) -> u64 {
     u64::from_le_bytes(bytes[8 * number..][..8].try_into().expect("a word has eight bytes"))
 }
 
-/// What stripes that a kernel adds are for.
+/// The mode of a kernel: it only sums stripes, or also copies or streams them.
 #[cfg(target_arch = "x86_64")]
 const SUM: u8 = 0;
 #[cfg(target_arch = "x86_64")]
@@ -431,20 +434,20 @@ const STREAM: u8 = 2;
 
 const STRIPE_BYTES: usize = 64;
 
-/// The words of a stripe's lanes and those of their neighbours, in pairs.
+/// Swaps the words of a stripe's lanes with the words of their neighbor lanes, in pairs.
 #[cfg(target_arch = "x86_64")]
 const SWAPPED_WORDS: i32 = 0b01_00_11_10;
 
-/// As many as the secret has room for, each eight bytes further on.
+/// Stripes of a block: as many as the secret has room for, with each stripe's key eight bytes further on.
 const BLOCK_STRIPES: usize = (SECRET.len() - STRIPE_BYTES) / 8;
 
-/// Up to this number of bytes, the specification has another sum, over all bytes at once.
+/// Up to this number of bytes, the specification has another sum, computed over all bytes at once.
 const LONGEST_SHORT: u64 = 240;
 
-/// More bytes than the longest short sum, in whole stripes.
+/// Bytes that are held back at most: whole stripes, and more bytes than the longest short sum.
 const HELD_BYTES: usize = 256;
 
-/// The copy prefetches this many bytes ahead: the processor alone does not look beyond a page.
+/// The copy prefetches this many bytes ahead: the processor itself does not look beyond a page.
 #[cfg(target_arch = "x86_64")]
 const PREFETCHED_BYTES: usize = 1024;
 

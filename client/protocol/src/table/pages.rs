@@ -1,7 +1,7 @@
-//! Tables on their way: pages that change one table into a newer one.
+//! Tables as they are sent: pages that change one table into a newer table.
 //!
-//! A cluster of thousands has a table of a megabyte, and most changes name one member. A follower gets the whole table once, as
-//! pages that change the empty table, and then the changes. Pages come in order, on one stream.
+//! A cluster of thousands of nodes has a table of a megabyte, and most changes concern one member. A follower gets the whole
+//! table once, as pages that change the empty table, and then the changes. Pages come in order, on one stream.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 use super::{Epoch, Member, NodeNumber, PARTITIONS, Table};
 use crate::limits::MAX_MEMBERS;
 
-/// A part of the change from one table to a newer one.
+/// A part of the change from one table to a newer table.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct TablePage {
     /// The table that is changed. The default epoch names the empty table.
@@ -32,7 +32,7 @@ pub struct TablePage {
 pub struct NewHome {
     /// The partition.
     pub partition: u16,
-    /// Its home.
+    /// The partition's home.
     pub home: NodeNumber,
 }
 
@@ -43,11 +43,11 @@ pub struct TableReader {
     begun: Option<(Epoch, Table)>,
 }
 
-/// A page that does not continue the pages before, or that leads to no whole table. The stream is of no use any more.
+/// A page does not continue the pages before it, or leads to no whole table. The stream is of no use any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a page of table {to} does not fit the pages before it")]
 pub struct WrongPage {
-    /// The table that it belongs to.
+    /// The table that the page belongs to.
     pub to: Epoch,
 }
 

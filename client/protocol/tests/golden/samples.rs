@@ -1,4 +1,4 @@
-//! A message of every kind that version 1 has, each with fields that tell it from others.
+//! A message of every kind that version 1 has, each with fields that distinguish it from the others.
 
 use larder_protocol::chain::Chain;
 use larder_protocol::chunk::ChunkHash;
@@ -26,10 +26,10 @@ use larder_protocol::v1::CoordinatorMessage;
 use larder_protocol::{Fingerprint, HitPolicy, NamespaceSpec, PoolSet, PoolSpec, TraceContext};
 use rkyv::util::AlignedVec;
 
-/// Whether bytes are read as a message.
+/// Reads bytes, and returns whether they are the expected message.
 type Reads = Box<dyn Fn(&[u8]) -> bool>;
 
-/// A message, and whether bytes are that message.
+/// A message as bytes, and a check that bytes are this message.
 pub(crate) struct Sample {
     pub(crate) name: String,
     pub(crate) bytes: Vec<u8>,
@@ -378,7 +378,7 @@ fn coordinator_messages() -> Vec<CoordinatorMessage> {
     ]
 }
 
-/// All of them.
+/// All messages of version 1.
 pub(crate) fn of_version_1() -> Vec<Sample> {
     let response = |(number, message)| {
         let encode = |message: &Response| encode_response(message, AlignedVec::new());

@@ -1,4 +1,4 @@
-//! Fetches chunks from other actors, of this node or of others: chooses the holder, orders, takes the answer.
+//! Fetches chunks from other actors, of this node or of other nodes: chooses the holder, orders, takes the answer.
 //!
 //! Placement decides for each chunk whether it stays. A chunk that no actor gave may still be in the object store.
 
@@ -26,7 +26,7 @@ use crate::tiers::presence::Fact;
 pub(crate) struct Fetch {
     pub(crate) wanted: Wanted,
     pub(crate) fingerprint: Fingerprint,
-    /// The most urgent class of its waiters.
+    /// The most urgent class of the requests that wait for the chunk.
     pub(crate) class: Class,
     /// Actors that have the chunk and were not asked yet; the last one is asked next.
     pub(super) candidates: Holders,
@@ -50,19 +50,19 @@ pub(crate) struct Fetch {
 /// Chunks that were asked of an actor together.
 #[derive(Debug)]
 pub(super) struct OrderUnderWay {
-    /// The holder to ask; `None` for the node of an engine that writes the chunks meanwhile.
+    /// The holder to ask; `None` for a follow, which asks the node of the engine that writes the chunks.
     holder: Option<Holder>,
-    /// For such an engine, the earliest attempt that will do.
+    /// For a follow, the earliest attempt that may be followed.
     attempt: u64,
     chunks: Vec<FetchId>,
     /// The chunks that somebody still waits for.
     awaited: Vec<FetchId>,
-    /// The most urgent class of their waiters.
+    /// The most urgent class of the requests that wait for the chunks.
     class: Class,
 }
 
 impl Fetch {
-    /// A fetch of a chunk that these actors hold, if any do.
+    /// A fetch of a chunk that `candidates` hold; there may be none.
     pub(crate) fn new(
         wanted: Wanted,
         fingerprint: Fingerprint,
@@ -95,12 +95,12 @@ impl Fetch {
         (self.is_taken, self.is_asked_again, self.is_object_asked) = (true, true, true);
     }
 
-    /// Its name.
+    /// The chunk's name.
     pub(crate) fn key(&self) -> ChunkKey {
         ChunkKey { fingerprint: self.fingerprint, hash: self.wanted.chunk.hash }
     }
 
-    /// Bytes of its blocks.
+    /// Bytes of the chunk's blocks.
     pub(crate) fn bytes(&self) -> u64 {
         self.wanted.blocks.iter().map(|block| block.bytes).sum()
     }
@@ -110,24 +110,24 @@ impl Fetch {
         (self.order, self.is_asked_again, self.is_object_asked) = (order, order.is_some(), order.is_some());
     }
 
-    /// The order that asks for it.
+    /// The order that asks for the chunk.
     pub(super) fn order(&self) -> Option<OrderNumber> {
         self.order
     }
 
-    /// Whether it is asked for by this order.
+    /// Whether this order asks for the chunk.
     pub(super) fn is_in(&self, order: OrderNumber) -> bool {
         self.order == Some(order)
     }
 }
 
 impl OrderUnderWay {
-    /// An order of chunks that a node sends as its engine writes them.
+    /// An order of chunks that a node sends while its engine writes them.
     pub(super) fn of_follow(chunks: Vec<FetchId>, attempt: u64) -> Self {
         Self { holder: None, attempt, awaited: chunks.clone(), chunks, class: Class::Decode }
     }
 
-    /// Whether it waits for a writer's attempt before this one.
+    /// Whether the order follows an earlier attempt of the writer than this one.
     pub(super) fn is_before(&self, attempt: u64) -> bool {
         self.is_follow() && self.attempt < attempt
     }
@@ -211,7 +211,7 @@ impl Core {
         }
     }
 
-    /// Orders the chunks that somebody still waits for; the others end as not come.
+    /// Orders the chunks that somebody still waits for; gives the others up.
     pub(super) fn order_awaited(&mut self, ids: Vec<FetchId>) {
         let (wanted, unwanted): (Vec<_>, Vec<_>) = ids.into_iter().partition(|&id| self.store.is_awaited(id));
         unwanted.into_iter().for_each(|id| self.did_not_come(id));
@@ -298,7 +298,7 @@ impl Core {
         }
     }
 
-    /// A holder's order has ended: each of its chunks has come or not.
+    /// Takes the end of an order: each of its chunks has come or not.
     pub(crate) fn order_ended(&mut self, number: OrderNumber, came: Vec<Arrival>) {
         let Some(OrderUnderWay { holder: Some(holder), chunks, .. }) = self.bring.orders.remove(&number)
         else {
@@ -328,7 +328,7 @@ impl Core {
                     self.came(id, holder, came);
                     continue;
                 }
-                // If other nodes are busy, the exchange waits.
+                // The exchange waits for busy nodes, but not for busy siblings.
                 Arrival::Busy { retry_after_ms } if is_near => {
                     busy.push((id, retry_after_ms));
                     continue;
@@ -361,12 +361,12 @@ impl Core {
         self.ask_again(lost);
     }
 
-    /// Asks a busy sibling again at the time that it named, unless others have the chunks; until the chunks' deadline.
+    /// Orders chunks of a busy sibling again at the time that the sibling named, until the chunks' deadline.
     fn ask_busy_sibling_again(&mut self, holder: Holder, busy: Vec<(FetchId, u64)>) {
         let Some(pause_ms) = busy.iter().map(|&(_, pause_ms)| pause_ms).max() else { return };
         for (id, _) in &busy {
             if let Some(fetch) = self.bring.fetches.get_mut(id) {
-                // The others are asked first.
+                // Other holders are asked first.
                 fetch.candidates.insert(0, holder);
             }
         }
@@ -401,7 +401,7 @@ impl Core {
 
     pub(super) fn meter(&mut self, holder: Holder) -> &mut Meter {
         let meters = &mut self.bring.meters;
-        // All nodes are forgotten, with those that left: the others are measured again soon.
+        // All meters are forgotten, with those of nodes that left: the other nodes are measured again soon.
         if meters.len() >= MAX_METERED_PEERS && !meters.contains_key(&holder) {
             meters.clear();
         }
@@ -445,7 +445,7 @@ impl Core {
         place_by_worth(copy, self.store.least())
     }
 
-    /// A chunk will not come.
+    /// Gives up a chunk that will not come.
     pub(crate) fn did_not_come(&mut self, id: FetchId) {
         if let Some(fetch) = self.bring.fetches.remove(&id) {
             if self.store.is_awaited(id) {
@@ -460,7 +460,7 @@ impl Core {
         }
     }
 
-    /// A chunk has come, or will not: tells its waiters.
+    /// Ends a fetch, whether its chunk came or not, and tells the requests that wait for the chunk.
     pub(crate) fn end_fetch(&mut self, id: FetchId, came: Option<Came>, kept: Option<ChangeKind>) {
         let ready = self.store.fetched(id, came, kept);
         self.end_recalls(id);

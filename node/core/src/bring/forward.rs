@@ -1,4 +1,4 @@
-//! Forwards between nodes: offers the chunks that the store evicts and another node may keep, and takes such chunks.
+//! Forwards between nodes: offers evicted chunks that another node may keep, and takes chunks that other nodes offer.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::placement::Worth;
 
 impl Core {
     /// Takes chunks that another actor evicts and offers, as far as they are worth their place here. The result says for each
-    /// chunk, in order, whether it is taken. These chunks are fetched as all others, and their holder hears that they moved.
+    /// chunk, in order, whether it is taken. These chunks are fetched like all others, and their holder hears that they moved.
     pub fn take_in(
         &mut self,
         now: Duration,
@@ -36,7 +36,7 @@ impl Core {
             ids.push(id);
             let mut fetch =
                 Fetch::new(wanted, fingerprint, Class::Prefetch, candidates, deadline, Cause::default());
-            // Nobody else has it.
+            // Only the offering actor has the chunk.
             (fetch.is_asked_again, fetch.is_object_asked) = (true, true);
             self.bring.fetches.insert(id, fetch);
         }

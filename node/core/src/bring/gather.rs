@@ -10,7 +10,7 @@
 //! 5. When the last chunk has come or failed, or time is up, the gather ends as a lease of the prefix that is here by then
 //!    ([`Store::finish_gather`]). Other requests of the session go on meanwhile.
 //!
-//! A lookup takes the same way as far as `locate`, and brings nothing.
+//! A lookup goes the same way up to `locate`, and brings nothing.
 //!
 //! [`Store::find`]: crate::store::Store::find [`Store::lease_found`]: crate::store::Store::lease_found [`Store::gather`]:
 //! crate::store::Store::gather [`Store::finish_gather`]: crate::store::Store::finish_gather
@@ -36,7 +36,7 @@ use crate::store::{FetchId, Gathered, LookupOptions, Refused, Source, Walk, Want
 /// The purpose for which chunks are brought.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Errand<'a> {
-    /// The urgency of their waiters.
+    /// The urgency of the requests that wait for the chunks.
     pub(super) class: Class,
     /// The deadline.
     pub(super) until: Duration,
@@ -141,7 +141,7 @@ impl Core {
         Ok(())
     }
 
-    /// Starts to read and fetch what a lease needs.
+    /// Starts to read and fetch the chunks that a lease lacks.
     fn gather(
         &mut self,
         request: RequestId,
@@ -173,7 +173,7 @@ impl Core {
         awaited.into_iter().for_each(|id| self.hurry_fetch(id));
     }
 
-    /// Orders chunks, each from where it is.
+    /// Orders each chunk from its source.
     pub(super) fn load(
         &mut self,
         namespace: u32,

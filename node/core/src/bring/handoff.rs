@@ -37,7 +37,7 @@ struct Follower {
     until: Duration,
 }
 
-/// By follow: the writer, the earliest attempt, and the longest silence.
+/// For each follow: the writer, the earliest attempt that may be followed, and the longest silence in milliseconds.
 pub(super) type Writers = HashMap<u64, (Writer, u64, u64)>;
 
 impl Core {
@@ -67,7 +67,7 @@ impl Core {
         Ok(())
     }
 
-    /// Whether an engine writes at another node.
+    /// Whether a writer is at another node.
     fn is_elsewhere(&self, writer: &Writer) -> bool {
         self.bring.sources.peers.is_some() && writer.node != self.node
     }
@@ -88,8 +88,8 @@ impl Core {
         }
     }
 
-    /// Asks the writers' nodes for followed chunks that another request's fetch should have brought and did not. Amid an order's
-    /// end, its other chunks end next: the failed chunks are then asked for together.
+    /// Asks the writers' nodes for followed chunks that another request's fetch should have brought and did not. While an order's
+    /// chunks end one by one (`is_amid_order`), nothing is asked yet, so that all failed chunks are asked for together.
     pub(crate) fn follow_again(&mut self, is_amid_order: bool) {
         if is_amid_order {
             return;
@@ -118,8 +118,8 @@ impl Core {
         }
     }
 
-    /// Has a peer follow chunks: for each chunk the named pools, or all pools if none are named. The peer lets go by
-    /// [`Event::GrantEnded`](crate::Event::GrantEnded). `None` if peers follow too much.
+    /// Starts a follow for a peer: of each chunk the named pools, or all pools if none are named.
+    /// [`Event::GrantEnded`](crate::Event::GrantEnded) ends it. `None` if peers follow too much.
     pub fn follow_for_peer(
         &mut self,
         now: Duration,
@@ -187,7 +187,7 @@ impl Core {
         self.store.layers_came(fetch, number, block, offset, bytes, checksum);
     }
 
-    /// A followed chunk's order has ended: the chunk stays, or will not come.
+    /// Takes the end of a followed chunk: the chunk has come and stays, or will not come.
     pub(crate) fn followed_came(&mut self, order: OrderNumber, chunk: usize, came: Arrival) {
         let Some(fetch) = self.followed(order, chunk) else { return };
         let (id, bytes) = (fetch.wanted.fetch, fetch.bytes());
@@ -210,7 +210,8 @@ impl Core {
         self.bring.orders.remove(&number);
     }
 
-    /// Answers with a follow's progress, once it exceeds the progress that the session knows of.
+    /// Answers with a follow's progress, once it exceeds the progress that the session knows of, or once the session has waited
+    /// long enough.
     pub(crate) fn ask_in_place(&mut self, request: RequestId, ask: AskInPlace) -> Result<(), Refused> {
         let progress = self.store.followed(request.session, ask.follow)?;
         if ask.wait_ms == 0 || is_news(&ask, &progress) {
@@ -273,7 +274,7 @@ impl Core {
         }
     }
 
-    /// A session has ended: nobody waits for its answers.
+    /// Forgets the waiting requests of a session that has ended.
     pub(super) fn forget_followers_of(&mut self, session: SessionId) {
         self.bring.followers.0.retain(|_, waiting| {
             waiting.retain(|waiting| waiting.request.session != session);
@@ -287,7 +288,7 @@ fn is_news(ask: &AskInPlace, progress: &FollowProgress) -> bool {
     progress.layers > ask.layers || progress.chunks < ask.chunks || progress.is_whole
 }
 
-/// How long an answer may wait for news: a session that ends waits for it.
+/// How long an answer may wait for news: the end of a session waits for its answers.
 const MOST_WAIT: Duration = Duration::from_secs(1);
 
 /// How long a reader may wait for a writer that is silent: longer than any prefill takes from layer to layer.

@@ -1,7 +1,7 @@
 //! Finds chunks that this actor lacks: asks its siblings, then peers by the directory, then the object store for the rest.
 //!
-//! A lease or prefetch asks the directory for nothing that a lookup has just found: the actor remembers the holders. So a get
-//! that follows its lookup goes to the holder at once, without the two changes of thread that a question costs.
+//! A lease or prefetch does not ask the directory for chunks that a lookup has just found: the actor remembers their holders. So
+//! a get that follows its lookup goes to the holder at once, without the two changes of thread that a question costs.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub(super) struct Located {
     holders: Vec<Holders>,
     /// The chunks that the object store has.
     pub(super) stored: Vec<u32>,
-    /// Whether time may have passed, since a question was answered later.
+    /// Whether a question was asked, so that time may have passed.
     pub(super) took_time: bool,
     /// Positions whose holders are unknown because homes did not answer.
     pub(super) unanswered: Vec<u32>,
@@ -61,9 +61,9 @@ pub(super) enum LocatePurpose {
     Lookup(RequestId, Lookup),
     Lease(RequestId, Lease),
     Prefetch(RequestId, Lookup),
-    /// Chunks whose holders did not have them.
+    /// Asks again for chunks whose holders did not have them.
     Again(Vec<FetchId>),
-    /// Chunks that are to leave.
+    /// Asks who else has the chunks that a drain is to move.
     Drain,
 }
 
@@ -72,7 +72,7 @@ pub(super) enum LocatePurpose {
 enum Asks {
     Siblings,
     Directory,
-    /// The positions that the object store was asked for, by name.
+    /// The positions that the object store was asked for, with the names of their chunks.
     Objects(Vec<(u32, ChunkKey)>),
 }
 
@@ -83,7 +83,7 @@ impl Missing {
 }
 
 impl Located {
-    /// The source of each chunk, by position in a chain of `chunks` chunks. Peers go first.
+    /// The source of each chunk, by position in a chain of `chunks` chunks. Other actors go before the object store.
     pub(super) fn sources(&self, chunks: usize) -> Vec<Option<Source>> {
         let mut sources = vec![None; chunks];
         for &position in &self.stored {
@@ -98,24 +98,24 @@ impl Located {
         sources
     }
 
-    /// The nodes that have the chunk at a position.
+    /// The actors that have the chunk at a position.
     pub(super) fn holders(&self, position: u32) -> Holders {
         let at = self.positions.binary_search(&position).ok();
         at.and_then(|at| self.holders.get(at)).cloned().unwrap_or_default()
     }
 
-    /// Whether any of the chunks is anywhere.
+    /// Whether any of the chunks was found.
     pub(super) fn is_anywhere(&self) -> bool {
         !self.stored.is_empty() || self.holders.iter().any(|holders| !holders.is_empty())
     }
 
-    /// The first node that has the chunk at a position.
+    /// The first actor that has the chunk at a position.
     pub(super) fn first_holder(&self, position: u32) -> Option<Holder> {
         let at = self.positions.binary_search(&position).ok()?;
         self.holders.get(at)?.first().copied()
     }
 
-    /// Places among the positions that no node has.
+    /// Indexes into `positions` of the chunks that no actor has.
     fn unheld(&self) -> impl Iterator<Item = usize> {
         let is_held = |at: usize| self.holders.get(at).is_some_and(|holders| !holders.is_empty());
         (0..self.positions.len()).filter(move |&at| !is_held(at))
@@ -123,7 +123,7 @@ impl Located {
 }
 
 impl ChunkSearch {
-    /// The session whose request the question belongs to.
+    /// The session whose request the search belongs to.
     pub(super) fn session(&self) -> Option<SessionId> {
         match self.purpose {
             LocatePurpose::Lookup(request, _)
@@ -188,7 +188,7 @@ impl Core {
         self.ask_directory(question);
     }
 
-    /// Asks the directory a second time for chunks whose holders did not have them: chunks move to their readers.
+    /// Asks the directory a second time for chunks whose holders did not have them: they may have moved to a reader.
     pub(crate) fn ask_again(&mut self, ids: Vec<FetchId>) {
         let Some(first) = ids.first().and_then(|id| self.bring.fetches.get(id)) else { return };
         let (fingerprint, cause) = (first.fingerprint, first.cause.child("find_holders"));
@@ -213,7 +213,7 @@ impl Core {
         self.effects.push_back(Effect::FindHolders { question, fingerprint, chunks, cause });
     }
 
-    /// Asks the directory who else has chunks that are to leave.
+    /// Asks the directory who else has the chunks that a drain is to move.
     pub(crate) fn ask_for_drain(&mut self, fingerprint: Fingerprint, chunks: Vec<ChunkRef>) -> QuestionId {
         let question = self.ask(ChunkSearch {
             purpose: LocatePurpose::Drain,
@@ -254,7 +254,8 @@ impl Core {
         self.ask_objects(question);
     }
 
-    /// Notes that the homes of some places of a question do not answer; all homes if no place is named.
+    /// Notes that the homes of some chunks of a question do not answer. `places` are their indexes in the question; if it is
+    /// empty, no home answered.
     pub(crate) fn homes_did_not_answer(&mut self, number: QuestionId, places: &[u32]) {
         let Some(ChunkSearch { located, .. }) = self.bring.questions.get_mut(&number) else { return };
         let asked: Vec<u32> = located.unheld().map(|at| located.positions[at]).collect();
@@ -277,7 +278,7 @@ impl Core {
             if is_there {
                 question.located.stored.push(position);
             } else if !is_flat {
-                // The answer says nothing of the chunks behind the hole.
+                // The answer says nothing about the chunks behind the hole.
                 break;
             }
         }
@@ -332,7 +333,7 @@ impl Core {
         }
     }
 
-    /// Forgets that a holder has chunks: it did not give them.
+    /// Forgets that a holder has chunks, because it did not give them.
     pub(super) fn forget_holder(&mut self, holder: Holder, fingerprint: &Fingerprint, chunks: &[ChunkRef]) {
         if !self.bring.heard_of.is_empty() {
             let now = self.millis();
@@ -370,7 +371,7 @@ impl Core {
         self.effects.push_back(Effect::FindStored { question, fingerprint, chunks, blocks });
     }
 
-    /// Ends a question: no more answers will come.
+    /// Ends a search, and takes the step that waited for it.
     fn located(&mut self, ChunkSearch { purpose, cause, located, .. }: ChunkSearch) {
         let (request, done) = match purpose {
             LocatePurpose::Lookup(request, ask) => (request, self.look_up_located(request, ask, &located)),
@@ -412,7 +413,7 @@ impl Core {
         self.order_awaited(ids);
     }
 
-    /// The chunks at some of a question's positions, and their namespace; `None` if nobody registered it.
+    /// The chunks at some of a question's positions, and their namespace; `None` if nobody registered the namespace.
     fn chunks_of(
         &self,
         question: &ChunkSearch,
@@ -430,7 +431,7 @@ impl Core {
         number
     }
 
-    /// The question that an answer belongs to, if it waits for this kind of answer.
+    /// Takes out the search that an answer belongs to, if the search waits for this kind of answer.
     fn answered(&mut self, number: QuestionId, is_asked: impl Fn(&Asks) -> bool) -> Option<ChunkSearch> {
         let is_asked = is_asked(&self.bring.questions.get(&number)?.asks);
         is_asked.then(|| self.bring.questions.remove(&number)).flatten()

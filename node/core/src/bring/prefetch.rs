@@ -1,7 +1,7 @@
 //! Prefetches: bring a prompt's chunks while the engine does something else.
 //!
 //! A ticket is a gather that nobody waits for yet. It orders all its chunks at once, each from its place, as far as loading is
-//! faster than computing. Disk reads go some MiB at a time, and peers get orders of a few MiB, so that a cancelled prefetch stops
+//! faster than computing. Disk reads go some MiB at a time, and peers get orders of a few MiB, so that a canceled prefetch stops
 //! soon. The engine asks for the progress, collects the chunks that have come, or cancels. When an engine starts to wait for a
 //! prefetch, the class of its chunks changes at once, in the queues of the disk, the object store and the exchange.
 
@@ -99,7 +99,7 @@ impl Core {
         Ok(Started { ticket, tokens, tokens_to_recompute })
     }
 
-    /// Answers a prefetch as a lease of the chunks that are here, now or when they are.
+    /// Answers a prefetch with a lease of the chunks that are here, at once or when they have come.
     pub(crate) fn collect(
         &mut self,
         request: RequestId,
@@ -136,7 +136,7 @@ impl Core {
         }
     }
 
-    /// The number of chunks that a prefetch may bring; `None` if the lookup says it.
+    /// The number of chunks that a prefetch may bring; `None` if the lookup's result says the number.
     fn hoped(
         &self,
         session: SessionId,

@@ -29,12 +29,12 @@ pub(super) struct Recalled {
 pub enum Offer {
     /// The answer.
     Now(Granted),
-    /// It is read from disk: [`Effect::Granted`] answers.
+    /// The chunk is read from disk: [`Effect::Granted`] answers.
     Later(RecallId),
 }
 
 impl Core {
-    /// Keeps a chunk from reuse for a peer, whose blocks of it have these sizes.
+    /// Grants a chunk to a peer whose blocks of the chunk have these sizes.
     pub fn offer(
         &mut self,
         now: Duration,

@@ -30,7 +30,7 @@ pub(super) struct Account<H> {
 pub(super) struct AccountLimits {
     /// Copies under way at a time.
     pub(super) copies: usize,
-    /// Copies of the one session.
+    /// Copies of one session.
     pub(super) of_session: usize,
     /// How long a caller waits for a copy.
     pub(super) deadline_ms: u64,
@@ -39,7 +39,7 @@ pub(super) struct AccountLimits {
 /// The resources that the device let go of.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Ended<H> {
-    /// The device touches these resources no more.
+    /// The device no longer touches these resources.
     pub(super) held: H,
     /// Whether all bytes are in place, and a caller waits for them: [`Account::finish`] reports it.
     pub(super) is_whole: bool,
@@ -87,7 +87,7 @@ impl<H> Account<H> {
         }
     }
 
-    /// Begins a copy of `layers` layers that reads these slots of the device's own. If the device or the session has reached its
+    /// Begins a copy of `layers` layers that reads these slots of the device tier. If the device or the session has reached its
     /// limit of copies, the error returns the copy's resources.
     pub(super) fn begin(
         &mut self,
@@ -198,8 +198,8 @@ impl<H> Account<H> {
         self.copies.values_mut().map(|copy| &mut copy.held)
     }
 
-    /// Takes a session's question how far a copy is: the answer is in [`Account::take_news`]. A second question makes the first
-    /// be answered at once. `false` if the session has no such copy, or was told its end.
+    /// Takes a session's question about the progress of a copy; [`Account::take_news`] gives the answer. At a second question,
+    /// the first is answered at once. `false` if the session has no such copy, or was told the copy's end.
     pub(super) fn ask(
         &mut self,
         now_ms: u64,
@@ -232,7 +232,8 @@ impl<H> Account<H> {
         std::mem::take(&mut self.news)
     }
 
-    /// Notes that a session asks for a copy no more, and answers its request. Returns whether the session had such a copy.
+    /// Notes that a session no longer wants news of a copy, and answers its waiting request. Returns whether the session had such
+    /// a copy.
     pub(super) fn forget(&mut self, session: SessionId, number: DeviceCopyNumber) -> bool {
         let is_its = self.callers.get(&number).is_some_and(|caller| caller.session == session);
         if is_its {

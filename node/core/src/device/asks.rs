@@ -75,7 +75,7 @@ impl Core {
             self.store.postpone_commit(order);
             return Err(Refused::Unknown { what: "reservation", number: reservation });
         }
-        // The pages' layout has the places of their layers in a whole block.
+        // The layout of the pages counts from the start of a whole block.
         let skipped = u64::from(from_layer) * facts.layer_bytes();
         let at = |&BlockMove { place: Place { extent, offset }, .. }: &BlockMove| {
             BlockAt::Host(Place { extent, offset: offset - skipped })
@@ -153,9 +153,9 @@ impl Core {
         }
     }
 
-    /// Answers how far a copy is, now or when there are news.
+    /// Answers with the progress of a copy, at once or when there is news.
     pub(crate) fn ask_copy(&mut self, request: RequestId, ask: AskCopy) -> Result<(), Refused> {
-        // A session that ends waits for its answers.
+        // The end of a session waits for its answers.
         let ask = AskCopy { wait_ms: ask.wait_ms.min(MOST_WAIT_MS), ..ask };
         if self.device.account.ask(self.millis().0, ask, request) {
             return Ok(());

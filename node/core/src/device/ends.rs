@@ -58,7 +58,7 @@ impl Core {
             HeldBy::Load(load, wanted) => {
                 self.count(Counted::ByDevice(DeviceCopyEnd::Loaded, bytes));
                 self.device.account.finish(number, CopyEnd::Done);
-                // The load keeps the blocks that the tier wants in place until the tier has them.
+                // The load keeps the blocks that the device tier wants in place until the tier has them.
                 match wanted.is_empty() {
                     true => self.store.end_load(load),
                     false => self.sum_wanted(load, wanted),
@@ -107,8 +107,8 @@ impl Core {
         }
     }
 
-    /// Takes the sums of a save: it can be committed, if the right to commit has not ended. A save without room for its sums
-    /// waits.
+    /// Takes the sums of a save: the save can now be committed, if the right to commit has not ended. If too much is being copied
+    /// to sum its blocks, the save waits.
     pub(crate) fn saved(&mut self, save: Save, answer: CopyAnswer) {
         if answer == CopyAnswer::Busy {
             return self.device.unsummed.push(save);
@@ -127,7 +127,7 @@ impl Core {
         self.device.account.finish(number, end);
     }
 
-    /// The periodic work.
+    /// Does the periodic work for copies.
     pub(crate) fn look_after_copies(&mut self) {
         let now = self.millis().0;
         for number in self.device.account.overdue(now) {

@@ -12,7 +12,7 @@ use crate::store::LoadBlock;
 use crate::store::ids::{ChunkKey, SessionId};
 
 impl Device {
-    /// Forgets the blocks of a chunk that is wrong on the host: nobody verifies reads from the tier.
+    /// Forgets the blocks of a chunk whose bytes on the host are wrong: nobody verifies reads from the device tier.
     pub(crate) fn drop_blocks(&mut self, keys: &[BlockKey]) {
         let Self { account, tier, .. } = self;
         keys.iter().filter_map(|key| tier.drop_block(key)).for_each(|slot| account.slots.give_up(slot));
@@ -24,7 +24,7 @@ impl Device {
         tier.purge(is_purged).into_iter().for_each(|slot| account.slots.give_up(slot));
     }
 
-    /// A free slot of the tier; if there is none, the slot of the block that should go next.
+    /// Reserves a slot of the tier: a free slot, or else the slot of the next victim, which is evicted.
     fn reserve_slot(&mut self) -> Option<SlotId> {
         self.account.slots.reserve().or_else(|| {
             self.account.slots.give_up(self.tier.evict()?);
@@ -34,7 +34,7 @@ impl Device {
 }
 
 impl Core {
-    /// Marks the chunks of a lookup whose blocks the device tier has too, all of them.
+    /// Marks the chunks of a lookup that the device tier has too, with all their blocks.
     pub(crate) fn find_on_device(&self, session: SessionId, ask: &Lookup, found: &mut Found) {
         let tier = &self.device.tier;
         let is_asked = ask.tiers.is_empty() || ask.tiers.contains(&Tier::Device);
@@ -64,7 +64,8 @@ impl Core {
         found.spans = spans;
     }
 
-    /// The tier's candidates are summed: right blocks go to the tier. Without sums, the next load tries again.
+    /// Takes the sums of the device tier's candidates: right blocks go to the tier, wrong blocks are reported. Without sums, the
+    /// next load tries again.
     pub(crate) fn summed_wanted(&mut self, load: u64, wanted: Vec<LoadBlock>, answer: CopyAnswer) {
         let sums = answer.sums().unwrap_or_default();
         let summed = wanted.into_iter().zip(sums);
@@ -75,7 +76,7 @@ impl Core {
         }
     }
 
-    /// Copies blocks that were loaded into the tier, as one order.
+    /// Copies the blocks of a load into the device tier, in one order.
     fn promote(&mut self, load: u64, wanted: Vec<LoadBlock>) {
         let device = &mut self.device;
         let (mut slots, mut moves, mut bytes) = (Vec::new(), Vec::new(), 0);

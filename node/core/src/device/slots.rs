@@ -1,4 +1,4 @@
-//! The life of slots that a device copies into and out of: decides which may be reused.
+//! The life of slots that a device copies into and out of: decides which slots may be reused.
 
 use crate::event::DeviceCopyNumber;
 
@@ -25,22 +25,22 @@ pub(super) struct Slots {
 /// The state of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum SlotState {
-    /// Anybody may have it, and nothing touches it.
+    /// Anybody may have the slot, and nothing touches it.
     Free,
-    /// Promised to somebody.
+    /// Promised to a copy that has not begun.
     Reserved,
     /// Being copied into.
     Filling,
-    /// Its bytes are whole.
+    /// The slot's bytes are whole.
     Filled,
-    /// Given up while copies may still touch it: nobody may have it.
+    /// Given up while copies may still touch the slot: nobody may have it.
     Quarantined,
 }
 
 #[derive(Debug)]
 struct Slot {
     life: SlotState,
-    /// Copies that touch it: few at a time.
+    /// Copies that touch the slot: few at a time.
     copies: Vec<DeviceCopyNumber>,
 }
 
@@ -52,7 +52,7 @@ impl Slots {
         self.free.splice(0..0, (first..first + slots).rev().map(SlotId));
     }
 
-    /// A free slot, which is then reserved; `None` if there is none.
+    /// Reserves a free slot; `None` if there is none.
     pub(super) fn reserve(&mut self) -> Option<SlotId> {
         let id = self.free.pop()?;
         let slot = self.slot(id);
@@ -61,7 +61,7 @@ impl Slots {
         Some(id)
     }
 
-    /// A copy into a reserved slot begins.
+    /// Notes that a copy into a reserved slot begins.
     pub(super) fn begin_fill(&mut self, id: SlotId, number: DeviceCopyNumber) {
         let slot = self.slot(id);
         assert_eq!(slot.life, SlotState::Reserved, "only a reserved slot is filled");
@@ -69,14 +69,14 @@ impl Slots {
         slot.copies.push(number);
     }
 
-    /// A copy out of a filled slot begins.
+    /// Notes that a copy out of a filled slot begins.
     pub(super) fn begin_read(&mut self, id: SlotId, number: DeviceCopyNumber) {
         let slot = self.slot(id);
         assert_eq!(slot.life, SlotState::Filled, "only a filled slot is read");
         slot.copies.push(number);
     }
 
-    /// Notes that a copy has ended, and touches the slot no more. A copy that failed to fill the slot leaves it free.
+    /// Notes that a copy has ended, and no longer touches the slot. A copy that failed to fill the slot leaves it free.
     pub(super) fn end(&mut self, id: SlotId, number: DeviceCopyNumber, is_whole: bool) {
         let slot = self.slot(id);
         let Some(position) = slot.copies.iter().position(|&copy| copy == number) else { return };
@@ -87,7 +87,7 @@ impl Slots {
         self.free_if_untouched(id);
     }
 
-    /// The slot's owner no longer needs it. Users that still touch the slot keep it from others.
+    /// Gives up a slot that its owner no longer needs. The slot is not reused while copies still touch it.
     pub(super) fn give_up(&mut self, id: SlotId) {
         let slot = self.slot(id);
         assert!(!matches!(slot.life, SlotState::Free | SlotState::Quarantined), "nobody has the slot");

@@ -1,9 +1,10 @@
 //! The device tier: knows which blocks have a copy in the GPU memory that the node owns.
 //!
-//! It is a cache above host memory. A block comes here when its chunk is loaded for the second time, in one merged order per
-//! load; later loads take it from here. The host keeps its own copy, so the tier drops blocks and writes nothing back. A block's
-//! name stands for its bytes, since blocks are summed before they are copied here: the copy stays right whatever happens to the
-//! chunk on the host. All slots have the size of the first engine's blocks. A lost GPU takes its tier along.
+//! The tier is a cache above host memory. A block comes here when its chunk is loaded for the second time, in one merged order
+//! per load; later loads take the block from here. The host keeps its own copy, so the tier drops blocks and writes nothing back.
+//! A block's name stands for its bytes, since blocks are summed before they are copied here: the copy stays right whatever
+//! happens to the chunk on the host. All slots have the size of the first engine's blocks. When a GPU is lost, its tier is lost
+//! too.
 
 use std::collections::HashMap;
 
@@ -60,7 +61,7 @@ impl DeviceTier {
         u32::try_from(self.bytes / self.slot_bytes).unwrap_or(u32::MAX)
     }
 
-    /// Bytes of the GPU that the tier needs: whole slots.
+    /// Bytes of GPU memory that the tier needs: whole slots.
     pub(super) fn pool_bytes(&self) -> u64 {
         self.bytes - self.bytes.checked_rem(self.slot_bytes).unwrap_or(self.bytes)
     }
@@ -70,7 +71,7 @@ impl DeviceTier {
         u64::from(slot.0) * self.slot_bytes
     }
 
-    /// The slot of a block that can be read.
+    /// The slot of a block, if the block can be read.
     pub(super) fn find(&self, key: &BlockKey) -> Option<SlotId> {
         self.found.get(key).copied().filter(|slot| self.slots.get(slot).is_some_and(|entry| entry.is_filled))
     }
@@ -84,12 +85,12 @@ impl DeviceTier {
             && !self.found.contains_key(key)
     }
 
-    /// A block is read.
+    /// Notes that a block is read.
     pub(super) fn touch(&mut self, slot: SlotId) {
         self.policy.touch(chunk_of(slot));
     }
 
-    /// A block is being copied into a slot.
+    /// Notes that a block is being copied into a slot.
     pub(super) fn fill(&mut self, slot: SlotId, key: BlockKey) {
         self.found.insert(key, slot);
         self.slots.insert(slot, Entry { key, is_filled: false, is_purged: false });
@@ -108,19 +109,19 @@ impl DeviceTier {
         true
     }
 
-    /// A block did not come, or its slot is lost.
+    /// Notes that a block did not come, or that its slot is lost.
     pub(super) fn dropped(&mut self, slot: SlotId) {
         self.take_out(slot, Removal::Dropped);
     }
 
-    /// Drops a block that is or may be wrong, and returns its slot. A block on its way was verified just now.
+    /// Drops a block that is or may be wrong, and returns its slot. A block on its way stays, since it was verified just now.
     pub(super) fn drop_block(&mut self, key: &BlockKey) -> Option<SlotId> {
         let slot = self.find(key)?;
         self.take_out(slot, Removal::Dropped);
         Some(slot)
     }
 
-    /// Purges blocks, and returns the slots of those that were here. A block on its way is dropped when it arrives.
+    /// Purges blocks, and returns the slots of the blocks that were here. A block on its way is dropped when it arrives.
     pub(super) fn purge(&mut self, is_purged: impl Fn(&BlockKey) -> bool) -> Vec<SlotId> {
         let mut slots = Vec::new();
         for (&slot, entry) in self.slots.iter_mut().filter(|(_, entry)| is_purged(&entry.key)) {
@@ -132,7 +133,7 @@ impl DeviceTier {
         slots
     }
 
-    /// The GPU refuses the tier's memory, for instance because it has too little.
+    /// Notes that the GPU refuses the tier's memory, for instance because the GPU has too little.
     pub(super) fn refused(&mut self) {
         self.is_refused = true;
     }
@@ -156,7 +157,7 @@ impl DeviceTier {
         slots
     }
 
-    /// Its contents.
+    /// The tier's contents.
     pub(super) fn usage(&self) -> TierUsage {
         let (blocks, evicted) = (self.filled, self.evicted);
         TierUsage { bytes: self.bytes, blocks, used_bytes: blocks * self.slot_bytes, evicted }
@@ -180,7 +181,7 @@ fn chunk_of(slot: SlotId) -> ChunkNumber {
 /// Reads of a chunk before its blocks come here: a chunk that is read once is not worth the copy.
 const READS_TO_ADMIT: u8 = 2;
 
-/// Kernels move 16 bytes at a time, and the copy engine is fastest with whole lines.
+/// The alignment of slots: kernels move 16 bytes at a time, and the copy engine is fastest with whole lines.
 const SLOT_ALIGNMENT: u64 = 256;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Decides which home gets a message next.
 //!
-//! A heap of due times, so that nobody looks through all homes to find the few that are due. An outdated entry stays in the
-//! heap until its time comes, and is then passed over.
+//! A heap of due times finds the few homes that are due without a look at all homes. An outdated entry stays in the heap until
+//! its time comes, and is then skipped.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -18,7 +18,7 @@ pub(super) struct Agenda {
 }
 
 impl Agenda {
-    /// Plans a home for this time, and for no other.
+    /// Plans a home for this time, in place of an earlier plan.
     pub(super) fn plan(&mut self, home: NodeNumber, at: Millis) {
         if self.planned.insert(home, at) != Some(at) {
             self.heap.push(Reverse((at, home)));
@@ -60,7 +60,7 @@ impl Agenda {
     }
 }
 
-/// The number of outdated entries that does not yet pay for a new heap.
+/// The heap is built anew only if it has at least this many outdated entries.
 const SLACK: usize = 64;
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! Recent answers of homes.
 //!
-//! With these answers, the head of a system prompt is not asked for at every lookup, and a lease right after a lookup asks nobody
-//! again. Two generations bound the cache by age and by number, without an ordered list.
+//! With these answers, no lookup asks again for the head of a system prompt, and a lease right after a lookup asks no home. Two
+//! generations bound the cache by age and by number, without an ordered list.
 //!
-//! In a large cluster all nodes would ask the home of a common chunk, such as the head of a system prompt, and announce to it
-//! that they have the chunk now. So an answer that names as many holders as it can stays good for five minutes: one of these
-//! holders still has the chunk then. And three nodes in four do not announce such a chunk, as the home knows enough others.
+//! In a large cluster all nodes would ask the home of a common chunk, such as the head of a system prompt, and then announce that
+//! they have the chunk too. So an answer that names as many holders as an answer can is valid for five minutes: one of these
+//! holders will still have the chunk. Three nodes in four do not announce such a chunk, since its home knows enough other
+//! holders.
 
 use hashbrown::HashMap;
 use larder_protocol::table::{Holder, NodeNumber, RowKey, Table};
@@ -24,7 +25,7 @@ pub struct Cache {
     own: NodeNumber,
 }
 
-/// Answers, the younger ones apart.
+/// Answers in two generations, young and old.
 #[derive(Debug, Default)]
 struct Generations {
     young: HashMap<RowKey, CachedHolders>,
@@ -39,7 +40,7 @@ struct CachedHolders {
 }
 
 impl Cache {
-    /// The holders of a chunk, if a home answered lately; empty if the chunk has no holder.
+    /// The holders of a chunk, if its home answered lately; empty if the chunk has no holder.
     #[must_use]
     pub fn get(&self, key: &RowKey, now: Millis) -> Option<&Holders> {
         let lasts = |answer: &&CachedHolders, lasts_ms: u64| now.since(answer.at) < lasts_ms;
@@ -63,8 +64,8 @@ impl Cache {
         these.insert(key, CachedHolders { holders, at: now }, turns_ms, most);
     }
 
-    /// Leaves out gains that need no announcement, since an answer named enough other holders. One node in four announces the
-    /// chunk all the same, to replace holders that lose it.
+    /// Removes gained chunks that need no announcement, since an answer named enough other holders. One node in four announces
+    /// the chunk all the same, to replace holders that lose it.
     pub fn leave_out(&self, changes: &mut Changes, now: Millis) {
         let Changes::Since(changes) = changes else { return };
         if self.common.len() > 0 {
@@ -73,8 +74,8 @@ impl Cache {
         }
     }
 
-    /// Forgets that a holder has these chunks. Returns the chunks for which the home should hear it: an answer of some minutes
-    /// ago does not mean that the home still names this holder.
+    /// Forgets that a holder has these chunks. Returns the chunks for which the home should be told: after an answer of some
+    /// minutes ago, the home may no longer name this holder.
     pub fn not_held(&mut self, holder: Holder, keys: &[RowKey], now: Millis) -> Vec<RowKey> {
         let mut news = Vec::with_capacity(keys.len());
         for &key in keys {
@@ -84,14 +85,15 @@ impl Cache {
             if !self.common.get(&key).is_some_and(is_old) {
                 news.push(key);
             }
-            // If no holder of the answer is left, the home may know others by now.
+            // An answer with too few holders left is dropped: the home may know other holders by now.
             self.recent.not_held(holder, &key, 1);
             self.common.not_held(holder, &key, MIN_COMMON);
         }
         news
     }
 
-    /// Forgets the answers for partitions that have another home now, and common chunks' holders that have left the cluster.
+    /// Forgets the answers for partitions that have another home now, and the holders of common chunks that have left the
+    /// cluster.
     pub fn new_table(&mut self, old: &Table, new: &Table, own: NodeNumber) {
         (self.is_large, self.own) = (new.members.len() >= LARGE, own);
         let stays = |key: &RowKey, _: &mut CachedHolders| {
@@ -106,13 +108,13 @@ impl Cache {
         self.common.all().into_iter().for_each(|answers| answers.retain(has_holders));
     }
 
-    /// Answers in it, the outdated ones included.
+    /// The number of answers, with the outdated ones.
     #[must_use]
     pub fn len(&self) -> usize {
         self.recent.len() + self.common.len()
     }
 
-    /// Whether it is empty.
+    /// Whether the cache has no answers.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -170,11 +172,11 @@ impl Generations {
 /// Lifetime of an answer that names holders. A stale holder costs a round trip.
 pub const HOLDERS_MS: u64 = 1_000;
 
-/// Lifetime of the answer that nobody holds a chunk: from a lookup to its lease, since a chunk that is computed meanwhile would
-/// be missed.
+/// Lifetime of the answer that nobody holds a chunk: the time from a lookup to its lease. A longer lifetime would miss chunks
+/// that are computed meanwhile.
 pub const NOBODY_MS: u64 = 20;
 
-/// The number of members from which on common chunks are treated apart.
+/// From this number of members on, common chunks have answers of their own.
 pub const LARGE: usize = 64;
 
 /// One in this many nodes that gain a common chunk announces it.
@@ -183,7 +185,7 @@ const ANNOUNCES_ONE_IN: u64 = 4;
 /// Lifetime of an answer about a common chunk.
 pub const COMMON_MS: u64 = 300_000;
 
-/// Holders of a common chunk: with fewer left, its home is asked again.
+/// If fewer holders of a common chunk are left, its home is asked again.
 const MIN_COMMON: usize = MAX_FOUND_HOLDERS / 2;
 
 /// Common chunks at a time: at about 100 bytes each, 400 KiB.
@@ -244,7 +246,7 @@ mod tests {
         assert!(cache.len() <= MAX_ANSWERS);
     }
 
-    /// A cache in a cluster of so many nodes, whose homes are all the first.
+    /// A cache in a cluster of so many nodes; the first node is the home of all partitions.
     fn in_cluster(members: usize) -> (Cache, Table) {
         let member = |number| Member {
             number: NodeNumber(number),

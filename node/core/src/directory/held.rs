@@ -1,7 +1,7 @@
 //! The chunks that one actor holds, by partition.
 //!
-//! Sorted lists cost hardly more than the keys themselves. They stay short: an actor with a million chunks has 61 a
-//! partition, and moving half of those for an insertion takes some tens of nanoseconds.
+//! Sorted lists cost hardly more than the keys themselves. They stay short: an actor with a million chunks has 61 keys in each
+//! partition, and moving half of them for an insertion takes some tens of nanoseconds.
 
 use larder_protocol::table::{PARTITIONS, RowKey, RunKey};
 
@@ -18,13 +18,13 @@ pub(super) struct HeldChunks {
 pub(super) struct PackedKey([u64; 3]);
 
 impl HeldChunks {
-    /// No keys.
+    /// A set without keys.
     pub(super) fn new() -> Self {
         let partitions = usize::from(PARTITIONS);
         Self { partitions: vec![Vec::new(); partitions], digests: vec![0; partitions] }
     }
 
-    /// Adds a key; returns whether it was not there.
+    /// Adds a key; returns whether the key is new.
     pub(super) fn insert(&mut self, key: PackedKey) -> bool {
         let partition = usize::from(key.partition());
         let keys = &mut self.partitions[partition];

@@ -25,9 +25,9 @@ pub(super) struct HolderState {
     stream: u64,
     /// Number of the next batch; `None` if the stream must start anew.
     next: Option<u64>,
-    /// The sum of the digests of its announced rows.
+    /// The sum of the digests of all rows that the holder announced.
     pub(super) digest: u64,
-    /// Rows it has.
+    /// Rows that the home keeps for the holder.
     pub(super) rows: u64,
     /// Announced rows for which there was no room.
     pub(super) missing: u64,
@@ -36,9 +36,9 @@ pub(super) struct HolderState {
 /// The place of a batch in its stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The next batch.
+    /// The batch is the next one.
     Takes,
-    /// The first of a new stream.
+    /// The batch is the first of a new stream.
     Anew,
     /// The batch is known already, as are all batches up to this number.
     Known(u64),
@@ -52,17 +52,17 @@ impl KnownHolders {
         self.by_holder.len()
     }
 
-    /// Rows of all holders for which there was no room.
+    /// Announced rows of all holders for which there was no room.
     pub(super) fn missing(&self) -> u64 {
         self.slots.iter().flatten().map(|state| state.missing).sum()
     }
 
-    /// The slot of a holder that is known.
+    /// The slot of a holder, if the holder is known.
     pub(super) fn find(&self, holder: Holder) -> Option<HolderIndex> {
         self.by_holder.get(&holder).copied()
     }
 
-    /// The slot of a holder, a fresh one if need be; `None` if there are too many.
+    /// The slot of a holder; a new holder gets a new slot. `None` if there are too many holders.
     pub(super) fn slot(&mut self, holder: Holder, incarnation: u64) -> Option<HolderIndex> {
         if let Some(slot) = self.find(holder) {
             return Some(slot);
@@ -90,7 +90,7 @@ impl KnownHolders {
         self.slots[usize::from(slot)].as_mut().expect("a row's holder has a slot as long as the row")
     }
 
-    /// The holders that are no members any more, or belong to an earlier life of one.
+    /// The holders whose node is no longer a member, or is a member in another life.
     pub(super) fn gone(&self, table: &Table) -> Vec<HolderIndex> {
         let is_gone = |state: &HolderState| {
             table.member(state.holder.node).is_none_or(|member| member.incarnation != state.incarnation)
@@ -135,18 +135,18 @@ impl HolderState {
         }
     }
 
-    /// Takes nothing more of the stream.
+    /// Takes no more batches of the present stream.
     pub(super) fn distrust(&mut self) {
         self.next = None;
     }
 
-    /// Forgets a row whose partition left.
+    /// Forgets a row whose partition has another home now.
     pub(super) fn forget(&mut self, digest: u64) {
         self.digest = self.digest.wrapping_sub(digest);
         self.rows -= 1;
     }
 
-    /// All rows are gone.
+    /// Notes that all rows of the holder are gone.
     pub(super) fn forget_all(&mut self) {
         (self.digest, self.rows, self.missing) = (0, 0, 0);
     }

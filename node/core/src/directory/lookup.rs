@@ -21,7 +21,7 @@ use crate::Millis;
 pub struct View {
     /// The table.
     pub table: Arc<Table>,
-    /// This node in it.
+    /// This node's number in the table.
     pub own: NodeNumber,
     /// Members that do not answer.
     pub silent: BTreeSet<NodeNumber>,
@@ -34,7 +34,7 @@ pub struct View {
 struct Late {
     /// The number of late answers in a row.
     questions: u32,
-    /// The time until which nobody asks it again.
+    /// The time until which the home is not asked again.
     until: Millis,
 }
 
@@ -61,8 +61,8 @@ pub struct HomeAsk {
 }
 
 impl View {
-    /// Notes that a home did not answer in time. After the second time in a row, nobody asks it for a pause that grows each time.
-    /// As a holder of blocks the node is still asked.
+    /// Notes that a home did not answer in time. From the second time in a row on, the home is not asked during a pause that
+    /// grows each time. The node is still asked for blocks that it holds.
     pub fn is_late(&mut self, home: NodeNumber, now: Millis) {
         let members = &self.table;
         self.late.retain(|home, late| late.until + FORGOTTEN_MS > now && members.member(*home).is_some());
@@ -77,7 +77,7 @@ impl View {
         }
     }
 
-    /// A home answered.
+    /// Notes that a home answered.
     pub fn answers(&mut self, home: NodeNumber) {
         self.late.remove(&home);
     }
@@ -88,12 +88,13 @@ impl View {
         !self.silent.contains(&home) && self.late.get(&home).is_none_or(|late| late.until <= now)
     }
 
-    /// Whether nodes of version 1 may be members: then homes are those that they know.
+    /// Whether nodes of version 1 may be members: then the table has the homes that these nodes know.
     fn may_have_v1(&self) -> bool {
         is_merged(&self.table.homes)
     }
 
-    /// The holders worth asking: members other than this node; suspect or silent members only if nobody else has the chunk.
+    /// The holders worth asking: members other than this node; suspect or silent members count only if no other member has the
+    /// chunk.
     fn choose(&self, holders: &mut Holders) {
         let member = |holder: &Holder| self.table.member(holder.node);
         holders.retain(|holder| holder.node != self.own && member(holder).is_some());
@@ -108,8 +109,8 @@ impl View {
 }
 
 impl Lookup {
-    /// Plans a lookup: questions that the cache cannot answer go to the homes, one message each. Silent or late homes are not
-    /// asked.
+    /// Plans a lookup: chunks that the cache does not know are asked of their homes, with one message to each home. Silent or
+    /// late homes are not asked.
     #[must_use]
     pub fn new(
         fingerprint: &Fingerprint,
@@ -172,7 +173,7 @@ impl Lookup {
         now: Millis,
     ) {
         positions.iter().for_each(|&position| self.answered[position as usize] = true);
-        // An honest home sends this many spans at most; the spans of a liar are cut there.
+        // An honest home names this many holders at most. Further spans of a home that lies are ignored.
         let mut named = positions.len() * MAX_FOUND_HOLDERS;
         for span in rows.spans.iter().take(MAX_SPANS) {
             let range = span.from as usize..span.to as usize;
@@ -190,20 +191,20 @@ impl Lookup {
         let has_moved = rows.epoch > view.table.epoch;
         for &position in positions {
             let holders = &self.found[position as usize];
-            // A home with a newer table may not be the home any more.
+            // With a newer table, the answering node may no longer be the home.
             if !(holders.is_empty() && has_moved) {
                 cache.insert(self.keys[position as usize], holders.clone(), now);
             }
         }
     }
 
-    /// The places of the chunks about which no home has answered, ascending.
+    /// The positions of the chunks about which no home has answered, ascending.
     #[must_use]
     pub fn unanswered(&self) -> Vec<u32> {
         (0..).zip(&self.answered).filter(|(_, answered)| !**answered).map(|(place, _)| place).collect()
     }
 
-    /// The answer, one item a chunk in their order.
+    /// The answer: one item for each chunk, in the order of the chunks.
     #[must_use]
     pub fn finish(mut self, view: &View) -> Vec<Holders> {
         self.found.iter_mut().for_each(|holders| view.choose(holders));
@@ -211,7 +212,7 @@ impl Lookup {
     }
 }
 
-/// The keys of chunks of one namespace. Those of one run are neighbours, and share its digest.
+/// The keys of chunks of one namespace. Consecutive chunks of one run share the run's digest.
 #[must_use]
 pub fn row_keys(fingerprint: &Fingerprint, chunks: &[ChunkRef]) -> Vec<RowKey> {
     let mut last: Option<(ChunkHash, RunKey)> = None;
@@ -226,8 +227,8 @@ pub fn row_keys(fingerprint: &Fingerprint, chunks: &[ChunkRef]) -> Vec<RowKey> {
     chunks.iter().map(key).collect()
 }
 
-/// The keys under which nodes of version 1 announce, whose runs are shorter; none of a chunk whose anchor is the same, or is
-/// not among these chunks.
+/// The keys under which nodes of version 1 announce: their runs are shorter. `None` for a chunk whose anchor is the same in both
+/// versions, or whose earlier anchor is not among these chunks.
 fn row_keys_before(fingerprint: &Fingerprint, chunks: &[ChunkRef]) -> Vec<Option<RowKey>> {
     let key = |(position, chunk): (usize, &ChunkRef)| {
         let start = run_start_before(chunk.index);

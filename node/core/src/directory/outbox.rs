@@ -1,17 +1,17 @@
 //! The chunks that this node's actors hold, and the changes that the homes have not heard yet.
 //!
-//! Each actor has a stream of its own to each home, one batch at a time. Within a stream, a key is gained and lost in turn,
-//! so both ends can keep the sum of all changes and compare it from time to time. Every doubt (a missing batch, a home that
-//! starts again, different sums) ends in a new stream with everything that the actor holds.
+//! Each actor has a stream of its own to each home, one batch at a time. Within a stream, a key is gained and lost in turn, so
+//! both ends can keep the sum of all changes, and compare the sums from time to time. Every doubt (a missing batch, a home that
+//! starts again, different sums) leads to a new stream with everything that the actor holds.
 //!
-//! The changes of all actors for one home go in one message. The times of messages and comparisons are random, but fixed for
-//! each pair of nodes: after a new table a thousand nodes do not all speak at once. A new table bothers only the nodes whose
-//! partitions it moves.
+//! The changes of all actors for one home go in one message. The times of messages and comparisons are random, but fixed for each
+//! pair of nodes: after a new table a thousand nodes do not all speak at once. A new table affects only the nodes whose
+//! partitions move.
 //!
-//! A batch with which the home knows everything compares the sums too. Without one, sums are compared when their time comes and a
-//! connection with the home is open; without an open connection, only after ten minutes (longer in a cluster of more than a
-//! thousand nodes). Comparisons were most of the messages of a large cluster, and the reason why every pair of nodes was
-//! connected. Rows that a home lost are back within that time, and sooner at a home that anybody asks.
+//! The last batch of waiting changes carries the sum too. Without such a batch, sums are compared at planned times if a
+//! connection with the home is open. Without an open connection they are compared only after ten minutes (longer in a cluster of
+//! more than a thousand nodes): otherwise comparisons would be most messages of a large cluster, and would keep every pair of
+//! nodes connected. Rows that a home lost are back within that time, and sooner if a connection with the home is open.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ struct ClusterView {
 #[derive(Debug)]
 struct Home {
     partitions: Vec<u16>,
-    /// Whether its partitions are others than in the table before.
+    /// Whether the home's partitions differ from those in the table before.
     has_changed: bool,
     /// The time of the next comparison of sums, if a connection is open.
     probe_at: Millis,
@@ -67,9 +67,9 @@ struct Device {
     held: HeldChunks,
     /// The chunks of the pages so far, with the changes in between.
     paged: Option<HeldChunks>,
-    /// By partition: whether its stream announces single changes. Otherwise the whole partition has still to be announced.
+    /// For each partition: whether its changes are announced one by one. Otherwise the whole partition is still to be announced.
     is_announced: Vec<bool>,
-    /// By partition: the home to which `is_announced` refers.
+    /// For each partition: the home to which `is_announced` refers.
     told_to: Vec<Option<NodeNumber>>,
     streams: BTreeMap<NodeNumber, Stream>,
     moves: BTreeMap<PackedKey, Move>,
@@ -86,7 +86,7 @@ struct Move {
 /// Batches to send in one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outgoing {
-    /// The home that gets them; it may be this node.
+    /// The home that gets the batches; it may be this node.
     pub home: NodeNumber,
     /// The batches, at most one of each actor.
     pub announces: Vec<Announce>,
@@ -101,7 +101,7 @@ pub struct BatchId {
     pub device: u16,
     /// The stream.
     pub stream: u64,
-    /// The batch in it.
+    /// The batch's number in the stream.
     pub sequence: u64,
 }
 
@@ -125,14 +125,14 @@ pub enum Answered {
     Late,
 }
 
-/// Chunks that moved here, which their home knows.
+/// Chunks that moved here, after their home has heard of the move.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moved {
     /// The former holder.
     pub holder: Holder,
-    /// Their namespace.
+    /// The chunks' namespace.
     pub fingerprint: Fingerprint,
-    /// Their hashes; at most [`MAX_FETCH_CHUNKS`].
+    /// The chunks' hashes; at most [`MAX_FETCH_CHUNKS`].
     pub hashes: Vec<ChunkHash>,
 }
 
@@ -174,12 +174,12 @@ impl Outbox {
         homes.into_iter().for_each(|home| self.plan(home));
     }
 
-    /// When [`due`](Self::due) has something to send next, as far as is known now.
+    /// The next time at which [`due`](Self::due) has something to send, as far as is known now.
     pub fn next_due(&mut self) -> Option<Millis> {
         self.agenda.next_due()
     }
 
-    /// The messages to send now. `is_near` says whether a message to a node needs no handshake.
+    /// The messages to send now. `is_near` says whether a connection with a node is open, so that a message needs no handshake.
     pub fn due(&mut self, now: Millis, is_near: impl Fn(NodeNumber) -> bool) -> Vec<Outgoing> {
         let mut outgoing = Vec::new();
         while let Some(home) = self.agenda.take_due(now) {
@@ -218,7 +218,8 @@ impl Outbox {
         let compares =
             announces.len() == devices.len() && announces.iter().all(|announce| announce.digest.is_some());
         if let Some(at_home) = place.homes.get_mut(&home).filter(|_| probes || compares) {
-            // The planned turn is left out, so that the homes' turns stay apart.
+            // A comparison with a batch replaces the planned comparison. The planned time still counts, so that the homes' times
+            // stay apart.
             let turn = if probes { now } else { at_home.probe_at.min(now + probe_ms(homes)) };
             at_home.probe_at = turn + probe_ms(homes);
             at_home.probe_by = at_home.probe_at + far_ms(homes);
@@ -265,7 +266,7 @@ impl Outbox {
         }
     }
 
-    /// The number of changes that no batch carries yet, without those of partitions that are announced as a whole.
+    /// The number of changes that no batch carries yet. Changes of partitions that are announced as a whole do not count.
     #[must_use]
     pub fn waiting(&self) -> usize {
         let streams = self.devices.values().flat_map(|device| device.streams.values());
@@ -278,7 +279,7 @@ impl Outbox {
         self.devices.values().map(|device| device.held.len()).sum()
     }
 
-    /// The keys of all that an actor holds.
+    /// The keys of all chunks that an actor holds.
     pub fn keys(&self, device: u16) -> impl Iterator<Item = RowKey> {
         let held = self.devices.get(&device).map(|device| device.held.iter());
         held.into_iter().flatten().map(PackedKey::unpacked)
@@ -317,7 +318,7 @@ impl ClusterView {
         was_another
     }
 
-    /// A time within a range: fixed for this pair of nodes, and random among pairs.
+    /// A time below `range_ms`: fixed for this node, this home and this table, and random among pairs of nodes.
     fn phase(&self, home: NodeNumber, range_ms: u64) -> u64 {
         let mut name = [0; 20];
         name[..2].copy_from_slice(&self.own.0.to_le_bytes());
@@ -327,7 +328,7 @@ impl ClusterView {
         xxh3_64(&name) % range_ms.max(1)
     }
 
-    /// The next stream's number. Numbers grow over all streams, so that a home that was left and comes back gets a new one.
+    /// The next stream's number. Numbers grow over all streams, so that a home that comes back gets a new number.
     fn begin_stream(&mut self) -> u64 {
         self.streams_begun += 1;
         self.streams_begun
@@ -375,12 +376,13 @@ impl Device {
         }
     }
 
-    /// Takes a page of the chunks that the actor holds; after the last page it holds nothing else.
+    /// Takes a page of the chunks that the actor holds. After the last page, the actor holds the chunks of the pages and nothing
+    /// else.
     fn take_page(&mut self, place: &ClusterView, agenda: &mut Agenda, page: &Page, now: Millis) {
         if page.is_first {
             self.paged = Some(HeldChunks::new());
         }
-        // A page in the middle, and the first was not seen: the actor begins again.
+        // The first page was not seen: the actor will begin again.
         let Some(paged) = &mut self.paged else { return };
         for (space, chunk) in &page.chunks {
             paged.insert(RowKey::new(space, chunk).into());
@@ -391,7 +393,7 @@ impl Device {
         }
     }
 
-    /// Holds exactly these keys from now on.
+    /// Makes these keys the only keys that the actor holds.
     fn replace(&mut self, place: &ClusterView, agenda: &mut Agenda, keys: &HeldChunks, now: Millis) {
         for partition in 0..PARTITIONS {
             let of_it = keys.partition(partition);
@@ -410,7 +412,7 @@ impl Device {
         }
     }
 
-    /// A key was just gained or lost.
+    /// Notes that a key was just gained or lost.
     fn toggle(&mut self, place: &ClusterView, agenda: &mut Agenda, key: PackedKey, now: Millis) {
         let partition = key.partition();
         let Some(home) = place.table.home(partition) else { return };
@@ -504,14 +506,14 @@ impl Device {
         stream.restart(place.begin_stream(), unannounced, now);
     }
 
-    /// The moves that a home knows with these changes, by former holder.
+    /// Takes out the moves that a home knows after these changes, grouped by former holder and namespace.
     fn moved(&mut self, changes: &[RowChange]) -> Vec<Moved> {
         let mut moved: BTreeMap<(Holder, [u8; 32]), Vec<ChunkHash>> = BTreeMap::new();
         if self.moves.is_empty() {
             return Vec::new();
         }
         for change in changes.iter().filter(|change| change.is_held) {
-            // A chunk that was lost again meanwhile is not among the moves any more: its former holder must keep it.
+            // A chunk that was lost again meanwhile is no longer among the moves: its former holder must keep it.
             if let Some(gained) = self.moves.remove(&PackedKey::from(change.row)) {
                 moved.entry((gained.from, gained.fingerprint.0)).or_default().push(gained.hash);
             }
@@ -532,7 +534,7 @@ fn homes(table: &Table) -> BTreeMap<NodeNumber, Vec<u16>> {
     let numbers = table.members.last().map_or(0, |member| usize::from(member.number.0) + 1);
     let mut partitions = vec![Vec::new(); numbers];
     for (partition, home) in (0..PARTITIONS).zip(&table.homes) {
-        // The coordinator makes no table with a home that is no member.
+        // In the coordinator's tables, every home is a member.
         if let Some(partitions) = partitions.get_mut(usize::from(home.0)) {
             partitions.push(partition);
         }
@@ -561,14 +563,14 @@ fn next_changes(
     changes
 }
 
-/// The interval at which a home and a node compare sums, with `homes` homes: each node compares twenty times a second at
+/// The interval at which a home and a node compare sums, if there are `homes` homes: each node compares twenty times a second at
 /// most.
 fn probe_ms(homes: usize) -> u64 {
     (homes as u64 * PROBE_EACH_MS).max(PROBE_MS)
 }
 
-/// The time after which a home and a node compare sums though no connection is open, with `homes` homes: for that, a node opens
-/// two connections a second at most.
+/// The time after which a home and a node compare sums although no connection is open, if there are `homes` homes. A node opens
+/// two connections a second at most for these comparisons.
 fn far_ms(homes: usize) -> u64 {
     (homes as u64 * FAR_EACH_MS).max(FAR_MS)
 }
@@ -576,26 +578,28 @@ fn far_ms(homes: usize) -> u64 {
 /// The time between comparisons of sums with one home, in a small cluster.
 const PROBE_MS: u64 = 5_000;
 
-/// In a large cluster, the time between comparisons with two homes.
+/// In a large cluster, the time between comparisons with one home and the next home.
 const PROBE_EACH_MS: u64 = 50;
 
-/// In a cluster of up to a thousand nodes, rows that a home lost are back after this time and two turns at the latest, if it answers.
+/// In a cluster of up to a thousand nodes, rows that a home lost are back after this time and two intervals at the latest, if the
+/// home answers.
 const FAR_MS: u64 = 600_000;
 
-/// In a larger cluster, the time between comparisons with two homes that nobody speaks with.
+/// In a larger cluster, the time between comparisons with one home and the next home, of the homes without an open connection.
 const FAR_EACH_MS: u64 = 600;
 
-/// A comparison that waits for a connection looks for one this often: a connection of a large cluster stays open for a few
-/// seconds at least.
+/// How often a waiting comparison looks for an open connection: a connection of a large cluster stays open for a few seconds at
+/// least.
 const LOOK_MS: u64 = 3_000;
 
 /// The time after which sums are compared with a home whose partitions changed.
 const PROBE_SOON_MS: u64 = 500;
 
-/// In a large cluster a node tells new homes what they should know within this time, not all at once.
+/// In a large cluster a node tells new homes their chunks spread over this time, not all at once.
 const MAX_SPREAD_MS: u64 = 500;
 
-/// The most moves of one actor that wait until their home knows. Beyond this number a chunk keeps a copy more than it needs.
+/// The most moves of one actor that wait until their home knows. Beyond this number, the former holder of a chunk keeps its copy
+/// too.
 const MAX_MOVES: usize = 65_536;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The rows of which this node is home.
 //!
-//! A row is ten bytes: the digest of the chunk's key, and a number for its holder. There is one table a partition, so that a
-//! partition moves away as a whole. Two chunks with one digest cost a round trip, as any stale row does. A row for which the
-//! home has no room is counted; the home asks for the row again once it has room.
+//! A row is ten bytes: the digest of the chunk's key, and a number for its holder. Each partition has its own table, so that a
+//! partition moves away as a whole. Two chunks with one digest cost a round trip, as any stale row does. A row for which the home
+//! has no room is counted; the home asks for the row again once it has room.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ pub struct Shard {
     table: Arc<Table>,
     own: NodeNumber,
     holders: KnownHolders,
-    /// By partition.
+    /// The rows of each partition.
     partitions: Vec<HashTable<Row>>,
     rows: u64,
     max_rows: u64,
-    /// Rows that a reader found wrong, and the time until which they are kept back.
+    /// Rows that a reader found wrong, and the time until which each is hidden.
     doubts: HashMap<Doubt, Millis>,
     counts: ShardCounts,
 }
@@ -36,21 +36,21 @@ pub struct Shard {
 pub struct ShardCounts {
     /// Changes left out because their partition has another home.
     pub foreign: u64,
-    /// Rows left out for want of room.
+    /// Rows left out because there was no room.
     pub dropped: u64,
-    /// Rows left out because enough others have the chunk.
+    /// Rows left out because the home knows enough other holders of the chunk.
     pub crowded: u64,
-    /// Holders that were asked for rows that had been left out, once there was room.
+    /// Holders that were told to announce anew once there was room for rows that had been left out.
     pub refilled: u64,
     /// Streams that were told to start anew.
     pub restarts: u64,
     /// Comparisons with different sums.
     pub differing: u64,
-    /// Rows kept back because somebody found them wrong.
+    /// Rows hidden because a reader found them wrong.
     pub repaired: u64,
 }
 
-/// A chunk of one holder.
+/// A row: a chunk, by its digest, and one holder of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(Rust, packed(2))]
 struct Row {
@@ -65,7 +65,7 @@ struct Doubt {
 }
 
 impl Shard {
-    /// A shard without rows, before the first table. It takes `max_rows` rows at most, at about 17 bytes each.
+    /// A shard without rows, before the first table. The shard takes `max_rows` rows at most, at about 17 bytes each.
     #[must_use]
     pub fn new(max_rows: u64) -> Self {
         Self {
@@ -137,11 +137,11 @@ impl Shard {
         Announced::Known(announce.sequence)
     }
 
-    /// The holders of chunks.
+    /// Answers who holds chunks.
     #[must_use]
     pub fn find(&self, find: &Find, now: Millis) -> Rows {
         let mut spans: Vec<RowSpan> = Vec::new();
-        // The spans that reach the position.
+        // The spans that end at this position so far.
         let mut open: SmallVec<[usize; MAX_FOUND_HOLDERS]> = SmallVec::new();
         for (position, key) in (0_u32..).zip(find.rows.iter().take(larder_protocol::limits::MAX_FIND_ROWS)) {
             let mut still_open = SmallVec::new();
@@ -178,13 +178,13 @@ impl Shard {
         self.doubts.retain(|_, until| *until > now);
     }
 
-    /// The number of rows, including those kept back.
+    /// The number of rows, with the hidden ones.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.rows
     }
 
-    /// Whether it has no row.
+    /// Whether the shard has no rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows == 0
@@ -196,7 +196,7 @@ impl Shard {
         self.holders.missing()
     }
 
-    /// Rows that it can keep.
+    /// Rows that the shard can keep.
     #[must_use]
     pub fn max_rows(&self) -> u64 {
         self.max_rows
@@ -208,19 +208,19 @@ impl Shard {
         self.holders.len()
     }
 
-    /// Its counts.
+    /// The shard's counts.
     #[must_use]
     pub fn counts(&self) -> ShardCounts {
         self.counts
     }
 
-    /// Bytes of its tables.
+    /// Bytes of the shard's tables.
     #[must_use]
     pub fn table_bytes(&self) -> usize {
         self.partitions.iter().map(HashTable::allocation_size).sum()
     }
 
-    /// All rows that are not kept back.
+    /// All rows that are not hidden: partition, digest and holder of each.
     #[must_use]
     pub fn rows(&self, now: Millis) -> Vec<(u16, u64, Holder)> {
         let tables = (0_u16..).zip(&self.partitions);
@@ -250,7 +250,8 @@ impl Shard {
         if !self.doubts.is_empty() {
             self.doubts.remove(&Doubt { partition, row });
         }
-        // The sum is over all announced rows, with or without room: a row without room is no reason to announce everything again.
+        // The sum counts all announced rows, also those left out: a row that was left out is no reason to announce everything
+        // again.
         let state = self.holders.get_mut(slot);
         let rows = &mut self.partitions[usize::from(partition)];
         if is_held {
@@ -281,21 +282,21 @@ impl Shard {
                 state.rows -= 1;
                 self.rows -= 1;
             } else {
-                // The row was left out: for want of room, or because others had the chunk.
+                // The row was left out: there was no room, or enough others had the chunk.
                 state.missing = state.missing.saturating_sub(1);
             }
         }
     }
 
-    /// Whether a holder's rows were left out, and there is now more room than they need: with just enough room, the holder would
-    /// be asked for them again and again.
+    /// Whether rows of a holder were left out, and there is now more room than they need. With just enough room, the holder would
+    /// be told to announce them again and again.
     fn has_room_for_missing(&self, slot: HolderIndex) -> bool {
         let missing = self.holders.get(slot).missing;
         missing > 0 && self.rows.saturating_add(missing) <= self.max_rows - self.max_rows / KEPT_FREE
     }
 
-    /// As many holders of a chunk as an answer names. If there are more holders, the choice changes with time, so that all of
-    /// them serve.
+    /// As many holders of a chunk as an answer names. If there are more holders, the choice changes with time, so that each of
+    /// them serves.
     fn some_holders_of(&self, key: &RowKey, now: Millis) -> SmallVec<[Holder; MAX_FOUND_HOLDERS]> {
         let mut holders: SmallVec<[Holder; MAX_FOUND_HOLDERS]> = self.holders_of(key, now).collect();
         if holders.len() > MAX_FOUND_HOLDERS {
@@ -325,7 +326,8 @@ impl Shard {
         self.partitions[usize::from(partition)].find(row.digest, |other| *other == row).is_some()
     }
 
-    /// Drops all rows of these holders. This looks at every row, which takes some milliseconds for a million; it is seldom.
+    /// Drops all rows of these holders. It looks at every row, which takes some milliseconds for a million rows. It is seldom
+    /// needed.
     fn drop_rows(&mut self, slots: &[HolderIndex]) {
         let had: u64 = slots.iter().map(|&slot| self.holders.get(slot).rows).sum();
         if had > 0 {
@@ -341,20 +343,20 @@ impl Shard {
     }
 }
 
-/// One part in `KEPT_FREE` stays free before missing rows are asked for.
+/// One part in `KEPT_FREE` of the room must stay free for missing rows to be asked for.
 const KEPT_FREE: u64 = 16;
 
-/// Holders of one chunk that a home keeps: enough to read from, and no hot chunk's row becomes a long search.
+/// Holders of one chunk that a home keeps: enough to read from, and few enough that a hot chunk needs no long search.
 pub const MAX_ROW_HOLDERS: usize = 32;
 
-/// Holders of one chunk that an answer names: 8,192 chunks, all of them different, still fit a message.
+/// Holders of one chunk that an answer names. An answer about 8,192 chunks with different holders still fits a message.
 pub const MAX_FOUND_HOLDERS: usize = 8;
 
-/// The most rows kept back at a time. Beyond this number a stale row goes on costing round trips until its holder announces the
+/// The most rows that are hidden at a time. Beyond this number, a stale row costs round trips until its holder announces the
 /// loss.
 const MAX_DOUBTS: usize = 4_096;
 
-/// How long a row is kept back: longer than a living holder needs to announce a loss.
+/// How long a row is hidden: longer than a living holder needs to announce a loss.
 const DOUBT_MS: u64 = 5_000;
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ pub(super) struct Stream {
     next_sequence: u64,
     /// Keys that the actor holds and the home does not know, or the reverse.
     pub(super) pending: BTreeSet<PackedKey>,
-    /// Partitions that are not announced to the home.
+    /// Partitions whose chunks are still to be announced to the home.
     pub(super) unannounced: Vec<u16>,
     /// The sum of the digests of the actor's chunks in the home's partitions.
     pub(super) digest: u64,
@@ -41,7 +41,7 @@ enum Flight {
 pub(super) struct Batch {
     /// The batch that was sent.
     pub(super) announce: Announce,
-    /// The time since which its oldest change had waited.
+    /// The time since which the batch's oldest change had waited.
     pub(super) since: Millis,
 }
 
@@ -49,9 +49,9 @@ pub(super) struct Batch {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Due {
     Nothing,
-    /// The batch that was lost.
+    /// Send the lost batch again.
     Again(Announce),
-    /// A new batch.
+    /// Send a new batch.
     Batch,
 }
 
@@ -96,7 +96,7 @@ impl Stream {
         self.not_before = self.not_before.max(not_before);
     }
 
-    /// The time of the next task; `None` until something else happens.
+    /// The time of the next task; `None` if the stream waits for an answer or a change.
     pub(super) fn next_due(&self) -> Option<Millis> {
         let at = match self.flight {
             Flight::Sent(_) => return None,
@@ -107,8 +107,8 @@ impl Stream {
         Some(at.max(self.not_before))
     }
 
-    /// The next batch of a message to the home: all waiting changes. Without changes, `probes` says whether home and holder
-    /// compare their sums.
+    /// The next task. A new batch carries all waiting changes; `probes` asks for a batch without changes too, so that home and
+    /// holder compare their sums.
     pub(super) fn due(&mut self, now: Millis, probes: bool) -> Due {
         if now < self.not_before {
             return Due::Nothing;
@@ -128,12 +128,12 @@ impl Stream {
         }
     }
 
-    /// The number of the stream, and of the batch that comes next.
+    /// The number of the stream, and the number of its next batch.
     pub(super) fn numbers(&self) -> (u64, u64) {
         (self.number, self.next_sequence)
     }
 
-    /// Notes that a new batch is sent, with all waiting changes as far as they fit.
+    /// Notes that a new batch is sent, with as many waiting changes as fit.
     pub(super) fn sent(&mut self, announce: Announce, now: Millis) {
         let since = self.waiting_since.take().unwrap_or(now);
         if !self.is_told() {
@@ -157,7 +157,7 @@ impl Stream {
         }
     }
 
-    /// The home knows the batch under way.
+    /// Notes that the home knows the batch in flight, and returns the batch.
     pub(super) fn acknowledged(&mut self) -> Option<Batch> {
         match std::mem::replace(&mut self.flight, Flight::None) {
             Flight::Sent(batch) | Flight::Waits(batch) => {
@@ -171,7 +171,7 @@ impl Stream {
         }
     }
 
-    /// The batch under way did not come, or came too early.
+    /// Notes that the batch in flight did not come, or came too early.
     pub(super) fn failed(&mut self, now: Millis) {
         if let Flight::Sent(batch) = std::mem::replace(&mut self.flight, Flight::None) {
             self.flight = Flight::Waits(batch);
@@ -188,7 +188,7 @@ impl Stream {
 /// How long a change waits for further changes.
 pub const FLUSH_MS: u64 = 5;
 
-/// This many changes are sent at once.
+/// With this many changes, a batch is sent without waiting for more.
 pub(super) const FLUSH_CHANGES: usize = 1_024;
 
 const MIN_BACKOFF_MS: u64 = 20;

@@ -1,9 +1,9 @@
-//! Takes: keeps chunks of a node that drains, as far as they are worth more than what goes for them.
+//! Takes: keeps chunks of a node that drains, as far as they are worth more than the chunks that make way for them.
 //!
-//! A chunk goes into free room. Beyond it, it displaces the first chunk to be evicted, as long as its rank at the node that
-//! drains is better than the rank of that chunk here, taken over all actors alike: an actor that has given up a tenth of its
-//! chunks for others keeps only what is among the better nine tenths there. So the least of all nodes goes, and no two nodes
-//! have to agree on a unit.
+//! A chunk goes into free room. Without free room, it displaces the next victim, as long as its rank at the draining node is
+//! better than the victim's rank here. An actor that has given up a tenth of its chunks for others keeps only chunks that rank
+//! among the better nine tenths at the draining node. So the chunks of least worth go, on whichever node they are, and no two
+//! nodes have to agree on a unit of worth.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -35,9 +35,9 @@ pub enum TakeReply {
 #[derive(Debug, Default)]
 pub(crate) struct Takes {
     open: BTreeMap<TakeNumber, Take>,
-    /// By fetch, the takes that wait for it, and the position of the chunk in each.
+    /// For each fetch: the takes that wait for it, and the position of the chunk in each take.
     waiting: HashMap<FetchId, Vec<(TakeNumber, usize)>>,
-    /// By node that drains: chunks that went for its chunks, and when it asked last.
+    /// For each node that drains: the number of chunks that made way for its chunks, and the time of its last question.
     displaced: BTreeMap<NodeNumber, (u64, Duration)>,
 }
 
@@ -49,7 +49,7 @@ struct Take {
 }
 
 impl Takes {
-    /// Chunks that went lately for those of nodes that drain.
+    /// The number of chunks that lately made way for chunks of nodes that drain.
     fn displaced(&mut self, now: Duration) -> u64 {
         self.displaced.retain(|_, (_, asked)| now.saturating_sub(*asked) < SEASON);
         self.displaced.values().map(|(chunks, _)| chunks).sum()
@@ -57,7 +57,7 @@ impl Takes {
 }
 
 impl Core {
-    /// Keeps chunks that an actor of another node has, which drains.
+    /// Keeps chunks of an actor of another node that drains.
     pub fn take(
         &mut self,
         now: Duration,
@@ -110,13 +110,13 @@ impl Core {
         TakeReply::Later(number)
     }
 
-    /// Questions of nodes that drain which wait for their chunks.
+    /// The number of takes that wait for chunks, plus the number of chunks that they wait for.
     #[must_use]
     pub fn takes_under_way(&self) -> usize {
         self.takes.open.len() + self.takes.waiting.len()
     }
 
-    /// A fetch has ended: tells those who wait for it whether its chunk is kept.
+    /// Takes the end of a fetch: tells the takes that wait for it whether its chunk is kept.
     pub(crate) fn end_takes(&mut self, id: FetchId) {
         for (number, position) in self.takes.waiting.remove(&id).unwrap_or_default() {
             let Some(take) = self.takes.open.get_mut(&number) else { continue };
@@ -132,7 +132,8 @@ impl Core {
         }
     }
 
-    /// Makes the namespace of chunks known that another node has; `None` if it is of no tenant here, or does not fit.
+    /// Makes the namespace of another node's chunks known here. `None` if this node does not serve its tenant, or if the
+    /// namespace does not fit this node.
     fn know_of_taken(&mut self, namespace: &TakeNamespace) -> Option<Fingerprint> {
         let TakeNamespace { tenant, spec } = namespace;
         let fingerprint = spec.fingerprint(tenant);
@@ -142,7 +143,7 @@ impl Core {
         Some(fingerprint)
     }
 
-    /// Whether a chunk of this rank may stay; counts what goes for it.
+    /// Whether a chunk of this rank may stay. Counts the chunk that makes way for it.
     fn has_room_for(&mut self, fingerprint: &Fingerprint, rank_ppm: u32, from: NodeNumber) -> bool {
         let now = self.now;
         self.takes.displaced.entry(from).and_modify(|(_, asked)| *asked = now);
@@ -175,7 +176,7 @@ impl Core {
         Taken { is_kept, free_chunks, free_bytes, rank_limit_ppm: self.rank_limit_ppm() }
     }
 
-    /// Room that nothing on its way will take.
+    /// Free room, without the room that chunks on their way will take.
     fn free_room(&self) -> FreeRoom {
         let coming = self.takes.waiting.len() as u64;
         let FreeRoom { chunks, bytes } = self.store.free_room();
@@ -186,8 +187,8 @@ impl Core {
     }
 }
 
-/// How long a take waits for the draining node: less than that one waits for the answer.
+/// How long a take waits for the draining node: less than the draining node waits for the answer.
 const TAKE_WITHIN: Duration = Duration::from_secs(6);
 
-/// After this time without a question, a node that drained has left, and what went for its chunks counts no more.
+/// After this time without a question, a node that drained counts as gone, and so do the chunks that made way for its chunks.
 const SEASON: Duration = Duration::from_secs(3);

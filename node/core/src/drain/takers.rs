@@ -1,4 +1,4 @@
-//! The actors of other nodes that may keep the chunks of a draining one, and what is known of their room.
+//! The actors of other nodes that may keep the chunks of a draining actor, with their room as far as it is known.
 
 use larder_protocol::drain::{Taken, WHOLE_RANK_PPM};
 use larder_protocol::table::{Holder, NodeNumber};
@@ -7,7 +7,7 @@ use larder_protocol::table::{Holder, NodeNumber};
 #[derive(Debug, Default)]
 pub(super) struct Takers(Vec<(Holder, Room)>);
 
-/// What a taker said last.
+/// A taker's last answer about its room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Room {
     free_chunks: u64,
@@ -17,15 +17,15 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// A taker that said nothing yet: it is asked, and says how much it keeps.
+    /// The room of a taker that has not answered yet: the taker is asked, and its answer says how much it keeps.
     const UNKNOWN: Self =
         Self { free_chunks: 0, free_bytes: 0, rank_limit_ppm: WHOLE_RANK_PPM, has_failed: false };
 
-    /// Chunks of this rank or more it does not keep.
+    /// The taker does not keep chunks of this rank or more.
     pub(super) fn rank_limit_ppm(&self) -> u32 {
         match self {
             Self { has_failed: true, .. } => 0,
-            // Nothing has to go for them.
+            // With free room, no chunk has to make way.
             Self { free_chunks: 1.., free_bytes: 1.., .. } => u32::MAX,
             Self { rank_limit_ppm, .. } => *rank_limit_ppm,
         }
@@ -33,7 +33,7 @@ impl Room {
 }
 
 impl Takers {
-    /// These actors may take chunks from now on. What is known of the others is forgotten.
+    /// Sets the actors that may take chunks from now on. The room of all other actors is forgotten.
     pub(super) fn are(&mut self, takers: &[Holder]) {
         let known = std::mem::take(&mut self.0);
         let room =
@@ -41,7 +41,7 @@ impl Takers {
         self.0 = takers.iter().map(|taker| (*taker, room(taker))).collect();
     }
 
-    /// Every taker, the first first.
+    /// All takers, in order.
     pub(super) fn all(&self) -> impl Iterator<Item = Holder> {
         self.0.iter().map(|&(taker, _)| taker)
     }
@@ -52,12 +52,12 @@ impl Takers {
         unwilling.map(|&(taker, _)| taker)
     }
 
-    /// Whether an actor of this node is among them.
+    /// Whether an actor of this node is among the takers.
     pub(super) fn has_node(&self, node: NodeNumber) -> bool {
         self.0.iter().any(|(taker, _)| taker.node == node)
     }
 
-    /// The taker to ask next: the one with the most free room, or else the one that keeps most beyond it.
+    /// The taker to ask next: the taker with the most free room, or else the taker with the highest rank limit.
     pub(super) fn best(&self) -> Option<(Holder, Room)> {
         let worth = |room: &Room| {
             let limit = room.rank_limit_ppm();
@@ -65,17 +65,17 @@ impl Takers {
             (limit, free)
         };
         let willing = self.0.iter().filter(|(_, room)| room.rank_limit_ppm() > 0);
-        // Among equals the first.
+        // Of equal takers, the first one is asked.
         willing.rev().max_by_key(|(_, room)| worth(room)).copied()
     }
 
-    /// A taker answered.
+    /// Takes a taker's answer.
     pub(super) fn answered(&mut self, taker: Holder, taken: &Taken) {
         let &Taken { free_chunks, free_bytes, rank_limit_ppm, .. } = taken;
         self.set(taker, Room { free_chunks, free_bytes, rank_limit_ppm, has_failed: false });
     }
 
-    /// A taker did not answer: it is asked no more while another takes something.
+    /// Notes that a taker did not answer. It is not asked again while another taker takes something.
     pub(super) fn failed(&mut self, taker: Holder) {
         self.set(taker, Room { has_failed: true, ..Room::UNKNOWN });
     }

@@ -1,4 +1,4 @@
-//! Orders for a device, in plain numbers. The shell knows the memory and makes the device's own order from them.
+//! Orders for a device, in plain numbers. The shell knows the memory, and translates each into the device's own order.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::store::ids::SessionId;
 pub struct DeviceOrder {
     /// Its number.
     pub number: DeviceCopyNumber,
-    /// Bytes of the tier's pool, in which places of the tier are.
+    /// Bytes of the device tier's pool, to which [`BlockAt::Pool`] refers.
     pub pool_bytes: u64,
     /// The copies to make.
     pub work: DeviceWork,
@@ -56,7 +56,7 @@ pub struct PagesCopy {
     pub pages: Vec<u32>,
     /// The layers.
     pub layers: Range<u32>,
-    /// Whether layers are told one by one.
+    /// Whether the device reports layers one by one.
     pub by_layer: bool,
     /// The words that the copy waits for and raises.
     pub words: CopyWords,
@@ -67,17 +67,17 @@ pub struct PagesCopy {
 pub enum BlockAt {
     /// In an extent.
     Host(Place),
-    /// So far into the tier's pool.
+    /// At this offset in the device tier's pool.
     Pool(u64),
 }
 
 /// A block that is copied into the device tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Promoted {
-    /// The block's place.
+    /// The block's place in an extent.
     pub from: Place,
     /// The target offset in the tier's pool.
     pub to: u64,
-    /// Its bytes.
+    /// The block's bytes.
     pub bytes: u64,
 }

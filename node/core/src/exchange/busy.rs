@@ -1,10 +1,10 @@
-//! Says how long to wait after the answer `Busy`.
+//! Decides how long to wait after the answer `Busy`.
 
 use std::time::Duration;
 
 use larder_protocol::peer::RetryAfter;
 
-/// Pauses between repeated requests: as long as the answer says, and longer each time.
+/// Pauses between repeated requests: at least as long as the answer says, and longer each time.
 #[derive(Debug, Default)]
 pub struct BusyPause(Duration);
 

@@ -1,14 +1,14 @@
-//! Decides which connections with other nodes are kept, and which one of a pair's is used.
+//! Decides which connections with other nodes are kept, and which connection a pair of nodes uses.
 //!
-//! Two nodes use one connection, in both directions, whichever of them dialled it. If both dial at once, both keep the connection
-//! that the node with the lower name dialled. Of two connections that were not dialled at once, the newer is kept, since a peer
-//! that dials again does not see the older one. The other connection is a *double*: it gets no request from here and is closed
-//! once it is idle.
+//! Two nodes use one connection, in both directions, whichever of them dialed it. If both dial at once, both keep the connection
+//! that the node with the lower name dialed. Of two connections that were not dialed at once, the newer one is kept, since a peer
+//! that dials again no longer sees the older one. The connection that is not kept is a *double*: this node begins no request on
+//! it, and closes it once it is idle.
 //!
 //! A connection is idle while no request of either side is in flight on it. Closing an idle connection loses no request: a
 //! request that is on its way at that moment is not served, and its asker asks again on another connection. So each side closes
 //! without asking the other. A connection closes after a minute without use. Beyond a number of connections, the one that was
-//! unused for longest closes. Some requests only ride: they go where a connection is open, and do not keep it open.
+//! unused for longest closes. Some requests only ride: they are sent if a connection is open, and do not keep it open.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -21,21 +21,21 @@ pub struct Connections {
     most: usize,
     max_idle: Duration,
     kept: BTreeMap<ConnectionId, Kept>,
-    /// By peer: all of its connections.
+    /// For each peer, all of its connections.
     by_peer: BTreeMap<Arc<str>, BTreeSet<ConnectionId>>,
-    /// The idle connections, by the time from which their rest counts.
+    /// The idle connections, in the order of the times since which they are idle.
     idle: BTreeSet<(Duration, ConnectionId)>,
-    /// Idle connections that get no request from here.
+    /// Idle connections on which this node begins no request.
     idle_leaving: BTreeSet<(Duration, ConnectionId)>,
     closing: VecDeque<(ConnectionId, Closing)>,
     last_number: u64,
 }
 
-/// A connection, as long as its process lives.
+/// The number of a connection, which this process gives to no other connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(u64);
 
-/// The side that dialled a connection.
+/// The side that dialed a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialler {
     /// This node.
@@ -49,16 +49,16 @@ pub enum Dialler {
 pub enum Closing {
     /// Nobody used it for a while.
     Idle,
-    /// There are too many, and it was used longest ago.
+    /// There are too many connections, and this one was used longest ago.
     Bound,
-    /// Another connection with the same node is used, or the node began another life; it is idle.
+    /// The connection is idle, and another connection with the same node is used, or the node began another life.
     Double,
-    /// The node is no member any more, or its state was lost: what is in flight is lost too.
+    /// The node is no longer a member, or its state was lost. Requests in flight are lost too.
     Gone,
 }
 
 impl Closing {
-    /// Whether nothing was in flight when it closed, so that the other side may ask again.
+    /// Whether nothing was in flight when the connection closed, so that the other side may ask again.
     #[must_use]
     pub fn is_idle(self) -> bool {
         self != Self::Gone
@@ -79,18 +79,20 @@ struct Kept {
 /// The use of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ConnectionUse {
-    /// It came from another address than the peer's: it carries only the peer's requests.
+    /// The other side dialed the connection, and nobody knows yet whether it leads to the peer's address: it carries only the
+    /// peer's requests.
     Unknown,
-    /// The peer's connection.
+    /// The connection for requests to the peer.
     Used,
     /// Another connection with the peer is used.
     Double,
-    /// It leads to an earlier life of the peer.
+    /// The connection leads to an earlier life of the peer.
     Left,
 }
 
 impl Connections {
-    /// No connections. A connection closes after `max_idle` without use; of more than `most`, idle ones close.
+    /// Begins without connections. A connection closes after `max_idle` without use. If there are more than `most`, idle
+    /// connections close.
     #[must_use]
     pub fn new(most: usize, max_idle: Duration) -> Self {
         Self {
@@ -113,15 +115,15 @@ impl Connections {
         }
     }
 
-    /// Adds an open connection with a node of this name. If the other side dialled it, [`Self::is_at_home`] says that it leads to
-    /// the member.
+    /// Adds an open connection with a node of this name. If the other side dialed it, [`Self::is_at_home`] says later that it
+    /// leads to the member.
     pub fn opened(&mut self, now: Duration, peer: &str, dialler: Dialler) -> ConnectionId {
         self.last_number += 1;
         let id = ConnectionId(self.last_number);
         let peer =
             self.by_peer.get_key_value(peer).map_or_else(|| Arc::from(peer), |(name, _)| Arc::clone(name));
         self.by_peer.entry(Arc::clone(&peer)).or_default().insert(id);
-        // A request of the side that dialled is on its way.
+        // A request of the side that dialed is on its way.
         let used = if dialler == Dialler::There { now + SETTLES } else { now };
         let standing = ConnectionUse::Unknown;
         self.kept.insert(id, Kept { peer, dialler, opened: now, used, in_flight: 0, standing });
@@ -133,7 +135,7 @@ impl Connections {
         id
     }
 
-    /// Notes that a connection leads to the peer's address: it is as good as one that was dialled here.
+    /// Notes that a connection leads to the peer's address: it is as good as a connection that was dialed here.
     pub fn is_at_home(&mut self, id: ConnectionId) {
         let Some(new) = self.kept.get(&id).filter(|kept| kept.standing == ConnectionUse::Unknown) else {
             return;
@@ -147,7 +149,7 @@ impl Connections {
         }
     }
 
-    /// Connections that the other side dialled, for which it is unknown whether they lead to the peer's address.
+    /// Connections that the other side dialed, as long as nobody knows whether they lead to the peer's address.
     pub fn unknown(&self) -> impl Iterator<Item = ConnectionId> {
         self.kept.iter().filter(|(_, kept)| kept.standing == ConnectionUse::Unknown).map(|(&id, _)| id)
     }
@@ -158,7 +160,7 @@ impl Connections {
         self.of(peer).find(|id| self.kept[id].standing == ConnectionUse::Used)
     }
 
-    /// A request of either side begins on a connection.
+    /// Notes that a request of either side begins on a connection.
     pub fn begins(&mut self, id: ConnectionId) {
         let Some(kept) = self.kept.get_mut(&id) else { return };
         kept.in_flight += 1;
@@ -193,8 +195,7 @@ impl Connections {
         double.into_iter().for_each(|double| self.set_standing(double, ConnectionUse::Used));
     }
 
-    /// Notes that a node is no member any more, or began another life. Connections that were dialled here led to the earlier
-    /// life.
+    /// Notes that a node is no longer a member, or began another life. Connections that were dialed here led to the earlier life.
     pub fn gone(&mut self, peer: &str) {
         for id in self.of(peer).collect::<Vec<_>>() {
             match self.kept[&id].dialler {
@@ -228,7 +229,7 @@ impl Connections {
         idle.into_iter().chain(leaving).min()
     }
 
-    /// The next connection to close, with the reason. It is forgotten.
+    /// The next connection to close, with the reason. The connection is forgotten already.
     pub fn poll_close(&mut self) -> Option<(ConnectionId, Closing)> {
         self.closing.pop_front()
     }
@@ -239,7 +240,7 @@ impl Connections {
         self.kept.len()
     }
 
-    /// Whether none is open.
+    /// Whether no connection is open.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.kept.is_empty()
@@ -253,7 +254,7 @@ impl Connections {
         self.kept.len() > self.most
     }
 
-    /// Whether the first of two connections is used rather than the second.
+    /// Whether `one` is used rather than `other`.
     fn goes_before(&self, one: ConnectionId, other: ConnectionId) -> bool {
         let (one, other) = (&self.kept[&one], &self.kept[&other]);
         let is_by_lower = |kept: &Kept| (kept.dialler == Dialler::Here) == (*self.own < *kept.peer);
@@ -276,7 +277,7 @@ impl Connections {
         }
     }
 
-    /// The list in which an idle connection rests, and the time since which it rests.
+    /// The list for a connection while it is idle, and the time since which it is idle.
     fn rests_in(&mut self, id: ConnectionId) -> (Duration, &mut BTreeSet<(Duration, ConnectionId)>) {
         let kept = self.kept.get(&id);
         let from = kept.map_or(Duration::ZERO, |kept| kept.used);
@@ -286,7 +287,7 @@ impl Connections {
         }
     }
 
-    /// Closes connections that were idle for too long, and idle ones beyond the limit.
+    /// Closes connections that were idle for too long, and idle connections beyond the limit.
     fn settle(&mut self, now: Duration) {
         let is_over = |first: Option<&(Duration, ConnectionId)>, pause| {
             first.filter(|&&(from, _)| from + pause <= now).map(|&(_, id)| id)
@@ -330,17 +331,18 @@ impl Default for Connections {
     }
 }
 
-/// Connections with other nodes, by default: an idle one costs its peer and this node a packet every two seconds each.
+/// The default limit of connections with other nodes: an idle connection costs its peer and this node a packet every two seconds
+/// each.
 pub const MOST_CONNECTIONS: usize = 96;
 
 /// A connection that nobody used for this time is closed, by default.
 pub const MAX_IDLE: Duration = Duration::from_secs(60);
 
-/// A connection that gets no request from here is closed after this rest.
+/// A connection on which this node begins no request is closed after it was idle for this time.
 const MAX_LEAVING: Duration = Duration::from_secs(1);
 
 /// A connection that was used within this time stays, even if there are too many: a request may be about to begin on it.
 const SETTLES: Duration = Duration::from_millis(250);
 
-/// Two connections that were made within this time count as dialled at once.
+/// Two connections that were made within this time count as dialed at once.
 const TOGETHER: Duration = Duration::from_secs(3);

@@ -10,9 +10,9 @@ use super::{Alarm, BusyPause, Effect, Exchange, PeerId, RequestId};
 /// A fetch's request to one peer on one stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
-    /// Bytes of its blocks; a fetch of more bytes than all credits takes all credits.
+    /// Bytes of the blocks. A fetch of more bytes than all credits takes all credits.
     pub bytes: u64,
-    /// The urgency of their waiters.
+    /// The urgency of the requests that wait for the blocks.
     pub class: Class,
     /// Time limit, from the moment when the peer is asked for the first time.
     pub deadline: Duration,
@@ -25,9 +25,9 @@ pub struct Wanted {
 pub struct Turn {
     /// The urgency of the request.
     pub class: Class,
-    /// How long it waited in the line.
+    /// How long the fetch waited in the line.
     pub waited: Duration,
-    /// The time by which its blocks must have come; `None` if its peer cannot be asked any more.
+    /// The time by which the blocks must have come; `None` if the peer can no longer be asked.
     pub until: Option<Duration>,
 }
 
@@ -35,7 +35,7 @@ pub struct Turn {
 pub(super) struct Request {
     pub(super) peer: PeerId,
     wanted: Wanted,
-    /// The end of its time; known once the peer is asked for the first time.
+    /// The time by which the blocks must have come; known once the peer is asked for the first time.
     until: Option<Duration>,
     pause: BusyPause,
     pub(super) stage: Stage,
@@ -82,8 +82,8 @@ impl Exchange {
         true
     }
 
-    /// Notes that a fetch did not come in time. A peer that is heard, but lets several fetches in a row wait in vain, is left out
-    /// too.
+    /// Notes that a fetch did not come in time. A peer that is heard, but leaves several fetches in a row without an answer, is
+    /// left out too.
     pub fn fetch_is_late(&mut self, now: Duration, request: RequestId, was_heard: bool) {
         let Some(&Request { peer, wanted, stage: Stage::Asked { at }, .. }) = self.requests.get(&request)
         else {
@@ -91,7 +91,8 @@ impl Exchange {
         };
         self.is_late(now, peer, at, was_heard);
         let Some(state) = self.peers.get_mut(&peer).filter(|_| was_heard) else { return };
-        // Fetches that wait at the same time count as one, and a request shortly before the end says nothing.
+        // Fetches that wait at the same time count as one. A fetch that asked the peer only shortly before its deadline does not
+        // count.
         if at >= state.late_at && now.saturating_sub(at) >= wanted.deadline / 2 {
             state.late_at = now;
             state.late_fetches += 1;
@@ -101,7 +102,8 @@ impl Exchange {
         }
     }
 
-    /// Begins a follow. It takes as long as a prefill and would keep fetches from passing the gate, so it has a bound of its own.
+    /// Begins a follow. A follow takes as long as a prefill, and would keep fetches from passing the gate, so follows have a
+    /// bound of their own. `None` at this bound, or if the peer is gone.
     pub fn follow(&mut self, peer: PeerId) -> Option<RequestId> {
         let state = self.peers.get_mut(&peer).filter(|state| state.follows < FOLLOWS_PER_PEER)?;
         state.follows += 1;
@@ -120,7 +122,7 @@ impl Exchange {
         *late < LATE_ANSWERS && self.peers.get(peer).is_some_and(|peer| !peer.is_silent())
     }
 
-    /// Ends a fetch or follow, waiting or not.
+    /// Ends a fetch or follow, in whatever stage it is.
     pub fn leave(&mut self, now: Duration, request: RequestId) {
         self.give_back(now, request);
         self.requests.remove(&request);
@@ -132,7 +134,8 @@ impl Exchange {
         self.peers.get(&peer).map_or(0, |peer| peer.gate.bytes_under_way())
     }
 
-    /// Splits chunks of these sizes into batches, each with a stream and at least one chunk, and returns where each begins.
+    /// Splits chunks of these sizes into batches, one for each stream, with at least one chunk each. Returns the position of each
+    /// batch's first chunk.
     #[must_use]
     pub fn batches(&self, sizes: impl Iterator<Item = u64>) -> Vec<usize> {
         let (mut firsts, mut bytes) = (Vec::<usize>::new(), 0);
@@ -198,7 +201,7 @@ impl Exchange {
 }
 
 impl Request {
-    /// The answer to a request that waits for its turn at a vanished peer.
+    /// The answer to a request that waits for its turn at a peer that is gone.
     pub(super) fn is_over(&self, request: RequestId) -> Option<Effect> {
         let waits = matches!(self.stage, Stage::Waits { .. } | Stage::Pauses);
         let turn = Turn { class: self.wanted.class, waited: Duration::ZERO, until: None };
@@ -206,13 +209,13 @@ impl Request {
     }
 }
 
-/// The number of fetches in a row that a heard peer may leave without an answer.
+/// After this many fetches in a row without an answer, a peer is left out although it is heard.
 pub(super) const LATE_FETCHES: u32 = 3;
 
 /// Time between probes of a peer whose writer is followed, and the time limit of each answer.
 pub const FOLLOW_PROBE: Duration = Duration::from_secs(1);
 
-/// The number of answers in a row that may be late from a peer whose writer is followed.
+/// After this many late answers in a row, a follow ends.
 const LATE_ANSWERS: u32 = 3;
 
 /// Follows of one peer at a time; each has a stream. A connection carries 256.

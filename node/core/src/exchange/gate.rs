@@ -19,7 +19,8 @@ impl Gate {
         Self { turns: Turns::default(), streams: limits.streams_per_peer, credits: all_credits, all_credits }
     }
 
-    /// Takes a stream and credits for `bytes` bytes, if they are free. Smaller requests never pass the next one in the line.
+    /// Takes a stream and credits for `bytes` bytes, if they are free. A smaller request never passes the next request in the
+    /// line.
     pub(super) fn admit(&mut self, next: RequestId, bytes: u64) -> bool {
         let credits = self.credits_for(bytes);
         let has_room = self.streams > 0 && self.credits >= credits;
@@ -42,7 +43,7 @@ impl Gate {
         (self.all_credits - self.credits) * CREDIT_UNIT_BYTES
     }
 
-    /// The credits for this many bytes; at most all credits.
+    /// The credits for so many bytes: at least one, at most all credits.
     fn credits_for(&self, bytes: u64) -> u64 {
         bytes.div_ceil(CREDIT_UNIT_BYTES).clamp(1, self.all_credits.max(1))
     }

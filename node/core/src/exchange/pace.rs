@@ -7,7 +7,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Pace {
     bytes_per_second: Option<NonZeroU64>,
-    /// The time at which all pieces that were let pass are sent, at this rate.
+    /// The time at which all pieces that may go so far are sent, at this rate.
     over: Duration,
 }
 
@@ -22,8 +22,8 @@ impl Pace {
         self.bytes_per_second = bytes_per_second;
     }
 
-    /// The time for which a piece waits before it goes. A sender that stops waiting still uses its turn. A little of the time in
-    /// which nothing was sent is made up for, since timers are late.
+    /// The time for which a piece waits before it goes. A sender that stops waiting still uses its turn. Up to `MADE_UP` of the
+    /// time in which nothing was sent is made up for, since timers are late.
     pub fn pause(&mut self, now: Duration, bytes: u64) -> Duration {
         let Some(bytes_per_second) = self.bytes_per_second else { return Duration::ZERO };
         let turn = self.over.max(now.saturating_sub(MADE_UP));

@@ -1,16 +1,16 @@
-//! How long the node waits for a peer that is not there yet, or that stops.
+//! How long the node waits for a peer that it does not know yet, or that stops.
 
 use std::time::Duration;
 
 use super::NoPeer;
 
-/// Waits for the node of a writer, which may have joined so lately that this node does not know of it yet.
+/// Waits for the node of a writer. That node may have joined so lately that this node does not know it yet.
 #[derive(Debug)]
 pub struct Arriving {
     until: Duration,
 }
 
-/// Tells a connection on which nothing goes on from a slow one.
+/// Tells a connection that stands still from a slow connection.
 #[derive(Debug)]
 pub struct Stall {
     before: Frames,
@@ -21,7 +21,7 @@ pub struct Stall {
 pub struct Frames {
     /// Pieces of streams that were sent.
     pub sent: u64,
-    /// Acknowledgements that came.
+    /// Acknowledgments that came.
     pub acknowledged: u64,
 }
 
@@ -32,7 +32,7 @@ impl Arriving {
         Self { until: now + MEMBER_DEADLINE }
     }
 
-    /// The pause before the next look for the node, which cannot be asked; `None` if looking again is in vain.
+    /// The pause before the next look for a node that cannot be asked now; `None` if looking again is in vain.
     #[must_use]
     pub fn pause(&self, now: Duration, why: NoPeer) -> Option<Duration> {
         (why == NoPeer::NotAMember && now < self.until).then_some(MEMBER_PAUSE)
@@ -46,14 +46,14 @@ impl Stall {
         Self { before: frames }
     }
 
-    /// Whether nothing went on since the last look: a connection goes on that sends pieces and gets acknowledgements.
+    /// Whether the connection stood still since the last look. A connection goes on if it sends pieces and gets acknowledgments.
     pub fn is_there(&mut self, frames: Frames) -> bool {
         let before = std::mem::replace(&mut self.before, frames);
         frames.sent == before.sent || frames.acknowledged == before.acknowledged
     }
 }
 
-/// How long a node may take to be known here.
+/// How long this node waits until it knows another node.
 const MEMBER_DEADLINE: Duration = Duration::from_secs(5);
 const MEMBER_PAUSE: Duration = Duration::from_millis(20);
 

@@ -1,8 +1,8 @@
 //! Divides the bytes that may be in flight among the peers that this node sends to.
 //!
-//! No peer has a fixed share. A peer may have as many bytes in flight as stay free for others: the first peer gets half of all,
-//! each next one half of the rest. So peers that stop reading never take everything. A quarter is kept from askers that only
-//! prefetch; they are told when to ask again.
+//! No peer has a fixed share. A peer may have as many bytes in flight as stay free for others: the first peer gets half of all
+//! bytes, each further peer half of the rest. So peers that stop reading never take everything. A quarter of the bytes is kept
+//! from prefetches: the peers that ask for them are told when to ask again.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ pub struct Sending {
 }
 
 impl Sending {
-    /// No bytes in flight; `all_bytes` may be in flight to all peers together.
+    /// Begins without bytes in flight; `all_bytes` may be in flight to all peers together.
     pub(super) fn new(all_bytes: u64) -> Self {
         Self { all_bytes, free_bytes: all_bytes, by_peer: HashMap::new() }
     }
@@ -47,7 +47,7 @@ impl Sending {
         self.all_bytes - self.free_bytes
     }
 
-    /// Gives back the room of bytes to a peer that were sent, or will not be sent.
+    /// Gives back the room of bytes that were sent to a peer, or will not be sent.
     pub fn give_back(&mut self, peer: &str, bytes: u64) {
         self.free_bytes += bytes;
         if let Some(has) = self.by_peer.get_mut(peer) {

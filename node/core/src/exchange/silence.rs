@@ -1,9 +1,9 @@
 //! Tells silent peers from slow ones, and decides when a silent peer is asked for a sign of life.
 //!
 //! A peer that sends no packet for half a second is left out until it answers a probe. A peer that is only late is not left out.
-//! If the coordinator has not heard a member for a while, a few others, the member's [`witnesses`], ask it for a sign of life. In
-//! a quiet cluster nobody else would notice that it is gone, and the coordinator removes a member early only if two others get no
-//! answer.
+//! If the coordinator has not heard a member for a while, a few other members, its [`witnesses`], ask it for a sign of life. In a
+//! quiet cluster no other member would notice that it is gone, and the coordinator removes a member early only if two others get
+//! no answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::{Alarm, Effect, Exchange, ExchangeLimits, PeerId};
 #[derive(Debug)]
 pub(super) struct PeerHealth {
     standing: Hearing,
-    /// The number of fetches in a row that it did not answer in time, though it was heard.
+    /// The number of fetches in a row that the peer did not answer in time, though it was heard.
     pub(super) late_fetches: u32,
     /// The time at which the last of these fetches was late.
     pub(super) late_at: Duration,
@@ -26,7 +26,8 @@ pub(super) struct PeerHealth {
     pub(super) follows: usize,
 }
 
-/// Doubted: nothing was heard for a moment. Silent: the peer is left out. The field `probe` is the last probe.
+/// Whether a peer is heard. `Doubted`: the peer was not heard for a moment. `Silent`: the peer is left out. `probe` is the number
+/// of the last probe.
 #[derive(Debug)]
 enum Hearing {
     Well,
@@ -53,8 +54,9 @@ impl Exchange {
         }
     }
 
-    /// Notes that a request, sent at `asked`, got no answer in time. A peer that sent any packet since then is only slow. A peer
-    /// that sent no packet for half a second is silent; after a shorter silence it is asked for a sign of life.
+    /// Notes that a request, sent at `asked`, got no answer in time. A peer that sent any packet since then (`was_heard`) is only
+    /// slow. A peer that sent no packet for half a second is silent. After a shorter silence the peer is asked for a sign of
+    /// life.
     pub fn is_late(&mut self, now: Duration, peer: PeerId, asked: Duration, was_heard: bool) {
         if was_heard {
             return;
@@ -65,7 +67,7 @@ impl Exchange {
         self.doubt(peer, SILENCE);
     }
 
-    /// Asks the suspect members for which this node is a witness for a sign of life.
+    /// Asks those suspect members for a sign of life for which this node is a witness.
     pub(super) fn witness(&mut self) {
         let (table, own) = (Arc::clone(&self.table), self.own);
         let suspects = table.members.iter().filter(|member| is_suspect(member) && member.number != own);
@@ -93,7 +95,7 @@ impl Exchange {
         let Some(state) = self.peers.get_mut(&peer).filter(|state| !state.is_silent()) else { return };
         state.standing = Hearing::Silent { probe: 0, pause: FIRST_PROBE_PAUSE };
         self.effects.push_back(Effect::Silent(peer));
-        // A peer that answers probes at once, but not requests for blocks, is not asked for blocks at once again.
+        // A peer that answers probes at once, but not requests for blocks, is not asked for blocks again at once.
         if state.late_fetches >= LATE_FETCHES {
             self.alarms.insert((now + LATE_PAUSE, Alarm::Probe(peer)));
         } else {
@@ -101,7 +103,7 @@ impl Exchange {
         }
     }
 
-    /// The result of a probe: whether the peer answered, and whether it sent any packet meanwhile.
+    /// Takes the result of a probe: whether the peer answered, and whether it sent any packet meanwhile.
     pub fn probed(&mut self, now: Duration, peer: PeerId, probe: u64, answers: bool, was_heard: bool) {
         let chance = self.chance();
         let Some(state) = self.peers.get_mut(&peer) else { return };
@@ -114,7 +116,7 @@ impl Exchange {
             }
             Hearing::Silent { probe: last, .. } if *last == probe && answers => {
                 state.standing = Hearing::Well;
-                // It gets one more try: one late fetch leaves it out again.
+                // The peer gets one more try: after one late fetch it is left out again.
                 state.late_fetches = state.late_fetches.min(LATE_FETCHES - 1);
                 self.effects.push_back(Effect::Answers(peer));
             }
@@ -151,15 +153,15 @@ fn is_suspect(member: &Member) -> bool {
 /// on a busy machine is heard sooner.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// How long a peer that lets fetches wait in vain is left out at least.
+/// How long at least a peer is left out that is heard but does not answer fetches.
 const LATE_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long a silent peer may take to show that it lives.
+/// How long a silent peer may take to answer a probe.
 pub const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// The first pause between probes.
 const FIRST_PROBE_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PROBE_PAUSE: Duration = Duration::from_secs(1);
 
-/// Twice as many as the coordinator needs to believe them.
+/// The number of witnesses: twice as many as the coordinator needs to believe them.
 const WITNESSES: usize = 4;

@@ -1,4 +1,4 @@
-//! What the exchange decides, in virtual time.
+//! Tests of the exchange's decisions, in virtual time.
 
 mod busy;
 mod connections;
@@ -13,7 +13,7 @@ use larder_protocol::table::MemberState;
 use super::*;
 use crate::directory::tests::fixtures::member;
 
-/// Node 1 and its exchange, at a time.
+/// Node 1 with its exchange, and the present time.
 struct Node {
     exchange: Exchange,
     now: Duration,
@@ -31,7 +31,7 @@ fn table(lives: impl IntoIterator<Item = (u16, u64)>) -> Arc<Table> {
     })
 }
 
-/// Two streams and 8 credits a peer, which are bytes of [`UNIT`].
+/// Two streams and 8 credits for each peer; a credit is [`UNIT`] bytes.
 const LIMITS: ExchangeLimits = ExchangeLimits {
     streams_per_peer: 2,
     credit_bytes: 8 * UNIT,
@@ -47,7 +47,7 @@ const UNIT: u64 = 4 << 10;
 const DEADLINE: Duration = ms(1_000);
 
 impl Node {
-    /// Among nodes 1 to 9.
+    /// Node 1 in a cluster of nodes 1 to 9.
     fn new(limits: ExchangeLimits) -> Self {
         let mut exchange = Exchange::new(limits, 7);
         exchange.set_table(table((1..10).map(|node| (node, 10))), NodeNumber(1));
@@ -62,7 +62,7 @@ impl Node {
         self.exchange.peer(peer.node) == Err(NoPeer::Silent)
     }
 
-    /// Orders so many credits of a peer.
+    /// Begins a fetch from a peer that needs so many credits.
     fn fetch(&mut self, peer: PeerId, credits: u64, class: Class) -> RequestId {
         let wanted = Wanted { bytes: credits * UNIT, class, deadline: DEADLINE, has_others: false };
         self.exchange.fetch(self.now, peer, wanted)
@@ -76,7 +76,7 @@ impl Node {
         std::iter::from_fn(|| self.exchange.poll_effect()).collect()
     }
 
-    /// Whose turn it is now.
+    /// The requests that get their turn now.
     fn turns(&mut self) -> Vec<RequestId> {
         let turn = |effect| match effect {
             Effect::Turn(request, Turn { until: Some(_), .. }) => Some(request),
@@ -85,7 +85,7 @@ impl Node {
         self.effects().into_iter().filter_map(turn).collect()
     }
 
-    /// The one probe that is wanted.
+    /// The only probe that the exchange wants.
     fn probe(&mut self) -> (PeerId, u64) {
         let probe = |effect: &Effect| match *effect {
             Effect::Probe { peer, probe, .. } => Some((peer, probe)),
@@ -96,12 +96,12 @@ impl Node {
         probe
     }
 
-    /// Says what came of a probe.
+    /// Tells the exchange the result of a probe.
     fn probed(&mut self, (peer, probe): (PeerId, u64), answers: bool, was_heard: bool) {
         self.exchange.probed(self.now, peer, probe, answers, was_heard);
     }
 
-    /// Time passes, with a look at each moment that the exchange asked for.
+    /// Lets time pass, with a tick at each deadline of the exchange.
     fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(due) = self.exchange.next_deadline().filter(|&due| due <= end) {

@@ -8,17 +8,17 @@ pub struct ThreadLoads {
 }
 
 impl ThreadLoads {
-    /// Nothing is being fetched. `block_threads` is the number of threads beside the thread between nodes.
+    /// Begins without fetches. `block_threads` is the number of threads beside the thread between nodes.
     #[must_use]
     pub fn new(block_threads: usize) -> Self {
         Self { in_flight: vec![0; block_threads + 1], last: 0 }
     }
 
-    /// Chooses the thread for a fetch of `bytes` bytes, until [`Self::give_back`].
+    /// Chooses the thread for a fetch of `bytes` bytes. The bytes count as in flight there until [`Self::give_back`].
     ///
-    /// The thread with the fewest bytes fetches. The thread between nodes has work of its own, which a large fetch delays, so the
-    /// fetch counts as in flight there already. A block thread costs a hop, which counts as `HOP_BYTES` bytes. Equal block threads
-    /// take turns: block threads of different nodes then meet each other evenly.
+    /// The thread with the fewest bytes in flight fetches. A large fetch would delay the other work of the thread between nodes,
+    /// so the fetch itself counts as in flight there already. A block thread costs a hop, which counts as `HOP_BYTES` bytes.
+    /// Equal block threads take turns, so that block threads of different nodes meet each other evenly.
     pub fn take(&mut self, bytes: u64) -> usize {
         let others = self.in_flight.len() - 1;
         let turns = (1..=others).map(|turn| (self.last + turn - 1) % others + 1);
@@ -35,7 +35,7 @@ impl ThreadLoads {
         thread
     }
 
-    /// A fetch that [`Self::take`] gave to a thread has ended.
+    /// Notes the end of a fetch that [`Self::take`] gave to a thread.
     pub fn give_back(&mut self, thread: usize, bytes: u64) {
         self.in_flight[thread] = self.in_flight[thread].saturating_sub(bytes);
     }

@@ -1,12 +1,12 @@
-//! How often a node reads chunks that others hold: the time between its reads of each.
+//! How often a node reads chunks that others hold: the time between its reads of each chunk.
 //!
-//! Two generations bound the memory: while the younger fills, the older is still known.
+//! Two generations bound the memory: while the younger fills, the older is kept.
 
 use std::collections::HashMap;
 
 use larder_protocol::ChunkHash;
 
-/// The reads of an actor from others. Takes about 40 bytes a chunk.
+/// The reads of an actor from other actors. Takes about 40 bytes for each chunk.
 #[derive(Debug)]
 pub struct Gaps {
     most: usize,
@@ -17,7 +17,7 @@ pub struct Gaps {
 #[derive(Debug, Clone, Copy)]
 struct Read {
     at_ms: u64,
-    /// The mean time between its reads; 0 after the first.
+    /// The mean time between the chunk's reads; 0 after its first read.
     gap_ms: u64,
 }
 
@@ -28,7 +28,8 @@ impl Gaps {
         Self { most: most.max(1), young: HashMap::new(), old: HashMap::new() }
     }
 
-    /// Notes a read; the mean time between the reads of the chunk, of which the last count most. `None` for a first read.
+    /// Notes a read. Returns the mean time between the reads of the chunk, in which the last reads count most. `None` for a first
+    /// read.
     pub fn read(&mut self, chunk: &ChunkHash, now_ms: u64) -> Option<u64> {
         let short = chunk.short();
         let last = self.young.get(&short).or_else(|| self.old.get(&short)).copied();
@@ -62,7 +63,7 @@ impl Default for Gaps {
     }
 }
 
-/// Chunks whose reads are remembered: those that are read often come again long before so many others were read.
+/// Chunks whose reads are remembered. A chunk that is read often is read again long before so many other chunks were read.
 const REMEMBERED_CHUNKS: usize = 1 << 16;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the other nodes said in their last answers: the worth of their next victims, and how much they serve.
+//! The last answers of the other nodes: the worth of their next victims, and how much they serve.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use super::{Worth, transfer_weight};
 #[derive(Debug, Clone, Default)]
 pub struct Neighbours {
     heard: BTreeMap<NodeNumber, (Room, Duration)>,
-    /// The sum of what they serve.
+    /// The sum of the bytes a second that these nodes serve.
     served: u64,
-    /// What this node serves.
+    /// The bytes a second that this node serves.
     own: u64,
-    /// The answer to [`Neighbours::cheapest`] as it was found last, so that an eviction does not look at all nodes.
+    /// The last answer of [`Neighbours::cheapest`], kept so that an eviction does not look at all nodes.
     cheapest: Option<(NodeNumber, Worth, Duration)>,
 }
 
 impl Neighbours {
-    /// A node said this of itself.
+    /// Notes what a node's answer said of the node itself.
     pub fn heard(&mut self, node: NodeNumber, room: Room, now: Duration) {
         if self.heard.len() >= MAX_NEIGHBOURS && !self.heard.contains_key(&node) {
             (self.heard, self.served) = (BTreeMap::new(), 0);
@@ -33,14 +33,14 @@ impl Neighbours {
         let least = Worth(room.least);
         match self.cheapest {
             Some((cheapest, worth, _)) if cheapest != node && worth < least => {}
-            // Others may be cheaper than this one is now.
+            // This node's worth has grown, so another node may be the cheapest now.
             Some((cheapest, worth, _)) if cheapest == node && worth < least => self.cheapest = None,
             Some(_) => self.cheapest = Some((node, least, now)),
             None => {}
         }
     }
 
-    /// A node did not take what it was offered: it gets no more until it is heard again.
+    /// Forgets a node that did not take offered chunks: it is offered no more until it is heard again.
     pub fn forget(&mut self, node: NodeNumber) {
         if let Some((room, _)) = self.heard.remove(&node) {
             self.served -= room.served;
@@ -48,7 +48,7 @@ impl Neighbours {
         self.cheapest.take_if(|(cheapest, ..)| *cheapest == node);
     }
 
-    /// The node whose next victim is worth least, and that worth. The node that was heard last goes first among equals.
+    /// The node whose next victim is worth least, and that worth. Of equal nodes, the one that was heard last.
     #[must_use]
     pub fn cheapest(&mut self, now: Duration) -> Option<(NodeNumber, Worth)> {
         let is_fresh = |at: Duration| now.saturating_sub(at) < FRESH;
@@ -62,12 +62,12 @@ impl Neighbours {
         self.cheapest.map(|(node, worth, _)| (node, worth))
     }
 
-    /// This node sends so many bytes of blocks a second to others.
+    /// Sets the bytes of blocks that this node sends to others in a second.
     pub fn this_node_serves(&mut self, bytes_a_second: u64) {
         self.own = bytes_a_second;
     }
 
-    /// The number of transfers as which one from this node counts: more than one if the node serves more than its share, and more
+    /// How many transfers one transfer from `node` counts for: more than one if that node serves more than its share, and more
     /// than this node.
     #[must_use]
     pub fn transfer_weight(&self, node: NodeNumber) -> u64 {
@@ -78,8 +78,8 @@ impl Neighbours {
         }
     }
 
-    /// Puts the holders of a chunk into the order in which they are asked: in turn, so that none serves all readers, and of the
-    /// first two the one that serves less before the other.
+    /// Puts the holders of a chunk into the order in which they are asked. They take turns, so that none serves all readers; of
+    /// the first two, the one that serves less goes first.
     pub fn order(&self, holders: &mut [Holder], turn: usize) {
         let served = |holder: Holder| self.heard.get(&holder.node).map_or(0, |(room, _)| room.served);
         holders.rotate_left(turn % holders.len().max(1));
@@ -91,10 +91,10 @@ impl Neighbours {
     }
 }
 
-/// How long an answer counts.
+/// How long a node's answer counts.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// Nodes that are remembered; past it, all are forgotten, and the next answers fill the memory again.
+/// Limit of nodes that are remembered. At this limit all are forgotten, and the next answers fill the memory again.
 const MAX_NEIGHBOURS: usize = 4_096;
 
 #[cfg(test)]

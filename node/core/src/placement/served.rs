@@ -1,6 +1,6 @@
 //! How much a node serves: the bytes of blocks that it sent to other nodes lately.
 
-/// A node's served bytes. The last ones count most.
+/// A node's served bytes. The latest bytes count most.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Served {
     bytes: f64,
@@ -8,7 +8,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Blocks of so many bytes go to another node.
+    /// Notes that blocks of so many bytes go to another node.
     pub fn sent(&mut self, bytes: u64, now_ms: u64) {
         self.bytes = self.left(now_ms) + bytes as f64;
         self.at_ms = self.at_ms.max(now_ms);
@@ -25,8 +25,8 @@ impl Served {
     }
 }
 
-/// The mean age of what counts. A request of an agent reads some GiB at once: over a shorter time, the node that served the last
-/// one always serves more than its share, and its readers keep chunks that nobody else asks for.
+/// The mean age of the bytes that count. A request of an agent reads some GiB at once. Over a shorter time, the node that served
+/// the last request would always serve more than its share, and its readers would keep chunks that nobody else asks for.
 const LASTS_SECONDS: f64 = 300.0;
 
 #[cfg(test)]

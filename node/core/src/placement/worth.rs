@@ -1,40 +1,40 @@
-//! The worth of memory that a chunk takes: time that it saves, for each byte and second that it is held.
+//! The worth of a chunk: the time that it saves, for each byte that it takes and each second that it is held.
 //!
 //! Engines of one model compute a token in about the same time. So tokens of prefill stand for that time, and a chunk whose
-//! tokens need few bytes is worth more than one whose tokens need many. A chunk that nobody used for a time is expected to be
-//! used once in that time: recency says as much, and costs nothing.
+//! tokens need few bytes is worth more than a chunk whose tokens need many. A chunk that nobody used for a time is expected to be
+//! used once in that time: its recency gives this estimate at no cost.
 
 /// Millionths of a token of prefill saved for each GiB and second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Worth(pub u64);
 
-/// What a use of a chunk saves.
+/// The work that a use of a chunk saves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Saves {
-    /// Its prefill: no other node has the chunk.
+    /// The chunk's prefill: no other node has the chunk.
     Prefill,
-    /// Its transfer: another node has it, or the node's own disk.
+    /// The chunk's transfer: another node has the chunk, or the node's own disk.
     Transfer,
 }
 
 /// A chunk's tokens, and the bytes that they take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stake {
-    /// Its tokens.
+    /// The chunk's tokens.
     pub tokens: u32,
-    /// Bytes of its blocks.
+    /// Bytes of the chunk's blocks.
     pub bytes: u64,
 }
 
-/// How much a store is in need of room: smoothed over its last evictions.
+/// How much a store needs room, smoothed over its last evictions.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pressure(Option<Evicted>);
 
 #[derive(Debug, Clone, Copy)]
 struct Evicted {
-    /// Tokens saved by a use of what was evicted, for each GiB.
+    /// Tokens that a use of the evicted chunks would save, for each GiB.
     tokens: f64,
-    /// How long nobody had used it.
+    /// For how long nobody had used the evicted chunks.
     idle_ms: f64,
     /// When the last chunk was evicted.
     at_ms: u64,
@@ -66,7 +66,7 @@ impl Stake {
 }
 
 impl Pressure {
-    /// A chunk that nobody used for `idle_ms` was evicted.
+    /// Notes that a chunk was evicted that nobody used for `idle_ms`.
     pub fn evicted(&mut self, stake: Stake, saves: Saves, idle_ms: u64, now_ms: u64) {
         let (tokens, idle_ms) = (stake.tokens(saves), idle_ms as f64);
         let Some(Evicted { tokens: mean_tokens, idle_ms: mean_ms, at_ms }) = &mut self.0 else {
@@ -78,7 +78,8 @@ impl Pressure {
         *at_ms = now_ms;
     }
 
-    /// How long the store keeps a chunk that nobody uses; `None` before its first eviction. It grows while nothing is evicted.
+    /// How long the store keeps a chunk that nobody uses; `None` before the first eviction. The time grows while nothing is
+    /// evicted.
     #[must_use]
     pub fn keeps_ms(&self, now_ms: u64) -> Option<u64> {
         self.0.map(|last| last.idle_ms as u64 + now_ms.saturating_sub(last.at_ms))
@@ -94,8 +95,8 @@ impl Pressure {
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// What a transfer takes of the time that the prefill of its tokens takes: about a tenth, from the network as from a drive.
-/// Routers weigh tokens that must be moved the same.
+/// The time of a transfer, as a share of the time of the prefill of the same tokens: about a tenth, from the network and from a
+/// drive. Routers give tokens that must be moved the same weight.
 const TRANSFER_SHARE: f64 = 0.1;
 
 /// The weight of the last eviction: one long prompt that displaces a fifth of a small cache shows at once.

@@ -1,18 +1,19 @@
-//! What others hear of what is gained and lost, and what becomes of chunks that moved.
+//! Tests of announcements of gained and lost chunks, and of the end of chunks that moved.
 
 use super::*;
 use crate::Announced;
 use crate::directory::{Changes, Page};
 use crate::store::{Change, ChangeKind};
 
-/// Until a message is due.
+/// The time until a message is due.
 const SOON: Duration = Duration::from_millis(3);
 
 fn world(sources: Sources) -> World {
     World { sees_news: true, ..World::new(sources) }
 }
 
-/// What is told next: number of the first change, how many followers know, the changes, and whether the directory hears of them.
+/// The next message: the number of its first change, the count of changes that followers know, the changes, and whether the
+/// directory hears of them.
 fn changed(w: &mut World) -> (u64, usize, Vec<Change>, bool) {
     match w.next() {
         Effect::Changed { sequence, told, changes, to_directory } => (sequence, told, changes, to_directory),
@@ -108,7 +109,7 @@ fn what_changes_between_two_pages_is_told_between_them() {
     let mut w = World { sees_news: true, ..World::with(limits, PEERS) };
     let word =
         |at: usize| format!("{}{}", char::from(b'!' + (at / 90) as u8), char::from(b'!' + (at % 90) as u8));
-    // Each of two letters has a chunk of one before it.
+    // Each word of two letters has two chunks: one for its first letter, one for both.
     (0..1_100).for_each(|at| w.put(&word(at)));
     due(&mut w);
     changed(&mut w);
@@ -153,7 +154,7 @@ fn a_new_store_tells_the_directory_that_it_has_nothing() {
     assert!(w.is_idle());
 }
 
-/// A chunk that is leased has moved to another actor.
+/// A core that leases a chunk which has moved to another actor, and the lease.
 fn moved_while_leased() -> (World, u64) {
     let mut w = World::new(PEERS);
     w.put("a");

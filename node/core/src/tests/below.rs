@@ -1,4 +1,4 @@
-//! What comes from disk and object store, in any order, and what follows where it does not.
+//! Tests of chunks that come from disk and object store in any order, or do not come.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::store::Granted;
 const BELOW: Sources =
     Sources { siblings: None, peers: None, disk: Some(DEADLINE), object: Some(DEADLINE), known_chunks: 100 };
 
-/// A lease of three chunks, two on disk and one in the object store; the reads that bring them.
+/// Leases three chunks, two on disk and one in the object store. Returns the reads that bring them.
 fn three(w: &mut World) -> (RequestId, [(ReadId, Below); 3]) {
     w.on_disk("ab");
     let request = w.lease("abc");

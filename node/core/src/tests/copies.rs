@@ -1,5 +1,4 @@
-//! Commits, layers that are handed over, and chunks that are said to be damaged: what a copy that ends well, badly or never
-//! leaves behind.
+//! Tests of commits, handed-over layers, and chunks reported as damaged: the results of copies that succeed, fail or never end.
 
 use larder_protocol::handoff::HandOver;
 use larder_protocol::session::{Checked, Commit, ReportDamage, Reserve, Reserved, Scarce};
@@ -29,7 +28,7 @@ impl World {
         self.asks(self.session, Request::Commit(Commit { reservation: *reservation, chunks, sources }))
     }
 
-    /// The next effect copies so many blocks.
+    /// Takes the next effect, which must copy so many blocks.
     pub(super) fn copy(&mut self, blocks: usize) -> CopyNumber {
         match self.next() {
             Effect::Copy { copy, moves, .. } if moves.len() == blocks => copy,
@@ -42,7 +41,7 @@ impl World {
         self.tell(Event::Copied { copy, answer: CopyAnswer::Done(sums) });
     }
 
-    /// How many chunks of a word are here.
+    /// The number of a word's chunks that are here.
     pub(super) fn held(&mut self, word: &str) -> u32 {
         let request = self.lease(word);
         let leased = self.leased(request);

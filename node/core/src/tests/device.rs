@@ -1,5 +1,5 @@
-//! Copies by a device: whatever it says, early, late, twice or never, each request is answered once, what it may touch is given to
-//! nobody, and only what is right is handed out.
+//! Tests of copies by a device. The device answers early, late, twice or never. Each request is answered once, memory that the
+//! device may touch is given to nobody, and only right bytes are handed out.
 
 use larder_protocol::lane::{AskCopy, CopyEnd, CopyProgress, CopyWords, LoadPages, SavePages, Word};
 use larder_protocol::limits::MAX_COPY_PAGES;
@@ -21,7 +21,7 @@ const TENSORS: u32 = 70;
 const ALL: u32 = u32::MAX;
 
 impl World {
-    /// A world whose engine's tensors the device knows: the number of these is 1.
+    /// A world whose device knows the engine's tensors, under number 1.
     fn with_device() -> Self {
         let mut w = Self::new(ALONE);
         w.layered();
@@ -29,7 +29,7 @@ impl World {
         w
     }
 
-    /// The session registers the namespace of blocks with layers.
+    /// Registers a namespace whose blocks have layers.
     fn layered(&mut self) {
         let mut spec = spec(1);
         (spec.pools[0].layers, spec.pools[0].layer_bytes) = (LAYERS, BLOCK / u64::from(LAYERS));
@@ -63,7 +63,7 @@ impl World {
         }
     }
 
-    /// The device begins to load all chunks of a word, which are leased anew.
+    /// Leases all chunks of a word anew, and makes the device begin to load them.
     fn load(&mut self, word: &str) -> (DeviceCopyNumber, PagesCopy) {
         let leased = self.lease_of(word);
         let load = self.load_of(leased.lease, word.len());
@@ -71,7 +71,7 @@ impl World {
         self.begun(request)
     }
 
-    /// Loads all chunks of a word, without a word of what follows.
+    /// Loads all chunks of a word, and ignores the effects that follow.
     fn loaded(&mut self, word: &str) -> Vec<BlockAt> {
         let (number, copy) = self.load(word);
         self.device_ended(number, Ok(()));
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    /// The device begins to save layers of reserved chunks.
+    /// Makes the device begin to save layers of reserved chunks.
     fn save(&mut self, reserved: &Reserved, layers: std::ops::Range<u32>) -> (DeviceCopyNumber, PagesCopy) {
         let request = self.asks(self.session, Request::SavePages(self.save_of(reserved, layers)));
         self.begun(request)
@@ -112,7 +112,7 @@ impl World {
         self.tell(Event::Device(DeviceEvent::Took { number, is_taken }));
     }
 
-    /// The device takes the copy of a request, which is answered then and not before.
+    /// Makes the device take the copy of a request. The request is answered then, and not before.
     fn begun(&mut self, request: RequestId) -> (DeviceCopyNumber, PagesCopy) {
         let DeviceOrder { number, work, .. } = self.device_order();
         self.is_idle();
@@ -122,7 +122,7 @@ impl World {
         (number, copy)
     }
 
-    /// The device takes a copy into the tier.
+    /// Makes the device take a copy into the device tier.
     fn promoting(&mut self) -> (DeviceCopyNumber, Vec<Promoted>) {
         let DeviceOrder { number, work, .. } = self.device_order();
         self.took(number, true);
@@ -130,7 +130,7 @@ impl World {
         (number, blocks)
     }
 
-    /// Loads chunks that were read before, and brings them into the tier.
+    /// Loads chunks that were read before, and brings them into the device tier.
     fn promote(&mut self, word: &str) -> Vec<Promoted> {
         self.loaded(word);
         let copy = self.copy(word.len());
@@ -177,7 +177,7 @@ impl World {
         self.core.usage().device_copies
     }
 
-    /// What a lookup of a word finds in which tier.
+    /// The spans that a lookup of a word finds in these tiers.
     fn spans(&mut self, word: &str, tiers: &[Tier]) -> Vec<Span> {
         let ask = Lookup { tiers: tiers.to_vec(), ..self.ask(word) };
         self.asks(self.session, Request::Lookup(ask));

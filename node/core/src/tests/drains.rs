@@ -1,4 +1,4 @@
-//! Drains: which chunks move, to whom, and when that is over; and which chunks a node takes.
+//! Tests of drains: which chunks move, to which takers, and when a drain is over; and which chunks a node takes.
 
 use larder_protocol::drain::{DrainCounts, TakeChunk, TakeNamespace, Taken, WHOLE_RANK_PPM};
 use larder_protocol::session::Reserve;
@@ -12,13 +12,13 @@ fn order(seconds: u64) -> DrainOrder {
     DrainOrder { until: Duration::from_secs(seconds), keeps_disk: true, bytes_per_second: None }
 }
 
-/// What a taker says that keeps these, and has so much room.
+/// The answer of a taker that keeps these chunks, and has so much room.
 fn says(is_kept: &[bool], free_chunks: u64, rank_limit_ppm: u32) -> Option<Taken> {
     Some(Taken { is_kept: is_kept.to_vec(), free_chunks, free_bytes: free_chunks * BLOCK, rank_limit_ppm })
 }
 
 impl World {
-    /// Drains, with these takers, each of which says how many free chunks it has.
+    /// Begins a drain with these takers, and answers for each how many free chunks it has.
     fn drains(&mut self, takers: &[(u16, u64)]) {
         self.tell(Event::TakersAre(takers.iter().map(|&(number, _)| node(number)).collect()));
         self.tell(Event::Drain(order(100)));
@@ -36,7 +36,7 @@ impl World {
         }
     }
 
-    /// Lets time pass and answers each question for room by this, until the drain is over; how many questions those are.
+    /// Lets time pass, and gives this answer to each question for room, until the drain is over. Returns the number of questions.
     fn answer_polls(&mut self, taken: Option<Taken>) -> usize {
         let mut polls = 0;
         while !self.progress().is_over {
@@ -57,7 +57,7 @@ impl World {
         self.progress().chunks
     }
 
-    /// Offers chunks of a prompt that another node has, of these ranks.
+    /// Offers the last chunks of a prompt, with these ranks, from another node that drains.
     fn is_offered(&mut self, from: u16, word: &str, ranks: &[u32]) -> TakeReply {
         let chain = self.chain(word);
         let first = word.len() - ranks.len();

@@ -1,4 +1,4 @@
-//! What placement by worth makes of fetched chunks, and chunks that other nodes evict and offer.
+//! Tests of placement by worth: of fetched chunks, and of chunks that other nodes evict and offer.
 
 use larder_protocol::peer::Room;
 
@@ -13,12 +13,12 @@ fn by_worth(capacity_chunks: u64) -> World {
 }
 
 impl World {
-    /// Reads a chunk that another node has; where it was placed.
+    /// Reads a chunk that another node has; returns its placement.
     fn reads(&mut self, word: &str) -> Placement {
         self.reads_from(word, &[2])
     }
 
-    /// Reads a chunk that some nodes have; where it was placed.
+    /// Reads a chunk that these nodes have; returns its placement.
     fn reads_from(&mut self, word: &str, holders: &[u16]) -> Placement {
         let request = self.lease(word);
         self.directory_says(&[holders]);

@@ -1,4 +1,4 @@
-//! Hand-overs: who follows hears of each layer, whoever writes, whatever becomes of the writer.
+//! Tests of hand-overs: followers hear of each layer, wherever the writer is and whatever happens to it.
 
 use larder_protocol::handoff::{AskInPlace, Follow, HandOver, InPlace, Writer};
 use larder_protocol::session::{Commit, Reserve};
@@ -7,7 +7,7 @@ use super::*;
 use crate::store::{FollowNews, News};
 use crate::{CopyAnswer, FollowOrder, LayersArrived};
 
-/// For how long who follows in these tests waits for a writer that is silent.
+/// How long a follower waits for a silent writer in these tests.
 const PATIENCE_MS: u64 = 5_000;
 
 /// A world whose chunks have two layers.
@@ -30,7 +30,7 @@ fn register(core: &mut Core, session: SessionId) -> u32 {
 }
 
 impl World {
-    /// Follows chunks that an engine of another node writes, or of this one; the follow.
+    /// Follows chunks that an engine of another node writes, or of this node; returns the follow.
     fn follow(&mut self, word: &str, writer: Option<&str>) -> u64 {
         self.follow_attempt(word, writer, 1)
     }
@@ -63,7 +63,7 @@ impl World {
         }
     }
 
-    /// The order to follow that is next: its number, the writer's node, and its chunks.
+    /// Takes the next effect, an order to follow: its number, the writer's node, and the number of its chunks.
     fn order_to(&mut self) -> (OrderNumber, String, usize) {
         match self.next() {
             Effect::Follow(FollowOrder { order, writer, chunks, .. }) => (order, writer.node, chunks.len()),
@@ -71,7 +71,7 @@ impl World {
         }
     }
 
-    /// An order to follow ends without its chunks.
+    /// Ends an order to follow without its chunks.
     fn order_fails(&mut self, order: OrderNumber, chunks: usize) {
         for chunk in 0..chunks {
             self.tell(Event::FollowedCame { order, chunk, came: Arrival::Failed(FetchFailure::Deadline) });
@@ -96,7 +96,7 @@ impl World {
         self.tell(Event::LayersCame { order, chunk, layers });
     }
 
-    /// A session of this node writes a chunk: hands over its layers, one after the other, and commits it.
+    /// Makes a session of this node begin to write a chunk; returns the reservation.
     fn writes(&mut self, session: SessionId, word: &str) -> u64 {
         let ask = Reserve {
             namespace: self.namespace,
@@ -340,7 +340,7 @@ fn what_an_engine_of_this_node_hands_over_is_followed_here_and_by_peers() {
 }
 
 impl World {
-    /// Hands over the first layer: who waits here is answered, and a peer is told.
+    /// Hands over the first layer: the waiting request is answered, and a peer is told.
     fn hands_over_to(&mut self, writer: SessionId, reservation: u64, waits: RequestId, peer: u64) {
         self.hands_over(writer, reservation, 0);
         let InPlace { layers, leased, .. } = self.in_place(waits);
@@ -377,7 +377,7 @@ fn peers_follow_no_more_than_they_may() {
     let follows = w.core.follow_for_peer(w.now, &w.fingerprint, (&hashes, &[]), (1, u64::MAX));
     assert!(follows.is_some());
     assert_eq!(w.core.follow_for_peer(w.now, &w.fingerprint, (&hashes[..1], &[]), (1, 1)), None);
-    // However patient it says it is, ten minutes without news are enough.
+    // After ten minutes without news the follow ends, however patient the peer says it is.
     w.pass(Duration::from_secs(601));
     assert!((0..16).all(|_| matches!(w.told().what, News::Lost)));
     w.tell(Event::GrantEnded(follows.unwrap()));

@@ -1,10 +1,12 @@
-//! Random histories of everything that a core is asked and told, against a model of what may be read: two tenants with two
-//! namespaces each, tenants that leave and come again, purges, blocks of two sizes and two layers, memory for a tenth, every effect answered in any order, late, twice or
-//! never, engines that lie, sessions that end, processes that stay, and faults after which a core begins anew.
+//! Random histories of all requests and events of a core, checked against a model of memory. Two tenants have two namespaces
+//! each, and leave and come again. Blocks have two sizes and two layers; memory has room for a tenth of them. Effects are
+//! answered in any order, late, twice or never. There are purges, engines that lie, sessions that end, processes that outlive
+//! their sessions, and faults after which the core begins anew.
 //!
-//! Engines ask (`engines`), effects are answered (`answers`), and the model (`memory`) writes down what every place holds, by name. A place that somebody was shown must hold what it was shown
-//! as, and nothing may be written to it, as long as whoever saw it may read it; no two effects may write to one place; every
-//! request is answered once, by its deadline; and at the end nothing is kept for anything.
+//! Engines ask (`engines`), effects are answered (`answers`), and the model (`memory`) records the name of the bytes in every
+//! place. While a reader may read a place, the place must hold the bytes that the reader was told, and nothing may be written to
+//! it. No two effects may write to one place. Every request is answered once, by its deadline. In the end the core keeps nothing
+//! for any request.
 
 mod answers;
 mod device;
@@ -39,14 +41,14 @@ struct Space {
     fingerprint: Fingerprint,
     root: ChunkHash,
     block_bytes: u64,
-    /// Its number in the session of its tenant.
+    /// The namespace's number in the session of its tenant.
     namespace: u32,
 }
 
 struct Live {
     session: SessionId,
     process: ProcessId,
-    /// Prefetches, and what they bring.
+    /// Prefetches, each with the chunks that it brings.
     tickets: Vec<(u64, Vec<ChunkHash>, Fingerprint)>,
     reservations: Vec<Reservation>,
     leases: HashMap<u64, Vec<Reading>>,
@@ -69,19 +71,19 @@ struct Reservation {
 struct Followed {
     space: Space,
     hashes: Vec<ChunkHash>,
-    /// Where the chunks stand, once that was told.
+    /// The chunks' places, once the core has told them.
     places: Vec<Place>,
-    /// What may be read.
+    /// The parts that the session may read.
     readings: Vec<Reading>,
 }
 
-/// Who asked for what.
+/// A request that waits for its answer.
 struct AskedFor {
     session: SessionId,
     ask: Request,
     hashes: Vec<ChunkHash>,
     fingerprint: Fingerprint,
-    /// Whether its session has ended: it may stay without an answer.
+    /// Whether the request's session has ended: then it need not be answered.
     is_over: bool,
 }
 
@@ -101,12 +103,12 @@ enum Open {
     Device(DeviceCopy),
     /// A lost device may still touch memory.
     DeviceGone,
-    /// A tier's thread failed: it may write there for ever.
+    /// A tier's thread failed: it may write to these places for ever.
     Lost(Vec<(Range, Name)>),
 }
 
 impl Open {
-    /// Where it reads or writes.
+    /// The ranges that the effect reads or writes.
     fn ranges(&self) -> Vec<Range> {
         let of = |places: &[(Range, Name)]| places.iter().map(|&(at, _)| at).collect::<Vec<_>>();
         match self {
@@ -128,17 +130,17 @@ struct History {
     spaces: Vec<Space>,
     sessions: Vec<Live>,
     open: Vec<Open>,
-    /// Answers that were given, to be given again.
+    /// Answers that were given, kept to be given again.
     answered: Vec<Event>,
     memory: Memory,
     requests: HashMap<RequestId, AskedFor>,
-    /// What peers were granted, and may read.
+    /// The grants of peers, with the parts that the peers may read.
     grants: Vec<(u64, Vec<Reading>)>,
-    /// What peers follow.
+    /// The follows of peers.
     peer_follows: Vec<u64>,
     last_request: u64,
     processes: u32,
-    /// Every tenant that there ever was; each session's has a number of its own.
+    /// All tenants so far, by number. `numbers` has the number of each session's tenant.
     tenants: Vec<(String, u64)>,
     numbers: [u16; 2],
     purges: Vec<u64>,
@@ -221,7 +223,7 @@ impl History {
         Live { session, process, tickets, reservations, leases, follows, pins, tensors, copies }
     }
 
-    /// What was on disk before is told.
+    /// Tells the core which chunks were on disk before.
     fn recover(&mut self) {
         let result = Visited::Done { held: self.some_on_disk(), next: None };
         self.tell(Event::SegmentVisited { visit: SegmentVisit::List, after: 0, result });
@@ -242,7 +244,7 @@ impl History {
         self.perform();
     }
 
-    /// Does what the core wants as far as that is done at once, and notes the rest.
+    /// Performs the effects that are done at once, and notes the others to be answered later.
     fn perform(&mut self) {
         while let Some(effect) = self.core.poll_effect() {
             match effect {
@@ -312,7 +314,7 @@ impl History {
         }
     }
 
-    /// A prefetch was begun; 0 if it has no ticket.
+    /// Notes the ticket of a prefetch that has begun; 0 for none.
     fn prefetching(&mut self, request: RequestId, ticket: u64) {
         let AskedFor { session, hashes, fingerprint, .. } = self.take(request);
         if ticket != 0
@@ -344,7 +346,7 @@ impl History {
         self.memory.put(to, self.block_bytes(name.0), is_right.then_some(name));
     }
 
-    /// Takes what is to be written to disk or object store, which must be what it says.
+    /// Takes a write to disk or object store. The places must hold the chunk that the write names.
     fn write(&mut self, number: WriteNumber, write: &ChunkWrite) {
         let from: Vec<Range> = write.blocks.iter().map(|(block, _)| range(block)).collect();
         for &at in &from {
@@ -354,7 +356,7 @@ impl History {
         self.open.push(Open::Write(number, from));
     }
 
-    /// Where chunks go that are ordered, by chunk; nobody uses these places.
+    /// The places for each chunk of an order. Nobody may use these places.
     fn destinations(&self, chunks: &[FetchId]) -> Vec<Vec<(Range, Name)>> {
         let destination = |&id: &FetchId| {
             let (fingerprint, wanted) = self.core.wanted(id).expect("what is ordered is being fetched");
@@ -364,7 +366,7 @@ impl History {
         chunks.iter().map(destination).collect()
     }
 
-    /// What anybody may read.
+    /// All parts that anybody may read.
     fn readings(&self) -> impl Iterator<Item = &Reading> {
         let leases = self.sessions.iter().flat_map(|live| live.leases.values().flatten());
         let follows = self.sessions.iter().flat_map(|live| live.follows.values());
@@ -373,7 +375,7 @@ impl History {
         leases.chain(follows.flat_map(|follow| &follow.readings)).chain(grants).chain(ghosts)
     }
 
-    /// Nobody reads or writes where something is to be written.
+    /// Checks that nobody reads or writes a range that is to be written.
     fn check_free(&self, to: &Range) {
         let is_read = self.readings().any(|reading| meet(&reading.at, to));
         assert!(!is_read, "seed {}: a place is written to that somebody reads", self.seed);
@@ -470,7 +472,7 @@ impl History {
         }
         self.perform();
         self.core.store.assert_tree_is_whole();
-        // Everything that anybody may read is what it was shown as.
+        // Every part that anybody may read holds the bytes that the reader was told.
         self.readings().for_each(|reading| self.must_hold(reading.at, reading.name));
     }
 
@@ -539,7 +541,7 @@ impl History {
         }
     }
 
-    /// A session ends; its process may go on reading what it was shown.
+    /// Ends a session. Its process may go on reading the places that it was told.
     fn close(&mut self, at: usize) {
         let (session, process) = (self.sessions[at].session, self.sessions[at].process);
         let Live { leases, follows, .. } = &mut self.sessions[at];
@@ -568,7 +570,7 @@ impl History {
         }
     }
 
-    /// Chunks leave the disk, or move to another actor, or the policy changes.
+    /// Makes chunks leave the disk, or move to another actor, or changes the policy.
     fn something_leaves(&mut self) {
         let tenant = self.random.u16(..2);
         let (space, chain) = self.prompt(tenant);
@@ -588,7 +590,7 @@ impl History {
         self.tell(event);
     }
 
-    /// A purge begins, goes on or ends. Nobody finds what it removed, and nobody else's chunks are touched.
+    /// Begins, continues or ends a purge. Nobody finds the removed chunks, and no other chunks are touched.
     fn purge(&mut self) {
         let tenant = self.random.u16(..2);
         let (space, chain) = self.prompt(tenant);
@@ -623,7 +625,7 @@ impl History {
         held.map(|(fingerprint, chunk)| ChunkKey { fingerprint, hash: chunk.hash }).collect()
     }
 
-    /// A tenant leaves, and one of its name comes, while its engine saves and reads.
+    /// Makes a tenant leave while its engine saves and reads, and a tenant of the same name come.
     fn tenant_goes_and_comes(&mut self, at: usize) {
         let (session, before) = (self.sessions[at].session, usize::from(self.numbers[at]));
         let has_closed = self.random.bool();
@@ -650,7 +652,7 @@ impl History {
         self.sessions[at] = self.begin_session(at as u16);
     }
 
-    /// A fault: the core begins anew, and all sessions end.
+    /// Plays a fault: the core begins anew, and all sessions end.
     fn begin_anew(&mut self) {
         (0..self.sessions.len()).for_each(|at| self.close(at));
         self.core.begin_anew();
@@ -663,7 +665,7 @@ impl History {
         self.extents_left();
     }
 
-    /// Says which extents of an earlier life nobody of this node touches any more.
+    /// Tells the core which extents of an earlier life this node no longer touches.
     fn extents_left(&mut self) {
         for extent in self.core.store.secluded() {
             let is_used = |open: &Open| open.ranges().iter().any(|at| at.0 == extent);
@@ -675,10 +677,11 @@ impl History {
         }
     }
 
-    /// Time passes until whoever waits has been answered. What other threads of this node do, ends; the rest where that is wanted.
+    /// Lets time pass until every waiting request is answered. Copies and writes of this node always end; other effects are
+    /// answered only if `answers_all` says so.
     fn end(&mut self, answers_all: bool) {
         self.answer_open(answers_all);
-        // Siblings, directory, object store, and what they hold: each may take as long as it may.
+        // Siblings, directory, object store and fetches may each take their longest time, one after the other.
         for _ in 0..5 {
             self.now += DEADLINE + Duration::from_millis(1);
             self.tell(Event::Tick);
@@ -694,7 +697,7 @@ impl History {
             let is_answered = |open: &Open| match open {
                 Open::Write(..) | Open::Copy(..) => true,
                 Open::Lost(_) => false,
-                // Its end was told; the device lets go of its memory when it is gone.
+                // The copy's end was told. The device lets go of the memory only when the device is gone.
                 Open::Device(copy) if copy.is_told() => false,
                 _ => answers_all,
             };
@@ -707,7 +710,7 @@ impl History {
 }
 
 impl Followed {
-    /// What may be read from now on that could not be before.
+    /// The parts that may be read from now on, but not before.
     fn may_read(&mut self, in_place: InPlace) -> Vec<Reading> {
         let InPlace { chunks, layers, leased, .. } = in_place;
         if let Some(leased) = leased {
@@ -730,7 +733,7 @@ fn run(seed: u64) {
     for _ in 0..200 {
         history.step();
     }
-    // First some effects are never answered: whoever waits is answered all the same.
+    // First some effects are never answered. Every waiting request must be answered all the same.
     history.end(false);
     history.end(true);
     for at in 0..2 {
@@ -766,5 +769,5 @@ fn whatever_happens_places_hold_what_they_are_shown_as_and_requests_are_answered
     }
 }
 
-/// So many histories each time.
+/// The number of histories in each run.
 const HISTORIES: u64 = 10_000;

@@ -1,4 +1,4 @@
-//! Who is asked for a chunk, in which order, and what follows of the answers.
+//! Tests of which holders are asked for a chunk, in which order, and of the effects of their answers.
 
 use super::*;
 use crate::directory::cache::HOLDERS_MS;

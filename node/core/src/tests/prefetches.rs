@@ -1,4 +1,4 @@
-//! Prefetches: collected, cancelled, overtaken by a lease.
+//! Tests of prefetches: collected, canceled, overtaken by a lease.
 
 use larder_protocol::peer::Class;
 use larder_protocol::session::{Collect, Wait};
@@ -6,7 +6,7 @@ use larder_protocol::session::{Collect, Wait};
 use super::*;
 
 impl World {
-    /// Begins to prefetch a prompt whose chunks other nodes hold; the ticket, and what is asked for.
+    /// Begins to prefetch a prompt whose chunks other nodes hold; returns the ticket and the order.
     fn prefetch(&mut self, word: &str, holders: &[&[u16]]) -> (u64, Asked) {
         self.asks(self.session, Request::Prefetch(self.ask(word)));
         self.directory_says(holders);

@@ -1,4 +1,4 @@
-//! The disk as a whole: its chunks are learnt, and those of tenants that left are purged, a segment at a time.
+//! Tests of visits to the whole disk: its chunks are listed, and chunks of tenants that left are purged, a segment at a time.
 
 use larder_protocol::purge::{PurgeMode, PurgeScope};
 
@@ -30,7 +30,7 @@ fn done(next: Option<u64>) -> Visited {
     Visited::Done { held: Vec::new(), next }
 }
 
-/// The tenants `a` and `b`, then `c`, each with its bytes.
+/// Tells the core the tenants `a`, `b` and `c`, each with its bytes.
 fn tenants(w: &mut World, bytes: [u64; 3]) {
     w.tell(Event::TenantsAre(["a", "b", "c"].map(str::to_owned).into_iter().zip(bytes).collect()));
 }

@@ -1,4 +1,4 @@
-//! The figures that a core has its shell count.
+//! Tests of the figures that a core makes its shell count.
 
 use larder_protocol::pin::PinStart;
 use larder_protocol::session::Found;

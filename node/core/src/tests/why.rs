@@ -1,4 +1,4 @@
-//! Why a chunk was a miss: every outcome is brought about, and named rightly.
+//! Tests of why a chunk was a miss: each outcome is produced, and must be named rightly.
 
 use larder_protocol::namespace::EngineHash;
 use larder_protocol::purge::{PurgeMode, PurgeScope};
@@ -12,7 +12,7 @@ use crate::store::{EvictionRule, Keeper, Stay};
 const ALONE: Sources = Sources { siblings: None, peers: None, disk: None, object: None, known_chunks: 100 };
 
 impl World {
-    /// A session asks, and its engine names the request.
+    /// Sends a request that the engine has named.
     fn says(&mut self, origin: Origin, ask: Request) {
         let request = RequestId { session: self.session, number: self.requests + 1 };
         self.core.request_is(request, &ask, origin);
@@ -25,13 +25,13 @@ impl World {
         last.into_iter().next().expect("a lookup")
     }
 
-    /// What became of each of its chunks.
+    /// The outcome of each chunk of the last lookup.
     fn outcomes(&self) -> Vec<ChunkOutcome> {
         let last = self.last_lookup();
         last.runs().flat_map(|(from, run)| (from..run.to).map(move |_| run.outcome)).collect()
     }
 
-    /// Looks a prompt up where nobody else is asked; what became of its chunks.
+    /// Looks a prompt up without a question to others; returns the outcomes of its chunks.
     fn why(&mut self, word: &str) -> Vec<ChunkOutcome> {
         self.lookup(word);
         assert!(matches!(self.next(), Effect::Found { .. }));
@@ -398,7 +398,7 @@ fn extents_are_used_as_their_memory_comes_and_a_miss_before_is_no_secret() {
     assert!(!w.core.store.remembered_evictions().is_cut(), "so it was never stored");
     let bytes = w.core.store.usage().bytes;
     assert_eq!((bytes.free, bytes.quarantined), (0, bytes.total));
-    // A fault meanwhile: what has no memory stays out of use.
+    // A fault happens meanwhile: extents without memory stay out of use.
     w.core.begin_anew();
     w.tell(Event::ExtentRenewed(0));
     let bytes = w.core.store.usage().bytes;

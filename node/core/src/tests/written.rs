@@ -1,4 +1,4 @@
-//! What is written to disk and object store, in which order, and what follows where that fails.
+//! Tests of writes to disk and object store: which chunks, in which order, and the effects of failures.
 
 use larder_protocol::ChunkRef;
 
@@ -15,7 +15,7 @@ fn world(sources: Sources) -> World {
     World { sees_writes: true, ..World::new(sources) }
 }
 
-/// One whose namespace is described on disk.
+/// A world whose namespace is described on disk.
 fn described() -> World {
     let mut w = world(DISK);
     w.put("a");
@@ -39,7 +39,7 @@ fn write(w: &mut World) -> (WriteNumber, ChunkWrite) {
     }
 }
 
-/// All chunks that the disk has.
+/// The event that lists all chunks on disk.
 fn listed(held: Vec<(Fingerprint, ChunkRef, PoolSet)>) -> Event {
     let result = Visited::Done { held, next: None };
     Event::SegmentVisited { visit: SegmentVisit::List, after: 0, result }
@@ -109,7 +109,7 @@ fn what_is_put_off_is_in_line_as_before() {
     w.put("abc");
     let (number, first) = write(&mut w);
     assert_eq!(first.chunk.hash, name("a"), "of a prompt that is not written whole the beginning is of use");
-    // As the shell does: at once, before it takes the next effect.
+    // The test answers as the shell does: at once, before it takes the next effect.
     w.tell(Event::WriteEnded { number, answer: Written::Busy });
     assert!(w.is_idle());
     w.pass(Duration::from_millis(50));
@@ -177,7 +177,7 @@ fn what_was_written_to_the_object_store_is_read_there_without_a_question() {
     let (number, written) = write(&mut w);
     assert_eq!(written.write.tier, Below::Object);
     w.tell(Event::WriteEnded { number, answer: Written::There });
-    // It is evicted.
+    // The chunk is evicted.
     w.put("b");
     let (number, _) = write(&mut w);
     w.tell(Event::WriteEnded { number, answer: Written::Failed });

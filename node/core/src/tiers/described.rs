@@ -1,5 +1,4 @@
-//! Namespaces on disk: each is described there before the first of its chunks is written, and for as long as a chunk is
-//! there.
+//! Namespaces on disk: each is described there before its first chunk is written, and for as long as one of its chunks is there.
 //!
 //! So a restarted node can serve peers before any engine comes.
 
@@ -36,18 +35,18 @@ struct Namespace {
     state: DescribedState,
 }
 
-/// Whether a namespace is described on disk: before it is, none of its chunks is written.
+/// Whether a namespace is described on disk. Without a description, none of its chunks is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DescribedState {
     Missing,
-    /// Being written, or deleted.
+    /// The description is being written or deleted.
     UnderWay,
     There,
-    /// It could not be written, and is tried again after this time.
+    /// The description could not be written, and is tried again after this time.
     Failed(Duration),
 }
 
-/// Whether a chunk may be written, as far as its namespace's description goes.
+/// Whether a chunk may be written, judged by its namespace's description.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MayWrite {
     Now,
@@ -86,11 +85,11 @@ impl Core {
         Ok(registered)
     }
 
-    /// Adds a namespace that is described on disk, before any session names it; returns whether its tenant is served. If not, the
-    /// namespace waits until the tenant is.
+    /// Adds a namespace that is described on disk, before any session names it. Returns whether its tenant is served; if not, the
+    /// namespace waits until the tenant is served.
     ///
     /// # Errors
-    /// [`Refused`] if it does not fit this node.
+    /// [`Refused`] if the namespace does not fit this node.
     pub fn know(
         &mut self,
         tenant_name: String,
@@ -110,7 +109,7 @@ impl Core {
     /// Adds a namespace whose chunks come from a node that drains.
     ///
     /// # Errors
-    /// [`Refused`] if it is of no tenant here, or does not fit this node.
+    /// [`Refused`] if this node does not serve the tenant, or if the namespace does not fit this node.
     pub(crate) fn know_of_another(
         &mut self,
         tenant_name: &str,
@@ -138,8 +137,8 @@ impl Core {
         Ok(())
     }
 
-    /// Forgets the namespaces of tenants that left: they are described no more, and their descriptions on disk are deleted later
-    /// as unused.
+    /// Forgets the namespaces of tenants that left: they are no longer described, and their descriptions on disk are deleted
+    /// later as unused.
     pub(crate) fn forget_namespaces_of_the_left(&mut self) {
         let tenants = &self.tenants;
         let is_served =
@@ -155,7 +154,7 @@ impl Core {
         let strangers = std::mem::take(&mut self.described.strangers);
         let before = strangers.len();
         for (tenant, fingerprint, spec) in strangers {
-            // Refused: it does not fit this node.
+            // Refused: the namespace does not fit this node.
             _ = self.know(tenant, fingerprint, spec);
         }
         if self.described.strangers.len() < before {
@@ -211,13 +210,13 @@ impl Core {
         }
     }
 
-    /// Whether a namespace could not be described at the last try: its chunks are not written to disk.
+    /// Whether a namespace could not be described at the last try, so that its chunks are not written to disk.
     #[must_use]
     pub fn cannot_describe(&self) -> bool {
         self.described.known.values().any(|known| matches!(known.state, DescribedState::Failed(_)))
     }
 
-    /// Whether a chunk of a namespace may be written; has the namespace described if it is not.
+    /// Whether a chunk of a namespace may be written. Orders the namespace's description if there is none.
     pub(crate) fn may_write_to_disk(&mut self, fingerprint: Fingerprint) -> MayWrite {
         let now = self.now;
         let Some(namespace) = self.described.known.get_mut(&fingerprint) else { return MayWrite::Never };
@@ -233,7 +232,7 @@ impl Core {
         MayWrite::Later
     }
 
-    /// From time to time, forgets unused namespaces, without a session and without a chunk in memory or on disk, and has their
+    /// From time to time, forgets namespaces without a session and without a chunk in memory or on disk, and has their
     /// descriptions deleted.
     pub(crate) fn forget_unused(&mut self) {
         if self.now < self.described.forget_at || !self.described.is_recovered || !self.store.has_disk() {

@@ -1,7 +1,7 @@
 //! Remembers which objects the store has. Other nodes write and delete objects too.
 //!
-//! Pure, and a hint: a caller that trusts it too much asks the store for an absent object, or writes a present one. An
-//! absence is remembered for [`ABSENT_FOR`] only.
+//! The memory is pure, and only a hint: a caller that trusts an outdated fact asks the store for an absent object, or writes a
+//! present object again. An absence is remembered for [`ABSENT_FOR`] only.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use hashbrown::HashMap;
 /// The known fact about one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fact {
-    /// It was written, read or found.
+    /// The object was written, read or found.
     Present,
-    /// It was not there, not long ago.
+    /// The object was not there a short time ago.
     Absent,
-    /// Its object is wrong: the next write replaces it.
+    /// The object's bytes are wrong: the next write replaces it.
     Damaged,
 }
 
-/// The facts of the most recent keys, in two generations of at most half of `most` each: when the younger is full, the older
-/// is forgotten. About 100 bytes a chunk.
+/// The facts about the most recent keys, in two generations of at most half of `most` facts each. When the younger is full, the
+/// older is forgotten. A fact takes about 100 bytes.
 #[derive(Debug)]
 pub struct PresenceCache<K> {
     half: usize,
@@ -47,7 +47,7 @@ enum Remembered {
 }
 
 impl<K: Eq + Hash> PresenceCache<K> {
-    /// Remembers at most `most` facts, and at least half as many.
+    /// Remembers at most `most` facts, and at least the latest half of them.
     #[must_use]
     pub fn new(most: usize, lifetimes: Lifetimes) -> Self {
         Self { half: (most / 2).max(1), lifetimes, younger: HashMap::new(), older: HashMap::new() }

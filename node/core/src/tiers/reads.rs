@@ -30,19 +30,19 @@ impl ReadLine {
         self.turns.change_class(id, Class::Decode);
     }
 
-    /// Takes a chunk out of the line; returns whether it was in it.
+    /// Takes a chunk out of the line; returns whether it was there.
     pub(crate) fn leave(&mut self, id: FetchId) -> bool {
         self.turns.leave(id)
     }
 
-    /// Takes the chunk whose turn it is out of the line, if more may be under way.
+    /// Takes the next chunk out of the line, if the bytes in flight allow another read.
     pub(crate) fn next(&mut self) -> Option<FetchId> {
         let id = self.turns.next().filter(|_| self.bytes_under_way < self.most_bytes)?;
         self.turns.leave(id);
         Some(id)
     }
 
-    /// Puts a chunk back that could not be ordered at its turn: it is the first again.
+    /// Puts a chunk back that could not be ordered at its turn: it is first in the line again.
     pub(crate) fn put_off(&mut self, id: FetchId) {
         self.turns.wait(id, Class::Decode, Duration::ZERO);
     }

@@ -1,16 +1,16 @@
 //! Finds how much of a chain's beginning the store has, in few rounds of questions.
 //!
-//! Pure. The first round asks for chunks 0, 1, 3, 7, 15, ... and the last. Each later round divides the gap between the last
-//! present chunk and the first absent one. So the number of rounds grows with the chain's logarithm. A chunk counts as
-//! present if a later chunk is present, since a writer writes a chain from its beginning. A hole costs its reader one answer
-//! `NotHeld`, nothing else.
+//! The search is pure. The first round asks for chunks 0, 1, 3, 7, 15, ... and the last chunk. Each later round divides the gap
+//! between the last present chunk and the first absent chunk. So the number of rounds grows with the logarithm of the chain's
+//! length. A chunk counts as present if a later chunk is present, since a writer writes a chain from its beginning. A hole costs
+//! the reader one answer `NotHeld`, nothing else.
 
 use std::collections::BTreeSet;
 
 /// The search through one chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Search {
-    /// The number of chunks from the beginning that are there.
+    /// The number of chunks from the beginning that are known to be there.
     present: usize,
     /// The position of the first absent chunk, or the length of the chain.
     absent: usize,
@@ -27,7 +27,7 @@ impl Search {
     pub fn tell(&mut self, position: usize, is_there: bool) {
         match is_there {
             true if position < self.absent => self.present = self.present.max(position + 1),
-            // An earlier chunk is missing: this one is of no use.
+            // An earlier chunk is missing, so this chunk is of no use.
             true => {}
             false => {
                 self.absent = self.absent.min(position);
@@ -36,7 +36,7 @@ impl Search {
         }
     }
 
-    /// The chunks to ask for in the next round, all at once; none if the answer is known.
+    /// The chunks to ask for in the next round, all at once; empty if the result is known.
     #[must_use]
     pub fn next(&self) -> Vec<usize> {
         let unknown = self.absent - self.present;
@@ -63,7 +63,7 @@ const WAYS: usize = 8;
 mod tests {
     use super::*;
 
-    /// Rounds and questions until the answer.
+    /// The result, and the rounds and questions that it took.
     fn search(chunks: usize, is_there: impl Fn(usize) -> bool) -> (usize, usize, usize) {
         let (mut search, mut rounds, mut questions) = (Search::new(chunks), 0, 0);
         loop {

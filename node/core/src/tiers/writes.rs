@@ -1,11 +1,11 @@
-//! Writes to the tiers below: the store's wishes become effects, as many as a tier keeps up with.
+//! Writes to the tiers below: turns the store's wishes into effects, as many as each tier keeps up with.
 //!
 //! A write ends with [`Event::WriteEnded`](crate::Event::WriteEnded). A busy tier is asked again when one of its writes has
 //! ended, or at the next tick. A chunk goes to disk only once its namespace is described there (`described`), so that a
 //! restarted node can use it.
 //!
-//! Chunks go to the object store from memory, never from the disk. A chunk that leaves memory goes to both, so that none is
-//! read again to be written.
+//! Chunks go to the object store from memory, never from the disk. A chunk that leaves memory goes to both tiers, so that no
+//! chunk is read from disk to be uploaded.
 
 use std::collections::HashMap;
 
@@ -67,8 +67,8 @@ impl Writes {
 }
 
 impl Core {
-    /// Orders the store's next write for each tier below, if the tier keeps up. The write after that follows when this one
-    /// was ordered, so that a postponed write keeps its place.
+    /// Orders the store's next write for each tier below, if the tier keeps up. The following write comes in the next call, so
+    /// that a postponed write keeps its place.
     pub(crate) fn write_below(&mut self) {
         let touched = self.store.take_touched();
         if !touched.is_empty() {
@@ -104,7 +104,7 @@ impl Core {
         }
     }
 
-    /// Asks tiers again that had too much to do.
+    /// Lets the tiers be asked again that had too much to do.
     pub(crate) fn write_again(&mut self) {
         (self.writes.disk.is_busy, self.writes.object.is_busy) = (false, false);
     }
@@ -129,5 +129,5 @@ impl Core {
     }
 }
 
-/// Writes that a tier has at a time; its queue has room for reads besides.
+/// Writes in flight to one tier; its queue has room for reads besides.
 const MAX_WRITES: usize = 64;

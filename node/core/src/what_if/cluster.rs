@@ -1,8 +1,8 @@
-//! Several stores behind one router, or behind engines that keep to their node: the model of the planner and of the console.
+//! A model of several stores behind one router, or behind engines that each keep to one node. The planner and the console use it.
 //!
-//! All decisions are made by the production's code: eviction, placement, forwards, the tiers' writes, and the cost of a route.
-//! The model has no time besides the requests': questions between nodes are answered at once, and with each request a node hears
-//! how much room all nodes have. Directory rows are never stale, and no staging falls short.
+//! Production code makes all decisions: eviction, placement, forwards, writes to tiers, and the cost of a route. Only requests
+//! have times in the model: questions between nodes are answered at once, and with each request a node hears how much room all
+//! nodes have. Directory rows are never stale, and there is always enough staging.
 
 mod directory;
 mod disk;
@@ -32,9 +32,9 @@ pub struct Prompt {
     pub at_ms: u64,
     /// Its tokens.
     pub tokens: u64,
-    /// The blocks that a cache keeps of it, first to last, numbered from 0.
+    /// The prompt's blocks that a cache keeps, first to last, numbered from 0.
     pub blocks: Vec<u32>,
-    /// The most blocks that it can hit.
+    /// The most blocks that the prompt can hit.
     pub usable: usize,
     /// Tokens of one block.
     pub block_tokens: u64,
@@ -51,7 +51,7 @@ pub struct Counts {
     pub tokens_asked: u64,
     /// Tokens of the blocks that were cached.
     pub tokens_hit: u64,
-    /// Chunks that a node read from another one.
+    /// Chunks that a node read from another node.
     pub chunks_moved: u64,
     /// Evicted chunks that another node took.
     pub chunks_forwarded: u64,
@@ -59,10 +59,10 @@ pub struct Counts {
     pub operations: u64,
 }
 
-/// Where the chunks came from that a request hit.
+/// The chunks that a request hit, and their sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Hits {
-    /// Chunks, from the prompt's first on.
+    /// Chunks that were hit, from the prompt's first on.
     pub chunks: u64,
     /// Chunks among them that some node read from its disk.
     pub from_disk: u64,
@@ -70,7 +70,7 @@ pub struct Hits {
     pub from_peers: u64,
     /// Chunks among them that came from the object store.
     pub from_objects: u64,
-    /// Their tokens.
+    /// Tokens of all chunks that were hit.
     pub tokens: u64,
 }
 
@@ -100,13 +100,14 @@ pub struct NodeSize {
 pub struct Shape {
     /// Whether nodes read each other's chunks.
     pub shares: bool,
-    /// The rule by which they place chunks.
+    /// The rule by which nodes place chunks.
     pub placement: PlacementRule,
     /// Chunks that each node keeps on its disk; 0 for no disk.
     pub disk_chunks: u64,
-    /// Whether there is an object store, which keeps everything.
+    /// Whether there is an object store. It keeps everything.
     pub has_objects: bool,
-    /// Requests under way at a time, one at each node at most: their computed chunks can be read when they are done.
+    /// Requests under way at a time, at most one at each node. The chunks that a request computes can be read when the request is
+    /// done.
     pub in_flight: u16,
 }
 
@@ -132,7 +133,7 @@ struct Open {
     node: usize,
     chain: Chain,
     hit: usize,
-    /// Its last full block.
+    /// The position and hash of the prompt's last full block.
     end: Option<(usize, ChunkHash)>,
 }
 
@@ -145,7 +146,7 @@ impl Prompt {
 }
 
 impl Shape {
-    /// Nodes without tiers below their memory, with requests one after the other.
+    /// Nodes without tiers below their memory, with one request after the other.
     #[must_use]
     pub fn of_memory(shares: bool) -> Self {
         let placement = PlacementRule::default();
@@ -158,7 +159,8 @@ impl Shape {
 }
 
 impl Cluster {
-    /// Empty nodes, for prompts of at most `longest` blocks; `hashes` are those of the blocks, by their numbers.
+    /// A cluster of empty nodes, for prompts of at most `longest` blocks. `hashes` has the hash of each block, by the block's
+    /// number.
     ///
     /// # Panics
     /// Panics if there are no nodes, or more than [`MAX_CLUSTER_NODES`].
@@ -190,10 +192,10 @@ impl Cluster {
         self.objects.len() as u64
     }
 
-    /// Plays a request, which is under way until others take its place; returns its hits.
+    /// Plays a request, and returns its hits. The request stays under way until others take its place.
     ///
     /// # Panics
-    /// Panics if it has a block without a hash, or a block behind another one than in an earlier request.
+    /// Panics if the prompt has a block without a hash, or a block that followed another block in an earlier request.
     pub fn play(&mut self, prompt: &Prompt, way: NodeChoice) -> Hits {
         self.nodes.iter_mut().for_each(|node| node.is_now(prompt.at_ms));
         let node = self.choose(prompt, way);
@@ -224,8 +226,8 @@ impl Cluster {
         hits
     }
 
-    /// Ends the requests that must be done before the next begins at `node`: the request at this node, the turn before, and the
-    /// oldest if too many are under way.
+    /// Ends the requests that must be done before the next request begins at `node`: the request at this node, the turn before in
+    /// the same conversation, and the oldest request if too many are under way.
     fn make_place(&mut self, node: usize, hashes: &[ChunkHash]) {
         let goes_on =
             |end: Option<(usize, ChunkHash)>| end.is_some_and(|(at, hash)| hashes.get(at) == Some(&hash));
@@ -250,7 +252,7 @@ impl Cluster {
         self.bring(prompt, node, &usable, &elsewhere)
     }
 
-    /// The places of the chunks that a node lacks, up to the first that is nowhere.
+    /// The sources of the chunks that a node lacks, up to the first chunk that is nowhere.
     fn elsewhere(&self, prompt: &Prompt, node: usize, chain: &Chain) -> Vec<Option<Source>> {
         let mut elsewhere = vec![None; chain.len()];
         for position in self.nodes[node].absent(chain) {
@@ -265,7 +267,7 @@ impl Cluster {
         elsewhere
     }
 
-    /// Saves what a request has computed.
+    /// Saves the chunks that a request has computed.
     fn put(&mut self, Open { node, chain, hit, .. }: &Open) {
         // Engines save long prompts in parts, so that others find room between them.
         let part = if self.shape.is_memory_alone() { chain.len().max(1) } else { PART_CHUNKS };
@@ -306,7 +308,7 @@ impl Cluster {
             .expect("a cluster has at least one node")
     }
 
-    /// The node where a request costs least, as the coordinator says.
+    /// The node where a request costs least, by the coordinator's formula.
     fn cheapest_reader(&self, prompt: &Prompt) -> usize {
         let rows = prompt.blocks.iter().map(|&block| self.directory.holders(block));
         let rows: Vec<u64> = rows.take_while(|&row| row != 0).collect();
@@ -362,7 +364,7 @@ mod tests {
 
     #[test]
     fn two_nodes_that_read_each_others_chunks_keep_more_than_two_that_do_not() {
-        // Twelve prompts of one block in turn, each at the other node every other time, with room for eight at each node.
+        // Twelve prompts of one block take turns. Each comes to the two nodes alternately. Each node has room for eight.
         let hit = |shares| {
             let mut cluster = of_memory(8, shares);
             for turn in 0..36 {
@@ -418,7 +420,8 @@ mod tests {
     #[test]
     fn an_only_copy_goes_to_a_node_with_room_instead_of_away() {
         let mut cluster = of_memory(8, true);
-        // The second node is heard of when it is asked; the first has no room for what it uses again and again.
+        // The first node hears of the second node when it asks it. The first node lacks room for the chunks that it uses again
+        // and again.
         cluster.play(&Prompt { at_ms: 0, ..prompt(&[30]) }, NodeChoice::To(1));
         for round in 0..4 {
             for block in 0..12 {

@@ -1,6 +1,6 @@
 //! Tries other sizes, policies and ways to work together: plays the last lookups of all nodes again through a cluster.
 //!
-//! The first half of the lookups only fills the stores; the second half is counted. A chunk on disk counts as one in memory.
+//! The first half of the lookups only fills the stores; the second half is counted. A chunk on disk counts as a chunk in memory.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,33 +16,33 @@ use crate::time::Millis;
 /// A node, and its last lookups.
 #[derive(Debug, Clone)]
 pub struct NodePast {
-    /// What the node is at present.
+    /// The node's present policy and size.
     pub size: NodeSize,
-    /// Its last lookups. The time of all nodes is the same.
+    /// Its last lookups. All nodes count time from the same moment.
     pub lookups: Vec<PastLookup>,
 }
 
 /// How nodes work together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Working {
-    /// Each request stays at its node, which finds the chunks there.
+    /// Each request stays at its node, and finds only this node's chunks.
     Apart,
-    /// Each request stays at its node, which reads the chunks of all others.
+    /// Each request stays at its node. The node reads the chunks of all other nodes too.
     Together,
-    /// A router sends each request where it costs least. Nodes find the chunks there.
+    /// A router sends each request to the node where it costs least. The request finds only this node's chunks.
     RoutedApart,
-    /// A router sends each request where it costs least. Nodes read the chunks of all others.
+    /// A router sends each request to the node where it costs least. The node reads the chunks of all other nodes too.
     RoutedTogether,
 }
 
 /// A cluster to try.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Variant {
-    /// The policy of all nodes; `None` for the one that each has.
+    /// The policy of all nodes; `None` if each node keeps its policy.
     pub policy: Option<PolicyName>,
     /// The size of each node, as a multiple of the present one; `None` for nodes that never evict.
     pub times: Option<f64>,
-    /// How they work together.
+    /// How the nodes work together.
     pub working: Working,
 }
 
@@ -51,11 +51,11 @@ pub struct Variant {
 pub struct Tried {
     /// The cluster.
     pub variant: Variant,
-    /// Chunks that its nodes keep together.
+    /// The sum of the chunks that its nodes can keep.
     pub capacity_chunks: u64,
     /// Tokens of the counted lookups that it hits.
     pub tokens_hit: u64,
-    /// Tokens among them that a node read from another one.
+    /// Tokens among these that a node read from another node.
     pub tokens_moved: u64,
 }
 
@@ -73,7 +73,8 @@ struct Numbers {
     names: Vec<u64>,
 }
 
-/// The clusters to try where nodes work together in this way: other sizes, other policies, and other ways.
+/// The clusters to try: the present one first, then other sizes, other policies, and other ways to work together. `shares` says
+/// whether the nodes read each other's chunks at present.
 #[must_use]
 pub fn variants(nodes: &[NodeSize], shares: bool) -> Vec<Variant> {
     let present = if shares { Working::Together } else { Working::Apart };
@@ -90,8 +91,8 @@ pub fn variants(nodes: &[NodeSize], shares: bool) -> Vec<Variant> {
     std::iter::once(of_policy(None, Some(1.0))).chain(sizes).chain(policies).chain(ways).collect()
 }
 
-/// Plays the lookups of nodes through every cluster; `shares` says whether they read each other's chunks at present. Takes some
-/// microseconds for each chunk and cluster. `None` if there is nothing to play.
+/// Plays the lookups of nodes through every cluster; `shares` says whether the nodes read each other's chunks at present. Takes
+/// some microseconds for each chunk and cluster. `None` if there is nothing to play.
 ///
 /// # Panics
 /// Panics if there are more than [`MAX_CLUSTER_NODES`] nodes.
@@ -175,7 +176,8 @@ impl Working {
 }
 
 impl Numbers {
-    /// Numbers a lookup's chunks; `None` if a chunk stands behind another one than before, which no store could have.
+    /// Numbers a lookup's chunks; `None` if a chunk follows another chunk than in an earlier lookup, since no store could have
+    /// both.
     fn lookup(&mut self, node: usize, lookup: &PastLookup) -> Option<Numbered> {
         let parents = || std::iter::once(None).chain(lookup.chunks.iter().copied().map(Some));
         let links = || lookup.chunks.iter().copied().zip(parents());
@@ -210,7 +212,7 @@ impl Numbers {
         }
     }
 
-    /// A hash for each number; like a real one, every bit is random.
+    /// A hash for each number. As in real hashes, every bit is random.
     fn hashes(&self) -> Vec<ChunkHash> {
         let hash = |name: &u64| {
             let mut bytes = [0; 32];
@@ -249,7 +251,7 @@ mod tests {
         *played.tried.iter().find(|tried| tried.variant == wanted).unwrap()
     }
 
-    /// Eight prompts of one chunk in turn, at two nodes by turns; each prompt comes to either of them.
+    /// Eight prompts of one chunk take turns. Each comes to the two nodes alternately.
     fn two_nodes(capacity_chunks: u64) -> [NodePast; 2] {
         let at_node = |node| {
             let turns = (0..160).filter(move |turn| (turn + turn / 8) % 2 == node);
@@ -260,7 +262,8 @@ mod tests {
 
     #[test]
     fn nodes_that_read_each_others_chunks_hit_what_either_would_compute_alone() {
-        // Room for five at each: for all eight together, while a loop of eight finds nothing at one node.
+        // Each node has room for five of the eight chunks: together they can keep all, while a loop over eight chunks hits
+        // nothing at one node.
         let played = play(&two_nodes(5), true).unwrap();
         assert_eq!((played.warming_lookups, played.counted_lookups, played.distinct_chunks), (80, 80, 8));
         assert_eq!((played.tokens_asked, played.tokens_found, played.counted_ms), (80 * 17, 80 * 16, 79));

@@ -35,7 +35,7 @@ fn random_bytes(random: &mut fastrand::Rng, bytes: usize) -> Vec<u8> {
     content
 }
 
-/// Copies with each kind of sum, from and to these offsets of larger memory; what arrived, and its sum.
+/// Copies with a sum, from and to these offsets of larger memory; returns the bytes that arrived, and their sum.
 fn copied(sum: &RangeChecksum, content: &[u8], offsets: (usize, usize), stores: Stores) -> (Vec<u8>, u64) {
     let mut from = vec![0; offsets.0 + content.len()];
     from[offsets.0..].copy_from_slice(content);
@@ -125,7 +125,7 @@ fn copies_and_bytes_that_are_added_make_one_sum() {
     }
 }
 
-/// Ends the writer, also where the test fails.
+/// Ends the writer, even if the test fails.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -134,7 +134,7 @@ impl Drop for End<'_> {
     }
 }
 
-/// Atomic bytes stand for memory of another process, as this one may not race with itself.
+/// Atomic bytes stand for the memory of another process, since a process may not race with itself.
 #[test]
 fn the_sum_is_that_of_the_copy_though_another_thread_changes_the_source_meanwhile() {
     const BYTES: usize = 256 << 10;

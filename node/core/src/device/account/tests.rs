@@ -1,4 +1,5 @@
-//! The account of copies: each caller hears once, in time, and what is held comes back when the device let go of it.
+//! Tests of the account of copies: each caller hears of the end once, in time, and resources come back when the device has let go
+//! of them.
 
 mod slots;
 
@@ -132,7 +133,7 @@ proptest! {
     fn all_that_is_held_comes_back_once_and_all_who_ask_are_answered_once(steps in steps()) {
         let mut account = account();
         let (mut now, mut next, mut asked) = (0, 0u32, 0u64);
-        // Copies that the device is at, and lost ones.
+        // Copies that the device is working on, and copies of a lost device.
         let mut at: BTreeMap<DeviceCopyNumber, u32> = BTreeMap::new();
         let mut all: Vec<(DeviceCopyNumber, SessionId)> = Vec::new();
         let (mut open, mut ended) = (BTreeSet::new(), BTreeSet::new());

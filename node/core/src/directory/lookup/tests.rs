@@ -1,4 +1,4 @@
-//! Which homes a question goes to, and what is made of their answers.
+//! Tests of lookups: which homes a question goes to, and how their answers are merged.
 
 use larder_protocol::Chain;
 use larder_protocol::peer::RowSpan;
@@ -17,7 +17,7 @@ fn span(from: u32, to: u32, node: u16) -> RowSpan {
     RowSpan { from, to, holder: holder(node) }
 }
 
-/// Asks the one home for eight chunks and takes these spans as its answer.
+/// Asks the only home for eight chunks, with these spans as its answer. Returns the nodes found for each chunk.
 fn answered(view: &View, cache: &mut Cache, epoch: Epoch, spans: Vec<RowSpan>) -> Vec<Vec<u16>> {
     let chunks: Vec<_> = (0..8).map(chunk).collect();
     let mut lookup = Lookup::new(&SPACE, &chunks, view, cache, NOW);

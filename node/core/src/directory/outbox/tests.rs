@@ -1,11 +1,11 @@
-//! What the homes are told, when, and what becomes of their answers.
+//! Tests of the outbox: what homes are told, when they are told, and the effects of their answers.
 
 use super::super::Shard;
 use super::super::stream::FLUSH_MS;
 use super::super::tests::{changes, key, table, table_of_one_home};
 use super::*;
 
-/// A node with all partitions of the directory at node 1.
+/// The outbox of node 2; node 1 is the home of all partitions.
 fn outbox() -> Outbox {
     let mut outbox = Outbox::default();
     outbox.new_table(&table_of_one_home(1, &[(1, 10), (2, 20)]), NodeNumber(2), Millis(0));
@@ -33,7 +33,7 @@ fn singles(outgoing: Vec<Outgoing>) -> Vec<Single> {
     singles.collect()
 }
 
-/// The one batch that is due.
+/// The only batch that is due.
 fn take(outbox: &mut Outbox, now: Millis) -> Single {
     let mut due = singles(outbox.due(now, |_| true));
     assert_eq!(due.len(), 1, "{due:?}");
@@ -52,7 +52,7 @@ fn told(outgoing: &Single) -> Vec<(u64, bool)> {
     told
 }
 
-/// An actor's first chunks, which the home knows.
+/// An outbox whose home knows these chunks of an actor.
 fn settled(chunks: std::ops::Range<u64>) -> (Outbox, Millis) {
     let mut outbox = outbox();
     outbox.changed(0, &changes(ChangeKind::Gained, chunks), Millis(0));
@@ -182,7 +182,7 @@ fn what_several_actors_have_for_a_home_goes_in_one_message() {
         let batch = BatchId::new(message.home, announce);
         outbox.answered(&batch, Some(Announced::Known(0)), Millis(FLUSH_MS));
     }
-    // Sums are compared in one message too, one turn after they went with the changes.
+    // Sums are compared in one message too, one interval after the message of the changes compared them.
     let probes: Vec<Outgoing> =
         (0..2 * PROBE_MS + 1_000).flat_map(|ms| outbox.due(Millis(100 + ms), |_| true)).collect();
     assert_eq!(probes.iter().map(|probe| probe.announces.len()).collect::<Vec<_>>(), [3]);
@@ -199,11 +199,12 @@ fn changes_of_all_actors_share_the_room_of_a_message() {
         .iter()
         .map(|message| message.announces.iter().map(|announce| announce.changes.len()).sum())
         .collect();
-    // The second actor's batch is under way with the few that fitted; the third's goes in a message of its own.
+    // The second actor's batch is in flight with the few changes that fitted. The third actor's batch goes in a message of its
+    // own.
     assert_eq!(sizes, [MAX_ANNOUNCE_CHANGES, MAX_ANNOUNCE_CHANGES - 10]);
 }
 
-/// A table of so many members, each with as many partitions.
+/// A table of so many members, with equally many partitions each.
 fn large_table(number: u64, members: u16) -> Arc<Table> {
     let mut large = Table::clone(&table(number, &(1..=members).map(|member| (member, 1)).collect()));
     large.homes = (0..PARTITIONS).map(|partition| NodeNumber(partition % members + 1)).collect();
@@ -239,7 +240,7 @@ fn homes_of_which_a_table_changes_nothing_are_not_asked_because_of_it() {
     let before = large_table(1, 100);
     outbox.new_table(&before, NodeNumber(2), Millis(0));
     outbox.changed(0, &changes(ChangeKind::Gained, 0..3_000), Millis(0));
-    // The homes that are told anything until then.
+    // The homes that are told anything between these times.
     let run = |outbox: &mut Outbox, from: u64, until: u64| {
         let mut asked = std::collections::BTreeSet::new();
         for now in (from..until).step_by(5).map(Millis) {
@@ -254,7 +255,7 @@ fn homes_of_which_a_table_changes_nothing_are_not_asked_because_of_it() {
         asked
     };
     assert_eq!(run(&mut outbox, 0, 10_000).len(), 100);
-    // One member is suspect, and nine partitions get another home, each from another one.
+    // One member is suspect, and nine partitions get another home. Each of the nine had a different home before.
     let mut after = Table::clone(&before);
     after.epoch.number = 2;
     after.members[40].state = larder_protocol::table::MemberState::Suspect;
@@ -263,12 +264,12 @@ fn homes_of_which_a_table_changes_nothing_are_not_asked_because_of_it() {
     let asked = run(&mut outbox, 10_000, 10_000 + PROBE_SOON_MS + 100);
     let changed: std::collections::BTreeSet<u16> = (1..=9).chain([50]).collect();
     assert!(asked.is_superset(&changed), "{asked:?}");
-    // A tenth of the others have their turn in that time all the same.
+    // A tenth of the other homes have their planned comparison in this time anyway.
     assert!(asked.len() < 10 + 30, "{asked:?}");
 }
 
-/// A node of a cluster of so many, which has told the homes of 3,000 chunks at the start. When it tells which home something then,
-/// with connections to the homes of `near`.
+/// A node of a cluster with so many members tells the homes of 3,000 chunks at the start. Returns when it tells each home
+/// something after that; `near` says when a connection with a home is open.
 fn comparisons(
     members: u16,
     until_ms: u64,

@@ -1,4 +1,4 @@
-//! What a home takes, what it refuses, and what it shows.
+//! Tests of a home: the changes that it takes and refuses, and the rows that it shows.
 
 use larder_protocol::peer::RowChange;
 use larder_protocol::table::Epoch;
@@ -8,7 +8,7 @@ use super::*;
 
 const NOW: Millis = Millis(1_000);
 
-/// The home of everything, with two holders.
+/// A home of all partitions, with two holders.
 fn home(max_rows: u64) -> Shard {
     let mut shard = Shard::new(max_rows);
     shard.new_table(&table_of_one_home(1, &[(1, 10), (2, 20), (3, 30)]), NodeNumber(1));
@@ -29,11 +29,11 @@ fn batch(stream: u64, sequence: u64, gained: &[u64], lost: &[u64]) -> Announce {
     }
 }
 
-/// Which of the first chunks have a holder, as spans.
+/// The holders of the first eight chunks, as spans.
 fn shown(shard: &Shard, now: Millis) -> Vec<(u32, u32, u16)> {
     let find = Find { epoch: Epoch::default(), rows: (0..8).map(key).collect() };
     let spans = shard.find(&find, now).spans;
-    // Those of one chunk come in no order.
+    // The spans of one chunk come in no order.
     let mut spans: Vec<_> = spans.into_iter().map(|span| (span.from, span.to, span.holder.node.0)).collect();
     spans.sort_unstable();
     spans
@@ -85,7 +85,7 @@ fn rows_go_with_their_holders_life_and_with_their_partition() {
     shard.announce(&Announce { holder: holder(3), incarnation: 30, ..batch(1, 0, &[2], &[]) });
     shard.new_table(&table_of_one_home(2, &[(1, 10), (2, 21), (3, 30)]), NodeNumber(1));
     assert_eq!(shown(&shard, NOW), [(2, 3, 3)], "node 2 has started again");
-    // Half of the partitions move away, among them perhaps the row that is left.
+    // Half of the partitions move away, perhaps with the only row that is left.
     let halves = table(3, &[(1, 10), (3, 30)].into());
     shard.new_table(&halves, NodeNumber(1));
     let stays = halves.home(key(2).run.partition()) == Some(NodeNumber(1));

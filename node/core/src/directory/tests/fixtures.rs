@@ -21,13 +21,13 @@ pub(crate) fn table(number: u64, members: &BTreeMap<u16, u64>) -> Arc<Table> {
     };
     Arc::new(Table {
         epoch: Epoch { term: 1, number },
-        // Sixteen neighbours move together: that is as good a test, and sooner made.
+        // Sixteen neighboring partitions move together: the test is as good, and faster.
         homes: (0..PARTITIONS / 16).filter_map(home).flat_map(|home| [home; 16]).collect(),
         members: members.iter().map(|(&number, &incarnation)| member(number, incarnation)).collect(),
     })
 }
 
-/// A table in which node 1 is home to everything.
+/// A table in which node 1 is the home of all partitions.
 pub(crate) fn table_of_one_home(number: u64, members: &[(u16, u64)]) -> Arc<Table> {
     let members: BTreeMap<u16, u64> = members.iter().copied().collect();
     let mut table = Table::clone(&table(number, &members));
@@ -52,7 +52,7 @@ pub(crate) fn holder(node: u16) -> Holder {
     Holder { node: NodeNumber(node), device: 0 }
 }
 
-/// A chunk of its own; four follow each other in a run.
+/// The chunk of this number; four consecutive numbers are one run.
 pub(crate) fn chunk(number: u64) -> ChunkRef {
     let hash = |number: u64| {
         let mut hash = [0; 32];

@@ -1,5 +1,5 @@
-//! Whole clusters in virtual time, over a network that loses, doubles, delays and reorders what it carries: once the
-//! faults stop, the homes' rows are what the nodes hold.
+//! Whole clusters in virtual time, over a network that loses, doubles, delays and reorders messages. Once the faults stop, the
+//! homes' rows equal the chunks that the nodes hold.
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::{cmp::Reverse, sync::Arc};
@@ -18,7 +18,7 @@ use crate::store::ChangeKind;
 fn after_faults_the_directory_equals_what_the_nodes_hold() {
     let first: u64 = std::env::var("LARDER_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     for seed in first..first + HISTORIES {
-        // Shown where the history fails.
+        // The output is shown if the history fails.
         println!("LARDER_SEED={seed}");
         Cluster::new(seed).live();
     }
@@ -30,7 +30,7 @@ struct Cluster {
     has_faults: bool,
     nodes: BTreeMap<u16, Node>,
     incarnations: u64,
-    /// What the coordinator knows.
+    /// The members that the coordinator knows, with their incarnations.
     members: BTreeMap<u16, u64>,
     table: Arc<Table>,
     events: BTreeMap<u64, Event>,
@@ -45,7 +45,7 @@ struct Node {
     shard: Shard,
     cache: Cache,
     held: BTreeSet<(u16, u64)>,
-    /// Attempts whose end is not known.
+    /// Attempts to send whose result is not known yet.
     attempts: BTreeSet<u64>,
 }
 
@@ -94,7 +94,7 @@ impl Cluster {
         for to in self.nodes.keys().copied().collect::<Vec<_>>() {
             self.schedule(50, Event::Table { to, table: Arc::clone(&table) });
         }
-        // Everything late has come by then.
+        // All late messages have come after this time.
         self.run(3_000, 50);
         for _ in 0..BOUND_MS / 500 {
             if self.difference().is_empty() {
@@ -118,7 +118,7 @@ impl Cluster {
                 let node = self.random.u16(1..=12);
                 self.start(node);
             }
-            // The coordinator believes a node gone that lives, or is late to see that one is gone.
+            // The coordinator takes a living node for gone, or is late to notice that a node is gone.
             80..84 => drop(self.members.remove(&node)),
             84..88 => drop(self.members.insert(node, self.nodes[&node].incarnation)),
             88..94 => {
@@ -130,7 +130,7 @@ impl Cluster {
         }
     }
 
-    /// A node starts, or starts again, and holds something already.
+    /// Starts a node, or starts it again. The node holds some chunks already.
     fn start(&mut self, number: u16) {
         self.incarnations += 1;
         let node = Node {
@@ -170,7 +170,7 @@ impl Cluster {
         let node = self.nodes.get_mut(&number).unwrap();
         node.held.retain(|(device, _)| *device != 0);
         node.held.extend(some.iter().map(|&chunk| (0, chunk)));
-        // Page by page, and in between something else is gained and lost.
+        // The pages come one by one. Between them other chunks are gained and lost.
         let some: Vec<u64> = some.into_iter().collect();
         let pages = some.chunks(7).chain(some.is_empty().then_some(&[][..]));
         let count = pages.clone().count();
@@ -184,7 +184,7 @@ impl Cluster {
                 node.held.insert((0, number));
                 node.outbox.changed(0, &changes(ChangeKind::Gained, [number]), self.now);
             }
-            // One that a page had already, or the next ones will not have.
+            // Only a chunk is lost that an earlier page had, or that no later page will have.
             let is_paged =
                 some.iter().position(|&other| other == number).is_some_and(|place| place < 7 * (at + 1));
             if !is_last && is_paged && self.random.bool() {
@@ -194,7 +194,7 @@ impl Cluster {
         }
     }
 
-    /// A new table; nodes hear of it at different times, and some not at all.
+    /// Publishes a new table. Nodes hear of it at different times, and some nodes not at all.
     fn publish(&mut self) {
         self.table = table(self.table.epoch.number + 1, &self.members);
         for to in self.nodes.keys().copied().collect::<Vec<_>>() {
@@ -278,7 +278,7 @@ impl Cluster {
             let ask = Event::Ask { from, to: home.0, attempt, outgoing: outgoing.clone() };
             self.schedule(if late { 10 * DEADLINE_MS } else { DEADLINE_MS / 2 }, ask);
         }
-        // The exchange gives up.
+        // At this time the exchange gives up.
         let answers = vec![None; ids.len()];
         self.events.insert(self.next_event, Event::Answer { to: from, attempt, ids, answers });
         self.queue.push(Reverse((self.now + DEADLINE_MS, self.next_event)));
@@ -305,7 +305,7 @@ impl Cluster {
             }
             Event::Table { to, table } => {
                 let Some(node) = self.nodes.get_mut(&to) else { return };
-                // An earlier life's place is not this one's.
+                // A table with an earlier life of this node is not for this life.
                 let own = table.member(NodeNumber(to)).map(|member| member.incarnation);
                 if table.epoch > node.view.table.epoch && own.is_none_or(|own| own == node.incarnation) {
                     node.new_table(&table, NodeNumber(to), self.now);
@@ -325,7 +325,7 @@ impl Cluster {
         }
     }
 
-    /// Rows that should be and are not, or the reverse.
+    /// Rows that should be there and are not, or the reverse.
     fn difference(&self) -> Vec<(u16, (u16, u64, Holder))> {
         let mut expected = BTreeSet::new();
         let mut found = BTreeSet::new();
@@ -369,5 +369,6 @@ const CHUNKS: u64 = 48;
 
 const DEADLINE_MS: u64 = 60;
 
-/// Within this time after the last fault the directory is right: the time between two sums, some pauses, some repairs.
+/// Within this time after the last fault the directory is right: the time between two comparisons of sums, some pauses, some
+/// repairs.
 const BOUND_MS: u64 = 20_000;

@@ -1,10 +1,10 @@
-//! What a fetch does whose peer is busy.
+//! Tests of fetches whose peer is busy.
 
 use super::*;
 
 const RETRY: RetryAfter = RetryAfter { retry_after_ms: 40 };
 
-/// A fetch of 4 credits that has its turn.
+/// Begins a fetch of 4 credits, which gets its turn at once.
 fn asked(node: &mut Node) -> (PeerId, RequestId) {
     let peer = node.peer(2);
     let fetch = node.fetch(peer, 4, Class::Prefetch);

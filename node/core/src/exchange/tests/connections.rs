@@ -1,4 +1,5 @@
-//! Which connections are kept: single rules, then random histories of nodes that dial, ask and close over a slow network.
+//! Tests of which connections are kept: single rules, then random histories of nodes that dial, ask and close over a slow
+//! network.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,7 +19,7 @@ fn closes(connections: &mut Connections, now: Duration) -> Vec<(ConnectionId, Cl
     std::iter::from_fn(|| connections.poll_close()).collect()
 }
 
-/// A connection that the peer dialled from where it is.
+/// A connection that the peer dialed from its own address.
 fn came(connections: &mut Connections, now: Duration, peer: &str) -> ConnectionId {
     let id = connections.opened(now, peer, Dialler::There);
     connections.is_at_home(id);
@@ -138,7 +139,7 @@ fn another_life_is_dialled_and_what_the_peer_dialled_before_ends_its_requests() 
 fn in_random_histories_no_request_fails_and_each_pair_ends_with_one_connection() {
     let first: u64 = std::env::var("LARDER_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     for seed in first..first + 300 {
-        // Shown where the history fails.
+        // The output is shown if the history fails.
         println!("LARDER_SEED={seed}");
         let mut world = World::new(seed);
         world.live();
@@ -162,7 +163,7 @@ struct World {
 struct Peer {
     connections: Connections,
     wires: BTreeMap<ConnectionId, usize>,
-    /// By peer that is being dialled: who waits for it.
+    /// For each peer that is being dialed, the requests that wait for the connection.
     dialling: BTreeMap<usize, Vec<Request>>,
 }
 
@@ -193,7 +194,7 @@ enum Step {
     Served(Request, usize),
     Answer(Request, usize),
     Acknowledged(Request, usize),
-    /// An end hears that the other one closed.
+    /// An end hears that the other end closed.
     Closed(usize, usize),
     Refused(Request, usize),
 }
@@ -276,7 +277,7 @@ impl World {
         self.now = end;
     }
 
-    /// Closes what a node wants closed: nothing may be in flight there.
+    /// Closes the connections that a node wants closed. Nothing may be in flight on them.
     fn close_those(&mut self, node: usize) {
         while let Some((id, why)) = self.nodes[node].connections.poll_close() {
             assert!(why.is_idle());
@@ -325,7 +326,7 @@ impl World {
                 self.ends(wire, request.from, true);
                 self.plan(delay, Step::Acknowledged(request, wire));
             }
-            // An asker that closed meanwhile acknowledges nothing, and the end of the connection ends the wait.
+            // An asker that closed meanwhile acknowledges nothing. The end of the connection then ends the wait.
             Step::Acknowledged(request, wire) => self.ends(wire, request.to, false),
             Step::Closed(node, wire) => {
                 if std::mem::take(&mut self.end(wire, node).is_open) {
@@ -360,7 +361,7 @@ impl World {
         }
     }
 
-    /// Both ends are open: the waiting requests go.
+    /// Opens both ends of a new connection, and sends the waiting requests.
     fn dialled(&mut self, from: usize, to: usize) {
         let wire = self.wires.len();
         let here = self.nodes[from].connections.opened(self.now, &name(to), Dialler::Here);

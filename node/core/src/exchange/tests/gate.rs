@@ -1,4 +1,4 @@
-//! How much one peer is asked for at a time, and who goes first.
+//! Tests of how much one peer is asked for at a time, and which request goes first.
 
 use super::*;
 
@@ -59,7 +59,7 @@ fn a_fetch_that_needs_much_is_passed_by_none_that_needs_little_until_it_gives_it
     assert_eq!((node.turns(), node.exchange.bytes_under_way(peer)), (vec![], 0));
 }
 
-/// Two that take all streams, and then one of each class.
+/// Begins two fetches that take all streams, then lines up one fetch of each class.
 fn lined_up(node: &mut Node) -> (PeerId, [RequestId; 4]) {
     let peer = node.peer(2);
     let [first, second] = [(); 2].map(|()| node.fetch(peer, 1, Class::Decode));

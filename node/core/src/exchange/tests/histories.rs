@@ -1,6 +1,6 @@
-//! Random histories of a node and its peers, which work, hang, stop, and come back in other lives.
+//! Random histories of a node and its peers. The peers work, hang, stop, and come back in other lives.
 //!
-//! Whatever happens, no peer is asked for more than it may be, nobody waits in vain, and a peer that answers is heard again.
+//! Whatever happens, no peer is asked for more than its bound, no fetch waits in vain, and a peer that answers is heard again.
 
 use super::*;
 
@@ -8,7 +8,7 @@ use super::*;
 fn nobody_is_asked_for_too_much_nor_waits_in_vain_nor_is_silent_for_ever() {
     let first: u64 = std::env::var("LARDER_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     for seed in first..first + HISTORIES {
-        // Shown where the history fails.
+        // The output is shown if the history fails.
         println!("LARDER_SEED={seed}");
         World::new(seed).live();
     }
@@ -20,12 +20,12 @@ struct World {
     outgoing: Outgoing,
     /// Every other node, and its life; a life of 0 is no member.
     peers: BTreeMap<u16, (u64, Does)>,
-    /// In one of its lives. One that always worked has no reason to be silent.
+    /// Peers that failed at some time in this life. A peer that always worked has no reason to be silent.
     ever_failed: BTreeSet<PeerId>,
     silent: BTreeSet<PeerId>,
     requests: BTreeMap<RequestId, Model>,
     probes: Vec<(PeerId, u64, Duration)>,
-    /// Bytes that are being sent, and to whom.
+    /// Bytes that are being sent, each with their peer.
     sends: Vec<(String, u64)>,
     turns: usize,
 }
@@ -33,9 +33,9 @@ struct World {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Does {
     Works,
-    /// Is heard, and sends no blocks.
+    /// The peer is heard, but sends no blocks.
     Hangs,
-    /// Says nothing at all.
+    /// The peer sends nothing at all.
     Stops,
 }
 
@@ -133,7 +133,7 @@ impl World {
                 }
             }
             72..80 => {
-                // On a busy machine nothing may be heard of a peer that works for a moment.
+                // On a busy machine, a working peer may not be heard for a moment.
                 let was_heard = does != Does::Stops && self.random.bool();
                 let waited_ms = self.random.u64(0..if was_heard { 5_000 } else { 499 });
                 let asked = self.node.now.saturating_sub(ms(waited_ms));
@@ -179,8 +179,8 @@ impl World {
         self.settle();
     }
 
-    /// At most so many milliseconds pass. What is asked of those that work comes, or not yet; what is not there by its deadline is
-    /// late.
+    /// Lets at most so many milliseconds pass. Fetches from working peers may end in this time. Fetches that have not ended by
+    /// their deadline are late.
     fn pass(&mut self, most_ms: u64) {
         let end = self.node.now + ms(self.random.u64(0..most_ms));
         while self.node.now < end {
@@ -217,7 +217,7 @@ impl World {
         }
     }
 
-    /// All that is asked for comes.
+    /// Ends all fetches that were asked for: their blocks come.
     fn all_come(&mut self) {
         for (&request, model) in &self.requests {
             if let Stage::Asked { .. } = model.stage {
@@ -234,7 +234,7 @@ impl World {
         self.settle();
     }
 
-    /// Takes note of all effects, and looks at what may never be.
+    /// Takes all effects, and checks what must never happen.
     fn settle(&mut self) {
         for effect in self.node.effects() {
             match effect {
@@ -262,7 +262,7 @@ impl World {
                 Effect::Answers(peer) => assert!(self.silent.remove(&peer), "it was not silent"),
                 Effect::Gone(peer) => {
                     self.silent.remove(&peer);
-                    // Its connection is closed: nothing else comes. What waited was told before.
+                    // The peer's connection is closed: nothing else comes. Waiting requests were told before.
                     self.requests.retain(|&request, model| {
                         let stays = model.peer != peer;
                         assert!(stays || model.stage != Stage::Waits, "it would wait for ever");
@@ -305,7 +305,7 @@ impl World {
         self.peers.iter().filter(|(_, (life, _))| *life > 0).map(|(&number, _)| number).collect()
     }
 
-    /// What a peer does in this life of its.
+    /// How a peer behaves in this life.
     fn does(&self, peer: PeerId) -> Option<Does> {
         let &(life, does) = self.peers.get(&peer.node.0)?;
         (life == peer.incarnation).then_some(does)

@@ -1,9 +1,9 @@
-//! Who may have how much of what is being sent, and how fast it goes.
+//! Tests of how many bytes may be in flight to each peer, and of the rate at which they go.
 
 use super::super::pace::Pace;
 use super::*;
 
-/// As many places of 1 byte as a peer gets.
+/// Takes room in steps of 1 byte for a peer until it gets no more; returns the bytes.
 fn fill(outgoing: &mut Outgoing, peer: &str) -> u64 {
     std::iter::from_fn(|| outgoing.sending.take(peer, 1, Class::Decode)).sum()
 }
@@ -86,7 +86,7 @@ proptest::proptest! {
         for first in 0..went.len() {
             let mut bytes = 0;
             for &(at, piece) in &went[first..] {
-                // The last piece of a stretch goes at once, and takes its time after it.
+                // The last piece of a stretch goes at once, and its time counts after the stretch.
                 let allowed = (at - went[first].0 + ms(5)).as_micros() as u64 + 1;
                 proptest::prop_assert!(bytes <= allowed, "{bytes} bytes in {allowed} us");
                 bytes += piece;

@@ -1,8 +1,8 @@
-//! Which peer is left out, and when it is tried again.
+//! Tests of which peers are left out, and when they are tried again.
 
 use super::*;
 
-/// A fetch that is not answered within its deadline.
+/// Plays a fetch that gets no answer within its deadline.
 fn is_late(node: &mut Node, peer: PeerId, was_heard: bool) {
     let fetch = node.fetch(peer, 1, Class::Decode);
     node.pass(DEADLINE);
@@ -10,7 +10,7 @@ fn is_late(node: &mut Node, peer: PeerId, was_heard: bool) {
     node.leave(fetch);
 }
 
-/// A small answer that is late by now.
+/// Plays a small request whose answer is late after `waited`.
 fn small_is_late(node: &mut Node, peer: PeerId, waited: Duration, was_heard: bool) {
     let asked = node.now;
     node.pass(waited);
@@ -95,7 +95,7 @@ fn a_silent_peer_is_asked_again_and_again_with_longer_pauses_until_it_answers() 
     node.exchange.falls_silent(node.now, peer);
     for pause_ms in [20, 40, 80, 160, 320, 640, 1_000, 1_000] {
         let probe = node.probe();
-        // Packets that come are no answer.
+        // Packets that come do not count as an answer.
         node.probed(probe, false, true);
         node.pass(ms(pause_ms - 1));
         assert_eq!(node.effects(), [], "before {pause_ms} ms");
@@ -253,7 +253,7 @@ fn follows_of_one_peer_are_bounded_and_keep_no_fetch_from_passing() {
     assert!(node.exchange.follow(peer).is_some() && node.exchange.follow(peer).is_none());
 }
 
-/// Nodes 1 to 9, of which these are suspect.
+/// A table of nodes 1 to 9; these of them are suspect.
 fn with_suspects(suspects: &[u16]) -> Arc<Table> {
     let mut table = Table::clone(&table((1..10).map(|node| (node, 10))));
     for member in &mut table.members {

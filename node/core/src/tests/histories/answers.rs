@@ -1,9 +1,9 @@
-//! How the effects of a history are answered: well, badly, in part, and some of them again.
+//! Answers the effects of a history: with success, with failure, in part, and some of them twice.
 
 use super::*;
 
 impl History {
-    /// Answers an effect, whichever; always well where that is wanted.
+    /// Answers any effect. With `always_well`, the answer is a success.
     pub(super) fn answer_effect(&mut self, at: usize, always_well: bool) {
         let open = self.open.swap_remove(at);
         let fails = !always_well && self.random.u8(..4) == 0;
@@ -66,7 +66,7 @@ impl History {
         }
     }
 
-    /// A segment of the disk was listed or purged.
+    /// Tells the core that a segment of the disk was listed or purged.
     fn visited(&mut self, visit: SegmentVisit, after: u64, fails: bool) {
         let is_list = matches!(visit, SegmentVisit::List);
         let next = (after < 3 && self.random.bool()).then_some(after + 1);
@@ -100,7 +100,7 @@ impl History {
         self.tell(Event::OrderEnded { order, came });
     }
 
-    /// A writer's node sends a layer, or a chunk to its end, or ends the order.
+    /// Plays a writer's node: sends a layer, or the rest of a chunk, or ends the order.
     pub(super) fn followed(&mut self, order: OrderNumber, mut places: Vec<Vec<(Range, Name)>>, ends: bool) {
         let chunk = self.random.usize(..places.len());
         match self.random.u8(..4) {
@@ -109,7 +109,7 @@ impl History {
                 let is_here = self.random.u8(..4) > 0;
                 let came = if is_here { here(1) } else { FAILED };
                 let coming = std::mem::take(&mut places[chunk]);
-                // Layers that were told are right already: what comes after them does not touch them.
+                // Layers that were told are right already: later layers do not touch them.
                 if is_here {
                     coming.into_iter().for_each(|(to, name)| self.put_in(to, name, true));
                 }
@@ -134,7 +134,7 @@ impl History {
         }
     }
 
-    /// Bytes were copied and summed. Who verifies finds now and then that they are wrong.
+    /// Ends a copy. A verification now and then finds wrong bytes.
     pub(super) fn copied(&mut self, copy: CopyNumber, moves: &[BlockMove], fails: bool) {
         let mut sums = vec![Checksums::default(); moves.len()];
         let answer = match self.random.u8(..3) {
@@ -162,7 +162,7 @@ impl History {
         self.tell(Event::Copied { copy, answer });
     }
 
-    /// Something that was answered is answered once more.
+    /// Gives an earlier answer once more.
     pub(super) fn answer_again(&mut self) {
         if !self.answered.is_empty() {
             let event = self.answered.swap_remove(self.random.usize(..self.answered.len()));

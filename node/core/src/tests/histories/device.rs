@@ -1,5 +1,5 @@
-//! The device of a history: engines load and save pages, blocks go into the device tier, copies end well, badly, late or never, and
-//! the device is lost.
+//! The device of a history: engines load and save pages, blocks go into the device tier, copies succeed, fail, come late or never
+//! end, and the device is lost.
 //!
 //! The tier's pool is one more extent of the model.
 
@@ -16,12 +16,12 @@ pub(super) struct DeviceCopy {
     number: DeviceCopyNumber,
     reads: Vec<Reading>,
     writes: Vec<(Range, Name)>,
-    /// Whether its end was told, although the device may still touch the memory.
+    /// Whether the copy's end was told, although the device may still touch the memory.
     is_told: bool,
 }
 
 impl DeviceCopy {
-    /// Whether its end was told, although the device may still touch the memory.
+    /// Whether the copy's end was told, although the device may still touch the memory.
     pub(super) fn is_told(&self) -> bool {
         self.is_told
     }
@@ -33,7 +33,7 @@ impl DeviceCopy {
 }
 
 impl History {
-    /// The device knows the tensors of a session, for each of its namespaces.
+    /// Makes the device know the tensors of a session, for each of its namespaces.
     pub(super) fn know_tensors(&mut self, tenant: u16, session: SessionId) -> Vec<(Fingerprint, u32)> {
         let mut known = Vec::new();
         for &Space { fingerprint, namespace, .. } in self.spaces.iter().filter(|of| of.tenant == tenant) {
@@ -46,7 +46,7 @@ impl History {
         known
     }
 
-    /// An engine loads a lease, saves what is reserved, or asks for a copy.
+    /// Makes an engine load a lease, save reserved chunks, or ask for the progress of a copy.
     pub(super) fn copy_pages(&mut self, at: usize) {
         match self.random.u8(..5) {
             0..2 => self.load(at),
@@ -68,7 +68,7 @@ impl History {
         self.asks_only(at, Request::LoadPages(ask));
     }
 
-    /// Saves all layers that were not given yet, or one.
+    /// Saves one layer, or all layers that were not given yet.
     fn save(&mut self, at: usize) {
         let Live { reservations, tensors, .. } = &mut self.sessions[at];
         let Some(reserved) = reservations.last_mut().filter(|reserved| reserved.given < 2) else { return };
@@ -102,7 +102,7 @@ impl History {
         self.asks_only(at, Request::AskCopy(AskCopy { copy, layers, wait_ms }));
     }
 
-    /// The device takes an order, or has too much to do.
+    /// Plays the device: takes an order, or has too much to do.
     pub(super) fn device_copy(&mut self, DeviceOrder { number, work, .. }: DeviceOrder) {
         let (reads, writes) = match work {
             DeviceWork::Pages(copy) => self.pages_copied(&copy),
@@ -140,7 +140,7 @@ impl History {
         (Reading { at, name }, ((POOL, to, to + bytes), name))
     }
 
-    /// Nobody waits for a copy any more: it is not begun where that can be helped.
+    /// Cancels a copy that nobody waits for any more, if the device has not begun it.
     pub(super) fn cancel_device_copy(&mut self, number: DeviceCopyNumber) {
         let is_it =
             |open: &Open| matches!(open, Open::Device(copy) if copy.number == number && !copy.is_told);
@@ -153,11 +153,11 @@ impl History {
         }
     }
 
-    /// A copy ends, or tells a layer.
+    /// Ends a copy, now and then after a report of a layer.
     pub(super) fn device_copy_ends(&mut self, copy: DeviceCopy, fails: bool) {
         let (number, is_told) = (copy.number, copy.is_told);
         if is_told {
-            // Its writes may come until the device is gone.
+            // The copy's writes may come until the device is gone.
             return self.open.push(Open::Device(copy));
         }
         if self.random.u8(..3) == 0 {
@@ -179,7 +179,7 @@ impl History {
         self.tell(Event::Device(DeviceEvent::Ended { number, result }));
     }
 
-    /// The device is lost: its copies end for those who wait, but it may touch memory until it is gone.
+    /// Makes the device lost: its copies end for the requests that wait, but the device may touch memory until it is gone.
     pub(super) fn device_is_lost(&mut self) {
         if self.open.iter().any(|open| matches!(open, Open::DeviceGone)) {
             return;
@@ -201,7 +201,7 @@ impl History {
         self.open.push(Open::DeviceGone);
     }
 
-    /// Nothing of a lost device is left: engines register their tensors again.
+    /// Makes the lost device gone: engines register their tensors again.
     pub(super) fn device_is_gone(&mut self) {
         for open in std::mem::take(&mut self.open) {
             match open {

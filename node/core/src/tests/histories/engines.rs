@@ -1,4 +1,4 @@
-//! What the engines of a history ask: writes, reads, follows, pins, reports, and lies.
+//! The requests of a history's engines: writes, reads, follows, pins, reports, and lies.
 
 use super::*;
 
@@ -12,7 +12,7 @@ impl History {
         self.tell(Event::Asked { request, ask, cause: Cause::default() });
     }
 
-    /// A request about nothing that the history has to remember.
+    /// Sends a request that the history need not remember.
     pub(super) fn asks_only(&mut self, at: usize, ask: Request) {
         let fingerprint = self.spaces[0].fingerprint;
         self.asks(at, (Vec::new(), fingerprint), ask);
@@ -26,8 +26,8 @@ impl History {
         self.asks(at, (hashes, space.fingerprint), ask);
     }
 
-    /// Commits, hands over or gives up what is reserved; now and then what is another's, in the wrong order, or from outside the
-    /// window.
+    /// Commits, hands over or gives up reserved chunks; now and then those of another session, in the wrong order, or from
+    /// outside the window.
     pub(super) fn write_reserved(&mut self, at: usize) {
         let lies = self.random.u8(..20) == 0;
         let from = if lies { self.random.usize(..self.sessions.len()) } else { at };
@@ -89,7 +89,7 @@ impl History {
         }
         let which = self.random.usize(..tickets.len());
         let (ticket, hashes, fingerprint) = tickets[which].clone();
-        // Some are collected, or cancelled, again, or cancelled while they are collected.
+        // Some tickets are collected or canceled twice, or canceled while they are collected.
         if self.random.u8(..3) > 0 {
             tickets.swap_remove(which);
         }
@@ -139,7 +139,7 @@ impl History {
         self.asks_only(at, Request::Pin(Pin { namespace, chain, duration_ms }));
     }
 
-    /// An engine or a peer says that chunks are damaged.
+    /// Makes an engine or a peer report damaged chunks.
     pub(super) fn report(&mut self, at: usize) {
         let (space, chain) = self.prompt(at as u16);
         let (namespace, fingerprint) = (space.namespace, space.fingerprint);

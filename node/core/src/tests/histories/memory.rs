@@ -1,4 +1,4 @@
-//! What stands in memory, and who may read or write where: the model that a history is checked against.
+//! The model that a history is checked against: the bytes in memory, and the parts that may be read.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,10 +14,10 @@ pub(super) type Range = (u32, u64, u64);
 /// The name of a block.
 pub(super) type Name = (Fingerprint, ChunkHash);
 
-/// Memory is looked at in pieces of this size: a layer of the smaller blocks.
+/// The model divides memory into pieces of this size: a layer of the smaller blocks.
 pub(super) const PIECE: u64 = BLOCK / 2;
 
-/// Somebody who may read a part of a block: where, what it is, and where in the block it begins.
+/// A range that somebody may read, and the name of the block that it must hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reading {
     pub(super) at: Range,
@@ -26,11 +26,11 @@ pub(super) struct Reading {
 
 #[derive(Debug, Default)]
 pub(super) struct Memory {
-    /// What every piece holds: a block's name, and which of its pieces.
+    /// The contents of every piece: a block's name, and the position of the piece in the block.
     pieces: HashMap<(u32, u64), (Name, u64)>,
     /// Pieces that were found to be wrong.
     damaged: HashSet<(u32, u64)>,
-    /// What living processes may read of sessions that ended.
+    /// The parts that living processes may still read after their sessions ended.
     pub(super) ghosts: Vec<(ProcessId, Vec<Reading>)>,
 }
 
@@ -51,8 +51,8 @@ fn pieces((extent, from, to): Range) -> impl Iterator<Item = (u32, u64)> {
 }
 
 impl Memory {
-    /// Something was written; `None`: nobody knows what. Slots begin at multiples of their size, so that a piece says where in
-    /// its block it stands.
+    /// Notes the name of the bytes that were written to a range; `None` for unknown bytes. Slots begin at multiples of their
+    /// size, so a piece's address gives its position in its block.
     pub(super) fn put(&mut self, to: Range, block_bytes: u64, name: Option<Name>) {
         for at in pieces(to) {
             self.damaged.remove(&at);
@@ -63,18 +63,18 @@ impl Memory {
         }
     }
 
-    /// Whether a place holds what it should.
+    /// Whether a range holds the block that it should.
     pub(super) fn holds(&self, &Reading { at, name }: &Reading, block_bytes: u64) -> bool {
         let is_right = |at: (u32, u64)| self.pieces.get(&at) == Some(&(name, at.1 % (block_bytes / PIECE)));
         pieces(at).all(is_right)
     }
 
-    /// The block that stands at a place, if it is known.
+    /// The block that is at a range, if it is known.
     pub(super) fn name_at(&self, at: Range) -> Option<Name> {
         pieces(at).next().and_then(|piece| self.pieces.get(&piece)).map(|(name, _)| *name)
     }
 
-    /// It was verified, and is wrong.
+    /// Notes that verification of a range failed.
     pub(super) fn condemn(&mut self, at: Range) {
         self.damaged.extend(pieces(at));
     }
@@ -83,7 +83,7 @@ impl Memory {
         pieces(at).any(|at| self.damaged.contains(&at))
     }
 
-    /// An extent has new memory: who could read the old one keeps that.
+    /// Gives an extent new memory. Earlier readers keep the old memory.
     pub(super) fn renew(&mut self, extent: u32) {
         self.pieces.retain(|&(of, _), _| of != extent);
         self.damaged.retain(|&(of, _)| of != extent);

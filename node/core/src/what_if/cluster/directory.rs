@@ -7,7 +7,7 @@ use larder_protocol::ChunkHash;
 /// Nodes that fit into one row.
 pub(super) const MAX_NODES: usize = 64;
 
-/// One row per block: the nodes that hold it, one bit each, as they tell.
+/// One row for each block: the nodes that announced it, one bit for each node.
 #[derive(Debug)]
 pub(super) struct Directory {
     rows: Vec<u64>,

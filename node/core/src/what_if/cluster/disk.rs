@@ -1,4 +1,4 @@
-//! A planned node's disk: a log whose oldest records go, except those that were used since they were written.
+//! A planned node's disk: a log that drops its oldest records, except records that were used since they were written.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,7 +9,7 @@ use larder_protocol::ChunkHash;
 pub(super) struct DiskLog {
     chunks: u64,
     line: VecDeque<(ChunkHash, u64)>,
-    /// By chunk: the number of its record, and whether it was used since.
+    /// For each chunk: the number of its record, and whether the chunk was used since it was written.
     records: HashMap<ChunkHash, (u64, bool)>,
     next: u64,
 }
@@ -20,7 +20,7 @@ impl DiskLog {
         Self { chunks, line: VecDeque::new(), records: HashMap::new(), next: 0 }
     }
 
-    /// Writes a chunk; returns the chunks that go for it.
+    /// Writes a chunk; returns the chunks that make way for it.
     pub(super) fn write(&mut self, chunk: ChunkHash) -> Vec<ChunkHash> {
         let mut gone = Vec::new();
         self.append(chunk);
@@ -39,7 +39,7 @@ impl DiskLog {
         gone
     }
 
-    /// A chunk was used.
+    /// Notes that a chunk was used.
     pub(super) fn touch(&mut self, chunk: &ChunkHash) {
         if let Some((_, is_used)) = self.records.get_mut(chunk) {
             *is_used = true;

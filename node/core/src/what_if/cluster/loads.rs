@@ -1,6 +1,6 @@
 //! Chooses the node of each request: the node that has recomputed the fewest tokens lately.
 
-/// How long it takes, in trace time, until recomputed tokens count half.
+/// The time, in trace time, after which recomputed tokens count half.
 pub const HALF_LIFE_MS: u64 = 30_000;
 
 /// Tokens that each node recomputed, fading with trace time.
@@ -16,13 +16,13 @@ struct Load {
 }
 
 impl LeastRecomputed {
-    /// Nobody has recomputed anything.
+    /// Begins with no recomputed tokens.
     #[must_use]
     pub fn new(nodes: usize) -> Self {
         Self { nodes: vec![Load::default(); nodes] }
     }
 
-    /// The node for a request that arrives at `now_ms`; among equal nodes the first.
+    /// The node for a request that arrives at `now_ms`; of equal nodes the first.
     ///
     /// # Panics
     /// Panics if there are no nodes.
@@ -37,7 +37,7 @@ impl LeastRecomputed {
         self.cheapest_among(now_ms, may_serve, |_| 0)
     }
 
-    /// The node with the least `cost` among those that `may_serve`; of equal ones, the one that recomputed least.
+    /// The node with the least `cost` among the nodes that `may_serve`; of equal nodes, the node that recomputed least.
     #[must_use]
     pub fn cheapest_among(
         &self,
@@ -50,7 +50,7 @@ impl LeastRecomputed {
         (0..self.nodes.len()).filter(|&node| may_serve(node)).min_by(|&a, &b| dearer(a, b))
     }
 
-    /// Tokens that come to `node` in a second, as they came lately: a router takes them for its backlog.
+    /// Tokens that `node` recomputed lately, in a second on average: a router takes this number for the node's backlog.
     #[must_use]
     pub fn backlog(&self, node: usize, now_ms: u64) -> u64 {
         let fades_in_s = HALF_LIFE_MS as f64 / 1e3 / std::f64::consts::LN_2;
@@ -72,7 +72,7 @@ impl LeastRecomputed {
     }
 
     /// Takes back tokens that were counted as recomputed when a request was given to `node`, now that its hits are known.
-    /// Requests under way must count, or requests that come close together would all go to one node.
+    /// Requests under way must count: otherwise requests that come close together would all go to one node.
     pub fn served(&mut self, node: usize, now_ms: u64, tokens: u64) {
         self.add(node, now_ms, -(tokens as f64));
     }
@@ -85,7 +85,8 @@ impl LeastRecomputed {
 }
 
 impl Load {
-    /// Requests may finish out of order: what comes late counts as of the newest time known.
+    /// The tokens as they count at `now_ms`. Requests may finish out of order: tokens that are reported late count from the
+    /// newest known time.
     fn tokens_at(&self, now_ms: u64) -> f64 {
         let half_lives = now_ms.saturating_sub(self.at_ms) as f64 / HALF_LIFE_MS as f64;
         self.tokens * (-half_lives).exp2()

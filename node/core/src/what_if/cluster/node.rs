@@ -28,7 +28,7 @@ pub(super) struct Node {
     disk: Option<DiskLog>,
     gaps: Gaps,
     served: Served,
-    /// Counts the chunks of which several nodes had one, so that none of these serves all.
+    /// Counts the chunks that several nodes had, so that these nodes take turns.
     turn: usize,
     now: Millis,
 }
@@ -39,7 +39,7 @@ pub(super) struct Sent {
     grant: u64,
     reads: u32,
     pools: PoolSet,
-    /// Whether it is on the holder's disk, and was read from there.
+    /// Whether the chunk is on the holder's disk.
     pub(super) is_on_disk: bool,
     pub(super) was_on_disk_alone: bool,
 }
@@ -93,13 +93,13 @@ impl Node {
         walk.expect("a trace's ids are chained").absent(chain.len())
     }
 
-    /// Begins to lease a chain, of which some chunks come from elsewhere.
+    /// Begins to lease a chain; some of its chunks come from elsewhere.
     pub(super) fn gather(&mut self, chain: &Chain, elsewhere: &[Option<Source>]) -> Gathered {
         let gathered = self.store.gather(self.session, self.namespace, chain, elsewhere);
         gathered.expect("a trace's ids are chained, and leases are not limited")
     }
 
-    /// Ends a gather as a lease of what is here.
+    /// Ends a gather with a lease of the chunks that are here.
     pub(super) fn finish(&mut self, gather: u64) -> Leased {
         self.store.finish_gather(gather).expect("it was just begun")
     }
@@ -111,7 +111,7 @@ impl Node {
         }
     }
 
-    /// Keeps those chunks of a chain that are not here yet, as far as there is room.
+    /// Keeps the chunks of a chain that are not here yet, if there is room.
     pub(super) fn put(&mut self, chain: &Chain) {
         let Ok(reserved) = self.store.reserve(self.session, self.namespace, chain, 0, self.now) else {
             return;
@@ -141,7 +141,7 @@ impl Node {
         }
     }
 
-    /// Sends a chunk to another node, from memory or disk; [`Self::was_sent`] must follow. `None` if it is not here.
+    /// Sends a chunk to another node, from memory or disk; [`Self::was_sent`] must follow. `None` if the chunk is not here.
     pub(super) fn send(&mut self, hash: &ChunkHash) -> Option<Sent> {
         let mut granted = self.store.grant(&self.fingerprint, hash, &[SLOT_BYTES]);
         let mut recalled = None;
@@ -166,7 +166,7 @@ impl Node {
         self.store.end_grant(sent.grant);
     }
 
-    /// A chunk came from a holder, as one of `copies`, or did not come: placement decides whether it stays.
+    /// Takes a chunk that came from one of its `copies` holders, or did not come. Placement decides whether the chunk stays.
     pub(super) fn fetched(&mut self, wanted: &Wanted, holder: Holder, copies: usize, sent: Option<&Sent>) {
         let Some(&Sent { reads, pools, is_on_disk, .. }) = sent else {
             self.store.fetched(wanted.fetch, None, None);
@@ -193,7 +193,7 @@ impl Node {
         self.store.fetched(wanted.fetch, Some(came), kept);
     }
 
-    /// Other nodes keep a chunk from now on.
+    /// Notes that other nodes keep a chunk from now on.
     pub(super) fn gives_up(&mut self, hash: &ChunkHash) {
         match self.store.placement() {
             PlacementRule::Worth => self.store.others_keep(&self.fingerprint, &[*hash]),
@@ -201,7 +201,7 @@ impl Node {
         }
     }
 
-    /// The room that it names in its answers.
+    /// The room that the node names in its answers.
     pub(super) fn room(&self) -> Room {
         Room { least: self.store.least_worth().0, served: self.served.bytes_a_second(self.now.0) }
     }
@@ -211,12 +211,12 @@ impl Node {
         self.store.neighbours().heard(from, room, std::time::Duration::from_millis(self.now.0));
     }
 
-    /// Evicted chunks for another node.
+    /// The next offer of evicted chunks to another node.
     pub(super) fn next_offer(&mut self) -> Option<Offered> {
         self.store.next_offer()
     }
 
-    /// The other node answered.
+    /// Takes the other node's answer to an offer.
     pub(super) fn offer_ended(&mut self, number: u64, wanted: &[bool]) {
         self.store.offer_ended(number, wanted);
     }
@@ -226,7 +226,7 @@ impl Node {
         self.store.take_in(&self.fingerprint, chunk, worth)
     }
 
-    /// Writes all that is to be written to the disk and the object store.
+    /// Writes all waiting chunks to the disk and the object store.
     pub(super) fn write_below(&mut self, objects: Option<&mut HashSet<ChunkHash>>) {
         if let Some(disk) = &mut self.disk {
             let of = |hash| ChunkKey { fingerprint: self.fingerprint, hash };
@@ -246,7 +246,7 @@ impl Node {
         }
     }
 
-    /// What changed since the last call.
+    /// The changes since the last call.
     pub(super) fn take_changes(&mut self) -> Vec<Change> {
         self.store.take_changes()
     }
@@ -259,10 +259,10 @@ fn came(pools: PoolSet, reads: u32, is_on_disk_elsewhere: bool, is_stored: bool)
 /// The smallest slot: nothing is ever written to it.
 const SLOT_BYTES: u64 = 4_096;
 
-/// Limits of a store that only the capacity bounds; the session is trusted, so that nothing is copied.
+/// The limits of a store that only the capacity bounds. The engine is trusted, so nothing is copied.
 fn limits(size: &NodeSize, shape: &Shape, longest: u64) -> StoreLimits {
     let NodeSize { policy, capacity_chunks } = *size;
-    // Forwards take a quarter of what passes, and a prompt may pass whole.
+    // Forwards may take a quarter of the room for passing chunks, and a whole prompt may pass.
     let passing_chunks = if shape.shares { 4 * longest } else { 0 };
     let below_chunks = if shape.disk_chunks > 0 || shape.has_objects { 4 * longest } else { 0 };
     let slots = capacity_chunks + (1 + u64::from(shape.in_flight)) * longest + passing_chunks + below_chunks;

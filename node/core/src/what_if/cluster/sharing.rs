@@ -1,4 +1,4 @@
-//! The work of the nodes of a planned cluster for each other: fetches, forwards, and announcements.
+//! The work of a planned cluster's nodes for each other: fetches, forwards, and announcements.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ impl Cluster {
                     let mut holders: Vec<Holder> = directory::members(row).map(holder).collect();
                     self.nodes[node].order(&mut holders);
                     let copies = holders.len();
-                    // As a node does: the holder of the chunk before, or else the next.
+                    // As a real node does, asks the holder of the chunk before, or else the next holder.
                     let same = holders.iter().position(|&holder| Some(holder) == last);
                     let first = holders.remove(same.unwrap_or(0));
                     last = Some(first);
@@ -56,7 +56,7 @@ impl Cluster {
         (self.nodes[node].finish(gathered.gather), hits)
     }
 
-    /// Hears how much room each node has, as the answers of homes and holders say.
+    /// Tells a node how much room each other node has, as the answers of homes and holders would.
     pub(super) fn hear_all(&mut self, node: usize) {
         if self.shape.shares {
             for other in (0..self.nodes.len()).filter(|&other| other != node) {

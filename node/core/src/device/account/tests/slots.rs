@@ -1,4 +1,4 @@
-//! The slots of copies: against a device that does anything, none is reused that a copy may touch.
+//! Tests of the slots of copies: whatever a device does, no slot is reused that a copy may touch.
 
 use super::*;
 use crate::device::slots::SlotState;
@@ -115,14 +115,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..120)
 }
 
-/// What is true, as somebody would know who sees into the device.
+/// The true state, as an observer inside the device would know it.
 #[derive(Default)]
 struct Truth {
-    /// Copies that really go on.
+    /// Copies that the device really still makes.
     touching: BTreeMap<DeviceCopyNumber, SlotId>,
     reserved: BTreeSet<SlotId>,
     filled: BTreeSet<SlotId>,
-    /// Fills that did not fail for whoever counts on them.
+    /// Fills that have not failed for their caller.
     filling: BTreeMap<DeviceCopyNumber, SlotId>,
 }
 
