@@ -194,7 +194,7 @@ fn tenants(survey: &Survey) -> Listing {
     list
 }
 
-/// Columns that tell of an actor.
+/// Number of columns that describe an actor.
 const ACTOR_COLUMNS: usize = 12;
 
 #[cfg(test)]
