@@ -1,4 +1,4 @@
-//! Shows people how far a replay is.
+//! Shows the progress of a replay.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -40,7 +40,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }

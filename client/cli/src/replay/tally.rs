@@ -71,7 +71,7 @@ impl Tally {
         }
     }
 
-    /// A request with a prompt of `tokens` came to its end, well or not.
+    /// Counts a request with a prompt of `tokens` that has ended, well or not.
     pub fn asked(&mut self, tokens: u64) {
         self.requests += 1;
         self.tokens_asked += tokens;
@@ -198,12 +198,12 @@ fn latencies() -> Histogram<u64> {
         .expect("the bounds are constants that the crate allows")
 }
 
-/// 0 if nothing was measured.
+/// A quantile in microseconds; 0 if nothing was measured.
 fn quantile_us(latencies: &Histogram<u64>, quantile: f64) -> f64 {
     latencies.value_at_quantile(quantile) as f64 / 1_000.0
 }
 
-/// Longer ones count as an hour.
+/// Longer latencies count as an hour.
 const LONGEST_LATENCY_NS: u64 = 3_600 * 1_000_000_000;
 
 #[cfg(test)]

@@ -129,7 +129,7 @@ impl ModelConfig {
         Ok(Self { fields, outer })
     }
 
-    /// Puts a value in the place of a field, or adds it.
+    /// Replaces a field's value, or adds the field.
     pub fn set(&mut self, field: &str, value: Value) {
         self.fields.insert(field.into(), value);
     }

@@ -57,7 +57,7 @@ impl Played {
 
 impl Drop for Played {
     fn drop(&mut self) {
-        // Both fail only where it has ended already.
+        // Both fail only if the process has ended already.
         _ = self.child.kill();
         _ = self.child.wait();
     }
