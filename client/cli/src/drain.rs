@@ -82,8 +82,8 @@ impl Drained {
         let back = self.back_after_seconds.map_or(String::new(), |back| format!("; back after {back:.1} s"));
         let reason = self.reason.as_ref().map_or(String::new(), |reason| format!(": {reason}"));
         format!(
-            "{node}: {outcome} after {seconds:.1} s; of {found_chunks} chunks {moved_chunks} moved, {elsewhere_chunks} others had, \
-             {kept_below_chunks} are kept below, {left_chunks} were left{back}{reason}"
+            "{node}: {outcome} after {seconds:.1} s; of {found_chunks} chunks {moved_chunks} moved, other nodes had {elsewhere_chunks}, \
+             disk or object store keeps {kept_below_chunks}, nobody took {left_chunks}{back}{reason}"
         )
     }
 
@@ -132,7 +132,7 @@ pub(crate) async fn drain(
     let mut last = ask(&link, first).await?;
     if !(begins || last.is_draining || last.trouble.is_some()) {
         link.close().await;
-        bail!("{name} does not drain: `larder drain {name}` has it drain", name = member.name);
+        bail!("{name} does not drain: `larder drain {name}` begins a drain", name = member.name);
     }
     let mut silent_since = None;
     loop {

@@ -130,7 +130,7 @@ pub(crate) fn set_filter(filter: &str) -> anyhow::Result<()> {
     let new = env_filter(filter)?;
     let running = RUNNING.get().context("nothing is logged")?;
     if running.is_chosen {
-        tracing::warn!("--log, -v or LARDER_LOG has set the log filter, and goes before the configuration's");
+        tracing::warn!("--log, -v or LARDER_LOG has set the log filter, and overrides the configuration's");
         return Ok(());
     }
     Ok(running.filter.reload(new)?)

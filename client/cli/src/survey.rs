@@ -144,7 +144,7 @@ impl Surveyed {
         }
         for ActorStatus { device, disk, disk_trouble, .. } in &status.actors {
             if let Some(trouble) = disk_trouble {
-                let does = if disk.is_some() { "keeps not all chunks on" } else { "does without" };
+                let does = if disk.is_some() { "does not keep all chunks on" } else { "does without" };
                 troubles.push(format!("{name}, device {device}, {does} its disk: {trouble}"));
             }
         }
@@ -169,7 +169,7 @@ impl Survey {
         let mut troubles = Vec::new();
         for lost in self.coordinator.iter().flat_map(|(_, coordinator)| &coordinator.lost) {
             let silent = duration(lost.silent_seconds);
-            troubles.push(format!("{} is lost: it was heard {silent} ago, at {}", lost.name, lost.http));
+            troubles.push(format!("{} is lost: it was last heard {silent} ago, at {}", lost.name, lost.http));
         }
         if self.coordinator.as_ref().is_some_and(|(_, coordinator)| coordinator.follows) {
             troubles.push("no leading coordinator answers: no node joins or leaves until one does".into());

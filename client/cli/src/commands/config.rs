@@ -116,7 +116,7 @@ pub(crate) fn check_sockets(limits: &Limits) -> Result<(), NotASocket> {
 /// A warning if these certificates cannot be used on this machine. This is no error: the file may be meant for another machine.
 fn unusable(files: &CredentialFiles) -> Option<String> {
     let error = Credentials::load(files).err()?;
-    Some(format!("on this machine it would not start: {:#}", anyhow::Error::from(error)))
+    Some(format!("on this machine the server would not start: {:#}", anyhow::Error::from(error)))
 }
 
 /// Guesses the server from the file's keys. A file that is no TOML counts as a node's, so that the node's reader names the wrong

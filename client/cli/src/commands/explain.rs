@@ -147,7 +147,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     all.came.iter_mut().for_each(|explained| explained.ask_others(&nodes));
     if all.came.is_empty() && format.format() != Format::Json {
         eprintln!(
-            "no node knows the request {request}: it names a request of an engine or a trace, and nodes keep about the last thousand"
+            "no node knows the request {request}: name an engine's request id or a trace id; a node keeps about its last thousand lookups"
         );
     } else {
         format.print(&all.came, |_| all.came.iter().map(Explained::table).collect::<Vec<_>>().join("\n"))?;
@@ -248,7 +248,7 @@ impl Explained {
             let has = match other.has_chunk {
                 Some(true) => "has the missing chunk",
                 Some(false) => "does not have the missing chunk",
-                None => "hashes equal tokens otherwise",
+                None => "hashes the same tokens to other names",
             };
             text += &format!(
                 "Namespace {} ({}) has {} chunks of this tenant and {has}; it differs in {}.\n",

@@ -111,7 +111,7 @@ impl Rotate {
         }
         let mut text = report.done.join("\n");
         if report.done.is_empty() && self.step.is_some() {
-            text += "It was done before: nothing has changed.";
+            text += "This step was done before: nothing has changed.";
         }
         Ok(output::print(format!("{text}\n{}", report.next).trim_start())?)
     }
@@ -134,7 +134,7 @@ impl Rotate {
                 "Next: copy ca.pem to every process, wait {wait} s, then `larder ca rotate reissue --dir {dir}`."
             ),
             Stage::Reissued => format!(
-                "Next: copy NAME.pem and NAME.key to the process NAME, each of them, wait {wait} s, then `larder ca rotate \
+                "Next: copy each NAME.pem and NAME.key to the process NAME, wait {wait} s, then `larder ca rotate \
                  finish --dir {dir}`."
             ),
         }
@@ -215,7 +215,7 @@ impl<'a> Files<'a> {
             Stage::Settled => return Ok(()),
             Stage::Started => {
                 let text =
-                    "certificates are the old authority's still: `larder ca rotate reissue` comes first";
+                    "certificates are still from the old authority: run `larder ca rotate reissue` first";
                 return Err(Usage(text.into()).into());
             }
             Stage::Reissued => {}
@@ -225,7 +225,7 @@ impl<'a> Files<'a> {
             if !is_issued_by(&files, &new)? {
                 let path = files.certificate.display();
                 let text =
-                    format!("{path} is the old authority's still: `larder ca rotate reissue` replaces it");
+                    format!("{path} is still from the old authority: `larder ca rotate reissue` replaces it");
                 return Err(Usage(text).into());
             }
         }
