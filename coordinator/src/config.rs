@@ -80,8 +80,8 @@ pub struct HttpConfig {
     pub console_admin_certificate: Option<PathBuf>,
     /// The certificate's private key (PEM).
     pub console_admin_key: Option<PathBuf>,
-    /// The folder with tokenizers of models: `MODEL/tokenizer.json`, by the names that namespaces have. With them the console takes the
-    /// text of a prompt. The program needs the feature `tokenizers`.
+    /// The folder with tokenizers of models: `MODEL/tokenizer.json`, by the names that namespaces have. With them the console
+    /// takes the text of a prompt. The program needs the feature `tokenizers`.
     pub console_tokenizers: Option<PathBuf>,
 }
 

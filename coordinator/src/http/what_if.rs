@@ -87,9 +87,9 @@ struct TriedStatus {
     policy: Option<String>,
     /// The size of each node, as a multiple of the present one; `None` for nodes that never evict.
     times: Option<f64>,
-    /// How the nodes work together: `as_they_are` (each lookup at its node; nodes read each other's chunks if they do so at present),
-    /// `apart` (no node reads others' chunks), `together` (each node does), or `routed` (a router sends each lookup where it costs
-    /// least).
+    /// How the nodes work together: `as_they_are` (each lookup at its node; nodes read each other's chunks if they do so at
+    /// present), `apart` (no node reads others' chunks), `together` (each node does), or `routed` (a router sends each lookup
+    /// where it costs least).
     ways: String,
     /// Chunks that all nodes keep together.
     capacity_chunks: u64,

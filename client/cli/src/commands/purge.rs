@@ -28,8 +28,8 @@ use crate::{http, output};
 /// engines do not find these chunks, and compute them again. A chunk that an engine is reading stays in place until the engine
 /// lets go. A chunk that an engine had reserved before is not kept when it is committed. Before all nodes are done, no node
 /// brings such a chunk from another node, from disk or from the object store. A record's bytes stay on the drive until they are
-/// written over, but no start finds them again. A node that does not answer, or is lost, keeps its chunks: purge again when the node
-/// answers.
+/// written over, but no start finds them again. A node that does not answer, or is lost, keeps its chunks: purge again when the
+/// node answers.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
