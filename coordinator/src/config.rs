@@ -130,7 +130,7 @@ pub struct MembershipConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ElectionConfig {
-    /// Where the coordinators meet.
+    /// The place where the coordinators elect a leader.
     pub backend: Backend,
     /// Another coordinator takes over after this time without a renewal of the leader's lease, at the latest.
     pub lease_ms: u64,
@@ -176,7 +176,7 @@ pub enum Backend {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the config file {}", path.display())]
     Read {
         /// The file.
@@ -184,7 +184,7 @@ pub enum ConfigError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// It is not TOML, or a key or value is unknown.
+    /// The file is not TOML, or a key or value is unknown.
     #[error("the config file {} is wrong", path.display())]
     Parse {
         /// The file.

@@ -145,14 +145,14 @@ pub enum JoinRefused {
     },
 }
 
-/// The result of a heartbeat.
+/// The result of a node's heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beat {
-    /// It was heard.
+    /// The node was heard.
     Heard,
-    /// It was heard. A process of the same name, at this address, has wanted to join since.
+    /// The node was heard. Another process of its name, at this address, wants to join.
     Contested(SocketAddr),
-    /// It is no member's, or no longer.
+    /// The node is not a member, or not any more.
     Removed,
     /// This coordinator does not lead.
     NotLeading,

@@ -64,7 +64,7 @@ pub enum ServeError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// Its certificate cannot be used.
+    /// The coordinator's certificate cannot be used.
     #[error("cannot use the coordinator's certificate ([peer] ca, certificate, key)")]
     Credentials(#[from] CredentialsError),
     /// The certificate is not a coordinator's.

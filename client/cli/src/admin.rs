@@ -58,7 +58,7 @@ impl AdminArgs {
 /// An admin's credentials.
 ///
 /// # Errors
-/// They cannot be used, or are not an admin's.
+/// The files cannot be used, or are not an admin's.
 pub(crate) fn credentials(files: &CredentialFiles) -> anyhow::Result<Credentials> {
     let credentials = Credentials::load(files).context(Usage("cannot use the certificate".into()))?;
     let role = credentials.identity().role;

@@ -1,4 +1,4 @@
-//! What the command line understands.
+//! The arguments and commands of the command line.
 
 use std::process::ExitCode;
 

@@ -30,7 +30,7 @@ pub struct Addresses {
 pub struct NodeAddress {
     /// Its name.
     pub name: String,
-    /// Where it serves HTTP.
+    /// The address of its HTTP server.
     pub http: SocketAddr,
     /// Its session sockets, by tenant; empty until the node has named them.
     pub sockets: BTreeMap<String, PathBuf>,

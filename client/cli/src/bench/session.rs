@@ -41,7 +41,7 @@ impl SessionBench {
     /// work and hides its cost.
     ///
     /// # Errors
-    /// Those of `measure`, or the system does not move this thread.
+    /// An error of `measure`, or the system does not move this thread.
     pub fn on_one_cpu(
         &self,
         measure: impl FnOnce(&Self) -> anyhow::Result<Measurement>,

@@ -140,7 +140,7 @@ enum Prospect {
 }
 
 impl Losses {
-    /// A request begins at this time of the trace; it can use the first `usable` of its chunks.
+    /// Notes that a request begins at this time of the trace. It can use the first `usable` of its chunks.
     pub fn begin(&mut self, now_ms: u64, chunks: Vec<ChunkHash>, usable: usize) -> Begun {
         self.now_ms = self.now_ms.max(now_ms);
         let prospects = chunks.iter().take(usable).map(|hash| self.prospect(hash, false)).collect();
@@ -150,7 +150,7 @@ impl Losses {
         Begun { chunks, prospects }
     }
 
-    /// A node acknowledged these chunks.
+    /// Notes that a node acknowledged these chunks.
     pub fn saved(&mut self, chunks: &[ChunkHash]) {
         for hash in chunks {
             self.chunks.entry(*hash).or_default().is_saved = true;
@@ -206,7 +206,7 @@ impl Losses {
         }
     }
 
-    /// A request ends: nobody computes its chunks any more.
+    /// Notes that a request ends: it no longer computes its chunks.
     pub fn end(&mut self, begun: Begun) {
         for hash in &begun.chunks {
             if let Some(chunk) = self.chunks.get_mut(hash) {

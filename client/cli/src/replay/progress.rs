@@ -32,7 +32,7 @@ impl Progress {
         Self { bar }
     }
 
-    /// One more request came to its end; `hit_rate` is the fraction of tokens hit until now.
+    /// Counts a request that has ended; `hit_rate` is the fraction of tokens hit until now.
     pub fn advance(&self, hit_rate: f64) {
         self.bar.inc(1);
         if !self.bar.is_hidden() {

@@ -14,9 +14,9 @@ use crate::restart::Restart;
 /// The planned events.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Upkeep {
-    /// The last node drains when this number of requests was started.
+    /// The last node drains once this number of requests was started.
     pub(crate) drain_at: Option<usize>,
-    /// Every node restarts, one after the other, when this number of requests was started.
+    /// Every node restarts, one after the other, once this number of requests was started.
     pub(crate) restart_at: Option<usize>,
 }
 

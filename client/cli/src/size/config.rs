@@ -119,7 +119,7 @@ impl ModelConfig {
     /// Reads a text.
     ///
     /// # Errors
-    /// It is no JSON object.
+    /// The text is no JSON object.
     pub fn parse(text: &str) -> Result<Self, serde_json::Error> {
         let outer: Map<String, Value> = serde_json::from_str(text)?;
         let mut fields = outer.clone();
