@@ -134,7 +134,7 @@ impl DevCluster {
         self.children.iter().map(Child::log)
     }
 
-    /// Restarts processes that die. Returns when there were too many restarts of late.
+    /// Restarts processes that die. Returns after too many restarts in a short time.
     ///
     /// # Cancel safety
     /// If the future is dropped while it restarts a process, this process stays out.

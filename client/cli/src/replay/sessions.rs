@@ -89,7 +89,7 @@ impl Schedule {
         self.ready.pop()
     }
 
-    /// Notes that a started request is done: its prompt was saved, as far as it was.
+    /// Notes that a started request is done: its prompt was saved, as far as the node had room.
     pub fn done(&mut self, request: usize) {
         self.done[request] = true;
         self.unfinished -= 1;
