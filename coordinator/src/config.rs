@@ -54,11 +54,11 @@ pub struct Config {
     pub peer: PeerConfig,
     /// The state's file.
     pub state: StateConfig,
-    /// How patient the coordinator is.
+    /// Times after which nodes count as silent.
     pub membership: MembershipConfig,
-    /// How several coordinators elect the one that leads.
+    /// The election of a leader among several coordinators.
     pub election: ElectionConfig,
-    /// The audit log: who changed what; without it, only the coordinator's own log says so.
+    /// The audit log of changes and their authors. Without it, only the coordinator's own log has them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub audit: Option<RecordConfig>,
     /// The collector of traces; without an endpoint, nothing is traced.
@@ -71,17 +71,18 @@ pub struct Config {
 pub struct HttpConfig {
     /// Address and port; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// The file that has the token with which the console is read from other hosts, and nothing else. Without it, only this host
-    /// reads the console.
+    /// The file with the token for reading the console from other hosts, and nothing else in it. Without it, only this host reads
+    /// the console.
     pub console_token_file: Option<PathBuf>,
-    /// The file that has the token with which the console changes policies and drains nodes. Without it, the console changes nothing.
+    /// The file with the token that lets the console change policies, drain nodes, pin and purge. Without it, the console changes
+    /// nothing.
     pub console_admin_token_file: Option<PathBuf>,
-    /// The admin's certificate chain (PEM) with which it does so: `larder ca issue admin NAME` makes one.
+    /// The admin's certificate chain (PEM) for these changes: `larder ca issue admin NAME` makes one.
     pub console_admin_certificate: Option<PathBuf>,
     /// The certificate's private key (PEM).
     pub console_admin_key: Option<PathBuf>,
-    /// The folder with tokenizers of models: `MODEL/tokenizer.json`, by the names that namespaces have. With them the console takes the
-    /// text of a prompt. The program needs the feature `tokenizers`.
+    /// The folder with tokenizers of models: `MODEL/tokenizer.json`, by the names that namespaces have. With them the console
+    /// takes the text of a prompt. The program needs the feature `tokenizers`.
     pub console_tokenizers: Option<PathBuf>,
 }
 
@@ -107,13 +108,13 @@ pub struct StateConfig {
     pub path: PathBuf,
 }
 
-/// How patient the coordinator is.
+/// Times after which nodes count as silent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MembershipConfig {
     /// How often nodes send a heartbeat. A node that crashed may join again when it has missed two.
     pub heartbeat_ms: u64,
-    /// Silence after which a node is suspect: others are asked first.
+    /// Silence after which a node is suspect: other nodes are asked before it.
     pub suspect_after_ms: u64,
     /// Silence after which a node is removed: other nodes become home to its partitions.
     pub remove_after_ms: u64,
@@ -126,25 +127,26 @@ pub struct MembershipConfig {
     pub remember_lost_ms: u64,
 }
 
-/// How several coordinators elect the one that leads.
+/// The election of a leader among several coordinators.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ElectionConfig {
-    /// Where the coordinators meet.
+    /// The place where the coordinators elect a leader.
     pub backend: Backend,
-    /// Another coordinator takes over at the latest when the leader has not renewed its lease for this time.
+    /// Another coordinator takes over after this time without a renewal of the leader's lease, at the latest.
     pub lease_ms: u64,
     /// A leader that cannot renew its lease stops leading after this time.
     pub renew_within_ms: u64,
     /// Time between renewals, and between looks at the lease.
     pub retry_ms: u64,
-    /// The key in etcd, or the Lease in the account's own namespace. Clusters that share it have different names.
+    /// The key in etcd, or the Lease in the account's own namespace. Clusters that share etcd or the namespace need different
+    /// names.
     pub name: String,
-    /// The host at which nodes and other coordinators reach this one; by default, the address that it listens on.
+    /// The host at which nodes and other coordinators reach this one; by default, this coordinator's listen address.
     pub advertise: Option<String>,
     /// URLs of etcd's members.
     pub endpoints: Option<Vec<String>>,
-    /// Certificates of the authorities that etcd's members are trusted by (PEM). URLs with `https` need it.
+    /// Certificates of the authorities that sign the certificates of etcd's members (PEM). URLs with `https` need it.
     pub ca: Option<PathBuf>,
     /// The certificate chain that this coordinator shows to etcd (PEM).
     pub certificate: Option<PathBuf>,
@@ -152,17 +154,17 @@ pub struct ElectionConfig {
     pub key: Option<PathBuf>,
     /// The user in etcd.
     pub user: Option<String>,
-    /// The file that has the user's password, and nothing else.
+    /// The file with the user's password, and nothing else in it.
     pub password_file: Option<PathBuf>,
-    /// The file that says how to reach the API server of Kubernetes; by default `KUBECONFIG`, or the pod's service account.
+    /// The file that tells how to reach the API server of Kubernetes; by default `KUBECONFIG`, or the pod's service account.
     pub kubeconfig: Option<PathBuf>,
 }
 
-/// Where coordinators meet to elect a leader.
+/// The place where coordinators elect a leader.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {
-    /// Nowhere: there is one coordinator.
+    /// No place: there is one coordinator.
     #[default]
     Embedded,
     /// A key in etcd.
@@ -175,7 +177,7 @@ pub enum Backend {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the config file {}", path.display())]
     Read {
         /// The file.
@@ -183,7 +185,7 @@ pub enum ConfigError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// It is not TOML, or a key or value is unknown.
+    /// The file is not TOML, or a key or value is unknown.
     #[error("the config file {} is wrong", path.display())]
     Parse {
         /// The file.
@@ -217,15 +219,15 @@ pub enum ConfigError {
         /// The value found.
         lease_ms: u64,
     },
-    /// etcd is nowhere.
+    /// No address of etcd is given.
     #[error("election: name etcd's members, as endpoints = [\"http://etcd.example:2379\"]")]
     NoEndpoints,
-    /// etcd's members cannot be trusted, or need no trust.
+    /// URLs with `https` lack the authorities, or URLs without `https` have them.
     #[error(
         "election: endpoints that begin with https:// need `ca`, and only they have `ca`, `certificate` and `key`"
     )]
     NoTrust,
-    /// Half of what proves an identity.
+    /// A certificate lacks its key, or a user the password; or the other way round.
     #[error("election: give both or none of `certificate` and `key`, and of `user` and `password_file`")]
     HalfIdentity,
     /// A fraction outside of 0 to 1.
@@ -234,10 +236,10 @@ pub enum ConfigError {
         /// The number found.
         found: f64,
     },
-    /// A file without room.
+    /// The size of a file is 0.
     #[error("audit: max_bytes must be at least 1")]
     NoRoom,
-    /// Spans cannot be sent there.
+    /// Spans cannot be sent to the endpoint.
     #[error(transparent)]
     TracingEndpoint(#[from] InvalidEndpoint),
 }
@@ -293,7 +295,7 @@ impl Config {
 }
 
 impl PeerConfig {
-    /// Its certificate, and whom it trusts.
+    /// The coordinator's certificate, and the authorities that it trusts.
     #[must_use]
     pub fn credentials(&self) -> CredentialFiles {
         let Self { ca, certificate, key, .. } = self.clone();
@@ -411,7 +413,7 @@ impl Default for ElectionConfig {
     }
 }
 
-/// A leader may be silent for this time, however short the lease is: a busy machine lets a process wait.
+/// A leader may be silent for this time, however short the lease is, since a busy machine may hold a process up.
 const LEAST_SILENCE_MS: u64 = 1_000;
 
 const DEFAULT_HTTP_PORT: u16 = 7600;

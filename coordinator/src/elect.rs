@@ -27,13 +27,13 @@ pub(crate) struct Part {
     pub(crate) life: u64,
     /// The leader, as long as another coordinator leads.
     pub(crate) leader: watch::Receiver<Option<Candidate>>,
-    /// Hears of later terms than that of this leader.
+    /// Gets terms that are later than that of this leader.
     pub(crate) later_terms: mpsc::Sender<u64>,
-    /// Hears of a leader that this one does not know of, and to which it yields.
+    /// Gets a leader that this coordinator does not know, and to which it yields.
     pub(crate) rivals: mpsc::Sender<Rival>,
 }
 
-/// A coordinator that leads in a higher term, and has not been elected where this one was.
+/// A coordinator that leads in a higher term, and was elected elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rival {
     pub(crate) address: SocketAddr,
@@ -41,7 +41,7 @@ pub(crate) struct Rival {
 }
 
 impl Part {
-    /// The standing that others are told.
+    /// This coordinator's standing, for others.
     pub(crate) fn standing(&self, membership: &SharedMembership, uptime: Uptime) -> Standing {
         let membership = membership.lock();
         let leads = membership.leads(uptime.now());
@@ -58,7 +58,7 @@ pub(crate) struct Elect {
     pub(crate) leader: watch::Sender<Option<Candidate>>,
     pub(crate) later_terms: mpsc::Receiver<u64>,
     pub(crate) lookout: Lookout,
-    /// How long the register may take for an answer.
+    /// Time for an answer of the register.
     pub(crate) deadline: Duration,
     /// The term in which this coordinator led at the last look.
     pub(crate) led: Option<u64>,
@@ -68,7 +68,7 @@ impl Elect {
     /// Takes part until `stop` is ready, and frees the lease then.
     ///
     /// # Cancel safety
-    /// Dropped, the others wait until its lease is over.
+    /// If the future is dropped, the others wait until this coordinator's lease is over.
     pub(crate) async fn run(mut self, register: impl Register, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
         let (register, mut asking) = (&register, None);
@@ -139,7 +139,7 @@ impl Elect {
     }
 }
 
-/// Follows the leader's tables; tells each that is newer than all before.
+/// Follows the leader's tables; passes on each table that is newer than all before.
 pub(crate) async fn follow_leader(
     endpoint: Endpoint,
     mut leader: watch::Receiver<Option<Candidate>>,
@@ -161,7 +161,7 @@ pub(crate) async fn follow_leader(
     }
 }
 
-/// Hands the tables of the leader on to the membership; returns when one of them is news.
+/// Passes the leader's tables to the membership; returns when one of them is new to it.
 pub(crate) async fn followed(
     known: &mut watch::Receiver<Known>,
     membership: &SharedMembership,
@@ -178,7 +178,7 @@ pub(crate) async fn followed(
     }
 }
 
-/// The register's answer to the question under way; never, if there is none.
+/// The register's answer to the question under way. Never ready without a question.
 async fn answered(asking: &mut Option<impl Future<Output = RegisterAnswer> + Unpin>) -> RegisterAnswer {
     let Some(question) = asking else { return std::future::pending().await };
     let answer = question.await;
@@ -189,5 +189,5 @@ async fn answered(asking: &mut Option<impl Future<Output = RegisterAnswer> + Unp
 /// The election is polled this often at least.
 const LONGEST_PAUSE_MS: u64 = 60_000;
 
-/// How long freeing the lease may take while the coordinator stops.
+/// Time for freeing the lease while the coordinator stops.
 const FREE_DEADLINE: Duration = Duration::from_millis(500);

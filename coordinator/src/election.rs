@@ -25,14 +25,14 @@ use crate::membership::Millis;
 /// The times of an election.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// The others take over after this long without a change of the record.
+    /// The others take over after this time without a change of the record.
     pub lease_ms: u64,
     /// A leader leads for this time after it sent its last confirmed renewal; less than the lease.
     pub renew_within_ms: u64,
     /// Time between renewals, and between looks at the record.
     pub retry_ms: u64,
-    /// The others may take over from a leader that has answered none of them and renewed nothing for this time. A leader must be
-    /// polled more often.
+    /// The others may take over after this time without an answer or a renewal from the leader. A leader must be polled more
+    /// often.
     pub silence_ms: u64,
 }
 
@@ -69,7 +69,7 @@ pub struct Version(pub String);
 pub enum RegisterOp {
     /// Reads the record.
     Read,
-    /// Write this record over this version; over nothing where there is no version.
+    /// Writes this record over this version; without a version, only if there is no record.
     Write(Record, Option<Version>),
 }
 
@@ -78,11 +78,11 @@ pub enum RegisterOp {
 pub enum RegisterAnswer {
     /// The record and its version; `None` if there is none.
     Found(Option<(Version, Record)>),
-    /// It was written, and this is its version.
+    /// The record was written, and this is its version.
     Written(Version),
-    /// It was not written: the record has another version.
+    /// The record was not written, since it has another version.
     Conflict,
-    /// It is unknown whether it was done.
+    /// It is unknown whether the question was carried out.
     Failed,
 }
 
@@ -93,7 +93,7 @@ pub struct Election {
     timing: Timing,
     /// The record as it was read or written last.
     seen: Option<Seen>,
-    /// Whether the record may be another one by now: it is read before it is written.
+    /// Whether the record may have changed since: then it is read before it is written.
     is_doubtful: bool,
     reign: Option<Reign>,
     /// The highest term that this coordinator has heard of.
@@ -103,7 +103,7 @@ pub struct Election {
     /// The question that waits for its answer, and when it was sent.
     asked: Option<(RegisterOp, Millis)>,
     lookout: Lookout,
-    /// The time at which this coordinator did something last, and the time at which it woke up after it had stood still.
+    /// When this coordinator did something last, and when it woke up after it had stood still.
     awake: Millis,
     awoke: Millis,
 }
@@ -121,12 +121,12 @@ pub struct Reign {
 struct Seen {
     version: Version,
     record: Record,
-    /// The time since which it is known to be unchanged.
+    /// The time since which the record is known to be unchanged.
     since: Millis,
 }
 
 impl Election {
-    /// A coordinator that does not lead yet. Its tables are of `highest_term` at most.
+    /// A coordinator that does not lead yet. The terms of its tables are at most `highest_term`.
     #[must_use]
     pub fn new(own: Candidate, timing: Timing, highest_term: u64) -> Self {
         Self {
@@ -144,11 +144,11 @@ impl Election {
         }
     }
 
-    /// The next question to the register, if it is time for one. It must be answered before there is another one.
+    /// The next question to the register, if it is due. It must be answered before the next question comes.
     pub fn poll(&mut self, now: Millis) -> Option<RegisterOp> {
         self.wake(now);
         self.lapse(now);
-        // After a failure it waits, whoever is silent.
+        // After a failure the coordinator waits, even if the leader is silent.
         let misses_leader = !self.is_doubtful && self.misses_leader(now);
         if self.asked.is_some() || (now < self.next && !misses_leader) {
             return None;
@@ -189,14 +189,14 @@ impl Election {
             (RegisterAnswer::Conflict, _) => (self.is_doubtful, self.next) = (true, now),
             (RegisterAnswer::Failed | RegisterAnswer::Written(_), _) => {
                 self.is_doubtful = true;
-                // A leader that waited long for nothing has no time to wait again.
+                // A leader that has waited long in vain has no time to wait again.
                 self.next = (sent + self.timing.retry_ms).max(now);
             }
         }
         self.lapse(now);
     }
 
-    /// The leader that is to be asked now whether it leads, if it is time for that. Nobody needs to wait for the answer.
+    /// The leader, if it is time to ask it whether it leads. Nobody needs to wait for the answer.
     pub fn poll_leader(&mut self, now: Millis) -> Option<Candidate> {
         let leader = self.asked_leader()?;
         let is_due = self.lookout.poll(leader, now, self.timing.silence_ms / 3);
@@ -208,13 +208,13 @@ impl Election {
         self.lookout.hear(life);
     }
 
-    /// Whether the leader is silent, and another one may take over before its lease is over.
+    /// Whether the leader is silent, so that another coordinator may take over before the lease is over.
     #[must_use]
     pub fn misses_leader(&self, now: Millis) -> bool {
         self.silent_at().is_some_and(|at| now >= at)
     }
 
-    /// Somebody has tables of this term. A leader of an earlier one leads no more, before it opens a later one.
+    /// Notes that tables of this term exist. A leader of an earlier term stops leading; it may open a later term.
     pub fn heard_of(&mut self, term: u64, now: Millis) {
         self.highest_term = self.highest_term.max(term);
         if self.reign.is_some_and(|reign| reign.term <= term) {
@@ -222,7 +222,7 @@ impl Election {
         }
     }
 
-    /// Leads no more. Returns the question that frees the record for the others, if this coordinator holds it.
+    /// Stops leading. Returns the question that frees the record for the others, if this coordinator holds it.
     pub fn resign(&mut self) -> Option<RegisterOp> {
         let reign = self.reign.take()?;
         self.is_doubtful = true;
@@ -232,7 +232,7 @@ impl Election {
         Some(RegisterOp::Write(record, Some(seen.version.clone())))
     }
 
-    /// The right to lead, if this coordinator has it now. It ends sooner where nobody polls.
+    /// The right to lead, if this coordinator has it now. Without polls it ends sooner.
     #[must_use]
     pub fn reign(&self, now: Millis) -> Option<Reign> {
         let Reign { term, until } = self.reign?;
@@ -242,7 +242,7 @@ impl Election {
         (is_confirmed && now < until).then_some(Reign { term, until })
     }
 
-    /// Another coordinator that holds the record, as far as is known.
+    /// The other coordinator that holds the record, as far as is known.
     #[must_use]
     pub fn leader(&self, now: Millis) -> Option<&Candidate> {
         let seen = self.seen.as_ref().filter(|seen| !self.is_over(seen, now))?;
@@ -280,7 +280,7 @@ impl Election {
         self.reign = self.reign.filter(|reign| now < reign.until);
     }
 
-    /// Notes that this coordinator is awake, and whether it stood still before.
+    /// Notes that this coordinator is awake, and whether it has stood still.
     fn wake(&mut self, now: Millis) {
         let still_ms = now.saturating_sub(self.awake);
         self.awake = now;
@@ -295,22 +295,22 @@ impl Election {
         }
     }
 
-    /// Another coordinator that holds the record, whether or not its lease is over.
+    /// The other coordinator that holds the record, whether or not its lease is over.
     fn asked_leader(&self) -> Option<AskedLeader> {
         let Record { holder, term, .. } = &self.seen.as_ref()?.record;
         (holder.life != 0 && holder.life != self.own.life)
             .then_some(AskedLeader { life: holder.life, term: *term })
     }
 
-    /// The time at which a leader that answers no more may be replaced. It also has time to renew the record.
+    /// The time at which a leader that no longer answers may be replaced. Until then it has time to renew the record.
     fn silent_at(&self) -> Option<Millis> {
         let since = self.lookout.silent_since(self.asked_leader()?)?;
         let seen = self.seen.as_ref()?;
         Some((since + self.timing.silence_ms).max(seen.since + self.timing.retry_ms * 3 / 2))
     }
 
-    /// Whether nobody else has the right to lead, as far as anybody can tell. A record of its own it may take at once: the version
-    /// tells if another one was faster.
+    /// Whether no other coordinator has the right to lead, as far as is known. A coordinator may take its own record at once: the
+    /// version shows whether another one was faster.
     fn may_take(&self, now: Millis) -> bool {
         let is_free = |seen: &Seen| seen.record.holder == self.own || self.is_over(seen, now);
         self.seen.as_ref().is_none_or(is_free) || self.misses_leader(now)

@@ -1,4 +1,4 @@
-//! Asks members for users of the console, who may not reach them: what their HTTP servers say, and what an admin wants.
+//! Asks members for users of the console, who may not reach them: reads their HTTP answers, and carries out an admin's changes.
 
 mod purge;
 
@@ -65,7 +65,7 @@ impl fmt::Display for Wanted {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shown {
     pub(crate) node: String,
-    /// JSON; the error is for people.
+    /// JSON, or an error for people.
     pub(crate) said: Result<Vec<u8>, String>,
 }
 
@@ -91,7 +91,7 @@ pub(crate) async fn answer(
             // No other request gets this far.
             continue;
         }
-        // An error: nobody closes it.
+        // This never fails, since nobody closes the semaphore.
         let place = Arc::clone(&places).acquire_owned().await;
         let (nodes, table) = (Rc::clone(&nodes), Arc::clone(tables.borrow().table()));
         actix_rt::spawn(async move {
@@ -104,7 +104,7 @@ pub(crate) async fn answer(
             if let Some((admin, change)) = admin.zip(change) {
                 admin.note(change, of, &shown);
             }
-            // An error: the user went away.
+            // An error means that the user went away.
             let _ = answer.send(shown);
             drop(place);
         });
@@ -126,7 +126,7 @@ impl Admin {
 }
 
 impl Wanted {
-    /// The words for a change in the audit log, which the node's name follows; `None` for what changes nothing.
+    /// The words for a change in the audit log, before the node's name; `None` if nothing changes.
     fn change(&self) -> Option<(&'static str, String)> {
         Some(match self {
             Self::Answer(PeerRequest::SetPolicy(policy)) => ("set_policy", format!("{policy} at ")),
@@ -162,7 +162,7 @@ async fn gather(nodes: &Nodes, table: &Table, request: &PeerRequest, of: Option<
     shown
 }
 
-/// A member's answer; the error is for people.
+/// A member's answer, or an error for people.
 async fn exchange(
     nodes: &Nodes,
     table: &Table,
@@ -191,7 +191,7 @@ async fn ask(
     let lost = || "the node is not reached".to_owned();
     let connection = nodes.connection(table, member.number).await.ok_or_else(lost)?;
     if connection.version() < request.since() {
-        // The connection is as good as before.
+        // The connection stays usable.
         let why = format!("it speaks {}, which lacks this answer: upgrade the node", connection.version());
         return Ok(PeerResponse::Refused(why));
     }
@@ -229,11 +229,11 @@ impl PinnedThere {
     }
 }
 
-/// How long a node may take.
+/// Time for a node's answer.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// Questions that nodes are asked at a time; the others wait.
+/// Questions to nodes at a time; the others wait.
 const QUESTIONS_AT_A_TIME: usize = 4;
 
-/// Bytes of all answers to a question.
+/// Most bytes of all answers to a question.
 const MOST_BYTES: usize = 32 << 20;

@@ -19,7 +19,7 @@ pub(crate) struct Moment {
     unix_ms: u64,
     /// Nodes that answered.
     nodes: u64,
-    /// Members that did not.
+    /// Members that did not answer.
     silent: u64,
     /// Bytes of the arenas.
     arena_bytes: u64,
@@ -46,7 +46,7 @@ struct Kept {
     before: BTreeMap<String, Counters>,
 }
 
-/// Counters of a node's life.
+/// Counters of one life of a node.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counters {
     incarnation: u64,
@@ -75,7 +75,7 @@ struct ActorStatus {
 }
 
 impl History {
-    /// Keeps the moments from now on, as the nodes answer these questions.
+    /// Starts to keep the moments; the nodes' answers to these questions fill them.
     pub(crate) fn start(questions: mpsc::Sender<NodeQuery>, tables: watch::Receiver<Arc<Published>>) -> Self {
         let history = Self::default();
         actix_rt::spawn(history.clone().keep(questions, tables));
@@ -134,7 +134,7 @@ impl Kept {
                 now.evictions += actor.evictions;
             }
             let before = self.before.insert(one.node.clone(), now);
-            // A node that is new here, or began again, counts from the next moment on.
+            // A node that is new here, or has started again, counts from the next moment on.
             if let Some(before) = before.filter(|before| before.incarnation == now.incarnation) {
                 moment.tokens_asked += now.tokens_asked.saturating_sub(before.tokens_asked);
                 moment.tokens_hit += now.tokens_hit.saturating_sub(before.tokens_hit);

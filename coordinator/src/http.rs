@@ -56,7 +56,7 @@ pub struct Status {
     pub leader: Option<String>,
     /// The members.
     pub nodes: Vec<NodeStatus>,
-    /// Members that were removed after long silence and did not come back, of late.
+    /// Members that were removed lately after long silence, and did not come back.
     #[serde(default)]
     pub lost: Vec<LostStatus>,
 }
@@ -66,13 +66,13 @@ pub struct Status {
 pub struct LostStatus {
     /// Its name.
     pub name: String,
-    /// The address that its HTTP server had.
+    /// The last address of its HTTP server.
     pub http: SocketAddr,
-    /// The number that it had, and has again when it comes back.
+    /// Its number, which it has again when it comes back.
     pub number: u16,
     /// The incarnation that was lost.
     pub incarnation: u64,
-    /// Seconds since it was heard of.
+    /// Seconds since it was last heard.
     pub silent_seconds: f64,
 }
 
@@ -94,16 +94,16 @@ pub struct NodeStatus {
     pub state: String,
     /// Address for peers.
     pub peer: SocketAddr,
-    /// GPU actors it has.
+    /// Number of its GPU actors.
     #[serde(default)]
     pub devices: u16,
-    /// Partitions of the directory it is home to.
+    /// Partitions of the directory whose home it is.
     #[serde(default)]
     pub partitions: usize,
     /// Version of the protocol between nodes that it speaks with the coordinator; 0 if that is not known.
     #[serde(default)]
     pub protocol: u8,
-    /// Seconds since it was heard of.
+    /// Seconds since it was last heard.
     #[serde(default)]
     pub silent_seconds: f64,
 }
@@ -156,7 +156,7 @@ async fn healthy() -> &'static str {
     "ok\n"
 }
 
-/// Ready means that it serves tables, or would if there were nodes.
+/// Ready means that the coordinator serves tables, or would if there were nodes.
 async fn ready(state: Data<HttpState>) -> HttpResponse {
     if state.membership.lock().is_serving(state.uptime.now()) {
         HttpResponse::Ok().body("ok\n")

@@ -40,7 +40,7 @@ pub struct Patience {
     pub suspect_after_ms: u64,
     /// Silence after which it is removed.
     pub remove_after_ms: u64,
-    /// Silence after which it is removed where [`REPORTERS`] other members get no answer from it, either.
+    /// Silence after which it is removed if [`REPORTERS`] other members get no answer from it, either.
     pub remove_reported_after_ms: u64,
     /// Grace period after a start, for members to come back: their silence counts from its end.
     pub grace_ms: u64,
@@ -65,25 +65,25 @@ pub struct Membership {
     epoch: Epoch,
     table: Arc<Table>,
     numbers: BTreeMap<String, Given>,
-    /// The number of departures: later is more.
+    /// The number of departures so far: later ones are higher.
     leavings: u64,
     members: BTreeMap<NodeNumber, KnownMember>,
     lost: LostMembers,
     started: Millis,
     last_tick: Millis,
-    /// Until then silence changes nothing: most ticks look at no member.
+    /// No silence changes anything before this time, so most ticks look at no member.
     judge_at: Millis,
     published: Option<Millis>,
     is_changed: bool,
     counts: EventCounts,
     office: Office,
-    /// Whether the homes of the last table that it made are as nodes of version 1 know them.
+    /// Whether the homes of the last table that it made have the form that nodes of version 1 know.
     served_v1: bool,
     /// Nodes that were asked for their table in this term.
     bringers: u32,
-    /// Whether one of them has not answered.
+    /// Whether one of these nodes has not answered.
     awaits_table: bool,
-    /// A new leader waits for its members, and for a table of theirs, from then on.
+    /// A new leader waits from this time on for its members, and for a table that they bring.
     gathers_from: Millis,
 }
 
@@ -100,9 +100,9 @@ pub struct EventCounts {
     pub removals: u64,
     /// Partitions that changed their home.
     pub moved_partitions: u64,
-    /// Joins that were refused because another process of that name is heard of.
+    /// Joins that were refused because another process of that name lives.
     pub contests: u64,
-    /// Numbers that were given to another name, since there was no other.
+    /// Numbers that were given to another name, since no unused number was left.
     pub reused_numbers: u64,
     /// Nodes that began to drain.
     pub drains: u64,
@@ -114,26 +114,26 @@ pub enum JoinRefused {
     /// A newer incarnation was a member: the node may join again as this incarnation.
     #[error("a newer incarnation of this node was a member; the node may join as incarnation {0}")]
     Outdated(u64),
-    /// Another process of this name is heard of.
+    /// Another process of this name lives.
     #[error("another process of this name lives at {address}; try again in {retry_after_ms} ms")]
     InUse {
         /// That process's address for peers.
         address: SocketAddr,
-        /// The time until it has missed its heartbeats, unless it is heard before.
+        /// The time after which it has missed its heartbeats, unless it is heard before.
         retry_after_ms: u64,
-        /// Whether nobody was told of this rival lately.
+        /// Whether this rival was not reported lately.
         is_news: bool,
     },
     /// This coordinator does not lead.
     #[error("this coordinator does not lead")]
     NotLeading,
-    /// The node knows a table of a later term: this coordinator may lead on only in a term after that.
+    /// The node knows a table of a later term: this coordinator may lead on only in an even later term.
     #[error("the node knows a table of term {0}, and this coordinator leads in an earlier one")]
     LaterTerm(u64),
     /// The cluster is full.
     #[error("the cluster has {MAX_MEMBERS} nodes, the limit: stop one of them first")]
     Full,
-    /// Its numbers are none that time or a coordinator could have brought about.
+    /// Its numbers are impossible: neither time nor a coordinator can have led to them.
     #[error(
         "the node names incarnation {incarnation} and term {term}, which are impossible: restart the node, and check its clock"
     )]
@@ -145,14 +145,14 @@ pub enum JoinRefused {
     },
 }
 
-/// The result of a heartbeat.
+/// The result of a node's heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beat {
-    /// It was heard.
+    /// The node was heard.
     Heard,
-    /// It was heard, and a process of the same name wanted to join meanwhile, from this address.
+    /// The node was heard. Another process of its name, at this address, wants to join.
     Contested(SocketAddr),
-    /// It is no member's (any more).
+    /// The node is not a member, or not any more.
     Removed,
     /// This coordinator does not lead.
     NotLeading,
@@ -165,7 +165,7 @@ pub enum Beat {
 pub struct MemberReport {
     /// The member, as the table shows it.
     pub member: Member,
-    /// Partitions it is home to.
+    /// Partitions whose home it is.
     pub partitions: usize,
     /// The version that it speaks, if it has said so to this coordinator.
     pub version: Option<Version>,
@@ -185,13 +185,13 @@ struct Given {
 struct KnownMember {
     member: Member,
     heard: Millis,
-    /// It was a member of the coordinator before this one, and has not come back yet.
+    /// The coordinator before this one had it as a member, and it has not come back yet.
     is_awaited: bool,
-    /// It leaves soon: it is home to nothing, as long as there is another home.
+    /// It leaves soon. It is home to nothing, if another node can be home.
     drains: bool,
-    /// The version that it speaks; the latest one where that is not known.
+    /// The version that it speaks; the latest one if that is not known.
     version: Version,
-    /// The times of reports that it does not answer, by reporter.
+    /// The times of reports that it does not answer, by reporting member.
     reports: BTreeMap<NodeNumber, Millis>,
     rival: Option<Rival>,
 }
@@ -200,9 +200,9 @@ struct KnownMember {
 #[derive(Debug)]
 struct Rival {
     address: SocketAddr,
-    /// The time at which it was new.
+    /// The time at which it first appeared.
     since: Millis,
-    /// Whether the member was told.
+    /// Whether the member was told of it.
     is_told: bool,
 }
 
@@ -239,7 +239,7 @@ impl Membership {
         }
     }
 
-    /// A node wants to be a member. Its earlier life, if there is one, ends here, once that is not heard of any more.
+    /// Makes a node a member. Its earlier life, if there is one, ends here, once that life is not heard any more.
     ///
     /// # Errors
     /// [`JoinRefused`]
@@ -257,7 +257,7 @@ impl Membership {
         }
         self.end_earlier_life(name, incarnation, peer, now)?;
         let number = self.number_of(name)?;
-        // A coordinator that lost its state is told by its nodes how far it had come. Its own tables are no news.
+        // The nodes of a coordinator that lost its state tell it how far it had come. Its own tables are no news.
         if self.office == Office::Alone && epoch > self.epoch {
             self.epoch = next_term(epoch);
             self.is_changed = true;
@@ -280,7 +280,7 @@ impl Membership {
             self.is_changed = true;
         }
         if self.members.is_empty() && epoch > self.table.epoch {
-            // It knows members that this leader does not: there is time to bring them.
+            // The node knows members that this leader does not: there is time to bring them.
             self.gathers_from = now;
         }
         self.members.insert(number, KnownMember { drains, ..KnownMember::new(member, now) });
@@ -289,7 +289,7 @@ impl Membership {
         Ok(Joined { number, heartbeat_ms: self.patience.heartbeat_ms })
     }
 
-    /// A node lives.
+    /// Notes that a node lives.
     pub fn heartbeat(
         &mut self,
         number: NodeNumber,
@@ -329,13 +329,13 @@ impl Membership {
         beat
     }
 
-    /// Has other patience from now on. Members keep the heartbeat that they were told.
+    /// Changes the patience from now on. Members keep the heartbeat that they were told.
     pub fn change_patience(&mut self, patience: Patience) {
         self.patience = patience;
         self.judge_at = 0;
     }
 
-    /// A node leaves soon, or does not. The partitions that it is home to move now: others know them when it leaves.
+    /// Notes whether a node leaves soon. Its partitions move now, so that others know their new homes before it leaves.
     pub fn drains(&mut self, number: NodeNumber, incarnation: u64, drains: bool) {
         let Some(known) = self.current(number, incarnation).filter(|known| known.drains != drains) else {
             return;
@@ -348,7 +348,7 @@ impl Membership {
         self.counts.drains += u64::from(drains);
     }
 
-    /// A node speaks this version. Versions of members that have not come back are not known.
+    /// Notes the version that a node speaks. Versions of members that have not come back are not known.
     pub fn speaks(&mut self, number: NodeNumber, incarnation: u64, version: Version) {
         if let Some(known) = self.current(number, incarnation).filter(|known| known.version != version) {
             known.version = version;
@@ -356,7 +356,7 @@ impl Membership {
         }
     }
 
-    /// A node goes, in order.
+    /// Removes a node that leaves in order.
     pub fn leave(&mut self, number: NodeNumber, incarnation: u64) {
         if self.current(number, incarnation).is_some() {
             self.members.remove(&number);
@@ -366,8 +366,8 @@ impl Membership {
         }
     }
 
-    /// Judges silence; a new table where something changed, and the last one is old enough. Call it often. A coordinator that
-    /// does not lead makes none.
+    /// Judges silence. Returns a new table if something changed and the last table is old enough. Call it often. A coordinator
+    /// that does not lead makes no tables.
     pub fn tick(&mut self, now: Millis) -> Option<Arc<Table>> {
         self.wake(now);
         self.last_tick = now;
@@ -437,19 +437,20 @@ impl Membership {
             member: known.member.clone(),
             partitions: partitions(known.member.number),
             version: Some(known.version).filter(|_| !known.is_awaited && self.leads(now)),
-            // A coordinator that follows hears none of them.
+            // A coordinator that follows hears no member.
             silent_ms: if self.leads(now) { now.saturating_sub(known.heard) } else { 0 },
         };
         self.members.values().map(report).collect()
     }
 
-    /// Every member that was removed and did not come back, of late, and how long it was not heard of.
+    /// Every member that was removed lately and did not come back, and how long it has been silent.
     #[must_use]
     pub fn lost(&self, now: Millis) -> Vec<(Lost, Millis)> {
         self.lost.since(now, self.patience.remember_lost_ms)
     }
 
-    /// Whether homes are to be as nodes of version 1 know them: there is one, or perhaps one that has not come back yet.
+    /// Whether homes must have the form that nodes of version 1 know: there is such a node, or one that has not come back yet may
+    /// be.
     fn serves_v1(&self) -> bool {
         let mut members = self.members.values();
         let before = &self.table.homes;
@@ -457,7 +458,7 @@ impl Membership {
             || (members.any(|known| known.is_awaited) && v1::is_merged(before))
     }
 
-    /// Whether an elected coordinator must not lead on in its term: a later table than it can have made is known.
+    /// Whether an elected coordinator must not lead on in its term, since there is a later table that it cannot have made.
     fn is_outdone_by(&self, epoch: Epoch) -> bool {
         let is_own = epoch.term < self.epoch.term || epoch <= self.table.epoch;
         self.office != Office::Alone && !is_own
@@ -467,7 +468,7 @@ impl Membership {
         self.members.get_mut(&number).filter(|known| known.member.incarnation == incarnation)
     }
 
-    /// Whether this process stood still itself: then nobody could be heard.
+    /// Notes whether this process itself stood still. Then it could hear nobody, and the silence does not count.
     fn wake(&mut self, now: Millis) {
         let stalled = now.saturating_sub(self.last_tick);
         if stalled > STALL_MS {
@@ -523,9 +524,9 @@ impl Membership {
         Ok(number)
     }
 
-    /// The number of the node that left longest ago, when no unused number is left. All numbers but the members' have then
-    /// been given back, some 60,000, so that no table names this one any more; a node with an old table finds another name
-    /// and incarnation there.
+    /// The number of the node that left longest ago, for use when no unused number is left. By then all other numbers, some
+    /// 60,000, were given to nodes that left later or are members, so no current table names this one. A node with an old table
+    /// finds another name and incarnation at it.
     fn take_back(&mut self) -> Option<NodeNumber> {
         let gone = self.numbers.iter().filter(|(_, given)| !self.members.contains_key(&given.number));
         let name = gone.min_by_key(|(_, given)| given.left)?.0.clone();
@@ -586,15 +587,15 @@ impl KnownMember {
         }
     }
 
-    /// The time at which it is suspect, unless it is heard before. The silence of awaited members counts from the end of the
-    /// grace time.
+    /// The time at which the member is suspect, unless it is heard before. The silence of awaited members counts from the end of
+    /// the grace time.
     fn suspect_at(&self, patience: &Patience, graced: Millis) -> Millis {
         let Patience { heartbeat_ms, suspect_after_ms, .. } = *patience;
         let reported_ms = if self.is_reported() { 2 * heartbeat_ms + 1 } else { suspect_after_ms };
         self.silent_since(graced).saturating_add(reported_ms.min(suspect_after_ms))
     }
 
-    /// The time at which it is removed, unless it is heard before.
+    /// The time at which the member is removed, unless it is heard before.
     fn removed_at(&self, patience: &Patience, graced: Millis) -> Millis {
         let Patience { remove_after_ms, remove_reported_after_ms, .. } = *patience;
         let reported_ms = if self.is_reported() { remove_reported_after_ms } else { remove_after_ms };
@@ -605,13 +606,13 @@ impl KnownMember {
         if self.is_awaited { self.heard.max(graced) } else { self.heard }
     }
 
-    /// Whether enough others get no answer from it.
+    /// Whether enough other members get no answer from it.
     fn is_reported(&self) -> bool {
         self.reports.len() >= REPORTERS
     }
 }
 
-/// The state of a member that is heard of.
+/// The state of a member that is heard.
 fn well(drains: bool) -> MemberState {
     if drains { MemberState::Draining } else { MemberState::Alive }
 }
@@ -629,8 +630,8 @@ fn next_term(epoch: Epoch) -> Epoch {
     }
 }
 
-/// Heartbeats that an incarnation must have missed before another process may take its name. A node that crashed and is
-/// started again at once is a member this many heartbeats after the last one, and one round trip.
+/// Heartbeats that an incarnation must have missed before another process may take its name. If a node crashes and starts again
+/// at once, it is a member this many heartbeats after the last one, and one round trip.
 pub const MISSED_HEARTBEATS: u64 = 2;
 
 /// The time after which the log names the same rival again.
@@ -639,11 +640,11 @@ const RIVAL_IS_NEWS_MS: u64 = 60_000;
 /// How long a change waits for further changes, so that many nodes that start together make few tables.
 const BATCH_MS: u64 = 50;
 
-/// A pause between two ticks that only a process makes that stood still.
+/// A longer pause between two ticks means that the process stood still.
 const STALL_MS: u64 = 1_000;
 
-/// The number of members whose reports make another member suspect early, and have it removed early. One alone may be cut off
-/// itself.
+/// The number of members whose reports make another member suspect early, and have it removed early. One reporter alone may be
+/// cut off itself.
 pub const REPORTERS: usize = 2;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the coordinator counts.
+//! The metrics that the coordinator exports.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub(crate) struct Metrics {
 }
 
 metrics_table! {
-    /// What a coordinator counts of its cluster, and of itself.
+    /// The metrics of the coordinator's cluster, and of the coordinator itself.
     struct Cluster: "Membership", "" => {
         members: IntGaugeVec = "larder_coordinator_members", "nodes",
             [Label::one_of("state", &["alive", "suspect", "draining"])],
@@ -89,7 +89,7 @@ impl Metrics {
         self.connections.clone()
     }
 
-    /// Until when the own certificate may be used.
+    /// The expiry of the coordinator's own certificate.
     pub(crate) fn certificate(&self) -> CertificateMetrics {
         self.certificate.clone()
     }
@@ -104,7 +104,7 @@ impl Metrics {
         self.cluster.table_pushes.inc();
     }
 
-    /// Brings everything up to date, and writes it in Prometheus' text format.
+    /// Updates all metrics, and writes them in Prometheus' text format.
     pub(crate) fn render(
         &self,
         uptime: Duration,

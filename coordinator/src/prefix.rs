@@ -36,13 +36,13 @@ pub(crate) struct Holdings {
     pub(crate) cluster_chunks: usize,
     /// Chunks of the longest prefix that each member holds alone, by name.
     pub(crate) chunks: BTreeMap<String, usize>,
-    /// Chunks of the first of these prefixes that each member holds, wherever they stand in it, by name.
+    /// Chunks of the cluster's prefix that each member holds, wherever they stand in it, by name.
     pub(crate) held: BTreeMap<String, usize>,
-    /// Homes that did not answer: their rows are missing above.
+    /// Homes that did not answer: the counts above lack their rows.
     pub(crate) silent_homes: Vec<String>,
 }
 
-/// Answers questions, one after the other's homes were asked together. Lives on the endpoint's thread.
+/// Answers questions, each after all its homes were asked together. Lives on the endpoint's thread.
 pub(crate) async fn answer(
     nodes: Rc<Nodes>,
     tables: watch::Receiver<Arc<Published>>,
@@ -51,14 +51,14 @@ pub(crate) async fn answer(
     let asker = Rc::new(Asker { nodes });
     let asking = Arc::new(Semaphore::new(MAX_ASKING));
     while let Some(HoldingsQuery { fingerprint, chain, trace, answer }) = questions.recv().await {
-        // An error: never, since nobody closes it.
+        // This never fails, since nobody closes the semaphore.
         let Ok(place) = Arc::clone(&asking).acquire_owned().await else { return };
         let (asker, table) = (Rc::clone(&asker), Arc::clone(tables.borrow().table()));
         actix_rt::spawn(async move {
             let holdings = asker.holdings(&table, &fingerprint, &chain, &trace).await;
             trace.count("larder.chunks_here", holdings.cluster_chunks as u64);
             drop(trace);
-            // An error: the router went away.
+            // An error means that the router went away.
             let _ = answer.send(holdings);
             drop(place);
         });
@@ -127,7 +127,7 @@ impl Asker {
     }
 }
 
-/// Notes a home's answer. An honest home names each chunk [`MAX_HOLDERS`] times at most; more are ignored.
+/// Notes a home's answer. An honest home names each chunk [`MAX_HOLDERS`] times at most; further holders are ignored.
 fn note(holders: &mut [Vec<Holder>], positions: &[u32], spans: &[RowSpan]) {
     let mut named = positions.len() * MAX_HOLDERS;
     for span in spans {
@@ -155,13 +155,13 @@ fn fold(table: &Table, holders: &[Vec<Holder>], silent_homes: Vec<String>) -> Ho
     }
 }
 
-/// Questions that are being asked of homes at a time; more wait.
+/// Questions to homes at a time; the others wait.
 const MAX_ASKING: usize = 64;
 
-/// How long a home may take.
+/// Time for a home's answer.
 const HOME_DEADLINE: Duration = Duration::from_millis(200);
 
-/// Holders that a home names for a chunk.
+/// Most holders that a home names for a chunk.
 const MAX_HOLDERS: usize = 8;
 
 #[cfg(test)]

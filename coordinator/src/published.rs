@@ -1,4 +1,4 @@
-//! Tables with the messages that tell them: encoded once, for all followers.
+//! Tables with the messages for them, which are encoded once for all followers.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,20 +8,20 @@ use larder_protocol::table::{Epoch, Table, pages};
 use larder_protocol::v1;
 use rkyv::util::AlignedVec;
 
-/// A table, and what followers are sent to know it.
+/// A table, and the messages that tell it to followers.
 #[derive(Debug, Default)]
 pub struct Published {
     table: Arc<Table>,
     /// The table before it.
     before: Epoch,
-    /// The pages that change that one into this one.
+    /// The pages that change the table before into this one.
     change: Vec<AlignedVec>,
     whole: OnceLock<Vec<AlignedVec>>,
     for_v1: OnceLock<AlignedVec>,
 }
 
 impl Published {
-    /// A table that follows another one, which may be the empty table.
+    /// A table that follows `before`, which may be the empty table.
     #[must_use]
     pub fn new(before: &Table, table: Arc<Table>) -> Self {
         let change = encode(before, &table);
@@ -41,7 +41,8 @@ impl Published {
         self.for_v1.get_or_init(encode)
     }
 
-    /// The messages for a follower whose last table on its stream was of this epoch: what has changed since, or else the whole.
+    /// The messages for a follower. `last` is the epoch of the last table on its stream. The messages tell the changes since
+    /// then, or else the whole table.
     #[must_use]
     pub fn messages(&self, last: Epoch) -> &[AlignedVec] {
         if last == self.before {

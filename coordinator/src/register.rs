@@ -1,7 +1,7 @@
 //! The register that coordinators share in an election: one record with a version.
 //!
-//! Whatever keeps the record must do one thing right: of two writes over one version, at most one is done. Times, watches and
-//! expiry of the place that keeps it do not matter ([`crate::election`]). All backends pass one contract test.
+//! Any place that keeps the record must do one thing right: of two writes over one version, at most one is done. Its times,
+//! watches and expiry do not matter ([`crate::election`]). All backends pass one contract test.
 
 #[cfg(feature = "etcd")]
 pub mod etcd;
@@ -33,10 +33,10 @@ pub trait Register {
     /// version.
     ///
     /// # Errors
-    /// Nobody knows whether it was written.
+    /// It is unknown whether the record was written.
     ///
     /// # Cancel safety
-    /// Dropped, nobody knows whether it was written.
+    /// If the future is dropped, it is unknown whether the record was written.
     fn write(
         &self,
         record: &Record,
@@ -44,7 +44,7 @@ pub trait Register {
     ) -> impl Future<Output = Result<Option<Version>, Trouble>>;
 }
 
-/// Asks a register, and waits for the answer no longer than that.
+/// Asks a register, and waits at most `deadline` for the answer.
 pub(crate) async fn ask(register: &impl Register, ask: &RegisterOp, deadline: Duration) -> RegisterAnswer {
     let asked = async {
         Ok::<_, Trouble>(match ask {

@@ -1,5 +1,5 @@
-//! Changes of the configuration while the coordinator runs. An admin asks for them (`larder reload`), SIGHUP does, or the file
-//! changed.
+//! Changes of the configuration while the coordinator runs. An admin's `larder reload`, SIGHUP or a change of the file starts
+//! them.
 //!
 //! The file is read and checked as at a start; a file with a fault changes nothing. The patience with silent nodes changes at
 //! once. The other settings count from the next start on, and the answer names them. Certificates are read again anyway.
@@ -40,7 +40,7 @@ impl Reloads {
     /// Reads the file again, and changes the settings that can change. `by` names who asked for it.
     ///
     /// # Errors
-    /// Why nothing has changed, for people.
+    /// The reason that nothing has changed, for people.
     pub(crate) fn reload(&self, by: &str) -> Result<Reloaded, String> {
         let reloaded = self.try_reload();
         match &reloaded {
@@ -81,7 +81,7 @@ impl Reloads {
     /// Reloads at every SIGHUP, and when the file changed.
     ///
     /// # Cancel safety
-    /// Dropped, it reloads no more.
+    /// If the future is dropped, nothing is reloaded any more.
     pub(crate) async fn watch(self) {
         let Some(file) = self.0.file.clone() else { return };
         // Errors are logged.
@@ -89,14 +89,14 @@ impl Reloads {
     }
 }
 
-/// The configuration in force, with those settings of a new one that can change while a coordinator runs. Members were told
-/// how often to send a heartbeat when they joined.
+/// The configuration in force, with the settings of the new one that can change while a coordinator runs. The heartbeat cannot,
+/// since members were told it when they joined.
 fn with_changes(running: &Config, new: &Config) -> Config {
     let heartbeat_ms = running.membership.heartbeat_ms;
     Config { membership: MembershipConfig { heartbeat_ms, ..new.membership.clone() }, ..running.clone() }
 }
 
-/// Where the system chose a port, the file may name it now, as that of a development cluster does.
+/// If the system chose a port, the file may name that port now, as the file of a development cluster does.
 fn take_chosen_ports(running: &mut Config, new: &Config) {
     let listens = [(&mut running.http.listen, new.http.listen), (&mut running.peer.listen, new.peer.listen)];
     for (running, new) in listens {

@@ -1,8 +1,8 @@
 //! The ring: chooses the home of each partition.
 //!
-//! A consistent-hash ring (with a hash function fixed by a golden test) proposes; a bound on every node's load and the table
-//! before decide. A partition moves only when its home is gone or has too much, or when a node has too little. Joining and
-//! leaving move no more than they must.
+//! A consistent-hash ring (with a hash function fixed by a golden test) proposes homes. A bound on every node's load and the
+//! table before decide. A partition moves only if its home is gone or has too much, or if a node has too little. Joining and
+//! leaving move no more partitions than they must.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -31,14 +31,14 @@ pub fn assign(previous: &[NodeNumber], nodes: &[Weighted]) -> Vec<NodeNumber> {
     homes
 }
 
-/// As [`assign`], for a cluster with nodes of version 1: all parts of each of their partitions have one home.
+/// As [`assign`], for a cluster with nodes of version 1: all parts of a partition of version 1 have one home.
 #[must_use]
 pub fn assign_for_v1(previous: &[NodeNumber], nodes: &[Weighted]) -> Vec<NodeNumber> {
     v1::split(&assign_of(v1::PARTITIONS_BEFORE as u16, &v1::merge(previous), nodes))
 }
 
-/// Lets two partitions change places where the homes look as if nodes of version 1 were there still, so that nobody asks for rows
-/// of those ([`v1::is_merged`]).
+/// Swaps two partitions if the homes look as if there were still nodes of version 1, so that nobody asks for rows of version 1's
+/// partitions ([`v1::is_merged`]).
 fn set_apart(homes: &mut [NodeNumber]) {
     let last = homes.len().saturating_sub(1);
     if v1::is_merged(homes)
@@ -71,12 +71,14 @@ fn assign_of(partitions: u16, previous: &[NodeNumber], nodes: &[Weighted]) -> Ve
     homes
 }
 
-/// Gives nodes below their share partitions of those most above theirs, first the partitions that the ring would give them.
+/// Gives partitions of the nodes that are most above their share to the nodes below theirs, first the partitions that the ring
+/// would give them.
 fn fill_up(plan: &mut Plan, ring: &Ring<'_>, homes: &mut [NodeNumber]) {
     if plan.neediest().is_none() {
         return;
     }
-    // The partitions of each home, and those that the ring would give a certain other node; the first stands last.
+    // The partitions of each home, and by home the partitions that the ring would give another node. The first partition stands
+    // last.
     let mut all: BTreeMap<NodeNumber, Vec<usize>> = BTreeMap::new();
     let mut wanted: BTreeMap<(NodeNumber, NodeNumber), Vec<usize>> = BTreeMap::new();
     for (partition, &home) in homes.iter().enumerate().rev() {
@@ -88,7 +90,7 @@ fn fill_up(plan: &mut Plan, ring: &Ring<'_>, homes: &mut [NodeNumber]) {
     while let (Some(taker), Some(giver)) = (plan.neediest(), plan.richest()) {
         let favourites = wanted.get_mut(&(giver, taker));
         let mut of_giver = favourites.into_iter().chain(all.get_mut(&giver));
-        // Some were given away already.
+        // Some partitions were given away already.
         let next = |partitions: &mut Vec<usize>| loop {
             match partitions.pop() {
                 Some(partition) if homes[partition] == giver => return Some(partition),
@@ -137,25 +139,25 @@ impl Plan {
         Self(nodes.iter().map(load).collect())
     }
 
-    /// Gives a node one partition more, if it may have one.
+    /// Gives a node one more partition, if it may have more.
     fn take(&mut self, node: NodeNumber) -> bool {
         let Some(load) = self.0.get_mut(&node).filter(|load| load.has < load.bound) else { return false };
         load.has += 1;
         true
     }
 
-    /// The partitions that a node lacks to its share, in whole numbers.
+    /// The whole partitions that a node lacks to its share.
     fn lacks(&self, node: NodeNumber) -> f64 {
         self.0.get(&node).map_or(0.0, Load::lacks)
     }
 
-    /// The node that lacks most of its share, if any lacks a whole partition.
+    /// The node that lacks most of its share, if it lacks a whole partition.
     fn neediest(&self) -> Option<NodeNumber> {
         let most = self.0.iter().max_by(|a, b| a.1.lacks().total_cmp(&b.1.lacks()).then(b.0.cmp(a.0)))?;
         (most.1.lacks() >= 1.0).then_some(*most.0)
     }
 
-    /// The node with most above its share.
+    /// The node that is most above its share.
     fn richest(&self) -> Option<NodeNumber> {
         let above = |load: &Load| f64::from(load.has) - load.share;
         let most = self.0.iter().max_by(|a, b| above(a.1).total_cmp(&above(b.1)).then(b.0.cmp(a.0)))?;
@@ -212,7 +214,7 @@ impl Hasher for FixedHasher {
 const POINTS: f64 = 128.0;
 const MOST_POINTS: f64 = 4_096.0;
 
-/// The factor above its share at which a node has to give partitions away.
+/// A node above this multiple of its share has to give partitions away.
 const MOST_ABOVE_SHARE: f64 = 1.1;
 
 #[cfg(test)]

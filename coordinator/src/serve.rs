@@ -41,7 +41,7 @@ pub(crate) struct Server {
     pub(crate) audit: Audit,
     /// The time for which an elected coordinator may lead beside a successor that it does not know yet.
     pub(crate) yields_after: Duration,
-    /// Whether it is about to find out.
+    /// Whether a check of another leader is under way.
     pub(crate) is_in_doubt: Cell<bool>,
 }
 
@@ -79,7 +79,7 @@ impl Server {
             }
             (FollowerMessage::Watch, Role::Node | Role::Engine | Role::Admin | Role::Coordinator) => {
                 let (keep, messages) = mpsc::channel(1);
-                // There is room for one.
+                // The channel has room for one message.
                 let _ = keep.try_send(CoordinatorMessage::Standing(self.standing()));
                 write((send, connection.version()), messages, self.tables.clone(), &self.metrics).await;
             }
@@ -90,7 +90,7 @@ impl Server {
                     Err(refused) => CoordinatorMessage::Refused(refused),
                 };
                 let mut send = send;
-                // Errors: it went away.
+                // An error means that the admin went away.
                 if write_message(&mut send, &answer).await.is_ok() {
                     let _ = send.finish();
                     let _ = timeout(FLUSH_DEADLINE, send.stopped()).await;
@@ -136,7 +136,7 @@ impl Server {
         let (metrics, tables) = (self.metrics.clone(), self.tables.clone());
         let writing =
             actix_rt::spawn(async move { write((send, version), messages, tables, &metrics).await });
-        // The writer is there until this returns.
+        // The writer runs until this function returns.
         let _ = sender.send(CoordinatorMessage::Standing(self.standing())).await;
         let number = match joined {
             Ok(joined) => {
@@ -170,7 +170,7 @@ impl Server {
         self.part.standing(&self.membership, self.uptime)
     }
 
-    /// Tells this coordinator's standing, and tells it to another coordinator again at each question.
+    /// Tells this coordinator's standing. Another coordinator may ask again on the same stream.
     async fn serve_questions(
         self: &Rc<Self>,
         guest: &Guest,
@@ -195,12 +195,12 @@ impl Server {
                 Ok(None) | Err(_) => return,
             }
         }
-        // Errors: it went away.
+        // An error means that the asker went away.
         let _ = send.finish();
         let _ = timeout(FLUSH_DEADLINE, send.stopped()).await;
     }
 
-    /// Yields to another coordinator that leads in a higher term, and of which this one does not know.
+    /// Yields to another coordinator that leads in a higher term, unless this coordinator hears of that term in time.
     fn compare(self: &Rc<Self>, address: SocketAddr, other: &Standing) {
         if !self.standing().yields_to(other) || self.is_in_doubt.replace(true) {
             return;
@@ -210,13 +210,13 @@ impl Server {
             sleep(server.yields_after).await;
             server.is_in_doubt.set(false);
             if server.standing().yields_to(&other) {
-                // An error: it stops already.
+                // An error means that this coordinator stops already.
                 let _ = server.part.rivals.try_send(Rival { address, term: other.term });
             }
         });
     }
 
-    /// The answer to a node that may not join, beside how this coordinator stands.
+    /// The answer to a node that may not join; `None` if this coordinator's standing says enough.
     fn refusal(&self, name: &str, address: SocketAddr, refused: JoinRefused) -> Option<CoordinatorMessage> {
         Some(match refused {
             JoinRefused::NotLeading => {
@@ -225,7 +225,7 @@ impl Server {
             }
             JoinRefused::LaterTerm(term) => {
                 self.metrics.rejected("later_term");
-                // An error: others have said so.
+                // An error means that others have reported a later term.
                 let _ = self.part.later_terms.try_send(term);
                 return None;
             }
@@ -251,7 +251,7 @@ impl Server {
         })
     }
 
-    /// Hears a node until its stream ends.
+    /// Takes a node's messages until its stream ends.
     async fn listen(
         self: &Rc<Self>,
         guest: &Guest,
@@ -321,7 +321,8 @@ impl Server {
         }
     }
 
-    /// Asks a coordinator that leads too, as a node says. One of the two yields: the other is told by the question.
+    /// Asks another coordinator that leads, as a node reports. One of the two yields; the question tells the other this one's
+    /// standing.
     async fn meet(self: &Rc<Self>, address: SocketAddr) {
         if let Some(other) = who(&self.endpoint, address, Some(self.standing())).await {
             self.compare(address, &other);
@@ -329,7 +330,7 @@ impl Server {
     }
 }
 
-/// Sends a follower its messages, and what changes in tables; of several tables that came while it did not read, the last one
+/// Sends a follower its messages and the changes of tables. If several tables came while it did not read, it gets the last one
 /// whole. A follower of version 1 gets whole tables only.
 async fn write(
     (mut send, version): (SendStream, Version),
@@ -380,21 +381,21 @@ async fn write(
             return;
         }
     }
-    // Errors: it went away.
+    // An error means that the follower went away.
     let _ = send.finish();
     let _ = timeout(FLUSH_DEADLINE, send.stopped()).await;
 }
 
-/// An IPv4 address that came over an IPv6 socket, as itself.
+/// Turns an IPv4 address from an IPv6 socket into plain IPv4.
 fn plain(address: IpAddr) -> IpAddr {
     address.to_canonical()
 }
 
-/// The limits of those who connect, by role: nodes report silent nodes, others only watch, and none needs more than one
-/// stream a connection.
+/// The limits of guests, by role. Nodes report silent nodes, others only watch, and no guest needs more than one stream a
+/// connection.
 fn limits_of(role: Role) -> GuestLimits {
     let (connections, message_bytes, waiting_bytes) = match role {
-        // Pages of a table are the longest.
+        // Pages of a table are the longest messages.
         Role::Node => (4, MAX_PEER_MESSAGE_BYTES, MAX_PEER_MESSAGE_BYTES),
         Role::Engine | Role::Admin => (64, SMALL_MESSAGE_BYTES, 64 * SMALL_MESSAGE_BYTES),
         // All coordinators may have one certificate.
@@ -403,12 +404,12 @@ fn limits_of(role: Role) -> GuestLimits {
     GuestLimits { connections, streams: 1, message_bytes, waiting_bytes }
 }
 
-/// Bytes of a message that names nothing.
+/// Most bytes of a message without lists.
 const SMALL_MESSAGE_BYTES: usize = 256;
 
 const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long a follower may take to read the last words.
+/// Time for a follower to read the last messages.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Answers that wait for a follower to read them.

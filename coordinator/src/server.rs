@@ -64,10 +64,10 @@ pub enum ServeError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// Its certificate cannot be used.
+    /// The coordinator's certificate cannot be used.
     #[error("cannot use the coordinator's certificate ([peer] ca, certificate, key)")]
     Credentials(#[from] CredentialsError),
-    /// The certificate is somebody else's.
+    /// The certificate is not a coordinator's.
     #[error(
         "the certificate belongs to {found}, not to a coordinator: issue one by `larder ca issue coordinator NAME`"
     )]
@@ -89,12 +89,12 @@ pub enum ServeError {
         /// The system's error; `None` if the file is empty.
         source: Option<std::io::Error>,
     },
-    /// The console's admin is not whole.
+    /// Some of the settings of the console's admin are missing, or the certificate is not an admin's.
     #[error(
         "the console changes nodes with all of [http] console_admin_token_file, console_admin_certificate and console_admin_key, or not at all; the certificate is an admin's: `larder ca issue admin NAME`"
     )]
     ConsoleAdmin,
-    /// This program makes no tokens.
+    /// This program was built without tokenizers.
     #[error(
         "this program was built without tokenizers, so leave out `console_tokenizers` in [http], or build it with `--features tokenizers`"
     )]
@@ -113,7 +113,7 @@ pub enum ServeError {
     /// The metrics contradict each other.
     #[error("cannot register the metrics")]
     Metrics(#[from] prometheus::Error),
-    /// This program has no such election.
+    /// This program was built without this backend.
     #[error(
         "this program was built without the election backend `{backend}`: build it with `--features {backend}`"
     )]
@@ -129,12 +129,12 @@ pub enum ServeError {
     /// The election's register cannot be used.
     #[error("cannot use the election's register")]
     Register(#[source] Trouble),
-    /// Another coordinator leads, and this one was not elected with it.
+    /// Another coordinator leads, and this one was not elected together with it.
     #[error(
         "another coordinator leads the same nodes, at {address} in term {term}. This one has the lower term {own}, and stops. Let only one coordinator run, or let them elect the leader ([election])"
     )]
     Rival {
-        /// The other one.
+        /// The other coordinator's address.
         address: SocketAddr,
         /// Its term.
         term: u64,
@@ -174,10 +174,10 @@ impl ServeError {
 /// are accepted. Needs an actix system.
 ///
 /// # Errors
-/// [`ServeError`]: it never served, or could not serve on.
+/// [`ServeError`]: it could not begin to serve, or could not go on.
 ///
 /// # Cancel safety
-/// Dropped, it stops serving without a grace time.
+/// If the future is dropped, it stops serving without a grace time.
 pub async fn run(
     config: Config,
     on_ready: impl FnOnce(Ready),
@@ -186,7 +186,7 @@ pub async fn run(
     run_from(config, None, on_ready, stop).await
 }
 
-/// The same, with a configuration from this file, whose changes count while the coordinator runs.
+/// As [`run`], with a configuration from this file. Changes of the file count while the coordinator runs.
 ///
 /// # Errors
 /// As [`run`].
@@ -220,7 +220,7 @@ pub async fn run_from(
     }
 }
 
-/// The same, elected over this register.
+/// As [`run_from`], elected over this register.
 ///
 /// # Errors
 /// As [`run`].
@@ -247,7 +247,7 @@ async fn serve<R: Register + 'static>(
     let served = serve_noting(config, file, register, &audit, on_ready, stop).await;
     audit.end();
     if let Some(thread) = thread {
-        // Errors: it panicked. The thread writes a few lines at most.
+        // An error means that the thread panicked. It only has a few lines to write.
         let _ = thread.join();
     }
     served
@@ -346,7 +346,7 @@ fn yields_to(&Rival { address, term }: &Rival, membership: &SharedMembership) ->
     ServeError::Rival { address, term, own: membership.lock().term() }
 }
 
-/// An election that goes on.
+/// A running part in the election.
 struct Electing {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
@@ -362,7 +362,7 @@ impl Electing {
     async fn end(electing: Option<Self>) {
         let Some(Self { stop, task }) = electing else { return };
         drop(stop);
-        // An error: it panicked, and the others wait until its lease is over.
+        // An error means that the task panicked. Then the others wait until its lease is over.
         let _ = task.await;
     }
 }
@@ -376,7 +376,7 @@ fn start_audit(config: &Config) -> Result<(Audit, Option<std::thread::JoinHandle
     Ok((audit, Some(thread)))
 }
 
-/// Answers what HTTP asks of nodes, from now on.
+/// Starts to answer questions of HTTP for nodes.
 fn answer_questions(
     endpoint: &Endpoint,
     admin: Option<gather::Admin>,
@@ -390,7 +390,7 @@ fn answer_questions(
     (questions, gathers)
 }
 
-/// Looks at the files of the certificate, and takes a new one.
+/// Watches the files of the certificate, and uses a new one.
 fn renew_certificate(endpoint: &Endpoint, config: &Config, credentials: Credentials, metrics: &Metrics) {
     let (files, certificate) = (config.peer.credentials(), metrics.certificate());
     let expires = move |time| certificate.show(time);
@@ -441,7 +441,7 @@ struct Office {
     leader: watch::Sender<Option<Candidate>>,
     later_terms: Option<mpsc::Receiver<u64>>,
     rivals: mpsc::Receiver<Rival>,
-    /// The tables of the leader, while another one leads.
+    /// The tables of the leader, while another coordinator leads.
     tables: watch::Sender<Known>,
 }
 
@@ -454,7 +454,7 @@ impl Office {
         (part, Self { leader, later_terms: Some(heard), rivals: met, tables: watch::Sender::default() })
     }
 
-    /// Follows the leader from now on; the rest of the part in the election.
+    /// Follows the leader from now on. Returns the part in the election.
     fn elect(
         &mut self,
         config: &Config,
@@ -465,10 +465,10 @@ impl Office {
     ) -> Elect {
         let known = self.tables.clone();
         actix_rt::spawn(follow_leader(endpoint.clone(), self.leader.subscribe(), known));
-        // It is there: nobody else takes it.
+        // The receiver is there, since nothing else takes it.
         let later_terms = self.later_terms.take().unwrap_or_else(|| mpsc::channel(1).1);
         let (membership, leader) = (membership.clone(), self.leader.clone());
-        // A leader whose register hangs asks it twice before its right to lead is over.
+        // With half the time, a leader whose register hangs asks twice before its right to lead is over.
         let deadline = Duration::from_millis(config.election.renew_within_ms / 2);
         let patience = Duration::from_millis(config.election.timing().silence_ms);
         let (lookout, asks) = look_out(endpoint.clone(), patience);
@@ -477,8 +477,8 @@ impl Office {
     }
 }
 
-/// Makes tables, or takes the leader's; writes them down, and then publishes them, until writing fails: a table that this
-/// coordinator might forget is told to nobody, nor one of a leader whose time is over.
+/// Makes tables, or takes the leader's; writes each down, and then publishes it, until writing fails. It publishes no table that
+/// this coordinator might forget, and no table of a leader whose time is over.
 async fn keep(
     membership: &SharedMembership,
     file: &StateFile,
@@ -509,7 +509,7 @@ async fn keep(
     }
 }
 
-/// Where others find this coordinator.
+/// The addresses at which others find this coordinator.
 fn candidate(config: &Config, http: SocketAddr, peer: SocketAddr) -> Result<Candidate, ServeError> {
     let at = |address: SocketAddr| match &config.election.advertise {
         Some(host) if host.contains(':') => Ok(format!("[{host}]:{}", address.port())),
@@ -526,10 +526,10 @@ fn life() -> u64 {
     (since.as_micros() as u64).wrapping_shl(10) | u64::from(std::process::id() % 1_024)
 }
 
-/// How long running work may take when the coordinator stops.
+/// Time for running work to end when the coordinator stops.
 pub const STOP_WITHIN: Duration = Duration::from_secs(2);
 
-/// How often silence is judged and changes are looked for.
+/// Pause between checks of silence and changes.
 const TICK: Duration = Duration::from_millis(20);
 
 /// Questions of consoles to nodes that wait.

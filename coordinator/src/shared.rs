@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::membership::Membership;
 
-/// The membership, shared with HTTP. It is locked for moments only.
+/// The membership, shared with HTTP. It is locked only briefly.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedMembership(Arc<Mutex<Membership>>);
 

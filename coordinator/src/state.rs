@@ -34,13 +34,13 @@ pub enum StateError {
         /// The store's error.
         source: Box<redb::Error>,
     },
-    /// The file has something else in it.
+    /// The file holds something else.
     #[error("the state {} is damaged: move it away; the coordinator makes a new one, and the nodes tell it their epoch", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
     },
-    /// It cannot be written.
+    /// The file cannot be written.
     #[error("cannot write the state {}", path.display())]
     Write {
         /// The file.
@@ -63,7 +63,7 @@ impl StateFile {
             }
             open(path)
         };
-        // The store panics over some damages.
+        // The store panics over some kinds of damage.
         let (database, bytes) = catch_unwind(open)
             .map_err(|_| damaged())?
             .map_err(|source| StateError::Open { path: path.to_owned(), source: Box::new(source) })?;
@@ -99,10 +99,10 @@ impl StateFile {
     }
 }
 
-/// Makes the file whole before it has its name: a coordinator that is killed meanwhile leaves no half of it.
+/// Makes the file whole before it gets its name, so that a coordinator that is killed meanwhile leaves no half file.
 fn make(path: &Path) -> Result<(), redb::Error> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Nobody but this user may read it.
+    // Only this user may read the file.
     let file = NamedTempFile::new_in(folder)?;
     drop(open(file.path())?);
     match file.persist_noclobber(path) {
@@ -116,7 +116,7 @@ fn make(path: &Path) -> Result<(), redb::Error> {
 fn open(path: &Path) -> Result<(Database, Option<Vec<u8>>), redb::Error> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let mut database = Database::builder().create_file(file)?;
-    // Reads the whole file: what is damaged is found now, and not by a later write.
+    // Reads the whole file, so that damage is found now, and not by a later write.
     database.check_integrity()?;
     let write = database.begin_write()?;
     write.open_table(TABLE)?;
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(StateFile::open(&path).unwrap().1, state);
     }
 
-    /// A state that tells all its parts from each other.
+    /// A state whose parts all differ from each other.
     fn golden(partitions: usize) -> DurableState {
         let member = |number: u16, state| Member {
             number: NodeNumber(number),

@@ -1,6 +1,6 @@
 //! Turns text into the tokens of a model, by the model's `tokenizer.json`.
 //!
-//! Programs that were built without `tokenizers` say so instead.
+//! Programs that were built without the feature `tokenizers` return an error instead.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -16,11 +16,11 @@ type Inner = tokenizers::Tokenizer;
 #[cfg(not(feature = "tokenizers"))]
 type Inner = std::convert::Infallible;
 
-/// Why text gets no tokens.
+/// Why a text cannot be turned into tokens.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
-    /// This program cannot.
+    /// This program was built without tokenizers.
     #[error(
         "this program was built without tokenizers: give token ids, or build it with `--features tokenizers`"
     )]
@@ -31,7 +31,7 @@ pub enum TokenizerError {
     /// The file is too large.
     #[error("the tokenizer has more than {MAX_FILE_BYTES} bytes")]
     TooLarge,
-    /// The file is something else.
+    /// The file is no tokenizer.
     #[error(
         "the tokenizer is not understood: {why}; it should be a tokenizer.json, as Hugging Face's tokenizers write it"
     )]
@@ -42,7 +42,7 @@ pub enum TokenizerError {
     /// There is too much text.
     #[error("the text has more than {MAX_TEXT_BYTES} bytes: give its token ids")]
     TooLong,
-    /// The tokenizer cannot do it.
+    /// The tokenizer fails with the text.
     #[error("the tokenizer fails with this text: {why}")]
     Failed {
         /// The fault.
@@ -51,12 +51,12 @@ pub enum TokenizerError {
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`. Takes a second for one of many tokens, and some ten times the file's memory.
+    /// Reads a `tokenizer.json`. A file with many tokens takes a second, and some ten times its size in memory.
     ///
     /// # Errors
-    /// [`TokenizerError`]: this program cannot, or the file is not one.
+    /// [`TokenizerError`]: this program has no tokenizers, or the file is no tokenizer.
     pub fn read(path: &Path) -> Result<Self, TokenizerError> {
-        // Something else than a file could let its reader wait.
+        // Reading something else than a file could wait for ever.
         if !path.metadata()?.is_file() {
             return Err(io::Error::from(io::ErrorKind::InvalidInput).into());
         }
@@ -68,7 +68,7 @@ impl Tokenizer {
         understand(&bytes).map(Self)
     }
 
-    /// The tokens of a text; those that begin or end each prompt of the model are among them where `special_tokens`.
+    /// The tokens of a text. With `special_tokens`, also the tokens that begin or end each prompt of the model.
     ///
     /// # Errors
     /// [`TokenizerError`]: the text is too long, or the tokenizer has no token for a part of it.
@@ -85,7 +85,7 @@ fn understand(bytes: &[u8]) -> Result<Inner, TokenizerError> {
     let wrong = |why: String| TokenizerError::Wrong { why };
     let read = guard(|| Inner::from_bytes(bytes)).map_err(wrong)?;
     let mut tokenizer = read.map_err(|error| wrong(error.to_string()))?;
-    // Files often cut or fill up prompts for training; engines do not.
+    // Files often cut or pad prompts for training; engines do not.
     tokenizer.with_truncation(None).map_err(|error| wrong(error.to_string()))?;
     tokenizer.with_padding(None);
     Ok(tokenizer)
@@ -98,7 +98,7 @@ fn encode(tokenizer: &Inner, text: &str, special_tokens: bool) -> Result<Vec<u32
     Ok(encoded.map_err(|error| failed(error.to_string()))?.get_ids().to_vec())
 }
 
-/// A file that somebody wrote by hand may let the library panic.
+/// Catches panics of the library, which a file that was written by hand may cause.
 #[cfg(feature = "tokenizers")]
 fn guard<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
@@ -115,10 +115,10 @@ fn encode(tokenizer: &Inner, _: &str, _: bool) -> Result<Vec<u32>, TokenizerErro
     match *tokenizer {}
 }
 
-/// Bytes of a tokenizer's file; those of the largest models have 35 MB.
+/// Most bytes of a tokenizer's file; the largest models have 35 MB.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// Bytes of a text: a quarter of a million tokens, of 100 bytes each while they are found.
+/// Most bytes of a text: a quarter of a million tokens. Finding them takes 100 bytes for each.
 const MAX_TEXT_BYTES: usize = 1 << 20;
 
 #[cfg(feature = "tokenizers")]
@@ -168,7 +168,7 @@ mod tests {
         let random: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(100_000).collect();
         assert!(matches!(read(&random), Err(TokenizerError::Wrong { .. })));
         for at in (0..WORDS.len()).step_by(7) {
-            // Whatever it is then: no panic.
+            // Whatever the result is, there is no panic.
             drop(read(&[&WORDS.as_bytes()[..at], &WORDS.as_bytes()[at + 1..]].concat()));
             drop(read(&WORDS.as_bytes()[..at]));
         }

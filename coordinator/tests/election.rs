@@ -51,7 +51,7 @@ impl Register {
     }
 }
 
-/// When a leader that gets no answer from now on leads no more.
+/// When a leader that gets no answers from now on stops leading.
 fn lasts(leader: &mut Election, from: Millis) -> Millis {
     (from..)
         .find(|&now| {
@@ -63,8 +63,8 @@ fn lasts(leader: &mut Election, from: Millis) -> Millis {
         .unwrap()
 }
 
-/// Lets a follower look at the register and ask the leader, and tells it the answers of a leader that lives until then. Returns
-/// when the follower leads.
+/// Lets a follower look at the register and ask the leader. The leader answers until it dies at `dies`. Returns when the
+/// follower leads.
 fn takes_over(
     register: &mut Register,
     follower: &mut Election,
@@ -87,7 +87,7 @@ fn a_leader_that_answers_no_more_and_renews_no_more_is_followed_soon() {
     let (mut register, mut first, mut second) = (Register::default(), election(1), election(2));
     register.serve(&mut first, 0);
     let led = takes_over(&mut register, &mut second, 300, 900);
-    // It asks each half second, at 801 with success, and at 1301 in vain.
+    // The follower asks each half second: at 801 with success, and at 1301 in vain.
     assert_eq!((led, second.reign(2_801).map(|reign| reign.term)), (Some(2_801), Some(2)));
     // The first one wakes up: its right is over, and the register says who leads.
     assert_eq!(first.reign(2_801), None);
@@ -128,12 +128,12 @@ fn only_the_lease_counts_of_a_leader_that_never_answered() {
 fn two_that_cannot_reach_each_other_do_not_take_the_lease_from_each_other() {
     let (mut register, mut first, mut second) = (Register::default(), election(1), election(2));
     register.serve(&mut first, 0);
-    // The first one lives, but is left alone for a moment; afterwards it reaches the register, and the second one still does not
-    // reach it, nor the other way round.
+    // The first one lives, but is cut off for a moment. Later it reaches the register, but the two coordinators still do not
+    // reach each other.
     assert_eq!(takes_over(&mut register, &mut second, 300, 900), Some(2_801));
     for now in 2_801..60_000 {
         for election in [&mut second, &mut first] {
-            // Asked in vain.
+            // The leader does not answer.
             let _ = election.poll_leader(now);
             register.serve(election, now);
         }
@@ -156,7 +156,7 @@ fn a_follower_that_stood_still_waits_for_answers_before_it_misses_the_leader() {
         }
         register.serve(&mut second, now);
     }
-    // It asked at 1000, and stands still from 1200 to 4000.
+    // The second one asked at 1000, and stands still from 1200 to 4000.
     register.serve(&mut second, 4_000);
     assert!(second.reign(4_000).is_none() && !second.misses_leader(5_499));
     assert!(second.misses_leader(5_500));
@@ -188,7 +188,7 @@ fn a_renewal_from_before_a_leader_stood_still_does_not_let_it_lead() {
     let ask = first.poll(1_000).unwrap();
     let answer = register.answer(ask);
     assert_eq!(takes_over(&mut register, &mut second, 1_000, 1_002), Some(3_001));
-    // The answer waited for the leader that stood still.
+    // The answer has waited for the leader that stood still.
     first.answer(answer, 3_500);
     assert_eq!(first.reign(3_500), None);
     register.serve(&mut first, 3_500);
@@ -297,7 +297,7 @@ struct Remote {
     /// The answer on its way.
     answered: Option<(RegisterAnswer, u64)>,
     gives_up: u64,
-    /// Until when it and the other coordinators do not reach each other.
+    /// Until this time, it and the other coordinators do not reach each other.
     alone_until: u64,
 }
 
@@ -316,7 +316,7 @@ fn remotes(random: &mut fastrand::Rng) -> Vec<Remote> {
         .collect()
 }
 
-/// Lets all who follow ask the leader, and hear it if the two reach each other.
+/// Lets all followers ask the leader, and hear it if the two reach each other.
 fn ask_leaders(all: &mut [Remote], at: u64) {
     for from in 0..all.len() {
         let now = (at as f64 * all[from].rate) as Millis;
@@ -333,7 +333,7 @@ fn ask_leaders(all: &mut [Remote], at: u64) {
     }
 }
 
-/// Lives through one history. Returns how often somebody took over, and how often before the lease was over.
+/// Plays one history. Returns the number of takeovers, and the number of takeovers before the lease was over.
 fn live(seed: u64) -> (usize, usize) {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut register = Register::default();
@@ -344,7 +344,7 @@ fn live(seed: u64) -> (usize, usize) {
     for at in (0..120_000_u64).step_by(10) {
         let is_calm = at > 90_000;
         for remote in &mut all {
-            // What is on its way arrives, whether or not anybody is awake.
+            // A question on its way arrives, whether or not anybody is awake.
             if let Some((ask, arrives)) = remote.asked.clone()
                 && arrives == Some(at)
             {

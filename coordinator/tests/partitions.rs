@@ -47,11 +47,11 @@ struct World {
     register: Option<(u64, Record)>,
     coordinators: Vec<Coordinator>,
     nodes: Vec<Node>,
-    /// Until when a coordinator is cut off from the register, from each other one, and from each node.
+    /// Times until which a coordinator is cut off from the register, from each other coordinator, and from each node.
     cuts: Vec<[u64; 1 + COORDINATORS + NODES]>,
     /// The last table of the highest term.
     last: Arc<Table>,
-    /// Who made the tables of each term, and the number of the last one.
+    /// The coordinator that made the tables of each term, and the number of the last one.
     terms: BTreeMap<u64, (usize, u64)>,
     takeovers: u64,
     /// Takeovers from a leader that was silent, before its lease was over.
@@ -120,7 +120,7 @@ impl World {
                 let place = self.random.usize(1..1 + COORDINATORS + NODES);
                 self.cuts[at][place] = lasts;
             }
-            // It is left alone, and knows of nobody but the register, or of nobody at all.
+            // The coordinator is cut off: it reaches only the register, or nothing at all.
             3 => {
                 let from = self.random.usize(..2);
                 self.cuts[at][from..].fill(lasts);
@@ -143,7 +143,7 @@ impl World {
             let election = &self.coordinators[at].election;
             let is_soon = matches!(ask, RegisterOp::Write(..)) && election.misses_leader(clock);
             let is_lost = !reaches || self.random.u8(..50) == 0;
-            // A question that is lost may have been done all the same.
+            // A question whose answer is lost may have been carried out all the same.
             let arrives = reaches && (!is_lost || self.random.bool());
             let answer = if arrives { self.ask(ask) } else { RegisterAnswer::Failed };
             let answer = if is_lost { RegisterAnswer::Failed } else { answer };
@@ -188,7 +188,7 @@ impl World {
         }
     }
 
-    /// Lets a coordinator make a table, and tells it to those who can hear it.
+    /// Lets a coordinator make a table, and tells it to everybody who can hear it.
     fn publish(&mut self, at: usize) {
         let clock = self.clock(at);
         let leads = self.coordinators[at].membership.leads(clock);
@@ -219,7 +219,7 @@ impl World {
         }
     }
 
-    /// A coordinator made a table: in a term of its own, after all that it made there before.
+    /// Checks a table that a coordinator made: its term is the coordinator's own, and it comes after all its tables of that term.
     fn made(&mut self, at: usize, leads: bool, table: Arc<Table>) {
         let (last, seed, epoch) = (&self.last, self.seed, table.epoch);
         let (leader, number) = self.terms.insert(epoch.term, (at, epoch.number)).unwrap_or((at, 0));
@@ -229,7 +229,7 @@ impl World {
             epoch.term
         );
         assert!(epoch.number > number, "seed {seed}: table {epoch} after number {number}");
-        // A leader that is left alone may not know yet that another one leads.
+        // A leader that is cut off may not know yet that another one leads.
         if epoch.term < last.epoch.term {
             self.late += 1;
             return;

@@ -60,7 +60,7 @@ fn a_leader_whose_right_is_over_makes_no_table_until_it_is_prolonged() {
     leader.lead(1, 20_000, 10_100);
     let next = leader.tick(10_100).unwrap();
     assert_eq!((next.epoch.term, next.epoch.number), (1, table.epoch.number + 1));
-    // A table that came too late is made again, under another number.
+    // A table that was made too late is made again, under another number.
     leader.join("e", &join(5, Epoch::default()), 10_200).unwrap();
     let late = leader.tick(10_200).unwrap();
     leader.resign();
@@ -102,7 +102,7 @@ fn a_leader_without_state_adopts_the_highest_table_of_an_earlier_term() {
     let table = first.tick(4_000).unwrap();
     let mut next = candidate(DurableState::default());
     next.lead(2, 100_000, 0);
-    // Somebody new comes before those who know the table, and is given a number that is another one's.
+    // A new node comes before the nodes that know the table, and is given a number that is another node's.
     let new = next.join("new", &join(9, Epoch::default()), 10).unwrap();
     // So is a member that comes back before the table.
     let early = next.join("c", &join(3, Epoch::default()), 15).unwrap();
@@ -139,7 +139,7 @@ fn a_leader_without_state_waits_for_the_first_node_however_late_it_comes_with_it
     }
     let after = next.tick(late + 300).unwrap();
     assert_eq!((&after.homes, &after.members), (&table.homes, &table.members));
-    // Those who know no table wait for nobody.
+    // If no node knows a table, the leader waits for nobody.
     let mut first = candidate(DurableState::default());
     first.lead(1, 1_000_000, 0);
     first.join("a", &join(1, Epoch::default()), late).unwrap();

@@ -381,12 +381,12 @@ fn a_second_process_of_one_name_waits_until_the_first_is_silent_and_both_are_tol
         let known = second.sees("why it may not join", |known| known.refused.is_some()).await;
         let address = first.known.borrow().table.members[0].peer.to_string();
         assert!(known.refused.as_ref().is_some_and(|reason| reason.contains(&address)), "{known:?}");
-        // It asks again and again, and nothing comes of it.
+        // The second one asks again and again, in vain.
         coordinator.counted("larder_coordinator_rejected_total{reason=\"in_use\"} 3").await;
         assert_eq!(first.known.borrow().table.epoch, epoch, "the first one is not evicted");
         coordinator.counted("larder_coordinator_events_total{event=\"join\"} 1").await;
 
-        // Killed, it leaves its place to the next within some heartbeats.
+        // When the first one is killed, the next one gets its place within some heartbeats.
         first.task.abort();
         let known =
             second.sees("itself", |known| known.own != NodeNumber(0) && known.refused.is_none()).await;
@@ -412,7 +412,7 @@ fn a_coordinator_that_comes_back_goes_on_where_it_was() {
         assert_eq!(after.table.members, before.table.members, "nobody was removed");
         coordinator.stop();
 
-        // Its state is lost: the nodes tell how far it had come.
+        // The coordinator's state is lost: the nodes tell how far it had come.
         std::fs::remove_file(place.file("state.redb")).unwrap();
         let _coordinator = place.start(Some(peer));
         a.sees("a later term", |known| known.table.epoch.term > 2 && known.table.members.len() == 2).await;
@@ -429,7 +429,7 @@ fn a_node_that_is_stopped_before_it_follows_a_coordinator_that_came_back_says_go
         stays.sees("both", members(2)).await;
         leaves.sees("both", members(2)).await;
         first.stop();
-        // It has dialled in vain so often that it waits for a second before it dials again.
+        // The node has dialled in vain so often that it waits for a second before it dials again.
         tokio::time::sleep(Duration::from_millis(2_500)).await;
         let second = place.start(Some(address));
         leaves.leave().await;
@@ -611,7 +611,7 @@ fn of_three_coordinators_one_leads_and_the_others_answer_reads_and_name_it() {
         let follower = all.iter().find(|one| one.status().follows).unwrap();
         until("it is named", || follower.status().leader == Some(leader.ready.http.to_string())).await;
 
-        // A node that knows only another coordinator is sent to the leader; a watcher may stay.
+        // A node that knows only the follower is sent to the leader; a watcher may stay.
         let mut node = place.node("a", 1, follower);
         node.sees("itself", members(1)).await;
         let watcher = place.endpoint(&Identity::engine("red", "vllm-0"));
@@ -663,7 +663,7 @@ fn a_leader_without_any_state_goes_on_from_the_table_that_nodes_bring() {
     on_one_thread(async {
         let (place, cable) = (Place::new(), Cable::default());
         let first = place.start_elected("first", cable.another());
-        // It takes the first one's place, and was never told a table.
+        // The second coordinator takes the first one's place, and was never told a table.
         let second = place.start_elected("second", cable.another());
         let addresses = vec![first.ready.peer, second.ready.peer];
         let mut nodes = ["a", "b", "c"].map(|name| place.node_of(name, 1, addresses.clone()));

@@ -11,9 +11,10 @@ pub(crate) struct HostPort {
 }
 
 impl HostPort {
-    /// Reads `HOST` or `HOST:PORT`; without a port, the server listens on `usual_port`.
+    /// Reads `HOST` or `HOST:PORT`. Without a port, `usual_port` is the port.
     ///
-    /// # Errors A sentence that says what would be right.
+    /// # Errors
+    /// A sentence that says what would be right.
     pub(crate) fn parse(text: &str, usual_port: u16) -> Result<Self, String> {
         if let Ok(address) = text.parse::<SocketAddr>() {
             return Ok(Self::from(address));
@@ -105,7 +106,7 @@ impl fmt::Display for HostPort {
 const COORDINATOR_PORT: u16 = 7600;
 const NODE_PORT: u16 = 9440;
 
-/// Bytes of a name in DNS.
+/// Most bytes of a name in DNS.
 const MAX_NAME: usize = 253;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What an admin asks of nodes: over QUIC, with a certificate, since HTTP has no authentication and changes nothing.
+//! An admin's requests to nodes. They go over QUIC with a certificate, since HTTP has no authentication and changes nothing.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -41,10 +41,10 @@ pub(crate) struct AdminLink {
 }
 
 impl AdminArgs {
-    /// An admin's: those given, or those that the chosen cluster comes with.
+    /// The admin's credentials: the given files, or else those of the chosen cluster.
     ///
     /// # Errors
-    /// There are none, they cannot be used, or they are not an admin's.
+    /// No files are given or known, they cannot be used, or they are not an admin's.
     pub(crate) fn credentials(&self, of_cluster: Option<CredentialFiles>) -> anyhow::Result<Credentials> {
         let given = self.ca.clone().zip(self.certificate.clone()).zip(self.key.clone());
         let given = given.map(|((ca, certificate), key)| CredentialFiles { ca, certificate, key });
@@ -58,7 +58,7 @@ impl AdminArgs {
 /// An admin's credentials.
 ///
 /// # Errors
-/// They cannot be used, or are not an admin's.
+/// The files cannot be used, or are not an admin's.
 pub(crate) fn credentials(files: &CredentialFiles) -> anyhow::Result<Credentials> {
     let credentials = Credentials::load(files).context(Usage("cannot use the certificate".into()))?;
     let role = credentials.identity().role;
@@ -72,7 +72,7 @@ impl AdminLink {
     /// Connects to a node.
     ///
     /// # Errors
-    /// It does not answer, or is another one.
+    /// The node does not answer, or another node does.
     pub(crate) async fn connect(credentials: &Credentials, member: &NodeStatus) -> anyhow::Result<Self> {
         let any = if member.peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         let endpoint = Endpoint::bind(any.parse()?, credentials, &TransportSettings::brief())?;
@@ -82,10 +82,10 @@ impl AdminLink {
         Ok(Self { endpoint, connection, peer })
     }
 
-    /// Asks the node something.
+    /// Sends a request to the node, and waits for the answer.
     ///
     /// # Errors
-    /// It does not answer, refuses, or has too much to do.
+    /// The node does not answer, refuses, or has too much to do.
     pub(crate) async fn ask(&self, request: &PeerRequest) -> anyhow::Result<PeerResponse> {
         let version = self.connection.version();
         if version < request.since() {
@@ -111,10 +111,10 @@ impl AdminLink {
     }
 }
 
-/// Asks a coordinator something, at its address for nodes and admins.
+/// Sends a message to a coordinator, at its address for nodes and admins.
 ///
 /// # Errors
-/// It does not answer, or is none.
+/// The server does not answer, or is no coordinator.
 pub(crate) async fn ask_at(
     credentials: &Credentials,
     peer: SocketAddr,

@@ -1,4 +1,4 @@
-//! What the command line understands.
+//! The arguments and commands of the command line.
 
 use std::process::ExitCode;
 
@@ -82,7 +82,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// The log filter without any other choice.
+    /// The log filter if nothing else sets one.
     pub(crate) fn default_log_filter(&self) -> String {
         match self {
             Self::Node(args) => args.log_filter(),
@@ -91,8 +91,8 @@ impl Command {
         }
     }
 
-    /// Starts to send the spans of this process, if a collector is set. What is wrong with a configuration file the command
-    /// itself says.
+    /// Starts to send the spans of this process, if a collector is set. Does not report a wrong configuration file: the command
+    /// itself does.
     pub(crate) fn start_tracing(&self) -> Result<Option<Exporter>, ExportError> {
         let (config, name, instance) = match self {
             Self::Node(args) => {

@@ -48,7 +48,7 @@ impl Measurement {
         Self::new(name, yardstick, "GB/s", values)
     }
 
-    /// Thousands a second, of as many in a second.
+    /// Thousands a second, from numbers in a second.
     #[must_use]
     pub fn thousands(name: &str, yardstick: &str, a_second: [f64; 2]) -> Self {
         Self::new(name, yardstick, "k/s", a_second.map(|number| number / 1e3))
@@ -66,7 +66,7 @@ impl Measurement {
         Self::new(name, yardstick, "ns", [seconds, yardstick_seconds].map(|seconds| seconds * 1e9))
     }
 
-    /// Bytes of one of many.
+    /// Bytes for each chunk.
     #[must_use]
     pub fn bytes(name: &str, yardstick: &str, values: [f64; 2]) -> Self {
         Self::new(name, yardstick, "bytes", values)

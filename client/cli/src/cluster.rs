@@ -1,4 +1,4 @@
-//! The processes of a cluster: their addresses, and what they say. The server that answers must be the server that was asked.
+//! The processes of a cluster: their addresses and their status. An answer counts only from the server that was asked.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -30,9 +30,9 @@ pub struct Addresses {
 pub struct NodeAddress {
     /// Its name.
     pub name: String,
-    /// Where it serves HTTP.
+    /// The address of its HTTP server.
     pub http: SocketAddr,
-    /// Its session sockets, by tenant; none as long as it has not told.
+    /// Its session sockets, by tenant; empty until the node has named them.
     pub sockets: BTreeMap<String, PathBuf>,
 }
 
@@ -56,7 +56,7 @@ impl NodeAddress {
     /// Asks the node anew for its session sockets.
     ///
     /// # Errors
-    /// It does not answer, or another node does.
+    /// The node does not answer, or another node does.
     pub fn ask_again(self) -> anyhow::Result<Self> {
         let (_, status) = ask_node(&self.http)?;
         ensure!(status.name == self.name, is_another(&self.http, &status.name, &self.name));
@@ -64,11 +64,11 @@ impl NodeAddress {
     }
 }
 
-/// The state of a cluster, from the coordinator that leads, or from another if no leader answers. `addresses` has commas between
-/// several. Words are its own, and as far as they are understood.
+/// The state of a cluster, from the leading coordinator, or from another if no leader answers. `addresses` may hold several, with
+/// commas between them. Returns the answer's JSON as sent, and the part that this version understands.
 ///
 /// # Errors
-/// None answers, or one of them is no coordinator.
+/// No coordinator answers: the first error.
 pub(crate) fn ask_coordinator(addresses: &impl Display) -> anyhow::Result<(Value, CoordinatorStatus)> {
     let addresses = addresses.to_string();
     let mut open: Vec<String> = addresses.rsplit(',').map(str::to_owned).collect();
@@ -77,7 +77,7 @@ pub(crate) fn ask_coordinator(addresses: &impl Display) -> anyhow::Result<(Value
         match ask_one_coordinator(&address) {
             Ok(answer) if !answer.1.follows => return Ok(answer),
             Ok(answer) => {
-                // The answer names the leader, which may have another name among the addresses.
+                // The answer names the leader, perhaps by another name than `addresses` does.
                 open.extend(answer.1.leader.clone().filter(|leader| !asked.contains(leader)));
                 follower = follower.or(Some(answer));
             }
@@ -88,10 +88,10 @@ pub(crate) fn ask_coordinator(addresses: &impl Display) -> anyhow::Result<(Value
     follower.ok_or_else(|| error.unwrap_or_else(|| anyhow!("no coordinator is named")))
 }
 
-/// The answer of the first coordinator that gives one, where every coordinator can.
+/// The answer of the first coordinator that gives one. For questions that every coordinator can answer.
 ///
 /// # Errors
-/// None of them answers: the error of the last.
+/// No coordinator answers: the error of the last.
 pub(crate) fn first_answer<'a, T>(
     coordinators: impl Iterator<Item = &'a HostPort>,
     ask: impl Fn(&HostPort) -> anyhow::Result<T>,
@@ -118,7 +118,7 @@ fn ask_one_coordinator(address: &impl Display) -> anyhow::Result<(Value, Coordin
 /// A node's status: its JSON as sent, and the part that this version understands.
 ///
 /// # Errors
-/// It does not answer, or is none.
+/// The server does not answer, or is no node.
 pub(crate) fn ask_node(address: &impl Display) -> anyhow::Result<(Value, NodeStatus)> {
     let said: Value = http::get_json(address, "/status")?;
     if said["role"] == "coordinator" {
@@ -128,7 +128,7 @@ pub(crate) fn ask_node(address: &impl Display) -> anyhow::Result<(Value, NodeSta
     Ok((said, understood.with_context(|| http::not_larder(address))?))
 }
 
-/// The members of these names, or all of them without any; by name.
+/// The members of these names, or all members if there are no names; sorted by name.
 ///
 /// # Errors
 /// The coordinator knows no member of one of the names.
@@ -144,11 +144,11 @@ pub(crate) fn chosen_members(mut members: Vec<Member>, names: &[String]) -> anyh
 /// The status of a member of a cluster. The answer must come from the node, and the life of the node, that the coordinator knows.
 ///
 /// # Errors
-/// It does not answer, or another node or another life of it does.
+/// The member does not answer, or another node or another life of the member does.
 pub(crate) fn ask_member(member: &Member) -> anyhow::Result<(Value, NodeStatus)> {
     let (said, status) = ask_node(&member.http)?;
     ensure!(status.name == member.name, is_another(&member.http, &status.name, &member.name));
-    // A node of an older version tells its life in another place.
+    // A node of an older version reports its incarnation in another place.
     let older = status.cluster.as_ref().map_or(0, |cluster| cluster.incarnation);
     let found = if status.incarnation == 0 { older } else { status.incarnation };
     let known = member.incarnation;
@@ -172,8 +172,8 @@ fn is_another(address: &impl Display, found: &str, asked: &str) -> String {
 /// The tenant of a development cluster.
 pub const TENANT: &str = "default";
 
-/// The lost nodes, which a command for all nodes does not reach: names, and why each is not reached. `advice` says what follows.
-/// None if the user has chosen members.
+/// The lost nodes, which a command for all nodes does not reach: their names, and a reason that ends with `advice`. Empty if the
+/// user has chosen members.
 pub(crate) fn lost_nodes(lost: Vec<LostStatus>, chosen: &[String], advice: &str) -> Vec<(String, String)> {
     let lost = if chosen.is_empty() { lost } else { Vec::new() };
     let trouble =

@@ -1,4 +1,4 @@
-//! The bytes of a chunk of a replay: bytes that follow from its key alone.
+//! The bytes of a replay's chunks, which follow from their keys alone.
 //!
 //! Word `i` (eight bytes, little-endian) of the chunk with hash `h` is `mix(h[i mod 4] + i * STEP)`, where `h[0..4]`
 //! are the hash's four words and `mix` is one multiplication between two shifts: as fast as memory, and
@@ -8,7 +8,7 @@ use larder_protocol::ChunkHash;
 
 use crate::trace::Request;
 
-/// The trace of a block: one id stands for different prompts in different traces, so it names different chunks.
+/// The name of a trace. One id stands for different prompts in different traces, so the hash of a chunk includes the trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TraceName(Option<[u8; 32]>);
 
@@ -110,7 +110,7 @@ fn seeds(hash: &ChunkHash) -> [u64; LANES] {
     std::array::from_fn(|lane| u64::from_le_bytes(words[lane]).wrapping_add((lane as u64).wrapping_mul(STEP)))
 }
 
-/// Words that are made at a time: those of one hash.
+/// Words that are made at a time: as many as a hash has.
 const LANES: usize = 4;
 const GROUP_BYTES: usize = LANES * 8;
 /// The golden ratio of 2^64: successive multiples of it are far apart.

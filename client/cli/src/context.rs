@@ -52,14 +52,14 @@ impl ClusterArg {
     /// The cluster to ask.
     ///
     /// # Errors
-    /// The given text is no address and no context file, or no text is given and no development cluster runs.
+    /// An address or the context file cannot be used; or nothing is named, and no development cluster runs.
     pub(crate) fn choose(&self) -> anyhow::Result<Chosen> {
         let environment = std::env::var("LARDER_COORDINATOR").ok();
         let named = self.named(environment.as_deref(), context_file().as_deref())?;
         named.map_or_else(newest_dev, Ok)
     }
 
-    /// The cluster that is named; `None` stands for the newest development cluster.
+    /// The cluster that an argument, the environment or the file names; `None` stands for the newest development cluster.
     fn named(&self, environment: Option<&str>, file: Option<&Path>) -> anyhow::Result<Option<Chosen>> {
         let of_environment = || {
             let text = environment.filter(|text| !text.is_empty())?;
@@ -120,10 +120,10 @@ fn context_file() -> Option<PathBuf> {
     set("LARDER_CONTEXT").or_else(usual)
 }
 
-/// The coordinators of a cluster as people name it, for a command that changes nothing.
+/// Reads the coordinators that a user names, for a command that changes nothing.
 ///
 /// # Errors
-/// It is no address, or no development cluster runs.
+/// The text is no address; or it is `dev`, and no development cluster runs.
 pub(crate) fn coordinators(text: &str) -> Result<Coordinators, String> {
     match Named::parse(text)? {
         Named::At(coordinators) => Ok(coordinators),

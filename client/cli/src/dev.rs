@@ -36,8 +36,8 @@ use crate::http;
 
 /// A running development cluster.
 ///
-/// Its processes end with it: [`Self::stop`] ends them in order, dropping it kills them, and so does the kernel when the
-/// thread that started them ends, however that comes.
+/// [`Self::stop`] ends its processes in order, and dropping it kills them. The kernel also kills them when the thread that
+/// started them ends, for whatever reason.
 #[derive(Debug)]
 pub struct DevCluster {
     addresses: Addresses,
@@ -52,7 +52,7 @@ impl DevCluster {
     /// Starts the processes and waits until all of them are ready. Needs a tokio runtime with IO and time.
     ///
     /// # Errors
-    /// [`DevError`]; nothing runs on, and no file stays but in a directory that was asked for.
+    /// [`DevError`]. No process is left, and files stay only in a directory that the options name.
     ///
     /// # Cancel safety
     /// If the future is dropped, it kills the processes that it had started.
@@ -134,10 +134,10 @@ impl DevCluster {
         self.children.iter().map(Child::log)
     }
 
-    /// Restarts processes that die, as long as that helps. Returns when it does not help any more.
+    /// Restarts processes that die. Returns after too many restarts in a short time.
     ///
     /// # Cancel safety
-    /// Dropped while a process is being started again, it leaves that process out.
+    /// If the future is dropped while it restarts a process, this process stays out.
     pub async fn supervise(&mut self) -> Died {
         let mut recent = Restarts::default();
         loop {
@@ -184,12 +184,12 @@ impl DevCluster {
 /// Time in which a process must stop.
 pub const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// Restarts of late.
+/// Times of the latest restarts.
 #[derive(Debug, Default)]
 struct Restarts(VecDeque<Instant>);
 
 impl Restarts {
-    /// How long to wait before the next one; `None` if there were too many.
+    /// Pause before the next restart; `None` if there were too many.
     fn next(&mut self, now: Instant) -> Option<Duration> {
         while self.0.front().is_some_and(|&then| now - then > RESTART_MEMORY) {
             self.0.pop_front();

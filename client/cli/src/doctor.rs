@@ -1,7 +1,7 @@
 //! The problems of a machine as a node's host, and their remedies.
 //!
 //! Each check is a function of facts: files below a root ([`files::Files`]), the results of trials ([`probes::Probes`]), and the
-//! node's configuration. So tests plant faults in trees of files.
+//! node's configuration. So tests can plant faults in trees of files.
 
 mod certificates;
 mod clock;
@@ -34,7 +34,7 @@ pub(crate) struct Subject {
     pub(crate) config: Config,
     /// The configuration's limits on this machine.
     pub(crate) limits: Result<Limits, ConfigError>,
-    /// The results of trying things out.
+    /// The results of trials.
     pub(crate) probes: Probes,
     /// The time.
     pub(crate) now: SystemTime,
@@ -63,7 +63,7 @@ pub(crate) enum Level {
     Note,
     /// Slow or fragile.
     Warning,
-    /// The node does not start, or not do its work.
+    /// The node does not start, or does not work.
     Problem,
 }
 

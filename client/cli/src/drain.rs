@@ -1,4 +1,4 @@
-//! Drains of nodes, from outside: begins them, watches them, waits for nodes that come back.
+//! Drains of nodes: begins them, watches them, and waits for nodes that come back.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use crate::output;
 pub(crate) struct Drained {
     /// The node.
     pub(crate) node: String,
-    /// `left`, `cancelled`, `given up`, `died`, `draining` or `failed`.
+    /// `left`, `cancelled`, `given up`, `died`, `draining`, `gone` (not back after a restart) or `failed`.
     pub(crate) outcome: &'static str,
     /// The reason, if the node did not leave.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,7 +69,7 @@ impl Drained {
         Self::new(node, outcome, report, now())
     }
 
-    /// A node that could not be asked to drain.
+    /// The result for a node that could not be asked to drain.
     pub(crate) fn failed(node: &str, error: &anyhow::Error) -> Self {
         let reason = Some(format!("{error:#}"));
         Self { reason, ..Self::new(node, "failed", &DrainReport::default(), now()) }
@@ -82,8 +82,8 @@ impl Drained {
         let back = self.back_after_seconds.map_or(String::new(), |back| format!("; back after {back:.1} s"));
         let reason = self.reason.as_ref().map_or(String::new(), |reason| format!(": {reason}"));
         format!(
-            "{node}: {outcome} after {seconds:.1} s; of {found_chunks} chunks {moved_chunks} moved, {elsewhere_chunks} others had, \
-             {kept_below_chunks} are kept below, {left_chunks} were left{back}{reason}"
+            "{node}: {outcome} after {seconds:.1} s; of {found_chunks} chunks {moved_chunks} moved, other nodes had {elsewhere_chunks}, \
+             disk or object store keeps {kept_below_chunks}, nobody took {left_chunks}{back}{reason}"
         )
     }
 
@@ -93,7 +93,7 @@ impl Drained {
     }
 }
 
-/// Tells a node something about its drain; returns how far that is.
+/// Sends a node a command about its drain; returns the progress.
 ///
 /// # Errors
 /// The node does not answer, or refuses.
@@ -115,10 +115,10 @@ async fn ask(link: &AdminLink, command: DrainCommand) -> anyhow::Result<DrainRep
     }
 }
 
-/// Begins a drain, if there is something to begin, and watches it to its end. `show` hears how far it is.
+/// Begins a drain, unless `first` only asks for a report, and watches it to its end. `show` gets each report.
 ///
 /// # Errors
-/// The node does not answer, or refuses; or nobody knows what became of it.
+/// The node does not answer, or refuses; or its fate stays unknown.
 pub(crate) async fn drain(
     credentials: &Credentials,
     coordinator: &Coordinators,
@@ -132,7 +132,7 @@ pub(crate) async fn drain(
     let mut last = ask(&link, first).await?;
     if !(begins || last.is_draining || last.trouble.is_some()) {
         link.close().await;
-        bail!("{name} does not drain: `larder drain {name}` has it drain", name = member.name);
+        bail!("{name} does not drain: `larder drain {name}` begins a drain", name = member.name);
     }
     let mut silent_since = None;
     loop {
@@ -163,7 +163,7 @@ pub(crate) async fn drain(
     }
 }
 
-/// The fate of a life of a node that does not answer; `None` while it is a member.
+/// The fate of one life of a node that does not answer: `died` or `left`. `None` while it is a member, or no coordinator answers.
 async fn fate(coordinator: &Coordinators, member: &NodeStatus) -> Option<&'static str> {
     let status = status_of(coordinator).await.ok()?;
     let is_it = |name: &str, incarnation: u64| name == member.name && incarnation == member.incarnation;
@@ -177,7 +177,7 @@ async fn fate(coordinator: &Coordinators, member: &NodeStatus) -> Option<&'stati
 /// Waits until another life of the node is a ready member, and has found the chunks on its disk.
 ///
 /// # Errors
-/// It takes longer than `within`.
+/// The node takes longer than `within`.
 pub(crate) async fn comes_back(
     coordinator: &Coordinators,
     before: &NodeStatus,
@@ -213,22 +213,22 @@ pub(crate) async fn comes_back(
 /// The coordinator's status now.
 ///
 /// # Errors
-/// It does not answer.
+/// No coordinator answers.
 pub(crate) async fn status_of(coordinator: &Coordinators) -> anyhow::Result<CoordinatorStatus> {
     let coordinator = coordinator.clone();
     Ok(tokio::task::spawn_blocking(move || ask_coordinator(&coordinator)).await??.1)
 }
 
-/// The member of a name.
+/// The member with this name.
 ///
 /// # Errors
-/// There is none.
+/// There is no such member.
 pub(crate) fn find<'a>(nodes: &'a [NodeStatus], name: &str) -> anyhow::Result<&'a NodeStatus> {
     let found = nodes.iter().find(|node| node.name == name);
     found.ok_or_else(|| Usage(format!("the coordinator knows no node `{name}`: see `larder status`")).into())
 }
 
-/// Shows people how far a drain is, on one line of a terminal.
+/// Shows the progress of a drain on one line of a terminal.
 pub(crate) fn show(shows: bool, node: &str, report: &DrainReport) {
     if !shows {
         return;
@@ -243,7 +243,7 @@ pub(crate) fn show(shows: bool, node: &str, report: &DrainReport) {
     _ = std::io::stderr().flush();
 }
 
-/// Takes the line away.
+/// Clears the line of progress.
 pub(crate) fn clear() {
     eprint!("\r\x1b[K");
 }
@@ -251,5 +251,5 @@ pub(crate) fn clear() {
 /// Pause between questions for a node's progress.
 const LOOK_EVERY: Duration = Duration::from_millis(150);
 
-/// Limit of the silence of a node that the coordinator still has as a member.
+/// How long a node may be silent while the coordinator still has it as a member.
 const SILENCE: Duration = Duration::from_secs(30);

@@ -11,7 +11,7 @@ pub(crate) const USAGE: u8 = 2;
 /// A node has drained, and its supervisor should start it again (`EX_TEMPFAIL` of sysexits.h).
 pub(crate) const TO_RESTART: u8 = 75;
 
-/// Marks an error as the asker's: put it into the chain as a context.
+/// Marks an error as the user's, so that the exit status is [`USAGE`]: put it into the chain as a context.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Usage(pub(crate) String);

@@ -9,10 +9,10 @@ use std::io::Write as _;
 #[derive(Debug)]
 pub struct Heap;
 
-/// The caller of a larger allocation gets the refusal itself, since it may handle it (as `Vec::try_reserve` does).
+/// A refusal of more than this goes to the caller, who may handle it (as `Vec::try_reserve` does).
 const REFUSABLE_BYTES: usize = 1 << 30;
 
-// SAFETY: all is the system allocator's, or the program ends.
+// SAFETY: every call goes to the system's allocator, or the program ends.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps to the rules of `GlobalAlloc::alloc`.
@@ -42,27 +42,27 @@ fn given(memory: *mut u8, bytes: usize) -> *mut u8 {
     memory
 }
 
-/// Ends the program. No step of it allocates.
+/// Ends the program. Does not allocate.
 #[cold]
 fn end(bytes: usize) -> ! {
     let mut text = [0_u8; 256];
     let mut rest = &mut text[..];
     let room = rest.len();
-    // An error: the text is longer than its place, and what has room of it is said.
+    // An error means that the text is longer than the buffer. The part that fits is printed.
     _ = writeln!(
         rest,
         "error: the system refuses {bytes} bytes of memory: lower [host] arena_bytes or another size, or raise the limit of \
          address space (ulimit -v) or of the container"
     );
     let said = room - rest.len();
-    // SAFETY: the text is there for the call. Where it cannot be written, nobody can be told.
+    // SAFETY: the text lives longer than the call. If it cannot be written, nobody can be told.
     unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), said) };
-    // SAFETY: no handler of the process's end runs, which might allocate.
+    // SAFETY: `_exit` runs no exit handler, which might allocate.
     unsafe { libc::_exit(1) }
 }
 
-/// Keeps up to 16 MiB of freed memory a heap, from this moment on. By default the C library gives freed memory back to the
-/// system from 128 KiB on. The buffers of a received block are more than that, so each block would take page faults anew.
+/// Keeps up to 16 MiB of freed memory a heap, from this moment on. By default the C library gives freed memory back to the system
+/// from 128 KiB on. The buffers of a received block are larger, so each block would cause page faults anew.
 #[cfg(target_env = "gnu")]
 pub(crate) fn keep_freed_memory() {
     for (option, bytes) in [(libc::M_TRIM_THRESHOLD, KEPT_BYTES), (libc::M_MMAP_THRESHOLD, MAPPED_BYTES)] {
@@ -78,7 +78,7 @@ pub(crate) fn keep_freed_memory() {
 #[cfg(not(target_env = "gnu"))]
 pub(crate) fn keep_freed_memory() {}
 
-/// Bytes of the heap that are in use, where the C library tells.
+/// Bytes of the heap in use, if the C library tells them.
 #[cfg(target_env = "gnu")]
 pub(crate) fn used_bytes() -> Option<usize> {
     // SAFETY: `mallinfo2` only reads the library's own counts, and may be called at any time.
@@ -95,8 +95,8 @@ pub(crate) fn used_bytes() -> Option<usize> {
 /// The bytes of two windows of a connection.
 const KEPT_BYTES: i32 = 16 << 20;
 
-/// Each allocation of this size has its own mapping, which ends with the allocation. Setting either bound ends the library's own
-/// search for it.
+/// Allocations from this size on have a mapping of their own, which ends with the allocation. Setting either bound stops the
+/// library from adapting the bounds.
 const MAPPED_BYTES: i32 = 4 << 20;
 
 #[cfg(test)]
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn buffers_of_blocks_that_come_one_after_the_other_take_no_page_faults() {
         keep_freed_memory();
-        // On a thread of its own, as blocks come: it has a heap of its own.
+        // A thread of its own has a heap of its own, like the threads that receive blocks.
         let thread = std::thread::spawn(|| {
             let block = || drop(black_box((0..8).map(|_| vec![1_u8; 62_300]).collect::<Vec<_>>()));
             block();

@@ -60,7 +60,7 @@ fn json<T: DeserializeOwned>(url: &str, body: Vec<u8>) -> anyhow::Result<T> {
     serde_json::from_slice(&body).with_context(|| not_larder(&url))
 }
 
-/// The error about a server with an unknown kind of answer.
+/// The error for a server whose answer is not understood.
 pub(crate) fn not_larder(server: &impl Display) -> String {
     format!("{server} does not answer as a Larder server of this version")
 }

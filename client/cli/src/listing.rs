@@ -26,7 +26,7 @@ pub(crate) enum Format {
 /// The arguments that choose a format.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct FormatArgs {
-    /// How to print: a table is plain where standard output is no terminal
+    /// Output format: a table is plain if standard output is no terminal
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t, conflicts_with = "json")]
     output: Format,
 
@@ -99,7 +99,7 @@ impl Listing {
         Self { columns: columns.to_vec(), rows: Vec::new() }
     }
 
-    /// Adds a row; the columns behind its cells are empty.
+    /// Adds a row. Cells that are missing at its end stay empty.
     pub(crate) fn add(&mut self, cells: impl IntoIterator<Item = Cell>) {
         let mut row: Vec<Cell> = cells.into_iter().collect();
         row.resize(self.columns.len(), Cell::Unknown);
@@ -142,7 +142,7 @@ impl Listing {
         }
         let Some(width) = terminal else {
             table.load_style(presets::NOTHING);
-            // Before the first column is a space, whatever stands in it.
+            // The table begins each line with a space.
             let plain = |line: String| format!("{}\n", line.strip_prefix(' ').unwrap_or(&line).trim_end());
             return table.lines().map(plain).collect();
         };
@@ -161,7 +161,7 @@ impl Listing {
 }
 
 impl Cell {
-    /// A value that may not be known.
+    /// The cell of a value that may be unknown.
     pub(crate) fn of<T>(value: Option<T>, cell: impl FnOnce(T) -> Self) -> Self {
         value.map_or(Self::Unknown, cell)
     }
@@ -203,7 +203,7 @@ impl From<String> for Cell {
     }
 }
 
-/// The width of a terminal that does not say it.
+/// The width of a terminal that does not report its width.
 const USUAL_WIDTH: u16 = 80;
 
 #[cfg(test)]

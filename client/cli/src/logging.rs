@@ -1,7 +1,7 @@
 //! Logs on standard error.
 //!
-//! A thread of its own writes the lines: whoever reads standard error may stand still, and nothing else waits for it. Of the lines
-//! that come meanwhile, [`WAITING_LINES`] are kept, and the log says how many were lost.
+//! A thread of its own writes the lines, so nothing else waits for a reader of standard error that stands still. Meanwhile
+//! [`WAITING_LINES`] lines are kept, and the log says how many more were lost.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{IsTerminal as _, Stderr, Write};
@@ -25,7 +25,7 @@ pub(crate) struct LogOptions {
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
 
-    /// Filter of log lines, e.g. `info` or `larder_node=debug,warn`; it overrides -v and the variable LARDER_LOG
+    /// Filter of log lines, such as `info` or `larder_node=debug,warn`; it overrides -v and the variable LARDER_LOG
     #[arg(long, global = true, value_name = "FILTER")]
     log: Option<String>,
 
@@ -44,8 +44,8 @@ enum LogFormat {
 }
 
 impl LogOptions {
-    /// Starts logging; `default_filter` counts without any other choice. Spans go to `exporter` alone. The last lines are written
-    /// when the result is dropped, unless nobody reads them.
+    /// Starts logging. `default_filter` counts if nothing else sets a filter. Spans go to `exporter` alone. Dropping the result
+    /// writes the last lines, unless nobody reads them.
     pub(crate) fn start(
         &self,
         default_filter: &str,
@@ -103,11 +103,11 @@ pub(crate) fn log_panics() {
     }));
 }
 
-/// Standard error, with a line wherever lines were lost.
+/// Standard error, with a note wherever lines were lost.
 struct Lines {
     to: Stderr,
     lost: Arc<OnceLock<ErrorCounter>>,
-    /// The lost lines that the log has told.
+    /// The lost lines that the log has reported.
     told: usize,
 }
 
@@ -141,18 +141,19 @@ struct Running {
 /// Logs by another filter from now on, unless the command line or the environment chose the filter.
 ///
 /// # Errors
-/// It is no filter, or nothing is logged.
+/// The text is no filter, or nothing is logged.
 pub(crate) fn set_filter(filter: &str) -> anyhow::Result<()> {
     let new = env_filter(filter)?;
     let running = RUNNING.get().context("nothing is logged")?;
     if running.is_chosen {
-        tracing::warn!("--log, -v or LARDER_LOG has set the log filter, and goes before the configuration's");
+        tracing::warn!("--log, -v or LARDER_LOG has set the log filter, and overrides the configuration's");
         return Ok(());
     }
     Ok(running.filter.reload(new)?)
 }
 
-/// The HTTP server logs each request that is none, and strangers can send any number of them; `filter` may say otherwise.
+/// Parses a filter. The HTTP server logs each invalid request, and strangers can send any number, so it stays silent unless
+/// `filter` names it.
 fn env_filter(filter: &str) -> anyhow::Result<EnvFilter> {
     EnvFilter::try_new(format!("actix_http=off,{filter},{TARGET}=off"))
         .with_context(|| Usage(format!("`{filter}` is no log filter: try `info` or `larder_node=debug`")))

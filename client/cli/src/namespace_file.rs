@@ -1,8 +1,8 @@
 //! Reads a namespace from a JSON file.
 //!
-//! One object; unknown fields are refused. Two engines share blocks only where all of it is equal:
+//! The file is one object; unknown fields are refused. Two engines share blocks only if all fields are equal:
 //!
-//! | field | meaning | without it |
+//! | field | meaning | default |
 //! | --- | --- | --- |
 //! | `model` | name or path of the model | – |
 //! | `revision` | the model's revision | `""` |

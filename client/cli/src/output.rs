@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-/// Prints a text that ends its line. A reader that has gone away (`larder ... | head`) is no error.
+/// Prints a text and ends its line. A reader that has gone away (`larder ... | head`) is no error.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     closed_pipe_is_fine(writeln!(stdout, "{}", text.trim_end_matches('\n')).and_then(|()| stdout.flush()))

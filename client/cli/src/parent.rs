@@ -3,7 +3,7 @@
 use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
-/// Has the kernel kill this process when the thread that started it ends, in the process `parent`.
+/// Has the kernel kill this process when the thread that started it ends. `parent` is this thread's process.
 ///
 /// # Errors
 /// The parent is gone already.

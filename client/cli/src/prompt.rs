@@ -72,7 +72,7 @@ pub(crate) struct TextArgs {
     without_special_tokens: bool,
 }
 
-/// A prompt, as far as it can be read without knowing the namespace's root.
+/// A prompt: its tokens or hashes, before the namespace's root is known.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Prompt {
     Tokens(Vec<u32>),
@@ -152,7 +152,7 @@ impl TextArgs {
 }
 
 impl PromptArgs {
-    /// The name of the prompt's trace, by which its chunks are named.
+    /// The name of the prompt's trace, which the hashes of its chunks include.
     fn trace_name(&self) -> anyhow::Result<TraceName> {
         let Some(path) = &self.trace else { return Ok(TraceName::generated(self.seed)) };
         let wrong = || Usage(format!("cannot use the trace {}", path.display()));
@@ -163,7 +163,7 @@ impl PromptArgs {
 }
 
 impl Prompt {
-    /// The prompt's full chunks, in a namespace that a node knows.
+    /// The prompt's full chunks, in a namespace that is registered at a node.
     pub(crate) fn chain(&self, namespace: &Namespace) -> Chain {
         match self {
             Self::Tokens(tokens) => namespace.chain_of_tokens(tokens, PromptExtra::default()),
@@ -171,7 +171,7 @@ impl Prompt {
         }
     }
 
-    /// The hashes of its full chunks, in a namespace that no node was told of.
+    /// The hashes of its full chunks, computed without a node.
     pub(crate) fn hashes(&self, fingerprint: Fingerprint, chunk_tokens: u32) -> Vec<ChunkHash> {
         match self {
             Self::Tokens(tokens) => {

@@ -20,8 +20,8 @@ pub use tally::Tally;
 
 /// Sessions of a replay that are in flight at a time.
 ///
-/// Requests for the same chunks that come at once find none of them saved. So hit rates differ from the rates of one session
-/// after the other: on the public traces by up to 0.15 points with 4.
+/// Concurrent requests for the same chunks find none of them saved. So hit rates differ from those of one session after the
+/// other: on the public traces by up to 0.15 points with 4.
 pub const REQUESTS_IN_FLIGHT: u16 = 4;
 
 /// The most requests of a replay that may be under way at a time.
@@ -47,7 +47,7 @@ pub fn part_chunks(block_bytes: u64, in_flight: u16) -> u64 {
 /// The most chunks that are reserved, written and committed together.
 pub const MAX_PART_CHUNKS: u64 = 64;
 
-/// Limit of bytes that are being written at a time, unless one block of each request in flight is more already.
+/// Limit of bytes that are written at a time. One block of each request in flight may be written even beyond it.
 pub const STAGING_BYTES: u64 = 64 << 20;
 
 #[cfg(test)]

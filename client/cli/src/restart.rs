@@ -1,4 +1,4 @@
-//! Restarts of nodes, from outside: one after the other, each drained before.
+//! Restarts of nodes, one after the other: each node drains first.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(crate) struct Restart {
 }
 
 impl Restart {
-    /// Restarts nodes one after the other, until one does not come back: the last one gives the reason.
+    /// Restarts nodes one after the other, until one fails. The last result gives the reason.
     pub(crate) async fn all(
         self,
         credentials: &Credentials,

@@ -22,7 +22,7 @@ pub(crate) struct Sample {
 }
 
 impl Samples {
-    /// Reads it. Lines that make no sense are passed over.
+    /// Reads the text. Skips lines that make no sense.
     pub(crate) fn parse(text: &str) -> Self {
         let mut all = Self::default();
         for line in text.lines().filter(|line| !line.starts_with('#')) {
@@ -65,7 +65,7 @@ impl fmt::Display for Sample {
     }
 }
 
-/// `a="x",b="y"`. No label of Larder's has a quote or a backslash in it.
+/// Reads `a="x",b="y"`. No value of a label of Larder's has a quote or a backslash in it.
 fn parse_labels(text: &str) -> BTreeMap<String, String> {
     let pairs = text.split("\",").filter_map(|pair| pair.split_once("=\""));
     pairs.map(|(name, value)| (name.to_owned(), value.trim_end_matches('"').to_owned())).collect()

@@ -157,7 +157,7 @@ const HEADS: [&str; 3] = ["num_attention_heads", "n_head", "n_heads"];
 const NO_ATTENTION: AttentionGeometry =
     AttentionGeometry { layers: 0, kv_heads: 0, head_size: 0, tensors: 0, element_bytes: 0 };
 
-/// The layers of each pipeline stage: as even as possible, the first ones with one more.
+/// The layers of each pipeline stage, as even as possible: the first stages may have one more.
 fn stages(layers: &[LayerKind], stages: usize) -> impl Iterator<Item = &[LayerKind]> {
     let (each, more) = (layers.len() / stages, layers.len() % stages);
     let start = move |stage: usize| stage * each + stage.min(more);

@@ -35,7 +35,7 @@ pub(crate) enum Targets {
 /// The status of all servers.
 #[derive(Debug)]
 pub(crate) struct Survey {
-    /// The coordinator: in its own words, and as they are understood.
+    /// The coordinator's status: its JSON as sent, and the part that this version understands.
     pub(crate) coordinator: Option<(Value, CoordinatorStatus)>,
     pub(crate) nodes: Vec<Surveyed>,
 }
@@ -47,7 +47,7 @@ pub(crate) struct Surveyed {
     pub(crate) http: String,
     /// The coordinator's entry of the node.
     pub(crate) member: Option<Member>,
-    /// Its own words; an error says why there are none.
+    /// The node's status: its JSON as sent, and the part that this version understands; or why there is none.
     pub(crate) said: Result<(Value, NodeStatus), String>,
 }
 
@@ -66,10 +66,10 @@ impl Servers {
 }
 
 impl Targets {
-    /// Asks all of them at once. A node that is named twice is asked twice, and counted once.
+    /// Asks all servers at once. A node that is named twice is asked twice, and counted once.
     ///
     /// # Errors
-    /// The coordinator does not answer. A node that does not is part of the survey.
+    /// The coordinator does not answer. A silent node is no error, but a part of the survey.
     pub(crate) fn survey(&self) -> anyhow::Result<Survey> {
         match self {
             Self::Cluster(address) => {
@@ -112,7 +112,7 @@ impl Surveyed {
         }
     }
 
-    /// Its own words; for a silent node, `name`, `http` and `error`.
+    /// The node's JSON as sent; for a silent node, `name`, `http` and `error`.
     pub(crate) fn json(&self) -> Value {
         match &self.said {
             Ok((words, _)) => words.clone(),
@@ -144,7 +144,7 @@ impl Surveyed {
         }
         for ActorStatus { device, disk, disk_trouble, .. } in &status.actors {
             if let Some(trouble) = disk_trouble {
-                let does = if disk.is_some() { "keeps not all chunks on" } else { "does without" };
+                let does = if disk.is_some() { "does not keep all chunks on" } else { "does without" };
                 troubles.push(format!("{name}, device {device}, {does} its disk: {trouble}"));
             }
         }
@@ -169,7 +169,7 @@ impl Survey {
         let mut troubles = Vec::new();
         for lost in self.coordinator.iter().flat_map(|(_, coordinator)| &coordinator.lost) {
             let silent = duration(lost.silent_seconds);
-            troubles.push(format!("{} is lost: it was heard {silent} ago, at {}", lost.name, lost.http));
+            troubles.push(format!("{} is lost: it was last heard {silent} ago, at {}", lost.name, lost.http));
         }
         if self.coordinator.as_ref().is_some_and(|(_, coordinator)| coordinator.follows) {
             troubles.push("no leading coordinator answers: no node joins or leaves until one does".into());
@@ -203,7 +203,7 @@ impl Survey {
     }
 }
 
-/// Asks each on a thread of its own.
+/// Asks all at once, each on a thread of its own.
 fn together<T: Send>(all: Vec<T>, ask: fn(T) -> Surveyed) -> Vec<Surveyed> {
     thread::scope(|scope| {
         let asked: Vec<_> = all.into_iter().map(|one| scope.spawn(move || ask(one))).collect();

@@ -4,14 +4,14 @@
 //!
 //! | field | meaning |
 //! | --- | --- |
-//! | `timestamp` | arrival in milliseconds since the trace began; of Bailian in seconds |
+//! | `timestamp` | arrival in milliseconds since the trace began; in Bailian's traces in seconds |
 //! | `input_length` | tokens of the prompt |
 //! | `output_length` | tokens of the answer |
-//! | `hash_ids` | one id for each block of the prompt, chained: an id names the whole prefix up to its block's end. The last, partial block has an id of its own; of Bailian it may have none |
-//! | `chat_id` | of Bailian only |
+//! | `hash_ids` | one id for each block of the prompt, chained: an id names the whole prefix up to its block's end. The last, partial block has an id of its own; in Bailian's traces it may have none |
+//! | `chat_id` | in Bailian's traces only |
 //!
-//! A block has [`CHUNK_TOKENS`] tokens, or of Bailian [`BAILIAN_BLOCK_TOKENS`]. A [`History`] reads other sizes too, and the inputs
-//! of AIPerf.
+//! A block has [`CHUNK_TOKENS`] tokens, in Bailian's traces [`BAILIAN_BLOCK_TOKENS`]. A [`History`] also reads other sizes, and
+//! the inputs of AIPerf.
 
 mod aiperf;
 mod foreign;
@@ -132,7 +132,7 @@ impl<R: BufRead> Iterator for TraceReader<R> {
     }
 }
 
-/// A line as it stands in the file. Other fields are let pass: published traces carry several.
+/// A line of the file. Other fields are ignored: published traces have several.
 #[derive(Debug, Deserialize)]
 struct Line {
     #[serde(deserialize_with = "time")]
@@ -140,15 +140,15 @@ struct Line {
     input_length: u64,
     output_length: u64,
     hash_ids: Vec<u64>,
-    /// Of recorded lookups only.
+    /// In recorded lookups only.
     chunk_tokens: Option<u32>,
-    /// Of recorded lookups only.
+    /// In recorded lookups only.
     namespace: Option<String>,
-    /// Of Bailian's traces only.
+    /// In Bailian's traces only.
     chat_id: Option<IgnoredAny>,
-    /// Of AIPerf's inputs only.
+    /// In AIPerf's inputs only.
     session_id: Option<IgnoredAny>,
-    /// Of AIPerf's inputs only.
+    /// In AIPerf's inputs only.
     delay: Option<IgnoredAny>,
 }
 

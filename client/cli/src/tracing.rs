@@ -24,7 +24,7 @@ impl TraceOptions {
         TracingConfig { endpoint: self.trace_endpoint.clone(), sample_ratio: self.trace_ratio }
     }
 
-    /// The configuration of processes that trace requests of others' choice.
+    /// The configuration of processes that trace only the requests that another process chose.
     pub(crate) fn of_followers(&self) -> TracingConfig {
         TracingConfig { sample_ratio: 0.0, ..self.config() }
     }

@@ -12,7 +12,7 @@ use crate::dev::{self, DevError};
 /// Sessions with every device behind a socket.
 ///
 /// # Errors
-/// Nobody answers there, or the node takes no session.
+/// No node answers there, or the node takes no session.
 pub(crate) fn every_device(socket: &Path) -> anyhow::Result<Vec<Session>> {
     let mut sessions = Vec::new();
     for device in 0.. {
@@ -29,7 +29,7 @@ pub(crate) fn every_device(socket: &Path) -> anyhow::Result<Vec<Session>> {
 /// A session with one device.
 ///
 /// # Errors
-/// Nobody answers there, or the node takes no session.
+/// No node answers there, or the node takes no session.
 pub(crate) fn device_of(socket: &Path, device: u16) -> Result<Session, SessionError> {
     let options = SessionOptions {
         client: concat!("larder ", env!("CARGO_PKG_VERSION")).into(),
@@ -43,17 +43,17 @@ pub(crate) fn device_of(socket: &Path, device: u16) -> Result<Session, SessionEr
 /// Makes a namespace known to a device, as an engine with all of its slices would.
 ///
 /// # Errors
-/// The node does not take it.
+/// The node refuses the namespace.
 pub(crate) fn register(session: &Session, spec: &NamespaceSpec) -> Result<Namespace, SessionError> {
     let slices: Vec<u16> = (0..spec.slices).collect();
     let block_bytes: Vec<u64> = spec.pools.iter().map(|pool| pool.block_bytes()).collect();
     session.register(spec, &slices, &block_bytes).wait()
 }
 
-/// The given socket, or the sockets of the newest development cluster, or the path of a node's socket on this host in the book.
+/// The given socket, or the sockets of the newest development cluster, or the usual path of a node's socket.
 ///
 /// # Errors
-/// None is given, no development cluster runs, and no node has that socket.
+/// No socket is given, no development cluster runs, and no socket has the usual path.
 pub(crate) fn sockets(given: Option<&PathBuf>) -> anyhow::Result<Vec<PathBuf>> {
     if let Some(socket) = given {
         return Ok(vec![socket.clone()]);

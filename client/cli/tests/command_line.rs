@@ -404,7 +404,7 @@ fn config_check_warns_of_certificates_that_cannot_be_used_here() {
         report["warnings"].to_string()
     };
     let said = warnings();
-    assert!(said.contains("on this machine it would not start") && said.contains("ca.pem"), "{said}");
+    assert!(said.contains("on this machine the server would not start") && said.contains("ca.pem"), "{said}");
     let ca = ca.to_str().unwrap();
     assert!(larder(&["ca", "init", "--dir", ca]).status.success());
     assert!(larder(&["ca", "issue", "node", "a", "--dir", ca]).status.success());

@@ -1,4 +1,4 @@
-//! What looks into a running cluster and changes it: top, where, pin, unpin, policy.
+//! Commands that look into a running cluster and change it: top, where, pin, unpin, policy.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -176,7 +176,7 @@ fn top_shows_one_interval_of_every_node() {
     assert_eq!(silent["nodes"][0]["state"], "silent");
 }
 
-/// A terminal of 24 rows: the side of whoever sits before it, and the side of the program.
+/// A terminal of 24 rows: the user's side, and the program's side.
 fn terminal() -> (File, File) {
     let near = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&near).unwrap();

@@ -1,4 +1,4 @@
-//! What a node recorded is planned like the trace that was played through it.
+//! The lookups that a node recorded are planned like the trace that was played through it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -42,7 +42,7 @@ fn small_trace() -> String {
     (0..20).map(line).collect()
 }
 
-/// A published trace, where this machine has it.
+/// A published trace, if this machine has it.
 fn published(name: &str) -> Option<Workload> {
     let file = File::open(larder_skips::published_trace(name)?).unwrap();
     Some(Workload::new(&TraceReader::new(BufReader::new(file)).read_all(None).unwrap(), true))

@@ -53,7 +53,7 @@ impl Place {
     }
 }
 
-/// A running command that has started nodes. Dropping it kills it, and so them.
+/// A running command that has started nodes. Dropping it kills the command, and so the nodes.
 struct Cluster {
     child: Child,
     ready: Value,
@@ -178,7 +178,7 @@ fn a_replay_through_the_nodes_of_a_coordinator_shows_in_status_and_lookup() {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // Both fail only where it has ended already.
+        // Both fail only if the process has ended already.
         _ = self.child.kill();
         _ = self.child.wait();
     }

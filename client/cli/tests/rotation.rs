@@ -1,4 +1,4 @@
-//! Another authority in the place of one, while processes go on.
+//! The authority is replaced while processes go on.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -94,7 +94,7 @@ fn certificates_elsewhere_are_reissued_too_and_finish_waits_for_them() {
     done(dir.path(), &["rotate", "reissue"]);
     let refused = larder(dir.path(), &["rotate", "finish", "--certificates", out]);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(String::from_utf8(refused.stderr).unwrap().contains("e.pem is the old authority's still"));
+    assert!(String::from_utf8(refused.stderr).unwrap().contains("e.pem is still from the old authority"));
     done(dir.path(), &["rotate", "reissue", "--certificates", out]);
     done(dir.path(), &["rotate", "finish", "--certificates", out]);
     let engine = CredentialFiles { ca: dir.path().join("ca.pem"), ..files(Path::new(out), "e") };
@@ -128,7 +128,7 @@ fn endpoint(dir: &Path, name: &str) -> Endpoint {
     endpoint
 }
 
-/// Whether a new connection comes about, and both sides take each other.
+/// Whether a new connection opens, and both sides accept each other.
 async fn connects(from: &Endpoint, to: &Endpoint, role: Role) -> bool {
     let accept = async { to.accept().await.unwrap().accept().await.is_ok() };
     let connect = async { from.connect(to.local_address(), role, None).await.is_ok() };
@@ -160,7 +160,7 @@ async fn new_connections_come_about_at_every_step_of_a_rotation() {
     let dir = authority();
     let dir = dir.path();
     let (node, coordinator) = (endpoint(dir, "a"), endpoint(dir, "c"));
-    // Somebody with the old authority's files, who is never told of the new one.
+    // A process with the old authority's files, which never gets the new ones.
     let outdated = tempfile::tempdir().unwrap();
     for name in ["ca.pem", "a.pem", "a.key"] {
         std::fs::copy(dir.join(name), outdated.path().join(name)).unwrap();
@@ -168,7 +168,7 @@ async fn new_connections_come_about_at_every_step_of_a_rotation() {
     let stranger = endpoint(outdated.path(), "a");
     for step in ["start", "reissue", "finish"] {
         done(dir, &["rotate", step]);
-        // While one has seen the change and the other has not, too.
+        // Also while only one side has seen the change.
         for _ in 0..20 {
             assert!(connects(&node, &coordinator, Role::Coordinator).await, "{step}");
             assert!(connects(&coordinator, &node, Role::Node).await, "{step}");

@@ -1,4 +1,4 @@
-// What an admin changes: the policy of nodes, drains, pins and purges.
+// Changes by an admin: the policy of nodes, drains, pins and purges.
 
 import { useState } from "preact/hooks";
 import { change, hasToken, type Change, type Pinned, type Purged, type Said } from "./api";
@@ -6,7 +6,7 @@ import { Trouble, count, seconds } from "./show";
 
 const POLICIES = ["adaptive", "fifo", "filo", "lru", "mru", "lfu", "slru", "priority", "arc", "s3fifo", "sieve", "wtinylfu"];
 
-/// What the nodes did, in words; nothing where nothing needs saying.
+/// What the nodes did, in words; empty if there is nothing to say.
 function outcome(said: Said<true | Purged | Pinned[]>[]): string {
   const done = said.flatMap((one) => (one.said && one.said !== true ? [one.said] : []));
   const purged = done.filter((one): one is Purged => !Array.isArray(one));
@@ -20,7 +20,7 @@ function outcome(said: Said<true | Purged | Pinned[]>[]): string {
   return `Pinned at ${count(pins.length)} devices, ${count(Math.max(...pins.map((pin) => pin.chunks)))} chunks at most, for ${seconds(Math.min(...pins.map((pin) => pin.seconds)))}.`;
 }
 
-/// Does a change when it is asked for a second time.
+/// Makes a change when the user asks for it a second time.
 function Do({ what, wanted }: { what: string; wanted: Change }) {
   const [state, setState] = useState<"idle" | "sure" | "asking">("idle");
   const [done, setDone] = useState("");

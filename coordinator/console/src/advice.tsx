@@ -1,4 +1,4 @@
-// Advice: what is wrong in the cluster, and what helps; the same advice for several nodes once.
+// Advice: problems of the cluster and their remedies. The same advice for several nodes appears once.
 
 import { nodes, type CoordinatorStatus, type Finding, type NodeStatus, type Said } from "./api";
 import { count, seconds, useEvery } from "./show";
@@ -30,7 +30,7 @@ function adviceByNode(cluster: CoordinatorStatus, said: Said<NodeStatus>[]): ByT
   return byText;
 }
 
-/// What doctor finds at these levels; a node of an earlier version finds nothing.
+/// Findings of `larder doctor` at these levels; a node of an earlier version has none.
 function foundByNode(said: Said<Finding[]>[], ...levels: Finding["level"][]): ByText {
   const byText: ByText = new Map();
   for (const { node, said: findings } of said) {

@@ -1,4 +1,4 @@
-// What the coordinator and its nodes say.
+// The answers of the coordinator and its nodes.
 
 export interface Member {
   name: string;
@@ -48,7 +48,7 @@ export interface NodeStatus {
   drain: { left_seconds: number; found_chunks: number; moved_chunks: number } | null;
 }
 
-/// What `larder doctor` finds at a node's host.
+/// A finding of `larder doctor` at a node's host.
 export interface Finding {
   check: string;
   level: "ok" | "note" | "warning" | "problem";
@@ -249,14 +249,14 @@ export interface WhatIf {
   played: Played | null;
 }
 
-/// What one node says; without words, why there are none.
+/// One node's answer, or the reason that there is none.
 export interface Said<T> {
   node: string;
   said: T | null;
   error: string | null;
 }
 
-// The link that the coordinator's administrator hands out ends with `#token=...`: the token goes no further than this tab.
+// The link from the coordinator's administrator ends with `#token=...`. The token stays in this tab.
 const given = /(?:^#|&)token=([^&]+)/.exec(location.hash);
 if (given?.[1]) {
   sessionStorage.setItem("token", decodeURIComponent(given[1]));
@@ -285,14 +285,14 @@ export const whatIf = () => ask("/console/what_if") as Promise<WhatIf>;
 
 export const prefix = (body: unknown) => ask("/v1/prefix", body) as Promise<Prefix>;
 
-/// The tokens of a text, by the tokenizer that the coordinator has of the model.
+/// The tokens of a text, by the coordinator's tokenizer of the model.
 export const tokens = (model: string, text: string, bare: boolean) =>
   ask("/console/tokens", { model, text, without_special_tokens: bare }) as Promise<{ tokens: number[] }>;
 
-/// Whether this tab was given a token: only an admin's changes anything.
+/// Whether this tab was given a token. Only an admin's token allows changes.
 export const hasToken = () => sessionStorage.getItem("token") !== null;
 
-/// What an admin asks of a node, or of all.
+/// A change that an admin asks of one node, or of all.
 export type Change =
   | { action: "policy"; policy: string; node?: string }
   | { action: "drain"; node: string; within_seconds: number }
@@ -301,7 +301,7 @@ export type Change =
   | { action: "unpin"; node: string; device: number; pin: number }
   | { action: "purge"; tenant?: string; namespace?: string; hashes: string[]; dry_run: boolean };
 
-/// Asks for a change; what each node did or refused.
+/// Asks for a change. Returns what each node did or refused.
 export async function change(wanted: Change): Promise<Said<true | Purged | Pinned[]>[]> {
   const said = (await ask("/console/change", wanted)) as Said<true | Purged | Pinned[]>[];
   if (said.length === 0) throw new Error("no such node");

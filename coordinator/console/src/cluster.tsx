@@ -44,12 +44,12 @@ export function Cluster() {
   );
 }
 
-/// One and the same: the page draws itself more often than they change.
+/// Made once, since the page draws itself more often than the links change.
 const LINKS = <Links />;
 
 const NO_ZONE = "";
 
-/// What is known of the zone of a node that is silent.
+/// The last known zone of each node, for when the node is silent.
 const zones = new Map<string, string>();
 
 function Zones({ cluster, said }: { cluster: CoordinatorStatus; said: Said<NodeStatus>[] }) {

@@ -16,12 +16,12 @@ const MEASURES: Record<string, { of: (link: Link) => number | null; shown: (valu
   },
 };
 
-/// More rows and columns than this are dots instead, and a list of the most.
+/// With more nodes than this, the map has dots instead of rows and columns, and a list of the most loaded links.
 const MOST_NODES = 32;
 
 const MOST_LISTED = 50;
 
-/// As the style has them, from the coldest to the hottest.
+/// The steps of the style, from the coldest to the hottest.
 const HEATS = [0, 8, 18, 28, 40, 55];
 
 type Row = { from: string; to: string; link: Link; value: number };
@@ -73,7 +73,7 @@ export function Links() {
 
 type Heated = { members: string[]; rows: Row[]; measure: (typeof MEASURES)[string] };
 
-/// The heat of a value beside all others: 0 to 5.
+/// The heat of a value compared with all others: 0 to 5.
 function heats({ rows, measure }: Heated): (value: number) => number {
   const most = rows.reduce((all, row) => Math.max(all, row.value), 1e-12);
   return (value) => {
@@ -104,7 +104,7 @@ function Map({ members, rows, measure }: Heated) {
   );
 }
 
-/// A dot for each link: rows send to columns. The list beside it has the same for who sees no dots.
+/// A dot for each link: rows send to columns. The list beside it has the same for users who cannot see the dots.
 function Dots({ members, rows, measure }: Heated) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const [hovered, setHovered] = useState("");

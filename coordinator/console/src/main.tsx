@@ -32,7 +32,7 @@ function Console() {
       setName(chosen());
       heading.current?.focus();
     };
-    // The digits go to the pages, where nobody writes.
+    // Digits choose pages, except while the user writes into a field.
     const key = (event: KeyboardEvent) => {
       const writes = /^(INPUT|TEXTAREA|SELECT)$/.test((event.target as Element).tagName);
       const page = Object.keys(PAGES)[Number(event.key) - 1];

@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { nodes, type HotPrefix, type Said, type Usage } from "./api";
 import { Table, Trouble, count, share, useEvery } from "./show";
 
-/// The runs in the order of a tree: each behind the one that it continues.
+/// The runs in the order of a tree: each run behind the run that it continues.
 function tree(runs: HotPrefix[]) {
   const children = new Map<number | null, number[]>();
   runs.forEach((run, place) => children.set(run.parent, [...(children.get(run.parent) ?? []), place]));
@@ -19,7 +19,7 @@ function tree(runs: HotPrefix[]) {
   return rows;
 }
 
-/// Of the nodes that answer, the one that was asked for most tokens.
+/// The answering node that was asked for most tokens.
 function busiest(usage: Said<Usage[]>[]) {
   const asked = (one: Said<Usage[]>) => (one.said ?? []).reduce((all, row) => all + row.tokens_asked, 0);
   const answering = usage.filter((one) => one.said).sort((a, b) => asked(b) - asked(a));
@@ -31,7 +31,7 @@ export function Prefixes({ usage }: { usage: Said<Usage[]>[] }) {
   const isChosen = usage.some((one) => one.node === chosen);
   const first = busiest(usage);
   const node = isChosen ? chosen : first.name;
-  // Kept, once there is something to show: otherwise the table would change nodes while somebody reads it.
+  // The node is kept once there is something to show. Otherwise the table would change nodes while somebody reads it.
   useEffect(() => {
     if (!isChosen && first.isAsked) setChosen(first.name);
   });

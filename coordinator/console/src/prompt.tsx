@@ -24,7 +24,7 @@ function numbers(text: string): number[] {
   return list;
 }
 
-/// What somebody wrote into the field: ids of any kind, or the prompt itself, with or without tokens before it.
+/// The kind of the text in the field: ids, or the prompt itself with or without the model's first tokens.
 const KINDS = { ids: "ids", text: "text, after the model's first tokens", bare: "text alone" };
 
 type Kind = keyof typeof KINDS;
@@ -165,7 +165,7 @@ function until(stay: Stay, evictedAfter: number | null | undefined): string {
   return `${promised}: last used ${seconds(stay.idle_seconds)} ago; ${lately}.`;
 }
 
-/// Until when chunks stay in memory.
+/// Table of how long chunks stay in memory.
 function Stays({ chains }: { chains: Said<Chain[]>[] }) {
   const rows = chains.flatMap((one) =>
     (one.said ?? []).flatMap((chain) =>

@@ -32,7 +32,7 @@ export function share(part: number, whole: number): string {
   return `${shown.toFixed(1)} %`;
 }
 
-/// Asks now, and again and again: the last answer, and the last error.
+/// Asks now and at intervals. Returns the last answer and the last error.
 export function useEvery<T>(milliseconds: number, ask: () => Promise<T>, of: unknown[] = []) {
   const [state, setState] = useState<{ value?: T; error?: string }>({});
   useEffect(() => {
@@ -56,7 +56,7 @@ export function useEvery<T>(milliseconds: number, ask: () => Promise<T>, of: unk
   return state;
 }
 
-/// How many of many things to draw now: more with each frame, so that none takes long.
+/// How many of many things to draw now: more with each frame, so that no frame takes long.
 export function useMore(all: number): number {
   const [shown, setShown] = useState(A_FRAME);
   useEffect(() => {

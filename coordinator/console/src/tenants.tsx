@@ -117,7 +117,7 @@ export function Tenants() {
   );
 }
 
-/// What the page remembers of the price of a GPU.
+/// The price of a GPU that the page remembers.
 const storedPrice = () => Number(localStorage.getItem("price_per_gpu_hour")) || 2.5;
 
 /// Seconds of prefill that hits saved, and their price.

@@ -100,7 +100,7 @@ export function Why() {
 
 function Explained({ lookup, close }: { lookup: Found; close: () => void }) {
   const open = (run: Run) => run.outcome === "never_stored" || run.outcome === "unknown";
-  // Another node may have had what this one never had. The list has no hashes: they are asked for by the name.
+  // Another node may have had what this node never had. The list has no hashes, so they are asked for by the request's name.
   const others = async () => {
     if (!lookup.runs.some(open) || !(lookup.request ?? lookup.trace)) return [];
     const by = lookup.request ? `request=${encodeURIComponent(lookup.request)}` : `trace=${lookup.trace}`;
@@ -141,7 +141,7 @@ function Explained({ lookup, close }: { lookup: Found; close: () => void }) {
   );
 }
 
-/// More rows help nobody, and take a browser long.
+/// More rows help nobody, and take a browser too long.
 const MOST_RUNS = 500;
 
 export function Runs({ runs, at }: { runs: (Run & { node: string })[]; at: number }) {

@@ -13,8 +13,8 @@ use tokio::time::timeout;
 
 use crate::election::Candidate;
 
-/// The questions and answers of an election. While a leader is being asked, more questions to it become one; a question to another
-/// leader ends the question before.
+/// The questions and answers of an election. Questions to a leader that is being asked are merged; a question to another leader
+/// ends the one before.
 pub(crate) struct Lookout {
     questions: watch::Sender<Option<Candidate>>,
     answers: mpsc::Receiver<u64>,
@@ -38,7 +38,7 @@ impl Lookout {
     }
 }
 
-/// The questions of an election, and the task that puts them; a question has so long for an answer.
+/// The questions of an election, and the task that asks them. `deadline` is the time for an answer.
 pub(crate) fn look_out(endpoint: Endpoint, deadline: Duration) -> (Lookout, impl Future<Output = ()>) {
     let (questions, mut asked) = watch::channel(None::<Candidate>);
     let (answer, answers) = mpsc::channel(1);
@@ -96,7 +96,7 @@ impl Line {
         None
     }
 
-    /// The life of the coordinator, if it leads. `None` outside: the line is of no use any more.
+    /// The life of the coordinator, if it leads; `None` outside if the line is of no use any more.
     async fn ask(&mut self) -> Option<Option<u64>> {
         write_message(&mut self.send, &FollowerMessage::Who(None)).await.ok()?;
         match read_message(&mut self.receive).await {

@@ -1,13 +1,13 @@
-//! Lookout: since when the leader has not answered this coordinator.
+//! Lookout: tells since when the leader has not answered this coordinator.
 
 use crate::membership::Millis;
 
-/// A coordinator's eye on the leader.
+/// A coordinator's watch over the leader.
 #[derive(Debug, Default)]
 pub(super) struct Lookout {
     /// The leader that is asked, in one reign.
     asks: AskedLeader,
-    /// Whether it has answered in this reign. Nobody is missed who was never heard.
+    /// Whether it has answered in this reign. A leader that was never heard is not missed.
     has_answered: bool,
     /// The time since which no question was answered; `None` after an answer.
     unanswered_since: Option<Millis>,
@@ -23,7 +23,7 @@ pub(super) struct AskedLeader {
 }
 
 impl Lookout {
-    /// Whether this leader is to be asked now; the next time comes `every` later.
+    /// Whether this leader is to be asked now. The next question is due `every` later.
     pub(super) fn poll(&mut self, leader: AskedLeader, now: Millis, every: u64) -> bool {
         if self.asks != leader {
             *self = Self { asks: leader, next: now, ..Self::default() };
@@ -43,7 +43,7 @@ impl Lookout {
         }
     }
 
-    /// The asker itself stood still: answers may wait to be read, and the silence counts from now on.
+    /// Notes that the asker itself stood still: answers may wait to be read, so the silence counts from now on.
     pub(super) fn forgive(&mut self, now: Millis) {
         self.unanswered_since = self.unanswered_since.map(|_| now);
     }

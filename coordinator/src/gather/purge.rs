@@ -23,7 +23,7 @@ struct Purged {
     objects: u64,
 }
 
-/// A node that purges; without a report it does not answer.
+/// A node that purges; an error instead of a report if it does not answer.
 struct Purging<'a> {
     member: &'a Member,
     report: Result<PurgeReport, String>,
@@ -45,7 +45,7 @@ pub(super) async fn purge(
     let until = Instant::now() + PATIENCE;
     while all.iter().any(Purging::goes_on) && Instant::now() < until {
         sleep(LOOK_EVERY).await;
-        // Those that are done hear that the purge is not.
+        // Nodes that are done hear that the purge as a whole is not.
         tell(nodes, table, &mut all, PurgeCommand::Report).await;
     }
     tell(nodes, table, &mut all, PurgeCommand::End).await;
@@ -97,8 +97,8 @@ impl Purging<'_> {
     }
 }
 
-/// How often nodes are asked how far they are.
+/// Pause between questions for the nodes' progress.
 const LOOK_EVERY: Duration = Duration::from_millis(150);
 
-/// How long all nodes may take.
+/// Time for all nodes together.
 const PATIENCE: Duration = Duration::from_secs(60);

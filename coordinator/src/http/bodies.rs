@@ -12,9 +12,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// The bodies that are being read and understood. Cloning shares.
 #[derive(Clone)]
 pub(crate) struct Bodies {
-    /// Bytes that may be here, in units of [`UNIT_BYTES`].
+    /// Room for bytes in memory, in units of [`UNIT_BYTES`].
     room: Arc<Semaphore>,
-    /// Places on the threads that understand them.
+    /// Places on the threads that parse bodies.
     threads: Arc<Semaphore>,
 }
 
@@ -31,7 +31,7 @@ impl Bodies {
         Self { room, threads: Arc::new(Semaphore::new(THREADS)) }
     }
 
-    /// Reads a request's body. It counts as it arrives, not as announced.
+    /// Reads a request's body. Bytes count as they arrive, not as announced.
     pub(super) async fn read(&self, head: &HttpRequest, payload: Payload) -> Result<Body, Error> {
         let announced =
             head.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
@@ -66,13 +66,13 @@ impl Bodies {
 }
 
 impl Body {
-    /// Parses the body by `read`, on a thread that may take its time; an error is the asker's.
+    /// Parses the body with `read`, on a thread that may take its time. An error is the asker's fault.
     pub(super) async fn understand<T: Send + 'static>(
         self,
         read: impl FnOnce(BytesMut) -> Result<T, String> + Send + 'static,
     ) -> Result<T, Error> {
         let Self { bytes, held, threads } = self;
-        // An error: never, since nobody closes it.
+        // This never fails, since nobody closes the semaphore.
         let place = threads.acquire_owned().await.map_err(error::ErrorInternalServerError)?;
         let understood = tokio::task::spawn_blocking(move || {
             let _until_done = (held, place);
@@ -89,11 +89,11 @@ fn too_long() -> Error {
 /// A prompt of two million tokens, as numbers of seven digits.
 const MAX_BODY_BYTES: usize = 16 << 20;
 
-/// Bytes of all bodies that are here: four of the largest.
+/// Bytes of all bodies in memory: four of the largest.
 const MAX_BYTES_HERE: usize = 4 * MAX_BODY_BYTES;
 
 /// The unit of the count of bytes.
 const UNIT_BYTES: usize = 16 << 10;
 
-/// Bodies that are understood at a time: the coordinator's other threads need CPUs too.
+/// Bodies that are parsed at a time: the coordinator's other threads need CPUs too.
 const THREADS: usize = 2;

@@ -1,8 +1,8 @@
-//! The console: a page, and what it asks.
+//! The console: its page, and the page's requests.
 //!
-//! The page's files are built from `coordinator/console` by npm, and are a part of this program. Reading needs nothing on
-//! loopback; from elsewhere it needs the token of `[http] console_token_file`. Changes need the admin's token. Pages of other origins get no answer, and
-//! neither do names that lead to loopback: a page elsewhere could have a browser ask for it.
+//! The page's files are built from `coordinator/console` by npm, and are a part of this program. Reading needs no token over
+//! loopback; from elsewhere it needs the token of `[http] console_token_file`. Changes need the admin's token. Pages of other
+//! origins get no answer. Neither do requests by a name that leads to loopback: a page elsewhere could have a browser send them.
 
 use std::net::IpAddr;
 
@@ -28,9 +28,9 @@ pub(crate) struct Token(Option<Box<[u8]>>);
 
 /// The tokens of the console's users.
 pub(crate) struct Tokens {
-    /// Reads from elsewhere.
+    /// For reading from elsewhere.
     pub(crate) read: Token,
-    /// Reads, and changes.
+    /// For reading, and for changes.
     pub(crate) admin: Token,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Tokens {
 pub(super) struct ConsoleQuery {
     /// The path at the nodes, with its query.
     path: String,
-    /// The node; all of them where it is not given.
+    /// The node; all nodes if it is not given.
     node: Option<String>,
 }
 
@@ -49,9 +49,9 @@ pub(super) struct ConsoleQuery {
 struct NodeSaid<'a> {
     /// The node's name.
     node: &'a str,
-    /// The answer of the node's own HTTP server, unchanged; `None` if there is none.
+    /// The answer of the node's own HTTP server, unchanged; `None` without an answer.
     said: Option<serde_json::Value>,
-    /// Why there is none.
+    /// Why there is no answer.
     error: Option<&'a str>,
 }
 
@@ -80,9 +80,9 @@ enum Refused {
 #[derive(Debug, Deserialize)]
 #[serde(tag = "action", rename_all = "snake_case", deny_unknown_fields)]
 enum Change {
-    /// Evict by another policy.
+    /// Change the eviction policy.
     Policy {
-        /// The node; all of them where it is not given.
+        /// The node; all nodes if it is not given.
         node: Option<String>,
         /// The policy.
         policy: String,
@@ -91,10 +91,10 @@ enum Change {
     Drain {
         /// The node.
         node: String,
-        /// How long it may take.
+        /// Time for the drain.
         within_seconds: u32,
     },
-    /// Drain a node no more.
+    /// Cancel a drain.
     CancelDrain {
         /// The node.
         node: String,
@@ -105,7 +105,7 @@ enum Change {
         fingerprint: String,
         /// The prompt's chunks from its first on, 64 hexadecimal digits each.
         hashes: Vec<String>,
-        /// For how long; a node may grant less.
+        /// Time of the pin; a node may grant less.
         within_seconds: u32,
     },
     /// End a pin.
@@ -114,16 +114,16 @@ enum Change {
         node: String,
         /// The device.
         device: u16,
-        /// The pin's number there.
+        /// The pin's number at the device.
         pin: u64,
     },
     /// Remove chunks from memory, disk and object store.
     Purge {
-        /// The tenant whose chunks go; null for those of a namespace.
+        /// The tenant whose chunks go; null for chunks of a namespace.
         tenant: Option<String>,
         /// The namespace: its fingerprint, or the first 16 digits of it.
         namespace: Option<String>,
-        /// Only these chunks of the namespace, and all that continue them; all if there are none.
+        /// Only these chunks of the namespace, and all that continue them; all chunks if the list is empty.
         hashes: Vec<String>,
         /// Whether they are only counted.
         dry_run: bool,
@@ -190,7 +190,7 @@ impl Token {
     fn is(&self, given: Option<&str>) -> bool {
         let (Some(token), Some(given)) = (&self.0, given) else { return false };
         let given = given.as_bytes();
-        // As long for a wrong byte as for a right one.
+        // A wrong byte takes as long as a right one.
         let differences = token.iter().zip(given).fold(0, |all, (a, b)| all | (a ^ b));
         token.len() == given.len() && !token.is_empty() && differences == 0
     }
@@ -201,17 +201,17 @@ pub(super) async fn page() -> HttpResponse {
     file("text/html; charset=utf-8", include_bytes!("../../console/dist/index.html"))
 }
 
-/// Its script.
+/// The page's script.
 pub(super) async fn script() -> HttpResponse {
     file("text/javascript; charset=utf-8", include_bytes!("../../console/dist/console.js"))
 }
 
-/// Its style.
+/// The page's style.
 pub(super) async fn style() -> HttpResponse {
     file("text/css; charset=utf-8", include_bytes!("../../console/dist/console.css"))
 }
 
-/// Asks the nodes something.
+/// Asks the nodes a question.
 pub(super) async fn nodes(
     state: Data<HttpState>,
     request: HttpRequest,
@@ -259,7 +259,7 @@ pub(super) async fn change(
     ask(&state, wanted, node).await
 }
 
-/// The refusal of a request that may not read; `None` if it may.
+/// The refusal of a request that may not read; `None` if the request may.
 pub(super) fn refuse_strangers(state: &HttpState, request: &HttpRequest) -> Option<HttpResponse> {
     let is_near = request.peer_addr().is_some_and(|from| from.ip().to_canonical().is_loopback());
     may_read(request.headers(), is_near, &state.console_tokens).err().map(Refused::answer)
@@ -322,7 +322,7 @@ fn may_change(headers: &HeaderMap, tokens: &Tokens) -> Result<(), Refused> {
     if tokens.admin.is(given_token(headers)) { Ok(()) } else { Err(Refused::Admin) }
 }
 
-/// A page may ask the server that it came from, and nobody else's page may.
+/// A page may ask the server that it came from; pages of other origins may not.
 fn check_origin(headers: &HeaderMap) -> Result<(), Refused> {
     let host = text(headers, HOST).unwrap_or_default();
     let is_own = |origin: &str| {
@@ -343,7 +343,7 @@ fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Whether a host is no name that somebody else's DNS could lead to loopback.
+/// Whether a host is safe: not a name that somebody else's DNS could lead to loopback.
 fn is_plain(host: &str) -> bool {
     let authority = host.parse::<Uri>().ok().and_then(|uri| uri.authority().cloned());
     let host = authority.as_ref().map_or("", |authority| authority.host());
@@ -369,7 +369,7 @@ pub(super) fn harden(headers: &mut HeaderMap) {
     }
 }
 
-/// Everything comes from here, and nobody shows the page in a frame.
+/// All content comes from this server, and no other page shows the console in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

@@ -35,7 +35,7 @@ struct PrefixRequest {
     /// Tokens that the engines of nodes have yet to compute for other requests, by the nodes' names; 0 for others.
     #[serde(default)]
     backlog_tokens: BTreeMap<String, u64>,
-    /// The hash of the namespace's chunks from tokens; by Larder's own hash if it is not given.
+    /// The hash that makes chunks from tokens in the namespace; Larder's own hash if it is not given.
     #[serde(default)]
     hash: Hash,
 }
@@ -96,11 +96,11 @@ pub struct NodeHeld {
     /// The part that the node has.
     #[serde(flatten)]
     pub held: PrefixHeld,
-    /// Tokens of the cluster's prefix that it has, wherever they stand in it.
+    /// Tokens of the cluster's prefix that the node has, wherever they stand in it.
     #[serde(default)]
     pub held_tokens: u64,
-    /// The cost of the request at this node, in tokens of prefill: its backlog, the tokens to compute, and a tenth of those to
-    /// move there.
+    /// The cost of the request at this node, in tokens of prefill: its backlog, the tokens to compute, and a tenth of the tokens
+    /// to move there.
     #[serde(default)]
     pub cost_tokens: u64,
 }
@@ -127,7 +127,7 @@ struct PrefixQuery {
 /// Answers how much of a prompt's prefix each node holds. The question belongs to the trace of its header `traceparent`; an
 /// invalid header counts as none, as its standard says.
 ///
-/// A prompt is read and hashed on a thread of its own: meanwhile this one answers others.
+/// A thread of its own reads and hashes the prompt: meanwhile this thread answers others.
 pub(super) async fn answer(
     state: Data<HttpState>,
     head: HttpRequest,
@@ -233,7 +233,7 @@ impl EnginePrompt {
     }
 }
 
-/// Tokens of one prompt: as many as the longest chain has with chunks of 256.
+/// Most tokens of one prompt: as many as the longest chain has with chunks of 256.
 const MAX_TOKENS: usize = MAX_CHAIN_CHUNKS * 256;
 
 #[cfg(test)]

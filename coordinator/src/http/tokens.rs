@@ -1,7 +1,7 @@
 //! `POST /console/tokens`: the tokens of a text, by the tokenizer of a model.
 //!
-//! The tokenizers stand in a folder. One thread of the lowest priority has one of them in memory at a time, and forgets it when nobody
-//! asked for a minute: they are large.
+//! The tokenizers stand in a folder. They are large, so one thread of the lowest priority keeps one of them in memory at a time,
+//! and forgets it after a minute without requests.
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -68,10 +68,10 @@ enum Refused {
         /// The model's folder.
         model: String,
     },
-    /// Too many ask.
+    /// Too many requests at a time.
     #[error("too many texts at a time: ask again in a moment")]
     Busy,
-    /// The tokenizer does not do it.
+    /// The tokenizer fails.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
 }
@@ -136,14 +136,14 @@ impl Tokenizers {
 
 impl Work {
     fn run(mut self, jobs: &Receiver<Tokenization>) {
-        // An error: it works at its old priority.
+        // After an error, the thread works at its old priority.
         let _ = rustix::process::nice(LOWEST_PRIORITY);
         loop {
             match jobs.recv_timeout(KEPT) {
-                // Nobody waits for it any more.
+                // Nobody waits for this answer any more.
                 Ok(Tokenization { answer, .. }) if answer.is_closed() => {}
                 Ok(Tokenization { asked, answer }) => {
-                    // An error: the user went away.
+                    // An error means that the user went away.
                     let _ = answer.send(self.json(&asked));
                 }
                 Err(RecvTimeoutError::Timeout) => self.loaded = None,
@@ -155,7 +155,7 @@ impl Work {
     fn json(&mut self, asked: &TokensRequest) -> Result<Vec<u8>, Refused> {
         let tokenizer = self.of_model(&asked.model)?;
         let tokens = tokenizer.tokens(&asked.text, !asked.without_special_tokens)?;
-        // Numbers can be written.
+        // Numbers can always be written.
         Ok(serde_json::to_vec(&TokensAnswer { tokens }).unwrap_or_default())
     }
 
@@ -170,14 +170,14 @@ impl Work {
         let kept = self.loaded.take().filter(|loaded| loaded.path == path && loaded.modified == modified);
         let loaded = match kept {
             Some(loaded) => loaded,
-            // The other one is gone by now.
+            // The other tokenizer has been dropped by now.
             None => Loaded { tokenizer: Tokenizer::read(&path)?, path, modified },
         };
         Ok(&self.loaded.insert(loaded).tokenizer)
     }
 }
 
-/// The folder of a model: its name. The name may be the path at which an engine found the model.
+/// The folder of a model has the model's name. The name may be the path at which an engine found the model.
 fn folder_of(model: &str) -> Option<PathBuf> {
     let path = Path::new(model.trim_start_matches('/'));
     let is_name = |part: Component<'_>| matches!(part, Component::Normal(_));
@@ -188,16 +188,16 @@ fn folder_of(model: &str) -> Option<PathBuf> {
 /// Texts that wait for their turn.
 const WAITING: usize = 4;
 
-/// How long a request waits for tokens.
+/// Time for which a request waits for tokens.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// How long a tokenizer stays in memory.
+/// Time for which an unused tokenizer stays in memory.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// Everything else goes first.
+/// All other work goes first.
 const LOWEST_PRIORITY: i32 = 19;
 
-/// Bytes of a model's name.
+/// Most bytes of a model's name.
 const MAX_MODEL_BYTES: usize = 1_024;
 
 #[cfg(test)]

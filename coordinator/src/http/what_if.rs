@@ -32,11 +32,11 @@ use crate::uptime::Uptime;
 struct WhatIfStatus {
     /// Whether lookups are being played at the moment: ask again for a newer answer.
     running: bool,
-    /// Seconds since the answer was made; `None` without one.
+    /// Seconds since the answer was made; `None` without an answer.
     age_seconds: Option<f64>,
     /// The nodes whose lookups are not in the answer.
     left_out: Vec<LeftOutNode>,
-    /// The answer; `None` as long as there is none: the first is being made, or nothing was looked up and cached yet.
+    /// The answer; `None` while the first answer is being made, or while nothing was looked up and cached yet.
     played: Option<PlayedStatus>,
 }
 
@@ -83,13 +83,13 @@ struct PlayedStatus {
 /// A cluster in [`PlayedStatus`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct TriedStatus {
-    /// The policy of all nodes; `None` for the one that each node has.
+    /// The policy of all nodes; `None` if each node keeps its own.
     policy: Option<String>,
     /// The size of each node, as a multiple of the present one; `None` for nodes that never evict.
     times: Option<f64>,
-    /// How the nodes work together: `as_they_are` (each lookup at its node; nodes read each other's chunks if they do so at present),
-    /// `apart` (no node reads others' chunks), `together` (each node does), or `routed` (a router sends each lookup where it costs
-    /// least).
+    /// How the nodes work together: `as_they_are` (each lookup at its node; nodes read each other's chunks if they do so at
+    /// present), `apart` (no node reads others' chunks), `together` (each node does), or `routed` (a router sends each lookup
+    /// where it costs least).
     ways: String,
     /// Chunks that all nodes keep together.
     capacity_chunks: u64,
@@ -114,7 +114,7 @@ struct Made {
     played: Option<PlayedStatus>,
 }
 
-/// A node's answer to `GET /past`. Nothing of it is believed.
+/// A node's answer to `GET /past`. It is checked before it is used.
 #[derive(Debug, Deserialize)]
 struct Past {
     policy: String,
@@ -150,7 +150,7 @@ struct Pasts {
     left_chunks: usize,
 }
 
-/// Plays the last lookups; waits a second for it.
+/// Plays the last lookups, and waits a second for the result.
 pub(super) async fn what_if(state: Data<HttpState>, request: HttpRequest) -> actix_web::Result<HttpResponse> {
     if let Some(refused) = refuse_strangers(&state, &request) {
         return Ok(refused);
@@ -164,10 +164,10 @@ pub(super) async fn what_if(state: Data<HttpState>, request: HttpRequest) -> act
         begins
     });
     if begins {
-        // It goes on when the asker goes away.
+        // The work goes on when the asker goes away.
         actix_web::rt::spawn(begin(state.clone(), Running(Arc::clone(&state.what_if))));
     }
-    // In both cases: whatever is known.
+    // After success and after the timeout: answer with what is known.
     let _ = timeout(PATIENCE, progress.wait_for(|progress| !progress.is_running)).await;
     let json = serde_json::to_vec(&progress.borrow().status(state.uptime.elapsed()))?;
     let mut response = in_pieces("application/json", json);
@@ -180,7 +180,7 @@ async fn begin(state: Data<HttpState>, running: Running) {
     let Some(shown) = gather(&state).await else { return };
     let uptime = state.uptime;
     let work = move || {
-        // An error: it goes on at its old priority.
+        // After an error, the thread works at its old priority.
         let _ = rustix::process::nice(LOWEST_PRIORITY);
         let made = Made::of(&shown, uptime);
         running.0.send_modify(|progress| progress.last = Some(made));
@@ -190,7 +190,7 @@ async fn begin(state: Data<HttpState>, running: Running) {
     }
 }
 
-/// The nodes' answers; `None` if nobody asks them.
+/// The nodes' answers; `None` if nobody asks the nodes.
 async fn gather(state: &HttpState) -> Option<Vec<Shown>> {
     let members = state.membership.lock().table().members.len().clamp(1, MAX_CLUSTER_NODES.into());
     let path = format!("/past?most_chunks={}", MOST_PLAYED_CHUNKS / members);
@@ -200,7 +200,7 @@ async fn gather(state: &HttpState) -> Option<Vec<Shown>> {
     answered.await.ok()
 }
 
-/// Lookups are being played, until this is dropped.
+/// Marks that lookups are being played, until it is dropped.
 struct Running(Arc<watch::Sender<Progress>>);
 
 impl Drop for Running {
@@ -244,7 +244,7 @@ impl Pasts {
         pasts
     }
 
-    /// Takes a node's lookups; the error is for people.
+    /// Takes a node's lookups. The error is for people.
     fn add(&mut self, past: Past) -> Result<(), String> {
         if past.policy.is_empty() {
             return Err("it keeps nothing yet".to_owned());
@@ -264,7 +264,7 @@ impl Pasts {
         Ok(())
     }
 
-    /// Stores count time from their start, and for no more than years.
+    /// Lets the lookups begin at time 0, since stores count time from their start, and only up to years.
     fn begin_now(&mut self) {
         let lookups = || self.nodes.iter().flat_map(|node| &node.lookups);
         let newest = lookups().map(|lookup| lookup.at.0).max().unwrap_or_default();
@@ -321,7 +321,7 @@ impl Past {
         lookups
     }
 
-    /// The chunks of a prompt that ends at a place of the list.
+    /// The chunks of a prompt whose last chunk is at this place of the list.
     fn chunks(&self, last: u32) -> Option<Vec<u64>> {
         let (mut at, mut chunks) = (last as usize, Vec::new());
         while at > 0 {
@@ -353,22 +353,22 @@ impl TriedStatus {
 /// The lifetime of an answer.
 const FRESH: Duration = Duration::from_secs(60);
 
-/// How long a request waits for an answer.
+/// Time for which a request waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Everything else goes first.
+/// All other work goes first.
 const LOWEST_PRIORITY: i32 = 19;
 
 /// Chunks of the last lookups of all nodes, each counted as often as it was asked for.
 const MOST_PLAYED_CHUNKS: usize = 262_144;
 
-/// Chunks that a node keeps, so that those of all nodes can be summed.
+/// Most chunks that a node keeps, so that the chunks of all nodes can be summed.
 const MOST_CAPACITY_CHUNKS: u64 = 1 << 48;
 
-/// Lookups that are older than this by the newest count as no older: a month.
+/// The greatest age of a lookup before the newest one, a month. Older lookups count as this old.
 const OLDEST_MS: u64 = 30 * 24 * 3_600_000;
 
-/// Tokens of a prompt, so that those of all prompts can be summed.
+/// Most tokens of a prompt, so that the tokens of all prompts can be summed.
 const MOST_TOKENS: u64 = 1 << 32;
 
 #[cfg(test)]

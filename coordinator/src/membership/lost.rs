@@ -17,12 +17,13 @@ pub struct Lost {
     pub removed: Millis,
 }
 
-/// All of them, by name; at most [`MAX_LOST`].
+/// All lost members, by name; at most [`MAX_LOST`].
 #[derive(Debug, Default)]
 pub(super) struct LostMembers(BTreeMap<String, Lost>);
 
 impl LostMembers {
-    /// Adds some. Forgets those that were removed `patience_ms` ago, and the longest lost of too many.
+    /// Adds lost members. Forgets members that were removed at least `patience_ms` ago; beyond the limit, forgets the longest
+    /// lost.
     pub(super) fn add(&mut self, lost: impl Iterator<Item = Lost>, now: Millis, patience_ms: u64) {
         self.0.extend(lost.map(|lost| (lost.member.name.clone(), lost)));
         self.0.retain(|_, lost| now.saturating_sub(lost.removed) < patience_ms);
@@ -45,5 +46,5 @@ impl LostMembers {
     }
 }
 
-/// Lost members that are remembered.
+/// Most lost members that are remembered.
 pub const MAX_LOST: usize = 256;

@@ -10,14 +10,14 @@ use super::{DurableState, Given, KnownMember, Membership, Millis, Patience, well
 /// The way in which a coordinator leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Office {
-    /// It is the only one.
+    /// It is the only coordinator.
     Alone,
-    /// It is elected, and leads until then.
+    /// It was elected, and leads until this time.
     Elected(Millis),
 }
 
 impl Membership {
-    /// One of several coordinators. It follows until it is elected.
+    /// A coordinator that is one of several. It follows until it is elected.
     #[must_use]
     pub fn candidate(patience: Patience, state: DurableState, now: Millis) -> Self {
         let mut candidate = Self::new(patience, state, now);
@@ -42,7 +42,8 @@ impl Membership {
         self.epoch.term
     }
 
-    /// Leads until then, in this term; a new term begins with the members of the last table, who are awaited for the grace time.
+    /// Leads in this term until this time. A new term begins with the members of the last table, who are awaited for the grace
+    /// time.
     pub fn lead(&mut self, term: u64, until: Millis, now: Millis) {
         // A table that was made too late to be sent is made again.
         self.is_changed |= self.office == Office::Elected(0);
@@ -59,14 +60,15 @@ impl Membership {
         }
     }
 
-    /// Leads no more.
+    /// Stops leading.
     pub fn resign(&mut self) {
         if self.office != Office::Alone {
             self.office = Office::Elected(0);
         }
     }
 
-    /// Takes a table of the leader, if it is newer than the last one; whether it is. A coordinator that leads takes none.
+    /// Takes a table of the leader, if it is newer than the last one. Returns whether it did. A coordinator that leads takes
+    /// none.
     pub fn follow(&mut self, table: &Arc<Table>, now: Millis) -> bool {
         if self.leads(now) || table.epoch <= self.table.epoch || !table.is_consistent() {
             return false;
@@ -77,7 +79,7 @@ impl Membership {
         true
     }
 
-    /// Whether a node that knows this table is to bring it: the leader is new, and its own table is older. A few are asked.
+    /// Whether a node that knows this table must bring it: the leader is new, and its own table is older. A few nodes are asked.
     pub fn wants(&mut self, epoch: Epoch) -> bool {
         let wants = self.is_gathering() && epoch > self.table.epoch && self.bringers < MAX_BRINGERS;
         self.bringers += u32::from(wants);
@@ -85,8 +87,8 @@ impl Membership {
         wants
     }
 
-    /// Takes a table that a node brings, if this leader is new and the table is newer than its own; whether it did. Those who
-    /// have joined meanwhile stay.
+    /// Takes a table that a node brings, if this leader is new and the table is newer than its own. Returns whether it did. Nodes
+    /// that have joined meanwhile stay.
     pub fn adopt(&mut self, table: &Arc<Table>, now: Millis) -> bool {
         let is_earlier = table.epoch.term < self.epoch.term;
         if !self.is_gathering() || !is_earlier || table.epoch <= self.table.epoch || !table.is_consistent() {
@@ -100,13 +102,14 @@ impl Membership {
         true
     }
 
-    /// A new leader waits for the members of the last table, so that it moves no partition for want of news.
+    /// Whether this is a new leader that still waits for the members of the last table. It must not move partitions only for lack
+    /// of news.
     pub(super) fn is_gathering(&self) -> bool {
         self.office != Office::Alone && self.published.is_none()
     }
 
-    /// Whether a new leader has waited long enough. One that knows no members at all waits for the first, however late it comes: a
-    /// table without members would tell nobody anything, and no node could bring its own afterwards.
+    /// Whether a new leader has waited long enough. A leader that knows no members waits for the first member, however late it
+    /// comes. A table without members would be useless, and after it no node could bring its own table.
     pub(super) fn has_gathered(&self, now: Millis) -> bool {
         if self.is_gathering() && self.members.is_empty() {
             return false;
@@ -117,8 +120,8 @@ impl Membership {
         !self.is_gathering() || is_complete || now.saturating_sub(self.gathers_from) >= self.patience.grace_ms
     }
 
-    /// Continues from another coordinator's table. Members that joined this coordinator stay as they joined; one that was given
-    /// another one's number joins again.
+    /// Continues from another coordinator's table. Members that joined this coordinator stay as they joined. If one of them was
+    /// given a number that is another member's, it joins again.
     fn take_over(&mut self, table: &Arc<Table>, now: Millis) {
         let numbers: BTreeMap<&str, NodeNumber> =
             table.members.iter().map(|member| (member.name.as_str(), member.number)).collect();

@@ -24,7 +24,7 @@ fn beat() -> Heartbeat {
     Heartbeat { epoch: Epoch::default(), silent: Vec::new() }
 }
 
-/// Ticks every 100 ms until `end`; the last table, if any came.
+/// Ticks every 100 ms until `end`; returns the last table, if any came.
 fn run(membership: &mut Membership, from: Millis, end: Millis) -> Option<Arc<Table>> {
     (from..=end).step_by(100).filter_map(|now| membership.tick(now)).last()
 }
@@ -123,7 +123,7 @@ fn silence_that_is_judged_when_it_is_due_is_judged_as_at_every_tick() {
             let (number, incarnation) = (NodeNumber(name as u16 + 1), random.u64(1..=3));
             let silent = (1..=6).map(NodeNumber).filter(|_| random.u8(..8) == 0).collect();
             let (deed, beat) = (random.u8(..100), Heartbeat { silent, ..beat() });
-            // Now and then a node, or all of them, say nothing for long.
+            // Now and then one node or all nodes are silent for long.
             let is_mute = (now / 10_000 + seed) % 7 == name || (now / 1_000 + seed) % 40 < 9;
             let impatient = Patience { suspect_after_ms: random.u64(500..5_000), ..patience() };
             for membership in [&mut when_due, &mut always] {
@@ -239,7 +239,7 @@ fn of_two_processes_with_one_name_the_first_stays_and_hears_of_the_other() {
         1,
         "once a while is enough"
     );
-    // The first one goes, in order: its name is free at once.
+    // The first one leaves in order: its name is free at once.
     membership.leave(numbers[0], 1);
     assert_eq!(membership.join("node-0", &clone, 20_000).unwrap().number, numbers[0]);
 }

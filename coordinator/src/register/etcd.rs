@@ -15,7 +15,7 @@ use crate::election::{Record, Version};
 /// A key in etcd.
 pub struct Etcd {
     config: ElectionConfig,
-    /// The connection, unless the last question failed on it: the next one is made with the files as they are then.
+    /// The connection; none after a failure. The next question then connects with the files of that time.
     client: Cell<Option<Client>>,
 }
 
@@ -37,7 +37,7 @@ impl Etcd {
         Ok(Self { config: config.clone(), client: Cell::default() })
     }
 
-    /// The connection. It is kept by whoever has an answer from it.
+    /// The connection. The caller puts it back after an answer.
     async fn connected(&self) -> Result<Client, Trouble> {
         if let Some(client) = self.client.take() {
             return Ok(client);
@@ -65,7 +65,7 @@ impl Register for Etcd {
         let put = TxnOp::put(key, serde_json::to_vec(record)?, None);
         let done = client.kv_client().txn(Txn::new().when([unchanged]).and_then([put])).await?;
         self.client.set(Some(client));
-        // The store's revision after the transaction is that of its one write.
+        // The transaction makes one write, so the store's revision afterwards is that of the write.
         let revision = done.header().map(ResponseHeader::revision);
         Ok(revision.filter(|_| done.succeeded()).map(|revision| Version(revision.to_string())))
     }
@@ -91,5 +91,5 @@ fn read(path: &Path) -> Result<String, EtcdError> {
     std::fs::read_to_string(path).map_err(|source| EtcdError { path: path.to_owned(), source })
 }
 
-/// How long a connection may take.
+/// Time for a connection.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(1);

@@ -1,8 +1,8 @@
 //! A register in Kubernetes: one Lease, compared by its resource version.
 //!
-//! The record stands in an annotation of the Lease. The fields of the Lease say the same to those who look at it with `kubectl`;
-//! nobody decides by them. A write names the resource version over which it is done, so the API server does at most one of
-//! two.
+//! The record stands in an annotation of the Lease. The fields of the Lease repeat it for users of `kubectl`. They decide
+//! nothing, except that a Lease with a foreign holder is refused. A write names the resource version that it replaces, so the API
+//! server does at most one of two.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -50,13 +50,13 @@ pub enum KubernetesError {
         /// Its fault.
         source: Box<KubeconfigError>,
     },
-    /// There is no client of this configuration.
+    /// No client can be made from this configuration.
     #[error("cannot reach the API server with this configuration")]
     Client(#[source] Box<kube::Error>),
-    /// No answer.
+    /// The API server does not answer.
     #[error("the API server does not answer")]
     NoAnswer(#[source] Box<kube::Error>),
-    /// An answer that ends too early, or does not end.
+    /// An answer is incomplete, or does not end.
     #[error("the API server's answer cannot be read")]
     Answer(#[source] Trouble),
     /// The API server does not know the account.
@@ -67,7 +67,7 @@ pub enum KubernetesError {
         /// The server's words.
         message: String,
     },
-    /// The account has not the right.
+    /// The account lacks the right.
     #[error(
         "this account may not {verb} the Lease {name} in the namespace {namespace} (403): bind it to a Role with the rule {}. {message}",
         rule(verb, name)
@@ -99,7 +99,7 @@ pub enum KubernetesError {
     Busy {
         /// 429 or 503.
         status: u16,
-        /// For how long nothing is asked.
+        /// The time for which nothing is asked.
         pause: Option<Duration>,
     },
     /// Any other refusal.
@@ -118,7 +118,7 @@ pub enum KubernetesError {
         /// The server's words.
         message: String,
     },
-    /// The record is none.
+    /// The annotation holds no record.
     #[error(
         "the annotation {ANNOTATION} of the Lease {name} in the namespace {namespace} is damaged: take it away, and the coordinators elect a leader anew"
     )]
@@ -161,7 +161,7 @@ impl Kubernetes {
             None => Config::infer().await.map_err(|source| KubernetesError::NoConfig(Box::new(source)))?,
         };
         config.connect_timeout = Some(CONNECT_DEADLINE);
-        // A write that is done again after a lost answer would find its own version and call it somebody else's.
+        // A write that is repeated after a lost answer would find its own version, and take it for somebody else's.
         config.default_retry = false;
         let namespace = config.default_namespace.clone();
         let client = Client::try_from(config).map_err(|error| KubernetesError::Client(Box::new(error)))?;
@@ -169,14 +169,14 @@ impl Kubernetes {
         Ok(Self { client, leases, name, namespace, paused_until: Cell::new(None) })
     }
 
-    /// Asks, as soon as the API server wants to be asked.
+    /// Sends a request, as soon as the API server allows one.
     async fn ask(&self, asked: LeaseRequest<'_>) -> Result<Reply, KubernetesError> {
         let (verb, request) = match asked {
             LeaseRequest::Read => (GET, self.leases.get(&self.name, &GetParams::default())),
             LeaseRequest::Make(lease) => {
                 (CREATE, self.leases.create(&PostParams::default(), lease.to_string().into_bytes()))
             }
-            // A patch leaves alone what others wrote into the Lease: labels of a chart, for example.
+            // A patch leaves the parts of others alone, such as the labels of a chart.
             LeaseRequest::Change(lease) => {
                 (PATCH, self.leases.patch(&self.name, &PatchParams::default(), &Patch::Merge(lease)))
             }
@@ -220,7 +220,7 @@ impl Kubernetes {
                 namespace: self.namespace.clone(),
                 source,
             })?,
-            // Somebody made it for the coordinators.
+            // Somebody has made the Lease for the coordinators.
             None => Record::default(),
         };
         if !holder.is_empty() && holder != record.holder.peer {
@@ -324,10 +324,10 @@ const CREATE: &str = "create";
 /// The annotation with the record.
 const ANNOTATION: &str = "larder/record";
 
-/// How long a connection may take.
+/// Time for a connection.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
 
-/// No API server is left alone for longer.
+/// The longest pause for which the API server is not asked.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 /// A Lease takes some 1.5 KiB.

@@ -16,7 +16,7 @@ use crate::gather;
 use crate::http::{Token, Tokenizers, Tokens};
 use crate::nodes::Nodes;
 
-/// The console's tokens, and how it changes nodes if it may.
+/// The console's tokens, and the admin that changes nodes, if there is one.
 pub(crate) fn open(config: &Config, audit: &Audit) -> Result<(Tokens, Option<gather::Admin>), ServeError> {
     let http = &config.http;
     let tokens = Tokens {
@@ -34,7 +34,7 @@ pub(crate) fn open(config: &Config, audit: &Audit) -> Result<(Tokens, Option<gat
     Ok((tokens, Some(gather::Admin { name, nodes: Nodes::new(endpoint), audit: audit.clone() })))
 }
 
-/// The tokenizers of models, where the program has such.
+/// The tokenizers of models, if the program has the feature.
 pub(crate) fn tokenizers(config: &Config) -> Result<Tokenizers, ServeError> {
     let folder = config.http.console_tokenizers.clone();
     if folder.is_some() && !cfg!(feature = "tokenizers") {
@@ -43,7 +43,7 @@ pub(crate) fn tokenizers(config: &Config) -> Result<Tokenizers, ServeError> {
     Tokenizers::start(folder).map_err(ServeError::Tokenizers)
 }
 
-/// The admin's name and endpoint; the files are looked at every so often, and taken when they change.
+/// The admin's name and endpoint. The admin's files are checked at this interval, and used when they change.
 fn become_admin(
     files: CredentialFiles,
     listen: SocketAddr,
@@ -106,7 +106,7 @@ mod tests {
             let (accepting, address) = (node.clone(), node.local_address());
             actix_rt::spawn(async move {
                 while let Some(incoming) = accepting.accept().await {
-                    // Errors: the admin still has the certificate of the authority before.
+                    // Errors come as long as the admin has the certificate of the earlier authority.
                     drop(incoming.accept().await);
                 }
             });

@@ -15,11 +15,11 @@ pub struct Seen {
     took: Duration,
 }
 
-/// Has `engines` threads work at once, each `requests` times one after the other. `engine` makes what a thread does each time, on
-/// that thread; the time counts once all are ready.
+/// Runs `engines` threads at once; each sends `requests` requests, one after the other. Each thread calls `engine` for the
+/// function that sends a request. The time counts from when all threads are ready.
 ///
 /// # Errors
-/// That of an engine, which cannot begin or whose request fails.
+/// An engine cannot begin, or its request fails.
 pub fn crowd<E: FnMut() -> anyhow::Result<()>>(
     engines: usize,
     requests: usize,
@@ -62,7 +62,8 @@ pub fn crowd<E: FnMut() -> anyhow::Result<()>>(
 }
 
 impl Seen {
-    /// Rows beside what as many ends of a yardstick saw: thousand requests a second, then the median and the 99th percentile.
+    /// Rows beside `other`, a yardstick with as many ends: thousands of requests a second, then the median and the 99th
+    /// percentile of their times.
     #[must_use]
     pub fn beside(&self, name: &str, yardstick: &str, other: &Self) -> [Measurement; 3] {
         let at = |part| [self, other].map(|seen| seen.quantile(part).as_secs_f64());

@@ -1,4 +1,4 @@
-//! Lookups whose answers other nodes have: the directory of a chunk is at its home.
+//! Lookups that other nodes answer, since the directory's rows of a chunk are at its home.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use super::transfer::{REQUEST_BYTES, Transfer};
 use crate::content::chunk_hash;
 use crate::dev::{DevCluster, DevOptions, TENANT};
 
-/// Measures a lookup of 100 chunks that nobody has and whose homes are all nodes of a cluster, beside one ping over bare QUIC.
-/// The asked node is on the engine's CPU, all other nodes on the other CPU.
+/// Measures a lookup of 100 chunks that nobody has, beside one ping over bare QUIC. All nodes of a cluster are homes of the
+/// chunks. The asked node is on the engine's CPU, all other nodes on the other CPU.
 ///
 /// # Errors
 /// The cluster does not start, or a node does not answer.

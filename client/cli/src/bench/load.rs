@@ -1,7 +1,7 @@
 //! Requests at rising rates. Each is sent when it is due, even if earlier requests have no answer yet.
 //!
-//! A bench that waits for each answer asks less of a slow node, and hides how long requests would have waited. Here a request's
-//! time counts from when it was due. The mistake of not doing so is known as coordinated omission.
+//! A bench that waits for each answer asks less of a slow node, and hides how long requests would have waited. This mistake is
+//! known as coordinated omission. Here a request's time counts from when it was due.
 
 mod arrivals;
 mod engine;
@@ -31,18 +31,18 @@ use crate::dev::{DevCluster, DevOptions, TENANT};
 pub struct Load {
     /// Requests a second of the first step.
     pub first_rate: f64,
-    /// Each step's rate is that of the step before times this.
+    /// Factor from the rate of a step to the rate of the next.
     pub factor: f64,
     /// Time of a step.
     pub step: Duration,
     /// Limit of the time of 99 % of the requests.
     pub limit: Duration,
-    /// Steps at most.
+    /// Most steps.
     pub steps: usize,
 }
 
-/// Raises the rate until two steps one after the other miss the limit, or until the nodes have no room for a step's blocks. Tells
-/// each step as it ends.
+/// Raises the rate until two steps one after the other miss the limit, or until the nodes have no room for a step's blocks.
+/// Passes each step to `tell` when it ends.
 ///
 /// Two nodes on this host, 16 engines at one of them. Of ten requests six are lookups of 100 chunks that are there,
 /// two are leases of them, one saves a block of 64 KiB, and one gets such a block from the other node.
@@ -56,7 +56,7 @@ pub fn load(load: Load, mut tell: impl FnMut(&Step) -> anyhow::Result<()>) -> an
             nodes: 2,
             arena_bytes: Some(ARENA_BYTES),
             extent_bytes: Some(EXTENT_BYTES),
-            // The newest blocks stay: those that were saved for this step.
+            // This policy keeps the newest blocks: those that were saved for this step.
             policy: PolicyName::Lru,
             ..DevOptions::new()?
         };
@@ -89,12 +89,12 @@ fn has_room(load: Load, rate: f64) -> bool {
     Engines::fetched_bytes(requests(load, rate)) < ARENA_BYTES / 4 * 3
 }
 
-/// Requests of a step, and some more: chance says how many come.
+/// A few more requests than a step has on average, since their number is random.
 fn requests(load: Load, rate: f64) -> usize {
     (rate * load.step.as_secs_f64() * 1.2) as usize + 64
 }
 
-/// One rate.
+/// Plays one step at this rate.
 async fn step(engines: &mut Engines, nodes: &[u32], load: Load, rate: f64) -> anyhow::Result<Step> {
     engines.prepare(requests(load, rate)).await?;
     let cpu_before = (cpu(nodes)?, process_seconds());
@@ -114,7 +114,7 @@ async fn step(engines: &mut Engines, nodes: &[u32], load: Load, rate: f64) -> an
             },
         }
     }
-    // Requests that came before their answers were no longer waited for.
+    // Requests that were sent still get some time for their answers.
     let patience = tokio::time::sleep(PATIENCE);
     tokio::pin!(patience);
     while engines.waiting() > 0 {
@@ -130,7 +130,7 @@ async fn step(engines: &mut Engines, nodes: &[u32], load: Load, rate: f64) -> an
     Ok(seen.step(took, cpu_seconds, load.limit))
 }
 
-/// CPU seconds of processes so far, those of threads that have ended too; in hundredths.
+/// CPU seconds of processes so far, including threads that have ended; precise to a hundredth.
 fn cpu(nodes: &[u32]) -> io::Result<f64> {
     let seconds_of = |&pid| {
         let text = read_to_string(format!("/proc/{pid}/stat"))?;
@@ -148,10 +148,10 @@ const ARENA_BYTES: u64 = 1 << 30;
 
 const EXTENT_BYTES: u64 = 64 << 20;
 
-/// Requests without an answer, at most: with more of them, the step has shown what it can.
+/// Most requests without an answer. With more, the step sends no further requests: it has shown what it can.
 const MOST_WAITING: usize = 8_192;
 
-/// Steps that miss the limit one after the other, before none follows: one alone may have been the machine's doing.
+/// Steps one after the other that miss the limit before the bench ends: one alone may have been the machine's doing.
 const MISSES: usize = 2;
 
 /// Time after the last request in which answers still count.

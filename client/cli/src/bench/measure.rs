@@ -30,7 +30,7 @@ pub fn medians<const N: usize>(rounds: usize, mut passes: [Pass<'_>; N]) -> anyh
 /// Times all of `work`.
 ///
 /// # Errors
-/// That of the work.
+/// The error of `work`.
 pub fn timed<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<Duration> {
     let start = now();
     let done = work()?;

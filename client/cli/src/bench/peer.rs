@@ -1,4 +1,4 @@
-//! Blocks that one engine put at one node, and another gets at another node.
+//! Blocks that an engine puts at one node, and another engine gets at another node.
 
 use std::cell::RefCell;
 use std::fs::{read_dir, read_to_string};
@@ -51,12 +51,12 @@ impl PeerBench {
     /// Starts the cluster and connects. Each get is for `blocks_per_get` blocks of one prompt.
     ///
     /// # Errors
-    /// The cluster does not start, or lets nobody in.
+    /// The cluster does not start, or refuses a session.
     pub fn start(transfer: Transfer, blocks_per_get: usize) -> anyhow::Result<Self> {
         Self::with_threads(transfer, blocks_per_get, None)
     }
 
-    /// The same, with so many block threads at each node.
+    /// As [`Self::start`], with this number of block threads at each node.
     ///
     /// # Errors
     /// Those of [`Self::start`].
@@ -89,7 +89,7 @@ impl PeerBench {
         })
     }
 
-    /// Puts new blocks at one node, waits until the other node knows of the blocks, and gets the blocks there; only the last is
+    /// Puts new blocks at one node, waits until the other node knows of the blocks, and gets the blocks there. Only the gets are
     /// timed. A get is a lease, which the engine reads in place.
     ///
     /// # Errors
@@ -115,7 +115,7 @@ impl PeerBench {
         Ok(took)
     }
 
-    /// Forgets what the passes so far took: they warmed up.
+    /// Forgets the times of the passes so far, which only warmed up.
     pub fn forget(&mut self) {
         self.latencies.clear();
         (self.bytes, self.spent_seconds) = (0, 0.0);
@@ -253,7 +253,7 @@ impl End {
 fn seconds_of(pid: u32) -> io::Result<f64> {
     let mut nanoseconds = 0;
     for task in read_dir(format!("/proc/{pid}/task"))? {
-        // A thread that has just ended.
+        // The thread has just ended.
         let Ok(text) = read_to_string(task?.path().join("schedstat")) else { continue };
         nanoseconds += text.split(' ').next().and_then(|on_cpu| on_cpu.parse::<u64>().ok()).unwrap_or(0);
     }

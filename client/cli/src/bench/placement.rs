@@ -1,5 +1,5 @@
-//! Where the two sides of a bench run: left to the scheduler, a round trip between two threads takes 13 or 45 µs, as it
-//! happens to put them on one CPU or on two.
+//! Chooses the CPUs of the two sides of a bench. With the scheduler's choice, a round trip between two threads takes 13 µs on one
+//! CPU or 45 µs on two.
 
 use std::io;
 
@@ -20,7 +20,7 @@ impl CpuPair {
     /// The first two CPUs that this process may use; the same CPU twice if there is only one.
     ///
     /// # Errors
-    /// The system does not say.
+    /// The system does not tell the allowed CPUs.
     pub fn choose() -> io::Result<Self> {
         let all = sched_getaffinity(None)?;
         let mut allowed = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu));
@@ -74,7 +74,7 @@ fn put(pid: u32, cpus: &CpuSet) -> io::Result<()> {
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         let thread = task?.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
         match sched_setaffinity(thread, cpus) {
-            // It has just ended.
+            // The thread has just ended.
             Err(Errno::SRCH) => {}
             put => put?,
         }

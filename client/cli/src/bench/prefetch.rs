@@ -67,7 +67,7 @@ impl PrefetchBench {
         Ok(Self { runtime, cluster, near, far, next_id: 0 })
     }
 
-    /// The first third in memory, the second on disk, the third at the other node.
+    /// Times a prompt whose first third is in memory, the second on disk and the last at the other node.
     fn spread(&mut self) -> anyhow::Result<Duration> {
         let chain = self.prompt(3 * PART);
         self.put_on_disk(&chain.part(0, 2 * PART))?;
@@ -100,13 +100,13 @@ impl PrefetchBench {
         self.near.namespace.chain(hashes)
     }
 
-    /// Puts chunks at the near node, and others after them, until they are on its disk alone.
+    /// Puts chunks at the near node, then other chunks, so that only the disk keeps the first ones.
     fn put_on_disk(&mut self, chain: &Chain) -> anyhow::Result<()> {
         let pushing = self.prompt(2 * PART);
         let address = self.cluster.addresses().nodes[0].http;
         let Self { runtime, near, .. } = self;
         let block = vec![1; BLOCK_BYTES];
-        // A few at a time: the node drops writes with which a slow drive does not keep up.
+        // A few at a time, since the node drops writes if a slow drive does not keep up.
         for first in (0..chain.len()).step_by(PUT_AT_ONCE) {
             let end = chain.len().min(first + PUT_AT_ONCE);
             runtime.block_on(near.put(&[chain.part(0, end)], &block))?;
@@ -132,7 +132,7 @@ impl PrefetchBench {
     }
 }
 
-/// Waits until nothing waits to be written.
+/// Waits until the node has no write left for its disk.
 fn wait_for_disk(node: SocketAddr) -> anyhow::Result<()> {
     let start = now();
     loop {

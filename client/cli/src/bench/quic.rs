@@ -19,7 +19,7 @@ use tokio::task::LocalSet;
 use super::placement::CpuPair;
 use super::transfer::{CpuMeter, REQUEST_BYTES, Source, Transfer};
 
-/// One end asks, a thread answers, each on a current-thread runtime; a stream a block.
+/// One end asks and a thread answers, each on a current-thread runtime. Each block has a stream of its own.
 #[derive(Debug)]
 pub struct BareQuinn {
     transfer: Transfer,
@@ -33,7 +33,7 @@ pub struct BareQuinn {
 }
 
 impl BareQuinn {
-    /// Connects over loopback, with mutual TLS, to a thread started for it, in its place.
+    /// Connects over loopback, with mutual TLS, to a thread that it starts on the answerer's CPU.
     ///
     /// # Errors
     /// The system gives no socket or no thread.
@@ -89,7 +89,7 @@ impl BareQuinn {
 
 impl Drop for BareQuinn {
     fn drop(&mut self) {
-        // The end of the connection ends the peer's loop; what it then says is of no interest.
+        // The end of the connection ends the peer's loop; the thread's result does not matter.
         self.runtime.block_on(self.endpoint.close());
         let _ = self.peer.take().map(JoinHandle::join);
     }
@@ -105,7 +105,7 @@ async fn connect(
     Ok((endpoint, connection))
 }
 
-/// Every place in flight asks for the next block as soon as it has one.
+/// Each target asks for the next block as soon as it has one.
 async fn get(blocks: usize, connection: &quinn::Connection, targets: &mut [Vec<u8>]) -> anyhow::Result<()> {
     let left = Cell::new(blocks);
     try_join_all(targets.iter_mut().map(|target| async {
@@ -134,7 +134,7 @@ async fn answer(
     let connection = incoming.accept().await?;
     let source = Rc::new(RefCell::new(source));
     while let Ok((send, receive)) = connection.quic().accept_bi().await {
-        // As many at a time as the settings let the other end open; one that breaks is seen there.
+        // The settings limit how many streams the other end opens at a time. That end also notices a stream that breaks.
         drop(tokio::task::spawn_local(answer_one(send, receive, Rc::clone(&source))));
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What a store costs the more chunks it has: its times and its memory, beside a hash map with as many entries.
+//! The times and the memory of a store with many chunks, beside a hash map with as many entries.
 
 use super::Measurement;
 use super::store::StoreBench;
@@ -28,7 +28,7 @@ pub fn scale(millions: u64, rounds: usize) -> anyhow::Result<Vec<Measurement>> {
     Ok(rows)
 }
 
-/// What is made, and the bytes of heap that it takes.
+/// Makes a value; returns it with the bytes of heap that it takes.
 fn used_by<T>(make: impl FnOnce() -> T) -> (T, Option<usize>) {
     let before = heap::used_bytes();
     let made = make();

@@ -31,17 +31,17 @@ impl SessionBench {
     /// Opens the session.
     ///
     /// # Errors
-    /// The node does not let it in.
+    /// The node refuses the session.
     pub fn connect(socket: &Path, placement: &CpuPair, rounds: usize) -> anyhow::Result<Self> {
         let session = open(socket, Verify::default())?;
         Ok(Self { socket: socket.to_owned(), session, placement: placement.clone(), rounds })
     }
 
-    /// Measures with the engine on the CPU of its answerers: then the cost of the work is not hidden by the wake-up of another
-    /// CPU, which takes longer than all the work.
+    /// Measures with the engine on the CPU of its answerers. Otherwise another CPU must wake up, which takes longer than all the
+    /// work and hides its cost.
     ///
     /// # Errors
-    /// Those of `measure`, or the system does not move this thread.
+    /// An error of `measure`, or the system does not move this thread.
     pub fn on_one_cpu(
         &self,
         measure: impl FnOnce(&Self) -> anyhow::Result<Measurement>,
@@ -119,7 +119,7 @@ impl SessionBench {
     }
 
     /// A get of a prompt of `blocks` blocks (lease, copies into the caller's memory, release) against one copy of the same size.
-    /// Both walk over more memory than caches hold, and that was touched before: an engine waits once in its life for the kernel
+    /// Both walk over more memory than caches hold. The memory was touched before, since an engine waits only once for the kernel
     /// to enter a page of the arena.
     ///
     /// # Errors
@@ -128,7 +128,7 @@ impl SessionBench {
         let namespace = self.namespace(block_bytes)?;
         let bytes = block_bytes * blocks as u64;
         let prompts = (WORKING_SET_BYTES as u64 / bytes).max(2);
-        // Apart for each length, since a hash has one parent in a namespace.
+        // Each length has ids of its own, since a hash has one parent in a namespace.
         let first = (blocks as u64 - 1) * FIRST_LONGER;
         let hashes: Vec<ChunkHash> = (first..first + prompts * blocks as u64).map(chunk_hash).collect();
         let chains: Vec<Chain> =
@@ -166,8 +166,8 @@ impl SessionBench {
         Ok(Measurement::throughput(name, "memcpy", bytes, subject, yardstick))
     }
 
-    /// Gets of blocks that are verified as `verify` says, against gets of the same blocks that are not: as many at a time as
-    /// one is verified of where a sample is.
+    /// Gets of blocks that are verified as `verify` says, against gets of the same blocks without verification. A pass has as
+    /// many gets as a sample needs to verify one block.
     ///
     /// # Errors
     /// The session failed.
@@ -237,7 +237,7 @@ impl SessionBench {
         register(&self.session, block_bytes)
     }
 
-    /// A prompt of [`CHUNKS`] small chunks, all here.
+    /// A prompt of [`CHUNKS`] small chunks, which the node has.
     fn hundred_chunks(&self) -> anyhow::Result<(Namespace, Chain)> {
         let namespace = self.namespace(SMALL_BLOCK_BYTES)?;
         let chain = namespace.chain((0..CHUNKS as u64).map(chunk_hash).collect());
@@ -265,7 +265,7 @@ fn register(session: &Session, block_bytes: u64) -> anyhow::Result<Namespace> {
     Ok(session.register(&replay_namespace(block_bytes), &[0], &[block_bytes]).wait()?)
 }
 
-/// A lookup whose caller can use every token.
+/// The options of a lookup whose caller can use every token.
 pub(super) fn all_tokens() -> LookupOptions {
     LookupOptions { prompt_tokens: u64::MAX, ..LookupOptions::default() }
 }

@@ -1,4 +1,4 @@
-//! Rows in the columns in which different stores are compared: one for each block size and number of gets at a time.
+//! Rows with the columns that comparisons of stores use: one row for each block size and number of gets at a time.
 
 use std::fs::read_to_string;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub struct Gets {
     at_once: bool,
 }
 
-/// Gets of blocks from another node, over QUIC with mutual TLS: a row.
+/// Measures gets of blocks from another node, over QUIC with mutual TLS; returns a row.
 ///
 /// # Errors
 /// The cluster does not start, or a block does not come.
@@ -72,7 +72,7 @@ pub fn peer_get(gets: Gets, repetitions: usize, placement: &CpuPair) -> anyhow::
     ))
 }
 
-/// The CPU time of other processes meanwhile.
+/// Measures the CPU time of other processes during a pass.
 struct Others {
     busy: f64,
     own: f64,
@@ -84,7 +84,7 @@ impl Others {
         Ok(Self { busy: busy_seconds()?, own: peer.cpu_seconds()?, start: now() })
     }
 
-    /// The CPUs that other processes have used since.
+    /// The CPUs that other processes have used since the start.
     fn cpus(&self, peer: &PeerBench) -> anyhow::Result<f64> {
         let (busy, own) = (busy_seconds()? - self.busy, peer.cpu_seconds()? - self.own);
         Ok(((busy - own) / (now() - self.start).as_secs_f64()).max(0.0))
@@ -120,7 +120,8 @@ fn median(values: &[f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// The gets of the rows: as many bytes under way as a node's staging takes. A batch of large blocks is no faster than its blocks.
+/// The gets of all rows, with at most as many bytes in flight as a node's staging takes. Large blocks have no batches, since a
+/// batch of them is no faster than its blocks.
 #[must_use]
 pub fn gets() -> Vec<Gets> {
     let sizes = [256 << 10, 1 << 20, 4 << 20, 16 << 20, 32 << 20];

@@ -72,9 +72,9 @@ impl StoreBench {
         Ok(Measurement::microseconds("store_lookup_100", "100 hash-map probes", subject, yardstick))
     }
 
-    /// `store_hit`: what one chunk of a hit costs: lease and release of a prompt of 100 chunks drawn at random, divided by
-    /// 100. That is finding each chunk by its hash, checking its place in the chain, claiming it, touching it in the
-    /// policy, and giving it back. Against one probe of a hash map with as many entries.
+    /// `store_hit`: the cost of one chunk of a hit: a lease and release of a prompt of 100 chunks drawn at random, divided by
+    /// 100. The store finds each chunk by its hash, checks its place in the chain, claims it, touches it in the policy, and gives
+    /// it back. Against one probe of a hash map with as many entries.
     ///
     /// # Errors
     /// The store refuses.
@@ -95,8 +95,8 @@ impl StoreBench {
         Ok(Measurement::nanoseconds("store_hit", "hash-map probe", subject, yardstick))
     }
 
-    /// `store_evict`: what one eviction costs. A commit of 100 chunks ends with the eviction of as many where the store is
-    /// full (`self`), and with none if it is not (`roomy`, with as many chunks): the difference of
+    /// `store_evict`: the cost of one eviction. A commit of 100 chunks ends with the eviction of as many in a full store
+    /// (`self`), and with none in a store that is not full (`roomy`, with as many chunks). The cost is the difference of
     /// [`Store::finish_commit`] in both, divided by 100. Against one probe of a hash map with as many entries.
     ///
     /// # Errors
@@ -111,9 +111,9 @@ impl StoreBench {
         Ok(Measurement::nanoseconds("store_evict", "hash-map probe", (full - roomy).max(0.0), probe))
     }
 
-    /// `store_remember`: what remembering an eviction costs, in 16 bytes each: [`Store::finish_commit`] of 100 chunks that
-    /// displace as many, in this store, which remembers them, minus the same in a store that is as full and remembers none,
-    /// divided by 100. Against one probe of a hash map with as many entries.
+    /// `store_remember`: the cost of remembering an eviction, in 16 bytes each. [`Store::finish_commit`] of 100 chunks displaces
+    /// as many, both in this store, which remembers them, and in `forgetful`, which is as full and remembers none. The cost is
+    /// the difference, divided by 100. Against one probe of a hash map with as many entries.
     ///
     /// # Errors
     /// The store refuses, or an eviction takes more than 16 bytes.
@@ -131,7 +131,7 @@ impl StoreBench {
         Ok(Measurement::nanoseconds("store_remember", "hash-map probe", remembered, probe / CHUNKS as f64))
     }
 
-    /// Saves a new prompt; how long the end of its commit took.
+    /// Saves a new prompt; returns the time of the end of its commit.
     fn put(&mut self) -> anyhow::Result<Duration> {
         let chain = self.chain(self.prompts);
         self.prompts += 1;
@@ -157,7 +157,7 @@ const CHUNKS: u64 = 100;
 
 const BLOCK_BYTES: u64 = 4_096;
 
-/// Evictions in one allocation of the memory for them.
+/// Remembered evictions in one allocation.
 const SEGMENT: u64 = 4_096;
 
 /// These passes are short: this many for each round of another measurement.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::placement::CpuPair;
 use super::transfer::{CpuMeter, REQUEST_BYTES, Source, Transfer};
 
-/// One end asks, a thread answers, with nothing else done.
+/// One end asks and a thread answers; neither does anything else.
 #[derive(Debug)]
 pub struct RawTcp {
     transfer: Transfer,
@@ -20,7 +20,7 @@ pub struct RawTcp {
 }
 
 impl RawTcp {
-    /// Connects over loopback to a thread started for it, in its place.
+    /// Connects over loopback to a thread that it starts on the answerer's CPU.
     ///
     /// # Errors
     /// The system gives no socket or no thread.
@@ -58,7 +58,7 @@ impl RawTcp {
 
 impl Drop for RawTcp {
     fn drop(&mut self) {
-        // Its next read ends the peer's loop; what it then says is of no interest.
+        // The peer's loop ends at its next read; the thread's result does not matter.
         let _ = self.socket.shutdown(Shutdown::Both);
         let _ = self.peer.take().map(JoinHandle::join);
     }
@@ -91,5 +91,5 @@ fn answer(mut socket: TcpStream, mut source: Source) -> io::Result<()> {
     }
 }
 
-/// Bytes of one call of the system: blocks of 32 MiB in one call each come at two thirds of the speed or less.
+/// Bytes of one system call. Blocks of 32 MiB in one call each come at two thirds of the speed or less.
 const PIECE_BYTES: usize = 256 << 10;

@@ -17,7 +17,7 @@ use super::transfer::Transfer;
 use crate::output;
 use crate::samples::Samples;
 
-/// The mean time of a stage of a get, in microseconds. Gets at a time share the stages, so that each is longer.
+/// The mean time of a stage of a get, in microseconds. Concurrent gets share the stages, so each stage is longer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StageTime {
     /// Bytes of the block.
@@ -32,8 +32,8 @@ pub struct StageTime {
     pub share: f64,
 }
 
-/// Gets of one block each from another node, some at a time: the mean times of the asker's stages and the holder's, and beside
-/// them a block over bare QUIC and over raw TCP.
+/// Measures gets of one block each from another node, some at a time. Returns the mean times of the asker's stages and the
+/// holder's, and the times of a block over bare QUIC and over raw TCP.
 ///
 /// # Errors
 /// The cluster does not start, a block does not come, or a node does not tell its metrics.
@@ -82,7 +82,7 @@ pub fn timeline(transfer: Transfer, rounds: usize, placement: &CpuPair) -> anyho
 struct Told(BTreeMap<String, (f64, f64)>);
 
 impl Told {
-    /// The sums of both nodes' metrics: each stage is of one side alone.
+    /// Adds up both nodes' metrics: each stage happens at one side only.
     fn of(peer: &PeerBench) -> anyhow::Result<Self> {
         let mut told = Self::default();
         for text in peer.metrics()? {

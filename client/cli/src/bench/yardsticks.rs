@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use super::placement::CpuPair;
 
-/// Copies between buffers that no cache holds all of.
+/// Copies between buffers that are too large for any cache.
 #[derive(Debug)]
 pub struct Memcpy {
     sources: Vec<Vec<u8>>,
@@ -46,7 +46,7 @@ pub struct PingPong {
 }
 
 impl PingPong {
-    /// Starts the thread that answers, in its place.
+    /// Starts the thread that answers, on the answerer's CPU.
     ///
     /// # Errors
     /// The system gives no socket or no thread.
@@ -73,7 +73,7 @@ impl PingPong {
 
 impl Drop for PingPong {
     fn drop(&mut self) {
-        // Its next read ends the peer's loop; what it then says is of no interest.
+        // The peer's loop ends at its next read; the thread's result does not matter.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         let _ = self.peer.take().map(JoinHandle::join);
     }
@@ -98,7 +98,7 @@ impl HashProbes {
         Self { map, keys, probes, next: Cell::new(0) }
     }
 
-    /// Probes the next keys; how many were there.
+    /// Probes the next keys; returns how many were there.
     #[must_use]
     pub fn pass(&self) -> usize {
         let end = self.next.get() + self.probes;

@@ -76,21 +76,22 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Print gets from another node as comma-separated rows, one for each block size and number of blocks at a time, with the
-    /// columns that comparisons of stores use. A lease has one block, or in rows `peer_get_batch` all blocks of a row
+    /// Print gets from another node as comma-separated rows, with the columns that comparisons of stores use. Each row has one
+    /// block size and one number of blocks at a time. A lease has one block; in rows `peer_get_batch`, it has all blocks of the
+    /// row
     #[arg(long, conflicts_with_all = ["json", "filter"])]
     csv: bool,
 
-    /// Print the time that each stage of a get from another node takes, for small and large blocks, beside a block over bare QUIC
-    /// and over raw TCP
+    /// Print the time that each stage of a get from another node takes, for small and large blocks. Beside it stand the times of
+    /// a block over bare QUIC and over raw TCP
     #[arg(long, conflicts_with_all = ["csv", "filter"])]
     timeline: bool,
 
     /// Print what the store alone costs with a million chunks and with ten million: times of lookup, hit and eviction, and bytes
     /// of heap a chunk, beside a hash map with as many entries
     ///
-    /// Costs grow as those of the hash map do, since more entries fit less into the CPU's caches: compare the ratios. Takes 6 GiB
-    /// of memory; with `--quick` only the first million, and 1 GiB
+    /// More entries fit less into the CPU's caches, so costs grow, as those of the hash map do: compare the ratios. Takes 6 GiB
+    /// of memory; with `--quick` it measures only a million chunks, and takes 1 GiB
     #[arg(long, conflicts_with_all = ["csv", "filter", "timeline", "load"])]
     scale: bool,
 
@@ -99,11 +100,12 @@ pub(crate) struct Args {
     /// Sixteen engines ask one of two nodes. A request is sent when it is due, even if earlier requests have no answer yet, and
     /// its time counts from that moment. Of ten requests six are lookups of 100 chunks, two are leases, one saves a block of 64
     /// KiB and one gets such a block from the other node. `not done` counts requests that the node turned away, and requests
-    /// without an answer. The engines are one thread of this process: if this thread uses a whole CPU, it is the limit
+    /// without an answer. All engines run on one thread of this process: if this thread uses a whole CPU, the rate is its limit,
+    /// not the node's
     #[arg(long, conflicts_with_all = ["csv", "filter", "timeline"])]
     load: bool,
 
-    /// Draw the times of `--load` over the rate into this file
+    /// Draw a chart of `--load` into this file: times by rate, as SVG
     #[arg(long, value_name = "FILE", requires = "load")]
     svg: Option<PathBuf>,
 }
@@ -183,7 +185,7 @@ fn print_rows(args: &Args, rows: &[Measurement]) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One row after the other, as they are measured.
+/// Prints each row as soon as it is measured.
 fn side_by_side(quick: bool) -> anyhow::Result<ExitCode> {
     let placement = CpuPair::choose()?;
     output::print(COLUMNS)?;
@@ -193,7 +195,7 @@ fn side_by_side(quick: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One table of all transfers.
+/// Prints one table of all transfers.
 fn print_timeline(args: &Args) -> anyhow::Result<ExitCode> {
     let placement = CpuPair::choose()?;
     let rounds = if args.quick { 1 } else { TIMELINE_ROUNDS };
@@ -209,7 +211,7 @@ fn print_timeline(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A line on standard error for each step, then the table and the knee.
+/// Shows the current step on standard error, then prints the table and the knee.
 fn print_load(args: &Args) -> anyhow::Result<ExitCode> {
     let load = if args.quick { load::Load { steps: 3, step: QUICK_STEP, ..LOAD } } else { LOAD };
     let progress = ProgressBar::new_spinner();
@@ -267,7 +269,7 @@ fn store_benches(
     Ok(())
 }
 
-/// Both ends are in this process, on a CPU each.
+/// Measures transfers between two nodes. Both run in this process, each on its own CPU.
 fn peer_benches(
     rounds: usize,
     wanted: &impl Fn(&str) -> bool,
@@ -291,7 +293,7 @@ fn peer_benches(
     Ok(placement.be_anywhere()?)
 }
 
-/// The speed at which a replay makes the bytes of its chunks: this work must not dominate a replay's measurements.
+/// Measures how fast a replay makes the bytes of its chunks. This work must not dominate a replay's measurements.
 fn content_fill(rounds: usize) -> anyhow::Result<Measurement> {
     let mut block = vec![0; 4 << 20];
     let hash = content::chunk_hash(1);
@@ -313,14 +315,14 @@ fn content_fill(rounds: usize) -> anyhow::Result<Measurement> {
     Ok(Measurement::throughput(CONTENT_BENCH, "memcpy", bytes, subject, yardstick))
 }
 
-/// A node with room for the blocks of every size, each in extents of its own.
+/// The options of a node with room for the blocks of every size, since each size has extents of its own.
 fn node_options() -> anyhow::Result<DevOptions> {
     Ok(DevOptions { arena_bytes: Some(768 << 20), extent_bytes: Some(64 << 20), ..DevOptions::new()? })
 }
 
 type SessionMeasure = fn(&SessionBench) -> anyhow::Result<Measurement>;
 
-/// The measurements by name, in their order.
+/// The benches of one engine's session, in the order in which they run.
 const SESSION_BENCHES: [(&str, SessionMeasure); 15] = [
     ("lookup_100_chunks", |session| session.lookup("lookup_100_chunks")),
     ("lookup_100_chunks_one_cpu", |session| {
@@ -357,7 +359,7 @@ const SESSION_BENCHES: [(&str, SessionMeasure); 15] = [
 
 const MANY_BENCH: &str = "lookup_100_chunks_16_engines";
 
-/// With the number of nodes.
+/// Benches by name, with their number of nodes.
 const HOMES_BENCHES: [(&str, u16); 3] = [
     ("lookup_100_chunks_of_2_nodes", 2),
     ("lookup_100_chunks_of_4_nodes", 4),
@@ -377,8 +379,8 @@ const STORE_BENCHES: [&str; 4] = ["store_lookup_100", "store_hit", "store_evict"
 /// Evictions that a node remembers.
 const REMEMBERED: usize = 1 << 20;
 
-/// With what the peer sends a second: over loopback two processes are busy with that alone, over a network of 10 Gbit/s they
-/// are not.
+/// Benches by name, with the most bytes that the peer sends in a second. Over loopback, sending alone keeps two processes busy;
+/// at 10 Gbit/s it does not.
 const PREFETCH_BENCHES: [(&str, Option<u64>); 2] =
     [("prefetch_spread", None), ("prefetch_spread_10Gbit", Some(1_200_000_000))];
 
@@ -396,7 +398,7 @@ const CSV_REPETITIONS: usize = 5;
 /// Each round gets 128 MiB.
 const TIMELINE_ROUNDS: usize = 4;
 
-/// From what one CPU does easily to what two do not.
+/// The rates begin where one CPU has little to do, and end beyond what two CPUs can do.
 const LOAD: load::Load = load::Load {
     first_rate: 500.0,
     factor: 1.3,

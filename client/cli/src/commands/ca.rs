@@ -198,7 +198,7 @@ fn write(dir: &Path, name: &str, files: &Issued) -> anyhow::Result<(PathBuf, Pat
     Ok((certificate, key))
 }
 
-/// Writes a file that is not there yet, or leaves none.
+/// Creates a file, which must not exist. If the text cannot be written, no file stays.
 fn create(path: &Path, mode: u32, text: &str) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
     file.write_all(text.as_bytes()).inspect_err(|_| {

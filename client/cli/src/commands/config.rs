@@ -36,8 +36,9 @@ enum Command {
 
 /// Show the values of a node's or coordinator's configuration on this machine
 ///
-/// The command starts nothing, and opens no file that the configuration names: `larder doctor --config FILE` checks those files.
-/// The command refuses a tenant's socket if another kind of file has the socket's path.
+/// The command starts nothing. It warns if this machine cannot use the certificates that the configuration names; `larder doctor
+/// --config FILE` also checks the other files. The command refuses a tenant's socket if another kind of file has the socket's
+/// path.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -107,18 +108,19 @@ impl Check {
     }
 }
 
-/// Why nobody starts with these certificates on this machine; the file may be meant for another. Whether the sockets of the
-/// configuration can be made in their folders. Nothing is opened.
+/// Checks that no file of another kind has the path of a tenant's socket. Opens no file.
 pub(crate) fn check_sockets(limits: &Limits) -> Result<(), NotASocket> {
     limits.tenants.iter().try_for_each(|tenant| check_socket_path(&tenant.socket))
 }
 
+/// A warning if these certificates cannot be used on this machine. This is no error: the file may be meant for another machine.
 fn unusable(files: &CredentialFiles) -> Option<String> {
     let error = Credentials::load(files).err()?;
-    Some(format!("on this machine it would not start: {:#}", anyhow::Error::from(error)))
+    Some(format!("on this machine the server would not start: {:#}", anyhow::Error::from(error)))
 }
 
-/// The server that the file seems to belong to. A file that is no TOML counts as a node's: its reader names the wrong line.
+/// Guesses the server from the file's keys. A file that is no TOML counts as a node's, so that the node's reader names the wrong
+/// line.
 fn role_of(file: &Path) -> anyhow::Result<Role> {
     let text = config_file::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     let table: toml::Table = text.parse().unwrap_or_default();
@@ -126,8 +128,8 @@ fn role_of(file: &Path) -> anyhow::Result<Role> {
     Ok(if is_coordinator { Role::Coordinator } else { Role::Node })
 }
 
-/// Every key of a node with its default: the file that is deployed if nobody writes another.
+/// The deployed configuration file of a node: every key with its default.
 pub(crate) const NODE: &str = include_str!("../../../../deploy/config/node.toml");
 
-/// The same of a coordinator.
+/// The deployed configuration file of a coordinator: every key with its default.
 pub(crate) const COORDINATOR: &str = include_str!("../../../../deploy/config/coordinator.toml");

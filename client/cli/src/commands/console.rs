@@ -45,7 +45,7 @@ struct Address {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let coordinator = args.cluster.choose()?.coordinator;
-    // The first that answers serves it, whether it leads or follows.
+    // Leader and followers serve the console, so the first coordinator that answers is enough.
     let mut failed = None;
     for one in coordinator.each() {
         match ask_coordinator(one) {
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Err(failed.unwrap_or_else(|| anyhow::anyhow!("no coordinator is named")))
 }
 
-/// The address by which the console answers without a token; `None` if the coordinator is on another host.
+/// The loopback address at which the console answers without a token; `None` if the coordinator is on another host.
 fn by_loopback(coordinator: &HostPort) -> Option<HostPort> {
     let address = coordinator.to_string().to_socket_addrs().ok()?.next()?;
     if address.ip().is_loopback() {

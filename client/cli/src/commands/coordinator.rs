@@ -50,7 +50,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "HOST")]
     advertise: Option<String>,
 
-    /// End with this process, which must be the parent
+    /// Process id of the parent; the server ends when its parent ends
     #[arg(long, hide = true, value_name = "PID")]
     parent: Option<u32>,
 }

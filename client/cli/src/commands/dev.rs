@@ -155,7 +155,7 @@ fn announce(cluster: &DevCluster, json: bool) -> anyhow::Result<()> {
     ))?)
 }
 
-/// Options that make no sense are the asker's.
+/// Marks errors in the options as the user's.
 fn explain(error: DevError) -> anyhow::Error {
     match error {
         DevError::Options { .. } | DevError::SocketPath { .. } | DevError::InUse { .. } => {

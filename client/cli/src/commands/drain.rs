@@ -39,7 +39,7 @@ pub(crate) struct Args {
     #[arg(value_name = "NODE")]
     node: String,
 
-    /// Time for the drain: then the node leaves, whatever has moved
+    /// Time for the drain; when it is over, the node leaves, even if chunks are left
     #[arg(long, value_name = "TIME", value_parser = values::time, default_value = "2m",
           conflicts_with_all = ["cancel", "watch"])]
     within: Duration,
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Report {
-    /// Prints it as asked.
+    /// Prints the report in the chosen format.
     ///
     /// # Errors
     /// Standard output cannot be written.

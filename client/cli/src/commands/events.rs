@@ -34,7 +34,7 @@ pub(crate) struct Args {
     #[arg(short, long)]
     follow: bool,
 
-    /// How to print: every format has one line for each event
+    /// Output format: every format has one line for each event
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t, conflicts_with = "json")]
     output: Format,
 
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// One line.
+/// One printed line.
 #[derive(Debug, Serialize)]
 struct Line {
     node: String,
@@ -68,7 +68,7 @@ struct Chunk {
 /// The end of a node's stream.
 #[derive(Debug, PartialEq, Eq)]
 enum Ended {
-    /// Everything at the start was told, and nobody wants more.
+    /// The chunks at the start were told, and the user does not follow.
     Told,
     /// The reader was too slow.
     Lagged,
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         // The thread ends with its stream, or with the process.
         thread::spawn(move || {
             if let Err(error) = tell(&node, follow, &sender) {
-                // An error: nobody prints any more.
+                // An error means that nobody prints any more.
                 let _ = sender.send(Err(error.context(node.name)));
             }
         });
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 let text =
                     if format == Format::Json { serde_json::to_string(&line)? } else { line.text(format) };
                 if !output::print_line(&text)? {
-                    // As `head` leaves.
+                    // The reader has gone, as `head` does.
                     break;
                 }
             }

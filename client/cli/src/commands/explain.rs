@@ -34,14 +34,14 @@ Examples:
 Outcomes of chunks:
   found            in memory, on disk, at another node or in the object store: no miss
   behind_gap       the chunk was there, but a chunk before it is missing: KV is useful only with its whole prefix
-  computed_faster  the chunk was there, but the engine computes it sooner than it comes
-  not_asked        one token at least is left to compute; or the engine cannot use a hit
+  computed_faster  the chunk was there, but the engine computes it sooner than it would arrive
+  not_asked        nobody looked for the chunk: at least one token is left to compute, or the engine cannot use a hit
   being_written    another request was computing the chunk at that moment
-  evicted          the chunk was here: the time and rule of its eviction, and its worth (tokens of prefill saved for each GiB and second).
+  evicted          the chunk was evicted: with the time, the rule, and the chunk's worth (tokens of prefill saved for each GiB and second).
                    watermark and need: there is too little memory (`larder plan` says how much more memory helps); clearing: memory went
                    to another block size or tenant; disk: the disk dropped it; moved: another actor has it; purged; damaged
-  never_stored     no node has had the chunk since the node's start: the prompt differs, or nobody saved it. The fields in which other
-                   namespaces of the tenant differ are named: engines share chunks only if all fields agree
+  never_stored     no node has had the chunk since the node's start: the prompt differs, or nobody saved it. The answer names the fields
+                   in which other namespaces of the tenant differ: engines share chunks only if all fields agree
   unknown          the chunk is not here, and older evictions are forgotten
   home_silent, peer_silent, deadline, busy, not_held, broken, damaged, unreadable
                    a node, a connection or a tier did not deliver: see `larder status` and the troubleshooting page
@@ -72,7 +72,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TENANT")]
     tenant: Option<String>,
 
-    /// The most lookups to list
+    /// List at most this number of lookups
     #[arg(long, value_name = "N", default_value_t = 20)]
     most: usize,
 
@@ -89,7 +89,7 @@ struct Explained {
     node: String,
     #[serde(flatten)]
     lookup: LookupStatus,
-    /// Nodes that evicted chunks which the serving node never had, by position.
+    /// Chunks that the serving node never had and another node evicted, ordered by position.
     evicted_elsewhere: Vec<Elsewhere>,
 }
 
@@ -147,7 +147,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     all.came.iter_mut().for_each(|explained| explained.ask_others(&nodes));
     if all.came.is_empty() && format.format() != Format::Json {
         eprintln!(
-            "no node knows the request {request}: it names a request of an engine or a trace, and nodes keep about the last thousand"
+            "no node knows the request {request}: name an engine's request id or a trace id; a node keeps about its last thousand lookups"
         );
     } else {
         format.print(&all.came, |_| all.came.iter().map(Explained::table).collect::<Vec<_>>().join("\n"))?;
@@ -171,7 +171,7 @@ impl Args {
         })
     }
 
-    /// The queries to nodes: a trace id may be a request's id as well.
+    /// The queries to nodes. A text that looks like a trace id may also be a request's id, so both are asked for.
     fn queries(&self) -> Vec<String> {
         let Some(request) = &self.request else {
             let tenant = self.tenant.as_deref().map(|tenant| format!("&tenant={}", encoded(tenant)));
@@ -190,7 +190,7 @@ impl Explained {
         Self { node: node.to_owned(), lookup, evicted_elsewhere: Vec::new() }
     }
 
-    /// Asks the other nodes whether they evicted chunks that this one never had.
+    /// Asks the other nodes whether they evicted chunks that the serving node never had.
     fn ask_others(&mut self, nodes: &[Surveyed]) {
         let LookupStatus { namespace, hashes, runs, unix_ms, .. } = &self.lookup;
         let is_open = |run: &RunStatus| matches!(run.outcome.as_str(), "never_stored" | "unknown");
@@ -248,7 +248,7 @@ impl Explained {
             let has = match other.has_chunk {
                 Some(true) => "has the missing chunk",
                 Some(false) => "does not have the missing chunk",
-                None => "hashes equal tokens otherwise",
+                None => "hashes the same tokens to other names",
             };
             text += &format!(
                 "Namespace {} ({}) has {} chunks of this tenant and {has}; it differs in {}.\n",
@@ -349,7 +349,7 @@ fn run_cells(node: &str, run: &RunStatus, at_ms: u64) -> [Cell; 5] {
     ]
 }
 
-/// Asks every node that answers; each answer is a list.
+/// Asks every node for a list, and joins the lists.
 fn ask_all<A, T>(
     nodes: &[Surveyed],
     ask: impl Fn(&str) -> anyhow::Result<Vec<A>>,
@@ -374,7 +374,7 @@ fn exit(silent: &[String], is_unknown: bool) -> ExitCode {
     if silent.is_empty() && !is_unknown { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
 }
 
-/// A value in a query.
+/// Encodes a value for a query.
 fn encoded(value: &str) -> String {
     let byte = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),

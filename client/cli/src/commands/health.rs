@@ -10,8 +10,8 @@ use crate::survey::{Servers, Survey};
 
 /// Print one word about a cluster or a node: healthy, degraded or down
 ///
-/// `degraded`: something is wrong, and the other parts serve. `down`: the coordinator, or every node that was asked, does not
-/// answer or is not ready. Standard error has a line for each thing that is wrong.
+/// `degraded`: something is wrong, but the other parts serve. `down`: the coordinator, or every node that was asked, does not
+/// answer or is not ready. Standard error has a line for each problem.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

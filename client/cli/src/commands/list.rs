@@ -104,7 +104,7 @@ impl What {
         narrow.chain(more.iter().map(|&name| wide(name))).collect()
     }
 
-    /// A row behind the node's name.
+    /// The cells of a row, after the node's name.
     fn cells(self, row: &Value) -> anyhow::Result<Vec<Cell>> {
         Ok(match self {
             Self::Pins => {

@@ -66,7 +66,7 @@ struct LabelRow {
     /// All possible values, if the list is closed.
     #[serde(skip_serializing_if = "Option::is_none")]
     values: Option<&'static [&'static str]>,
-    /// If the list is open: the things that have one value each.
+    /// If the list is open: the things, each with a value of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     each: Option<&'static str>,
 }

@@ -45,7 +45,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "config")]
     print_config: bool,
 
-    /// End with this process, which must be the parent
+    /// Process id of the parent; the server ends when its parent ends
     #[arg(long, hide = true, value_name = "PID")]
     parent: Option<u32>,
 }
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Args {
-    /// The log filter without any other choice.
+    /// The log filter if nothing else sets one.
     pub(crate) fn log_filter(&self) -> String {
         self.config_file().and_then(|config| config.log).unwrap_or_else(|| LOG_FILTER.to_owned())
     }
@@ -90,7 +90,7 @@ impl Args {
     }
 }
 
-/// The limits of the configuration file, or of the defaults, on this machine; and how the file's changes are taken.
+/// The limits of the configuration file, or of the defaults, on this machine. With a file, also the means to read the file again.
 fn limits(file: Option<&Path>, record: Option<&Path>) -> anyhow::Result<(Limits, Option<Reloadable>)> {
     let mut config = match file {
         Some(path) => Config::load(path)?,

@@ -41,17 +41,18 @@ Examples:
 
 Trace: Mooncake's JSON lines, one id for each 512 tokens of the prompt, or for each --block-tokens:
   {\"timestamp\": MS, \"input_length\": TOKENS, \"output_length\": TOKENS, \"hash_ids\": [...]}
-or Bailian's, with `chat_id`, seconds and ids of 16 tokens; or an input of AIPerf, whose ids name blocks alone and
-whose sessions go on with the turns before; requests are played by their times;
-or the lookup log of `larder node --record FILE`, with the files that were rotated in any order.
+or Bailian's, with `chat_id`, times in seconds and one id for each 16 tokens;
+or an input of AIPerf: an id names one block, and a turn of a session continues the turns before;
+or the lookup log of `larder node --record FILE`, with its rotated files in any order.
+The requests of a trace are played in the order of their times.
 
-Bounds: `opt` is a cache of the size that knows the future (several nodes: one pool of the summed size),
+Bounds: `opt` is a cache of the same size that knows the future (several nodes: one pool of the summed size),
 `infinite` a cache that never evicts.
 
-Sharing: `local` nodes know nothing of each other; nor do `routed` nodes, but each request goes to the node
-with its longest prefix, unless that node is busy; `shared` nodes read the chunks of all others, and a copy
-stays where it earns its place (as `larder replay` plays it); `routed-shared` nodes do too, and each request
-goes where it costs least (`larder replay --route cache`).
+Sharing: `local` nodes share nothing. `routed` nodes share nothing either, but each request goes to the node
+with its longest prefix, unless that node is busy. `shared` nodes read the chunks of all others, and a copy
+stays where it earns its place (as `larder replay` plays it). `routed-shared` nodes do the same, and each
+request goes where it costs least (`larder replay --route cache`).
 
 Prices and speeds of disks and object stores are assumptions: set your own.")]
 pub(crate) struct Args {
@@ -67,8 +68,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CHUNK_TOKENS)))]
     block_tokens: Option<u32>,
 
-    /// Take each id as the name of one block's tokens, not of the prefix up to it, as in AIPerf's inputs [default: if rows have
-    /// sessions, delays or no times]
+    /// Read each id as the name of one block's tokens, not of the whole prefix up to the block, as in AIPerf's inputs [default:
+    /// if rows have sessions, delays or no times]
     #[arg(long)]
     content_ids: bool,
 
@@ -95,7 +96,7 @@ pub(crate) struct Args {
     )]
     sharing: Vec<Sharing>,
 
-    /// Chunks that each node keeps on its disk, 0 for no disk; several are tried
+    /// Sizes of each node's disk to try, in chunks; 0 stands for no disk
     #[arg(long, value_name = "CHUNKS", value_delimiter = ',', default_value = "0", value_parser = disk_chunks)]
     disk_chunks_per_node: Vec<u64>,
 
@@ -103,7 +104,7 @@ pub(crate) struct Args {
     #[arg(long)]
     object_store: bool,
 
-    /// Requests under way at a time, at most one at each node: other requests find their chunks when they are done
+    /// Limit of requests in flight, with at most one at each node. Chunks of a request are found only when the request is done
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_REQUESTS_IN_FLIGHT)))]
     in_flight: u16,
@@ -261,7 +262,7 @@ impl Args {
         outcomes
     }
 
-    /// The tiers to try below memory; with an object store, each also without it.
+    /// The tiers to try below memory. With an object store, each disk is tried with and without it.
     fn tiers(&self) -> Vec<Tiers> {
         let stores = if self.object_store { &[false, true][..] } else { &[false] };
         let disks = distinct(&self.disk_chunks_per_node).into_iter();
@@ -316,7 +317,7 @@ fn check_writable(path: &Path) -> anyhow::Result<()> {
     OpenOptions::new().create(true).append(true).open(path).map(drop).with_context(wrong)
 }
 
-/// Prices and speeds that nobody has set.
+/// The default prices and speeds.
 const USUAL: Prices = Prices::of(0);
 
 /// Bytes of one token's KV of Llama 3 8B in bf16: 32 layers of 8 heads of 128 elements, keys and values.

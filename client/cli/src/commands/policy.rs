@@ -18,9 +18,9 @@ use crate::values;
 
 /// Show the eviction policies of nodes, or set one while they run
 ///
-/// A change goes over QUIC and needs an admin's certificate, since HTTP has no authentication and changes nothing. The command
-/// works for nodes of a cluster that share chunks. The policy lasts until the node's process ends: `host.policy` in its
-/// configuration is the policy at each start.
+/// A change goes over QUIC and needs an admin's certificate, since a node's HTTP server has no authentication and changes
+/// nothing. The command works for nodes of a cluster that share chunks. The policy lasts until the node's process ends:
+/// `host.policy` in its configuration is the policy at each start.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -60,7 +60,7 @@ struct Report {
 #[derive(Debug, Serialize)]
 struct NodeReport {
     name: String,
-    /// By device.
+    /// The policy of each device.
     policies: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,

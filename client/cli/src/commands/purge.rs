@@ -28,8 +28,8 @@ use crate::{http, output};
 /// engines do not find these chunks, and compute them again. A chunk that an engine is reading stays in place until the engine
 /// lets go. A chunk that an engine had reserved before is not kept when it is committed. Before all nodes are done, no node
 /// brings such a chunk from another node, from disk or from the object store. A record's bytes stay on the drive until they are
-/// written over, but no start finds them again. A node that does not answer, or is lost, keeps its chunks: purge again when the node
-/// answers.
+/// written over, but no start finds them again. A node that does not answer, or is lost, keeps its chunks: purge again when the
+/// node answers.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -122,7 +122,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let shows = args.format.format() != Format::Json && std::io::stderr().is_terminal();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut nodes = runtime.block_on(purge(&credentials, &members, &scope, mode, shows));
-    // They may come back, with all that they had.
+    // Lost nodes may come back with all their chunks.
     let advice = " and keeps its chunks: purge again when it is back";
     let lost = lost_nodes(status.lost, &args.members, advice);
     nodes.extend(lost.into_iter().map(|(name, trouble)| {
@@ -154,10 +154,10 @@ impl Args {
     }
 }
 
-/// Holds that any of these members may have this tenant: a wrong name must not look like a purge that found nothing.
+/// Checks that these members may have this tenant. Otherwise a wrong name would look like a purge that found nothing.
 ///
 /// # Errors
-/// All members answer, and none has it.
+/// All members answer, and none has the tenant.
 fn check_tenant(tenant: &str, members: &[NodeStatus]) -> anyhow::Result<()> {
     let mut names = BTreeSet::new();
     for member in members {
@@ -188,7 +188,7 @@ async fn purge(
     while nodes.iter().any(Purging::goes_on) {
         tokio::time::sleep(LOOK_EVERY).await;
         for node in &mut nodes {
-            // Tells the nodes that are done that the purge as a whole is not.
+            // Tells a node that is done that other nodes are not.
             node.ask(PurgeCommand::Report).await;
         }
         if shows {
@@ -254,7 +254,7 @@ async fn ask(link: &AdminLink, command: PurgeCommand) -> anyhow::Result<PurgeRep
     }
 }
 
-/// Shows people how far it is, on one line of a terminal.
+/// Shows the progress of the purge on one line of a terminal.
 fn show(nodes: &[Purging]) {
     let all = nodes.iter().map(|node| node.report.counts).fold(PurgeCounts::default(), PurgeCounts::and);
     let PurgeCounts { memory_chunks, disk_chunks, objects, .. } = all;

@@ -55,7 +55,7 @@ pub(crate) struct Args {
 /// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// None if only members were asked.
+    /// Empty if only members were asked.
     coordinators: Vec<NodeReport>,
     nodes: Vec<NodeReport>,
 }
@@ -64,7 +64,7 @@ struct Report {
 struct NodeReport {
     name: String,
     applied: Vec<Setting>,
-    /// Keys.
+    /// Keys of the settings that take effect at the next start.
     at_restart: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,

@@ -124,8 +124,8 @@ pub(crate) struct Args {
           value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_REQUESTS_IN_FLIGHT)))]
     prefills: u16,
 
-    /// Start requests at the times of the trace, this many times as fast; in nodes that the replay starts, the ages of chunks
-    /// grow as fast [default: start requests as soon as the nodes serve them]
+    /// Start requests at the times of the trace, this many times as fast. In nodes that the replay starts, chunks age faster by
+    /// the same factor [default: start requests as soon as the nodes serve them]
     #[arg(long, value_name = "FACTOR", value_parser = positive)]
     speed: Option<f64>,
 
@@ -133,12 +133,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 10_000.0, value_parser = positive)]
     prefill_tokens_per_s: f64,
 
-    /// Let engines take their time for the tokens that they compute, one request of a node at a time. Without it, computing
+    /// Let engines spend time on the tokens that they compute, one request of a node at a time. Without this option, computing
     /// takes no time
     #[arg(long)]
     compute: bool,
 
-    /// Found chunks that requests wait for; engines compute the other chunks
+    /// The found chunks that requests wait for; engines compute the other chunks
     #[arg(long, value_enum, default_value_t)]
     load: Load,
 
@@ -222,10 +222,10 @@ async fn replay(args: &Args, requests: &[Request]) -> anyhow::Result<ExitCode> {
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
-/// The result of a replay, however it ended.
+/// The result of a replay, complete or interrupted.
 struct Played {
     report: Report,
-    /// The nodes that drained or restarted meanwhile.
+    /// The nodes that drained or restarted during the replay.
     upkeep: Vec<Drained>,
     interrupted: bool,
 }
@@ -293,7 +293,7 @@ async fn play(
     Ok(Played { report: driver.report(took, forwarded), upkeep, interrupted })
 }
 
-/// Chunks that nodes have forwarded to each other, as far as the nodes answer.
+/// Chunks that nodes have forwarded to each other, without those of nodes that do not answer.
 async fn forwarded_chunks(nodes: &[NodeAddress]) -> u64 {
     let nodes = nodes.to_vec();
     let count = move || {
@@ -326,7 +326,7 @@ impl Args {
         TraceReader::new(lines).read_all(self.limit).with_context(wrong)
     }
 
-    /// The name of the trace, by which its chunks are named.
+    /// The name of the trace, which the hashes of its chunks include.
     fn trace_name(&self, requests: &[Request]) -> TraceName {
         match (&self.file, requests.first()) {
             (Some(_), Some(first)) => TraceName::of(first),
@@ -334,7 +334,7 @@ impl Args {
         }
     }
 
-    /// The nodes to play through, with the cluster that was started for it.
+    /// The nodes to play through, and the cluster if it was started for this replay.
     async fn nodes(&self) -> anyhow::Result<(Option<DevCluster>, Vec<NodeAddress>)> {
         if let Some(coordinator) = self.coordinator.clone() {
             let asked = coordinator.clone();
@@ -350,13 +350,13 @@ impl Args {
         Ok((Some(cluster), nodes))
     }
 
-    /// The coordinator of the started cluster, and the admin's certificate, if the replay is to change its nodes.
+    /// The coordinator of the started cluster and the admin's certificate, if the replay drains or restarts nodes.
     fn watched(&self, cluster: Option<&DevCluster>) -> Option<(Coordinators, CredentialFiles)> {
         let cluster = cluster.filter(|_| self.drain_at.is_some() || self.restart_at.is_some())?;
         Some((cluster.addresses().coordinator?.into(), cluster.admin()))
     }
 
-    /// The router that finds the node where a request costs least, if requests are routed by the cache.
+    /// The router that finds the node where a request costs least; `None` if the cache does not decide the route.
     fn router(&self, cluster: Option<&DevCluster>) -> anyhow::Result<Option<Router>> {
         if self.route == Route::Load {
             return Ok(None);
@@ -368,7 +368,7 @@ impl Args {
         Ok(Some(Router::new(coordinator, &namespace)))
     }
 
-    /// Refuses a drain or a restart that would wait for a request for ever.
+    /// Refuses a drain or a restart at a request that never comes.
     fn check_upkeep(&self, requests: usize) -> Result<(), Usage> {
         for (option, at) in [("--drain-at", self.drain_at), ("--restart-at", self.restart_at)] {
             if let Some(at) = at.filter(|&at| at > requests) {
@@ -403,7 +403,8 @@ impl Args {
         eprintln!("Playing {trace} through {} ({capacity})", output::counted(nodes, "node"));
     }
 
-    /// The speed of the nodes' clock of ages: the trace's, so that ages are the same as when the trace was recorded.
+    /// How fast chunks age in the nodes: as fast as the trace is played, so that ages are the same as when the trace was
+    /// recorded.
     fn age_speed(&self) -> NonZeroU32 {
         let whole = self.speed.unwrap_or(1.0).round().min(u32::MAX.into()) as u32;
         NonZeroU32::new(whole).unwrap_or(NonZeroU32::MIN)

@@ -38,7 +38,7 @@ pub(crate) struct Args {
     #[arg(long)]
     rolling: bool,
 
-    /// Time for each drain: then the node leaves, whatever has moved
+    /// Time for each drain; when it is over, the node leaves, even if chunks are left
     #[arg(long, value_name = "TIME", value_parser = values::time, default_value = "2m")]
     within: Duration,
 

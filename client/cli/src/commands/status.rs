@@ -194,7 +194,7 @@ fn tenants(survey: &Survey) -> Listing {
     list
 }
 
-/// Columns that tell of an actor.
+/// Number of columns that describe an actor.
 const ACTOR_COLUMNS: usize = 12;
 
 #[cfg(test)]
@@ -257,7 +257,7 @@ mod tests {
             "degraded:",
             "node-0 does without s3://b/p: no such bucket",
             "node-0 is suspect: the coordinator has not heard it for 3.2 s",
-            "node-9 is lost: it was heard 5 min ago, at 10.0.0.9:9440",
+            "node-9 is lost: it was last heard 5 min ago, at 10.0.0.9:9440",
         ];
         for part in parts {
             assert!(text.contains(part), "{part} is not in\n{text}");

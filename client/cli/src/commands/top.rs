@@ -80,7 +80,7 @@ async fn watch(targets: &Targets, every: Duration, mut look: Look) -> anyhow::Re
     let mut keys = keys();
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first one is over at once.
+    // The first tick comes at once.
     ticks.tick().await;
     let screen = Screen::open()?;
     loop {

@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let unpinned = json!({"node": session.node(), "device": args.device, "unpinned": pin});
         output::print_json(&unpinned)?;
     } else {
-        output::print(&format!("{} keeps the chunks of pin {pin} no longer.", session.node()))?;
+        output::print(&format!("{} no longer pins the chunks of pin {pin}.", session.node()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

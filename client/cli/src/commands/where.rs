@@ -51,7 +51,7 @@ struct PrefixQuestion {
     hashes: Vec<ChunkHashText>,
 }
 
-/// 64 hexadecimal digits.
+/// A hash of 64 hexadecimal digits.
 type ChunkHashText = String;
 
 /// The answer, with the size of the prompt.

@@ -24,10 +24,10 @@ pub(super) struct ArenaSize {
 impl ArenaSize {
     /// The requested arena, or one that holds exactly the requested chunks.
     ///
-    /// The latter has a slot for each chunk, slots for the blocks that pass through from other nodes, and [`SPARE_EXTENTS`] more
-    /// extents. It also has slots for writes, enough that one session may reserve all chunks that a replay's requests write at a
-    /// time. Further: extents hold whole slots, so that nothing is lost at their ends; and the watermarks are at the top, so that
-    /// the number of chunks alone decides what is evicted.
+    /// An arena for chunks has a slot for each chunk, slots for the blocks that pass through from other nodes, and
+    /// [`SPARE_EXTENTS`] more extents. It also has slots for writes, enough that one session may reserve all chunks that a
+    /// replay's requests write at a time. Extents hold whole slots, so nothing is lost at their ends. The watermarks are at the
+    /// top, so the number of chunks alone decides what is evicted.
     pub(super) fn of(options: &DevOptions) -> Self {
         let slot_bytes = options
             .block_bytes

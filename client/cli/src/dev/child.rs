@@ -112,7 +112,7 @@ impl Child {
         }
     }
 
-    /// Starts it again, now that it has ended.
+    /// Starts the process again after its end.
     pub(super) async fn restart(&mut self) -> Result<(), DevError> {
         *self = Self::start(self.spec.clone()).await?.0;
         Ok(())
@@ -147,7 +147,7 @@ impl Child {
     /// Sends SIGTERM.
     pub(super) fn ask_to_stop(&self) {
         let pid = self.process.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-        // `None`, or an error: it has ended already, and `stopped` will see that.
+        // `None` or an error means that the process has ended already, and `stopped` will see that.
         if let Some(Err(error)) = pid.map(|pid| kill_process(pid, Signal::TERM)) {
             tracing::debug!(name = self.spec.name, %error, "no signal sent");
         }
@@ -158,7 +158,7 @@ impl Child {
         if timeout(STOP_GRACE, self.process.wait()).await.is_ok() {
             return Ok(());
         }
-        // An error here: it has ended in this very moment.
+        // An error means that the process has ended in this very moment.
         let _ = self.process.kill().await;
         Err(DevError::Killed { name: self.spec.name.clone(), after: STOP_GRACE, log: tail(&self.spec.log) })
     }

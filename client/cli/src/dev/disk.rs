@@ -20,13 +20,13 @@ impl DevDisk {
         Self { capacity_bytes, segment_bytes: part.clamp(SMALLEST_SEGMENT_BYTES, DEFAULT_SEGMENT_BYTES) }
     }
 
-    /// A tier that holds this many chunks of one block each, and few more.
+    /// A tier that holds this many chunks of one block each, and few more chunks.
     #[must_use]
     pub fn of_chunks(chunks: u64, block_bytes: u64) -> Self {
         let record_bytes = PAGE_BYTES + block_bytes.next_multiple_of(PAGE_BYTES);
         let part = Self::of_bytes(chunks.saturating_mul(record_bytes)).segment_bytes;
         let segment_bytes = part.max(record_bytes * LEAST_RECORDS);
-        // Each begins with a page and ends with its footer; some are kept free.
+        // A segment begins with a page and ends with its footer. Some segments are kept free.
         let records = segment_bytes * 63 / 64 / record_bytes;
         let segments = chunks.div_ceil(records) + FREE_SEGMENTS;
         Self { capacity_bytes: segments.saturating_mul(segment_bytes), segment_bytes }

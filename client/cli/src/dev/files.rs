@@ -28,7 +28,7 @@ use super::options::DevOptions;
 use crate::cluster::Addresses;
 use crate::replay::STAGING_BYTES;
 
-/// The directory of one cluster, locked as long as this lives. One of its own is removed when dropped.
+/// The directory of one cluster, locked as long as this value lives. A directory that the cluster has made is removed on drop.
 #[derive(Debug)]
 pub(super) struct Files {
     dir: PathBuf,
@@ -51,7 +51,7 @@ impl Files {
             let lock = lock(&dir).map_err(failed(&dir))?.ok_or(DevError::InUse { dir: dir.clone() })?;
             return Ok(Self { dir, _removes: None, _lock: lock });
         }
-        // Meanwhile, no other process makes or removes directories here.
+        // While this lock is held, no other process makes or removes directories here.
         let own = File::open(runtime_dir).map_err(failed(runtime_dir))?;
         flock(&own, FlockOperation::LockExclusive).map_err(io::Error::from).map_err(failed(runtime_dir))?;
         remove_left_behind(runtime_dir);
@@ -75,7 +75,7 @@ impl Files {
         socket_in(&self.dir, name)
     }
 
-    /// Makes an authority for the cluster; its certificate stands in the directory, its key nowhere.
+    /// Makes an authority for the cluster. Its certificate stands in the directory; its key is written nowhere.
     pub(super) fn create_authority(&self) -> Result<Authority, DevError> {
         let path = self.dir.join("ca.pem");
         let made = Authority::create(Validity::days(CERTIFICATE_DAYS));
@@ -267,7 +267,7 @@ impl Announcement {
         }
     }
 
-    /// Takes the file away, unless it names a newer cluster by now.
+    /// Removes the file, unless it names a newer cluster by now.
     pub(super) fn withdraw(&self) {
         let ours = fs::read(&self.path)
             .ok()
@@ -290,7 +290,7 @@ fn socket_in(dir: &Path, name: &str) -> Result<PathBuf, DevError> {
     if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES { Err(DevError::SocketPath { path }) } else { Ok(path) }
 }
 
-/// Locks a cluster's directory for as long as the file is open; `None` if somebody else has.
+/// Locks a cluster's directory for as long as the file is open; `None` if another process has locked it.
 fn lock(dir: &Path) -> io::Result<Option<File>> {
     let file = File::open(dir)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -318,7 +318,7 @@ const CERTIFICATE_DAYS: u32 = 30;
 /// Time that a restarted coordinator waits for its nodes: they find it within a second.
 const GRACE_MS: u64 = 1_000;
 
-/// The prefix of the directories' names that clusters choose themselves.
+/// The prefix of the names of directories that clusters make.
 const OWN_PREFIX: &str = "dev-";
 
 fn any_port() -> SocketAddr {

@@ -39,7 +39,7 @@ pub struct DevOptions {
     pub share: bool,
     /// The rule by which nodes place chunks.
     pub placement: PlacementRule,
-    /// Bytes of blocks that a node sends to others a second at most.
+    /// Most bytes of blocks that a node sends to others in a second.
     pub send_bytes_per_second: Option<u64>,
     /// Threads of each node that move blocks, beside the thread between nodes; `None`: the node's own choice.
     pub block_threads: Option<u8>,
@@ -49,7 +49,7 @@ pub struct DevOptions {
     pub tokenizers: Option<PathBuf>,
     /// The collector of spans, and the fraction of traced requests.
     pub tracing: TracingConfig,
-    /// Requests of a replay that it is sized for.
+    /// Requests in flight of a replay for which the arena has room.
     pub requests_in_flight: u16,
     /// Folder for configuration files, sockets and logs; `None`: a temporary folder, removed when the cluster ends.
     pub dir: Option<PathBuf>,
@@ -108,7 +108,7 @@ impl DevOptions {
     }
 }
 
-/// Nodes of a development cluster.
+/// Most nodes of a development cluster.
 pub const MAX_NODES: u16 = 64;
 
 #[cfg(test)]

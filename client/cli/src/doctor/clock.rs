@@ -11,7 +11,7 @@ pub(crate) enum ClockState {
         /// Limit of the clock's error.
         error_us: u64,
     },
-    /// Nothing does.
+    /// Nothing keeps the clock right.
     Unsynchronised,
 }
 

@@ -1,4 +1,4 @@
-//! Where things are kept: the tenants' sockets, the disk tier, the object store.
+//! The places that a node uses: the tenants' sockets, the disk tier, the object store.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;

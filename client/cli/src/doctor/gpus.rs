@@ -35,7 +35,7 @@ fn driver(subject: &Subject) -> Finding {
     }
 }
 
-/// The library comes with the driver, and into a container only when it is asked for.
+/// Checks the driver's library. It comes with the driver, and into a container only when it is asked for.
 fn library(subject: &Subject) -> Finding {
     const CHECK: &str = "CUDA";
     match &subject.probes.cuda {
@@ -62,7 +62,7 @@ fn device_files(subject: &Subject) -> Finding {
     )
 }
 
-/// A process can open another process's GPU memory only if it sees that process.
+/// Checks the PID namespace. A process can open another process's GPU memory only if it sees that process.
 fn sharing(subject: &Subject) -> Finding {
     const CHECK: &str = "GPU memory sharing";
     match subject.files.link("proc/self/ns/pid") {
@@ -99,7 +99,7 @@ fn links(subject: &Subject) -> Finding {
     if seen.is_empty() { ok(CHECK, "the system does not say") } else { ok(CHECK, seen.join(", ")) }
 }
 
-/// The first number with a dot after it: `580.159.04`.
+/// The driver's major version, from the first number with a dot after it: `580.159.04`.
 fn major(line: &str) -> Option<u32> {
     line.split(' ').find_map(|word| word.split_once('.')?.0.parse().ok())
 }

@@ -24,7 +24,7 @@ fn buffers(subject: &Subject) -> Finding {
     let wanted = TransportSettings::default().socket_buffer_bytes as u64;
     let [receive, send] =
         ["r", "w"].map(|which| subject.files.number(&format!("proc/sys/net/core/{which}mem_max")));
-    // In a network namespace of its own a container does not see the limits: then what a socket got tells.
+    // A container with a network namespace of its own does not see the limits. The buffer that a socket got tells them.
     let Some(most) =
         receive.zip(send).map(|(receive, send)| receive.min(send)).or(subject.probes.udp_buffer_bytes)
     else {
@@ -100,7 +100,7 @@ fn path(subject: &Subject, Target { name, address, path_mtu }: &Target) -> Findi
     ok(MTU, to)
 }
 
-/// IP's and UDP's.
+/// Bytes of the headers of IP and UDP.
 fn headers(address: SocketAddr) -> u32 {
     if address.is_ipv4() { 28 } else { 48 }
 }

@@ -19,7 +19,7 @@ use rustix::net::sockopt::{
 
 use super::clock::ClockState;
 
-/// The results of trying things out.
+/// The results of trials.
 #[derive(Debug)]
 pub(crate) struct Probes {
     /// Whether a ring can be set up, or the kernel's error.
@@ -33,7 +33,7 @@ pub(crate) struct Probes {
     pub(super) gso_segments: usize,
     /// The state of the clock, if the kernel tells it.
     pub(super) clock: Option<ClockState>,
-    /// The others.
+    /// The servers that the node talks with.
     pub(super) targets: Vec<Target>,
     /// The folder of the disk tier.
     pub(super) disk: Option<Disk>,
@@ -43,7 +43,7 @@ pub(crate) struct Probes {
     pub(super) node_runs: bool,
 }
 
-/// Somebody that the node talks with.
+/// A server that the node talks with.
 #[derive(Debug)]
 pub(crate) struct Target {
     /// The name that was given.
@@ -77,8 +77,8 @@ pub(crate) struct ObjectStore {
 }
 
 impl Probes {
-    /// Tries everything here. `targets` are `host:port`; a datagram of no meaning goes to each. A small object is written to the
-    /// object store, and deleted.
+    /// Makes all trials on this machine. `targets` are `host:port`; a meaningless datagram goes to each. A small object is
+    /// written to the object store, and deleted.
     pub(crate) fn run(
         targets: &[String],
         disk: Option<&Path>,
@@ -136,7 +136,7 @@ fn buffer_bytes(socket: &UdpSocket) -> Option<u64> {
     Some(socket_recv_buffer_size(socket).ok()? as u64 / 2)
 }
 
-/// The largest packet that the kernel believes the path to `address` to carry, after one that may not be fragmented.
+/// The largest packet that the kernel believes the path to `address` to carry. Sends a packet that may not be fragmented first.
 fn path_mtu(address: SocketAddr) -> io::Result<u32> {
     let (any, is_v4) = match address {
         SocketAddr::V4(_) => (SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)), true),
@@ -155,7 +155,7 @@ fn path_mtu(address: SocketAddr) -> io::Result<u32> {
     // Refused if a router has just reported that the datagram is too large: then the kernel knows a smaller size.
     let _ = socket.send(&datagram);
     socket.set_read_timeout(Some(ANSWER_TIME))?;
-    // No answer comes to such a datagram; routers that do not let it pass do, to the kernel.
+    // The server does not answer such a datagram. A router that refuses it answers the kernel.
     let _ = socket.recv(&mut [0; 64]);
     Ok(known()?)
 }

@@ -31,7 +31,8 @@ fn numa(subject: &Subject) -> Vec<Finding> {
     vec![ok(CHECK, format!("{nodes}{near}"))]
 }
 
-/// The kernel moves pages after the threads that touch them: of an arena with its place that is work for nothing.
+/// Checks whether the kernel moves pages after the threads that touch them: useless work for an arena that is bound to its NUMA
+/// node.
 fn balancing(subject: &Subject) -> Finding {
     const CHECK: &str = "NUMA balancing";
     let on = subject.files.number("proc/sys/kernel/numa_balancing").is_some_and(|mode| mode != 0);
@@ -46,7 +47,7 @@ fn balancing(subject: &Subject) -> Finding {
     ok(CHECK, if on { "on, of no effect with one NUMA node" } else { "off" })
 }
 
-/// A process that has used up its quota stands still for the rest of each period.
+/// Checks the CPU quota: a process that has used it up stands still for the rest of each period.
 fn quota(subject: &Subject) -> Finding {
     const CHECK: &str = "CPU quota";
     let v2 = subject.files.groups("cpu", "cpu.max", "-");

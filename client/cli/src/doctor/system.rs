@@ -8,7 +8,8 @@ pub(super) fn check(subject: &Subject) -> Vec<Finding> {
     vec![open_files(subject), io_uring(subject), clock(subject)]
 }
 
-/// Extents, windows, sessions and processes take a descriptor each. The node raises its own limit up to the hard one.
+/// Checks the limit of descriptors: extents, windows, sessions and processes take one each. The node raises its own limit up to
+/// the hard one.
 fn open_files(subject: &Subject) -> Finding {
     const CHECK: &str = "open files";
     let Some(limit) = subject.files.hard_limit("Max open files") else { return ok(CHECK, "unlimited") };
@@ -47,7 +48,7 @@ fn io_uring(subject: &Subject) -> Finding {
     }
 }
 
-/// Certificates are judged by it, and each life of a node has a number that grows with it.
+/// Checks the clock: certificates are judged by it, and the incarnation of a node grows with it.
 fn clock(subject: &Subject) -> Finding {
     const CHECK: &str = "clock";
     let advice =
@@ -64,11 +65,11 @@ fn clock(subject: &Subject) -> Finding {
     }
 }
 
-/// Its socket, its window, the extents' descriptors on their way, the process.
+/// Descriptors of a session: its socket, its window, the extents' descriptors on their way, the process.
 const FILES_PER_SESSION: u64 = 3;
 
-/// Logs, HTTP, the directory, libraries.
+/// Other descriptors: logs, HTTP, the directory, libraries.
 const OTHER_FILES: u64 = 256;
 
-/// Far more than any clock that is looked after.
+/// Far more than the error of any clock that is kept right.
 const MOST_ERROR_US: u64 = 5_000_000;

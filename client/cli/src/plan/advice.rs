@@ -26,14 +26,14 @@ pub struct Advice<'a> {
     pub is_enough: bool,
     /// The next cheaper outcome, among the outcomes that hit more than all cheaper ones.
     pub cheaper: Option<&'a Outcome>,
-    /// The next dearer outcome among these.
+    /// The next dearer outcome among the same outcomes.
     pub dearer: Option<&'a Outcome>,
     /// Tokens that an infinite cache would hit, as a fraction.
     pub infinite: f64,
 }
 
-/// The policy of a store that hits most tokens on one node, on average over the capacities; on the fewest nodes that
-/// were tried if one was not.
+/// The policy of a store that hits most tokens, on average over the capacities. It compares runs on one node, or on the fewest
+/// nodes that were tried.
 #[must_use]
 pub fn best_policy(outcomes: &[Outcome]) -> Option<PlanPolicy> {
     let of_store = || outcomes.iter().filter(|outcome| outcome.scenario.policy.of_store().is_some());
@@ -52,7 +52,7 @@ pub fn best_policy(outcomes: &[Outcome]) -> Option<PlanPolicy> {
     best.map(|(policy, _)| policy)
 }
 
-/// The sizes that are worth their price, under the best policy: each hits more than all that cost less. The cheapest first.
+/// The sizes that are worth their price, under the best policy: each hits more than all cheaper sizes. The cheapest first.
 #[must_use]
 pub fn worth_their_price(outcomes: &[Outcome]) -> Vec<&Outcome> {
     let Some(policy) = best_policy(outcomes) else { return Vec::new() };

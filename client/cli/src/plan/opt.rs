@@ -61,7 +61,7 @@ struct Cache {
     /// The next use of each block that is cached, [`GONE`] of the others.
     next: Vec<u32>,
     chunks: u64,
-    /// The block to go is on top: next use, position in its prompt, block. Entries with a changed next use are skipped.
+    /// The next block to drop is on top: next use, position in its prompt, block. Entries with a changed next use are skipped.
     order: BinaryHeap<(u32, u32, u32)>,
 }
 

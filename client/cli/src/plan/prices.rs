@@ -52,7 +52,7 @@ impl Prices {
         gpu_seconds / 3_600.0 * self.price_per_gpu_hour
     }
 
-    /// The price of a cluster's memory, disks and objects for an hour, where the object store has `stored_chunks` chunks.
+    /// The price of a cluster's memory, disks and objects for an hour. The object store has `stored_chunks` chunks.
     #[must_use]
     pub fn cost_per_hour(&self, scenario: &Scenario, stored_chunks: u64) -> f64 {
         self.parts(scenario, stored_chunks).into_iter().map(|(_, price)| price).sum()

@@ -41,8 +41,8 @@ pub struct Conditions {
 }
 
 impl Grid {
-    /// Every scenario. The bounds know no nodes: `opt` is the best of one cache of the summed size, and `infinite` is one
-    /// scenario with room for `distinct_blocks`.
+    /// Every scenario. The bounds do not depend on nodes: `opt` is the best of one cache of the summed size, and `infinite` is
+    /// one scenario with room for `distinct_blocks`.
     #[must_use]
     pub fn scenarios(&self, distinct_blocks: u64) -> Vec<Scenario> {
         let mut all = Vec::new();

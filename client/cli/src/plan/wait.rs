@@ -1,6 +1,6 @@
 //! The time that requests wait for their first token: until their hits are loaded, and the rest of the prompt is computed.
 //!
-//! An estimate for an engine that is free: one thing comes after the other, and no request waits for another one.
+//! The estimate is for a free engine: its steps come one after the other, and no request waits for another one.
 
 use larder_core::what_if::cluster::{Hits, Prompt};
 use serde::Serialize;

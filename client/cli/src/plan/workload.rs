@@ -11,7 +11,7 @@ use crate::trace::{CHUNK_TOKENS, History, Request};
 pub struct Workload {
     /// In the order of the trace.
     pub prompts: Vec<Prompt>,
-    /// Different blocks among the prompts.
+    /// Number of different blocks among the prompts.
     pub distinct_blocks: u64,
     /// Whether partial last blocks count as blocks.
     pub partial_blocks: bool,

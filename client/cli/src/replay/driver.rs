@@ -49,14 +49,14 @@ pub struct Driver {
     trace: TraceName,
     /// Decides which requests are traced.
     sampler: Sampler,
-    /// Requests that were looked up; nodes hear of each as `replay-NUMBER`.
+    /// Requests that were looked up; nodes know each as `replay-NUMBER`.
     asked: Cell<u64>,
     /// Requests that were started.
     started: watch::Sender<usize>,
     holdings: Holdings,
     /// The engines of the nodes.
     engines: Vec<Engine>,
-    /// The GPUs of the engines, if these take their time: a GPU computes one request at a time.
+    /// The GPUs of the engines, if computing takes time. A GPU computes one request at a time.
     gpus: Vec<Engine>,
     /// Finds the node where a request costs least; `None`: the load alone decides.
     router: Option<Router>,
@@ -88,7 +88,7 @@ impl Driver {
     /// Opens a session with each node; some nodes may be down. Needs a tokio runtime with IO and time.
     ///
     /// # Errors
-    /// [`LinkError`] names the node that cannot be used; [`LinkError::AllDown`] if none is there.
+    /// [`LinkError`] names the node that cannot be used; [`LinkError::AllDown`] if no node answers.
     pub async fn connect(nodes: &[NodeAddress], settings: LinkSettings) -> Result<Self, LinkError> {
         let mut links = Vec::new();
         for node in nodes {
@@ -146,13 +146,13 @@ impl Driver {
         Self { sampler, ..self }
     }
 
-    /// Plays the requests, as many sessions at a time as the links are set for. One that fails is counted, and the others go
-    /// on. What a node that is gone does not serve is computed, and the next requests go to the others until it is back.
+    /// Plays the requests, as many sessions at a time as the links are set for. A request that fails is counted, and the others
+    /// go on. If a node is gone, its requests are computed, and the next requests go to other nodes until it is back.
     ///
     /// With a `speed`, no request starts before its time in the trace, run this many times as fast.
     ///
     /// # Cancel safety
-    /// Dropped, it leaves the requests in flight uncounted; [`Self::report`] has the others.
+    /// If the future is dropped, the requests in flight are not counted; [`Self::report`] has the others.
     pub async fn play(&self, requests: &[Request], speed: Option<f64>, progress: &Progress) {
         let start = tokio::time::Instant::now();
         let first_ms = requests.first().map_or(0, |request| request.timestamp_ms);
@@ -180,11 +180,11 @@ impl Driver {
 
     /// Waits until this number of requests was started.
     pub async fn reached(&self, requests: usize) {
-        // An error: never, since this has the sender.
+        // This never fails, since the driver has the sender.
         let _ = self.started.subscribe().wait_for(|&started| started >= requests).await;
     }
 
-    /// Sets the nodes that serve and do not leave soon, by name: these get the requests, as long as there are any.
+    /// Sets the names of the nodes that serve and do not leave soon. Requests go to these nodes, as long as there are any.
     pub fn serving(&self, names: &[String]) {
         self.nodes.iter().for_each(|link| link.set_leaves(!names.contains(&link.node())));
     }
@@ -253,7 +253,7 @@ impl Driver {
         }
     }
 
-    /// Takes as long as the engine of a node takes for tokens, if engines take their time.
+    /// Waits as long as the engine of a node computes these tokens, if computing takes time.
     async fn compute(&self, node: Option<usize>, tokens: u64) {
         let Some(gpu) = node.and_then(|node| self.gpus.get(node)) else { return };
         let _gpu = gpu.begin(Duration::ZERO).await;
@@ -292,7 +292,7 @@ impl Driver {
         (node, expected)
     }
 
-    /// The losses, with all that nodes have told until now.
+    /// The losses, with all changes that nodes have reported until now.
     fn losses(&self) -> RefMut<'_, Losses> {
         let mut losses = RefMut::map(self.state.borrow_mut(), |state| &mut state.losses);
         self.holdings.changes().for_each(|(node, change)| losses.changed(node, change));
@@ -342,7 +342,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Writes the chunks of a part of a chain that the node lacks; whether it had room.
+    /// Writes the chunks of a part of a chain that the node lacks; returns whether the node had room.
     async fn save(&self, link: &OpenLink, part: &Chain) -> Result<bool, SessionError> {
         let reserving = self.patiently(async || link.session.reserve(&link.namespace, part, 0).await).await?;
         let Some(reservation) = reserving else { return Ok(false) };
@@ -353,7 +353,7 @@ impl Driver {
         Ok(writing == Some(reservation.chunks().len()))
     }
 
-    /// "Computes" the chunks of a reservation into the write window and commits them; how many the node keeps.
+    /// "Computes" the chunks of a reservation into the write window and commits them; returns how many the node keeps.
     async fn write(
         &self,
         link: &OpenLink,
@@ -371,7 +371,7 @@ impl Driver {
         Ok(link.session.commit(reservation, staged).await? as usize)
     }
 
-    /// Asks again as long as the node is busy, after the time that the node requested; `None` if it still is at the end.
+    /// Asks a node. While the node is busy, asks again after the time that it requests; `None` if it is busy at the last try.
     async fn patiently<T>(
         &self,
         mut ask: impl AsyncFnMut() -> Result<T, SessionError>,
@@ -394,7 +394,7 @@ const LEASE_DEADLINE: Duration = Duration::from_secs(2);
 /// Pause between checks whether a node serves again, when none does.
 const NODE_POLL: Duration = Duration::from_millis(20);
 
-/// Limit of questions to a busy node; at its usual 5 ms, for a second.
+/// Most questions to a busy node; at its usual 5 ms, for a second.
 const MAX_TRIES: u32 = 200;
 
 /// The longest pause before a busy node is asked again, even if its answer requests a longer one.

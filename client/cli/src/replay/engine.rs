@@ -16,7 +16,7 @@ pub(super) struct Engine {
     came: Cell<u64>,
 }
 
-/// The right to prefill a request; dropped, it goes to the next.
+/// The right to prefill a request. Dropping it passes the right on to the next request.
 #[derive(Debug)]
 pub(super) struct Prefill<'a>(&'a Engine);
 
@@ -34,7 +34,7 @@ impl Engine {
                 let (turn, comes) = oneshot::channel();
                 self.came.set(self.came.get() + 1);
                 self.waiting.borrow_mut().insert((key, self.came.get()), turn);
-                // An error: never, since each place is handed on.
+                // This never fails, since each place is handed on.
                 let _ = comes.await;
             }
         }

@@ -65,7 +65,7 @@ fn follow(
     Ok(())
 }
 
-/// The change that an event tells; `None` if it is of no chunk of this namespace.
+/// The change that an event reports; `None` if the event is about no chunk of this namespace.
 fn change(name: &str, data: &str, namespace: &str) -> Option<Change> {
     let event: Event<'_> = serde_json::from_str(data).ok()?;
     let hash: ChunkHash = event.hash.parse().ok().filter(|_| event.namespace == namespace)?;
@@ -76,7 +76,7 @@ fn change(name: &str, data: &str, namespace: &str) -> Option<Change> {
     }
 }
 
-/// Changes that wait to be counted; then the threads wait, and at last a node ends their stream.
+/// Changes that wait to be counted. Beyond this number the threads wait, and at last a node ends their stream.
 const WAITING_CHANGES: usize = 1 << 16;
 
 /// The pause before a node is followed again.

@@ -13,7 +13,7 @@ pub struct InfiniteCache {
 }
 
 impl InfiniteCache {
-    /// Plays the next request of the trace, and answers how many of its tokens hit.
+    /// Plays the next request of the trace, and returns how many of its tokens hit.
     pub fn ask(&mut self, request: &Request) -> u64 {
         let usable = &request.full_chunks()[..request.usable_chunks().min(request.full_chunks().len())];
         let hit = usable.iter().take_while(|id| self.chunks.contains(id)).count() as u64 * CHUNK_TOKENS;

@@ -71,7 +71,7 @@ impl OpenLink {
 
 enum LinkState {
     Open(Rc<OpenLink>),
-    /// The node is gone, or does not answer; it may be tried again from then on.
+    /// The node is gone, or does not answer; it may be tried again from this time on.
     Lost(Instant),
     /// A request tries to open a session.
     Opening,
@@ -87,7 +87,7 @@ pub enum LinkError {
         /// The node's name.
         node: String,
     },
-    /// No node is there.
+    /// No node answers.
     #[error("no node answers: see `larder status`")]
     AllDown,
     /// The node does not tell the paths of its sockets.
@@ -130,7 +130,7 @@ impl Link {
     /// Opens the session and makes the namespace of the replay known. A node that is down is tried again later.
     ///
     /// # Errors
-    /// [`LinkError`]: the node is there, and cannot be used.
+    /// [`LinkError`]: the node answers, but cannot be used.
     pub async fn connect(address: &NodeAddress, settings: LinkSettings) -> Result<Self, LinkError> {
         let state = match timeout(OPEN_DEADLINE, open(address, settings)).await {
             Ok(Ok(open)) => LinkState::Open(Rc::new(open)),
@@ -159,18 +159,18 @@ impl Link {
         self.name()
     }
 
-    /// Says whether the node leaves soon, or has left.
+    /// Sets whether the node leaves soon, or has left.
     pub fn set_leaves(&self, leaves: bool) {
         self.leaves.set(leaves);
     }
 
-    /// Whether requests should rather go elsewhere: the node is not there, or keeps nothing new.
+    /// Whether the node leaves soon or has left, so that requests should go elsewhere.
     #[must_use]
     pub fn leaves(&self) -> bool {
         self.leaves.get()
     }
 
-    /// Whether it is worth asking: it serves, or it is time to see whether it does again.
+    /// Whether the node may serve: it has a session, or it is time to try again.
     #[must_use]
     pub fn may_serve(&self) -> bool {
         match &*self.state.borrow() {
@@ -275,7 +275,7 @@ fn is_of_a_node_that_is_down(error: &SessionError) -> bool {
     }
 }
 
-/// Asks a node again for the sockets that it did not tell before.
+/// Asks a node again for the sockets that it had not named before.
 async fn ask_again(known: NodeAddress) -> Result<NodeAddress, LinkError> {
     let node = known.name.clone();
     let asked = tokio::task::spawn_blocking(move || known.ask_again()).await;

@@ -21,7 +21,7 @@ pub enum Loss {
     NeverSeen,
     /// A request that still runs computes its chunk.
     BeingWritten,
-    /// Requests computed its chunk, and no node kept it: it had no room, or was gone.
+    /// Requests computed its chunk, and no node kept it, for lack of room or because the node was gone.
     NotSaved,
     /// Its chunk was evicted by the last node that had it.
     Evicted,
@@ -29,11 +29,11 @@ pub enum Loss {
     NotFound,
     /// The lookup found its chunk, and the engine computed it rather than wait for it.
     NotLoaded,
-    /// The lookup found its chunk, and the lease came without: it was evicted meanwhile, or there was no room for it.
+    /// The lookup found its chunk, but the lease lacked it: it was evicted meanwhile, or there was no room for it.
     LeaseFellShort,
-    /// The lease came without its chunk, which another node holds and did not send.
+    /// The lease lacked its chunk, which another node holds but did not send.
     PeerFailed,
-    /// The lease came without its chunk, since its time was up.
+    /// The lease lacked its chunk, since its time was up.
     Deadline,
     /// The node of its request was gone, or failed.
     NodeGone,
@@ -44,7 +44,7 @@ pub enum Loss {
 pub struct Reasons {
     /// Tokens by reason; their sum is the tokens that were asked and not hit.
     pub tokens: BTreeMap<Loss, u64>,
-    /// The evicted among them, by the rule that evicted their chunks.
+    /// The evicted tokens among these, by the rule that evicted their chunks.
     pub evicted: BTreeMap<String, Evicted>,
 }
 
@@ -64,7 +64,7 @@ pub struct Evicted {
 pub struct Served {
     /// Chunks that its lookup found.
     pub found: usize,
-    /// Chunks that it asked for: rather than wait for the other found chunks, the engine computes them.
+    /// Chunks that it asked for. The engine computes the other found chunks rather than wait for them.
     pub wanted: usize,
     /// Chunks that its lease got: its hits.
     pub leased: usize,
@@ -124,11 +124,11 @@ struct Chunk {
     left: Option<(u64, String)>,
 }
 
-/// The prospects of a request's chunks when it began; [`Losses::end`] takes them back.
+/// A request that has begun, with the prospects of its chunks at that time. [`Losses::end`] ends it.
 #[derive(Debug)]
 pub struct Begun {
     chunks: Vec<ChunkHash>,
-    /// Those of the usable chunks.
+    /// The prospects of the usable chunks.
     prospects: Vec<Prospect>,
 }
 
@@ -140,7 +140,7 @@ enum Prospect {
 }
 
 impl Losses {
-    /// A request begins at this time of the trace; it can use the first `usable` of its chunks.
+    /// Notes that a request begins at this time of the trace. It can use the first `usable` of its chunks.
     pub fn begin(&mut self, now_ms: u64, chunks: Vec<ChunkHash>, usable: usize) -> Begun {
         self.now_ms = self.now_ms.max(now_ms);
         let prospects = chunks.iter().take(usable).map(|hash| self.prospect(hash, false)).collect();
@@ -150,7 +150,7 @@ impl Losses {
         Begun { chunks, prospects }
     }
 
-    /// A node acknowledged these chunks.
+    /// Notes that a node acknowledged these chunks.
     pub fn saved(&mut self, chunks: &[ChunkHash]) {
         for hash in chunks {
             self.chunks.entry(*hash).or_default().is_saved = true;
@@ -206,7 +206,7 @@ impl Losses {
         }
     }
 
-    /// A request ends: nobody computes its chunks any more.
+    /// Notes that a request ends: it no longer computes its chunks.
     pub fn end(&mut self, begun: Begun) {
         for hash in &begun.chunks {
             if let Some(chunk) = self.chunks.get_mut(hash) {

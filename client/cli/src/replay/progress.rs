@@ -1,4 +1,4 @@
-//! Shows people how far a replay is.
+//! Shows the progress of a replay.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -32,7 +32,7 @@ impl Progress {
         Self { bar }
     }
 
-    /// One more request came to its end; `hit_rate` is the fraction of tokens hit until now.
+    /// Counts a request that has ended; `hit_rate` is the fraction of tokens hit until now.
     pub fn advance(&self, hit_rate: f64) {
         self.bar.inc(1);
         if !self.bar.is_hidden() {
@@ -40,7 +40,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }

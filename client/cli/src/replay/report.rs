@@ -26,7 +26,7 @@ pub struct Report {
     /// Tokens that were not hit, by reason: those of requests that have ended, and of leases that have come.
     #[serde(default)]
     pub tokens_lost: BTreeMap<Loss, u64>,
-    /// The evicted among them, by the rule that evicted their chunks.
+    /// The evicted tokens among these, by the rule that evicted their chunks.
     #[serde(default)]
     pub evicted: BTreeMap<String, Evicted>,
     /// Seconds of prefill that one engine would have taken for the tokens hit.
@@ -67,7 +67,7 @@ pub struct Report {
     pub peer_fetch_p50_us: f64,
     /// 99th percentile of the same time, in microseconds.
     pub peer_fetch_p99_us: f64,
-    /// The longest of both.
+    /// The longest time of both kinds of requests.
     pub longest_fetch_us: f64,
     /// Time of the replay.
     pub seconds: f64,

@@ -45,7 +45,7 @@ pub fn turns(requests: &[Request]) -> Vec<Turn> {
     turns
 }
 
-/// The order in which requests start: that of the trace, but for turns that wait for the turn before.
+/// The order in which requests start: that of the trace, except for turns that wait for the turn before.
 #[derive(Debug)]
 pub struct Schedule {
     turns: Vec<Turn>,
@@ -89,7 +89,7 @@ impl Schedule {
         self.ready.pop()
     }
 
-    /// Notes that a started request is done: its prompt was saved, as far as it was.
+    /// Notes that a started request is done: its prompt was saved, as far as the node had room.
     pub fn done(&mut self, request: usize) {
         self.done[request] = true;
         self.unfinished -= 1;
@@ -112,8 +112,8 @@ impl Schedule {
     }
 }
 
-/// Requests that may have come up for each session in flight: a turn that waits lets others start before their turn, and so
-/// few others that the order stays the trace's.
+/// Requests that may have come up for each session in flight. A turn that waits lets later requests start before their turn, but
+/// so few that the order stays close to the trace's.
 const AHEAD: usize = 2;
 
 #[cfg(test)]

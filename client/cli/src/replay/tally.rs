@@ -71,18 +71,18 @@ impl Tally {
         }
     }
 
-    /// A request with a prompt of `tokens` came to its end, well or not.
+    /// Counts a request with a prompt of `tokens` that has ended, well or not.
     pub fn asked(&mut self, tokens: u64) {
         self.requests += 1;
         self.tokens_asked += tokens;
     }
 
-    /// `tokens` of a prompt came from `tier`.
+    /// Counts tokens of a prompt that came from `tier`.
     pub fn hit(&mut self, tier: Tier, tokens: u64) {
         *self.tokens_hit.entry(tier.name()).or_default() += tokens;
     }
 
-    /// A request failed.
+    /// Counts a failed request.
     pub fn failed(&mut self, error: &(dyn std::error::Error + 'static)) {
         self.failed_requests += 1;
         self.first_failure.get_or_insert_with(|| in_one_line(error));
@@ -112,22 +112,22 @@ impl Tally {
         false
     }
 
-    /// A node was busy and is asked again.
+    /// Counts an answer of a busy node, which is asked again.
     pub fn busy(&mut self) {
         self.busy_answers += 1;
     }
 
-    /// A node had no room for the rest of a prompt at any of the tries.
+    /// Counts a prompt for whose rest a node had no room at any of the tries.
     pub fn save_shed(&mut self) {
         self.saves_shed += 1;
     }
 
-    /// A lookup was answered.
+    /// Counts an answered lookup.
     pub fn looked_up(&mut self, took: Duration) {
         self.lookups.saturating_record(took.as_nanos() as u64);
     }
 
-    /// The blocks that hit were leased and copied out; some of them came from other nodes, or none did.
+    /// Counts a fetch: the blocks that hit were leased and copied out. `from_peers` is true if some came from other nodes.
     pub fn fetched(&mut self, took: Duration, from_peers: bool) {
         let fetches = if from_peers { &mut self.peer_fetches } else { &mut self.fetches };
         fetches.saturating_record(took.as_nanos() as u64);
@@ -139,7 +139,7 @@ impl Tally {
         self.tokens_hit_total() as f64 / self.tokens_asked.max(1) as f64
     }
 
-    /// The results, with facts from elsewhere: the transport's bytes, the bound, why tokens were lost, the time it took.
+    /// The results, with facts from elsewhere: the transport's bytes, the bound, the reasons of lost tokens, the time of the replay.
     #[must_use]
     pub fn finish(
         self,
@@ -198,12 +198,12 @@ fn latencies() -> Histogram<u64> {
         .expect("the bounds are constants that the crate allows")
 }
 
-/// 0 if nothing was measured.
+/// A quantile in microseconds; 0 if nothing was measured.
 fn quantile_us(latencies: &Histogram<u64>, quantile: f64) -> f64 {
     latencies.value_at_quantile(quantile) as f64 / 1_000.0
 }
 
-/// Longer ones count as an hour.
+/// Longer latencies count as an hour.
 const LONGEST_LATENCY_NS: u64 = 3_600 * 1_000_000_000;
 
 #[cfg(test)]

@@ -14,14 +14,14 @@ use crate::restart::Restart;
 /// The planned events.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Upkeep {
-    /// The last node drains when this number of requests was started.
+    /// The last node drains once this number of requests was started.
     pub(crate) drain_at: Option<usize>,
-    /// Every node restarts, one after the other, from then on.
+    /// Every node restarts, one after the other, once this number of requests was started.
     pub(crate) restart_at: Option<usize>,
 }
 
 impl Upkeep {
-    /// Waits for its time, and does it. Returns how each node fared.
+    /// Carries out each event at its time. Returns the result of each node.
     ///
     /// # Errors
     /// The cluster cannot be asked.

@@ -127,7 +127,7 @@ impl ModelConfig {
     /// Reads a text.
     ///
     /// # Errors
-    /// It is no JSON object.
+    /// The text is no JSON object.
     pub fn parse(text: &str) -> Result<Self, serde_json::Error> {
         let outer: Map<String, Value> = serde_json::from_str(text)?;
         let mut fields = outer.clone();
@@ -137,7 +137,7 @@ impl ModelConfig {
         Ok(Self { fields, outer })
     }
 
-    /// Puts a value in the place of a field, or adds it.
+    /// Replaces a field's value, or adds the field.
     pub fn set(&mut self, field: &str, value: Value) {
         self.fields.insert(field.into(), value);
     }

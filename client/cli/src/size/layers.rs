@@ -95,7 +95,7 @@ pub fn of(config: &ModelConfig) -> Result<Vec<LayerKind>, SizeError> {
     windowed(config, layers)
 }
 
-/// Layers; some or all look back a window only.
+/// The layers of a model of which some or all look back a window only.
 fn windowed(config: &ModelConfig, layers: u32) -> Result<Vec<LayerKind>, SizeError> {
     let unused = config.get("use_sliding_window").and_then(Value::as_bool) == Some(false);
     let Some(window) = config.number(&["sliding_window"])?.filter(|_| !unused) else {

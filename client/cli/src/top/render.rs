@@ -68,7 +68,7 @@ impl SortOrder {
     }
 }
 
-/// The view as text, within the given lines and characters; none is longer, so that nothing wraps. The sum of all nodes is always
+/// The view as text, within the given columns and rows. No line is longer, so nothing wraps. The sum of all nodes is always
 /// shown.
 pub(crate) fn render(view: &View, look: Look, columns: usize, rows: usize) -> String {
     let Look { order, first_node, first_column } = look;
@@ -81,7 +81,7 @@ pub(crate) fn render(view: &View, look: Look, columns: usize, rows: usize) -> St
     }
     let room = rows.saturating_sub(FIXED_ROWS).max(1);
     let mut lines: Vec<[String; COLUMNS]> = vec![HEADINGS.map(str::to_owned)];
-    // At the end of the list, the room is still used.
+    // At the end of the list, the rows stay full.
     let first_node = first_node.min(nodes.len().saturating_sub(room));
     for node in nodes.iter().skip(first_node).take(room) {
         lines.push(cells(&node.name, &node.state, node.numbers.as_ref()));
@@ -141,8 +141,8 @@ fn cells(name: &str, state: &str, numbers: Option<&Numbers>) -> [String; COLUMNS
     ]
 }
 
-/// Columns under each other: names to the left, numbers to the right. The names stay; of the others, those from `first` on that
-/// fit `most` characters, and the number of the last.
+/// Aligns columns: names to the left, numbers to the right. The names stay; of the other columns, those from `first` on that fit
+/// into `most` characters stay. Also returns the number of the last one.
 fn aligned(lines: &[[String; COLUMNS]], first: usize, most: usize) -> (Vec<String>, usize) {
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; COLUMNS] = std::array::from_fn(width);

@@ -79,7 +79,8 @@ pub(crate) fn keys() -> mpsc::Receiver<Key> {
     receiver
 }
 
-/// The key that this byte completes. A terminal sends three or four bytes for an arrow: ESC, `[`, and which.
+/// The key that this byte completes. A terminal sends three or four bytes for an arrow or a page key: ESC, `[`, and the key's
+/// own.
 fn read_key(sequence: &mut Vec<u8>, byte: u8) -> Option<Key> {
     sequence.push(byte);
     let key = match &sequence[..] {

@@ -7,7 +7,7 @@ use super::sample::{Counters, Gauges, NodeAnswer, NodeSample, Sample};
 /// All nodes, between two times.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct View {
-    /// The seconds between.
+    /// The seconds between the two times.
     pub(crate) seconds: f64,
     /// The sum of all nodes.
     pub(crate) total: Numbers,
@@ -27,7 +27,7 @@ pub(crate) struct NodeView {
     pub(crate) numbers: Option<Numbers>,
 }
 
-/// Rates are of the time between; `None` if the node was not there, or started again, in between.
+/// Rates are of the time between the samples. They are `None` if the node did not answer at first, or started again meanwhile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct Numbers {
     /// The hit rate of prompt tokens; `None` too if nobody asked.
@@ -86,7 +86,7 @@ impl Numbers {
             sessions,
             leases,
         } = gauges;
-        // Less uptime: it is another life; its counters began at 0.
+        // Less uptime means another life, whose counters began at 0.
         let before = before.filter(|before| before.uptime_seconds <= uptime_seconds && seconds > 0.0);
         let grown =
             |of: fn(&Counters) -> f64| before.map(|before| (of(&counters) - of(&before.counters)).max(0.0));

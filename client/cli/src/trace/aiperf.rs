@@ -9,8 +9,8 @@
 //! | `delay` | milliseconds that a turn waits after the turn before |
 //! | `timestamp` | milliseconds; a row without any time is played at the time of the row before |
 //!
-//! The file does not have the answers' tokens, but no two answers are alike; so a prompt's blocks behind an answer belong to its
-//! session.
+//! The file lacks the tokens of the answers, but no two answers are alike. So the blocks of a prompt from its first answer on
+//! belong to its session alone.
 
 use std::collections::HashMap;
 
@@ -32,7 +32,7 @@ pub(super) struct InputRow {
 }
 
 impl InputRow {
-    /// Whether it is no row of another form: of a session, or without a time of its own.
+    /// Whether only AIPerf writes such rows: this one has a session or a delay, or no time.
     pub(super) fn is_of_aiperf(&self) -> bool {
         self.session_id.is_some() || self.delay.is_some() || self.timestamp.is_none()
     }

@@ -18,7 +18,7 @@ pub enum Foreign {
 }
 
 impl Foreign {
-    /// Knows a line, or the beginning of a long line, by its fields.
+    /// Recognizes a line, or the beginning of a long line, by its fields.
     pub(super) fn of(line: &[u8]) -> Option<Self> {
         let has = |field: &str| line.windows(field.len()).any(|part| part == field.as_bytes());
         let is_like = |fields: &[&str]| fields.iter().all(|field| has(field));

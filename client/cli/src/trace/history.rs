@@ -3,7 +3,7 @@
 //! A log's lines have two fields more than a trace's (`chunk_tokens`, `namespace`), and ids for full chunks only. Its ids
 //! are hashes of 53 bits; a chunk of one namespace is never one of another.
 //!
-//! Requests of a trace are played by their times, wherever they stand.
+//! Requests of a trace are played in the order of their times, wherever they stand in the file.
 
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
@@ -46,21 +46,21 @@ pub enum Chunks {
 }
 
 impl History {
-    /// Nothing yet; of logs only the lookups of `namespace` are to be read, if one is given. Blocks of traces have
-    /// `block_tokens` tokens; without it [`CHUNK_TOKENS`], or of Bailian [`BAILIAN_BLOCK_TOKENS`].
+    /// An empty history. From logs it reads only the lookups of `namespace`, if one is given. Blocks of traces have
+    /// `block_tokens` tokens; without it [`CHUNK_TOKENS`], or in Bailian's traces [`BAILIAN_BLOCK_TOKENS`].
     #[must_use]
     pub fn new(namespace: Option<String>, block_tokens: Option<u32>) -> Self {
         Self { wanted: namespace, block_tokens, ..Self::default() }
     }
 
-    /// Ids of traces name only the tokens of their blocks, as in AIPerf's inputs; without this, an id names its whole prefix, but
-    /// in a file whose rows have sessions, delays or no times.
+    /// Reads ids of traces as names of their blocks' tokens alone, as in AIPerf's inputs. Without this, an id names its whole
+    /// prefix, except in a file whose rows have sessions, delays or no times.
     #[must_use]
     pub fn with_content_ids(self) -> Self {
         Self { chainer: Some(Chainer::default()), ..self }
     }
 
-    /// Reads a file on, until there are `limit` requests.
+    /// Reads one more file, until there are `limit` requests.
     ///
     /// # Errors
     /// The first line that is wrong.
@@ -128,7 +128,7 @@ impl History {
         }
     }
 
-    /// A trace's in the order of their times, a log's in that of the files.
+    /// The requests: of a trace in the order of their times, of a log in the order of the files.
     #[must_use]
     pub fn requests(&self) -> &[Request] {
         &self.requests
@@ -178,7 +178,7 @@ impl History {
         };
         let block_tokens = u64::from(block_tokens);
         let chainer = self.chainer.get_or_insert_with(|| {
-            // The rows before did not show their form.
+            // The earlier rows did not show that ids name blocks alone.
             self.places = Places::default();
             let mut chainer = Chainer::default();
             for request in &mut self.requests {
@@ -230,7 +230,7 @@ impl History {
         Ok(Request { timestamp_ms, input_tokens, output_tokens: output_length, block_ids })
     }
 
-    /// A node counts time from its start. The time in a log that continues after a restart.
+    /// The time in a log, which counts on after a restart, although a node counts time from its start.
     fn time(&mut self, timestamp: u64) -> u64 {
         let mut time = timestamp.saturating_add(self.offset_ms);
         if time.saturating_add(JITTER_MS) < self.last_ms {

@@ -12,7 +12,7 @@ use super::TraceError;
 pub(super) struct Places {
     places: HashMap<u64, FirstSeen>,
     requests: usize,
-    /// Of all requests.
+    /// Ids of all requests.
     ids: usize,
 }
 
@@ -24,7 +24,7 @@ struct FirstSeen {
 }
 
 impl Places {
-    /// Checks the ids of one prompt against all before, and against how many a session message may carry.
+    /// Checks the ids of one prompt against all earlier ids, and their number against the most that a session message may carry.
     pub(super) fn check(&mut self, line: u64, ids: &[u64]) -> Result<(), TraceError> {
         if ids.len() > MAX_CHAIN_CHUNKS {
             return Err(TraceError::PromptTooLong { line, blocks: ids.len() });
@@ -67,8 +67,8 @@ impl FirstSeen {
     }
 }
 
-/// Requests of one trace: they take up to some GiB of memory, whatever a packed file unpacks to.
+/// Most requests of one trace: they take up to some GiB of memory, however much a packed file unpacks to.
 pub(super) const MAX_REQUESTS: usize = 1 << 23;
 
-/// Ids of all requests of one trace.
+/// Most ids of all requests of one trace.
 pub(super) const MAX_IDS: usize = 1 << 26;

@@ -38,7 +38,7 @@ pub fn unpacked(mut source: impl Read + 'static) -> io::Result<Box<dyn BufRead>>
     })
 }
 
-/// A packed source. Its errors say so.
+/// A packed source. Its errors name the packer.
 struct Packed<R> {
     packer: &'static str,
     source: R,
@@ -69,7 +69,7 @@ impl<R: BufRead> Frames<R> {
         Self { source, decoder: FrameDecoder::new(), is_amid: false }
     }
 
-    /// Begins with the next frame; whether there is one.
+    /// Begins the next frame; returns whether there is one.
     fn begin(&mut self) -> io::Result<bool> {
         while !self.source.fill_buf()?.is_empty() {
             match self.decoder.init(&mut self.source) {

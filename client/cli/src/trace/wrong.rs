@@ -11,7 +11,7 @@ use super::places::{MAX_IDS, MAX_REQUESTS};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// The file cannot be read on.
+    /// The rest of the file cannot be read.
     #[error("line {line}: cannot be read")]
     Read {
         /// Number of the line, from 1.

@@ -15,7 +15,7 @@ pub(crate) struct Played {
 }
 
 impl Played {
-    /// A cluster with these options of `larder dev`, after so many requests with blocks of 4 KiB.
+    /// A cluster with these options of `larder dev`, after this number of requests with blocks of 4 KiB.
     pub(crate) fn new(options: &[&str], requests: &str) -> Self {
         let runtime = tempfile::tempdir().unwrap();
         let dev = [&["dev", "--json", "--nodes", "2"], options].concat();
@@ -57,7 +57,7 @@ impl Played {
 
 impl Drop for Played {
     fn drop(&mut self) {
-        // Both fail only where it has ended already.
+        // Both fail only if the process has ended already.
         _ = self.child.kill();
         _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! When requests are due: a thread of its own tells, to some 50 microseconds. Tokio's timers tick by the millisecond.
+//! Tells when requests are due, precise to some 50 microseconds. It uses a thread, since Tokio's timers tick by the millisecond.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -7,7 +7,8 @@ use tokio::sync::mpsc;
 
 use crate::clock::now;
 
-/// Sends the time at which each request is due, for the given time; at random, so many a second on average (a Poisson process).
+/// Sends the time at which each request is due, until `lasting` is over. Requests come at random, `rate` a second on average (a
+/// Poisson process).
 ///
 /// The thread ends early when the receiver is dropped, or falls `room` requests behind.
 ///

@@ -39,7 +39,7 @@ pub(super) struct Answer {
     pub(super) turned_away: bool,
 }
 
-/// A request, with its prompt if no other request has the same.
+/// A request, with a prompt unless it shares the common one.
 enum Asked {
     Lookup,
     Lease,
@@ -59,9 +59,9 @@ pub(super) struct Engines {
 
 /// An engine with its prompts.
 struct LoadEngine {
-    /// With small chunks.
+    /// The session with small chunks, and the prompt that is looked up and leased.
     prompt: (End, Chain),
-    /// With the blocks that are saved and fetched.
+    /// The session with the blocks that are saved and fetched.
     blocks: End,
 }
 
@@ -126,7 +126,7 @@ impl Engines {
         self.asked.len()
     }
 
-    /// Waits for no further answer.
+    /// Gives up the requests without an answer.
     pub(super) fn forget_waiting(&mut self) {
         self.asked.abort_all();
         self.asked = JoinSet::new();
@@ -191,8 +191,8 @@ const CHUNKS: u64 = 100;
 
 const SMALL_BYTES: usize = 4_096;
 
-/// A block that is saved or fetched: what some engines have for one group of layers.
+/// Bytes of a block that is saved or fetched: some engines have such blocks for one group of layers.
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// Apart from the chunks of prompts.
+/// First id of the blocks that are saved and fetched, apart from the ids of the common prompt.
 const FIRST_BLOCK: u64 = 1 << 32;

@@ -26,7 +26,7 @@ pub struct KindSeen {
 /// One rate of requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// Requests a second that were to come.
+    /// Planned requests a second.
     pub rate: f64,
     /// Requests that came.
     pub asked: u64,
@@ -44,7 +44,7 @@ pub struct Step {
     pub all: KindSeen,
     /// Requests of each kind.
     pub kinds: BTreeMap<Kind, KindSeen>,
-    /// 99 % of all requests that came were answered within the limit.
+    /// Whether 99 % of all requests that came were answered within the limit.
     pub within_limit: bool,
 }
 
@@ -53,12 +53,12 @@ pub struct Step {
 pub struct Knee {
     /// The highest rate at which 99 % of requests were answered within the limit.
     pub rate: f64,
-    /// No rate was higher: the knee may be beyond.
+    /// Whether no higher rate was tried, so that the knee may be beyond.
     pub at_the_end: bool,
 }
 
 impl Knee {
-    /// That of some steps with rising rates; none if even the first step misses the limit.
+    /// The knee of steps with rising rates; `None` if no step keeps the limit.
     #[must_use]
     pub fn of(steps: &[Step]) -> Option<Self> {
         let at = steps.iter().rposition(|step| step.within_limit)?;
@@ -122,7 +122,7 @@ impl KindSeen {
     }
 }
 
-/// Up to a minute, to a thousandth.
+/// A histogram of times up to a minute, precise to a thousandth.
 fn histogram() -> Histogram<u64> {
     #[expect(clippy::unwrap_used, reason = "the bounds are right")]
     Histogram::new_with_bounds(1, 60_000_000, 3).unwrap()

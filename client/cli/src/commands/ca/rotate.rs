@@ -1,6 +1,6 @@
-//! `larder ca rotate`: another authority in the place of one, while the cluster goes on.
+//! `larder ca rotate`: replaces the authority while the cluster goes on.
 //!
-//! Where it stands can be read off the files, so that a step that was cut short is done again:
+//! The files show the stage, so a step that was interrupted can be repeated:
 //!
 //! | stage | `ca.pem` | `ca.key` | `ca-next.pem`, `ca-next.key` |
 //! | --- | --- | --- | --- |
@@ -8,8 +8,8 @@
 //! | started | the old, then the new | the old one's | the new one's |
 //! | reissued | the new, then the old | the new one's | – |
 //!
-//! A certificate and its key change by two renames. Between them stands the new certificate as NAME.pem.new without
-//! NAME.key.new, and the next run ends what was begun.
+//! Two renames replace a certificate and its key. If a run stops between them, NAME.pem.new is left without NAME.key.new, and the
+//! next run renames it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,8 +27,8 @@ use crate::output;
 
 /// Replace the authority while the cluster goes on, step by step
 ///
-/// Every step may be repeated. Without a step, the command shows the state and the next step. After each step, copy the files
-/// to the processes; they use them within half a minute for new connections, without a restart.
+/// Every step may be repeated. Without a step, the command shows the state and the next step. After each step, copy the files to
+/// the processes. Within half a minute, processes use them for new connections, without a restart.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -111,7 +111,7 @@ impl Rotate {
         }
         let mut text = report.done.join("\n");
         if report.done.is_empty() && self.step.is_some() {
-            text += "It was done before: nothing has changed.";
+            text += "This step was done before: nothing has changed.";
         }
         Ok(output::print(format!("{text}\n{}", report.next).trim_start())?)
     }
@@ -134,7 +134,7 @@ impl Rotate {
                 "Next: copy ca.pem to every process, wait {wait} s, then `larder ca rotate reissue --dir {dir}`."
             ),
             Stage::Reissued => format!(
-                "Next: copy NAME.pem and NAME.key to the process NAME, each of them, wait {wait} s, then `larder ca rotate \
+                "Next: copy each NAME.pem and NAME.key to the process NAME, wait {wait} s, then `larder ca rotate \
                  finish --dir {dir}`."
             ),
         }
@@ -215,7 +215,7 @@ impl<'a> Files<'a> {
             Stage::Settled => return Ok(()),
             Stage::Started => {
                 let text =
-                    "certificates are the old authority's still: `larder ca rotate reissue` comes first";
+                    "certificates are still from the old authority: run `larder ca rotate reissue` first";
                 return Err(Usage(text.into()).into());
             }
             Stage::Reissued => {}
@@ -225,7 +225,7 @@ impl<'a> Files<'a> {
             if !is_issued_by(&files, &new)? {
                 let path = files.certificate.display();
                 let text =
-                    format!("{path} is the old authority's still: `larder ca rotate reissue` replaces it");
+                    format!("{path} is still from the old authority: `larder ca rotate reissue` replaces it");
                 return Err(Usage(text).into());
             }
         }
@@ -259,7 +259,7 @@ fn certificates(pem: &str) -> Vec<String> {
     bodies.map(|body| format!("{begin}{}{end}\n", body.replace('\r', ""))).collect()
 }
 
-/// The certificates with keys in these folders, but for the authority's. It first repairs the files that an interrupted run left.
+/// The certificates with keys in these folders, except the authority's. First repairs the files that an interrupted run left.
 fn process_files(folders: &[&Path]) -> anyhow::Result<Vec<CredentialFiles>> {
     let mut found = Vec::new();
     for folder in folders {
@@ -286,7 +286,7 @@ fn process_files(folders: &[&Path]) -> anyhow::Result<Vec<CredentialFiles>> {
     Ok(found)
 }
 
-/// Whether others that trust this authority alone would take a certificate, now.
+/// Whether a process that trusts only this authority would accept the certificate now.
 fn is_issued_by(files: &CredentialFiles, authority: &str) -> anyhow::Result<bool> {
     let mut ca = tempfile::NamedTempFile::new()?;
     std::io::Write::write_all(&mut ca, authority.as_bytes())?;
@@ -331,7 +331,7 @@ fn replace(path: &Path, mode: u32, text: &str) -> anyhow::Result<()> {
     written.with_context(|| Usage(format!("cannot write {}", path.display())))
 }
 
-/// Name of the new authority's files until it issues everything.
+/// Name of the new authority's files, until it has issued everything.
 pub(super) const NEXT: &str = "ca-next";
 
 const AUTHORITY_DAYS: u32 = 3_650;

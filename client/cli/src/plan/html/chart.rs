@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 /// A line of a chart.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Series {
-    /// The label at its end, unless it has no class.
+    /// The label at the line's end, if the line has a class.
     pub(super) name: String,
     /// `best`, `second`, `bound`, or empty.
     pub(super) class: &'static str,
@@ -160,7 +160,7 @@ fn grid(svg: &mut String, top: f64, right: f64, label: &dyn Fn(f64) -> String, y
     }
 }
 
-/// Moves labels apart, as little as keeps their order.
+/// Moves labels apart, as little as possible, and keeps their order.
 fn apart(ends: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..ends.len()).collect();
     order.sort_by(|&a, &b| ends[a].total_cmp(&ends[b]));
