@@ -1,16 +1,16 @@
 #!/bin/sh
-# Makes a node's configuration out of the one that all hosts share: its name, its zone, its GPUs, its certificate.
+# Makes a host's configuration from the template that all hosts share: fills in the node's name, zone, GPUs and certificate.
 #
 #   LARDER_NAME=NAME [LARDER_ZONE=ZONE] configure.sh TEMPLATE CONFIG [CERTIFICATES TLS]
 #
-# All are folders: TEMPLATE/node.toml becomes CONFIG/node.toml, and of all hosts' CERTIFICATES those of this one are
-# copied to TLS.
+# TEMPLATE, CONFIG, CERTIFICATES and TLS are folders. TEMPLATE/node.toml becomes CONFIG/node.toml. This host's files among all
+# hosts' CERTIFICATES are copied to TLS.
 set -eu
 template=$1 config=$2 certificates=${3:-} tls=${4:-}
 : "${LARDER_NAME:?the name of the node}"
 
 sed "s/@NAME@/$LARDER_NAME/" "$template/node.toml" >"$config/node.toml"
-# Kubernetes before 1.35 tells no pod its host's zone.
+# Before 1.35, Kubernetes does not tell pods their host's zone.
 if [ -n "${LARDER_ZONE:-}" ] && ! grep -q "^zone = " "$config/node.toml"; then
     sed -i "s/^\[cluster\]\$/&\nzone = \"$LARDER_ZONE\"/" "$config/node.toml"
 fi

@@ -3,11 +3,11 @@
 #
 #   issue.sh ROLE NAME AUTHORITY TLS
 #
-# AUTHORITY and TLS are folders: the authority's ca.pem and ca.key, and what the process reads.
+# AUTHORITY and TLS are folders. AUTHORITY has the authority's ca.pem and ca.key; TLS gets the files that the process reads.
 set -eu
 role=$1 name=$2 authority=$3 tls=$4
 
-# A container that is started again finds the former files.
+# A container that is started again finds the files of its former start.
 rm -rf "$tls/issued"
 larder ca issue "$role" "$name" --dir "$authority" --out "$tls/issued"
 cp "$authority/ca.pem" "$tls/ca.crt"

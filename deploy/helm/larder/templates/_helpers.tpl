@@ -14,14 +14,14 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 
-{{- /* Keys and values as TOML has them, one a line: its scalars are those of JSON. */ -}}
+{{- /* Keys and values in TOML, one on each line. TOML's scalars are written as in JSON. */ -}}
 {{- define "larder.toml" -}}
 {{- range $key, $value := . }}
 {{ $key }} = {{ include "larder.tomlValue" $value }}
 {{- end }}
 {{- end -}}
 
-{{- /* A map is a table on one line; all other values are the same in TOML and JSON. */ -}}
+{{- /* A map becomes a table on one line; all other values are the same in TOML and JSON. */ -}}
 {{- define "larder.tomlValue" -}}
 {{- if kindIs "map" . -}}
 { {{- range $number, $key := keys . | sortAlpha }}{{ if $number }},{{ end }} {{ $key }} = {{ include "larder.tomlValue" (get $ $key) }}{{ end }} }
@@ -39,7 +39,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{- /* "true" if Prometheus' operator scrapes; "auto" asks whether the cluster knows its resources. */ -}}
+{{- /* "true" if the Prometheus operator scrapes; with "auto", if the cluster knows the operator's resources. */ -}}
 {{- define "larder.monitored" -}}
 {{- if eq (toString .Values.monitoring.enabled) "auto" -}}
 {{- if .Capabilities.APIVersions.Has "monitoring.coreos.com/v1" }}true{{ end -}}
@@ -48,7 +48,7 @@ true
 {{- end -}}
 {{- end -}}
 
-{{- /* What a node needs besides its arena, in MiB: deploy/kubernetes/resources has the reasons. */ -}}
+{{- /* The memory that a node needs besides its arena, in MiB: deploy/kubernetes/resources explains it. */ -}}
 {{- define "larder.besidesMiB" -}}
 {{ mul 2 (add 512 (div (add (int (include "larder.arenaMiB" .)) 63) 64)) }}
 {{- end -}}
@@ -73,7 +73,7 @@ sample_ratio = {{ .Values.tracing.sampleRatio | toJson }}
     - port: {{ int .Values.tracing.port }}
       protocol: TCP
 {{- if .dns }}
-# Its name. Where the resolver is, differs from cluster to cluster.
+# DNS, for the collector's name. The resolver's address differs from cluster to cluster.
 - ports:
     - port: 53
       protocol: UDP
@@ -111,7 +111,7 @@ name = "{{ .Release.Name }}-leader"
 {{ end -}}
 
 {{- define "larder.nodeToml" -}}
-# configure.sh puts in the name{{ if .Values.node.detectGpus }}, and the host's GPUs{{ end }}.
+# configure.sh fills in the name{{ if .Values.node.detectGpus }}, and the host's GPUs{{ end }}.
 name = "@NAME@"
 
 [http]
@@ -122,7 +122,7 @@ arena_bytes = "{{ include "larder.arenaMiB" . }}MiB"
 huge_pages = "{{ if .Values.node.hugePages }}auto{{ else }}never{{ end }}"
 {{- include "larder.toml" .Values.node.host }}
 
-# A folder for each tenant: an engine's pod mounts that of its tenant only.
+# A folder for each tenant: an engine's pod mounts only its tenant's folder.
 {{- range .Values.node.tenants }}
 [[tenants]]
 name = {{ .name | toJson }}
@@ -157,13 +157,13 @@ listen = "0.0.0.0:9441"
 ca = "/etc/larder/tls/ca.crt"
 certificate = "/etc/larder/tls/tls.crt"
 key = "/etc/larder/tls/tls.key"
-# An ending pod drains for this time; its terminationGracePeriodSeconds is longer.
+# A pod that ends drains for this time; its terminationGracePeriodSeconds is longer.
 drain_ms = {{ mul 1000 (int .Values.node.drainSeconds) }}
 {{- include "larder.toml" .Values.node.cluster }}
 {{- include "larder.tracingToml" . }}
 {{ end -}}
 
-{{- /* The field that has a node's name. cert-manager's csi-driver knows the pod's name and not the host's. */ -}}
+{{- /* The field with a node's name. cert-manager's csi-driver knows the pod's name, but not the host's name. */ -}}
 {{- define "larder.nodeName" -}}
 {{ eq .Values.certificates.source "cert-manager" | ternary "metadata.name" "spec.nodeName" }}
 {{- end -}}
