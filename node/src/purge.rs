@@ -224,27 +224,26 @@ impl Purges {
     ) -> Result<(), String> {
         let Some(objects) = objects else { return Ok(()) };
         // Actors may know of different namespaces of a tenant.
-        for keys in keys {
-            let this = self.clone();
-            let progress = Box::new(move |more| {
-                this.note(purge, |last| last.report.counts.objects += more);
-            });
-            let ask = ObjectPurge { keys: PurgedKeys::clone(keys), mode, progress };
-            let ordered = objects.upgrade().ok_or("the object store is closed")?.purge(ask);
-            let left = |why: &dyn std::fmt::Display| format!("objects are left in the object store: {why}");
-            match ordered {
-                Err(Refused::Busy) => return Err(left(&"it has too much to do")),
-                Err(Refused::Closed) => return Err(left(&"it is left alone at the moment")),
-                Ok(purged) => match purged.await {
-                    Ok(purged) => purged.map_err(|trouble| left(&trouble))?,
-                    Err(_) => return Err(left(&"its thread failed")),
-                },
-            }
-            if mode == PurgeMode::Count {
-                return Ok(());
-            }
+        let mut all = PurgedKeys::default();
+        keys.iter().for_each(|keys| all.add_all(keys));
+        let this = self.clone();
+        let progress = Box::new(move |more| {
+            this.note(purge, |last| last.report.counts.objects += more);
+        });
+        let ordered = objects.upgrade().ok_or("the object store is closed")?.purge(ObjectPurge {
+            keys: all,
+            mode,
+            progress,
+        });
+        let left = |why: &dyn std::fmt::Display| format!("objects are left in the object store: {why}");
+        match ordered {
+            Err(Refused::Busy) => Err(left(&"it has too much to do")),
+            Err(Refused::Closed) => Err(left(&"it is left alone at the moment")),
+            Ok(purged) => match purged.await {
+                Ok(purged) => purged.map_err(|trouble| left(&trouble)),
+                Err(_) => Err(left(&"its thread failed")),
+            },
         }
-        Ok(())
     }
 
     /// Applies `note` to the last purge, if that is still `purge`. Returns the last purge's counts.

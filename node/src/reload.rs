@@ -154,12 +154,17 @@ impl Reloads {
         let limits = merged.resolve(&reloadable.host).map_err(|error| in_one_line(&error))?;
         let others = differences(&merged, &new).into_iter().map(|setting| setting.key);
         let reloaded = Reloaded { applied: differences(&*running, &merged), at_restart: others.collect() };
-        if merged.tenants != running.tenants {
-            parts.change_tenants(&limits).await?;
-            Self::note_tenants(&self.0.audit, by, &running, &merged);
-        }
         if merged.log != running.log {
             (reloadable.set_log)(merged.log.as_deref())?;
+        }
+        if merged.tenants != running.tenants {
+            if let Err(error) = parts.change_tenants(&limits).await {
+                if merged.log != running.log {
+                    (reloadable.set_log)(running.log.as_deref())?;
+                }
+                return Err(error);
+            }
+            Self::note_tenants(&self.0.audit, by, &running, &merged);
         }
         parts.change(&limits, merged.host.policy != running.host.policy).await;
         *running = merged;

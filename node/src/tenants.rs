@@ -178,6 +178,7 @@ impl Doors {
         new: impl Iterator<Item = &'a TenantLimits>,
     ) -> Result<Vec<(String, Listener)>, String> {
         let mut to_bind: Vec<&TenantLimits> = new.collect();
+        let mut closed = Vec::new();
         for (number, tenant) in (0..).zip(tenants).filter(|(_, tenant)| tenant.is_served) {
             match wanted.get(tenant.name.as_str()) {
                 Some(limits) if limits.socket == tenant.socket => continue,
@@ -189,6 +190,7 @@ impl Doors {
                 && let Some(door) = self.open.get_mut(&number)
             {
                 door.listening = None;
+                closed.push((number, tenant));
             }
         }
         let bind = |limits: &TenantLimits| {
@@ -202,7 +204,19 @@ impl Doors {
             };
             listener.map(|listener| (limits.name.clone(), listener)).map_err(failed)
         };
-        to_bind.into_iter().map(bind).collect()
+        let bound: Result<Vec<_>, _> = to_bind.into_iter().map(bind).collect();
+        if bound.is_err() {
+            for (number, tenant) in closed {
+                match Listener::bind(TenantId(number), &tenant.name, &tenant.socket) {
+                    Ok(listener) => self.listen(number, listener),
+                    Err(error) => {
+                        let socket = tenant.socket.display();
+                        tracing::error!(tenant = tenant.name, %socket, %error, "the tenant's socket is lost");
+                    }
+                }
+            }
+        }
+        bound
     }
 
     async fn tell_actors(&self, limits: &Limits) {
@@ -217,11 +231,17 @@ impl Doors {
     /// Accepts sessions of a tenant. If the tenant was served before, its open sessions go on.
     fn add(&mut self, number: u16, limits: &TenantLimits, listener: Listener) {
         let gauge = self.settings.metrics.windows(&limits.name, limits.max_window_bytes);
-        let door = self.open.entry(number).or_insert_with(|| Door {
+        self.open.entry(number).or_insert_with(|| Door {
             listening: None,
             windows: WindowBudget::new(limits.max_window_bytes, gauge),
             leaves: watch::Sender::new(false),
         });
+        self.listen(number, listener);
+    }
+
+    /// Accepts sessions on a tenant's socket, if the tenant is served.
+    fn listen(&mut self, number: u16, listener: Listener) {
+        let Some(door) = self.open.get_mut(&number) else { return };
         let settings = self.settings.clone();
         door.listening = Some(listener.start(settings, door.windows.clone(), door.leaves.subscribe()));
     }

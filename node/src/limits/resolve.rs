@@ -380,6 +380,9 @@ fn cluster_limits(
     host: &HostFacts,
     place: PeerPlace,
 ) -> Result<ClusterLimits, ConfigError> {
+    if let Some(threads) = cluster.block_threads.filter(|&threads| threads > 0) {
+        up_to("cluster.block_threads", threads.into(), MOST_BLOCK_THREADS as u64)?;
+    }
     nonzero("cluster.staging_bytes", cluster.staging_bytes.0)?;
     nonzero("cluster.fetch_deadline_ms", cluster.fetch_deadline_ms)?;
     nonzero("cluster.find_deadline_ms", cluster.find_deadline_ms)?;
@@ -421,10 +424,7 @@ fn cluster_limits(
         max_datagram_bytes: cluster.max_datagram_bytes,
         send_bytes_per_second: send_bytes_per_second.and_then(NonZeroU64::new),
         peer_connections: cluster.peer_connections as usize,
-        block_threads: cluster
-            .block_threads
-            .map_or_else(|| place.block_threads(), usize::from)
-            .min(MOST_BLOCK_THREADS),
+        block_threads: cluster.block_threads.map_or_else(|| place.block_threads(), usize::from),
         drain: Duration::from_millis(cluster.drain_ms),
         drain_bytes_per_second: cluster.drain_bytes_per_second.0,
         directory_rows: (host.ordinary_bytes() / DIRECTORY_SHARE / ROW_BYTES).max(MIN_DIRECTORY_ROWS),

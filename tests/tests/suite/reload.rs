@@ -270,6 +270,22 @@ fn a_tenant_whose_socket_cannot_be_made_changes_nothing() {
 }
 
 #[test]
+fn a_refused_exchange_of_sockets_leaves_each_tenant_its_own() {
+    let cluster = cluster(1, "");
+    let own = cluster.socket(0).display().to_string();
+    // The guest wants the host's socket, and the host one that cannot be made.
+    with_guest(&cluster, true);
+    edit(&cluster, "node-0", |text| {
+        text.replace(&own, "/none/host.sock").replace(&guest(&cluster).display().to_string(), &own)
+    });
+    let (status, report, _) = admin(&cluster, &["reload"]);
+    assert_eq!(status, Some(1), "{report}");
+    let hashes = larder_tests::content::prompt(b'a', 5);
+    Engine::connect(&cluster.socket(0)).put(&hashes);
+    assert_eq!(Engine::connect(&cluster.socket(0)).get(&hashes), 5, "the host's tenant has its socket again");
+}
+
+#[test]
 fn a_tenant_moves_to_another_socket_and_its_sessions_go_on() {
     let cluster = cluster(1, "");
     let engine = Engine::connect(&cluster.socket(0));

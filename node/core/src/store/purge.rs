@@ -40,6 +40,26 @@ impl PurgedKeys {
         self.fingerprints.insert(fingerprint);
     }
 
+    /// Adds the names that another actor knows for the same purge.
+    pub fn add_all(&mut self, other: &Self) {
+        if other.is_empty() {
+            return;
+        }
+        if self.is_empty() {
+            return self.clone_from(other);
+        }
+        self.namespace = self.namespace.or(other.namespace);
+        self.fingerprints.extend(&other.fingerprints);
+        if let (Some(hashes), Some(others)) = (&mut self.hashes, &other.hashes) {
+            hashes.extend(others);
+        }
+    }
+
+    /// Whether no namespace is among them.
+    fn is_empty(&self) -> bool {
+        self.namespace.is_none() && self.fingerprints.is_empty()
+    }
+
     /// Whether a chunk is among them.
     #[must_use]
     pub fn has(&self, ChunkKey { fingerprint, hash }: &ChunkKey) -> bool {

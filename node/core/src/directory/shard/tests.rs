@@ -126,6 +126,23 @@ fn there_is_a_bound_on_rows_and_on_holders_of_one_chunk() {
 }
 
 #[test]
+fn a_lost_row_that_was_left_out_as_one_holder_too_many_is_not_taken_for_one_without_room() {
+    let members: Vec<(u16, u64)> = (1..=40).map(|number| (number, 1)).collect();
+    let mut shard = Shard::new(MAX_ROW_HOLDERS as u64);
+    shard.new_table(&table_of_one_home(1, &members), NodeNumber(1));
+    let of = |number, batch| Announce { holder: holder(number), incarnation: 1, ..batch };
+    for number in 1..=40 {
+        shard.announce(&of(number, batch(1, 0, &[0], &[])));
+    }
+    shard.announce(&of(40, batch(1, 1, &[1], &[])));
+    assert_eq!((shard.counts().crowded, shard.missing()), (8, 1));
+    shard.announce(&of(40, batch(1, 2, &[], &[0])));
+    assert_eq!(shard.missing(), 1);
+    shard.announce(&of(40, batch(1, 3, &[], &[1])));
+    assert_eq!(shard.missing(), 0);
+}
+
+#[test]
 fn a_row_found_wrong_is_kept_back_until_it_is_announced_again_or_some_seconds_have_passed() {
     let mut shard = home(100);
     shard.announce(&batch(1, 0, &[0, 1], &[]));

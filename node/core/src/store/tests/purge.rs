@@ -4,8 +4,8 @@ use larder_protocol::purge::{NamespaceName, PurgeCounts, PurgeMode, PurgeScope};
 
 use super::gathers::shared;
 use super::*;
-use crate::store::Refused;
 use crate::store::ids::ChunkKey;
+use crate::store::{PurgedKeys, Refused};
 
 impl Fixture {
     fn whole(&self) -> PurgeScope {
@@ -119,6 +119,22 @@ fn a_chunk_goes_with_all_that_continue_it_and_its_neighbours_stay() {
     assert!(f.store.purged_keys(&scope).hashes().unwrap().contains(&name("abcd")));
     assert_eq!(f.purge(&scope).memory_chunks, 4);
     assert_eq!((f.found("abcd"), f.found("ay"), f.found("z")), (1, 2, 1));
+}
+
+#[test]
+fn the_names_of_all_actors_are_those_that_each_knows_and_no_more() {
+    let mut f = Fixture::new(limits(16, 16));
+    f.put("ab");
+    let fingerprint = f.store.fingerprint(f.namespace).unwrap();
+    let key = |word: &str| ChunkKey { fingerprint, hash: name(word) };
+    let of = |word: &str| f.store.purged_keys(&PurgeScope::Chunks(f.name_of_namespace(), vec![name(word)]));
+    // An actor that did not answer knows no names.
+    let mut all = PurgedKeys::default();
+    all.add_all(&of("ab"));
+    all.add_all(&PurgedKeys::default());
+    all.add_all(&of("elsewhere"));
+    assert!(all.has(&key("ab")) && all.has(&key("elsewhere")));
+    assert!(!all.has(&key("a")), "the rest of the namespace stays");
 }
 
 #[test]
