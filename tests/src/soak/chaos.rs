@@ -60,7 +60,7 @@ struct Ends {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The places of a cluster's processes.
+/// The processes of a cluster, and their authority.
 #[derive(Clone)]
 pub(super) struct Cluster {
     pub(super) nodes: Vec<Arc<Node>>,

@@ -93,7 +93,7 @@ impl Processes {
         Ok(Self { program, tally, authority, coordinator, nodes, clone: None })
     }
 
-    /// The places of the processes.
+    /// The processes, and their authority.
     pub(super) fn cluster(&self) -> Cluster {
         Cluster {
             nodes: self.nodes.iter().map(|process| Arc::clone(&process.node)).collect(),
