@@ -146,7 +146,7 @@ def rows_of(job: TransferJob) -> list[int]:
 
 
 def namespace_of(spec: "OffloadingSpec", row_bytes: int, model_revision: str) -> larder_kv.NamespaceSpec:
-    """The namespace. It contains the facts that vLLM's own file tier has in its paths, and two more facts that this tier leaves
+    """The namespace. It contains the facts that vLLM's own file tier has in its paths, and two facts that the file tier leaves
     out: the layout, and the weights."""
     fields: dict[str, Any] = dict(FileMapper.from_offloading_spec("/", spec).fields)
     if not spec.config.canonical_layout:
