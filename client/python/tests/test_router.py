@@ -390,7 +390,7 @@ def test_a_prompt_of_which_little_is_to_compute_is_not_handed_over(made):
     assert len(prefills[0].asked) == 1, "where most of it is cached"
 
 
-# What needs no servers.
+# Tests that need no servers.
 
 
 def test_wrong_options_are_explained(capsys):

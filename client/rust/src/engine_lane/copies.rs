@@ -24,7 +24,7 @@ struct CopyTable {
     lost: Option<DeviceError>,
 }
 
-/// What a copy keeps from others: the chunks that it reads, or the room that it writes to.
+/// What a copy holds: the chunks that it reads, or the room that it writes to.
 pub(super) enum CopyClaims {
     Lease(#[expect(dead_code, reason = "kept until the device let go of it")] Arc<LeaseGuard>),
     Staged(StagedChunk),

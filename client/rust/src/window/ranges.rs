@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Free ranges of an address space that starts at 0: first fit, neighbours merged.
+/// Free ranges of an address space that starts at 0: first fit, neighbors merged.
 pub(crate) struct FreeRanges {
     /// Length by start; no two touch.
     free: BTreeMap<u64, u64>,

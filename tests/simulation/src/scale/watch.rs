@@ -26,7 +26,7 @@ pub struct Change {
     pub told_rows: u64,
     /// Bytes of the tables for one node.
     pub table_bytes: u64,
-    /// Of a thousand chunks that nodes hold, those that their home does not know in the end.
+    /// Of a thousand chunks that nodes hold, the number that their home does not know in the end.
     pub unknown_of_1000: usize,
 }
 
@@ -88,7 +88,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Of a thousand chunks that nodes hold, those that their home does not know.
+    /// Of a thousand chunks that nodes hold, the number that their home does not know.
     fn unknown(&mut self) -> usize {
         let now = millis(self.now);
         let players: Vec<usize> = (0..self.nodes.len())
