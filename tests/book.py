@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the documentation in docs/book, and builds it where mdbook is found.
+"""Checks the documentation in docs/book, and builds it if mdbook is installed.
 
     tests/book.py          every page is in SUMMARY.md and every link, anchor, picture and include is there;
                            the configuration reference is that of deploy/config, and the HTTP reference that of the code
@@ -52,7 +52,7 @@ def main():
 
 
 def pages_and_summary():
-    """Every page is in the summary once, and nothing else is."""
+    """Checks that every page is in the summary once, and the summary names no other page."""
     named = [target for target in LINK.findall((PAGES / "SUMMARY.md").read_text())]
     there = [str(page.relative_to(PAGES)) for page in PAGES.glob("**/*.md") if page.name != "SUMMARY.md"]
     problems = [f"SUMMARY.md names {name}, which is not there" for name in named if name not in there]
@@ -61,7 +61,7 @@ def pages_and_summary():
 
 
 def expanded(page):
-    """A page with what it includes; what is missing is a ValueError."""
+    """A page with its includes; raises ValueError for a missing include."""
 
     def included(match):
         path, anchor = (page.parent / match[1]).resolve(), match[2]
@@ -83,13 +83,14 @@ def without_code(text):
 
 
 def anchors(text):
-    """What the headings of a page are called in its address."""
+    """The anchors of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", without_code(text), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 def links():
-    """Links within the book lead to pages, headings and pictures that are there; none leads out of it into the tree."""
+    """Checks that links within the book lead to pages, headings and pictures that are there, and that no link leads out of the
+    book into the tree."""
     problems = []
     for page in sorted(PAGES.glob("**/*.md")):
         try:
@@ -110,7 +111,7 @@ def links():
 
 
 def pictures():
-    """Pictures are well-formed, say what they show, and none is left over."""
+    """Checks that pictures are well-formed, have descriptions, and that every picture is used."""
     text = "".join(page.read_text() for page in PAGES.glob("**/*.md"))
     problems = []
     for picture in sorted(PAGES.glob("pictures/*")):
@@ -160,7 +161,7 @@ def file_reference(text):
             comment.append(line[2:])
             continue
         elif comment:
-            # A comment that belongs to no key speaks of the file.
+            # A comment that belongs to no key describes the file.
             lines.extend([" ".join(comment), ""])
         comment = []
     end_table()
@@ -168,7 +169,7 @@ def file_reference(text):
 
 
 def absence(is_comment, name, comment, lines):
-    """What stands before a value that is no default. `lines` are those up to the section's own explanation."""
+    """The text in place of a missing default. `lines` are the lines up to the section's own explanation."""
     start = max((i for i, line in enumerate(lines) if line.startswith("### ")), default=len(lines))
     section = " ".join(lines[start:])
     is_optional = "(not set by default)" in section
@@ -179,7 +180,7 @@ def absence(is_comment, name, comment, lines):
 
 
 def build():
-    """Builds the book, and says where it is."""
+    """Builds the book, and returns where it is."""
     mdbook = shutil.which("mdbook")
     if not mdbook:
         skip("building the book", "mdbook is not here (cargo install mdbook)")

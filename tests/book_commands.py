@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs the commands of pages of the book, as they stand there, on two hosts: network namespaces of this machine with an /etc, /usr,
-/run, /var/lib and home of their own. systemd and ssh are played by short scripts. Then holds the answers of the running cluster
-against the book's HTTP reference.
+"""Runs the commands of pages of the book, exactly as they are there, on two hosts: network namespaces of this machine with an
+/etc, /usr, /run, /var/lib and home of their own. Short scripts stand in for systemd and ssh. Then compares the answers of the
+running cluster with the book's HTTP reference.
 
     tests/book_commands.py
 
-Needs root, for the namespaces. The program is target/debug/larder, or what $LARDER names.
+Needs root, for the namespaces. The program is target/debug/larder, or $LARDER.
 """
 
 import json
@@ -30,10 +30,10 @@ ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2"}
 # The address that pages give the coordinator, which runs on `a`.
 COORDINATOR = "10.0.0.10"
 BLOCK = re.compile(r"(?:<!-- (run|not run): (.+?) -->\n)?```sh\n(.*?)```", re.S)
-# What the pages leave to the machine: a test machine may lack huge pages and large socket buffers, and doctor says so.
+# Commands whose result depends on the machine: a test machine may lack huge pages and large socket buffers, and doctor says so.
 MAY_FAIL = {"doctor", "begin", "own-doctor", "wrong"}
-# The other pages: what runs their commands, or why nothing does. That every `larder` line is a command is tested in
-# client/cli/src/args.rs.
+# The other pages: what runs their commands, or why nothing runs them. A test in client/cli/src/args.rs checks that every `larder`
+# line is a command.
 ENGINE = "starts an engine with the reader's model; tests/engines/run starts it with the same settings"
 ELSEWHERE = {
     "first-hour.md": "run by tests/engines/run first_hour",
@@ -53,7 +53,7 @@ ELSEWHERE = {
     "coordinators.md": "needs several coordinators: tests/tests/suite/elections.rs starts them",
     "tracing.md": "needs a collector: tests/tracing/run",
 }
-# What the readers of pages have: a model, and a trace in which prompts begin alike.
+# Files that the pages' readers have: a model, and a trace in which prompts begin alike.
 MODEL = {
     "model_type": "qwen3",
     "num_hidden_layers": 2,
@@ -76,7 +76,7 @@ NAMESPACE = {
     "pools": [{"name": "kv", "layers": 2, "layer_bytes": 4096}],
 }
 
-# Starts what a unit starts, as its user, with its folders.
+# Starts the program of a unit, as the unit's user, with the unit's folders.
 SYSTEMCTL = """#!/bin/sh
 verb=$1; shift
 [ "$1" = --now ] && shift
@@ -96,7 +96,7 @@ for unit; do
   echo $! > /run/$unit.pid
 done
 """
-# Copies to the home of the other host: HOST: is the last argument.
+# Copies files to the home of the other host. The last argument is `HOST:`.
 SCP = """#!/bin/sh
 for last; do :; done
 while [ $# -gt 1 ]; do cp "$1" "$HOMES/${last%:}/"; shift; done
@@ -126,7 +126,7 @@ class Hosts:
         return self
 
     def furnish(self, name):
-        """A host's own files, and what stands for systemd and ssh."""
+        """Makes a host's own files, and the scripts that stand in for systemd and ssh."""
         own = self.folder / name
         tree = own / "tree"
         (tree / "target/dist").mkdir(parents=True)
@@ -159,7 +159,7 @@ class Hosts:
 
     @contextmanager
     def running(self, name, command):
-        """Runs a command as in a terminal of its own, until Ctrl-C: the process, and the file of what it prints."""
+        """Runs a command as in a terminal of its own, until Ctrl-C. Yields the process, and the file with its output."""
         terminal = self.folder / name / "terminal"
         with terminal.open("w") as output:
             options = {"stdout": output, "stderr": output, "start_new_session": True, "preexec_fn": hear_ctrl_c}
@@ -176,7 +176,7 @@ class Hosts:
 
     def environment(self, name):
         homes = self.folder / "homes"
-        # A program that is not installed yet is found where it was built.
+        # A program that is not installed yet is found in its build folder.
         path = f"/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin:{self.folder / name / 'tree/target/dist'}"
         own = {"PATH": path, "HOME": str(homes / ADDRESSES[name]), "HOMES": str(homes)}
         return own | {"XDG_RUNTIME_DIR": "/run/user-0", "LANG": "C.UTF-8"}
@@ -199,7 +199,7 @@ class Impossible(Exception):
 
 
 class Page:
-    """The commands of a page, by name. Each says on which hosts it runs, or why it does not."""
+    """The commands of a page, by name. Each command names its hosts, or the reason why it does not run."""
 
     def __init__(self, name):
         self.name, self.commands, self.ran = name, {}, set()
@@ -218,8 +218,8 @@ class Page:
         return hosts.running(name, command)
 
     def run(self, hosts, label, until=None, **replaced):
-        """Runs a command on each of its hosts, again until it succeeds in what it is for; what it printed on each. `replaced` is what
-        a reader would write in place of words in capitals."""
+        """Runs a command on each of its hosts, again until it succeeds. Returns its output on each host. `replaced` has a
+        reader's values for words in capitals."""
         names, command = self.commands[label]
         for old, new in replaced.items():
             assert old in command, f"{self.name}: {label} has no {old}"
@@ -260,7 +260,7 @@ def main():
 
 
 def every_page_is_checked():
-    """A page with commands runs here, or has a reason not to."""
+    """Checks that a page with commands runs here, or has a reason not to."""
     here = set(re.findall(r'Page\("([\w-]+\.md)"\)', Path(__file__).read_text()))
     pages = {page.name for page in PAGES.glob("*.md") if "```sh" in page.read_text()}
     assert pages == here | set(ELSEWHERE), f"not checked, or without commands: {pages ^ (here | set(ELSEWHERE))}"
@@ -283,7 +283,7 @@ def quick_start_runs(hosts):
 
 
 def sizes_are_found(hosts):
-    """With the configuration of the quick start's own node."""
+    """Runs the page on sizes with the configuration of the quick start's own node."""
     page = Page("sizing.md")
     sizes = page.run(hosts, "model")["a"]
     assert "a chunk from another node takes, measured" in sizes, sizes
@@ -303,7 +303,7 @@ def sizes_are_found(hosts):
 
 
 def operators_work(hosts):
-    """On the cluster of two hosts, with the files that the page's reader would have."""
+    """Runs the page on operations on the cluster of two hosts, with the files that the page's reader would have."""
     page = Page("operations.md")
     hosts.run("a", "larder ca issue admin me --dir ca; cp ca/ca.pem ca/me.pem ca/me.key /etc/larder/node.toml .", check=True)
     for label in ["watch", "prompt", "policy", "wrong"]:
@@ -362,7 +362,8 @@ def pages_run(hosts):
 
 
 def console_is_right(hosts, printed):
-    """The console answers at the address that the command prints; from the other host it wants a token, and the command says so."""
+    """Checks that the console answers at the address that the command prints. From the other host the console wants a token, and
+    the command says so."""
     assert printed == "http://127.0.0.1:7600/\n", printed
     assert "<script" in hosts.run("a", f"curl -s --fail {printed.strip()}").stdout
     for path, field in [("/status", "hardware"), ("/usage", None)]:
@@ -379,7 +380,8 @@ def console_is_right(hosts, printed):
 
 
 def quick_start_is_right(hosts):
-    """The quick start's commands on this cluster, as the book prints them; a change needs an admin here, and says so."""
+    """Runs the quick start's commands on this cluster, as the book prints them. Here a change needs an admin, and the command
+    says so."""
     (_, commands) = Page("quick-start.md").commands["look"]
     lines = [line.partition("#")[0].strip().replace("ADDR", "10.0.0.1") for line in commands.splitlines()]
     said = {}
@@ -396,13 +398,13 @@ def quick_start_is_right(hosts):
     assert re.search(r"^ wrong bytes +0 *$", said["larder replay --coordinator 10.0.0.1"], re.M), said
     assert re.search(r"^a +3 +3 +1,536$", said["larder where 0 1 2"], re.M), said["larder where 0 1 2"]
     assert re.search(r"^b +0 +3 +0$", said["larder where 0 1 2"], re.M), said["larder where 0 1 2"]
-    # A pin is one node's, and every host sees it.
+    # A pin is on one node, and every host sees it.
     assert "default" in hosts.run("b", "larder list pins").stdout
     say("quick-start.md", f"{len(said)} commands are right on two hosts")
 
 
 def epochs(hosts):
-    """The coordinator's epoch, and that of b's table."""
+    """The coordinator's epoch, and the epoch of b's table."""
     asked = [hosts.run("a", f"curl -s http://{at}/status").stdout for at in ["10.0.0.1:7600", "10.0.0.2:9440"]]
     told = [json.loads(text) for text in asked if text]
     return [status.get("cluster", status)["epoch"] for status in told]
@@ -413,11 +415,11 @@ def both_are_alive(printed):
 
 
 def answers_are_described(hosts):
-    """Every path of the HTTP reference answers, and every answer has the fields of its table."""
+    """Checks that every path of the HTTP reference answers, and that every answer has the fields of its table."""
     checked = 0
     for heading, address in [("A node", "10.0.0.1:9440"), ("The coordinator", "10.0.0.1:7600")]:
         for method, path, root in http_reference.roots(heading):
-            # The console answers other hosts with its token only.
+            # Other hosts need the console's token.
             if method == "POST" or path in ("/events", "/console/nodes", "/console/history", "/console/what_if"):
                 continue
             answer = hosts.run("a", f"curl -s --fail http://{address}{path}")
@@ -442,7 +444,7 @@ def wait_for(ask, is_so):
 
 
 def hear_ctrl_c():
-    """As from a terminal: who runs in the background of a script ignores it."""
+    """Restores SIGINT as in a terminal: processes in the background of a script ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,6 +1,6 @@
 """Stops one thread of a process, as a debugger does, and changes what it does next; the other threads go on.
 
-Tests need this where no request brings something about: a fault of Larder itself, or a thread that hangs.
+Tests need this for events that no request causes: a fault of Larder itself, or a thread that hangs.
 """
 
 import ctypes
@@ -11,17 +11,17 @@ import subprocess
 import time
 from pathlib import Path
 
-# Of the C library's ptrace.
+# Requests of the C library's ptrace.
 CONTINUE, READ_REGISTERS, WRITE_REGISTERS, DETACH = 7, 12, 13, 17
 SEIZE, INTERRUPT = 0x4206, 0x4207
-# For threads that are not the process's first.
+# A flag of `waitpid` for threads that are not the process's first.
 ANY_THREAD = 0x40000000
 TRAP = 5
 BREAKPOINT = b"\xcc"
-# An x86-64 processor's registers as the kernel hands them out; those that are used here by their places.
+# An x86-64 processor's registers in the kernel's order, with the places of those used here.
 REGISTERS = 27
 PLACES = {"rdx": 12, "rdi": 14, "rip": 16, "rsp": 19}
-# So far below its stack's end a thread does not get while it panics.
+# A thread that panics does not use its stack this far down.
 BELOW = 1 << 18
 PANIC = re.compile(r"4core6option13unwrap_failed")
 
@@ -31,7 +31,7 @@ def can_change_registers():
 
 
 class StoppedThread:
-    """A thread that stands still until `go_on`; found by its name."""
+    """A thread, found by its name, that is stopped until `go_on`."""
 
     def __init__(self, pid, name):
         threads = {int(path.name): (path / "comm").read_text().strip() for path in Path(f"/proc/{pid}/task").iterdir()}
@@ -51,7 +51,8 @@ class StoppedThread:
         self.ask(DETACH)
 
     def until(self, function, seconds=30):
-        """Goes on until it calls a function, whose mangled name matches, and stops there; its registers."""
+        """Lets the thread run until it calls a function with a matching mangled name, and stops it there; returns its
+        registers."""
         at = self.address(function)
         before = self.memory(at, 1)
         self.change(at, BREAKPOINT)
@@ -62,13 +63,13 @@ class StoppedThread:
             if waited and os.WIFSTOPPED(status):
                 if os.WSTOPSIG(status) == TRAP:
                     break
-                # A signal of its own.
+                # A signal of the thread's own.
                 self.ask(CONTINUE, os.WSTOPSIG(status))
             if time.monotonic() > deadline:
                 self.ask(INTERRUPT)
                 os.waitpid(self.thread, ANY_THREAD)
                 self.change(at, before)
-                # A process with a thread that is stopped cannot end.
+                # A process with a stopped thread cannot end.
                 self.go_on()
                 raise TimeoutError(f"not called within {seconds} s: {function.pattern}")
             time.sleep(0.001)
@@ -80,9 +81,9 @@ class StoppedThread:
         return registers
 
     def panic(self, function):
-        """Has it panic in a function instead of doing what the function does."""
+        """Makes the thread panic in a function instead of running it."""
         registers = self.until(function)
-        # What a panic prints as its place: pointer, length, line and column; the text behind it ends with a zero.
+        # The place that a panic prints: pointer, length, line and column; the text behind it ends with a zero.
         place, text = registers[PLACES["rsp"]] - BELOW, b"a debugger\0"
         numbers = [(place + 24, 8), (len(text), 8), (1, 4), (1, 4)]
         self.change(place, b"".join(number.to_bytes(width, "little") for number, width in numbers) + text)
@@ -91,7 +92,7 @@ class StoppedThread:
         self.go_on()
 
     def address(self, function):
-        """Where a function begins in the process."""
+        """The address of a function in the process."""
         program = os.readlink(f"/proc/{self.pid}/exe")
         symbols = subprocess.run(["nm", program], text=True, capture_output=True, check=True).stdout
         found = [line.split()[0] for line in symbols.splitlines() if function.search(line)]

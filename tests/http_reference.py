@@ -1,6 +1,7 @@
-"""The HTTP reference of the book: its tables are made from the types of the code that answers.
+"""The HTTP reference of the book: its tables are made from the types of the answers in the code.
 
-A table stands between two comments: `<!-- fields: FILE TYPE -->` and `<!-- end -->`. Everything else on the page is written by hand.
+A table stands between two comments: `<!-- fields: FILE TYPE -->` and `<!-- end -->`. Everything else on the page is written by
+hand.
 """
 
 import re
@@ -23,7 +24,7 @@ PLAIN = {
     "String": "text",
     "&str": "text",
 } | {kind: "whole number" for kind in ["u8", "u16", "u32", "u64", "usize"]}
-# What a field or type may be told besides: it changes no name.
+# Attributes of a field or type that change no name.
 HARMLESS = {"default", "deny_unknown_fields", 'skip_serializing_if = "Vec::is_empty"'}
 
 
@@ -35,7 +36,7 @@ class Field:
 
 
 def problems(page):
-    """What of the code the page lacks, and what it has too much."""
+    """The parts of the code that the page lacks, and those that it has too many of."""
     found = [] if page == written(page) else ["http.md is not what the types say: run `tests/book.py write`"]
     for heading, file in SERVERS.items():
         part = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
@@ -94,7 +95,7 @@ def members(file, body):
 
 
 def variants(file, attributes, body):
-    """Of an enum whose variants a field names."""
+    """The variants of an enum that a field names."""
     words = serde_words(attributes)
     tag = next((word[7:-1] for word in words if word.startswith('tag = "')), None)
     assert tag and 'rename_all = "snake_case"' in words, f"{file}: an enum that this script does not understand"
@@ -113,7 +114,7 @@ def serde_words(text):
 
 
 def shown(kind):
-    """How a type of Rust stands in JSON."""
+    """The form of a Rust type in JSON."""
     if match := re.fullmatch(r"Option<(.+)>", kind):
         return f"{shown(match[1])}, or null"
     if match := re.fullmatch(r"Vec<(.+)>", kind):
@@ -134,7 +135,7 @@ def roots(heading):
 
 
 def differences(answer, file, name):
-    """What an answer has that its table lacks, and the reverse. Every null and every list without entries is fine."""
+    """The fields of an answer that its table lacks, and the reverse. Null and empty lists are always fine."""
     if isinstance(answer, list):
         return [line for one in answer for line in differences(one, file, name)]
     described = {field.name: field for field in fields(file, name)}

@@ -1,4 +1,4 @@
-"""Checks the licence of every dependency against the list in deny.toml, with nothing but Python and cargo."""
+"""Checks the license of every dependency against the list in deny.toml, with only Python and cargo."""
 
 import json
 import re
@@ -8,9 +8,9 @@ import tomllib
 
 with open("deny.toml", "rb") as file:
     allowed = set(tomllib.load(file)["licenses"]["allow"])
-# What the images have beyond the default.
+# The features of the images beyond the default.
 features = "larder-cli/etcd,larder-cli/kubernetes,larder-cli/tokenizers"
-# What is built for other systems is no part of Larder.
+# Packages that are built only for other systems are no part of Larder.
 command = ["cargo", "metadata", "--format-version", "1", "--locked", "--features", features]
 for target in ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"]:
     command += ["--filter-platform", target]
@@ -18,7 +18,7 @@ metadata = json.loads(subprocess.check_output(command))
 
 
 def is_allowed(expression: str) -> bool:
-    """Whether an SPDX expression can be met with allowed licences."""
+    """Whether an SPDX expression can be met with allowed licenses."""
     expression = expression.replace("/", " OR ")
     tokens = re.findall(r"\(|\)|[^\s()]+(?:\s+WITH\s+[^\s()]+)?", expression)
     words = {"AND": "and", "OR": "or", "(": "(", ")": ")"}

@@ -1,7 +1,7 @@
-"""Checks what is published: the crates of engines, and the Python package as source. Each has its licence, a page whose links work, and
-the version of all. Then makes a release, and checks it as its users do.
+"""Checks what is published: the crates of engines, and the Python package as source. Each has its license, a page whose links
+work, and the version of all. Then makes a release, and checks it as its users do.
 
-    tests/packages.py          what is in them; the release has the program of the tests
+    tests/packages.py          the contents; the release has the program of the tests
     tests/packages.py build    also builds each from its package, as its users do; tests/run heavy does this
 
 `cargo package` builds the crates against each other, not against a registry.
@@ -23,7 +23,7 @@ from parts import skip
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug/larder"
 PUBLISHED = ["larder-protocol", "larder-device", "larder-ipc", "larder-client"]
-# The most keywords that a registry takes, and the longest that it shows of a description in a list.
+# The most keywords that a registry takes, and the longest description that it shows in a list.
 MOST_KEYWORDS, LONGEST_DESCRIPTION = 5, 120
 
 
@@ -39,7 +39,7 @@ def main(builds):
 
 
 def interface():
-    """Holds the client crate's interface to that of the newest release, or of $LARDER_BASELINE, a git revision."""
+    """Compares the client crate's interface with that of the newest release, or of $LARDER_BASELINE, a git revision."""
     tags = run("git", "tag", "--list", "v*", "--sort=-version:refname").split()
     baseline = os.environ.get("LARDER_BASELINE", tags[0] if tags else "")
     if subprocess.run(["cargo", "semver-checks", "--version"], capture_output=True, check=False).returncode != 0:
@@ -52,11 +52,11 @@ def interface():
 
 
 def crates(folder, version, builds):
-    """Packages the crates, and looks into the packages."""
+    """Packages the crates, and checks the packages."""
     manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]
     for name in PUBLISHED:
         assert manifest["dependencies"][name]["version"] == version, f"{name} is another version where crates depend on it"
-    # A folder of its own: a build of the tests is not waited for.
+    # A folder of its own, so that it does not wait for a build of the tests.
     command = ["cargo", "package", "--locked", "--allow-dirty", "--target-dir", ROOT / "target/packages"]
     command += [word for name in PUBLISHED for word in ("--package", name)]
     run(*command, *([] if builds else ["--no-verify"]))
@@ -75,7 +75,7 @@ def crates(folder, version, builds):
 
 
 def python(folder, version, builds):
-    """The package as source, which has all crates that it is made of."""
+    """Checks the package as source, which has all crates that it consists of."""
     path = Path(run("client/python/wheel", "source").strip())
     files = contents(path, f"larder_kv-{version}/")
     metadata = files["PKG-INFO"].decode()
@@ -93,7 +93,7 @@ def python(folder, version, builds):
 
 
 def release(folder):
-    """Makes one with a key of its own; users check it by the commands of the book."""
+    """Makes a release with a key of its own; users check it by the commands of the book."""
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key")
     made = folder / "made"
     run("deploy/release", made, "--key", folder / "key", "--program", PROGRAM)
@@ -108,7 +108,7 @@ def release(folder):
     (archive,) = made.glob("larder-*.tar.gz")
     files = contents(archive, archive.name.removesuffix(".tar.gz") + "/")
     assert files["larder"] == PROGRAM.read_bytes() and {"LICENSE", "config/node.toml", "man/larder-node.1"} <= set(files), sorted(files)
-    # Whoever changes a file, or a sum, is found.
+    # A changed file, or a changed sum, is found.
     for name in [archive.name, "SHA256SUMS"]:
         before = (made / name).read_bytes()
         (made / name).write_bytes(before.replace(before[:1], bytes([before[0] ^ 1]), 1))
@@ -132,7 +132,7 @@ def links_work(name, page):
 
 
 def faults_are_found():
-    """What is broken on purpose must be found."""
+    """Checks that faults that are planted on purpose are found."""
     for what, page in {"a link into a folder": "# larder-ipc\n[x](../../README.md)", "another page": "# larder\n"}.items():
         try:
             links_work("larder-ipc", page)

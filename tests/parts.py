@@ -1,16 +1,16 @@
-"""Runs the parts of a test run one after the other, and prints a table of what came of each.
+"""Runs the parts of a test run one after the other, and prints a table of their results.
 
-A part is one command or more; it fails with the first that does. What cannot run on this machine is skipped, with its reason, and
-never counts as passed:
+A part is one command or more; it fails with its first command that fails. Tests that cannot run on this machine are skipped, with
+their reason, and never count as passed:
 
 - A test or a step appends a line `NAME<tab>REASON` to the file that the environment's LARDER_SKIPS names.
-- A command that could do nothing of its part does so too, and ends with the status 77.
+- A command that can do nothing of its part does so too, and ends with the status 77.
 - pytest has its own skips; they come with its JUnit file.
 
-A test that fails and passes when it is tried again is named in the table: it does not fail the run, and is a fault all the same.
+A test that fails and passes when it is tried again is named in the table: it does not fail the run, but it is a fault.
 
-Where no terminal shows the run, the table is followed by the last lines of each part that failed: who keeps only the end of what
-was printed learns why.
+If no terminal shows the run, the last lines of each failed part follow the table: a reader who keeps only the end of the output
+learns the reason.
 """
 
 import os
@@ -26,9 +26,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 NOTHING_DONE = 77
-# Of a part that failed.
+# The last lines of a failed part.
 LAST_LINES = 30
-# After a command has ended.
+# How long output is read after a command has ended.
 READ_ON_SECONDS = 5
 
 
@@ -41,26 +41,27 @@ def skip(name, reason):
 
 
 def features():
-    """With which everything is built that tests start. Without protoc there are no elections through etcd, and their tests say so."""
+    """The features with which all programs that tests start are built. Without protoc there are no elections through etcd, and
+    their tests say so."""
     etcd = ",larder-tests/etcd" if shutil.which("protoc") else ""
     return ["--features", f"larder-tests/kubernetes,larder-tests/tokenizers{etcd}"]
 
 
 @dataclass
 class Part:
-    """What came of a part."""
+    """The result of a part."""
 
     name: str
     result: str
     seconds: float = 0.0
-    # Of a part of which that is known.
+    # The counts, if the part's tests are known.
     tests_passed: int | None = None
     tests_failed: int = 0
-    # Names and reasons of what was skipped in it.
+    # Names and reasons of the skipped tests.
     skips: list = field(default_factory=list)
     # Names of tests that failed at first, and passed when they were tried again.
     flaky: list = field(default_factory=list)
-    # What it printed last, where no terminal shows it.
+    # The last lines of output, if no terminal shows it.
     last_lines: deque = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
     def detail(self):
@@ -75,12 +76,12 @@ class Part:
         return ", ".join(counts)
 
     def skipped(self):
-        """Names of what was skipped, for whatever reasons."""
+        """Names of the skipped tests, whatever the reason."""
         return {name for name, _ in self.skips}
 
 
 class Run:
-    """The parts so far. Leaving it prints the table, whatever happened within."""
+    """The parts so far. Leaving the block prints the table, whatever happened in it."""
 
     def __init__(self, folder, budget_minutes):
         self.folder = Path(folder)
@@ -90,7 +91,7 @@ class Run:
 
     def __enter__(self):
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Who ends the run wants to know how far it was.
+        # If the run is ended from outside, the table shows how far it was.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
         return self
 
@@ -103,7 +104,7 @@ class Run:
         return time.monotonic() - self.began
 
     def part(self, name, *commands, junit=None, **environment):
-        """Runs the commands of a part, each a list of words, until one fails. `junit` is the file that they leave."""
+        """Runs the commands of a part, each a list of words, until one fails. `junit` is the file with their results."""
         print(f"\n== {name}", flush=True)
         skips = self.folder / "skips"
         skips.write_text("")
@@ -127,7 +128,7 @@ class Run:
                 count(part, junit)
 
     def skip(self, name, reason):
-        """A part that cannot run here."""
+        """Notes a part that cannot run here."""
         print(f"\n== {name}\nskipped: {reason}", flush=True)
         self.parts.append(Part(name, "skipped", skips=[(name, reason)]))
 
@@ -159,7 +160,7 @@ class Run:
 
 
 def started(command, environment, last_lines):
-    """The status of a command; one that is not there has that of a shell. Where no terminal shows what it prints, its last lines are
+    """The status of a command; a missing command has the status of a shell. If no terminal shows its output, the last lines are
     kept."""
     words = [str(word) for word in command]
     try:
@@ -170,7 +171,7 @@ def started(command, environment, last_lines):
         reader = threading.Thread(target=show, args=(process.stdout, last_lines), daemon=True)
         reader.start()
         status = process.wait()
-        # What the command has left running may keep its end of the pipe.
+        # Processes that the command has left running may keep the pipe open.
         reader.join(READ_ON_SECONDS)
         return status
     except OSError as error:
@@ -191,7 +192,7 @@ def result(statuses):
 
 
 def count(part, junit):
-    """Adds what a JUnit file says."""
+    """Adds the counts of a JUnit file."""
     cases = list(ElementTree.parse(junit).getroot().iter("testcase"))
     for case in cases:
         if (skipped := case.find("skipped")) is not None:

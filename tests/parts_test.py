@@ -1,4 +1,4 @@
-"""Tests of what runs the tests: `python3 tests/parts_test.py`."""
+"""Tests of the runner of the tests: `python3 tests/parts_test.py`."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ JUNIT = """<testsuites><testsuite>
 
 class Runs(unittest.TestCase):
     def play(self, *steps):
-        """The table of a run of these steps, and how it ended."""
+        """The table of a run with these steps, and how the run ended."""
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as printed:
             status = None
             try:

@@ -9,7 +9,7 @@ import time
 
 
 class Cable:
-    """Takes datagrams at an address of its own for the process at `to`, and brings answers back."""
+    """Takes datagrams at an address of its own for the process at `to`, and returns the answers."""
 
     def __init__(self, to):
         self.to, self.seconds, self.loss, self.is_cut = to, 0.0, 0.0, False
@@ -57,7 +57,7 @@ class Cable:
                 try:
                     through.sendto(data, to)
                 except OSError:
-                    # As a network does that is full.
+                    # Drops the datagram, as a full network does.
                     continue
             patience = min(0.05, max(0.0, self.waiting[0][0] - time.monotonic())) if self.waiting else 0.05
             for key, _ in self.selector.select(patience):

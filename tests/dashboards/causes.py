@@ -1,6 +1,6 @@
-"""The cause of each alert, brought about on a cluster of processes under a Prometheus, until the alert fires.
+"""Brings about the cause of each alert on a cluster of processes under a Prometheus, until the alert fires.
 
-Of the alerts only `for` is shortened, in a copy of the rules; thresholds and windows are those of the rules. Deaths of processes are in
+In a copy of the rules only `for` is shortened; thresholds and windows are those of the rules. Deaths of processes are in
 deaths.py. A debugger brings about what no request does: faults of Larder itself.
 """
 
@@ -21,18 +21,19 @@ from deaths import firing
 from debugger import PLACES, StoppedThread
 from processes import Cluster
 
-# In place of what the rules say.
+# The value that replaces `for` in the rules.
 FOR = "2s"
 WITHIN_SECONDS = 60
 DISK = '[disk]\nfolder = "{dir}.disk"\ncapacity_bytes = "64MiB"\nsegment_bytes = "1MiB"'
-# A member that is silent stays one.
+# A silent member stays a member.
 PATIENT = "[membership]\nremove_after_ms = 600000\nremove_reported_after_ms = 600000"
 READ_ERRORS = Path(__file__).resolve().parents[1] / "src/soak/faults/read_errors.c"
 CAUSES = {}
 
 
 def cause(*alerts):
-    """A function that brings a cause about; it may return what brings it about again, until all its alerts fire."""
+    """Registers a function that brings a cause about. The function may return a function that brings the cause about again, until
+    all its alerts fire."""
 
     def register(function):
         for alert in alerts:
@@ -43,7 +44,7 @@ def cause(*alerts):
 
 
 class Stage:
-    """A cluster and what is done to it."""
+    """A cluster and everything that is done to it."""
 
     def __init__(self, larder, engine, folder, prometheus, name):
         self.larder, self.engine_program, self.folder, self.prometheus, self.name = larder, engine, folder / name, prometheus, name
@@ -57,7 +58,7 @@ class Stage:
         self.stack.close()
 
     def cluster(self, **options):
-        """Starts one, and waits until all of it is scraped: a counter that grows later has been seen before."""
+        """Starts a cluster, and waits until all of it is scraped: Prometheus must have seen a counter before it grows."""
         made = self.stack.enter_context(Cluster(self.larder, self.folder, **options))
         wait("the cluster is whole", lambda: made.health() == ("healthy", 0))
         self.scrape(made)
@@ -70,7 +71,7 @@ class Stage:
         wait("it is scraped", lambda: len(self.prometheus.api("query", query=up)["result"]) == servers)
 
     def engine(self, cluster, name, deed):
-        """An engine that has done its deed, or goes on doing it."""
+        """Starts an engine, and waits until it has done its deed, or has begun a deed that goes on."""
         command = [self.engine_program, cluster.socket(name), deed]
         options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         process = subprocess.Popen([str(word) for word in command], **options)
@@ -82,7 +83,7 @@ class Stage:
         return self.stack.enter_context(Cable(to))
 
     def cables(self):
-        """What each node is reached through by the other ones, by its name, and the function that makes it."""
+        """The cables through which the other nodes reach each node, by name, and the function that makes them."""
         made = {}
 
         def between(name, address):
@@ -96,7 +97,7 @@ class Stage:
         self.stack.callback(undo)
 
 
-# What engines do.
+# Deeds of engines.
 
 
 @cause("LarderPinnedFull")
@@ -142,7 +143,7 @@ def one_hash_for_two_chunks_of_which_the_store_has_one(stage):
     stage.engine(cluster, "a", "misplace")
 
 
-# What happens to memory, drives and stores.
+# Faults of memory, drives and stores.
 
 
 @cause("LarderDamagedChunk")
@@ -168,7 +169,7 @@ def a_drive_that_forgets(stage):
     for path in (stage.folder / "a.disk").rglob("*"):
         if path.is_file() and path.stat().st_size >= 1 << 20:
             with path.open("r+b") as drive:
-                # Something in every 16 KiB, and not the first ones, which describe the drive.
+                # Damages something in every 16 KiB, except the first ones, which describe the drive.
                 for at in range(1 << 20, path.stat().st_size, 1 << 14):
                     drive.seek(at)
                     drive.write(b"rot" * 16)
@@ -208,7 +209,7 @@ def a_store_that_is_no_store(stage):
     stage.engine(cluster, "a", "churn")
 
 
-# What happens between processes.
+# Faults between processes.
 
 
 @cause("LarderNameTwice")
@@ -221,7 +222,7 @@ def two_processes_of_one_name(stage):
 def a_holder_that_stands_still(stage):
     cluster = stage.cluster(coordinator=PATIENT)
     stage.engine(cluster, "a", "put")
-    # It has asked, so that it knows who holds what.
+    # The node looks up first, so that it knows the holders.
     stage.engine(cluster, "b", "look up")
     time.sleep(1)
     cluster.signal("a", signal.SIGSTOP)
@@ -299,15 +300,15 @@ def a_home_of_which_the_bound_is_reached(stage):
     shard = thread.until(COUNTED)[PLACES["rdi"]]
     places = range(shard, shard + SHARD_BYTES, 8)
     found = [at for at in places if thread.memory(at, 8) == int(bound).to_bytes(8, "little")]
-    # What stands behind the home's own fields may have the bound, too.
+    # A value after the home's own fields may equal the bound, too.
     if found:
         thread.change(found[0], ROWS_AT_MOST.to_bytes(8, "little"))
-    # A process with a thread that is stopped cannot end.
+    # A process with a stopped thread cannot end.
     thread.go_on()
     assert found, f"the home has no bound of {bound}"
 
 
-# What happens to a process.
+# Faults of a process.
 
 
 @cause("LarderCertificateExpires")
@@ -353,7 +354,7 @@ def a_name_that_changes_between_decision_and_answer(stage):
     stage.engine(cluster, "a", "put")
     stage.engine(cluster, "a", "read")
     thread = StoppedThread(cluster.pid("a"), ACTOR)
-    # The names that the engine asks for: in tests the name of a prompt and the number of a chunk, in turn.
+    # The requested names: in tests, the name of a prompt and the number of a chunk, in turn.
     names = thread.until(NAMED_PREFIX)[PLACES["rdx"]]
     first = thread.memory(names, 4)
     assert first[:2] == first[2:] and first[1] == 1, f"no name of a first chunk: {first}"
@@ -364,9 +365,9 @@ def a_name_that_changes_between_decision_and_answer(stage):
 ACTOR = re.compile(r"gpu|actor|device")
 PEERS = re.compile(r"larder-peer")
 LOOKUP = re.compile(r"12lookup_found17h")
-# With every look at the metrics.
+# Called each time the metrics are read.
 COUNTED = re.compile(r"5Shard7missing17h")
-# More than the fields of a home take.
+# More bytes than the fields of a home take.
 SHARD_BYTES = 512
 ROWS_AT_MOST = 100
 ANSWERED = re.compile(r"6Outbox8answered17h")
@@ -374,7 +375,7 @@ NAMED_PREFIX = re.compile(r"12named_prefix17h")
 
 
 def let_churn(stage, cluster, seconds=4):
-    """More chunks than memory has room for, and then quiet."""
+    """Saves more chunks than memory has room for, and then rests."""
     engine = stage.engine(cluster, "a", "churn")
     time.sleep(seconds)
     engine.kill()
@@ -383,7 +384,7 @@ def let_churn(stage, cluster, seconds=4):
 
 
 def with_objects(stage):
-    """A node with an object store in a folder, to which chunks have gone that memory has no more, and the chunks' files there."""
+    """A node with an object store in a folder. Chunks that memory has evicted are there. Also returns the chunks' files."""
     folder = stage.folder.with_suffix(".objects")
     folder.mkdir()
     cluster = stage.cluster(names=["a"], node=f'[object]\nurl = "file://{folder}"')
@@ -392,18 +393,18 @@ def with_objects(stage):
 
 
 def bad_sectors(folder):
-    """What the environment of a node needs so that some sectors of its drive cannot be read."""
+    """The environment of a node for which some sectors of its drive cannot be read."""
     folder.mkdir()
     library = folder / "read_errors.so"
     command = [os.environ.get("CC", "gcc"), "-shared", "-fPIC", "-O1", "-o", library, READ_ERRORS, "-ldl"]
     subprocess.run([str(word) for word in command], check=True)
-    # One in the middle of every second megabyte; more would close the tier.
+    # One sector in the middle of every second megabyte; more would close the tier.
     sectors = [(2 * number << 20) + (1 << 19) for number in range(1, 8)]
     return {"LD_PRELOAD": str(library), "LARDER_SOAK_BAD": ",".join(map(str, sectors)), "LARDER_SOAK_LASTS": "0"}
 
 
 def flip_a_bit_in_every_page(pid):
-    """In the arena of a node, as memory that is broken does."""
+    """Flips bits in the arena of a node, as broken memory does."""
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     ranges = [line.split()[0].split("-") for line in maps if "memfd:larder-arena" in line]
     assert ranges, "the process has no arena"
@@ -417,7 +418,7 @@ def flip_a_bit_in_every_page(pid):
 
 
 def impatient(rules, folder):
-    """Copies of the rules whose alerts wait for a moment only."""
+    """Copies of the rules whose alerts wait only a moment."""
     folder.mkdir()
     for path in rules:
         (folder / path.name).write_text(re.sub(r"^( +)for: .*$", rf"\1for: {FOR}", path.read_text(), flags=re.M))
@@ -425,7 +426,7 @@ def impatient(rules, folder):
 
 
 def alerts(larder, engine, folder, rules, names=None):
-    """Brings the causes about, one after the other; yields alerts, and how long each took to fire."""
+    """Brings the causes about, one after the other; yields alerts, and the time that each took to fire."""
     with live.Prometheus({}, folder, impatient(rules, folder / "rules")) as prometheus:
         for function in dict.fromkeys(CAUSES.values()):
             wanted = [alert for alert, of in CAUSES.items() if of is function and (not names or alert in names)]

@@ -1,11 +1,11 @@
-"""Clusters whose processes die, as hosts do: nobody starts them again. Which alerts fire, and how soon."""
+"""Kills processes of clusters; nobody starts them again. Measures which alerts fire, and how soon."""
 
 import time
 
 import live
 from processes import Cluster
 
-# As operators scrape, not as fast as a test could.
+# The interval of operators, not the shortest that a test could use.
 SCRAPE_SECONDS = 15
 # The most that an alert about a dead process may take.
 WITHIN_SECONDS = 120
@@ -18,7 +18,7 @@ SUSPECT_SECONDS = 3
 
 
 def alerts(larder, folder, rules):
-    """Kills a node of one cluster and the coordinator of another; yields the alerts, and after how many seconds they fired."""
+    """Kills a node of one cluster and the coordinator of another; yields the alerts, and the seconds after which they fired."""
     with Cluster(larder, folder / "one") as one, Cluster(larder, folder / "two") as two:
         clusters = {"one": one, "two": two}
         wait("both clusters are whole", lambda: all(of.health() == ("healthy", 0) for of in clusters.values()))

@@ -1,4 +1,4 @@
-"""Draws panels from the answers that their queries had: one picture a dashboard.
+"""Draws panels from the answers to their queries: one picture for each dashboard.
 
     draw.py DATA FOLDER
 """
@@ -45,7 +45,7 @@ def draw(panels, path):
         kind = {"stat": stat, "table": matrix}.get(panel["type"], lines)
         kind(axis, panel, one["answers"], started)
     figure.tight_layout(h_pad=1.5)
-    # Few colours suffice, and make small files.
+    # Few colors suffice, and make small files.
     figure.savefig(path, dpi=68, pil_kwargs={"optimize": True})
     plt.close(figure)
 
@@ -98,7 +98,7 @@ def matrix(axis, panel, answers, started):
 
 
 def busiest(values):
-    """A moment of work: the replay has ended when the last value is taken."""
+    """A value from a time with work: the replay has ended when the last value is taken."""
     return sorted(value for _, value in values)[len(values) * 3 // 4] if values else 0.0
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 COUNTS = Path(__file__).resolve().parents[2] / "client/python/python/larder_kv/vllm/counts.py"
 
 NODES = 3
-# So small that they evict, and fetch from each other and from disk.
+# So small that nodes evict, and fetch from each other and from disk.
 DEV = ["--nodes", str(NODES), "--chunks-per-node", "600", "--block-bytes", "16384", "--disk-bytes", "64MiB", "--json"]
 REPLAY = ["--block-bytes", "16384", "--requests", "1500", "--quiet", "--json"]
 
@@ -59,7 +59,7 @@ class Cluster(Process):
         return {name: get(f"http://{http}/metrics") for name, http in servers.items()}
 
     def replay(self, seconds):
-        """Plays one generated trace again and again; how many requests that were."""
+        """Plays one generated trace again and again; returns the number of requests."""
         started, played = time.monotonic(), 0
         while time.monotonic() - started < seconds:
             command = [self.larder, "replay", "--coordinator", self.coordinator, *REPLAY]
@@ -70,7 +70,7 @@ class Cluster(Process):
 
 
 class Engine:
-    """Stands for an engine of vLLM: exports the connector's counters under vLLM's labels; all of them grow."""
+    """Stands in for an engine of vLLM: exports the connector's counters under vLLM's labels; all of them grow."""
 
     def __enter__(self):
         counts = runpy.run_path(str(COUNTS))
@@ -101,7 +101,7 @@ class Engine:
 
 
 class Prometheus(Process):
-    """Scrapes clusters, by name, and engines, and evaluates rules as often."""
+    """Scrapes clusters, by name, and engines, and evaluates rules at the same interval."""
 
     def __init__(self, clusters, folder, rules, interval="1s", engines=()):
         address = f"127.0.0.1:{free_port()}"
@@ -128,7 +128,7 @@ class Prometheus(Process):
         with (folder / "prometheus.log").open("w") as log:
             self.process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
         deadline = time.monotonic() + 60
-        # What happens only once, as the first play of a trace does, is seen by who has seen what was before.
+        # An event that happens only once, such as the first play of a trace, is visible only if the state before it was scraped.
         targets = sum(len(cluster.nodes) + 1 + len(engines) for cluster in clusters.values())
         while not (self.is_ready() and self.has_scraped(targets)):
             assert self.process.poll() is None and time.monotonic() < deadline, (folder / "prometheus.log").read_text()
@@ -139,7 +139,7 @@ class Prometheus(Process):
         targets = [{"targets": [http], "labels": {"cluster": label, "node": name}} for name, http in cluster.nodes.items()]
         others = [cluster.coordinator, *(engine.http for engine in engines)]
         targets += [{"targets": [http], "labels": {"cluster": label}} for http in others]
-        # In one step: Prometheus may read at any time.
+        # Written in one step: Prometheus may read at any time.
         (self.targets / "new").write_text(json.dumps(targets))
         (self.targets / "new").rename(self.targets / f"{label}.json")
 
@@ -173,7 +173,7 @@ class Prometheus(Process):
         return [rule for group in groups for rule in group["rules"]]
 
     def values(self, query):
-        """What `label_values(...)` gives in Grafana."""
+        """The values that `label_values(...)` has in Grafana."""
         series, label = re.fullmatch(r"label_values\((.*), (\w+)\)", query).groups()
         return self.api(f"label/{label}/values", **{"match[]": series})
 

@@ -13,8 +13,9 @@ class Cluster:
     """A coordinator and some nodes, each a process of its own."""
 
     def __init__(self, larder, folder, names=("a", "b"), coordinator="", node="", days=365, cables=None, environment=None):
-        """`coordinator` and `node` are sections for their configurations. `days` is how long certificates of nodes last. The function
-        `cables` makes the address at which others see a node. `environment` is more than this process's own, for nodes."""
+        """`coordinator` and `node` are sections for their configurations. `days` is the validity of the nodes' certificates. The
+        function `cables` makes the address at which others see a node. `environment` is added to this process's own environment,
+        for nodes."""
         self.larder, self.folder, self.running = larder, folder, {}
         self.sections, self.days, self.cables = node, days, cables
         folder.mkdir()
@@ -36,7 +37,7 @@ class Cluster:
             self.start_node(name, environment=environment)
 
     def start_node(self, name, coordinator=None, process=None, environment=None):
-        """Starts a node; `process` is the name of the process where two have the node's name."""
+        """Starts a node; `process` is the name of the process if two processes have the node's name."""
         process = process or name
         address = f"127.0.0.1:{free_port()}" if self.cables else "127.0.0.1:0"
         advertise = f'advertise = "{self.cables(name, address)}"' if self.cables else ""
@@ -96,7 +97,7 @@ class Cluster:
         self.running[name].send_signal(which)
 
     def stop_for(self, name, seconds):
-        """Lets a node stand still, as on a host without CPU time."""
+        """Stops a node for some time, as on a host without CPU time."""
         self.signal(name, signal.SIGSTOP)
         time.sleep(seconds)
         self.signal(name, signal.SIGCONT)

@@ -7,7 +7,7 @@ import urllib.error
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 
-# What Grafana would fill in.
+# The values that Grafana would fill in.
 CHOSEN = {
     "$cluster": "dev",
     "$node": ".*",
@@ -24,7 +24,7 @@ class Panel:
     title: str
     # By legend.
     queries: dict
-    # Whether a healthy cluster that has work must show something else than zero.
+    # Whether a healthy cluster with work must show a value other than zero.
     must_move: bool
     json: dict
     answers: dict = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Panel:
 
 
 def panels(folder):
-    """All of them, from the JSON that Grafana is given."""
+    """All panels, from the JSON for Grafana."""
     for path in sorted(folder.glob("*.json")):
         described = {panel.title: panel for panel in import_module(path.stem).DASHBOARD.panels}
         for panel in json.loads(path.read_text())["panels"]:
@@ -45,7 +45,7 @@ def panels(folder):
 
 
 def variables(folder):
-    """Those of all dashboards, each once."""
+    """The variables of all dashboards, each once."""
     found = {}
     for path in sorted(folder.glob("*.json")):
         for variable in json.loads(path.read_text())["templating"]["list"]:
@@ -55,14 +55,14 @@ def variables(folder):
 
 
 def marks(folder):
-    """What all dashboards mark in their panels, each once."""
+    """The annotations of all dashboards, each once."""
     return {
         mark["name"]: mark for path in sorted(folder.glob("*.json")) for mark in json.loads(path.read_text())["annotations"]["list"]
     }
 
 
 class Asked:
-    """Asks a Prometheus, and notes what is wrong."""
+    """Asks a Prometheus, and notes the problems."""
 
     def __init__(self, prometheus):
         self.prometheus = prometheus
@@ -82,14 +82,14 @@ class Asked:
                     self.problems.append(f"{where}: no series has the label `{label}`")
 
     def rule(self, rule):
-        """A recording rule answers; of an alert, which should not fire, everything that it compares does."""
+        """Checks that a recording rule answers, or that every operand of an alert answers: the alert itself should not fire."""
         if rule["type"] == "recording":
             self.ask(f"rule {rule['name']}", rule["name"])
         for operand in operands(rule["query"]):
             self.ask(f"rule {rule['name']}", operand)
 
     def mark(self, mark):
-        """Most have nothing to mark: what they compare has data, and the labels that a line shows."""
+        """Checks that the operands of a mark have data, and the labels that its line shows: most marks mark nothing."""
         for operand in operands(mark["expr"]):
             series = self.ask(f"mark {mark['name']}", filled(operand))
             for label in re.findall(r"\{\{(\w+)\}\}", mark["textFormat"]):
@@ -131,7 +131,7 @@ def filled(query):
 
 
 def metrics(query):
-    """The names of metrics in a query: what is no function, no keyword, no label and no text."""
+    """The names of metrics in a query: words that are no function, keyword, label or text."""
     text = re.sub(r'"[^"]*"', "", query)
     text = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", " ", text)
     text = re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", text)
@@ -140,7 +140,7 @@ def metrics(query):
 
 
 def operands(query):
-    """What an alert compares: the vectors between its outermost comparisons and set operators."""
+    """The operands of an alert: the vectors between its outermost comparisons and set operators."""
     query = " ".join(query.split())
     parts, depth, start, at = [], 0, 0, 0
     while at < len(query):

@@ -1,7 +1,8 @@
 """Applies manifests to a real API server of Kubernetes, beside an etcd of its own.
 
-Debian's sources have Kubernetes 1.20. It knows PodDisruptionBudget as policy/v1beta1 and without `unhealthyPodEvictionPolicy`: documents
-are changed so far, and no further. Of custom resources the definitions' names are there and no schemas, which other checks have.
+Debian's sources have Kubernetes 1.20. It knows PodDisruptionBudget as policy/v1beta1 and without `unhealthyPodEvictionPolicy`:
+only this is changed in the documents. For custom resources it has the names of the definitions but no schemas; other checks have
+the schemas.
 """
 
 import copy
@@ -22,7 +23,7 @@ ADMIN = "admin"
 
 
 class ApiServer:
-    """A running API server. It has no controllers: nothing that is applied is started."""
+    """A running API server. It has no controllers: applied workloads are not started."""
 
     def __init__(self, folder):
         if not PROGRAM.exists():
@@ -103,18 +104,18 @@ class ApiServer:
         return True
 
     def apply(self, documents):
-        """Applies documents, and compares what the server then has with them; how many they were. They are deleted again."""
+        """Applies documents, and compares them with what the server has then; returns their number. Deletes them again."""
         documents = [as_known(one) for one in documents]
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
         self.kubectl("apply", "--server-side", "--force-conflicts", "--filename", "-", input=text)
         stored = json.loads(self.kubectl("get", "--output", "json", "--filename", "-", input=text))
-        # One document comes alone.
+        # A single document does not come as a list.
         stored = {name_of(one): one for one in stored.get("items", [stored])}
         assert len(stored) == len(documents), "the server has others"
         for sent in documents:
             wrong = list(lost(sent, stored[name_of(sent)]))
             assert not wrong, f"{sent['kind']} {sent['metadata']['name']}: the server dropped or changed {wrong}"
-        # A namespace waits for a controller before it ends.
+        # A namespace is not deleted without a controller.
         others = [one for one in documents if one["kind"] != "Namespace"]
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": others})
         self.kubectl("delete", "--wait=false", "--cascade=background", "--filename", "-", input=text)
@@ -138,7 +139,7 @@ class ApiServer:
             self.kubectl("wait", "--for=condition=established", "--timeout=60s", f"crd/{plural[kind]}.{group}")
 
     def issue(self):
-        """deploy/kubernetes/certificates, with the API server's own hosts; the Secrets that it made."""
+        """Runs deploy/kubernetes/certificates with the API server's own hosts; returns the Secrets that it made."""
         for host in HOSTS:
             labels = {"kubernetes.io/os": "linux", "larder-node": "true"}
             document = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": host, "labels": labels}}
@@ -158,7 +159,7 @@ class ApiServer:
 
 
 def all_of(folder, clusters):
-    """Applies every cluster's documents, and a broken one of each kind, which must be refused; returns what was found."""
+    """Applies every cluster's documents, and a broken document of each kind, which must be refused; returns a summary."""
     with ApiServer(folder / "apiserver") as server:
         for namespace in ["larder", "vllm"]:
             server.kubectl("create", "namespace", namespace)
@@ -208,12 +209,12 @@ def name_of(document):
 
 
 def lost(sent, kept, path=""):
-    """Where the server has not what was sent."""
+    """The places at which the server lacks what was sent."""
     if isinstance(sent, dict) and isinstance(kept, dict):
         for key, value in sent.items():
             if key in kept:
                 yield from lost(value, kept[key], f"{path}.{key}")
-            # Empty maps and lists are nothing to the server.
+            # The server drops empty maps and lists.
             elif value not in (None, {}, [], ""):
                 yield f"{path}.{key}"
     elif isinstance(sent, list) and isinstance(kept, list) and len(sent) == len(kept):

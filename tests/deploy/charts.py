@@ -1,4 +1,4 @@
-"""The Helm chart: what it renders, and that it is what the overlays are."""
+"""Checks the Helm chart: that it renders, and that it equals the overlays."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from schemas import schema_problems
 from tools import ROOT, load_all, run
 
 CHART = ROOT / "deploy/helm/larder"
-# The overlay of the same content, and the files of values that make the chart so.
+# Overlays, and the files of values with which the chart has the same content.
 OVERLAYS = {
     "single": ["larder-ca", "single"],
     "no-gpu": ["larder-ca", "no-gpu"],
@@ -26,7 +26,7 @@ OVERLAYS = {
 
 
 def merged(values, more):
-    """Values as Helm merges them: null takes a key away."""
+    """Values as Helm merges them: null removes a key."""
     result = dict(values)
     for key, value in more.items():
         if value is None:
@@ -39,7 +39,7 @@ def merged(values, more):
 
 
 def render_chart(more, chart=CHART, release="larder", versions=("monitoring.coreos.com/v1",), existing=()):
-    """The documents of the chart, where the cluster has the `existing` ones."""
+    """The documents of the chart, in a cluster that has the `existing` documents."""
     values = yaml.safe_load((chart / "values.yaml").read_text())
     for one in more:
         values = merged(
@@ -59,7 +59,7 @@ def chart_renders(chart):
 
 
 def comparable(documents):
-    """Documents by kind and name, without what differs between Kustomize and Helm for good."""
+    """Documents by kind and name, without the permanent differences between Kustomize and Helm."""
 
     def clean(value):
         if isinstance(value, dict):
@@ -76,7 +76,7 @@ def comparable(documents):
             cleaned = [clean(one) for one in value]
             named = all(isinstance(one, dict) and "name" in one for one in cleaned)
             return sorted(cleaned, key=lambda one: one["name"]) if named else cleaned
-        # Kustomize puts a hash of the content behind the name.
+        # Kustomize appends a hash of the content to the name.
         return (
             re.sub(r"^(larder-(?:node|coordinator))-[a-z0-9]{10}$", r"\1", value) if isinstance(value, str) else value
         )
@@ -96,7 +96,7 @@ def comparable(documents):
         document = clean(document)
         if document["kind"] == "ConfigMap":
             document["data"] = {name: parsed(name, text) for name, text in document["data"].items()}
-        # A custom resource of cert-manager has no labels but those of the chart.
+        # cert-manager's custom resources have only the chart's labels.
         if document["kind"] in ("Certificate", "Issuer", "ConfigMap"):
             document["metadata"].pop("labels", None)
         result[document["kind"], document["metadata"]["name"]] = document
@@ -118,7 +118,7 @@ def chart_equals_overlays(charts, overlays):
 
 
 def other_charts_are_found(folder, overlays):
-    """A chart that has drifted from the overlays is found."""
+    """Checks that a chart that has drifted from the overlays is found."""
     drifts = {
         "templates/node.yaml": ("path: /run/larder", "path: /run/larders"),
         "templates/network.yaml": ("port: 9441", "port: 9442"),
@@ -145,18 +145,18 @@ def other_charts_are_found(folder, overlays):
 
 
 def one_value_is_enough():
-    """`--set size=65Gi`: the arena, the memory that goes with it, and monitoring only where its operator is."""
+    """Checks `--set size=65Gi`: the arena, the memory limit that goes with it, and monitoring only if its operator is there."""
     documents = render_chart([{"size": "65Gi"}], versions=())
     found = schema_problems(documents) + problems(documents)
     assert not found, found
     assert Manifests(documents).config("node")["host"]["arena_bytes"] == "66560MiB"
-    # No label of a host and no Secret must be there before.
+    # No host label and no Secret is needed beforehand.
     pod = Manifests(documents).workload("node")["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == {"kubernetes.io/os": "linux"}, pod["nodeSelector"]
     (authority,) = Manifests(documents).of("Secret")
     named = {volume["secret"]["secretName"] for one in ["node", "coordinator"] for volume in volumes(documents, one) if "secret" in volume}
     assert named == {authority["metadata"]["name"]}, named
-    # An upgrade keeps the authority; another cluster has another one.
+    # An upgrade keeps the authority; another cluster has a different one.
     (kept,) = Manifests(render_chart([{"size": "65Gi"}], existing=[authority])).of("Secret")
     (other,) = Manifests(render_chart([{"size": "65Gi"}])).of("Secret")
     assert kept["data"] == authority["data"] and other["data"]["ca.key"] != authority["data"]["ca.key"]
@@ -172,7 +172,7 @@ def volumes(documents, component):
 
 
 def nodes_reach_gpus():
-    """What the device lane needs is that of the component; without it, nobody takes memory of GPUs."""
+    """Checks that the chart's device lane is that of the component, and that without it no GPU memory is taken."""
     component = yaml.safe_load((ROOT / "deploy/kubernetes/components/device-lane/node.yaml").read_text())["spec"]["template"]["spec"]
     documents = render_chart(["gpu", {"node": {"deviceLane": True, "gpu": {"device_bytes": "8GiB"}}}])
     found = schema_problems(documents) + problems(documents)
@@ -185,7 +185,7 @@ def nodes_reach_gpus():
 
 
 def pods_are_as_said():
-    """What platforms ask of pods."""
+    """Checks the settings of pods that platforms ask for."""
     common = {
         "priorityClassName": "system-node-critical",
         "podAnnotations": {"mesh/inject": "false"},
@@ -320,7 +320,7 @@ def values_are_checked():
     one_value_is_enough()
     pods_are_as_said()
     nodes_reach_gpus()
-    # The store may be anywhere, so the nodes' way out is open at its port: only schemas are held against.
+    # The store may be anywhere, so the nodes' egress is open at its port: only schemas are checked.
     store = {"url": "s3://chunks", "settings": {"region": "eu-central-1", "virtual_hosted_style_request": "true"}}
     documents = render_chart([{"node": {"object": store, "objectPort": 9000}}])
     assert not schema_problems(documents)

@@ -1,4 +1,4 @@
-"""What the manifests of engines and routers must have in common with each other, with Larder's, and with the Python package."""
+"""Checks the manifests of engines and routers against each other, Larder's manifests, and the Python package."""
 
 import json
 import re
@@ -17,7 +17,7 @@ def roles(documents):
 
 
 def problems(documents, larder):
-    """All that is wrong beside these manifests of Larder, a line each."""
+    """All problems of these manifests beside Larder's, one line each."""
     return [f"{check.__name__}: {line}" for check in [engines, routers] for line in check(documents, larder)]
 
 
@@ -81,7 +81,7 @@ def routers(documents, larder):
 
 
 def planted(documents):
-    """Pairs of what is wrong, and what makes it so in a copy."""
+    """Pairs of a fault, and a copy of the documents with it."""
 
     def router(copy):
         return pod_of(workloads(copy, "larder-router")[0])["containers"][0]

@@ -1,8 +1,8 @@
-"""Faults that are planted into good manifests, one at a time: each must be found."""
+"""Faults to plant into good manifests, one at a time: each must be found."""
 
 
 def planted(documents):
-    """Pairs of what is wrong and what makes it so."""
+    """Pairs of a fault, and a change that plants it."""
 
     def of(kind, part=""):
         return next(one for one in documents if one["kind"] == kind and part in one["metadata"]["name"])

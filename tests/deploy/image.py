@@ -1,7 +1,7 @@
-"""Builds the image with buildah, out of stand-ins for the two images that it is made from: no registry is asked.
+"""Builds the image with buildah, from stand-ins for its two base images: no registry is asked.
 
-Quickly: all that the Dockerfile says is done but the compilation. Where the toolchain would compile the program, a script of the same
-name hands out one that is there, and the stand-ins have busybox and the libraries of the program.
+Quickly: everything in the Dockerfile is done except the compilation. In place of the toolchain, a script of the same name hands
+out an existing program, and the stand-ins have busybox and the libraries of the program.
 
 For real: the stand-ins are made of Debian's packages, and the machine's own toolchain compiles the program.
 """
@@ -49,14 +49,14 @@ class Store:
         self.folder = folder
         place = ["--root", folder / "root", "--runroot", folder / "runroot", "--storage-driver", "vfs"]
         self.buildah = [buildah, *place]
-        # What starts containers by default wants a control group that not every machine lets it have.
+        # Podman's default starts containers in a control group that not every machine allows.
         self.podman = [podman, *place, "--cgroup-manager=cgroupfs", "--runtime", "runc"]
 
     def build(self, *arguments, **options):
         run(*self.buildah, "build", *ISOLATION, "--pull-never", *arguments, **options)
 
     def build_larder(self, name, *arguments, **options):
-        """Builds what deploy/Dockerfile says; the image's identity."""
+        """Builds deploy/Dockerfile; returns the image's identity."""
         file = ["--file", ROOT / "deploy/Dockerfile", "--ignorefile", ROOT / "deploy/Dockerfile.dockerignore"]
         bases = ["RUST_IMAGE=localhost/stand-in-rust", "BASE_IMAGE=localhost/stand-in-base"]
         bases = [word for base in bases for word in ("--build-arg", base)]
@@ -65,12 +65,12 @@ class Store:
         return run(*self.buildah, "images", "--no-trunc", "--quiet", name).strip()
 
     def stand_in(self, name, context, *lines):
-        """An image for the build to begin with."""
+        """Makes an image for the build to begin with."""
         (self.folder / "Dockerfile").write_text("\n".join(lines) + "\n")
         self.build("--tag", name, "--file", self.folder / "Dockerfile", context, timeout=1200)
 
     def in_image(self, image, *command):
-        """What a command in the image prints."""
+        """The output of a command in the image."""
         container = run(*self.buildah, "from", "--pull-never", f"localhost/{image}").strip()
         try:
             return run(*self.buildah, "run", *ISOLATION, container, "--", *command).strip()
@@ -79,7 +79,7 @@ class Store:
 
 
 def builds_twice_the_same(store):
-    """Builds the image `larder` twice with one timestamp and looks at it; returns what was found."""
+    """Builds the image `larder` twice with one timestamp and checks it; returns a summary."""
     busybox, program = found("busybox"), larder()
     base = root_of(store.folder / "base", busybox, program)
     store.stand_in("stand-in-base", store.folder, "FROM scratch", "COPY base /", "ENV PATH=/bin:/usr/bin")
@@ -95,7 +95,7 @@ def builds_twice_the_same(store):
 
 
 def is_as_said(store):
-    """The image `larder` runs as nobody, and has what the manifests' init containers need."""
+    """Checks that the image `larder` runs as nobody, and has everything that the manifests' init containers need."""
     user = store.in_image("larder", "id", "-u")
     assert user == "65532", f"it runs as {user}"
     version = store.in_image("larder", "/usr/bin/larder", "--version")
@@ -107,11 +107,11 @@ def is_as_said(store):
 
 
 def builds_for_real(store):
-    """Compiles the program in the image `larder`; returns what was found. Takes some ten minutes, later times less."""
+    """Compiles the program in the image `larder`; returns a summary. Takes some ten minutes, later times less."""
     kept = TOOLS / "image"
     base = debian(kept / "base")
     store.stand_in("stand-in-base", base, "FROM scratch", "COPY . /")
-    # The toolchain is that of the machine, and so are the crates that it has downloaded.
+    # The toolchain and the downloaded crates are those of the machine.
     cargo_home = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
     toolchain = run("rustc", "--print", "sysroot").strip()
     (store.folder / "empty").mkdir()
@@ -162,7 +162,7 @@ def root_of(root, busybox, program):
     for name in run(busybox, "--list").split():
         if name != "busybox":
             (root / "bin" / name).symlink_to("busybox")
-    # Of busybox, too, unless it needs none: then ldd fails.
+    # Adds busybox's libraries too, unless it needs none: then ldd fails.
     of_busybox = subprocess.run(["ldd", busybox], capture_output=True, text=True, check=False).stdout
     for library in sorted(set(re.findall(r"(/\S+)", of_busybox + run("ldd", program)))):
         (root / library[1:]).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Runs the real program with what the manifests and units say, as far as one machine can."""
+"""Runs the real program with the settings of the manifests and units, as far as one machine can."""
 
 import base64
 import json
@@ -35,7 +35,7 @@ def larder():
 
 
 def detects_gpus(folder):
-    """configure.sh puts in the zone and the GPUs that a host has, and refuses a host that has no GPU."""
+    """Checks that configure.sh fills in the zone and the GPUs of a host, and refuses a host that has no GPU."""
     for address, (vendor, kind) in GPUS.items():
         device = folder / "sys/bus/pci/devices" / address
         device.mkdir(parents=True)
@@ -61,7 +61,7 @@ def detects_gpus(folder):
 
 
 def issued_secrets(folder):
-    """deploy/kubernetes/certificates with a kubectl that knows two hosts; returns the Secrets it applies."""
+    """Runs deploy/kubernetes/certificates with a kubectl that knows two hosts; returns the Secrets that it applies."""
     (folder / "bin").mkdir(parents=True)
     fake = folder / "bin/kubectl"
     fake.write_text(
@@ -75,7 +75,7 @@ def issued_secrets(folder):
     environment = os.environ | {"PATH": f"{folder}/bin:{os.environ['PATH']}"}
     run(*command, env=environment)
     (folder / "applied").unlink()
-    run(*command, env=environment)  # Again, as when a host is added: nothing is issued twice.
+    run(*command, env=environment)  # Again, as after a host is added: nothing is issued twice.
     secrets = {
         document["metadata"]["name"]: {key: base64.b64decode(value) for key, value in document["data"].items()}
         for document in load_all((folder / "applied").read_text())
@@ -101,7 +101,7 @@ def secret_documents(secrets):
 
 
 def openssl_certificate(folder, uri, dns, algorithm):
-    """A certificate as another authority, here openssl, would make it from the names in the manifests."""
+    """A certificate as another authority would make it, here openssl, from the names in the manifests."""
     folder.mkdir(parents=True, exist_ok=True)
     openssl, ca = found("openssl"), folder.parent / "authority"
     key = {"ec": ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"], "rsa": ["-newkey", "rsa:2048"]}[algorithm]
@@ -153,7 +153,7 @@ def openssl_certificate(folder, uri, dns, algorithm):
 
 
 def issue_as_pods_do(folder, all_, tls):
-    """Runs the containers that issue certificates from the authority of the chart; twice, as when a container starts again."""
+    """Runs the containers that issue certificates from the authority of the chart; twice, as when a container restarts."""
     authority = folder / "authority"
     authority.mkdir()
     (secret,) = all_.of("Secret")
@@ -173,7 +173,7 @@ def issue_as_pods_do(folder, all_, tls):
 
 
 def cluster(folder, documents):
-    """Starts a coordinator and a node with the configurations of these manifests, until the node is a member."""
+    """Starts a coordinator and a node with the configurations of these manifests, and waits until the node is a member."""
     all_ = Manifests(documents)
     program = larder()
     folder.mkdir(parents=True)
@@ -223,7 +223,7 @@ def cluster(folder, documents):
     }
     text = replaced((config / "node.toml").read_text(), here)
     text = re.sub(r'arena_bytes = ".*"', 'arena_bytes = "16MiB"', text)
-    # Not as large as a drive, and in pieces that fit.
+    # Smaller than a drive, and in pieces that fit.
     text = re.sub(r'capacity_bytes = ".*"', 'capacity_bytes = "64MiB"\nsegment_bytes = "4MiB"', text)
     (config / "node.toml").write_text(text)
 
@@ -246,7 +246,7 @@ def cluster(folder, documents):
 
 
 def default_files(folder):
-    """The default configurations start: the program knows every key in them, those that are commented out too."""
+    """Checks that the default configurations start: the program knows every key in them, including the commented-out keys."""
     secrets = folder / "etc"
     program = larder()
     run(program, "ca", "init", "--dir", secrets)
@@ -274,7 +274,7 @@ def default_files(folder):
         "1000000": "1000",
     }
     text = (ROOT / "deploy/config/node.toml").read_text()
-    # No GPU can be named here, and the object store is a folder; every other key that is commented out is set.
+    # No GPU can be named here, and the object store is a folder; every other commented-out key is set.
     everything = re.sub(r"^# (?=\[(?:record|audit|kv_events|disk|object|cluster)\]$|[a-z_]+ = )", "", text, flags=re.M)
     everything = re.sub(r'^(?:pci = "0000:65:00.0"|endpoint = "https://s3.*|settings = .*)$', "", everything, flags=re.M)
     (folder / "objects").mkdir()
@@ -292,7 +292,7 @@ def default_files(folder):
 
 
 class process:
-    """A process that is ended at the end; as nobody and without capabilities where this is root."""
+    """A process that is ended with its block; it runs as nobody and without capabilities if this process is root."""
 
     def __init__(self, program, args, folder):
         command = [str(program), *map(str, args)]
@@ -322,7 +322,7 @@ class process:
 
 
 def until(condition, *processes):
-    """What `condition` returns once it is true; the processes must run on."""
+    """Returns the result of `condition` once it is true; the processes must keep running."""
     last = None
     for _ in range(300):
         for one in processes:

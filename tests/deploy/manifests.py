@@ -1,4 +1,4 @@
-"""What the manifests must have in common with each other and with the configurations in them."""
+"""Checks the manifests against each other and against the configurations in them."""
 
 import copy
 import re
@@ -12,7 +12,7 @@ from tools import ROOT
 
 
 def load(path):
-    """A Python script as a module; nothing is written beside it."""
+    """Loads a Python script as a module, without writing anything beside it."""
     sys.dont_write_bytecode = True
     loader = SourceFileLoader(path.name, str(path))
     module = module_from_spec(spec_from_loader(path.name, loader))
@@ -22,15 +22,15 @@ def load(path):
 
 resources = load(ROOT / "deploy/kubernetes/resources")
 
-# What deploy/kubernetes/certificates makes.
+# The Secrets that deploy/kubernetes/certificates makes.
 ISSUED_SECRETS = set(re.findall(r"^apply (\S+)", (ROOT / "deploy/kubernetes/certificates").read_text(), re.M))
-# What the program does with its Lease where somebody made it.
+# The verbs with which the program uses a Lease that somebody else made.
 REGISTER = (ROOT / "coordinator/src/register/kubernetes.rs").read_text()
 VERBS = [re.search(rf'^const {verb}: &str = "(\w+)";', REGISTER, re.M)[1] for verb in ["GET", "PATCH"]]
 SCRAPER = {"namespace": "monitoring", "labels": {"app": "prometheus"}}
 STRANGER = {"namespace": "larder", "labels": {"app": "stranger"}}
 ROUTER = {"namespace": "vllm", "labels": {"app.kubernetes.io/name": "larder-router"}}
-# Only one of a router's two marks.
+# Only one of a router's two labels.
 OTHERS_OF_ROUTERS = {"namespace": "vllm", "labels": {"app.kubernetes.io/name": "vllm"}}
 ELSEWHERE = {"namespace": "default", "labels": ROUTER["labels"]}
 
@@ -66,7 +66,7 @@ class Manifests:
 
 
 def problems(documents):
-    """All that is wrong, a line each."""
+    """All problems, one line each."""
     all_ = Manifests(copy.deepcopy(documents))
     found = []
     for check in [pods, commands, services, monitors, disruption, certificates, configurations, memory, election, network]:
@@ -75,7 +75,7 @@ def problems(documents):
 
 
 def commands(all_):
-    """Commands in the pods find the coordinator."""
+    """Checks that commands in the pods find the coordinator."""
     for component, address in [("node", None), ("coordinator", "127.0.0.1")]:
         (main,) = all_.workload(component)["spec"]["template"]["spec"]["containers"]
         said = next((one["value"] for one in main.get("env", []) if one["name"] == "LARDER_COORDINATOR"), "")
@@ -173,7 +173,7 @@ def monitors(all_):
 def disruption(all_):
     pod = all_.workload("node")["spec"]["template"]["spec"]
     drain_ms = all_.config("node")["cluster"].get("drain_ms", 0)
-    # It stops within a few seconds after it has drained.
+    # A node stops within a few seconds after its drain.
     if pod.get("terminationGracePeriodSeconds", 30) * 1000 < drain_ms + 10_000:
         yield f"a node has no time to drain for {drain_ms} ms before it is killed"
     for budget in all_.of("PodDisruptionBudget"):
@@ -183,7 +183,7 @@ def disruption(all_):
 
 
 def certificates(all_):
-    """Names as client/protocol/src/identity.rs wants them."""
+    """Checks the names by the rules of client/protocol/src/identity.rs."""
     volumes = {volume["name"]: volume for volume in all_.workload("node")["spec"]["template"]["spec"]["volumes"]}
     attributes = volumes["tls"].get("csi", {}).get("volumeAttributes", {})
     if not all_.of("Certificate"):
@@ -218,7 +218,7 @@ def certificates(all_):
 
 
 def configurations(all_):
-    """The configurations name ports and paths that the pods have."""
+    """Checks that the configurations name ports and paths that the pods have."""
     node, coordinator = all_.config("node"), all_.config("coordinator")
     host, _, port = node["cluster"]["coordinator"].partition(":")
     service = all_.named("Service", host)
@@ -264,7 +264,7 @@ def memory(all_):
 
 
 def election(all_):
-    """Several coordinators elect a leader through one Lease, to which they have the rights that the program needs, and no more."""
+    """Checks that several coordinators elect a leader through one Lease, with exactly the rights that the program needs."""
     stateful, config = all_.workload("coordinator"), all_.config("coordinator").get("election", {})
     replicas, pod = stateful["spec"]["replicas"], stateful["spec"]["template"]["spec"]
     if (config.get("backend") == "kubernetes") != (replicas > 1):
@@ -299,7 +299,7 @@ def election(all_):
 
 
 def network(all_):
-    """Who reaches whom: what the processes need, and no more."""
+    """Checks who reaches whom: exactly what the processes need."""
     several = all_.workload("coordinator")["spec"]["replicas"] > 1
     node, coordinator = all_.config("node"), all_.config("coordinator")
     port = {
@@ -325,7 +325,7 @@ def network(all_):
                     yield f"{source} to {to}, {kind} {port[to, name]}: {'open' if is_open else 'closed'}"
     for source in inside:
         reaches = {port for port in [80, 443, 6443] if allowed(all_, "Egress", inside[source], STRANGER, "TCP", port)}
-        # The API server is anywhere.
+        # The API server may be anywhere.
         if reaches != ({443, 6443} if several and source == "coordinator" else set()):
             yield f"{source} reaches anybody at {reaches}"
     if not allowed(all_, "Egress", inside["node"], {"namespace": "kube-system", "labels": {}}, "UDP", 53):

@@ -1,7 +1,7 @@
-"""Starts the pods of manifests as a kubelet would, with podman: each container with its image, user, capabilities, environment,
+"""Starts the pods of manifests with podman, as a kubelet would: each container with its image, user, capabilities, environment,
 command and mounts, on the network of its pod.
 
-There is one host, and a pod of each workload. Network policies, probes' periods and limits of memory are left out.
+There is one host, and one pod of each workload. Network policies, probes' periods and memory limits are left out.
 """
 
 import base64
@@ -18,9 +18,9 @@ from manifests import Manifests
 from tools import found, run
 
 HOST = "host-1"
-# A bridge of test addresses.
+# Addresses for tests, on a bridge.
 ADDRESSES = {"coordinator": "198.18.7.1", "node": "198.18.7.2"}
-# Containers get fewer than the defaults of podman, which not every machine may set.
+# Lower limits than podman's defaults, which not every machine allows.
 LIMITS = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"]
 
 
@@ -73,7 +73,7 @@ class Pods:
         self.stack.callback(self.end, component)
 
     def end(self, component):
-        """As the kubelet does: SIGTERM, and no more patience than the pod asks for."""
+        """Ends a pod as the kubelet does: SIGTERM, and no more patience than the pod asks for."""
         process = self.running[component]
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=self.pod(component).get("terminationGracePeriodSeconds", 30))
@@ -103,7 +103,7 @@ class Pods:
         return self.owned(path, pod)
 
     def owned(self, path, pod):
-        """What `fsGroup` does."""
+        """Does what `fsGroup` does."""
         path.mkdir(parents=True, exist_ok=True)
         run("chown", "--recursive", f":{pod['securityContext']['fsGroup']}", path)
         run("chmod", "g+rwxs", path)
@@ -134,7 +134,7 @@ class Pods:
         return [*words, "localhost/larder", *args]
 
     def field(self, component, variable):
-        """What the downward API says of a pod."""
+        """A field of a pod, as the downward API has it."""
         names = {"node": "larder-node-abcde", "coordinator": "larder-coordinator-0"}
         path = variable["valueFrom"]["fieldRef"]["fieldPath"]
         known = {"spec.nodeName": HOST, "metadata.name": names[component], "status.podIP": ADDRESSES[component]}
@@ -144,12 +144,12 @@ class Pods:
         return f"larder-{os.getpid()}-{component}-{container['name']}"
 
     def execute(self, component, *command):
-        """What `kubectl exec` would print."""
+        """The output that `kubectl exec` would print."""
         (container,) = self.pod(component)["containers"]
         return run(*self.store.podman, "exec", self.name(component, container), *command, timeout=60)
 
     def as_engine(self, *command):
-        """What a pod prints that is on the node's host, has the folder and the group of the sockets, and is not root."""
+        """The output of a pod on the node's host that has the folder and the group of the sockets, and is not root."""
         group = self.pod("node")["securityContext"]["runAsGroup"]
         (sockets,) = [one["hostPath"]["path"] for one in self.pod("node")["volumes"] if one["name"] == "sockets"]
         words = [*self.store.podman, "run", "--rm", *LIMITS, "--network", f"ns:/var/run/netns/{self.spaces['node']}"]
@@ -177,7 +177,8 @@ class Pods:
 
 
 def run_and_serve(store, folder, documents):
-    """The pods become ready; commands in them work, and so does an engine's pod with the folder of its tenant; they end in order."""
+    """Checks that the pods become ready, that commands in them work, that an engine's pod with its tenant's folder works, and
+    that the pods end in order."""
     with Pods(store, folder, documents) as pods:
         pods.until_ready()
         status = json.loads(pods.execute("coordinator", "larder", "status", "--json"))

@@ -1,4 +1,4 @@
-"""Documents against the schemas of Kubernetes, and against the types of its extensions."""
+"""Checks documents against the schemas of Kubernetes, and against the types of its extensions."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ VERSIONS = ["1.27", "1.37"]
 
 
 def schema_problems(documents, version=VERSIONS[-1]):
-    """What the schemas of a version of Kubernetes refuse; unknown fields too."""
+    """The problems of documents by the schemas of a version of Kubernetes; unknown fields are problems too."""
     wrong = []
     for document in documents:
         if document["kind"] not in CRDS:
@@ -55,6 +55,6 @@ def custom_resource_problems(documents):
     )
     if compiled.returncode != 0:
         return len(resources), compiled.stdout.strip().splitlines()
-    # What types do not say, as the pattern of a text.
+    # Constraints beyond types, such as the pattern of a text.
     validated = subprocess.run([found("node"), "check.mjs"], cwd=folder, text=True, capture_output=True, check=False)
     return len(resources), validated.stderr.strip().splitlines()

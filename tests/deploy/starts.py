@@ -11,7 +11,7 @@ from debugger import StoppedThread
 from live import free_ports, larder
 from tools import ROOT, Missing, found
 
-# Extents of 2 MiB: so many come in a moment, and what the engine saves has room in the first of them.
+# Extents of 2 MiB: this many come in a moment, and the chunks that the engine saves fit in the first ones.
 CONFIG = """
 name = "a"
 [http]
@@ -28,14 +28,15 @@ FAULTS = re.compile(r"larder-fault")
 
 
 def serves_while_memory_comes(folder):
-    """An engine saves chunks and reads them when the first extents are there; readyz says how far the memory is. What was found."""
+    """An engine saves and reads chunks as soon as the first extents are there; readyz says how much memory is there. Returns a
+    summary."""
     engine = ROOT / "target/debug/test-engine"
     if not engine.exists():
         raise Missing("the tests' engine is not built: cargo build --workspace --bins")
     port, *_ = free_ports()
     socket, http = folder / "node.sock", f"127.0.0.1:{port}"
     (folder / "node.toml").write_text(CONFIG.format(http=http, socket=socket))
-    # One CPU: one thread takes the memory.
+    # One CPU, so that only one thread takes the memory.
     command = [found("taskset"), "--cpu-list", "0", larder(), "node", "--config", folder / "node.toml"]
     with (folder / "log").open("w") as log:
         node = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=log, text=True)

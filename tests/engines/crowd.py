@@ -1,6 +1,6 @@
-"""64 requests at once over two engines, with clients that hang up; then with a node, and with an engine, killed in the middle.
+"""64 requests at once over two engines, with clients that hang up; then a node, and then an engine, is killed in the middle.
 
-The engines compute in float32: requests that are computed together then give the same tokens as one that is computed alone.
+The engines compute in float32: then requests that are computed together give the same tokens as a request that is computed alone.
 """
 
 import signal
@@ -61,8 +61,8 @@ def run(world, row) -> None:
 
 
 def ask_all(servers, prompts, expected, *, hang_up_every=0, at=0, trouble=None, may_fail=None) -> int:
-    """Asks everything at once, each second prompt of each server. Trouble comes when `at` requests are answered. Returns how many clients
-    hung up, or were failed by the server that may fail."""
+    """Asks everything at once, each second prompt of each server. `trouble` comes when `at` requests are answered. Returns the
+    number of clients that hung up, or that the server in `may_fail` failed."""
     answered, done, failed = threading.Semaphore(0), [], []
 
     def ask(number: int) -> None:

@@ -56,7 +56,7 @@ def readelf(*arguments: object) -> str:
 
 
 def versions(listing: str) -> dict[str, str]:
-    """Which file each version of symbols is from."""
+    """The file that each version of symbols is from."""
     found, file = {}, None
     for line in listing.splitlines():
         if match := re.search(r"File: (\S+)", line):

@@ -1,6 +1,6 @@
-"""Routers' indexes, each filled from messages as its router documents that it reads them, and vLLM's example of a subscriber.
+"""Indexes of routers, each filled from messages as its router's documentation describes, and vLLM's example of a subscriber.
 
-Each takes the events of one medium, so that a test sees what they alone are worth. None is a router's own code.
+Each index takes the events of one medium, so that a test sees the worth of these events alone. None is a router's own code.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ SNAPSHOT = -2
 
 
 class Subscriber:
-    """As vLLM's example of a subscriber: a topic, a number without gaps, a batch; what was missed is asked for again."""
+    """A subscriber like vLLM's example: a topic, a number without gaps, a batch; missed messages are requested again."""
 
     def __init__(self, endpoint: str, replay: str):
         context = zmq.Context.instance()
@@ -32,7 +32,7 @@ class Subscriber:
             self.batches[int.from_bytes(number, "big")] = payload
 
     def replayed(self, start: int) -> list[tuple[int, str, bytes]]:
-        """Everything from a number on, as whoever came later asks for it; a node answers `SNAPSHOT` too."""
+        """All messages from a number on, as a late subscriber requests them; a node also answers `SNAPSHOT`."""
         self._replay.send_multipart([b"", start.to_bytes(8, "big", signed=True)])
         found = []
         while self._replay.poll(5_000):
@@ -45,7 +45,7 @@ class Subscriber:
 
 
 class Index:
-    """What routers have in common: a batch is `[time, events, rank]`, an event a map with its `type`."""
+    """The common part of all routers: a batch is `[time, events, rank]`, an event is a map with its `type`."""
 
     def __init__(self, block_tokens: int, medium: str = "CPU"):
         self.block_tokens, self.medium = block_tokens, medium
@@ -60,7 +60,7 @@ class Index:
                 (self.stored if event["type"] == STORED else self.removed)(topic, event)
 
     def cleared(self, topic: str, rank: int) -> None:
-        """vLLM's own blocks are not those of this medium."""
+        """Does nothing: vLLM's own blocks are not those of this medium."""
 
     def stored(self, topic: str, event: dict) -> None:
         raise NotImplementedError
@@ -74,8 +74,8 @@ class Index:
 
 
 class Dynamo(Index):
-    """A tree of blocks by their tokens below their parents. A block of another size, or without its tokens, is dropped, as is one whose
-    parent is not known (docs.nvidia.com/dynamo, "Publish KV events from a custom backend")."""
+    """A tree of blocks by their tokens below their parents. A block of another size, without tokens or with an unknown parent is
+    dropped (docs.nvidia.com/dynamo, "Publish KV events from a custom backend")."""
 
     def __init__(self, block_tokens: int, medium: str = "CPU"):
         super().__init__(block_tokens, medium)
@@ -107,8 +107,8 @@ class Dynamo(Index):
 
 
 class LlmD(Index):
-    """Pods and tiers by a key of the index's own, made of a block's tokens, its parent's key and its extra keys. The topic names pod and
-    model; an event without tokens says another place of blocks that are known (llm-d-kv-cache, `kvevents`)."""
+    """Pods and tiers by a key of the index's own, made of a block's tokens, its parent's key and its extra keys. The topic names
+    pod and model; an event without tokens names another place of known blocks (llm-d-kv-cache, `kvevents`)."""
 
     def __init__(self, block_tokens: int, medium: str = "CPU"):
         super().__init__(block_tokens, medium)
@@ -154,9 +154,9 @@ class LlmD(Index):
 
 
 class SglangGateway(Index):
-    """Positions by the content of blocks. The worker's servicer translates each block by itself: its share of the tokens, its hash as a
-    signed number. It ends the subscription at an event whose tokens are not as many as its blocks say (the servicer of SGLang's
-    gateway, `SubscribeKvEvents`)."""
+    """Positions by the content of blocks. The worker's servicer translates each block by itself: its share of the tokens, its
+    hash as a signed number. It ends the subscription at an event whose number of tokens does not fit its blocks (the servicer of
+    SGLang's gateway, `SubscribeKvEvents`)."""
 
     def __init__(self, block_tokens: int, medium: str = "CPU"):
         super().__init__(block_tokens, medium)
@@ -187,8 +187,8 @@ class SglangGateway(Index):
 
 
 class VllmRouter(Index):
-    """Blocks by a hash of their content and of what stands before them, of the router's own seed; of one size (the router's
-    `--kv-block-size`)."""
+    """Blocks of one size (the router's `--kv-block-size`), by a hash of their content and of the blocks before them, with the
+    router's own seed."""
 
     def __init__(self, block_tokens: int, medium: str = "CPU"):
         super().__init__(block_tokens, medium)
@@ -223,5 +223,5 @@ def signed(one: int) -> int:
 
 
 def routers(block_tokens: int) -> list[Index]:
-    """One of each."""
+    """One index of each kind."""
     return [kind(block_tokens) for kind in (Dynamo, LlmD, SglangGateway, VllmRouter)]

@@ -1,4 +1,4 @@
-"""What the scenarios drive: a development cluster and engines in processes of their own."""
+"""The parts of scenarios: a development cluster and engines, in processes of their own."""
 
 import atexit
 import contextlib
@@ -37,7 +37,7 @@ class Cluster:
         self.sockets = [next(iter(node["sockets"].values())) for node in ready["nodes"]]
 
     def node_log(self, node: int) -> Path:
-        """Where a node writes its log."""
+        """The file of a node's log."""
         return self.folder / f"node-{node}.log"
 
     def pid(self, node: int) -> int:
@@ -56,7 +56,7 @@ class Cluster:
         os.kill(self.pid(node), signal.SIGKILL)
 
     def metric(self, node: int, name: str, **labels: str) -> float:
-        """The sum of a node's samples of one name that have these labels."""
+        """The sum of a node's samples of this name with these labels."""
         return metric_at(self.http[node], name, labels)
 
     def flip_a_bit_in_every_page(self, node: int) -> None:
@@ -74,14 +74,14 @@ class Cluster:
                     memory.write(bytes([byte ^ 0x10]))
 
     def stop(self) -> None:
-        """Ends it, once."""
+        """Ends the cluster, once."""
         atexit.unregister(self.stop)
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(timeout=60)
 
 
 class Node:
-    """A node of its own, with a configuration beyond what a development cluster takes."""
+    """A node of its own, with configuration that a development cluster does not take."""
 
     def __init__(self, scratch: Path, name: str, config: str):
         folder = scratch / name
@@ -99,11 +99,11 @@ class Node:
             return json.load(answer)
 
     def metric(self, name: str, **labels: str) -> float:
-        """As that of a cluster's node."""
+        """As the metric of a cluster's node."""
         return metric_at(self.http, name, labels)
 
     def stop(self) -> None:
-        """Ends it, once."""
+        """Ends the node, once."""
         atexit.unregister(self.stop)
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(timeout=60)
@@ -139,7 +139,7 @@ class Engine(Process):
         binding = options.pop("environment", {})
         ranks = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
         if ranks > 1:
-            # A process for each rank, on a processor of its own.
+            # One process for each rank, on a processor of its own.
             options["distributed_executor_backend"] = "mp"
             processors = sorted(os.sched_getaffinity(0))
             bound = [processors[rank % len(processors)] for rank in range(ranks)]
@@ -149,12 +149,12 @@ class Engine(Process):
         super().__init__(scratch, name, [sys.executable, HERE / "vllm_engine.py", json.dumps(options)], environment)
 
     def ask(self, *prompts: list[int], **options) -> dict:
-        """Runs prompts, and says what came and what was counted."""
+        """Runs prompts, and returns the answers and the counts."""
         self.tell(*prompts, **options)
         return self.answer()
 
     def tell(self, *prompts: list[int], **options) -> None:
-        """The same, without waiting for the answer."""
+        """The same, without waiting for the answers."""
         self.write({"prompts": prompts, **options})
 
     @contextlib.contextmanager
@@ -169,7 +169,7 @@ class Engine(Process):
 
 
 def metric_at(http: str, name: str, labels: dict[str, str]) -> float:
-    """The sum of the samples of one name that have these labels."""
+    """The sum of the samples of this name with these labels."""
     with urllib.request.urlopen(f"http://{http}/metrics") as answer:
         text = answer.read().decode()
     wanted = [f'{label}="{value}"' for label, value in labels.items()]

@@ -1,4 +1,4 @@
-"""As if the CPU's memory were a GPU's: the connector takes its way to GPUs, over a CUDA driver of host memory, and PyTorch's
+"""Treats the CPU's memory as a GPU's: the connector uses its code for GPUs, over a CUDA driver of host memory, and PyTorch's
 events are reached late."""
 
 import ctypes
@@ -23,7 +23,7 @@ class Event:
 
 
 def install(library: str) -> None:
-    """`library` is the driver."""
+    """Installs the stand-ins; `library` is the driver."""
     driver = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     import torch
 

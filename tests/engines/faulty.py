@@ -1,8 +1,8 @@
-"""LarderConnector with faults of the tests' choosing, told by the environment variable LARDER_FAULTS (a JSON object).
+"""LarderConnector with faults of a test's choice, given by the environment variable LARDER_FAULTS (a JSON object).
 
 - `lose_chunks_from`: chunks from this one on do not come, in every load;
 - `kill_before_load`: the process of this id is killed before the first load is leased;
-- `log`: what is handed over and read is written here, one numbered JSON object a line;
+- `log`: hand-overs and reads are written to this file, one numbered JSON object a line;
 - `tell_first_read`: the message that layer 0 was read goes into this file;
 - `hold_last_layer_until`: the layer `last_layer` is handed over only when that message is there;
 - `die_before_layer`: the process ends before it hands this layer over.
@@ -25,7 +25,7 @@ lease_of = transfer.lease_of
 def faulty_lease_of(node, hashes, first_chunk):
     if victim := FAULTS.pop("kill_before_load", None):
         os.kill(victim, signal.SIGKILL)
-        # Its socket is closed when the process is gone.
+        # The process has gone once its socket is closed.
         while os.path.exists(f"/proc/{victim}/fd/0"):
             time.sleep(0.001)
     last = FAULTS.get("lose_chunks_from")
@@ -73,7 +73,7 @@ saver.hand_over_layer, Memory.load_layer = faulty_hand_over_layer, faulty_load_l
 
 
 class LarderConnector(Faultless):
-    """Also measures the time that the engine's own thread spends in the connector, and leaves requests alone where told to: it
+    """Also measures the time that the engine's own thread spends in the connector. Ignores requests on demand: the connector
     never hears of them, so it looks nothing up for them and saves nothing."""
 
     seconds = 0.0
@@ -87,7 +87,7 @@ class LarderConnector(Faultless):
             super().on_new_request(request)
 
     def build_connector_meta(self, scheduler_output):
-        # The step after the first one begins when the first token is out.
+        # The second step begins when the first token is out.
         if LarderConnector.seconds_to_first_token is None and not scheduler_output.scheduled_new_reqs:
             LarderConnector.seconds_to_first_token = LarderConnector.seconds - LarderConnector.seconds_before
         return super().build_connector_meta(scheduler_output)

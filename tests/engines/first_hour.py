@@ -1,4 +1,4 @@
-"""The page of the book on the first hour with vLLM: its commands, run as they stand there, with paths and a port of the test's."""
+"""Runs the commands of the book's page on the first hour with vLLM exactly as they are there, with the test's paths and port."""
 
 import json
 import os
@@ -21,7 +21,7 @@ WORDS = 97
 
 
 class Page:
-    """The page's commands by name, with what a reader would have in place of its paths."""
+    """The page's commands by name, with the values that a reader would put in place of its paths."""
 
     def __init__(self, scratch: Path, model: Path):
         text = PAGE.read_text()
@@ -31,7 +31,7 @@ class Page:
         self.folder.mkdir()
         path = os.pathsep.join([str(LARDER.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
         self.environment = os.environ | {"PATH": path, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        # `larder status` finds the newest cluster of its user, which shall be this one.
+        # `larder status` finds the newest cluster of its user, which must be this one.
         runtime = scratch / "hour-runtime"
         runtime.mkdir(mode=0o700)
         self.environment |= {"MODEL": str(model), "VLLM_CPU_KVCACHE_SPACE": "1", "XDG_RUNTIME_DIR": str(runtime)}
@@ -41,7 +41,7 @@ class Page:
         return self.commands[name].replace("/tmp/larder", str(self.folder)).replace("8000", str(self.port))
 
     def run(self, name: str, **replaced: str) -> str:
-        """Runs a command to its end, and says what it printed."""
+        """Runs a command to its end, and returns its output."""
         command = self.command(name)
         for old, new in replaced.items():
             assert old in command, f"{old} is not in {command}"
@@ -86,7 +86,7 @@ class Page:
 
 def run(world, row) -> None:
     page = Page(world.scratch, model_with_words(world.scratch))
-    # The environment that the page sets is that of the test; its model is another.
+    # The test sets the page's environment; its model differs.
     assert page.command("settings").startswith("export MODEL=")
     installed = str(world.scratch / "installed")
     page.run(
@@ -118,7 +118,7 @@ def run(world, row) -> None:
 
 
 def counted_when(page: Page, is_so) -> dict[str, float]:
-    """The page's metrics, once they are so: vLLM hears of what was saved with its steps."""
+    """The page's metrics, once they satisfy `is_so`: vLLM learns of saved chunks with its steps."""
     deadline = time.monotonic() + 60
     while not is_so(now := metrics(page.run("metrics"))):
         assert time.monotonic() < deadline, f"{now}"
@@ -127,7 +127,7 @@ def counted_when(page: Page, is_so) -> dict[str, float]:
 
 
 def metrics(text: str) -> dict[str, float]:
-    """Samples by name, with the source where there is one."""
+    """Samples by name, with the source if there is one."""
     found: dict[str, float] = {}
     for name, labels, value in re.findall(r"^vllm:(\w+)\{(.*)\} (\S+)$", text, re.M):
         source = re.search(r'source="(\w+)"', labels)
@@ -136,7 +136,7 @@ def metrics(text: str) -> dict[str, float]:
 
 
 def model_with_words(scratch: Path, name: str = "hour") -> Path:
-    """The suite's model with a tokenizer, of which every word of the page's prompt is a token."""
+    """The suite's model with a tokenizer in which every word of the page's prompt is a token."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     folder = scratch / f"{name}-model"

@@ -1,12 +1,12 @@
-"""The fixed cost of a hit: the first token of one prompt hit in vLLM's own cache, and loaded in both ways. The cost of a miss: the first
-token of a prompt that is looked up and saved, and of one that the connector never hears of.
+"""The fixed cost of a hit: the first token of one prompt that hits in vLLM's own cache, and that is loaded in both ways. The cost
+of a miss: the first token of a prompt that is looked up and saved, and of a prompt that the connector never hears of.
 
-The rounds are paired, so that what else the machine does meanwhile falls on all alike. A hit is asked of all engines one after the
-other. Both prompts of a miss go to one engine, in turns first: two engines that are the same differ by up to 7 % for as long as they
+The rounds are paired, so that the machine's other work affects all alike. All engines are asked for a hit one after the other.
+One engine is asked for both prompts of a miss, in alternating order: two equal engines differ by up to 7 % for as long as they
 live.
 
-A node without optimisation sums what is saved slowly, on the processors on which these engines compute: to measure, name one with it,
-`LARDER=target/release/larder tests/engines/run fixed_cost`.
+A node without optimization sums saved bytes slowly, on the processors on which these engines compute. To measure, name a node
+with optimization: `LARDER=target/release/larder tests/engines/run fixed_cost`.
 """
 
 import statistics
@@ -19,7 +19,7 @@ PROMPT_TOKENS, CHUNKS, HITS, MISSES, QUIET_SECONDS = 3_000, 93, 20, 60, 0.3
 
 
 def run(world, row, until) -> None:
-    # Nothing is evicted: what is cached says what was saved.
+    # Nothing is evicted: the number of cached chunks is that of the saved chunks.
     cluster = world.cluster("fixed", 1, arena="2GiB")
     connector = {"socket": cluster.sockets[0]}
 
@@ -38,7 +38,7 @@ def run(world, row, until) -> None:
         Engine(world.scratch, "fixed-async", connector, faults={}) as asynchronous,
         Engine(world.scratch, "fixed-sync", connector | {"load": "sync"}) as synchronous,
     ):
-        # The first answers pay for what is made once.
+        # The first answers include one-time work.
         for engine in (plain, asynchronous, synchronous):
             timed(engine, prompt(99, PROMPT_TOKENS))
         report_misses(row, asynchronous, miss)
@@ -65,7 +65,7 @@ def run(world, row, until) -> None:
 
 
 def report_misses(row, engine: Engine, miss) -> None:
-    """Asks one engine for new prompts, by turns with the connector and without."""
+    """Asks one engine for new prompts, alternately with the connector and without."""
     missed, alone = [], []
     for number in range(MISSES):
         one, other = (prompt(600 + 2 * number + place, PROMPT_TOKENS) for place in (0, 1))
@@ -81,7 +81,7 @@ def report_misses(row, engine: Engine, miss) -> None:
 
 
 def timed(engine: Engine, tokens: list[int], **asked) -> dict:
-    # The threads of the engine before look for work for a while yet.
+    # The threads of the previous engine look for work for a while yet.
     time.sleep(QUIET_SECONDS)
     return engine.ask(tokens, max_tokens=2, **asked)
 

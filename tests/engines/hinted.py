@@ -29,6 +29,6 @@ def run(world, row) -> None:
 
 
 def ended(engine: Engine, pinned: int) -> dict | None:
-    """The engine hears of counters with its steps."""
+    """The answer that shows the pinned chunks: the engine learns of counters with its steps."""
     answer = engine.ask(prompt(99), max_tokens=1)
     return answer if answer["totals"].get("larder_pinned_chunks", 0) >= pinned else None

@@ -1,4 +1,4 @@
-"""Scenarios: models whose layers differ in what they read of a prefix."""
+"""Scenarios: models whose layers read different parts of a prefix."""
 
 import subprocess
 import sys
@@ -10,15 +10,15 @@ from prefill_decode import Asked
 from scenarios import row, until
 
 WINDOW_BLOCKS = -(-(WINDOW - 1) // BLOCK_TOKENS)
-"""Blocks that the token behind a prefix sees in a layer with a sliding window."""
+"""Blocks that the token after a prefix sees in a layer with a sliding window."""
 
 
 class Prompts:
-    """Prompts, and what they give without Larder."""
+    """Prompts, and their answers without Larder."""
 
     def __init__(self, engine: Engine, first_turn: int):
-        """The first of several turns has so many tokens."""
-        # The first prompt pays for what is compiled and allocated once.
+        """The first of several turns has `first_turn` tokens."""
+        # The first prompt includes one-time compilation and allocation.
         engine.ask(prompt(99))
         self.first, self.other, self.third = (self._of(engine, prompt(seed)) for seed in (1, 2, 3))
         self.within_window = self._of(engine, prompt(4, WINDOW - 10))
@@ -33,8 +33,8 @@ class Prompts:
 
     @staticmethod
     def _of(engine: Engine, tokens: list[int], *starts: int) -> tuple[list[int], dict]:
-        """It is computed in pieces that begin at `starts`, from the engine's own cache: what recurrent models give depends on
-        that in vLLM on CPUs."""
+        """Computes a prompt in pieces that begin at `starts`, from the engine's own cache: in vLLM on CPUs, the answers of
+        recurrent models depend on the pieces."""
         engine.ask(prompt(98, 40), forget=True)
         for start in starts:
             engine.ask(tokens[: start + 1], max_tokens=1)
@@ -42,7 +42,7 @@ class Prompts:
 
 
 def last_boundary(tokens: list[int]) -> int:
-    """Where the last block ends behind which a token is left."""
+    """The end of the last block after which a token is left."""
     return (len(tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
@@ -53,11 +53,11 @@ def make_model(world, kind: str) -> dict:
 
 
 def windows(world) -> None:
-    """Full attention and sliding windows: what a window does not reach is not loaded."""
+    """Full attention and sliding windows: blocks that a window does not reach are not loaded."""
     cluster, model = world.cluster("windows", 2), make_model(world, "windows")
     with Engine(world.scratch, "windows-reference", **model) as alone:
         prompts = Prompts(alone, 150)
-    # Several steps a prompt: windows pass while chunks are being saved.
+    # Several steps for each prompt: windows pass while chunks are being saved.
     with Engine(world.scratch, "windows-first", node(cluster, 0), max_num_batched_tokens=256, **model) as first:
         for tokens, expected in (prompts.first, prompts.other, prompts.within_window, prompts.long):
             answer = first.ask(tokens)
@@ -96,14 +96,14 @@ def several_turns(engine: Engine, prompts: Prompts) -> None:
         same(answer, expected)
         found.append(loaded(answer))
         if number:
-            # What was decoded was saved like what was prefilled.
+            # Decoded tokens were saved as well as prefilled ones.
             before = len(prompts.turns[number - 1][0]) + len(expected["tokens"][0])
             assert found[-1] == (before - 1) // BLOCK_TOKENS * BLOCK_TOKENS, f"{found}"
     row("sliding windows, three turns", f"{' '.join(map(str, found))} tokens loaded, identical")
 
 
 def unlucky(world, cluster: Cluster, model: dict, prompts: Prompts) -> None:
-    """Chunks that do not come, altered bytes, a node that goes: computed, identical, counted."""
+    """Chunks that do not come, altered bytes, a node that goes away: recomputed, identical, counted."""
     faults = {"lose_chunks_from": 3}
     with Engine(world.scratch, "windows-unlucky", node(cluster, 1), faults=faults, **model) as engine:
         tokens, expected = prompts.first
@@ -162,7 +162,7 @@ def handed_over(world, name: str, model: dict, prompts: Prompts, others: int) ->
                 assert counted(answer, "followed_chunks") == hit // BLOCK_TOKENS, f"{how}: {answer['counts']}"
             row(f"{name}, prefill and decode {how}", f"{hit} loaded, identical")
         for ask in (together, in_turn):
-            # Prefill computes all of it, and keeps no state a block earlier: decode computes it, too.
+            # Prefill computes the whole prompt, and keeps no state one block earlier: decode computes it too.
             tokens, expected = prompts.whole
             answer = ask(tokens)
             same(answer, expected)
@@ -173,7 +173,7 @@ def handed_over(world, name: str, model: dict, prompts: Prompts, others: int) ->
 
 
 def ranks(world, model: dict) -> None:
-    """Two ranks, and chunks longer than the window: of those only the last blocks are kept."""
+    """Two ranks, and chunks longer than the window: only the last blocks of such chunks are kept."""
     cluster = world.cluster("windows-ranks", 1)
     tokens = prompt(1)
     with Engine(
@@ -195,7 +195,7 @@ def states(world) -> None:
     """Full attention and recurrent state: a prefix ends where a state was saved."""
     cluster, model = world.cluster("states", 2), make_model(world, "recurrent") | {"recurrent": True}
     with Engine(world.scratch, "states-reference", **model) as alone:
-        # No block is filled by decoding: a turn that found it would go on from other pieces than the engine alone does.
+        # Decoding fills no block: a turn that found such a block would continue from other pieces than the engine alone.
         prompts = Prompts(alone, 130)
     with Engine(world.scratch, "states-first", node(cluster, 0), **model) as first:
         for tokens, expected in (prompts.first, prompts.long):
@@ -230,11 +230,11 @@ def turns_with_states(engine: Engine, prompts: Prompts) -> None:
         answer = engine.ask(tokens, forget=True)
         same(answer, expected)
         found.append(loaded(answer))
-        # vLLM kept the state at the last block of the turn before.
+        # vLLM kept the state at the last block of the previous turn.
         assert found[-1] == (last_boundary(prompts.turns[number - 1][0]) if number else 0), f"{found}"
     row("recurrent state, three turns", f"{' '.join(map(str, found))} tokens loaded, identical")
 
 
 def node(cluster: Cluster, number: int, **connector) -> dict:
-    # However busy the machine is: a prefix that comes late is computed.
+    # Enough time even on a busy machine: a prefix that comes late is computed.
     return {"socket": cluster.sockets[number], "prefetch_seconds": 10.0} | connector

@@ -1,4 +1,4 @@
-"""Engines and router as deploy/kubernetes/vllm starts them: its commands and environments, with places of the test's, up to a hit."""
+"""Engines and router as deploy/kubernetes/vllm starts them: its commands and environments, with the test's paths, up to a hit."""
 
 import json
 import os
@@ -38,13 +38,13 @@ def run(world, row) -> None:
     body["prompt"] = " ".join(f"word{n % WORDS}" for n in range(600))
     answers, loaded = [], []
     with running(world, "router", router, here):
-        # The router runs on while the engine is restarted, as the page has it.
+        # The router runs on while the engine is restarted, as on the page.
         for life in range(2):
             with running(world, f"engine-{life}", engine, here, f"--port={port}", "--enforce-eager"):
                 until(lambda: is_ready(port_of_status), "the router has an engine", patience=400)
                 answers.append(ask(port_of_router, body))
                 saved = "larder_saved_chunks_total" if life == 0 else "larder_loads_total"
-                # vLLM hears of what was saved with its steps.
+                # vLLM learns of saved chunks with its steps.
                 until(lambda saved=saved: metrics_of(port).get(saved) or ask(port_of_router, body) is None, "KV moved", 60)
                 loaded.append(metrics_of(port).get(LOADED, 0))
             until(lambda: not is_ready(port_of_status), "the router knows that its engine is gone")
@@ -70,7 +70,7 @@ def container_of(name: str) -> dict:
 
 @contextmanager
 def running(world, name: str, container: dict, here: dict[str, str], *more: str):
-    """A container's command, until SIGTERM."""
+    """Runs a container's command, until SIGTERM."""
     assert container["command"][0] == "python3"
     arguments = [there(argument, here) for argument in container["args"]]
     environment = {one["name"]: one["value"] for one in container.get("env", []) if one["name"] not in ("HOME", "HF_HOME")}

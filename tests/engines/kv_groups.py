@@ -1,4 +1,4 @@
-"""Scenario: the connector's rule for KV cache groups against vLLM's own manager of blocks, without a model."""
+"""Scenario: compares the connector's rule for KV cache groups with vLLM's own manager of blocks, without a model."""
 
 import math
 import random
@@ -22,7 +22,7 @@ def run(row) -> None:
 
 
 class Case:
-    """A model with random groups, a prompt that is computed in random steps."""
+    """A model with random groups, and a prompt that is computed in random steps."""
 
     def __init__(self, generator: random.Random):
         from larder_kv.vllm.engine import groups_of, shape_of
@@ -62,7 +62,8 @@ class Case:
         return Request(name, prompt, SamplingParams(), None, block_hasher=hasher)
 
     def save_a_prompt(self) -> int:
-        """Whatever a step completes has its blocks when the step is planned; held, vLLM gives them to nobody else."""
+        """Checks that a chunk that a step completes has its blocks when the step is planned; once held, vLLM gives them to nobody
+        else."""
         from larder_kv.vllm.groups import Kind, blocks_to_save
         from larder_kv.vllm.held import HeldBlocks
 
@@ -97,7 +98,7 @@ class Case:
         return saved
 
     def step(self, computed: int) -> int:
-        """Tokens of the next step; where there are recurrent layers, vLLM lets it end at a block, or with the prompt."""
+        """Tokens of the next step; with recurrent layers, vLLM lets a step end at a block, or with the prompt."""
         end = min(computed + self.random.randint(1, 600), self.tokens)
         if any(group.kind.value == "state" for group in self.groups) and end < self.tokens:
             end = end // self.aligned * self.aligned
@@ -105,7 +106,7 @@ class Case:
         return end - computed
 
     def load_a_prefix(self) -> int:
-        """What vLLM makes room for is what is loaded, block by block."""
+        """Checks that exactly the blocks for which vLLM makes room are loaded."""
         from larder_kv.vllm.groups import blocks_to_load
 
         chunks = self.tokens // self.shape.chunk_tokens

@@ -1,5 +1,5 @@
-"""LMCache's engines and second-level adapters in this process, told what to do by JSON lines: each line names one of them and what
-is asked of it, each answer is a line on the original standard output, which LMCache's own talk is kept from."""
+"""LMCache's engines and second-level adapters in this process, controlled by JSON lines. Each line names one of them and a
+request; each answer is a line on the original standard output. LMCache's own output goes elsewhere."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ CHUNK, LAYERS, HEADS, HEAD_SIZE = 32, 4, 2, 64
 
 
 class Rows(GPUConnectorInterface):
-    """The engine's KV: a row for each token of its one prompt, of each layer."""
+    """The engine's KV: in each layer, one row for each token of its only prompt."""
 
     def __init__(self):
         self.kv = torch.zeros(2, LAYERS, 4_096, HEADS * HEAD_SIZE, dtype=torch.bfloat16)
@@ -52,7 +52,7 @@ class Rows(GPUConnectorInterface):
 
 
 class Engine:
-    """An LMCache engine with Larder behind it, and no memory of its own to find anything in."""
+    """An LMCache engine with Larder behind it, and no memory of its own that could answer."""
 
     def __init__(self, name: str, plugin: dict, **options):
         self.name, self.rows = name, Rows()
@@ -104,7 +104,7 @@ class Engine:
 
 
 class Server:
-    """What LMCache's server has of an adapter: objects of two shapes, tasks, and descriptors to wait for."""
+    """The objects that LMCache's server has for an adapter: objects of two shapes, tasks, and descriptors to wait for."""
 
     def __init__(self, params: dict):
         from lmcache.v1.distributed.l2_adapters import create_l2_adapter
@@ -148,7 +148,7 @@ class Server:
         self.adapter.close()
 
     def _objects(self, names: list[str], salt: str, fill: bool = False):
-        """Objects of these names, those of uneven numbers in a group of larger ones."""
+        """Objects of these names; those with odd numbers are in a group of larger objects."""
         from lmcache.v1.distributed.api import ObjectKey
         from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 
@@ -206,5 +206,5 @@ if __name__ == "__main__":
     except BaseException:
         traceback.print_exc()
     finally:
-        # Some of LMCache's threads would keep the process.
+        # Some of LMCache's threads would keep the process alive.
         os._exit(code)

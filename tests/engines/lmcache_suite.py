@@ -1,6 +1,6 @@
-"""Scenarios with LMCache: what its engine stored through Larder is what a fresh one retrieves, or it is a miss.
+"""Scenarios with LMCache: a fresh engine retrieves exactly the bytes that another engine stored through Larder, or has a miss.
 
-lmcache_suite.py [NAME...]     all of them, or those that are named
+lmcache_suite.py [NAME...]     all scenarios, or the named ones
 """
 
 import json
@@ -41,13 +41,13 @@ def settings(socket: str) -> dict:
 
 
 def prompt(seed: int, tokens: int = 200) -> list[int]:
-    """Tokens that no other seed has in its first chunk; its last eight make no chunk."""
+    """Tokens whose first chunk no other seed has; the last eight make no chunk."""
     return [seed + 3] + [(i * i * 7 + i * (13 + seed)) % 1_000 + 3 for i in range(1, tokens)]
 
 
 @scenario
 def remote_connector(scratch: Path) -> None:
-    """An engine stores, a fresh one on another node retrieves; altered bytes and a node that is gone are misses."""
+    """An engine stores, and a fresh engine on another node retrieves; altered bytes and a node that is gone are misses."""
     cluster = Cluster(scratch / "remote", 2)
     tokens, altered = prompt(1), prompt(2)
     with LMCache(scratch, "first") as first, LMCache(scratch, "second") as second:
@@ -87,7 +87,7 @@ def remote_connector(scratch: Path) -> None:
 
 @scenario
 def second_level(scratch: Path) -> None:
-    """The server's adapter: objects of two groups, a bitmap for what is there, and salts."""
+    """The server's adapter: objects of two groups, a bitmap of the objects that are there, and salts."""
     cluster = Cluster(scratch / "level", 2)
     names = [str(number) for number in range(6)]
     with LMCache(scratch, "servers") as process:
@@ -114,11 +114,11 @@ def second_level(scratch: Path) -> None:
 
 @scenario
 def servers(scratch: Path) -> None:
-    """LMCache's own server and client, as processes: what one server stored, another one on another node retrieves."""
+    """LMCache's own server and client, as processes: one server stores, and another server on another node retrieves."""
     cluster = Cluster(scratch / "servers", 2)
     with Server(scratch, "server-0", cluster.sockets[0]) as first:
-        # The client compares what it stored with what came back: the server keeps nothing itself. It does not wait until the
-        # server has stored what it took.
+        # The client compares what it stored with what came back: the server itself keeps nothing. The client does not wait until
+        # the server has stored the objects.
         for start in range(0, 30, 3):
             said = first.bench(start)
             same, other = (int(re.search(rf"Checksum {word}: *(\d+)", said)[1]) for word in ("OK", "FAIL"))
@@ -139,7 +139,7 @@ def servers(scratch: Path) -> None:
 
 
 class Server:
-    """LMCache's server, with Larder as its second level and nothing kept in its first."""
+    """LMCache's server, with Larder as its second level and nothing in its first."""
 
     def __init__(self, scratch: Path, name: str, socket: str):
         self.rpc, self.http = free_port(), free_port()
@@ -171,7 +171,7 @@ class Server:
             self.process.wait()
 
     def bench(self, start: int) -> str:
-        """Has LMCache's client look up, store and retrieve three prompts; what it says."""
+        """Has LMCache's client look up, store and retrieve three prompts; returns its output."""
         options = f"--rpc-url tcp://127.0.0.1:{self.rpc} --url http://127.0.0.1:{self.http} --mode cpu".split()
         options += "--transfer-mode lmcache_driven --num-tokens 1024 --interval 0".split()
         options += ["--start", str(start), "--end", str(start + 3)]

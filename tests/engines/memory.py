@@ -1,7 +1,8 @@
-"""A soak of the engines' and the node's memory: an engine with Larder, and one without it, are asked the same for a while.
+"""A soak of the engines' and the node's memory: an engine with Larder and an engine without it get the same requests for a while.
 
-LARDER_SOAK_SECONDS says for how long, 60 by default; memory is judged from 900 on. The node has room for half of the prompts. The engines
-compute in float32: in bfloat16, where two tokens are one step of rounding apart, vLLM without Larder said now one, now the other.
+LARDER_SOAK_SECONDS is the duration, 60 by default; memory is judged from 900 on. The node has room for half of the prompts. The
+engines compute in float32: in bfloat16, when two tokens are one step of rounding apart, vLLM without Larder gives sometimes one,
+sometimes the other.
 """
 
 import os
@@ -43,7 +44,8 @@ def run(world, row) -> None:
         while time.monotonic() - start < SECONDS:
             tokens = prompt(2_000 + chance.randrange(PROMPTS), 700)
             for server in (with_larder, without):
-                # Now and then what it says comes from Larder, and from the engine's own cache, and is computed.
+                # The server's answers come from Larder at times, at times from the engine's own cache, and at times they are
+                # computed.
                 if asked % LOAD_EVERY == 0:
                     server.forget()
                 server.ask(tokens, ANSWER)
@@ -58,7 +60,7 @@ def run(world, row) -> None:
         assert loaded > 0, "nothing came from Larder"
     growth = {}
     for name, found in samples.items():
-        # The first third pays for what is made once.
+        # The first third includes one-time allocations.
         late = [size for at, size in found if at > SECONDS / 3]
         half = len(late) // 2
         growth[name] = statistics.median(late[half:]) - statistics.median(late[:half]) if half else 0.0
@@ -70,6 +72,6 @@ def run(world, row) -> None:
 
 
 def private_bytes(process: int) -> int:
-    """Memory that only this process has."""
+    """Memory that only this process uses."""
     text = Path(f"/proc/{process}/smaps_rollup").read_text()
     return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(("Private_Clean", "Private_Dirty"))) << 10

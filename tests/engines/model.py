@@ -1,10 +1,10 @@
 """Makes a tiny random model whose greedy output depends on all of its KV cache.
 
 model.py FOLDER              a Llama
-model.py FOLDER windows      a Llama of which every other layer has a sliding window
-model.py FOLDER recurrent    a model of which every other layer has recurrent state
-model.py FOLDER eagle        an EAGLE head of one layer for the first one
-model.py FOLDER adapter N    a LoRA adapter for the first one; those of other numbers differ
+model.py FOLDER windows      a Llama in which every second layer has a sliding window
+model.py FOLDER recurrent    a model in which every second layer has recurrent state
+model.py FOLDER eagle        an EAGLE head of one layer for the first model
+model.py FOLDER adapter N    a LoRA adapter for the first model; adapters of other numbers differ
 """
 
 import json
@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD, VOCABULARY = 256, 512, 4, 4, 2, 64, 1024
 CONTEXT = 4096
 WINDOW = 50
-"""Tokens that a token sees in a sliding window, itself included."""
+"""Tokens that a token sees in a sliding window, including itself."""
 TAPS = 3
-"""Tokens over which a layer with recurrent state convolves: it keeps one less."""
+"""Tokens over which a layer with recurrent state convolves: it keeps one token less."""
 
 
 def main(folder: str, kind: str = "plain", number: str = "") -> None:
@@ -101,7 +101,7 @@ def recurrent() -> dict:
 
 
 class Random:
-    """Large weights: with small ones all logits are about the same, whatever the cache holds."""
+    """Large random weights: with small weights all logits are about the same, whatever the cache holds."""
 
     def __init__(self, seed: int = 7):
         self.generator = torch.Generator().manual_seed(seed)
@@ -144,7 +144,7 @@ def adapter_weights(number: str) -> dict[str, torch.Tensor]:
 
 
 def eagle_weights() -> dict[str, torch.Tensor]:
-    """The target's first layer, behind a layer that joins hidden states and tokens. Tokens and logits are the target's own."""
+    """The target's first layer, after a layer that joins hidden states and tokens. Tokens and logits are the target's own."""
     first = "model.layers.0."
     made = {name.removeprefix("model."): one for name, one in weights().items() if name.startswith(first)}
     del made["layers.0.input_layernorm.weight"]

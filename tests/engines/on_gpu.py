@@ -10,7 +10,8 @@ from scenarios import row, until
 
 
 def run(world) -> None:
-    """What engines on GPUs save, others load, wherever their KV is; hand-over layer by layer; several pools."""
+    """Engines with KV on GPUs save chunks that other engines load, wherever their KV is; hand-over layer by layer; several
+    pools."""
     library = world.scratch / "libcuda.so"
     source = HERE.parents[1] / "client/device/fake/libcuda.c"
     flags = ["-shared", "-fPIC", "-O1", f"-Wl,-soname,{library.name}"]
@@ -59,7 +60,7 @@ def prefill_and_decode(world, cluster, gpu: dict, load: str) -> None:
 
 
 def altered(world, cluster, gpu: dict) -> None:
-    """The output depends on what comes to the GPU, and what comes from another node is checked before."""
+    """The output depends on the bytes that come to the GPU, and bytes from another node are verified before."""
     tokens, expected = prompt(1), world.reference[1]
     with Engine(world.scratch, "gpu-saver", {"socket": cluster.sockets[0]}, **gpu) as saver:
         same(saver.ask(tokens), expected)
@@ -76,12 +77,12 @@ def altered(world, cluster, gpu: dict) -> None:
 
 
 def saved(engine: Engine) -> int:
-    """The engine tells of its counts with its steps."""
+    """Saved chunks: the engine reports its counts with its steps."""
     return int(engine.ask(prompt(99))["totals"].get("larder_saved_chunks", 0))
 
 
 def windows(world, gpu: dict) -> None:
-    """Full attention and sliding windows: a pool each."""
+    """Full attention and sliding windows, one pool for each."""
     cluster, model = world.cluster("gpu-windows", 2), make_model(world, "windows")
     tokens = prompt(1)
     with Engine(world.scratch, "gpu-windows-reference", **model) as alone:

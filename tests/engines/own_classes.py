@@ -1,6 +1,6 @@
-"""Engines of several ranks in this process, by vLLM's own configuration, cache planning, scheduler and aggregation of ranks, with the
-connector in each: for what vLLM cannot run on CPUs. Only the model is not vLLM's: what it "computes" for a token depends on all tokens
-before it, the layer and the head, so that a block in a wrong place, or of a wrong prompt or rank, is noticed.
+"""Engines of several ranks in this process, with vLLM's own configuration, cache planning, scheduler and aggregation of ranks,
+and the connector in each rank: for cases that vLLM cannot run on CPUs. Only the model is not vLLM's: its "result" for a token
+depends on all tokens before it, the layer and the head, so a block in a wrong place, or of a wrong prompt or rank, is noticed.
 """
 
 import copy
@@ -50,11 +50,11 @@ class Planned:
             num_gpu_blocks_override=NUM_BLOCKS,
             **options,
         ).create_engine_config()
-        # vLLM has other values for latent attention on CPUs; what is shown here are engines of GPUs.
+        # vLLM has other values for latent attention on CPUs; this test is about engines on GPUs.
         self.config.cache_config.enable_prefix_caching, self.config.cache_config.block_size = True, block
         self.config.scheduler_config.enable_chunked_prefill = True
         self.config.scheduler_config.max_num_batched_tokens = 512
-        # The runner for CPUs refuses it.
+        # The runner for CPUs refuses this setting.
         self.config.parallel_config.prefill_context_parallel_size = prefill_context
         self.config.parallel_config.world_size *= prefill_context
         ranks = range(self.config.parallel_config.world_size)
@@ -107,7 +107,7 @@ class OwnEngine:
 
     @property
     def node(self) -> str:
-        """The node that it uses, by its name."""
+        """The name of the engine's node."""
         return self.scheduler.connector._plans._node.current().session.node
 
     def request(self, name: str, tokens: list[int], kv_transfer_params: dict | None = None):
@@ -129,20 +129,20 @@ class OwnEngine:
         return node.session.lookup(node.namespace, node.namespace.chain(hashes)).tokens
 
     def ask(self, tokens: list[int], kv_transfer_params: dict | None = None, seconds: float = 60.0) -> int:
-        """Runs a prompt for some tokens more; returns how many of its tokens were there before its first step: from Larder, or of this
-        engine's own. Raises where a rank has anything wrong before a step that reads it."""
+        """Runs a prompt for some further tokens; returns how many of its tokens were there before its first step, from Larder or
+        from this engine's own cache. Raises if a rank has anything wrong before a step that reads it."""
         name = f"request-{len(self.answered)}"
         request = self.request(name, tokens, kv_transfer_params)
         self.scheduler.add_request(request)
         deadline = time.monotonic() + seconds
-        # It stays until every rank has saved what it computed.
+        # The request stays until every rank has saved what it computed.
         while name in self.scheduler.requests:
             assert time.monotonic() < deadline, f"{name} is not answered: {request.status}"
             self.step()
         return self.answered[name]
 
     def forget(self) -> None:
-        """Empties the engine's own cache, and whatever its ranks hold."""
+        """Empties the engine's own cache, and all blocks that its ranks hold."""
         deadline = time.monotonic() + 30
         while not self.scheduler.reset_prefix_cache():
             assert time.monotonic() < deadline, "blocks are still held"
@@ -207,7 +207,7 @@ class OwnRank:
         self.connector.register_kv_caches(self.tensors)
 
     def step(self, plan, work):
-        """As vLLM's model runners drive a connector, around a forward pass that is not one."""
+        """Drives the connector as vLLM's model runners do, around a stand-in for the forward pass."""
         from vllm.v1.outputs import KVConnectorOutput
 
         connector, told = self.connector, KVConnectorOutput()
@@ -235,7 +235,8 @@ class OwnRank:
         return told
 
     def forward(self, name: str, tokens: list[int], computed: int, end: int, tables) -> None:
-        """Reads what is there of a prompt, and writes what is new. A token's rows stand on one rank of those that spread tokens."""
+        """Reads the cached rows of a prompt, and writes the new ones. If ranks spread tokens, a token's rows are on one of
+        them."""
         number, spec = self.layers[name]
         spread = self.spread if spec.dcp_sharded else 1
         mine = self.spread_rank if spec.dcp_sharded else 0

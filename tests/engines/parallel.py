@@ -1,5 +1,5 @@
-"""Scenario: engines whose KV is spread over ranks. Pipeline parallelism with real vLLM; what vLLM cannot run on CPUs with its own
-configuration, cache planning and scheduler (`own_classes.py`).
+"""Scenario: engines whose KV is spread over ranks. Pipeline parallelism runs with real vLLM; cases that vLLM cannot run on CPUs
+run with its own configuration, cache planning and scheduler (`own_classes.py`).
 """
 
 import json
@@ -23,7 +23,7 @@ def run(world, row) -> None:
 
 
 def pipeline(world, row) -> None:
-    """Two stages, with as many layers each and with one more in the first: what one engine computed another loads."""
+    """Two stages, with equally many layers and with one more in the first: one engine computes, another loads."""
     tokens = prompt(80)
     for name, partition in (("even", "2,2"), ("uneven", "3,1")):
         with ExitStack() as running:
@@ -32,7 +32,7 @@ def pipeline(world, row) -> None:
             stages = {"pipeline_parallel_size": 2, "environment": {"VLLM_PP_LAYER_PARTITION": partition}}
             with Engine(world.scratch, f"stages-{name}-alone", **stages) as alone:
                 alone.ask(tokens)
-                # Its own cache is cut where a load's end is.
+                # The engine's own cache ends where a load would end.
                 expected = alone.ask(tokens)
             with Engine(world.scratch, f"stages-{name}-saves", {"socket": cluster.sockets[0]}, **stages) as saves:
                 saves.ask(tokens)
@@ -46,7 +46,7 @@ def pipeline(world, row) -> None:
 
 
 def own_classes(world, row) -> None:
-    """Every case: one engine computes and saves, one on another node loads, forgets and loads again, and computes on."""
+    """Every case: one engine computes and saves; an engine on another node loads, forgets and loads again, and computes on."""
     model, mla = world.scratch / "model", world.scratch / "latent"
     latent_model(model, mla)
     drafts = {"method": "mtp", "num_speculative_tokens": 1}
@@ -93,7 +93,7 @@ def one_case(cluster, number: int, name: str, model: str, specs, options: dict, 
 
 
 def handed_over(cluster, number: int, name: str, model: str, specs, options: dict) -> int:
-    """A prompt that one engine computes and hands over by layers, while another one on the other node follows."""
+    """One engine computes a prompt and hands it over by layers, while an engine on the other node follows."""
     tokens = prompt(850 + number, LONGER)
     span = BLOCK_TOKENS * options.get("decode_context_parallel_size", 1)
     made = {"block": BLOCK_TOKENS, "chunk": 2 * span, **options}

@@ -1,4 +1,4 @@
-"""Scenario: prefill in one engine, decode in another on another node, layer by layer."""
+"""Scenario: prefill in one engine, decode in an engine on another node, layer by layer."""
 
 import json
 import re
@@ -12,7 +12,7 @@ LAYERS = 4
 
 
 class Logs:
-    """What the connectors of both engines write down: numbered messages, each in a file of its process."""
+    """The logs of the connectors of both engines: numbered messages, one file for each process."""
 
     def __init__(self, folder: Path):
         folder.mkdir()
@@ -30,7 +30,7 @@ class Logs:
 
 
 class Events:
-    """What vLLM's own publisher tells."""
+    """The events of vLLM's own publisher."""
 
     def __init__(self, endpoint: str):
         import zmq
@@ -44,12 +44,12 @@ class Events:
         return {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": self._endpoint}
 
     def assert_told(self, step, row) -> None:
-        """The node's chunks are told, by the hashes of the engine's own blocks, which are told too."""
+        """Checks that the node's chunks are published, by the hashes of the engine's own blocks, which are published too."""
         own: set[int] = set()
         node: set[int] = set()
 
         def read() -> bool:
-            # The engine tells with its steps.
+            # The engine publishes with its steps.
             step()
             while self._socket.poll(100):
                 for event in self._batch(self._socket.recv_multipart()[2]):
@@ -74,7 +74,7 @@ def ask(engine: Engine, tokens: list[int], **options) -> "Asked":
 
 
 class Asked:
-    """A prompt that runs while something else does."""
+    """A prompt that runs in the background."""
 
     def __init__(self, engine: Engine, tokens: list[int], options: dict):
         self.answer: dict = {}
@@ -88,16 +88,16 @@ class Asked:
 
 
 def assert_overlap(logs: Logs, cluster: Cluster) -> str:
-    """Decode read layer 0 before prefill had committed the last layer: by the numbers of messages, not by clocks."""
+    """Checks that decode read layer 0 before prefill had committed the last layer: by the numbers of messages, not by clocks."""
     prefill, decode = logs.read(logs.prefill), logs.read(logs.decode)
     first_read = next(one for one in decode if one["event"] == "read" and one["layer"] == 0)
     heard = next(one for one in prefill if one["event"] == "heard")
     assert heard["message"] == first_read["message"], f"{heard} {first_read}"
     last_layer = next(one for one in prefill if one["event"] == "hand over" and one["layer"] == LAYERS - 1)
     assert heard["number"] < last_layer["number"], "the last layer was handed over before decode had read the first"
-    # The commit comes behind the engines' backs.
+    # The commit comes in the background.
     until(lambda: messages(cluster.node_log(1).read_text(), "a chunk is whole"), "the commit is heard of")
-    # The nodes number the messages of the stream: those of the last layer, and the commit's, come behind the first layer's.
+    # The nodes number the messages of the stream: those of the last layer and of the commit come after the first layer's.
     sender, receiver = (cluster.node_log(node).read_text() for node in range(2))
     sent = [(int(number), int(offset)) for number, offset in messages(sender, "layers are sent", "offset")]
     came = [(int(number), int(offset)) for number, offset in messages(receiver, "layers came", "offset")]
@@ -118,7 +118,7 @@ def messages(log: str, what: str, *fields: str) -> list[tuple[str, ...]]:
 
 
 def run(world, same, loaded, computed, counted, row) -> None:
-    """The scenario; what it takes besides its world are the suite's own helpers."""
+    """The scenario; its parameters besides the world are the suite's helpers."""
     cluster = world.cluster("handed-over", 2, log="info,larder_node::exchange=debug")
     first = {"do_remote_decode": True}
     events = Events(f"ipc://{world.scratch}/events")
@@ -126,7 +126,7 @@ def run(world, same, loaded, computed, counted, row) -> None:
     with Engine(
         world.scratch, "prefill-0", prefiller, faults={}, role="kv_producer", kv_events_config=events.config()
     ) as prefill:
-        # In turn: the answer of the prefill says where its chunks are.
+        # One after the other: the answer of the prefill says where its chunks are.
         tokens, expected = world.fresh()
         answer = prefill.ask(tokens, max_tokens=1, kv_transfer_params=first)
         told = answer["kv_transfer_params"][0]
@@ -139,7 +139,7 @@ def run(world, same, loaded, computed, counted, row) -> None:
                 assert (loaded(answer), computed(answer)) == (192, 8), f"{answer['counts']}"
         row("prefill, then decode with its kv_transfer_params", "192 loaded, 8 computed, identical, sync and async")
         events.assert_told(lambda: prefill.ask(tokens, max_tokens=1), row)
-        # Its own prefix cache is on.
+        # The prefill engine's own prefix cache is on.
         again = prefill.ask(tokens, max_tokens=1, kv_transfer_params=first)
         assert again["counts"].get("prompt_tokens_by_source.local_cache_hit", 0) > 0, f"{again['counts']}"
     together(world, cluster, same, loaded, computed, counted, row)

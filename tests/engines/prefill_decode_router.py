@@ -50,7 +50,8 @@ def run(world, row) -> None:
 
 
 def ask_all(world, router: Router, seeds: list[int], prefills: list[Server], trouble: signal.Signals) -> None:
-    """Asks from several clients. The first prefill gets the signal when a third is answered, and others are under way."""
+    """Asks from several clients. The first prefill gets the signal when a third of the requests are answered, and others are
+    under way."""
     answered: list[int] = []
 
     def ask(seed: int) -> None:
@@ -67,6 +68,6 @@ def ask_all(world, router: Router, seeds: list[int], prefills: list[Server], tro
 
 
 def held(cluster, node: int) -> float:
-    """Leases and reservations at a node, and bytes that somebody who vanished may touch."""
+    """Leases and reservations at a node, and bytes that a vanished process may touch."""
     held = sum(cluster.metric(node, "larder_held", what=what) for what in ("leases", "reservations", "follows", "grants"))
     return held + cluster.metric(node, "larder_arena_bytes", state="quarantined")

@@ -1,4 +1,4 @@
-"""Processes of engines that are told what to do by lines of JSON."""
+"""Processes of engines that are controlled by lines of JSON."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ PATIENCE_SECONDS = 300.0
 
 
 class Process:
-    """A process that answers each line of JSON with one."""
+    """A process that answers each line of JSON with one line."""
 
     def __init__(self, scratch: Path, name: str, command: list, environment: dict[str, str]):
         self.name = name
@@ -51,7 +51,7 @@ class Process:
         self.process.stdin.flush()
 
     def answer(self) -> dict:
-        """What it says next."""
+        """The next answer."""
         limit = threading.Timer(PATIENCE_SECONDS, self.process.kill)
         limit.start()
         line = self.process.stdout.readline()

@@ -1,5 +1,5 @@
-"""The KV events that routers follow: vLLM's own publisher tells of the node's chunks, and the node tells of them itself. Every decoder
-reads either (`decoders.py`).
+"""The KV events that routers follow: vLLM's own publisher publishes the node's chunks, and the node publishes them itself. Every
+decoder reads both (`decoders.py`).
 """
 
 import msgspec
@@ -33,7 +33,7 @@ def run(world, row, until) -> None:
     }
     tokens, salted, early = prompt(700), prompt(701), prompt(702)
     chunks = len(tokens) // CHUNK_TOKENS
-    # Another engine has saved chunks before, whose tokens this one learns when it is asked for them.
+    # Another engine has saved chunks before. This engine learns their tokens when it is asked for them.
     before = connector | {"events": None, "events_tokens": None, "events_again_seconds": None}
     with Engine(world.scratch, "router-early", before) as other:
         other.ask(early)
@@ -44,7 +44,7 @@ def run(world, row, until) -> None:
         read: set[int] = set()
 
         def learn() -> None:
-            # The engine tells with its steps.
+            # The engine publishes with its steps.
             engine.ask(prompt(99, 40), max_tokens=1)
             subscriber.read()
             for number in sorted(subscriber.batches.keys() - read):
@@ -81,7 +81,7 @@ def run(world, row, until) -> None:
         for _, topic, payload in subscriber.replayed(0):
             late.take(topic, payload)
         assert late.overlap(tokens) >= expected, "what was missed is not replayed"
-        # Whoever comes later and asks for nothing hears everything again.
+        # A late subscriber that requests nothing gets everything again.
         silent, start = Dynamo(BLOCK_TOKENS), max(subscriber.batches) + 1
 
         def is_heard() -> bool:
@@ -96,7 +96,8 @@ def run(world, row, until) -> None:
 
 
 def of_nodes(world, row, until) -> None:
-    """The node's own events, of chunks that an engine describes: live, replayed, and as a snapshot; then an engine is gone, and a chunk."""
+    """The node's own events about chunks that an engine describes: live, replayed, and as a snapshot; then an engine goes away,
+    and then a chunk."""
     node = Node(
         world.scratch,
         "telling",
@@ -126,7 +127,7 @@ def of_nodes(world, row, until) -> None:
         engine.ask(salted, **{"with": {"cache_salt": SALT}})
         engine.ask(early)
         subscriber.read()
-        # What came before the subscription took effect is asked for.
+        # Messages from before the subscription took effect are requested.
         missed = [one for one in subscriber.replayed(0) if one[0] not in subscriber.batches]
         for number, topic, payload in missed:
             subscriber.batches[number], subscriber.topic = payload, topic
@@ -141,7 +142,7 @@ def of_nodes(world, row, until) -> None:
     events = [event for payload in subscriber.batches.values() for event in vllm_decoder(payload)]
     keys = {key for event in events if isinstance(event, BlockStored) for each in event.extra_keys or () for key in each or ()}
     assert keys == {SALT}, f"{keys}"
-    # The engine is gone, the node is not: whoever comes now gets all of it.
+    # The engine is gone, the node is not: a late subscriber gets everything.
     late = routers(BLOCK_TOKENS)
     for _, topic, payload in subscriber.replayed(SNAPSHOT):
         for index in late:
@@ -152,6 +153,6 @@ def of_nodes(world, row, until) -> None:
 
 
 def overlaps(index, prompts, salted) -> int:
-    """The least that an index finds of some prompts, and of one with a salt."""
+    """The least overlap that an index finds for some prompts, and for a prompt with a salt."""
     with_salt = index.overlap(salted, SALT) if isinstance(index, LlmD) else index.overlap(salted)
     return min(with_salt, *map(index.overlap, prompts))

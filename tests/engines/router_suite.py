@@ -1,4 +1,4 @@
-"""Conversations over two vLLM servers behind the router: what they say is what one says without Larder."""
+"""Conversations over two vLLM servers behind the router: their answers equal those of an engine without Larder."""
 
 import json
 import os
@@ -22,7 +22,7 @@ CLIENTS = 2
 
 
 class Server:
-    """A vLLM server that takes and gives tokens, on one node of a cluster."""
+    """A vLLM server with tokens as input and output, on one node of a cluster."""
 
     def __init__(self, scratch: Path, name: str, socket_path: str | None, role: str = "kv_both", **chosen):
         self.log, self.port = scratch / f"{name}.log", free_port()
@@ -38,7 +38,7 @@ class Server:
             "max-model-len": 4_000,
             "block-size": BLOCK_TOKENS,
             "max-num-batched-tokens": 4_096,
-            # One at a time: a step with several requests rounds otherwise, and the most likely token may be another.
+            # One request at a time: a step with several requests rounds otherwise, and the most likely token may be another.
             "max-num-seqs": 1,
             "seed": 0,
             "prefix-caching-hash-algo": "sha256_cbor",
@@ -53,10 +53,10 @@ class Server:
             "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_NO_USAGE_STATS": "1",
-            # It may be asked to forget its own cache.
+            # Allows requests to forget the server's own cache.
             "VLLM_SERVER_DEV_MODE": "1",
         }
-        # A group of its own: vLLM's other processes do not notice when the first one is killed.
+        # A process group of its own: vLLM's other processes do not notice when the first one is killed.
         self.process = subprocess.Popen(
             command, stdout=open(self.log, "w"), stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
@@ -86,7 +86,7 @@ class Server:
         return int(sum(map(float, found)))
 
     def ask(self, tokens: list[int], answer_tokens: int, hang_up: bool = False) -> list[int] | None:
-        """What it says after this; None where the client hangs up when the first words have come."""
+        """The answer to these tokens; None if the client hangs up when the first words have come."""
         sampling = {"temperature": 0, "max_tokens": answer_tokens, "ignore_eos": True, "detokenize": False}
         body = {"token_ids": tokens, "sampling_params": sampling, "stream": hang_up}
         request = urllib.request.Request(
@@ -99,7 +99,7 @@ class Server:
             return json.load(answer)["choices"][0]["token_ids"]
 
     def forget(self) -> None:
-        """Empties its own cache, as soon as nobody uses it."""
+        """Empties the server's own cache, as soon as nobody uses it."""
 
         def is_empty() -> bool:
             request = urllib.request.Request(f"{self.url}/reset_prefix_cache", method="POST")
@@ -113,7 +113,7 @@ class Server:
         self.process.wait(timeout=60)
 
     def processes(self) -> list[int]:
-        """All of its processes."""
+        """All processes of the server."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -122,13 +122,13 @@ class Server:
         return found
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to all of its processes that are left."""
+        """Sends a signal to all remaining processes of the server."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
 
 class Router:
-    """The router in front of the engines of a cluster. Engines say themselves which node they use."""
+    """The router in front of the engines of a cluster. Engines report which node they use."""
 
     def __init__(self, cluster: Cluster, servers: dict[str, list[Server]], *options: str):
         command = [sys.executable, "-m", "larder_kv.router", "--coordinator", cluster.coordinator, *options]
@@ -140,7 +140,7 @@ class Router:
         until(lambda: not re.search(r'engine_up\{.*node="".*\} 1', self.metrics()), "engines say which node they use", 60)
 
     def ask(self, history: list[int]) -> list[int]:
-        """What a model says after this, from the engine that the router chooses."""
+        """A model's answer after this history, from the engine that the router chooses."""
         sampling = {"temperature": 0, "max_tokens": ANSWER_TOKENS, "ignore_eos": True, "detokenize": False}
         body = json.dumps({"token_ids": history, "sampling_params": sampling}).encode()
         request = urllib.request.Request(
@@ -159,19 +159,19 @@ class Router:
         return int(sum(float(value) for found, value in samples if all(one in found for one in wanted)))
 
     def stop(self) -> None:
-        """Ends it as Kubernetes does."""
+        """Ends the router as Kubernetes does."""
         self.process.terminate()
         assert self.process.wait(timeout=90) == 0
 
 
 def said(conversation: int, turn: int) -> list[int]:
-    """What the user says in a turn. No two conversations begin with the same tokens."""
+    """The user's words in a turn. No two conversations begin with the same tokens."""
     start = 17 * conversation + 5 * turn
     return [(start + i * (3 + conversation) + i * i) % 1_000 + 3 for i in range(SAID_TOKENS)]
 
 
 class Conversation:
-    """What was said, and what was answered."""
+    """The words of a conversation, and their answers."""
 
     def __init__(self, number: int):
         self.number, self.history, self.answers = number, [], []

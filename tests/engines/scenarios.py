@@ -1,4 +1,4 @@
-"""What suites of scenarios share: their names, what they print, and waiting."""
+"""The common parts of suites of scenarios: their names, their output, and waiting."""
 
 import socket
 import time
@@ -16,7 +16,7 @@ class Scenarios(dict):
         return function
 
     def run(self, names: list[str], prepare) -> None:
-        """Runs those that are named, or all, with what `prepare` makes of a folder."""
+        """Runs the named scenarios, or all, with the result of `prepare` for a folder."""
         with scratch_folder() as folder:
             world = prepare(folder)
             for name in names or self:
@@ -38,7 +38,7 @@ def until(condition, what: str, patience: float = 30.0):
 
 
 def free_port() -> int:
-    """A port that nobody has at the moment, for servers that do not choose one themselves."""
+    """A port that nobody uses at the moment, for servers that do not choose a port themselves."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]

@@ -1,5 +1,5 @@
-"""Scenario: the tier below vLLM's own offloading, made and driven by vLLM's own classes: its configuration, its planning of caches, its
-offloading specification with the host memory that workers share, and its manager of tiers.
+"""Scenario: the tier below vLLM's own offloading, made and driven by vLLM's own classes: its configuration, its planning of
+caches, its offloading specification with the host memory that workers share, and its manager of tiers.
 
 vLLM's offloading worker needs a GPU, so the test writes and reads the host's memory in its place.
 """
@@ -38,8 +38,8 @@ def run(world, row) -> None:
 
 
 def offloaded(world, row, cluster) -> None:
-    """What engines with context parallelism, a latent cache with an indexer, MTP and several pipeline stages offload on one node, other
-    engines find on the other node; an engine that differs finds nothing."""
+    """Engines with context parallelism, a latent cache with an indexer, MTP and several pipeline stages offload on one node;
+    equal engines find it on the other node, and an engine that differs finds nothing."""
     model, folder = world.scratch / "model", world.scratch / "tier-latent"
     latent_model(model, folder)
     drafts = {"method": "mtp", "num_speculative_tokens": 1}
@@ -62,7 +62,8 @@ def offloaded(world, row, cluster) -> None:
 
 
 def localities(world, row, cluster) -> None:
-    """A local tier finds what its own host has; a remote one what others have, too. Requests choose between them in vLLM's words."""
+    """A local tier finds the chunks of its own host; a remote tier finds those of others, too. Requests choose between them by
+    vLLM's own fields."""
     from vllm.v1.kv_offload.base import Locality, Medium, TierFilter, TierMatcher
 
     model, keys = world.scratch / "model", [bytes([100 + one]) * 36 for one in range(2)]
@@ -134,7 +135,7 @@ class Offloading:
         self.manager.on_schedule_end(ScheduleEndContext((), ()))
 
     def store(self, keys: list[bytes]) -> None:
-        """As a worker that has copied blocks out of a GPU; returns when the tier has them."""
+        """Stores as a worker does that has copied blocks out of a GPU; returns when the tier has them."""
         context = self.request()
         prepared = self.manager.prepare_store(keys, context)
         for key, row in zip(prepared.keys_to_store, prepared.store_spec.chunk_ids, strict=True):
@@ -149,7 +150,7 @@ class Offloading:
         return not self.manager.has_pending_work()
 
     def load(self, keys: list[bytes], load_tiers=None) -> list[bool]:
-        """Whether each key came, as a step asks for it until it is known; what came is right."""
+        """Whether each key came, asked as a step does until it is known. Checks the bytes that came."""
         from vllm.v1.kv_offload.base import LookupResult
 
         context, found = self.request(load_tiers), [LookupResult.RETRY]
@@ -186,7 +187,7 @@ def make(socket: str, memory: bytearray):
 
 
 def offloading_spec():
-    """What the tier reads of an OffloadingSpec."""
+    """The part of an OffloadingSpec that the tier reads."""
     group = SimpleNamespace(tokens_per_block=32, layer_names=["layer.0"])
     parallel = SimpleNamespace(tp_size=1, pp_size=1, pcp_size=1, dcp_size=1, rank=0, is_parallelism_agnostic=False)
     config = SimpleNamespace(
@@ -219,7 +220,7 @@ def finished(tier) -> list:
 
 
 def looked_up(tier, keys: list[bytes]) -> list[str]:
-    """What the tier says of keys, asked as vLLM does: step by step."""
+    """The tier's answers for keys, asked as vLLM does: step by step."""
     from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
     context = ReqContext("request")

@@ -1,4 +1,5 @@
-"""Engines beside a node with two actors, whose settings name none: all processes of an engine use one actor, and engines different ones."""
+"""Engines beside a node with two actors, whose settings name no actor: all processes of an engine use one actor, and different
+engines use different actors."""
 
 import json
 import subprocess
@@ -11,7 +12,7 @@ from answers import computed, hit_of, loaded, prompt, same
 from driver import LARDER, Engine
 from scenarios import free_port, until
 
-# A node opens a GPU when an engine has it copy, and these engines copy by themselves: any device of the bus will do.
+# A node opens a GPU only when an engine has it copy, and these engines copy by themselves: any device on the bus will do.
 DEVICES = Path("/sys/bus/pci/devices")
 CONFIG = """
 name = "several"
@@ -59,7 +60,7 @@ def run(world, row) -> None:
 
 @contextmanager
 def node(folder: Path, socket: Path, found: list[str]):
-    """A node with an actor for each of these devices; the address of its HTTP."""
+    """A node with an actor for each of these devices; yields its HTTP address."""
     http = f"127.0.0.1:{free_port()}"
     config = folder / "several.toml"
     gpus = "\n".join(f'[[gpus]]\npci = "{one}"' for one in found)
@@ -75,7 +76,7 @@ def node(folder: Path, socket: Path, found: list[str]):
 
 
 def devices(http: str) -> list[set[int]]:
-    """The actors of each engine, which is a process and those that it started, in order."""
+    """The actors of each engine, in order; an engine is a process and all processes that it started."""
     of_engine = defaultdict(set)
     for session in ask(http, "/sessions"):
         of_engine[group_of(session["pid"])].add(session["device"])

@@ -1,5 +1,5 @@
-"""The decode side of SGLang's prefill and decode, by SGLang's own queues and its own offloading, without a prefill server: what
-that would send stands in the rows."""
+"""The decode side of SGLang's prefill and decode, with SGLang's own queues and its own offloading, but without a prefill server:
+the rows already have what it would send."""
 
 from array import array
 from types import SimpleNamespace
@@ -34,7 +34,8 @@ class Restoring(DecodeTransferQueue):
 
 
 class DecodeCache(HostCache):
-    """The caches of a decode engine: what is on the storage it does not have sent, what it decoded it offloads."""
+    """The caches of a decode engine: it loads the cached part of a prompt from the storage instead of having it sent, and
+    offloads what it decodes."""
 
     SERVER = {
         "disaggregation_mode": "decode",
@@ -52,7 +53,7 @@ class DecodeCache(HostCache):
         self.random = torch.Generator().manual_seed(1)
 
     def decode(self, tokens: list[int], output: list[int], salt: str | None) -> dict:
-        """Serves a request whose output is known; how much the storage had of it, and what stood on the device."""
+        """Serves a request whose output is known; returns how much of it the storage had, and the content of the device."""
         sampling = SamplingParams(max_new_tokens=len(output), ignore_eos=True)
         sampling.normalize(None)
         request = Req("decoded", "", array("q", tokens), sampling, cache_salt=salt, vocab_size=1 << 20)
@@ -80,7 +81,7 @@ class DecodeCache(HostCache):
         super().close()
 
     def _take_prefix(self, request: Req) -> int:
-        """Takes room for a request, and brings what the storage has of it; how many tokens."""
+        """Takes room for a request, and loads its cached part from the storage; returns the number of tokens."""
         match = self.waiting._match_prefix_and_lock(request)
         self.waiting._start_hicache_prefetch(request, match)
         self.waiting._pre_alloc(request, match.prefix_indices, match.l1_prefix_len, match.decode_prefix_len)
@@ -103,5 +104,5 @@ class DecodeCache(HostCache):
         self.fill(rows, self.random)
 
     def _row(self, request: Req, start: int, end: int) -> torch.Tensor:
-        """Where these tokens of a request stand on the device."""
+        """The rows of these tokens of a request on the device."""
         return self.requests.req_to_token[request.kv.req_pool_idx, start:end].to(torch.int64)

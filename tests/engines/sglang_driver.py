@@ -1,4 +1,4 @@
-"""What the scenarios with SGLang drive: processes with its caches, alone or as the ranks of one engine."""
+"""The parts of scenarios with SGLang: processes with its caches, alone or as the ranks of one engine."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ class SGLang(Process):
         assert refused is None, refused
 
     def try_open(self, cache: str, socket: str, layout: str = "page_first_direct", **options) -> str | None:
-        """Why it was refused, where it was."""
+        """Opens a cache; returns the reason if it was refused."""
         self.start_open(cache, socket, layout, **options)
         return self.answer().get("refused")
 
@@ -44,7 +44,7 @@ class SGLang(Process):
 
 
 class Ranks:
-    """The tensor parallel ranks of one engine: what they do they do together, since SGLang has them agree."""
+    """The tensor parallel ranks of one engine. They act together, since SGLang has them agree."""
 
     def __init__(self, scratch: Path, ranks: list[SGLang]):
         self._ranks, self._meeting = ranks, str(scratch / "meeting")
@@ -57,25 +57,25 @@ class Ranks:
         assert refused == [None] * len(self._ranks), f"{refused}"
 
     def ask(self, do: str, cache: str, tokens: list[int], only: dict[int, dict] | None = None) -> list[dict]:
-        """Asks all ranks, some of them for something more."""
+        """Asks all ranks; `only` has additional arguments of some ranks."""
         for number, rank in enumerate(self._ranks):
             rank.start_ask(do, cache, tokens, **(only or {}).get(number, {}))
         return [rank.answer() for rank in self._ranks]
 
 
 def storage_config(socket: str, **settings) -> dict:
-    """What users write into `--hicache-storage-backend-extra-config`."""
+    """The value that users write into `--hicache-storage-backend-extra-config`."""
     loaded = {"backend_name": "larder", "module_path": "larder_kv.sglang", "class_name": "LarderStorage", "interface_v1": 1}
     return loaded | {"prefetch_threshold": PAGE, "socket": socket} | settings
 
 
 def prompt(seed: int, pages: int = 6) -> list[int]:
-    """Tokens that no other seed has in its first page."""
+    """Tokens whose first page no other seed has."""
     return [seed + 3] + [(i * i * 7 + i * (13 + seed)) % 1_000 + 3 for i in range(1, pages * PAGE)]
 
 
 def until_restored(engine: SGLang, cache: str, tokens: list[int], at_least: int = 1, salt: str | None = None) -> dict:
-    """Asks until that much comes: another node hears of new pages a moment later."""
+    """Asks until that much comes: another node learns of new pages a moment later."""
 
     def restored() -> dict | None:
         answer = engine.ask("restore", cache, tokens, salt)

@@ -1,5 +1,5 @@
-"""SGLang's caches in this process, told what to do by JSON lines: each line names a cache and what is asked of it, each answer is
-a line on the original standard output, which SGLang's own talk is kept from."""
+"""SGLang's caches in this process, controlled by JSON lines. Each line names a cache and a request; each answer is a line on the
+original standard output. SGLang's own output goes elsewhere."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import time
 
 ANSWERS = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)
-# Ranks of one engine are on this host.
+# The ranks of one engine are on this host.
 os.environ.update(HF_HUB_OFFLINE="1", GLOO_SOCKET_IFNAME="lo")
 
 
@@ -36,14 +36,14 @@ def main() -> None:
 
 
 def decode_cache() -> type:
-    """A decode engine's caches; only those who ask for them wait for what they import."""
+    """A decode engine's caches. Imported only on demand, as the imports take long."""
     from sglang_decode import DecodeCache
 
     return DecodeCache
 
 
 def answer(cache, do: str, tokens=(), salt=None, output=(), kill_before_load=None, priority=0) -> dict:
-    """What comes of asking a cache."""
+    """A cache's answer to a request."""
     if do == "stats":
         return stats(cache)
     if do == "stored":
@@ -65,13 +65,13 @@ def answer(cache, do: str, tokens=(), salt=None, output=(), kill_before_load=Non
 
 
 def killed_before_load(storage, victim: int) -> None:
-    """Kills the node once pages were found and before they are loaded."""
+    """Kills the node after pages were found and before they are loaded."""
     load = storage.batch_get_v1
 
     def killing(*arguments):
         storage.batch_get_v1 = load
         os.kill(victim, signal.SIGKILL)
-        # Its sockets are closed when the process is gone.
+        # The process has gone once its sockets are closed.
         while os.path.exists(f"/proc/{victim}/fd/0"):
             time.sleep(0.001)
         return load(*arguments)
@@ -80,7 +80,7 @@ def killed_before_load(storage, victim: int) -> None:
 
 
 def stats(cache) -> dict:
-    """What SGLang's metrics were told, and Prometheus."""
+    """The values that SGLang's metrics and Prometheus got."""
     from prometheus_client import REGISTRY
 
     told = [call.args[0] for call in cache.cache.storage_metrics_collector.log_storage_metrics.call_args_list]

@@ -51,7 +51,7 @@ PLACES = []
 
 
 class HostCache:
-    """One engine's caches: on the device (here the CPU too), on the host, and behind them Larder."""
+    """One engine's caches: on the device (here the CPU too), on the host, and Larder behind them."""
 
     SERVER = {}
     """Arguments of the server besides those of its cache."""
@@ -76,7 +76,7 @@ class HostCache:
             self.cache, self.allocator, self.requests = fixtures.build_fixture(shape)
         arguments = server_arguments(layout, storage, self.SERVER)
         set_global_server_args_for_scheduler(arguments)
-        # A process of SGLang's has one cache, and one collector of metrics.
+        # A process of SGLang has one cache, and one collector of metrics.
         self.cache._enable_metrics_flag, self.cache.storage_metrics_collector = True, mock.MagicMock(labels={})
         with no_addresses() if without_addresses else contextlib.nullcontext():
             self.cache.init_hicache(arguments, self.cache.cache_init_params)
@@ -85,7 +85,7 @@ class HostCache:
         self.cache.load_back_threshold = 0
         controller = self.cache.cache_controller
         assert controller.storage_host_pool.layout == layout, "SGLang chose another layout"
-        # Its own capacity is sized for engines whose host pool is larger than the device's.
+        # The controller's own capacity is meant for engines whose host pool is larger than the device's.
         controller.prefetch_capacity_limit = controller.mem_pool_host.size
         self.name_device_layers(controller)
         self.storage = controller.storage_backend
@@ -94,7 +94,7 @@ class HostCache:
 
     @staticmethod
     def name_device_layers(controller) -> None:
-        """The kernels' stand-ins index tensors where the kernels take addresses."""
+        """Lets stand-ins for kernels find tensors by the names under which kernels get addresses."""
         pool = controller.storage_host_pool
         for addresses, layers in DEVICE_ADDRESSES.items():
             if hasattr(pool, layers):
@@ -107,7 +107,7 @@ class HostCache:
         if self.kind == "state":
             inserted.mamba_value = self.requests.mamba_allocator.alloc(1)
             assert inserted.mamba_value is not None
-        # Latent attention has the same rows on all ranks.
+        # With latent attention, all ranks have the same rows.
         rank = 0 if self.kind == "latent" else self.rank
         random = torch.Generator().manual_seed((tokens[0] * 1_000 + len(tokens)) * 10 + rank)
         self.fill(rows[self._match(tokens, salt).device_prefix_len :], random)
@@ -137,7 +137,8 @@ class HostCache:
         self.until(lambda: not self.cache.ongoing_backup, self.cache.drain_storage_control_queues)
 
     def restore(self, tokens: list[int], salt: str | None = None) -> int:
-        """Brings what the storage has of a prompt to the host and the device; tokens that are there then."""
+        """Loads the cached part of a prompt from the storage to the host and the device; returns the number of tokens that are
+        there then."""
         before = self._match(tokens, salt)
         known = before.device_prefix_len + before.host_hit_length
         self.attempts += 1
@@ -161,7 +162,7 @@ class HostCache:
         return self._match(tokens, salt).device_prefix_len
 
     def digest(self, tokens: list[int], salt: str | None = None) -> str:
-        """What stands on the device of a prompt: its KV, and the state or the window at its end where there is one."""
+        """A digest of a prompt's content on the device: its KV, and the state or the window at its end, if there is one."""
         node = self._match(tokens, salt).last_device_node
         rows = self.cache.path_device_indices(node)
         content = self.digest_of(rows)
@@ -173,7 +174,7 @@ class HostCache:
         return content.hexdigest()
 
     def digest_of(self, rows: torch.Tensor):
-        """What stands in these rows, to which more can be added."""
+        """A digest of the content of these rows, to which more can be added."""
         content = hashlib.sha256()
         for layers, part in ((self._kv_layers(), rows), self._window(rows[-WINDOW:])):
             for layer in layers:
@@ -181,7 +182,7 @@ class HostCache:
         return content
 
     def stored(self, tokens: list[int], salt: str | None = None) -> int:
-        """How many tokens of a prompt the storage has, as a decode engine asks; besides those that are here."""
+        """The number of a prompt's tokens that the storage has, besides those that are here; asked as a decode engine asks."""
         match = self._match(tokens, salt)
         rest = array("q", tokens[match.device_prefix_len + match.host_hit_length :])
         last_hash = self.cache.get_last_hash_value(match.last_host_node)
@@ -201,13 +202,13 @@ class HostCache:
         """Rows of the device's pools for new tokens."""
         if self.kind != "window":
             return self.allocator.alloc(tokens)
-        # The allocator's own way to do so wants the tensors of a batch.
+        # The allocator's own method needs the tensors of a batch.
         rows = self.allocator.full_attn_allocator.alloc(tokens)
         self.allocator.full_to_swa_index_mapping[rows] = self.allocator.swa_attn_allocator.alloc(tokens)
         return rows
 
     def _window(self, rows: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The layers that have a window, and where these rows stand in them."""
+        """The layers that have a window, and the places of these rows in them."""
         if self.kind != "window":
             return [], rows
         pool = self.allocator.get_kvcache().swa_kv_pool
@@ -253,7 +254,7 @@ def server_arguments(layout: str, storage: dict, more: dict) -> ServerArgs:
 
 
 def group_of(rank: int, ranks: int, meeting: str | None) -> dist.ProcessGroup | None:
-    """The ranks that have to agree, where they meet."""
+    """The ranks that have to agree, if they meet."""
     if meeting is None:
         return None
     if not dist.is_initialized():
@@ -263,7 +264,7 @@ def group_of(rank: int, ranks: int, meeting: str | None) -> dist.ProcessGroup | 
 
 @contextlib.contextmanager
 def built_with(group: dist.ProcessGroup | None, pool):
-    """SGLang's own builder of caches has neither ranks nor latent attention."""
+    """Extends SGLang's own builder of caches, which has neither ranks nor latent attention."""
     parameters = functools.partial(CacheInitParams, tp_cache_group=group)
     with (
         mock.patch.object(fixtures, "CacheInitParams", parameters),
@@ -278,6 +279,6 @@ def latent_pool(*, head_num: int, head_dim: int, **shape) -> MLATokenToKVPool:
 
 
 def no_addresses():
-    """Host pools are as those whose layouts have no addresses of pages."""
+    """Makes host pools like those whose layouts have no addresses of pages."""
     unsupported = ValueError("Unsupported layout")
     return mock.patch.object(MHATokenToKVPoolHost, "get_page_buffer_meta", side_effect=unsupported)

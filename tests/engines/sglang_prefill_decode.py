@@ -1,4 +1,4 @@
-"""Scenario: SGLang's prefill and decode engines, on two nodes, have the storage in common."""
+"""Scenario: SGLang's prefill and decode engines, on two nodes, share the storage."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from sglang_driver import PAGE, SGLang, prompt, until_restored
 
 
 def prefill_decode(scratch: Path) -> None:
-    """Decode takes a prompt's prefix from the storage, to which prefill saved it, and offloads what it decodes; prefill then has
-    the next turn of the conversation."""
+    """Decode loads a prompt's prefix from the storage, to which prefill saved it, and offloads the decoded tokens; prefill then
+    gets the next turn of the conversation."""
     cluster = Cluster(scratch / "handoff", 2)
     with SGLang(scratch, "prefill") as prefill, SGLang(scratch, "decode") as decode:
         for kind, salt, seed in (("full", None, 21), ("latent", "alice", 22)):

@@ -8,7 +8,7 @@ from sglang_driver import PAGE, Ranks, SGLang, prompt, until_restored
 
 
 def tensor_parallel(scratch: Path) -> None:
-    """Each rank has its own share, and a prefix ends where that of the shortest does; or they all have the same, and one saves."""
+    """Each rank has its own share, and a prefix ends with the shortest share; or all ranks have the same KV, and one saves it."""
     cluster = Cluster(scratch / "ranks", 2)
     with SGLang(scratch, "rank-0") as first, SGLang(scratch, "rank-1") as second:
         ranks = Ranks(scratch, [first, second])
@@ -30,7 +30,7 @@ def own_shares(ranks: Ranks, first: SGLang, second: SGLang, cluster: Cluster) ->
     assert [answer["restored"] for answer in come] == [len(tokens)] * 2, f"{come}"
     assert digests(come) == digests(saved), "another rank's bytes"
     row("two ranks", f"{len(tokens)} tokens restored by both, each its own bytes")
-    # Nothing is on the way: the other rank's share, at the same node, is under other keys.
+    # Not a delay: at the same node, the other rank's share is under other keys.
     for rank, of in ((0, 1), (0, 4), (1, 4)):
         name = f"{rank} of {of}"
         first.open(name, cluster.sockets[0], rank=rank, ranks=of)
@@ -43,7 +43,7 @@ def own_shares(ranks: Ranks, first: SGLang, second: SGLang, cluster: Cluster) ->
 
 
 def shortest(ranks: Ranks, first: SGLang, second: SGLang, cluster: Cluster) -> None:
-    """One rank could not save all that the other one saved."""
+    """One rank could not save everything that the other rank saved."""
     tokens = prompt(12)
     saved = []
     for number, (rank, pages) in enumerate(((first, 6), (second, 4))):
@@ -59,7 +59,7 @@ def shortest(ranks: Ranks, first: SGLang, second: SGLang, cluster: Cluster) -> N
 
 
 def lost_by_one(ranks: Ranks, first: SGLang, second: SGLang, cluster: Cluster) -> None:
-    """What one rank found and could not load none of them uses."""
+    """No rank uses pages that one rank found and could not load."""
     tokens = prompt(13)
     ranks.open("kept", cluster.sockets)
     saved = ranks.ask("put", "kept", tokens)
@@ -75,7 +75,7 @@ def lost_by_one(ranks: Ranks, first: SGLang, second: SGLang, cluster: Cluster) -
 
 
 def one_saves(ranks: Ranks, first: SGLang, second: SGLang, cluster: Cluster) -> None:
-    """Latent attention: all ranks have the same, of which the first saves one copy."""
+    """Latent attention: all ranks have the same KV, and the first saves one copy."""
     tokens = prompt(14)
     ranks.open("latent", cluster.sockets, kind="latent")
     saved = ranks.ask("put", "latent", tokens)

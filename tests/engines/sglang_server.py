@@ -1,5 +1,5 @@
-"""A whole SGLang engine on the CPU, scheduler and model included, told what to do by JSON lines: each line has the tokens of a
-prompt, each answer is a line on the original standard output.
+"""A whole SGLang engine on the CPU, including scheduler and model, controlled by JSON lines. Each line has the tokens of a
+prompt; each answer is a line on the original standard output.
 
 sglang_server.py OPTIONS      a JSON object of SGLang's own arguments
 """
@@ -12,7 +12,7 @@ os.environ.update(HF_HUB_OFFLINE="1", GLOO_SOCKET_IFNAME="lo", SGLANG_USE_CPU_EN
 
 import sglang_stubs  # noqa: E402
 
-# SGLang's processes import this file anew.
+# SGLang's processes import this file again.
 sglang_stubs.install()
 
 ON_CPU = {

@@ -1,7 +1,7 @@
 """Lets SGLang's host side be imported and run on a machine without a GPU: import this first.
 
-Packages that are not there become modules of mocks, streams and events of the CPU do nothing, and the kernels that copy between
-device and host are replaced by indexing. What is tested (radix cache, cache controller, host pools, storage threads) is SGLang's.
+Missing packages become modules of mocks, streams and events of the CPU do nothing, and indexing replaces the kernels that copy
+between device and host. The tested parts (radix cache, cache controller, host pools, storage threads) are SGLang's own.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ MISSING = (
 
 
 class AnyClass(type):
-    """Makes classes that have whatever attribute is asked for."""
+    """Makes classes that have every requested attribute."""
 
     def __getattr__(cls, name):
         return made(cls, name)
@@ -33,7 +33,7 @@ class AnyModule(types.ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Asked last: only for what is really missing."""
+    """Asked last: only for packages that are really missing."""
 
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in MISSING:
@@ -48,7 +48,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def made(owner, name):
-    """A class where the name looks like one, so that it can be subclassed and named in annotations; else a mock."""
+    """A class if the name looks like a class, so that it can be subclassed and named in annotations; otherwise a mock."""
     if name.startswith("__") and name.endswith("__"):
         raise AttributeError(name)
     is_class = name[:1].isupper() and not name.isupper()
@@ -62,7 +62,7 @@ def made(owner, name):
 
 
 class Event:
-    """Everything on the CPU has happened when it was asked for."""
+    """An event that has happened already, as always on the CPU."""
 
     def __init__(self, *arguments, **named):
         pass
@@ -104,7 +104,7 @@ class Stream:
 
 
 def install() -> None:
-    """Puts all of it in place."""
+    """Installs all stand-ins."""
     sys.meta_path.append(Finder())
     import torch
     from triton.runtime import driver
@@ -128,7 +128,7 @@ def install() -> None:
     try:
         cache_utils.get_native_hash([1], None, 1)
     except Exception:
-        # What SGLang compiles for it needs OpenSSL's headers.
+        # SGLang's compiled function would need OpenSSL's headers.
         cache_utils.get_native_hash = page_hashes
 
 
@@ -138,7 +138,7 @@ def copy_rows(src_layers, dst_layers, src_indices, dst_indices, page_size):
 
 
 def copy_pages_out(src_ptrs, dst_ptrs, src_indices, dst_indices, page_size):
-    """From layers of rows to pages of layers: all layers of K, then all of V, to one buffer each."""
+    """Copies layers of rows to pages of layers: all layers of K, then all of V, to one buffer each."""
     layers = len(src_ptrs) // len(dst_ptrs)
     for part, pages in enumerate(dst_ptrs):
         for start in range(0, len(src_indices), page_size):
@@ -149,7 +149,7 @@ def copy_pages_out(src_ptrs, dst_ptrs, src_indices, dst_indices, page_size):
 
 
 def copy_pages_in(src_ptrs, dst_ptrs, src_indices, dst_indices, layer_id, page_size):
-    """One layer from pages of layers to rows."""
+    """Copies one layer from pages of layers to rows."""
     for pages, layer in zip(src_ptrs, dst_ptrs, strict=True):
         for start in range(0, len(src_indices), page_size):
             page = int(src_indices[start]) // page_size
@@ -157,7 +157,7 @@ def copy_pages_in(src_ptrs, dst_ptrs, src_indices, dst_indices, layer_id, page_s
 
 
 def layers_out(src_layers, dst, src_indices, dst_indices, **_):
-    """From layers of rows to rows of layers."""
+    """Copies layers of rows to rows of layers."""
     for number, layer in enumerate(src_layers):
         dst[dst_indices, number] = layer[src_indices]
 
@@ -177,7 +177,7 @@ def rows_in(src_k, dst_k, src_v, dst_v, **which):
 
 
 def heads_out(src_k_layers, dst_k, src_v_layers, dst_v, src_indices, dst_indices, page_size, **_):
-    """From layers of rows to pages of heads, of which each has rows of layers."""
+    """Copies layers of rows to pages of heads; each head has rows of layers."""
     for layers, pages in ((src_k_layers, dst_k), (src_v_layers, dst_v)):
         for number, layer in enumerate(layers):
             pages[dst_indices // page_size, :, dst_indices % page_size, number] = layer[src_indices]
@@ -189,7 +189,7 @@ def heads_in(src_k, dst_k, src_v, dst_v, src_indices, dst_indices, layer_id, pag
 
 
 def page_hashes(tokens, prior, page_size=None):
-    """The hashes that SGLang's compiled function gives: each page's over the one before and its tokens."""
+    """The hashes of SGLang's compiled function: each page's hash covers the page before it and its tokens."""
     raw = tokens.raw_token_ids() if hasattr(tokens, "raw_token_ids") else getattr(tokens, "token_ids", tokens)
     raw = list(raw)[: len(tokens)]
 

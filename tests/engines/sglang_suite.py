@@ -1,6 +1,6 @@
-"""Scenarios with SGLang's own caches: what is restored from Larder has the bytes that were saved, or it is a miss.
+"""Scenarios with SGLang's own caches: restored pages have exactly the bytes that were saved, or are a miss.
 
-sglang_suite.py [NAME...]     all of them, or those that are named
+sglang_suite.py [NAME...]     all scenarios, or the named ones
 """
 
 import sys
@@ -20,7 +20,8 @@ LATENT_LAYOUTS = LAYOUTS[:3]
 
 @scenario
 def every_layout(scratch: Path) -> None:
-    """Device, host, Larder; then a fresh cache: Larder, host, device. A layout never meets another one."""
+    """From the device over the host to Larder; then, in a fresh cache, from Larder over the host to the device. Layouts never
+    share pages."""
     cluster = Cluster(scratch / "layouts", 1)
     with SGLang(scratch, "layouts") as engine:
         for number, layout in enumerate(LAYOUTS):
@@ -28,7 +29,7 @@ def every_layout(scratch: Path) -> None:
             told = engine.send({"do": "stats", "cache": "fresh"})
             assert (told["prefetched"], told["loaded"]) == ([6], 6 * (number + 1)), f"{told}"
             engine.close("fresh")
-        # Latent attention has no keys and values but one row a layer and token.
+        # Latent attention has no keys and values, but one row for each layer and token.
         for layout in LATENT_LAYOUTS:
             round_trip(engine, cluster.sockets[0], layout, kind="latent")
             engine.close("fresh")
@@ -50,7 +51,7 @@ def every_layout(scratch: Path) -> None:
 
 
 def round_trip(engine: SGLang, socket: str, layout: str, **options) -> None:
-    """A prompt is saved, and restored into a fresh cache, which stays open."""
+    """Saves a prompt, and restores it into a fresh cache, which stays open."""
     tokens = prompt(1)
     engine.open("first", socket, layout, **options)
     saved = engine.ask("put", "first", tokens)
@@ -67,8 +68,8 @@ def round_trip(engine: SGLang, socket: str, layout: str, **options) -> None:
 
 @scenario
 def hybrid_models(scratch: Path) -> None:
-    """A prefix is restored where its recurrent state was saved, and nowhere else; or where the window at its end was, which SGLang
-    saved with every page."""
+    """A prefix can be restored only where its recurrent state was saved, or where the window at its end was saved; SGLang saves
+    the window with every page."""
     cluster = Cluster(scratch / "hybrid", 1)
     long = prompt(2, 7)
     expected = {"state": {2: 0, 3: 3, 5: 3, 6: 3, 7: 7}, "window": {2: 2, 3: 3, 5: 5, 6: 6, 7: 7}}
@@ -82,7 +83,7 @@ def hybrid_models(scratch: Path) -> None:
             engine.close("first")
             for pages, come in of_kind.items():
                 engine.open("fresh", cluster.sockets[0], kind=kind)
-                # What follows the pages in common is another text.
+                # Another text follows the common pages.
                 answer = engine.ask("restore", "fresh", long[: pages * PAGE] + prompt(900 + pages, 1))
                 assert answer["restored"] == come * PAGE, f"{kind}, {pages} pages in common: {answer}"
                 assert answer["digest"] == saved.get(come), f"{kind}, {pages} pages in common: other bytes"
@@ -100,7 +101,7 @@ def told(restored: dict[int, int]) -> str:
 
 @scenario
 def salts(scratch: Path) -> None:
-    """Prompts under a salt are found under that salt alone."""
+    """Prompts under a salt are found only under that salt."""
     cluster = Cluster(scratch / "salts", 1)
     tokens = prompt(3)
     with SGLang(scratch, "salts") as engine:
@@ -116,7 +117,7 @@ def salts(scratch: Path) -> None:
 
 @scenario
 def priorities(scratch: Path) -> None:
-    """The pages of a request with a priority outlive later ones without, where the nodes' policy is `priority`."""
+    """The pages of a request with a priority outlive later pages without, if the nodes' policy is `priority`."""
     cluster = Cluster(scratch / "priorities", 1, options=["--policy", "priority", "--chunks-per-node", "14"])
     with SGLang(scratch, "priorities") as engine:
         restored = {}
@@ -136,7 +137,7 @@ def priorities(scratch: Path) -> None:
 
 @scenario
 def two_nodes(scratch: Path) -> None:
-    """Another engine on another node gets what the first one saved, over QUIC; altered bytes are a miss."""
+    """An engine on another node gets the pages that the first engine saved, over QUIC; altered bytes are a miss."""
     cluster = Cluster(scratch / "two", 2)
     tokens, altered = prompt(4), prompt(5)
     with SGLang(scratch, "first") as first, SGLang(scratch, "second") as second:
@@ -161,7 +162,7 @@ def two_nodes(scratch: Path) -> None:
 
 @scenario
 def failures(scratch: Path) -> None:
-    """A node that is absent, killed, and back again: the engine goes on, and what it lacks is counted."""
+    """A node that is absent, killed, and back again: the engine goes on, and missing pages are counted."""
     folder = scratch / "failing"
     tokens, later = prompt(6), prompt(7)
     with SGLang(scratch, "failing") as engine:

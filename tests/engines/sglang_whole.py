@@ -1,4 +1,4 @@
-"""Scenario: whole SGLang engines of two ranks, model included, on two nodes."""
+"""Scenario: whole SGLang engines of two ranks, including the model, on two nodes."""
 
 import json
 import os
@@ -38,12 +38,12 @@ class Server(Process):
 
 
 def whole_engines(scratch: Path) -> None:
-    """A prompt's prefix that one engine computed is loaded by another one, whose output is the same; altered, it is computed. SGLang's
-    own ranks agree on what both of them found."""
+    """An engine loads a prompt's prefix that another engine computed, and its output is the same; an altered prefix is computed.
+    SGLang's own ranks agree on what both of them found."""
     subprocess.run([sys.executable, HERE / "model.py", scratch / "model"], check=True)
     cluster = Cluster(scratch / "whole", 2)
     first, altered = ([seed] + [(i * i * 7 + i * 13) % 1_000 + 3 for i in range(1, 200)] for seed in (3, 4))
-    # Both are started before either is waited for.
+    # Both are started before the test waits for either.
     computing, loading = (Server(scratch, f"whole-{node}", cluster.sockets[node]) for node in (0, 1))
     with computing, loading:
         computed = computing.send({"tokens": first})
@@ -70,7 +70,7 @@ def same(answer: dict, expected: dict) -> None:
 
 
 def until_announced(cluster: Cluster, pages: int) -> None:
-    """Waits until the directory says where so many pages are."""
+    """Waits until the directory knows this many pages."""
 
     def rows() -> float:
         return sum(cluster.metric(node, "larder_directory_rows") for node in (0, 1))

@@ -1,4 +1,4 @@
-"""Real vLLM that speculates: what it says with Larder is what it says without, and drafts find their own KV again."""
+"""Real vLLM that speculates: its answers with Larder equal those without, and drafts find their own KV again."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from driver import BLOCK_TOKENS, HERE, Engine
 from scenarios import until
 
 CHUNKS = 6
-"""Of a prompt of 200 tokens."""
+"""Chunks of a prompt of 200 tokens."""
 ANSWER = 40
 
 
@@ -19,7 +19,7 @@ def run(world, row) -> None:
         ("ngram", {"prompt_lookup_max": 3, "prompt_lookup_min": 1}, CHUNKS),
         # The target is its own draft: with the right KV, every draft is accepted.
         ("draft_model", {"model": str(world.scratch / "model"), "max_model_len": 4_000}, CHUNKS),
-        # The last block is computed again: its drafts depend on the token behind it.
+        # The last block is computed again: its drafts depend on the token after it.
         ("eagle", {"model": str(head), "max_model_len": 4_000}, CHUNKS - 1),
     ):
         speculation = {"speculative_config": {"method": method, "num_speculative_tokens": 3} | config}
@@ -30,7 +30,7 @@ def one_method(world, row, method: str, speculation: dict, kept: int) -> None:
     tokens = prompt(70)
     with Engine(world.scratch, f"{method}-reference", **speculation) as alone:
         alone.ask(tokens, max_tokens=ANSWER)
-        # Its own cache is cut where a load's end is.
+        # The engine's own cache ends where a load would end.
         expected = alone.ask(tokens, max_tokens=ANSWER)
     assert expected["counts"]["prompt_tokens_by_source.local_cache_hit"] == kept, f"{expected['counts']}"
     cluster = world.cluster(f"speculating-{method}", 2)
@@ -43,12 +43,12 @@ def one_method(world, row, method: str, speculation: dict, kept: int) -> None:
         same(answer, expected)
         assert (loaded(answer), computed(answer)) == (kept, len(tokens) - kept), f"{answer['counts']}"
         accepted, of = (rate(one) for one in (answer, expected))
-        # Drafts without their KV would be others.
+        # Without their KV, drafts would be different.
         assert accepted == of, f"{accepted} drafts of the load were accepted, {of} without Larder"
         row(f"speculation by {method}", f"{kept} loaded, identical; {accepted[0]:.0f} of {accepted[1]:.0f} drafts accepted, as without")
     cluster.stop()
 
 
 def rate(answer: dict) -> tuple[float, float]:
-    """Accepted drafts, of how many."""
+    """The number of accepted drafts, and of all drafts."""
     return tuple(answer["counts"].get(f"spec_decode_num_{what}", 0) for what in ("accepted_tokens", "draft_tokens"))

@@ -1,6 +1,6 @@
-"""Scenarios with real engines: what a prompt gives with Larder is what it gives without.
+"""Scenarios with real engines: a prompt has the same answer with Larder as without.
 
-suite.py [NAME...]     all of them, or those that are named
+suite.py [NAME...]     all scenarios, or the named ones
 """
 
 import statistics
@@ -34,24 +34,25 @@ scenario = Scenarios()
 
 
 class World:
-    """What the scenarios share: a folder, the answers of an engine without Larder."""
+    """The common parts of all scenarios: a folder, and the answers of an engine without Larder."""
 
     def __init__(self, scratch: Path):
         subprocess.run([sys.executable, HERE / "model.py", scratch / "model"], check=True)
         self.scratch = scratch
         self.seeds = range(1, 25)
         with Engine(scratch, "reference") as engine:
-            # The first prompt pays for what is compiled and allocated once.
+            # The first prompt includes one-time compilation and allocation.
             engine.ask(prompt(99))
             self.reference = {seed: engine.ask(prompt(seed)) for seed in self.seeds}
-            # A prompt that goes on behind the first one, for a load that fails in the step that computes what is behind it.
+            # A prompt that continues the first one, for a load that fails in the step that computes the continuation.
             self.longer = prompt(1) + prompt(50)[:100]
             self.longer_reference = engine.ask(self.longer)
             self.crowd = [prompt(60 + n) for n in range(4)]
             self.crowd_reference = [engine.ask(one, max_tokens=64) for one in self.crowd]
             self.long = [prompt(100 + n, 3_000) for n in range(5)]
             self.long_cold = [engine.ask(one, max_tokens=8) for one in self.long]
-            # With its own cache it computes in the same pieces as an engine that loads, and so to the last bit the same.
+            # With its own cache the engine computes in the same pieces as an engine that loads, and so the same result to the
+            # last bit.
             self.long_reference = [engine.ask(one, max_tokens=8) for one in self.long]
         self.used = iter(self.seeds[1:])
 
@@ -61,14 +62,14 @@ class World:
         return Cluster(folder, nodes, arena, log)
 
     def fresh(self) -> tuple[list[int], dict]:
-        """A prompt that nobody has seen, and what it gives without Larder."""
+        """A prompt that no engine has seen, and its answer without Larder."""
         seed = next(self.used)
         return prompt(seed), self.reference[seed]
 
 
 @scenario
 def two_nodes(world: World) -> None:
-    """A prefix that one engine computed is loaded by another on another node; altered bytes are a miss."""
+    """A prefix that one engine computed is loaded by an engine on another node; altered bytes are a miss."""
     cluster = world.cluster("two", 2)
     tokens, expected = world.fresh()
     altered, altered_expected = world.fresh()
@@ -108,7 +109,8 @@ def salts(engine: Engine, tokens: list[int]) -> None:
 
 
 def ttft(world: World, engine: Engine) -> None:
-    """The time to the first token of a long prompt: loaded from the other node, and then from its own, against computed."""
+    """The time to the first token of a long prompt: loaded from the other node, then from the own node, compared with
+    computed."""
 
     def ask(forget: bool) -> float:
         answers = [engine.ask(one, max_tokens=8, forget=forget) for one in world.long]
@@ -130,10 +132,10 @@ def first_token(answers: list[dict]) -> float:
 
 
 def wrong_bytes(world: World, cluster: Cluster, tokens: list[int], expected: dict) -> None:
-    """Every block on node 0 is altered. An engine on that very node, which reads its own host's memory unchecked, shows that the output
-    depends on what is loaded. Another node notices, and then node 0 drops what is wrong."""
+    """Alters every block on node 0. An engine on that node, which reads its host's memory unverified, shows that the output
+    depends on the loaded bytes. Another node notices the damage, and then node 0 drops the damaged chunks."""
     cluster.flip_a_bit_in_every_page(0)
-    # One block in 64 would be verified, and that one computed.
+    # Otherwise one block in 64 would be verified, and computed again.
     with Engine(world.scratch, "control", {"socket": cluster.sockets[0], "verify": "off"}) as engine:
         answer = engine.ask(tokens)
         assert loaded(answer) == 192, f"{answer['counts']}"
@@ -228,8 +230,8 @@ def failures(world: World) -> None:
 
 
 def computed_from_garbage(world: World, lossy: Engine) -> None:
-    """The step that computes what is behind the prefix begins with blocks that did not come: it may not be saved. Another
-    engine shows later that what was saved in its place is right."""
+    """The step that computes the tokens after the prefix begins with blocks that did not come: its results must not be saved.
+    Another engine shows later that the chunks saved in their place are right."""
     answer = lossy.ask(world.longer)
     same(answer, world.longer_reference)
     assert counted(answer, "shed_chunks_gone") == 3, f"{answer['counts']}"
@@ -263,12 +265,13 @@ def absent_then_full(world: World) -> None:
 
 
 def counted_now(engine: Engine, tokens: list[int], name: str) -> int:
-    """The engine tells of its counts with its steps."""
+    """A counter: the engine reports its counts with its steps."""
     return int(engine.ask(tokens)["totals"].get(f"larder_{name}", 0))
 
 
 def take_everything(cluster: Cluster) -> list:
-    """Takes all of a node's memory: what is reserved and not committed cannot be evicted. One session may reserve a part."""
+    """Takes all of a node's memory: chunks that are reserved and not committed cannot be evicted. One session may reserve only a
+    part."""
     import larder_kv
 
     pool = larder_kv.Pool(layers=1, layer_bytes=1 << 20)
@@ -294,13 +297,13 @@ def crowd(world: World) -> None:
 
 @scenario
 def memory(world: World) -> None:
-    """What an engine and a node take in the long run."""
+    """The memory of an engine and a node in the long run."""
     soaked.run(world, row)
 
 
 @scenario
 def preemption(world: World) -> None:
-    """More requests than the engine has blocks for: they are preempted, and what they saved is right."""
+    """More requests than the engine has blocks for: they are preempted, and the chunks that they saved are right."""
     cluster = world.cluster("preempted", 1)
     with Engine(
         world.scratch, "crowded", {"socket": cluster.sockets[0]}, num_gpu_blocks_override=27, max_model_len=512
@@ -312,7 +315,7 @@ def preemption(world: World) -> None:
     with Engine(world.scratch, "after", {"socket": cluster.sockets[0]}) as after:
         for tokens, expected in zip(world.crowd, world.crowd_reference, strict=True):
             answer = after.ask(tokens, max_tokens=64)
-            # Prompts that were computed together differ in the last bits from those computed alone.
+            # Prompts that were computed together differ in the last bits from prompts computed alone.
             assert answer["tokens"][0][:8] == expected["tokens"][0][:8], "other tokens than without Larder"
             assert loaded(answer) == 192
         row("4 requests, blocks for 3", f"{preempted} preempted; what they saved gives the same tokens")
@@ -343,7 +346,7 @@ def other_namespaces(world: World) -> None:
 
 @scenario
 def overhead(world: World) -> None:
-    """The share of a step that the engine's own thread spends in the connector, when nothing hits."""
+    """The share of a step that the engine's own thread spends in the connector, if nothing hits."""
     cluster = world.cluster("overhead", 1)
     with Engine(world.scratch, "timed", {"socket": cluster.sockets[0]}, faults={}) as engine:
         engine.ask(prompt(99))
@@ -362,7 +365,7 @@ def overhead(world: World) -> None:
 
 @scenario
 def fixed_cost(world: World) -> None:
-    """The first token of a hit and of a miss, against vLLM's own."""
+    """The first token of a hit and of a miss, compared with vLLM's own."""
     fixed.run(world, row, until)
 
 
@@ -374,7 +377,7 @@ def first_hour(world: World) -> None:
 
 @scenario
 def hints(world: World) -> None:
-    """Pins of sessions that requests hint at."""
+    """Pins of sessions, by the hints of requests."""
     hinted.run(world, row)
 
 
@@ -386,7 +389,7 @@ def adapters(world: World) -> None:
 
 @scenario
 def kv_cache_groups(world: World) -> None:
-    """Which blocks are saved and loaded, held against vLLM's own manager of blocks."""
+    """Compares the blocks that are saved and loaded with vLLM's own manager of blocks."""
     kv_groups.run(row)
 
 
@@ -446,7 +449,7 @@ def prefill_decode_router(world: World) -> None:
 
 @scenario
 def prefill_decode(world: World) -> None:
-    """Prefill in one engine, decode in another on another node, layer by layer."""
+    """Prefill in one engine, decode in an engine on another node, layer by layer."""
     prefill_and_decode.run(world, same, loaded, computed, counted, row)
 
 

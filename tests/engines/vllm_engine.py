@@ -1,7 +1,6 @@
-"""A vLLM engine in this process, told what to do by JSON lines: `vllm_engine.py OPTIONS`, where OPTIONS is a JSON object.
+"""A vLLM engine in this process, controlled by JSON lines: `vllm_engine.py OPTIONS`, where OPTIONS is a JSON object.
 
-Each line on standard input is a prompt; each answer a line on the original standard output, which vLLM's own talk is kept
-from.
+Each line on standard input is a prompt; each answer is a line on the original standard output. vLLM's own output goes elsewhere.
 """
 
 import json
@@ -17,7 +16,7 @@ os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
     VLLM_NO_USAGE_STATS="1",
 )
-# Of the engine's metrics, those that say where tokens came from.
+# The engine's metrics that say where tokens came from.
 COUNTED = ("vllm:prompt_tokens_by_source", "vllm:num_preemptions", "vllm:larder_", "vllm:spec_decode_num_")
 
 
@@ -55,11 +54,11 @@ def main() -> None:
 
 
 def answer(llm, asked: dict) -> dict:
-    """Runs prompts (lists of tokens) at once, each with what else was asked of it."""
+    """Runs prompts (lists of tokens) at once, with further options."""
     from vllm import SamplingParams
 
     while asked.get("forget") and not llm.reset_prefix_cache():
-        # Blocks that are being saved are free when the engine, which steps only while it has requests, hears of it.
+        # Blocks that are being saved become free when the engine, which steps only while it has requests, learns of it.
         llm.llm_engine.step()
     before = counts(llm)
     if connector := sys.modules.get("faulty"):
@@ -108,7 +107,7 @@ def first_token(output) -> float | None:
 
 
 def connector_seconds(of: str) -> float | None:
-    """Seconds that this thread has spent in the connector, where it measures them."""
+    """Seconds that this thread has spent in the connector, if the connector measures them."""
     measuring = sys.modules.get("faulty")
     return getattr(measuring.LarderConnector, of) if measuring else 0.0
 

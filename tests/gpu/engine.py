@@ -1,4 +1,4 @@
-"""An engine for tests of the GPU lane: answers a line to each line of its input, with PyTorch."""
+"""An engine for tests of the GPU lane: answers each line of its input with a line, with PyTorch."""
 
 import sys
 import time
@@ -32,7 +32,8 @@ original = torch.zeros(0)
 
 
 def share(size: str, seed: str) -> str:
-    """Allocates as cudaMalloc does, fills with random bytes; the allocation's handle, and where the tensor begins in it."""
+    """Allocates memory as cudaMalloc does, and fills it with random bytes; returns the allocation's handle, and the offset of the
+    tensor."""
     global shared, original
     torch.manual_seed(int(seed))
     shared = torch.randint(0, 256, (int(size),), dtype=torch.uint8, device="cuda")
@@ -57,7 +58,7 @@ def poison() -> str:
 
 
 def compare(pages: str, chunks: str, layers: str) -> str:
-    """Whether the last pages have what the first ones had, and the others are as they were."""
+    """Whether the last pages have the former content of the first pages, and the other pages are unchanged."""
     torch.cuda.synchronize()
     now, before, count = shared.view(int(layers), int(pages), -1), original.view(int(layers), int(pages), -1), int(chunks)
     if not torch.equal(now[:, -count:], before[:, :count]):
@@ -84,7 +85,8 @@ def timed(action: object, rounds: int) -> float:
 
 
 def index(chunks: str, layers: str, pages: str, page_bytes: str) -> str:
-    """What an engine does by itself: index each layer's pages, and copy to or from pinned memory. GB/s, load and save."""
+    """Copies as an engine does by itself: indexes each layer's pages, and copies to or from pinned memory. GB/s, load and
+    save."""
     count, size = int(chunks), int(page_bytes)
     memory = [torch.randint(0, 256, (int(pages), size), dtype=torch.uint8, device="cuda") for _ in range(int(layers))]
     host = torch.empty((int(layers), count, size), dtype=torch.uint8, pin_memory=True)

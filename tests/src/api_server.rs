@@ -1,4 +1,5 @@
-//! A stand-in for the API server of Kubernetes: it keeps Leases as a real one does, and fails as a real one seldom does.
+//! A stand-in for the API server of Kubernetes: it keeps Leases as a real server does, and often fails as a real server seldom
+//! does.
 
 use std::collections::BTreeMap;
 use std::io::{BufReader, Read, Write};
@@ -34,11 +35,11 @@ pub enum Trouble {
     Failure,
     /// The connection ends before anything is done.
     Lost,
-    /// It is done, and then the connection ends.
+    /// The request is carried out, and then the connection ends.
     AnswerLost,
-    /// 504 of a proxy in between: it is done, but no answer comes.
+    /// 504 of a proxy in between: the request is carried out, but its answer does not come.
     Timeout,
-    /// It is done after this many milliseconds.
+    /// The request is carried out after this many milliseconds.
     Late(u64),
     /// A read finds the state before the last write.
     Stale,
@@ -79,7 +80,7 @@ struct State {
 }
 
 impl ApiServer {
-    /// Starts it, without TLS. There is the namespace `larder` and one account that may do all.
+    /// Starts a server without TLS. It has the namespace `larder` and one account with all rights.
     ///
     /// # Errors
     /// Fails if there is no port.
@@ -87,7 +88,7 @@ impl ApiServer {
         Self::start_on(TcpListener::bind("127.0.0.1:0")?, None)
     }
 
-    /// The same on this listener, and with TLS for 127.0.0.1 where there are the files for it.
+    /// As [`Self::start`], on this listener, and with TLS for 127.0.0.1 if `tls` has the files for it.
     ///
     /// # Errors
     /// Fails if the files cannot be used.
@@ -100,20 +101,20 @@ impl ApiServer {
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let (state, config) = (Arc::clone(&shared), config.clone());
-                // An error: the client went away, or was sent away.
+                // An error: the client went away, or was turned away.
                 thread::spawn(move || _ = serve_one(stream, config, &state));
             }
         });
         Ok(Self { address, ca_pem, state })
     }
 
-    /// The address on which it listens.
+    /// The address on which the server listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Its authority's certificate, if it has TLS.
+    /// The certificate of the server's authority, if the server has TLS.
     #[must_use]
     pub fn ca_pem(&self) -> Option<&str> {
         self.ca_pem.as_deref()
@@ -122,7 +123,7 @@ impl ApiServer {
     /// Writes a kubeconfig for an account into a folder.
     ///
     /// # Errors
-    /// Fails if it cannot be written.
+    /// Fails if the file cannot be written.
     pub fn kubeconfig(&self, folder: &Path, account: &Account, namespace: &str) -> anyhow::Result<PathBuf> {
         let path = folder.join(format!("{}.{namespace}.kubeconfig", account.token));
         let scheme = if self.ca_pem.is_some() { "https" } else { "http" };
@@ -147,17 +148,17 @@ impl ApiServer {
         Ok(path)
     }
 
-    /// Knows another account.
+    /// Admits another account.
     pub fn admit(&self, account: Account) {
         self.state().accounts.push(account);
     }
 
-    /// Lets this happen to the next requests, one after the other.
+    /// Makes these troubles happen to the next requests, one trouble each.
     pub fn next(&self, troubles: &[Trouble]) {
         self.state().next = troubles.iter().rev().copied().collect();
     }
 
-    /// From now on, lets one of these happen to so many percent of the requests; none where there are none.
+    /// From now on, makes one of these troubles happen to `percent` percent of the requests; without troubles, to none.
     pub fn weather(&self, seed: u64, percent: u8, troubles: &[Trouble]) {
         let weather = (fastrand::Rng::with_seed(seed), percent, troubles.to_vec());
         self.state().weather = Some(weather).filter(|_| !troubles.is_empty());
@@ -169,12 +170,12 @@ impl ApiServer {
         self.state().leases.get(name)?.last().cloned()
     }
 
-    /// Puts a Lease there, as somebody does with `kubectl`.
+    /// Writes a Lease, as an operator does with `kubectl`.
     pub fn put(&self, name: &str, lease: Value) {
         self.state().keep(name, None, lease);
     }
 
-    /// Takes a Lease away, as somebody does with `kubectl`.
+    /// Deletes a Lease, as an operator does with `kubectl`.
     pub fn delete(&self, name: &str) {
         self.state().leases.remove(name);
     }
@@ -202,7 +203,7 @@ impl ApiServer {
     }
 }
 
-/// An account that may do all.
+/// An account with all rights.
 pub const ALL_RIGHTS: Account =
     Account { token: "all-rights", rights: &[("get", None), ("create", None), ("patch", None)] };
 
@@ -352,7 +353,7 @@ impl State {
         if let Some(message) = invalid(&new) {
             return (422, status(422, "Invalid", &message));
         }
-        // A change that changes nothing is not written, and makes no new version.
+        // A patch that changes nothing is not written, and makes no new version.
         if new != old {
             self.keep(name, old["metadata"]["resourceVersion"].as_str().map(str::to_owned), new);
         }
@@ -443,5 +444,5 @@ fn status(code: u16, reason: &str, message: &str) -> String {
     .to_string()
 }
 
-/// The namespace that there is.
+/// The only namespace.
 pub const NAMESPACE: &str = "larder";

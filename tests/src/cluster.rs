@@ -26,7 +26,7 @@ pub struct Cluster {
     coordinator: Option<Server>,
     nodes: Vec<Server>,
     visitor: Visitor,
-    // Last: the directory goes when nobody writes there any more.
+    // Last: the directory is removed when no process writes there any more.
     dir: TempDir,
 }
 
@@ -34,23 +34,24 @@ impl Cluster {
     /// Starts a coordinator and `nodes` nodes, `node-0` and so on, and waits until all of them are members.
     ///
     /// # Errors
-    /// Fails if they do not come up.
+    /// Fails if the processes do not come up.
     pub fn start(program: &str, nodes: usize) -> anyhow::Result<Self> {
         Self::start_with(program, nodes, 3_000, "")
     }
 
-    /// The same, with room for so many chunks in each node's memory, and more of its configuration: TOML in which `{name}` stands for the node's own folder.
+    /// As [`Self::start`], with room for `capacity_chunks` chunks in each node's memory, and more of its configuration: in the
+    /// TOML `more`, `{name}` stands for the node's own folder.
     ///
     /// # Errors
-    /// Fails if they do not come up.
+    /// Fails if the processes do not come up.
     pub fn start_with(program: &str, nodes: usize, capacity_chunks: u64, more: &str) -> anyhow::Result<Self> {
         Self::start_all(program, nodes, capacity_chunks, more, "")
     }
 
-    /// The same, with that TOML in the coordinator's configuration too.
+    /// As [`Self::start_with`]; the TOML `tracing` is in the coordinator's configuration too.
     ///
     /// # Errors
-    /// Fails if they do not come up.
+    /// Fails if the processes do not come up.
     pub fn start_traced(program: &str, nodes: usize, tracing: &str) -> anyhow::Result<Self> {
         Self::start_all(program, nodes, 3_000, tracing, tracing)
     }
@@ -95,10 +96,10 @@ impl Cluster {
         program.clone_into(&mut self.program);
     }
 
-    /// Starts one node more, with that room and more of its configuration as in [`Cluster::start_with`].
+    /// Starts one more node, with room and configuration as in [`Cluster::start_with`].
     ///
     /// # Errors
-    /// Fails if it does not come up.
+    /// Fails if the node does not come up.
     pub fn add_node(&mut self, capacity_chunks: u64, more: &str) -> anyhow::Result<()> {
         let name = format!("node-{}", self.nodes.len());
         issue(&self.authority, self.dir.path(), &Identity::new(Role::Node, &name))?;
@@ -110,7 +111,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The later lives of all nodes are found at the addresses of the present ones.
+    /// From now on, the later lives of all nodes have the addresses of the present lives.
     ///
     /// # Errors
     /// Fails if a configuration cannot be written.
@@ -126,7 +127,7 @@ impl Cluster {
 
     /// Waits until all nodes that run are members, and know all members.
     pub fn wait_for_members(&self, nodes: usize) {
-        // The coordinator knows of a member before it makes the table, and has the table before the nodes have it.
+        // The coordinator counts a member before it makes the table, and has the table before the nodes have it.
         wait::until("all nodes are in the table, and know it", || {
             let table = self.table().ok().filter(|table| table.members.len() == nodes)?;
             let knows = |node: &Server| members_known(node).is_some_and(|known| known == table.members.len());
@@ -143,7 +144,7 @@ impl Cluster {
     /// Ends a node with SIGKILL and starts it again with the files that it had.
     ///
     /// # Errors
-    /// Fails if it does not come up.
+    /// Fails if the node does not come up.
     pub fn restart_node(&mut self, number: usize) -> anyhow::Result<()> {
         self.nodes[number].kill()?;
         let config = self.dir.path().join(format!("node-{number}.toml"));
@@ -154,7 +155,7 @@ impl Cluster {
     /// Ends a node with SIGKILL.
     ///
     /// # Errors
-    /// Fails if it cannot be killed.
+    /// Fails if the node cannot be killed.
     pub fn kill_node(&mut self, number: usize) -> anyhow::Result<()> {
         self.nodes[number].kill()
     }
@@ -162,15 +163,15 @@ impl Cluster {
     /// Stops the last node as an operator would.
     ///
     /// # Errors
-    /// Fails if there is none, or it cannot be signalled.
+    /// Fails if there is no node, or it cannot be signalled.
     pub fn stop_last_node(&mut self) -> anyhow::Result<ExitStatus> {
         self.nodes.pop().context("there is a node")?.stop()
     }
 
-    /// Waits until the last node ends by itself; how it ended.
+    /// Waits until the last node ends by itself; returns how it ended.
     ///
     /// # Errors
-    /// Fails if there is none, or the system does not say.
+    /// Fails if there is no node, or the system does not say how it ended.
     pub fn wait_for_end_of_last_node(&mut self) -> anyhow::Result<ExitStatus> {
         let mut node = self.nodes.pop().context("there is a node")?;
         wait::until("the node ends", || node.ended().transpose()).context("the system says how it ended")
@@ -217,14 +218,14 @@ impl Cluster {
     /// Starts the coordinator again with the files and addresses that it had.
     ///
     /// # Errors
-    /// Fails if it does not come up.
+    /// Fails if the coordinator does not come up.
     pub fn start_coordinator(&mut self) -> anyhow::Result<()> {
         let config = self.dir.path().join("coordinator.toml");
         self.coordinator = Some(Server::start(&self.program, "coordinator", &config)?);
         Ok(())
     }
 
-    /// The members, as the coordinator's status has them; none while it does not answer.
+    /// The members according to the coordinator's status; none while the coordinator does not answer.
     #[must_use]
     pub fn members(&self) -> Vec<Value> {
         members(&self.coordinator_http)
@@ -233,7 +234,7 @@ impl Cluster {
     /// The present table, as the coordinator gives it to watchers.
     ///
     /// # Errors
-    /// Fails if it gives none.
+    /// Fails if the coordinator gives no table.
     pub fn table(&self) -> anyhow::Result<Table> {
         self.visitor.watch(self.coordinator_peer.parse()?)
     }
@@ -241,26 +242,26 @@ impl Cluster {
     /// The table's entry of a member.
     ///
     /// # Panics
-    /// Panics if it does not become a member.
+    /// Panics if the node does not become a member.
     #[must_use]
     pub fn member(&self, name: &str) -> Member {
         let find = || self.table().ok()?.members.into_iter().find(|member| member.name == name);
         wait::until(&format!("{name} is in the table"), find)
     }
 
-    /// Credentials for somebody, of the cluster's own authority.
+    /// Credentials of an identity, issued by the cluster's own authority.
     ///
     /// # Errors
-    /// Fails if none can be made.
+    /// Fails if no credentials can be made.
     pub fn credentials(&self, identity: &Identity, validity: Validity) -> anyhow::Result<Credentials> {
         let issued = self.authority.issue(identity, validity)?;
         credentials(self.authority.certificate_pem(), &issued)
     }
 
-    /// Credentials of a stranger who trusts this cluster but is not of it.
+    /// Credentials of a stranger: they trust this cluster's authority, but another authority issued them.
     ///
     /// # Errors
-    /// Fails if none can be made.
+    /// Fails if no credentials can be made.
     pub fn strange_credentials(&self, identity: &Identity) -> anyhow::Result<Credentials> {
         let (other, _) = Authority::create(Validity::days(1))?;
         credentials(self.authority.certificate_pem(), &other.issue(identity, Validity::days(1))?)
@@ -270,12 +271,12 @@ impl Cluster {
 /// Writes an admin's certificate and key into the cluster's folder.
 ///
 /// # Errors
-/// Fails if they cannot be made.
+/// Fails if the files cannot be made.
 pub fn issue_admin(cluster: &Cluster, name: &str) -> anyhow::Result<()> {
     issue(&cluster.authority, cluster.dir.path(), &Identity::new(Role::Admin, name))
 }
 
-/// The members of a cluster, as its coordinator's status has them; none while that does not answer.
+/// The members of a cluster according to its coordinator's status; none while the coordinator does not answer.
 #[must_use]
 pub fn members(coordinator_http: &str) -> Vec<Value> {
     let status = crate::server::get(coordinator_http, "/status").ok();
@@ -317,7 +318,7 @@ pub(crate) fn coordinator_config(dir: &Path, http: &str, peer: &str) -> String {
     )
 }
 
-/// A node with room for so many chunks of 4 KiB, and what is written and passes through beside them.
+/// The configuration of a node with room for this many chunks of 4 KiB, and for the chunks that are being written or passed on.
 pub(crate) fn node_config(dir: &Path, name: &str, coordinator: &str, capacity_chunks: u64) -> String {
     let files = credential_files(dir, name);
     format!(

@@ -1,4 +1,4 @@
-//! A collector of traces: what an OTLP exporter sends is decoded as the official protobuf has it.
+//! A collector of traces: it decodes what an OTLP exporter sends, by the official protobuf.
 
 use std::collections::BTreeMap;
 use std::io::{BufReader, Write as _};
@@ -31,9 +31,9 @@ pub struct SpanSeen {
     pub instance: String,
     /// The trace's id, in hexadecimal digits.
     pub trace_id: String,
-    /// Itself.
+    /// The span's own id.
     pub id: String,
-    /// The span that caused it; empty if there is none.
+    /// The id of the span that caused it; empty if there is none.
     pub parent: String,
     /// The span's name.
     pub name: String,
@@ -46,7 +46,7 @@ pub struct SpanSeen {
 }
 
 impl Collector {
-    /// Starts it.
+    /// Starts a collector.
     ///
     /// # Errors
     /// Fails if there is no port.
@@ -75,10 +75,10 @@ impl Collector {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits for spans that satisfy a condition all together, and returns them.
+    /// Waits until all spans together satisfy a condition, and returns them.
     ///
     /// # Panics
-    /// Panics if they do not come; `what` names the awaited spans in the error.
+    /// Panics if the condition does not come true; `what` names the awaited spans in the error.
     pub fn until(&self, what: &str, are_there: impl Fn(&[SpanSeen]) -> bool) -> Vec<SpanSeen> {
         wait::until(what, || Some(self.spans()).filter(|spans| are_there(spans)))
     }

@@ -22,7 +22,7 @@ pub struct Coordinators {
     peer: Vec<String>,
     nodes: Vec<Server>,
     visitor: Visitor,
-    // Last: the directory goes when nobody writes there any more.
+    // Last: the directory is removed when no process writes there any more.
     dir: TempDir,
 }
 
@@ -31,7 +31,7 @@ impl Coordinators {
     /// members.
     ///
     /// # Errors
-    /// Fails if they do not come up.
+    /// Fails if the processes do not come up.
     pub fn start(program: &str, coordinators: usize, nodes: usize, election: &str) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let (authority, files) = Authority::create(Validity::days(1))?;
@@ -77,7 +77,7 @@ impl Coordinators {
         self.http.join(",")
     }
 
-    /// The coordinator that leads, by the order in which they were started; `None` if none does.
+    /// The number of the coordinator that leads, in the order in which they were started; `None` if none leads.
     #[must_use]
     pub fn leader(&self) -> Option<usize> {
         let leads = |http: &String| status(http).is_some_and(|status| status["follows"] == false);
@@ -94,7 +94,7 @@ impl Coordinators {
     /// A coordinator.
     ///
     /// # Panics
-    /// Panics if it was killed.
+    /// Panics if the coordinator was killed.
     #[must_use]
     pub fn coordinator(&self, at: usize) -> &Server {
         self.all[at].as_ref().expect("it runs")
@@ -108,7 +108,7 @@ impl Coordinators {
     /// Starts a coordinator again with the files and addresses that it had.
     ///
     /// # Errors
-    /// Fails if it does not come up.
+    /// Fails if the coordinator does not come up.
     pub fn start_again(&mut self, at: usize) -> anyhow::Result<()> {
         self.all[at] = Some(Server::start(&self.program, "coordinator", &self.config(at))?);
         Ok(())
@@ -117,12 +117,12 @@ impl Coordinators {
     /// The table that a coordinator gives to watchers.
     ///
     /// # Errors
-    /// Fails if it gives none.
+    /// Fails if the coordinator gives no table.
     pub fn table(&self, at: usize) -> anyhow::Result<Table> {
         self.visitor.watch(self.peer[at].parse()?)
     }
 
-    /// The term and number of each node's table; none of a node that does not answer.
+    /// The term and number of each node's table; nodes that do not answer are left out.
     #[must_use]
     pub fn epochs_of_nodes(&self) -> Vec<(u64, u64)> {
         let epoch = |node: &Server| {

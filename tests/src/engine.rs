@@ -31,7 +31,7 @@ impl EngineProcess {
     /// Starts `program` (the binary `test-engine`) and waits until it has done `deed` to the node at `socket`.
     ///
     /// # Errors
-    /// Fails if it could not do it.
+    /// Fails if the program could not do the deed.
     pub fn start(program: &str, socket: &Path, deed: &str) -> anyhow::Result<Self> {
         let mut child = Command::new(program)
             .arg(socket)
@@ -52,10 +52,10 @@ impl EngineProcess {
         self.child.id()
     }
 
-    /// Ends it with SIGKILL and waits until it is gone.
+    /// Ends the process with SIGKILL and waits until it is gone.
     ///
     /// # Errors
-    /// Fails if it cannot be killed.
+    /// Fails if the process cannot be killed.
     pub fn kill(mut self) -> anyhow::Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -65,7 +65,7 @@ impl EngineProcess {
 
 impl Drop for EngineProcess {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both fail only if the process has ended already.
         _ = self.child.kill();
         _ = self.child.wait();
     }
@@ -74,10 +74,10 @@ impl Drop for EngineProcess {
 /// The main function of the binary `test-engine`: it does one deed, reports it, and waits for the end of its input.
 ///
 /// # Errors
-/// Fails if the node does not let it.
+/// Fails if the node does not allow the deed.
 pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
     if deed == "greet and go" {
-        // Its window takes the node longer than it lives.
+        // The node needs longer for this window than the process lives.
         let hello =
             Hello { version: SESSION_VERSION, client: "test".into(), device: None, window_bytes: 64 << 20 };
         RawSession::connect(socket)?.send(&Request::Hello(hello))?;
@@ -87,24 +87,24 @@ pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
     let hashes = prompt(b'a', 4);
     let mut kept: Vec<Box<dyn Any>> = Vec::new();
     match deed {
-        // Holds a reservation, of which nothing is committed.
+        // Holds a reservation, and commits none of it.
         "write" => {
             session.ask(&reserve(&registered, &prompt(b'w', 4)))?;
         }
-        // The same, but the session is closed and the process lives on.
+        // As `write`, but the session is closed and the process lives on.
         "write and close" => {
             let (reserved, memory) = session.ask(&reserve(&registered, &prompt(b'w', 4)))?;
             kept.push(Box::new((reserved, memory)));
             drop(session);
             return wait_for_the_end(&kept);
         }
-        // Has sent a commit and does not wait for its answer.
+        // Sends a commit and does not wait for its answer.
         "commit" => {
             let (reserved, _) = session.ask(&reserve(&registered, &prompt(b'w', 4)))?;
             let Response::Reserved(reserved) = reserved else { anyhow::bail!("not reserved: {reserved:?}") };
             session.send(&commit(reserved.reservation, 4))?;
         }
-        // Fills the arena, then is as idle as the others.
+        // Fills the arena, then is idle.
         "fill" => {
             let window = Mapping::writable(window.context("it has a window")?.as_fd(), 1 << 20)?;
             for name in 0..8 {
@@ -135,7 +135,7 @@ pub fn run(socket: &Path, deed: &str) -> anyhow::Result<()> {
                 duration_ms: 60_000,
             }))?;
         }
-        // Keeps the memory it was given, but closes the session.
+        // Closes the session, but keeps the memory that it was given.
         "close" => {
             kept.push(Box::new(session.lease(&registered, &hashes)?));
             let mut other = RawSession::connect(socket)?;
@@ -196,7 +196,7 @@ fn save_by_gpu(
     begin_copy(session, &Request::SavePages(save))
 }
 
-/// Makes two pages known, of a block each.
+/// Registers two pages of one block each.
 fn register_gpu(session: &mut RawSession, registered: &Registered) -> anyhow::Result<u32> {
     let bytes = 2 * BLOCK_BYTES as u64;
     let memory = memfd_create("gpu", MemfdFlags::CLOEXEC)?;
@@ -245,7 +245,7 @@ fn put(
     Ok(())
 }
 
-/// Where `bequeath` writes the number of the child, whose standard input is the memory.
+/// The file to which `bequeath` writes the child's process id. The child's standard input is the memory.
 #[must_use]
 pub fn heir_file(socket: &Path) -> PathBuf {
     socket.with_extension("heir")

@@ -16,25 +16,25 @@ pub struct Etcd {
     command: Command,
     child: Child,
     url: String,
-    // Last: the directory goes when nobody writes there any more.
+    // Last: the directory is removed when etcd writes there no more.
     _dir: TempDir,
 }
 
 impl Etcd {
-    /// Starts it, and waits until it serves; `None` if this machine has no etcd.
+    /// Starts etcd, and waits until it serves; `None` if this machine has no etcd.
     ///
     /// # Errors
-    /// Fails if there is one and it does not come up.
+    /// Fails if there is an etcd and it does not come up.
     pub fn start() -> anyhow::Result<Option<Self>> {
         let Some(etcd) = Self::spawn(tempfile::tempdir()?, "http", &[])? else { return Ok(None) };
         wait::until("etcd serves", || ureq::get(format!("{}/health", etcd.url)).call().ok());
         Ok(Some(etcd))
     }
 
-    /// The same with TLS: it serves only clients with a certificate of this authority.
+    /// As [`Self::start`], with TLS: it serves only clients with a certificate of this authority.
     ///
     /// # Errors
-    /// Fails if there is one and it does not come up.
+    /// Fails if there is an etcd and it does not come up.
     pub fn start_tls(authority: &Authority) -> anyhow::Result<Option<Self>> {
         let files = authority.issue("etcd")?;
         let dir = tempfile::tempdir()?;
@@ -54,8 +54,8 @@ impl Etcd {
         Ok(Some(etcd))
     }
 
-    /// From now on, it serves only clients with a name and a password. There are `root` and `larder`; the password of both is
-    /// their name. `larder` has the key `larder-coordinator` and no other.
+    /// From now on, etcd serves only clients with a name and a password. The users are `root` and `larder`; each has its name as
+    /// its password. `larder` may use the key `larder-coordinator` and no other.
     ///
     /// # Errors
     /// Fails if etcd refuses.
@@ -99,10 +99,10 @@ impl Etcd {
         Ok(Some(Self { command, child, url, _dir: dir }))
     }
 
-    /// Kills it and starts it again with its data.
+    /// Kills etcd and starts it again with its data.
     ///
     /// # Errors
-    /// Fails if it cannot be started.
+    /// Fails if etcd cannot be started.
     pub fn restart(&mut self) -> anyhow::Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -119,7 +119,7 @@ impl Etcd {
 
 impl Drop for Etcd {
     fn drop(&mut self) {
-        // Both fail only if it has ended already.
+        // Both fail only if etcd has ended already.
         _ = self.child.kill();
         _ = self.child.wait();
     }
@@ -130,5 +130,5 @@ fn free_url(scheme: &str) -> anyhow::Result<String> {
     Ok(format!("{scheme}://{}", TcpListener::bind("127.0.0.1:0")?.local_addr()?))
 }
 
-/// `larder-coordinator`, as etcd's JSON has bytes.
+/// `larder-coordinator` in base64, which etcd's JSON uses for bytes.
 const KEY: &str = "bGFyZGVyLWNvb3JkaW5hdG9y";

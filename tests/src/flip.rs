@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 
 use anyhow::Context as _;
 
-/// Flips one bit in every page of the arena of the node process `pid`; how many pages that were. The node's own mapping
-/// is the only writable one, so this goes through its memory as a debugger would.
+/// Flips one bit in every page of the arena of the node process `pid`. Returns the number of pages. The node's own mapping is the
+/// only writable one, so this writes to the process's memory as a debugger would.
 ///
 /// # Errors
 /// Fails if the process cannot be written to, or has no arena.
@@ -21,8 +21,8 @@ pub fn flip_a_bit_in_every_page(pid: u32) -> anyhow::Result<usize> {
     Ok(flipped)
 }
 
-/// Writes `with` over every block in the arena of the node process `pid` that begins with the bytes `block`, which are a page
-/// at most; how many that were.
+/// Writes `with` over every block in the arena of the node process `pid` that begins with the bytes `block`, at most a page.
+/// Returns the number of replaced blocks.
 ///
 /// # Errors
 /// Fails if the process cannot be written to, has no arena, or no such block is there.

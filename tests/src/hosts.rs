@@ -22,7 +22,7 @@ use crate::server::Server;
 pub struct Hosts {
     names: Vec<String>,
     programs: Vec<String>,
-    // Last: the directory goes when nobody writes there any more.
+    // Last: the directory is removed when no process writes there any more.
     dir: TempDir,
 }
 
@@ -30,15 +30,15 @@ impl Hosts {
     /// Makes two hosts, an authority, and certificates for a coordinator and for `node-0` and `node-1`.
     ///
     /// # Errors
-    /// Fails where this process may make no network namespaces.
+    /// Fails if this process may make no network namespaces.
     pub fn new(program: &str) -> anyhow::Result<Self> {
         Self::of(2, program)
     }
 
-    /// The same with so many hosts, and as many certificates of nodes.
+    /// As [`Self::new`], with `count` hosts and as many certificates of nodes.
     ///
     /// # Errors
-    /// Fails where this process may make no network namespaces.
+    /// Fails if this process may make no network namespaces.
     pub fn of(count: usize, program: &str) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let (authority, files) = Authority::create(Validity::days(1))?;
@@ -82,32 +82,32 @@ impl Hosts {
         &self.names[self.programs.len()]
     }
 
-    /// Takes a host off the switch: all that it sends is lost, and it hears nobody. It sees no difference at its cable.
+    /// Disconnects a host from the switch: it reaches nobody and nobody reaches it. Its own end of the cable stays up.
     ///
     /// # Errors
-    /// Fails if the system does not do it.
+    /// Fails if the system refuses.
     pub fn cut_off(&self, host: usize) -> anyhow::Result<()> {
         ip(&["-n", self.switch(), "link", "set", &port(host), "nomaster"])
     }
 
-    /// Joins a host that was cut off to the others again.
+    /// Connects a host to the switch again.
     ///
     /// # Errors
-    /// Fails if the system does not do it.
+    /// Fails if the system refuses.
     pub fn plug_in(&self, host: usize) -> anyhow::Result<()> {
         ip(&["-n", self.switch(), "link", "set", &port(host), "master", "switch"])
     }
 
-    /// Does something on a host: the sockets that it makes are of that host.
+    /// Does something on a host: sockets made by `act` belong to that host.
     ///
     /// # Errors
-    /// Fails if this thread may not go there.
+    /// Fails if this thread may not enter the host's namespace.
     ///
     /// # Panics
     /// Panics as `act` does.
     pub fn on<T: Send>(&self, host: usize, act: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
         let space = File::open(format!("/run/netns/{}", self.names[host]))?;
-        // A thread of its own goes there and never comes back.
+        // A thread of its own enters the namespace and ends there.
         thread::scope(|scope| {
             let there = scope.spawn(move || {
                 move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))?;
@@ -123,11 +123,11 @@ impl Hosts {
         format!("198.18.0.{}", host + 1)
     }
 
-    /// Starts a server on a host: the coordinator, or `node-0` and so on. Its configuration is that of the book: certificates,
-    /// names and places, no address but the coordinator's, which is on host 0, and `more`.
+    /// Starts a server on a host: the coordinator, or `node-0` and so on. Its configuration is that of the book, and `more`:
+    /// certificates, names, folders, and the address of the coordinator on host 0 as the only address.
     ///
     /// # Errors
-    /// Fails if it does not come up.
+    /// Fails if the server does not come up.
     pub fn start(&self, host: usize, name: &str, more: &str) -> anyhow::Result<Server> {
         if name == "coordinator" {
             return self.start_coordinator(host, more);
@@ -138,7 +138,7 @@ impl Hosts {
     /// Starts a coordinator on a host, with more of its configuration.
     ///
     /// # Errors
-    /// Fails if it does not come up.
+    /// Fails if the coordinator does not come up.
     pub fn start_coordinator(&self, host: usize, more: &str) -> anyhow::Result<Server> {
         let (dir, files) = (self.dir.path(), credential_files(self.dir.path(), "coordinator"));
         let text =
@@ -146,10 +146,10 @@ impl Hosts {
         self.start_with(host, "coordinator", &format!("coordinator-{host}"), &text)
     }
 
-    /// Starts a node on a host, which finds its coordinators there.
+    /// Starts a node on a host. It looks for coordinators at `coordinators`.
     ///
     /// # Errors
-    /// Fails if it does not come up.
+    /// Fails if the node does not come up.
     pub fn start_node(
         &self,
         host: usize,
@@ -182,7 +182,7 @@ impl Hosts {
         Ok(command.args(args).env("LARDER_CONTEXT", self.dir.path().join("context.toml")).output()?)
     }
 
-    /// Where the configuration files are, and the context file of the commands.
+    /// The folder of the configuration files and of the commands' context file.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
@@ -192,7 +192,7 @@ impl Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         for name in &self.names {
-            // An error: it was never made.
+            // An error: the namespace was never made.
             let _ = ip(&["netns", "delete", name]);
         }
     }

@@ -1,4 +1,4 @@
-//! Requests of HTTP, as servers for tests read them.
+//! HTTP requests, as test servers read them.
 
 use std::io::{BufRead, Read as _};
 
@@ -27,7 +27,7 @@ impl Request {
 /// Reads a request to its end.
 ///
 /// # Errors
-/// Fails if the client closes the connection, or speaks something else.
+/// Fails if the client closes the connection, or does not speak HTTP.
 pub(crate) fn read_request(stream: &mut impl BufRead) -> anyhow::Result<Request> {
     let mut lines = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! A member of a cluster that claims to hold everything, and does not keep its word.
+//! A member of a cluster that announces blocks and breaks its word.
 
 use std::net::SocketAddr;
 use std::sync::mpsc;
@@ -31,23 +31,23 @@ use crate::visitor;
 pub enum Manners {
     /// It has none of the blocks.
     HasNothing,
-    /// The right checksum, and bytes with one wrong bit.
+    /// It sends the right checksum, and bytes with one wrong bit.
     FlipsABit,
-    /// Bytes and checksum of another chunk.
+    /// It sends bytes and checksum of another chunk.
     SendsAnother,
-    /// Half of the announced bytes.
+    /// It sends half of the announced bytes.
     StopsHalfway,
-    /// Blocks of twice the size.
+    /// It sends blocks of twice the size.
     SendsTwice,
-    /// Bytes that are no message.
+    /// It sends bytes that are no message.
     TalksGarbage,
-    /// Nothing, and the stream stays open.
+    /// It sends nothing, and keeps the stream open.
     SaysNothing,
-    /// The right bytes, at [`THROTTLED_BLOCKS_PER_SECOND`].
+    /// It sends the right bytes, at [`THROTTLED_BLOCKS_PER_SECOND`].
     IsThrottled,
 }
 
-/// A running impostor. Dropping it ends it without a word to anybody.
+/// A running impostor. Dropping it ends it without a goodbye.
 pub struct Impostor {
     number: NodeNumber,
     stop: Option<oneshot::Sender<()>>,
@@ -55,10 +55,10 @@ pub struct Impostor {
 }
 
 impl Impostor {
-    /// Joins `cluster` as the node `name` and announces `rows`, which it does not have, to their homes.
+    /// Joins `cluster` as the node `name` and announces `rows` to their homes, without having the chunks.
     ///
     /// # Errors
-    /// Fails if the cluster does not take it in.
+    /// Fails if the cluster does not let it join.
     pub fn join(cluster: &Cluster, name: &str, rows: Vec<RowKey>, manners: Manners) -> anyhow::Result<Self> {
         let credentials = cluster.credentials(&Identity::new(Role::Node, name), Validity::days(1))?;
         let coordinator: SocketAddr = cluster.coordinator_peer().parse()?;
@@ -99,7 +99,7 @@ impl Drop for Impostor {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // It panics only where the test has failed already.
+            // It panics only if the test has failed already.
             _ = thread.join();
         }
     }
@@ -178,7 +178,7 @@ impl Member {
                 let Ok(connection) = incoming.accept().await else { return };
                 while let Ok((send, receive)) = connection.quic().accept_bi().await {
                     let member = member.clone();
-                    // An error: the asker has gone.
+                    // An error: the requester has gone.
                     spawn_local(async move { _ = member.answer(send, receive).await });
                 }
             });
@@ -210,7 +210,7 @@ impl Member {
             hashes.iter().map(|hash| self.manners.chunk(fingerprint, hash)).unzip();
         match self.manners {
             Manners::SaysNothing => {
-                // The asker gives up some time.
+                // The requester gives up after some time.
                 _ = send.stopped().await;
                 return Ok(());
             }
@@ -221,7 +221,7 @@ impl Member {
             bytes.truncate(1);
             bytes[0].truncate(BLOCK_BYTES / 2);
         }
-        // A block that is sent late makes no other late: on a slow machine too, all come in the time of the arithmetic.
+        // A late block makes no other block late: even on a slow machine all blocks come in the calculated time.
         let began = tokio::time::Instant::now();
         for (block, bytes) in (1..).zip(bytes) {
             if self.manners == Manners::IsThrottled {
@@ -233,7 +233,7 @@ impl Member {
         Ok(send.finish()?)
     }
 
-    /// Tells the homes that it has these rows, until all of them believe it.
+    /// Announces these rows to their homes, until all homes have accepted them.
     async fn announce(&self, rows: &[RowKey]) -> anyhow::Result<()> {
         loop {
             let table = self.table();
@@ -251,7 +251,7 @@ impl Member {
             if believed {
                 return Ok(());
             }
-            // The homes have not heard of it yet.
+            // The homes do not know the impostor yet.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -289,7 +289,7 @@ impl Member {
 }
 
 impl Manners {
-    /// What is said of a chunk, and the bytes that follow.
+    /// The answer for a chunk, and the bytes that follow.
     fn chunk(self, fingerprint: Fingerprint, hash: &ChunkHash) -> (FetchedChunk, Vec<u8>) {
         if self == Self::HasNothing {
             return (FetchedChunk::NotHeld, Vec::new());
@@ -321,5 +321,5 @@ impl Manners {
 /// Blocks of each fetch that a throttled impostor sends in a second.
 pub const THROTTLED_BLOCKS_PER_SECOND: u32 = 50;
 
-/// Time in which a cluster must accept it.
+/// Time in which a cluster must let the impostor join.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,5 +1,5 @@
-//! What the tests of whole processes share: servers, clusters and engines as processes, and sessions and peers without
-//! manners.
+//! Helpers of the tests of whole processes: servers, clusters and engines as processes, and sessions and peers that break the
+//! rules.
 
 pub mod api_server;
 pub mod cluster;

@@ -1,17 +1,17 @@
-//! What a cache of the same rule would hit: a sequential model that shares nothing with Larder's code.
+//! The hits of a cache with the same rule: a sequential model that shares nothing with Larder's code.
 //!
-//! The rule: full chunks of 512 tokens alone are kept. A request hits the longest prefix of its chunks that is there, at
-//! most `tokens - 1` of its tokens in whole chunks. Afterwards all of its full chunks are there, the first one used last.
-//! Beyond the capacity the least recently used chunk without a cached child goes.
+//! The rule: only full chunks of 512 tokens are kept. A request hits the longest cached prefix of its chunks: whole chunks, at
+//! most `tokens - 1` of its tokens. Afterwards all of its full chunks are cached; its first chunk counts as used last. Beyond the
+//! capacity, the least recently used chunk without a cached child is evicted.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-/// Fractions of the tokens asked.
+/// Fractions of the requested tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
-    /// Hit within the capacity.
+    /// Hits within the capacity.
     pub token_hit_rate: f64,
-    /// Hit by a cache that keeps everything.
+    /// Hits of a cache that keeps everything.
     pub token_hit_rate_infinite: f64,
 }
 
@@ -38,10 +38,11 @@ fn hit_rate(requests: &[(u64, Vec<u64>)], capacity_chunks: usize) -> f64 {
     hit as f64 / f64::max(asked as f64, 1.0)
 }
 
-/// Plays the same requests in memory of `memory_chunks` above a disk of `disk_chunks`; the token hit rate.
+/// Plays the same requests in memory of `memory_chunks` above a disk of `disk_chunks`. Returns the token hit rate.
 ///
-/// The rule of the disk: what is committed is written at its young end. Beyond its capacity the oldest chunk goes, unless it
-/// was used since it was written: then it moves to the young end, once. What memory loses and disk has not is written again.
+/// The rule of the disk: a committed chunk is written at the young end. Beyond the capacity the oldest chunk is dropped, unless
+/// it was used since it was written: then it moves to the young end, once. A chunk that memory evicts and the disk lacks is
+/// written again.
 #[must_use]
 pub fn two_tiers(requests: &[(u64, Vec<u64>)], memory_chunks: usize, disk_chunks: usize) -> f64 {
     let (mut memory, mut disk) = (Cache::default(), Disk::default());
@@ -106,7 +107,7 @@ struct Chunk {
 }
 
 impl Cache {
-    /// Keeps a chain; which chunks go for it.
+    /// Keeps a chain. Returns the chunks that are evicted for it.
     fn keep(&mut self, chain: &[u64], capacity_chunks: usize) -> Vec<u64> {
         let end = self.clock + chain.len() as u64;
         for (index, &id) in chain.iter().enumerate() {
@@ -191,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_leaf_goes_first() {
-        // 1-2 and 3-4 fill the cache; 1-2 is used again, so that 5 takes the place of 4, the end of the other chain.
+        // 1-2 and 3-4 fill the cache. 1-2 is used again, so 5 takes the place of 4, the end of the other chain.
         let history: [(u64, &[u64]); 4] =
             [(1_025, &[1, 2, 90]), (1_025, &[3, 4, 91]), (1_025, &[1, 2, 92]), (513, &[5, 93])];
         let ask_again: [(u64, &[u64]); 2] = [(1_025, &[1, 2, 94]), (1_025, &[3, 4, 95])];
@@ -200,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_chunk_with_a_cached_child_stays_however_old_it_is() {
-        // 1 was used before 2, but 2 is its child: 2 goes, and 1 stays.
+        // 1 was used before 2, but 2 is its child: 2 is evicted, and 1 stays.
         let requests: [(u64, &[u64]); 4] =
             [(513, &[1, 90]), (1_025, &[1, 2, 91]), (513, &[3, 92]), (1_025, &[1, 2, 93])];
         assert_eq!(rates(&requests, 2), [1 + 1, 1 + 2]);

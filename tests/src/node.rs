@@ -20,7 +20,7 @@ impl NodeProcess {
     /// Starts `program node` and waits until it serves. `config` is TOML in which `{dir}` stands for a fresh directory.
     ///
     /// # Errors
-    /// Fails if it does not come up.
+    /// Fails if the node does not come up.
     pub fn start(program: &str, config: &str) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let file = dir.path().join("node.toml");
@@ -29,10 +29,10 @@ impl NodeProcess {
         Ok(Self { program: program.to_owned(), server: Server::start(program, "node", &file)?, dir })
     }
 
-    /// Ends it with SIGKILL, lets `meanwhile` look at its directory, and starts it again with the same files.
+    /// Ends the node with SIGKILL, lets `meanwhile` look at its directory, and starts it again with the same files.
     ///
     /// # Errors
-    /// Fails if it does not come up.
+    /// Fails if the node does not come up.
     pub fn restart(&mut self, meanwhile: impl FnOnce(&Path)) -> anyhow::Result<()> {
         self.server.kill()?;
         meanwhile(self.dir.path());
@@ -40,19 +40,19 @@ impl NodeProcess {
         Ok(())
     }
 
-    /// Its metrics now: the sum of all samples whose line begins so.
+    /// The sum of all samples in the node's metrics whose line begins with `beginning`.
     ///
     /// # Panics
-    /// Panics if it does not answer.
+    /// Panics if the node does not answer.
     #[must_use]
     pub fn metric(&self, beginning: &str) -> f64 {
         self.server.metric(beginning)
     }
 
-    /// A node with one tenant and an arena of 16 MiB in extents of 2 MiB.
+    /// Starts a node with one tenant and an arena of 16 MiB in extents of 2 MiB.
     ///
     /// # Errors
-    /// Fails if it does not come up.
+    /// Fails if the node does not come up.
     pub fn small(program: &str) -> anyhow::Result<Self> {
         Self::start(program, &format!("{SMALL_HOST}\n{ONE_TENANT}"))
     }
@@ -63,13 +63,13 @@ impl NodeProcess {
         self.dir.path().join(format!("{name}.sock"))
     }
 
-    /// Its number in the system.
+    /// The node's process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.server.pid()
     }
 
-    /// Its log so far.
+    /// The node's log so far.
     #[must_use]
     pub fn log(&self) -> String {
         self.server.log()
@@ -81,7 +81,7 @@ impl NodeProcess {
         self.dir.path()
     }
 
-    /// Where it serves HTTP.
+    /// The address on which the node serves HTTP.
     #[must_use]
     pub fn http(&self) -> &str {
         self.server.http()
@@ -90,7 +90,7 @@ impl NodeProcess {
     /// The body at an HTTP path.
     ///
     /// # Errors
-    /// Fails if it does not answer.
+    /// Fails if the node does not answer.
     pub fn get(&self, path: &str) -> anyhow::Result<String> {
         self.server.get(path)
     }
@@ -111,10 +111,10 @@ impl NodeProcess {
         wait::until(&format!("{field} = {value}"), || (self.status(field) == value).then_some(()));
     }
 
-    /// Stops it as an operator would.
+    /// Stops the node as an operator would.
     ///
     /// # Errors
-    /// Fails if it cannot be signalled.
+    /// Fails if the node cannot be signalled.
     pub fn stop(self) -> anyhow::Result<ExitStatus> {
         self.server.stop()
     }

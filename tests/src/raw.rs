@@ -1,4 +1,4 @@
-//! A session without manners: it sends whatever it is told to.
+//! A session that does not keep the protocol's rules: it sends whatever a test tells it to.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,11 +23,11 @@ pub struct RawSession {
     asked: u64,
 }
 
-/// An answer, with the descriptors that came along.
+/// An answer, with its descriptors.
 pub type Answered = (Response, Vec<OwnedFd>);
 
 impl RawSession {
-    /// Connects and says nothing.
+    /// Connects and sends nothing.
     ///
     /// # Errors
     /// Fails if nobody listens.
@@ -37,7 +37,7 @@ impl RawSession {
         Ok(Self { socket, reader: FrameReader::new(), writer: FrameWriter::new(), asked: 0 })
     }
 
-    /// Connects, says hello and registers [`namespace`]; answers the write window's memory too, if there is one.
+    /// Connects, says hello and registers [`namespace`]. Also returns the memory of the write window, if there is one.
     ///
     /// # Errors
     /// Fails if the node refuses.
@@ -70,7 +70,7 @@ impl RawSession {
         self.read()?.context("the node closed the connection")
     }
 
-    /// The same, of a request that brings descriptors.
+    /// As [`Self::ask`], for a request with descriptors.
     ///
     /// # Errors
     /// Fails if the node closes the connection.
@@ -92,7 +92,7 @@ impl RawSession {
         Ok(())
     }
 
-    /// Sends a request if the socket takes all of it; whether it did. After a `false` only closing makes sense.
+    /// Sends a request if the socket takes all of it. Returns whether it did. After `false` only closing makes sense.
     ///
     /// # Errors
     /// Fails if the node closed the connection.
@@ -110,10 +110,10 @@ impl RawSession {
         self.socket.write_all(bytes)
     }
 
-    /// Reads what the node says next; `None` at the end.
+    /// Reads the node's next message; `None` at the end of the stream.
     ///
     /// # Errors
-    /// Fails if what it says is malformed.
+    /// Fails if the message is malformed.
     pub fn read(&mut self) -> anyhow::Result<Option<Answered>> {
         loop {
             if let Some(frame) = self.reader.next_frame()? {
@@ -133,7 +133,7 @@ impl RawSession {
         &self.socket
     }
 
-    /// Leases chunks, and answers where they stand with the memory that is new.
+    /// Leases chunks. Returns their places, with the memory that is new to the session.
     ///
     /// # Errors
     /// Fails if the node does not lease.
@@ -148,15 +148,15 @@ impl RawSession {
     }
 }
 
-/// What a session leased.
+/// A lease.
 pub struct RawLease {
-    /// Its number.
+    /// The lease's number.
     pub lease: u64,
-    /// Where each block stands.
+    /// The place of each block.
     pub places: Vec<Place>,
     /// The extents that are new to the session.
     pub extents: Vec<Extent>,
-    /// Their memory.
+    /// The memory of these extents.
     pub memory: Vec<OwnedFd>,
 }
 
@@ -171,7 +171,7 @@ pub fn hello() -> Request {
     })
 }
 
-/// A registration of [`namespace`] by an engine whose blocks have so many bytes.
+/// A registration of [`namespace`] by an engine whose blocks have this many bytes.
 #[must_use]
 pub fn register(block_bytes: u64) -> Request {
     Request::Register(Register { spec: namespace(), slices: vec![0], block_bytes: vec![block_bytes] })
@@ -190,7 +190,7 @@ pub fn reserve(registered: &Registered, hashes: &[ChunkHash]) -> Request {
     })
 }
 
-/// A commit of the first `chunks` chunks of a reservation, whose blocks stand one behind the other in the window.
+/// A commit of the first `chunks` chunks of a reservation, whose blocks stand one after the other in the window.
 #[must_use]
 pub fn commit(reservation: u64, chunks: u32) -> Request {
     let sources = (0..chunks).map(|position| u64::from(position) * BLOCK_BYTES as u64).collect();

@@ -18,15 +18,15 @@ pub struct RealApiServer {
     child: Child,
     url: String,
     _etcd: Etcd,
-    // Last: the directory goes when nobody writes there any more.
+    // Last: the directory is removed when no process writes there any more.
     dir: TempDir,
 }
 
 impl RealApiServer {
-    /// Starts it, and waits until it serves; `None` if `tests/deploy/apiserver` has built none, or there is no etcd.
+    /// Starts a server, and waits until it serves; `None` if `tests/deploy/apiserver` has built none, or there is no etcd.
     ///
     /// # Errors
-    /// Fails if there is one and it does not come up.
+    /// Fails if there is a server and it does not come up.
     pub fn start() -> anyhow::Result<Option<Self>> {
         let program =
             Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/kubernetes/kube-apiserver"));
@@ -72,10 +72,10 @@ impl RealApiServer {
         Ok(Some(server))
     }
 
-    /// A kubeconfig for somebody who may do all.
+    /// A kubeconfig for an account with all rights.
     ///
     /// # Errors
-    /// Fails if it cannot be written.
+    /// Fails if the file cannot be written.
     pub fn admin(&self) -> anyhow::Result<PathBuf> {
         self.kubeconfig(ADMIN)
     }
@@ -83,15 +83,15 @@ impl RealApiServer {
     /// A kubeconfig for the coordinators' account.
     ///
     /// # Errors
-    /// Fails if it cannot be written.
+    /// Fails if the file cannot be written.
     pub fn coordinator(&self) -> anyhow::Result<PathBuf> {
         self.kubeconfig(COORDINATOR)
     }
 
-    /// Runs `kubectl` as somebody who may do all; what it printed.
+    /// Runs `kubectl` with all rights. Returns its output.
     ///
     /// # Errors
-    /// Fails if there is no `kubectl`, or it says so.
+    /// Fails if there is no `kubectl`, or `kubectl` fails.
     pub fn kubectl(&self, args: &[&str]) -> anyhow::Result<String> {
         let mut command = Command::new("kubectl");
         command.arg("--kubeconfig").arg(self.admin()?).arg("--cache-dir").arg(self.dir.path().join("cache"));
@@ -119,14 +119,14 @@ impl RealApiServer {
 
 impl Drop for RealApiServer {
     fn drop(&mut self) {
-        // Both fail only where it has ended already.
+        // Both fail only if the server has ended already.
         _ = self.child.kill();
         _ = self.child.wait();
     }
 }
 
-/// The token of somebody who may do all.
+/// The token of the account with all rights.
 const ADMIN: &str = "admin";
-/// The token of the coordinators' account, and its name.
+/// The token of the coordinators' account, and the account's name.
 const COORDINATOR: &str = "coordinator";
 const ACCOUNT: &str = "system:serviceaccount:larder:larder-coordinator";

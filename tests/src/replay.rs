@@ -1,4 +1,4 @@
-//! `larder replay` as a process, and the cluster that it starts for itself.
+//! `larder replay` as a process, and the cluster that it starts.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -12,10 +12,10 @@ use tempfile::TempDir;
 
 use crate::wait;
 
-/// A replay under way. Dropping it kills it, and with it what it started.
+/// A replay under way. Dropping it kills the replay and the processes that the replay started.
 pub struct Replay {
     child: Option<Child>,
-    // Last: its cluster's files are here, and what it says.
+    // Last: the files of its cluster and its output are here.
     dir: TempDir,
 }
 
@@ -24,7 +24,7 @@ pub struct Replay {
 pub struct Started {
     /// `coordinator`, `node-0` and so on.
     pub name: String,
-    /// Its number in the system.
+    /// The server's process id.
     pub pid: u32,
 }
 
@@ -32,13 +32,13 @@ impl Replay {
     /// Starts `program replay --json` with these arguments.
     ///
     /// # Errors
-    /// Fails if it cannot be started.
+    /// Fails if the replay cannot be started.
     pub fn start(program: &str, arguments: &[&str]) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let child = Command::new(program)
             .args(["replay", "--json", "--quiet"])
             .args(arguments)
-            // Its cluster announces itself here, and its sockets' paths are short.
+            // The replay's cluster announces itself here; the paths of its sockets are short.
             .env("XDG_RUNTIME_DIR", dir.path())
             .stdin(Stdio::null())
             .stdout(File::create(dir.path().join("report.json"))?)
@@ -47,7 +47,7 @@ impl Replay {
         Ok(Self { child: Some(child), dir })
     }
 
-    /// Waits until its cluster is up; where that serves HTTP: the coordinator, then the nodes by number.
+    /// Waits until the replay's cluster is up. Returns its HTTP addresses: the coordinator's, then the nodes' by number.
     #[must_use]
     pub fn addresses(&self) -> Vec<String> {
         let announced = self.dir.path().join("larder/dev.json");
@@ -62,7 +62,7 @@ impl Replay {
             .collect()
     }
 
-    /// The server of this name in its present life; `None` while it is not there.
+    /// The server of this name in its present life; `None` while it is down.
     #[must_use]
     pub fn server(&self, name: &str) -> Option<Started> {
         let parent = self.child.as_ref()?.id().to_string();
@@ -79,7 +79,7 @@ impl Replay {
         started.into_iter().find(|started| started.name == name)
     }
 
-    /// Whether it still plays.
+    /// Whether the replay is still playing.
     ///
     /// # Errors
     /// Fails if the system does not say.
@@ -88,10 +88,10 @@ impl Replay {
         Ok(child.try_wait()?.is_none())
     }
 
-    /// Waits for its end: its report and how it ended.
+    /// Waits for the replay's end. Returns its report and its exit status.
     ///
     /// # Errors
-    /// Fails if it printed no report.
+    /// Fails if the replay printed no report.
     pub fn finish(mut self) -> anyhow::Result<(Value, Option<i32>)> {
         let child = self.child.take().context("it was not waited for")?;
         let Output { status, .. } = child.wait_with_output()?;
@@ -105,14 +105,14 @@ impl Replay {
 impl Drop for Replay {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            // Both fail only where it has ended already.
+            // Both fail only if the replay has ended already.
             _ = child.kill();
             _ = child.wait();
         }
     }
 }
 
-/// Writes a trace of the generator's as a file of the traces' format.
+/// Writes a generated trace in the format of trace files.
 ///
 /// # Errors
 /// Fails if the file cannot be written.

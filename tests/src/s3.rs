@@ -14,10 +14,10 @@ pub struct S3Server {
 }
 
 impl S3Server {
-    /// Starts it; `None` if it is not installed.
+    /// Starts the server; `None` if it is not installed.
     ///
     /// # Errors
-    /// Fails if it does not come up.
+    /// Fails if the server does not come up.
     pub fn start() -> anyhow::Result<Option<Self>> {
         let installed = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/venv/bin/moto_server");
         let program = if Path::new(installed).exists() { installed } else { "moto_server" };
@@ -28,7 +28,7 @@ impl S3Server {
         let said =
             |line: std::io::Result<String>| Some(line.ok()?.split_once("Running on http://")?.1.to_owned());
         let address = lines.find_map(said);
-        // What it says later is read, so that it never waits for that.
+        // A thread reads its later output, so that the server never waits for a reader.
         std::thread::spawn(move || lines.for_each(drop));
         let address = address.context("it says where it listens")?.trim().to_owned();
         let server = Self { process, address };
@@ -36,13 +36,13 @@ impl S3Server {
         Ok(Some(server))
     }
 
-    /// Where it listens.
+    /// The address on which the server listens.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The part of a node's configuration that names a bucket there.
+    /// The part of a node's configuration that names a bucket of this server.
     #[must_use]
     pub fn config(&self, bucket: &str) -> String {
         format!(
@@ -53,10 +53,10 @@ impl S3Server {
         )
     }
 
-    /// Ends it.
+    /// Ends the server.
     ///
     /// # Errors
-    /// Fails if it cannot be signalled.
+    /// Fails if the server cannot be signalled.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         self.process.kill()?;
         self.process.wait()?;
@@ -82,7 +82,7 @@ impl S3Server {
 
 impl Drop for S3Server {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The server may be gone already.
         let _ = self.kill();
     }
 }

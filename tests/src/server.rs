@@ -24,15 +24,15 @@ impl Server {
     /// grows beside its config file.
     ///
     /// # Errors
-    /// Fails if it does not come up.
+    /// Fails if the server does not come up.
     pub fn start(program: &str, kind: &str, config: &Path) -> anyhow::Result<Self> {
         Self::start_in(program, kind, config, &[])
     }
 
-    /// The same, with these variables in its environment.
+    /// As [`Self::start`], with these variables in the server's environment.
     ///
     /// # Errors
-    /// Fails if it does not come up.
+    /// Fails if the server does not come up.
     pub fn start_in(
         program: &str,
         kind: &str,
@@ -44,7 +44,7 @@ impl Server {
         let (said, line) = mpsc::channel();
         std::thread::spawn(move || {
             let mut line = String::new();
-            // Nobody listens where that took too long.
+            // Nobody listens any more if this took too long.
             let _ = said.send(BufReader::new(stdout).read_line(&mut line).map(|_| line));
         });
         let line = line.recv_timeout(READY).with_context(|| format!("not ready: {}", started.log()))??;
@@ -53,10 +53,10 @@ impl Server {
         Ok(started)
     }
 
-    /// Starts it and does not wait: it may never serve.
+    /// Starts the server and does not wait: it may never serve.
     ///
     /// # Errors
-    /// Fails if the system does not start it.
+    /// Fails if the system does not start the server.
     pub fn start_unready(
         program: &str,
         kind: &str,
@@ -81,13 +81,13 @@ impl Server {
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdout(stdout)
             .stderr(File::options().create(true).append(true).open(&log)?)
-            // Ctrl-C at a terminal goes to the test alone, which then ends what it started.
+            // Ctrl-C at a terminal goes only to the test, which then ends the processes that it started.
             .process_group(0)
             .spawn()?;
         Ok(Self { child, log, ready: Value::Null })
     }
 
-    /// How it ended; `None` while it runs.
+    /// How the server ended; `None` while it runs.
     ///
     /// # Errors
     /// Fails if the system does not say.
@@ -95,31 +95,31 @@ impl Server {
         Ok(self.child.try_wait()?)
     }
 
-    /// Its number in the system.
+    /// The server's process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its log so far, that of earlier processes with the same config file included.
+    /// The server's log so far, including that of earlier processes with the same config file.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// A text of the line that said that it is ready.
+    /// A text field of the line with which the server said that it is ready.
     ///
     /// # Panics
-    /// Panics if that had no such field.
+    /// Panics if the line had no such field.
     #[must_use]
     pub fn ready(&self, field: &str) -> &str {
         self.ready[field].as_str().unwrap_or_else(|| panic!("no `{field}` in {}", self.ready))
     }
 
-    /// Where it serves HTTP.
+    /// The address on which the server serves HTTP.
     ///
     /// # Panics
-    /// Panics if it did not say.
+    /// Panics if the server did not say it.
     #[must_use]
     pub fn http(&self) -> &str {
         self.ready("http")
@@ -128,42 +128,42 @@ impl Server {
     /// The body at an HTTP path.
     ///
     /// # Errors
-    /// Fails if it does not answer.
+    /// Fails if the server does not answer.
     pub fn get(&self, path: &str) -> anyhow::Result<String> {
         get(self.http(), path)
     }
 
-    /// Its metrics now: the sum of all samples whose line begins so.
+    /// The sum of all samples in the server's metrics whose line begins with `beginning`.
     ///
     /// # Panics
-    /// Panics if it does not answer.
+    /// Panics if the server does not answer.
     #[must_use]
     pub fn metric(&self, beginning: &str) -> f64 {
         sum(&self.get("/metrics").expect("the server answers"), beginning)
     }
 
-    /// Sends it a signal.
+    /// Sends the server a signal.
     ///
     /// # Errors
-    /// Fails if it has ended.
+    /// Fails if the server has ended.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         self::signal(self.pid(), signal)
     }
 
-    /// Ends it with SIGKILL and waits until it is gone.
+    /// Ends the server with SIGKILL and waits until it is gone.
     ///
     /// # Errors
-    /// Fails if it cannot be killed.
+    /// Fails if the server cannot be killed.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 
-    /// Stops it as an operator would.
+    /// Stops the server as an operator would.
     ///
     /// # Errors
-    /// Fails if it cannot be signalled.
+    /// Fails if the server cannot be signalled.
     pub fn stop(mut self) -> anyhow::Result<ExitStatus> {
         self.signal(Signal::TERM)?;
         Ok(self.child.wait()?)
@@ -172,13 +172,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail only where it has ended already.
+        // Both fail only if the server has ended already.
         _ = self.child.kill();
         _ = self.child.wait();
     }
 }
 
-/// Of metrics as text, the sum of all samples whose line begins so.
+/// The sum of all samples in a metrics text whose line begins with `beginning`.
 #[must_use]
 pub fn sum(metrics: &str, beginning: &str) -> f64 {
     let samples = metrics.lines().filter(|line| line.starts_with(beginning));
@@ -188,16 +188,16 @@ pub fn sum(metrics: &str, beginning: &str) -> f64 {
 /// The body at a path of an HTTP server.
 ///
 /// # Errors
-/// Fails if it does not answer within a few seconds.
+/// Fails if the server does not answer within a few seconds.
 pub fn get(http: &str, path: &str) -> anyhow::Result<String> {
     let limited = ureq::get(format!("http://{http}{path}")).config().timeout_global(Some(ANSWER)).build();
     Ok(limited.call()?.body_mut().read_to_string()?)
 }
 
-/// Sends a signal to a process by its number.
+/// Sends a signal to a process.
 ///
 /// # Errors
-/// Fails if there is none.
+/// Fails if there is no such process.
 pub fn signal(pid: u32, signal: Signal) -> anyhow::Result<()> {
     let pid = Pid::from_raw(i32::try_from(pid)?).context("it has a number")?;
     Ok(kill_process(pid, signal)?)

@@ -29,8 +29,8 @@ use self::options::{Options, Scenario};
 use self::report::Report;
 use self::tally::Tally;
 
-/// Runs the command line `args`, whose first word is the program's name. The status is 0 if everything was right, 1
-/// where it was not, 2 where the arguments make no sense.
+/// Runs the command line `args`, whose first word is the program's name. The status is 0 if everything was right, 1 if something
+/// was wrong, 2 if the arguments make no sense.
 pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     let args: Vec<OsString> = args.collect();
     if let Some(wrapped) = guard::wrapped(&args) {
@@ -39,7 +39,7 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     let options = match Options::try_parse_from(args) {
         Ok(options) => options,
         Err(help_or_error) => {
-            // Nobody is left to tell where the output is closed.
+            // If the output is closed, nobody is left to tell.
             let _ = help_or_error.print();
             return ExitCode::from(if help_or_error.use_stderr() { USAGE } else { 0 });
         }
@@ -51,17 +51,17 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// What one run shares with its parts.
+/// The things that the parts of one run share.
 struct SoakRun {
     options: Options,
     /// The `larder` command.
     program: PathBuf,
-    /// Where configuration files, logs and disks are.
+    /// The folder of configuration files, logs and disks.
     folder: PathBuf,
     tally: Arc<Tally>,
 }
 
-/// Runs one scenario and prints what came of it; whether all was right.
+/// Runs one scenario and prints its results. Returns whether all was right.
 fn soak(options: &Options) -> anyhow::Result<bool> {
     let program = options.program()?;
     let (folder, removes) = folder(options)?;
@@ -93,7 +93,7 @@ fn soak(options: &Options) -> anyhow::Result<bool> {
     Ok(report.passed)
 }
 
-/// The folder of the run, and what removes it where it is the run's own.
+/// The folder of the run; also the guard that removes the folder, if it is the run's own.
 fn folder(options: &Options) -> anyhow::Result<(PathBuf, Option<TempDir>)> {
     if let Some(folder) = &options.folder {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -107,13 +107,13 @@ fn folder(options: &Options) -> anyhow::Result<(PathBuf, Option<TempDir>)> {
 fn keep(removes: Option<TempDir>, folder: &Path) -> PathBuf {
     let disks = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     for disk in disks.filter(|path| path.extension().is_some_and(|extension| extension == "disk")) {
-        // They are large, and of no use without the processes that wrote them.
+        // The disks are large, and of no use without the processes that wrote them.
         let _ = std::fs::remove_dir_all(disk);
     }
     removes.map_or_else(|| folder.to_owned(), TempDir::keep)
 }
 
-/// Ready when the user wants no more.
+/// Ready when the user stops the run.
 async fn stop() {
     let both = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
     let (Ok(mut interrupt), Ok(mut terminate)) = both else {

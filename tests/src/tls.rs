@@ -4,11 +4,11 @@ use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
 
-/// What a server or a client needs.
+/// The certificate files of a server or a client.
 pub struct Files {
     /// The certificate of the authority.
     pub ca_pem: String,
-    /// Its own certificate.
+    /// The certificate of the server or client.
     pub certificate_pem: String,
     /// The private key.
     pub key_pem: String,
@@ -21,7 +21,7 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// Makes one.
+    /// Makes an authority.
     ///
     /// # Errors
     /// Fails if no key can be made.
@@ -35,7 +35,7 @@ impl Authority {
         Ok(Self { issuer: Issuer::new(params, key), pem })
     }
 
-    /// A certificate for 127.0.0.1 and for this name, which etcd takes for a user's.
+    /// Issues a certificate for 127.0.0.1 and for this name. etcd takes the name for a user's.
     ///
     /// # Errors
     /// Fails if no key can be made.

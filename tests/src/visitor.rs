@@ -1,4 +1,4 @@
-//! Somebody who calls on the processes of a cluster over QUIC and says whatever it is told to.
+//! A client that connects to the processes of a cluster over QUIC and sends whatever a test tells it to.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -22,32 +22,32 @@ pub struct Visitor {
 }
 
 impl Visitor {
-    /// Somebody with these credentials, on a free port.
+    /// A client with these credentials, on a free port.
     ///
     /// # Errors
-    /// Fails if the system lets it not.
+    /// Fails if the system refuses.
     pub fn new(credentials: &Credentials) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let endpoint = runtime.block_on(async { bind(credentials) })?;
         Ok(Self { runtime, endpoint })
     }
 
-    /// Connects to whoever has this role there.
+    /// Connects to the process with this role at `address`.
     ///
     /// # Errors
-    /// Fails if either side does not take the other. The other side may find out only after this side has.
+    /// Fails if either side does not accept the other. The other side may find out only after this side has connected.
     pub fn dial(&self, address: SocketAddr, role: Role) -> Result<Connection, ConnectError> {
         self.runtime.block_on(self.endpoint.connect(address, role, None))
     }
 
-    /// Connects to whoever answers at once; `None` if nobody does.
+    /// Connects; `None` if nobody answers soon.
     #[must_use]
     pub fn dial_soon(&self, address: SocketAddr, role: Role) -> Option<Connection> {
         let dial = async { timeout(A_MOMENT, self.endpoint.connect(address, role, None)).await };
         self.runtime.block_on(dial).ok()?.ok()
     }
 
-    /// Connects, and waits to be turned away; whether that happens.
+    /// Connects, and waits to be turned away. Returns whether that happened.
     #[must_use]
     pub fn is_turned_away(&self, address: SocketAddr, role: Role) -> bool {
         let call = async {
@@ -66,7 +66,7 @@ impl Visitor {
         self.runtime.block_on(async { timeout(PATIENCE, ask(node, request)).await })?
     }
 
-    /// Sends bytes on a stream of their own; how many bytes come back before the other side ends or breaks it.
+    /// Sends bytes on a stream of their own. Returns how many bytes come back before the other side ends or breaks the stream.
     ///
     /// # Errors
     /// Fails if the connection breaks, or nothing happens.
@@ -80,27 +80,28 @@ impl Visitor {
         self.runtime.block_on(async { timeout(PATIENCE, call).await })?
     }
 
-    /// Announces a message of the longest kind on each of so many streams, and sends little of it.
+    /// Announces a message of the longest kind on each of `streams` streams, and sends little of it.
     pub fn open_half(&self, to: &Connection, streams: usize) {
         let call = async {
             for _ in 0..streams {
                 let Ok((mut send, receive)) = to.quic().open_bi().await else { return };
                 let mut half = [7; 64];
                 half[..8].copy_from_slice(&(MOST_BYTES as u64).to_le_bytes());
-                // It may be turned away meanwhile.
+                // The stream may be refused meanwhile.
                 let _ = send.write_all(&half).await;
                 // Neither end of the stream is closed while the connection stays.
                 std::mem::forget((send, receive));
             }
         };
-        // Streams that are not granted are not waited for.
+        // Does not wait for streams that are not granted.
         let _ = self.runtime.block_on(async { timeout(A_MOMENT, call).await });
     }
 
-    /// Says something to a coordinator; its first answer, or `None` if it ends the stream or the connection instead.
+    /// Sends a message to a coordinator. Returns the first answer, or `None` if the coordinator ends the stream or the connection
+    /// instead.
     ///
     /// # Errors
-    /// Fails if it does neither.
+    /// Fails if the coordinator does neither.
     pub fn tell_coordinator(
         &self,
         coordinator: &Connection,
@@ -114,10 +115,10 @@ impl Visitor {
         self.runtime.block_on(async { timeout(PATIENCE, call).await }).context("no answer")
     }
 
-    /// The table that a coordinator gives to those who watch.
+    /// The table that a coordinator gives to watchers.
     ///
     /// # Errors
-    /// Fails if it gives none.
+    /// Fails if the coordinator gives no table.
     pub fn watch(&self, coordinator: SocketAddr) -> anyhow::Result<Table> {
         let call = async {
             let connection = self.endpoint.connect(coordinator, Role::Coordinator, None).await?;
@@ -155,8 +156,8 @@ pub(crate) async fn ask(node: &Connection, request: &PeerRequest) -> anyhow::Res
 /// Far more than any answer takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long somebody waits to bother.
+/// How long a visitor waits when it only disturbs.
 const A_MOMENT: Duration = Duration::from_millis(200);
 
-/// More than anybody answers to garbage.
+/// More bytes than any process answers to garbage.
 const MOST_BYTES: usize = 1 << 20;

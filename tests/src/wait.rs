@@ -1,4 +1,4 @@
-//! Waiting for what another process does.
+//! Waits for the work of other processes.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Asks again and again until there is an answer.
 ///
 /// # Panics
-/// Panics if there is none for [`DEADLINE`]; `what` says what was waited for.
+/// Panics if there is no answer for [`DEADLINE`]; `what` names the awaited event.
 pub fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let start = now();
     loop {
@@ -18,7 +18,7 @@ pub fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Lets real time pass where it is what a test is about, and checks something all the while.
+/// Lets real time pass, for tests about time, and checks something all the while.
 pub fn through(time: Duration, mut check: impl FnMut()) {
     let start = now();
     while start.elapsed() < time {

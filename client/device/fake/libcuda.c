@@ -1,8 +1,8 @@
-// A CUDA driver over host memory: what Larder's CUDA device calls, in the order in which a GPU might do it.
+// A CUDA driver over host memory: the calls of Larder's CUDA device, carried out in an order in which a GPU might do them.
 //
-// Streams are queues. Each time somebody asks for an event, some operations at the fronts of queues are carried out, of
-// streams that chance picks; an operation waits for the events that its stream was told to wait for. So a missing
-// event shows as wrong bytes. The kernels are done in C, by name. All state is of the calling thread.
+// Streams are queues. Each time somebody asks for an event, some operations at the fronts of random queues are carried out. An
+// operation waits for the events that its stream was told to wait for, so a missing event shows as wrong bytes. The kernels are
+// done in C, by name. All state is of the calling thread.
 
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-// For a test that wrong bytes are found.
+// For a test that wrong bytes are found: the kernels leave out this many units.
 #ifndef FAKE_FORGOTTEN_UNITS
 #define FAKE_FORGOTTEN_UNITS 0
 #endif
@@ -70,7 +70,7 @@ int fake_ranges(void) {
 
 #define LENT 1024
 
-// Memory of the process that is the GPU's too, whatever thread asks.
+// Memory of the process that is also the GPU's, whichever thread asks.
 static struct { _Atomic(ptr_t) start; size_t bytes; } lent[LENT];
 int fake_lend(void *start, size_t bytes) {
     for (int i = 0; i < LENT; i++)
@@ -88,7 +88,7 @@ static int call(const char *name) {
 }
 #define CALL() do { int failed = call(__func__); if (failed) return failed; } while (0)
 
-// As of a driver that hangs: for as long as there is the file that FAKE_CUDA_HANG names.
+// Acts as a driver that hangs, as long as the file that FAKE_CUDA_HANG names exists.
 static void hang(void) {
     const char *file = getenv("FAKE_CUDA_HANG");
     while (file && !access(file, F_OK)) usleep(1000);
@@ -119,7 +119,7 @@ static void run_kernel(const op_t *op) {
         }
 }
 
-// Carries out the first operation of a stream; 0 where it has to wait.
+// Carries out the first operation of a stream; returns 0 if it has to wait.
 static int step(stream_t *stream) {
     op_t *op = &stream->ops[stream->first];
     if (op->kind == WAIT && op->event->done < op->number) return 0;

@@ -1,20 +1,20 @@
 // Scattered pages into contiguous blocks and back, 16 bytes a thread.
 //
-// A grid strides over tiles; a tile is what some threads copy of one page of one plane. Blocks may be in host memory that is
-// mapped for the device, in a staging buffer, or in a pool on the device: an address is an address.
+// A grid strides over tiles; a tile is the part of one page of one plane that some threads copy. Blocks may be in host memory
+// that is mapped for the device, in a staging buffer, or in a pool on the device: an address is an address.
 
 #include <cstdint>
 
 // One page's place in a block; `larder_device::order::PageCopy` with addresses.
 struct Entry {
-    // Where the block's plane 0 has this page.
+    // The address of this page in the block's plane 0.
     uint64_t block;
     uint32_t page;
     uint32_t reserved;
 };
 
 struct Plane {
-    // Where page 0 begins.
+    // The address of page 0.
     uint64_t pages;
     uint64_t page_stride;
 };
@@ -40,12 +40,12 @@ constexpr int THREADS = 256;
 constexpr int LOADS = 4;
 constexpr uint32_t TILE_UNITS = THREADS * LOADS;
 
-// What passes once is kept out of the cache.
+// Bytes that pass once are kept out of the cache.
 __device__ __forceinline__ uint4 load(const uint4 *from) { return __ldcs(from); }
 
 __device__ __forceinline__ void store(uint4 *to, uint4 value) { __stcs(to, value); }
 
-// Where unit `unit` of a page stands.
+// The offset of unit `unit` of a page.
 __device__ __forceinline__ uint64_t in_page(const Copy &copy, uint32_t unit) {
     if (copy.run_units == copy.page_units) {
         return uint64_t(unit) * 16;
@@ -62,7 +62,7 @@ __device__ __forceinline__ void copy_pages(const Copy &copy) {
     const uint32_t tiles_of_page = (copy.page_units + TILE_UNITS - 1) / TILE_UNITS;
     const uint64_t tiles = uint64_t(copy.entry_count) * copy.plane_count * tiles_of_page;
     for (uint64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        // Neighbouring tiles are neighbours in the block: entry after entry of one plane lie together there.
+        // Neighboring tiles are neighbors in the block: entry after entry of one plane lie together there.
         const uint64_t page = tile / tiles_of_page;
         const uint32_t part = uint32_t(tile - page * tiles_of_page);
         const uint32_t plane_number = uint32_t(page / copy.entry_count);

@@ -31,7 +31,7 @@ pub struct CudaDevice {
     registry: Registry<CudaRegion, DeviceMemory>,
     /// Orders whose flag is not reached.
     waiting: VecDeque<(OrderNumber, Order)>,
-    /// Orders that were given up while they waited, and are to be told of.
+    /// Orders that were given up while they waited, not reported yet.
     cancelled: Vec<OrderNumber>,
     running: Vec<Running>,
     /// Resources of orders whose end could not even be marked: they stay until the device is closed.
@@ -51,14 +51,14 @@ pub struct CudaDevice {
 /// How a GPU is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaOptions {
-    /// Its number, as the driver counts.
+    /// The GPU's number in the driver's order.
     pub ordinal: u32,
-    /// Bytes that pass through each half of each lane's staging buffer. Large enough that the copy engine's start does not
-    /// count, small enough that the first half is soon full; it takes four times as much of the GPU's memory.
+    /// Bytes of each half of each lane's staging buffer. Large enough that the copy engine's start does not count, small enough
+    /// that the first half is soon full. The buffers take four times as much of the GPU's memory.
     pub half_bytes: u64,
     /// Thread blocks of a kernel whose bytes cross the bus: enough to fill it, few enough to leave the GPU to the engine.
     pub bus_blocks: u32,
-    /// Always this form, where it can be; by measurement where it is `None`.
+    /// The form of every copy that can have it. With `None`, measurements choose the form.
     pub form: Option<Form>,
 }
 
@@ -107,10 +107,10 @@ pub fn find_driver() -> Result<(), DeviceError> {
     driver::check_library().map_err(|error| DeviceError::Absent(error.to_string()))
 }
 
-/// The number of the GPU at a place on the bus; of the driver's first where no place is named.
+/// The number of the GPU at a place on the bus; the number of the driver's first GPU if `place` is `None`.
 ///
 /// # Errors
-/// [`DeviceError::Absent`] if there is none, or no driver.
+/// [`DeviceError::Absent`] if there is no such GPU, or no driver.
 pub fn ordinal_at(place: Option<PciPlace>) -> Result<u32, DeviceError> {
     driver::ordinal_at(place).map_err(|error| DeviceError::Absent(error.to_string()))
 }
@@ -345,7 +345,7 @@ impl Device for CudaDevice {
             Ok(table.into_device())
         });
         let table = uploaded.map_err(|error| self.refused(WHAT, &error))?;
-        // Kernels of both lanes may read it: it was waited for.
+        // Kernels of both lanes may read the table: the copy into it has ended.
         Ok(self.registry.add_tensors(layout, regions, table))
     }
 
@@ -429,7 +429,7 @@ impl Region for CudaRegion {
     }
 }
 
-/// The kernels, as `kernels/build` makes them of `kernels/pages.cu`.
+/// The kernels, as `kernels/build` makes them from `kernels/pages.cu`.
 const PTX: &CStr = match CStr::from_bytes_with_nul(
     concat!(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/pages.ptx")), "\0").as_bytes(),
 ) {

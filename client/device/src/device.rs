@@ -86,7 +86,7 @@ pub enum Event {
     Layers {
         /// The order.
         number: OrderNumber,
-        /// How many are.
+        /// How many layers are done.
         done: u32,
     },
     /// An order has ended, and the device no longer touches its memory.
@@ -102,7 +102,7 @@ pub enum Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum CopyError {
-    /// It was refused before anything was begun.
+    /// The copy was refused before anything was begun.
     #[error("the copy was refused")]
     Refused,
     /// The copy failed and has ended: the contents of its targets are unknown.
@@ -159,7 +159,7 @@ pub enum DeviceError {
     /// No such region or tensors.
     #[error("there are no such regions or tensors")]
     Unknown,
-    /// Orders or tensors use it.
+    /// Orders or tensors use the region, or orders use the tensors.
     #[error("the region is in use")]
     InUse,
     /// The layout does not fit its regions.

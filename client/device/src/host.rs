@@ -10,7 +10,7 @@ use crate::memory::HostMemory;
 use crate::order::{BlockMove, Direction, Order, OrderNumber, PageCopy, RegionId, TensorsId, Work};
 use crate::registry::{Region, Registry};
 
-/// The device. What it does in which order comes from a seed.
+/// The device. A seed decides the order of its work.
 pub struct HostDevice {
     registry: Registry<HostRegion, ()>,
     running: Vec<Running>,
@@ -26,7 +26,7 @@ pub struct HostControl(Arc<HostState>);
 /// A fault of an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It is refused.
+    /// The order is refused.
     Refuse,
     /// The order fails after this many pieces.
     Fail {
@@ -321,12 +321,12 @@ impl Device for HostDevice {
 }
 
 impl HostControl {
-    /// The next order goes wrong like this.
+    /// Plants a fault. Each further order gets the next planted fault.
     pub fn fail_next(&self, fault: Fault) {
         self.script().faults.push_back(Some(fault));
     }
 
-    /// The next order goes well, ahead of the planted faults.
+    /// Plants no fault for an order: it goes well.
     pub fn spare_next(&self) {
         self.script().faults.push_back(None);
     }
@@ -350,7 +350,7 @@ impl HostControl {
         }
     }
 
-    /// Reports of later ends come this many polls late.
+    /// From now on, an order's end is reported this many polls late.
     pub fn be_late(&self, polls: u32) {
         self.script().late_polls = polls;
     }
@@ -360,7 +360,7 @@ impl HostControl {
         self.script().engine_memory.push(memory);
     }
 
-    /// A device cannot be closed any more.
+    /// From now on, a device cannot be closed.
     pub fn cling(&self) {
         self.script().clings = true;
     }
@@ -419,7 +419,7 @@ fn copy(registry: &Registry<HostRegion, ()>, order: &Order, piece: CopyStep) {
     }
 }
 
-/// Pieces that are copied between two words to the caller, at most.
+/// The most pieces that are copied between two words to the caller.
 const STEPS_PER_POLL: u32 = 24;
 
 const LOST: &str = "as it was told";

@@ -1,9 +1,9 @@
 //! The places of an engine's paged KV memory, by strides, and the order of its bytes in a block.
 //!
-//! A *plane* is what one layer has of one kind: keys and values together as vLLM keeps them, or keys alone as SGLang does.
-//! All pages of all planes have the same shape: [`Dim`]s around a contiguous *run*. The block of a chunk has its planes one
-//! behind the other; in each, the chunk's pages in order; in each of these, the runs in the order of the dims, outermost
-//! first. That is the order of the copies that the CPU makes.
+//! A *plane* is one layer's memory of one kind: keys and values together as vLLM keeps them, or keys alone as SGLang does. All
+//! pages of all planes have the same shape: [`Dim`]s around a contiguous *run*. The block of a chunk has its planes one after the
+//! other; each plane has the chunk's pages in order; each page has its runs in the order of the dims, outermost first. Copies
+//! that the CPU makes have the same order.
 
 mod check;
 mod engines;
@@ -75,7 +75,7 @@ pub enum LayoutError {
     /// Something required is missing.
     #[error("there are no {0}")]
     Empty(&'static str),
-    /// More than fits the description, or can be addressed.
+    /// More than the description can hold, or than can be addressed.
     #[error("there are too many {0}")]
     TooMany(&'static str),
     /// Not every layer has all its planes.
@@ -94,7 +94,7 @@ pub enum LayoutError {
         /// Its bytes.
         bytes: u64,
     },
-    /// A plane reaches beyond its region, or names none.
+    /// A plane reaches beyond its region, or its region does not exist.
     #[error("plane {plane} needs {needed} bytes of region {region}, which has {found}")]
     OutOfRegion {
         /// Number of the plane.
@@ -106,7 +106,7 @@ pub enum LayoutError {
         /// The bytes there are.
         found: u64,
     },
-    /// Pages or runs of a plane lie on each other.
+    /// Pages or runs of a plane overlap.
     #[error("the pages of plane {0} overlap")]
     PagesOverlap(usize),
     /// Two planes share bytes.
@@ -121,7 +121,7 @@ impl PagedLayout {
     /// Checks an engine's description against the sizes of its regions.
     ///
     /// # Errors
-    /// [`LayoutError`] if anything is missing, unaligned, beyond its region, or in one place with something else.
+    /// [`LayoutError`] if anything is missing, unaligned, beyond its region, or overlaps something else.
     pub fn new(spec: LayoutSpec, region_bytes: &[u64]) -> Result<Self, LayoutError> {
         let page_bytes = check::check(&spec, region_bytes)?;
         let pages = u64::from(spec.pages_per_chunk) * spec.planes.len() as u64;

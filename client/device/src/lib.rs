@@ -9,9 +9,9 @@
 //! that never raises its word delays no other order. A failed copy raises its flag: waiters go on, and the copy's end says
 //! why.
 //!
-//! Memory is reused on positive knowledge. A caller is told of a stalled copy at its deadline, but the memory stays
-//! quarantined until the device says that the copy ended, or is closed. Of a failed device only closing its context proves
-//! that nothing goes on; where that fails too, the memory is never used again.
+//! Memory is reused on positive knowledge. A caller is told of a stalled copy at its deadline, but the memory stays quarantined
+//! until the device says that the copy ended, or is closed. After a device failed, only closing its context proves that nothing
+//! goes on; if that fails too, the memory is never used again.
 
 pub mod cuda;
 pub mod device;

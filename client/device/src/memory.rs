@@ -80,13 +80,13 @@ impl HostMemory {
         Self { start, bytes, is_writable, _owner: owner }
     }
 
-    /// Its first byte.
+    /// The address of the first byte.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Its bytes.
+    /// The number of bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -107,7 +107,7 @@ impl HostMemory {
     /// Copies the bytes from `offset` on.
     ///
     /// # Panics
-    /// Panics if that is beyond the memory.
+    /// Panics if these bytes are beyond the memory.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         let from = self.at(offset, out.len() as u64);
         // SAFETY: `at` proved that the source lies within the memory, which `_owner` keeps. `out` is a reference, and there are
@@ -118,7 +118,7 @@ impl HostMemory {
     /// Copies `bytes` to `offset` on.
     ///
     /// # Panics
-    /// Panics if that is beyond the memory, or it is read-only.
+    /// Panics if the target is beyond the memory, or the memory is read-only.
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         assert!(self.is_writable, "the memory is read-only");
         let to = self.at(offset, bytes.len() as u64);
@@ -129,7 +129,7 @@ impl HostMemory {
     /// Copies `bytes` bytes from `offset` on to `to` of `target`, which may be the same memory.
     ///
     /// # Panics
-    /// Panics if either is beyond its memory, or the target is read-only.
+    /// Panics if either range is beyond its memory, or the target is read-only.
     pub fn copy_to(&self, offset: u64, target: &Self, to: u64, bytes: u64) {
         assert!(target.is_writable, "the memory is read-only");
         let (from, to) = (self.at(offset, bytes), target.at(to, bytes));
@@ -137,19 +137,19 @@ impl HostMemory {
         unsafe { ptr::copy(from, to, bytes as usize) }
     }
 
-    /// The word at `offset`, with all that was written before it was.
+    /// The word at `offset`. All bytes that were written before the word are visible too.
     ///
     /// # Panics
-    /// Panics if it is beyond the memory, or unaligned.
+    /// Panics if the word is beyond the memory, or unaligned.
     #[must_use]
     pub fn word(&self, offset: u64) -> u32 {
         self.atomic(offset).load(Ordering::Acquire)
     }
 
-    /// Writes the word at `offset`, after all that was written before.
+    /// Writes the word at `offset`, after all bytes that were written before.
     ///
     /// # Panics
-    /// Panics if it is beyond the memory, unaligned, or the memory is read-only.
+    /// Panics if the word is beyond the memory or unaligned, or the memory is read-only.
     pub fn set_word(&self, offset: u64, value: u32) {
         assert!(self.is_writable, "the memory is read-only");
         self.atomic(offset).store(value, Ordering::Release);

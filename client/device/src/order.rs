@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::layout::PagedLayout;
 
-/// A piece of memory that a device knows: the arena, a pool of its own, a region of an engine's.
+/// A piece of memory that a device knows: the arena, a pool of its own, a region of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionId(pub u32);
 
@@ -12,7 +12,7 @@ pub struct RegionId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TensorsId(pub u32);
 
-/// The number of an order; every order has another one.
+/// The number of an order; no two orders have the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OrderNumber(pub u64);
 
@@ -36,12 +36,12 @@ pub enum Direction {
 
 /// A number in a flag page, by which an engine's stream and a copy wait for each other.
 ///
-/// A word is reached when it is at most 2^31 behind; so numbers may wrap.
+/// A flag is reached when its word is at the value or less than 2^31 beyond it, so words may wrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flag {
     /// The place of the word: a multiple of 4 in host memory.
     pub word: RegionOffset,
-    /// The value that it must have reached.
+    /// The value that the word must have reached.
     pub value: u32,
 }
 
@@ -52,10 +52,10 @@ pub struct Order {
     pub direction: Direction,
     /// The copies.
     pub work: Work,
-    /// It begins when this is reached: the engine's stream says that the pages are as they should be.
+    /// The order begins when this flag is reached: the engine's stream says that the pages are as they should be.
     pub after: Option<Flag>,
-    /// Raised to `value` plus the number of layers that are done, so that the engine's stream can wait for each. A failed order
-    /// raises it to the end: its waiters go on, and its completion says that nothing came.
+    /// The word is raised to `value` plus the number of layers that are done, so that the engine's stream can wait for each. A
+    /// failed order raises it to the end: its waiters go on, and its completion says that nothing came.
     pub then: Option<Flag>,
 }
 
@@ -70,7 +70,7 @@ pub enum Work {
         pages: Vec<PageCopy>,
         /// The layers.
         layers: Range<u32>,
-        /// Whether each layer is to be told as soon as it is done, first to last.
+        /// Whether each layer is reported as soon as it is done, first to last.
         by_layer: bool,
     },
     /// Whole blocks, between regions: from one tier to another.
@@ -118,7 +118,7 @@ pub enum OrderError {
     /// No such page.
     #[error("there is no page {0}")]
     NoPage(u32),
-    /// A place beyond its region, in none, or unaligned.
+    /// A place is beyond its region, in no region, or unaligned.
     #[error("a block of {bytes} bytes does not fit at {} of region {}", .place.offset, .place.region.0)]
     NoPlace {
         /// The place.
@@ -126,7 +126,7 @@ pub enum OrderError {
         /// The block's size.
         bytes: u64,
     },
-    /// A place that may only be read.
+    /// A place may only be read.
     #[error("region {} may only be read", .0.0)]
     ReadOnly(RegionId),
     /// Two copies write to one place.
@@ -135,7 +135,7 @@ pub enum OrderError {
 }
 
 impl Work {
-    /// Layers that are told of.
+    /// The number of layers that are reported.
     #[must_use]
     pub fn layers(&self) -> u32 {
         match self {
@@ -146,7 +146,7 @@ impl Work {
 }
 
 impl Flag {
-    /// Whether a word that says `found` has reached it.
+    /// Whether a word that says `found` has reached the flag.
     #[must_use]
     pub fn is_reached_by(self, found: u32) -> bool {
         found.wrapping_sub(self.value).cast_signed() >= 0
@@ -170,7 +170,7 @@ pub(crate) trait Places {
 }
 
 impl Order {
-    /// Whether every byte that it would touch is where it should be.
+    /// Checks that every byte that the order would touch is where it should be.
     pub(crate) fn check(&self, places: &impl Places) -> Result<(), OrderError> {
         for flag in [self.after, self.then].into_iter().flatten() {
             check_place(places, flag.word, 4, 4, self.then == Some(flag))?;
@@ -202,7 +202,7 @@ impl Order {
         }
     }
 
-    /// No two copies write to one page, or to one place in a block, or to blocks that lie on each other.
+    /// Checks that no two copies write to one page, to one place in a block, or to overlapping blocks.
     fn check_targets(&self, pages: &[PageCopy], block_bytes: u64) -> Result<(), OrderError> {
         if self.direction == Direction::Load {
             let mut targets: Vec<u32> = pages.iter().map(|copy| copy.page).collect();

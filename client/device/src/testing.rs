@@ -93,7 +93,7 @@ impl Paged {
     }
 }
 
-/// Bytes at a time.
+/// All bytes at one time.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Image {
     pub(crate) engine: Vec<Vec<u8>>,

@@ -1,8 +1,8 @@
 //! The thread of one device, its only caller.
 //!
-//! It takes orders from a bounded ring. Callers never wait for the device: a device call that hangs, hangs this thread alone.
-//! A caller hears the end of each order once. Places in the ring are given back when the end was heard, so the number of ends
-//! that wait is bounded too.
+//! It takes orders from a bounded ring. Callers never wait for the device: a device call that hangs blocks only this thread. A
+//! caller hears the end of each order once. Places in the ring are given back when the end was heard, so the number of ends that
+//! wait is bounded too.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,19 +30,19 @@ pub enum DeviceReport {
     Layers {
         /// The order.
         number: OrderNumber,
-        /// How many are.
+        /// How many layers are done.
         done: u32,
     },
-    /// An order has ended; told once of each that was taken.
+    /// An order has ended; reported once for each order that was taken.
     Done {
         /// The order.
         number: OrderNumber,
         /// Whether all its bytes are where they should be. After [`CopyError::Lost`] the device may still touch its memory.
         result: Result<(), CopyError>,
-        /// The order's place, which another may have when this is dropped.
+        /// The order's place. Another order may have it when this is dropped.
         place: OrderPlace,
     },
-    /// There is no device, or it failed. All that comes is refused from now on.
+    /// There is no device, or it failed. All later orders are refused.
     Lost(DeviceError),
     /// The device was closed, at the latest when the thread ends: its work touches no memory any more.
     Gone,
@@ -61,7 +61,7 @@ type Call = Box<dyn FnOnce(&mut dyn Device) + Send>;
 /// Takes reports on the device's thread. It must not wait. Reports of unfinished orders are bounded by the places for orders.
 type Hear = Box<dyn FnMut(DeviceReport) + Send>;
 
-/// The ring, or all places for orders, are taken: to be tried again after the next [`DeviceReport::Done`].
+/// The ring, or all places for orders, are taken: try again after the next [`DeviceReport::Done`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the device has too many orders")]
 pub struct Busy;
@@ -115,16 +115,16 @@ impl DeviceThread {
     /// Hands an order to the thread.
     ///
     /// # Errors
-    /// [`Busy`], with nothing done, where too many are under way.
+    /// [`Busy`], with nothing done, if too many orders are under way.
     pub fn submit(&self, number: OrderNumber, order: Order) -> Result<(), Busy> {
         self.submit_made(number, move |_| Ok(order))
     }
 
-    /// Hands an order to the thread that is made there: it may need memory that has yet to be attached. An error of `make` refuses
-    /// the copy.
+    /// Hands an order to the thread that `make` makes there: it may need memory that has yet to be attached. An error of `make`
+    /// refuses the copy.
     ///
     /// # Errors
-    /// [`Busy`], with nothing done, where too many are under way.
+    /// [`Busy`], with nothing done, if too many orders are under way.
     pub fn submit_made(
         &self,
         number: OrderNumber,
@@ -137,11 +137,11 @@ impl DeviceThread {
         self.send(Request::Copy(number, Box::new(make), place))
     }
 
-    /// Has the thread do something else with its device: attach memory, register tensors. Where the device is lost, `call` is
+    /// Has the thread do something else with its device: attach memory, register tensors. If the device is lost, `call` is
     /// dropped.
     ///
     /// # Errors
-    /// [`Busy`], with nothing done, where too much waits.
+    /// [`Busy`], with nothing done, if too many requests wait.
     pub fn call(&self, call: impl FnOnce(&mut dyn Device) + Send + 'static) -> Result<(), Busy> {
         self.send(Request::Call(Box::new(call)))
     }
@@ -149,18 +149,18 @@ impl DeviceThread {
     /// Gives up an order that waits for its flag; see [`Device::cancel`].
     ///
     /// # Errors
-    /// [`Busy`], with nothing done, where too much waits.
+    /// [`Busy`], with nothing done, if too many requests wait.
     pub fn cancel(&self, number: OrderNumber) -> Result<(), Busy> {
         self.call(move |device| device.cancel(number))
     }
 
-    /// Orders that were taken and whose end nobody heard of, or whose place is still held.
+    /// Orders that were taken and whose end nobody has heard, or whose place is still held.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.outstanding.load(Ordering::Relaxed)
     }
 
-    /// Waits until all that was asked for has ended. A device that is stalled keeps it waiting.
+    /// Waits until all requested work has ended. A stalled device delays this.
     pub fn join(self) {
         drop(self.ring);
         if self.thread.join().is_err() {
@@ -334,7 +334,7 @@ fn guarded<T>(call: impl FnOnce() -> Result<T, DeviceError>) -> Result<T, Device
 /// Calls that may wait beside orders.
 const MOST_CALLS: usize = 64;
 
-/// Orders are begun in batches; between batches the device is asked for ends.
+/// Orders are begun in batches; between batches the device is polled for ended orders.
 const REQUESTS_PER_POLL: usize = 16;
 
 /// Looks at the device without a pause, after something happened: about 50 us.

@@ -1,5 +1,5 @@
-//! The link between an engine and the node on its host: a [`socket`] that carries frames and descriptors, and memory that one
-//! of them has mapped for the other.
+//! The link between an engine and the node on its host: a [`socket`] that carries frames and descriptors, and memory that one of
+//! them shares with the other.
 
 mod look_or_sleep;
 mod mapping;

@@ -1,9 +1,9 @@
-//! Decides whether a thread looks for a message that comes soon, or sleeps until it comes.
+//! Decides whether a thread looks for its next message or sleeps until the message comes.
 //!
-//! Waking a thread on another core takes 15 us and more; a lookup of 100 chunks takes less than 10. So both ends of a session look
-//! before they sleep: the blocking client for its answer, and the node, after an answer, for the session's next request, for 50 us
-//! in which other tasks run. An idle session costs nothing. If others want the CPU, both ends sleep: a thread that looks gets the
-//! CPU back later than a thread that sleeps.
+//! Waking a thread on another core takes 15 us and more; a lookup of 100 chunks takes less than 10. So both ends of a session
+//! look for 50 us before they sleep: the blocking client for its answer; the node, after an answer, for the session's next
+//! request, while other tasks run. An idle session costs nothing. If others want the CPU, both ends sleep: a thread that looks
+//! gets the CPU back later than a thread that sleeps.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -12,10 +12,10 @@ use std::time::Duration;
 ///
 /// Between looks the thread lends its CPU to others. If they keep the CPU for long, the system gives it back later than it would
 /// wake a sleeping thread: beside a thread that computes, a round trip of two looking threads took 24 ms, and 0.05 ms with sleep.
-/// Then the thread sleeps the next times.
+/// After such a look the thread sleeps for a number of times.
 #[derive(Debug, Default)]
 pub struct LookOrSleep {
-    /// The number of next times at which the thread sleeps.
+    /// How many more times the thread sleeps.
     rests: AtomicU32,
 }
 
@@ -42,7 +42,7 @@ impl LookOrSleep {
 /// Longer than the usual work of another thread of an engine or a node, shorter than the turn of a thread that computes.
 const LONG: Duration = Duration::from_micros(500);
 
-/// Times in a row that are slept through.
+/// How many times in a row a thread sleeps after others kept its CPU.
 const RESTS: u32 = 256;
 
 #[cfg(test)]

@@ -21,14 +21,14 @@ pub struct Mapping {
     writable: bool,
 }
 
-/// Why a descriptor is not memory that may be mapped.
+/// The reason why a descriptor cannot be mapped as memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MappingError {
     /// Not a regular file: a pipe, a socket, a device.
     #[error("the descriptor for memory is no memory file")]
     NotAFile,
-    /// Reading it could end in `SIGBUS`, as its owner may shrink it.
+    /// The owner of the memory file may still shrink it; reading it could then end in `SIGBUS`.
     #[error("the memory file is not sealed against shrinking")]
     Unsealed,
     /// The memory has another size than announced, or is empty.
@@ -70,31 +70,31 @@ impl Mapping {
     /// Copies `out.len()` bytes from `offset` on into `out`.
     ///
     /// # Panics
-    /// Panics if they do not lie within the mapping.
+    /// Panics if these bytes do not lie within the mapping.
     pub fn copy_to(&self, offset: u64, out: &mut [u8]) {
         let from = self.checked(offset, out.len());
         // SAFETY: `checked` proved that the source lies within the mapping; the mapping lives as long as `self`. `out` is this
-        // process's own memory and nothing else maps there, so the two do not overlap. Every byte pattern is a `u8`. Writers in
-        // other processes are kept off by the lease that the caller holds; one that breaks it changes which bytes arrive, nothing
-        // more, as no reference to the source exists.
+        // process's own memory and nothing else maps there, so the two do not overlap. Every byte pattern is a `u8`. The lease
+        // that the caller holds keeps off writers in other processes; a writer that breaks the lease changes which bytes arrive,
+        // nothing more, as no reference to the source exists.
         unsafe { ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) }
     }
 
-    /// Copies `out.len()` bytes from `offset` on into `out`, and adds them to `sum` as they arrived.
+    /// Copies `out.len()` bytes from `offset` on into `out`, and adds the bytes that arrived to `sum`.
     ///
     /// # Panics
-    /// Panics if they do not lie within the mapping.
+    /// Panics if these bytes do not lie within the mapping.
     pub fn copy_to_summed(&self, offset: u64, out: &mut [u8], sum: &mut BlockSummer) {
         let from = self.checked(offset, out.len());
         // SAFETY: as in `copy_to`.
         unsafe { sum.copy(from, out.as_mut_ptr(), out.len(), Stores::Cached) }
     }
 
-    /// Shows the `bytes` bytes from `offset` on to `each`, in order and a piece at a time: copies, since no reference into the
-    /// mapping may exist.
+    /// Passes the `bytes` bytes from `offset` on to `each`, in order, one piece at a time. The pieces are copies, since no
+    /// reference into the mapping may exist.
     ///
     /// # Panics
-    /// Panics if they do not lie within the mapping.
+    /// Panics if these bytes do not lie within the mapping.
     pub fn visit(&self, offset: u64, bytes: u64, mut each: impl FnMut(&[u8])) {
         let mut piece = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX).min(VISITED_PIECE_BYTES)];
         let (mut at, end) = (offset, offset + bytes);
@@ -109,7 +109,7 @@ impl Mapping {
     /// Copies `bytes` to `offset` on.
     ///
     /// # Panics
-    /// Panics if they do not fit within the mapping, or it is read-only.
+    /// Panics if the bytes do not fit within the mapping, or the mapping is read-only.
     pub fn copy_from(&self, offset: u64, bytes: &[u8]) {
         assert!(self.writable, "the mapping is read-only");
         let to = self.checked(offset, bytes.len());
@@ -120,14 +120,14 @@ impl Mapping {
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
     }
 
-    /// The first byte, for copies by a device. Valid as long as the mapping lives; written to only where
+    /// The address of the first byte, for copies by a device. Valid as long as the mapping lives. Write through it only if
     /// [`Mapping::is_writable`].
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// The memory for copies by a device; it stays mapped as long as the result lives.
+    /// The mapping as memory for copies by a device. It stays mapped as long as the result lives.
     #[must_use]
     pub fn host_memory(self: &Arc<Self>) -> HostMemory {
         let owner = Arc::clone(self);
@@ -142,7 +142,7 @@ impl Mapping {
         self.bytes as u64
     }
 
-    /// Whether it may be written to.
+    /// Whether the mapping may be written to.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.writable
@@ -174,8 +174,8 @@ impl Mapping {
         let start = start.map_err(os("map"))?;
         let start = NonNull::new(start.cast()).ok_or(MappingError::NotAFile)?;
         let mapping = Self { start, bytes: length, writable };
-        // SAFETY: the range is the mapping made above. The advice changes nothing in this process; children lack the
-        // mapping, and this value too does not survive into code that runs there, save for async-signal-safe calls.
+        // SAFETY: the range is the mapping made above. The advice changes nothing in this process. A forked child lacks the
+        // mapping; code there may make only async-signal-safe calls, so it does not use this value.
         unsafe { madvise(start.as_ptr().cast(), length, Advice::LinuxDontFork) }
             .map_err(os("keep children from"))?;
         Ok(mapping)
@@ -195,14 +195,14 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new` for this value alone, and no reference into it was ever made. Holders of
-        // `as_ptr` were told that it ends here.
+        // SAFETY: the range was mapped by `new` for this value alone, and no reference into it was ever made. The docs of
+        // `as_ptr` say that its address is valid no longer than the value.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "a mapping can be unmapped once");
     }
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; unmapping it is allowed from any.
+// SAFETY: the mapping belongs to the process, not to a thread; any thread may unmap it.
 unsafe impl Send for Mapping {}
 
 // SAFETY: `&Mapping` gives no references into the memory, only copies; its methods describe the races of copies.

@@ -1,9 +1,9 @@
-//! The audit log: who changed something at this server, one line of JSON each.
+//! The audit log: one line of JSON for each change at this server, with its author.
 //!
 //! `{"time":"2026-11-23T14:05:09.120Z","node":"node-0","by":"admin me","action":"set_policy","what":"sieve","outcome":"done"}`.
-//! It has what admins do, what signals and a changed configuration do, and the pins of engines. A coordinator's lines name it as
-//! `coordinator` instead of `node`. `outcome` is `done`, or why it was refused. Lines that cannot be written stand in the server's
-//! own log.
+//! It records the actions of admins, of signals and of a changed configuration, and the pins of engines. A coordinator's lines
+//! name it as `coordinator` instead of `node`. `outcome` is `done`, or the reason of the refusal. The server's own log reports
+//! lines that could not be written.
 
 use std::io;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::line_file::{LineFile, RecordConfig};
 
-/// Notes changes and their authors. Cheap to clone; its thread ends with the last one.
+/// Notes changes and their authors. Cheap to clone; its thread ends with the last clone.
 #[derive(Debug, Clone, Default)]
 pub struct Audit(Option<(LineFile, Arc<Server>)>);
 
@@ -52,13 +52,13 @@ impl Audit {
         Ok((Self(Some((file, Arc::new(server)))), thread))
     }
 
-    /// Whether anything is noted.
+    /// Whether changes are noted.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Ends the log, after what was noted before has been written.
+    /// Ends the log, after all changes noted so far have been written.
     pub fn end(&self) {
         if let Some((file, _)) = &self.0 {
             file.end();

@@ -1,8 +1,8 @@
 //! The coordinators' client: keeps a stream to the coordinator that leads, and knows the latest table.
 //!
-//! It dials all coordinators again for ever. While none leads, their followers go on with the last table. [`following`] decides,
-//! without IO. Where several addresses are known, a node looks from time to time whether two coordinators lead that do not know of
-//! each other, and tells its own.
+//! It dials all coordinators again and again. While none leads, nodes go on with the last table. [`following`] decides, without
+//! IO. If several addresses are known, a node checks from time to time whether two coordinators lead without knowing of each
+//! other, and tells its own coordinator.
 
 pub mod following;
 mod rivals;
@@ -46,12 +46,12 @@ pub struct NodeFacts {
     pub drains: watch::Receiver<bool>,
 }
 
-/// Follows the coordinator that leads until `stop` is ready, and tells every newer table. Each of `coordinators` is `host:port`;
-/// all are resolved anew and all their addresses are dialled at each attempt. A watcher follows any coordinator. Needs the
-/// runtime of the endpoint.
+/// Follows the coordinator that leads until `stop` is ready, and publishes every newer table. Each of `coordinators` is
+/// `host:port`; each attempt resolves all of them anew and dials all their addresses. A watcher follows any coordinator. Needs
+/// the runtime of the endpoint.
 ///
 /// # Cancel safety
-/// Dropped, it leaves without a word: the coordinator finds out by silence.
+/// Dropped, it sends no goodbye: the coordinator notices the silence.
 pub async fn follow(
     endpoint: Endpoint,
     coordinators: Vec<String>,
@@ -84,7 +84,7 @@ pub async fn follow(
                 ended = &mut attempt => ended,
                 () = &mut stop => {
                     leave.send_replace(true);
-                    // It says goodbye, if anybody hears it.
+                    // The node says goodbye, if a coordinator hears it.
                     match timeout(LEAVE_DEADLINE, attempt).await {
                         Ok(Ok(())) => return,
                         _ => break,
@@ -113,9 +113,9 @@ struct CoordinatorClient {
     node: Option<NodeFacts>,
     known: watch::Sender<Known>,
     started: Instant,
-    /// When the node was a member last, or its start.
+    /// When the node was last a member, or the client's start.
     led: Instant,
-    /// The last reason that the log has, and since when.
+    /// The subject of the last warning in the log, and its time.
     warned: Option<(String, Instant)>,
 }
 
@@ -126,7 +126,7 @@ impl CoordinatorClient {
         self.started.elapsed()
     }
 
-    /// Joins once more to leave, where a coordinator that this member does not follow yet would call it lost.
+    /// Joins once more in order to leave: a coordinator that this member does not follow yet would otherwise call it lost.
     async fn say_goodbye(&mut self, leaving: watch::Receiver<bool>) {
         if self.node.is_none() || self.following.known().own == NodeNumber::default() {
             return;
@@ -136,7 +136,7 @@ impl CoordinatorClient {
                 sleep(GOODBYE_PAUSE).await;
             }
         };
-        // Past this, the coordinators find out by silence.
+        // After the deadline, the coordinators notice the silence.
         let _ = timeout(LEAVE_DEADLINE, goodbye).await;
     }
 
@@ -248,7 +248,8 @@ impl CoordinatorClient {
                         write_message(send, &message).await?;
                     }
                     send.finish()?;
-                    // The coordinator ends the stream when it has heard this; a connection that is closed earlier may lose it.
+                    // The coordinator ends the stream when it has heard this; closing the connection earlier may lose the
+                    // goodbye.
                     while messages.recv().await.is_some() {}
                     return Ok(());
                 }
@@ -256,7 +257,7 @@ impl CoordinatorClient {
         }
     }
 
-    /// Takes a message of the coordinator, and tells what is new.
+    /// Handles a message of the coordinator, and publishes the news.
     fn hear(&mut self, message: CoordinatorMessage) -> Result<(), Ended> {
         match &message {
             CoordinatorMessage::Contested(rival) => {
@@ -285,7 +286,7 @@ impl CoordinatorClient {
         }
     }
 
-    /// An attempt is over. The log has the reason, if none has led for long.
+    /// Notes that an attempt has failed. Logs the reason if no coordinator has led for long.
     fn has_failed(&mut self, reason: &str) {
         self.following.failed(reason);
         self.tell_news();
@@ -297,7 +298,7 @@ impl CoordinatorClient {
         }
     }
 
-    /// Whether the log is told of this: at first, and from time to time.
+    /// Whether to log a warning about this: the first time, and again from time to time.
     fn may_warn(&mut self, about: &str) -> bool {
         let is_old = |(said, since): &(String, Instant)| *said == about && since.elapsed() < WARN_AGAIN;
         if self.warned.as_ref().is_some_and(is_old) {
@@ -308,7 +309,7 @@ impl CoordinatorClient {
     }
 }
 
-/// The next message of a coordinator that speaks this version, as messages of today; `None` once there is none.
+/// Reads the next message of a coordinator that speaks this version, as messages of today; `None` at the end of the stream.
 ///
 /// # Cancel safety
 /// Dropped, it may have taken half a message off the stream.
@@ -329,7 +330,7 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// All addresses of these names, each once. A name that has none now may have one at the next attempt.
+/// All addresses of these names, each once. A name without an address now may have one at the next attempt.
 async fn resolve(names: &[String]) -> Vec<SocketAddr> {
     let mut addresses = Vec::new();
     for name in names {
@@ -344,7 +345,7 @@ async fn resolve(names: &[String]) -> Vec<SocketAddr> {
     addresses
 }
 
-/// Addresses of coordinators that are dialled: five coordinators, each with three.
+/// The most addresses of coordinators to dial: five coordinators, each with three.
 const MAX_ADDRESSES: usize = 16;
 
 /// How long a handshake may take.
@@ -356,14 +357,14 @@ const OTHERS_DEADLINE: Duration = Duration::from_millis(300);
 /// How long a goodbye may take.
 const LEAVE_DEADLINE: Duration = Duration::from_millis(500);
 
-/// Between attempts to say goodbye.
+/// Pause between attempts to say goodbye.
 const GOODBYE_PAUSE: Duration = Duration::from_millis(20);
 
-/// The log is told once no coordinator has led for this time.
+/// A node logs a warning once no coordinator has led for this time.
 const WARN_AFTER: Duration = Duration::from_secs(5);
 
-/// The log is told again after this time why a node is no member.
+/// A node that is no member repeats its warning after this time.
 const WARN_AGAIN: Duration = Duration::from_secs(60);
 
-/// Messages that were read and wait.
+/// Messages that were read and wait to be handled.
 const WAITING_MESSAGES: usize = 16;

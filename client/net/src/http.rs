@@ -37,7 +37,7 @@ pub struct Handle {
     stop_within: Duration,
 }
 
-/// Serves the paths that `configure` adds, on one thread, while the returned server is awaited, until the handle stops it: then
+/// Serves the paths that `configure` adds, on one thread, while the returned server is awaited. When the handle stops it,
 /// requests have `stop_within` to end. Needs an actix system.
 ///
 /// # Errors
@@ -76,8 +76,8 @@ pub fn serve(
 }
 
 impl Handle {
-    /// Takes no connection any more, answers the requests that have come, and closes all connections. Dropping the future does
-    /// not undo it.
+    /// Stops accepting connections, answers the requests that have come, and closes all connections. Dropping the future does not
+    /// undo this.
     pub async fn stop(&self) {
         // The server itself looks once a second whether its connections have ended.
         let have_ended = timeout(self.stop_within, self.connections.end()).await.is_ok();
@@ -85,17 +85,17 @@ impl Handle {
     }
 }
 
-/// A request's body, unless it takes too long to come: then the answer is 408.
+/// A request's body. If it takes too long to come, the answer is 408.
 ///
 /// # Errors
-/// What `read` says, or that the body did not come.
+/// The error of `read`, or that the body did not come.
 pub async fn body_in_time<T>(read: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     timeout(BODY_DEADLINE, read)
         .await
         .unwrap_or_else(|_| Err(ErrorRequestTimeout("the body did not come in time\n")))
 }
 
-/// A long answer. The server buffers no more of it than its client reads.
+/// A long answer. The server buffers no more of it than the client reads.
 pub fn in_pieces(content_type: &str, answer: impl Into<Bytes>) -> HttpResponse {
     let answer = answer.into();
     let bytes = answer.len() as u64;
@@ -117,7 +117,7 @@ async fn busy(
     next.call(request).await
 }
 
-/// How long a connection may be silent, before a request and between two.
+/// How long a connection may be silent, before a request or between two requests.
 pub const IDLE: Duration = Duration::from_secs(5);
 
 /// How long a client may leave an answer unread.
@@ -138,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    /// A request that has come, and leave to answer it.
+    /// Whether a request has come, and whether it may be answered.
     #[derive(Default)]
     struct Slow {
         came: Notify,

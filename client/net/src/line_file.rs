@@ -35,7 +35,7 @@ pub struct RecordConfig {
 /// Hears of each line that is lost.
 pub type Lost = Arc<dyn Fn() + Send + Sync>;
 
-/// Hands lines of JSON to the thread that writes them. Cheap to clone; the thread ends with the last one.
+/// Hands lines of JSON to the thread that writes them. Cheap to clone; the thread ends with the last clone.
 #[derive(Clone)]
 pub struct LineFile {
     queue: SyncSender<Vec<u8>>,
@@ -80,7 +80,7 @@ impl LineFile {
         }
     }
 
-    /// Ends the thread, after it has written what was handed over before. Later lines are lost.
+    /// Ends the thread, after it has written the lines handed over before. Later lines are lost.
     pub fn end(&self) {
         // An error: the queue is full, and the thread ends with the last handle.
         let _ = self.queue.try_send(END.to_vec());
@@ -128,7 +128,7 @@ impl OpenFile {
     }
 }
 
-/// Holds that somebody reads a file that is a pipe: to open it would wait for a reader, for ever if none comes.
+/// Checks that a file that is a pipe has a reader. Opening a pipe without one would wait for a reader, perhaps for ever.
 fn is_read(path: &Path) -> io::Result<()> {
     if !fs::metadata(path).is_ok_and(|file| file.file_type().is_fifo()) {
         return Ok(());
@@ -142,7 +142,7 @@ fn write_lines(mut open: OpenFile, lines: &Receiver<Vec<u8>>, lost: &Lost) {
         let written = match lines.recv_timeout(FLUSH_AFTER) {
             Ok(line) if line == END => break,
             Ok(line) => open.write(line),
-            // Nothing came for a while: what is there should be seen.
+            // No line came for a while: write the buffered lines out, so that they can be seen.
             Err(RecvTimeoutError::Timeout) => open.file.flush(),
             Err(RecvTimeoutError::Disconnected) => break,
         };
@@ -159,7 +159,7 @@ fn write_lines(mut open: OpenFile, lines: &Receiver<Vec<u8>>, lost: &Lost) {
     }
 }
 
-/// Options to open a file, which nobody else may read if it is made: lookups tell of prompts.
+/// Options to open a file. Nobody else may read a file made with them: lookups tell of prompts.
 fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.mode(0o600);
@@ -180,7 +180,7 @@ fn numbered(path: &Path, number: u32) -> PathBuf {
     name.into()
 }
 
-/// No line is empty.
+/// Ends the thread. No line is empty.
 const END: &[u8] = b"";
 
 /// Lines that wait for the thread.
@@ -195,14 +195,14 @@ mod tests {
 
     use super::*;
 
-    /// Writes so many lines; how many were lost.
+    /// Writes this many lines; returns how many were lost.
     fn write(config: RecordConfig, lines: u64) -> u64 {
         let lost = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&lost);
         let count: Lost = Arc::new(move || _ = count.fetch_add(1, Ordering::Relaxed));
         let (file, thread) = LineFile::start(config, "test", count).unwrap();
         for number in 0..lines {
-            // The queue is bounded: waits for the thread, as no engine would.
+            // The queue is bounded, so this waits for the thread; an engine would not wait.
             while file.queue.try_send(format!(r#"{{"number":{number},"more":"{:20}"}}"#, "").into()).is_err()
             {
                 std::thread::yield_now();

@@ -1,9 +1,9 @@
-//! The metrics of a server: one table, from which the metrics are made, and which is their documentation.
+//! The metrics of a server: one table, from which the metrics are made. The table is also their documentation.
 //!
 //! A server has its table as a list of [`Section`]s. [`metrics_table!`](crate::metrics_table) makes a section and the struct of
-//! its handles from the same rows, so that what is written and what is exported are the same. Labels are bounded: a label has a closed list of values, or one for
-//! each of something that is bounded itself. Where every label of a metric has a closed list, all of its values are there
-//! from the start, at zero.
+//! its handles from the same rows, so that the documented and the exported metrics are the same. Labels are bounded: a label has
+//! a closed list of values, or one value for each instance of something bounded. If every label of a metric has a closed list,
+//! all of their values are there from the start, at zero.
 
 mod certificate;
 mod process;
@@ -18,7 +18,7 @@ pub use process::ProcessMetrics;
 pub use register::{Handle, Part, register, show_totals};
 pub use tracing::TracingMetrics;
 
-/// Metrics that answer one question, and the question.
+/// A group of metrics that answer one question.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Section {
     /// The subject of the metrics.
@@ -69,7 +69,7 @@ pub struct Label {
 pub enum Values {
     /// These and no others.
     OneOf(&'static [&'static str]),
-    /// One value for each of something bounded.
+    /// One value for each instance of this, which is bounded.
     Each(&'static str),
 }
 
@@ -94,13 +94,13 @@ impl Label {
         Self { name, values: Values::OneOf(values) }
     }
 
-    /// A label with a value for each of something.
+    /// A label with one value for each instance of `what`, which is bounded.
     #[must_use]
     pub const fn each(name: &'static str, what: &'static str) -> Self {
         Self { name, values: Values::Each(what) }
     }
 
-    /// Whether it may have this value.
+    /// Whether the label may have this value.
     #[must_use]
     pub fn allows(&self, value: &str) -> bool {
         match self.values {
@@ -111,7 +111,7 @@ impl Label {
 }
 
 impl Kind {
-    /// The same in buckets.
+    /// This kind of metric, with its values counted in buckets.
     #[must_use]
     pub const fn in_buckets(self, upper_bounds: &'static [f64]) -> Self {
         Self::Histogram(upper_bounds)

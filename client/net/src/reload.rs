@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
-/// Reloads at every SIGHUP, and when the file changed; `reload` hears which of both it is.
+/// Calls `reload` at every SIGHUP, and when the file changed, with the cause.
 ///
 /// # Cancel safety
 /// Dropped, it reloads no more.
@@ -67,7 +67,7 @@ fn add_settings(all: &mut BTreeMap<String, Value>, key: String, value: Value) {
     match value {
         Value::Object(fields) => {
             for (name, field) in fields {
-                // What has a name is known by it.
+                // The key of a table with a name already has the name.
                 if name != "name" || key.is_empty() {
                     add_settings(all, below(&name), field);
                 }

@@ -9,7 +9,7 @@ use serde::{Deserializer, Serialize, Serializer};
 /// Writes a size as a number: as a text it would be rounded.
 ///
 /// # Errors
-/// The serializer's.
+/// The serializer's errors.
 pub fn exact<S: Serializer>(
     size: &(impl Into<Option<ByteSize>> + Copy),
     serializer: S,
@@ -17,10 +17,10 @@ pub fn exact<S: Serializer>(
     (*size).into().map(|size| size.0).serialize(serializer)
 }
 
-/// Reads a size as people write it, and says how when it is none.
+/// Reads a size as people write it. The error for any other value says how to write one.
 ///
 /// # Errors
-/// It is no size.
+/// Fails if the value is no size.
 pub fn size<'de, D: Deserializer<'de>, S: From<ByteSize>>(deserializer: D) -> Result<S, D::Error> {
     deserializer.deserialize_any(SizeVisitor).map(S::from)
 }

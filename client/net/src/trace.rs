@@ -1,11 +1,10 @@
 //! The place of a request in a distributed trace, and the spans of its work.
 //!
 //! All work for a request carries its [`Trace`]. A trace that is not recorded is a null pointer: nothing is made, measured or
-//! sent for it. The decision falls once, where the request comes in: its caller decides, else a configured fraction. A
+//! sent for it. Whether to record is decided once, where the request comes in: by its caller, or else by a configured fraction. A
 //! message of its own, before the request on the socket or stream, tells the next process. Spans are made with `tracing`, for
-//! subscribers of [`TARGET`]; [`Exporter`] sends them to a collector. Spans are never entered, since work for a request goes
-//! on in actors, tasks and other processes at the same time: a span ends when the last [`Trace`] that refers to it is
-//! dropped.
+//! subscribers of [`TARGET`]; [`Exporter`] sends them to a collector. Spans are never entered, since work for a request goes on
+//! in actors, tasks and other processes at the same time: a span ends when the last [`Trace`] that refers to it is dropped.
 
 mod config;
 mod export;
@@ -61,13 +60,13 @@ impl Sampler {
         Self { is_on: true, ratio }
     }
 
-    /// The trace of a request that came with `parent`. The caller's decision whether it is recorded counts.
+    /// The trace of a request that came with `parent`. The caller has decided whether it is recorded.
     #[must_use]
     pub fn request(self, name: &'static str, parent: Option<TraceContext>) -> Trace {
         match parent.filter(TraceContext::is_valid) {
             Some(parent) if !parent.is_sampled() => Trace::default(),
             Some(parent) if self.is_on => Trace::span(SpanKind::Server, name, Parent::Remote(parent)),
-            // Those that are asked for a part of it may record theirs.
+            // The processes that do a part of the work may record their part.
             Some(parent) => Trace::of(Span::none(), Some(parent)),
             None if self.chooses() => Trace::span(SpanKind::Server, name, Parent::Nobody),
             None => Trace::default(),
@@ -92,7 +91,7 @@ enum Parent<'a> {
 }
 
 impl Trace {
-    /// A part of this.
+    /// The trace of a part of this work.
     #[must_use]
     pub fn child(&self, kind: SpanKind, name: &'static str) -> Self {
         match &self.0 {
@@ -122,7 +121,7 @@ impl Trace {
 
     /// Sets a field to a number.
     pub fn count(&self, field: &'static str, number: impl Into<u64>) {
-        // OTLP knows signed numbers alone: others would become texts.
+        // OTLP has only signed numbers: others would become texts.
         self.set(field, i64::try_from(number.into()).unwrap_or(i64::MAX));
     }
 

@@ -8,7 +8,7 @@ import larder_kv
 
 async def tokens_in_place(session: larder_kv.AsyncSession, namespace: larder_kv.Namespace, prompt: list[int]) -> int:
     ticket = await session.lookup_and_prefetch(namespace, namespace.chain_of_tokens(prompt), prompt_tokens=len(prompt))
-    # The node brings what it found from disk and other nodes; meanwhile, this may do something else.
+    # The node brings the found chunks from disk and other nodes; meanwhile, this task may do something else.
     async with await session.collect(ticket, wait=0.5) as lease:
         return lease.tokens
 

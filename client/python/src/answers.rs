@@ -1,4 +1,4 @@
-//! What the node answers, as Python sees it.
+//! The node's answers as Python classes.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub(crate) struct Span {
     start: u32,
     /// Position after the last.
     end: u32,
-    /// Where they are: "host", "disk", "peer" or "object".
+    /// The tier of these chunks: "host", "disk", "peer" or "object".
     tier: &'static str,
 }
 
@@ -24,25 +24,25 @@ pub(crate) struct Span {
 pub(crate) struct Found {
     /// Tokens of the contiguous prefix that can be used.
     tokens: u64,
-    /// Where its chunks are.
+    /// The tiers of the prefix's chunks.
     spans: Vec<Span>,
-    /// The pin that was asked for, for `unpin`; None where there is none.
+    /// The requested pin, for `unpin`; None if there is none.
     pin: Option<u64>,
 }
 
-/// How far a prefetch is.
+/// The progress of a prefetch.
 #[pyclass(frozen, get_all, module = "larder_kv")]
 #[derive(Debug)]
 pub(crate) struct Progress {
     /// Tokens of contiguous prefix that are in place.
     tokens_in_place: u64,
-    /// Tokens that will be, if nothing fails.
+    /// Tokens that will be in place if nothing fails.
     tokens_expected: u64,
-    /// Whether nothing is on its way any more.
+    /// Whether nothing more is on its way.
     is_done: bool,
 }
 
-/// Chunks that stay.
+/// The chunks of a pin.
 #[pyclass(frozen, get_all, module = "larder_kv")]
 #[derive(Debug)]
 pub(crate) struct Pinned {
@@ -50,11 +50,11 @@ pub(crate) struct Pinned {
     pin: u64,
     /// Chunks pinned, from the chain's first on.
     chunks: u32,
-    /// For how long.
+    /// How long the pin lasts.
     seconds: f64,
 }
 
-/// What a session has moved.
+/// The bytes that a session has moved.
 #[pyclass(frozen, get_all, module = "larder_kv")]
 #[derive(Debug)]
 pub(crate) struct Stats {

@@ -1,7 +1,7 @@
-//! How one definition of a session's requests becomes two Python classes.
+//! Makes two Python classes from one definition of a session's requests.
 
-/// Makes `Session`, for threads, and `AsyncSession`, for asyncio, of the requests that are given: each a method of [`Open`] that
-/// checks what Python passed. The types in its signature are those of the stub file, which `client/python/stub` makes of them.
+/// Makes `Session`, for threads, and `AsyncSession`, for asyncio, from the given requests. Each request is a method of [`Open`]
+/// that checks Python's arguments. `client/python/stub` takes the types of the stub file from the signatures.
 ///
 /// [`Open`]: crate::open::Open
 macro_rules! sessions {

@@ -20,10 +20,9 @@ use crate::pages::{Layer, check_page_count, find_layer};
 use crate::process::Own;
 use crate::reservation::StagedChunk;
 
-/// A GPU of this process, in the context that PyTorch has there: one thread of its own alone calls it, and copies on streams of
-/// its own.
+/// A GPU of this process, in PyTorch's context there. Only one thread of its own calls the GPU, and copies on streams of its own.
 ///
-/// `ordinal` is its number, as CUDA counts in this process. At most `copies` are under way at a time.
+/// `ordinal` is the GPU's number in this process's CUDA order. At most `copies` copies are under way at a time.
 #[pyclass(frozen, module = "larder_kv")]
 pub(crate) struct Gpu {
     lane: Own<Arc<EngineLane>>,
@@ -32,15 +31,16 @@ pub(crate) struct Gpu {
 
 /// An engine's KV memory on a GPU: pages of a fixed number of tokens, each layer's addressed by strides.
 ///
-/// `regions` are allocations, each its address on the GPU and its bytes, which stay as long as this does; `layers` says, as for
-/// `PagedMemory`, where each layer's pages stand in them. Sizes and strides are multiples of 16 bytes. Copies begin at once: what
-/// the engine's streams do to these pages must be done. When a copy returns, any stream may read what it wrote.
+/// `regions` are allocations, each given by its address on the GPU and its bytes; they must live as long as this object. `layers`
+/// has, as for `PagedMemory`, the places of each layer's pages in the regions. Sizes and strides are multiples of 16 bytes.
+/// Copies begin at once: the engine's streams must have finished their work on these pages. When a copy returns, any stream may
+/// read the copied bytes.
 #[pyclass(frozen, module = "larder_kv")]
 pub(crate) struct GpuPagedMemory {
     lane: Own<Arc<EngineLane>>,
     layout: PagedLayout,
     tensors: EngineTensors,
-    /// Some layers as tensors of their own, which layers that are handed over are copied to.
+    /// Tensors of some layers only: layers that are handed over are copied from these.
     parts: Mutex<HashMap<Range<u32>, EngineTensors>>,
 }
 
@@ -63,13 +63,13 @@ impl Gpu {
         Ok(Self { lane: Own::new(lane), name })
     }
 
-    /// What the driver calls it.
+    /// The driver's name of the GPU.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// How copies of each shape are made, and how fast each way of it was; for people.
+    /// How copies of each shape are made, and how fast each way was; for people.
     fn choices(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let lane = self.lane.get()?;
         py.detach(|| lane.choices()).map_err(lane_exception)
@@ -112,7 +112,7 @@ impl GpuPagedMemory {
         self.layout.page_bytes()
     }
 
-    /// Bytes of one chunk over all layers: what a block of the namespace must have.
+    /// Bytes of one chunk over all layers: a block of the namespace must have this size.
     #[getter]
     fn block_bytes(&self) -> u64 {
         self.layout.block_bytes()
@@ -215,7 +215,7 @@ impl GpuPagedMemory {
         }
     }
 
-    /// So many pages of so many chunks.
+    /// Checks that there are exactly the pages of this many chunks.
     fn check_chunks(&self, pages: usize, chunks: usize) -> PyResult<()> {
         check_page_count(pages, self.layout.spec().pages_per_chunk as usize, chunks)
     }
@@ -231,10 +231,10 @@ impl GpuPagedMemory {
     }
 }
 
-/// What `larder_kv.LayerPages` say of regions of these sizes.
+/// The layout that `larder_kv.LayerPages` describe, in regions of these sizes.
 ///
 /// # Errors
-/// `ValueError` if no GPU copies between them and blocks.
+/// `ValueError` if no GPU can copy between these pages and blocks.
 pub(crate) fn read_layout(
     layers: &[Bound<'_, PyAny>],
     pages_per_chunk: u32,
@@ -270,10 +270,10 @@ fn layout_spec(layers: &[Layer], pages_per_chunk: u32) -> PyResult<LayoutSpec> {
     })
 }
 
-/// Waits for the end of a copy without the interpreter's lock. A GPU that stalls keeps it waiting, as it keeps the engine.
+/// Waits for the end of a copy without the interpreter's lock. A stalled GPU keeps this thread waiting, as it does the engine.
 ///
 /// # Errors
-/// `GpuError`; what a signal's handler raises, and the copy goes on.
+/// `GpuError`; the error of a signal's handler, after which the copy goes on.
 fn ended<T: Send, H>(
     py: Python<'_>,
     copy: &CopyHandle<H>,

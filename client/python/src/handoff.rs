@@ -26,15 +26,15 @@ pub(crate) struct Follow {
     slot: Own<Mutex<Option<Arc<larder_client::Follow>>>>,
 }
 
-/// How much of what is followed is in place.
+/// How much of the followed chunks is in place.
 #[pyclass(frozen, get_all, module = "larder_kv")]
 #[derive(Debug)]
 pub(crate) struct InPlace {
-    /// Chunks, from the first on, that have come or may still come. Behind them one will not.
+    /// Chunks, from the first on, that have come or may still come. The chunk after them will not come.
     chunks: u32,
     /// Layers that are in place in every one of them, from the first on.
     layers: u32,
-    /// Whether nothing is to come any more: all of these chunks are committed.
+    /// Whether nothing more will come: all of these chunks are committed.
     is_whole: bool,
 }
 
@@ -43,10 +43,10 @@ impl StagedLayers {
         Self { bytes: staged.bytes(), slot: Own::new(Mutex::new(Some(staged))) }
     }
 
-    /// Takes it out, to be handed over.
+    /// Takes the layers out, to be handed over.
     ///
     /// # Errors
-    /// `ReleasedError` if it was handed over or dropped; `ForkedError`.
+    /// `ReleasedError` if they were handed over or dropped; `ForkedError`.
     pub(crate) fn take(&self) -> PyResult<larder_client::StagedLayers> {
         let taken = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner).take();
         taken.ok_or_else(|| released("staged layers"))
@@ -67,7 +67,7 @@ impl StagedLayers {
 }
 
 impl StagedLayers {
-    /// Gives the layers away for as long as `copy` runs, which gives them back; where that fails, they are dropped.
+    /// Lends the layers to `copy`, which gives them back. If `copy` fails, they are dropped.
     pub(crate) fn lend(
         &self,
         copy: impl FnOnce(larder_client::StagedLayers) -> PyResult<larder_client::StagedLayers>,
@@ -84,7 +84,7 @@ impl Follow {
     }
 
     /// # Errors
-    /// `ReleasedError` if it was released; `ForkedError`.
+    /// `ReleasedError` if the follow was released; `ForkedError`.
     pub(crate) fn share(&self) -> PyResult<Arc<larder_client::Follow>> {
         let slot = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner);
         slot.clone().ok_or_else(|| released("follow"))
@@ -100,9 +100,9 @@ impl From<larder_client::InPlace> for InPlace {
 
 #[pymethods]
 impl StagedLayers {
-    /// Copies `data`, any contiguous buffer, to these layers of the chunk with the index `chunk` among those staged, in the
-    /// `part`-th slice of the session, `offset` bytes from their start. All bytes of all chunks must be written before they are
-    /// handed over. Other threads run meanwhile; none may change `data`.
+    /// Copies `data`, any contiguous buffer, to these layers of the `chunk`-th staged chunk in the `part`-th slice of the
+    /// session, `offset` bytes from the layers' start. All bytes of all chunks must be written before they are handed over. Other
+    /// threads run meanwhile; none may change `data`.
     #[pyo3(signature = (chunk, data, *, part = 0, offset = 0))]
     fn copy_from(
         &self,
@@ -133,14 +133,14 @@ impl StagedLayers {
 
 #[pymethods]
 impl Follow {
-    /// What was in place when the node told last: `Session.wait_for_layers` asks.
+    /// The layers that were in place at the node's last news. `Session.wait_for_layers` asks for news.
     #[getter]
     fn in_place(&self) -> PyResult<InPlace> {
         Ok(self.share()?.in_place().into())
     }
 
-    /// The blocks; None before the first layer is in place. To read what has not come raises `DamagedError`. Releasing either this or
-    /// the follow leaves the other; the chunks are kept until both are gone.
+    /// The lease of the blocks; None before the first layer is in place. Reading a layer that has not come raises `DamagedError`.
+    /// The chunks are kept until both the lease and the follow are released.
     #[getter]
     fn lease(&self) -> PyResult<Option<Lease>> {
         Ok(self.share()?.lease().map(Lease::of))

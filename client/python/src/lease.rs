@@ -14,8 +14,8 @@ use crate::process::Own;
 use crate::view::BlockView;
 use crate::waiting::Task;
 
-/// The right to read the first `chunks` chunks of a chain; 0 of them on a miss. While it lives, the node keeps them in
-/// place. Give it back with `release()` or `close()`, as a context manager, or by dropping it.
+/// The right to read the first `chunks` chunks of a chain; `chunks` is 0 on a miss. While the lease lives, the node keeps the
+/// chunks in place. Give the lease back with `release()` or `close()`, as a context manager, or by dropping it.
 #[pyclass(frozen, module = "larder_kv")]
 pub(crate) struct Lease {
     /// None once it was released. Views hold the guard too.
@@ -27,19 +27,19 @@ impl Lease {
         Self::of(Arc::new(guard))
     }
 
-    /// One that others hold too.
+    /// A lease that shares its guard with others.
     pub(crate) fn of(guard: Arc<LeaseGuard>) -> Self {
         Self { slot: Own::new(Mutex::new(Some(guard))) }
     }
 
     /// # Errors
-    /// `ReleasedError` if it was released; `ForkedError`.
+    /// `ReleasedError` if the lease was released; `ForkedError`.
     pub(crate) fn guard(&self) -> PyResult<Arc<LeaseGuard>> {
         let slot = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner);
         slot.clone().ok_or_else(|| released("lease"))
     }
 
-    /// The guard, of which block `block` of the chunk at `position` may be read.
+    /// The guard, if block `block` of the chunk at `position` may be read.
     fn readable(&self, position: usize, block: usize) -> PyResult<Arc<LeaseGuard>> {
         let guard = self.guard()?;
         if position >= guard.chunks() {
@@ -71,8 +71,8 @@ impl Lease {
         Ok(guard.chunks() as u64 * u64::from(guard.namespace().chunk_tokens()))
     }
 
-    /// Whether block `block` of the chunk at `position` may be read. In a namespace whose pools are all needed of every
-    /// chunk, all may.
+    /// Whether block `block` of the chunk at `position` may be read. If the namespace needs all pools of every chunk, all blocks
+    /// may be read.
     #[pyo3(signature = (position, block = 0))]
     fn has_block(&self, position: usize, block: usize) -> PyResult<bool> {
         let guard = self.guard()?;
@@ -83,7 +83,7 @@ impl Lease {
     /// Copies block `block` of the chunk at `position` into `out`: a writable, contiguous buffer of exactly the block's
     /// size. Other threads run meanwhile; none may touch `out`.
     ///
-    /// Raises `DamagedError` if the session verified it and it is wrong.
+    /// Raises `DamagedError` if the session verified the block and it is wrong.
     #[pyo3(signature = (position, out, block = 0))]
     fn copy_block(
         &self,
@@ -102,11 +102,11 @@ impl Lease {
         py.detach(|| out.fill_from(&guard, position, block)).map_err(|error| damaged(&error))
     }
 
-    /// A read-only view of block `block` of the chunk at `position`, without a copy: pass it to `memoryview`,
-    /// `numpy.frombuffer` or `torch.frombuffer`. It keeps the lease as long as it, or anything made of it, lives, also where
-    /// the lease itself was released. A forked child must not touch it: the memory is not there.
+    /// A read-only view of block `block` of the chunk at `position`, without a copy: pass it to `memoryview`, `numpy.frombuffer`
+    /// or `torch.frombuffer`. The view, and everything made from it, keeps the lease, even after the lease itself was released. A
+    /// forked child must not touch the view: the memory is not there.
     ///
-    /// Raises `DamagedError` if the session verified it and it is wrong.
+    /// Raises `DamagedError` if the session verified the block and it is wrong.
     #[pyo3(signature = (position, block = 0))]
     fn view(&self, py: Python<'_>, position: usize, block: usize) -> PyResult<BlockView> {
         BlockView::new(py, self.readable(position, block)?, position, block)
@@ -119,7 +119,7 @@ impl Lease {
         Ok(())
     }
 
-    /// The same.
+    /// The same as `release`.
     fn close(&self) -> PyResult<()> {
         self.release()
     }

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 
 /// A contiguous buffer of Python's. It stays in place as long as this lives.
 ///
-/// Its owner is told not to touch what is being copied; one that does changes which bytes arrive.
+/// Its owner is told not to touch it during a copy; an owner that does so changes which bytes arrive.
 pub(crate) struct Memory {
     start: *mut u8,
     bytes: u64,
@@ -25,14 +25,14 @@ pub(crate) struct Memory {
 // interpreter's lock.
 unsafe impl Send for Memory {}
 
-// SAFETY: as above; `&Memory` reads and writes the bytes through pointers for the time of a copy alone.
+// SAFETY: as above; `&Memory` reads and writes the bytes through pointers only during a copy.
 unsafe impl Sync for Memory {}
 
 impl Memory {
     /// Borrows memory to read from.
     ///
     /// # Errors
-    /// `BufferError` if it is no contiguous buffer.
+    /// `BufferError` if the object is no contiguous buffer.
     pub(crate) fn readable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let buffer = PyUntypedBuffer::get(object)?;
         if !buffer.is_c_contiguous() {
@@ -45,7 +45,7 @@ impl Memory {
     /// Borrows memory to write to.
     ///
     /// # Errors
-    /// `BufferError` if it is no contiguous buffer, or read-only.
+    /// `BufferError` if the object is no contiguous buffer, or read-only.
     pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let memory = Self::readable(object)?;
         if !memory.writable {
@@ -68,16 +68,16 @@ impl Memory {
         Err(PyValueError::new_err(text))
     }
 
-    /// Where `bytes` bytes at `address` start in this memory; `None` if they do not lie within it.
+    /// The offset in this memory of `bytes` bytes at `address`; `None` if they do not lie within the memory.
     pub(crate) fn place(&self, address: u64, bytes: u64) -> Option<u64> {
         let start = address.checked_sub(self.start as u64)?;
         (start.checked_add(bytes)? <= self.bytes).then_some(start)
     }
 
-    /// Copies a whole block here. The memory has exactly its size.
+    /// Copies a whole block into this memory, which has exactly the block's size.
     ///
     /// # Errors
-    /// [`Damaged`]: what is here then means nothing.
+    /// [`Damaged`]: the memory then has unknown bytes.
     ///
     /// # Panics
     /// Panics if the memory has another size, or is read-only.
@@ -91,7 +91,7 @@ impl Memory {
     /// [`Damaged`]: nothing is copied.
     ///
     /// # Panics
-    /// Panics if either ends before, or the memory is read-only.
+    /// Panics if the range is beyond the memory or the block, or the memory is read-only.
     pub(crate) fn copy_from(
         &self,
         range: Range<u64>,
@@ -103,10 +103,10 @@ impl Memory {
         guard.copy_range(position, block, offset, self.target(&range))
     }
 
-    /// Where bytes are to be copied to, for one copy.
+    /// The target of one copy.
     ///
     /// # Panics
-    /// Panics if the memory ends before, or is read-only.
+    /// Panics if the range is beyond the memory, or the memory is read-only.
     #[expect(
         clippy::mut_from_ref,
         reason = "the memory is Python's, whose owner is told not to touch it meanwhile"
@@ -123,7 +123,7 @@ impl Memory {
     /// Copies `range` into a block, to `offset` on.
     ///
     /// # Panics
-    /// Panics if either ends before.
+    /// Panics if the range is beyond the memory or the block.
     pub(crate) fn copy_to(&self, range: Range<u64>, staged: &mut StagedChunk, block: usize, offset: u64) {
         assert!(range.start <= range.end && range.end <= self.bytes);
         let bytes = (range.end - range.start) as usize;
@@ -135,7 +135,7 @@ impl Memory {
     /// Copies `range` into layers of the `chunk`-th chunk in the `part`-th slice, to `offset` on.
     ///
     /// # Panics
-    /// Panics if either ends before.
+    /// Panics if the range is beyond the memory or the layers.
     pub(crate) fn copy_to_layers(
         &self,
         range: Range<u64>,
@@ -151,16 +151,16 @@ impl Memory {
     }
 }
 
-/// A descriptor of our own for what Python's is for.
+/// A duplicate of Python's descriptor, owned by Rust.
 ///
 /// # Errors
-/// `OSError` if it is none.
+/// `OSError` if it is no open descriptor.
 pub(crate) fn duplicate(descriptor: RawFd) -> PyResult<OwnedFd> {
     let bad = || PyOSError::new_err(format!("{descriptor} is no open file descriptor"));
     if descriptor < 0 {
         return Err(bad());
     }
-    // SAFETY: it is borrowed for one system call, which says so where it is not open.
+    // SAFETY: the descriptor is borrowed for one system call, which fails if it is not open.
     let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
     borrowed.try_clone_to_owned().map_err(|_| bad())
 }

@@ -8,7 +8,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// A namespace that a session has registered; of use with that session alone.
+/// A namespace that a session has registered. Only that session can use it.
 ///
 /// A chunk has one block for each slice of the session and each pool: block `slice * pools + pool`, where `slice` counts the
 /// slices that were registered.
@@ -17,7 +17,7 @@ pub(crate) struct Namespace {
     pub(crate) inner: larder_client::Namespace,
 }
 
-/// Consecutive chunks of one prompt, or independent keys where the namespace is flat.
+/// Consecutive chunks of one prompt, or independent keys if the namespace is flat.
 #[pyclass(frozen, module = "larder_kv")]
 pub(crate) struct Chain {
     pub(crate) inner: larder_protocol::Chain,
@@ -71,10 +71,10 @@ enum HitFields {
 }
 
 impl DescribedFields {
-    /// The chunk as a node is told of it.
+    /// The chunk's description for a node.
     ///
     /// # Errors
-    /// `ValueError` if a node would not take it.
+    /// `ValueError` if a node would refuse it.
     pub(crate) fn resolve(self) -> PyResult<Described> {
         let Self { hashes, parent, tokens, lora_id, lora_name, extra_keys } = self;
         let blocks = hashes.iter().map(|hash| hash_of(hash)).collect::<PyResult<_>>()?;
@@ -93,7 +93,7 @@ impl SpecFields {
     /// The namespace, and the bytes of one block of each pool.
     ///
     /// # Errors
-    /// `ValueError` if it is impossible.
+    /// `ValueError` if the namespace is impossible.
     pub(crate) fn resolve(self) -> PyResult<(NamespaceSpec, Vec<u64>)> {
         let hash = match self.hash_algorithm.as_str() {
             "larder" if self.hash_seed.is_empty() => HashAlgorithm::Larder,
@@ -165,15 +165,15 @@ impl Namespace {
         Ok(self.inner.block_bytes(block))
     }
 
-    /// A prompt's chunks from its first one on, named by the engine's own 32-byte hashes (the hash of each chunk's last
-    /// engine block), or independent keys where the namespace is flat.
+    /// A prompt's chunks from its first one on, named by the engine's own 32-byte hashes (the hash of each chunk's last engine
+    /// block), or independent keys if the namespace is flat.
     fn chain(&self, hashes: Vec<Bound<'_, PyBytes>>) -> PyResult<Chain> {
         let hashes = hashes.iter().map(|hash| hash_of(hash.as_bytes()));
         Ok(Chain { inner: self.inner.chain(hashes.collect::<PyResult<_>>()?) })
     }
 
-    /// The full chunks of a prompt under Larder's own hash. `salt` and `lora` are what else changes the KV: whose cache it
-    /// is, and the name of the LoRA adapter.
+    /// The full chunks of a prompt under Larder's own hash. `salt` and `lora` also change the KV: `salt` says whose cache it is,
+    /// `lora` is the name of the LoRA adapter.
     #[pyo3(signature = (tokens, *, salt = None, lora = None))]
     fn chain_of_tokens(&self, tokens: Vec<u32>, salt: Option<&[u8]>, lora: Option<&[u8]>) -> Chain {
         Chain { inner: self.inner.chain_of_tokens(&tokens, PromptExtra { salt, lora }) }
@@ -192,7 +192,7 @@ impl Chain {
         self.inner.hashes.iter().map(|hash| PyBytes::new(py, &hash.0)).collect()
     }
 
-    /// The chunks at positions `start` to before `end` (the last one where it is not given), as a chain of their own.
+    /// The chunks at positions `start` to before `end` (to the chain's end if not given), as a chain of their own.
     #[pyo3(signature = (start, end = None))]
     fn part(&self, start: usize, end: Option<usize>) -> PyResult<Self> {
         let end = end.unwrap_or(self.inner.len());

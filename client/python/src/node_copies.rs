@@ -21,20 +21,20 @@ pub(crate) struct NodeTensors {
     inner: Own<larder_client::NodeTensors>,
 }
 
-/// A copy that the node makes. It goes on if this is dropped, and what it touches stays kept from others.
+/// A copy that the node makes. It goes on if this object is dropped; nobody else gets its memory while it may touch it.
 #[pyclass(frozen, module = "larder_kv")]
 pub(crate) struct NodeCopy {
     inner: Own<Arc<larder_client::NodeCopy>>,
 }
 
-/// How far a copy is.
+/// The progress of a copy.
 #[pyclass(frozen, get_all, module = "larder_kv")]
 #[derive(Debug)]
 pub(crate) struct CopyProgress {
-    /// Layers that are done, from the first that was asked for.
+    /// Layers that are done, from the first requested layer on.
     layers: u32,
-    /// How it ended: "done", "refused", "failed", "stalled" or "lost"; None while it goes on. Only after "done" are all bytes where
-    /// they should be.
+    /// How the copy ended: "done", "refused", "failed", "stalled" or "lost"; None while it goes on. Only after "done" are all
+    /// bytes where they should be.
     end: Option<&'static str>,
 }
 
@@ -73,7 +73,7 @@ impl NodeTensors {
         self.inner.get()
     }
 
-    /// What a load asks for.
+    /// The load of these pages.
     ///
     /// # Errors
     /// `ValueError` if there are no such layers; `ForkedError`.
@@ -87,7 +87,7 @@ impl NodeTensors {
         Ok(LoadPages { block: self.get()?.block(), pages, first_page, layers, by_layer: true })
     }
 
-    /// What a save asks for.
+    /// The save of these pages.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -128,10 +128,10 @@ impl From<lane::CopyProgress> for CopyProgress {
     }
 }
 
-/// The layout and the memory of what is to be known to the node.
+/// The layout and the memory of tensors that the node is to know.
 ///
 /// # Errors
-/// `ValueError` if they are impossible; `OSError` for a descriptor that is none.
+/// `ValueError` if they are impossible; `OSError` for a descriptor that is not open.
 pub(crate) fn resolve(
     memory: Vec<SharedMemory>,
     layers: &[Bound<'_, PyAny>],
@@ -160,7 +160,7 @@ impl NodeTensors {
 
 #[pymethods]
 impl NodeCopy {
-    /// What the node told last: `Session.wait_for_copy` asks.
+    /// The progress at the node's last news. `Session.wait_for_copy` asks for news.
     #[getter]
     fn progress(&self) -> PyResult<CopyProgress> {
         Ok(self.share()?.progress().into())

@@ -1,4 +1,4 @@
-//! An open session, and how it is opened.
+//! An open session, and its opening.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -14,12 +14,12 @@ use crate::requests::seconds;
 
 /// An open session and the runtime that it lives on.
 pub(crate) struct Open {
-    /// None once it was closed.
+    /// None once the session was closed.
     session: Own<Mutex<Option<Session>>>,
     runtime: Handle,
 }
 
-/// How to open a session.
+/// The arguments to open a session.
 pub(crate) struct Opening {
     pub(crate) path: PathBuf,
     pub(crate) client: Option<String>,
@@ -57,7 +57,7 @@ impl Open {
     }
 
     /// # Errors
-    /// `ReleasedError` if it was closed; `ForkedError` in another process than the one that opened the session.
+    /// `ReleasedError` if the session was closed; `ForkedError` in another process than the one that opened the session.
     pub(crate) fn session(&self) -> PyResult<Session> {
         let session = self.session.get()?.lock().unwrap_or_else(PoisonError::into_inner);
         session.clone().ok_or_else(|| released("session"))

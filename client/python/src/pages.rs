@@ -14,9 +14,9 @@ use crate::reservation::StagedChunk;
 
 /// An engine's KV memory: pages of a fixed number of tokens, each layer's addressed by strides.
 ///
-/// `regions` are writable buffers; `layers` says, as `larder_kv.LayerPages`, where each layer's pages stand in them. All pages
-/// have the same bytes. A block of a chunk has the layers one behind the other; in each, the bytes of the chunk's pages in
-/// order; in each of these, the runs in the order of `dims`.
+/// `regions` are writable buffers; `layers` has, as `larder_kv.LayerPages`, the places of each layer's pages in the regions. All
+/// pages have the same size. A block of a chunk has the layers one after the other; each layer has the chunk's pages in order;
+/// each page has its runs in the order of `dims`.
 #[pyclass(frozen, module = "larder_kv")]
 pub(crate) struct PagedMemory {
     regions: Vec<Memory>,
@@ -30,12 +30,12 @@ pub(crate) struct PagedMemory {
 pub(crate) struct Layer {
     /// Number of the region.
     pub(crate) region: usize,
-    /// Where its page 0 begins, in bytes.
+    /// The offset of page 0, in bytes.
     pub(crate) offset: u64,
     /// From one page to the next, in bytes.
     pub(crate) page_stride: u64,
     pub(crate) pages: u64,
-    /// Outermost first: how often, and how many bytes further each time.
+    /// Outermost first: the number of steps, and the bytes of each step.
     pub(crate) dims: Vec<(u64, u64)>,
     /// Bytes of one contiguous piece.
     pub(crate) run_bytes: u64,
@@ -45,12 +45,12 @@ pub(crate) struct Layer {
 struct PageRun {
     region: usize,
     range: Range<u64>,
-    /// Where it stands in the block.
+    /// The piece's offset in the block.
     offset: u64,
 }
 
 impl Layer {
-    /// Whether its pages are like the other's, and as many.
+    /// Whether both layers have the same number of pages of the same shape.
     pub(crate) fn has_shape_of(&self, other: &Self) -> bool {
         (self.pages, &self.dims, self.run_bytes) == (other.pages, &other.dims, other.run_bytes)
     }
@@ -59,7 +59,7 @@ impl Layer {
         self.dims.iter().try_fold(self.run_bytes, |bytes, &(count, _)| bytes.checked_mul(count))
     }
 
-    /// Where the last byte of the last page ends.
+    /// The end of the last page.
     fn end(&self) -> Option<u64> {
         let further =
             |at: u64, count: u64, stride: u64| at.checked_add(count.checked_sub(1)?.checked_mul(stride)?);
@@ -181,17 +181,17 @@ impl PagedMemory {
         self.page_bytes
     }
 
-    /// Bytes of one chunk over all layers: what a block of the namespace must have.
+    /// Bytes of one chunk over all layers: a block of the namespace must have this size.
     #[getter]
     fn block_bytes(&self) -> u64 {
         self.page_bytes * self.pages_per_chunk * self.layers.len() as u64
     }
 
-    /// Copies what is leased into `pages`: consecutive pages of the prompt, of which the first is number `first_page`, counted
-    /// from the lease's first chunk. `layer` is one layer, all where not given; `block` is the block of each chunk. Other
-    /// threads run meanwhile; none may use these pages.
+    /// Copies leased blocks into `pages`: consecutive pages of the prompt, from number `first_page` on, counted from the lease's
+    /// first chunk. `layer` is one layer, all layers if not given; `block` is the block of each chunk. Other threads run
+    /// meanwhile; none may use these pages.
     ///
-    /// Raises `DamagedError` if a chunk was verified and is wrong: the pages of those before its `position` are loaded.
+    /// Raises `DamagedError` if a verified chunk is wrong: the pages of the chunks before its `position` are loaded.
     #[pyo3(signature = (lease, pages, *, first_page = 0, layer = None, block = 0))]
     fn load(
         &self,
@@ -214,7 +214,7 @@ impl PagedMemory {
         if pages.is_empty() {
             return Ok(());
         }
-        // Of what does not need every chunk, such as a sliding window, only the last chunks are leased.
+        // A pool that is not needed of every chunk, such as a sliding window, is leased only of the last chunks.
         let last_page = first_page + pages.len() as u64 - 1;
         let mut positions = first_page / self.pages_per_chunk..=last_page / self.pages_per_chunk;
         if positions.any(|position| !guard.has_block(position as usize, block)) {
@@ -224,8 +224,8 @@ impl PagedMemory {
         copied.map_err(|error| damaged(&error))
     }
 
-    /// Copies `pages`, which are the pages of the staged chunks in order, into these chunks. `layer` is one layer, all where not
-    /// given. Other threads run meanwhile; none may change these pages.
+    /// Copies `pages`, which are the pages of the staged chunks in order, into these chunks. `layer` is one layer, all layers if
+    /// not given. Other threads run meanwhile; none may change these pages.
     #[pyo3(signature = (staged, pages, *, layer = None, block = 0))]
     fn save(
         &self,
@@ -281,7 +281,7 @@ impl PagedMemory {
 }
 
 /// # Errors
-/// `ValueError` where there are not as many pages as so many chunks have.
+/// `ValueError` unless there are exactly the pages of `chunks` chunks.
 pub(crate) fn check_page_count(pages: usize, pages_per_chunk: usize, chunks: usize) -> PyResult<()> {
     if Some(pages) == pages_per_chunk.checked_mul(chunks) {
         return Ok(());
@@ -290,10 +290,10 @@ pub(crate) fn check_page_count(pages: usize, pages_per_chunk: usize, chunks: usi
     Err(PyValueError::new_err(text))
 }
 
-/// One of so many layers, or all of them.
+/// The given layer, or all layers.
 ///
 /// # Errors
-/// `ValueError` if it is not there.
+/// `ValueError` if there is no such layer.
 pub(crate) fn find_layer(layer: Option<usize>, layers: usize) -> PyResult<Range<usize>> {
     match layer {
         None => Ok(0..layers),

@@ -1,4 +1,4 @@
-//! Prefetches that are started on one thread and asked after later: a scheduler has no time to wait.
+//! Prefetches whose outcome is asked for later: a scheduler has no time to wait.
 
 use std::mem;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -21,21 +21,21 @@ use crate::requests::{Asking, seconds};
 use crate::session::Session;
 use crate::waiting::SIGNALS_EVERY;
 
-/// Starts prefetches of one session: `Prefetches(session, at_most)`. At most `at_most` are under way at the same time; others wait
-/// in the order of their start. It keeps the session open.
+/// Starts prefetches of one session: `Prefetches(session, at_most)`. At most `at_most` are under way at the same time; others
+/// wait in the order of their start. This object keeps the session open.
 #[pyclass(frozen, module = "larder_kv")]
 pub(crate) struct Prefetches {
     session: Own<larder_client::Session>,
     under_way: Arc<Semaphore>,
 }
 
-/// The lease that a prefetch ends with, once it is there. Dropping it cancels the prefetch.
+/// The lease at the end of a prefetch, once it is there. Dropping this object cancels the prefetch.
 #[pyclass(frozen, module = "larder_kv")]
 pub(crate) struct PendingLease {
     own: Own<(Arc<Outcome>, Option<AbortHandle>)>,
 }
 
-/// What a prefetch found and the lease of what came of it, or the error that ended it.
+/// The found chunks and the lease of those that came, or the error that ended the prefetch.
 type LeaseResult = Result<(Found, LeaseGuard), SessionError>;
 
 /// The end of a prefetch, for the thread that waits for it.
@@ -54,7 +54,7 @@ enum Ending {
 }
 
 impl Outcome {
-    /// Ends the prefetch with this result, unless it was cancelled meanwhile: then what came is given back.
+    /// Ends the prefetch with this result. If it was cancelled meanwhile, the result's lease is given back.
     fn end(&self, result: LeaseResult) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*state, Ending::UnderWay) {
@@ -69,10 +69,10 @@ impl Outcome {
         self.ended.notify_all();
     }
 
-    /// The result, if the prefetch ends within `patience`. It is taken out.
+    /// Takes the result, if the prefetch ends within `patience`.
     ///
     /// # Errors
-    /// `ReleasedError` if it was taken before.
+    /// `ReleasedError` if the result was taken before.
     fn take(&self, patience: Duration) -> PyResult<Option<LeaseResult>> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_under_way = |state: &mut Ending| matches!(state, Ending::UnderWay);
@@ -101,9 +101,9 @@ impl Prefetches {
         Ok(Self { session, under_way: Arc::new(Semaphore::new(at_most.min(Semaphore::MAX_PERMITS))) })
     }
 
-    /// Asks how much of a prompt can be served, has the node bring it, and leases what has come after `patience` seconds at the
-    /// latest, as `lookup_and_prefetch` and `collect` do. The request is sent before this returns, unless `at_most` prefetches are
-    /// under way. This waits for nothing.
+    /// Asks how much of a prompt can be served, has the node bring these chunks, and leases those that have come after `patience`
+    /// seconds at the latest, as `lookup_and_prefetch` and `collect` do. The request is sent before this returns, unless
+    /// `at_most` prefetches are under way. This never waits.
     #[pyo3(signature = (namespace: "Namespace", chain: "Chain", *, patience: "float", prompt_tokens: "int | None" = None,
         preempted: "bool" = false, prefill_tokens_per_second: "float | None" = None,
         request: "str | None" = None) -> "PendingLease")]
@@ -144,9 +144,10 @@ impl Prefetches {
 
 #[pymethods]
 impl PendingLease {
-    /// What was found and the lease of what came of it; None if that is not known within `seconds`. The lease is given once.
+    /// The found chunks and the lease of those that came; None if the prefetch has not ended within `seconds`. The lease is given
+    /// once.
     ///
-    /// Raises what `lookup_and_prefetch` and `collect` raise; `ReleasedError` if the lease was given before.
+    /// Raises the errors of `lookup_and_prefetch` and `collect`; `ReleasedError` if the lease was given before.
     fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<Option<(Found, Lease)>> {
         let (outcome, _) = self.own.get()?;
         let mut left = crate::requests::seconds(seconds)?;
@@ -175,7 +176,7 @@ impl PendingLease {
 
 impl Drop for PendingLease {
     fn drop(&mut self) {
-        // In a forked child the task is the parent's.
+        // In a forked child, the task is the parent's.
         if let Ok((_, Some(task))) = self.own.get() {
             task.abort();
         }

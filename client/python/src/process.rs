@@ -1,4 +1,4 @@
-//! What belongs to one process: a forked child may neither use nor give back what its parent has.
+//! Values that belong to one process: a forked child may neither use nor give back its parent's values.
 
 use std::mem;
 use std::process;
@@ -10,11 +10,11 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::errors::ForkedError;
 
-/// A value that only the process that made it may use. In a forked child it is never dropped either: the child has the
-/// parent's socket, and would give back on it what the parent still holds.
+/// A value that only the process that made it may use. A forked child never drops it either: the child shares the parent's
+/// socket, and would give back grants that the parent still holds.
 pub(crate) struct Own<T> {
     process: u32,
-    /// Taken by `drop` alone.
+    /// Taken only by `drop`.
     value: Option<T>,
 }
 
@@ -45,7 +45,7 @@ impl<T> Drop for Own<T> {
     }
 }
 
-/// The runtime of this process, made when the first session is.
+/// The runtime of this process, made with the first session.
 ///
 /// # Errors
 /// `OSError` if the system gives no thread.
@@ -60,7 +60,7 @@ pub(crate) fn runtime() -> PyResult<Handle> {
             let builder = builder.worker_threads(1).thread_name("larder-kv").enable_all();
             let runtime = builder.build().map_err(|error| PyOSError::new_err(error.to_string()))?;
             let handle = runtime.handle().clone();
-            // The parent's, where there is one, has no threads here and can only be forgotten.
+            // A parent's runtime has no threads in this process and can only be forgotten.
             mem::forget(current.replace((process::id(), runtime)));
             Ok(handle)
         }

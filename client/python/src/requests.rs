@@ -1,4 +1,4 @@
-//! What requests take of Python's, and how their results become Python's.
+//! Turns Python's arguments into requests, and results into Python's values.
 
 use std::future::Future;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use crate::namespace::{Chain, Namespace};
 
-/// What a lookup and a prefetch may ask besides the chain.
+/// The arguments of a lookup or prefetch besides the chain.
 #[derive(Default)]
 pub(crate) struct Asking {
     pub(crate) prompt_tokens: Option<u64>,
@@ -31,12 +31,12 @@ pub(crate) enum Patience {
     Word(String),
 }
 
-/// A request that is on its way once it is polled, with what Python gets.
+/// A request that is sent when it is first polled, with a result for Python.
 pub(crate) trait Request<T>: Future<Output = Result<T, SessionError>> + Send + 'static {}
 
 impl<T, F: Future<Output = Result<T, SessionError>> + Send + 'static> Request<T> for F {}
 
-/// The request of a call whose result becomes Python's by `make`.
+/// The request of a call; `make` turns its result into Python's.
 pub(crate) fn then<T: Send + 'static, U>(
     call: Call<T>,
     make: impl FnOnce(T) -> U + Send + 'static,
@@ -94,7 +94,7 @@ pub(crate) fn check_reserved(reservation: &larder_client::Reservation, positions
 }
 
 /// # Errors
-/// `ValueError` if `pool` is not to be written of one of these reserved chunks.
+/// `ValueError` if one of these reserved chunks does not write `pool`.
 pub(crate) fn check_written(
     reservation: &larder_client::Reservation,
     positions: &[u32],

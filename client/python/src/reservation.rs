@@ -14,11 +14,11 @@ use crate::requests::check_reserved;
 use crate::waiting::Task;
 
 /// The right to write those chunks of a chain that are missing. Stage them, fill them, commit them, all at once or some at a
-/// time. What is not committed is given back with `abort()` or `close()`, at the end of a `with`, or when this is gone, as soon as no
-/// staged chunk is left that could be committed.
+/// time. Uncommitted chunks are given back by `abort()` or `close()`, at the end of a `with`, or when the reservation is dropped,
+/// as soon as no staged chunk is left that could be committed.
 #[pyclass(frozen, module = "larder_kv")]
 pub(crate) struct Reservation {
-    /// None once it was given back.
+    /// None once the reservation was given back.
     slot: Own<Mutex<Option<Arc<larder_client::Reservation>>>>,
 }
 
@@ -27,9 +27,9 @@ pub(crate) struct Reservation {
 pub(crate) struct StagedChunk {
     position: u32,
     namespace: larder_client::Namespace,
-    /// Which it is, and no more: a chunk that was committed keeps nothing.
+    /// Identifies the reservation without keeping it: a committed chunk keeps nothing.
     of: Own<Weak<larder_client::Reservation>>,
-    /// None once it was committed or dropped.
+    /// None once the chunk was committed or dropped.
     slot: Own<Mutex<Option<larder_client::StagedChunk>>>,
 }
 
@@ -39,16 +39,16 @@ impl Reservation {
     }
 
     /// # Errors
-    /// `ReleasedError` if it was given back; `ForkedError`.
+    /// `ReleasedError` if the reservation was given back; `ForkedError`.
     pub(crate) fn share(&self) -> PyResult<Arc<larder_client::Reservation>> {
         let slot = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner);
         slot.clone().ok_or_else(|| released("reservation"))
     }
 
-    /// The same, where the chunks at `positions` are to be written.
+    /// As [`Self::share`], if the chunks at `positions` are to be written.
     ///
     /// # Errors
-    /// As [`Self::share`]; `ValueError` if one is not.
+    /// As [`Self::share`]; `ValueError` if one of them is not.
     pub(crate) fn share_for(&self, positions: &[u32]) -> PyResult<Arc<larder_client::Reservation>> {
         let reservation = self.share()?;
         check_reserved(&reservation, positions)?;
@@ -66,10 +66,10 @@ impl StagedChunk {
         }
     }
 
-    /// Takes it out, to be committed with `reservation`.
+    /// Takes the chunk out, to be committed with `reservation`.
     ///
     /// # Errors
-    /// `ReleasedError` if it was committed or dropped; `ValueError` if it is another reservation's; `ForkedError`.
+    /// `ReleasedError` if the chunk was committed or dropped; `ValueError` if it is another reservation's; `ForkedError`.
     pub(crate) fn take(
         &self,
         reservation: &Arc<larder_client::Reservation>,
@@ -97,7 +97,7 @@ impl StagedChunk {
         })
     }
 
-    /// Gives the chunk away for as long as `copy` runs, which gives it back; where that fails, it is dropped.
+    /// Lends the chunk to `copy`, which gives it back. If `copy` fails, the chunk is dropped.
     pub(crate) fn lend(
         &self,
         copy: impl FnOnce(larder_client::StagedChunk) -> PyResult<larder_client::StagedChunk>,
@@ -112,7 +112,7 @@ impl StagedChunk {
     /// Bytes of block `block`.
     ///
     /// # Errors
-    /// `ValueError` if there is none.
+    /// `ValueError` if there is no such block.
     pub(crate) fn block_bytes(&self, block: usize) -> PyResult<u64> {
         check_block(&self.namespace, block)?;
         Ok(self.namespace.block_bytes(block))
@@ -147,20 +147,20 @@ impl Reservation {
         Ok(self.share()?.pools().iter().map(|pools| pools.iter().collect()).collect())
     }
 
-    /// For how many seconds, from the answer on, chunks may be committed.
+    /// Seconds, from the answer on, in which chunks may be committed.
     #[getter]
     fn seconds(&self) -> PyResult<f64> {
         Ok(self.share()?.deadline().as_secs_f64())
     }
 
-    /// Gives back what is not committed, at once and without waiting.
+    /// Gives back the uncommitted chunks, at once and without waiting.
     fn abort(&self) -> PyResult<()> {
         let reservation = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(reservation);
         Ok(())
     }
 
-    /// The same.
+    /// The same as `abort`.
     fn close(&self) -> PyResult<()> {
         self.abort()
     }
@@ -194,7 +194,7 @@ impl Reservation {
 
 #[pymethods]
 impl StagedChunk {
-    /// Its position in the chain.
+    /// The chunk's position in the chain.
     #[getter]
     fn position(&self) -> u32 {
         self.position

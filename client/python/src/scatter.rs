@@ -1,4 +1,4 @@
-//! Copies between blocks and an engine's memory whose pages are pieces at addresses that the engine says.
+//! Copies between blocks and an engine's memory, whose pages are pieces at addresses that the engine gives.
 
 use larder_client::{LeaseGuard, Namespace};
 use pyo3::exceptions::PyValueError;
@@ -9,7 +9,7 @@ use crate::lease::Lease;
 use crate::memory::Memory;
 use crate::reservation::StagedChunk;
 
-/// An engine's memory, in which a block is one or more pieces, each told by its address.
+/// An engine's memory, in which a block is one or more pieces, each given by its address.
 ///
 /// `regions` are writable, contiguous buffers. Every piece must lie within one of them: an address outside is refused, never
 /// read or written.
@@ -21,17 +21,17 @@ pub(crate) struct ScatteredMemory {
 /// One piece of a copy, within a region and within a block.
 struct PageRun {
     region: usize,
-    /// Where it starts in the region.
+    /// The piece's start in the region.
     start: u64,
     bytes: u64,
     /// Number of its block, counted from the first of the call.
     block: usize,
-    /// Where it starts in that block.
+    /// The piece's start in that block.
     offset: u64,
 }
 
 impl ScatteredMemory {
-    /// The pieces that make up `blocks` blocks of `block_bytes` bytes, one behind the other.
+    /// The pieces that make up `blocks` blocks of `block_bytes` bytes, one after the other.
     ///
     /// # Errors
     /// `ValueError` if a piece lies outside of the regions, or across the end of a block, or there are more or fewer bytes.
@@ -67,7 +67,7 @@ impl ScatteredMemory {
         Ok(pieces)
     }
 
-    /// The region in which a piece lies, and where.
+    /// The region of a piece, and the piece's offset there.
     fn find(&self, address: u64, bytes: u64) -> PyResult<(usize, u64)> {
         let places = self.regions.iter().enumerate();
         let mut places = places.filter_map(|(region, memory)| Some((region, memory.place(address, bytes)?)));
@@ -85,10 +85,10 @@ impl ScatteredMemory {
         Ok(Self { regions })
     }
 
-    /// Copies the first `chunks` leased chunks (all where not given) to pieces: one behind the other, they are the chunks'
-    /// blocks `block` one behind the other. Other threads run meanwhile; none may touch these pieces.
+    /// Copies block `block` of the first `chunks` leased chunks (all if not given) to pieces: the pieces in order make up the
+    /// blocks in order. Other threads run meanwhile; none may touch these pieces.
     ///
-    /// Raises `DamagedError` if a chunk was verified and is wrong: those before its `position` are loaded.
+    /// Raises `DamagedError` if a verified chunk is wrong: the chunks before its `position` are loaded.
     #[pyo3(signature = (lease, addresses, sizes, *, chunks = None, block = 0))]
     fn load(
         &self,
@@ -111,8 +111,8 @@ impl ScatteredMemory {
         copied.map_err(|error| damaged(&error))
     }
 
-    /// Copies pieces to staged chunks: one behind the other, they are the chunks' blocks `block` one behind the other. Other
-    /// threads run meanwhile; none may change these pieces.
+    /// Copies pieces to block `block` of staged chunks: the pieces in order make up the blocks in order. Other threads run
+    /// meanwhile; none may change these pieces.
     #[pyo3(signature = (staged, addresses, sizes, *, block = 0))]
     fn save(
         &self,

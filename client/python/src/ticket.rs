@@ -9,11 +9,11 @@ use crate::answers::Found;
 use crate::errors::released;
 use crate::process::Own;
 
-/// A prefetch: the node brings what it found of a prompt into its memory. `collect` it to read what has come; cancel it
-/// where the prompt has gone. Dropping it cancels it too.
+/// A prefetch: the node brings the found chunks of a prompt into its memory. `collect` the ticket to read the chunks that have
+/// come; cancel it if the prompt is gone. Dropping the ticket cancels it too.
 #[pyclass(frozen, module = "larder_kv")]
 pub(crate) struct Ticket {
-    /// None once it was collected or cancelled.
+    /// None once the ticket was collected or cancelled.
     slot: Own<Mutex<Option<Arc<larder_client::Ticket>>>>,
 }
 
@@ -23,16 +23,16 @@ impl Ticket {
     }
 
     /// # Errors
-    /// `ReleasedError` where it was collected or cancelled; `ForkedError`.
+    /// `ReleasedError` if the ticket was collected or cancelled; `ForkedError`.
     pub(crate) fn share(&self) -> PyResult<Arc<larder_client::Ticket>> {
         let slot = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner);
         slot.clone().ok_or_else(|| released("ticket"))
     }
 
-    /// Takes it out, to be collected.
+    /// Takes the ticket out, to be collected.
     ///
     /// # Errors
-    /// As [`Self::share`]; `RuntimeError` while somebody asks for its progress.
+    /// As [`Self::share`]; `RuntimeError` while somebody asks for the ticket's progress.
     pub(crate) fn take(&self) -> PyResult<larder_client::Ticket> {
         let mut slot = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = slot.take().ok_or_else(|| released("ticket"))?;
@@ -45,7 +45,7 @@ impl Ticket {
 
 #[pymethods]
 impl Ticket {
-    /// What was found, as a lookup says it.
+    /// The found chunks, as in the answer of a lookup.
     #[getter]
     fn found(&self) -> PyResult<Found> {
         Ok(self.share()?.found().into())
@@ -57,13 +57,13 @@ impl Ticket {
         Ok(self.share()?.tokens())
     }
 
-    /// Tokens that were found and are not brought because the engine computes them sooner.
+    /// Found tokens that are not brought because the engine computes them sooner.
     #[getter]
     fn tokens_to_recompute(&self) -> PyResult<u64> {
         Ok(self.share()?.tokens_to_recompute())
     }
 
-    /// Stops the prefetch, at once and without waiting. Nothing happens where it was collected or cancelled before.
+    /// Stops the prefetch, at once and without waiting. Nothing happens if it was collected or cancelled before.
     fn cancel(&self) -> PyResult<()> {
         let ticket = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(ticket);

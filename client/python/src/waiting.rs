@@ -13,10 +13,10 @@ use tokio::task::{AbortHandle, spawn_blocking};
 use crate::errors::exception;
 use crate::requests::Request;
 
-/// Threads wait.
+/// Waits on a thread.
 pub(crate) struct Thread;
 
-/// Coroutines await.
+/// Awaits in a coroutine.
 pub(crate) struct Task;
 
 impl Thread {
@@ -33,7 +33,7 @@ impl Thread {
         wait(py, runtime, request)?.into_bound_py_any(py)
     }
 
-    /// An answer that is there.
+    /// Returns an answer that is known already.
     pub(crate) fn known(answer: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
         Ok(answer)
     }
@@ -53,7 +53,7 @@ impl Task {
         awaitable(py, runtime, request)
     }
 
-    /// An answer that is there.
+    /// Returns an answer that is known already.
     ///
     /// # Errors
     /// As [`awaitable`].
@@ -68,7 +68,7 @@ impl Task {
 /// Waits on this thread, without the interpreter's lock.
 ///
 /// # Errors
-/// What the request says; `KeyboardInterrupt` and what else a signal handler raises, after which the request is dropped.
+/// The request's error; `KeyboardInterrupt` or another error of a signal handler, after which the request is dropped.
 pub(crate) fn wait<T: Send>(
     py: Python<'_>,
     runtime: &Handle,
@@ -84,10 +84,10 @@ pub(crate) fn wait<T: Send>(
     }
 }
 
-/// A future of the running event loop. Cancelling it drops the request; what a late answer grants is given back.
+/// A future of the running event loop. Cancelling it drops the request; grants in a late answer are given back.
 ///
 /// # Errors
-/// `RuntimeError` where no event loop runs on this thread.
+/// `RuntimeError` if no event loop runs on this thread.
 pub(crate) fn awaitable<'py, T>(
     py: Python<'py>,
     runtime: &Handle,
@@ -102,13 +102,14 @@ where
     let request = Box::pin(request);
     let task = runtime.spawn(async move {
         let result = request.await;
-        // On a thread of its own, which may wait for the interpreter's lock: other sessions' answers shall not.
+        // Settles on a thread of its own, which may wait for the interpreter's lock: answers of other sessions must not wait for
+        // it.
         spawn_blocking(move || {
-            // Where the interpreter is going down, nobody waits any more.
+            // If the interpreter is going down, nobody waits any more.
             let Some(_visit) = Visit::begin() else { return };
             Python::try_attach(|py| {
                 let settled = settle_soon(py, &to_loop, &to_promise, result);
-                // The loop was closed: as above.
+                // An error: the loop was closed, and nobody waits any more.
                 drop(settled);
             });
         });
@@ -162,11 +163,11 @@ fn settle(promise: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>, is_error: bool) 
     Ok(())
 }
 
-/// A thread of ours in the interpreter. The interpreter ends a thread that waits for its lock while it goes down, which
-/// native code does not survive: so it has to wait for those that are there before.
+/// A visit of one of our threads to the interpreter. An interpreter that goes down ends each thread that waits for its lock, and
+/// native code does not survive that: so it waits for the visits under way first.
 struct Visit;
 
-/// How many there are, and whether the interpreter is going down.
+/// The number of visits, and whether the interpreter is going down.
 static VISITS: (Mutex<(usize, bool)>, Condvar) = (Mutex::new((0, false)), Condvar::new());
 
 impl Visit {
@@ -198,5 +199,5 @@ pub(crate) fn end_visits(py: Python<'_>) {
     });
 }
 
-/// How long a waiting thread is deaf to signals.
+/// How often a waiting thread looks for signals.
 pub(crate) const SIGNALS_EVERY: Duration = Duration::from_millis(100);

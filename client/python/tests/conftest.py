@@ -1,4 +1,4 @@
-"""What the tests of the Python package share: a development cluster, sessions, chunks with content."""
+"""Helpers of the Python package's tests: a development cluster, sessions, chunks with content."""
 
 import atexit
 import ctypes
@@ -38,7 +38,7 @@ def start_cluster(*arguments: str, **environment: str) -> Cluster:
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     process = subprocess.Popen(command, env=os.environ | environment, **quiet)
     started = Cluster(process, [], [])
-    # A test that fails leaves it behind.
+    # Stops the cluster even after a test that fails.
     atexit.register(started.stop)
     ready = json.loads(process.stdout.readline())
     started.sockets += [next(iter(node["sockets"].values())) for node in ready["nodes"]]
@@ -47,8 +47,8 @@ def start_cluster(*arguments: str, **environment: str) -> Cluster:
 
 
 def damage(cluster: Cluster, block: bytes, wrong: bytes) -> None:
-    """Writes `wrong` over a block, of a page at most, in the arena of whichever node of the cluster has it: behind the node's back,
-    as a debugger would."""
+    """Writes `wrong` over a block, at most a page, in the arena of the cluster's node that has it: behind the node's back, as a
+    debugger would."""
     replaced = 0
     for children in Path(f"/proc/{cluster.process.pid}/task").glob("*/children"):
         for pid in children.read_text().split():
@@ -75,7 +75,7 @@ def replace_in_arena(pid: str, block: bytes, wrong: bytes) -> int:
 
 
 def until(condition, patience: float = 30.0):
-    """Waits for what happens by itself."""
+    """Waits until a condition becomes true."""
     deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, "it did not become true in time"
@@ -83,7 +83,7 @@ def until(condition, patience: float = 30.0):
 
 
 def take_all_memory(socket: str) -> list[larder_kv.Reservation]:
-    """What is reserved and not committed cannot be evicted; one session may reserve only a part."""
+    """Reserves all memory: reserved chunks that are not committed cannot be evicted. One session may reserve only a part."""
     taken: list[larder_kv.Reservation] = []
     for _ in range(16):
         session = larder_kv.Session(socket, window_bytes=0)
@@ -99,7 +99,7 @@ def take_all_memory(socket: str) -> list[larder_kv.Reservation]:
 
 
 class FakeGpu:
-    """A GPU, and its driver, to which the host's memory is lent."""
+    """A GPU with its driver. The host's memory is lent to it."""
 
     def __init__(self, library: Path) -> None:
         self._driver = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
@@ -108,7 +108,7 @@ class FakeGpu:
     def paged_memory(
         self, regions: list[bytearray], layers: list[larder_kv.LayerPages], *, pages_per_chunk: int
     ) -> larder_kv.GpuPagedMemory:
-        """The GPU's view of `regions`, which are allocations of its own now."""
+        """The GPU's view of `regions`, which are now its own allocations."""
         places = [self._lend(region) for region in regions]
         return larder_kv.GpuPagedMemory(self.gpu, places, layers, pages_per_chunk=pages_per_chunk)
 
@@ -120,7 +120,7 @@ class FakeGpu:
 
 @pytest.fixture(scope="session")
 def fake_driver(tmp_path_factory) -> Path:
-    """A CUDA driver over host memory, which is found by the name of what it stands for."""
+    """A CUDA driver over host memory, found by the name of the real driver."""
     library = tmp_path_factory.mktemp("cuda") / "libcuda.so"
     source = ROOT / "client/device/fake/libcuda.c"
     flags = ["-shared", "-fPIC", "-O1", f"-Wl,-soname,{library.name}"]
@@ -147,7 +147,7 @@ def session(cluster):
 
 
 def spec(model: str, **changes) -> larder_kv.NamespaceSpec:
-    """A namespace of the test `model`: tests that use other names never meet."""
+    """A namespace of the test `model`: tests with different names never meet."""
     fields = {
         "model": model,
         "kv_dtype": "bfloat16",
@@ -165,7 +165,7 @@ def content(seed: int, size: int = BLOCK_BYTES) -> bytes:
 
 
 def put(session, namespace, chain, first_seed: int = 0) -> int:
-    """Writes what is missing of a chain, and returns how many chunks the node keeps."""
+    """Writes the missing chunks of a chain, and returns how many chunks the node keeps."""
     reservation = session.reserve(namespace, chain)
     kept = 0
     for position in reservation.chunks:

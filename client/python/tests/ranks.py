@@ -1,4 +1,4 @@
-"""One rank of an engine without vLLM: the connector's threads over memory of the test's, and the way to a node."""
+"""One rank of an engine without vLLM: the connector's threads over the test's memory, and the connection to a node."""
 
 import larder_kv
 from conftest import FakeGpu
@@ -14,7 +14,7 @@ from larder_kv.vllm.transfer import Loader
 
 
 class RankThreads:
-    """What loads, saves and prefetches."""
+    """The threads that load, save and prefetch."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class RankThreads:
 
 
 def writer_at(rank: RankThreads) -> Writer:
-    """The engine of this rank, as those who decode name it."""
+    """The writer that decoders name for this rank's engine."""
     node = rank.node.current()
     assert node is not None
     return Writer(node.session.node, node.session.device)
@@ -51,7 +51,7 @@ def writer_at(rank: RankThreads) -> Writer:
 def paged(
     gpu: FakeGpu | None, regions: list[bytearray], layers: list[larder_kv.LayerPages], *, pages_per_chunk: int
 ) -> Pages:
-    """These regions as host memory, or as that of a GPU."""
+    """These regions as host memory, or as a GPU's memory."""
     if gpu is None:
         return larder_kv.PagedMemory(regions, layers, pages_per_chunk=pages_per_chunk)
     return gpu.paged_memory(regions, layers, pages_per_chunk=pages_per_chunk)

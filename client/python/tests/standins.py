@@ -1,4 +1,4 @@
-"""Servers that stand for vLLM and for a coordinator in tests of the router: they do what a test tells them to."""
+"""Servers that stand in for vLLM and for a coordinator in tests of the router: they do what a test tells them to."""
 
 import contextlib
 import itertools
@@ -38,7 +38,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def part(self, text: str) -> None:
-        """A part of a stream; an empty one ends it."""
+        """Sends a part of a stream; an empty part ends the stream."""
         self.wfile.write(f"{len(text):x}\r\n{text}\r\n".encode())
         self.wfile.flush()
 
@@ -69,30 +69,30 @@ class StandIn(ThreadingHTTPServer):
         return f"127.0.0.1:{self.server_port}"
 
     def handle_error(self, *_: object) -> None:
-        """A router that breaks off is no error."""
+        """Ignores errors: a router that breaks off is none."""
 
     def stop(self) -> None:
-        """Nobody listens there any more."""
+        """Stops the server: nobody listens there any more."""
         self.shutdown()
         self.server_close()
 
 
 class Engine(StandIn):
-    """A vLLM: `deeds` are what it does with the next requests, `serve` what it does with others."""
+    """A vLLM. `deeds` are its answers to the next requests, `serve` its answer to later requests."""
 
     def __init__(self, node: str = "") -> None:
         self.node, self.asked = node, []
         self.deeds: queue.Queue[Deed] = queue.Queue()
         self.serve: Deed = answer
         self.is_hanging = threading.Event()
-        """Set: checks get no answer."""
+        """While set, checks get no answer."""
         self.came, self.left, self.go_on = (threading.Semaphore(0) for _ in range(3))
         super().__init__()
 
     def get(self, handler: Handler) -> None:
         if handler.path == "/health":
             while self.is_hanging.is_set():
-                # Until the router gives up.
+                # Waits until the router gives up.
                 if handler.connection.recv(1) == b"":
                     return handler.hang_up()
             return handler.say(200, {})
@@ -117,7 +117,7 @@ class Engine(StandIn):
 
 
 def answer(handler: Handler, body: dict) -> None:
-    """Answers, as a prefill where it is one."""
+    """Answers a request; a prefill request gets a prefill's answer."""
     params = body.get("kv_transfer_params") or {}
     told = None
     if params.get("do_remote_decode"):
@@ -126,7 +126,7 @@ def answer(handler: Handler, body: dict) -> None:
 
 
 def first_time(deed: Deed, then: Deed = answer) -> Deed:
-    """Does one thing with the first request, at whichever engine it comes, and another with the others."""
+    """Does one thing with the first request, at whichever engine it comes, and another with all later requests."""
     times = itertools.count()
     return lambda handler, body: (then if next(times) else deed)(handler, body)
 
@@ -136,19 +136,19 @@ def fail(status: int, **headers: str) -> Deed:
 
 
 def die(handler: Handler, _body: dict) -> None:
-    """The connection ends before any answer."""
+    """Ends the connection before any answer."""
     handler.hang_up()
 
 
 def cut(handler: Handler, _body: dict) -> None:
-    """The connection ends in the middle of a stream."""
+    """Ends the connection in the middle of a stream."""
     handler.begin_stream()
     handler.part("data: one\n\n")
     handler.hang_up()
 
 
 def stream(handler: Handler, _body: dict) -> None:
-    """Two parts, the second one when the test says so."""
+    """Sends two parts, the second part when the test says so."""
     handler.begin_stream()
     handler.part("data: one\n\n")
     handler.server.go_on.acquire()
@@ -157,7 +157,7 @@ def stream(handler: Handler, _body: dict) -> None:
 
 
 def wait_for_hang_up(handler: Handler, _body: dict) -> None:
-    """Never answers; tells when the router has hung up."""
+    """Never answers; signals when the router has hung up."""
     handler.connection.recv(1)
     handler.server.left.release()
     handler.hang_up()

@@ -60,7 +60,7 @@ def test_a_cancelled_request_takes_nothing(cluster):
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        # The window's room, once freed, is for the next that asks.
+        # The room in the window, once freed, is for the next request.
         kept.drop()
         staged = await session.stage(reservation, 2)
         return staged.position

@@ -34,7 +34,7 @@ def rows(page: str, heading: str) -> dict[str, list[str]]:
     ],
 )
 def test_the_settings_are_those_of_the_code(page, heading, settings):
-    """Where it fails, what is expected is the table to write."""
+    """If this fails, write the expected table."""
     written = [line for line in section(page, heading).splitlines() if line.startswith("|")]
     assert "\n".join(written) == table(settings)
 
@@ -72,7 +72,7 @@ def test_the_counters_are_those_of_the_code(page, prefix, counters):
 
 
 def test_the_routers_options_are_those_of_the_code():
-    """Where it fails, what is expected is the table to write."""
+    """If this fails, write the expected table."""
     written = [line for line in section("router.md", "Options").splitlines() if line.startswith("|")]
     lines = ["| option | default | meaning |", "| --- | --- | --- |"]
     for one in make_parser()._actions:

@@ -87,7 +87,7 @@ def test_a_node_that_does_not_answer_or_speaks_another_language_is_said(tmp_path
         assert found["session"][0] == "failed" and "does not answer within 1 s" in found["session"][1]
 
         def babble():
-            # The first one has gone by now.
+            # The first client has gone by now.
             listener.accept()[0].close()
             connection = listener.accept()[0]
             connection.recv(1 << 16)

@@ -1,4 +1,4 @@
-"""What a forked child may and may not do."""
+"""What a forked child may do and what it may not do."""
 
 import os
 import pickle
@@ -57,7 +57,7 @@ def test_a_child_may_open_a_session_of_its_own(cluster, session):
 
 
 def in_a_child(work):
-    """What `work` returns in a forked child."""
+    """The result of `work` in a forked child."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

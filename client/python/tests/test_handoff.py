@@ -1,4 +1,4 @@
-"""Layers that are given and taken while their chunks are being written, by sessions and by the connector's threads."""
+"""Layers that are handed over and followed while their chunks are being written, by sessions and by the connector's threads."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ def layer(seed: int, number: int) -> bytes:
 
 
 def give(session, reservation, number: int) -> None:
-    """Hands one layer of every chunk over."""
+    """Hands over one layer of every chunk."""
     staged = session.stage_layers(reservation, reservation.chunks, number, number + 1)
     for position in reservation.chunks:
         staged.copy_from(position, layer(position, number))
@@ -119,7 +119,7 @@ def test_coroutines_hand_over_too(cluster):
 
 @pytest.fixture(params=["host", "gpu"])
 def ranks(cluster, fake_gpu, request):
-    """A rank that prefills on one node, and one that decodes on the other."""
+    """A rank that prefills on one node, and a rank that decodes on the other."""
     on = fake_gpu if request.param == "gpu" else None
     made = [Rank(socket, request.node.name, gpu=on) for socket in cluster.sockets]
     yield made
@@ -140,7 +140,7 @@ def test_decode_loads_layers_while_prefill_computes_them(ranks):
     assert prefetch.follow is not None and prefetch.spans == [(0, 2, "peer")]
     loaded = decode.loader.load_now([Load("b", hashes(2), 0, [9, 8, 7, 6], writer_at(prefill))])
     for layer_number in range(RANK_LAYERS):
-        # The layer before was read before this one is computed.
+        # The previous layer was read before this layer is computed.
         computed.open(layer_number)
         loaded.wait(layer_number)
         values = [decode.values(page)[layer_number] for page in (9, 8, 7, 6)]
@@ -227,7 +227,7 @@ def test_a_prefill_that_is_too_slow_is_no_error(ranks, caplog):
 
 
 def test_a_node_that_goes_away_during_a_hand_over_is_no_error(caplog):
-    """The request that follows is computed here, and the next one begins."""
+    """The request that follows the chunks is computed here, and the next request begins."""
     own = start_cluster("--nodes", "1", "--arena-bytes", "16MiB")
     decode = Rank(own.sockets[0], "gone")
     with caplog.at_level(logging.INFO, "vllm.larder"):

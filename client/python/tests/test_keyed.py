@@ -13,7 +13,7 @@ LOG = logging.getLogger("test")
 
 
 class Blocks:
-    """Blocks in buffers of Python's."""
+    """Blocks in Python's buffers."""
 
     def __init__(self, buffers):
         self.buffers = buffers
@@ -28,7 +28,7 @@ class Blocks:
 
 
 class Rank:
-    """What an adapter has of one rank."""
+    """An adapter's objects for one rank."""
 
     def __init__(self, socket: str, model: str, window_bytes: int = 1 << 20):
         self.counts = Counts()
@@ -85,7 +85,7 @@ def test_a_load_ends_at_the_first_key_that_is_not_there(rank):
 
 def test_where_a_lease_covers_a_part_the_rest_is_leased_too(rank):
     class Short:
-        """A session whose leases cover two keys at most, as an answer has limits."""
+        """A session whose leases cover at most two keys, since an answer has limits."""
 
         session = rank.link.current().session
 

@@ -26,7 +26,7 @@ def test_a_view_is_read_only_and_without_a_copy(leased):
 
 
 def test_a_view_keeps_what_it_shows_when_the_lease_is_given_back():
-    # Room for about four blocks: whatever is not leased leaves when others are put.
+    # Room for about four blocks: blocks that are not leased are evicted when others are put.
     small = start_cluster("--nodes", "1", "--arena-bytes", "4MiB", "--chunks-per-node", "4")
     try:
         session = larder_kv.Session(small.sockets[0], window_bytes=1 << 20)
@@ -91,7 +91,7 @@ def test_other_threads_run_while_one_copies(session):
     staged.copy_from(bytes(size))
     session.commit(reservation, [staged])
     lease, out = session.lease(namespace, chain), bytearray(size)
-    # A thread that keeps the interpreter's lock for a copy would be switched away from at most once a copy.
+    # A thread that keeps the interpreter's lock during a copy would let others run at most once a copy.
     copying = threading.Thread(target=lambda: [lease.copy_block(0, out) for _ in range(500)])
     copying.start()
     steps = 0

@@ -1,4 +1,4 @@
-"""The thread that keeps a session open, and the connector's other threads: nothing ends them."""
+"""The thread that keeps a session open, and the connector's other threads: no fault ends them."""
 
 import logging
 import threading
@@ -10,7 +10,7 @@ from test_vllm_transfers import Rank, hashes
 
 
 class Panic(BaseException):
-    """As native code panics."""
+    """An error like a panic of native code."""
 
 
 def test_a_link_outlives_whatever_a_try_raises_and_logs_each_reason_once(caplog):
@@ -33,7 +33,7 @@ def test_a_link_outlives_whatever_a_try_raises_and_logs_each_reason_once(caplog)
         "no Larder node for now: 3",
         "no Larder node for now: 'x'",
     ]
-    # Only the reasons that nobody expects come with a traceback.
+    # Only unexpected reasons have a traceback.
     assert [bool(record.exc_info) for record in warned] == [False, True, True, True]
     link.close()
 

@@ -33,7 +33,7 @@ class Engine:
         return slice(start, start + PAGE_BYTES)
 
     def compute(self, pages: list[int], seed: int) -> None:
-        """A chunk, whose bytes a block has in the same order."""
+        """Fills the pages as if a chunk were computed; a block has the chunk's bytes in the same order."""
         block = content(seed, LAYERS * LAYER_BYTES)
         for layer in range(LAYERS):
             for in_chunk, number in enumerate(pages):

@@ -11,7 +11,7 @@ CHUNK_TOKENS = PAGES_PER_CHUNK * 16
 
 
 def layers(order: str, offset: int = 0) -> list[larder_kv.LayerPages]:
-    """One region with all of L, B, H, N, C, of which `order` is the order in memory."""
+    """One region with all of L, B, H, N, C in the order `order`."""
     sizes = {"L": LAYERS, "B": PAGES, "H": HEADS, "N": TOKENS, "C": CONTENT}
     strides, step = {}, 1
     for name in reversed(order):
@@ -28,7 +28,7 @@ def memory(order: str):
 
 
 def gpu_memory(fake_gpu: FakeGpu, order: str):
-    """The same on a GPU whose memory is the host's."""
+    """The same memory on a GPU whose memory is the host's."""
     region, _ = memory(order)
     return region, fake_gpu.paged_memory([region], layers(order), pages_per_chunk=PAGES_PER_CHUNK)
 
@@ -49,7 +49,7 @@ def test_pages_survive_a_round_trip_to_other_pages(session, fake_gpu, order, pla
     session.commit(reservation, staged)
     region[:] = bytes(len(region))
     with session.lease(namespace, chain) as lease:
-        # The last three of the four pages, the first layer apart from the others.
+        # The last three of the four pages; the first layer is loaded apart from the others.
         paged.load(lease, [0, 5, 4], first_page=1, layer=0)
         for layer in range(1, LAYERS):
             paged.load(lease, [0, 5, 4], first_page=1, layer=layer)
@@ -59,7 +59,7 @@ def test_pages_survive_a_round_trip_to_other_pages(session, fake_gpu, order, pla
 
 
 def one_chunk(session, model: str):
-    """A chunk that is to be written: its namespace, its chain, its reservation."""
+    """A chunk to write: its namespace, its chain, its reservation."""
     pool = larder_kv.Pool(layers=LAYERS, layer_bytes=PAGES_PER_CHUNK * PAGE_BYTES)
     namespace = session.register(spec(model, pools=[pool]))
     chain = namespace.chain_of_tokens(list(range(CHUNK_TOKENS)))

@@ -19,7 +19,7 @@ def test_a_pending_lease_has_what_another_node_had_and_is_given_once(cluster):
     there, here = far.register(spec("pending")), near.register(spec("pending"))
     chain = there.chain_of_tokens(TOKENS)
     put(far, there, chain)
-    # Others hear of a chunk soon after its commit.
+    # Other nodes learn of a chunk soon after its commit.
     until(lambda: near.lookup(here, chain).tokens == len(TOKENS))
     pending = larder_kv.Prefetches(near, at_most=2).start(here, chain, patience=10)
     found, lease = taken(pending)
@@ -107,7 +107,7 @@ def taken(pending: larder_kv.PendingLease) -> tuple[larder_kv.Found, larder_kv.L
 
 
 def leased(cluster) -> list[str]:
-    """How many leases and fetches the first node says that it holds."""
+    """The numbers of leases and fetches that the first node holds."""
     with urllib.request.urlopen(f"http://{cluster.http[0]}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     held = [line for line in lines if re.match(r'larder_held{.*what="(leases|fetches)"', line)]

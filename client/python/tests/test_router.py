@@ -56,7 +56,7 @@ class Router:
         return sum(float(value) for found, value in samples if all(one in found for one in wanted))
 
     def knows(self, *engines: Engine) -> "Router":
-        """Waits until it knows the nodes of these engines."""
+        """Waits until the router knows the nodes of these engines."""
         until(lambda: all(self.metric("engine_up", engine=one.url, node=one.node) for one in engines))
         return self
 
@@ -122,7 +122,7 @@ def test_a_backlog_outweighs_a_cached_prompt(made):
     with ThreadPoolExecutor() as clients:
         clients.submit(lambda: router.ask())
         engines[1].came.acquire()
-        # 900 tokens to compute are before it there, and ten to move elsewhere.
+        # At this node, 900 tokens wait to be computed first; elsewhere, ten tokens have to be moved.
         assert router.ask()[1] == engines[0].url
         router.process.kill()
 
@@ -133,7 +133,7 @@ def test_requests_are_spread_where_nobody_says_what_is_cached(made):
     coordinator.is_broken = True
     assert {router.ask()[1] for _ in range(2)} == {one.url for one in engines}
     assert router.metric("routed_total", by="load") == 2
-    # It is not asked again at once.
+    # The coordinator is not asked again at once.
     assert len(coordinator.questions) == 1 and router.metric("coordinator_failures_total") == 1
 
 
@@ -390,7 +390,7 @@ def test_a_prompt_of_which_little_is_to_compute_is_not_handed_over(made):
     assert len(prefills[0].asked) == 1, "where most of it is cached"
 
 
-# What needs no servers.
+# Tests that need no servers.
 
 
 def test_wrong_options_are_explained(capsys):

@@ -26,7 +26,7 @@ class Region:
 
 @pytest.fixture
 def keys(session, request):
-    """A namespace of blocks of 4 KiB, and two keys in it that are this test's own."""
+    """A namespace of blocks of 4 KiB, and two keys in it that only this test uses."""
     pool = larder_kv.Pool(layers=1, layer_bytes=BLOCK)
     namespace = session.register(spec(request.node.name, pools=[pool], flat=True))
     return namespace, namespace.chain([b"a" * 32, b"b" * 32])
@@ -42,7 +42,7 @@ def test_blocks_survive_a_round_trip_through_other_pieces(session, keys):
     first, second = Region(3 * BLOCK), Region(3 * BLOCK)
     memory = larder_kv.ScatteredMemory([first.bytes, second.bytes])
     data = [content(1, BLOCK), content(2, BLOCK)]
-    # The first block in three pieces of two regions, in no order; the second in one.
+    # The first block is in three pieces of two regions, in no order; the second is in one piece.
     first.fill(5_000, data[0][:1_000])
     second.fill(7, data[0][1_000:1_500])
     first.fill(0, data[0][1_500:])

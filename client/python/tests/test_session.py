@@ -99,7 +99,7 @@ def test_a_ticket_brings_what_another_node_has(cluster):
     chain = there.chain_of_tokens(TOKENS)
     put(far, there, chain)
     here = near.register(spec("ticket"))
-    # Others hear of a chunk soon after its commit.
+    # Other nodes learn of a chunk soon after its commit.
     until(lambda: near.lookup(here, chain).tokens == len(TOKENS))
     ticket = near.lookup_and_prefetch(here, chain)
     assert ticket.tokens == len(TOKENS) and ticket.found.spans[0].tier == "peer"
@@ -187,12 +187,12 @@ def test_a_session_ends_with_its_node():
     alone.stop()
     with pytest.raises(larder_kv.EndedError):
         session.lookup(namespace, chain)
-    # What was leased stays mapped.
+    # Leased blocks stay mapped.
     assert bytes(lease.view(0)) == content(0)
 
 
 def test_other_threads_run_while_one_waits(cluster):
-    # The window has room for one chunk, so the second one is waited for until the session's timeout.
+    # The window has room for one chunk, so staging the second waits until the session's timeout.
     session = larder_kv.Session(cluster.sockets[0], window_bytes=BLOCK_BYTES, timeout=1.0)
     namespace = session.register(spec("threads"))
     reservation = session.reserve(namespace, namespace.chain_of_tokens(TOKENS))
@@ -225,7 +225,7 @@ def test_a_signal_ends_the_waiting(cluster):
     def interrupt(*_):
         raise InterruptedWait
 
-    # Not SIGINT: a shell that runs this in the background has it ignored.
+    # Not SIGINT: a shell that runs this in the background ignores it.
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()

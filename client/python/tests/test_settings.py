@@ -85,7 +85,7 @@ def test_whatever_passes_the_check_a_session_takes(cluster):
         settings = NodeSettings.parse(given, "it")
         with settings.open_session("edges", min(settings.window_bytes, 1 << 20), settings.device) as session:
             assert session.node
-    # A window that nobody has is cut to what the node gives.
+    # A window that no node has room for is cut to the node's limit.
     with NodeSettings(cluster.sockets[0], window_bytes=1 << 40).open_session("large", 1 << 40, None) as session:
         assert 0 < session.window_bytes < 1 << 40
 

@@ -1,4 +1,4 @@
-"""What SGLang's storage decides, without SGLang."""
+"""The decisions of SGLang's storage, without SGLang."""
 
 import dataclasses
 from types import SimpleNamespace

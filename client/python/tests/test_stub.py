@@ -1,4 +1,4 @@
-"""The stub file says what the native part has."""
+"""Compares the stub file with the native part."""
 
 import re
 import subprocess

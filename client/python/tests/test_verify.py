@@ -1,4 +1,4 @@
-"""Blocks that change behind the node's back: whoever reads them hears of it, and so does the node."""
+"""Blocks that change behind the node's back: their readers find out, and so does the node."""
 
 import itertools
 import re
@@ -36,7 +36,7 @@ def dropped(own) -> float:
 
 
 def prompt(own, name: str, verify: str = "always"):
-    """Three chunks, of which the second is wrong; the session, its namespace and the chain."""
+    """Three chunks, of which the second is damaged; returns the session, its namespace and the chain."""
     session = larder_kv.Session(own.sockets[0], window_bytes=1 << 20, verify=verify)
     namespace = session.register(spec(name))
     chain = namespace.chain([bytes([number + 1]) * 32 for number in range(3)])
@@ -112,9 +112,9 @@ def test_a_row_of_vllms_offloading_that_is_wrong_is_not_loaded_and_the_others_ar
 
 @pytest.fixture(params=["host", "gpu"])
 def rank(own, fake_gpu, request):
-    """Four pages of two chunks, of which the second is wrong."""
+    """Four pages of two chunks, of which the second is damaged."""
     made = Rank(own.sockets[0], request.node.name, gpu=fake_gpu if request.param == "gpu" else None)
-    # Pages that no other test has.
+    # Pages with values that no other test has.
     first = next(FIRST_VALUES)
     for page in range(4):
         made.fill(page, first + 10 * page)

@@ -1,4 +1,4 @@
-"""Which of a node's actors an engine uses, without vLLM."""
+"""The choice of a node's actor for an engine, without vLLM."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class Session:
 
 
 class Node:
-    """A node of some actors, which gives the next session the least busy one."""
+    """A node with some actors. The next session gets the least busy actor."""
 
     def __init__(self, actors: int, least_busy: int) -> None:
         self.actors, self.least_busy = actors, least_busy

@@ -1,4 +1,4 @@
-"""What the connector decides without vLLM: keys, plans, settings."""
+"""The connector's decisions without vLLM: keys, plans, settings."""
 
 import hashlib
 
@@ -37,7 +37,7 @@ def test_block_hashes_are_vllms():
 
 
 def engine_hash(asked):
-    """What vLLM's sha256_cbor does with a seed or a block, written by hand for the test vector."""
+    """The hash of a seed or a block by vLLM's sha256_cbor, written by hand for the test vector."""
     if isinstance(asked, str):
         return none_hash(asked)
     parent, tokens, extra = asked
@@ -71,7 +71,7 @@ def test_at_least_one_token_is_computed():
 
 
 def test_a_load_begins_behind_what_the_engine_has_also_within_a_chunk():
-    # 96 tokens are computed: the second chunk is loaded from its third block on, then the third.
+    # 96 tokens are computed: the second chunk is loaded from its third block on, and the third chunk as a whole.
     load = plan_load(SHAPE, "r", SHAPE.chunk_hashes(HASHES), 96, 96, TABLE)
     assert (load.first_page, load.pages) == (6, [106, 107, 108, 109, 110, 111])
     assert load.hashes == [HASHES[3], HASHES[7], HASHES[11]]
@@ -97,7 +97,7 @@ def test_chunks_are_saved_once_when_they_are_complete():
 
 
 def test_a_chunk_whose_hash_is_not_known_yet_waits():
-    # A token that was just computed has no hash before it is sampled.
+    # A token that was just computed has no hash until it is sampled.
     assert plan_save(SHAPE, "r", Saved(), HASHES[:3], 64, TABLE) is None
 
 
@@ -105,7 +105,7 @@ def test_what_was_computed_from_blocks_that_did_not_come_is_not_saved():
     garbage = Garbage()
     assert garbage.may_save(-1)
     garbage.load_failed(7)
-    # Steps 7 and 8 were planned before the scheduler heard of it, which was when 8 was the last.
+    # Steps 7 and 8 were planned before the scheduler heard of the failure. When it heard, 8 was the last planned step.
     assert not garbage.may_save(-1) and garbage.may_save(8)
     garbage.load_failed(9)
     assert not garbage.may_save(8) and garbage.may_save(9)

@@ -1,4 +1,4 @@
-"""Which blocks of a hybrid model's groups are kept, needed, loaded and saved: without vLLM and without a node."""
+"""The blocks of a hybrid model's groups that are kept, needed, loaded and saved: without vLLM and without a node."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ def window(tokens: int, block_tokens: int = 16) -> Group:
 
 
 def seen(group: Group, end: int) -> set[int]:
-    """The blocks with a token that the one behind a prefix of `end` tokens sees."""
+    """The blocks with tokens that the token after a prefix of `end` tokens sees."""
     return {token // group.block_tokens for token in range(max(end - group.window + 1, 0), end)}
 
 
@@ -60,7 +60,7 @@ def test_each_block_that_is_needed_is_loaded_from_its_own_place(group):
 def test_a_load_begins_within_a_chunk_that_the_engine_has_in_part():
     run = blocks_to_load(window(1_000), 64, 96, 192, list(range(100, 112)), NULL)
     assert run == Run(2, [106, 107, 108, 109, 110, 111])
-    # The window begins in the same chunk, of which only the last blocks are kept.
+    # The window begins in the same chunk, and only the chunk's last blocks are kept.
     assert blocks_to_load(window(33), 64, 160, 192, list(range(100, 112)), NULL) == Run(0, [110, 111])
     assert blocks_to_load(window(49), 64, 160, 192, list(range(100, 112)), NULL) == Run(1, [110, 111])
 
@@ -79,13 +79,13 @@ def test_blocks_that_the_window_has_passed_are_not_saved():
         [],
         [108, 109, 110, 111],
     ]
-    # Of a window within a chunk the last blocks are enough, and they are there as long as the chunk was the last.
+    # For a window within a chunk, the last blocks are enough. They are there as long as the chunk is the last one.
     assert blocks_to_save(window(33), 64, 1, blocks, NULL, {}) == [106, 107]
     assert blocks_to_save(window(33), 64, 3, blocks, NULL, {}) == [], "it is not computed yet"
 
 
 def test_a_state_is_saved_where_the_engine_has_kept_it():
-    # The running state may stand where the one after a chunk did.
+    # The running state may be in the block that held the state after a chunk.
     blocks = [NULL, 7, NULL, 9]
     states = {(2, 128): 5, (3, 192): 6, (2, 256): NULL}
     assert [blocks_to_save(STATE, 64, chunk, blocks, NULL, states) for chunk in range(4)] == [[], [5], [], []]
@@ -140,7 +140,7 @@ class Block:
 
 @dataclass
 class Pool:
-    """As much of vLLM's BlockPool as is used."""
+    """The part of vLLM's BlockPool that is used."""
 
     blocks: list[Block] = field(default_factory=lambda: [Block(number) for number in range(8)])
 

@@ -1,4 +1,4 @@
-"""Hints of requests: what is read of them, and what becomes of them at a node."""
+"""Hints of requests: how they are read, and their effect at a node."""
 
 import json
 import time
@@ -69,7 +69,7 @@ def test_a_save_has_the_priority_of_its_request_after_a_preemption_too():
 
 
 class Connected:
-    """The connection to a node, as the scheduler half has it."""
+    """The connection to a node, as in the scheduler half."""
 
     def __init__(self, socket: str, model: str) -> None:
         session = larder_kv.Session(socket, window_bytes=1 << 20)
@@ -79,7 +79,7 @@ class Connected:
         return self.open
 
     def put(self, *numbers: int) -> list[bytes]:
-        """Chunks of a prompt whose tokens are these numbers, and their hashes."""
+        """Puts chunks of a prompt whose tokens are these numbers; returns their hashes."""
         chain = self.chain(*numbers)
         assert put(self.open.session, self.open.namespace, chain) == len(numbers)
         return list(chain.hashes)
@@ -93,7 +93,7 @@ class Connected:
 
 @pytest.fixture
 def kept(cluster, request, monkeypatch):
-    """A node, a keeper, and its counters. It tries again without waiting."""
+    """A node, a keeper, and its counters. The keeper tries again without waiting."""
     monkeypatch.setattr(keeping, "AGAIN_SECONDS", (0.01,) * 1_000)
     monkeypatch.setattr(keeping, "AHEAD_SECONDS", 0.05)
     node, counts = Connected(cluster.sockets[0], request.node.name), Counts()
@@ -164,7 +164,7 @@ def test_a_session_that_has_come_back_is_not_waited_for(kept):
     hints = Hints(return_seconds=0.2, session="carol")
     kept.keeper.ends(hints, hashes)
     kept.keeper.comes(hints)
-    # Of a later turn, which is brought: tasks are done in order.
+    # The hint of a later turn, whose prompt is brought: tasks are done in order.
     kept.keeper.ends(Hints(return_seconds=0.3, session="carol"), hashes[:1])
     until(lambda: kept.counts["brought_chunks"] > 0)
     assert kept.counts["brought_chunks"] == 1

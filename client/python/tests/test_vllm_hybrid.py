@@ -11,7 +11,7 @@ from ranks import RankThreads, paged, writer_at
 from test_vllm_transfers import hashes, until
 
 PAGES, CHUNK, NULL = 64, 32, 0
-# Attention; a window within a chunk; one of two chunks, whose layers are in two groups; recurrent state.
+# Attention; a window within a chunk; a window of two chunks, whose layers are in two groups; recurrent state.
 GROUPS = [
     (Group(0, Kind.ATTENTION, 16), 512, ["a0", "a1"]),
     (Group(1, Kind.WINDOW, 16, window=17), 512, ["w0"]),
@@ -46,7 +46,7 @@ class HybridRank(RankThreads):
         super().__init__(socket, namespace, SHAPE, Memory(pools), queue_chunks=queue_chunks)
 
     def fill(self, tables: list[list[int]]) -> None:
-        """Gives every block a content of its own: that of its group and place in the prompt."""
+        """Gives every block its own content, which depends on its group and its place in the prompt."""
         for (_, size, names), blocks in zip(GROUPS, tables, strict=True):
             for name in names:
                 for place, block in enumerate(blocks):
@@ -63,7 +63,7 @@ class HybridRank(RankThreads):
         assert self.saver.take_ended() == [number]
 
     def prefetched(self, chunks: int) -> int:
-        """How many chunks of the prompt's first ones can be restored."""
+        """The number of the prompt's first chunks that can be restored."""
         prefetch = self.prefetcher.start("b", hashes(chunks), 10_000, False)
         found = self.prefetcher.look(prefetch, 10)
         self.prefetcher.drop("b")
@@ -76,7 +76,7 @@ def content(name: str, place: int, size: int) -> bytes:
 
 
 def tables_at(first: int, chunks: int) -> list[list[int]]:
-    """Blocks of all groups, none of which is another's."""
+    """Blocks of all groups; no two groups share a block."""
     sizes = [chunks * CHUNK // group.block_tokens for group, _, _ in GROUPS]
     starts = [first + sum(sizes[:number]) for number in range(len(sizes))]
     return [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
@@ -96,7 +96,7 @@ def test_a_prefix_ends_where_a_state_was_saved_and_its_blocks_come_back(rank):
     rank.save(3, tables, {(4, CHUNK): tables[4][0], (4, 2 * CHUNK): tables[4][1]})
     assert rank.prefetched(3) == 2
     assert rank.prefetched(1) == 1
-    # What is loaded goes elsewhere; what a window does not reach has no block.
+    # The loaded blocks go to other places; blocks that a window does not reach are `NULL`.
     others = [[20, 21, 22, 23], [NULL, NULL, NULL, 24], [25, 26, 27, 28], [30, 31, 32, 33], [NULL, 29]]
     load = load_all_groups(SHAPE, plan_load(SHAPE, "b", hashes(2), 0, 64, others[0]), 0, 64, others, NULL)
     rank.loader.load_soon([load])
@@ -199,7 +199,7 @@ def test_decode_gets_the_layers_of_a_hybrid_prompt_while_prefill_computes_them_a
     tables = tables_at(1, 3)
     prefill.fill(tables)
     prefetch = decode.prefetcher.start("b", hashes(3), 1_000, False, writer_at(prefill))
-    # The engine keeps the state after the last chunk alone; windows of the first have passed.
+    # The engine keeps only the state after the last chunk; windows have passed the first chunk.
     passed = [tables[0], *([NULL] * 2 + table[2:] for table in tables[1:4]), tables[4]]
     computed = LayerGate(prefill.memory.layers)
     prefill.saver.save_soon([handed_over(3, passed, {(4, 3 * CHUNK): tables[4][2]})], computed)
@@ -230,7 +230,7 @@ def test_decode_gets_the_layers_of_a_hybrid_prompt_while_prefill_computes_them_a
     counts, given = decode.counts.take(), prefill.counts.take()
     assert (counts["followed_chunks"], counts["loaded_blocks"]) == (3, 6 + 1 + 4 + 4 + 1)
     assert counts["loaded_bytes"] == 512 * (2 * 6 + 1 + 2 * 4 + 4) + 320 * 2
-    # Of attention three chunks, of each window two, of the state one.
+    # Three chunks of attention, two of each window, one state.
     assert given["saved_bytes"] == 512 * (2 * 6 + 2 + 3 * 4) + 320 * 2
     decode.prefetcher.drop("b")
     assert decode.prefetched(3) == 3, "what was followed stays"

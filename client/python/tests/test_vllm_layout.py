@@ -10,7 +10,7 @@ ELEMENT = 2
 
 
 def strides_of(layout: str) -> dict[str, int]:
-    """In elements."""
+    """Strides in elements."""
     strides, step = {}, 1
     for letter in reversed(layout):
         strides[letter] = step

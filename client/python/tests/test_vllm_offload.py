@@ -20,7 +20,7 @@ def row_of(value: int) -> bytes:
 
 
 class Tier:
-    """Rows of host memory of one's own, and what moves them."""
+    """Rows of host memory of its own, and the object that moves them."""
 
     def __init__(self, socket: str, model: str):
         self.memory = bytearray(b"".join(row_of(value) for value in range(ROWS)))
@@ -51,7 +51,7 @@ def tiers(cluster, request):
 
 
 def keys(count: int) -> list[bytes]:
-    """A block's hash and the number of its group."""
+    """Keys of a block's hash and the number of its group."""
     return [bytes([number + 1]) * 32 + (0).to_bytes(4, "big") for number in range(count)]
 
 

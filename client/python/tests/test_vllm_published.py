@@ -1,4 +1,4 @@
-"""What routers are told of the node's chunks, without vLLM."""
+"""The events about the node's chunks that routers get, without vLLM."""
 
 import dataclasses
 import random
@@ -21,7 +21,7 @@ def name(chunk: int) -> bytes:
 
 
 def chunk(number: int) -> Stored:
-    """A chunk of two blocks behind the one before it."""
+    """A chunk of two blocks, after the chunk before it."""
     hashes = [bytes([number, 0]) * 16, name(number)]
     tokens = range(number * CHUNK_TOKENS, (number + 1) * CHUNK_TOKENS)
     parent = name(number - 1) if number else None
@@ -120,7 +120,7 @@ def test_whatever_happens_a_router_knows_what_the_node_has(monkeypatch):
             assert one.parent is None or one.parent in heard, "who comes later does not know its parent"
             heard.append(one.hashes[-1])
         assert len(heard) == len(set(heard)) and set(heard) <= {name(number) for number in held}
-    # Once everything is there and described in the order of the prompt, everything is known.
+    # Once all chunks are there and described in the order of the prompt, the router knows all of them.
     monkeypatch.setattr(published, "MOST_DESCRIBED", 8)
     for number in range(8):
         told.describe(chunk(number))
@@ -165,7 +165,7 @@ def stored(number: int, extra_keys=None) -> Stored:
 
 
 class Listening:
-    """A session that keeps what is described."""
+    """A session that records the descriptions."""
 
     def __init__(self) -> None:
         self.heard: list[larder_kv.DescribedChunk] = []
@@ -177,7 +177,7 @@ class Listening:
 
 
 class Way:
-    """The way to a node that may be another one later."""
+    """The connection to a node that may later be another node."""
 
     def __init__(self) -> None:
         self.node: Listening | None = None

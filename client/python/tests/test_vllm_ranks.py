@@ -1,4 +1,4 @@
-"""Which part of a chunk each rank of a parallel engine holds, without vLLM."""
+"""The slice of a chunk that each rank of a parallel engine holds, without vLLM."""
 
 import pytest
 from larder_kv.vllm.groups import Group, Kind, pools_of

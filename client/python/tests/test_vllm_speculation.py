@@ -17,7 +17,7 @@ def test_what_is_kept_and_dropped_depends_on_the_method():
     assert speculation_of(config("ngram"), "async", False) == Speculation("ngram", has_kv=False, drops_block=False)
     assert speculation_of(config("draft_model"), "async", True) == Speculation("draft_model", has_kv=True, drops_block=False)
     assert speculation_of(config("mtp", drops=True), "async", True) == Speculation("mtp", has_kv=True, drops_block=True)
-    # `disable_eagle_block_drop`: vLLM drops none of its own either.
+    # `disable_eagle_block_drop`: vLLM does not drop a block of its own hits either.
     assert speculation_of(config("eagle3"), "async", True) == Speculation("eagle3", has_kv=True, drops_block=False)
 
 
@@ -41,6 +41,6 @@ def test_a_hit_without_its_last_block_ends_within_a_chunk():
     hashes, table = [bytes([number]) * 32 for number in range(3)], list(range(100, 120))
     load = plan_load(shape, "a", hashes, 0, shape.hit_tokens(3), table)
     assert load.hashes == hashes and load.pages == table[:11]
-    # Two chunks come: the part of the third one that was wanted does not.
+    # Two chunks come; the wanted part of the third chunk does not.
     assert failed_pages(load, shape, 2) == table[8:11]
     assert failed_pages(load, shape, 3) == []

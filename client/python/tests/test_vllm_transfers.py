@@ -39,7 +39,7 @@ class Rank(RankThreads):
         return [self.region[(layer * PAGES + page) * PAGE_BYTES + 17] for layer in range(LAYERS)]
 
     def save(self, request: str, chunks: int) -> None:
-        """Saves the first chunks of the prompt, which stand in pages 0 on, and waits."""
+        """Saves the first chunks of the prompt, which are in pages 0 on, and waits."""
         gate = LayerGate(LAYERS)
         gate.open_all()
         self.saver.save_soon([Save(request, hashes(chunks), 0, list(range(2 * chunks)))], gate)
@@ -129,7 +129,7 @@ def test_blocks_are_copied_only_once_the_engines_stream_is_done_with_them(rank):
     gate = LayerGate(LAYERS)
     rank.saver.save_soon([Save("a", hashes(1), 0, [0, 1])], gate)
     gate.open_all(computed.wait)
-    # What the stream writes last is what counts.
+    # The stream's last write counts.
     rank.fill(1, 7)
     computed.set()
     until(lambda: not rank.saver.is_reading("a"))
@@ -162,7 +162,7 @@ def test_a_preempted_requests_blocks_are_read_no_more(rank):
     rank.saver.save_soon([Save("a", hashes(1), 0, [0, 1])], gate)
     gate.open(0)
     rank.saver.cancel("a")
-    # From here on the engine may overwrite them.
+    # From here on the engine may overwrite the blocks.
     rank.fill(0, 99)
     gate.open_all()
     until(lambda: not rank.saver.is_reading("a"))

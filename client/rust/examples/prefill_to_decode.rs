@@ -19,7 +19,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tokens: Vec<u32> = (0..1_000).collect();
     let prompt = namespace.chain_of_tokens(&tokens, Default::default());
 
-    // Decode says whom it follows; prefill writes meanwhile.
+    // Decode names the writer that it follows; prefill writes meanwhile.
     let writer = Some((prefill.node().to_owned(), prefill.device()));
     let options = FollowOptions { writer, attempt: 0, patience: PATIENCE };
     tokio::try_join!(write(&prefill, &known, &prompt), read(&decode, &namespace, &prompt, options))?;
@@ -90,11 +90,11 @@ fn spec() -> NamespaceSpec {
     }
 }
 
-/// Of each chunk.
+/// Layers of each chunk.
 const LAYERS: u32 = 4;
 
 /// Bytes of one layer of one chunk.
 const LAYER_BYTES: u64 = 65_536;
 
-/// How long either waits for the other.
+/// How long each engine waits for the other.
 const PATIENCE: Duration = Duration::from_secs(10);

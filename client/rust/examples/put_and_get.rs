@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tokens: Vec<u32> = (0..1_000).collect();
     let prompt = namespace.chain_of_tokens(&tokens, Default::default());
 
-    // What is missing of the prompt.
+    // Reserves the chunks that the node lacks.
     let reservation = session.reserve(&namespace, &prompt, 0).wait()?;
     for &position in reservation.chunks() {
         let mut staged = session.stage(&reservation, position).wait()?;
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         session.commit(&reservation, vec![staged]).wait()?;
     }
 
-    // The longest prefix that is there. It stays in place as long as the lease lives.
+    // Leases the longest cached prefix. It stays in place as long as the lease lives.
     let lease = session.lease(&namespace, &prompt).wait()?;
     let mut kv = vec![0; BLOCK_BYTES as usize];
     for position in 0..lease.chunks() {
@@ -50,5 +50,5 @@ fn spec() -> NamespaceSpec {
     }
 }
 
-/// Of a chunk: 4 layers.
+/// Bytes of the block of one chunk: 4 layers.
 const BLOCK_BYTES: u64 = 4 * 65_536;

@@ -56,8 +56,8 @@ pub struct SavePages {
 
 /// A copy that the node makes.
 ///
-/// A dropped copy goes on, unless it still waits for its flag: then the node gives it up. In either case the memory that it
-/// touches stays kept from others.
+/// A dropped copy goes on, unless it still waits for its flag: then the node gives it up. In either case nobody else gets the
+/// memory while the copy may touch it.
 pub struct NodeCopy(Arc<Copying>);
 
 /// The state that a copy shares with the calls that wait for it.
@@ -94,8 +94,8 @@ impl NodeTensors {
         &self.0.namespace
     }
 
-    /// Verifies the bytes that a load would copy, where they stand, as far as the session's options say so and they were not
-    /// verified before. Layers of followed chunks must have come.
+    /// Verifies in place the bytes that a load would copy, if the session's options say so and the bytes were not verified
+    /// before. Layers of followed chunks must have come.
     ///
     /// # Errors
     /// [`Damaged`], for the first damaged block.
@@ -273,7 +273,7 @@ impl Session {
     }
 }
 
-/// Asks how far a copy is. The copy itself hears each answer.
+/// Asks how far a copy is. Each answer updates the copy itself.
 fn news(copy: &Arc<Copying>, layers: u32, wait: Duration) -> RoundTrip<CopyProgress> {
     let request = Request::AskCopy(AskCopy { copy: copy.number, layers, wait_ms: millis(wait) });
     // A request whose answer nobody receives must not keep the session open.

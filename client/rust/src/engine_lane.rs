@@ -57,7 +57,7 @@ pub struct LoadPages {
     pub pages: Vec<u32>,
     /// The number of the first page, counted from the lease's first chunk.
     pub first_page: u64,
-    /// Which layers.
+    /// The layers to load.
     pub layers: Range<u32>,
     /// Whether the copy reports each layer as soon as it is done.
     pub by_layer: bool,
@@ -70,7 +70,7 @@ pub struct SavePages {
     pub block: usize,
     /// All pages of the chunk, in order.
     pub pages: Vec<u32>,
-    /// Which layers.
+    /// The layers to save.
     pub layers: Range<u32>,
 }
 
@@ -211,8 +211,8 @@ impl EngineLane {
         self.begin(tensors, Direction::Load, copies, load.layers.clone(), load.by_layer, flags, held)
     }
 
-    /// Begins to copy the pages of a chunk into its staged room. The room comes back with the copy's end; commit it when all
-    /// layers of all its blocks were saved. A copy that fails gives the room up.
+    /// Begins to copy the pages of a chunk into its staged room. The end of the copy returns the staged chunk: commit it when all
+    /// layers of all its blocks were saved. A copy that fails gives the staged chunk up.
     ///
     /// # Errors
     /// [`LaneError`], with nothing begun; the staged chunk is given up.
@@ -237,8 +237,8 @@ impl EngineLane {
         self.begin(tensors, Direction::Save, copies, save.layers.clone(), false, flags, held)
     }
 
-    /// Begins to copy the pages of staged chunks, in order, into some of their layers; `tensors` are an [`EngineLane::part`] of
-    /// just these layers. The room comes back with the copy's end, to be handed over; a copy that fails gives the room up.
+    /// Begins to copy pages into some layers of staged chunks, chunk by chunk. `tensors` is the [`EngineLane::part`] with just
+    /// these layers. The end of the copy returns the staged layers, to be handed over. A copy that fails gives them up.
     ///
     /// # Errors
     /// [`LaneError`], with nothing begun; the staged layers are given up.
@@ -266,7 +266,7 @@ impl EngineLane {
     /// The device's name. Waits for the device.
     ///
     /// # Errors
-    /// [`LaneError`] if it is lost, or has too much to do.
+    /// [`LaneError`] if the device is lost, or has too much to do.
     pub fn device_name(&self) -> Result<String, LaneError> {
         self.ask(|device| Ok(device.name()))
     }
@@ -274,7 +274,7 @@ impl EngineLane {
     /// The ways in which copies are made and the rate of each, one line each; for people. Waits for the device.
     ///
     /// # Errors
-    /// [`LaneError`] if it is lost, or has too much to do.
+    /// [`LaneError`] if the device is lost, or has too much to do.
     pub fn choices(&self) -> Result<Vec<String>, LaneError> {
         self.ask(|device| Ok(device.choices()))
     }

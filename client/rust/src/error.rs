@@ -113,13 +113,13 @@ pub enum ProtocolError {
         /// The node's version.
         node: u16,
     },
-    /// An answer to a request that waits for none.
+    /// An answer came for a request that waits for none.
     #[error("an answer to request {number}, which expects none")]
     UnknownRequest {
         /// Its number.
         number: u64,
     },
-    /// An answer of the wrong kind, or that disagrees with its request.
+    /// An answer is of the wrong kind, or disagrees with its request.
     #[error("the answer disagrees with the request: {what}")]
     WrongAnswer {
         /// What is wrong.

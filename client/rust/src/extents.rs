@@ -35,7 +35,7 @@ impl Extents {
     /// Maps the extents that came with an answer; an extent that is already mapped is replaced.
     ///
     /// # Errors
-    /// Fails if an extent has not one descriptor of the right kind.
+    /// Fails if an extent does not have exactly one descriptor, of the right kind.
     pub(crate) fn add(&mut self, extents: &[Extent], descriptors: &[OwnedFd]) -> Result<(), SessionError> {
         if extents.len() != descriptors.len() {
             return Err(SessionError::wrong_answer("one descriptor comes for each extent"));
@@ -54,7 +54,7 @@ impl Extents {
     /// Finds the mappings of the blocks of `chunks` chunks. `pools` names the pools in which each chunk has places.
     ///
     /// # Errors
-    /// Fails if a block has not one place, or a place lies outside of all extents.
+    /// Fails if a block does not have exactly one place, or a place lies outside of all extents.
     pub(crate) fn place(
         &self,
         namespace: &Namespace,
@@ -126,7 +126,7 @@ impl Placed {
         pools.has(pool).then(|| start + block / per_slice * pools.len() + in_slice)
     }
 
-    /// Places.
+    /// The number of places.
     pub(crate) fn len(&self) -> usize {
         self.places.len()
     }

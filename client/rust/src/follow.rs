@@ -54,7 +54,7 @@ pub(crate) struct Followed {
 
 struct FollowState {
     known: InPlace,
-    /// The lease, given back in place of the follow; it has the follow's number.
+    /// The lease of the chunks. It has the follow's number: giving back the lease gives back the follow.
     lease: Option<Arc<LeaseGuard>>,
 }
 
@@ -71,9 +71,9 @@ impl Follow {
         self.0.in_place()
     }
 
-    /// The blocks, once the node has told their places: it does so when the first layer is in place. Reading a layer that has not
-    /// come is [`Damaged`](crate::Damaged). [`LeaseGuard::block_ptr`] gives a block's place once its first layer has come: read
-    /// only the layers that are in place. The guard keeps the chunks, also when the follow is dropped.
+    /// A lease of the blocks, once the node has told their places: it does so when the first layer is in place. Reading a layer
+    /// that has not come fails with [`Damaged`](crate::Damaged). [`LeaseGuard::block_ptr`] gives a block's place once its first
+    /// layer has come: read only the layers that are in place. The guard keeps the chunks even after the follow is dropped.
     #[must_use]
     pub fn lease(&self) -> Option<Arc<LeaseGuard>> {
         self.0.lease()

@@ -19,8 +19,8 @@ use crate::reservation::{LayersPart, Reservation, StagedLayers};
 use crate::session::Session;
 
 impl Session {
-    /// Asks for room as [`Session::reserve_pools`] does, or for all pools where `pools` is empty, in a numbered attempt at a
-    /// hand-over: reservations of earlier attempts for these chunks end, and whoever holds them can write no more.
+    /// Asks for room as [`Session::reserve_pools`] does, in a numbered attempt at a hand-over. If `pools` is empty, asks for all
+    /// pools. Reservations of earlier attempts for these chunks end: their holders can write no more.
     ///
     /// Cancel safe: the reservation is given back.
     ///
@@ -50,7 +50,7 @@ impl Session {
         call.checked(namespace.check(chain))
     }
 
-    /// Gives some layers of one pool of reserved chunks room to be filled; waits until the write window has this room.
+    /// Takes room in the write window for some layers of one pool of reserved chunks, to be filled. Waits until there is room.
     /// `positions` are the chunks' positions in the chain, ascending.
     ///
     /// Cancel safe: no room is taken.
@@ -59,7 +59,7 @@ impl Session {
     /// `WindowTooSmall`; `Timeout` if no room became free in time.
     ///
     /// # Panics
-    /// Panics if the reservation has no such chunk, or does not write this pool of it, or the namespace no such layers.
+    /// Panics if the reservation has no such chunk or does not write this pool of it, or if the namespace has no such layers.
     pub fn stage_layers(
         &self,
         reservation: &Reservation,
@@ -72,8 +72,8 @@ impl Session {
         self.take_room(needed, staged, StagedLayers::put_into)
     }
 
-    /// Hands filled layers over: followers of the chunks may read them at the latest when this has returned, and their room is
-    /// free again then. When all layers of a chunk were handed over, [`Session::commit_handed_over`] commits the chunk.
+    /// Hands filled layers over. When the call returns, followers of the chunks may read the layers, and the layers' room is free
+    /// again. When all layers of a chunk were handed over, [`Session::commit_handed_over`] commits the chunk.
     ///
     /// Cancel safe: layers whose message was sent are handed over nevertheless.
     ///
@@ -104,7 +104,7 @@ impl Session {
 
     /// Follows chunks that are being written or soon will be, here or on another node. Of each chunk, it follows the pools that
     /// are needed to restore the whole `chain`. Room for chunks from another node is taken at once, for all of them or for none.
-    /// If some pools are needed only of the last chunks, one chunk that does not come loses all.
+    /// If some pools are needed only of the last chunks, all chunks are lost when one chunk does not come.
     ///
     /// Cancel safe: the room is given back.
     ///
@@ -146,7 +146,7 @@ impl Session {
     }
 }
 
-/// Asks for news of a follow. The follow itself hears each answer; its lease comes with the first news that has one.
+/// Asks for news of a follow. Each answer updates the follow itself; its lease comes with the first news that has one.
 fn news(follow: &Arc<Followed>, wait: Duration) -> RoundTrip<InPlace> {
     let known = follow.in_place();
     let request = Request::AskInPlace(AskInPlace {

@@ -231,7 +231,7 @@ impl LeaseGuard {
         self.placed.at(self.index(position, block))
     }
 
-    /// The block, before these bytes of it are read.
+    /// Prepares to read these bytes of a block.
     ///
     /// # Errors
     /// [`Damaged`]: the bytes have not come.
@@ -265,7 +265,8 @@ impl LeaseGuard {
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
         if self.lease != 0 {
-            // A message of its own: to send it with the session's next request would save 4 us of some 44 on a lease.
+            // The release is a message of its own: sending it with the session's next request would save 4 us of some 44 on a
+            // lease.
             self.link.post(&Request::Release(self.lease));
         }
     }

@@ -3,8 +3,8 @@
 //! A [`Session`] makes [`Call`]s: a task on tokio awaits them, a thread without a runtime waits for them, with [`Call::wait`].
 //!
 //! - **get**: [`Session::lookup`] says how much of a prompt is here, [`Session::lease`] keeps it in place,
-//!   [`LeaseGuard::copy_block`] copies it out, dropping the guard gives it back. What is read is verified as
-//!   [`SessionOptions::verify`] says; what is wrong is [`Damaged`], and the node is told.
+//!   [`LeaseGuard::copy_block`] copies it out, dropping the guard gives it back. Blocks are verified when they are read, as
+//!   [`SessionOptions::verify`] says. A block with wrong bytes is [`Damaged`], and the node is told.
 //! - **put**: [`Session::reserve`] says which chunks are missing, [`Session::stage`] gives one of them room,
 //!   [`StagedChunk::copy_from`] fills it, [`Session::commit`] hands it over.
 //! - **hand over**: [`Session::stage_layers`] and [`Session::hand_over`] give others some layers ahead of the commit;

@@ -178,8 +178,8 @@ impl Link {
         }
     }
 
-    /// Tells the node of a damaged chunk, in the same way. If many such requests wait already, the node is not told: the next
-    /// reader finds the damage too.
+    /// Tells the node of a damaged chunk, as [`Link::give_back`] sends. If many such requests wait already, the node is not told:
+    /// the next reader finds the damage too.
     pub(crate) fn report(&self, request: Request) {
         let waiting = lock(&self.state).chores.len();
         if waiting < MOST_WAITING_CHORES {
@@ -307,10 +307,10 @@ pub(crate) async fn within<T>(
 /// The number of the first request of a session.
 pub(crate) const HELLO_NUMBER: u64 = 1;
 
-/// The number of outstanding requests that is kept for giving things back: a dropped value must not wait for callers.
+/// Outstanding requests that are reserved for giving things back: a dropped value must not wait for callers' requests.
 const CHORES_IN_FLIGHT: usize = 8;
 
-/// The number of waiting requests from which on a report of damage is not sent.
+/// With this many requests waiting to give something back, a report of damage is not sent.
 const MOST_WAITING_CHORES: usize = 64;
 
 /// The bit that marks the numbers of requests that give something back.

@@ -153,7 +153,7 @@ impl Handshake {
     /// Receives once.
     ///
     /// # Errors
-    /// The socket's own; `UnexpectedEof` at the end of the stream.
+    /// The socket's errors; `UnexpectedEof` at the end of the stream.
     fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         match self.reader.receive(socket)? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -199,7 +199,7 @@ fn window(welcome: &Welcome, descriptors: &[OwnedFd]) -> Result<Option<Window>, 
     Ok(mapping.map(Window::new))
 }
 
-/// The time for which a receiving thread blocks. Tasks receive without blocking.
+/// Sets the time for which a receiving thread blocks. Tasks receive without blocking.
 fn block_within(socket: &UnixStream, timeout: Duration) -> Result<(), SessionError> {
     socket.set_nonblocking(false).map_err(SessionError::Socket)?;
     socket.set_read_timeout(Some(timeout.max(Duration::from_millis(1)))).map_err(SessionError::Socket)

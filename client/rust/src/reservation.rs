@@ -137,7 +137,7 @@ impl Reservation {
         &self.claim.namespace
     }
 
-    /// Its number at the node.
+    /// The reservation's number at the node.
     pub(crate) fn number(&self) -> u64 {
         self.claim.number
     }
@@ -234,7 +234,7 @@ impl Reservation {
 }
 
 impl StagedChunk {
-    /// Its position in the chain.
+    /// The chunk's position in the chain.
     #[must_use]
     pub fn position(&self) -> u32 {
         self.position
@@ -283,7 +283,7 @@ impl StagedChunk {
         (Arc::clone(mapping), offset)
     }
 
-    /// The namespace of its chunk.
+    /// The namespace of the chunk.
     pub(crate) fn namespace(&self) -> &Namespace {
         &self.claim.namespace
     }

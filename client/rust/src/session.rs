@@ -148,5 +148,5 @@ impl Session {
     }
 }
 
-/// About the most tokens of one message of descriptions: with their hashes they fill a part of a frame.
+/// The most tokens in one message of descriptions, roughly: with their hashes they fill only a part of a frame.
 const DESCRIBED_AT_ONCE: usize = 32 << 10;

@@ -30,9 +30,9 @@ pub(crate) struct Proofs {
 }
 
 enum Sums {
-    /// Of a lease: the checksum of each place.
+    /// For a lease: the checksum of each place.
     Whole(Vec<u64>),
-    /// Of a follow.
+    /// For a follow.
     Followed(Mutex<Followed>),
 }
 
@@ -165,7 +165,7 @@ impl Proofs {
         }
     }
 
-    /// Verifies a whole block, and remembers what came of it.
+    /// Verifies a whole block, and remembers the result.
     fn judge(&self, reading: &Reading<'_>, verify: impl FnOnce() -> bool) -> bool {
         let is_right = verify();
         reading.link.traffic.count_verified(reading.namespace.block_bytes(reading.block));
@@ -182,7 +182,7 @@ impl Proofs {
         }
     }
 
-    /// Verifies the layers in which these bytes lie and that are in place, but for those that were verified before.
+    /// Verifies the layers that contain these bytes and are in place, except layers that were verified before.
     fn check_layers(&self, reading: &Reading<'_>, bytes: &Range<u64>) -> bool {
         let Sums::Followed(followed) = &self.sums else { return false };
         let layer_bytes = reading.namespace.layer_bytes(reading.block).max(1);
@@ -234,7 +234,7 @@ impl Proofs {
         Damaged { position, block, hash: self.hashes[position], has_come: true }
     }
 
-    /// What is said of a block that was not handed out, since its bytes have not come.
+    /// The error for a block that was not handed out, since its bytes have not come.
     pub(crate) fn missing(&self, position: usize, block: usize) -> Damaged {
         Damaged { position, block, hash: self.hashes[position], has_come: false }
     }

@@ -1,4 +1,4 @@
-//! The write window of a session: memory from which the node copies what is committed.
+//! The write window of a session: memory from which the node copies committed bytes.
 
 mod ranges;
 
@@ -19,7 +19,7 @@ pub(crate) struct Window {
     freed: Notify,
     /// Wakes the threads that wait for room.
     freed_threads: Condvar,
-    /// Held by the async caller that is next, so that a large wish is not starved by small ones.
+    /// Held by the async caller that is next, so that small requests do not starve a large one.
     turn: tokio::sync::Mutex<()>,
 }
 
@@ -47,7 +47,7 @@ impl Window {
         self.mapping.len()
     }
 
-    /// Waits for `bytes` bytes in one piece, which is at most the window. First come, first served.
+    /// Waits for `bytes` bytes in one piece, at most the whole window. First come, first served.
     ///
     /// Cancel safe: nothing is taken if the future is dropped.
     pub(crate) async fn take(self: &Arc<Self>, bytes: u64) -> WindowRange {
@@ -85,7 +85,7 @@ impl Window {
 }
 
 impl WindowRange {
-    /// Where in the window it starts.
+    /// The offset at which the range starts in the window.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
@@ -98,7 +98,7 @@ impl WindowRange {
 impl Drop for WindowRange {
     fn drop(&mut self) {
         lock(&self.window.free).give_back(self.offset, self.bytes);
-        // One async caller waits at a time; the permit that is left where none does costs it one look.
+        // At most one async caller waits. If none waits, the permit stays, and costs the next caller one look.
         self.window.freed.notify_one();
         self.window.freed_threads.notify_all();
     }

@@ -1,4 +1,4 @@
-//! Certificates: the certificates that an unknown process shows, and the files of its operator.
+//! Certificates: those that an unknown process shows, and the files of its operator.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -7,9 +7,9 @@ use larder_net::quic::{Credentials, CredentialsError, inspect_pem};
 use larder_protocol::identity::Identity;
 use larder_protocol::limits::MAX_NAME_BYTES;
 
-/// Holds the reader of certificates: the bytes are taken as PEM, as the DER of one certificate, and as an authority.
+/// Tests the reader of certificates: the bytes are taken as PEM, as the DER of one certificate, and as an authority.
 ///
-/// - An accepted certificate has an identity; its text stands in the certificate, and is read back as the same identity.
+/// - An accepted certificate has an identity; its text is in the certificate, and is read back as the same identity.
 /// - A certificate that would be accepted by others is accepted here, as the same identity.
 ///
 /// Returns whether the bytes are a certificate with an identity.
@@ -22,7 +22,7 @@ pub fn certificates(bytes: &[u8]) -> bool {
     let _ = Authority::load(&as_pem, CA_KEY);
     let _ = Credentials::from_pem(bytes, LEAF.as_bytes(), LEAF_KEY.as_bytes());
     let _ = Credentials::from_pem(CA.as_bytes(), LEAF.as_bytes(), bytes);
-    // No short circuit: both are held.
+    // No short circuit: both forms are tested.
     [hold(bytes), hold(as_pem.as_bytes())].contains(&true)
 }
 
@@ -42,13 +42,13 @@ fn hold(certificate: &[u8]) -> bool {
             assert_eq!(credentials.identity().to_string().parse().as_ref(), Ok(credentials.identity()));
             true
         }
-        // It is somebody's, with another key.
+        // The certificate is valid, but has another key.
         Err(CredentialsError::Tls(_)) => true,
         Err(_) => false,
     }
 }
 
-/// DER as PEM.
+/// Turns DER into PEM.
 fn pem(der: &[u8]) -> String {
     let digit = |six: u32| char::from(DIGITS[(six & 63) as usize]);
     let mut text = String::from("-----BEGIN CERTIFICATE-----\n");
@@ -72,7 +72,7 @@ fn pem(der: &[u8]) -> String {
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// In 2030, when the certificates of the tests are valid.
+/// A time in 2030, when the tests' certificates are valid.
 const NOW_SECONDS: u64 = 1_893_456_000;
 
 // Made by `larder ca`, valid for a hundred years, and trusted by nobody.

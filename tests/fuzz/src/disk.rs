@@ -1,6 +1,6 @@
 //! The records on a disk: superblocks, headers of segments and records, footers.
 //!
-//! Checksums hide everything behind them from a fuzzer, so each target reads its bytes twice: as they are, and with right
+//! Checksums hide everything behind them from a fuzzer, so each target reads its bytes twice: unchanged, and with right
 //! checksums.
 
 use larder_core::store::Checksums;
@@ -16,10 +16,10 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Tests the headers of a file, a segment and a record.
 ///
-/// - What is read is encoded, and read again as the same.
-/// - A header is as long as it says, and its blocks stand in its bytes; their sizes are within the limits.
+/// - Values that were read are encoded, and read again as the same values.
+/// - A header is as long as it says, and its blocks lie in its bytes; their sizes are within the limits.
 ///
-/// Returns whether the bytes, as they are, are one of the three.
+/// Returns whether the unchanged bytes are one of the three.
 ///
 /// # Panics
 /// Panics if a property does not hold.
@@ -31,13 +31,13 @@ pub fn disk_records(bytes: &[u8]) -> bool {
     is_right
 }
 
-/// Holds the footer of a segment, and the log that is made of it at a start.
+/// Tests the footer of a segment, and the log that a start makes from it.
 ///
-/// - What is read is encoded, and read again as the same.
-/// - No more entries are read than stand in the bytes.
+/// - Values that were read are encoded, and read again as the same values.
+/// - No more entries are read than the bytes contain.
 /// - An entry that is within its segment ends in it, and a log finds it there.
 ///
-/// Returns whether the bytes, as they are, are a footer.
+/// Returns whether the unchanged bytes are a footer.
 ///
 /// # Panics
 /// Panics if a property does not hold.
@@ -96,7 +96,7 @@ fn hold_footer(bytes: &[u8]) -> bool {
     let tail = FooterTail::decode(&encoded, storage, segment).expect("what was encoded is read");
     assert_eq!(Footer::decode(&encoded, &tail).as_ref(), Ok(&footer));
     hold_log(&footer);
-    // Where another number of pages came, the footer is right all the same, but does not end where it should.
+    // With another number of pages the footer is right, but does not end where it should.
     bytes.len() == encoded.len()
 }
 
@@ -123,7 +123,7 @@ fn at<const COUNT: usize>(bytes: &[u8], from: usize) -> [u8; COUNT] {
     bytes.get(from..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; COUNT])
 }
 
-/// The same bytes, with the checksum of those before `at` behind them.
+/// The same bytes, with the checksum of the bytes before `at` written at `at`.
 fn with_checksum(bytes: &[u8], at: usize) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     if bytes.len() >= at + 8 {
@@ -204,7 +204,7 @@ pub(crate) fn footers() -> Vec<Vec<u8>> {
     vec![footer(0), footer(1), footer(30)]
 }
 
-/// The header of a record at `page`, with blocks by slice, pool, bytes and bytes of a range.
+/// The header of a record at `page`; blocks are given by slice, pool, bytes, and bytes of a range.
 pub(crate) fn header(blocks: &[(u16, u8, u64, u64)], page: u32) -> RecordHeader {
     let (fingerprint, hash) = (Fingerprint([1; 32]), ChunkHash([page as u8; 32]));
     let chunk = ChunkRef { hash, parent: ChunkHash([3; 32]), index: 4, anchor: ChunkHash([5; 32]) };

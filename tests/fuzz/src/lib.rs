@@ -1,8 +1,8 @@
 //! Fuzz targets: a pure function for each kind of bytes that Larder reads from others.
 //!
 //! A target takes any bytes and panics if a property does not hold. It returns whether the bytes were valid, so that a test can
-//! check this for the examples. `tests/fuzz/run` runs the targets under cargo-fuzz; `tests/corpus.rs` runs them on stable, over
-//! [`Target::examples`], their damaged neighbours, and `corpus/`, which keeps every input that ever failed.
+//! check this for the examples. `tests/fuzz/run` runs the targets under cargo-fuzz. `tests/corpus.rs` runs them on stable, over
+//! [`Target::examples`], damaged variants of these, and `corpus/`, which keeps every input that ever failed.
 
 mod certificates;
 mod disk;
@@ -24,12 +24,12 @@ pub use traces::trace_files;
 pub struct Target {
     /// The target's name under cargo-fuzz, and its folder's name in the corpus.
     pub name: &'static str,
-    /// Holds the properties for any bytes. Returns whether the bytes were right.
+    /// Tests the properties for any bytes. Returns whether the bytes were valid.
     ///
     /// # Panics
     /// Panics if a property does not hold.
     pub run: fn(&[u8]) -> bool,
-    /// Small inputs that are right, made by the encoders.
+    /// Small valid inputs, made by the encoders.
     pub examples: fn() -> Vec<Vec<u8>>,
 }
 

@@ -2,9 +2,9 @@
 
 use rkyv::util::AlignedVec;
 
-/// Holds a message's properties. Returns the message where the bytes are one.
+/// Tests a message's properties. Returns the message if the bytes are one.
 ///
-/// - What was encoded from a message that was read is read again, and encoded to the same bytes.
+/// - A message that was read is encoded, read again, and encoded to the same bytes.
 /// - A message is no larger than the bytes that it came in: no two fields share bytes.
 pub(crate) fn hold<T, E: std::fmt::Debug>(
     payload: &[u8],
@@ -15,7 +15,7 @@ pub(crate) fn hold<T, E: std::fmt::Debug>(
     aligned.extend_from_slice(payload);
     let message = decode(&aligned).ok()?;
     let encoded = encode(&message);
-    // Between fields the encoder leaves up to 15 bytes, where somebody else may leave none.
+    // Between fields the encoder leaves up to 15 bytes; another encoder may leave none.
     assert!(
         encoded.len() <= 2 * payload.len() + 64,
         "{} bytes came, {} are meant",

@@ -8,13 +8,13 @@ use larder_protocol::checksum::BlockKey;
 use larder_protocol::{ChunkHash, ChunkRef, Fingerprint};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Holds the reader of objects.
+/// Tests the reader of objects.
 ///
 /// - However the bytes are cut into pieces, the answer is the same.
-/// - An object is as long as its header says, is the one that was asked for, and is refused under another name.
-/// - A record that is made from the bytes is read; with any of its bytes changed it is refused, or is the same record.
+/// - An object is as long as its header says, is the requested one, and is refused under another name.
+/// - A record that is made from the bytes can be read; with any byte changed, it is refused or is the same record.
 ///
-/// Returns whether the bytes, as they are, are an object.
+/// Returns whether the unchanged bytes are an object.
 ///
 /// # Panics
 /// Panics if a property does not hold.
@@ -30,7 +30,7 @@ pub fn object_records(bytes: &[u8]) -> bool {
     is_right
 }
 
-/// Makes a record of a payload, reads it, and then damages it as the last eight bytes say.
+/// Makes a record of a payload, reads it, and then damages it at a place taken from the last eight bytes.
 fn hold_made(bytes: &[u8]) {
     let Some((payload, damage)) = bytes.split_last_chunk::<8>() else { return };
     let (Some(&first), true) = (payload.first(), payload.len() <= MOST_PAYLOAD_BYTES) else { return };
@@ -48,7 +48,7 @@ fn hold_made(bytes: &[u8]) {
     }
 }
 
-/// The answer for the whole, which must be that for pieces.
+/// The result for the whole object, which must equal the result for pieces.
 fn read(key: ChunkKey, object: &[u8]) -> Option<RecordHeader> {
     let whole = read_object(key, object.len() as u64, [object]);
     let piece_bytes = 1 + object.len() / 7;
@@ -57,7 +57,7 @@ fn read(key: ChunkKey, object: &[u8]) -> Option<RecordHeader> {
     whole
 }
 
-/// The name that the bytes say.
+/// The name in the bytes.
 fn key_in(bytes: &[u8]) -> ChunkKey {
     let at = |from: usize| bytes.get(from..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; 32]);
     ChunkKey { fingerprint: Fingerprint(at(56)), hash: ChunkHash(at(88)) }
@@ -83,7 +83,7 @@ fn make(payload: &[u8], range_bytes: u64) -> (RecordHeader, Vec<u8>) {
     (header, object)
 }
 
-/// Longer payloads find nothing else.
+/// Longer payloads find nothing more.
 const MOST_PAYLOAD_BYTES: usize = 64 << 10;
 
 /// Objects of one page of payload, of several, and with several layer ranges.

@@ -15,8 +15,8 @@ use larder_protocol::{ChunkHash, ChunkRef, Fingerprint, PoolSet};
 
 use crate::message;
 
-/// Holds the messages of all four kinds to the properties of `message::hold`, and a table that says that it is consistent to
-/// having a home for each partition.
+/// Tests the properties of `message::hold` for messages of all four kinds, and checks that a table that calls itself consistent
+/// has a home for each partition.
 ///
 /// Returns whether the bytes are a message of any kind.
 ///

@@ -1,4 +1,4 @@
-//! Frames of a session: a stream of bytes from a process that nobody knows.
+//! Frames of a session: a stream of bytes from an unknown process.
 
 use std::os::fd::AsFd;
 
@@ -21,15 +21,15 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socke
 
 use crate::message;
 
-/// Frames that came whole, and whether the stream can be read on.
+/// The whole frames that came, and whether the stream can be read on.
 type Frames = (Vec<(FrameHeader, Vec<u8>)>, bool);
 
-/// Holds the reader of frames and the messages in them.
+/// Tests the reader of frames and the messages in them.
 ///
-/// - Through a socket, in pieces, come the frames that stand in the bytes, and no others, for a guest and for a stranger.
+/// - Through a socket, in pieces, exactly the frames in the bytes come, for a guest and for a stranger.
 /// - No frame is longer than its limit.
-/// - Messages hold the properties of `message::hold`.
-/// - A namespace that passes its check has rules that agree with each other; a chain that passes its own has chunks.
+/// - Messages have the properties of `message::hold`.
+/// - A namespace that passes its check has rules that agree with each other; a chain that passes its check has chunks.
 ///
 /// Returns whether the bytes are whole frames, each with a request or a response.
 ///
@@ -65,7 +65,7 @@ fn is_message(payload: &[u8]) -> bool {
 }
 
 fn hold_namespace(spec: &NamespaceSpec) {
-    // A fingerprint is computed only of what passed the check, but nothing else must break it.
+    // Nodes compute a fingerprint only after the check, but this must not fail for others either.
     let fingerprint = spec.fingerprint("tenant");
     assert_ne!(fingerprint, spec.fingerprint("another"));
     if spec.check().is_ok() {
@@ -90,7 +90,7 @@ fn hold_chain(chain: &Chain) {
     }
 }
 
-/// The frames that stand in these bytes one behind the other. No descriptors are sent here.
+/// The frames in these bytes, one after the other. No descriptors are sent here.
 fn in_place(bytes: &[u8], most: u32) -> Frames {
     let mut frames = Vec::new();
     let mut rest = bytes;
@@ -110,7 +110,7 @@ fn in_place(bytes: &[u8], most: u32) -> Frames {
     (frames, true)
 }
 
-/// The frames that a reader finds in these bytes, which come in pieces: their size is taken from the bytes.
+/// The frames that a reader finds in these bytes, which come in pieces; the bytes themselves determine the size of the pieces.
 fn through_a_socket(bytes: &[u8], mut reader: FrameReader) -> Frames {
     let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
     let (near, far) = pair.expect("there are sockets");
@@ -142,7 +142,7 @@ const MOST_PIECE_BYTES: usize = 64 << 10;
 
 const ROOT: ChunkHash = ChunkHash([9; 32]);
 
-/// Streams of one message each, and one of all.
+/// Streams of one message each, and one stream of all messages.
 pub(crate) fn examples() -> Vec<Vec<u8>> {
     let requests = requests().into_iter().map(|request| encode_request(&request, AlignedVec::new()));
     let responses = responses().into_iter().map(|response| encode_response(&response, AlignedVec::new()));

@@ -2,11 +2,11 @@
 
 use larder_cli::trace::{CHUNK_TOKENS, History, Request, TraceReader};
 
-/// Holds the readers of traces and of logs.
+/// Tests the readers of traces and of logs.
 ///
-/// - Requests of a trace, written again, are read as the same requests.
-/// - A request has as many blocks as its tokens fill, and no more is kept of it than stands in the file.
-/// - A trace is a history, whose requests come by their times; a history has no more requests than the file has lines.
+/// - Requests of a trace that are written again are read as the same requests.
+/// - A request has as many blocks as its tokens fill, and no more of it is kept than the file has.
+/// - A trace is a history whose requests are in the order of their times; a history has no more requests than the file has lines.
 ///
 /// Returns whether the bytes are a trace or a log.
 ///

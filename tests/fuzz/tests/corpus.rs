@@ -1,4 +1,4 @@
-//! Every target over its examples, their damaged neighbours and the corpus, without cargo-fuzz.
+//! Runs every target over its examples, damaged variants of them, and the corpus, without cargo-fuzz.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,7 +14,7 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Memory is counted for the whole process: tests of one process run one after the other.
+/// Memory is counted for the whole process, so tests of one process run one after the other.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -24,14 +24,14 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The kept findings of cargo-fuzz: by target, the files of its folder.
+/// The kept findings of cargo-fuzz for a target: the files in its folder.
 fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {
     let Ok(folder) = fs::read_dir(root().join("corpus").join(target.name)) else { return Vec::new() };
     let paths = folder.map(|entry| entry.unwrap().path());
     paths.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
-/// The input cut short, made longer, and with one byte changed, at places that are spread over all of it.
+/// The input cut short, made longer, and with one byte changed, at places spread over the whole input.
 fn neighbours(input: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     let step = (input.len() / MOST_PLACES).max(1);
     let places = (0..input.len()).step_by(step);
@@ -106,7 +106,7 @@ fn no_input_takes_more_memory_than_its_length_allows() {
         let examples = (target.examples)();
         let damaged = examples.iter().flat_map(|example| neighbours(example).step_by(7).collect::<Vec<_>>());
         let inputs: Vec<_> = damaged.chain(corpus(target).into_iter().map(|(_, input)| input)).collect();
-        // Allocations that are made once for the process belong to no input.
+        // One-time allocations of the process do not count for any input.
         (target.run)(&examples[0]);
         let mut most = 0;
         for input in &inputs {
@@ -143,5 +143,5 @@ const MOST_PLACES: usize = 200;
 /// Memory that a target may take for any input: buffers, sockets, keys.
 const FIXED_BYTES: usize = 256 << 10;
 
-/// Memory that it may take for each byte of the input.
+/// Memory that a target may take for each byte of the input.
 const BYTES_OF_A_BYTE: usize = 64;

@@ -1,4 +1,4 @@
-//! Whether copies are right: fresh random bytes, poisoned targets, every layout, against a plain reference.
+//! Checks copies: fresh random bytes, poisoned targets, every layout, compared with a plain reference.
 
 use larder_device::cuda::Form;
 use larder_device::layout::{Shape, VllmOrder, sglang_latent, sglang_split, vllm};
@@ -48,7 +48,7 @@ pub(crate) fn all(report: &mut Report) -> anyhow::Result<()> {
 fn layouts() -> Vec<Named> {
     let heads = Shape { layers: 6, pages: 40, heads: 8, tokens: 16, content_bytes: 512, pages_per_chunk: 2 };
     let latent = Shape { heads: 1, content_bytes: 1_152, ..heads };
-    // A page of a size that is no multiple of what a thread block copies, and runs of 48 bytes.
+    // A page size that is no multiple of the bytes that a thread block copies, and runs of 48 bytes.
     let odd = Shape { layers: 3, pages: 40, heads: 5, tokens: 7, content_bytes: 48, pages_per_chunk: 3 };
     let mut all: Vec<Named> = Vec::new();
     for order in VllmOrder::ALL {
@@ -66,7 +66,7 @@ fn layouts() -> Vec<Named> {
     all
 }
 
-/// One order; its error, if any.
+/// Runs one order. Returns its error, if any.
 fn one(
     rig: &mut Rig,
     direction: Direction,
@@ -101,7 +101,7 @@ fn one(
     Ok(Err(format!("{wrong} bytes, {direction:?}, by layer {by_layer}, {what}")))
 }
 
-/// Random bytes in the source of a copy, poison in its target.
+/// Fills the source of a copy with random bytes, and its target with poison.
 fn fresh(rig: &Rig, direction: Direction, random: &mut fastrand::Rng) -> Image {
     let mut fill = |bytes: u64, is_source: bool| {
         let mut out = vec![POISON; bytes as usize];
@@ -115,7 +115,7 @@ fn fresh(rig: &Rig, direction: Direction, random: &mut fastrand::Rng) -> Image {
     Image { engine, blocks: fill(rig.order_bytes(), !saves) }
 }
 
-/// Byte by byte, by where the layout says that runs stand.
+/// Copies byte by byte, with the layout's places of runs.
 fn reference(rig: &Rig, direction: Direction, pages: &[u32], mut image: Image) -> Image {
     let per_chunk = rig.layout.spec().pages_per_chunk;
     for plane in 0..rig.layout.spec().planes.len() as u32 {

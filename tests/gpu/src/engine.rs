@@ -1,5 +1,5 @@
-//! An engine in another process, in Python: a node maps its tensors by their handles; the same copies without Larder are measured
-//! beside.
+//! An engine in another process, in Python: a node maps its tensors by their handles. For comparison, the same copies are
+//! measured without Larder.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::AsFd as _;
@@ -13,14 +13,14 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use crate::node;
 use crate::report::{Report, Wanted};
 
-/// The engine; it answers a line to each line.
+/// The engine; it answers each line with a line.
 struct Engine {
     child: Child,
     answers: BufReader<ChildStdout>,
 }
 
-/// What an engine's pages hold comes back to it from a node, in other pages, though the node was killed in between. Where there is
-/// no PyTorch with a GPU, and `small` is asked for, host memory stands for the engine's.
+/// Checks that an engine's pages come back from a node into other pages, although the node was killed in between. If there is no
+/// PyTorch with a GPU, and `small` is requested, host memory stands in for the engine's memory.
 pub(crate) fn check(report: &mut Report, small: bool) -> anyhow::Result<()> {
     let (spec, regions) = vllm(VllmOrder::Lbhnc, &SHAPE);
     let layout = PagedLayout::new(spec, &regions)?;
@@ -84,7 +84,7 @@ fn by_descriptor(layout: &PagedLayout, seed: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The pages of each layer, as they stand in the region.
+/// The pages of each layer, in the order of the region.
 fn pages_of_layers(region: &[u8]) -> impl Iterator<Item = Vec<&[u8]>> {
     let layer = region.len() / SHAPE.layers as usize;
     region.chunks(layer).map(move |pages| pages.chunks(layer / PAGES as usize).collect())
@@ -114,7 +114,7 @@ pub(crate) fn beside(report: &mut Report, chunks: u64, layers: u32, pages: u32) 
     let alone: f64 = engine.ask("matrix")?.parse()?;
     let program = std::env::current_exe()?;
     let mut busy = Command::new(program).args(["busy", "12"]).spawn()?;
-    // It opens the GPU and fills its memory first.
+    // The busy process opens the GPU and fills its memory first.
     engine.ask("wait 3")?;
     let together: f64 = engine.ask("matrix")?.parse()?;
     busy.wait()?;

@@ -20,7 +20,7 @@ use report::Report;
 struct Options {
     /// Print JSON instead of a table.
     json: bool,
-    /// Sizes at which a machine without a GPU is done in seconds; their rates mean nothing.
+    /// Sizes with which a machine without a GPU takes seconds; the rates then mean nothing.
     small: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The speed of copies, beside the speed of large plain copies in the same run.
+//! The speed of copies, compared with the speed of large plain copies in the same run.
 
 use std::time::{Duration, Instant};
 
@@ -105,7 +105,7 @@ fn ceilings(report: &mut Report, sizes: Sizes) -> anyhow::Result<Ceilings> {
     rig.randomise(&mut fastrand::Rng::with_seed(report.seed))?;
     let load = median(&mut rig, sizes, bytes, |_| vec![Rig::block(host, pool, bytes, Load)])?;
     let save = median(&mut rig, sizes, bytes, |_| vec![Rig::block(pool, host, bytes, Save)])?;
-    // Halves, so that the two do not touch the same bytes.
+    // Halves, so that the two copies do not touch the same bytes.
     let half = bytes / 2;
     let both = median(&mut rig, sizes, half * 2, |_| {
         let mut save = Rig::block(other, host, half, Save);
@@ -123,7 +123,7 @@ fn ceilings(report: &mut Report, sizes: Sizes) -> anyhow::Result<Ceilings> {
     Ok(Ceilings { load, save, both, device })
 }
 
-/// Each way for itself.
+/// Measures each direction by itself.
 fn each_way(
     report: &mut Report,
     rig: &mut Rig,
@@ -141,7 +141,7 @@ fn each_way(
     Ok(())
 }
 
-/// By measurement, as a node runs: each way, and both at once.
+/// Measures with the form chosen by measurement, as in a node: each direction, and both at once.
 fn chosen(
     report: &mut Report,
     rig: &mut Rig,
@@ -150,7 +150,7 @@ fn chosen(
     ceilings: &Ceilings,
     random: &mut fastrand::Rng,
 ) -> anyhow::Result<()> {
-    // Both forms are tried first.
+    // Tries both forms first.
     for direction in [Load, Save].repeat(6) {
         let orders = one_way(rig, direction, random);
         rig.run(orders)?;
@@ -228,7 +228,7 @@ fn from_pool(
     Ok(())
 }
 
-/// The median rate of some rounds, after some that do not count.
+/// The median rate of some rounds, after some rounds that do not count.
 fn median(
     rig: &mut Rig,
     sizes: Sizes,

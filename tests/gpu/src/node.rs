@@ -24,7 +24,7 @@ struct Node {
     http: String,
 }
 
-/// An engine's session with it.
+/// An engine's session with the node.
 struct Engine {
     session: Session,
     namespace: Namespace,
@@ -32,7 +32,7 @@ struct Engine {
     chain: Chain,
 }
 
-/// As another process: a node with its files in this folder, until it is killed.
+/// Runs as another process: a node with its files in this folder, until it is killed.
 pub(crate) fn serve(folder: &str) -> anyhow::Result<()> {
     let config = format!(
         "name = \"gpu\"\n[http]\nlisten = \"127.0.0.1:0\"\n[host]\narena_bytes = \"64MiB\"\n[[tenants]]\nname = \"default\"\n\
@@ -45,8 +45,8 @@ pub(crate) fn serve(folder: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has a node save the first chunks of an engine's memory from its first pages, kills it when they are on its disk, has the engine
-/// `forget` what it had, and has the next node load them into the last pages.
+/// Makes a node save the first chunks of an engine's memory from its first pages, and kills the node when they are on its disk.
+/// Then makes the engine `forget` its bytes, and a new node load the chunks into the last pages.
 pub(crate) fn there_and_back(
     layout: &PagedLayout,
     chunks: u32,
@@ -108,7 +108,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Errors: it has ended already.
+        // An error means that it has ended already.
         self.child.kill().ok();
         self.child.wait().ok();
     }
@@ -142,7 +142,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Loads them into the last pages.
+    /// Loads the chunks into the last pages.
     fn load(&self, layout: &PagedLayout, chunks: u32) -> anyhow::Result<()> {
         let lease = self.session.lease(&self.namespace, &self.chain).wait()?;
         ensure!(lease.chunks() == chunks as usize, "{} of {chunks} chunks are there again", lease.chunks());

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// Everything that was found.
+/// All results.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
     /// The GPU's name.
@@ -31,7 +31,7 @@ pub(crate) struct Measure {
     pub(crate) what: String,
     pub(crate) value: f64,
     pub(crate) unit: &'static str,
-    /// Its ratio to the yardstick of this run, and the goal of the ratio.
+    /// The value's ratio to the yardstick of this run, and the goal of the ratio.
     pub(crate) ratio: Option<Ratio>,
 }
 
@@ -59,7 +59,7 @@ impl Report {
         self.measures.push(Measure { what: what.into(), value, unit, ratio: None });
     }
 
-    /// A value beside its yardstick; a target if there is one.
+    /// Adds a value beside its yardstick, with a target if there is one.
     pub(crate) fn ratio(
         &mut self,
         what: impl Into<String>,

@@ -30,7 +30,7 @@ pub(crate) struct Times {
 }
 
 impl Rig {
-    /// Room for so many chunks in arena and pool, and as much as the engine has.
+    /// Makes room for `chunks` chunks in arena and pool, and for the engine's memory.
     pub(crate) fn new(
         spec: LayoutSpec,
         regions: &[u64],
@@ -50,12 +50,12 @@ impl Rig {
         Ok(Self { device, layout, arena, arena_region, engine, pool, tensors, chunks, numbers: 0 })
     }
 
-    /// Options with a form, or by measurement.
+    /// Options with a form, or with the choice by measurement.
     pub(crate) fn options(form: Option<Form>) -> CudaOptions {
         CudaOptions { form, ..CudaOptions::default() }
     }
 
-    /// Copies of all chunks, between blocks in `region` one behind the other and `pages`.
+    /// Copies of all chunks, between consecutive blocks in `region` and `pages`.
     pub(crate) fn order(
         &self,
         direction: Direction,
@@ -97,7 +97,7 @@ impl Rig {
         Order { direction, work, after: None, then: None }
     }
 
-    /// Puts `bytes` into a region on the device, by way of the arena.
+    /// Writes `bytes` into a region on the device, by way of the arena.
     pub(crate) fn write(&mut self, region: RegionId, bytes: &[u8]) -> anyhow::Result<()> {
         self.arena.write(0, bytes);
         let copy = Self::block(self.arena_region, region, bytes.len() as u64, Direction::Load);
@@ -115,7 +115,7 @@ impl Rig {
         self.run(orders.collect()).map(drop)
     }
 
-    /// What a region on the device has, by way of the arena.
+    /// Reads the content of a region on the device, by way of the arena.
     pub(crate) fn read(&mut self, region: RegionId, bytes: u64) -> anyhow::Result<Vec<u8>> {
         let copy = Self::block(region, self.arena_region, bytes, Direction::Save);
         self.run(vec![copy])?;
@@ -124,7 +124,7 @@ impl Rig {
         Ok(out)
     }
 
-    /// Carries orders out together, and waits for all.
+    /// Runs orders together, and waits for all.
     #[expect(clippy::disallowed_methods, reason = "a program that measures has a clock")]
     pub(crate) fn run(&mut self, orders: Vec<Order>) -> anyhow::Result<Times> {
         let mut left = orders.len();

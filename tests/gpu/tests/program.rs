@@ -1,10 +1,10 @@
-//! The program itself: over a driver of host memory, over one that is too old, and without any.
+//! The program itself: over a driver of host memory, over a driver that is too old, and without a driver.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Runs the program with a driver built of `fake/libcuda.c` with these flags.
+/// Runs the program with a driver built from `fake/libcuda.c` with these flags.
 fn run(flags: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../client/device/fake/libcuda.c");

@@ -32,23 +32,23 @@ use crate::world::{ActorHappening, At, Settings, World};
 pub(crate) struct Actor {
     pub(crate) core: Core,
     pub(crate) siblings: Siblings,
-    /// The number of this store's life; faults may have ended earlier ones.
+    /// The number of this store's life; faults may have ended earlier lives.
     pub(crate) life: u64,
     life_began: Duration,
     /// The time at which its store knew everything on its disk; the store of an actor without a disk waits for nothing.
     pub(crate) recovered: Option<Duration>,
-    /// By extent; none while it is between two memories.
+    /// By extent; `None` while the extent is between two memories.
     pub(crate) memory: Vec<Option<Arc<ExtentMemory>>>,
     pub(crate) uses: Uses,
-    /// What engines wrote into their windows.
+    /// The blocks that engines wrote into their windows.
     pub(crate) windows: BTreeMap<SessionId, BTreeMap<u64, (BlockKey, u64)>>,
-    /// The places that they overwrote since, after they no longer had to keep the content.
+    /// The places that engines have overwritten since, when they no longer had to keep the content.
     pub(crate) scribbled: BTreeMap<SessionId, BTreeSet<u64>>,
     pub(crate) requests: BTreeMap<RequestId, Pending>,
-    /// Requests of sessions that ended: they may be answered, once.
+    /// Requests of sessions that ended: each may still be answered, once.
     pub(crate) over: BTreeSet<RequestId>,
     last_request: u64,
-    /// Peers and siblings that wait for blocks, and the chunks that they wait for from disk.
+    /// Peers and siblings that wait for blocks, and the chunks from disk that they wait for.
     pub(crate) asks: BTreeMap<u64, AskBlocks>,
     pub(crate) recalls: BTreeMap<RecallId, (u64, usize)>,
     /// Peers that drain and wait for an answer.
@@ -58,7 +58,7 @@ pub(crate) struct Actor {
     pub(crate) disk: Option<Tier>,
     pub(crate) gpu: Gpu,
     alarm: Option<Duration>,
-    /// Events that followers were told.
+    /// Events that followers got.
     told: u64,
 }
 
@@ -89,7 +89,7 @@ impl Actor {
     }
 }
 
-/// The limits of a store here.
+/// The limits of the stores in the simulation.
 pub(crate) fn limits(settings: &Settings, has_disk: bool) -> StoreLimits {
     let most = u64::from(EXTENTS) * EXTENT_BYTES;
     StoreLimits {
@@ -164,7 +164,7 @@ impl World {
                 let Some(actor) = self.actor(at) else { return };
                 let (chunks, terms) = ((&*hashes, &*pools), (attempt, patience_ms));
                 let follow = actor.core.follow_for_peer(now, &fingerprint, chunks, terms);
-                // The exchange knows of it before there are news.
+                // The exchange learns of the follow before there are news.
                 self.peer_follows(at.life, number, follow);
                 self.tell(at, Event::Alarm);
             }
@@ -182,7 +182,7 @@ impl World {
         }
     }
 
-    /// A request of an engine comes.
+    /// A request of an engine arrives.
     fn asked(&mut self, at: At, Asking { pending, session, ask }: Asking) {
         let Some(actor) = self.actor(at) else { return };
         if pending.life != actor.life {
@@ -192,7 +192,7 @@ impl World {
         let request = RequestId { session, number: actor.last_request };
         actor.requests.insert(request, pending);
         if let larder_protocol::session::Request::Release(lease) = ask {
-            // Who died after it sent this had read before.
+            // An engine that died after it sent this release had ended its reading before.
             let ghost = crate::bytes::ghost(session, lease);
             actor.uses.readings.retain(|reader, _| match *reader {
                 Reader::Lease(of, number) => (of, number) != (session, lease),
@@ -229,12 +229,12 @@ impl World {
         self.tell(at, Event::ProcessGone(process));
     }
 
-    /// Tells a core what happened a moment later, as long as its store lives.
+    /// Tells a core an event a moment later, if its store is still the same.
     pub(crate) fn tell_soon(&mut self, at: At, life: u64, event: Event) {
         self.plan_actor(at, MAILBOX, ActorHappening::InLife(life, event));
     }
 
-    /// The same, for any store that the actor has by then.
+    /// As [`Self::tell_soon`], for any store that the actor has by then.
     pub(crate) fn tell_soon_in_any_life(&mut self, at: At, event: Event) {
         let Some(actor) = self.actor(at) else { return };
         let life = actor.life;
@@ -252,7 +252,7 @@ impl World {
         }
     }
 
-    /// Tells a core an event, and performs its effects, until it has no more.
+    /// Tells a core an event, and performs its effects, until there are no more.
     pub(crate) fn tell(&mut self, at: At, event: Event) {
         self.tell_at_once(at, event);
         while let Some(actor) = self.actor(at) {
@@ -404,7 +404,7 @@ impl World {
         }
     }
 
-    /// Where chunks go that are ordered: nobody else uses these places.
+    /// The places for ordered chunks: nobody else uses these places.
     fn destinations(
         &mut self,
         at: At,
@@ -417,7 +417,7 @@ impl World {
         let wanted = chunks.iter().map(|&id| Some(actor.core.wanted(id)?.1.clone()));
         let wanted = wanted.collect::<Option<Vec<_>>>()?;
         for (chunk, wanted) in wanted.iter().enumerate() {
-            // What is followed comes chunk by chunk, the rest together.
+            // Followed chunks come one by one, other chunks together.
             let doing = if is_followed { Doing::Followed(order, chunk) } else { Doing::Order(order) };
             self.begin(at, doing, &wanted.blocks, true);
         }
@@ -472,7 +472,7 @@ impl World {
         }
     }
 
-    /// Tells the directory something; it may be too busy.
+    /// Tells the directory some changes; it may be too busy.
     fn announce(&mut self, at: At, changes: Changes, taken: Event) {
         if self.chance(self.hosts[at.life.host].busy_disk / 2) {
             let announced = if self.random.bool() { Announced::Lost } else { Announced::Full(changes) };
@@ -502,7 +502,7 @@ impl World {
         self.plan_actor(at, after, ActorHappening::Renewed(extent, new_extent()));
     }
 
-    /// Gives extents back to the store that nobody can touch any more.
+    /// Gives extents that nobody can touch any more back to the store.
     fn return_extents(&mut self, at: At) {
         let now = self.local(at.life.host);
         let Some(actor) = self.actor(at) else { return };
@@ -533,7 +533,7 @@ impl World {
         let waiting = std::mem::take(&mut actor.asks);
         for (_, ask) in waiting {
             if matches!(ask.asker, Asker::Sibling(..)) {
-                // Its answer is dropped, and with it what it was granted.
+                // Its answer is dropped, and with it the grants.
                 for given in ask.grants.iter().flatten() {
                     if let (crate::serve::Given::Held { grant, .. }, Some(actor)) = (given, self.actor(at)) {
                         actor.uses.readings.remove(&Reader::Grant(before, *grant));

@@ -14,7 +14,7 @@ use crate::actor::EXTENT_BYTES;
 use crate::content::{content, holds};
 use crate::world::{ActorHappening, At, World};
 
-/// Somebody who may read a part of a block: where it stands, what it is, and which part.
+/// A reading: somebody may read a part of a block. Has the place, the block's name, and the part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Reading {
     pub(crate) extent: u32,
@@ -24,7 +24,7 @@ pub(crate) struct Reading {
     pub(crate) to: u64,
 }
 
-/// Why somebody may read.
+/// The reason why somebody may read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Reader {
     /// A lease or follow of a session.
@@ -58,15 +58,15 @@ pub(crate) struct Uses {
     doing: BTreeMap<(u64, Doing), Vec<Span>>,
     /// Places with bits that were flipped.
     flips: BTreeSet<(u32, u64)>,
-    /// Bytes that a GPU wrote and that are not summed yet. A bit that flips there is summed with the others: no cache can know.
+    /// Bytes that a GPU wrote and that are not summed yet. A bit that flips there becomes part of the sum: no cache can notice.
     unsummed: Vec<Span>,
-    /// Whose bytes an extent has.
+    /// The tenant of each extent's bytes.
     pub(crate) tenants: BTreeMap<u32, u16>,
-    /// Where the last bytes of engines were copied to: an extent, an offset, and how many.
+    /// The places to which the last bytes of engines were copied: an extent, an offset, and a length.
     pub(crate) fresh: VecDeque<(u32, u64, u64)>,
 }
 
-/// Bytes of an extent, and whether they are written.
+/// Bytes of an extent, and whether they are being written.
 #[derive(Debug, Clone, Copy)]
 struct Span {
     extent: u32,
@@ -80,14 +80,14 @@ pub(crate) struct Copying {
     pub(crate) copy: CopyNumber,
     moves: Vec<BlockMove>,
     memory: Vec<Arc<ExtentMemory>>,
-    /// Whose window the blocks come from, and what stood there.
+    /// The session whose window the blocks come from, and the content of that window.
     session: Option<SessionId>,
     sources: Vec<Option<(BlockKey, u64)>>,
     fails: Option<CopyAnswer>,
 }
 
 impl Uses {
-    /// Whether bits were flipped there.
+    /// Whether bits were flipped in these bytes.
     pub(crate) fn is_flipped(&self, extent: u32, from: u64, to: u64) -> bool {
         self.flips.range((extent, from)..(extent, to)).next().is_some()
     }
@@ -101,19 +101,19 @@ impl Uses {
         self.unsummed.iter().any(|span| span.meets(extent, at, at + 1))
     }
 
-    /// These bytes are summed.
+    /// Notes that these bytes are summed.
     fn is_summed(&mut self, extent: u32, from: u64, to: u64) {
         self.unsummed.retain(|span| !span.meets(extent, from, to));
     }
 
-    /// New bytes stand there.
+    /// Notes that these bytes are new.
     pub(crate) fn is_written(&mut self, extent: u32, from: u64, to: u64) {
         let gone: Vec<_> = self.flips.range((extent, from)..(extent, to)).copied().collect();
         gone.iter().for_each(|at| _ = self.flips.remove(at));
         self.is_summed(extent, from, to);
     }
 
-    /// An extent has other memory.
+    /// Notes that an extent has new memory.
     pub(crate) fn renew(&mut self, extent: u32) {
         self.flips.retain(|&(of, _)| of != extent);
         self.tenants.remove(&extent);
@@ -121,7 +121,7 @@ impl Uses {
         self.readings.values_mut().for_each(|readings| readings.retain(|reading| reading.extent != extent));
     }
 
-    /// Somebody who uses these bytes; of those who only read them, only where they are to be written.
+    /// Somebody who uses these bytes. Users that only read count only if the bytes are to be written.
     fn user(&self, span: Span) -> Option<String> {
         let reader = self.readings.iter().find(|(_, readings)| {
             readings.iter().any(|reading| {
@@ -144,7 +144,7 @@ impl Uses {
         }
     }
 
-    /// Effects that use an extent.
+    /// Whether effects use an extent.
     pub(crate) fn uses(&self, extent: u32) -> bool {
         self.doing.values().flatten().any(|span| span.extent == extent)
     }
@@ -157,7 +157,7 @@ impl Span {
 }
 
 impl World {
-    /// An effect begins to read or write blocks.
+    /// Notes that an effect begins to read or write blocks.
     pub(crate) fn begin(&mut self, at: At, doing: Doing, blocks: &[BlockMove], is_written: bool) {
         let span = |block: &&BlockMove| {
             let (extent, from) = (block.place.extent, block.place.offset);
@@ -169,7 +169,7 @@ impl World {
         self.begin_spans(at, doing, &written.iter().map(span).collect::<Vec<_>>(), true);
     }
 
-    /// The same, for bytes of extents.
+    /// As [`Self::begin`], for bytes of extents.
     pub(crate) fn begin_spans(&mut self, at: At, doing: Doing, spans: &[(u32, u64, u64)], is_written: bool) {
         let Some(actor) = self.actor(at) else { return };
         let spans: Vec<Span> =
@@ -226,7 +226,7 @@ impl World {
         "something else".to_owned()
     }
 
-    /// The memory of blocks, which stays as long as anybody has it.
+    /// The memory of blocks, which lives as long as somebody holds it.
     pub(crate) fn memory_of(&mut self, at: At, blocks: &[BlockMove]) -> Option<Vec<Arc<ExtentMemory>>> {
         let actor = self.actor(at)?;
         blocks.iter().map(|block| actor.memory[block.place.extent as usize].clone()).collect()
@@ -327,7 +327,7 @@ pub(crate) fn new_extent() -> Option<Arc<ExtentMemory>> {
     spec.create().ok().map(Arc::new)
 }
 
-/// The checksums of a block as it stands in its place, by the node's own copy threads' code.
+/// The checksums of a block in its place, by the code of the node's own copy threads.
 pub(crate) fn sums_of_place(block: &BlockMove, memory: &Arc<ExtentMemory>) -> Checksums {
     let to = Destination {
         memory: Arc::clone(memory),

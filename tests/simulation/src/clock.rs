@@ -5,19 +5,19 @@ use std::time::Duration;
 /// The clock of a process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Clock {
-    /// When its rate changed last, and what it showed then.
+    /// When the clock's rate last changed, and what the clock showed then.
     since: Duration,
     shown: Duration,
     rate: f64,
 }
 
 impl Clock {
-    /// A clock that shows nothing at `now`.
+    /// A clock that shows zero at `now`.
     pub(crate) fn new(now: Duration, rate: f64) -> Self {
         Self { since: now, shown: Duration::ZERO, rate }
     }
 
-    /// The time that it shows.
+    /// The time that the clock shows.
     pub(crate) fn shows(&self, now: Duration) -> Duration {
         self.shown + (now - self.since).mul_f64(self.rate)
     }
@@ -27,7 +27,7 @@ impl Clock {
         after.div_f64(self.rate)
     }
 
-    /// It goes at another rate from now on.
+    /// Changes the clock's rate from now on.
     pub(crate) fn drift(&mut self, now: Duration, rate: f64) {
         *self = Self { since: now, shown: self.shows(now), rate };
     }

@@ -32,21 +32,21 @@ pub(crate) struct Coordinators {
 /// A coordinator.
 pub(crate) struct Coordinator {
     membership: Option<Membership>,
-    /// Its part in the election; `None` for a coordinator that is alone.
+    /// The coordinator's part in the election; `None` for a single coordinator.
     election: Option<Election>,
-    /// The question to the register that has no answer yet.
+    /// The question to the register that is not answered yet.
     asked: Option<u64>,
-    /// The state that it wrote down last.
+    /// The state that the coordinator last wrote to its file.
     written: DurableState,
-    /// The number of its life: no other life of any coordinator has this number.
+    /// The number of the coordinator's life; no other life of any coordinator has this number.
     life: u64,
     clock: Clock,
-    /// The rate of its clock.
+    /// The rate of the coordinator's clock.
     rate: f64,
     streams: BTreeMap<Stream, Followed>,
     pub(crate) paused_until: Duration,
     published: Published,
-    /// The stream on which it follows the leader.
+    /// The stream on which the coordinator follows the leader.
     watches: Option<u64>,
     watched: TableReader,
 }
@@ -66,14 +66,14 @@ pub(crate) enum Follows {
     Coordinator(usize, u64),
 }
 
-/// A follower that is told tables.
+/// A follower that gets tables.
 #[derive(Default)]
 struct Followed {
     /// The number and the incarnation of a member.
     member: Option<(NodeNumber, u64)>,
-    /// The last table that it was sent.
+    /// The last table that the follower was sent.
     sent: Epoch,
-    /// The pages of its own table that it brings.
+    /// The pages of the follower's own table that it brings.
     brought: TableReader,
 }
 
@@ -111,7 +111,7 @@ impl Coordinator {
         }
     }
 
-    /// The time on its clock.
+    /// The time on the coordinator's clock.
     fn millis(&self, now: Duration) -> Millis {
         self.clock.shows(now).as_millis() as Millis
     }
@@ -130,7 +130,7 @@ impl Coordinator {
 }
 
 impl World {
-    /// The last table of the coordinator that leads, if one alone does.
+    /// The last table of the leader, if exactly one coordinator leads.
     pub(crate) fn leaders_table(&self) -> Option<Arc<Table>> {
         let mut tables = self.coordinators.all.iter().filter_map(|coordinator| coordinator.table(self.now));
         tables.next().filter(|_| tables.next().is_none())
@@ -182,7 +182,7 @@ impl World {
         }
     }
 
-    /// Makes a table, if there is news, and tells it.
+    /// Makes a table, if there is news, and publishes it.
     fn publish(&mut self, at: usize) {
         let coordinator = &mut self.coordinators.all[at];
         let now = coordinator.millis(self.now);
@@ -191,7 +191,7 @@ impl World {
         let (life, epoch, forgets) = (coordinator.life, table.epoch, self.faults_forget());
         let Coordinators { terms, made, .. } = &mut self.coordinators;
         let leader = *terms.entry(epoch.term).or_insert(life);
-        // Of this term: a leader that is left alone may not know yet that another one leads.
+        // The last table of this term: a leader that is cut off may not know yet that another one leads.
         let last = made.keys().rev().find(|made| made.term == epoch.term).copied();
         made.insert(epoch, Arc::clone(&table));
         self.note("table", &[at as u64, epoch.term, epoch.number, table.members.len() as u64]);
@@ -210,7 +210,7 @@ impl World {
         self.tell_all(at, table);
     }
 
-    /// Writes a table down, and then tells it to the followers.
+    /// Writes a table to the file, and then sends it to the followers.
     fn tell_all(&mut self, at: usize, table: Arc<Table>) {
         let coordinator = &mut self.coordinators.all[at];
         coordinator.written = coordinator.membership.as_ref().map(Membership::state).unwrap_or_default();
@@ -219,7 +219,7 @@ impl World {
         streams.into_iter().for_each(|stream| self.tell_table(at, stream));
     }
 
-    /// Tells a follower the parts of the last table that it lacks.
+    /// Sends a follower the parts of the last table that it lacks.
     fn tell_table(&mut self, at: usize, stream: Stream) {
         let Coordinator { streams, published, .. } = &mut self.coordinators.all[at];
         let Some(follower) = streams.get_mut(&stream) else { return };
@@ -327,7 +327,7 @@ impl World {
         self.tell_follower(at, stream, refusal);
     }
 
-    /// A node brings its table to a leader that is new.
+    /// A node brings its table to a new leader.
     fn brings(&mut self, at: usize, stream: Stream, page: TablePage) {
         let coordinator = &mut self.coordinators.all[at];
         let now = coordinator.millis(self.now);
@@ -356,7 +356,7 @@ impl World {
         self.tell_follower(at, stream, CoordinatorMessage::Standing(standing));
     }
 
-    /// A coordinator says something on a stream.
+    /// A coordinator sends a message on a stream.
     fn tell_follower(&mut self, at: usize, stream: Stream, message: CoordinatorMessage) {
         self.tell_on_stream(at, stream.of, CoordinatorSays { stream: stream.number, message });
     }

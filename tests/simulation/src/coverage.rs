@@ -25,7 +25,7 @@ impl Coverage {
         other.0.iter().for_each(|(name, count)| *self.0.entry(name).or_default() += count);
     }
 
-    /// Every variant that there is, and how often it occurred.
+    /// Every variant, and how often it occurred.
     pub fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let all = TABLES.iter().flat_map(|names| names.iter());
         all.map(|&name| (name, self.0.get(name).copied().unwrap_or(0)))
@@ -90,7 +90,7 @@ names!(BEATS, beat of Beat as "Beat": Heard, Contested, Removed, NotLeading, Lat
 
 names!(ANSWERS, answer of RegisterAnswer as "election::RegisterAnswer": Found, Written, Conflict, Failed);
 
-/// A coordinator takes over from a leader that is silent, before its lease is over.
+/// A coordinator takes over from a silent leader before the leader's lease is over.
 pub(crate) const LEADER_IS_SILENT: &str = "election::silent";
 
 const ELECTIONS: &[&str] = &[LEADER_IS_SILENT];
@@ -100,7 +100,7 @@ const TABLES: [&[&str]; 15] = [
     JOINS, BEATS, ANSWERS, ELECTIONS,
 ];
 
-/// Variants that cannot occur here, or not once in thousands of seeds, and why.
+/// Variants that cannot occur here, or do not occur once in thousands of seeds, with the reasons.
 const EXCUSED: [(&str, &str); 10] = [
     (
         "Effect::Disagrees",

@@ -24,7 +24,7 @@ pub(crate) struct Directory {
     finds: BTreeMap<u64, Finding>,
 }
 
-/// An actor asks who holds chunks.
+/// An actor asks for the holders of chunks.
 #[derive(Debug)]
 pub(crate) struct AskHolders {
     pub(crate) actor: u16,
@@ -76,7 +76,7 @@ impl Directory {
         announces.iter().map(|announce| self.shard.announce(announce)).collect()
     }
 
-    /// All its work is lost, except the table.
+    /// Loses all work, except the table.
     fn begin_again(&mut self, now: Duration) {
         let (table, own) = (Arc::clone(&self.view.table), self.view.own);
         self.view = View::default();
@@ -88,7 +88,7 @@ impl Directory {
 }
 
 impl World {
-    /// Sends what is due. What this node is home to goes to its own shard at once.
+    /// Sends batches that are due. Batches for this node as home go to its own shard at once.
     pub(crate) fn send_due(&mut self, life: Life) {
         loop {
             let now = self.local(life.host);
@@ -171,7 +171,7 @@ impl World {
         self.finish_find(life, number);
     }
 
-    /// Takes a home's answer to a question, or that there is none.
+    /// Takes a home's answer to a question, or the lack of one.
     pub(crate) fn home_answers(
         &mut self,
         life: Life,
@@ -249,7 +249,7 @@ impl World {
         }
     }
 
-    /// A fault ends all that a directory knows.
+    /// A fault ends all knowledge of a directory.
     pub(crate) fn directory_panics(&mut self, host: usize) {
         let now = self.local(host);
         let Some(process) = &mut self.hosts[host].process else { return };

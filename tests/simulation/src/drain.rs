@@ -18,7 +18,7 @@ pub(crate) struct Draining {
     until: Duration,
     keeps_disk: bool,
     takers: Vec<Holder>,
-    /// Until when the process stood still last, as known when the drain began.
+    /// The end of the process's last standstill, as known when the drain began.
     paused_until: Duration,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Draining {
 pub(crate) type Taking = BTreeMap<TakeNumber, (Life, u64)>;
 
 impl World {
-    /// An admin has a process drain.
+    /// An admin makes a process drain.
     pub(crate) fn drain_begins(&mut self, host: usize, within: Duration, gives_up: bool) {
         let until = self.local(host) + within;
         let (keeps_disk, paused_until) = (self.random.bool(), self.hosts[host].paused_until);
@@ -51,7 +51,7 @@ impl World {
         }
     }
 
-    /// Tells the coordinator.
+    /// Tells the coordinator whether the process drains.
     fn say_drains(&mut self, life: Life, drains: bool) {
         if let Some(process) = self.process(life) {
             process.follower.following.drains(drains);
@@ -71,7 +71,7 @@ impl World {
         self.say_drains(life, false);
     }
 
-    /// Looks how far a drain is: the process leaves when it is over.
+    /// Checks the progress of a drain: the process leaves when the drain is over.
     pub(crate) fn drain_goes_on(&mut self, life: Life) {
         let (takers, now) = (self.takers(life), self.local(life.host));
         let Some(process) = self.process(life) else { return };
@@ -102,7 +102,7 @@ impl World {
         self.plan_local(life, LOOK_EVERY, Own::DrainGoesOn);
     }
 
-    /// A process leaves the cluster in order, ends, and is started again.
+    /// A process leaves the cluster in order, ends, and starts again.
     fn leaves(&mut self, life: Life) {
         let counts = self.process(life).map(|process| {
             let chunks = process.actors.iter().filter_map(|actor| actor.core.drain_progress());
@@ -131,7 +131,7 @@ impl World {
         well.flat_map(|member| (0..actors).map(|device| Holder { node: member.number, device })).collect()
     }
 
-    /// An actor asks one of another node to keep chunks.
+    /// An actor asks an actor of another node to keep chunks.
     pub(crate) fn ask_to_take(&mut self, at: At, store: u64, order: TakeOrder) {
         let TakeOrder { take, taker, namespace, chunks } = order;
         let request = Take { from: at.actor, to: taker.device, namespace, chunks };
@@ -139,7 +139,7 @@ impl World {
         self.ask_peer(at.life, taker.node, request, TAKE_DEADLINE, For::Take(at, store, take));
     }
 
-    /// The answer came, or none.
+    /// The answer has come, or will not come.
     pub(crate) fn take_answered(
         &mut self,
         at: At,
@@ -166,13 +166,13 @@ impl World {
         let holder = Holder { node, device: take.from };
         match actor.core.take(now, holder, take.namespace.as_ref(), &take.chunks) {
             TakeReply::Now(taken) => self.answer_take(at.life, from, call, taken),
-            // It comes again where the answer was lost: the first one counts no more.
+            // The peer asks again if the answer was lost: its first question no longer counts.
             TakeReply::Later(number) => _ = actor.takes.insert(number, (from, call)),
         }
         self.tell(at, Event::Alarm);
     }
 
-    /// An actor has taken what it will.
+    /// An actor has taken the chunks that it will take.
     pub(crate) fn taken(&mut self, at: At, number: TakeNumber, taken: Taken) {
         let waiting = self.actor(at).and_then(|actor| actor.takes.remove(&number));
         if let Some((from, call)) = waiting {
@@ -186,10 +186,10 @@ impl World {
     }
 }
 
-/// Pause between looks at the progress of a drain.
+/// Pause between checks of a drain's progress.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Limit by which a drain may end late: actors look at deadlines each time they tick.
+/// How late a drain may end: actors check deadlines each time they tick.
 const LATE: Duration = Duration::from_millis(200);
 
 const TAKE_DEADLINE: Duration = Duration::from_secs(8);

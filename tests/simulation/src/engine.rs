@@ -1,5 +1,5 @@
-//! Engines, as their connector behaves: they look prompts up, read the found chunks, compute and write the rest, follow each
-//! other, pin, give up, and die. Some lie (`lies`); the others check every byte that they are shown (`answers`).
+//! Engines that behave as their connector does: they look prompts up, read the found chunks, compute and write the rest, follow
+//! each other, pin, give up, and die. Some lie (`lies`); the others check every byte that they are shown (`answers`).
 
 mod answers;
 mod deeds;
@@ -25,7 +25,7 @@ pub(crate) struct Engine {
     pub(crate) host: usize,
     actor: u16,
     pub(crate) lies: bool,
-    /// Which life of it this is.
+    /// The number of the engine's life.
     life: u64,
     process: ProcessId,
     tenant: u16,
@@ -37,7 +37,7 @@ pub(crate) struct Engine {
     last_lie: u64,
     last_lease: u64,
     bait: Option<(usize, Chain)>,
-    /// The arrival of its last message: messages of one engine arrive in order.
+    /// The arrival time of the engine's last message: messages of one engine arrive in order.
     said: Duration,
 }
 
@@ -49,11 +49,11 @@ struct Session {
     /// The number of each namespace that is registered.
     spaces: BTreeMap<usize, u32>,
     window_next: u64,
-    /// The memory of extents that it was given.
+    /// The memory of extents that the session was given.
     mapped: BTreeMap<u32, Weak<ExtentMemory>>,
-    /// The device's number and the session's of tensors, by namespace.
+    /// For each namespace, the device's number and the session's number of its tensors.
     tensors: BTreeMap<usize, (u32, u32)>,
-    /// What is being loaded into the first half of the pages of a namespace.
+    /// The chunks that are being loaded into the first half of a namespace's pages.
     loading: Option<Loading>,
     /// Whether the other half is being saved.
     is_saving: bool,
@@ -100,21 +100,21 @@ enum What {
         writing: Option<Writing>,
         copy: u64,
     },
-    /// A chunk that is known by another name must be refused.
+    /// A chunk that is known by another name; it must be refused.
     Misnamed,
     /// A reservation for lies.
     Bait,
-    /// A reservation is given up that was being committed from these parts of the window.
+    /// A reservation is given up while it is being committed from these parts of the window.
     Abort {
         from: u64,
         to: u64,
     },
-    /// A block that was leased is said to be damaged.
+    /// The engine reports a leased block as damaged.
     Report {
         lease: u64,
         key: BlockKey,
     },
-    /// Nothing that the engine remembers.
+    /// A request that the engine does not remember.
     Other,
 }
 
@@ -153,15 +153,15 @@ pub(crate) enum Deed {
     Release(u64),
     /// It waits for a prefetch.
     Collect { space: usize, chain: Chain, ticket: u64 },
-    /// It reads what was found.
+    /// It reads the found chunks.
     Read { space: usize, chain: Chain },
-    /// It writes what it reserved.
+    /// It writes the reserved chunks.
     Write { space: usize, chain: Chain, reservation: u64, chunks: Vec<u32>, pools: Vec<PoolSet> },
     /// It hands over the next layer, or commits.
     NextLayer { space: usize, chain: Chain, writing: Writing },
-    /// It asks how much of what it follows is in place.
+    /// It asks how much of the followed chunks is in place.
     AskInPlace { space: usize, chain: Chain, follow: u64, layers: u32 },
-    /// It asks how far a copy is.
+    /// It asks for the progress of a copy.
     AskCopy { space: usize, chain: Chain, copy: u64, lease: Option<u64>, writing: Option<Writing> },
     /// It lets go of a pin.
     Unpin(u64),
@@ -169,7 +169,7 @@ pub(crate) enum Deed {
 
 /// An answer to an engine.
 pub(crate) enum Answer {
-    /// With extents that the session sees for the first time.
+    /// A response, with extents that the session sees for the first time.
     Response(Response, Vec<u32>),
     Done,
     Found(Found),
@@ -178,7 +178,7 @@ pub(crate) enum Answer {
     Refused(Refused),
 }
 
-/// An answer, and what it answers.
+/// An answer, with its request.
 pub(crate) struct Reply {
     tag: u64,
     answer: Answer,
@@ -191,7 +191,7 @@ pub(crate) struct Asking {
     pub(crate) ask: Request,
 }
 
-/// The request that waits for an answer.
+/// A request that waits for an answer.
 #[derive(Debug, Clone)]
 pub(crate) struct Pending {
     engine: usize,
@@ -222,19 +222,19 @@ impl Engine {
         }
     }
 
-    /// Whether it has a session with this actor.
+    /// Whether the engine has a session with this actor.
     pub(crate) fn is_at(&self, at: At) -> bool {
         self.session.as_ref().is_some_and(|session| session.at == at)
     }
 
-    /// Requests that were not answered.
+    /// Number of requests that are not answered.
     pub(crate) fn waiting(&self) -> usize {
         self.asked.len()
     }
 }
 
 impl World {
-    /// An engine does something later.
+    /// Plans a deed of an engine.
     fn will(&mut self, engine: usize, after: Duration, deed: Deed) {
         let life = self.engines[engine].life;
         self.plan(after, Happening::Engine(engine, life, deed));
@@ -249,7 +249,7 @@ impl World {
         found.last_tag += 1;
         let (space, chain, what) = asked;
         let asked = Asked { at: now, space, chain: chain.clone(), what };
-        // What has no answer is told to be done, and nobody waits for that.
+        // A request without an answer counts as done, and nobody waits for it.
         found.asked.insert(found.last_tag, asked);
         let pending = Pending {
             engine,
@@ -264,7 +264,7 @@ impl World {
         self.plan(comes - now, Happening::Actor(at, ActorHappening::Asked(asking)));
     }
 
-    /// An engine's request comes at once, before anything else happens.
+    /// An engine's request arrives at once, before any other event.
     fn ask_at_once(&mut self, engine: usize, asked: (usize, &Chain, What), ask: Request) {
         let now = self.now;
         let found = &mut self.engines[engine];
@@ -287,7 +287,7 @@ impl World {
         self.engines[engine].session.as_ref()?.spaces.get(&space).copied()
     }
 
-    /// Writes something into the engine's window: where it stands.
+    /// Writes content into the engine's window. Returns its offset.
     fn write_window(&mut self, engine: usize, key: BlockKey, from: u64, bytes: u64) -> u64 {
         let Some(session) = &mut self.engines[engine].session else { return 0 };
         if session.window_next + bytes > WINDOW_BYTES {
@@ -307,7 +307,7 @@ impl World {
         offset
     }
 
-    /// An actor answers. Memory that an engine is shown is not written from now on.
+    /// An actor answers. Memory that an engine is shown is not written any more.
     pub(crate) fn reply(&mut self, at: At, request: RequestId, answer: Answer) {
         let Some(actor) = self.actor(at) else { return };
         let Some(pending) = actor.requests.remove(&request) else {
@@ -383,7 +383,7 @@ impl World {
         }
     }
 
-    /// An engine maps the memory of extents that it is given.
+    /// Maps the memory of extents that an engine is given.
     fn map_extents(&mut self, at: At, engine: usize, session: SessionId, answer: &Answer) {
         let given = match answer {
             Answer::Leased(leased) => &leased.new_extents,
@@ -410,7 +410,7 @@ impl World {
         })
     }
 
-    /// Checks that the shown memory is mapped by the engine, and still belongs to the extent.
+    /// Checks that the engine has mapped the shown memory, and that the memory still belongs to the extent.
     fn must_be_mapped(&mut self, at: At, engine: usize, session: SessionId, extent: u32) {
         let Some(held) = self.engines[engine].session.as_ref().filter(|held| held.id == session) else {
             return;
@@ -426,7 +426,7 @@ impl World {
         }
     }
 
-    /// The process of an engine's node is gone, and with it its session.
+    /// The process of an engine's node is gone, and so is the engine's session.
     pub(crate) fn node_is_gone(&mut self, engine: usize) {
         let found = &mut self.engines[engine];
         found.life += 1;
@@ -445,7 +445,7 @@ impl World {
         };
         self.leave_ghosts(at, process, id);
         self.node_is_gone(engine);
-        // It unmaps what it was shown, sooner or later, when it ends.
+        // The engine unmaps the memory that it was shown when it ends, sooner or later.
         let after = self.some_us(100_000, 3_000_000);
         self.plan(after, Happening::EngineGone(at, process));
     }
@@ -465,7 +465,7 @@ impl World {
         }
     }
 
-    /// An engine dies. The engine's node hears of the socket first, and of the process later.
+    /// An engine dies. Its node learns of the closed socket first, and of the ended process later.
     pub(crate) fn engine_dies(&mut self, engine: usize) {
         let found = &mut self.engines[engine];
         found.life += 1;
@@ -486,7 +486,7 @@ impl World {
 const WINDOW_BYTES: u64 = 1 << 20;
 
 impl Engine {
-    /// It does nothing any more.
+    /// Ends the engine: it does nothing any more.
     pub(crate) fn end(&mut self) {
         self.life += 1;
     }

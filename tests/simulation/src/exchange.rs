@@ -1,4 +1,4 @@
-//! The asking half of a node's exchange, over its real decisions: small questions, and blocks that are fetched.
+//! The asking half of a node's exchange, over its real decisions: small questions, and fetched blocks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,22 +36,22 @@ pub(crate) enum Body {
         at: usize,
         blocks: Vec<Vec<u8>>,
     },
-    /// Something came of what is followed, and the bytes of layers.
+    /// Progress of a followed chunk, and the bytes of layers.
     Step {
         call: u64,
         followed: Followed,
         bytes: Vec<u8>,
     },
-    /// What was sent so far was read.
+    /// The receiver has read what was sent so far.
     Read {
         call: u64,
         pieces: u64,
     },
-    /// Nobody reads what comes for this call.
+    /// Nobody reads the answers to this call.
     Stop {
         call: u64,
     },
-    /// Nothing more comes of what is followed.
+    /// Nothing more comes of the followed chunks.
     End {
         call: u64,
     },
@@ -64,7 +64,7 @@ pub(crate) struct Asking {
     orders: BTreeMap<(u16, OrderNumber), Order>,
     batches: BTreeMap<u64, Batch>,
     pub(crate) follows: BTreeMap<u64, crate::follow::Following>,
-    /// Packets that came, by host.
+    /// Number of packets that came, by host.
     came: BTreeMap<usize, u64>,
     alarm: Option<Duration>,
 }
@@ -93,7 +93,7 @@ struct Call {
     then: For,
 }
 
-/// Chunks that an actor wants of a peer.
+/// Chunks that an actor wants from a peer.
 #[derive(Debug)]
 pub(crate) struct Ordered {
     pub(crate) at: At,
@@ -102,7 +102,7 @@ pub(crate) struct Ordered {
     pub(crate) chunks: Vec<Destination>,
 }
 
-/// A chunk that is to come, and the memory that it goes to.
+/// A chunk that is to come, and the memory for it.
 #[derive(Debug, Clone)]
 pub(crate) struct Destination {
     pub(crate) wanted: Wanted,
@@ -125,12 +125,12 @@ struct Batch {
     before: u64,
     said: Option<Vec<FetchedChunk>>,
     next: usize,
-    /// The call under which it is asked for.
+    /// The call that asks for it.
     call: u64,
 }
 
 impl Body {
-    /// The call that it belongs to.
+    /// The call of a message.
     pub(crate) fn call(&self) -> u64 {
         match *self {
             Self::Ask { call, .. }
@@ -213,19 +213,19 @@ impl World {
         self.exchange_wants(life);
     }
 
-    /// Everything that is asked of a peer ends.
+    /// Ends all requests to a peer.
     fn connection_is_gone(&mut self, life: Life, peer: PeerId) {
         self.stop_asking(life, |of, _| of == peer);
     }
 
-    /// Everything ends that is asked of some peers at some hosts.
+    /// Ends all requests to some peers at some hosts.
     pub(crate) fn stop_asking(&mut self, life: Life, of: impl Fn(PeerId, usize) -> bool) {
         let Some(process) = self.process(life) else { return };
         let Asking { calls, batches, follows, .. } = &process.asking;
         let calls: Vec<u64> =
             calls.iter().filter(|(_, call)| of(call.peer, call.host)).map(|(&call, _)| call).collect();
         let batches: Vec<u64> =
-            // The exchange says itself that a batch waits for its turn in vain.
+            // The exchange itself reports that a batch waits for its turn in vain.
             batches.iter().filter(|(_, batch)| batch.call != 0 && of(batch.peer, batch.host)).map(|(&batch, _)| batch).collect();
         let follows: Vec<u64> = follows
             .iter()
@@ -237,14 +237,14 @@ impl World {
         follows.into_iter().for_each(|follow| self.end_follow(life, follow));
     }
 
-    /// The host at which a life of a peer is reached.
+    /// The host of a life of a peer.
     pub(crate) fn host_of(&mut self, life: Life, peer: PeerId) -> Option<usize> {
         let process = self.process(life)?;
         let member = process.exchange.table().member(peer.node)?;
         Some(usize::from(member.peer.port()) - 1)
     }
 
-    /// Asks a node something small.
+    /// Sends a small request to a node.
     pub(crate) fn ask_peer(
         &mut self,
         life: Life,
@@ -260,7 +260,7 @@ impl World {
         }
     }
 
-    /// An actor offers a peer chunks that it evicts.
+    /// An actor offers a peer chunks that it is evicting.
     pub(crate) fn offer(&mut self, life: Life, actor: u16, store: u64, offered: Offered) {
         let Offered { number, to, fingerprint, worth, chunks } = offered;
         let request = PeerRequest::Offer(OfferChunks { device: actor, fingerprint, worth: worth.0, chunks });
@@ -372,7 +372,7 @@ impl World {
         self.follow_answered(life, number, response);
     }
 
-    /// An actor wants chunks of a peer.
+    /// An actor wants chunks from a peer.
     pub(crate) fn order(&mut self, life: Life, ordered: Ordered) {
         let now = self.local(life.host);
         let key = (ordered.at.actor, ordered.order.order);
@@ -413,7 +413,7 @@ impl World {
         self.exchange_wants(life);
     }
 
-    /// It is a batch's turn, or its peer cannot be asked any more.
+    /// A batch may be sent now, or its peer cannot be asked any more.
     fn turn(&mut self, life: Life, request: RequestId, Turn { class, until, .. }: Turn) {
         let call = self.next_number();
         let now = self.local(life.host);
@@ -452,13 +452,13 @@ impl World {
                 process.exchange.heard(peer);
                 self.advance_batch(life, number);
             }
-            // Said twice.
+            // A second answer.
             PeerResponse::Fetched(_) | PeerResponse::Busy(_) => {}
             _ => self.batch_fails(life, number),
         }
     }
 
-    /// Notes what needs no bytes, up to the next chunk whose blocks come.
+    /// Notes the chunks that need no bytes, up to the next chunk whose blocks come.
     fn advance_batch(&mut self, life: Life, number: u64) {
         let Some(process) = self.process(life) else { return };
         let asking = &mut process.asking;
@@ -477,7 +477,7 @@ impl World {
         self.batch_has_come(life, number);
     }
 
-    /// Blocks of a chunk came.
+    /// Blocks of a chunk have come.
     pub(crate) fn blocks_came(&mut self, life: Life, from: usize, call: u64, at: usize, blocks: &[Vec<u8>]) {
         let Some(process) = self.process(life) else { return };
         let asking = &mut process.asking;
@@ -518,7 +518,7 @@ impl World {
         self.advance_batch(life, number);
     }
 
-    /// All of a batch has come: the chunks for which the holder was too busy are asked for again, if that is right.
+    /// A whole batch has come. If allowed, asks again for the chunks for which the holder was too busy.
     fn batch_has_come(&mut self, life: Life, number: u64) {
         let now = self.local(life.host);
         let Some(process) = self.process(life) else { return };
@@ -561,7 +561,7 @@ impl World {
         self.leave_batch(life, number);
     }
 
-    /// Nothing more comes of a batch.
+    /// Notes that nothing more comes of a batch.
     fn batch_fails(&mut self, life: Life, number: u64) {
         self.leave_batch(life, number);
     }
@@ -591,7 +591,7 @@ impl World {
         self.tell_soon(ordered.at, ordered.life, Event::OrderEnded { order: ordered.order.order, came });
     }
 
-    /// Nobody waits for an order any more.
+    /// Stops an order that nobody waits for any more.
     pub(crate) fn cancel_order(&mut self, life: Life, actor: u16, order: OrderNumber) {
         let Some(process) = self.process(life) else { return };
         let follow = process.asking.follows.iter().find(|(_, follow)| follow.is_order(actor, order));
@@ -610,7 +610,7 @@ impl World {
         }
     }
 
-    /// An engine stands still until an order is answered.
+    /// An engine is blocked until an order is answered.
     pub(crate) fn hurry(&mut self, life: Life, actor: u16, order: OrderNumber) {
         let now = self.local(life.host);
         let Some(process) = self.process(life) else { return };

@@ -1,11 +1,11 @@
-//! Faults: their kinds, times and places. A seed plans them; each can be left out.
+//! Faults: their kinds, times and places. A seed plans them; each fault can be left out.
 
 use std::time::Duration;
 
 use crate::network::Party;
 use crate::world::{At, CoordinatorHappening, Happening, World};
 
-/// Something that goes wrong for a while.
+/// A fault that lasts for a while.
 #[derive(Debug, Clone)]
 pub(crate) struct Fault {
     pub(crate) from: Duration,
@@ -34,7 +34,7 @@ pub(crate) enum Kind {
     Isolate(usize),
     /// Nothing comes between a host and all coordinators.
     CutCoordinators(usize),
-    /// Nothing comes between a host and one coordinator.
+    /// Nothing comes between a host and this coordinator.
     CutCoordinator(usize, usize),
     /// Nothing comes between a coordinator and all nodes and other coordinators.
     IsolateCoordinator(usize),
@@ -90,7 +90,7 @@ pub(crate) enum Kind {
     FlipObjects,
     /// A coordinator crashes, and comes back at the end.
     CoordinatorCrash(usize),
-    /// The same, without its file.
+    /// A coordinator crashes, and comes back without its file at the end.
     CoordinatorForgets(usize),
     /// A coordinator stands still.
     CoordinatorStops(usize),
@@ -110,7 +110,7 @@ pub(crate) enum Kind {
 
 /// The faults of a seed: at least three, of different kinds; and drains.
 pub(crate) fn plan(random: &mut fastrand::Rng, nodes: usize, coordinators: usize) -> Vec<Fault> {
-    // Chance of its own: the other faults of a seed do not depend on its drains.
+    // Drains have their own source of chance: the other faults of a seed do not depend on them.
     let mut of_drains = random.clone();
     of_drains.seed(random.clone().u64(..) ^ 0xd4a1);
     let mut faults = plan_faults(random, nodes, coordinators);
@@ -206,7 +206,7 @@ fn some_kind_of_coordinators(random: &mut fastrand::Rng, nodes: usize, coordinat
 }
 
 impl World {
-    /// A fault begins or ends.
+    /// Begins or ends a fault.
     pub(crate) fn fault(&mut self, number: usize, begins: bool) {
         let fault = self.faults[number].clone();
         if begins && self.now >= fault.until {
@@ -231,7 +231,7 @@ impl World {
                 self.twice(host, begins);
             }
             Kind::Drift(host, millionths) => {
-                // What is planned keeps its time, so that some of it comes early.
+                // Planned events keep their time, so some of them come early.
                 let host = &mut self.hosts[host];
                 host.rate = if begins { 1.0 + f64::from(millionths) / 1e6 } else { 1.0 };
                 if let Some(process) = &mut host.process {
@@ -352,7 +352,7 @@ impl World {
         }
     }
 
-    /// A second process of a host's name starts on the spare host, and is stopped again.
+    /// Starts a second process with a host's name on the spare host, or stops it.
     fn twice(&mut self, host: usize, begins: bool) {
         let spare = self.hosts.len() - 1;
         if begins {
@@ -379,7 +379,7 @@ impl World {
             for _ in 0..4 {
                 let at = At { life, actor };
                 let Some(fresh) = self.actor(at).map(|actor| actor.uses.fresh.clone()) else { return };
-                // Half of them where layers were handed over a moment ago, perhaps, and are not committed yet.
+                // Half of the flips hit places where layers may have been handed over a moment ago, and are not committed yet.
                 let (extent, offset) = if self.random.bool() && !fresh.is_empty() {
                     let (extent, offset, bytes) = fresh[self.random.usize(..fresh.len())];
                     (extent, offset + self.random.u64(..bytes))
@@ -403,13 +403,14 @@ impl World {
         }
     }
 
-    /// Whether the only coordinator lost its file in this run. Of several, each learns from the others how far they came.
+    /// Whether the only coordinator lost its file in this run. If there are several, each learns the latest epoch from the
+    /// others.
     pub(crate) fn faults_forget(&self) -> bool {
         let is_alone = self.settings.coordinators == 1;
         is_alone && self.faults.iter().any(|fault| matches!(fault.kind, Kind::CoordinatorForgets(_)))
     }
 
-    /// Everything that goes wrong ends.
+    /// Ends all faults.
     pub(crate) fn end_faults(&mut self) {
         for number in 0..self.faults.len() {
             if self.faults[number].until > self.now {

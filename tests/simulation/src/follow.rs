@@ -42,16 +42,16 @@ struct Link {
     is_asked: bool,
 }
 
-/// The parts of a chunk that have come.
+/// The parts of a chunk that have come so far.
 #[derive(Debug, Clone, Default)]
 struct Coming {
     has_ended: bool,
-    /// By block, where pieces begin and end.
+    /// For each block, the start and end of its pieces.
     pieces: Vec<Vec<(u64, u64)>>,
 }
 
 impl Following {
-    /// The peer that is asked, and its host.
+    /// The peer that is asked to serve the follow, and its host.
     pub(crate) fn peer(&self) -> Option<(PeerId, usize)> {
         self.link.as_ref().map(|link| (link.peer, link.host))
     }
@@ -75,7 +75,7 @@ impl World {
         self.begin_follow(life, number);
     }
 
-    /// Looks for the writer's node, which may have joined so lately that it is not known here yet.
+    /// Looks for the writer's node, which may have joined too recently to be known here.
     pub(crate) fn begin_follow(&mut self, life: Life, number: u64) {
         let call = self.next_number();
         let Some(process) = self.process(life) else { return };
@@ -124,7 +124,7 @@ impl World {
         self.send(life, host, None, &Body::Ask { call, request });
     }
 
-    /// Asks the peer whether it is there, as long as the follow goes on.
+    /// Asks the peer for a sign of life, as long as the follow goes on.
     pub(crate) fn probe_follow(&mut self, life: Life, number: u64) {
         let Some(process) = self.process(life) else { return };
         let Some(Following { link: Some(link), .. }) = process.asking.follows.get(&number) else { return };
@@ -142,7 +142,7 @@ impl World {
         self.end_follow(life, number);
     }
 
-    /// A peer answered that it does not let this node follow.
+    /// A peer answered that this node may not follow.
     pub(crate) fn follow_answered(&mut self, life: Life, call: u64, response: PeerResponse) {
         let now = self.local(life.host);
         let Some(process) = self.process(life) else { return };
@@ -158,7 +158,7 @@ impl World {
         self.end_follow(life, number);
     }
 
-    /// Something came of a chunk that is followed.
+    /// Progress of a followed chunk has come.
     pub(crate) fn step_came(&mut self, life: Life, from: usize, call: u64, followed: Followed, bytes: &[u8]) {
         let Followed { order, message, chunk, step } = followed;
         let Some(process) = self.process(life) else { return };
@@ -171,7 +171,7 @@ impl World {
         let at = chunk as usize;
         let is_next = order == ordered.order.order.0 && message == link.last_message + 1;
         if !is_next || at >= coming.len() {
-            // A stream keeps its order: the peer is wrong.
+            // A stream keeps its order, so the peer is wrong.
             return self.end_follow(life, number);
         }
         link.last_message = message;
@@ -224,7 +224,7 @@ impl World {
         self.send(life, host, None, &Body::Read { call, pieces: message });
     }
 
-    /// The peer's stream ends before its last word.
+    /// The peer's stream ends before its last message.
     pub(crate) fn follow_is_cut(&mut self, life: Life, call: u64) {
         let Some(process) = self.process(life) else { return };
         let is_it = |following: &Following| following.link.as_ref().is_some_and(|link| link.call == call);
@@ -234,7 +234,7 @@ impl World {
         }
     }
 
-    /// Nothing more comes of a follow.
+    /// Ends a follow.
     pub(crate) fn end_follow(&mut self, life: Life, number: u64) {
         let now = self.local(life.host);
         let Some(process) = self.process(life) else { return };
@@ -258,7 +258,7 @@ impl World {
 }
 
 impl Coming {
-    /// Takes a place for a piece of a block; whether it lies within the block, and is new.
+    /// Takes a place for a piece of a block. Returns whether the piece lies within the block and is new.
     fn take(&mut self, to: &Destination, layers: &BlockLayers) -> bool {
         let &BlockLayers { block, offset, bytes, .. } = layers;
         let (Some(to), Some(pieces)) =
@@ -275,7 +275,7 @@ impl Coming {
     }
 }
 
-/// What a chunk is whose every byte has come.
+/// The result for a chunk of which every byte has come.
 fn whole(to: &Destination, coming: &Coming, said: &[u64]) -> Arrival {
     let came = |pieces: &Vec<(u64, u64)>| pieces.iter().map(|(from, to)| to - from).sum::<u64>();
     let blocks = &to.wanted.blocks;

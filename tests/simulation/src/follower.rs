@@ -1,4 +1,4 @@
-//! A node's following of the coordinators, with the real decisions: it dials one after the other.
+//! A node that follows the coordinators, with the real decisions: it dials one after the other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::coordinator::{Follows, Stream, at_address};
 use crate::process::Own;
 use crate::world::{CoordinatorSays, Life, World};
 
-/// A node's following of the coordinators.
+/// The part of a node that follows the coordinators.
 #[derive(Debug)]
 pub(crate) struct Follower {
     pub(crate) following: Following,
@@ -18,7 +18,7 @@ pub(crate) struct Follower {
     stream: u64,
     /// The coordinator of the present stream.
     coordinator: usize,
-    /// The coordinators that are dialled next in this attempt.
+    /// The coordinators to dial next in this attempt.
     left: Vec<usize>,
     /// The alarm that is set, and its time.
     alarm: (u64, Duration),
@@ -32,7 +32,7 @@ impl Follower {
 }
 
 impl World {
-    /// A node dials its coordinators; if it knows a leader, the leader is the last.
+    /// A node dials its coordinators; if it knows the leader, it dials the leader last.
     pub(crate) fn dial_coordinators(&mut self, life: Life) {
         let (local, count) = (self.local(life.host), self.coordinators.all.len());
         let Some(process) = self.process(life) else { return };
@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    /// The coordinator said something.
+    /// A message of the coordinator has come.
     pub(crate) fn follower_hears(
         &mut self,
         life: Life,
@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    /// Sends the messages that are due, and sets the alarm.
+    /// Sends the messages that are due, and sets the next alarm.
     pub(crate) fn follows_on(&mut self, life: Life) {
         let (local, alarm) = (self.local(life.host), self.next_number());
         while let Some(process) = self.process(life) {
@@ -120,7 +120,7 @@ impl World {
         }
     }
 
-    /// The next coordinator is dialled, or all are dialled again.
+    /// Dials the next coordinator, or begins again with all.
     fn stream_ends(&mut self, life: Life) {
         let Some(process) = self.process(life) else { return };
         if process.follower.following.is_taken() {
@@ -129,7 +129,7 @@ impl World {
         self.dial_next(life);
     }
 
-    /// A table that names this life of the node is told to its parts.
+    /// Tells a table that names this life of the node to the node's parts.
     fn learns(&mut self, life: Life, known: &Known) {
         let Known { table, own, incarnation, .. } = known;
         let is_made = self.coordinators.made.get(&table.epoch) == Some(table) || table.epoch.number == 0;
@@ -142,5 +142,5 @@ impl World {
     }
 }
 
-/// Time in which a coordinator must tell its state.
+/// Time in which a coordinator must tell its standing.
 const DIAL_DEADLINE: Duration = Duration::from_millis(500);

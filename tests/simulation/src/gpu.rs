@@ -1,4 +1,4 @@
-//! The GPU of an actor: engines' pages, the device tier's pool, copies between them and blocks.
+//! The GPU of an actor: engines' pages, the device tier's pool, and copies between them and blocks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,14 +52,14 @@ impl Pages {
         self.facts.layer_bytes() / u64::from(self.pages_per_chunk)
     }
 
-    /// Where a layer of a page stands.
+    /// The offset of a layer of a page.
     fn at(&self, layer: u32, page: u32) -> usize {
         ((u64::from(layer) * u64::from(self.pages) + u64::from(page)) * self.page_bytes()) as usize
     }
 }
 
 impl Gpu {
-    /// Makes an engine's pages known: the device's own number of them.
+    /// Registers an engine's pages. Returns the device's own number of them.
     pub(crate) fn know(
         &mut self,
         session: SessionId,
@@ -74,7 +74,7 @@ impl Gpu {
         Tensors { id, namespace, block, facts, pages, pages_per_chunk }
     }
 
-    /// An engine writes a chunk's block into two of its pages.
+    /// Writes a chunk's block into two of an engine's pages, as the engine does.
     pub(crate) fn fill(&mut self, id: u32, pages: &[u32], block: &[u8]) {
         let Some(tensors) = self.tensors.get_mut(&id) else { return };
         let (layers, page_bytes) = (tensors.facts.layers, tensors.page_bytes() as usize);
@@ -150,7 +150,7 @@ impl Gpu {
 }
 
 impl World {
-    /// Orders a copy from the GPU, or returns that it is too busy.
+    /// Begins a copy on the GPU, or tells the core that the GPU is too busy.
     pub(crate) fn device_copy(&mut self, at: At, order: DeviceOrder) {
         let number = order.number;
         let is_stuck = self.hosts[at.life.host].stuck_gpu;
@@ -241,7 +241,7 @@ impl World {
         self.tell(at, Event::Alarm);
     }
 
-    /// Nobody waits for a copy any more: it is not begun where it can be helped.
+    /// Nobody waits for a copy any more: it may be stopped before it begins.
     pub(crate) fn cancel_device_copy(&mut self, at: At, number: DeviceCopyNumber) {
         let helps = self.random.bool();
         let Some(actor) = self.actor(at) else { return };
@@ -251,7 +251,7 @@ impl World {
         }
     }
 
-    /// The GPU is lost; a little later nothing of it is left.
+    /// The GPU is lost; a little later it is closed.
     pub(crate) fn device_is_lost(&mut self, at: At) {
         if self.actor(at).is_none() {
             return;

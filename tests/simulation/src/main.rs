@@ -18,7 +18,7 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
 use report::{Failure, Report};
 
-/// Counts what is allocated: so the scale mode tells the memory of a node's parts.
+/// Counts allocations, so that the scale mode can report the memory of a node's parts.
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
@@ -113,7 +113,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Bytes that are allocated now.
+/// Bytes allocated at present.
 fn allocated() -> usize {
     let stats = ALLOCATOR.stats();
     stats.bytes_allocated.wrapping_sub(stats.bytes_deallocated)
@@ -174,7 +174,7 @@ fn live(arguments: &Arguments) -> ExitCode {
         events: outcomes.iter().map(|outcome| outcome.events).sum(),
         hashes: outcomes.iter().map(|outcome| (outcome.seed, format!("{:016x}", outcome.hash))).collect(),
         failures: failures.collect(),
-        // One seed alone need not go through everything.
+        // A single seed need not cover everything.
         missing: if outcomes.len() >= SEEDS_FOR_ALL { coverage.missing() } else { Vec::new() },
         coverage: coverage.counts().collect(),
     };

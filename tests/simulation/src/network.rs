@@ -1,4 +1,4 @@
-//! The network: it delays, loses, doubles, reorders, throttles, and cuts one way or both.
+//! The network: it delays, loses, doubles, reorders and throttles packets, and cuts one way or both.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub(crate) struct Packet {
 pub(crate) enum Packed {
     /// Between nodes, on a stream.
     Peer(Message),
-    /// A packet came: nothing else.
+    /// The receiver's sign that a packet came, without content.
     Acknowledged,
     /// From the coordinator to one life.
     CoordinatorSays(Life, CoordinatorSays),
@@ -40,11 +40,11 @@ pub(crate) enum Packed {
 pub(crate) struct Network {
     hosts: usize,
     parties: usize,
-    /// By sender, then receiver: whether nothing comes through.
+    /// By sender, then receiver: whether packets are cut off.
     pub(crate) cuts: Vec<bool>,
-    /// Until when a way is taken by what was sent before, where it is throttled.
+    /// For each throttled way, when the packets sent before have passed.
     busy_until: Vec<Duration>,
-    /// When the last message on each way of a coordinator's stream comes; `None` once one was lost for good.
+    /// For each coordinator's stream and way, when its last message arrives; `None` once a message was lost for good.
     streams: BTreeMap<(usize, u64), Option<Duration>>,
     pub(crate) delay_us: u64,
     pub(crate) lost_per_mille: u32,
@@ -94,7 +94,7 @@ impl Network {
 }
 
 impl World {
-    /// The arrival times of a packet that is sent now: never, once, or twice.
+    /// The arrival times of a packet that is sent now: none, one, or two.
     pub(crate) fn arrivals(&mut self, from: Party, to: Party, bytes: u64) -> Vec<Duration> {
         let way = self.network.way(from, to);
         let lost = self.network.lost_per_mille;
@@ -120,7 +120,7 @@ impl World {
         after
     }
 
-    /// Tells a host that a packet of its came.
+    /// Tells a host that its packet arrived.
     pub(crate) fn acknowledge(&mut self, by: usize, to: usize) {
         let (from, to) = (Party::Host(by), Party::Host(to));
         if let Some(&after) = self.arrivals(from, to, 40).first() {
@@ -145,7 +145,7 @@ impl World {
         Some(arrives? - self.now)
     }
 
-    /// Says something to a coordinator.
+    /// Sends a message to a coordinator.
     pub(crate) fn say_on_stream(&mut self, to: usize, stream: Stream, message: FollowerMessage) {
         let (from, to_party) = (stream.of.party(), Party::Coordinator(to));
         if let Some(after) = self.arrival_in_order(from, to_party, stream.number, 100) {
@@ -153,7 +153,7 @@ impl World {
         }
     }
 
-    /// A coordinator says something.
+    /// Sends a message of a coordinator.
     pub(crate) fn tell_on_stream(&mut self, at: usize, follower: Follows, says: CoordinatorSays) {
         let (from, to) = (Party::Coordinator(at), follower.party());
         let Some(after) = self.arrival_in_order(from, to, says.stream, 10_000) else { return };
@@ -169,6 +169,6 @@ impl World {
     }
 }
 
-/// Limit of the tries of a lost packet, and the pause between them.
+/// The most tries of a lost packet, and the pause between them.
 const MOST_SENDINGS: u32 = 10;
 const RESEND: Duration = Duration::from_millis(60);

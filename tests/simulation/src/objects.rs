@@ -17,9 +17,9 @@ use crate::world::{ActorHappening, At, World};
 #[derive(Default)]
 pub(crate) struct Objects {
     objects: BTreeMap<(ChunkKey, u16, u8), Object>,
-    /// Whether it is left alone, since it failed.
+    /// Whether the store is no longer used, since it failed.
     pub(crate) is_closed: bool,
-    /// Number of failing orders in a thousand.
+    /// Number of orders in a thousand that fail.
     pub(crate) failing: u32,
     pub(crate) is_slow: bool,
 }
@@ -30,7 +30,7 @@ struct Object {
     checksum: u64,
 }
 
-/// Something that the store carries out.
+/// A job that the store carries out.
 pub(crate) enum Job {
     Find {
         life: u64,
@@ -145,7 +145,7 @@ impl Objects {
         blocks: &[BlockMove],
         memory: &[Arc<ExtentMemory>],
     ) -> ReadAnswer {
-        // A pool of which a slice is not there is not there.
+        // A pool is missing if one of its slices is missing.
         let has = |block: &BlockMove| self.objects.contains_key(&(*key, block.key.slice, block.key.pool));
         let lacks = |pool: u8| blocks.iter().any(|block| block.key.pool == pool && !has(block));
         let (mut checksums, mut pools) = (Vec::new(), PoolSet::default());

@@ -1,4 +1,4 @@
-//! What must hold: after every step, and once the faults have stopped.
+//! The checks: after every step, and once the faults have stopped.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -71,7 +71,7 @@ impl World {
         }
     }
 
-    /// Whether a node waits for another one's answer just now.
+    /// Whether a node is waiting for another node's answer.
     pub(crate) fn asks_peers(&self) -> bool {
         let processes = self.hosts.iter().filter_map(|host| host.process.as_ref());
         processes.into_iter().any(|process| process.asking.under_way() > 0)
@@ -118,7 +118,7 @@ impl World {
         }
     }
 
-    /// Rows that should be at their homes and are not, or the reverse.
+    /// A row that is missing at its home, or should not be there.
     pub(crate) fn rows_that_differ(&mut self) -> Option<String> {
         let Some(table) = self.leaders_table() else {
             return Some("no coordinator leads, or several do".to_owned());
@@ -153,5 +153,6 @@ impl World {
     }
 }
 
-/// No request waits longer: whatever it waits for has a deadline. A process may stand still for eight seconds meanwhile.
+/// The longest wait of a request: everything that it waits for has a deadline. A process may stand still for eight seconds
+/// meanwhile.
 const LONGEST_REQUEST: Duration = Duration::from_secs(28);

@@ -1,4 +1,4 @@
-//! Looks for planted faults: a copy of the sources has them all, and each run of it one.
+//! Looks for planted faults: one copy of the sources has all of them; each run of it has one.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +15,7 @@ use serde::Serialize;
 pub(crate) struct Found {
     pub(crate) name: String,
     pub(crate) what: String,
-    /// The violation that showed it.
+    /// The violation that revealed the fault.
     pub(crate) by: Option<String>,
     /// Seconds until it was found.
     pub(crate) seconds: f64,
@@ -58,7 +58,7 @@ pub(crate) fn run_all(
 fn look_for(program: &Path, planted: &Planted, seeds: u64) -> Result<Found> {
     let (started, mut by) = (Instant::now(), None);
     for seed in 1..=seeds {
-        // A seed that fails without the fault too says nothing about it.
+        // A seed that also fails without the fault says nothing about it.
         if let Some(violation) = violation(program, &planted.name, seed)?
             && self::violation(program, "", seed)?.is_none()
         {

@@ -1,7 +1,8 @@
 //! Planted faults: their list, and the change of the sources by each.
 //!
-//! A fault stands beside the right text behind the word `PLANTED`, which is true in a process whose environment names the fault
-//! in [`CHOSEN`]. All faults are planted into one copy of the sources, which is built once; each process has at most one fault.
+//! Each fault stands beside the right text, behind the word `PLANTED`. `PLANTED` is true in a process whose environment variable
+//! [`CHOSEN`] names the fault. All faults are planted into one copy of the sources, which is built once; each process has at most
+//! one fault.
 
 use std::path::{Path, PathBuf};
 
@@ -20,13 +21,13 @@ pub struct Planted {
     new: String,
 }
 
-/// The variable of the environment that names the fault of a process.
+/// The environment variable that names the fault of a process.
 pub const CHOSEN: &str = "LARDER_PLANTED";
 
 /// All planted faults, by name.
 ///
 /// # Errors
-/// Fails if one cannot be read.
+/// Fails if a fault cannot be read.
 pub fn all(sources: &Path) -> Result<Vec<Planted>> {
     let folder = sources.join("tests/simulation/planted");
     let mut all = Vec::new();
@@ -40,7 +41,7 @@ pub fn all(sources: &Path) -> Result<Vec<Planted>> {
     Ok(all)
 }
 
-/// Reads a planted fault: what it does, its file, the old text and the new one.
+/// Reads a planted fault: its effect, its file, the old text and the new text.
 fn parse(name: String, text: &str) -> Option<Planted> {
     let (what, rest) = text.split_once("\nfile: ")?;
     let (file, rest) = rest.split_once("\n<<<<\n")?;
@@ -51,10 +52,10 @@ fn parse(name: String, text: &str) -> Option<Planted> {
 }
 
 impl Planted {
-    /// The text of its file with the fault in it, besides those that it has already.
+    /// The text of the fault's file with this fault in it, besides the faults that it has already.
     ///
     /// # Errors
-    /// Fails if the old text is not there just once, or the new one does not ask whether the fault is chosen.
+    /// Fails if the old text is not there exactly once, or the new text does not ask whether the fault is chosen.
     pub fn apply(&self, right: &str) -> Result<String> {
         let count = right.matches(&self.old).count();
         ensure!(count == 1, "{}: its text is {count} times in {}", self.name, self.file.display());

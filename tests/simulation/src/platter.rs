@@ -1,4 +1,4 @@
-//! A disk that loses unsynced writes, tears them, flips bits, returns errors and fills up.
+//! A disk that loses unsynced writes, tears writes, flips bits, returns errors and fills up.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -11,9 +11,9 @@ use larder_node::disk::io::{Direction, DiskDevice, Finished, Memory, Transfer};
 pub(crate) struct Platter(Arc<Mutex<State>>);
 
 pub(crate) struct State {
-    /// The pages that a reader sees; a page that is not here is zeros.
+    /// The pages that a reader sees; a page that is missing here is all zeros.
     seen: BTreeMap<u64, Page>,
-    /// The pages that would survive a loss of power now.
+    /// The pages that would survive a power loss now.
     stable: BTreeMap<u64, Page>,
     /// Pages that were written since the last sync.
     unsynced: Vec<(u64, Page)>,
@@ -24,7 +24,7 @@ pub(crate) struct State {
     pub(crate) is_full: bool,
     /// Whether syncs fail.
     pub(crate) fails_syncs: bool,
-    /// The number of the open way to it: the ways of ended processes write nothing.
+    /// The number of the open handle: handles of ended processes write nothing.
     owner: u64,
     /// Bits that were flipped.
     pub(crate) flips: u64,
@@ -63,7 +63,7 @@ impl Platter {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Power is lost: each page that was written since the last sync is there, is not, or is there in part.
+    /// Loses power: each page that was written since the last sync is there, is missing, or is there in part.
     pub(crate) fn lose_power(&self) {
         let state = &mut *self.state();
         state.owner += 1;
@@ -89,7 +89,7 @@ impl Platter {
         state.seen = state.stable.clone();
     }
 
-    /// Flips a bit of a page that has something, for good.
+    /// Flips a bit of a page that is not empty, permanently.
     pub(crate) fn flip(&self) {
         let state = &mut *self.state();
         let pages: BTreeSet<u64> = state.stable.keys().copied().collect();
@@ -107,7 +107,7 @@ impl Platter {
         state.flips += 1;
     }
 
-    /// Everything is gone: another disk is in its place.
+    /// Replaces the disk by an empty one.
     pub(crate) fn replace(&self) {
         let state = &mut *self.state();
         state.owner += 1;

@@ -26,18 +26,18 @@ use crate::world::{ActorHappening, At, Happening, Life, World};
 pub(crate) struct Host {
     pub(crate) name: String,
     pub(crate) platters: Vec<Platter>,
-    /// By actor, what is described on its disk.
+    /// By actor: the namespaces described on its disk.
     pub(crate) described: Vec<BTreeMap<Fingerprint, (String, NamespaceSpec)>>,
     pub(crate) process: Option<Process>,
     lives: u64,
     pub(crate) paused_until: Duration,
-    /// How fast its clock goes.
+    /// The rate of the host's clock.
     pub(crate) rate: f64,
     /// Whether copies take seconds.
     pub(crate) slow_copies: bool,
-    /// How many in a thousand copies fail.
+    /// Number of copies in a thousand that fail.
     pub(crate) failing_copies: u32,
-    /// How many in a thousand orders its disks are too busy for.
+    /// Number of orders in a thousand for which the host's disks are too busy.
     pub(crate) busy_disk: u32,
     /// Whether its disks take seconds.
     pub(crate) slow_disk: bool,
@@ -58,20 +58,20 @@ pub(crate) struct Process {
     pub(crate) streams: crate::streams::Streams,
     pub(crate) follower: Follower,
     pub(crate) silent: BTreeSet<NodeNumber>,
-    /// Its drain, if it leaves soon.
+    /// The process's drain, if it is about to leave.
     pub(crate) drain: Option<crate::drain::Draining>,
-    /// The epoch of the last table that it took.
+    /// The epoch of the last table that the process took.
     epoch: larder_protocol::table::Epoch,
 }
 
 /// Something that happens in a process, outside of its actors.
 #[derive(Debug)]
 pub(crate) enum Own {
-    /// It looks for batches of announcements.
+    /// The directory looks for batches of announcements to send.
     DirectoryTick,
-    /// It forgets old doubts.
+    /// The directory forgets old doubts.
     SlowTick,
-    /// The exchange is to be told the time.
+    /// The exchange's alarm is due.
     ExchangeAlarm,
     /// The coordinators are dialled.
     Dial,
@@ -79,31 +79,31 @@ pub(crate) enum Own {
     Beat(u64),
     /// A coordinator that is dialled has not answered.
     DialLate(u64),
-    /// What was lost on a stream is sent again.
+    /// A message that was lost on a stream is sent again.
     SendAgain(crate::streams::Again),
     /// The answer to a request is late.
     CallLate(u64),
-    /// A request is made again whose peer was busy.
+    /// A request to a busy peer is made again.
     CallAgain(u64),
     /// Blocks of a fetch are late.
     BatchLate(u64),
     /// A follow looks for its writer's node again.
     FollowBegins(u64),
-    /// A follow asks again whose peer was busy.
+    /// A follow asks a busy peer again.
     FollowAgain(u64),
-    /// A follow asks whether its peer is there.
+    /// A follow asks its peer for a sign of life.
     FollowProbe(u64),
-    /// The next piece of what is being sent goes out.
+    /// The next piece of a sending goes out.
     SendNext(u64),
-    /// Whoever is being sent something reads nothing.
+    /// The receiver of a sending does not read.
     SendStalls(u64, u64),
-    /// An actor asks who holds chunks.
+    /// An actor asks for the holders of chunks.
     AskHolders(crate::directory::AskHolders),
     /// An actor gained and lost chunks.
     Changed(u16, larder_core::directory::Changes),
-    /// A holder did not have what it should.
+    /// A holder did not have chunks that its rows claimed.
     Stale(larder_protocol::table::Holder, Fingerprint, Vec<larder_protocol::ChunkRef>),
-    /// An actor wants chunks of a peer.
+    /// An actor wants chunks from a peer.
     Order(crate::exchange::Ordered),
     /// An actor, in a life of its store, offers a peer chunks that it evicts.
     Offer(u16, u64, larder_core::store::Offered),
@@ -111,13 +111,13 @@ pub(crate) enum Own {
     Follow(crate::follow::Ordered),
     /// An actor hurries an order.
     Hurry(u16, larder_core::OrderNumber),
-    /// An actor wants an order no more.
+    /// An actor no longer wants an order.
     Cancel(u16, larder_core::OrderNumber),
     /// An actor granted blocks to a peer.
     Granted(crate::serve::AskBlocks),
     /// An actor has news for a peer that follows.
     FollowNews(u16, larder_core::store::FollowNews),
-    /// It is looked how far the drain is.
+    /// The progress of the drain is checked.
     DrainGoesOn,
     /// The drain is cancelled.
     DrainCancelled,
@@ -146,12 +146,12 @@ impl Host {
 }
 
 impl World {
-    /// The process of a life, where it still is.
+    /// The process of a life, if it still runs.
     pub(crate) fn process(&mut self, life: Life) -> Option<&mut Process> {
         self.hosts[life.host].process.as_mut().filter(|process| process.life == life)
     }
 
-    /// An actor of a life, where it still is.
+    /// An actor of a life, if the life's process still runs.
     pub(crate) fn actor(&mut self, at: At) -> Option<&mut Actor> {
         self.process(at.life)?.actors.get_mut(usize::from(at.actor))
     }
@@ -169,13 +169,13 @@ impl World {
         self.hosts[host].process.as_ref().map_or(Duration::ZERO, |process| process.clock.shows(self.now))
     }
 
-    /// Has something happen after a while on the clock of a process.
+    /// Plans an event after a while on the clock of a process.
     pub(crate) fn plan_local(&mut self, life: Life, after: Duration, what: Own) {
         let after = self.takes(life.host, after);
         self.plan(after, Happening::Process(life, what));
     }
 
-    /// Has something happen to an actor after a while on its clock.
+    /// Plans an event for an actor after a while on its clock.
     pub(crate) fn plan_actor(&mut self, at: At, after: Duration, what: ActorHappening) {
         let after = self.takes(at.life.host, after);
         self.plan(after, Happening::Actor(at, what));
@@ -185,7 +185,7 @@ impl World {
         self.hosts[host].process.as_ref().map_or(after, |process| process.clock.takes(after))
     }
 
-    /// A process starts, unless there is one.
+    /// Starts a process, unless there is one.
     pub(crate) fn start_process(&mut self, host: usize) {
         if self.hosts[host].process.is_some() {
             return;
@@ -193,7 +193,7 @@ impl World {
         let actors = self.settings.actors;
         self.hosts[host].lives += 1;
         let life = Life { host, number: self.hosts[host].lives };
-        // Microseconds since 1970 on a clock that may have been set back.
+        // Microseconds since 1970, on a clock that may have been set back.
         let set_back = if self.random.u8(..8) == 0 { self.random.u64(..60_000_000) } else { 0 };
         let incarnation = 1_000_000_000 + self.now.as_micros() as u64 - set_back;
         let exchange_limits = ExchangeLimits {
@@ -222,7 +222,7 @@ impl World {
         self.note("start", &[host as u64, life.number]);
         self.hosts[host].process = Some(process);
         let siblings = Siblings::of(actors, &Arc::default());
-        // A second process of a name finds the disk locked.
+        // A second process with the same name finds the disk locked.
         let has_disk = self.settings.has_disk && host < self.settings.nodes;
         for (number, siblings) in (0..actors).zip(siblings) {
             let at = At { life, actor: number };
@@ -250,7 +250,7 @@ impl World {
                 self.open_disk(at);
             }
             self.plan_actor(at, ACTOR_TICK, ActorHappening::Tick);
-            // Most memory comes before the first sessions, some long after.
+            // Most memory comes before the first sessions, some of it long after.
             for extent in 0..EXTENTS {
                 let after = Duration::from_micros(self.random.u64(1..=20_000) * self.random.u64(1..=50));
                 self.plan_actor(at, after, ActorHappening::Renewed(extent, new_extent()));
@@ -261,7 +261,7 @@ impl World {
         self.plan_local(life, Duration::from_millis(1), Own::Dial);
     }
 
-    /// A process ends at once: its memory is gone.
+    /// Ends a process at once: its memory is gone.
     pub(crate) fn crash(&mut self, host: usize, loses_power: bool) {
         let Some(process) = self.hosts[host].process.take() else { return };
         self.note("crash", &[host as u64, process.life.number]);
@@ -277,7 +277,7 @@ impl World {
         }
     }
 
-    /// A process knows a new table.
+    /// A process gets a new table.
     pub(crate) fn take_table(&mut self, life: Life, table: Arc<Table>, own: NodeNumber) {
         let now = self.local(life.host);
         let Some(process) = self.process(life) else { return };
@@ -340,5 +340,5 @@ pub(crate) const ACTOR_TICK: Duration = Duration::from_millis(50);
 const DIRECTORY_TICK: Duration = Duration::from_millis(larder_core::directory::FLUSH_MS);
 const SLOW_TICK: Duration = Duration::from_secs(1);
 
-/// How long a lease waits for each of the places that it may come from.
+/// How long a lease waits for each of the sources of its chunks.
 pub(crate) const LOAD_DEADLINE: Duration = Duration::from_secs(2);

@@ -1,4 +1,5 @@
-//! Purges: an admin has nodes remove a tenant, a namespace, or chunks of it; before the end nothing of it may be back.
+//! Purges: an admin makes nodes remove a tenant, a namespace, or chunks of it. Until the end of the purge nothing of it may be
+//! back.
 
 use std::time::Duration;
 
@@ -9,13 +10,13 @@ use crate::serve::MAILBOX;
 use crate::space::TENANTS;
 use crate::world::{ActorHappening, At, World};
 
-/// A purge of one store is about to end.
+/// The planned end of a purge of one store.
 pub(crate) struct PurgeEnd {
     purge: u64,
     /// The life of the store that began it.
     life: u64,
     scope: PurgeScope,
-    /// When the admin asked for it.
+    /// When the admin asked for the purge.
     asked: Duration,
 }
 
@@ -48,8 +49,9 @@ impl World {
         }
     }
 
-    /// Chunks of a purge may come again. Until then an actor holds none of them that nobody reserved since it was asked for. A store
-    /// that did not know yet what its disk has may hear of records that a real node's purge takes from the disk itself.
+    /// From now on, chunks of a purge may come again. Until now the actor may hold only those of them that were reserved since
+    /// the purge was requested. A store that did not know the contents of its disk yet may still learn of records that a real
+    /// node's purge takes from the disk itself.
     pub(crate) fn purge_ends(&mut self, at: At, end: PurgeEnd) {
         let PurgeEnd { purge, life, scope, asked } = end;
         let covered = self

@@ -1,10 +1,10 @@
-//! The event queue: what happens next, by virtual time, then by the order of planning.
+//! The event queue: the next event by virtual time, then by the order of planning.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-/// What is planned to happen. The heap moves numbers, since what happens may be large.
+/// The planned events. The heap moves numbers, since events may be large.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     heap: BinaryHeap<Reverse<(Duration, u64, usize)>>,
@@ -28,12 +28,12 @@ impl<T> Queue<T> {
         self.heap.push(Reverse((at, self.last_number, place)));
     }
 
-    /// When the next thing happens.
+    /// When the next event happens.
     pub(crate) fn next_at(&self) -> Option<Duration> {
         self.heap.peek().map(|&Reverse((at, ..))| at)
     }
 
-    /// The next thing that happens, and when.
+    /// The next event, and its time.
     pub(crate) fn next(&mut self) -> Option<(Duration, T)> {
         let Reverse((at, _, place)) = self.heap.pop()?;
         self.free.push(place);

@@ -1,4 +1,4 @@
-//! What is printed.
+//! The printed reports.
 #![expect(clippy::print_stdout, reason = "this is what the command is for")]
 
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::plant::Found;
 
-/// What became of all seeds.
+/// The results of all seeds.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) seeds: u64,
@@ -32,7 +32,7 @@ pub(crate) struct Failure {
 }
 
 impl Report {
-    /// Prints it; whether all is well.
+    /// Prints the report. Returns whether all is well.
     pub(crate) fn print(&self, as_json: bool, is_one: bool) -> ExitCode {
         let is_well = self.failures.is_empty() && self.missing.is_empty();
         if as_json {
@@ -71,7 +71,7 @@ impl Report {
     }
 }
 
-/// Prints what became of planted faults; whether all were found.
+/// Prints the results of planted faults. Returns whether all were found.
 pub(crate) fn print_planted(all: &[Found], as_json: bool) -> ExitCode {
     let found = all.iter().filter(|planted| planted.by.is_some()).count();
     if as_json {
@@ -90,7 +90,7 @@ pub(crate) fn print_planted(all: &[Found], as_json: bool) -> ExitCode {
     if found == all.len() { ExitCode::SUCCESS } else { ExitCode::from(1) }
 }
 
-/// Prints what large clusters cost.
+/// Prints the costs of large clusters.
 pub(crate) fn print_scale(text: &str) -> ExitCode {
     println!("{text}");
     ExitCode::SUCCESS

@@ -11,24 +11,24 @@ use crate::coverage::Coverage;
 use crate::faults::{self, Fault};
 use crate::world::{Settings, World};
 
-/// What became of a seed.
+/// The result of a seed.
 #[derive(Debug)]
 pub struct Outcome {
     /// The seed.
     pub seed: u64,
-    /// What was that should never be.
+    /// The violation, if any.
     pub violation: Option<String>,
-    /// How much happened.
+    /// The number of events.
     pub events: u64,
-    /// A hash of all that happened.
+    /// A hash of the whole history.
     pub hash: u64,
-    /// What occurred.
+    /// The variants that occurred.
     pub coverage: Coverage,
     /// The faults, by number.
     pub faults: Vec<(usize, String)>,
 }
 
-/// Runs a seed with all its faults, or with those of these numbers alone.
+/// Runs a seed with all its faults, or only with the faults of these numbers.
 #[must_use]
 pub fn run(seed: u64, only: Option<&[usize]>, is_traced: bool) -> Outcome {
     let mut random = fastrand::Rng::with_seed(seed);
@@ -63,7 +63,7 @@ pub fn run(seed: u64, only: Option<&[usize]>, is_traced: bool) -> Outcome {
     Outcome { seed, violation: panicked.or(violation), events, hash, coverage, faults }
 }
 
-/// The faults of a seed that still fails with the fewest of them.
+/// The smallest set of faults with which a seed still fails.
 #[must_use]
 pub fn shrink(seed: u64, faults: &[(usize, String)]) -> Vec<usize> {
     let mut kept: Vec<usize> = faults.iter().map(|(number, _)| *number).collect();
@@ -115,7 +115,7 @@ fn live(world: &mut World) {
     let bound = BUSY + BOUND;
     let mut until = BUSY;
     while world.violation.is_none() && until < bound {
-        // Never where the seconds of all clocks meet: nodes do something then.
+        // Never at a time when the seconds of all clocks meet: nodes do something then.
         until += Duration::from_millis(1_037);
         world.run_until(until);
         let is_over = until > BUSY + Duration::from_secs(12);
@@ -131,8 +131,8 @@ fn live(world: &mut World) {
 
 const FAULTS_STOP: Duration = Duration::from_secs(50);
 
-/// Until then engines ask for something new, and what they have asked is answered.
+/// Until this time engines send new requests, and all requests are answered.
 const BUSY: Duration = Duration::from_secs(66);
 
-/// Within this time after the last fault the directory is right.
+/// Time after the last fault within which the directory must be right.
 const BOUND: Duration = Duration::from_secs(40);

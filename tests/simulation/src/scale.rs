@@ -1,15 +1,15 @@
-//! A large cluster without payload, in virtual time: what directory, tables and coordinator cost as it grows.
+//! A large cluster without payload, in virtual time: the costs of directory, tables and coordinator as it grows.
 //!
 //! The decisions are the product's own: membership and ring of the coordinator; outbox, shard, cache and lookup of each node's
-//! directory; placement. A light list of names in the order of their use stands for the store, since a real one takes 250
-//! bytes a chunk. A node has one actor. Every node is a home. In a large cluster some nodes alone play requests and hold
-//! chunks, as [`Load::players`] says: what is counted for a node is then what is counted for those.
+//! directory; placement. A light list of names in the order of their use stands in for the store, since a real store takes 250
+//! bytes a chunk. A node has one actor. Every node is a home. In a large cluster only some nodes play requests and hold chunks,
+//! as [`Load::players`] says; figures per node are then figures of these nodes.
 //!
-//! One source of chance and one queue of events: the same load has the same figures, but for CPU and memory, which are
+//! There is one source of chance and one queue of events: the same load gives the same figures, except CPU and memory, which are
 //! measured ([`Measured`]).
 //!
-//! A run begins with all nodes at once, full of chunks that nobody asks for. Then engines ask for copies of traces, each copy
-//! with names of its own. Then requests stop, and a node joins, a node leaves, and one node in twenty crashes.
+//! A run begins with all nodes at once, full of chunks that nobody asks for. Then engines play copies of traces, each copy with
+//! its own names. Then requests stop, and a node joins, a node leaves, and one node in twenty crashes.
 
 mod alone;
 mod arrivals;
@@ -38,26 +38,26 @@ use std::time::Duration;
 use cluster::Cluster;
 use coordinator::thread_cpu;
 
-/// What a cluster has to do.
+/// The load of a cluster.
 #[derive(Debug, Clone)]
 pub struct Load {
     /// The source of all chance.
     pub seed: u64,
     /// Nodes of the cluster.
     pub nodes: usize,
-    /// Nodes that play requests at most.
+    /// The most nodes that play requests.
     pub players: usize,
     /// Chunks that a node has room for.
     pub chunks: usize,
     /// Bytes of the blocks of one chunk.
     pub block_bytes: u64,
-    /// Requests a second and node.
+    /// Requests per second and node.
     pub rate: f64,
-    /// How long requests come before anything counts, so that a steady state is counted.
+    /// Seconds of requests before anything counts, so that a steady state is counted.
     pub warm_up: u64,
-    /// How long requests come then.
+    /// Seconds of requests that count.
     pub seconds: u64,
-    /// What is asked for.
+    /// The requests to play.
     pub trace: Trace,
 }
 
@@ -67,18 +67,18 @@ impl Load {
         self.players.min(self.nodes)
     }
 
-    /// All the time for which requests come.
+    /// The whole time in which requests come.
     fn lasts(&self) -> Duration {
         Duration::from_secs(self.warm_up + self.seconds)
     }
 
-    /// Copies of the traces: one for sixteen nodes.
+    /// Copies of the traces: one for each sixteen nodes.
     fn copies(&self) -> usize {
         self.playing().div_ceil(NODES_A_COPY)
     }
 }
 
-/// Lives through one cluster. `allocated` gives the bytes that the process has allocated, for those who count them.
+/// Plays one cluster. `allocated` returns the bytes that the process has allocated, if the caller counts them.
 #[must_use]
 pub fn run(load: &Load, allocated: Option<fn() -> usize>) -> (Figures, Measured) {
     let began = thread_cpu();

@@ -22,7 +22,7 @@ use crate::network::{Packed, Packet, Party};
 use crate::process::Own;
 use crate::world::{ActorHappening, At, Life, World};
 
-/// The sendings of a process.
+/// The blocks that a process is sending.
 #[derive(Default)]
 pub(crate) struct Serving {
     sendings: BTreeMap<u64, Sending>,
@@ -39,10 +39,10 @@ struct Sending {
     peer: String,
     bytes: u64,
     chunks: VecDeque<(usize, Vec<Held>)>,
-    /// What was sent keeps its memory until the asker has it all.
+    /// Sent blocks keep their memory until the asker has all of them.
     sent: Vec<Vec<Held>>,
     grants: Vec<u64>,
-    /// The piece behind the last one that is to be read.
+    /// The end of the pieces that are to be read.
     end: u64,
     read: u64,
 }
@@ -66,7 +66,7 @@ struct Followee {
     is_given_up: bool,
 }
 
-/// Somebody wants blocks of an actor.
+/// A request for blocks of an actor.
 #[derive(Debug)]
 pub(crate) struct AskBlocks {
     pub(crate) asker: Asker,
@@ -77,7 +77,7 @@ pub(crate) struct AskBlocks {
     pub(crate) grants: Vec<Option<Given>>,
 }
 
-/// A peer offers an actor chunks that it evicts.
+/// A peer's offer of chunks that it is evicting.
 pub(crate) struct TakeIn {
     asker: Life,
     call: u64,
@@ -102,7 +102,7 @@ pub(crate) enum Asker {
     Sibling(At, u64, OrderNumber),
 }
 
-/// What a sibling granted, to be copied.
+/// Blocks that a sibling granted, to be copied.
 pub(crate) struct Import {
     pub(crate) life: u64,
     pub(crate) order: OrderNumber,
@@ -118,7 +118,7 @@ impl Serving {
 }
 
 impl World {
-    /// A packet comes to a host.
+    /// A packet arrives at a host.
     pub(crate) fn packet_comes(&mut self, Packet { from, to, body }: Packet) {
         let Some(host) = to.host() else { return };
         let Some(process) = &mut self.hosts[host].process else { return };
@@ -224,7 +224,7 @@ impl World {
         self.send(life, from.host, Some(from), &Body::Answer { call, response });
     }
 
-    /// What the next victim here is worth and what the node serves stand before an answer.
+    /// Sends, before an answer, the worth of this node's next victim and how much the node serves.
     fn say_room(&mut self, life: Life, to: Life, call: u64) {
         let now_ms = self.local(life.host).as_millis() as u64;
         let Some(process) = self.process(life) else { return };
@@ -235,7 +235,7 @@ impl World {
         self.send(life, to.host, Some(to), &Body::Answer { call, response });
     }
 
-    /// An actor takes chunks that a peer evicts, or not.
+    /// An actor takes chunks that a peer is evicting, or refuses them.
     pub(crate) fn take_in(&mut self, at: At, TakeIn { asker, call, holder, offer }: TakeIn) {
         let now = self.local(at.life.host);
         let Some(actor) = self.actor(at) else { return };
@@ -273,7 +273,7 @@ impl World {
         self.finish_ask(at, number);
     }
 
-    /// A chunk came from disk for whoever waits for it.
+    /// A chunk has come from disk for the askers that wait for it.
     pub(crate) fn recalled(&mut self, at: At, recall: RecallId, granted: Granted) {
         let Some(actor) = self.actor(at) else { return };
         let Some((ask, position)) = actor.recalls.remove(&recall) else { return };
@@ -339,7 +339,7 @@ impl World {
         }
     }
 
-    /// An actor answered a peer: blocks are sent as far as there is room.
+    /// An actor has answered a peer: sends blocks as far as there is room.
     pub(crate) fn granted_to_peer(&mut self, life: Life, ask: AskBlocks) {
         let Asker::Peer(to, call, actor) = ask.asker else { return };
         let peer = self.host_name(to.host);
@@ -383,7 +383,7 @@ impl World {
         self.plan_local(life, Duration::from_micros(20), Own::SendNext(number));
     }
 
-    /// Sends the next chunk of a fetch from where it stands.
+    /// Sends the next chunk of a fetch from its place.
     pub(crate) fn send_next(&mut self, life: Life, number: u64) {
         let pause = self.some_us(20, 400);
         let Some(process) = self.process(life) else { return };
@@ -429,7 +429,7 @@ impl World {
         self.plan_local(life, STALL_DEADLINE, Own::SendStalls(number, now));
     }
 
-    /// What is on its way is dropped, and with it the leases.
+    /// Drops blocks on their way, and with them the leases.
     fn end_sending(&mut self, life: Life, number: u64) {
         let Some(process) = self.process(life) else { return };
         let Some(Sending { peer, bytes, actor, grants, .. }) = process.serving.sendings.remove(&number)
@@ -455,7 +455,7 @@ impl World {
         }
     }
 
-    /// A peer wants to follow what is being written here.
+    /// A peer wants to follow chunks that are being written here.
     fn serve_follow(&mut self, life: Life, from: Life, call: u64, ask: FollowPools) {
         let number = self.next_number();
         let FollowPools { chunks, pools } = ask;
@@ -474,7 +474,7 @@ impl World {
         self.plan_actor(actor, MAILBOX, ask);
     }
 
-    /// An actor lets a peer follow, or not.
+    /// An actor has let a peer follow, or refused it.
     pub(crate) fn peer_follows(&mut self, life: Life, number: u64, follow: Option<u64>) {
         let Some(process) = self.process(life) else { return };
         let Some(followee) = process.serving.follows.get_mut(&number) else {
@@ -537,7 +537,7 @@ impl World {
         }
     }
 
-    /// A connection is lost: nothing is sent on it any more.
+    /// A connection is lost: stops all sending on it.
     pub(crate) fn stop_serving(&mut self, life: Life, host: usize) {
         let Some(process) = self.process(life) else { return };
         let Serving { sendings, follows, .. } = &process.serving;
@@ -550,7 +550,7 @@ impl World {
         follows.into_iter().for_each(|number| self.end_followee(life, number));
     }
 
-    /// An actor begins anew: nobody tells those who follow there any more.
+    /// An actor begins anew: its followers get no more news.
     pub(crate) fn cut_followees(&mut self, at: At) {
         let Some(process) = self.process(at.life) else { return };
         let is_told = |followee: &Followee| followee.actor == at && followee.follow.is_some();
@@ -574,7 +574,7 @@ impl World {
         self.end_grant(actor, follow);
     }
 
-    /// An actor was granted blocks by another of its node: they are copied.
+    /// Another actor of the node has granted blocks to an actor: they are copied.
     fn sibling_granted(&mut self, asker: At, life: u64, order: OrderNumber, holder: At, given: Vec<Given>) {
         let after = self.some_us(20, 300);
         let Some(actor) = self.actor(asker) else { return };
@@ -586,10 +586,10 @@ impl World {
         self.plan_actor(asker, after, ActorHappening::Imported(import));
     }
 
-    /// Nobody reads what was granted any more: the actor hears of it soon.
+    /// Nobody reads the granted blocks any more: the actor learns of it soon.
     fn end_grant(&mut self, holder: At, grant: u64) {
         if let Some(actor) = self.actor(holder) {
-            // Grants of earlier stores have numbers of their own.
+            // Grants of earlier stores have different numbers.
             let is_other = |reader: &Reader| !matches!(reader, Reader::Grant(_, of) if *of == grant);
             actor.uses.readings.retain(|reader, _| is_other(reader));
         }
@@ -604,7 +604,7 @@ impl World {
         }
     }
 
-    /// Blocks of a sibling are copied: what comes is checked as if a peer had sent it.
+    /// Blocks of a sibling are copied: they are checked as if a peer had sent them.
     pub(crate) fn imported(&mut self, at: At, import: Import) {
         let Import { life, order, holder, given, chunks } = import;
         let mut came = Vec::new();

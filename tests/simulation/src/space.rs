@@ -17,7 +17,7 @@ pub(crate) struct Space {
 /// The tenants' names.
 pub(crate) const TENANTS: [&str; 2] = ["a", "b"];
 
-/// Prompts, whose chunks are named by their beginnings: equal beginnings are equal chunks.
+/// Prompts; chunks are named by the beginnings of words: equal beginnings are equal chunks.
 const WORDS: [&str; 14] = [
     "abcdefgh",
     "abcdexyz",
@@ -71,7 +71,7 @@ fn space(tenant: u16, model: &str, slices: u16, pools: Vec<PoolSpec>, flat: bool
 }
 
 impl Space {
-    /// Some prompt.
+    /// A random prompt.
     pub(crate) fn prompt(&self, random: &mut fastrand::Rng) -> Chain {
         let word = WORDS[random.usize(..WORDS.len())];
         let most = if random.u8(..4) == 0 { word.len() } else { 4.min(word.len()) };
@@ -115,7 +115,7 @@ impl Space {
 fn name(word: &str) -> ChunkHash {
     let mut hash = [0; 32];
     hash[..word.len()].copy_from_slice(word.as_bytes());
-    // The directory knows chunks by their first bytes.
+    // The directory distinguishes chunks by their first bytes.
     let short = xxhash_rust::xxh3::xxh3_64(word.as_bytes()).to_le_bytes();
     hash[24..].copy_from_slice(&short);
     hash.rotate_right(8);

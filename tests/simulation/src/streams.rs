@@ -1,4 +1,4 @@
-//! Streams between nodes, as QUIC has them: each is in order, and lost messages are sent again until the connection is given up.
+//! Streams between nodes, like QUIC's: each is in order, and lost messages are sent again until the connection is given up.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use crate::world::{Happening, Life, World};
 pub(crate) struct Streams {
     /// Number of messages sent, by host and call.
     sent: BTreeMap<(usize, u64), u64>,
-    /// By who sends, and the call.
+    /// The arriving streams, by sender and call.
     coming: BTreeMap<(Life, u64), Coming>,
     /// Number of lost connections to each host.
     lost: BTreeMap<usize, u64>,
 }
 
-/// What comes on a stream.
+/// The state of an arriving stream.
 #[derive(Default)]
 struct Coming {
     next: u64,
-    /// What came before its turn.
+    /// Messages that came before their turn.
     early: BTreeMap<u64, Body>,
 }
 
@@ -32,7 +32,7 @@ struct Coming {
 pub(crate) struct Message {
     from: Life,
     to: usize,
-    /// The life that it is meant for, where it answers.
+    /// For an answer, the life that it is meant for.
     meant: Option<Life>,
     number: u64,
     body: Body,
@@ -42,7 +42,7 @@ pub(crate) struct Message {
 #[derive(Debug)]
 pub(crate) struct Again {
     message: Message,
-    /// The connection.
+    /// The number of connections lost before this message's connection.
     lost_before: u64,
     waited: Duration,
     pause: Duration,
@@ -60,7 +60,7 @@ impl World {
         self.send_again(from, Again { message, lost_before, waited: Duration::ZERO, pause: FIRST_PAUSE });
     }
 
-    /// Sends a message for the first time or another one.
+    /// Sends a message for the first time, or again.
     pub(crate) fn send_again(&mut self, life: Life, Again { message, lost_before, waited, pause }: Again) {
         let to = message.to;
         let Some(process) = self.process(life) else { return };
@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    /// A message comes, perhaps before its turn, perhaps for the second time.
+    /// A message arrives, perhaps before its turn, perhaps for the second time.
     pub(crate) fn message_comes(&mut self, life: Life, message: Message) {
         let Message { from, meant, number, body, .. } = message;
         let Some(process) = self.process(life) else { return };
@@ -102,7 +102,7 @@ impl World {
         }
     }
 
-    /// Nothing comes through for so long that both ends give the connection up.
+    /// Nothing has come through for so long that both ends give the connection up.
     fn connection_is_lost(&mut self, life: Life, host: usize) {
         self.note("lost", &[life.host as u64, host as u64]);
         let other = self.hosts[host].process.as_ref().map(|process| (process.life, life.host));
@@ -115,7 +115,7 @@ impl World {
     }
 }
 
-/// After how long something that was lost is sent again; then after twice as long each time.
+/// The pause before a lost message is sent again; then twice as long each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(40);
-/// Time for which a connection lives though nothing comes through.
+/// How long a connection lives without any message coming through.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -29,13 +29,13 @@ fn cluster(seed: u64) -> World {
     world
 }
 
-/// The violation that breaking something brings about.
+/// The violation that breaking the world causes.
 fn violation(mut world: World, breaks: impl FnOnce(&mut World)) -> String {
     breaks(&mut world);
     world.violation.expect("an oracle sees it")
 }
 
-/// A cluster in which an engine has leased something, the actor of which it has, and what.
+/// A cluster in which an engine has leased a block; the actor that has the block; the reading.
 fn with_reader() -> (World, At, crate::bytes::Reading) {
     let found = |world: &World| {
         let processes = world.hosts.iter().filter_map(|host| host.process.as_ref());
@@ -124,7 +124,7 @@ fn what_is_left_at_rest_is_seen() {
 #[test]
 fn a_request_without_an_answer_is_seen() {
     let said = violation(cluster(1), |world| {
-        // Sooner or later an engine has waited for a moment.
+        // Sooner or later, an engine has waited for a moment.
         for _ in 0..1_000 {
             world.run_until(world.now + Duration::from_micros(20));
             (0..world.engines.len()).for_each(|engine| world.check_waiting(engine, Duration::ZERO));

@@ -25,7 +25,7 @@ use tokio::sync::oneshot;
 use crate::bytes::{Doing, Reading};
 use crate::world::{ActorHappening, At, World};
 
-/// The disk of an actor, and what waits for it.
+/// The disk of an actor, and the orders that wait for it.
 pub(crate) struct Tier {
     volume: Volume,
     jobs: VecDeque<(u64, Waiting)>,
@@ -62,7 +62,7 @@ impl Tier {
 }
 
 impl World {
-    /// Opens an actor's disk, and tells the core its chunks.
+    /// Opens an actor's disk, and tells the core about its chunks.
     pub(crate) fn open_disk(&mut self, at: At) {
         let (host, actor) = (at.life.host, usize::from(at.actor));
         let device = self.hosts[host].platters[actor].device();
@@ -72,7 +72,7 @@ impl World {
         (storage[0], storage[1]) = (host as u8, actor as u8);
         let volume = Volume::over(device, GEOMETRY, StorageId(storage), metrics(), on_gone);
         let Ok(volume) = volume else {
-            // It cannot be read: the node serves without.
+            // The disk cannot be read: the node serves without it.
             return self.tell(at, Event::DiskClosed);
         };
         let scrub_at = self.local(host) + SCRUB_EVERY;
@@ -91,7 +91,7 @@ impl World {
         self.plan_actor(at, SCRUB_EVERY, ActorHappening::Disk);
     }
 
-    /// Lists or purges a segment of the disk, the one behind a position.
+    /// Lists or purges the next segment of the disk after a position.
     pub(crate) fn visit_segment(&mut self, at: At, visit: SegmentVisit, after: u64) {
         let busy = self.hosts[at.life.host].busy_disk;
         let is_busy = self.chance(busy);
@@ -105,7 +105,7 @@ impl World {
 
     fn order_of_disk(&mut self, at: At, order: Waiting) {
         let host = &self.hosts[at.life.host];
-        // A large disk is read for a while before it says what it has; engines write meanwhile.
+        // A large disk is read for a while before its contents are known; engines write meanwhile.
         let is_first = matches!(order, Waiting::Visit(SegmentVisit::List, 0));
         let after =
             if host.slow_disk || is_first { self.some_us(1_000, 1_500_000) } else { self.some_us(50, 3_000) };
@@ -119,7 +119,7 @@ impl World {
         }
     }
 
-    /// The disk's thread carries out what waits.
+    /// The disk's thread carries out the waiting orders.
     pub(crate) fn disk_works(&mut self, at: At) {
         let now = self.local(at.life.host);
         let Some(actor) = self.actor(at) else { return };
@@ -187,7 +187,7 @@ impl World {
         self.tell_soon(at, life, event);
     }
 
-    /// Has a tier read a chunk into its slots.
+    /// Makes a tier read a chunk into its slots.
     pub(crate) fn read(&mut self, at: At, read: ReadId, tier: Below, chunk: FetchId) {
         let Some(actor) = self.actor(at) else { return };
         let wanted = actor.core.wanted(chunk).map(|(fingerprint, wanted)| (fingerprint, wanted.clone()));
@@ -221,7 +221,7 @@ impl World {
         }
     }
 
-    /// Has a tier write a chunk from its slots.
+    /// Makes a tier write a chunk from its slots.
     pub(crate) fn write(&mut self, at: At, number: WriteNumber, write: ChunkWrite) {
         let blocks: Vec<BlockMove> =
             write.blocks.iter().map(|(block, _)| BlockMove { is_in_place: true, ..*block }).collect();
@@ -312,7 +312,7 @@ impl World {
         }
     }
 
-    /// Asks the object store what it has.
+    /// Asks the object store which chunks it has.
     pub(crate) fn find_stored(
         &mut self,
         at: At,
@@ -358,7 +358,7 @@ impl Waiting {
     }
 }
 
-/// What disks count. Nobody looks.
+/// The metrics of disks. Nobody reads them.
 fn metrics() -> DiskMetrics {
     static METRICS: OnceLock<DiskMetrics> = OnceLock::new();
     METRICS.get_or_init(|| DiskMetrics::new(&Registry::new(), 0).expect("the first are registered")).clone()

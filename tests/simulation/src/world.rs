@@ -22,7 +22,7 @@ use crate::process::{Host, Own};
 use crate::queue::Queue;
 use crate::space::Space;
 
-/// Everything that there is.
+/// The whole simulated cluster.
 pub(crate) struct World {
     pub(crate) now: Duration,
     pub(crate) random: fastrand::Rng,
@@ -35,13 +35,13 @@ pub(crate) struct World {
     pub(crate) network: Network,
     pub(crate) objects: Objects,
     pub(crate) faults: Vec<Fault>,
-    /// When an engine last reserved a chunk anywhere.
+    /// When an engine last reserved each chunk.
     pub(crate) reserved: HashMap<ChunkHash, Duration>,
     /// A violation of a check, if any.
     pub(crate) violation: Option<String>,
-    /// Whether everything is printed.
+    /// Whether every event is printed.
     pub(crate) is_traced: bool,
-    /// Whether engines ask for something new.
+    /// Whether engines send new requests.
     pub(crate) is_busy: bool,
     queue: Queue<Happening>,
     history: Xxh3,
@@ -77,23 +77,23 @@ pub(crate) struct At {
     pub(crate) actor: u16,
 }
 
-/// Something that happens.
+/// An event.
 pub(crate) enum Happening {
-    /// To an actor.
+    /// An event of an actor.
     Actor(At, ActorHappening),
-    /// To a process.
+    /// An event of a process.
     Process(Life, Own),
     /// A packet comes to a host.
     Packet(Packet),
-    /// An engine does something.
+    /// A deed of an engine.
     Engine(usize, u64, Deed),
-    /// An engine hears something.
+    /// An engine gets an answer.
     Reply(usize, u64, Reply),
-    /// A process of an engine is gone, as its node hears.
+    /// A node learns that an engine's process is gone.
     EngineGone(At, larder_core::store::ids::ProcessId),
-    /// To a coordinator.
+    /// An event of a coordinator.
     Coordinator(usize, CoordinatorHappening),
-    /// A question of a coordinator comes to the register of the election.
+    /// A coordinator's question arrives at the register of the election.
     Register { at: usize, life: u64, number: u64, ask: RegisterOp },
     /// A fault begins or ends.
     Fault(usize, bool),
@@ -101,27 +101,27 @@ pub(crate) enum Happening {
     Start(usize),
 }
 
-/// Something that happens to an actor.
+/// An event of an actor.
 pub(crate) enum ActorHappening {
     Tick,
     Alarm,
-    /// An answer to an effect that was carried out elsewhere, in a life of the store.
+    /// The result of an effect that was carried out elsewhere, in a life of the store.
     InLife(u64, Event),
     /// A copy has ended.
     Copied(u64, crate::bytes::Copying),
-    /// A request of an engine comes.
+    /// A request of an engine arrives.
     Asked(crate::engine::Asking),
     /// A session of an engine is closed.
     Closed(larder_core::store::ids::SessionId),
     /// The disk's thread has time.
     Disk,
-    /// The object store carries something out.
+    /// The object store carries out a job.
     Object(crate::objects::Job),
-    /// The GPU is at it.
+    /// The GPU takes a step.
     Device(crate::gpu::Step),
     /// An extent gets new memory.
     Renewed(u32, Option<Arc<ExtentMemory>>),
-    /// Others of this node want blocks.
+    /// Other actors of this node want blocks.
     Grant(crate::serve::AskBlocks),
     /// A peer wants to follow chunks.
     PeerFollows {
@@ -136,9 +136,9 @@ pub(crate) enum ActorHappening {
     TakeIn(crate::serve::TakeIn),
     /// Blocks of a sibling are copied.
     Imported(crate::serve::Import),
-    /// Nobody reads a grant any more.
+    /// Nobody reads the granted blocks any more.
     GrantEnded(u64),
-    /// A peer that drains asks to keep chunks.
+    /// A peer that drains asks this actor to keep chunks.
     Take(Life, u64, Box<larder_protocol::drain::Take>),
     /// A sibling did not answer.
     SiblingLate(u64, larder_core::OrderNumber),
@@ -146,19 +146,19 @@ pub(crate) enum ActorHappening {
     PurgeEnds(crate::purge::PurgeEnd),
 }
 
-/// Something that happens to a coordinator.
+/// An event of a coordinator.
 pub(crate) enum CoordinatorHappening {
     /// Time passes, in one of its lives.
     Tick(u64),
-    /// A follower says something on a stream.
+    /// A message of a follower on a stream.
     Said { stream: Stream, message: FollowerMessage },
-    /// The leader says something to one of its lives.
+    /// A message of the leader to one of the coordinator's lives.
     Told { life: u64, says: CoordinatorSays },
-    /// The register answers one of its lives.
+    /// The register's answer to one of the coordinator's lives.
     Answered { life: u64, number: u64, answer: RegisterAnswer },
-    /// It follows the leader anew, in one of its lives.
+    /// One of the coordinator's lives follows the leader anew.
     Watches(u64),
-    /// It is started again, with or without its state.
+    /// The coordinator starts again, with or without its state.
     Start(bool),
 }
 
@@ -199,7 +199,7 @@ impl World {
 
     fn populate(&mut self, seed: u64) {
         for host in 0..=self.settings.nodes {
-            // The last host is a spare one, on which a process of another's name may start.
+            // The last host is a spare, on which a second process with another host's name may start.
             self.hosts.push(Host::new(host, self.settings.actors, seed));
         }
         (0..self.settings.coordinators).for_each(|at| self.coordinator_starts(at, false));
@@ -219,12 +219,12 @@ impl World {
         }
     }
 
-    /// Lets everything happen until a time, or until something happens that never should.
+    /// Plays all events until a time, or until a violation.
     pub(crate) fn run_until(&mut self, end: Duration) {
         while self.violation.is_none() {
             let Some((at, happening)) = self.queue.next() else { return };
             if at > end {
-                // It is the first again.
+                // Put back, it is the first event again.
                 self.queue.plan(at, happening);
                 self.now = end;
                 return;
@@ -268,12 +268,12 @@ impl World {
         Some(self.hosts[host].paused_until).filter(|&until| until > self.now)
     }
 
-    /// Has something happen after a while.
+    /// Plans an event after a while.
     pub(crate) fn plan(&mut self, after: Duration, happening: Happening) {
         self.queue.plan(self.now + after, happening);
     }
 
-    /// A number that was not used before.
+    /// A number that was never used before.
     pub(crate) fn next_number(&mut self) -> u64 {
         self.last_number += 1;
         self.last_number
@@ -289,7 +289,7 @@ impl World {
         per_mille > 0 && self.random.u32(..1_000) < per_mille
     }
 
-    /// Notes something in the history, and prints it where it is traced.
+    /// Notes an event in the history, and prints it if the run is traced.
     pub(crate) fn note(&mut self, what: &str, numbers: &[u64]) {
         self.history.update(what.as_bytes());
         numbers.iter().for_each(|number| self.history.update(&number.to_le_bytes()));
@@ -299,14 +299,14 @@ impl World {
         }
     }
 
-    /// Notes that something is that should never be. The first counts.
+    /// Notes a violation. Only the first counts.
     pub(crate) fn violate(&mut self, what: impl FnOnce() -> String) {
         if self.violation.is_none() {
             self.violation = Some(format!("at {:.6} s: {}", self.now.as_secs_f64(), what()));
         }
     }
 
-    /// A hash of all that happened.
+    /// A hash of the whole history.
     pub(crate) fn hash(&self) -> u64 {
         self.history.digest()
     }

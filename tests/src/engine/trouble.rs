@@ -1,4 +1,4 @@
-//! Deeds that an operator hears of: each deed causes an alert.
+//! Deeds that an operator must hear of: each causes an alert.
 
 use std::any::Any;
 use std::io::Write as _;
@@ -22,12 +22,12 @@ pub(super) struct Trouble {
 }
 
 impl Trouble {
-    /// Does a deed; the things that the process must keep. Deeds that go on for ever end with an error when the node or the
-    /// process ends.
+    /// Does a deed. Returns the things that the process must keep. Deeds that go on for ever end with an error when the node or
+    /// the process ends.
     pub(super) fn run(mut self, deed: &str) -> anyhow::Result<Box<dyn Any>> {
         match deed {
             "put" => self.put(0..8)?,
-            // More of an arena of 16 MiB than an alert lets pass, and less than what pins may keep.
+            // More of an arena of 16 MiB than an alert allows, and less than pins may keep.
             "pin much" => {
                 self.put(0..15)?;
                 (0..15).try_for_each(|name| self.pin(name))?;
@@ -71,7 +71,7 @@ impl Trouble {
     }
 
     fn put_if_there_is_room(&mut self, name: u8) -> anyhow::Result<()> {
-        // A node that is busy says so; this one asks for the next prompt.
+        // A busy node says so; the engine then goes on with the next prompt.
         _ = self.put(iter::once(name));
         Ok(())
     }
@@ -84,7 +84,7 @@ impl Trouble {
         Ok(())
     }
 
-    /// Says of chunks that they are damaged, as often as the node listens.
+    /// Reports chunks as damaged, as often as the node listens.
     fn report(&mut self) -> anyhow::Result<()> {
         for hash in prompt(0, 64) {
             let report = ReportDamage { namespace: self.registered.namespace, hash };
@@ -93,7 +93,7 @@ impl Trouble {
         Ok(())
     }
 
-    /// Gives the hash of a prompt's second chunk to the first chunk of another prompt, which goes on.
+    /// Gives the hash of a prompt's second chunk to the first chunk of another prompt, which has more chunks.
     fn contradict(&mut self) -> anyhow::Result<()> {
         self.put(0..1)?;
         let hashes = [prompt(0, 2)[1], prompt(u8::MAX, 1)[0]];

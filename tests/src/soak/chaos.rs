@@ -1,4 +1,4 @@
-//! Starts a cluster, breaks it on purpose, mends it, and sees where it breaks on its own.
+//! Starts a cluster, breaks it on purpose, mends it, and notes where it breaks on its own.
 
 mod process;
 
@@ -20,10 +20,10 @@ use crate::wait::now;
 
 use self::process::{Processes, What};
 
-/// What is done to a cluster besides killing its nodes.
+/// The faults of a cluster, besides killed nodes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Plan {
-    /// Whether nodes are stopped for a while, and a clone of one is started.
+    /// Whether nodes are stopped for a while, and clones of nodes are started.
     pub(super) stops_and_clones: bool,
     /// More of each node's environment and configuration, by its number.
     pub(super) nodes: Vec<NodePlan>,
@@ -36,7 +36,7 @@ pub(super) struct NodePlan {
     pub(super) config: String,
 }
 
-/// A cluster and who breaks it: all on one thread, with which the cluster's processes end.
+/// A cluster and its disturbances, all on one thread. The cluster's processes end with this thread.
 pub(super) struct Chaos {
     program: PathBuf,
     folder: PathBuf,
@@ -60,7 +60,7 @@ struct Ends {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Where a cluster's processes are.
+/// The processes of a cluster, and their authority.
 #[derive(Clone)]
 pub(super) struct Cluster {
     pub(super) nodes: Vec<Arc<Node>>,
@@ -68,7 +68,7 @@ pub(super) struct Cluster {
     pub(super) authority: Arc<Authority>,
 }
 
-/// What is to be done, and when next.
+/// The times of the next disturbances.
 struct Due {
     kill: Instant,
     stop: Instant,
@@ -89,7 +89,7 @@ impl Chaos {
         }
     }
 
-    /// Breaks and mends the cluster until it is to stop, then stops it as an operator would.
+    /// Breaks and mends the cluster until `stop` is set, then stops it as an operator would.
     fn work(mut self, mut processes: Processes, stop: &AtomicBool) {
         let start = now();
         let mut due = Due {
@@ -119,7 +119,7 @@ impl Chaos {
     }
 
     fn kill_one(&mut self, processes: &mut Processes, now: Instant) {
-        // The first one lives as long as the run where it is watched for growth.
+        // In runs that watch the first node for growth, the first node is never killed.
         let first = usize::from(self.plan.stops_and_clones);
         let victim = self.rng.usize(first..usize::from(self.nodes));
         let down = Duration::from_millis(self.rng.u64(0..2_000));
@@ -138,7 +138,7 @@ impl Chaos {
 }
 
 impl Handle {
-    /// Starts the cluster; ready when all nodes are members.
+    /// Starts the cluster. Ready when all nodes are members.
     pub(super) async fn start(chaos: Chaos) -> anyhow::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let (started, cluster) = oneshot::channel();
@@ -146,7 +146,7 @@ impl Handle {
         let thread = std::thread::Builder::new().name("chaos".into()).spawn(move || {
             let processes = Processes::start(&chaos);
             let cluster = processes.as_ref().map(Processes::cluster);
-            // Nobody listens any more where the run was interrupted.
+            // Nobody listens any more if the run was interrupted.
             let _ = started.send(cluster.map_err(|error| anyhow::anyhow!("{error:#}")));
             if let Ok(processes) = processes {
                 chaos.work(processes, &is_to_stop);
@@ -175,17 +175,17 @@ impl Drop for Ends {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // It told of its panic already.
+            // The thread has told of its panic already.
             let _ = thread.join();
         }
     }
 }
 
-/// How much larger a node's disk is than its memory: half of what engines use.
+/// The ratio of a node's disk to its memory: half of what engines use.
 pub(super) const DISK_TIMES: u64 = 5;
 
-/// How often processes are looked at.
+/// How often processes are checked.
 const TICK: Duration = Duration::from_millis(20);
 
-/// How long a clone lives at most.
+/// The longest life of a clone.
 const LONGEST_CLONE: Duration = Duration::from_secs(10);

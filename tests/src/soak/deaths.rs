@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 pub(super) struct PanicWatch {
     log: PathBuf,
     read: u64,
-    /// When it was first seen, and what it said.
+    /// When the panic was first seen, and its message.
     pending: Option<(Instant, String)>,
 }
 
@@ -18,7 +18,7 @@ impl PanicWatch {
         Self { log, read: 0, pending: None }
     }
 
-    /// Reads what is new.
+    /// Reads the new part of the log.
     pub(super) fn look(&mut self, now: Instant) {
         let Some(text) = self.news() else { return };
         if let Some(panic) = first_panic(&text) {
@@ -26,13 +26,13 @@ impl PanicWatch {
         }
     }
 
-    /// What the process that ended said of a panic.
+    /// The panic of a process that has ended, if its log has one.
     pub(super) fn of_dead(&mut self, now: Instant) -> Option<String> {
         self.look(now);
         self.pending.take().map(|(_, panic)| panic)
     }
 
-    /// A panic that the process has outlived.
+    /// A panic that the process has survived.
     pub(super) fn outlived(&mut self, now: Instant) -> Option<String> {
         self.pending.take_if(|(seen, _)| now - *seen > LAST_WORDS).map(|(_, panic)| panic)
     }
@@ -46,14 +46,14 @@ impl PanicWatch {
         file.seek(SeekFrom::Start(self.read)).ok()?;
         let mut text = Vec::new();
         file.take(MOST_BYTES).read_to_end(&mut text).ok()?;
-        // A line that is being written is read with the next ones.
+        // An unfinished line is read with the next lines.
         let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
         self.read += whole as u64;
         Some(String::from_utf8_lossy(&text[..whole]).into_owned())
     }
 }
 
-/// Where the first panic of a log was, and what it said.
+/// The place and the message of the first panic of a log.
 fn first_panic(log: &str) -> Option<String> {
     let mut lines = log.lines();
     let place = lines.by_ref().find(|line| line.contains("panicked at "))?;

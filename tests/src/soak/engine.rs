@@ -39,7 +39,7 @@ impl Engine {
         }
     }
 
-    /// Plays a request, again where the node was killed or stopped meanwhile.
+    /// Plays a request; plays it again if the node was killed or stopped meanwhile.
     async fn serve(&self, request: &Request) {
         let start = now();
         loop {
@@ -76,7 +76,7 @@ impl Engine {
         played
     }
 
-    /// The session; the first that needs one opens it.
+    /// The session. The first request that needs a session opens it.
     async fn open(&self) -> Result<Rc<Open>, SessionError> {
         let mut current = self.open.lock().await;
         if let Some(open) = &*current {
@@ -85,7 +85,7 @@ impl Engine {
         let largest = self.spaces.iter().map(Space::chunk_bytes).max().unwrap_or(0);
         let options = SessionOptions {
             client: "soak".into(),
-            // Twice what they stage at a time: none waits for room that is there in pieces.
+            // Twice what the requests stage at a time: none waits because the free room is in pieces.
             window_bytes: 2 * IN_FLIGHT as u64 * (PART_BYTES + largest).next_multiple_of(4_096),
             timeout: DEADLINE,
             ..SessionOptions::default()
@@ -108,7 +108,7 @@ impl Engine {
     }
 }
 
-/// Whether another session may do what this one cannot.
+/// Whether a new session may succeed after this error.
 fn ends_session(error: &SessionError) -> bool {
     !matches!(error, SessionError::Refused(_) | SessionError::Busy { .. } | SessionError::Chain(_))
 }
@@ -124,8 +124,8 @@ pub(super) const IN_FLIGHT: usize = 3;
 /// How long a node may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long a request may be asked again.
+/// How long a request may be repeated.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Pause before it is.
+/// Pause before a request is repeated.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! What scenario `faults` adds to `mixed`.
+//! The faults that scenario `faults` adds to `mixed`.
 
 mod drive;
 mod samples;
@@ -18,7 +18,7 @@ use super::SoakRun;
 use super::chaos::{Cluster, DISK_TIMES, NodePlan, Plan};
 use super::report::Verdict;
 
-/// The faults that are not the cluster's processes' own.
+/// The faults that do not come from the cluster's own processes.
 pub(super) struct Faults {
     plan: Plan,
     is_long: bool,
@@ -29,7 +29,7 @@ pub(super) struct Faults {
 }
 
 impl Faults {
-    /// Prepares what the nodes are configured with. What this machine lacks is left out, and said.
+    /// Prepares the faults that the nodes' configuration needs. Leaves out what this machine lacks, and says so.
     pub(super) fn prepare(run: &SoakRun) -> anyhow::Result<Self> {
         let store = HangingStore::start(HANGING)?;
         if !store.is_real() {
@@ -55,7 +55,7 @@ impl Faults {
         self.plan.clone()
     }
 
-    /// Begins, now that the cluster is up.
+    /// Begins the other faults, once the cluster is up.
     pub(super) fn begin(&mut self, run: &SoakRun, cluster: &Cluster) -> anyhow::Result<()> {
         let issued = cluster.authority.issue(&Identity::new(Role::Admin, "stranger"), Validity::days(1))?;
         let ca = cluster.authority.certificate_pem().as_bytes();
@@ -77,8 +77,8 @@ impl Faults {
 /// The node whose drive has sectors that cannot be read.
 const BAD_DRIVE: usize = 1;
 
-/// For how long the object store hangs, and serves.
+/// How long the object store hangs, and how long it serves in between.
 const HANGING: Duration = Duration::from_secs(12);
 
-/// From when on a run shows growth.
+/// The length from which on a run shows growth.
 const LONG: Duration = Duration::from_secs(300);

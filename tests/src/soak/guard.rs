@@ -1,4 +1,4 @@
-//! Ends the commands that a run starts when the run itself ends, however that comes.
+//! Ends the commands that a run starts when the run itself ends, for whatever reason.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -9,10 +9,10 @@ use anyhow::{Context as _, anyhow};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 /// A command that the kernel kills when the thread that started it ends. `program` runs in a process group of its own: Ctrl-C
-/// goes to the run alone.
+/// goes only to the run.
 ///
 /// # Errors
-/// The system does not say where this program is.
+/// Fails if the system does not say where this program is.
 pub(super) fn command(program: &Path) -> anyhow::Result<tokio::process::Command> {
     let mut command = tokio::process::Command::new(std::env::current_exe()?);
     command.arg(WORD).arg(std::process::id().to_string()).arg(program);
@@ -20,13 +20,12 @@ pub(super) fn command(program: &Path) -> anyhow::Result<tokio::process::Command>
     Ok(command)
 }
 
-/// The command that this process is to become, where [`command`] started it: the parent's number, the program, its
-/// arguments.
+/// The command that this process is to become, if [`command`] started it: the parent's process id, the program, its arguments.
 pub(super) fn wrapped(args: &[OsString]) -> Option<Vec<OsString>> {
     (args.get(1)? == WORD && args.len() >= 4).then(|| args[2..].to_vec())
 }
 
-/// Becomes the command; the reason where it cannot.
+/// Becomes the command. Returns only if that fails, with the reason.
 pub(super) fn become_it(wrapped: &[OsString]) -> anyhow::Error {
     let tie = || -> anyhow::Result<()> {
         set_parent_process_death_signal(Some(Signal::KILL)).context("no signal on the parent's death")?;

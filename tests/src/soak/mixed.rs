@@ -15,7 +15,7 @@ use super::options::Scenario;
 use super::report::Verdict;
 use super::space::Space;
 
-/// Runs it for its time.
+/// Runs the scenario for its time.
 pub(super) async fn run(run: &SoakRun) -> anyhow::Result<Vec<Verdict>> {
     let options = &run.options;
     let bytes = TIMES_MEMORY * u64::from(options.nodes) * (options.arena_mib << 20);
@@ -31,7 +31,7 @@ pub(super) async fn run(run: &SoakRun) -> anyhow::Result<Vec<Verdict>> {
     }
     let working = join_all(engines(run, &spaces, &cluster.cluster().nodes));
     let time = options.time().unwrap_or_default().saturating_sub(run.tally.elapsed());
-    // Dropped with the engines in it, their sessions end before the nodes do.
+    // Dropping the engines here ends their sessions before the nodes end.
     let _ = tokio::time::timeout(time, working).await;
     let verdicts = faults.map_or_else(Vec::new, Faults::end);
     cluster.end().await?;
@@ -64,8 +64,8 @@ fn engines(
     working
 }
 
-/// Who uses the nodes.
+/// The tenants of the nodes.
 pub(super) const TENANTS: [&str; 2] = ["red", "blue"];
 
-/// How much more engines use than there is memory.
+/// The ratio of the bytes that engines use to the nodes' memory.
 const TIMES_MEMORY: u64 = 10;

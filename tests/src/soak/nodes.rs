@@ -1,4 +1,4 @@
-//! The nodes of a run, as its engines see them: where they are, and when they were disturbed on purpose.
+//! The nodes of a run, as its engines see them: their addresses, and when they were disturbed on purpose.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ struct State {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Life {
     pub(super) pid: u32,
-    /// Where it serves HTTP.
+    /// The address on which the process serves HTTP.
     pub(super) http: String,
 }
 
@@ -41,19 +41,19 @@ impl Node {
         Self { name, sockets, state: Mutex::default(), is_member: AtomicBool::new(false) }
     }
 
-    /// It is another process from now on.
+    /// Notes that the node is another process from now on.
     pub(super) fn lives(&self, life: Life) {
         self.is_member(false);
         self.state().life = life;
     }
 
-    /// Whether the coordinator has let it in. A process that is started again waits until its earlier life, or its clone, has been
-    /// silent for long enough.
+    /// Notes whether the coordinator has let the process join. A process that is started again waits until its earlier life, or
+    /// its clone, has been silent for long enough.
     pub(super) fn is_member(&self, is_member: bool) {
         self.is_member.store(is_member, Ordering::Release);
     }
 
-    /// Whether peers may leave it out: it was disturbed since then, or is no member.
+    /// Whether peers may leave the node out: it was disturbed since `since`, or is no member.
     pub(super) fn is_excused(&self, since: Instant) -> bool {
         self.was_disturbed_since(since) || !self.is_member.load(Ordering::Acquire)
     }
@@ -62,7 +62,7 @@ impl Node {
         self.state().life.clone()
     }
 
-    /// It is killed or stopped in a moment: what it does not answer from now on is no failure.
+    /// Notes that the node is killed or stopped in a moment: requests that it does not answer from now on are no failure.
     pub(super) fn disturb(&self) {
         let mut state = self.state();
         state.disturbances.push_back(Disturbance { until: None });
@@ -71,7 +71,7 @@ impl Node {
         }
     }
 
-    /// It is back, and has to answer what it is asked after `slack`.
+    /// Notes that the node is back. It has to answer requests that are sent after `slack`.
     pub(super) fn settle(&self, slack: Duration) {
         let until = now() + slack;
         let mut state = self.state();
@@ -79,13 +79,13 @@ impl Node {
         lasting.for_each(|disturbance| disturbance.until = Some(until));
     }
 
-    /// Whether it was killed or stopped, or was about to come back, at any time since then.
+    /// Whether the node was killed or stopped, or was about to come back, at any time since `then`.
     pub(super) fn was_disturbed_since(&self, then: Instant) -> bool {
         self.state().disturbances.iter().any(|one| one.until.is_none_or(|until| until >= then))
     }
 
-    /// What the threads of its process and of this one are doing: each with its state, what it waits for in the kernel, and the
-    /// ticks of CPU time that it had so far.
+    /// The state of the threads of the node's process and of this process: each with its state, its wait in the kernel, and its
+    /// ticks of CPU time so far.
     pub(super) fn threads(&self) -> String {
         let own = std::process::id();
         let of = |pid: u32| {
@@ -111,5 +111,5 @@ impl Node {
     }
 }
 
-/// Disturbances that are remembered: far more than a request lasts.
+/// Disturbances that are remembered: far more than happen during one request.
 const KEPT: usize = 64;

@@ -1,4 +1,4 @@
-//! What the command line of `tests/soak` understands.
+//! The command line of `tests/soak`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -127,14 +127,14 @@ impl Scenario {
         }
     }
 
-    /// Whether it ends with its rounds.
+    /// Whether the scenario ends after its rounds.
     pub(super) fn has_rounds(self) -> bool {
         matches!(self, Self::Sizes | Self::Again)
     }
 }
 
 impl Options {
-    /// How long it may take; `None` if only its rounds end it.
+    /// The longest time of the run; `None` if only its rounds end it.
     pub(super) fn time(&self) -> Option<Duration> {
         let minutes = self.minutes.or((!self.scenario.has_rounds()).then_some(20.0));
         minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes))
@@ -159,7 +159,7 @@ impl Options {
         self.trace.clone().or_else(|| Some(PathBuf::from(beside)).filter(|path| Path::exists(path)))
     }
 
-    /// The command that does the same again.
+    /// The command that repeats this run.
     pub(super) fn command(&self) -> String {
         let mut command = format!("tests/soak {} --seed {}", self.scenario.name(), self.seed);
         let mut add = |option: &str, value: String| command += &format!(" {option} {value}");

@@ -12,7 +12,7 @@ use super::SoakRun;
 use super::engine::with_causes;
 use crate::wait::now;
 
-/// Does it once, with the hashes of this round.
+/// Attacks once, with the hashes of this round.
 pub(super) async fn attack(run: &SoakRun, addresses: &Addresses, round: u32) -> anyhow::Result<()> {
     let mut rng = fastrand::Rng::with_seed(run.options.seed.wrapping_add(round.into()));
     let mut sessions = Vec::new();
@@ -24,7 +24,7 @@ pub(super) async fn attack(run: &SoakRun, addresses: &Addresses, round: u32) -> 
     }
     let mut next_id = (run.options.seed << 32) ^ (u64::from(round) << 24) ^ (1 << 63);
     for _ in 0..FAMILIES {
-        // On each node the same chunks stand behind another head, of another length, in another order.
+        // On each node the same chunks come after another head, of another length, in another order.
         let shared = ids(&mut next_id, rng.usize(4..40));
         let mut chains = Vec::new();
         for (_, namespace) in &sessions {
@@ -37,7 +37,7 @@ pub(super) async fn attack(run: &SoakRun, addresses: &Addresses, round: u32) -> 
         for ((session, namespace), chain) in sessions.iter().zip(&chains) {
             ask(run, "put", put(session, namespace, chain).await);
         }
-        // Each chain is asked for at the other node, where its chunks stand otherwise.
+        // Each chain is also requested at the other node, where its chunks have other parents.
         for (session, namespace) in &sessions {
             for chain in &chains {
                 ask(run, "get", get(run, session, namespace, chain).await);
@@ -71,7 +71,7 @@ fn ask(run: &SoakRun, what: &str, result: Result<(), SessionError>) {
     }
 }
 
-/// Writes what is missing of a chain, as long as the node has room.
+/// Writes the missing chunks of a chain, as long as the node has room.
 async fn put(session: &Session, namespace: &Namespace, chain: &Chain) -> Result<(), SessionError> {
     let start = now();
     loop {
@@ -98,7 +98,7 @@ async fn write(session: &Session, namespace: &Namespace, chain: &Chain) -> Resul
     Ok(())
 }
 
-/// Reads what is there of a chain and checks it.
+/// Reads the cached chunks of a chain and checks them.
 async fn get(
     run: &SoakRun,
     session: &Session,
@@ -114,7 +114,7 @@ async fn get(
     };
     let mut bytes = vec![0; BLOCK_BYTES];
     for (position, hash) in chain.hashes.iter().enumerate().take(lease.chunks()) {
-        // The session's own check tells of wrong bytes too.
+        // The session's own check also reports wrong bytes.
         let is_damaged = lease.copy_block(position, 0, &mut bytes).is_err();
         let wrong = (content::differences(hash, &bytes) as u64).max(is_damaged.into());
         if wrong > 0 {
@@ -146,7 +146,7 @@ const BLOCK_BYTES: usize = 64 << 10;
 /// Sets of hashes that get two parents.
 const FAMILIES: usize = 40;
 
-/// What fills a node of 256 MiB: more than a reservation may have goes in parts.
+/// Chains that fill a node of 256 MiB, in parts that a reservation may have.
 const FILLERS: usize = 80;
 const FILLER_CHUNKS: usize = 64;
 

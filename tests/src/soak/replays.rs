@@ -1,4 +1,4 @@
-//! Scenarios `sizes` and `again`: whole replays against a development cluster, both as the commands that people run.
+//! Scenarios `sizes` and `again`: whole replays against a development cluster, both started by the commands that people use.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -16,7 +16,7 @@ use super::{SoakRun, guard, parents};
 use crate::replay::write_generated;
 use crate::wait::now;
 
-/// Two replays at once, whose chunks have other sizes, with room for the chunks of neither.
+/// Two replays at once, with different chunk sizes; the node has room for the chunks of neither.
 pub(super) async fn two_sizes(run: &SoakRun) -> anyhow::Result<Vec<Verdict>> {
     let mut cluster = DevCluster::start(run, &["--nodes", "2", "--arena-bytes", "67108864"]).await?;
     let trace = match run.options.trace() {
@@ -35,7 +35,7 @@ pub(super) async fn two_sizes(run: &SoakRun) -> anyhow::Result<Vec<Verdict>> {
         if is_over(run) {
             break;
         }
-        // The first round is the one that found the fault.
+        // The first round repeats the one that found the fault.
         let seed =
             if round == 0 { 7 } else { run.options.seed.wrapping_mul(1_000).wrapping_add(round.into()) };
         let seed = seed.to_string();
@@ -52,7 +52,7 @@ pub(super) async fn two_sizes(run: &SoakRun) -> anyhow::Result<Vec<Verdict>> {
     Ok(Vec::new())
 }
 
-/// One trace after another on the same nodes, then a tenant that gives chunks other parents on each of them.
+/// One trace after another on the same nodes, then a tenant that gives chunks other parents on each node.
 pub(super) async fn again(run: &SoakRun) -> anyhow::Result<Vec<Verdict>> {
     let mut cluster = DevCluster::start(run, &["--nodes", "2"]).await?;
     let coordinator = cluster.coordinator()?;
@@ -61,7 +61,7 @@ pub(super) async fn again(run: &SoakRun) -> anyhow::Result<Vec<Verdict>> {
         if is_over(run) {
             break;
         }
-        // The first round is the one that found the fault.
+        // The first round repeats the one that found the fault.
         let of_round = run.options.seed.wrapping_mul(1_000).wrapping_add(2 * u64::from(round));
         let seeds = if round == 0 { [0, 3] } else { [of_round, of_round + 1] };
         for (requests, seed) in [(first, seeds[0]), (second, seeds[1])] {
@@ -84,11 +84,11 @@ fn is_over(run: &SoakRun) -> bool {
 /// `larder dev` as a process.
 struct DevCluster {
     child: Child,
-    /// Kept open: it must not die of printing more.
+    /// Kept open: `larder dev` must not die when it prints more.
     _stdout: BufReader<ChildStdout>,
     addresses: Addresses,
     folder: PathBuf,
-    /// Restarts that its log told of.
+    /// Restarts that its log has reported.
     restarts: usize,
     panics: Vec<(String, PanicWatch)>,
 }
@@ -101,7 +101,7 @@ impl DevCluster {
             .args(["dev", "--json", "--dir"])
             .arg(&folder)
             .args(arguments)
-            // Where it announces itself: the user's own clusters stay the newest.
+            // The cluster announces itself here, so that the user's own clusters stay the newest.
             .env("XDG_RUNTIME_DIR", &run.folder)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -123,7 +123,7 @@ impl DevCluster {
         Ok(self.addresses.coordinator.context("it has a coordinator")?.to_string())
     }
 
-    /// Counts who died since the last call.
+    /// Counts the processes that died since the last call.
     async fn watch(&mut self, run: &SoakRun) -> anyhow::Result<()> {
         let log = text_of(&run.folder.join("dev.log"));
         let restarts = log.matches("it is started again").count();
@@ -150,7 +150,7 @@ impl DevCluster {
         Ok(())
     }
 
-    /// Waits until all nodes serve again, or so long as that may take.
+    /// Waits until all nodes serve again, but no longer than that may take.
     async fn is_whole_again(&self) {
         let addresses = self.addresses.clone();
         let serve = move || {
@@ -168,7 +168,7 @@ impl DevCluster {
         }
     }
 
-    /// Stops it as a person would.
+    /// Stops the cluster as a person would.
     async fn stop(mut self, run: &SoakRun) -> anyhow::Result<()> {
         self.watch(run).await?;
         crate::server::signal(self.child.id().context("it runs")?, rustix::process::Signal::TERM)?;
@@ -181,7 +181,7 @@ impl DevCluster {
     }
 }
 
-/// Plays a trace through the nodes of a coordinator, and counts what came of it.
+/// Plays a trace through the nodes of a coordinator, and counts the results.
 async fn replay(run: &SoakRun, coordinator: &str, arguments: &[&str]) -> anyhow::Result<()> {
     let mut child = guard::command(&run.program)?
         .args(["replay", "--json", "--quiet", "--coordinator", coordinator])
@@ -221,7 +221,7 @@ async fn replay(run: &SoakRun, coordinator: &str, arguments: &[&str]) -> anyhow:
     if !status.success() && number("wrong_bytes") == 0 && number("failed_requests") == 0 {
         run.tally.failed(1, || format!("replay {arguments:?}: {status}: {}", tail(&said)));
     }
-    // No node is ended on purpose here: a session that had to be opened again was lost to a fault.
+    // No node is ended on purpose here: a session that had to be opened again was lost by a fault.
     if number("sessions_reconnected") > 0 {
         let why = || format!("replay {arguments:?}: sessions that were lost");
         run.tally.failed(number("sessions_reconnected"), why);

@@ -1,4 +1,4 @@
-//! Shows how a run goes, and what came of it.
+//! Shows the progress of a run, and its results.
 
 use std::io::{self, Write as _};
 use std::path::PathBuf;
@@ -9,31 +9,31 @@ use serde::Serialize;
 use super::options::Options;
 use super::tally::{Counts, Tally};
 
-/// What came of a run.
+/// The results of a run.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) passed: bool,
     interrupted: bool,
     scenario: &'static str,
     seed: u64,
-    /// The command that does the same again.
+    /// The command that repeats the run.
     command: String,
     hit_rate: f64,
     #[serde(flatten)]
     counts: Counts,
     verdicts: Vec<Verdict>,
-    /// Where the logs are.
+    /// The folder of the logs.
     pub(super) kept: Option<PathBuf>,
 }
 
-/// Something that was watched besides what is counted.
+/// Something that was watched besides the counts.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Verdict {
-    /// Of what.
+    /// The subject of the verdict.
     pub(super) what: String,
-    /// What was seen, for people.
+    /// The observation, for people.
     pub(super) seen: String,
-    /// Whether that is as it should be; `None` if too little was seen to say so.
+    /// Whether the observation is as it should be; `None` if too little was seen to say so.
     pub(super) is_good: Option<bool>,
 }
 
@@ -53,7 +53,7 @@ impl Report {
         }
     }
 
-    /// Prints it for people, or as JSON. A reader that has gone away is no error.
+    /// Prints the report for people, or as JSON. A reader that has gone away is no error.
     pub(super) fn print(&self, json: bool) -> io::Result<()> {
         let text = if json { serde_json::to_string(self)? } else { self.table() };
         let mut stdout = io::stdout().lock();

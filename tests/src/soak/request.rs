@@ -1,4 +1,4 @@
-//! One request of an engine: what of a prompt is there is read and checked, what is not is written, with holes.
+//! One request of an engine: reads and checks the cached part of a prompt, and writes the rest, with holes.
 
 mod layers;
 
@@ -15,17 +15,17 @@ use super::space::{CHUNK_TOKENS, Space};
 use super::tally::Tally;
 use crate::wait::now;
 
-/// What an engine asks, drawn before it asks: a request that is asked again is the same.
+/// A request of an engine, drawn before it is sent: a request that is repeated is the same.
 pub(super) struct Request {
-    /// Which namespace.
+    /// The number of its namespace.
     pub(super) space: usize,
     hashes: Vec<ChunkHash>,
     way: Way,
-    /// For how long it keeps what it reads, and reads it again.
+    /// For how long the engine keeps the blocks that it reads, before it reads them again.
     hold: Option<Duration>,
     /// When the engine loses interest.
     cancel_after: Option<Duration>,
-    /// What its smaller choices are drawn from.
+    /// The seed of its smaller choices.
     seed: u64,
 }
 
@@ -41,20 +41,20 @@ impl fmt::Display for Request {
 /// How an engine reads.
 #[derive(Debug, Clone, Copy)]
 enum Way {
-    /// It asks how much there is and leases that.
+    /// It looks up the prompt and leases what was found.
     LookUp {
         pin: Option<Duration>,
     },
-    /// It leases at once.
+    /// It leases at once, without a lookup.
     Lease,
     Prefetch(Wait),
     /// It begins a prefetch and gives it up.
     GiveUp,
-    /// It follows whoever writes the prompt now, and reads the layers that are in place.
+    /// It follows the prompt's present writer, and reads the layers that are in place.
     Follow,
 }
 
-/// Where a request goes.
+/// The destination of a request.
 pub(super) struct Asked<'a> {
     pub(super) session: &'a Session,
     pub(super) namespace: &'a Namespace,
@@ -92,7 +92,7 @@ impl Request {
         }
     }
 
-    /// Plays it.
+    /// Plays the request.
     pub(super) async fn play(&self, asked: &Asked<'_>) -> Result<(), SessionError> {
         match self.cancel_after {
             None => self.play_whole(asked).await,
@@ -152,8 +152,8 @@ impl Request {
         }
     }
 
-    /// Writes what is missing behind the first `hit` chunks, a part at a time, now and then from the end, and leaves out some
-    /// parts and some chunks.
+    /// Writes the missing chunks after the first `hit` chunks, a part at a time, at times from the end. Leaves out some parts and
+    /// some chunks.
     async fn save(&self, asked: &Asked<'_>, chain: &Chain, hit: usize) -> Result<(), SessionError> {
         let mut rng = fastrand::Rng::with_seed(self.seed);
         let part_chunks = (PART_BYTES / asked.space.chunk_bytes()).max(1) as usize;
@@ -185,7 +185,7 @@ impl Request {
 }
 
 impl Asked<'_> {
-    /// Compares all blocks of a lease with what they must be.
+    /// Compares all blocks of a lease with their expected bytes.
     fn check(&self, hashes: &[ChunkHash], lease: &LeaseGuard) {
         let mut checked = 0;
         let largest = self.space.block_bytes.iter().copied().max().unwrap_or(0) as usize;
@@ -220,7 +220,7 @@ impl Asked<'_> {
         });
     }
 
-    /// Writes chunks of a reservation; whether the node took them.
+    /// Writes chunks of a reservation. Returns whether the node took them.
     async fn write(
         &self,
         part: &Chain,
@@ -243,7 +243,7 @@ impl Asked<'_> {
         self.was_taken(self.session.commit(reservation, staged).await)
     }
 
-    /// Whether a node took what was written; one that is busy does not.
+    /// Whether a node took the written chunks; a busy node does not.
     fn was_taken<T>(&self, answer: Result<T, SessionError>) -> Result<bool, SessionError> {
         match answer {
             Err(SessionError::Busy { .. }) => {
@@ -254,7 +254,8 @@ impl Asked<'_> {
         }
     }
 
-    /// Asks again as long as the node is busy, after the time that it says; `None` if it still is at the end.
+    /// Repeats a request as long as the node is busy, after the time that the node names; `None` if the node is still busy at the
+    /// end.
     async fn patiently<T>(
         &self,
         mut ask: impl AsyncFnMut() -> Result<T, SessionError>,
@@ -275,9 +276,9 @@ impl Asked<'_> {
     }
 }
 
-/// Bytes that are reserved and written together, where one chunk is not more.
+/// Bytes that are reserved and written together, unless one chunk has more.
 pub(super) const PART_BYTES: u64 = 256 << 10;
 
-/// How long a busy node is asked.
+/// How long requests to a busy node are repeated.
 const BUSY_PATIENCE: Duration = Duration::from_secs(10);
 const MOST_RETRY_AFTER: Duration = Duration::from_millis(100);

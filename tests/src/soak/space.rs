@@ -4,20 +4,20 @@ use larder_cli::content;
 use larder_protocol::namespace::{EngineHash, HashAlgorithm};
 use larder_protocol::{ChunkHash, HitPolicy, NamespaceSpec, PoolSpec};
 
-/// One namespace, as each tenant has it, with all prompts that are ever asked of it. All namespaces and tenants have the
-/// same hashes, and other bytes under them.
+/// One namespace, as each tenant has it, with all prompts that engines ever ask for. All namespaces and tenants have the same
+/// hashes, with different bytes under them.
 pub(super) struct Space {
     pub(super) spec: NamespaceSpec,
     pub(super) slices: Vec<u16>,
     /// Bytes of one block of each pool.
     pub(super) block_bytes: Vec<u64>,
     prompts: Vec<Vec<ChunkHash>>,
-    /// By tenant and block of a chunk: what makes their bytes differ.
+    /// By tenant and block of a chunk: the tags that make their bytes differ.
     tags: Vec<Vec<ChunkHash>>,
 }
 
 impl Space {
-    /// Namespaces of three block sizes, which together hold so many bytes for all `tenants`.
+    /// Namespaces of three block sizes, which together hold `bytes` bytes for all `tenants`.
     pub(super) fn all(seed: u64, tenants: usize, bytes: u64) -> Vec<Self> {
         let kinds = [
             Kind { name: "small", slices: 1, pools: &[(1, 4 << 10, HitPolicy::All)], longest: 96 },
@@ -48,7 +48,7 @@ impl Space {
         Self { spec, slices, block_bytes, prompts, tags }
     }
 
-    /// A prompt, popular ones more often than others, or the beginning of one.
+    /// Draws a prompt, popular prompts more often than others, or the beginning of a prompt.
     pub(super) fn draw(&self, rng: &mut fastrand::Rng) -> Vec<ChunkHash> {
         let rank = rng.f64().powi(3) * self.prompts.len() as f64;
         let prompt = &self.prompts[rank as usize];
@@ -61,20 +61,20 @@ impl Space {
         self.slices.len() as u64 * self.block_bytes.iter().sum::<u64>()
     }
 
-    /// What the bytes of a block follow from.
+    /// The key from which the bytes of a block follow.
     pub(super) fn key(&self, tenant: usize, hash: &ChunkHash, block: usize) -> ChunkHash {
         let tag = &self.tags[tenant][block];
         ChunkHash(std::array::from_fn(|i| hash.0[i] ^ tag.0[i]))
     }
 }
 
-/// What a namespace is made of.
+/// The description of a namespace.
 struct Kind {
     name: &'static str,
     slices: u16,
-    /// Layers, bytes of a layer, and who needs it.
+    /// Layers, bytes of a layer, and the chunks that need the pool.
     pools: &'static [(u32, u64, HitPolicy)],
-    /// Chunks that a prompt has beyond its head at most.
+    /// The most chunks that a prompt has beyond its head.
     longest: usize,
 }
 
@@ -104,7 +104,7 @@ impl Kind {
     }
 }
 
-/// Families of prompts with a common head each, until they have so many different chunks.
+/// Families of prompts, each with a common head, until they have `chunks` different chunks.
 fn prompts(seed: u64, space: usize, longest: usize, chunks: u64) -> Vec<Vec<ChunkHash>> {
     let mut rng = fastrand::Rng::with_seed(seed ^ (space as u64) << 32);
     let id = |family: u64, branch: u64, index: usize| {

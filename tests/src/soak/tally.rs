@@ -13,13 +13,13 @@ pub(super) struct Tally {
     counts: Mutex<Counts>,
 }
 
-/// What was counted.
+/// The counts of a run.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Counts {
     pub(super) seconds: f64,
     pub(super) rounds: u32,
     pub(super) requests: u64,
-    /// Requests that were asked again, since their node was killed or stopped.
+    /// Requests that were repeated, since their node was killed or stopped.
     pub(super) asked_again: u64,
     pub(super) chunks_asked: u64,
     pub(super) chunks_hit: u64,
@@ -28,18 +28,18 @@ pub(super) struct Counts {
     pub(super) failed_requests: u64,
     /// Answers that a node is busy.
     pub(super) busy_answers: u64,
-    /// Times that an engine gave up asking a busy node.
+    /// The number of times that an engine gave up on a busy node.
     pub(super) given_up: u64,
     pub(super) kills: u64,
     pub(super) stops: u64,
     pub(super) clones: u64,
     pub(super) hostile_connections: u64,
     pub(super) deaths: u64,
-    /// The first few of each.
+    /// The first few of each kind.
     pub(super) wrong: Vec<String>,
     pub(super) failures: Vec<String>,
     pub(super) died: Vec<Death>,
-    /// What the scenario does not do on this machine, and why.
+    /// The parts of the scenario that this machine cannot run, and the reasons.
     pub(super) left_out: Vec<String>,
 }
 
@@ -48,9 +48,9 @@ pub(super) struct Counts {
 pub(super) struct Death {
     pub(super) process: String,
     pub(super) after_seconds: f64,
-    /// How it ended.
+    /// How the process ended.
     pub(super) how: String,
-    /// What it said last of a panic.
+    /// The last panic in its log.
     pub(super) panic: Option<String>,
 }
 
@@ -73,7 +73,7 @@ impl Tally {
         self.locked(change);
     }
 
-    /// Bytes served under `key` that are not its own.
+    /// Counts bytes served under `key` that are not the key's bytes.
     pub(super) fn wrong(&self, bytes: u64, key: impl FnOnce() -> String) {
         self.locked(|counts| {
             counts.wrong_bytes += bytes;
@@ -81,7 +81,7 @@ impl Tally {
         });
     }
 
-    /// A request that failed.
+    /// Counts failed requests.
     pub(super) fn failed(&self, requests: u64, why: impl FnOnce() -> String) {
         let at = self.elapsed().as_secs_f64();
         self.locked(|counts| {
@@ -90,7 +90,7 @@ impl Tally {
         });
     }
 
-    /// A process that died on its own.
+    /// Counts a process that died on its own.
     pub(super) fn died(&self, process: &str, how: String, panic: Option<String>) {
         let after_seconds = self.elapsed().as_secs_f64();
         self.locked(|counts| {
@@ -121,5 +121,5 @@ fn note<T>(list: &mut Vec<T>, entry: impl FnOnce() -> T) {
     }
 }
 
-/// Entries of each list.
+/// The most entries of each list.
 const NOTED: usize = 20;

@@ -87,7 +87,7 @@ const WITHOUT_CYCLES: &[&str] = &[
     "tests/gpu",
 ];
 
-/// The dependencies of the core, and of its one neighbour in the workspace: no runtime, no system.
+/// The dependencies of the core and of `larder-protocol`, its only neighbor in the workspace: no runtime, no system.
 const CORE_DEPENDENCIES: &[&str] = &[
     "blake3",
     "hashbrown",
@@ -105,7 +105,8 @@ const CORE_DEPENDENCIES: &[&str] = &[
 const IO: &[&str] =
     &["std::fs", "std::io", "std::net", "std::os", "std::process", "std::thread", "Instant", "SystemTime"];
 
-/// The module at the top of `folder` that a file belongs to; `None` for files of others, for tests and the crate's root.
+/// The module at the top of `folder` that a file belongs to; `None` for files outside of `folder`, for tests, and for the crate's
+/// root.
 fn module_of<'a>(name: &'a str, folder: &str) -> Option<&'a str> {
     let path = name.strip_prefix(folder)?;
     let module = path.split('/').next()?.trim_end_matches(".rs");
@@ -150,7 +151,7 @@ fn modules_of_a_crate_do_not_name_each_other_in_a_circle() {
             modules.entry(module).or_default().extend(others);
         }
         assert!(!modules.is_empty(), "{folder} has no modules");
-        // Those that name no module that is left are taken away; a circle stays, and what names it.
+        // Removes modules that name no remaining module. A circle stays, and so do modules that name it.
         loop {
             let left: BTreeSet<String> = modules.keys().map(ToString::to_string).collect();
             modules.retain(|_, others| !others.is_disjoint(&left));

@@ -1,4 +1,4 @@
-//! The sharing between nodes of a cluster: between engines, and over whole traces.
+//! Chunks that the nodes of a cluster share: between engines, and over whole traces.
 
 use std::process::Command;
 
@@ -11,15 +11,15 @@ use serde_json::Value;
 
 use super::{Engine, LARDER};
 
-/// Nodes so small that they evict, and blocks so small that bytes cost little.
+/// Nodes that are so small that they evict, and blocks that are so small that their bytes cost little.
 pub(super) const SMALL: [&str; 6] = ["--chunks-per-node", "3000", "--block-bytes", "4096", "--policy", "lru"];
 
-/// Plays to the end, and holds that no byte was wrong and no request failed.
+/// Plays a replay to its end, and checks that no byte was wrong and no request failed.
 pub(super) fn play(arguments: &[&str]) -> Value {
     well_ended(Replay::start(LARDER, arguments).unwrap())
 }
 
-/// Waits for the end, and holds the same.
+/// Waits for the end of a replay, and checks the same.
 pub(super) fn well_ended(replay: Replay) -> Value {
     let (report, status) = replay.finish().unwrap();
     let failures = [&report["wrong_bytes"], &report["failed_requests"]];
@@ -60,7 +60,7 @@ fn a_generated_trace_hits_more_where_nodes_share() {
 #[test]
 fn the_conversation_trace_hits_what_was_foretold_shared_and_alone() {
     let Some(trace) = published_trace("conversation") else { return };
-    // One at a time: how many chunks are saved when the next request comes is then no matter of time.
+    // One request at a time: then the number of chunks saved before the next request does not depend on time.
     let [shared, alone] = shared_and_alone(&[trace.to_str().unwrap(), "--in-flight", "1"]);
     let near = |found: f64, expected: f64, tolerance: f64| {
         assert!((found - expected).abs() <= tolerance, "{found}, not {expected}: {shared} {alone}");
@@ -68,8 +68,8 @@ fn the_conversation_trace_hits_what_was_foretold_shared_and_alone() {
     near(100.0 * number(&shared, "token_hit_rate"), 24.1, 0.8);
     near(100.0 * number(&alone, "token_hit_rate"), 9.8, 0.7);
     near(100.0 * number(&shared, "token_hit_rate_infinite"), 37.3, 0.1);
-    // Three quarters of all chunks that hit would be 4.2: so many lie elsewhere. Copies that were made while there was free
-    // room are read at home.
+    // Three quarters of all chunks that hit would be 4.2, as three quarters lie on other nodes. Copies that were made while there
+    // was free room are read at home.
     near(number(&shared, "peer_chunks_per_request"), 3.8, 0.6);
 }
 

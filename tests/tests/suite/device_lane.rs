@@ -1,4 +1,4 @@
-//! Engines whose GPU memory the node copies to and from, over devices of host memory and over CUDA's driver made of it.
+//! Engines whose GPU memory the node copies to and from, over devices of host memory and over a CUDA driver of host memory.
 
 mod cuda;
 mod faults;
@@ -42,7 +42,7 @@ use super::{ENGINE, LARDER};
 struct Node {
     socket: PathBuf,
     http: SocketAddr,
-    /// Of the devices, by number.
+    /// The controls of the devices, by number.
     controls: [HostControl; 2],
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -54,7 +54,7 @@ impl Node {
         Self::with(LONG, 0)
     }
 
-    /// A node whose copies may take this time.
+    /// A node whose copies may take as long as `deadline`.
     fn patient(deadline: Duration) -> Self {
         Self::with(deadline, 0)
     }
@@ -137,7 +137,7 @@ struct GpuEngine {
     pages: GpuPages,
 }
 
-/// Copies that nothing keeps waiting, and that keep nothing waiting.
+/// Copies that wait for no flag and raise none.
 const NO_FLAGS: CopyFlags = CopyFlags { after: None, then: None };
 
 /// Memory as an engine exports it, and as this process sees it.
@@ -190,7 +190,7 @@ impl GpuEngine {
         }
     }
 
-    /// Reads what is here from the arena, and checks every byte; how many chunks that were.
+    /// Reads the cached chunks from the arena, and checks every byte. Returns the number of chunks.
     fn get_from_arena(&self, hashes: &[ChunkHash]) -> usize {
         let lease =
             self.session.lease(&self.namespace, &self.namespace.chain(hashes.to_vec())).wait().unwrap();
@@ -215,7 +215,7 @@ impl GpuEngine {
         self.tiers_among(hashes, Vec::new())
     }
 
-    /// The same, with only these tiers searched.
+    /// As [`Self::tiers`], with only these tiers searched.
     fn tiers_among(&self, hashes: &[ChunkHash], tiers: Vec<Tier>) -> Vec<(Tier, u32)> {
         let options = LookupOptions { prompt_tokens: 1_000, tiers, ..LookupOptions::default() };
         let chain = self.namespace.chain(hashes.to_vec());
@@ -419,7 +419,7 @@ fn what_an_engine_says_of_its_memory_and_pages_is_checked() {
     let not_its = gpu.session.load_pages(&gpu.tensors, &its, &all(1), NO_FLAGS).wait().unwrap_err();
     assert_eq!(refused_as::<()>(Err(not_its)), RefusalCode::Unknown, "another session's lease");
     let not_its = foreign.session.load_pages(&gpu.tensors, &its, &all(1), NO_FLAGS).wait();
-    // Numbers are of the whole actor: another session's tensors are unknown to this one.
+    // Numbers of tensors are those of the whole actor, but a session may not use another session's tensors.
     assert_eq!(refused_as(not_its), RefusalCode::Unknown);
     node.wait_for("device_copies", 0);
     assert_eq!(gpu.end(&load(all(2), NO_FLAGS).unwrap()), CopyEnd::Done);

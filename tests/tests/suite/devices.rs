@@ -25,7 +25,7 @@ fn engine(socket: &Path, device: Option<u16>) -> Result<Engine, SessionError> {
     Ok(Engine { session, namespace })
 }
 
-/// The section of a cluster that is not there, with a certificate for the node `a`.
+/// The cluster section for a coordinator that is not there, with a certificate for the node `a`.
 fn cluster(dir: &Path) -> String {
     let (authority, ca) = Authority::create(Validity::days(1)).unwrap();
     let node = authority.issue(&Identity::new(Role::Node, "a"), Validity::days(1)).unwrap();
@@ -68,7 +68,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// One with these sections besides; `change` may say more.
+    /// Starts a node with these additional sections of configuration; `change` may change its limits.
     pub(super) fn start(sections: impl FnOnce(&Path) -> String, change: impl FnOnce(&mut Limits)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut limits = limits(dir.path(), &sections(dir.path()));
@@ -166,7 +166,7 @@ fn what_one_gpu_stored_another_of_the_node_finds_and_gets_and_keeps_a_copy_of_in
     let tokens = 40 * u64::from(CHUNK_TOKENS);
     wait::until("the other actor knows of it", || (second.find(&hashes, tokens + 1) == tokens).then_some(()));
     assert_eq!(second.get(&hashes), 40);
-    // A copy costs nothing where there is room, here as between nodes.
+    // A copy costs nothing if there is free room, between actors as between nodes.
     wait::until("both have it", || {
         let chunks: Vec<u64> = node.actors().iter().map(|actor| actor["chunks"].as_u64().unwrap()).collect();
         (chunks == [40, 40]).then_some(())

@@ -114,7 +114,7 @@ fn flip_in(path: &Path, hash: &ChunkHash) {
     file.sync_all().unwrap();
 }
 
-/// Starts a node on a folder that something is wrong with: it serves without its disk, and names the remedy.
+/// Starts a node on a folder with a fault: the node serves without its disk, and names the remedy.
 fn serves_without_its_disk(config: &str, prepare: impl FnOnce(&Path), says: &str) {
     let mut node = NodeProcess::start(LARDER, &format!("{SMALL}{ONE_TENANT}{config}")).unwrap();
     node.restart(prepare).unwrap();

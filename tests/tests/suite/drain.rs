@@ -1,4 +1,4 @@
-//! Nodes that drain: their warm chunks go to others, and they leave or come back.
+//! Nodes that drain: their warm chunks go to other nodes, and they leave or come back.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::{Engine, LARDER};
 
-/// Runs a command of an admin of the cluster; its status, its JSON, and its messages.
+/// Runs a command as an admin of the cluster. Returns its status, its JSON, and its messages.
 pub(super) fn admin(cluster: &Cluster, arguments: &[&str]) -> (Option<i32>, Value, String) {
     let output = ask(cluster, "admin", arguments);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -37,7 +37,7 @@ pub(super) fn cluster(nodes: usize, more: &str) -> Cluster {
     cluster
 }
 
-/// Has the coordinator call nodes suspect and lost far sooner than by default.
+/// Has the coordinator call silent nodes suspect and lost far sooner than by default.
 pub(super) fn quick_times(cluster: &mut Cluster) {
     let members = cluster.members().len();
     cluster.kill_coordinator();
@@ -45,7 +45,7 @@ pub(super) fn quick_times(cluster: &mut Cluster) {
     let times = "heartbeat_ms = 100\nsuspect_after_ms = 300\nremove_after_ms = 1500\n";
     std::fs::write(&config, std::fs::read_to_string(&config).unwrap() + times).unwrap();
     cluster.start_coordinator().unwrap();
-    // Its state has them as members before it hears of them.
+    // The coordinator's file has the nodes as members before the coordinator hears them.
     wait::until("the nodes follow the coordinator that started again", || {
         (0..members).all(|node| cluster.node(node).log().contains("a new table epoch=2.")).then_some(())
     });
@@ -67,7 +67,7 @@ fn a_node_that_drains_leaves_its_chunks_to_the_others_and_ends() {
     let drained = &drained["nodes"][0];
     assert_eq!((&drained["outcome"], &drained["moved_chunks"]), (&"left".into(), &200.into()), "{drained}");
     assert_eq!(cluster.wait_for_end_of_last_node().unwrap().code(), Some(0));
-    // Its rows are told a moment later.
+    // The takers announce the moved chunks a moment later.
     let other = Engine::connect(&cluster.socket(0));
     wait::until("the other node has its chunks", || (other.get(&hashes) == 200).then_some(()));
     let coordinator = cluster.coordinator().get("/status").unwrap();
@@ -85,7 +85,7 @@ fn a_node_that_restarts_ends_with_the_status_that_its_supervisor_waits_for() {
     let reason = drained["nodes"][0]["reason"].as_str().unwrap();
     assert!(reason.contains("did not come back within 1 s"), "{reason}");
     assert_eq!(cluster.wait_for_end_of_last_node().unwrap().code(), Some(75));
-    // Its rows are told a moment later.
+    // The takers announce the moved chunks a moment later.
     let other = Engine::connect(&cluster.socket(0));
     wait::until("the other node has its chunks", || (other.get(&hashes) == 20).then_some(()));
 }
@@ -156,7 +156,7 @@ fn of_two_nodes_that_drain_at_once_with_no_other_none_leaves() {
     }
     let slowly = |name| ["drain", name, "--no-wait", "--bytes-per-second", "1KiB", "--within", "10m"];
     assert_eq!(admin(&cluster, &slowly("node-0")).0, Some(0));
-    // It is refused or gives up, depending on the order of the messages.
+    // The drain is refused or given up, depending on the order of the messages.
     _ = admin(&cluster, &slowly("node-1"));
     wait::until("node-1 goes on", || (state(&cluster, "node-1")? == "alive").then_some(()));
     wait::until("node-1 is ready", || cluster.node(1).get("/readyz").ok());
@@ -166,7 +166,7 @@ fn of_two_nodes_that_drain_at_once_with_no_other_none_leaves() {
 fn a_drain_outlives_a_moment_in_which_the_only_other_node_is_suspect() {
     let mut cluster = cluster(2, "");
     quick_times(&mut cluster);
-    // More than one batch: the first goes at once.
+    // More than one batch of chunks: the first batch goes at once.
     Engine::connect(&cluster.socket(1)).put(&prompt(b'a', 200));
     let slowly = ["drain", "node-1", "--no-wait", "--bytes-per-second", "1KiB", "--within", "10m"];
     assert_eq!(admin(&cluster, &slowly).0, Some(0));
@@ -210,7 +210,7 @@ fn a_node_that_dies_while_it_drains_is_reported() {
     cluster.kill_node(1).unwrap();
     let output = watching.join().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    // The coordinator removes it after a while; until then the command says that it does not answer.
+    // The coordinator removes the node after a while; until then the command says that the node does not answer.
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("died") || said.contains("does not answer"), "{said}");
 }
@@ -221,7 +221,7 @@ fn a_node_that_is_told_to_stop_drains_first_where_its_configuration_says_so() {
     let hashes = prompt(b'a', 100);
     Engine::connect(&cluster.socket(1)).put(&hashes);
     assert_eq!(cluster.stop_last_node().unwrap().code(), Some(0));
-    // Its rows are told a moment later.
+    // The takers announce the moved chunks a moment later.
     let other = Engine::connect(&cluster.socket(0));
     wait::until("the other node has its chunks", || (other.get(&hashes) == 100).then_some(()));
 }

@@ -1,4 +1,4 @@
-//! Connections that bring nothing: they keep nobody out who does.
+//! Connections that send nothing useful: they keep no useful connection out.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -17,7 +17,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::{ENGINE, Engine, LARDER};
 
-/// As many files as this process may open: each connection is one.
+/// Lets this process open as many files as it may: each connection is one.
 fn raise_open_files() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
@@ -37,7 +37,7 @@ fn thousands_of_silent_connections_keep_no_engine_out() {
     for _ in 0..4_200 {
         silent.push(UnixStream::connect(&socket).unwrap());
     }
-    // Of the process that is silent, and of another one.
+    // An engine of the process that holds the silent connections, and an engine of another process.
     let engine = Engine::connect(&socket);
     assert_eq!(engine.put(&prompt(b'a', 4)), 4);
     drop(EngineProcess::start(ENGINE, &socket, "lease").unwrap());
@@ -95,7 +95,7 @@ fn thousands_of_idle_http_connections_keep_no_health_check_out_and_are_closed() 
         assert_eq!(larder_tests::server::get(&coordinator, "/healthz").unwrap(), "ok\n");
     }
     assert!(open_files(node.pid()) < before + 1_200, "{} files", open_files(node.pid()));
-    // Those that are left are closed for their silence.
+    // The remaining connections are closed for their silence.
     let last = idle.last_mut().unwrap();
     last.set_read_timeout(Some(wait::DEADLINE)).unwrap();
     let mut said = Vec::new();
@@ -172,7 +172,7 @@ fn requests_that_are_sent_ahead_take_little_memory() {
         .map(|address| {
             let mut socket = TcpStream::connect(address).unwrap();
             socket.set_nonblocking(true).unwrap();
-            // As much as fits.
+            // Writes as much as the socket takes.
             let _ = socket.write_all(requests.as_bytes());
             socket
         })
@@ -186,7 +186,7 @@ fn requests_that_are_sent_ahead_take_little_memory() {
     }
     assert_eq!(node.get("/healthz").unwrap(), "ok\n");
     assert_eq!(larder_tests::server::get(&coordinator, "/healthz").unwrap(), "ok\n");
-    // All sent data would be 780 MB, decoded.
+    // All requests that are sent would take 780 MB when decoded.
     let grown = memory_kib(node.pid()).saturating_sub(before);
     assert!(grown < 64 << 10, "{grown} KiB");
 }

@@ -39,7 +39,7 @@ pub(super) fn etcd() -> Option<Etcd> {
     started
 }
 
-/// A stand-in for Kubernetes, and the file that leads there; `None` if this build knows no Leases.
+/// A stand-in for Kubernetes, and the folder of its kubeconfig; `None` if this build knows no Leases.
 fn kubernetes() -> Option<(ApiServer, TempDir)> {
     if !cfg!(feature = "kubernetes") {
         larder_skips::skip("built without the feature `kubernetes`");
@@ -62,7 +62,7 @@ fn kubeconfig((api, dir): &(ApiServer, TempDir)) -> PathBuf {
     api.kubeconfig(dir.path(), &ALL_RIGHTS, NAMESPACE).unwrap()
 }
 
-/// For a register that is near and quick.
+/// Times for a register that is near and quick.
 const QUICK: &str = "lease_ms = 2000\nrenew_within_ms = 1400\nretry_ms = 300";
 
 /// The default times.
@@ -73,7 +73,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// So many kills: a few, or as many as the heavy tests do.
+/// The number of kills: a few, or as many as in heavy tests.
 fn kills(usual: u64) -> u64 {
     if std::env::var_os("LARDER_HEAVY_TESTS").is_some() { 20 } else { usual }
 }
@@ -126,7 +126,7 @@ fn leaders_are_killed(what: &str, election: &str, kills: u64, seconds_a_kill: u6
         Some((leader, cluster.table(leader).ok()?))
     };
     let (_, before) = wait::until("one leads", || leader_and_table(&cluster));
-    // From here on: how long a replay lasts is tried first, and without a leader that trial would take long.
+    // Begins after this: `replay_lasting` first plays a trial replay, which would take long without a leader.
     let http = cluster.http();
     let arguments = ["--coordinator", &http, "--block-bytes", "4096"];
     let (mut replay, _) = replay_lasting(seconds_a_kill * kills, &arguments);
@@ -182,7 +182,7 @@ fn a_leader_that_stood_still_changes_nothing_when_it_wakes_up() {
     });
 }
 
-/// A pod's view: the files of its service account where they always are, and variables that say where the API server is.
+/// A pod's view: the files of its service account at their usual place, and variables with the address of the API server.
 #[test]
 fn a_coordinator_in_a_pod_needs_no_configuration_but_the_backend() {
     if kubernetes().is_none() {
@@ -228,7 +228,7 @@ fn a_leader_that_is_left_alone_stops_and_nobody_obeys_it_then_or_later() {
         Ok(hosts) => hosts,
         Err(error) => return larder_skips::skip(&format!("no network namespaces: {error:#}")),
     };
-    // The register is on host 3, with nobody else.
+    // Host 3 has only the register.
     let listener = hosts.on(3, || TcpListener::bind((Hosts::address(3), 0)).unwrap()).unwrap();
     let api = ApiServer::start_on(listener, None).unwrap();
     let kubeconfig = api.kubeconfig(hosts.dir(), &ALL_RIGHTS, NAMESPACE).unwrap();
@@ -236,7 +236,7 @@ fn a_leader_that_is_left_alone_stops_and_nobody_obeys_it_then_or_later() {
     let election = |host| {
         format!("[election]\n{}\nadvertise = \"{}\"", by_lease(&kubeconfig, times), Hosts::address(host))
     };
-    // So impatient that a leader that hears nobody removes them before its right to lead is over.
+    // So impatient that a leader that hears nobody removes the nodes before its right to lead is over.
     let patience = "[membership]\nheartbeat_ms = 100\nsuspect_after_ms = 300\nremove_after_ms = 900\nremove_reported_after_ms = 900\ngrace_ms = 100";
     let start = |host| hosts.start_coordinator(host, &format!("{patience}\n{}", election(host))).unwrap();
     let mut coordinators = [start(0), start(1), start(2)];

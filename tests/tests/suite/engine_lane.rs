@@ -95,7 +95,7 @@ fn a_save_that_fails_commits_nothing_and_gives_its_room_back() {
     let node = NodeProcess::small(LARDER).unwrap();
     let gpu = GpuEngine::connect(&node);
     let hashes = prompt(b'a', 3);
-    // Far more than the window has room for at a time.
+    // Far more chunks than the window has room for at a time.
     for after in 0..400 {
         gpu.control.fail_next(Fault::Fail { after: after % 8 });
         assert_eq!(gpu.put(&hashes), Err(CopyError::Failed));

@@ -15,11 +15,11 @@ use zeromq::{Socket as _, SocketRecv as _, SubSocket};
 use super::devices::Node;
 use super::{Engine, LARDER};
 
-/// A follower, as a router would be one.
+/// A follower, as a router would be.
 struct Follower {
     lines: std::io::Lines<BufReader<ureq::BodyReader<'static>>>,
     held: BTreeSet<String>,
-    /// Sequence number that must come next, once one came.
+    /// The sequence number that must come next; `None` before the first.
     next: Option<u64>,
 }
 
@@ -31,7 +31,7 @@ impl Follower {
         Self { lines, held: BTreeSet::new(), next: None }
     }
 
-    /// Reads events until one of this kind was applied and `enough` is content with what is held.
+    /// Reads events until one of kind `last` was applied and `enough` accepts the held chunks.
     fn read_until(&mut self, last: &str, enough: impl Fn(&BTreeSet<String>) -> bool) {
         let mut event = String::new();
         loop {
@@ -86,11 +86,11 @@ fn a_stream_of_events_ends_in_order_when_its_node_stops() {
     let mut follower = Follower::new(&node);
     follower.read_until("live", |_| true);
     assert!(node.stop().unwrap().success());
-    // A stream that is cut off in the middle ends with an error.
+    // A stream that is cut off ends with an error.
     follower.lines.for_each(|line| drop(line.unwrap()));
 }
 
-/// A subscriber of the events that are published as vLLM does.
+/// A subscriber of the events in vLLM's format.
 struct Subscriber {
     runtime: tokio::runtime::Runtime,
     socket: SubSocket,
@@ -103,7 +103,7 @@ struct Subscriber {
 }
 
 impl Subscriber {
-    /// Of the node that answers here.
+    /// Subscribes to the node that serves HTTP at `http`.
     fn connect(http: &str) -> Self {
         let status: Value = serde_json::from_str(&server::get(http, "/status").unwrap()).unwrap();
         let address = format!("tcp://{}", published_at(&status));
@@ -112,7 +112,7 @@ impl Subscriber {
         let socket = runtime.block_on(async {
             let mut socket = SubSocket::new();
             socket.connect(&address).await.unwrap();
-            // Up to the model's name, as a router would that follows all of a node's.
+            // Subscribes up to the model's name, as a router does that follows all models of a node.
             socket.subscribe(topic.strip_suffix("test").unwrap()).await.unwrap();
             socket
         });
@@ -147,7 +147,7 @@ impl Subscriber {
 }
 
 impl Subscriber {
-    /// Reads until the first GPU holds exactly these; all events since.
+    /// Reads until the first GPU holds exactly these chunks. Returns all events that were read.
     fn read_until_held(&mut self, hashes: &[ChunkHash]) -> Vec<Value> {
         let expected = held(0, hashes);
         let mut events = Vec::new();
@@ -181,12 +181,12 @@ fn subscribers_of_vllm_s_kv_events_follow_a_node() {
     let node = NodeProcess::start(LARDER, &host).unwrap();
     let engine = Engine::connect(&node.socket("default"));
     let mut subscriber = Subscriber::connect(node.http());
-    // A subscription takes effect when it does: what is told before does not come.
+    // A subscription takes effect after a while: earlier events do not come.
     let mut probes = (b'0'..=b'9').map(|name| prompt(name, 6));
     let events =
         std::iter::repeat_with(|| engine.put(&probes.next().unwrap())).find_map(|_| subscriber.read());
     assert!(events.is_some());
-    // From here on it hears all; memory holds as much as one prompt.
+    // From here on the subscriber hears all events. Memory holds one prompt.
     engine.put(&prompt(b'z', 6));
     subscriber.read_until_held(&prompt(b'z', 6));
     let first = prompt(b'a', 6);
@@ -214,12 +214,12 @@ fn the_kv_events_of_several_gpus_have_one_numbering_and_say_whose_they_are() {
     assert!(heard.map(|_| subscriber.read()).any(|events| events.is_some()));
     let [first, second] = [prompt(b'a', 6), prompt(b'b', 6)];
     for (one, other) in first.chunks(2).zip(second.chunks(2)) {
-        // Prompts of two chunks, by turns.
+        // Prompts of two chunks, in turn.
         engines[0].put(one);
         engines[1].put(other);
     }
     let expected: BTreeSet<(u16, u64)> = held(0, &first).union(&held(1, &second)).copied().collect();
-    // Each message that is read has the number after the one before.
+    // The subscriber checks that each message has the number after the one before.
     wait::until("it has heard of all", || {
         subscriber.read();
         subscriber.held.is_superset(&expected).then_some(())
@@ -227,7 +227,7 @@ fn the_kv_events_of_several_gpus_have_one_numbering_and_say_whose_they_are() {
     assert!(subscriber.held.is_disjoint(&held(1, &first)) && subscriber.held.is_disjoint(&held(0, &second)));
 }
 
-/// A subscriber's greeting, and its command that it is ready.
+/// A subscriber's greeting, with its command READY.
 fn greeting() -> Vec<u8> {
     let mut greeting = vec![0; 64];
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
@@ -251,7 +251,7 @@ fn a_subscriber_who_announces_a_terabyte_is_closed_and_those_who_are_silent_keep
         let long = [&[2_u8][..], &bytes.to_be_bytes()].concat();
         for before in [Vec::new(), greeting()] {
             let mut heard = Vec::new();
-            // Closed, or reset where something was left unread.
+            // The connection is closed, or reset if something was left unread.
             let _ = said(&[&before[..], &long, &[0; 64]].concat()).read_to_end(&mut heard);
         }
     }
@@ -264,7 +264,7 @@ fn a_subscriber_who_announces_a_terabyte_is_closed_and_those_who_are_silent_keep
         let mut heard = [0; 64 + 27];
         socket.read_exact(&mut heard).ok()?;
         engine.put(&prompt(names.next().unwrap(), 2));
-        // The message's first frame, its topic.
+        // The first frame of the message is its topic.
         socket.read_exact(&mut heard[..4]).ok().filter(|()| &heard[2..4] == b"kv")
     });
     drop(silent);
@@ -292,7 +292,7 @@ impl Asker {
         Self { socket, node: status["name"].as_str().unwrap().to_owned() }
     }
 
-    /// Everything from a message on, or a snapshot: numbers and events.
+    /// Asks for everything from a message on, or for a snapshot. Returns numbers and events.
     fn ask(&mut self, number: i64) -> Vec<(u64, Vec<Value>)> {
         let topic = format!("kv@{}@", self.node);
         let mut request = vec![1, 0, 1, 8];
@@ -356,7 +356,7 @@ fn applied<'a>(events: impl IntoIterator<Item = &'a Value>) -> std::collections:
     held
 }
 
-/// Chunks of 16 tokens, each of two blocks, of which the engine says the tokens.
+/// Chunks of 16 tokens, each of two engine blocks, with their tokens as the engine describes them.
 fn described(hashes: &[ChunkHash]) -> Vec<Described> {
     let block = |hash: &ChunkHash| ChunkHash(hash.0.map(|byte| byte ^ 0xff));
     (0..hashes.len())
@@ -383,7 +383,7 @@ fn events_of_chunks_that_engines_describe_stand_alone_and_can_be_asked_for_again
     engine.put(&first);
     engine.put(&second);
     let mut asker = Asker::connect(&node);
-    // The node tells when it has made room and has heard of all; a snapshot says what that comes to.
+    // The node publishes when it has made room and knows all tokens; a snapshot shows the result.
     let contents = |asker: &mut Asker| {
         let parts = asker.ask(-2);
         let last = parts.last().map_or(0, |(number, _)| *number);
@@ -400,7 +400,7 @@ fn events_of_chunks_that_engines_describe_stand_alone_and_can_be_asked_for_again
         assert_eq!(held[&number(&other)], tokens(at as u64, 0..8));
         assert_eq!(held[&number(hash)], tokens(at as u64, 8..16));
     }
-    // Nobody has said the tokens of the second prompt. Later somebody does: then it is told.
+    // Nobody has described the tokens of the second prompt. Once somebody does, its chunks are published.
     engine.session.describe(&engine.namespace, described(&second));
     let (last, held) = wait::until("the rest is described", || {
         Some(contents(&mut asker)).filter(|(_, held)| held.len() == 5 * 2)
@@ -422,7 +422,8 @@ fn events_of_chunks_that_engines_describe_stand_alone_and_can_be_asked_for_again
         (&event["extra_keys"], &event["ownership"]),
         (&json!([["adapter", "salt"], ["adapter"]]), &json!("larder"))
     );
-    // A removed chunk is told by all hashes of its earlier event: the snapshot and what follows it are the contents later.
+    // A removed chunk is announced by all hashes of its earlier event: the snapshot and the events after it add up to the later
+    // contents.
     let third = prompt(b'c', 8);
     engine.session.describe(&engine.namespace, described(&third));
     engine.put(&third);
@@ -441,7 +442,7 @@ fn events_of_chunks_that_engines_describe_stand_alone_and_can_be_asked_for_again
     assert_eq!(applied(&followed), later);
 }
 
-/// An event that stores these.
+/// An event that stores these chunks.
 fn contents_as_event(held: &std::collections::BTreeMap<u64, Vec<Value>>) -> Value {
     let tokens: Vec<&Value> = held.values().flatten().collect();
     json!({"type": "BlockStored", "block_hashes": held.keys().collect::<Vec<_>>(), "token_ids": tokens})

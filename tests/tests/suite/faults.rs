@@ -17,12 +17,12 @@ use serde_json::Value;
 use super::LARDER;
 use super::cluster::{SMALL, number, play, well_ended};
 
-/// How long a fault lasts: a little, or as long as it is to be endured.
+/// How long a fault lasts: a little, or in heavy tests as long as a cluster must endure it.
 fn fault_seconds(usual: u64, heavy: u64) -> u64 {
     if std::env::var_os("LARDER_HEAVY_TESTS").is_some() { heavy } else { usual }
 }
 
-/// A replay that lasts about so long on this machine.
+/// A replay that lasts about this long on this machine.
 pub(super) fn replay_lasting(seconds: u64, arguments: &[&str]) -> (Replay, u64) {
     let trial = play(&[arguments, &["--requests", "2000"]].concat());
     let requests = (seconds as f64 * 2_000.0 / number(&trial, "seconds")) as u64;
@@ -30,19 +30,19 @@ pub(super) fn replay_lasting(seconds: u64, arguments: &[&str]) -> (Replay, u64) 
     (replay.unwrap(), requests)
 }
 
-/// Prompt tokens that a node was asked for in this life of it; `None` if it does not answer.
+/// Prompt tokens that a node was asked for in its present life; `None` if it does not answer.
 fn tokens_asked(http: &str) -> Option<u64> {
     let status: Value = serde_json::from_str(&server::get(http, "/status").ok()?).ok()?;
     status["actors"][0]["tokens_asked"].as_u64()
 }
 
-/// Waits until a node is asked for more than before.
+/// Waits until a node is asked for more tokens than before.
 fn wait_until_asked(http: &str) {
     let before = tokens_asked(http).unwrap_or_default();
     wait::until("the node is asked", || tokens_asked(http).filter(|&asked| asked > before));
 }
 
-/// Chunks that the nodes have asked each other for and that have not come.
+/// Chunks that the nodes have requested from each other and that have not come.
 fn fetches_in_flight(nodes: &[String]) -> f64 {
     let metrics = nodes.iter().filter_map(|node| server::get(node, "/metrics").ok());
     metrics.map(|text| server::sum(&text, "larder_peer_fetches_in_flight")).sum()
@@ -83,7 +83,7 @@ const IN_FLIGHT_128: [&str; 12] = [
     SMALL[5],
 ];
 
-/// The trace `times` times, one after the other, each time with other prompts.
+/// The trace `times` times, one after the other, each time with different prompts.
 fn repeated(trace: &Path, folder: &Path, times: u64) -> (PathBuf, u64) {
     let lines = std::fs::read_to_string(trace).unwrap();
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -223,7 +223,7 @@ fn no_node_is_suspect_because_the_coordinator_started_again() {
     let before = lives(&cluster);
     cluster.kill_coordinator();
     cluster.start_coordinator().unwrap();
-    // As long as a member may be silent, and some more.
+    // As long as a member may be silent, and some time more.
     wait::through(Duration::from_secs(5), || {
         assert_eq!(events(&cluster, "suspect"), 0.0);
     });

@@ -9,12 +9,12 @@ use larder_device::{HostMemory, PagedLayout};
 use larder_protocol::{ChunkHash, NamespaceSpec};
 use larder_tests::content::{BLOCK_BYTES, block, namespace};
 
-/// Pages with the runs of each head apart.
+/// Pages with a separate run for each head.
 pub(super) const SHAPE: Shape =
     Shape { layers: 4, pages: 24, heads: 2, tokens: 4, content_bytes: 64, pages_per_chunk: PAGES_PER_CHUNK };
 const PAGES_PER_CHUNK: u32 = 2;
 
-/// Longer than any copy takes that ends.
+/// Longer than any copy takes that does not stall.
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
 /// The namespace of all tests, with a block of four layers.
@@ -35,7 +35,7 @@ pub(super) fn layout() -> (PagedLayout, u64) {
 pub(super) struct GpuPages(pub(super) HostMemory);
 
 impl GpuPages {
-    /// Pages of chunk number `position`: somewhere, and not in order.
+    /// The pages of chunk number `position`: scattered, and not in order.
     pub(super) fn of(position: u32) -> Vec<u32> {
         (0..PAGES_PER_CHUNK).map(|page| (position * PAGES_PER_CHUNK + page) * 7 % SHAPE.pages).collect()
     }
@@ -46,7 +46,7 @@ impl GpuPages {
         LoadPages { block: 0, pages, first_page: 0, layers: 0..SHAPE.layers, by_layer: true }
     }
 
-    /// Gives each contiguous piece of these layers of a chunk's pages, with where it stands in the block.
+    /// Passes each contiguous piece of these layers of a chunk's pages to `each`, with its place in the block.
     fn for_each_run(position: u32, layers: Range<u32>, mut each: impl FnMut(u64, Range<usize>)) {
         let (layout, _) = layout();
         for (in_chunk, page) in (0..).zip(Self::of(position)) {
@@ -59,7 +59,7 @@ impl GpuPages {
         }
     }
 
-    /// As if the engine computed the chunk.
+    /// Fills the pages as if the engine computed the chunk.
     pub(super) fn compute(&self, position: u32, hash: &ChunkHash) {
         let bytes = block(hash);
         Self::for_each_run(position, 0..SHAPE.layers, |at, range| self.0.write(at, &bytes[range]));

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 
 use super::LARDER;
 
-/// Of a chunk's block: layers, and bytes of each. Two layers share a checksum of the commit.
+/// Layers of a chunk's block, and bytes of each. Two layers share a checksum of the commit.
 const LAYERS: u32 = 6;
 const LAYER_BYTES: usize = 256 << 10;
 
@@ -102,7 +102,7 @@ fn layer_of(hash: &ChunkHash, layer: u32) -> Vec<u8> {
     bytes
 }
 
-/// Reads a layer of every chunk that is followed, and checks every byte.
+/// Reads a layer of every followed chunk, and checks every byte.
 fn assert_layer(follow: &Follow, hashes: &[ChunkHash], layer: u32) {
     let lease = follow.lease().expect("its places are told with the first layer");
     for (position, hash) in hashes.iter().enumerate() {
@@ -168,7 +168,7 @@ fn layers_that_come_out_of_order_are_read_in_order() {
     let hashes = content::prompt(b'o', 2);
     let of = writer.reserve(&hashes, 0);
     [5, 1, 2].iter().for_each(|&layer| writer.hand_over(&of, &hashes, layer).unwrap());
-    // What was handed over before somebody followed comes too.
+    // Layers that were handed over before somebody followed come too.
     let follow = reader.follow(&hashes, Some(0), 0);
     writer.hand_over(&of, &hashes, 0).unwrap();
     assert_eq!(reader.wait(&follow, 3).layers, 3);
@@ -248,7 +248,7 @@ fn a_follower_hears_that_the_writers_node_was_killed() {
         (told.chunks == 0).then_some(told)
     });
     assert!(ended.is_whole);
-    // What it had been shown stays as it is as long as it may be read.
+    // The layers that the follower has seen stay as they are as long as it may read them.
     (0..2).for_each(|layer| assert_layer(&follow, &hashes, layer));
     drop((follow, of, writer));
     nothing_is_held(&cluster, 1);
@@ -361,7 +361,7 @@ fn several_readers_on_several_nodes_follow_one_writer_and_one_reader_several_wri
             readers[*reader].wait(follow, LAYERS + 1).is_whole.then_some(())
         });
     }
-    // The node with two readers was sent each layer once.
+    // The node with two readers received each layer once.
     let came = "larder_handed_over_layers_total{device=\"0\",how=\"came\"}";
     assert_eq!(cluster.node(2).metric(came), 2.0 * f64::from(LAYERS));
     drop((follows, reserved));

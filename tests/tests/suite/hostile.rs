@@ -1,5 +1,5 @@
-//! Engines that break the rules: each gets a clear error or leaves a quarantine, the node lives, nobody else notices,
-//! and nothing is reused that somebody could still touch.
+//! Engines that break the rules: each gets a clear error or leaves a quarantine, the node lives, nobody else notices, and memory
+//! that somebody could still touch is not reused.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -20,7 +20,7 @@ use rustix::io::{Errno, pwrite};
 
 use super::{ENGINE, Engine, LARDER};
 
-/// A node with the prompt `a` in it, and a well-behaved engine that has a lease on nothing.
+/// A node that has the prompt `a`, and a well-behaved engine.
 fn stage() -> (NodeProcess, Engine) {
     let node = NodeProcess::small(LARDER).unwrap();
     let innocent = Engine::connect(&node.socket("default"));
@@ -199,7 +199,7 @@ fn refused_requests_leave_the_session_open() {
         Response::Refused(refusal) => refusal,
         other => panic!("{other:?}"),
     };
-    // The engine's blocks have another size than its namespace says.
+    // The engine's blocks have another size than in its namespace.
     let refusal = refused(&mut session, &register(BLOCK_BYTES as u64 / 2));
     assert_eq!(refusal.code, RefusalCode::Namespace);
     assert!(
@@ -217,7 +217,7 @@ fn refused_requests_leave_the_session_open() {
     assert_eq!(refusal.code, RefusalCode::Chain);
     assert!(refusal.message.contains("is known as number 3 after"), "{}", refusal.message);
     assert_eq!(refused(&mut session, &lease(vec![first, first])).code, RefusalCode::Chain);
-    // Somebody else's numbers.
+    // Numbers that belong to no session, or to another.
     assert_eq!(refused(&mut session, &Request::Unpin(77)).code, RefusalCode::Unknown);
     assert_eq!(refused(&mut session, &Request::Abort(77)).code, RefusalCode::Unknown);
     assert_eq!(refused(&mut session, &commit(77, 1)).code, RefusalCode::Unknown);
@@ -295,7 +295,7 @@ fn memory_that_an_engine_keeps_after_closing_its_session_is_not_reused_until_it_
     let engine = EngineProcess::start(ENGINE, &node.socket("default"), "close").unwrap();
     node.wait_for("quarantined_bytes", 4 * BLOCK_BYTES as u64);
     assert_eq!(node.status("lingering_processes"), 1);
-    // More than fits: whatever may be reused is reused.
+    // More chunks than fit: all memory that may be reused is reused.
     let arena = node.status("arena_bytes") as usize;
     for round in 0..=(arena / BLOCK_BYTES / 200) as u8 {
         innocent.put(&prompt(100 + round, 200));
@@ -328,13 +328,13 @@ fn an_engine_that_takes_no_answers_is_not_asked_for_more() {
     session.socket().set_nonblocking(true).unwrap();
     let chain = Chain::from_root(registered.root, prompt(b'a', 4));
     let lookup = Request::Lease(Lease { namespace: registered.namespace, chain });
-    // Until the node reads no further and the socket is full.
+    // Sends until the node reads no further and the socket is full.
     let mut sent = 0_u32;
     while sent < 1_000_000 && session.send_unless_full(&lookup).unwrap() {
         sent += 1;
     }
     nothing_happened(&node, &innocent);
-    // The innocent engine's releases have no answer: the last may still be on its way.
+    // The innocent engine's releases get no answer: the last one may still be on its way.
     wait::until("no more leases than were asked for", || {
         (node.status("leases") <= u64::from(sent)).then_some(())
     });
@@ -381,7 +381,7 @@ fn damaged_messages_never_stop_the_node() {
         let header = FrameHeader { payload_bytes: message.len() as u32, descriptors: 0, request: 7 };
         message.resize(header.padded_payload_bytes(), 0);
         let sent = session.send_bytes(&[header.encode().to_vec(), message].concat());
-        // A release has no answer: whether the session lives on shows in that of the next message.
+        // A release gets no answer: the answer to the next message shows whether the session lives on.
         let probe = Request::Unpin(u64::MAX);
         if sent.is_ok() && session.ask(&probe).is_ok() {
             answered += 1;

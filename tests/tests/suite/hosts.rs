@@ -1,4 +1,4 @@
-//! A cluster over two hosts, with the default addresses: the operators' view of it.
+//! A cluster over two hosts, with the default addresses, as its operators see it.
 
 use larder_skips::skip;
 use larder_tests::hosts::Hosts;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::LARDER;
 
-/// Both hosts; `None` if the machine makes none.
+/// Both hosts; `None` if the machine cannot make them.
 fn hosts() -> Option<Hosts> {
     match Hosts::new(LARDER) {
         Ok(hosts) => Some(hosts),
@@ -18,7 +18,7 @@ fn hosts() -> Option<Hosts> {
     }
 }
 
-/// A command's JSON, and its exit status.
+/// The JSON of a command, and its exit status.
 fn json(hosts: &Hosts, host: usize, args: &[&str]) -> (Value, Option<i32>) {
     let output = hosts.run(host, &[args, &["--json"]].concat()).unwrap();
     let said = serde_json::from_slice(&output.stdout)

@@ -29,7 +29,8 @@ fn what_one_engine_puts_another_gets() {
             metrics.lines().find(|line| line.starts_with(name) && line.contains(r#"window="10m""#)).unwrap();
         line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
     };
-    // Of 1,128 tokens asked, 112 were hit. The missed chunks came once: an infinite cache would have hit none of them either.
+    // Of 1,128 requested tokens, 112 were hit. The missed chunks were requested once: an infinite cache would have hit none of
+    // them either.
     assert!((rate("larder_hit_rate") - 112.0 / 1_128.0).abs() < 1e-9);
     assert!((rate("larder_infinite_hit_rate") - 112.0 / 1_128.0).abs() < 0.001);
     let asked = metrics.lines().find(|line| line.starts_with("larder_tokens_asked_total")).unwrap();
@@ -54,7 +55,7 @@ fn a_node_says_which_memory_cpus_and_pages_it_got() {
     );
 }
 
-/// The smallest that a pipe may have.
+/// The smallest size of a pipe.
 const PIPE_BYTES: usize = 4_096;
 
 #[test]
@@ -71,7 +72,7 @@ fn a_node_whose_log_nobody_reads_serves_and_stops() {
     })
     .unwrap();
     for word in b'a'..=b'z' {
-        // Each session takes two lines.
+        // Each session writes two lines to the log.
         let engine = Engine::connect(&node.socket("default"));
         let hashes = prompt(word, 8);
         assert_eq!((engine.put(&hashes), engine.get(&hashes)), (8, 8));

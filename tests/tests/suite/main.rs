@@ -1,4 +1,4 @@
-//! Larder as its users meet it: whole processes, over real sockets.
+//! Larder as its users see it: whole processes, over real sockets.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic, and say what it measured")]
 
 mod architecture;
@@ -43,7 +43,7 @@ use larder_tests::content::{BLOCK_BYTES, block, namespace};
 /// The `larder` command.
 const LARDER: &str = env!("CARGO_BIN_EXE_larder-under-test");
 
-/// An engine process that does one thing.
+/// The `test-engine` command: an engine process that does one thing.
 const ENGINE: &str = env!("CARGO_BIN_EXE_test-engine");
 
 /// A well-behaved engine.
@@ -60,12 +60,12 @@ impl Engine {
         Self { session, namespace }
     }
 
-    /// Stores the chunks that are missing; how many that were.
+    /// Stores the missing chunks. Returns their number.
     fn put(&self, hashes: &[ChunkHash]) -> usize {
         self.put_chain(&self.namespace.chain(hashes.to_vec()))
     }
 
-    /// The same, for chunks that may have others before them.
+    /// As [`Self::put`], for chunks that may have others before them.
     fn put_chain(&self, chain: &Chain) -> usize {
         let reservation = self.session.reserve(&self.namespace, chain, 0).wait().unwrap();
         let positions = reservation.chunks().to_vec();
@@ -77,7 +77,7 @@ impl Engine {
         positions.len()
     }
 
-    /// Reads what is here of a prompt and checks every byte; how many chunks that were.
+    /// Reads the cached chunks of a prompt and checks every byte. Returns the number of chunks.
     fn get(&self, hashes: &[ChunkHash]) -> usize {
         let chain = self.namespace.chain(hashes.to_vec());
         let lease = self.session.lease(&self.namespace, &chain).wait().unwrap();

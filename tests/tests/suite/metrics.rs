@@ -1,4 +1,4 @@
-//! What a running cluster exports is what the table of metrics says.
+//! Compares the metrics that a running cluster exports with the table of metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,7 +14,7 @@ use larder_tests::wait;
 
 use super::{Engine, LARDER};
 
-/// What a server exports: kind and help by family, and the series of each.
+/// The metrics of a server: kind and help of each family, and its series.
 #[derive(Debug, Default)]
 struct Exported {
     kinds: BTreeMap<String, String>,
@@ -130,7 +130,7 @@ impl Exported {
         all
     }
 
-    /// The family of a sample: a histogram has three kinds of them.
+    /// The family of a sample: a histogram's samples have three names.
     fn family(&self, name: &str) -> String {
         let mut stems = ["_bucket", "_sum", "_count"].into_iter().filter_map(|end| name.strip_suffix(end));
         let is_histogram =

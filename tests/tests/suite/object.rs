@@ -48,7 +48,7 @@ fn tiers(engine: &Engine, hashes: &[ChunkHash]) -> Vec<Tier> {
     found.spans.iter().map(|span| span.tier).collect()
 }
 
-/// A node writes and is killed; another one, which shares nothing with it but the store, serves every byte.
+/// A node writes and is killed. Another node, which shares only the store with it, serves every byte.
 fn what_a_killed_node_wrote_is_served_by_another(object: &str) {
     let hashes = prompt(b'a', 20);
     let first = node(object);
@@ -144,7 +144,7 @@ fn tenants_find_nothing_of_each_other() {
     assert_eq!(objects(folder.path()).len(), 8, "an object for each");
 }
 
-/// The objects of a folder, without what only sees whether it can be written.
+/// The objects in a folder, without the probe that tests whether the folder can be written.
 fn objects(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let paths = entries.map(|entry| entry.unwrap().path());

@@ -1,4 +1,4 @@
-//! Peers that break the rules: they are refused or their blocks are a miss, it is counted, and nobody else notices.
+//! Peers that break the rules: they are refused or their blocks are a miss; this is counted, and nobody else notices.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant, SystemTime};
@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use super::{Engine, LARDER};
 
-/// The cluster still serves: what one node is given another one has.
+/// Checks that the cluster still serves: a chunk that is put on one node is found on another.
 fn nothing_happened(cluster: &Cluster) {
     let hashes = prompt(b'z', 4);
     assert_eq!(Engine::connect(&cluster.socket(0)).put(&hashes), 4, "{}", cluster.node(0).log());
@@ -47,7 +47,7 @@ fn visitor(cluster: &Cluster, identity: &Identity) -> Visitor {
     Visitor::new(&cluster.credentials(identity, Validity::days(1)).unwrap()).unwrap()
 }
 
-/// Calls on a node and on the coordinator with these credentials, and is turned away and counted at both.
+/// Dials a node and the coordinator with these credentials; both turn the stranger away and count it.
 fn is_turned_away(credentials: impl FnOnce(&Cluster) -> Credentials) {
     let cluster = Cluster::start(LARDER, 2).unwrap();
     let stranger = Visitor::new(&credentials(&cluster)).unwrap();
@@ -79,7 +79,7 @@ fn a_node_dialled_as_something_else_is_not_taken_for_it() {
     nothing_happened(&cluster);
 }
 
-/// Every request of the peer protocol that is not for everybody.
+/// Every request of the peer protocol that is not for all roles.
 fn requests(cluster: &Cluster) -> Vec<PeerRequest> {
     let engine = Engine::connect(&cluster.socket(0));
     let fingerprint = engine.namespace.fingerprint();
@@ -96,7 +96,7 @@ fn requests(cluster: &Cluster) -> Vec<PeerRequest> {
         PeerRequest::Find(Find { epoch: cluster.table().unwrap().epoch, rows: Vec::new() }),
         PeerRequest::SetPolicy("fifo".to_owned()),
         PeerRequest::Show(Show { path: "/lookups".into(), body: Vec::new() }),
-        // Nothing of this prompt is there to be pinned.
+        // No chunk of this prompt is there to be pinned.
         PeerRequest::Pin(Box::new(PinCommand::Start(PinStart {
             fingerprint,
             hashes: prompt(b'z', 1),
@@ -105,7 +105,7 @@ fn requests(cluster: &Cluster) -> Vec<PeerRequest> {
     ]
 }
 
-/// Takes back all that `holder` ever announced.
+/// An announcement that takes back all rows of `holder`.
 fn announcement(cluster: &Cluster, holder: Holder) -> Announce {
     let member = cluster.table().unwrap().member(holder.node).unwrap().clone();
     Announce {
@@ -123,7 +123,7 @@ fn announcement(cluster: &Cluster, holder: Holder) -> Announce {
 fn engines_and_admins_get_no_blocks_and_change_nothing_in_the_directory() {
     let cluster = Cluster::start(LARDER, 2).unwrap();
     let address = cluster.member("node-0").peer;
-    // Everybody but an engine may ask who has what. An admin alone sets the policy, and sees what engines asked for.
+    // Everybody but an engine may ask who holds which chunks. Only an admin sets the policy, and sees what engines asked for.
     for (identity, refusals) in [(Identity::engine("default", "e"), 7), (Identity::new(Role::Admin, "a"), 3)]
     {
         let before = node_rejections(&cluster, "not_allowed");
@@ -246,7 +246,7 @@ fn garbage_on_the_ports_disturbs_nobody() {
         for _ in 0..500 {
             let length = random.usize(1..2_000);
             let mut bytes: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(length).collect();
-            // Half of them look like the first packet of a connection: a long header, version 1.
+            // Half of the packets look like the first packet of a connection: a long header, version 1.
             if random.bool() && length >= 1_200 {
                 bytes[..6].copy_from_slice(&[0xc3, 0, 0, 0, 1, 8]);
             }
@@ -300,8 +300,9 @@ fn a_fetch_for_a_device_or_namespace_that_is_not_there_holds_nothing() {
     nothing_happened(&cluster);
 }
 
-/// A member that announces what it does not have and behaves so: its chunks are found, come to nothing, are counted, and
-/// can be computed as if they had never been announced. The answer is what the engine finds afterwards, before it does.
+/// A member announces chunks that it does not have and behaves as `manners` says: its chunks are found, cannot be read, are
+/// counted, and can be computed as if they had never been announced. Returns the tokens that the engine finds after the failed
+/// read and before it computes the chunks.
 fn comes_to_nothing(manners: Manners, outcome: &str) -> u64 {
     let cluster = Cluster::start(LARDER, 1).unwrap();
     let node = cluster.node(0);

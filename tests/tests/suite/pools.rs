@@ -1,4 +1,4 @@
-//! Hybrid models: engines save recurrent state at some boundaries, and prefixes end there, wherever they come from.
+//! Hybrid models: engines save recurrent state at some boundaries. Prefixes end there, whichever node or tier they come from.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ impl Hybrid {
         Self { session, namespace }
     }
 
-    /// Stores what is missing, the state after these chunks included; how many chunks that were.
+    /// Stores the missing chunks, with the state after the chunks at `states`. Returns the number of chunks.
     fn put(&self, hashes: &[ChunkHash], states: &[usize]) -> usize {
         let chain = self.namespace.chain(hashes.to_vec());
         let pools: Vec<PoolSet> =
@@ -45,7 +45,7 @@ impl Hybrid {
         positions.len()
     }
 
-    /// Reads what can be restored and checks every byte; how many chunks that were.
+    /// Reads the chunks that can be restored and checks every byte. Returns the number of chunks.
     fn get(&self, hashes: &[ChunkHash]) -> usize {
         let lease =
             self.session.lease(&self.namespace, &self.namespace.chain(hashes.to_vec())).wait().unwrap();
@@ -120,7 +120,7 @@ fn a_prefetch_brings_the_states_that_another_node_has() {
     assert_eq!(Hybrid::connect(&cluster.socket(0)).put(&hashes, &[2, 6]), 10);
     let reader = Hybrid::connect(&cluster.socket(1));
     let chain = reader.namespace.chain(hashes);
-    // Of so many tokens six chunks may be used, since one token is left to compute.
+    // Of these seven chunks six may be used, since one token is left to compute.
     let prompt_tokens = 7 * u64::from(CHUNK_TOKENS);
     let prefetch = |prompt_tokens| {
         let options = LookupOptions { prompt_tokens, ..LookupOptions::default() };
@@ -204,7 +204,7 @@ fn a_hybrid_prompt_is_handed_over_to_another_node_and_is_a_prefix_with_its_last_
     wait::until("all of it is whole", || come(&followed, u32::MAX).is_whole.then_some(()));
     drop((lease, followed, of));
     assert_eq!((reader.get(&hashes), reader.get(&hashes[..2])), (3, 0));
-    // A prompt that ends where no state was kept: it is said at once, and not when the patience is over.
+    // A prompt that ends where no state was kept: the follower hears so at once, not after its patience.
     let shorter = prompt(b'i', 2);
     let followed = follow(&shorter);
     assert_eq!(writer.put(&shorter, &[]), 2);

@@ -15,8 +15,7 @@ use super::{Engine, LARDER};
 
 const DISK: &str = "[disk]\nfolder = \"{name}.disk\"\ncapacity_bytes = \"16MiB\"\nsegment_bytes = \"1MiB\"\n";
 
-/// Two nodes, of which the first has the beginning of a prompt of 30 chunks in memory and the middle on disk, and the second
-/// has the end.
+/// Two nodes. The first has the beginning of a prompt of 30 chunks in memory and the middle on disk; the second has the end.
 struct Spread {
     cluster: Cluster,
     hashes: Vec<ChunkHash>,
@@ -34,7 +33,7 @@ impl Spread {
         Engine::connect(&cluster.socket(0)).put(&hashes[..20]);
         let on_disk = || cluster.node(0).metric("larder_cached_chunks{device=\"0\",tier=\"disk\"}");
         wait::until("the first node has its part on disk", || (on_disk() >= 20.0).then_some(()));
-        // Started again it has only that; then the beginning is read into memory.
+        // After its restart the node has only the middle, on disk. Then the beginning is read into memory.
         cluster.restart_node(0).unwrap();
         let engine = Engine::connect(&cluster.socket(0));
         wait::until("it finds all of the prompt", || {
@@ -60,12 +59,12 @@ fn options() -> LookupOptions {
     LookupOptions { prompt_tokens: 10_000, ..LookupOptions::default() }
 }
 
-/// The same, of an engine that computes so many tokens a second.
+/// As [`options`], for an engine that computes this many tokens a second.
 fn computing(tokens_per_second: f64) -> LookupOptions {
     LookupOptions { prefill_tokens_per_second: Some(tokens_per_second), ..options() }
 }
 
-/// Every byte of the chunks leased is right; how many there are.
+/// Checks that every byte of the leased chunks is right. Returns the number of chunks.
 fn check(lease: &larder_client::LeaseGuard, hashes: &[ChunkHash]) -> usize {
     for (position, hash) in hashes.iter().enumerate().take(lease.chunks()) {
         let mut bytes = vec![0; BLOCK_BYTES];
@@ -168,7 +167,7 @@ fn where_computing_is_faster_nothing_is_brought_and_the_answer_says_so() {
     let spread = Spread::new();
     let engine = spread.engine();
     let chain = engine.namespace.chain(spread.hashes.clone());
-    // This measures disk and peer.
+    // This prefetch measures disk and peer.
     let ticket = engine.session.prefetch(&engine.namespace, &chain, options()).wait().unwrap();
     assert_eq!(ticket.tokens(), tokens(30));
     engine.session.collect(ticket, Wait::Complete).wait().unwrap().release();
@@ -183,7 +182,7 @@ fn where_computing_is_faster_nothing_is_brought_and_the_answer_says_so() {
     assert_eq!(fast.tokens_to_recompute(), fast.found().tokens);
     let slow = engine.session.prefetch(&engine.namespace, &chain, computing(1.0)).wait().unwrap();
     assert_eq!((slow.tokens(), slow.tokens_to_recompute()), (slow.found().tokens, 0));
-    // Only what is loaded need not be computed; the fast one loads nothing.
+    // Only loaded chunks need not be computed; the fast engine loads nothing.
     let avoided = spread.cluster.node(0).metric("larder_recompute_avoided_seconds_total");
     assert_eq!(avoided, slow.tokens() as f64);
 }
@@ -207,7 +206,7 @@ fn with_a_throttled_peer_the_choice_flips_where_the_arithmetic_says() {
     let ticket = engine.session.prefetch(&engine.namespace, measured, options()).wait().unwrap();
     assert_eq!(engine.session.collect(ticket, Wait::Complete).wait().unwrap().chunks(), 30);
 
-    // A block a chunk: at this speed the engine computes them as fast as they come.
+    // One block for each chunk: at this speed the engine computes chunks as fast as they come.
     let even = f64::from(THROTTLED_BLOCKS_PER_SECOND * CHUNK_TOKENS);
     let ticket = engine.session.prefetch(&engine.namespace, slower, computing(even / 4.0)).wait().unwrap();
     assert_eq!((ticket.tokens(), ticket.tokens_to_recompute()), (tokens(30), 0));

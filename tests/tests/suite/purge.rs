@@ -34,7 +34,7 @@ fn a_tenant_is_purged_from_every_node_and_can_be_written_anew() {
     let (one, other) = (Engine::connect(&cluster.socket(0)), Engine::connect(&cluster.socket(1)));
     let hashes = prompt(b'a', 40);
     one.put(&hashes);
-    // A copy of it comes to the other node, which may keep it.
+    // The other node gets a copy, which it may keep.
     wait::until("the other node gets it", || (other.get(&hashes) == 40).then_some(()));
     other.put(&prompt(b'b', 10));
     let counted = purge(&cluster, &["--dry-run"]);

@@ -4,7 +4,7 @@ use larder_coordinator::election::{Candidate, Record};
 use larder_coordinator::register::{Memory, Register};
 use tokio::runtime::{Builder, Runtime};
 
-/// Holds what an election needs of a register: two handles of one register that has no record yet.
+/// Checks the contract of a register for elections, through two handles of one register that has no record yet.
 async fn holds_the_contract<R: Register>(one: R, other: R) {
     let record = |life: u64, renewals| {
         let holder = Candidate { life, peer: format!("c-{life}:1"), http: format!("[::{life}]:2") };
@@ -18,7 +18,7 @@ async fn holds_the_contract<R: Register>(one: R, other: R) {
     assert_ne!(first, second, "every write is a change that others see");
     assert_eq!(other.write(&record(2, 0), Some(&first)).await.unwrap(), None, "that is an old version");
     assert_eq!(other.read().await.unwrap(), Some((second.clone(), record(1, 1))));
-    // The same record again is another version.
+    // Writing the same record again makes another version.
     let third = other.write(&record(1, 1), Some(&second)).await.unwrap().expect("nobody else has written");
     assert_ne!(second, third);
     let mut version = third;
@@ -34,7 +34,7 @@ async fn holds_the_contract<R: Register>(one: R, other: R) {
         assert_eq!(kept.1, record(winner, round));
         version = kept.0;
     }
-    // A leader that resigns leaves a record of nobody, over which the next one writes.
+    // A leader that resigns leaves a record without a holder; the next leader writes over it.
     let nobody = Record { holder: Candidate::default(), ..record(1, 12) };
     let freed = one.write(&nobody, Some(&version)).await.unwrap().expect("nobody else has written");
     assert_eq!(other.read().await.unwrap(), Some((freed.clone(), nobody)));
@@ -42,7 +42,7 @@ async fn holds_the_contract<R: Register>(one: R, other: R) {
     assert_eq!(one.read().await.unwrap(), Some((taken, record(2, 0))));
 }
 
-/// Runs this to its end. What a register does in the background goes on when the same thread runs something again.
+/// Runs a future to its end. Work that a register does in the background goes on when the same thread runs another future.
 fn run<T>(test: impl Future<Output = T>) -> T {
     thread_local! {
         static RUNTIME: Runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -84,7 +84,7 @@ mod etcd {
         run(async {
             Box::pin(holds_the_contract(one, same)).await;
             assert_eq!(other.read().await.unwrap(), None, "clusters with other names do not meet");
-            // It dies: that is a failure, and no record that nobody wrote.
+            // etcd dies: a read fails, and never returns a record that nobody wrote.
             drop(etcd);
             let read = tokio::time::timeout(Duration::from_secs(5), other.read()).await;
             assert!(!matches!(read, Ok(Ok(_))), "{read:?}");
@@ -196,7 +196,7 @@ mod kubernetes {
 
     const LEASE: &str = "larder-coordinator";
 
-    /// What the chart's Role gives.
+    /// The rights of the chart's Role.
     const COORDINATOR: Account =
         Account { token: "larder-coordinator", rights: &[("get", Some(LEASE)), ("patch", Some(LEASE))] };
 
@@ -264,7 +264,7 @@ mod kubernetes {
         assert!(error.contains("invalid peer certificate"), "{error}");
     }
 
-    /// A Lease that the chart made, and an account with the chart's rights: it needs none to make one.
+    /// A Lease that the chart made, and an account with the chart's rights, which cannot make Leases.
     #[test]
     fn a_lease_that_somebody_made_for_the_coordinators_is_free_and_keeps_what_they_do_not_know() {
         let world = world();
@@ -375,15 +375,15 @@ mod kubernetes {
         });
     }
 
-    /// What a writer was told of its write.
+    /// The answer that a writer got for its write.
     #[derive(Debug)]
     struct Claim {
         record: Record,
         told: Result<Option<Version>, String>,
     }
 
-    /// In all weathers: what is said to be written is written once, what is said not to be written is not, and nobody reads what
-    /// nobody wrote.
+    /// Under all troubles: a write reported as written is written once, a write reported as not written is not, and nobody reads
+    /// a record that nobody wrote.
     #[test]
     fn whatever_an_api_server_does_to_requests_a_lease_claims_nothing_that_is_wrong() {
         let troubles = [
@@ -477,14 +477,14 @@ mod kubernetes {
         let Some(server) = real() else { return };
         let manifest =
             concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kubernetes/components/coordinators/lease.yaml");
-        // Without the types of all resources, which a server that has just started may not tell yet.
+        // Without validation: a server that has just started may not tell the types of all resources yet.
         server
             .kubectl(&["apply", "--validate=false", "--namespace", "larder", "--filename", manifest])
             .unwrap();
         let own = server.coordinator().unwrap();
         let register = |name: &str| run(Kubernetes::new(Some(&own), name.to_owned())).unwrap();
         let lease = register("larder-leader");
-        // The account has its rights when the server has read the rule.
+        // The account has its rights once the server has read the rule.
         let (free, nobody) =
             wait::until("the account may read the Lease", || run(lease.read()).ok()).unwrap();
         assert_eq!(nobody, Record::default());

@@ -21,7 +21,7 @@ fn edit(cluster: &Cluster, name: &str, change: impl FnOnce(String) -> String) {
     let text = fs::read_to_string(&file).unwrap();
     let changed = change(text.clone());
     assert_ne!(text, changed);
-    // As people's editors and Kubernetes do: there is never half a file.
+    // Replaces the file as editors and Kubernetes do: nobody ever sees half a file.
     let new = file.with_extension("new");
     fs::write(&new, changed).unwrap();
     fs::rename(new, file).unwrap();
@@ -140,7 +140,7 @@ fn an_engine_that_pins_and_hangs_up_at_once_stands_in_the_audit_log() {
         let engine = Engine::connect(&cluster.socket(0));
         let chain = engine.namespace.chain(larder_tests::content::prompt(b'a', 5));
         let pin = engine.session.pin(&engine.namespace, &chain, Duration::from_secs(60)).into_future();
-        // Asks, and does not stay for the answer.
+        // Sends the request, and does not wait for the answer.
         assert!(runtime.block_on(async { pin.now_or_never() }).is_none());
         drop(engine);
         wait::until("the pin is noted", || {
@@ -150,7 +150,7 @@ fn an_engine_that_pins_and_hangs_up_at_once_stands_in_the_audit_log() {
     }
 }
 
-/// Adds a tenant to a node's configuration, or takes it out again.
+/// Adds a tenant to a node's configuration, or removes it.
 fn with_guest(cluster: &Cluster, is_there: bool) {
     let guest =
         format!("[[tenants]]\nname = \"guest\"\nsocket = \"{}\"\n[cluster]", guest(cluster).display());
@@ -230,7 +230,7 @@ fn a_tenant_that_leaves_while_its_engine_saves_loses_nothing_but_its_own() {
                 let connected = std::panic::catch_unwind(|| Engine::connect(&socket));
                 let Ok(engine) = connected else { continue };
                 sessions += 1;
-                // Until it is refused: the tenant left. Both tenants' chunks have room.
+                // Until the engine is refused, because the tenant left. There is room for both tenants' chunks.
                 _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                     for name in (0..50).cycle().take_while(|_| !is_over.load(Ordering::Relaxed)) {
                         let prompt = larder_tests::content::prompt(name, 40);

@@ -1,4 +1,4 @@
-//! Replays of whole traces, held against a model that is computed here.
+//! Replays of whole traces, compared with a model that is computed here.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::LARDER;
 
-/// `larder replay` with these arguments; its JSON and its exit status.
+/// Runs `larder replay` with these arguments. Returns its JSON and its output.
 fn replay(arguments: &[&str]) -> (Value, Output) {
     let output = Command::new(LARDER).arg("replay").args(arguments).arg("--json").output().unwrap();
     let report = serde_json::from_slice(&output.stdout)
@@ -20,8 +20,8 @@ fn replay(arguments: &[&str]) -> (Value, Output) {
     (report, output)
 }
 
-/// Plays a trace on one node at each capacity, so many requests at a time, and holds every hit rate against the model,
-/// which plays one after the other.
+/// Plays a trace on one node at each capacity, with `in_flight` requests at a time, and compares every hit rate with the model's.
+/// The model plays one request after the other.
 fn hold_against_the_model(trace: &Path, capacities: &[usize], in_flight: &str, tolerance: f64) {
     let requests = requests(trace);
     for &capacity in capacities {
@@ -60,7 +60,7 @@ fn requests(trace: &Path) -> Vec<(u64, Vec<u64>)> {
     lines.lines().map(request).collect()
 }
 
-/// A trace of the generator's, as a file of the traces' format.
+/// A generated trace, in the format of trace files.
 fn generated(folder: &Path, count: usize) -> PathBuf {
     let path = folder.join("generated.jsonl");
     write_generated(&path, 7, count).unwrap();
@@ -78,7 +78,7 @@ fn the_conversation_trace_hits_what_the_model_says() {
     if let Some(trace) = published_trace("conversation") {
         hold_against_the_model(&trace, &[3_000, 10_000, 30_000], "1", 1e-9);
         hold_against_the_model(&trace, &[3_000, 10_000, 30_000], "4", 0.005);
-        // So many at a time save late, and the more so the busier the machine: a cap on what that may change.
+        // Requests in flight save their chunks late, the later the busier the machine is: this bounds the effect.
         hold_against_the_model(&trace, &[3_000], "16", 0.03);
     }
 }
@@ -91,9 +91,9 @@ fn the_synthetic_trace_hits_what_the_model_says() {
     }
 }
 
-/// Plays a trace on a node with room for 1,000 chunks in memory and 30,000 on disk, which is killed and started again
-/// before each part but the first. The token hit rate. Where the drive is too busy with other things to take what leaves
-/// memory, which the model's drive never is, the trace is played again, slower.
+/// Plays a trace on a node with room for 1,000 chunks in memory and 30,000 on disk. The node is killed and started again before
+/// each part but the first. Returns the token hit rate. If the drive is too busy to take all evicted chunks, which the model's
+/// drive never is, plays the trace again, slower.
 fn replay_above_a_disk(parts: &[&[String]]) -> f64 {
     for speed in ["100", "30", "10"] {
         let (rate, shed) = replay_above_a_disk_at(parts, speed);
@@ -108,7 +108,7 @@ fn replay_above_a_disk(parts: &[&[String]]) -> f64 {
     panic!("the drive takes too little in a second for this test");
 }
 
-/// The same at one speed; and how many of the chunks computed were not written, as a fraction.
+/// Plays the trace at one speed. Returns the token hit rate, and the fraction of the computed chunks that were not written.
 fn replay_above_a_disk_at(parts: &[&[String]], speed: &str) -> (f64, f64) {
     let disk = "[disk]\nfolder = \"{name}.disk\"\ncapacity_bytes = \"260MiB\"\nsegment_bytes = \"4MiB\"\n";
     let mut cluster = Cluster::start_with(LARDER, 1, 1_000, disk).unwrap();
@@ -139,7 +139,7 @@ fn replay_above_a_disk_at(parts: &[&[String]], speed: &str) -> (f64, f64) {
             );
         }
         let path = folder.path().join(format!("part-{number}.jsonl"));
-        // Every part begins with the trace's first request, by which chunks are named.
+        // Every part begins with the first request of the trace, since that names the chunks.
         let first = parts[0].first().filter(|_| number > 0);
         let lines: Vec<&str> = first.into_iter().chain(*part).map(String::as_str).collect();
         std::fs::write(&path, lines.join("\n")).unwrap();
@@ -210,7 +210,7 @@ fn engines_compute_the_found_chunks_that_requests_do_not_wait_for() {
         let lost = report["tokens_lost"].as_object().unwrap();
         let reasons: u64 = lost.values().filter_map(Value::as_u64).sum();
         assert_eq!(report["tokens_computed"], reasons, "{lost:?}");
-        // Two engines compute at a time at most.
+        // At most two engines compute at a time.
         let least = reasons as f64 / tokens_per_second.parse::<f64>().unwrap() / 2.0;
         assert!(report["seconds"].as_f64().unwrap() >= least, "{report}");
         let hit = &report["tokens_hit_by_tier"];
@@ -221,7 +221,7 @@ fn engines_compute_the_found_chunks_that_requests_do_not_wait_for() {
     assert!(loaded > 0 && not_loaded == 0, "{loaded}, {not_loaded}");
     let (loaded, not_loaded) = play("in-place", "1000000");
     assert!(loaded == 0 && not_loaded > 0, "{loaded}, {not_loaded}");
-    // A chunk takes this engine half a nanosecond: nothing that was measured comes sooner.
+    // A chunk takes this engine half a nanosecond: nothing that was measured is faster.
     let (loaded, not_loaded) = play("worth", "1000000000000");
     assert!(not_loaded > loaded, "{loaded}, {not_loaded}");
 }

@@ -1,7 +1,7 @@
 //! A cluster whose authority is replaced.
 //!
-//! Processes use new files within half a minute. `tests/run heavy` waits for that; otherwise each is started again in its turn,
-//! and meets others that have not seen the change.
+//! Processes use new files within half a minute. `tests/run heavy` waits for that; otherwise the processes are started again one
+//! after the other, and meet others that have not seen the change.
 
 use std::process::Command;
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn rotate(cluster: &Cluster, step: &str) {
     assert!(output.status.success(), "{step}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// What one node is given another one has. `word` is new each time.
+/// Checks that another node finds the chunks that one node was given. `word` is new each time.
 fn serves(cluster: &Cluster, word: u8) {
     let hashes = prompt(word, 4);
     wait::until("all are members", || (cluster.members().len() == 2).then_some(()));
@@ -31,7 +31,7 @@ fn serves(cluster: &Cluster, word: u8) {
     assert_eq!(reader.get(&hashes), 4, "{}", cluster.node(1).log());
 }
 
-/// Has every process use the files as they are now.
+/// Makes every process use the present files.
 fn spread(cluster: &mut Cluster, words: &mut impl Iterator<Item = u8>) {
     let mut word = || words.next().unwrap();
     if std::env::var_os("LARDER_HEAVY_TESTS").is_some() {
@@ -58,7 +58,7 @@ fn a_cluster_serves_through_the_replacement_of_its_authority() {
         serves(&cluster, words.next().unwrap());
         spread(&mut cluster, &mut words);
     }
-    // Whoever comes now is of the new authority, and so is everybody whom it meets.
+    // The process that is started now belongs to the new authority, and so do all others that it meets.
     cluster.restart_node(1).unwrap();
     serves(&cluster, words.next().unwrap());
 }

@@ -1,4 +1,4 @@
-//! What routers ask: where a prompt is, from its tokens alone.
+//! The requests of routers: where a prompt is cached, from its tokens alone.
 
 use larder_client::{Session, SessionOptions};
 use larder_protocol::namespace::{EngineHash, HashAlgorithm, NamespaceSpec};
@@ -31,7 +31,7 @@ fn engine(cluster: &Cluster, node: usize) -> Engine {
     Engine { session, namespace }
 }
 
-/// The namespace as a node tells routers of it.
+/// The namespace as a node describes it to routers.
 fn told(cluster: &Cluster) -> Value {
     let namespaces: Value = serde_json::from_str(&cluster.node(0).get("/namespaces").unwrap()).unwrap();
     namespaces[0].clone()

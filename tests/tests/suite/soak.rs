@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::LARDER;
 
-/// Runs `tests/soak` with these arguments, where all has to be right; its report.
+/// Runs `tests/soak` with these arguments, and checks that all is right. Returns its report.
 fn passes(arguments: &[&str]) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_soak"))
         .args(["--program", LARDER, "--json"])

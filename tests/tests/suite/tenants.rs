@@ -1,4 +1,4 @@
-//! One socket a tenant: tenants share a node and nothing else.
+//! One socket for each tenant: tenants share a node and nothing else.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -32,7 +32,7 @@ fn a_tenant_never_sees_the_blocks_of_another() {
 #[test]
 fn memory_changes_tenant_only_when_all_have_left_and_then_it_is_other_memory() {
     let node = NodeProcess::start(LARDER, TWO_TENANTS).unwrap();
-    // The first tenant fills the arena and leaves; an engine of it keeps the memory mapped.
+    // The first tenant fills the arena and leaves, but one of its engines keeps the memory mapped.
     let keeper = {
         let one = Engine::connect(&node.socket("default"));
         for name in 0..4 {
@@ -44,7 +44,7 @@ fn memory_changes_tenant_only_when_all_have_left_and_then_it_is_other_memory() {
     };
     let other = Engine::connect(&node.socket("other"));
     let chain = other.namespace.chain(prompt(b'b', 4));
-    // This test process had the memory too, and lives on: the other tenant gets none of it.
+    // This test process had the memory mapped too, and lives on: the other tenant gets none of it.
     assert!(matches!(
         other.session.reserve(&other.namespace, &chain, 0).wait(),
         Err(SessionError::Busy { .. })
@@ -58,7 +58,7 @@ fn memory_changes_tenant_only_when_all_have_left_and_then_it_is_other_memory() {
 fn memory_that_somebody_kept_never_shows_another_tenants_bytes() {
     let node = NodeProcess::start(LARDER, TWO_TENANTS).unwrap();
     let socket = node.socket("default");
-    // All that the first tenant stored came from processes that end; but one leaves its memory to a child.
+    // All chunks of the first tenant came from processes that ended, but one process left its memory to a child.
     EngineProcess::start(ENGINE, &socket, "fill").unwrap().kill().unwrap();
     EngineProcess::start(ENGINE, &socket, "bequeath").unwrap().kill().unwrap();
     let heir = std::fs::read_to_string(heir_file(&socket)).unwrap();

@@ -1,4 +1,4 @@
-//! A request is one trace, whichever processes do a part of it; and nobody waits for the collector.
+//! A request is one trace, whichever processes do a part of it. Nobody waits for the collector.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::{Engine, LARDER};
 
-/// The span of an engine's own, as its request's header has it.
+/// The engine's own span, as in the header of its request.
 const ENGINE_SPAN: &str = "b7ad6b7169203331";
 
 fn traceparent(trace: u8, flags: u8) -> TraceContext {
@@ -24,14 +24,15 @@ fn trace_id(trace: u8) -> String {
     traceparent(trace, 1).to_string()[3..35].to_owned()
 }
 
-/// A cluster that sends its spans there, and an engine at either node; the first has stored a prompt that the second
+/// A cluster that sends its spans to `endpoint`, and an engine at each node. The first engine has stored a prompt that the second
 /// can find.
 fn cluster(endpoint: &str, sample_ratio: f64) -> (Cluster, Engine, Engine) {
     let more = format!("[tracing]\nendpoint = \"{endpoint}\"\nsample_ratio = {sample_ratio:?}\n");
     let cluster = Cluster::start_traced(LARDER, 2, &more).unwrap();
     let (writer, reader) = (Engine::connect(&cluster.socket(0)), Engine::connect(&cluster.socket(1)));
     assert_eq!(writer.put(&prompt(b'a', CHUNKS)), CHUNKS as usize);
-    // A lease asks for nothing that a lookup has just found: the last chunk, which has the home of the one before, is not looked up.
+    // A lease does not look up again what a lookup has just found. This lookup leaves out the last chunk, which has the same home
+    // as the chunk before it.
     let all_but_one = u64::from(CHUNKS - 1) * u64::from(CHUNK_TOKENS);
     wait::until("the other node finds it", || {
         (reader.find(&prompt(b'a', CHUNKS - 1), all_but_one + 1) == all_but_one).then_some(())
@@ -39,7 +40,7 @@ fn cluster(endpoint: &str, sample_ratio: f64) -> (Cluster, Engine, Engine) {
     (cluster, writer, reader)
 }
 
-/// The same engine, for a request of that trace.
+/// The same engine, for a request of this trace.
 fn traced(engine: &Engine, context: TraceContext) -> Engine {
     Engine { session: engine.session.traced(context), namespace: engine.namespace.clone() }
 }
@@ -48,7 +49,7 @@ fn named<'a>(spans: &'a [SpanSeen], name: &str) -> Vec<&'a SpanSeen> {
     spans.iter().filter(|span| span.name == name).collect()
 }
 
-/// The span of that name, which is the only one, and is a part of `parent`.
+/// The only span of that name, which is a part of `parent`.
 fn child<'a>(spans: &'a [SpanSeen], parent: &SpanSeen, name: &str) -> &'a SpanSeen {
     let found = named(spans, name);
     let [child] = found.as_slice() else { panic!("one `{name}` in {spans:#?}") };
@@ -103,7 +104,7 @@ fn a_lease_from_a_peer_is_one_tree_over_three_processes() {
     }
 }
 
-/// The namespace in which the prompt was stored, as a node's events have it.
+/// The namespace of the stored prompt, as in a node's events.
 fn fingerprint_of(cluster: &Cluster) -> String {
     let engine = Engine::connect(&cluster.socket(0));
     engine.namespace.fingerprint().0.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -114,7 +115,7 @@ fn what_a_caller_does_not_record_is_not_recorded_though_others_would_be() {
     let collector = Collector::start().unwrap();
     let (_cluster, _writer, reader) = cluster(&collector.endpoint(), 1.0);
     traced(&reader, traceparent(2, 0)).get(&prompt(b'a', CHUNKS));
-    // A process's spans come in their order: after this one there is none to wait for.
+    // A process's spans come in order: after this span there is none to wait for.
     traced(&reader, traceparent(3, 1)).get(&prompt(b'a', CHUNKS));
     let spans = collector.until("the recorded one", |spans| {
         spans.iter().any(|span| span.trace_id == trace_id(3) && span.name == "lease")
@@ -130,7 +131,7 @@ fn what_a_caller_does_not_record_is_not_recorded_though_others_would_be() {
 #[test]
 fn a_replay_is_traced_from_the_engine_on() {
     let collector = Collector::start().unwrap();
-    // A prompt that grows: each node computes a part of it, and needs what the other one has.
+    // A prompt that grows: each node computes a part of it, and needs the parts of the other node.
     let requests = (1..=10_u64).map(|chunks| {
         let ids: Vec<u64> = (1..=chunks + 1).collect();
         let (timestamp, tokens) = (chunks * 200, chunks * 512 + 1);

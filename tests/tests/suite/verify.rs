@@ -1,5 +1,5 @@
-//! Blocks that change behind a node's back: whoever reads them finds out, the node verifies and drops them, and nobody is given
-//! wrong bytes.
+//! Blocks that change behind a node's back: their readers find out, the node verifies and drops them, and nobody gets wrong
+//! bytes.
 
 use std::path::Path;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use super::{Engine, LARDER};
 const DISK: &str = "[http]\nlisten = \"127.0.0.1:0\"\n[host]\narena_bytes = \"16MiB\"\nextent_bytes = \"2MiB\"\n\
                     [disk]\nfolder = \"{dir}/disk\"\ncapacity_bytes = \"8MiB\"\nsegment_bytes = \"512KiB\"\n";
 
-/// An engine that verifies so much.
+/// An engine that verifies as `verify` says.
 fn engine(socket: &Path, verify: Verify) -> Engine {
     let options = SessionOptions { window_bytes: 1 << 20, verify, ..SessionOptions::default() };
     let session = Session::connect(socket, options).wait().unwrap();
@@ -45,7 +45,7 @@ fn reports(metric: impl Fn(&str) -> f64, by: &str, found: &str) -> f64 {
     metric(&format!("larder_damage_reports_total{{by=\"{by}\",device=\"0\",found=\"{found}\"}}"))
 }
 
-/// Four chunks, of which the second one comes to have other bytes: its reader is told, the node drops it, and then all is right
+/// Of four chunks, `damage` changes the bytes of the second. Its reader is told, the node drops the chunk, and then all is right
 /// again.
 fn is_caught_dropped_and_right_again(node: &NodeProcess, damage: impl FnOnce(u32, &[ChunkHash])) {
     let engine = engine(&node.socket("default"), Verify::Always);
@@ -147,7 +147,7 @@ fn others_hear_that_a_damaged_chunk_is_lost() {
     wait::until("the other node finds it no more", || (other.find(&hashes, 1_000) == 16).then_some(()));
 }
 
-/// What a reader finds wrong of a holder's chunk, the holder is told: it verifies and drops it.
+/// Waits until the holder, told of the damage that a reader found, has verified and dropped the chunk.
 fn holder_drops(holder: impl Fn(&str) -> f64, by: &str, found: impl Fn() -> u64) {
     wait::until("the holder has dropped it", || (reports(&holder, by, "damaged") == 1.0).then_some(()));
     wait::until("nobody finds it", || (found() == 16).then_some(()));
@@ -207,7 +207,7 @@ fn false_reports_in_a_loop_are_told_apart_bounded_and_cost_nobody_anything() {
             assert_eq!(other.get(&hashes), 4);
         }
     }
-    // So many at once, and then 30 a second.
+    // Many reports are accepted at once, and then 30 a second.
     assert!((256..1_000).contains(&right) && refused > 1_000, "{right} right, {refused} refused");
     assert_eq!(reports(|name| node.metric(name), "engine", "right"), f64::from(right));
     assert_eq!(reports(|name| node.metric(name), "engine", "not_examined"), f64::from(refused));
@@ -228,11 +228,11 @@ fn nobody_reports_chunks_of_a_namespace_that_its_session_has_not_registered() {
     let report =
         |session: &Session, namespace: &Namespace, hash| session.report_damage(namespace, hash).wait();
 
-    // Another tenant has a namespace of its own under the same description: there is nothing in it.
+    // Another tenant has its own namespace under the same description, and nothing is in it.
     let other_tenant = engine(&node.socket("b"), Verify::Always);
     let found = report(&other_tenant.session, &other_tenant.namespace, hashes[1]).unwrap();
     assert_eq!(found, Checked::Nothing);
-    // The number of a namespace is the node's; a session has those that it registered.
+    // A namespace's number is the node's; a session may use only the numbers that it registered.
     let found = report(&other_tenant.session, &victim.namespace, hashes[1]);
     assert!(is_unknown(&found), "{found:?}");
     let options = SessionOptions::default();
@@ -292,7 +292,7 @@ fn layered() -> NamespaceSpec {
     NamespaceSpec { model: "layered".into(), pools: vec![pool], ..namespace() }
 }
 
-/// A layer that no other layer is like.
+/// The bytes of a layer, different for each layer.
 fn layer_of(hash: &ChunkHash, layer: u32) -> Vec<u8> {
     let mut named = *hash;
     named.0[31] = layer as u8 + 1;
@@ -345,7 +345,7 @@ fn layers_that_are_followed_are_verified_as_they_come_and_the_whole_once_it_is_c
             (0..2).for_each(|chunk| staged.copy_from(chunk, 0, 0, &layer_of(&hashes[chunk], layer)));
             session.hand_over(staged).await.unwrap();
             if layer == 1 {
-                // Something else stands where the second chunk's second layer should.
+                // Other bytes stand in place of the second chunk's second layer.
                 assert_eq!(replace_block(node.pid(), &layer_of(&hashes[1], 1), &wrong).unwrap(), 1);
             }
             session.wait_for_layers(&follow, layer + 1, patience).await.unwrap();
@@ -370,7 +370,7 @@ fn layers_that_are_followed_are_verified_as_they_come_and_the_whole_once_it_is_c
         assert_eq!(session.commit_handed_over(&reservation, &[0, 1]).await.unwrap(), 2);
         let news = session.wait_for_layers(&follow, LAYERS + 1, patience).await.unwrap();
         assert!(news.is_whole);
-        // What was right layer by layer is verified once more, as what it was committed as.
+        // Layers that were right are verified once more, with the whole block after its commit.
         let first = layer_of(&hashes[0], 3);
         assert_eq!(replace_block(node.pid(), &first, &layer_of(&hashes[1], 3)).unwrap(), 1);
         let lease = follow.lease().unwrap();

@@ -1,6 +1,6 @@
 //! Clusters of this release and the one before: nodes, coordinators and engines of both, upgraded in both orders under load.
 //!
-//! `tests/run heavy` builds the release before once, from the repository's history.
+//! `tests/run heavy` builds the release before from the repository's history, once.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -23,10 +23,10 @@ use serde_json::Value;
 
 use super::{Engine, LARDER};
 
-/// The last commit that speaks `larder/1` alone.
+/// The last commit that speaks only `larder/1`.
 const BEFORE: &str = "b31be62";
 
-/// Its program, built where it is not yet; `None`, and a skipped test, where that cannot be.
+/// The program of this commit, built if it is not there yet; `None`, and a skipped test, if it cannot be built.
 fn before() -> Option<String> {
     if std::env::var_os("LARDER_HEAVY_TESTS").is_none() {
         larder_skips::skip("builds the release before: `tests/run heavy` does");
@@ -85,7 +85,7 @@ impl Load {
             while !stop.load(Ordering::Relaxed) {
                 let arguments = ["--coordinator", &http, "--block-bytes", "4096", "--requests", "1500"];
                 let (report, status) = match Replay::start(&program, &arguments).unwrap().finish() {
-                    // The coordinator was down just then, and there was nothing to play on.
+                    // The coordinator was down at that moment, so there was nothing to play on.
                     Err(error) if format!("{error:#}").contains("cannot ask the coordinator") => continue,
                     ended => ended.unwrap(),
                 };
@@ -97,7 +97,7 @@ impl Load {
         Self { stops, player: Some(player) }
     }
 
-    /// Ends with the replay that is under way; all of them failed nothing.
+    /// Waits for the replay that is under way, and checks that no replay had a failure.
     fn finish(mut self, whose: &str) {
         self.stops.store(true, Ordering::Relaxed);
         let reports = self.player.take().unwrap().join().unwrap();
@@ -132,7 +132,7 @@ fn on_disk(cluster: &Cluster, node: usize, chunks: usize) {
     });
 }
 
-/// Puts prompts in several parts, so that their later parts name chunks before them.
+/// Puts prompts in several parts, so that the later parts name chunks before them.
 fn put_in_parts(cluster: &Cluster, node: usize, names: &[u8]) -> Vec<Vec<ChunkHash>> {
     let engine = Engine::connect(&cluster.socket(node));
     let put = |&name: &u8| {
@@ -154,7 +154,7 @@ fn serves(cluster: &Cluster, node: usize, prompts: &[Vec<ChunkHash>]) {
     }
 }
 
-/// Prompts that a node has, and how many of their chunks another one gets.
+/// The number of chunks of these prompts that `node` gets; other nodes have put them.
 fn shared(cluster: &Cluster, node: usize, prompts: &[Vec<ChunkHash>]) -> usize {
     let engine = Engine::connect(&cluster.socket(node));
     prompts.iter().map(|hashes| engine.get(hashes)).sum()
@@ -207,7 +207,7 @@ fn the_nodes_of_a_cluster_are_upgraded_under_load_and_then_its_coordinator() {
     cluster.restart_node(3).unwrap();
     cluster.wait_for_members(4);
     serves(&cluster, 3, &new);
-    // An old one is killed beside it.
+    // An old node is killed beside it.
     cluster.run(&before);
     cluster.restart_node(0).unwrap();
     cluster.wait_for_members(4);
@@ -220,7 +220,7 @@ fn the_nodes_of_a_cluster_are_upgraded_under_load_and_then_its_coordinator() {
         println!("{} of 100 chunks of node-{node} come to node-3", shared(&cluster, 3, old));
     }
     assert!(is_merged(&cluster.table().unwrap().homes), "the old coordinator has 4,096 partitions");
-    // The coordinator is the last, and goes on from its file.
+    // The coordinator is upgraded last, and goes on from its file.
     let epoch = cluster.table().unwrap().epoch;
     cluster.kill_coordinator();
     cluster.start_coordinator().unwrap();
@@ -261,7 +261,7 @@ fn the_coordinator_of_a_cluster_is_upgraded_under_load_and_then_its_nodes() {
     old.push(put_in_parts(&cluster, 3, b"y"));
     (0..4).for_each(|node| on_disk(&cluster, node, 100));
     assert!(is_merged(&cluster.table().unwrap().homes), "as old nodes know them");
-    // Both are killed; the old one comes back, too.
+    // Both are killed and come back, each in its own release.
     cluster.restart_node(3).unwrap();
     cluster.run(LARDER);
     cluster.restart_node(2).unwrap();
@@ -271,7 +271,7 @@ fn the_coordinator_of_a_cluster_is_upgraded_under_load_and_then_its_nodes() {
         cluster.members().iter().map(|member| member["protocol"].as_u64().unwrap()).collect()
     };
     assert_eq!(versions(&cluster), [1, 1, 2, 1]);
-    // The old ones are upgraded.
+    // The old nodes are upgraded.
     for node in [0, 1, 3] {
         cluster.restart_node(node).unwrap();
         cluster.wait_for_members(4);

@@ -1,13 +1,13 @@
-//! The glossary of CONTRIBUTING.md, held against the names of types.
+//! Compares the names of types with the glossary of CONTRIBUTING.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use super::architecture::{root, sources};
 
-/// The types that bear a word of the glossary as their whole name, and where each is defined. All of them mean what the glossary
-/// says: a message, a class of Python and the store's record of a lease are sides of one lease. A type that means something else
-/// takes another name.
+/// The types whose whole name is a word of the glossary, and where each is defined. All of them mean what the glossary says: a
+/// message, a class of Python and the store's record of a lease are sides of one lease. A type that means something else takes
+/// another name.
 const BEARERS: &[(&str, &[&str])] = &[
     ("Actor", &["tests/simulation/src/actor.rs"]),
     ("Arena", &["node/src/arena.rs", "tests/src/flip.rs"]),

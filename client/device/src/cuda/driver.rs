@@ -56,12 +56,12 @@ pub(super) struct DeviceMemory {
 
 enum Origin {
     Allocated,
-    /// The used part may begin behind the allocation's start.
+    /// The address that the driver gave the allocation; its used part may begin later.
     Ipc(u64),
     Mapped {
         handle: u64,
     },
-    /// Somebody else's of this process.
+    /// Memory of this process that somebody else owns.
     Borrowed,
 }
 
@@ -87,7 +87,7 @@ pub(super) struct Module {
     _context: Context,
 }
 
-/// A kernel of a module, which it keeps.
+/// A kernel of a module. It keeps the module.
 pub(super) struct Kernel {
     raw: sys::CUfunction,
     _module: Rc<Module>,
@@ -132,7 +132,7 @@ impl Context {
 
     pub(super) fn name(&self) -> String {
         let mut name = [0; 128];
-        // SAFETY: the buffer is as long as the driver is told, and it writes a string that ends within.
+        // SAFETY: the buffer is as long as the driver is told, and the driver writes a string that ends within.
         let result =
             unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, self.0.device) };
         let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy();
@@ -155,7 +155,7 @@ impl Context {
 
     /// Ends the context for all of this process: after a fatal error nothing else ends its work.
     pub(super) fn reset(&self) -> Result<(), CudaError> {
-        // SAFETY: the device is one that the driver gave. What others have in the context is unusable already.
+        // SAFETY: the device is one that the driver gave. Everything that others have in the context is unusable already.
         unsafe { check("cuDevicePrimaryCtxReset", sys::cuDevicePrimaryCtxReset_v2(self.0.device)) }
     }
 
@@ -206,7 +206,7 @@ impl DeviceMemory {
             let result = sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut size, start);
             check("cuMemGetAddressRange", result)?;
         }
-        // What the engine says of its size is held against what the driver knows.
+        // Compares the size that the engine claims with what the driver knows.
         let end = offset.checked_add(bytes).and_then(|end| start.checked_add(end));
         if end.is_none_or(|end| end > base + size as u64) {
             return Err(beyond("an engine's memory"));
@@ -232,8 +232,8 @@ impl DeviceMemory {
         let (size, os) = (bytes as usize, descriptor.as_raw_fd() as usize as *mut c_void);
         let (mut handle, mut address) = (0, 0);
         // SAFETY: the pointers are to live values of the right types; a descriptor is passed as the pointer's value, as the
-        // driver wants it. The driver checks the descriptor, and refuses to map more than the allocation has. What was made is
-        // undone where a later step fails: the address by the calls below, the rest by `drop`.
+        // driver wants it. The driver checks the descriptor, and refuses to map more than the allocation has. If a later step
+        // fails, the calls below undo the reserved address, and `drop` undoes the rest.
         unsafe {
             let result = sys::cuMemImportFromShareableHandle(&raw mut handle, os, kind);
             check("cuMemImportFromShareableHandle", result)?;
@@ -537,7 +537,7 @@ fn attribute_of(device: sys::CUdevice, attribute: sys::CUdevice_attribute) -> Re
 
 /// Looks for every function, as calling one that is missing would panic.
 pub(super) fn check_library() -> Result<(), NoCuda> {
-    // SAFETY: loading the driver's library runs its initialisers, which any program that uses CUDA runs.
+    // SAFETY: loading the driver's library runs its initializers, which any program that uses CUDA runs.
     if !unsafe { sys::is_culib_present() } {
         return Err(NoCuda::NoLibrary);
     }
@@ -550,7 +550,7 @@ pub(super) fn check_library() -> Result<(), NoCuda> {
     Ok(())
 }
 
-/// All that this file calls.
+/// All functions that this file calls.
 const FUNCTIONS: [&str; 39] = [
     "cuInit",
     "cuDeviceGetCount",

@@ -23,7 +23,7 @@ pub(super) struct Begun {
 }
 
 impl CudaDevice {
-    /// Gives an order to the GPU, whose flag is reached.
+    /// Gives the GPU an order whose flag is reached.
     pub(super) fn enqueue(&mut self, number: OrderNumber, order: Order) -> Result<(), DeviceError> {
         let mut begun = Begun::default();
         let copied = match &order.work {
@@ -36,7 +36,7 @@ impl CudaDevice {
             tracing::error!(%error, "a copy could not be begun whole");
             error.is_fatal()
         });
-        // Where it failed too: what was begun must be known to have ended.
+        // Marked even after a failure: the end of what was begun must be known.
         match fatal.map_or_else(|| self.mark_end(order.direction), Err) {
             Ok(end) => {
                 let Begun { layers, table, measured } = begun;
@@ -61,7 +61,7 @@ impl CudaDevice {
         let entries = self.entries(order.direction, &division);
         let table = self.table(entries.len())?;
         let lane = self.lane(order.direction);
-        // SAFETY: table and staging buffers live until the order has ended: the one goes into `begun`, the others with the
+        // SAFETY: table and staging buffers live until the order has ended: the table goes into `begun`, the buffers end with the
         // device, which waits in `close`.
         unsafe { table.fill(lane, &entry_bytes(&entries))? };
         let table_address = table.address();
@@ -136,7 +136,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Marks the end of all that a lane has got.
+    /// Marks the end of all work that a lane has got.
     fn mark_end(&mut self, direction: Direction) -> Result<driver::Event, CudaError> {
         let event = self.event()?;
         self.lane(direction).join()?;
@@ -181,7 +181,7 @@ impl CudaDevice {
         let run_bytes = layout.spec().run_bytes;
         let shape = OrderShape::new(direction, by_layer, run_bytes, layout.block_bytes(), order_bytes);
         let form = self.forms.choose(shape);
-        // What waits for others' copies says nothing of its own.
+        // The time of an order that waits for other copies says nothing about its form.
         let is_alone = self.running.iter().all(|running| running.order.direction != direction);
         (form, is_alone.then_some((shape, order_bytes)))
     }

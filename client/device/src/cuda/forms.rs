@@ -13,7 +13,7 @@ pub enum Form {
     Staged,
 }
 
-/// The shape by which orders are alike: sizes are logarithms.
+/// The shape of an order. Orders of one shape count as alike; sizes are logarithms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct OrderShape {
     is_load: bool,
@@ -64,7 +64,7 @@ impl Forms {
         if chosen == 0 { Form::Direct } else { Form::Staged }
     }
 
-    /// An order of this shape took so long. Where that makes another form the preferred one, a line that says so.
+    /// Notes how long an order of this shape took. If another form is preferred now, returns a line that says so.
     pub(super) fn measured(
         &mut self,
         shape: OrderShape,
@@ -108,7 +108,7 @@ fn line(shape: &OrderShape, rates: &[Rate; 2]) -> String {
     )
 }
 
-/// Each form is tried so often before one is preferred.
+/// Each form is tried this often before one is preferred.
 const TRIALS: u32 = 3;
 
 /// The slower form is tried again after this many orders: machines change.
@@ -117,7 +117,7 @@ const RETRY_EVERY: u32 = 256;
 /// The weight of the newest measurement.
 const NEWEST: f64 = 0.25;
 
-/// Shapes that are told apart.
+/// The most shapes that are told apart.
 const MOST_SHAPES: usize = 256;
 
 #[cfg(test)]

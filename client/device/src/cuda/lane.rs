@@ -18,9 +18,9 @@ pub(super) struct Streams {
 }
 
 struct Half {
-    /// The half is full.
+    /// Marks that the half is full.
     ready: Event,
-    /// The half was emptied.
+    /// Marks that the half was emptied.
     drained: Event,
 }
 
@@ -51,26 +51,26 @@ impl Streams {
     /// nothing back.
     ///
     /// # Safety
-    /// The blocks may be read until that has ended.
+    /// The blocks may be read until the copies have ended.
     pub(super) unsafe fn bring(&self, half: usize, spans: &[(u64, StagedCopy)]) -> Result<(), CudaError> {
         if spans.is_empty() {
             return Ok(());
         }
         self.copies.wait(&self.halves[half].drained)?;
         for (address, span) in spans {
-            // SAFETY: the caller's promise; what is staged lies within the half.
+            // SAFETY: the caller's promise; the staged bytes lie within the half.
             unsafe { self.copies.copy(*address, self.half_address(half) + span.staged, span.bytes)? };
         }
         self.halves[half].ready.record(&self.copies)?;
         self.kernels.wait(&self.halves[half].ready)
     }
 
-    /// A kernel that empties a half was begun.
+    /// Marks the end of a kernel that empties a half.
     pub(super) fn scattered(&self, half: usize, is_staged: bool) -> Result<(), CudaError> {
         if is_staged { self.halves[half].drained.record(&self.kernels) } else { Ok(()) }
     }
 
-    /// A kernel that fills a half follows.
+    /// Makes a kernel that fills a half wait until the half was emptied.
     pub(super) fn before_gather(&self, half: usize, is_staged: bool) -> Result<(), CudaError> {
         if is_staged { self.kernels.wait(&self.halves[half].drained) } else { Ok(()) }
     }
@@ -78,7 +78,7 @@ impl Streams {
     /// Copies a half's bytes to the blocks at their addresses.
     ///
     /// # Safety
-    /// The blocks may be written until that has ended.
+    /// The blocks may be written until the copies have ended.
     pub(super) unsafe fn take(&self, half: usize, spans: &[(u64, StagedCopy)]) -> Result<(), CudaError> {
         if spans.is_empty() {
             return Ok(());
@@ -86,7 +86,7 @@ impl Streams {
         self.halves[half].ready.record(&self.kernels)?;
         self.copies.wait(&self.halves[half].ready)?;
         for (address, span) in spans {
-            // SAFETY: the caller's promise; what is staged lies within the half.
+            // SAFETY: the caller's promise; the staged bytes lie within the half.
             unsafe { self.copies.copy(self.half_address(half) + span.staged, *address, span.bytes)? };
         }
         self.halves[half].drained.record(&self.copies)
@@ -125,7 +125,7 @@ impl KernelTable {
     /// Fills the table, before later work on the lane's kernels.
     ///
     /// # Safety
-    /// The table lives until that has ended, and is not filled again before.
+    /// The table lives until the copy has ended, and is not filled again before.
     ///
     /// # Panics
     /// Panics if the table is too small.

@@ -15,7 +15,7 @@ pub(super) struct Launch {
     pub(super) planes: Range<u32>,
     /// The copies between its half of the staging buffer and blocks.
     pub(super) spans: Vec<StagedCopy>,
-    /// Layers that are done when it is; where they are to be told.
+    /// Layers that are done when the launch is done; `None` if layers are not reported.
     pub(super) layers_done: Option<u32>,
 }
 
@@ -100,7 +100,7 @@ impl Division {
     fn add_staged(&mut self, layout: &PagedLayout, pages: &[PageCopy], planes: Range<u32>, half_bytes: u64) {
         assert!(has_whole_chunks(layout, pages), "only whole chunks are staged");
         let per_chunk = layout.spec().pages_per_chunk as usize;
-        // As many planes as fit, of one chunk at least one; then as many chunks of those as fit.
+        // As many planes as fit, but at least one; then as many chunks of these planes as fit.
         let most = (half_bytes / layout.plane_bytes()).clamp(1, (planes.end - planes.start).into()) as u32;
         for first in planes.clone().step_by(most as usize) {
             let part = first..(first + most).min(planes.end);

@@ -69,7 +69,7 @@ pub(super) fn entry_bytes(entries: &[Entry]) -> Vec<u8> {
     entries.iter().flat_map(bytes).collect()
 }
 
-/// The planes of a layout as the kernel reads them; `regions` are where its regions begin.
+/// The planes of a layout as the kernel reads them; `regions` are the addresses of the layout's regions.
 pub(super) fn plane_bytes(layout: &PagedLayout, regions: &[u64]) -> Vec<u8> {
     let planes = layout.spec().planes.iter();
     let words = planes.flat_map(|plane| [regions[plane.region as usize] + plane.offset, plane.page_stride]);

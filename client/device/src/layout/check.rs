@@ -2,7 +2,7 @@
 
 use super::{ALIGNMENT, LayoutError, LayoutSpec, MAX_DIMS, MAX_PLANES, Plane};
 
-/// Bytes of one page.
+/// Checks a description; returns the bytes of one page.
 pub(super) fn check(spec: &LayoutSpec, region_bytes: &[u64]) -> Result<u64, LayoutError> {
     counts(spec)?;
     alignment(spec)?;
@@ -74,7 +74,7 @@ fn axes(spec: &LayoutSpec, plane: &Plane) -> Vec<(u64, u64)> {
     axes
 }
 
-/// From the first byte to behind the last.
+/// Bytes from the first byte to the end of the last run.
 fn extent(axes: &[(u64, u64)], run_bytes: u64) -> Option<u64> {
     axes.iter()
         .try_fold(run_bytes, |bytes, &(stride, count)| bytes.checked_add(stride.checked_mul(count - 1)?))
@@ -130,8 +130,8 @@ impl<'a> PlaneRange<'a> {
     }
 }
 
-/// Whether some run of a plane comes within a run's length of another's that lies `distance` further. As the axes are
-/// nested, only the two steps of the outermost one next to the distance can lead there.
+/// Whether some run of a plane comes within a run's length of a run of another plane, which lies `distance` further. As the axes
+/// are nested, only the two steps of the outermost axis next to the distance can lead there.
 fn meets(axes: &[(u64, u64)], distance: i128, run: i128) -> bool {
     let Some((&(stride, count), inner)) = axes.split_last() else { return distance.abs() < run };
     let (stride, most) = (i128::from(stride), i128::from(count) - 1);

@@ -76,7 +76,7 @@ pub fn vllm(order: VllmOrder, shape: &Shape) -> (LayoutSpec, Vec<u64>) {
     };
     let mut run_bytes = shape.content_bytes;
     let mut dims: Vec<Dim> = Vec::new();
-    // From the inside out: what lies right behind the run is part of it.
+    // From the inside out: a dimension that directly continues the run becomes part of it.
     for letter in order.name().chars().rev().filter(|letter| matches!(letter, 'H' | 'N')) {
         if dims.is_empty() && stride(letter) == run_bytes {
             run_bytes *= count(letter);

@@ -113,8 +113,8 @@ fn a_layout_with_anything_wrong_is_refused() {
 }
 
 proptest! {
-    /// Small layouts of any strides are held against counting every byte. What is taken has no byte twice; what is refused as
-    /// overlapping has, or interleaves in a way that no engine does.
+    /// Compares the checks of small layouts of any strides with a count of every byte. An accepted layout has no byte twice. A
+    /// layout that is refused as overlapping has a byte twice, or interleaves in a way that no engine does.
     #[test]
     fn no_layout_that_is_taken_has_a_byte_twice(
         offsets in proptest::collection::vec(0u64..40, 1..4),

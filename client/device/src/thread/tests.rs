@@ -1,4 +1,4 @@
-//! Device threads over host memory: whatever a device does wrong, callers hear of it, and nobody else is touched.
+//! Device threads over host memory: whatever a device does wrong, callers hear of it, and others are not affected.
 
 use std::sync::mpsc::{Receiver, channel};
 

@@ -15,19 +15,19 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 
 /// Cuts a socket's bytes into frames.
 ///
-/// Call [`FrameReader::receive`] when the socket is readable, then [`FrameReader::next_frame`] until it has none. After
-/// an error nothing that follows can be trusted: close the socket.
+/// Call [`FrameReader::receive`] when the socket is readable, then [`FrameReader::next_frame`] until it returns no frame. After
+/// an error no later byte can be trusted: close the socket.
 #[derive(Default)]
 pub struct FrameReader {
-    /// All of the buffer may be read into. It grows with the arriving bytes, up to [`LARGEST_BUFFER_BYTES`].
+    /// The bytes up to its length are initialized. It grows with the arriving bytes, up to [`LARGEST_BUFFER_BYTES`].
     buffer: AlignedVec,
     /// The part of `buffer` that was received and not yet returned. It starts at a frame.
     unread: Range<usize>,
     /// Position of `buffer` in the stream.
     position: u64,
-    /// Descriptors that no frame has claimed, by the `recvmsg` that brought them.
+    /// Descriptors that no frame has claimed yet, grouped by the `recvmsg` that brought them.
     unclaimed: VecDeque<Batch>,
-    /// Only small frames may come, and no descriptors.
+    /// Whether only small frames without descriptors may come.
     takes_only_greetings: bool,
 }
 
@@ -63,7 +63,7 @@ pub enum ReceiveError {
         /// Number of descriptors that came.
         found: usize,
     },
-    /// Longer than any greeting, and nobody has been greeted.
+    /// A frame is longer than any greeting, and came before the session is open.
     #[error(
         "a frame of {payload_bytes} bytes before a session is open; at most {MAX_GREETING_BYTES} are allowed"
     )]
@@ -94,17 +94,17 @@ impl FrameReader {
         Self { takes_only_greetings: true, ..Self::default() }
     }
 
-    /// From now on frames may be as long as any, and bring descriptors.
+    /// From now on, frames may have any length up to the limit, and descriptors.
     pub fn greeted(&mut self) {
         self.takes_only_greetings = false;
     }
 
-    /// Receives once, as much as there is and fits; blocks if the socket does. Returns the bytes received, 0 at the end of the
-    /// stream.
+    /// Receives once: as much as has arrived and fits into the buffer. Blocks if the socket blocks. Returns the number of
+    /// received bytes, 0 at the end of the stream.
     ///
     /// # Errors
-    /// The socket's own, `WouldBlock` among them; `InvalidData` if descriptors were lost on the way or more than two
-    /// frames' worth are unclaimed; `InvalidInput` if the buffer is full of frames that nobody took.
+    /// The socket's errors, including `WouldBlock`; `InvalidData` if descriptors were lost on the way or more than two frames'
+    /// worth are unclaimed; `InvalidInput` if the buffer is full of frames that nobody took.
     pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.receive_with(socket, RecvFlags::empty())
     }
@@ -117,7 +117,7 @@ impl FrameReader {
         self.receive_with(socket, RecvFlags::DONTWAIT)
     }
 
-    /// The next frame that is here as a whole.
+    /// The next frame that has arrived completely.
     ///
     /// # Errors
     /// [`ReceiveError`] if the stream is no sequence of frames, or its descriptors differ from the announced ones.
@@ -176,8 +176,8 @@ impl FrameReader {
         Ok(received.bytes)
     }
 
-    /// Moves the unread bytes to the front. A full buffer grows to twice its size while the begun frame needs it: a header's
-    /// announcement is not believed before the bytes arrive.
+    /// Moves the unread bytes to the front. If they fill the buffer and are less than the frame that they begin, the buffer
+    /// doubles: it never grows to the length that a header merely announces.
     fn make_room(&mut self) -> io::Result<()> {
         self.position += self.unread.start as u64;
         if self.unread.is_empty() && self.buffer.len() > KEPT_BUFFER_BYTES {
@@ -203,7 +203,7 @@ impl FrameReader {
         Ok(())
     }
 
-    /// The header of the frame that `unread` starts with, once it is here.
+    /// The header of the frame that `unread` starts with, once the header has arrived.
     fn header(&self) -> Result<Option<FrameHeader>, FrameError> {
         self.buffer[self.unread.clone()].first_chunk().map(FrameHeader::decode).transpose()
     }
@@ -235,11 +235,11 @@ const FIRST_BUFFER_BYTES: usize = 16 << 10;
 /// A buffer that grew beyond this is given back once it is empty.
 const KEPT_BUFFER_BYTES: usize = 512 << 10;
 
-/// Bytes of a greeting: a client's name has 256.
+/// The most bytes of a greeting. The longest part of a greeting is the client's name.
 pub const MAX_GREETING_BYTES: u32 = 4 << 10;
 
 /// One frame of the largest size.
 const LARGEST_BUFFER_BYTES: usize = HEADER_BYTES + MAX_FRAME_BYTES;
 
-/// A frame that has partly arrived may have its descriptors here, and so may the frame behind it.
+/// A frame that has partly arrived may have its descriptors here, and so may the frame after it.
 const MAX_UNCLAIMED_DESCRIPTORS: usize = 2 * MAX_FRAME_DESCRIPTORS;

@@ -20,7 +20,7 @@ pub struct FrameWriter {
     buffer: AlignedVec,
     /// Bytes of `buffer` that are sent.
     sent: usize,
-    /// The frames with descriptors that are not begun, in order.
+    /// The frames with descriptors of which no byte is sent yet, in order.
     attached: VecDeque<Attached>,
 }
 
@@ -41,7 +41,7 @@ impl FrameWriter {
     /// Appends a request. `number` is 0 if no answer is wanted.
     ///
     /// # Errors
-    /// [`FrameError`] if it is longer than a frame may be; nothing is appended then.
+    /// [`FrameError`] if the request is longer than a frame may be; then nothing is appended.
     pub fn push_request(&mut self, number: u64, request: &Request) -> Result<(), FrameError> {
         self.push_request_with(number, request, Vec::new())
     }
@@ -49,7 +49,7 @@ impl FrameWriter {
     /// Adds a request with its descriptors; they are closed once sent.
     ///
     /// # Errors
-    /// [`FrameError`] if it is longer than a frame may be or has too many descriptors; nothing is appended then.
+    /// [`FrameError`] if the request is longer than a frame may be or has too many descriptors; then nothing is appended.
     pub fn push_request_with(
         &mut self,
         number: u64,
@@ -62,7 +62,7 @@ impl FrameWriter {
     /// Appends the answer to request `number`, with the descriptors that belong to it; they are closed once sent.
     ///
     /// # Errors
-    /// [`FrameError`] if it is longer than a frame may be or has too many descriptors; nothing is appended then.
+    /// [`FrameError`] if the answer is longer than a frame may be or has too many descriptors; then nothing is appended.
     pub fn push_response(
         &mut self,
         number: u64,
@@ -76,7 +76,7 @@ impl FrameWriter {
     /// not, call again when the socket is writable.
     ///
     /// # Errors
-    /// The socket's own, but not `WouldBlock`. The stream may end within a frame: close the socket.
+    /// The socket's errors, except `WouldBlock`. The stream may end within a frame: close the socket.
     pub fn flush(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
         while self.sent < self.buffer.len() {
             match self.send_once(socket) {
@@ -146,7 +146,8 @@ impl FrameWriter {
         }
     }
 
-    /// Sends the bytes up to the next frame with descriptors, or this frame and the bytes behind it.
+    /// Sends the bytes up to the next frame with descriptors, and the descriptors of the frame that these bytes begin with, if
+    /// any.
     fn send_once(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
         let here = self.attached.front().filter(|attached| attached.start == self.sent);
         let next = self.attached.get(usize::from(here.is_some()));

@@ -1,12 +1,13 @@
-//! The decisions of a coordinators' client, without IO: whom it obeys, what it says and when, when it gives a stream up.
+//! The decisions of a coordinators' client, without IO: whom it obeys, what it says and when, and when it gives up a stream.
 //!
 //! 1. [`dial`](Following::dial) begins an attempt: the shell connects to the coordinators, first to the leader that it names.
 //! 2. [`begin`](Following::begin) begins a stream with one of them. [`hear`](Following::hear) takes each of its messages,
-//!    [`tick`](Following::tick) is called at [`next_deadline`](Following::next_deadline). After each of these the shell sends what
-//!    [`poll_message`](Following::poll_message) has and tells what [`take_news`](Following::take_news) has.
-//! 3. An [`Ended`] is the end of the stream. Where the coordinator was [taken](Following::is_taken), or none is left to try, the
-//!    attempt is over: [`failed`](Following::failed) takes the reason, and [`pause`](Following::pause) says how long to wait before
-//!    the next one.
+//!    [`tick`](Following::tick) is called at [`next_deadline`](Following::next_deadline). After each of these calls the shell
+//!    sends the messages of [`poll_message`](Following::poll_message) and publishes the news of
+//!    [`take_news`](Following::take_news).
+//! 3. An [`Ended`] is the end of the stream. If the coordinator was [taken](Following::is_taken), or none is left to try, the
+//!    attempt is over: [`failed`](Following::failed) takes the reason, and [`pause`](Following::pause) says how long to wait
+//!    before the next one.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -26,11 +27,11 @@ pub struct Known {
     pub own: NodeNumber,
     /// The incarnation that the follower joined as.
     pub incarnation: u64,
-    /// Why the coordinator does not let the follower join, as long as it does not.
+    /// Why the coordinator does not let the follower join; `None` if it does.
     pub refused: Option<String>,
-    /// Why a node follows no coordinator that leads, as long as it does not. It goes on with the last table.
+    /// Why a node follows no coordinator that leads; `None` if it follows one. Without one it goes on with the last table.
     pub leaderless: Option<String>,
-    /// Whether the coordinator has no word for nodes that drain: one of version 1 has none.
+    /// Whether the coordinator cannot be told of drains: version 1 has no message for them.
     pub lacks_drains: bool,
 }
 
@@ -39,11 +40,11 @@ pub struct Known {
 pub struct Candidate {
     /// The node's incarnation: microseconds since 1970 at its start.
     pub incarnation: u64,
-    /// Address for peers; for an unspecified IP address the coordinator takes the one that it sees.
+    /// Address for peers. If its IP address is unspecified, the coordinator takes the address that it sees.
     pub peer: SocketAddr,
     /// Address of its HTTP server.
     pub http: SocketAddr,
-    /// GPU actors it has.
+    /// The number of its GPU actors.
     pub devices: u16,
     /// Its share of the partitions.
     pub weight: u64,
@@ -56,7 +57,7 @@ pub enum Ended {
     /// Another coordinator leads, or none does.
     #[error("the coordinator does not lead")]
     NotLeading,
-    /// Its term is not that of the last table, but an earlier one.
+    /// The coordinator's term is earlier than that of the last table.
     #[error("the coordinator is of term {term}, and the last table of term {known}")]
     EarlierTerm {
         /// The coordinator's term.
@@ -64,7 +65,7 @@ pub enum Ended {
         /// The table's term.
         known: u64,
     },
-    /// It broke the order of messages.
+    /// The coordinator broke the order of messages.
     #[error("the coordinator does not say whether it leads")]
     Unsaid,
     /// The node joins again as a later incarnation.
@@ -91,11 +92,11 @@ pub struct Following {
     node: Option<Candidate>,
     known: Known,
     has_news: bool,
-    /// The leader's address, as another coordinator said.
+    /// The leader's address, according to another coordinator.
     leader: Option<String>,
     /// The time after which the coordinator wants to be asked again.
     retry_after: Option<Duration>,
-    /// The pause after an attempt that fails, and when the present one began.
+    /// The pause after an attempt that fails, and when the present attempt began.
     pause: Duration,
     dialled_at: Duration,
     /// Whether the node drains, and whether a coordinator was ever told so.
@@ -144,7 +145,7 @@ impl Following {
         Self { node: Some(candidate), ..Self::watcher(known) }
     }
 
-    /// Begins an attempt. Returns where the leader is, if another coordinator has said so: it is dialled with the others.
+    /// Begins an attempt. Returns the leader's address, if another coordinator has told it: dial it with the others.
     pub fn dial(&mut self, now: Duration) -> Option<String> {
         self.dialled_at = now;
         self.leader.take()
@@ -154,7 +155,7 @@ impl Following {
     pub fn begin(&mut self, now: Duration, version: Version) {
         let every = FIRST_HEARTBEAT;
         let lacks_drains = version < Version::SECOND;
-        // A coordinator of version 1 does not say that it leads: there is no other.
+        // A coordinator of version 1 does not say that it leads: it is the only one.
         let is_taken = lacks_drains;
         self.stream = Stream { is_taken, every, next_beat: now + every, heard: now, ..Stream::default() };
         self.has_news |= self.known.lacks_drains != lacks_drains;
@@ -191,18 +192,18 @@ impl Following {
         self.stream.is_joined
     }
 
-    /// The node begins to drain, or does so no more.
+    /// Notes whether the node drains, and tells the coordinator.
     pub fn drains(&mut self, drains: bool) {
         self.drains = drains;
         self.tell_drains();
     }
 
-    /// The node leaves.
+    /// Tells the coordinator that the node leaves.
     pub fn leave(&mut self) {
         self.messages.push_back(FollowerMessage::Leave);
     }
 
-    /// Takes a message of the coordinator.
+    /// Handles a message of the coordinator.
     ///
     /// # Errors
     /// The end of the stream.
@@ -262,8 +263,8 @@ impl Following {
     /// Sends a heartbeat, if it is time, with the members that do not answer the node.
     ///
     /// # Errors
-    /// The end of the stream: heartbeats are not answered. The coordinator may have started again, and nothing else would tell
-    /// before the connection was idle for long.
+    /// The end of the stream: heartbeats are not answered. The coordinator may have started again, and otherwise only the
+    /// connection's long idle timeout would show that.
     pub fn tick(&mut self, now: Duration, silent: impl FnOnce() -> Vec<NodeNumber>) -> Result<(), Ended> {
         if self.node.is_none() {
             return Ok(());
@@ -279,7 +280,7 @@ impl Following {
         Ok(())
     }
 
-    /// An attempt is over, for this reason. A node that was refused has heard a coordinator that leads.
+    /// Notes that an attempt is over, and why. A node that was refused is not leaderless: it has heard a coordinator that leads.
     pub fn failed(&mut self, reason: &str) {
         let leaderless = (self.node.is_some() && self.known.refused.is_none()).then(|| reason.to_owned());
         self.has_news |= self.known.leaderless != leaderless;
@@ -333,7 +334,7 @@ impl Following {
         Err(Ended::Refused(reason))
     }
 
-    /// Takes some of a table. A whole table is known from now on, if it is newer than the one before.
+    /// Takes a page of a table. A table that is now whole becomes the known table, if it is newer.
     fn learn(&mut self, page: TablePage) -> Result<(), Ended> {
         let table = self.stream.reader.take(page)?;
         if let Some(table) = table.filter(|table| table.epoch > self.known.table.epoch) {
@@ -365,11 +366,11 @@ const FIRST_HEARTBEAT: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The longest that a node waits for another of its name to fall silent, before it asks again.
+/// The longest wait of a node, before it asks again, for another process of its name to fall silent.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-/// The coordinator is dialled again when two heartbeats are not answered; but it may be as late as this, however often it
-/// wants them.
+/// The coordinator is given up and dialled again after two unanswered heartbeats, but not before this time, however short their
+/// interval is.
 const LEAST_PATIENCE: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

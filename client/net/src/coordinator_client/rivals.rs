@@ -12,8 +12,8 @@ use tokio::time::{interval, timeout};
 use super::resolve;
 use crate::quic::{Endpoint, read_message, write_message};
 
-/// Asks the coordinator at an address how it stands; `None` if none answers in time. A coordinator that asks tells how it
-/// stands itself.
+/// Asks the coordinator at an address for its standing; `None` if no answer comes in time. A coordinator that asks passes its own
+/// standing as `own`.
 ///
 /// # Cancel safety
 /// Dropped, it gives up the question.
@@ -33,8 +33,8 @@ pub async fn who(endpoint: &Endpoint, address: SocketAddr, own: Option<Standing>
     timeout(DEADLINE, ask).await.ok().flatten()
 }
 
-/// Asks all coordinators from time to time how they stand, for as long as it runs. Tells the address of each that leads and is
-/// not the life `followed`.
+/// Asks all coordinators for their standings from time to time, until `found` is closed. Sends to `found` the address of each
+/// coordinator that leads and is not the life `followed`.
 pub(super) async fn look(
     endpoint: Endpoint,
     coordinators: Vec<String>,

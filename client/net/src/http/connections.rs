@@ -29,7 +29,7 @@ pub struct Open {
     number: u64,
 }
 
-/// A request on a connection, which is not idle meanwhile.
+/// A request on a connection. The connection is not idle until this is dropped.
 #[derive(Debug)]
 pub struct Busy {
     connections: Connections,
@@ -40,7 +40,7 @@ pub struct Busy {
 struct ConnectionBook {
     most: usize,
     known: Mutex<KnownConnections>,
-    /// Told of each connection that ends once the server is over.
+    /// Notified of each connection that ends after the server has stopped.
     ended: Notify,
     metrics: HttpMetrics,
 }
@@ -48,13 +48,13 @@ struct ConnectionBook {
 #[derive(Debug, Default)]
 struct KnownConnections {
     by_number: BTreeMap<u64, KnownConnection>,
-    /// The idle ones by when they became that, the first first.
+    /// The idle connections by the time at which they became idle, earliest first.
     idle: BTreeMap<u64, u64>,
-    /// How many each address has.
+    /// The number of connections of each address.
     by_address: HashMap<IpAddr, usize>,
     /// Counts connections, and times at which one became idle.
     last: u64,
-    /// Whether the server takes no more.
+    /// Whether the server accepts no more connections.
     is_over: bool,
 }
 
@@ -77,7 +77,7 @@ crate::metrics_table! {
 }
 
 impl Connections {
-    /// No connections yet, and never more than `most`.
+    /// No connections yet; there will be `most` at most.
     ///
     /// # Errors
     /// Fails if the metrics are registered already.
@@ -86,7 +86,8 @@ impl Connections {
         Ok(Self(Arc::new(ConnectionBook { most, known: Mutex::default(), ended: Notify::new(), metrics })))
     }
 
-    /// Takes in a new connection from an address, if it has one. A client that leaves an answer unread for `unread` loses it.
+    /// Takes in a new connection; `from` is its address, if it has one. A client that leaves an answer unread for `unread` loses
+    /// the connection.
     ///
     /// # Errors
     /// Fails if the system gives no descriptor, or there is no room. The connection is then shut down.
@@ -128,7 +129,7 @@ impl Connections {
         Ok(Open { connections: self.clone(), number })
     }
 
-    /// Hears no more of any client, and refuses new ones: an idle connection ends at once, a busy one when its requests are
+    /// Reads no more from any client, and refuses new clients. An idle connection ends at once, a busy one when its requests are
     /// answered. Returns when all have ended.
     pub(super) async fn end(&self) {
         {
@@ -163,7 +164,7 @@ pub(super) fn pieces(answer: Bytes) -> impl Stream<Item = Result<Bytes, Infallib
 }
 
 impl Open {
-    /// A request has come; the connection is idle again when the result is dropped.
+    /// Notes that a request has come. The connection is idle again when the result is dropped.
     #[must_use]
     pub fn busy(&self) -> Busy {
         self.connections.lock().begin(self.number);
@@ -215,12 +216,12 @@ impl KnownConnections {
         }
     }
 
-    /// Whether it was there.
+    /// Removes a connection. Returns whether it was there.
     fn remove(&mut self, number: u64) -> bool {
         self.take(number).is_some()
     }
 
-    /// Takes the longest idle connection; of one address, if `from` names it.
+    /// Removes the connection that has been idle for the longest; if `from` is an address, only among its connections.
     fn take_longest_idle(&mut self, from: Option<IpAddr>) -> Option<OwnedFd> {
         let is_from = |number: &&u64| from.is_none() || self.by_number[*number].from == from;
         let number = *self.idle.values().find(is_from)?;
@@ -281,7 +282,7 @@ mod tests {
         let (third, mut three) = connect(&connections);
         assert!(is_shut_down(&mut two) && !is_shut_down(&mut one) && third.is_ok());
         drop((second, at_work));
-        // The first is idle since later than the third.
+        // The first connection became idle later than the third.
         let (fourth, _four) = connect(&connections);
         assert!(is_shut_down(&mut three) && !is_shut_down(&mut one) && fourth.is_ok());
         assert_eq!(connections.0.metrics.open.get(), 2);

@@ -11,11 +11,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// A socket that gives its reader at most [`SIP_BYTES`] at a time.
 ///
 /// A reader that decodes all that it has got, as actix-http does up to 128 KiB, makes some 6 KB out of each request of 20 bytes
-/// that a client sent ahead. It looks how many wait only between two reads.
+/// that a client sent ahead. It checks the number of waiting requests only between two reads.
 #[derive(Debug)]
 pub(super) struct Sips<S> {
     socket: S,
-    /// Whether the reader just had one.
+    /// Whether the last read returned bytes.
     has_sipped: bool,
 }
 
@@ -79,7 +79,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Sips<S> {
     }
 }
 
-/// A request's head is some 200 bytes: few requests, and a body of 16 MiB in some 30,000 sips.
+/// Room for few requests, as a request's head has some 200 bytes. A body of 16 MiB takes some 30,000 sips.
 const SIP_BYTES: usize = 512;
 
 #[cfg(test)]

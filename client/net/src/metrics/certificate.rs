@@ -11,7 +11,7 @@ crate::metrics_table! {
 }
 
 impl CertificateMetrics {
-    /// Notes until when it may be used; `None` if it has no end.
+    /// Sets the end of the certificate; `None` if it never expires.
     pub fn show(&self, not_after: Option<SystemTime>) {
         let since = not_after.map(|time| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs());
         self.expires.set(since.unwrap_or(0) as i64);

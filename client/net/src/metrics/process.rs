@@ -23,12 +23,12 @@ struct Stat {
     cpu_ticks: u64,
     threads: u64,
     resident_pages: u64,
-    /// Since the machine started.
+    /// From the start of the machine to the start of the process.
     start_ticks: u64,
 }
 
 impl ProcessMetrics {
-    /// Brings them up to date. What the kernel does not say stays as it was.
+    /// Brings the metrics up to date. A value that the kernel does not tell stays as it was.
     pub fn show(&self) {
         if let Ok(entries) = fs::read_dir("/proc/self/fd") {
             // The directory itself is open now too.
@@ -40,7 +40,7 @@ impl ProcessMetrics {
             return;
         };
         let ticks = clock_ticks_per_second() as f64;
-        // Two that ask at the same time must not make it shrink.
+        // Two calls at the same time must not make the counter shrink.
         self.cpu.inc_by((stat.cpu_ticks as f64 / ticks - self.cpu.get()).max(0.0));
         self.threads.set(stat.threads as i64);
         self.resident.set((stat.resident_pages * page_size() as u64) as i64);
@@ -54,7 +54,7 @@ impl ProcessMetrics {
 fn parse(text: &str) -> Option<Stat> {
     let after_name = text.rsplit_once(')')?.1;
     let fields: Vec<&str> = after_name.split_whitespace().collect();
-    // The first of them is field 3, the state.
+    // The first of these fields is field 3, the state.
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
     Some(Stat {
         cpu_ticks: field(14)? + field(15)?,

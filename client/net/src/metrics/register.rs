@@ -13,13 +13,13 @@ pub trait Part: Sized {
     /// Its rows.
     const SECTION: Section;
 
-    /// Registers them all; `fixed` are labels that have one value in all of these handles.
+    /// Registers all handles; `fixed` are labels that have one value in all of these handles.
     ///
     /// # Errors
     /// Fails if the registry has one of them already, or a field has another kind or other labels than its row.
     fn register_with(registry: &Registry, fixed: &[(&str, &str)]) -> Result<Self, Error>;
 
-    /// Registers them all.
+    /// Registers all handles, without fixed labels.
     ///
     /// # Errors
     /// See [`Part::register_with`].
@@ -35,13 +35,13 @@ pub trait Handle: Collector + Clone + 'static {
     /// Whether it has labels whose values are not fixed.
     const BY_LABELS: bool;
 
-    /// Makes one.
+    /// Makes a handle.
     ///
     /// # Errors
     /// Fails if Prometheus does not accept a name.
     fn make(metric: &Metric, options: Opts, labels: &[&str]) -> Result<Self, Error>;
 
-    /// Has these values of its labels from now on.
+    /// Exports this combination of label values from now on, even without an event.
     fn show(&self, values: &[&str]);
 }
 
@@ -70,7 +70,7 @@ pub fn register<T: Handle>(registry: &Registry, metric: &Metric, fixed: &[(&str,
     Ok(handle)
 }
 
-/// Adds to counters by one label whatever they lack of these totals.
+/// Raises the counters, which have one label, to these totals.
 pub fn show_totals<const N: usize>(counters: &IntCounterVec, totals: [(&str, u64); N]) {
     for (value, total) in totals {
         let counter = counters.with_label_values(&[value]);

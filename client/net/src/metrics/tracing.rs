@@ -13,7 +13,7 @@ crate::metrics_table! {
 }
 
 impl TracingMetrics {
-    /// Brings them up to date.
+    /// Brings the metrics up to date.
     pub fn show(&self) {
         let SpanCounts { exported, dropped, failed } = span_counts();
         show_totals(&self.spans, [("exported", exported), ("dropped", dropped), ("failed", failed)]);

@@ -77,7 +77,7 @@ impl Authority {
     /// An authority from its files.
     ///
     /// # Errors
-    /// [`AuthorityError::NotAnAuthority`] if they are none.
+    /// [`AuthorityError::NotAnAuthority`] if the files are not an authority's.
     pub fn load(certificate_pem: &str, key_pem: &str) -> Result<Self, AuthorityError> {
         let key = KeyPair::from_pem(key_pem).map_err(AuthorityError::NotAnAuthority)?;
         let issuer =

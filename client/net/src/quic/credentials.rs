@@ -37,11 +37,11 @@ pub struct CredentialFiles {
 #[derive(Clone)]
 pub struct Credentials {
     identity: Identity,
-    /// The text that they were made of.
+    /// The [`digest`] of the files that the credentials were made of.
     pem: u64,
     client: Arc<QuicClientConfig>,
     server: Arc<QuicServerConfig>,
-    /// The same for connections that carry fetches alone.
+    /// The same for connections that carry only fetches.
     client_for_blocks: Arc<QuicClientConfig>,
     server_for_blocks: Arc<QuicServerConfig>,
 }
@@ -78,7 +78,7 @@ pub enum CredentialsError {
     /// The certificate does not say who this is.
     #[error("the certificate names no Larder identity")]
     Identity(#[source] IdentityError),
-    /// TLS cannot use them, as where the key is not the certificate's.
+    /// TLS cannot use the credentials; for example, the key is not the certificate's.
     #[error("certificate, key and authorities do not match")]
     Tls(#[source] rustls::Error),
     /// No authority is trusted.
@@ -151,8 +151,7 @@ impl Credentials {
         Ok(Self { identity, pem, client, server, client_for_blocks, server_for_blocks })
     }
 
-    /// The same credentials for connections that carry fetches alone: they find only endpoints with such credentials, and others
-    /// do not find them.
+    /// The same credentials for connections that carry only fetches. They connect only to endpoints with such credentials.
     #[must_use]
     pub fn for_blocks(&self) -> Self {
         let (client, server) = (Arc::clone(&self.client_for_blocks), Arc::clone(&self.server_for_blocks));
@@ -165,7 +164,7 @@ impl Credentials {
         &self.identity
     }
 
-    /// A number that tells the text they were made of from another one: [`digest`].
+    /// The [`digest`] of the files that the credentials were made of.
     pub(super) fn pem(&self) -> u64 {
         self.pem
     }
@@ -179,7 +178,7 @@ impl Credentials {
     }
 }
 
-/// A number that tells authorities, certificate and key from others.
+/// A number that differs for other authorities, another certificate or another key.
 pub(super) fn digest(pem: [&[u8]; 3]) -> u64 {
     let mut hasher = DefaultHasher::new();
     pem.hash(&mut hasher);
@@ -217,7 +216,7 @@ fn client_config(
         .map_err(CredentialsError::Tls)?
         .with_root_certificates(roots);
     let mut config = builder.with_client_auth_cert(chain, key).map_err(CredentialsError::Tls)?;
-    // Each connection shows its certificate: one that has expired opens no more.
+    // Each connection shows its certificate, so an expired certificate opens no more connections.
     config.resumption = Resumption::disabled();
     Ok(config)
 }
@@ -238,7 +237,7 @@ fn server_config(
     Ok(config)
 }
 
-/// AES-128 alone: see the measurements in `settings`.
+/// Only AES-128: see the measurements in `settings`.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider { cipher_suites: vec![TLS13_AES_128_GCM_SHA256], ..default_provider() })
 }

@@ -107,16 +107,16 @@ pub struct NoVersion {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityError {
-    /// There is none, or it cannot be read.
+    /// There is no certificate, or it cannot be read.
     #[error("there is no readable certificate")]
     Unreadable,
-    /// No identity, or several.
+    /// The certificate has no identity, or several.
     #[error("the certificate has {found} larder:// URIs among its names, not one")]
     NotOne {
         /// How many there are.
         found: usize,
     },
-    /// Something that is none.
+    /// The URI is no identity.
     #[error(transparent)]
     Malformed(#[from] ParseIdentityError),
 }
@@ -215,7 +215,7 @@ impl Endpoint {
         self.connect_with(config, address, role, name).await
     }
 
-    /// The same, to a share of the address's port ([`PortShare`]). An address with one socket takes all shares.
+    /// As [`Self::connect`], to a share of the address's port ([`PortShare`]). An address with one socket takes all shares.
     ///
     /// # Errors
     /// Those of [`Self::connect`].
@@ -274,13 +274,13 @@ impl Endpoint {
         *crate::lock(&self.client) = client_config(credentials, &self.transport);
     }
 
-    /// Closes every connection and waits a moment until the others know.
+    /// Closes every connection and waits a moment until the other sides know.
     ///
     /// # Cancel safety
     /// Dropped, the others may find out only by their idle timeout.
     pub async fn close(&self) {
         self.endpoint.close(CLOSED, b"the process stops");
-        // Past this, whoever does not hear of it will find out by itself.
+        // After the grace, a side that has not heard of the close finds out by its idle timeout.
         let _ = tokio::time::timeout(CLOSE_GRACE, self.endpoint.wait_idle()).await;
     }
 }
@@ -313,9 +313,9 @@ impl Incoming {
         self.incoming.remote_address_validated()
     }
 
-    /// Has the other side come again, with that proof.
+    /// Makes the other side connect again, with a proof of its address.
     pub(super) fn ask_to_come_back(self) {
-        // An error: it has given the proof already, and is refused.
+        // An error: the other side has given the proof already, and is refused.
         let _ = self.incoming.retry();
     }
 }
@@ -351,7 +351,7 @@ impl Connection {
         &self.peer
     }
 
-    /// The version of the protocol that both sides speak on it.
+    /// The version of the protocol that both sides speak on the connection.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
@@ -365,7 +365,7 @@ impl Connection {
         }
     }
 
-    /// Lets as many bytes be on their way to here as on a connection that this process made: blocks come on both.
+    /// Allows as many bytes in flight to here as on a connection that this process made: blocks come on both.
     pub fn take_blocks(&self) {
         self.quic.set_receive_window(VarInt::from_u32(self.window_bytes));
     }
@@ -376,8 +376,8 @@ impl Connection {
         self.quic.close(CLOSED_AS_IDLE, b"nothing was in flight");
     }
 
-    /// Whether the other side closed the connection as idle: then it served none of the requests that have no answer. Where its
-    /// word of that was lost, it answers that it does not know the connection.
+    /// Whether the other side closed the connection as idle: then it served none of the requests that have no answer. If its
+    /// close was lost, it answers later packets with a reset, which counts too.
     #[must_use]
     pub fn was_closed_as_idle(&self) -> bool {
         match self.quic.close_reason() {
@@ -425,7 +425,7 @@ fn agreed(quic: &quinn::Connection) -> Result<Version, NoVersion> {
     }
 }
 
-/// The TLS alert that ended a handshake, whoever of the two raised it. Alerts have codes of their own (RFC 9001, section 4.8).
+/// The TLS alert that ended a handshake, raised by either side. Alerts have codes of their own (RFC 9001, section 4.8).
 fn crypto_alert(error: &ConnectionError) -> Option<u8> {
     let code = match error {
         ConnectionError::TransportError(error) => u64::from(error.code),
@@ -455,13 +455,13 @@ fn expected(role: Role, name: Option<&str>) -> String {
     name.map_or_else(|| format!("a {role}"), |name| format!("the {role} {name}"))
 }
 
-/// Connections that nobody has looked at; more are refused.
+/// Connections that nobody has accepted yet; more are refused.
 const MAX_INCOMING: usize = 1_024;
 
 /// Bytes that an unaccepted connection may send: a handshake's first flight takes three datagrams.
 const INCOMING_BUFFER_BYTES: u64 = 16 << 10;
 
-/// Bytes of requests of a member that may be on their way in a connection: two of the longest.
+/// Bytes of a member's requests in flight on a connection: two of the longest.
 const MEMBER_WINDOW_BYTES: u32 = 2 << 20;
 
 /// The largest datagram to receive, UDP's own limit: the sender's setting decides the size.

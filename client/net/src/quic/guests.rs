@@ -1,7 +1,7 @@
 //! Bounds on the clients of a server: connections of each identity, and bytes of requests in flight.
 //!
-//! Any certificate of the cluster opens connections. The bounds go by identity and role, so a process that asks for too much,
-//! by fault or by will, is only in its own way. Handshakes are counted by address.
+//! Any certificate of the cluster opens connections. The bounds go by identity and role, so a process that asks for too much, by
+//! fault or by will, hinders only itself. Handshakes are counted by address.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -20,13 +20,14 @@ use super::messages::{MessageError, read_body, read_header};
 /// The limits of one identity at a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestLimits {
-    /// Connections. For one more a node's oldest is closed, since it may be that of an earlier life; others are turned away.
+    /// Connections. For one more, a member's oldest connection is closed, since it may belong to an earlier life; other clients
+    /// are turned away.
     pub connections: usize,
-    /// Streams that it may have open on each.
+    /// Streams that the identity may have open on each connection.
     pub streams: u32,
-    /// Bytes of the longest message that it sends.
+    /// Bytes of the longest message that the identity may send.
     pub message_bytes: usize,
-    /// Bytes of messages that are being read or answered at a time, all connections together: others wait.
+    /// Bytes of messages that are being read or answered at a time, on all connections together: further messages wait.
     pub waiting_bytes: usize,
 }
 
@@ -51,7 +52,7 @@ struct Known {
     turned_away: Seldom,
 }
 
-/// Decides what of a flood is logged: strangers must not fill a disk with lines.
+/// Decides which lines of a flood are logged: strangers must not fill a disk with lines.
 #[derive(Debug, Default)]
 struct Seldom {
     said_at: Option<Instant>,
@@ -84,7 +85,7 @@ pub struct Asked<M> {
     pub bytes: OwnedSemaphorePermit,
 }
 
-/// Why somebody is not let in.
+/// Why a client is not let in.
 #[derive(Debug, thiserror::Error)]
 #[error("turned away: {reason}")]
 pub struct TurnedAway {
@@ -119,9 +120,8 @@ impl Guests {
         Self(Arc::new(Shared { limits, known: Mutex::default() }))
     }
 
-    /// Ends the handshake of a connection that came in, and lets it in where it may. Logs a connection that is turned away, one in a
-    /// second at most. `None` if it has to show first that it can be reached at the address that it comes from: then it comes in
-    /// again.
+    /// Ends the handshake of a connection that came in, and lets the client in if it may. Logs connections that are turned away,
+    /// at most one a second. `None` if the client must first prove that it receives at its address: then it connects again.
     ///
     /// # Errors
     /// [`TurnedAway`]: the connection is closed.
@@ -137,7 +137,8 @@ impl Guests {
         let Some(more) = crate::lock(&self.0.known).turned_away.says(Instant::now()) else { return };
         let source = turned_away.source.as_deref().map(tracing::field::display);
         if turned_away.reason == "version" {
-            // Not always a fault: a node's block threads ask so whether the other node has block threads. Who dials knows.
+            // Not always a fault: a node's block threads dial to learn whether the other node has block threads. The dialling
+            // side knows.
             tracing::info!(%remote, %turned_away, source, more, "a connection was turned away");
         } else {
             tracing::warn!(%remote, %turned_away, source, more, "a connection was turned away");
@@ -164,7 +165,7 @@ impl Guests {
         Ok(Some(guest))
     }
 
-    /// A place for a handshake with somebody at this address; whether there are many already.
+    /// Takes a place for a handshake with this address; also says whether many handshakes are under way.
     fn begin_handshake(&self, source: IpAddr) -> Result<(Handshake, bool), TurnedAway> {
         let mut known = crate::lock(&self.0.known);
         let of_source = known.handshakes_by_source.get(&source).copied().unwrap_or(0);
@@ -176,7 +177,7 @@ impl Guests {
         Ok((Handshake { guests: self.clone(), source }, known.handshakes > MANY_HANDSHAKES))
     }
 
-    /// Lets in the other side of a connection that this process made, which may ask on it too.
+    /// Lets in the other side of a connection that this process made: it may send requests on the connection too.
     ///
     /// # Errors
     /// [`TurnedAway`]: the connection is closed.
@@ -206,7 +207,7 @@ impl Guests {
         if connected.connections.len() >= limits.connections {
             let mut open = connected.connections.values().filter(|quic| quic.close_reason().is_none());
             match open.next() {
-                // It counts until its server has seen that it is closed.
+                // The closed connection counts until its server has seen the close.
                 Some(oldest) if is_member && connected.connections.len() < 2 * limits.connections => {
                     oldest.close(CLOSED_FOR_NUMBER, b"a newer connection took its place");
                 }
@@ -228,8 +229,8 @@ impl Guest {
         &self.connection
     }
 
-    /// Reads a message; `None` if the stream ended before one began. One that finds too many bytes of its sender's on their
-    /// way waits until there are fewer.
+    /// Reads a message; `None` if the stream ended before one began. If too many bytes of its sender are in flight, it waits
+    /// until there are fewer.
     ///
     /// # Errors
     /// [`MessageError`]: the stream is of no use any more.
@@ -239,7 +240,7 @@ impl Guest {
     pub async fn read<M: Message>(&self, stream: &mut RecvStream) -> Result<Option<Asked<M>>, MessageError> {
         let Some(bytes) = read_header(stream, self.limits.message_bytes).await? else { return Ok(None) };
         let permits = bytes.min(self.limits.waiting_bytes) as u32;
-        // An error: never, since nobody closes it.
+        // Never an error, since nobody closes the semaphore.
         let permits = Arc::clone(&self.waiting_bytes).acquire_many_owned(permits).await;
         let permits = permits.map_err(|_| MessageError::Cut)?;
         let message = read_body(stream, bytes).await?;
@@ -299,7 +300,7 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
 const CLOSED_FOR_NUMBER: VarInt = VarInt::from_u32(2);
 
-/// Of the connections that are turned away, one is logged in this time.
+/// At most one connection that is turned away is logged in this time.
 const QUIET: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use super::credentials::{CredentialFiles, Credentials, CredentialsError, Part, c
 pub struct Inspected {
     /// The identity in the certificate.
     pub identity: Identity,
-    /// Until when it may be used; `None` if it never ends.
+    /// Until when the certificate may be used; `None` if it never expires.
     pub not_after: Option<SystemTime>,
 }
 
@@ -21,22 +21,22 @@ pub struct Inspected {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InspectError {
-    /// They are no credentials.
+    /// The files are no credentials.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
     /// The certificate may be used no more.
     #[error("the certificate has expired")]
     Expired {
-        /// Since when.
+        /// When it expired.
         not_after: SystemTime,
     },
     /// The certificate may not be used yet.
     #[error("the certificate is not valid yet")]
     NotYet {
-        /// From when on it may.
+        /// From when on it may be used.
         not_before: SystemTime,
     },
-    /// No authority that is trusted has issued it.
+    /// No trusted authority has issued it.
     #[error("none of the authorities in the [cluster] ca file has issued the certificate")]
     UnknownIssuer,
     /// Something else is wrong with it.
@@ -47,7 +47,7 @@ pub enum InspectError {
     },
 }
 
-/// Judges certificate files as the other side of a connection would at the time `now`, for both ends of one.
+/// Judges certificate files at the time `now` as other processes would, for both ends of a connection.
 ///
 /// # Errors
 /// [`InspectError`] names the fault for which others would refuse the certificate.
@@ -56,10 +56,10 @@ pub fn inspect(files: &CredentialFiles, now: SystemTime) -> Result<Inspected, In
     inspect_pem(&ca, &certificate, &key, now)
 }
 
-/// The same, from the files' contents.
+/// As [`inspect`], from the files' contents.
 ///
 /// # Errors
-/// [`InspectError`]: what would be turned down.
+/// [`InspectError`] names the fault for which others would refuse the certificate.
 pub fn inspect_pem(
     ca: &[u8],
     certificate: &[u8],
@@ -99,7 +99,7 @@ fn explain(error: webpki::Error) -> InspectError {
         webpki::Error::CertNotValidYet { not_before, .. } => {
             InspectError::NotYet { not_before: time(not_before) }
         }
-        // Of two authorities of one name the keys tell which it was.
+        // If two authorities have the same name, their keys show which of them issued the certificate.
         webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey => {
             InspectError::UnknownIssuer
         }
@@ -111,5 +111,5 @@ fn time(time: UnixTime) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(time.as_secs())
 }
 
-/// The last second that a certificate can name: all that end at all have ended by then.
+/// The last second that a certificate can name: every certificate that ends at all has expired by then.
 const END_OF_TIME_SECONDS: u64 = 253_402_300_799;

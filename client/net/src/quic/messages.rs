@@ -22,7 +22,7 @@ pub enum MessageError {
     /// The bytes are no frame of this protocol.
     #[error("these bytes are no frame of a message")]
     NotAFrame,
-    /// Longer than any message that the other side may send.
+    /// The message is longer than any that the other side may send.
     #[error("a message of {bytes} bytes; at most {most} are allowed")]
     TooLong {
         /// Bytes announced.

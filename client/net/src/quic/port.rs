@@ -1,4 +1,4 @@
-//! One UDP address with several sockets, each of which a thread of its own serves.
+//! One UDP address with several sockets, each served by a thread of its own.
 //!
 //! The kernel hands each packet to the socket that the packet's connection id names. An endpoint on a [`PortShare`] issues ids of
 //! 8 bytes that begin with the share's number. A client that names a share begins with such an id too. All other clients begin
@@ -55,7 +55,8 @@ impl PortShare {
         settings: &TransportSettings,
         count: usize,
     ) -> Result<Vec<Self>, BindError> {
-        // This one cannot be bound where another process has the address. The others can, but only to the address of this one.
+        // This socket cannot be bound if another process has the address. The others can: `others` binds them to the first one's
+        // address.
         let mut first = Self::whole(listen, settings)?;
         let count = count.min(usize::from(u8::MAX));
         if count < 2 {
@@ -120,7 +121,7 @@ impl ConnectionIdGenerator for ShareIds {
     }
 }
 
-/// A random connection id that names a share. Where there are fewer shares, [`steer_by_connection_id`] says which share it is.
+/// A random connection id that names a share. If there are fewer shares, [`steer_by_connection_id`] maps it to one of them.
 pub(super) fn share_id(share: u8) -> ConnectionId {
     let mut bytes = [0; CONNECTION_ID_BYTES];
     // An error: the system has no random numbers, and TLS makes no connection either.
@@ -129,5 +130,5 @@ pub(super) fn share_id(share: u8) -> ConnectionId {
     ConnectionId::new(&bytes)
 }
 
-/// The fewest bytes that a client may begin with (RFC 9000, section 7.2).
+/// The fewest bytes of a connection id that a client may begin with (RFC 9000, section 7.2).
 const CONNECTION_ID_BYTES: usize = 8;

@@ -1,13 +1,14 @@
-//! Certificates that are renewed while a process runs: it looks for changed files every [`RENEWAL_CHECK`].
+//! Certificates that are renewed while a process runs: every [`RENEWAL_CHECK`] it looks for changed files.
 
 use std::time::{Duration, SystemTime};
 
 use super::credentials::digest;
 use super::{CredentialFiles, Credentials, InspectError, Inspected, inspect};
 
-/// Calls `renew` with the certificates in `files` whenever they change. `credentials` are those in use. Files that cannot be used, such as half-written ones or another identity's, cause a warning and are read
-/// again later. A certificate in use that expires soon, or that others would refuse, causes a warning at once and then once a
-/// day. `expires` is told the certificate's end, if it has one. Never ready.
+/// Calls `renew` with the certificates in `files` whenever they change. `credentials` are those in use. Files that cannot be
+/// used, such as half-written files or another identity's, cause a warning and are read again later. A certificate in use that
+/// expires soon, or that others would refuse, causes a warning at once and then once a day. `expires` is told the certificate's
+/// end, if it has one. The future never completes.
 ///
 /// # Cancel safety
 /// Safe.
@@ -82,15 +83,15 @@ fn judge(files: &CredentialFiles, now: SystemTime, expires: &impl Fn(Option<Syst
 /// How often a process looks whether its certificates have changed.
 pub const RENEWAL_CHECK: Duration = Duration::from_secs(30);
 
-/// How often a certificate that needs renewal is warned of.
+/// How often the warning about a certificate that needs renewal is repeated.
 const WARNED_EVERY: Duration = Duration::from_secs(SECONDS_OF_A_DAY);
 
-/// Time enough to issue another.
+/// A certificate that expires within this time causes a warning: time enough to issue another.
 const SOON: Duration = Duration::from_secs(7 * SECONDS_OF_A_DAY);
 
 const SECONDS_OF_A_DAY: u64 = 86_400;
 
-/// Whether credentials in use were made of this.
+/// Whether the credentials in use were made of these files.
 fn is([ca, certificate, key]: &[Vec<u8>; 3], in_use: u64) -> bool {
     digest([ca, certificate, key]) == in_use
 }

@@ -18,7 +18,7 @@ use quinn::{AckFrequencyConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig
 /// The settings that may differ between networks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransportSettings {
-    /// The largest datagram that path discovery tries, in bytes of UDP payload. What the path does not carry is never
+    /// The largest datagram that path discovery tries, in bytes of UDP payload. Sizes that the path does not carry are never
     /// used: a connection starts at 1,200 bytes and probes upwards.
     pub max_datagram_bytes: u16,
     /// Bytes that may be under way in a connection, in each direction. On loopback 4-8 MiB are enough, and much more lets
@@ -26,7 +26,7 @@ pub struct TransportSettings {
     pub window_bytes: u32,
     /// Bytes of the socket's buffers, both ways. The system's defaults lose thousands of packets a second.
     pub socket_buffer_bytes: usize,
-    /// When a silent connection counts as dead.
+    /// The time after which a silent connection counts as dead.
     pub idle_timeout: Duration,
 }
 
@@ -42,18 +42,18 @@ impl Default for TransportSettings {
 }
 
 impl TransportSettings {
-    /// For connections that carry a few questions and end. They keep to small datagrams: a probe for large ones would fill the
-    /// first congestion window, and the word that the connection is closed would wait for its acknowledgement, which is not read
-    /// after the close. The other side would keep the connection until it is idle.
+    /// For connections that carry a few questions and end. They use only small datagrams: a probe for large ones would fill the
+    /// first congestion window, and the message that closes the connection would wait for the probe's acknowledgement, which is
+    /// not read after the close. The other side would then keep the connection until its idle timeout.
     #[must_use]
     pub fn brief() -> Self {
         Self { max_datagram_bytes: MIN_DATAGRAM_BYTES, ..Self::default() }
     }
 
-    /// Datagrams that may be handed to the kernel in one call.
+    /// The number of datagrams that may be handed to the kernel in one call.
     ///
-    /// How many datagrams fit into a batch. The kernel refuses a batch of more than 65,507 bytes, the limit of a UDP
-    /// datagram; the sender would then use small datagrams on this path (0.04-0.3 GB/s).
+    /// The kernel refuses a batch of more than 65,507 bytes, the limit of a UDP datagram; the sender would then use small
+    /// datagrams on this path (0.04-0.3 GB/s).
     #[must_use]
     pub fn max_segments(&self) -> usize {
         (MAX_BATCH_BYTES / usize::from(self.max_datagram_bytes.max(1))).max(1)
@@ -63,8 +63,8 @@ impl TransportSettings {
         Arc::new(self.config())
     }
 
-    /// For connections of those who have not shown who they are. A stream's limit cannot be raised later, so the
-    /// connection's bounds them.
+    /// For connections whose other side has not proved its identity. The limit of a stream cannot be raised later, so the limit
+    /// of the connection bounds them.
     pub(super) fn transport_of_strangers(&self) -> Arc<TransportConfig> {
         let mut transport = self.config();
         transport
@@ -95,22 +95,22 @@ impl TransportSettings {
     }
 }
 
-/// Limit of the streams that the other side may have open; further ones wait there.
+/// The most streams that the other side may have open; further streams wait there.
 pub const MAX_STREAMS: u32 = 256;
 
-/// Bytes of all requests of a connection, until it is known whose it is.
+/// Bytes of all requests of a connection, until the other side's identity is known.
 const STRANGER_WINDOW_BYTES: u32 = 64 << 10;
 
 /// The largest payload of a UDP datagram over IPv4, and so of a batch.
 const MAX_BATCH_BYTES: usize = 65_507;
 
-/// Every path of QUIC carries these (RFC 9000, section 14).
+/// Every path of QUIC carries datagrams of this size (RFC 9000, section 14).
 const MIN_DATAGRAM_BYTES: u16 = 1_200;
 
-/// Packets that one acknowledgement may wait for: between 10 and 50 the best 99th percentile was measured.
+/// Packets that one acknowledgement may wait for: values from 10 to 50 gave the best 99th percentile.
 const ACK_THRESHOLD: u32 = 10;
 
-/// Signs of life within an idle timeout.
+/// Keep-alive packets within an idle timeout.
 const KEEP_ALIVES: u32 = 5;
 
 #[cfg(test)]

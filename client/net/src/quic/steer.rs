@@ -10,20 +10,20 @@ use libc::{
     BPF_SUB, c_void, sock_filter, sock_fprog, socklen_t,
 };
 
-/// Hands each packet of the sockets that share `socket`'s address to the socket that its connection id names. The sockets count in
-/// the order in which they were bound.
+/// Hands each packet of the sockets that share `socket`'s address to the socket that its connection id names. The sockets are
+/// numbered in the order in which they were bound.
 ///
 /// An id's first byte is a share's number. Number 0 names socket 0. Other numbers name the other sockets in turn, so that a
-/// client need not know how many there are. A packet with a long header whose id has not `id_bytes` bytes goes to socket 0, as
-/// does a packet that is too short. The layout of both headers is RFC 8999's.
+/// client need not know how many there are. A packet that is too short goes to socket 0, as does a packet with a long header
+/// whose id does not have `id_bytes` bytes. RFC 8999 has the layout of both headers.
 ///
 /// # Errors
-/// The system has no such filters.
+/// Fails if the system has no such filters.
 pub(super) fn steer_by_connection_id(socket: &impl AsFd, sockets: u8, id_bytes: u8) -> io::Result<()> {
     let mut program = program(sockets, id_bytes);
     let filter = sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the descriptor is open as long as `socket` is borrowed; `filter` has the size that is told, and it names as many
-    // instructions as `program` has, which outlives the call. The kernel copies both.
+    // SAFETY: the descriptor is open as long as `socket` is borrowed; `filter` has the size passed to the call, and its length is
+    // that of `program`, which outlives the call. The kernel copies both.
     let attached = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
@@ -80,7 +80,7 @@ mod tests {
 
     const ID_BYTES: u8 = 8;
 
-    /// So many sockets of one address, steered.
+    /// This many sockets of one address, steered.
     fn sockets(count: u8) -> Vec<UdpSocket> {
         let mut address = "127.0.0.1:0".parse().unwrap();
         let sockets: Vec<UdpSocket> = (0..count)
@@ -98,7 +98,7 @@ mod tests {
         sockets
     }
 
-    /// Sends a packet; the number of the socket that gets it.
+    /// Sends a packet; returns the number of the socket that gets it.
     fn gets(sockets: &[UdpSocket], packet: &[u8]) -> usize {
         let from = UdpSocket::bind("127.0.0.1:0").unwrap();
         from.send_to(packet, sockets[0].local_addr().unwrap()).unwrap();

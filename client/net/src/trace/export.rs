@@ -27,13 +27,13 @@ use super::{TARGET, queue};
 pub struct Service {
     /// `service.name`: the kind of process.
     pub name: &'static str,
-    /// `service.instance.id`: which of them.
+    /// `service.instance.id`: the process among those of its kind.
     pub instance: String,
     /// `service.version`.
     pub version: &'static str,
 }
 
-/// Sends the spans of this process to a collector. Where that is not reached, they are dropped and counted
+/// Sends the spans of this process to a collector. If the collector is not reached, spans are dropped and counted
 /// ([`super::span_counts`]); nobody waits for it.
 #[derive(Debug)]
 pub struct Exporter {
@@ -45,13 +45,13 @@ pub struct Exporter {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
-    /// The endpoint is none.
+    /// The endpoint cannot be used.
     #[error(transparent)]
     Endpoint(#[from] InvalidEndpoint),
     /// The exporter's variables in the environment (`OTEL_...`) cannot be used.
     #[error("cannot export spans: see the variables OTEL_EXPORTER_OTLP_... of the environment")]
     Settings(#[from] opentelemetry_otlp::ExporterBuildError),
-    /// Its thread cannot be started.
+    /// The exporter's thread cannot be started.
     #[error("cannot start the thread that exports spans")]
     Thread(#[source] io::Error),
 }
@@ -61,7 +61,7 @@ impl Exporter {
     /// `service`, come from the standard variables `OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_RESOURCE_ATTRIBUTES`.
     ///
     /// # Errors
-    /// [`ExportError`]; a collector that is not there is none.
+    /// [`ExportError`]. A collector that is not there is no error.
     pub fn start(config: &TracingConfig, service: &Service) -> Result<Option<Self>, ExportError> {
         let Some(url) = config.url()? else { return Ok(None) };
         let exporter = SpanExporter::builder().with_http();
@@ -81,7 +81,7 @@ impl Exporter {
             .map_err(ExportError::Thread)?;
         let provider = SdkTracerProvider::builder()
             .with_resource(resource)
-            // What is recorded was decided before there was a span.
+            // Whether to record was decided before the span was made.
             .with_sampler(Sampler::AlwaysOn)
             .with_span_processor(Processor(Arc::clone(&queue)))
             .build();

@@ -33,9 +33,9 @@ pub fn span_counts() -> SpanCounts {
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     state: Mutex<QueuedSpans>,
-    /// Something is to be done.
+    /// Notified when there is something to do.
     wake: Condvar,
-    /// Something was done.
+    /// Notified when something was done.
     done: Condvar,
 }
 
@@ -56,7 +56,7 @@ impl Queue {
         let mut was_refused = false;
         while let Some(batch) = self.next_batch() {
             let spans = batch.len() as u64;
-            // The client blocks, so that the export is done when it is first looked at.
+            // The client blocks, so the export is done when it is first polled.
             let sent = exporter.export(batch).now_or_never();
             let sent = sent.unwrap_or_else(|| Err(OTelSdkError::InternalFailure("it waits".to_owned())));
             let counter = if sent.is_ok() { &EXPORTED } else { &FAILED };

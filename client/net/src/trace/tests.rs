@@ -1,4 +1,4 @@
-//! Who records what, with a subscriber that keeps spans in memory and without one.
+//! Which process records which spans, with a subscriber that keeps spans in memory and without one.
 
 use opentelemetry::trace::{SpanId, TracerProvider as _};
 use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData};
@@ -14,7 +14,7 @@ fn context(flags: u8) -> TraceContext {
 
 /// The spans that `work` makes.
 fn recorded(work: impl FnOnce()) -> Vec<SpanData> {
-    // Nobody empties it.
+    // Nobody empties the queue.
     let queue = Arc::new(Queue::default());
     let provider = SdkTracerProvider::builder().with_span_processor(Processor(Arc::clone(&queue))).build();
     let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));

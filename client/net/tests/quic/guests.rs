@@ -1,4 +1,4 @@
-//! What those may take who connect to a server.
+//! The bounds on the clients of a server.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn limits(role: Role) -> GuestLimits {
     }
 }
 
-/// Both ends of a connection that a server lets in, or why it does not.
+/// Both ends of a connection that a server lets in, or the reason for which it does not.
 async fn visit(
     client: &Endpoint,
     server: &Endpoint,
@@ -34,7 +34,7 @@ async fn visit(
     (connected.unwrap(), received.map(Option::unwrap))
 }
 
-/// Begins a message of so many bytes.
+/// Begins a message of this many bytes.
 async fn announce(connection: &Connection, bytes: u32) -> SendStream {
     let (mut send, _receive) = connection.quic().open_bi().await.unwrap();
     let header = [bytes.to_le_bytes(), [0; 4]].concat();
@@ -67,7 +67,7 @@ async fn headers_that_announce_long_messages_take_no_memory_until_the_messages_c
         let read = async move { read_message::<PeerRequest>(&mut receive).await.is_ok() };
         reading.push(tokio::spawn(read));
     }
-    // The last stream's header is read: so are those before.
+    // The last stream's header is read, so all earlier headers are.
     timeout(Duration::from_millis(500), reading.pop().unwrap()).await.unwrap_err();
     let taken = resident_bytes().saturating_sub(before);
     assert!(taken < 32 << 20, "200 headers took {taken} bytes");
@@ -93,7 +93,7 @@ async fn what_one_identity_has_on_its_way_keeps_only_itself_waiting() {
     let (server, guests) = (ca.endpoint(Role::Node, "b"), Guests::new(limits));
     let (from, guest) = visit(&one, &server, &guests).await;
     let guest = std::sync::Arc::new(guest.unwrap());
-    // A thousand bytes of fifteen hundred, which do not come.
+    // A message of a thousand bytes, of fifteen hundred allowed. Its bytes do not come.
     let _sending = announce(&from, 1_000).await;
     let (_send, mut receive) = guest.connection().quic().accept_bi().await.unwrap();
     let reader = std::sync::Arc::clone(&guest);
@@ -106,7 +106,7 @@ async fn what_one_identity_has_on_its_way_keeps_only_itself_waiting() {
     write_message(&mut send, &PeerRequest::Ping).await.unwrap();
     let asked = read(&other_guest.unwrap()).await.unwrap().unwrap().unwrap();
     assert_eq!(asked.message, PeerRequest::Ping);
-    // And a short one finds room.
+    // A short message still finds room.
     let (mut send, _receive) = from.quic().open_bi().await.unwrap();
     write_message(&mut send, &PeerRequest::Ping).await.unwrap();
     assert!(read(&guest).await.is_some());

@@ -14,7 +14,7 @@ use larder_net::quic::ca::{Authority, Validity};
 use larder_net::quic::{Connection, Credentials, Endpoint, TransportSettings};
 use larder_protocol::identity::{Identity, Role};
 
-/// An authority and what it issues.
+/// An authority, with its certificate.
 struct Ca(Authority, String);
 
 impl Ca {

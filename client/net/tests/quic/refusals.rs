@@ -1,4 +1,4 @@
-//! Who gets no connection.
+//! Diallers that get no connection.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,7 +8,7 @@ use larder_protocol::identity::{Identity, Role};
 
 use super::{Ca, any_port, bind, connected};
 
-/// Dials a node of `ca` with these credentials; what the node says of it, once the dialler was turned away.
+/// Dials a node of `ca` with these credentials. Returns the node's reason for turning the dialler away.
 async fn turned_away(ca: &Ca, dialler: &Credentials) -> &'static str {
     let (server, client) = (ca.endpoint(Role::Node, "node-0"), bind(dialler));
     let accept = async { server.accept().await.unwrap().accept().await.unwrap_err().reason };
@@ -47,7 +47,7 @@ async fn an_expired_dialler_is_turned_away() {
     );
     assert!(stale.is_err(), "without its key a certificate is worth nothing");
     let expired = ca.credentials(&Identity::new(Role::Node, "node-1"), validity);
-    // Its own authority does not trust it any more, so it trusts this node while this node does not trust it.
+    // The dialler trusts this node, but this node does not trust the dialler's expired certificate.
     assert_eq!(turned_away(&ca, &expired).await, "certificate");
 }
 

@@ -9,7 +9,7 @@ use larder_protocol::identity::{Identity, Role};
 
 use super::{Ca, Validity, bind};
 
-/// Writes what a process of this identity needs in a cluster of this authority.
+/// Writes the files that a process of this identity needs in a cluster of this authority.
 fn write(ca: &Ca, identity: &Identity, files: &CredentialFiles) {
     let issued = ca.0.issue(identity, Validity::days(1)).unwrap();
     fs::write(&files.ca, &ca.1).unwrap();
@@ -41,7 +41,7 @@ fn files(dir: &Path) -> CredentialFiles {
     CredentialFiles { ca: dir.join("ca.pem"), certificate: dir.join("node.pem"), key: dir.join("node.key") }
 }
 
-/// Whether somebody of `ca` and the server take each other within some time.
+/// Whether a client of `ca` and the server accept each other within some time.
 async fn is_taken(ca: &Ca, server: &Endpoint) -> bool {
     let client = ca.endpoint(Role::Admin, "me");
     let call = async {

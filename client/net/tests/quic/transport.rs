@@ -1,4 +1,4 @@
-//! What a connection carries, and how.
+//! The bytes that a connection carries, and how it carries them.
 
 use larder_net::quic::ca::Validity;
 use larder_net::quic::{Endpoint, MessageError, TransportSettings, read_message, write_message};
@@ -33,7 +33,7 @@ async fn transfer(bytes: usize) -> quinn::ConnectionStats {
     from.quic().stats()
 }
 
-/// The batches that the kernel refuses look to the sender like a path that carries small datagrams only.
+/// If the kernel refuses batches, the sender believes that the path carries only small datagrams.
 #[tokio::test]
 async fn large_datagrams_stay_large_under_load() {
     let stats = transfer(64 << 20).await;
@@ -42,7 +42,7 @@ async fn large_datagrams_stay_large_under_load() {
     assert_eq!(stats.path.black_holes_detected, 0, "{stats:?}");
 }
 
-/// With large windows and buffers the congestion window of a loopback grows until packets are lost in heaps.
+/// With large windows and buffers, the congestion window of a loopback grows until very many packets are lost.
 #[tokio::test]
 async fn windows_bound_what_is_under_way() {
     let stats = transfer(64 << 20).await;
@@ -114,7 +114,7 @@ async fn probes(settings: &TransportSettings) -> u64 {
     asks.quic().stats().path.sent_plpmtud_probes
 }
 
-/// A probe that is under way fills the first window, and the word that the connection is closed is not sent.
+/// A probe in flight would fill the first window, and the message that closes the connection would not be sent.
 #[tokio::test]
 async fn a_brief_connection_probes_for_no_large_datagrams() {
     assert!(probes(&TransportSettings::default()).await > 0);

@@ -1,4 +1,4 @@
-//! Processes of several releases: which version they agree on, and what those hear who have none in common.
+//! Processes of several releases: the version that they agree on, and the error if they have none in common.
 
 use std::ops::RangeInclusive;
 

@@ -5,8 +5,8 @@ A `Session` (for threads) or an `AsyncSession` (for asyncio) talks to the node o
 - get: `lookup` tells how much of a prompt is in the cache; `lookup_and_prefetch` also brings these chunks near. `lease` keeps
   chunks in place, `Lease.copy_block` copies a block out, `Lease.view` reads it in place; dropping the lease gives the chunks
   back. Reads are verified as the session's `verify` says. `Prefetches` starts prefetches for a scheduler, which must not wait.
-- put: `reserve` tells the missing chunks, `stage` gives a chunk room, `StagedChunk.copy_from` fills the room, `commit` hands the
-  chunk over.
+- put: `reserve` returns the missing chunks, `stage` gives a chunk room, `StagedChunk.copy_from` fills the room, `commit` hands
+  the chunk over.
 - engines' memory: `PagedMemory` and `ScatteredMemory` copy between blocks and host memory, `GpuPagedMemory` between blocks and a
   `Gpu`; with `register_tensors`, `load_pages` and `save_pages` the node copies between blocks and GPU memory.
 - hand over: `stage_layers` and `hand_over` give layers ahead of the commit, `follow` reads chunks while another engine writes

@@ -196,7 +196,7 @@ def put_and_get(session: larder_kv.Session) -> Finding:
 
 
 def descriptors() -> Finding:
-    """Files that this process may open: each part of the node's memory is one while it is mapped."""
+    """Checks how many files this process may open: each part of the node's memory is one while it is mapped."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"{soft} may be open (at most {hard})"
     if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:
@@ -205,7 +205,7 @@ def descriptors() -> Finding:
 
 
 def address_space() -> Finding:
-    """Engines map the node's memory."""
+    """Checks the limit of address space: engines map the node's memory."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft == resource.RLIM_INFINITY:
         return Finding("address space", "ok", "unlimited")
@@ -215,7 +215,7 @@ def address_space() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """Ranks of an engine talk over it; the node's own memory needs no shared memory of the container."""
+    """Checks the container's shared memory: ranks of an engine talk through it. The node's own memory needs none of it."""
     try:
         system = os.statvfs("/dev/shm")
     except OSError as error:

@@ -10,7 +10,7 @@ class ConnectError(LarderError):
 
 
 class EndedError(LarderError):
-    """The session is over, as the node stopped or closed it: open another."""
+    """The session is over, as the node stopped or closed it: open a new one."""
 
 
 class BusyError(LarderError):
@@ -53,8 +53,8 @@ class WindowError(LarderError):
 
 
 class ReleasedError(LarderError):
-    """The session was closed before, or the lease, ticket, reservation or staged chunk was given back before."""
+    """The session was closed, or the lease, ticket, reservation or staged chunk was given back, before this call."""
 
 
 class ForkedError(LarderError):
-    """This belongs to the process that forked: connect a session of your own after the fork."""
+    """This object belongs to the process that forked: open a session of your own after the fork."""

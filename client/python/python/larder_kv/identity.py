@@ -1,4 +1,4 @@
-"""Names that tell models apart, as long as a namespace allows."""
+"""Names that tell models apart, no longer than a namespace allows."""
 
 import hashlib
 from pathlib import Path

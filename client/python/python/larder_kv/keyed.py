@@ -14,7 +14,7 @@ import larder_kv
 from larder_kv.link import Link, Opened
 
 LOOKUP_KEYS = 4_096
-"""Keys of one question; a chain may have twice as many."""
+"""Keys of one lookup; a chain may have twice as many."""
 
 UNBOUNDED_BYTES = 64 << 20
 """Twice the bytes of one reservation, for a session without a window."""
@@ -48,7 +48,7 @@ class Counts:
         self._export = export
 
     def add(self, name: str, more: int = 1) -> None:
-        """Counts, and tells `export`; `name` is one of `COUNTERS`."""
+        """Adds to a counter, and tells `export`; `name` is one of `COUNTERS`."""
         if more == 0:
             return
         with self._lock:
@@ -66,10 +66,10 @@ class Blocks(Protocol):
     """The engine's memory of the blocks that a call names, by their numbers in the call."""
 
     def fill(self, lease: larder_kv.Lease, first: int) -> None:
-        """Copies all leased chunks to blocks `first` on, in order. If a chunk is damaged, the lease's error passes through."""
+        """Copies all leased chunks to blocks `first` on, in order. Raises the lease's error if a chunk is damaged."""
 
     def write(self, staged: Sequence[larder_kv.StagedChunk], numbers: Sequence[int]) -> None:
-        """Copies blocks to staged chunks, one each."""
+        """Copies blocks to staged chunks, one block to each."""
 
 
 class Keyed:
@@ -132,15 +132,15 @@ class Keyed:
     def save(
         self, spec: larder_kv.NamespaceSpec, keys: Sequence[bytes], blocks: Blocks, priorities: Sequence[int] = ()
     ) -> list[bool]:
-        """Copies blocks out of the engine's memory; returns for each key whether it is in the cache now. A key that is there
-        already is not written. `priorities` has one for each key; empty: 0 for all."""
+        """Copies blocks out of the engine's memory; returns for each key whether it is in the cache now. A key that is in the
+        cache already is not written. `priorities` has one for each key; empty: 0 for all."""
         saved = [False] * len(keys)
 
         def write(opened: Opened, deadline: float) -> None:
             session, namespace = opened.session, opened.namespace(spec)
             # An engine that the node trusts has no window, and writes to its memory.
             at_once = max((session.window_bytes or UNBOUNDED_BYTES) // (2 * namespace.block_bytes()), 1)
-            # From the last to the first: keys of a prompt come in its order, and the youngest stays longest.
+            # From the last to the first: keys of a prompt come in the prompt's order, and the youngest key stays longest.
             for group, priority in groups(len(keys), at_once, priorities):
                 if time.monotonic() > deadline:
                     return
@@ -170,12 +170,12 @@ class Keyed:
         except larder_kv.BusyError:
             self._counts.add("busy")
         except (larder_kv.EndedError, larder_kv.RequestTimeout):
-            # A node that does not answer would hold up every call: without it they miss at once, until it answers again.
+            # A node that does not answer would delay every call. Without it, calls miss at once until it answers again.
             self._counts.add("failures")
             self._link.lost(opened)
         except KeyboardInterrupt:
             raise
-        # Panics of native code too: a call from the engine never fails.
+        # Catches panics of native code too: a call from the engine never fails.
         except BaseException:
             self._counts.add("failures")
             self._logger.exception("a call to the Larder node failed")

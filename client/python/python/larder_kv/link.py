@@ -38,7 +38,7 @@ class Opened:
 
 
 class Link(Generic[T]):
-    """Keeps a session, or an object made from one, open in its own thread: no other thread ever waits for an absent node."""
+    """Keeps a session, or an object made from one, open on its own thread: no other thread ever waits for an absent node."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Link(Generic[T]):
         self._thread.start()
 
     def begin(self) -> None:
-        """Opens a session, in place of the open one."""
+        """Opens a session, which replaces the open one."""
         self._wanted.set()
 
     def wait_for_first_try(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""An engine's description of its KV: everything that makes its bytes interchangeable."""
+"""An engine's description of its KV: all facts that make its bytes interchangeable."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,30 +9,30 @@ class Pool:
     """One kind of state of a chunk."""
 
     name: str = "kv"
-    """`kv` for attention; else the engine's word."""
+    """`kv` for attention; otherwise the engine's name for this state."""
     layers: int
     """Layers that one slice holds."""
     layer_bytes: int
     """Bytes of one layer of one chunk in one slice."""
     hit: str | int = "all"
-    """Which chunks of a prefix must have it: "all" (attention), "last" (recurrent state), or how many at the end (sliding
-    window)."""
+    """The chunks of a prefix that must have this state: "all" (attention), "last" (recurrent state), or a number of chunks at the
+    end (sliding window)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamespaceSpec:
-    """Two engines that differ in any of this never see each other's blocks."""
+    """The identity of an engine's KV. Two engines that differ in any field never see each other's blocks."""
 
     model: str
     """The model's name or path."""
     revision: str = ""
-    """The model's revision; empty where it has none."""
+    """The model's revision; empty if it has none."""
     kv_dtype: str
     """Data type of the KV, in the engine's words."""
     layout: str
     """Order of the bytes inside a block, in the engine's words."""
     hash_algorithm: str = "larder"
-    """Who hashes, and how: "larder" (see `Namespace.chain_of_tokens`), or the engine's name for its own hash of 32 bytes."""
+    """The hash of chunks: "larder" (see `Namespace.chain_of_tokens`), or the engine's name for its own hash of 32 bytes."""
     hash_seed: str = ""
     """The seed that the engine's hash starts from; never one that each process draws for itself."""
     chunk_tokens: int = 256
@@ -43,7 +43,7 @@ class NamespaceSpec:
     pipeline_parallel: int = 1
     context_parallel: int = 1
     slices: int = 1
-    """Parts of a chunk that engine ranks hold: tensor times pipeline parallel ranks, or fewer where ranks hold the same KV."""
+    """Parts of a chunk that engine ranks hold: tensor times pipeline parallel ranks, or fewer if ranks hold the same KV."""
     pools: Sequence[Pool] = field(default_factory=tuple)
     """Kinds of state of one chunk; the first is called `kv`, and every chunk has it."""
     flat: bool = False
@@ -55,15 +55,15 @@ class DescribedChunk:
     """The content of a chunk, block by block as the engine hashes it, for a node's events."""
 
     hashes: Sequence[bytes]
-    """Of each block, 32 bytes; the last one names the chunk."""
+    """The hash of each block, 32 bytes; the last hash names the chunk."""
     parent: bytes | None
-    """The hash of the block before them; None for the first ones of a prompt."""
+    """The hash of the block before the chunk; None for the first chunk of a prompt."""
     tokens: Sequence[int]
-    """Of all blocks, each of which has as many."""
+    """The tokens of all blocks; all blocks have equally many."""
     lora_id: int | None = None
     lora_name: str | None = None
     extra_keys: str = ""
-    """By block, what else its hash depends on, as a list in JSON; empty where there is nothing."""
+    """A JSON list with the other inputs of each block's hash; empty if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +73,13 @@ class LayerPages:
     region: int
     """Number of the buffer."""
     offset: int
-    """Where page 0 begins in it."""
+    """The offset of page 0 in the buffer."""
     page_stride: int
     """From one page to the next."""
     pages: int
-    """How many there are."""
+    """The number of pages."""
     dims: Sequence[tuple[int, int]] = ()
-    """How often a contiguous run comes and how far apart, outermost first; empty where a page is one run."""
+    """The number of runs and the distance between them in each dimension, outermost first; empty if a page is one run."""
     run_bytes: int
     """Bytes of one run."""
 
@@ -91,7 +91,7 @@ class IpcMemory:
     handle: bytes
     """The 64 bytes of a CUipcMemHandle."""
     offset: int
-    """Where what is used begins in the allocation."""
+    """The offset of the used part in the allocation."""
     size: int
     """Bytes used."""
 
@@ -101,6 +101,6 @@ class DescriptorMemory:
     """GPU memory of the virtual memory interface, exported as a file descriptor."""
 
     descriptor: int
-    """It may be closed when the node knows the memory."""
+    """The exported descriptor. It may be closed once the node knows the memory."""
     size: int
     """Bytes of the allocation."""

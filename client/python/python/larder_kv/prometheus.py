@@ -8,7 +8,7 @@ from larder_kv.keyed import COUNTERS
 
 
 def exporter(prefix: str, labels: Mapping[str, str]) -> Callable[[str, int], None]:
-    """Counters PREFIX_NAME for all names of `COUNTERS`; the returned function counts."""
+    """Makes a counter PREFIX_NAME for each name of `COUNTERS`; the returned function counts."""
     counters = {name: counter(f"{prefix}_{name}", meaning, labels) for name, meaning in COUNTERS.items()}
 
     def count(name: str, more: int) -> None:
@@ -18,7 +18,7 @@ def exporter(prefix: str, labels: Mapping[str, str]) -> Callable[[str, int], Non
 
 
 def counter(name: str, meaning: str, labels: Mapping[str, str]) -> Counter:
-    """The counter with these labels; the one that is there already where an adapter is made again."""
+    """The counter with these labels. An adapter that is made again gets the existing counter."""
     known = getattr(REGISTRY, "_names_to_collectors", {}).get(name)
     made = known if isinstance(known, Counter) else Counter(name, meaning, tuple(labels))
     return made.labels(**labels) if labels else made

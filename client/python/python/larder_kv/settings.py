@@ -106,7 +106,7 @@ def fits(setting: Field[Any], value: Any) -> bool:
         return bool(form.fits(value))
     if kind is bool:
         return True
-    # Whatever is no number fails each comparison.
+    # A value that is no number fails each comparison.
     return (least is None or value >= least) and (above is None or value > above) and (most is None or value <= most)
 
 
@@ -173,7 +173,7 @@ class NodeSettings:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], where: str) -> Self:
-        """Reads what stands in `where`, the configuration's name."""
+        """Reads the configuration named `where`."""
         return read_settings(cls, given, where)
 
     def link(self, client: str, logger: logging.Logger, count: Callable[[str], None]) -> Link[Opened]:

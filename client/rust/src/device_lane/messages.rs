@@ -1,4 +1,4 @@
-//! What the requests of the device lane say.
+//! The device lane's values in the form of messages.
 
 use std::os::fd::OwnedFd;
 
@@ -11,7 +11,7 @@ use larder_protocol::lane::{
 use super::SavePages;
 use crate::engine_lane::{CopyFlags, LoadPages};
 
-/// Memory with the descriptors that go along; `None` if some of it no other process can have.
+/// Memory in the form of messages, with its descriptors. `None` if some of it cannot be shared with another process.
 pub(super) fn shared(memory: Vec<EngineMemory>) -> Option<(Vec<TensorMemory>, Vec<OwnedFd>)> {
     let mut descriptors = Vec::new();
     let shared = memory.into_iter().map(|memory| match memory {
@@ -58,7 +58,7 @@ fn words(CopyFlags { after, then }: CopyFlags) -> CopyWords {
     CopyWords { after: after.map(word), then: then.map(word) }
 }
 
-/// A layout as a session's message says it.
+/// A layout in the form of messages.
 #[must_use]
 pub fn layout_message(layout: &PagedLayout) -> TensorLayout {
     let LayoutSpec { planes, planes_per_layer, pages, pages_per_chunk, dims, run_bytes } = layout.spec();

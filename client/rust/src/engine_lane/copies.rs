@@ -1,4 +1,4 @@
-//! Copies under way, and what they keep from others.
+//! The copies under way, with the chunks and the room that they keep from others.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -19,19 +19,19 @@ pub(super) struct Copies(Mutex<CopyTable>);
 #[derive(Default)]
 struct CopyTable {
     running: HashMap<OrderNumber, (CopyClaims, Arc<Copied>)>,
-    /// What copies of a lost device may touch, until it is gone.
+    /// The claims of copies that a lost device may still make, kept until the device is gone.
     limbo: Vec<CopyClaims>,
     lost: Option<DeviceError>,
 }
 
-/// What a copy keeps from others: the chunks that it reads, or the room that it writes to.
+/// What a copy holds: the chunks that it reads, or the room that it writes to.
 pub(super) enum CopyClaims {
     Lease(#[expect(dead_code, reason = "kept until the device let go of it")] Arc<LeaseGuard>),
     Staged(StagedChunk),
     Layers(StagedLayers),
 }
 
-/// How far a copy is.
+/// The progress of one copy.
 #[derive(Default)]
 pub struct Copied {
     state: Mutex<CopyProgress>,
@@ -44,18 +44,18 @@ struct CopyProgress {
     result: Option<Result<(), CopyError>>,
     /// The room that was written, until its owner takes it back.
     written: Option<CopyClaims>,
-    /// Why it was refused.
+    /// Why the device refused the copy.
     reason: Option<DeviceError>,
 }
 
-/// A copy under way, which goes on if this is dropped. `T` is what its end gives back.
+/// A copy under way. It goes on if the handle is dropped. `T` is the value that the end of the copy gives back.
 pub struct CopyHandle<T> {
     copied: Arc<Copied>,
     gives: PhantomData<fn() -> T>,
 }
 
 impl Copies {
-    /// `None` if the device is lost.
+    /// Enters a copy that begins. `None` if the device is lost.
     pub(super) fn begin(&self, number: OrderNumber, held: CopyClaims) -> Option<Arc<Copied>> {
         let mut table = lock(&self.0);
         if table.lost.is_some() {
@@ -66,9 +66,9 @@ impl Copies {
         Some(copied)
     }
 
-    /// A copy was not begun.
+    /// Removes a copy that was not begun.
     pub(super) fn forget(&self, number: OrderNumber) {
-        // Dropped after the lock: giving back a lease takes others.
+        // Dropped after the lock: giving back a lease takes other locks.
         let forgotten = lock(&self.0).running.remove(&number);
         drop(forgotten);
     }
@@ -82,7 +82,7 @@ impl Copies {
         lock(&self.0).lost.clone()
     }
 
-    /// What the device's thread tells.
+    /// Handles a report of the device's thread.
     pub(super) fn hear(&self, report: DeviceReport) {
         match report {
             DeviceReport::Layers { number, done } => {
@@ -111,7 +111,7 @@ impl Copies {
         match (held, result) {
             (held, Err(CopyError::Lost)) => lock(&self.0).limbo.push(held),
             (held @ (CopyClaims::Staged(_) | CopyClaims::Layers(_)), Ok(())) => written = Some(held),
-            // A lease, or room in which nobody knows what is: given up.
+            // A lease, or room with unknown bytes: given up.
             _ => {}
         }
         let mut state = lock(&copied.state);
@@ -122,7 +122,7 @@ impl Copies {
 }
 
 impl Copied {
-    /// It will be refused, for this reason.
+    /// Notes why the device refuses the copy.
     pub(super) fn refused(&self, reason: DeviceError) {
         lock(&self.state).reason = Some(reason);
     }
@@ -135,19 +135,19 @@ impl<T> From<Arc<Copied>> for CopyHandle<T> {
 }
 
 impl<T> CopyHandle<T> {
-    /// Layers that are done, from the first on; all where the copy has ended.
+    /// The number of layers that are done, from the first on; `u32::MAX` once the copy has ended.
     #[must_use]
     pub fn layers(&self) -> u32 {
         lock(&self.copied.state).layers
     }
 
-    /// Why the device refused the copy, where it said so; for people.
+    /// Why the device refused the copy, if it gave a reason; for people.
     #[must_use]
     pub fn reason(&self) -> Option<DeviceError> {
         lock(&self.copied.state).reason.clone()
     }
 
-    /// Waits until the copy has ended, at most for `patience`; `None` if it has not: it goes on.
+    /// Waits until the copy has ended, at most for `patience`. `None` if it has not ended by then: it goes on.
     fn wait_for_end(&self, patience: Duration) -> Option<Result<(), CopyError>> {
         let state = lock(&self.copied.state);
         let waited = self.copied.changed.wait_timeout_while(state, patience, |state| state.result.is_none());
@@ -156,11 +156,11 @@ impl<T> CopyHandle<T> {
 }
 
 impl CopyHandle<()> {
-    /// Waits until all is loaded, at most for `patience`; `None` if it is not: the device may be stalled, and the pages must
-    /// not be used.
+    /// Waits until all is loaded, at most for `patience`. `None` if it is not loaded by then: the device may be stalled, and the
+    /// pages must not be used.
     ///
     /// # Errors
-    /// [`CopyError`]: what is in the pages is unknown.
+    /// [`CopyError`]: the pages have unknown bytes.
     pub fn wait(&self, patience: Duration) -> Option<Result<(), CopyError>> {
         self.wait_for_end(patience)
     }
@@ -197,7 +197,7 @@ impl CopyHandle<StagedLayers> {
 }
 
 impl<T> CopyHandle<T> {
-    /// What its first taker gets.
+    /// Takes the room that was written; only the first caller gets it.
     fn take_written(&self) -> Option<CopyClaims> {
         lock(&self.copied.state).written.take()
     }

@@ -1,4 +1,4 @@
-//! Which mappings of the node's memory a device has pinned.
+//! The mappings of the node's memory that a device has pinned.
 
 use std::sync::{Arc, Weak};
 
@@ -29,7 +29,7 @@ impl Regions {
         Ok(())
     }
 
-    /// The region of a mapping, which is pinned if it is not yet.
+    /// The region of a mapping. Pins the mapping if it is not pinned yet.
     pub(super) fn find(
         &mut self,
         device: &mut dyn Device,
@@ -59,7 +59,7 @@ impl Regions {
         flag.map(place).transpose()
     }
 
-    /// Gives up what only the device has still mapped: extents that the node has renewed, for other tenants too.
+    /// Unpins the mappings that nobody else holds any more: the node has renewed their extents, perhaps for other tenants.
     fn forget_unused(&mut self, device: &mut dyn Device) {
         self.pinned.retain(|Pinned { mapping, region }| {
             mapping.strong_count() > 1 || device.detach(*region).is_err()

@@ -12,7 +12,7 @@ use crate::error::SessionError;
 
 /// A request, and the way in which its answer becomes a result.
 ///
-/// A result gives back what it grants when it is dropped. An answer that nobody waits for leaks nothing.
+/// A dropped result gives back what it grants, so an answer that nobody waits for leaks nothing.
 pub(crate) struct RoundTrip<T> {
     pub(crate) request: Request,
     /// Descriptors that go along with the request.
@@ -21,10 +21,10 @@ pub(crate) struct RoundTrip<T> {
     pub(crate) answer: Answer<T>,
 }
 
-/// Hands the answer to whoever waits for it. Says whether the session can go on.
+/// Hands the answer to its waiter. Returns whether the session can go on.
 pub(crate) type Deliver = Box<dyn FnOnce(&Arc<Link>, Response, Vec<OwnedFd>) -> bool + Send>;
 
-/// The result of a request, once it is there; without one the session has ended.
+/// The result of a request, once it has come. If the channel closes without a result, the session has ended.
 pub(crate) type Answer<T> = oneshot::Receiver<Result<OnTheWay<T>, SessionError>>;
 
 /// A result whose pin, if it has one, ends unless somebody keeps it.
@@ -35,12 +35,12 @@ pub(crate) struct OnTheWay<T> {
 
 struct PinOnTheWay {
     link: Arc<Link>,
-    /// 0 if somebody keeps it.
+    /// The pin's number; 0 if the caller keeps the pin.
     pin: u64,
 }
 
 impl<T: Send + 'static> RoundTrip<T> {
-    /// `accept` gets answers other than `Busy` and `Refused`.
+    /// `accept` makes the result from any answer other than `Busy` and `Refused`.
     pub(crate) fn new(
         request: Request,
         accept: impl FnOnce(&Arc<Link>, Response, Vec<OwnedFd>) -> Result<T, SessionError> + Send + 'static,
@@ -48,7 +48,7 @@ impl<T: Send + 'static> RoundTrip<T> {
         Self::pinning(request, |_| 0, accept)
     }
 
-    /// The same for a result with a pin, whose number `pin` finds: 0 if there is none.
+    /// As [`RoundTrip::new`], for a result with a pin. `pin` finds the pin's number in the result: 0 if there is no pin.
     pub(crate) fn pinning(
         request: Request,
         pin: fn(&T) -> u64,
@@ -63,7 +63,7 @@ impl<T: Send + 'static> RoundTrip<T> {
             }
             let goes_on = fatal.is_none();
             let result = result.map(|result| OnTheWay::new(link, pin(&result), result));
-            // Where nobody waits any more, the result comes back and gives back what it grants as it drops.
+            // If nobody waits any more, the result comes back, and dropping it gives back what it grants.
             drop(reply.send(result));
             goes_on
         });
@@ -95,7 +95,7 @@ impl Drop for PinOnTheWay {
     }
 }
 
-/// Takes apart the answers that any request may get.
+/// Turns `Busy` and `Refused`, which any request may get, into errors.
 pub(crate) fn granted(response: Response) -> Result<Response, SessionError> {
     match response {
         Response::Busy(Busy { what, retry_after_ms }) => {

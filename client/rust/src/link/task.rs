@@ -35,8 +35,8 @@ impl Link {
         within(self.timeout, answer).await.map(|result| result.keep())
     }
 
-    /// Starts the session's task on the current runtime, unless it has one. It ends with the socket, which the last handle of
-    /// the session shuts down.
+    /// Starts the session's task on the current runtime, unless the session has one. The task ends when the last handle of the
+    /// session shuts the socket down.
     fn start_task(self: &Arc<Self>) -> Result<(), SessionError> {
         if self.has_task.load(Ordering::Acquire) || self.has_task.swap(true, Ordering::AcqRel) {
             return Ok(());
@@ -61,7 +61,7 @@ impl Link {
         Ok(())
     }
 
-    /// Delivers all answers that are here, unless a thread receives. False where the session is over.
+    /// Delivers all answers that are here, unless a thread receives. Returns false if the session is over.
     fn receive_all(self: &Arc<Self>) -> bool {
         let mut reader = match self.reader.try_lock() {
             Ok(reader) => reader,
@@ -85,7 +85,8 @@ impl Link {
     }
 }
 
-/// A thread that has received says that the reader is free: what came meanwhile makes the socket ready no second time.
+/// Receives until the session is over. A thread that has received notifies `free`: the socket does not become ready a second time
+/// for bytes that came while the thread had the reader.
 async fn receive(socket: &UnixStream, link: &Weak<Link>, free: &Notify) {
     let goes_on = || link.upgrade().is_some_and(|link| link.receive_all());
     let receive = || match goes_on() {

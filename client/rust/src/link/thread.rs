@@ -27,7 +27,7 @@ impl Link {
     ) -> Result<T, SessionError> {
         self.receiving(|reader| {
             let deadline = now() + self.timeout;
-            // Permits run out only where that many requests timed out and are not answered yet.
+            // Permits run out only if that many requests timed out and are not answered yet.
             let permit = Arc::clone(&self.callers).try_acquire_owned().map_err(|error| match error {
                 TryAcquireError::Closed => self.closed(),
                 TryAcquireError::NoPermits => SessionError::Timeout,
@@ -52,14 +52,14 @@ impl Link {
         });
     }
 
-    /// Has this thread receive alone.
+    /// Runs `work` while no other thread or task receives.
     fn receiving<R>(&self, work: impl FnOnce(&mut FrameReader) -> R) -> R {
         let result = work(&mut lock(&self.reader));
         self.reader_is_free.notify_one();
         result
     }
 
-    /// Sends what is left and waits for something to receive, which may be in vain.
+    /// Sends the remaining bytes and waits once for bytes to receive; none may have come when it returns.
     fn receive(self: &Arc<Self>, reader: &mut FrameReader, deadline: Instant) -> Result<(), SessionError> {
         let left = deadline.checked_duration_since(now()).ok_or(SessionError::Timeout)?;
         let socket = self.socket.as_fd();
@@ -79,7 +79,7 @@ impl Link {
                 received => received,
             },
             Err(error) if would_block(&error) => wait(reader, PollFlags::IN | PollFlags::OUT),
-            // What the node said before it closed may still be there.
+            // The node's last messages before it closed may still be unread.
             Err(_) => reader.receive_now(socket),
         };
         match received {
@@ -113,8 +113,8 @@ fn would_block(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
 }
 
-/// How long a thread looks for its answer before it sleeps. An answer takes 10 us where the node is awake, waking a thread
-/// on another core 15 us and more; beyond that the node is busy, and the core better used by others.
+/// How long a thread looks for its answer before it sleeps. An answer takes 10 us if the node is awake, waking a thread on
+/// another core 15 us and more. After that time the node is busy, and others use the core better.
 const SPIN: Duration = Duration::from_micros(50);
 
 #[expect(clippy::disallowed_methods, reason = "requests of threads have deadlines in real time")]

@@ -17,22 +17,22 @@ pub struct StagedLayers {
     positions: Vec<u32>,
     pool: usize,
     layers: Range<u32>,
-    /// Where chunks go straight into the arena: which of the reservation's each is.
+    /// The index of each chunk in the reservation, for layers that go straight into the arena.
     indices: Vec<usize>,
     range: Option<WindowRange>,
 }
 
-/// What goes out in one HandOver message.
+/// The content of one HandOver message.
 pub(crate) struct LayersPart {
     pub(crate) request: HandOver,
     pub(crate) range: Option<WindowRange>,
 }
 
 impl Reservation {
-    /// The window and the bytes in it that some layers of these chunks take; `None` if they go straight into the arena.
+    /// The window, and the bytes of it that some layers of these chunks take; `None` if layers go straight into the arena.
     ///
     /// # Panics
-    /// Panics if the reservation has no such chunk, or does not write this pool of it, or the namespace no such layers.
+    /// Panics if the reservation has no such chunk or does not write this pool of it, or if the namespace has no such layers.
     pub(crate) fn layers_room(
         &self,
         positions: &[u32],
@@ -63,8 +63,8 @@ impl Reservation {
         }
     }
 
-    /// Some layers of chunks, in their places in the arena. Where chunks do not go straight there they have to be
-    /// [put into](StagedLayers::put_into) the window.
+    /// Some layers of chunks, in their places in the arena. If layers do not go straight into the arena, they have to be [put
+    /// into](StagedLayers::put_into) the window.
     ///
     /// # Panics
     /// Panics if the reservation has no such chunk.
@@ -117,11 +117,11 @@ impl StagedLayers {
         self.claim.layer_bytes(self.pool) * u64::from(self.layers.end - self.layers.start)
     }
 
-    /// Copies `bytes` to the layers of the `chunk`-th of the chunks in the `slice`-th slice of the session, at `offset` bytes
-    /// from their start, and counts them. All bytes of all of them must be written before they are handed over.
+    /// Copies `bytes` into the layers of the `chunk`-th staged chunk in the `slice`-th slice of the session, at `offset` bytes
+    /// from the layers' start, and counts the bytes. All layers must be filled before they are handed over.
     ///
     /// # Panics
-    /// Panics if they do not fit, or there is no such chunk or slice.
+    /// Panics if the bytes do not fit, or there is no such chunk or slice.
     pub fn copy_from(&mut self, chunk: usize, slice: usize, offset: u64, bytes: &[u8]) {
         let most = self.bytes();
         let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= most);
@@ -131,8 +131,8 @@ impl StagedLayers {
         self.claim.link.traffic.count_written(bytes.len() as u64);
     }
 
-    /// Where the layers of the `chunk`-th of the chunks in the `slice`-th slice are to be written by a device; counts them as
-    /// written.
+    /// The mapping and offset to which a device writes the layers of the `chunk`-th staged chunk in the `slice`-th slice; counts
+    /// them as written.
     ///
     /// # Panics
     /// Panics if there is no such chunk or slice.
@@ -164,7 +164,7 @@ impl StagedLayers {
         LayersPart { request, range: self.range }
     }
 
-    /// Where the layers of a chunk in a slice stand.
+    /// The mapping and offset of the layers of a chunk in a slice.
     fn place(&self, chunk: usize, slice: usize) -> (&Arc<Mapping>, u64) {
         let namespace = &self.claim.namespace;
         let (slices, pools) = (namespace.slices(), namespace.pool_bytes().len());
@@ -189,7 +189,7 @@ impl Claim {
         self.namespace.pool_bytes()[pool] / u64::from(self.namespace.pool_layers()[pool].max(1))
     }
 
-    /// Bytes from the layers of one chunk and slice to those of the next, in the window.
+    /// Bytes in the window from the layers of one chunk and slice to the next ones.
     fn layers_stride(&self, pool: usize, layers: &Range<u32>) -> u64 {
         (self.layer_bytes(pool) * u64::from(layers.end - layers.start)).next_multiple_of(BLOCK_ALIGNMENT)
     }

@@ -83,8 +83,8 @@ impl Session {
         call.checked(namespace.check(chain))
     }
 
-    /// Asks how much of a prompt can be served, and has the node bring it into its memory meanwhile: from disk and from
-    /// other nodes, all at once.
+    /// Asks how much of a prompt can be served. Meanwhile the node brings these chunks into its memory, from disk and from other
+    /// nodes at the same time.
     ///
     /// Cancel safe: the prefetch ends, and a pin that was asked for too.
     ///
@@ -118,8 +118,8 @@ impl Session {
         })
     }
 
-    /// Ends a prefetch and leases the contiguous prefix that has come. A chunk that failed to come ends it; what came behind
-    /// that stays cached.
+    /// Ends a prefetch and leases the contiguous prefix that has come. The prefix ends at a chunk that failed to come; later
+    /// chunks that came stay cached.
     ///
     /// Cancel safe: the lease is given back.
     ///
@@ -143,8 +143,8 @@ impl Session {
         })
     }
 
-    /// Keeps the longest prefix of `chain` that is here from eviction, for `duration` or what the node grants. The pin is
-    /// the caller's to end; its number is 0 if nothing is pinned.
+    /// Keeps the longest prefix of `chain` that is here from eviction, for `duration`, or for as long as the node grants. The
+    /// caller may end the pin; its number is 0 if nothing is pinned.
     ///
     /// Cancel safe: the pin ends.
     ///
@@ -181,13 +181,13 @@ impl Session {
         })
     }
 
-    /// Tells the node that a chunk has other bytes than were committed under its name: it verifies the chunk, and drops it if that
-    /// is so. Leases report what they find damaged by themselves.
+    /// Tells the node that a chunk has other bytes than were committed under its name. The node verifies the chunk, and drops it
+    /// if it is damaged. Leases report the damage that they find by themselves.
     ///
     /// Cancel safe: a request that was sent takes effect.
     ///
     /// # Errors
-    /// `Busy` if this session reports too much; `Refused` for a namespace that it did not register; the general ones of
+    /// `Busy` if this session reports too much; `Refused` for a namespace that the session did not register; the general ones of
     /// [`SessionError`].
     pub fn report_damage(&self, namespace: &Namespace, hash: ChunkHash) -> Call<Checked> {
         let request = Request::ReportDamage(ReportDamage { namespace: namespace.number(), hash });

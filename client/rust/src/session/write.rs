@@ -14,8 +14,8 @@ use crate::reservation::{CommitPart, Reservation, StagedChunk};
 use crate::window::{Window, WindowRange};
 
 impl Session {
-    /// Asks for room for those chunks of `chain` that are missing. `priority` is 0 for ordinary traffic; higher stays
-    /// longer under the `priority` policy.
+    /// Asks for room for those chunks of `chain` that are missing. `priority` is 0 for ordinary traffic; chunks of a higher
+    /// priority stay longer under the `priority` policy.
     ///
     /// Cancel safe: the reservation is given back.
     ///
@@ -25,9 +25,9 @@ impl Session {
         self.reserve_attempt(namespace, chain, &[], priority, 0)
     }
 
-    /// The same, for an engine that has not all pools of each chunk: by position in the chain, `pools` says which it will
-    /// write. Pools that every chunk has are written whether named or not; one that a chunk lacks may be added later. The
-    /// blocks that are to be written, [`StagedChunk::blocks`] says.
+    /// As [`Self::reserve`], for an engine that does not have all pools of each chunk. `pools` says, by position in the chain,
+    /// which pools the engine will write. Pools that every chunk has are written whether named or not; a pool that a chunk lacks
+    /// may be added later. [`StagedChunk::blocks`] lists the blocks to write.
     ///
     /// Cancel safe: the reservation is given back.
     ///
@@ -60,8 +60,8 @@ impl Session {
         self.take_room(reservation.room_needed(&[position]), staged, StagedChunk::put_into)
     }
 
-    /// Hands filled chunks of one reservation over, and returns how many the node keeps. Their room is free again when the
-    /// node has answered.
+    /// Hands filled chunks of one reservation over, and returns how many of them the node keeps. Their room is free again when
+    /// the node has answered.
     ///
     /// Cancel safe: chunks whose message was sent are committed nevertheless; the others are not.
     ///
@@ -74,7 +74,7 @@ impl Session {
         self.commit_parts(reservation.commit_parts(staged))
     }
 
-    /// One message after the other; the sum of what the node keeps.
+    /// Commits the parts, one message after the other. Returns the number of chunks that the node keeps.
     pub(crate) fn commit_parts(&self, parts: Vec<CommitPart>) -> Call<u32> {
         let mut parts = parts.into_iter();
         let Some(first) = parts.next() else { return self.call(Step::Done(Ok(0))) };

@@ -1,20 +1,20 @@
-//! Which parts of a write window are free.
+//! The free parts of a write window.
 
 use std::collections::BTreeMap;
 
-/// Free ranges of an address space that starts at 0: first fit, neighbours merged.
+/// Free ranges of an address space that starts at 0: first fit, neighbors merged.
 pub(crate) struct FreeRanges {
     /// Length by start; no two touch.
     free: BTreeMap<u64, u64>,
 }
 
 impl FreeRanges {
-    /// All of `bytes` bytes are free.
+    /// An address space of `bytes` bytes, all of them free.
     pub(crate) fn new(bytes: u64) -> Self {
         Self { free: BTreeMap::from_iter((bytes > 0).then_some((0, bytes))) }
     }
 
-    /// Takes the first `bytes` bytes that are free in one piece.
+    /// Takes `bytes` bytes from the first free range that is long enough.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
         let (&start, &length) = self.free.iter().find(|&(_, &length)| length >= bytes)?;
         self.free.remove(&start);
@@ -24,7 +24,7 @@ impl FreeRanges {
         Some(start)
     }
 
-    /// Gives back what `take` gave.
+    /// Gives back a range that `take` returned.
     pub(crate) fn give_back(&mut self, start: u64, mut bytes: u64) {
         if let Some(after) = self.free.remove(&(start + bytes)) {
             bytes += after;

@@ -55,7 +55,7 @@ async fn a_thread_that_waits_receives_for_tasks_and_leaves_the_rest_to_them() {
         let mut requests = vec![node.next().unwrap(), node.next().unwrap()];
         asked.recv().unwrap();
         requests.push(node.next().unwrap());
-        // A task's first, which the thread finds as it waits for its own, then the thread's.
+        // The task's answer comes first: the thread finds it while it waits for its own, which comes second.
         for wanted in [1, 3] {
             node.answer(number_of(wanted, &requests), &found(wanted, None), Vec::new());
         }
@@ -69,7 +69,7 @@ async fn a_thread_that_waits_receives_for_tasks_and_leaves_the_rest_to_them() {
         session.lookup(&namespace, &chain(1), options)
     };
     let tasks = [1, 2].map(|wanted| tokio::spawn(ask(wanted).into_future()));
-    // The runtime has one thread: afterwards both tasks have asked.
+    // The runtime has one thread: after the yield both tasks have asked.
     tokio::task::yield_now().await;
     let of_thread = ask(3);
     let waiting = thread::spawn(|| of_thread.wait().unwrap().tokens);

@@ -54,7 +54,7 @@ async fn requests_beyond_the_limit_wait_for_answers() {
             tokio::spawn(async move { session.unpin(pin).await })
         })
         .collect();
-    // The runtime has one thread: afterwards every task has asked, or waits.
+    // The runtime has one thread: after the yield every task has asked, or waits.
     tokio::task::yield_now().await;
     all_asked.send(()).unwrap();
     for task in tasks {

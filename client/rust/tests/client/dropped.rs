@@ -1,4 +1,4 @@
-//! What callers give up is given back.
+//! Grants that callers give up are given back.
 
 use std::sync::mpsc;
 use std::task::{Context, Poll, Waker};
@@ -9,7 +9,7 @@ use larder_protocol::session::{Pinned, Request, Response};
 
 use crate::fake_node::{BLOCK_BYTES, SLICES, chain, found, leased, node, options, reserved, spec};
 
-/// Starts a request, so that it is sent, and gives it up.
+/// Starts a request, so that it is sent, and drops it.
 fn give_up<T: Send + 'static>(call: Call<T>) {
     let polled = call.into_future().as_mut().poll(&mut Context::from_waker(Waker::noop()));
     assert!(polled.is_pending());

@@ -38,7 +38,7 @@ pub(crate) const ROOM_BYTES: u64 = 896;
 
 pub(crate) const FINGERPRINT: Fingerprint = Fingerprint([5; 32]);
 
-/// Runs `script` as the node of a session; returns the client's end. Join the thread to see its assertions.
+/// Runs `script` as the node of a session; returns the client's end. Join the thread to see the script's failed assertions.
 pub(crate) fn node<T: Send + 'static>(
     script: impl FnOnce(FakeNode) -> T + Send + 'static,
 ) -> (UnixStream, JoinHandle<T>) {
@@ -111,7 +111,7 @@ pub(crate) fn arena(extent: u32, chunks: usize) -> (Vec<Place>, Vec<u8>) {
     (places, memory)
 }
 
-/// The answer to a lease of `chunks` chunks in a new extent, with its memory.
+/// The answer to a lease of `chunks` chunks in a new extent, with the extent's memory.
 pub(crate) fn leased(lease: u64, extent: u32, chunks: usize) -> (Response, Vec<OwnedFd>) {
     let (places, memory) = arena(extent, chunks);
     let extents = vec![Extent { extent, bytes: memory.len() as u64 }];

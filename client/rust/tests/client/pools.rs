@@ -1,4 +1,4 @@
-//! Chunks that have not all pools: the state of a recurrent layer is there at some boundaries alone.
+//! Chunks that lack some pools: the state of a recurrent layer exists only at some boundaries.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -24,7 +24,7 @@ fn open(node: &mut FakeNode, window_bytes: usize) -> Option<larder_ipc::Mapping>
     window
 }
 
-/// Places of these blocks, one behind the other in extent 1, and its memory: block `i` has `pattern(i, _)`.
+/// The places of these blocks, one after the other in extent 1, and the extent's memory: block `i` has `pattern(i, _)`.
 fn arena(blocks: &[usize]) -> (Vec<Place>, Vec<u8>) {
     let (mut places, mut memory) = (Vec::new(), Vec::new());
     for &i in blocks {
@@ -34,7 +34,7 @@ fn arena(blocks: &[usize]) -> (Vec<Place>, Vec<u8>) {
     (places, memory)
 }
 
-/// Blocks that restoring three chunks needs: attention of all, the state of the last.
+/// The blocks that are needed to restore three chunks: attention of all, the state of the last.
 const NEEDED: [usize; 8] = [0, 2, 4, 6, 8, 9, 10, 11];
 
 fn lease_of(blocks: &'static [usize]) -> impl FnOnce(FakeNode) + Send {

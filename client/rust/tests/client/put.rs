@@ -10,7 +10,7 @@ use crate::fake_node::{
     BLOCK_BYTES, FakeNode, ROOM_BYTES, SLICES, arena, chain, node, options, pattern, reserved, sealed, spec,
 };
 
-/// Fills a chunk so that block `i` of the chunk at `p` has `pattern(p * 4 + i, _)`; in two pieces each.
+/// Fills a chunk so that block `i` of the chunk at `p` has `pattern(p * 4 + i, _)`. Writes each block in two pieces.
 fn fill(staged: &mut StagedChunk) {
     for block in 0..4 {
         let bytes = pattern(staged.position() as usize * 4 + block, BLOCK_BYTES[block % 2]);
@@ -35,7 +35,7 @@ fn expect_commit(node: &mut FakeNode, window: &Mapping, chunks: &[u32]) {
     node.answer(number, &Response::Committed(chunks.len() as u32), Vec::new());
 }
 
-/// A window for two chunks, of which three are reserved.
+/// The window has room for two chunks; three chunks are reserved.
 fn script(mut node: FakeNode) {
     let window = node.open(2_000).unwrap();
     node.answer_next(&reserved(21, [1, 2, 4]), Vec::new());

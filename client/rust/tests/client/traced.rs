@@ -1,4 +1,4 @@
-//! What a traced session tells the node, and an untraced one does not.
+//! A traced session tells the node its trace; an untraced session tells none.
 
 use larder_client::Session;
 use larder_protocol::TraceContext;

@@ -10,7 +10,8 @@ fn verifying(verify: Verify) -> SessionOptions {
     SessionOptions { verify, ..options() }
 }
 
-/// Leases three chunks, of which `spoil` changes what the node says, and does something with them.
+/// Leases three chunks and passes the lease to `read`. `spoil` changes the node's answer; `reports` are the chunks that the node
+/// is told are damaged.
 fn with_lease(
     verify: Verify,
     spoil: impl FnOnce(&mut Leased) + Send + 'static,
@@ -98,7 +99,7 @@ fn nothing_is_verified_where_that_is_off() {
     });
 }
 
-/// How many of 12 blocks are verified of each of so many leases.
+/// The number of blocks, of 12, that are verified in each of `leases` leases.
 fn verified(seed: u64, leases: u64) -> Vec<u64> {
     let (socket, node) = node(move |mut node: FakeNode| {
         node.open(0);
@@ -134,7 +135,7 @@ fn a_sample_is_chosen_by_the_seed_and_is_about_one_block_in_sixty_four() {
 
 #[test]
 fn a_sampled_block_that_is_wrong_is_damage() {
-    // Of these leases each wrong block is among the sampled ones of some.
+    // Each wrong block is sampled in at least one of these leases.
     let (socket, node) = node(|mut node: FakeNode| {
         node.open(0);
         for number in 1..=400 {

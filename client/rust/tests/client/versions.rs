@@ -11,7 +11,7 @@ use larder_protocol::session::{Refusal, RefusalCode, Request, Response};
 
 use super::fake_node::{BLOCK_BYTES, FakeNode, SLICES, chain, found, leased, options, spec};
 
-/// A node that refuses every hello of another version than these.
+/// A node that refuses every hello of another version than `version`, for this many connections.
 fn serve(listener: &UnixListener, version: u16, connections: usize) -> Option<FakeNode> {
     for _ in 0..connections {
         let mut node = FakeNode::on(listener.accept().unwrap().0);

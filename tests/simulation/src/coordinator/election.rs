@@ -1,4 +1,4 @@
-//! The election: a register that all coordinators share, over the network, and the following of the leader by the others.
+//! The election: a register that all coordinators share over the network. The other coordinators follow the leader.
 
 use std::time::Duration;
 
@@ -16,9 +16,9 @@ use crate::world::{CoordinatorHappening, CoordinatorSays, Happening, World};
 #[derive(Debug, Default)]
 pub(crate) struct Register {
     kept: Option<(u64, Record)>,
-    /// When it was written last.
+    /// When the record was last written.
     written: Duration,
-    /// When its present term began.
+    /// When the record's present term began.
     begun: Duration,
 }
 
@@ -48,7 +48,7 @@ impl Register {
         self.kept.as_ref().map_or(0, |(_, record)| record.term)
     }
 
-    /// Whether this write would take the record from a leader that has renewed it a moment ago.
+    /// Whether this write would take the record from a leader that renewed it a moment ago.
     fn is_hasty(&self, ask: &RegisterOp, now: Duration) -> bool {
         let (RegisterOp::Write(record, over), Some((number, kept))) = (ask, &self.kept) else { return false };
         let is_taken = kept.holder.life != 0 && kept.holder.life != record.holder.life;
@@ -56,19 +56,19 @@ impl Register {
         is_taken && is_done && now < self.written + LEAST_AGE
     }
 
-    /// Whether a leader of this term must know by now that its right is over.
+    /// Whether a leader of this term must know by now that it no longer leads.
     pub(super) fn is_long_over(&self, term: u64, now: Duration) -> bool {
         term < self.term() && now > self.begun + LONGEST_RIGHT
     }
 }
 
-/// The part of a coordinator in the election.
+/// A coordinator's part in the election.
 pub(super) fn takes_part(at: usize, life: u64, highest_term: u64) -> Election {
     let own = Candidate { life, peer: address(at), http: address(at) };
     Election::new(own, TIMING, highest_term)
 }
 
-/// Where a coordinator is reached.
+/// The address of a coordinator.
 fn address(at: usize) -> String {
     format!("10.0.1.{at}:7601")
 }
@@ -79,7 +79,7 @@ pub(crate) fn at_address(address: &str) -> Option<usize> {
 }
 
 impl World {
-    /// Asks the register, if it is time; leads or follows.
+    /// Asks the register, if it is time. Leads or follows.
     pub(super) fn elect(&mut self, at: usize) {
         let number = self.next_number();
         let coordinator = &mut self.coordinators.all[at];
@@ -108,7 +108,7 @@ impl World {
         self.take_office(at);
     }
 
-    /// A question comes to the register, perhaps after its asker has given it up. The answer may be lost.
+    /// A question arrives at the register, perhaps after its asker gave it up. The answer may be lost.
     pub(crate) fn register_hears(&mut self, at: usize, life: u64, number: u64, ask: RegisterOp) {
         if self.coordinators.register.is_hasty(&ask, self.now) {
             self.violate(|| format!("coordinator {at} takes the record from a leader that renews it"));
@@ -135,7 +135,7 @@ impl World {
         self.elect(at);
     }
 
-    /// Nodes know tables of a later term.
+    /// Notes that nodes know tables of a later term.
     pub(super) fn later_term(&mut self, at: usize, term: u64) {
         let coordinator = &mut self.coordinators.all[at];
         let now = coordinator.millis(self.now);
@@ -167,7 +167,8 @@ impl World {
         }
     }
 
-    /// Follows the leader on a stream, as long as another one leads. The stream is opened again and again, as one is that breaks.
+    /// Follows the leader on a stream, as long as another coordinator leads. The stream is opened again and again, like a stream
+    /// that breaks.
     pub(super) fn watch(&mut self, at: usize) {
         let number = self.next_number();
         let coordinator = &mut self.coordinators.all[at];
@@ -183,7 +184,7 @@ impl World {
         self.plan(WATCH_AGAIN, Happening::Coordinator(at, CoordinatorHappening::Watches(life)));
     }
 
-    /// The leader said something to a coordinator that follows it.
+    /// A message of the leader to a coordinator that follows it.
     pub(super) fn coordinator_follows(
         &mut self,
         at: usize,
@@ -209,13 +210,13 @@ impl World {
     }
 }
 
-/// Short, so that a minute sees many takeovers. Clocks differ by less than these allow.
+/// Short, so that a minute sees many takeovers. Clocks differ by less than these times allow.
 const TIMING: Timing = Timing { lease_ms: 1_500, renew_within_ms: 1_000, retry_ms: 250, silence_ms: 450 };
 
-/// Nobody takes a record that is younger: the leader's next renewal is not overdue yet, by any clock.
+/// No coordinator takes a younger record: by no clock is the leader's next renewal overdue yet.
 const LEAST_AGE: Duration = Duration::from_millis(TIMING.retry_ms * 5 / 4);
 
-/// Nobody leads for longer beside a successor.
+/// The longest time that a leader leads beside its successor.
 const LONGEST_RIGHT: Duration = Duration::from_millis(TIMING.renew_within_ms * 5 / 4);
 
 /// Time in which the register must answer.

@@ -1,4 +1,4 @@
-//! The answers to engines, and their next deeds. Whatever they are shown, they check.
+//! The answers to engines, and the engines' next deeds. Engines check everything that they are shown.
 
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ impl World {
         let at = session.at;
         let has_tensors = session.tensors.contains_key(&space);
         let of = self.spaces[space].clone();
-        // An engine verifies what it reads, and reports what is wrong.
+        // An engine verifies the blocks that it reads, and reports wrong blocks.
         let mut damaged = None;
         for ((key, place), &said) in
             keys(&of, &chain, leased.chunks as usize).iter().zip(&leased.places).zip(&leased.checksums)
@@ -82,7 +82,7 @@ impl World {
             let is_right = crate::content::content(key, 0, bytes.len() as u64) == bytes;
             let is_flipped =
                 actor.uses.is_flipped(place.extent, place.offset, place.offset + bytes.len() as u64);
-            // Bits that flip before a sum is computed are summed with the others.
+            // Bits that flip before a sum is computed become part of the sum.
             if copied.is_err() || (!is_flipped && (sums.whole == said) != is_right) {
                 return self.violate(|| {
                     format!("{at:?}: the checksum of {key:?} that was leased is not that of its bytes")
@@ -102,7 +102,7 @@ impl World {
         }
         self.engines[engine].last_lease = leased.lease;
         let holds = self.some_us(500, 150_000);
-        // One in fifty is never released before the engine ends.
+        // One lease in fifty is never released before the engine ends.
         if self.random.u8(..50) > 0 {
             self.will(engine, holds, Deed::Release(leased.lease));
         }
@@ -122,7 +122,7 @@ impl World {
 
     fn was_refused(&mut self, engine: usize, asked: Asked, refused: &Refused) {
         if asked.what == What::Register {
-            // It cannot work with this node as it is configured.
+            // The engine cannot work with this node's configuration.
             return self.engine_dies(engine);
         }
         if asked.what == What::Misnamed && !matches!(refused, Refused::Chain(_) | Refused::Busy { .. }) {
@@ -208,7 +208,8 @@ impl World {
         }
     }
 
-    /// A block that the engine found damaged was called right: if it still leases the block, the bytes must be right.
+    /// The node called a block right that the engine had found damaged: if the engine still leases the block, its bytes must be
+    /// right.
     fn must_be_right(&mut self, engine: usize, lease: u64, key: &BlockKey) {
         let Some(session) = &self.engines[engine].session else { return };
         let (at, id) = (session.at, session.id);
@@ -224,7 +225,7 @@ impl World {
         }
     }
 
-    /// The engine needs a part of its window no more, and writes something else there.
+    /// The engine no longer needs a part of its window, and overwrites it.
     fn scribble(&mut self, engine: usize, from: u64, to: u64) {
         let Some(session) = &self.engines[engine].session else { return };
         let (at, id, is_last) = (session.at, session.id, session.window_next == to);
@@ -234,7 +235,7 @@ impl World {
         actor.scribbled.entry(id).or_default().extend(written);
     }
 
-    /// A copy of the engine's GPU has ended: what was saved is committed.
+    /// A copy of the engine's GPU has ended: saved chunks are committed.
     fn copy_ended(
         &mut self,
         engine: usize,
@@ -263,7 +264,7 @@ impl World {
         }
     }
 
-    /// What was loaded is what it should be.
+    /// Checks that the loaded bytes are right.
     fn check_loaded(&mut self, engine: usize, is_load: bool) {
         let Some(session) = &mut self.engines[engine].session else { return };
         if !is_load {

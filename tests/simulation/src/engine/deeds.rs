@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// A node reads its configuration again, with other limits.
+    /// A node reads its configuration again, with different limits.
     fn change_limits(&mut self) {
         let host = self.random.usize(..self.settings.nodes);
         let Some(life) = self.hosts[host].process.as_ref().map(|process| process.life) else { return };
@@ -162,7 +162,7 @@ impl World {
         }
     }
 
-    /// A tenant that no engine belongs to comes to a node, or leaves it.
+    /// A tenant without engines comes to a node, or leaves it.
     fn change_tenants(&mut self) {
         let host = self.random.usize(..self.settings.nodes);
         let Some(life) = self.hosts[host].process.as_ref().map(|process| process.life) else { return };
@@ -175,7 +175,7 @@ impl World {
         }
     }
 
-    /// An admin has a node evict by another policy.
+    /// An admin makes a node evict by another policy.
     fn change_policy(&mut self) {
         let host = self.random.usize(..self.settings.nodes);
         let policy = PolicyName::ALL[self.random.usize(..PolicyName::ALL.len())];
@@ -263,14 +263,14 @@ impl World {
             9..13 if has_tensors => self.save(engine, space, chain, writing),
             17 => self.commit_and_abort(engine, space, chain, writing, pools),
             kind => {
-                // In one part or two.
+                // In one message or two.
                 let half = if kind == 19 { chunks.len() / 2 } else { chunks.len() };
                 for (from, to) in [(0, half), (half, chunks.len())] {
                     if from < to {
                         let pools = pools.get(from..to).unwrap_or_default();
                         self.commit(engine, space, chain, reservation, &chunks[from..to], pools);
                         if kind == 18 {
-                            // It did not notice that it had done so.
+                            // The engine did not notice that it had committed already.
                             self.commit(engine, space, chain, reservation, &chunks[from..to], pools);
                         }
                     }
@@ -279,7 +279,7 @@ impl World {
         }
     }
 
-    /// Commits, and gives up before that has an answer.
+    /// Commits, and gives the reservation up before the answer.
     fn commit_and_abort(
         &mut self,
         engine: usize,
@@ -320,11 +320,11 @@ impl World {
         self.ask(engine, (space, chain, What::Written), Request::Commit(ask));
     }
 
-    /// Hands over the next layer, or commits when there is none.
+    /// Hands over the next layer, or commits if there is none.
     fn next_layer(&mut self, engine: usize, space: usize, chain: &Chain, writing: Writing) {
         let Writing { reservation, layer, .. } = writing;
         let of = self.spaces[space].clone();
-        // Pools one after the other.
+        // One pool after the other.
         let pools = (0_u8..).zip(&of.spec.pools);
         let layers = pools.flat_map(|(pool, spec)| (0..spec.layers).map(move |at| (pool, at)));
         let mut left = (0..).zip(layers).skip(layer as usize);
@@ -357,7 +357,7 @@ impl World {
         });
         let patience_ms = self.random.u64(100..1_500);
         let attempt = self.random.u64(..2);
-        // What is written at this node needs nobody else.
+        // Chunks that are written at this node need no other writer.
         let writer = writer.filter(|(host, _)| *host != self.engines[engine].host);
         if let Some((host, writer)) = &writer
             && self.random.u8(..4) > 0
@@ -394,7 +394,7 @@ impl World {
         self.ask_only(engine, Request::Release(lease));
     }
 
-    /// Makes tensors known for a namespace of one slice.
+    /// Registers tensors for a namespace of one slice.
     fn know_tensors(&mut self, engine: usize, space: usize, namespace: u32) {
         self.coverage.note("Request::RegisterTensors");
         if self.spaces[space].spec.slices > 1 || self.spaces[space].spec.pools.len() > 1 {
@@ -417,7 +417,7 @@ impl World {
         }
     }
 
-    /// Pages of two for each of some chunks: loads go into the first half of all, saves come from the other.
+    /// Two pages for each of some chunks: loads go into the first half of all pages, saves come from the second half.
     fn some_pages(&mut self, chunks: usize, is_load: bool) -> Vec<u32> {
         let half = if is_load { 0..PAGES / 2 } else { PAGES / 2..PAGES };
         let mut pages: Vec<u32> = half.collect();

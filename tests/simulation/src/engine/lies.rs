@@ -50,7 +50,7 @@ impl World {
         }
     }
 
-    /// Names a chunk after another parent: where the chunk is known, that must be refused.
+    /// Names a chunk after another parent: a node that knows the chunk must refuse.
     fn misname(&mut self, engine: usize, space: usize, namespace: u32, chain: &Chain) {
         let Links::Linked(start) = chain.links else { return };
         if chain.len() < 2 {
@@ -71,11 +71,11 @@ impl World {
         let priority = 0;
         let ask = Reserve { namespace, chain: wrong.clone(), priority, pools: Vec::new(), attempt: 0 };
         if is_known {
-            // At once, so that nothing comes in between.
+            // At once, so that no other event comes in between.
             return self.ask_at_once(engine, (space, &wrong, What::Misnamed), Request::Reserve(ask));
         }
         if self.random.bool() {
-            // Nobody knows better here: it is written, and contradicts what others write.
+            // No node knows better here: the chunk is written, and contradicts what others write.
             return self.reserve(engine, space, &wrong, namespace);
         }
         let ask = Lease { namespace, chain: wrong.clone() };
@@ -105,12 +105,12 @@ impl World {
         self.ask_only(engine, Request::Register(ask));
     }
 
-    /// Commits and hands over chunks that are not reserved, or from empty places, or only parts. The bytes that it claims are
-    /// there.
+    /// Commits and hands over chunks that are not reserved, or from empty places, or only parts. The bytes that the engine claims
+    /// to have written are there.
     fn lie_of_writing(&mut self, engine: usize, space: usize, namespace: u32, chain: &Chain) {
         let reservation = self.engines[engine].last_lie;
         let Some((of, bait)) = self.engines[engine].bait.clone() else {
-            // A reservation for the next lies.
+            // Makes a reservation for the next lies.
             let ask = Reserve { namespace, chain: chain.clone(), priority: 0, pools: Vec::new(), attempt: 0 };
             return self.ask(engine, (space, chain, What::Bait), Request::Reserve(ask));
         };
@@ -126,7 +126,7 @@ impl World {
             2 => commit(self, reservation, chunks, vec![u64::MAX / 2; blocks]),
             3 => commit(self, reservation, vec![63], vec![0]),
             4 | 5 => {
-                // Of one layer only, or of those that there are not.
+                // Of one layer only, or of layers that do not exist.
                 let from_layer = self.random.u32(..2) * 7;
                 let layer_bytes = of.layer_bytes(0);
                 let keys: Vec<_> = of.blocks_of(bait.hashes[0], PoolSet::first(1)).collect();
@@ -136,7 +136,7 @@ impl World {
                 let ask =
                     HandOver { reservation, chunks: chunks.clone(), pool, from_layer, to_layer, sources };
                 self.ask_only(engine, Request::HandOver(ask));
-                // As soon as that is done, if it is.
+                // As soon as the commit is done, if it is.
                 commit(self, reservation, chunks, Vec::new());
                 if self.random.bool() {
                     self.engines[engine].bait = None;
@@ -173,7 +173,7 @@ impl World {
             0 => self.ask_only(engine, load(9_999, vec![0, 1], 1)),
             1 => self.ask_only(engine, load(tensors, vec![99], 1)),
             2 => {
-                // Of a lease of its own, more than that covers.
+                // More pages than the engine's own lease covers.
                 let lease = self.engines[engine].last_lease;
                 let pages = (0..14).collect();
                 let ask =
@@ -187,14 +187,14 @@ impl World {
         }
     }
 
-    /// Makes more tensors known than there may be.
+    /// Registers more tensors than are allowed.
     fn know_too_many_tensors(&mut self, at: At, id: SessionId, namespace: u32) {
         for _ in 0..70 {
             let Some(actor) = self.actor(at) else { return };
             match actor.core.may_know_tensors(id, namespace, 0) {
                 Ok(facts) => {
                     let known = actor.gpu.know(id, facts, namespace, 0);
-                    // Who asks for them gets nothing that it did not write.
+                    // A request for these tensors gets only bytes that the engine itself wrote.
                     let _ = actor.core.know_tensors(id, known);
                 }
                 Err(refused) => return self.coverage.note(crate::coverage::refused(&refused)),
@@ -226,6 +226,6 @@ impl World {
     }
 }
 
-/// A number that no reservation has: the bytes of a real one, from where nothing was written for it, would be wrong by the
-/// engine's own word.
+/// A number that no reservation has. A real number would make bytes wrong by the engine's own word, as nothing was written for it
+/// there.
 const NO_RESERVATION: u64 = 1 << 60;

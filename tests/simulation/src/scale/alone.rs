@@ -1,6 +1,6 @@
 //! Token hit rates without a shared cache: each node for itself, and behind a router that knows what each node has.
 //!
-//! Both are models with the same chunks a node, the same requests and the same arrivals as the cluster.
+//! Both are models with the same chunks per node, the same requests and the same arrivals as the cluster.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -11,7 +11,7 @@ use super::arrivals::Arrivals;
 use super::blocks::{Blocks, Id, IdHasher};
 use super::trace::CHUNK_TOKENS;
 
-/// The part of all tokens that each node finds in its own chunks. Nodes are asked in turn.
+/// The share of all tokens that nodes find in their own chunks. Nodes are asked in turn.
 pub(super) fn local(load: &Load) -> f64 {
     let mut nodes: Vec<Blocks> = (0..load.playing()).map(|_| Blocks::new(load.chunks)).collect();
     let mut rate = Rate::default();
@@ -25,8 +25,8 @@ pub(super) fn local(load: &Load) -> f64 {
     rate.rate()
 }
 
-/// The part of all tokens that a node finds in its own chunks where a router knows the chunks of every node: each request goes
-/// to the node with the least to compute, its load of the last half minute included.
+/// The share of all tokens that nodes find in their own chunks if a router knows the chunks of every node: each request goes to
+/// the node with the least to compute, including the node's load of the last half minute.
 pub(super) fn routed(load: &Load) -> f64 {
     let mut nodes: Vec<Blocks> = (0..load.playing()).map(|_| Blocks::new(load.chunks)).collect();
     let mut index: HashMap<Id, Vec<u16>, BuildHasherDefault<IdHasher>> = HashMap::default();
@@ -68,7 +68,7 @@ pub(super) fn routed(load: &Load) -> f64 {
     rate.rate()
 }
 
-/// Uses all chunks of a prompt, the last first, so that no chunk goes before those behind it.
+/// Uses all chunks of a prompt, the last first, so that no chunk is evicted before the chunks after it.
 fn use_all(node: &mut Blocks, blocks: &[(Id, Id)], at: Duration, mut changed: impl FnMut(Id, bool)) {
     let now_ms = at.as_millis() as u64;
     for &(id, anchor) in blocks.iter().rev() {
@@ -82,7 +82,7 @@ fn use_all(node: &mut Blocks, blocks: &[(Id, Id)], at: Duration, mut changed: im
     }
 }
 
-/// Tokens that were found, of all that were asked for.
+/// Found tokens, of all requested tokens.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Rate {
     found: u64,
@@ -100,7 +100,7 @@ impl Rate {
     }
 }
 
-/// After this time a node has half of its work behind it.
+/// Time after which half of a node's work is done.
 const HALF_LIFE_SECONDS: f64 = 30.0;
 
 /// Holders of one chunk that the router compares.

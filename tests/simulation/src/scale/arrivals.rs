@@ -1,4 +1,4 @@
-//! Which request arrives when, and where: the same for the cluster and for the models beside it.
+//! The requests with their times and nodes: the same for the cluster and for the models beside it.
 
 use std::time::Duration;
 
@@ -17,21 +17,21 @@ pub(super) struct Arrivals<'a> {
     turn: usize,
 }
 
-/// A request, as it arrives.
+/// A request that arrives.
 #[derive(Debug)]
 pub(super) struct Arrival {
-    /// After the beginning of the load.
+    /// From the beginning of the load.
     pub(super) at: Duration,
     pub(super) node: usize,
     pub(super) tokens: u64,
-    /// Its whole chunks, with their anchors.
+    /// The request's whole chunks, with their anchors.
     pub(super) blocks: Vec<(Id, Id)>,
 }
 
 impl<'a> Arrivals<'a> {
     pub(super) fn new(load: &'a Load) -> Self {
         let mut random = fastrand::Rng::with_seed(load.seed);
-        // A copy begins anywhere in the first part of the traces, so that they do not march in step.
+        // Each copy begins anywhere in the first part of the traces, so that copies are not in step.
         let begins = load.trace.requests.len() / 4;
         let next = (0..load.copies()).map(|_| random.usize(..begins.max(1))).collect();
         let mut turns: Vec<usize> = (0..load.playing()).collect();
@@ -53,7 +53,7 @@ impl Iterator for Arrivals<'_> {
         let copy = self.random.usize(..self.next.len());
         let requests = &self.load.trace.requests;
         let request = &requests[self.next[copy] % requests.len()];
-        // A copy that has been played whole begins again under new names.
+        // A copy that was played to its end begins again under new names.
         let round = self.next[copy] / requests.len();
         self.next[copy] += 1;
         let name = (round * self.next.len() + copy) as u32;

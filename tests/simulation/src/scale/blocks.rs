@@ -1,4 +1,4 @@
-//! What holds a node's chunks: names in the order of their use, without bytes, in place of the real store.
+//! The chunks of a node: names in the order of their use, without bytes, in place of the real store.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Id(pub(super) u64);
 
-/// The chunks of a node. The chunk that nobody used for longest goes first.
+/// The chunks of a node. The least recently used chunk is evicted first.
 #[derive(Debug)]
 pub(super) struct Blocks {
     places: HashMap<Id, u32, BuildHasherDefault<IdHasher>>,
@@ -20,7 +20,7 @@ pub(super) struct Blocks {
     oldest: u32,
     free: Vec<u32>,
     capacity: usize,
-    /// Copies of chunks that others have, with the times when each was made and was used, those that were used longest ago first.
+    /// Copies of chunks that others have, with the times of their making and their last use, least recently used first.
     copies: VecDeque<(Id, u64, u64)>,
     pressure: Pressure,
 }
@@ -53,7 +53,7 @@ impl Id {
         ChunkHash(hash)
     }
 
-    /// The chunk, as the directory knows it: neither parent nor index count there.
+    /// The chunk for the directory, where parent and index do not count.
     pub(super) fn chunk(self, anchor: Self) -> ChunkRef {
         ChunkRef { hash: self.hash(), parent: ChunkHash([0; 32]), index: 0, anchor: anchor.hash() }
     }
@@ -81,22 +81,22 @@ impl Blocks {
         self.places.len()
     }
 
-    /// The first chunks of a prompt that are here.
+    /// Number of the first chunks of a prompt that are here.
     pub(super) fn prefix(&self, blocks: &[(Id, Id)]) -> usize {
         blocks.iter().take_while(|(id, _)| self.has(*id)).count()
     }
 
-    /// How long a chunk stays that nobody uses.
+    /// How long an unused chunk stays.
     pub(super) fn keeps_ms(&self, now_ms: u64) -> u64 {
         self.pressure.keeps_ms(now_ms).unwrap_or(u64::MAX)
     }
 
-    /// The worth of the chunk that goes next; `None` if nothing goes.
+    /// The worth of the next victim; `None` if nothing is evicted.
     pub(super) fn least(&self, now_ms: u64) -> Option<Worth> {
         if self.len() < self.capacity { None } else { self.pressure.least(now_ms) }
     }
 
-    /// A chunk is used; the number of its reads so far, this one included.
+    /// Uses a chunk. Returns the number of its reads so far, including this one.
     pub(super) fn touch(&mut self, id: Id, now_ms: u64) -> Option<u32> {
         let at = *self.places.get(&id)?;
         self.unlink(at);
@@ -107,7 +107,7 @@ impl Blocks {
         Some(chunk.reads)
     }
 
-    /// A chunk comes, which is not there yet. The chunk that goes for it, with its anchor.
+    /// Inserts a new chunk. Returns the chunk that is evicted for it, with its anchor.
     pub(super) fn insert(&mut self, id: Id, anchor: Id, now_ms: u64) -> Option<(Id, Id)> {
         let victim = (self.len() >= self.capacity).then(|| self.victim(now_ms));
         let gone = victim.map(|at| self.chunks[at as usize]);
@@ -130,7 +130,7 @@ impl Blocks {
         gone.map(|gone| (gone.id, gone.anchor))
     }
 
-    /// A chunk is a copy of another node's from now on.
+    /// Notes that a chunk is now a copy of another node's chunk.
     pub(super) fn is_copy(&mut self, id: Id, now_ms: u64) {
         if let Some(&at) = self.places.get(&id)
             && !self.chunks[at as usize].is_copy
@@ -140,7 +140,7 @@ impl Blocks {
         }
     }
 
-    /// The chunk that goes next: a copy, unless its transfers are worth more than the chunk that nobody used for longest.
+    /// The next victim: a copy, unless its transfers are worth more than the least recently used chunk.
     fn victim(&mut self, now_ms: u64) -> u32 {
         let keeps_ms = self.keeps_ms(now_ms);
         for _ in 0..self.copies.len().min(MOST_LOOKED_AT) {
@@ -164,7 +164,7 @@ impl Blocks {
         self.oldest
     }
 
-    /// A chunk goes; its anchor.
+    /// Removes a chunk. Returns its anchor.
     pub(super) fn remove(&mut self, id: Id) -> Option<Id> {
         let at = self.places.remove(&id)?;
         self.unlink(at);
@@ -206,7 +206,7 @@ impl Blocks {
     }
 }
 
-/// Spreads the names, which nobody chose to do harm.
+/// A hash for names, which no attacker chooses.
 #[derive(Debug, Default)]
 pub(super) struct IdHasher(u64);
 
@@ -225,10 +225,10 @@ impl Hasher for IdHasher {
     }
 }
 
-/// Every chunk's, whatever its size: all are of one model.
+/// The stake of every chunk: all chunks are of one model.
 pub(super) const STAKE: Stake = Stake { tokens: 512, bytes: 16 << 20 };
 
-/// Copies that one search for a victim looks at, as the real store has it.
+/// Copies that one search for a victim checks, as in the real store.
 const MOST_LOOKED_AT: usize = 8;
 
 /// The place of no chunk.

@@ -1,4 +1,4 @@
-//! The cluster: nodes, what happens next, and the network between them.
+//! The cluster: nodes, the next events, and the network between nodes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::iter::Peekable;
@@ -27,7 +27,7 @@ use super::tally::{Contacts, Tally};
 use crate::directory::millis;
 use crate::queue::Queue;
 
-/// Everything that there is.
+/// The whole simulated cluster.
 pub(super) struct Cluster<'a> {
     pub(super) load: &'a Load,
     pub(super) now: Duration,
@@ -43,7 +43,7 @@ pub(super) struct Cluster<'a> {
     requests: u64,
 }
 
-/// A node. Each has a home's rows; those that play have chunks and requests too.
+/// A node. Each node has a home's rows; nodes that play requests have chunks and requests too.
 pub(super) struct Node {
     pub(super) number: NodeNumber,
     pub(super) is_alive: bool,
@@ -52,29 +52,29 @@ pub(super) struct Node {
     pub(super) player: Option<Box<Player>>,
     pub(super) contacts: Contacts,
     pub(super) ends: Ends,
-    /// Members that did not answer: they are silent soon, or are so already.
+    /// Members that did not answer: they will be silent soon, or are silent already.
     doubted: BTreeSet<NodeNumber>,
     /// Members that are silent.
     pub(super) silent: BTreeSet<NodeNumber>,
 }
 
-/// What a node has that plays requests.
+/// The parts of a node that plays requests.
 pub(super) struct Player {
     pub(super) outbox: Outbox,
     pub(super) cache: Cache,
     pub(super) view: View,
     pub(super) blocks: Blocks,
-    /// How often it reads chunks of others.
+    /// The times between its reads of others' chunks.
     pub(super) gaps: Gaps,
-    /// Bytes of blocks that it sent.
+    /// Bytes of blocks that it has sent.
     pub(super) served: Served,
-    /// What others said of themselves.
+    /// What other nodes have told about themselves.
     pub(super) neighbours: Neighbours,
     /// Loads of chunks so far.
     pub(super) turn: usize,
 }
 
-/// What happens.
+/// An event.
 pub(super) enum Happening {
     Tick,
     CoordinatorTick,
@@ -118,7 +118,7 @@ impl<'a> Cluster<'a> {
         cluster
     }
 
-    /// A node starts, with as many chunks as it has room for, which nobody asks for.
+    /// Starts a node with as many chunks as it has room for, which nobody asks for.
     pub(super) fn add_node(&mut self) {
         let index = self.nodes.len();
         let player = (index < self.load.playing() || index >= self.load.nodes)
@@ -141,7 +141,7 @@ impl<'a> Cluster<'a> {
         self.plan(phase, Happening::Beat(index));
     }
 
-    /// Requests come from now on.
+    /// Begins the requests.
     pub(super) fn begin_load(&mut self) {
         self.began = self.now;
         self.arrivals = Some(Arrivals::new(self.load).peekable());
@@ -151,7 +151,7 @@ impl<'a> Cluster<'a> {
         self.queue.plan(self.now + after, what);
     }
 
-    /// Lives until this time.
+    /// Runs until this time.
     pub(super) fn run_until(&mut self, until: Duration) {
         loop {
             let arrives = self.arrivals.as_mut().and_then(Peekable::peek).map(|next| self.began + next.at);
@@ -218,12 +218,12 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// A node that lives.
+    /// A node that is alive.
     pub(super) fn node(&mut self, number: NodeNumber) -> Option<&mut Node> {
         self.nodes.get_mut(index(number)).filter(|node| node.is_alive)
     }
 
-    /// What a node says of itself before an answer; nodes that are homes alone say nothing.
+    /// What a node tells about itself before an answer; nodes that are only homes tell nothing.
     pub(super) fn room(&mut self, number: NodeNumber) -> Option<Room> {
         let now_ms = millis(self.now).0;
         let player = self.node(number)?.player.as_ref()?;
@@ -231,14 +231,14 @@ impl<'a> Cluster<'a> {
         Some(Room { least, served: player.served.bytes_a_second(now_ms) })
     }
 
-    /// A request to a node gets no answer: the asker notices, after a while.
+    /// A request to a node gets no answer: the asker notices after a while.
     pub(super) fn unanswered(&mut self, asker: usize, node: NodeNumber, after: Duration) {
         if self.nodes[asker].doubted.insert(node) {
             self.plan(after, Happening::Silent(asker, node));
         }
     }
 
-    /// Some of an actor's chunks came or went.
+    /// Tells the directory that some of an actor's chunks came or went.
     pub(super) fn changed(&mut self, node: usize, changes: Vec<Change>) {
         let now = millis(self.now);
         if let Some(player) = &mut self.nodes[node].player {
@@ -271,7 +271,7 @@ impl<'a> Cluster<'a> {
         self.witnesses(node, table);
     }
 
-    /// Suspect members that this node is a witness of are asked for a sign of life, which the dead do not give.
+    /// Asks suspect members, of which this node is a witness, for a sign of life. Dead members give none.
     fn witnesses(&mut self, node: usize, table: &Table) {
         let own = self.nodes[node].number;
         for suspect in table.members.iter().filter(|member| member.state == MemberState::Suspect) {
@@ -322,13 +322,13 @@ pub(super) fn index(number: NodeNumber) -> usize {
     usize::from(number.0) - 1
 }
 
-/// All chunks are of one namespace: copies differ in the names of their blocks.
+/// All chunks are in one namespace: copies differ in the names of their blocks.
 pub(super) const NAMESPACE: Fingerprint = Fingerprint([7; 32]);
 
-/// How long a message is under way.
+/// The travel time of a message.
 pub(super) const ONE_WAY: Duration = Duration::from_millis(1);
 
-/// How often a node tells the coordinator that it lives, as the coordinator's configuration has it.
+/// The interval of a node's heartbeats, from the coordinator's default configuration.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// The length of the chains of chunks that nobody asks for.

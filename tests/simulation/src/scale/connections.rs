@@ -1,4 +1,4 @@
-//! Connections between the nodes, which the real decision keeps and closes. A handshake takes one more round trip.
+//! Connections between nodes, kept and closed by the real decision. A handshake takes one more round trip.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use super::cluster::{Cluster, Happening, ONE_WAY, index};
 #[derive(Default)]
 pub(super) struct Ends {
     pub(super) connections: Connections,
-    /// The node at the other end of each, and the connection's name there.
+    /// For each connection, the node at its other end, and the connection's name there.
     others: HashMap<ConnectionId, (usize, ConnectionId)>,
 }
 
 impl Cluster<'_> {
-    /// A node sends a request to another one; how long it is under way.
+    /// Sends a request to another node. Returns its travel time.
     pub(super) fn send(&mut self, from: usize, to: NodeNumber, rides: bool) -> Duration {
         if self.node(to).is_none() {
             return ONE_WAY;
@@ -53,7 +53,7 @@ impl Cluster<'_> {
         here
     }
 
-    /// Time passes for all connections.
+    /// Lets time pass for all connections.
     pub(super) fn connections_tick(&mut self) {
         self.plan(TICK, Happening::ConnectionsTick);
         for node in 0..self.nodes.len() {
@@ -77,10 +77,10 @@ impl Cluster<'_> {
     }
 }
 
-/// How a node is called by its peers.
+/// A node's name for its peers.
 pub(super) fn name(node: usize) -> String {
     format!("node-{node}")
 }
 
-/// How often connections are looked at.
+/// The interval at which connections are checked.
 const TICK: Duration = Duration::from_millis(100);

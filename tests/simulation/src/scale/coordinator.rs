@@ -1,4 +1,4 @@
-//! The coordinator, with its real membership and ring, and the way of its tables to the nodes.
+//! The coordinator, with its real membership and ring, and the transfer of its tables to the nodes.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,21 +15,21 @@ use rustix::time::{ClockId, clock_gettime};
 use super::cluster::{Cluster, HEARTBEAT, Happening, ONE_WAY};
 use super::sizes::HEAD_BYTES;
 
-/// The coordinator, and how far its followers are.
+/// The coordinator, and the progress of its followers.
 pub(super) struct Coordinator {
     membership: Membership,
     last: Published,
-    /// By node: the table that was sent to it last.
+    /// By node: the last table that was sent to it.
     sent: Vec<Epoch>,
     waiting: VecDeque<usize>,
     is_sending: bool,
-    /// Every table, when it was published.
+    /// Every table, with the time of its publication.
     pub(super) published: Vec<PublishedAt>,
-    /// When a node took a table last.
+    /// When a node last took a table.
     pub(super) arrived_at: Duration,
     /// Bytes to and from the coordinator.
     pub(super) bytes: u64,
-    /// CPU of heartbeats, and of tables.
+    /// CPU time of heartbeats, and of tables.
     pub(super) beats_cpu: Duration,
     pub(super) tables_cpu: Duration,
 }
@@ -41,7 +41,7 @@ pub(super) struct PublishedAt {
     pub(super) members: usize,
     /// Partitions that have another home than before.
     pub(super) moved: u64,
-    /// Bytes of what has changed since the one before.
+    /// Bytes of the changes since the table before.
     pub(super) bytes: u64,
 }
 
@@ -66,7 +66,7 @@ impl Coordinator {
         self.last.table()
     }
 
-    /// The bytes of the whole of the last table.
+    /// The bytes of the whole last table.
     pub(super) fn table_bytes(&self) -> u64 {
         bytes(self.last.messages(Epoch::default()))
     }
@@ -90,13 +90,13 @@ impl Cluster<'_> {
         assert_eq!(joined.map(|joined| joined.number), Ok(NodeNumber(node as u16 + 1)), "numbers grow");
     }
 
-    /// A node goes, in order.
+    /// A node leaves in order.
     pub(super) fn leaves(&mut self, node: usize) {
         self.nodes[node].is_alive = false;
         self.coordinator.membership.leave(NodeNumber(node as u16 + 1), 1_700_000_000_000_000 + node as u64);
     }
 
-    /// A node says that it lives.
+    /// A node sends a heartbeat.
     pub(super) fn beats(&mut self, node: usize) {
         let own = &self.nodes[node];
         if !own.is_alive {
@@ -117,7 +117,7 @@ impl Cluster<'_> {
         self.plan(HEARTBEAT, Happening::Beat(node));
     }
 
-    /// The coordinator judges, and publishes a table where something changed.
+    /// The coordinator checks its members, and publishes a table if something changed.
     pub(super) fn coordinator_ticks(&mut self) {
         self.plan(TICK, Happening::CoordinatorTick);
         let now = self.now.as_millis() as u64;
@@ -170,13 +170,13 @@ fn bytes(messages: &[impl AsRef<[u8]>]) -> u64 {
     messages.iter().map(|message| message.as_ref().len() as u64 + HEAD_BYTES).sum()
 }
 
-/// CPU that this thread has used.
+/// CPU time that this thread has used.
 pub(super) fn thread_cpu() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// How often the coordinator looks at what is due.
+/// The interval at which the coordinator checks its deadlines.
 const TICK: Duration = Duration::from_millis(20);
 
 /// The patience of a coordinator by default.
@@ -189,5 +189,5 @@ const PATIENCE: Patience = Patience {
     remember_lost_ms: 86_400_000,
 };
 
-/// The rate at which one coordinator sends tables: what QUIC does on one core.
+/// The rate at which one coordinator sends tables: that of QUIC on one core.
 const TABLE_BYTES_A_SECOND: f64 = 1e9;

@@ -12,7 +12,7 @@ use super::tally::Kind;
 use crate::directory::millis;
 
 impl Cluster<'_> {
-    /// Sends what is due. What this node is home to goes to its own shard at once.
+    /// Sends batches that are due. Batches for this node as home go to its own shard at once.
     pub(super) fn send_due(&mut self, node: usize) {
         loop {
             let now = millis(self.now);
@@ -77,7 +77,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// One node speaks to another, and is answered.
+    /// Counts a message of one node to another, and its answer.
     pub(super) fn tell(&mut self, from: usize, to: NodeNumber, kind: Kind, bytes: u64) {
         let to = index(to);
         self.nodes[from].contacts.add(to, self.now);
@@ -88,7 +88,7 @@ impl Cluster<'_> {
     }
 }
 
-/// A peer that sends nothing for so long, though it was asked, counts as silent.
+/// A peer that sends nothing for this time, although it was asked, counts as silent.
 pub(super) const SILENCE: Duration = Duration::from_millis(500);
 
 /// Time for which an announcement waits for its answer.

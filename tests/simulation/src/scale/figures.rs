@@ -10,23 +10,23 @@ use super::cluster::Cluster;
 use super::tally::{Kind, skew};
 use super::watch::Change;
 
-/// The figures that follow from the load alone.
+/// The figures that depend only on the load.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq)]
 pub struct Figures {
     /// Nodes of the cluster.
     pub nodes: usize,
     /// Nodes that play requests.
     pub players: usize,
-    /// Chunks a node.
+    /// Chunks per node.
     pub chunks: usize,
     /// Bytes of a chunk's blocks.
     pub block_bytes: u64,
-    /// Requests a second and node.
+    /// Requests per second and node.
     pub rate: f64,
-    /// How long they came before anything counted.
+    /// Seconds of requests before anything counted.
     #[serde(default)]
     pub warm_up: u64,
-    /// How long they came then.
+    /// Seconds of requests that counted.
     pub seconds: u64,
     /// The seed.
     pub seed: u64,
@@ -36,78 +36,78 @@ pub struct Figures {
     pub traces: Vec<String>,
     /// Requests that were served.
     pub requests: u64,
-    /// Chunks a request.
+    /// Chunks per request.
     pub request_chunks: f64,
-    /// From the start of all nodes until homes know all chunks.
+    /// Seconds from the start of all nodes until homes know all chunks.
     pub start_seconds: f64,
     /// Homes that a lookup asks.
     pub homes_mean: f64,
-    /// And at most, but for one lookup in a hundred.
+    /// The 99th percentile of homes that a lookup asks.
     pub homes_p99: usize,
-    /// Messages of the directory that a node sends a second, by kind.
+    /// Lookup messages that a node sends, per second.
     pub finds_a_second: f64,
-    /// Announcements.
+    /// Announcements that a node sends, per second.
     pub announces_a_second: f64,
-    /// Comparisons of sums.
+    /// Comparisons of sums that a node sends, per second.
     pub compares_a_second: f64,
-    /// Repairs, moves, heads of fetches.
+    /// Repairs, moves and heads of fetches that a node sends, per second.
     pub others_a_second: f64,
-    /// Bytes of all of these with their answers, a second and node.
+    /// Bytes of all these messages with their answers, per second and node.
     pub metadata_bytes_a_second: f64,
-    /// Bytes of blocks that a node gets from others, a second.
+    /// Bytes of blocks that a node gets from others, per second.
     pub block_bytes_a_second: f64,
-    /// The first in the second.
+    /// The ratio of the metadata bytes to the block bytes.
     pub metadata_share: f64,
-    /// The busiest node as a multiple of the mean: rows at home.
+    /// Rows at the busiest home, as a multiple of the mean.
     pub skew_rows: f64,
-    /// Messages of the directory.
+    /// Directory messages to the busiest node, as a multiple of the mean.
     pub skew_requests: f64,
-    /// Bytes of blocks served.
+    /// Bytes of blocks that the busiest node served, as a multiple of the mean.
     pub skew_served: f64,
     /// The share of wrong rows among the used ones.
     pub stale_share: f64,
     /// Connections of a node at the end of the load.
     pub connections_open: f64,
-    /// Connections that any node had open at most under load.
+    /// The most connections that a node had open under load.
     pub connections_most: usize,
-    /// Handshakes that a node begins a second.
+    /// Handshakes that a node begins, per second.
     pub handshakes_a_second: f64,
-    /// Lookups that waited for a handshake, of all.
+    /// The share of lookups that waited for a handshake.
     pub handshake_share: f64,
     /// Nodes that a node spoke with in the last ten seconds of the load.
     pub connections_used: f64,
-    /// Bytes to and from the coordinator under load.
+    /// Bytes to and from the coordinator under load, per second.
     pub coordinator_bytes_a_second: f64,
     /// Bytes of the last table.
     pub table_bytes: u64,
-    /// Tokens found, of all that were asked for: with the cache shared.
+    /// Found tokens, of all requested tokens, with the shared cache.
     pub hit_rate_shared: f64,
-    /// Each node for itself, behind a router that knows what nodes have.
+    /// The same for each node by itself, behind a router that knows the chunks of each node.
     pub hit_rate_routed: f64,
-    /// Each node for itself, requests in turn.
+    /// The same for each node by itself, with requests in turn.
     pub hit_rate_local: f64,
-    /// A node joined.
+    /// The effects of a node that joined.
     pub join: Change,
-    /// A node left in order.
+    /// The effects of a node that left in order.
     pub leave: Change,
-    /// One node in twenty crashed.
+    /// The effects of a crash of one node in twenty.
     pub crash: Change,
 }
 
-/// What was measured of a run: it differs a little from run to run.
+/// Measurements of a run: they differ a little from run to run.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Measured {
-    /// CPU of the coordinator under load, without the network's share.
+    /// CPU share of the coordinator under load, without the network's part.
     pub coordinator_cpu: f64,
-    /// CPU of one table for all nodes: the ring, and as many encodings as nodes.
+    /// CPU of one table for all nodes: the ring, and one encoding for each node.
     pub coordinator_cpu_a_table: f64,
-    /// Bytes of a playing node's directory, a table for itself included; 0 if nobody counts.
+    /// Bytes of a playing node's directory, including a table of its own; 0 if nobody counts.
     pub directory_bytes: usize,
-    /// Of these the outbox, with all that the node holds.
+    /// The outbox's part of these bytes, with everything that the node holds.
     pub outbox_bytes: usize,
-    /// Of these the rows of which it is home.
+    /// The part of these bytes in the rows of which the node is home.
     pub shard_bytes: usize,
-    /// Bytes that the whole simulation had allocated in the end.
+    /// Bytes that the whole simulation had allocated at the end.
     pub allocated_bytes: usize,
     /// CPU of the whole run.
     pub cpu_seconds: f64,
@@ -116,13 +116,13 @@ pub struct Measured {
 /// A goal, with the figure beside it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Goal {
-    /// What is counted.
+    /// The name of the figure.
     pub name: String,
     /// The figure.
     pub is: f64,
-    /// How much it may be.
+    /// The largest figure that meets the goal.
     pub at_most: f64,
-    /// Whether it is met.
+    /// Whether the goal is met.
     pub is_met: bool,
 }
 
@@ -143,7 +143,7 @@ impl Figures {
         }
     }
 
-    /// Takes what was counted under load.
+    /// Takes the counts under load.
     pub(super) fn take_load(&mut self, cluster: &Cluster<'_>) {
         let tally = &cluster.tally;
         let each = (self.players as f64 * self.seconds as f64).max(1.0);
@@ -176,12 +176,12 @@ impl Figures {
 }
 
 impl Measured {
-    /// Takes the cluster apart, and counts what each part gives back.
+    /// Takes the cluster apart, and counts the bytes that each part gives back.
     pub(super) fn take_memory(&mut self, mut cluster: Cluster<'_>, allocated: Option<fn() -> usize>) {
         let Some(allocated) = allocated else { return };
         self.allocated_bytes = allocated();
         let table = cluster.coordinator.table();
-        // A node has the table for itself; here all share one.
+        // A real node has a table of its own; here all nodes share one.
         let names: usize = table.members.iter().map(|member| member.name.capacity()).sum();
         let table = size_of_val(&table.members[..]) + size_of_val(&table.homes[..]) + names;
         let is_whole = |node: &super::cluster::Node| node.is_alive && node.player.is_some();

@@ -52,19 +52,19 @@ pub struct Options {
 /// A cluster of one size.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Played {
-    /// What follows from the load.
+    /// The figures that depend only on the load.
     pub figures: Figures,
-    /// What was measured.
+    /// The measurements.
     pub measured: Measured,
-    /// How both compare with the goals.
+    /// Both, compared with the goals.
     pub goals: Vec<Goal>,
 }
 
 impl Options {
-    /// Plays all clusters; the report, as JSON or as a table.
+    /// Plays all clusters. Returns the report, as JSON or as a table.
     ///
     /// # Errors
-    /// Traces that cannot be read, impossible loads, pictures that cannot be written.
+    /// Fails for traces that cannot be read, impossible loads, and pictures that cannot be written.
     pub fn play(&self, as_json: bool, allocated: Option<fn() -> usize>) -> Result<String> {
         let all = if self.from.is_empty() { self.play_all(allocated)? } else { self.read_all()? };
         if let Some(folder) = &self.pictures {

@@ -57,7 +57,7 @@ struct Picture<'a> {
     goal: Option<(&'a str, f64)>,
 }
 
-/// The name of a figure, and how it is read.
+/// The name of a figure, and the function that reads it.
 type Line = (&'static str, fn(&Played) -> f64);
 
 impl Picture<'_> {
@@ -123,7 +123,7 @@ impl Picture<'_> {
     }
 }
 
-/// The names of the lines at their ends, each apart from the others.
+/// The names of the lines at their ends, kept apart from each other.
 fn labels(mut names: Vec<(f64, &str, &str)>, goal: Option<f64>) -> String {
     names.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut text = String::new();
@@ -144,7 +144,7 @@ fn labels(mut names: Vec<(f64, &str, &str)>, goal: Option<f64>) -> String {
     text
 }
 
-/// The next number that four steps divide well.
+/// The next larger number that divides well into four steps.
 fn round_up(most: f64) -> f64 {
     let unit = 10.0_f64.powf(most.max(1e-6).log10().floor());
     [1.0, 2.0, 4.0, 6.0, 8.0, 10.0]
@@ -162,7 +162,7 @@ const LEFT: f64 = 60.0;
 const RIGHT: f64 = 520.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = 290.0;
-/// Names stand so far apart.
+/// The distance between names.
 const LINE: f64 = 17.0;
 const COLORS: [&str; 3] = ["#0b7285", "#c2255c", "#5f3dc4"];
 

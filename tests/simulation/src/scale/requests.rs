@@ -1,4 +1,4 @@
-//! The way of a request: the node's own chunks, the homes, the holders, then computing the rest.
+//! The path of a request: the node's own chunks, the homes, the holders, then computing the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,17 +26,17 @@ pub(super) struct Asking {
     lookup: Option<Lookup>,
     /// The chunks that the node lacks.
     absent: Vec<u32>,
-    /// Their holders that were not asked yet.
+    /// The holders of these chunks that were not asked yet.
     holders: Vec<Holders>,
-    /// How many these were.
+    /// The number of holders that each chunk had.
     copies: Vec<usize>,
-    /// The chunks that the request has.
+    /// For each chunk, whether the request has it.
     has: Vec<bool>,
-    /// Answers that have not come.
+    /// The number of answers that have not come.
     left: usize,
-    /// Whether a holder did not have what it was asked for.
+    /// Whether a holder lacked a requested chunk.
     was_stale: bool,
-    /// The chunks for which the homes were asked a second time, since their holders did not have them.
+    /// The chunks for which the homes were asked a second time, since the holders lacked them.
     asked_again: BTreeSet<u32>,
 }
 
@@ -65,7 +65,7 @@ impl Cluster<'_> {
         self.look_up(number);
     }
 
-    /// The homes are asked for the chunks that the node lacks.
+    /// Asks the homes for the chunks that the node lacks.
     fn look_up(&mut self, number: u64) {
         let now = millis(self.now);
         let Some(asking) = self.asking.get_mut(&number) else { return };
@@ -111,14 +111,14 @@ impl Cluster<'_> {
         self.tell(asker, home, Kind::Find, bytes);
         let after = if rows.is_some() { ONE_WAY } else { FIND_DEADLINE };
         if rows.is_none() {
-            // The first question is too short to tell; the sign of life that is asked for then is not.
+            // The first question is too short to show silence; the sign of life that is then requested shows it.
             self.unanswered(asker, home, FIND_DEADLINE + SILENCE);
         }
         let room = self.room(home);
         self.plan(after, Happening::Found(number, home, positions, rows, room));
     }
 
-    /// A node's answer says how it is.
+    /// Takes what a node tells about itself in an answer.
     pub(super) fn hears(&mut self, number: u64, from: NodeNumber, room: Option<Room>) {
         let Some(asker) = self.asking.get(&number).map(|asking| asking.node) else { return };
         if let (Some(room), Some(player)) = (room, &mut self.nodes[asker].player) {
@@ -127,7 +127,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// A home answered, or did not.
+    /// A home has answered, or has not.
     pub(super) fn found(&mut self, number: u64, home: NodeNumber, positions: &[u32], rows: Option<Rows>) {
         let now = millis(self.now);
         let Some(asking) = self.asking.get_mut(&number) else { return };
@@ -145,7 +145,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// All is known: the chunks up to the first that nobody has are asked for, of one holder as many as possible.
+    /// All homes have answered. Asks for the chunks up to the first that nobody has, as many as possible from each holder.
     fn located(&mut self, number: u64) {
         let Some(asking) = self.asking.get_mut(&number) else { return };
         let Some(player) = &mut self.nodes[asking.node].player else { return };
@@ -162,14 +162,14 @@ impl Cluster<'_> {
             let holders = &mut asking.holders[place];
             holders.retain(|holder| !player.view.silent.contains(&holder.node));
             if holders.is_empty() {
-                // Those that had it do not have it any more: others may.
+                // The known holders no longer have the chunk; others may have it.
                 if asking.copies[place] > 0 && asking.asked_again.insert(at) {
                     is_lost = true;
                     continue;
                 }
                 break;
             }
-            // As the real exchange does: the last holder again, or else all in turn.
+            // As the real exchange does: the last holder again, or else all holders in turn.
             player.neighbours.order(holders, player.turn);
             let again = holders.iter().position(|holder| Some(*holder) == last).unwrap_or(0);
             last = Some(holders.remove(again));
@@ -213,13 +213,13 @@ impl Cluster<'_> {
         self.plan(took, Happening::Fetched(number, holder, chunks, room));
     }
 
-    /// Blocks came. Placement decides where they stay.
+    /// Blocks have come. Placement decides where they stay.
     pub(super) fn fetched(&mut self, number: u64, holder: NodeNumber, chunks: &[(u32, Option<u32>)]) {
         let (from, now_ms) = (Holder { node: holder, device: 0 }, millis(self.now).0);
         let Some(asking) = self.asking.get_mut(&number) else { return };
         let (node, mut changes, mut stale) = (asking.node, Vec::new(), Vec::new());
         let Some(player) = &mut self.nodes[node].player else { return };
-        // The last first, so that no chunk goes before those behind it.
+        // The last first, so that no chunk is evicted before the chunks after it.
         for &(at_absent, reads) in chunks.iter().rev() {
             let at_absent = at_absent as usize;
             let at = asking.absent[at_absent] as usize;
@@ -251,7 +251,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// A holder has no such chunks: the homes are told.
+    /// Tells the homes that a holder lacks these chunks.
     fn repair(&mut self, node: usize, holder: Holder, chunks: &[larder_protocol::ChunkRef]) {
         let now = millis(self.now);
         let rows = row_keys(&NAMESPACE, chunks);
@@ -274,7 +274,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// The node has what it can get; the engine computes the rest.
+    /// The node has all chunks that it can get; the engine computes the rest.
     fn is_there(&mut self, number: u64) {
         let Some(asking) = self.asking.get(&number) else { return };
         let hit = asking.has.iter().take_while(|has| **has).count();
@@ -286,7 +286,7 @@ impl Cluster<'_> {
         self.plan(took, Happening::Computed(number));
     }
 
-    /// What was computed is committed.
+    /// Commits the computed chunks.
     pub(super) fn computed(&mut self, number: u64) {
         let Some(asking) = self.asking.remove(&number) else { return };
         let Some(player) = &mut self.nodes[asking.node].player else { return };
@@ -303,7 +303,7 @@ impl Cluster<'_> {
     }
 }
 
-/// Where a chunk stays that came from a holder, as the real placement has it.
+/// The place of a chunk that came from a holder, by the real placement.
 fn place(player: &mut Player, id: Id, holder: NodeNumber, now_ms: u64) -> Placement {
     let gap_ms = player.gaps.read(&id.hash(), now_ms);
     let every_ms = gap_ms.unwrap_or_else(|| player.blocks.keeps_ms(now_ms));
@@ -315,7 +315,7 @@ fn holders_node(holder: Option<Holder>) -> NodeNumber {
     holder.map(|holder| holder.node).unwrap_or_default()
 }
 
-/// How long a question waits for its answer, as by default.
+/// How long a question waits for its answer, by default.
 const FIND_DEADLINE: Duration = Duration::from_millis(250);
 
 /// The rate at which blocks come from one holder.

@@ -1,4 +1,4 @@
-//! The bytes of messages, with their heads: measured once a kind, since they grow by the same number for each row.
+//! The bytes of messages, with their heads. Each kind is measured once, since each row adds the same number of bytes.
 
 use larder_protocol::peer::{
     Announce, Announced, Chunks, Class, Fetch, Find, Message, PeerRequest, PeerResponse, Repair, RowChange,
@@ -32,7 +32,7 @@ impl Size {
         Self { head: few - 16.0 * each, each }
     }
 
-    /// The bytes of a message with so many rows.
+    /// The bytes of a message with this many rows.
     pub(super) fn of(self, rows: usize) -> u64 {
         (self.head + self.each * rows as f64).round() as u64
     }
@@ -91,10 +91,10 @@ const EPOCH: Epoch = Epoch { term: 1, number: 1 };
 const HOLDER: Holder = Holder { node: NodeNumber(1), device: 0 };
 const ROW: RowKey = RowKey { run: RunKey(1), chunk: 1 };
 
-/// Length and zeros before each message.
+/// The length and the zeros before each message.
 pub(super) const HEAD_BYTES: u64 = 8;
 
-/// Rows by which two messages differ that are measured.
+/// Rows by which the two measured messages differ.
 const MANY: usize = 1_024;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The figures as a table: a column for each size.
+//! The figures as a table, with a column for each size.
 
 use super::Figures;
 use super::options::Played;
@@ -90,7 +90,7 @@ fn rows() -> Vec<TableRow> {
     rows
 }
 
-/// The rows of joins, leavings and crashes.
+/// The rows about joins, leaves and crashes.
 fn change_rows() -> Vec<TableRow> {
     vec![
         ("a join: from it to its table, s", |played| seconds(played.figures.join.table_after_seconds)),

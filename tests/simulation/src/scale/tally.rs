@@ -10,12 +10,12 @@ use super::alone::Rate;
 pub(super) struct Tally {
     /// Whether messages and lookups count.
     pub(super) is_on: bool,
-    /// Homes that lookups asked: how often how many.
+    /// For each number of homes, how many lookups asked this many.
     homes: Vec<u64>,
     /// Lookups that waited for a handshake.
     waited: u64,
     pub(super) dials: u64,
-    /// Connections that a node had open at most.
+    /// The most connections that a node had open.
     pub(super) most_open: usize,
     pub(super) messages: [u64; Kind::ALL.len()],
     pub(super) bytes: [u64; Kind::ALL.len()],
@@ -41,14 +41,14 @@ pub(super) enum Kind {
     Announce,
     Compare,
     Repair,
-    /// Its head alone: the blocks count as blocks.
+    /// Only the head of a fetch: its blocks count as blocks.
     Fetch,
 }
 
 /// The nodes that a node has spoken with.
 #[derive(Debug)]
 pub(super) struct Contacts {
-    /// For some nodes: when they spoke last.
+    /// For watched nodes: when each other node was last spoken with.
     last: Option<HashMap<usize, Duration>>,
 }
 
@@ -80,7 +80,7 @@ impl Tally {
         }
     }
 
-    /// Counts from now on, and forgets what was counted; what homes know stays known.
+    /// Begins to count anew; the knowledge of homes stays.
     pub(super) fn begin(&mut self) {
         let (known, known_at) = (self.known, self.known_at);
         *self = Self { is_on: true, known, known_at, ..Self::new(self.received.len()) };
@@ -124,7 +124,7 @@ impl Tally {
         asked as f64 / self.homes.iter().sum::<u64>().max(1) as f64
     }
 
-    /// So many homes at most are asked by all but one lookup in a hundred.
+    /// The 99th percentile of homes that a lookup asks.
     pub(super) fn homes_p99(&self) -> usize {
         let lookups: u64 = self.homes.iter().sum();
         let mut seen = 0;
@@ -147,7 +147,7 @@ impl Contacts {
         }
     }
 
-    /// Nodes that it spoke with since then; `None` if nobody looks.
+    /// Number of nodes that it has spoken with since `then`; `None` if it is not watched.
     pub(super) fn since(&self, then: Duration) -> Option<usize> {
         Some(self.last.as_ref()?.values().filter(|&&at| at >= then).count())
     }
@@ -162,7 +162,7 @@ pub(super) fn skew(of: impl IntoIterator<Item = u64>) -> f64 {
     if all == 0 { 0.0 } else { most as f64 * f64::from(count) / all as f64 }
 }
 
-/// Nodes whose last words are kept.
+/// Nodes whose contacts are kept.
 const WATCHED: usize = 64;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The traces that a cluster plays: published ones where they are, a generated one elsewhere.
+//! The traces that a cluster plays: published ones if they are there, otherwise a generated one.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub(super) const CHUNK_TOKENS: u64 = 512;
 /// The requests of some traces, in the order of their arrival.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
-    /// The name of each file, or what was generated.
+    /// The name of each file, or of the generated trace.
     pub names: Vec<String>,
     pub(super) requests: Vec<Request>,
     chunks: u32,
@@ -29,7 +29,7 @@ pub(super) struct Request {
     at: u64,
 }
 
-/// A line of a file, as far as it is needed.
+/// The needed fields of a file's line.
 #[derive(Deserialize)]
 struct Line {
     timestamp: u64,
@@ -38,10 +38,10 @@ struct Line {
 }
 
 impl Trace {
-    /// Reads files in Mooncake's JSON lines. Their requests are mixed by their time.
+    /// Reads files in Mooncake's JSON lines. Their requests are merged by time.
     ///
     /// # Errors
-    /// A file that cannot be read, or has a line that is no request.
+    /// Fails for a file that cannot be read, or has a line that is no request.
     pub fn read(files: &[PathBuf]) -> Result<Self> {
         let mut trace = Self::default();
         for file in files {
@@ -68,7 +68,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// The published traces beside the project; `None` if they are not.
+    /// The published traces beside the project; `None` if they are not there.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -78,7 +78,7 @@ impl Trace {
         files.iter().all(|file| file.exists()).then(|| Self::read(&files)).transpose()
     }
 
-    /// Conversations of several turns behind a few system prompts.
+    /// A generated trace: conversations of several turns after a few system prompts.
     #[must_use]
     pub fn generated(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);

@@ -1,4 +1,4 @@
-//! Joins, leavings and crashes, and when all is as it should be again.
+//! Joins, leaves and crashes, and the time until all is right again.
 
 use std::time::Duration;
 
@@ -14,24 +14,24 @@ use crate::directory::millis;
 /// The effects of a change of the members.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq)]
 pub struct Change {
-    /// From the event to the table that has it.
+    /// From the event to the first table that reflects it.
     pub table_after_seconds: f64,
     /// From that table to the moment when the last node has it.
     pub everywhere_after_seconds: f64,
-    /// From that table to the moment when the last home knows what it should.
+    /// From that table to the moment when the last home knows its rows.
     pub repaired_after_seconds: f64,
     /// Partitions that have another home.
     pub moved_partitions: u64,
-    /// Rows that homes were told.
+    /// Rows that homes received.
     pub told_rows: u64,
     /// Bytes of the tables for one node.
     pub table_bytes: u64,
-    /// Of a thousand chunks that nodes hold, those whose home does not know it in the end.
+    /// Of a thousand chunks that nodes hold, the number that their home does not know in the end.
     pub unknown_of_1000: usize,
 }
 
 impl Cluster<'_> {
-    /// Lives until homes hear nothing new and all nodes have the last table; how long that took.
+    /// Runs until homes get no news and all nodes have the last table. Returns how long that took.
     pub(super) fn settle(&mut self) -> f64 {
         let from = self.now;
         loop {
@@ -43,7 +43,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// A node joins that has chunks already.
+    /// A node joins that already has chunks.
     pub(super) fn join(&mut self) -> Change {
         self.add_node();
         self.watch(self.nodes.len())
@@ -67,7 +67,7 @@ impl Cluster<'_> {
         self.watch(members - crashed)
     }
 
-    /// Waits for a table with so many members, and for what follows from it.
+    /// Waits for a table with this many members, and for its effects.
     fn watch(&mut self, members: usize) -> Change {
         let (began, tables, known) = (self.now, self.coordinator.published.len(), self.tally.known);
         while self.coordinator.table().members.len() != members && self.now < began + LONGEST {
@@ -88,7 +88,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Of a thousand chunks that nodes hold, those whose home does not know it.
+    /// Of a thousand chunks that nodes hold, the number that their home does not know.
     fn unknown(&mut self) -> usize {
         let now = millis(self.now);
         let players: Vec<usize> = (0..self.nodes.len())
@@ -107,7 +107,7 @@ impl Cluster<'_> {
             let table = self.coordinator.table();
             let Some(home) = table.home(row.run.partition()) else { continue };
             let rows = self.nodes[index(home)].shard.find(&Find { epoch: table.epoch, rows: vec![row] }, now);
-            // Of a chunk that many hold, a home names some.
+            // If many nodes hold a chunk, a home names only some of them.
             let is_known = rows.spans.iter().any(|span| span.holder == holder);
             unknown += usize::from(!is_known && rows.spans.len() < MAX_FOUND_HOLDERS);
         }
@@ -115,8 +115,8 @@ impl Cluster<'_> {
     }
 }
 
-/// Nothing happens any more when nothing happened for so long.
+/// After this time without an event, nothing more happens.
 const QUIET: Duration = Duration::from_secs(6);
 
-/// Nobody waits for longer.
+/// The longest wait for a change.
 const LONGEST: Duration = Duration::from_secs(300);

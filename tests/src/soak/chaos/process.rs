@@ -35,23 +35,23 @@ struct Process {
     kind: &'static str,
     config: PathBuf,
     environment: Vec<(String, String)>,
-    /// `None` while it is down.
+    /// `None` while the process is down.
     server: Option<Server>,
     panics: PanicWatch,
     disturbed: Option<(What, Instant)>,
 }
 
-/// What is done to a node.
+/// A disturbance of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
     /// SIGKILL, and a new life later.
     Kill,
-    /// A signal that stops it, and SIGCONT later.
+    /// A signal that stops the process, and SIGCONT later.
     Signal(Signal),
 }
 
 impl Processes {
-    /// Starts them all and waits until all nodes are members.
+    /// Starts all processes and waits until all nodes are members.
     pub(super) fn start(chaos: &Chaos) -> anyhow::Result<Self> {
         let program = chaos.program.to_str().context("the program's path is a text")?.to_owned();
         let folder = &chaos.folder;
@@ -93,7 +93,7 @@ impl Processes {
         Ok(Self { program, tally, authority, coordinator, nodes, clone: None })
     }
 
-    /// Where they are.
+    /// The processes, and their authority.
     pub(super) fn cluster(&self) -> Cluster {
         Cluster {
             nodes: self.nodes.iter().map(|process| Arc::clone(&process.node)).collect(),
@@ -102,7 +102,7 @@ impl Processes {
         }
     }
 
-    /// Sees who died, and brings back whoever is to come back now.
+    /// Notes which processes died, and starts those that are due to come back.
     pub(super) fn watch(&mut self, now: Instant) {
         self.coordinator.watch(now, &self.program, &self.tally);
         for process in &mut self.nodes {
@@ -113,7 +113,7 @@ impl Processes {
         }
     }
 
-    /// Kills or stops a node until then; whether it did. One that is down or stopped stays so.
+    /// Kills or stops a node until `until`. Returns whether it did: a node that is down or stopped stays so.
     pub(super) fn disturb(&mut self, number: usize, what: What, until: Instant) -> bool {
         let process = &mut self.nodes[number];
         let (Some(server), None) = (&mut process.server, process.disturbed) else { return false };
@@ -132,7 +132,7 @@ impl Processes {
         done.is_ok()
     }
 
-    /// Starts another process with a node's identity, which lives until then. What becomes of it is its own affair.
+    /// Starts another process with a node's identity, which lives until `until`. The result of the start does not matter.
     pub(super) fn start_clone(&mut self, number: usize, until: Instant) {
         let Process { config, node, environment, .. } = &self.nodes[number];
         let config = config.with_file_name(format!("{}-clone.toml", node.name));
@@ -141,7 +141,7 @@ impl Processes {
         self.tally.count(|counts| counts.clones += 1);
     }
 
-    /// Stops them as an operator would.
+    /// Stops the processes as an operator would.
     pub(super) fn stop(mut self) {
         self.clone = None;
         for process in self.nodes.iter_mut().chain([&mut self.coordinator]) {
@@ -198,7 +198,7 @@ impl Process {
                 self.node.settle(Duration::ZERO);
             }
             (What::Signal(_), Some(server)) => {
-                // It fails only where the process has ended, which is seen next.
+                // It fails only if the process has ended, which is seen next.
                 let _ = signal(server.pid(), Signal::CONT);
                 self.node.settle(STOPPED_SLACK);
             }
@@ -206,11 +206,11 @@ impl Process {
         }
     }
 
-    /// Asks it to end, and counts it as dead where it does not, or not well.
+    /// Asks the process to end. Counts it as dead if it does not end, or not well.
     fn stop(&mut self, tally: &Tally) {
         let Some(mut server) = self.server.take() else { return };
         for signal in [Signal::CONT, Signal::TERM] {
-            // It fails only where the process has ended, which is seen next.
+            // It fails only if the process has ended, which is seen next.
             let _ = server.signal(signal);
         }
         let start = now();
@@ -237,7 +237,8 @@ fn socket(folder: &Path, name: &str, tenant: &str) -> PathBuf {
     folder.join(format!("{name}-{tenant}.sock"))
 }
 
-/// A node called `name`, whose files begin with `files`. Each writes to its disk at another time, and has another number of block threads.
+/// The configuration of a node called `name`, whose files begin with `files`. Nodes differ in when they write to disk and in the
+/// number of their block threads.
 fn node_config(
     folder: &Path,
     name: &str,
@@ -273,7 +274,7 @@ fn node_config(
 
 const ANY_PORT: &str = "127.0.0.1:0";
 
-/// When a node writes to its disk, by its number.
+/// When a node writes to its disk, by the node's number.
 const WRITES: [&str; 4] = ["write_through", "write_through", "write_back", "write_through_selective"];
 
 /// How long nodes may take to become members.
@@ -282,8 +283,8 @@ const JOIN_DEADLINE: Duration = Duration::from_secs(30);
 /// How long a process may take to end.
 const END_DEADLINE: Duration = Duration::from_secs(20);
 
-/// When a node that did not come up is started again.
+/// Time after which a node that did not come up is started again.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// For how long after a stop what was late meanwhile may still fail.
+/// Time after a stop in which requests that were late meanwhile may still fail.
 const STOPPED_SLACK: Duration = Duration::from_secs(1);

@@ -1,11 +1,11 @@
-//! A drive with sectors that cannot be read, for the release build: a library that stands before the C library's reads.
+//! A drive with sectors that cannot be read, for the release build: a library that takes the place of the C library's reads.
 
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-/// What a node's environment needs for it; sectors are drawn from the first `bytes` of its file.
+/// The variables that a node's environment needs for this drive. Sectors are drawn from the first `bytes` of its file.
 ///
 /// # Errors
 /// Fails if there is no C compiler here, or it refuses.
@@ -35,7 +35,7 @@ pub(super) fn environment(
 
 const SOURCE: &str = include_str!("read_errors.c");
 
-/// Sectors that cannot be read; each can for a minute after it was written. A drive that loses more is broken, and its tier closes
-/// itself, which is no fault of the node's.
+/// Sectors that cannot be read; each can be read for a minute after it was written. A drive that loses more sectors is broken,
+/// and its tier closes itself, which is no fault of the node's.
 const SECTORS: usize = 8;
 const SECTOR_BYTES: u64 = 4_096;

@@ -13,16 +13,16 @@ use crate::soak::nodes::{Life, Node};
 use crate::soak::report::Verdict;
 use crate::wait::now;
 
-/// Threads that look, one a process. Dropping it ends them.
+/// The threads that watch, one for each process. Dropping this ends them.
 pub(super) struct Samples {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Seen>>,
 }
 
-/// What was seen of one process.
+/// The samples of one process.
 struct Seen {
     name: String,
-    /// Samples of each life, by its number in the system.
+    /// Samples of each life, by its process id.
     lives: BTreeMap<u32, Vec<Sample>>,
     left_out: LeftOut,
     /// Whether its disk tier closed.
@@ -31,22 +31,22 @@ struct Seen {
 
 #[derive(Debug, Clone, Copy)]
 struct Sample {
-    /// Resident, without memory that is shared: arena and windows.
+    /// Resident memory, without shared memory: arena and windows.
     memory_bytes: u64,
     descriptors: u64,
 }
 
-/// For how long a node left out more peers than had an excuse.
+/// The time for which a node left out more peers than had an excuse.
 #[derive(Debug, Default)]
 struct LeftOut {
     since: Option<Instant>,
     longest: Duration,
-    /// When the longest began, after the watching.
+    /// When the longest such time began, from the start of the watching.
     at: Duration,
 }
 
 impl Samples {
-    /// Begins to look.
+    /// Begins to watch.
     pub(super) fn start(nodes: &[Arc<Node>], coordinator: &Arc<Node>) -> anyhow::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
@@ -60,7 +60,7 @@ impl Samples {
         Ok(Self { stop, threads })
     }
 
-    /// What all of it says. `is_long` says that the run was long enough for growth to show.
+    /// The verdicts on all samples. `is_long` says that the run was long enough for growth to show.
     pub(super) fn end(mut self, is_long: bool) -> Vec<Verdict> {
         self.stop.store(true, Ordering::Release);
         let seen: Vec<Seen> = self.threads.drain(..).filter_map(|thread| thread.join().ok()).collect();
@@ -96,7 +96,7 @@ impl Drop for Samples {
 }
 
 impl Seen {
-    /// How memory and descriptors of its longest life went, by quarters.
+    /// The growth of memory and descriptors in the longest life, by quarters.
     fn growth(&self, is_long: bool) -> Vec<Verdict> {
         let Some(samples) = self.lives.values().max_by_key(|samples| samples.len()) else {
             return Vec::new();
@@ -105,7 +105,7 @@ impl Seen {
         let of = |what: &str, unit: &str, value: fn(&Sample) -> u64, slack: u64| {
             let quarters = quarters(samples, value);
             let is_flat = quarters[3] <= quarters[1] + quarters[1] / 10 + slack;
-            // A short life is all warming up.
+            // A short life is only warm-up.
             let is_judged = is_long && lives == 1 && samples.len() >= 4;
             let texts: Vec<String> = quarters.iter().map(u64::to_string).collect();
             let word = if is_flat { "flat" } else { "growing" };
@@ -146,7 +146,7 @@ fn watch(process: &Node, others: &[Arc<Node>], stop: &AtomicBool) -> Seen {
         if let Some(sample) = sample(&life) {
             seen.lives.entry(life.pid).or_default().push(sample);
         }
-        // A node that is stopped or gone says nothing.
+        // A node that is stopped or gone does not answer.
         if let Ok(metrics) = get(&life.http, "/metrics") {
             seen.closed |= sum(&metrics, "larder_disk_closed") > 0.0;
             let silent = sum(&metrics, "larder_peer_silent") as u64;
@@ -189,8 +189,8 @@ fn sample(life: &Life) -> Option<Sample> {
     Some(Sample { memory_bytes, descriptors })
 }
 
-/// How often it looks.
+/// The time between samples.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// For how long a node may leave out a peer that is well: the deadline of a fetch, and what looking takes.
+/// How long a node may leave out a healthy peer: the deadline of a fetch, and the time of sampling.
 const MOST_LEFT_OUT: Duration = Duration::from_millis(2_000 + 1_000);

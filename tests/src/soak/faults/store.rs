@@ -1,4 +1,4 @@
-//! An object store that hangs: it accepts and does not answer, now and then or always.
+//! An object store that hangs, always or at times: it accepts connections and does not answer.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -13,20 +13,20 @@ use tokio::time::sleep;
 
 use crate::s3::S3Server;
 
-/// The store, on a thread of its own. Dropping it ends it.
+/// The store, on a thread of its own. Dropping it ends the thread.
 pub(super) struct HangingStore {
     address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    // Last: nobody speaks with it any more.
+    // Last: nobody speaks with the server any more.
     server: Option<S3Server>,
 }
 
 impl HangingStore {
-    /// In front of a real store if one is installed: then it hangs every other `phase`. Else it always hangs.
+    /// Starts the store. In front of a real store, if one is installed, it hangs every other `phase`; otherwise it always hangs.
     ///
     /// # Errors
-    /// Fails if it does not come up.
+    /// Fails if the store does not come up.
     pub(super) fn start(phase: Duration) -> anyhow::Result<Self> {
         let server = S3Server::start()?;
         let upstream = server.as_ref().map(|server| server.address().parse()).transpose()?;
@@ -48,12 +48,12 @@ impl HangingStore {
         Ok(Self { address, stop: Some(stop), thread: Some(thread), server })
     }
 
-    /// Whether a real store stands behind it.
+    /// Whether there is a real store behind this one.
     pub(super) fn is_real(&self) -> bool {
         self.server.is_some()
     }
 
-    /// The part of a node's configuration that names it.
+    /// The part of a node's configuration that names the store.
     pub(super) fn config(&self) -> String {
         format!(
             "[object]\nurl = \"s3://larder/soak\"\nendpoint = \"http://{}\"\nallow_http = true\n\
@@ -68,7 +68,7 @@ impl Drop for HangingStore {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // It told of its panic already.
+            // The thread has told of its panic already.
             let _ = thread.join();
         }
     }
@@ -96,12 +96,12 @@ async fn serve(listener: TcpListener, upstream: Option<SocketAddr>, phase: Durat
     }
 }
 
-/// Passes bytes on until the store hangs; then keeps silent for as long as that lasts, and closes.
+/// Passes bytes on until the store hangs. Then keeps silent until the store serves again, and closes.
 async fn pass(mut client: TcpStream, upstream: Option<SocketAddr>, mut is_hanging: watch::Receiver<bool>) {
     let passing = async {
         let Some(upstream) = upstream else { return std::future::pending().await };
         if let Ok(mut server) = TcpStream::connect(upstream).await {
-            // Either side may close as it likes.
+            // Either side may close at any time.
             let _ = copy_bidirectional(&mut client, &mut server).await;
         }
     };
@@ -121,5 +121,5 @@ async fn pass(mut client: TcpStream, upstream: Option<SocketAddr>, mut is_hangin
 /// Connections at a time; more wait to be accepted.
 const MOST_CONNECTIONS: usize = 512;
 
-/// Far longer than anybody waits.
+/// Far longer than any client waits.
 const LONGEST_SILENCE: Duration = Duration::from_secs(120);

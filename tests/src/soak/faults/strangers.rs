@@ -1,4 +1,4 @@
-//! Connections that nobody should make: silent, half said, garbage, on every door of the cluster.
+//! Connections that nobody should make: silent, cut off in a message, or garbage, to every socket of the cluster.
 
 use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
@@ -17,7 +17,7 @@ use crate::soak::nodes::Node;
 use crate::soak::tally::Tally;
 use crate::visitor::Visitor;
 
-/// Who makes them, on a thread of its own. Dropping it ends it.
+/// The maker of such connections, on a thread of its own. Dropping it ends the thread.
 pub(super) struct Strangers {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -35,7 +35,7 @@ struct Work {
 }
 
 impl Strangers {
-    /// Begins to bother the nodes and the coordinator; over QUIC too, with a certificate of the cluster's.
+    /// Begins to disturb the nodes and the coordinator; over QUIC too, with a certificate of the cluster.
     pub(super) fn start(
         nodes: &[Arc<Node>],
         coordinator: &Arc<Node>,
@@ -70,14 +70,14 @@ impl Drop for Strangers {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // It told of its panic already.
+            // The thread has told of its panic already.
             let _ = thread.join();
         }
     }
 }
 
 impl Work {
-    /// Makes one connection. What becomes of it, a node that is down included, is of no interest.
+    /// Makes one connection. Its result does not matter, even if the node is down.
     fn bother(&mut self) {
         let node = Arc::clone(&self.nodes[self.rng.usize(..self.nodes.len())]);
         match self.rng.u8(..10) {
@@ -89,7 +89,7 @@ impl Work {
         self.tally.count(|counts| counts.hostile_connections += 1);
     }
 
-    /// Says nothing, half a frame, or garbage.
+    /// Sends nothing, half a frame, or garbage.
     fn call_on_session(&mut self, node: &Node) {
         let socket = &node.sockets[self.rng.usize(..node.sockets.len())];
         let Ok(mut stream) = UnixStream::connect(socket) else { return };
@@ -106,7 +106,7 @@ impl Work {
         keep(&mut self.unix, stream, MOST_UNIX);
     }
 
-    /// Says nothing, half a request, or asks and does not read.
+    /// Sends nothing or half a request, or asks and does not read.
     fn call_on_http(&mut self, node: &Node) {
         let whom = if self.rng.u8(..4) == 0 { &self.coordinator } else { node };
         let Ok(mut stream) = TcpStream::connect(whom.life().http) else { return };
@@ -136,7 +136,7 @@ impl Work {
         keep(&mut self.tcp, stream, MOST_TCP);
     }
 
-    /// Connects with a certificate of the cluster's, announces long messages and does not send them.
+    /// Connects with a certificate of the cluster, announces long messages and does not send them.
     fn call_on_peer(&mut self, node: &Node) {
         let Some(visitor) = &self.visitor else { return };
         let status = crate::cluster::members(&self.coordinator.life().http);
@@ -148,7 +148,7 @@ impl Work {
     }
 }
 
-/// Keeps a connection, and lets the oldest go if there are too many.
+/// Keeps a connection, and drops the oldest if there are too many.
 fn keep<T>(all: &mut VecDeque<T>, one: T, most: usize) {
     all.push_back(one);
     if all.len() > most {
@@ -159,7 +159,7 @@ fn keep<T>(all: &mut VecDeque<T>, one: T, most: usize) {
 /// Time between two connections.
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// How long anything may take to be sent.
+/// How long a send may take.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Connections that are kept open.

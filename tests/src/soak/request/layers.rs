@@ -14,7 +14,7 @@ impl Asked<'_> {
         self.space.block_bytes.len() == 1
     }
 
-    /// Writes chunks of a reservation layer by layer; whether the node took them.
+    /// Writes chunks of a reservation layer by layer. Returns whether the node took them.
     pub(super) async fn hand_over(
         &self,
         part: &Chain,
@@ -44,7 +44,7 @@ impl Asked<'_> {
         self.was_taken(self.session.commit_handed_over(reservation, positions).await)
     }
 
-    /// Follows whoever writes these chunks on this node, and checks the layers that are in place.
+    /// Follows the writer of these chunks on this node, and checks the layers that are in place.
     pub(super) async fn follow(&self, chain: &Chain) -> Result<(), SessionError> {
         if !self.has_one_pool() {
             return Ok(());
@@ -76,5 +76,5 @@ impl Asked<'_> {
     }
 }
 
-/// How long nothing may come.
+/// How long a writer may be silent.
 const PATIENCE: Duration = Duration::from_millis(200);

@@ -1,4 +1,4 @@
-//! The device lane over CUDA's driver, or without any: whole processes.
+//! The device lane over a CUDA driver, or without any driver: whole processes.
 
 use std::process::Command;
 
@@ -46,7 +46,7 @@ fn over_cudas_driver_an_engine_gets_its_bytes_back_from_a_node_that_was_killed_i
     assert!(node.log().contains("a GPU is opened for the device lane"));
 }
 
-/// While it is there, the driver hangs.
+/// The driver hangs while this file exists.
 fn hang_file(dir: &Path) -> PathBuf {
     dir.join("hang")
 }

@@ -7,7 +7,7 @@ fn a_save_that_fails_commits_nothing_and_gives_its_room_back() {
     let node = Node::start();
     let gpu = node.engine(0);
     let hashes = prompt(b'a', 3);
-    // Far more than the arena has room for at a time.
+    // Far more copies than the arena has room for at a time.
     for after in 0..800 {
         node.controls[0].fail_next(Fault::Fail { after: after % 24 });
         assert_eq!(gpu.put(&hashes), CopyEnd::Failed);
@@ -24,7 +24,7 @@ fn a_save_that_stalls_is_no_hit_though_it_ends_well_at_last() {
     let node = Node::patient(Duration::from_millis(100));
     let gpu = node.engine(0);
     let hashes = prompt(b'a', 3);
-    // Its word comes long after its end.
+    // The report of the copy comes long after its end.
     node.controls[0].be_late(1_000);
     assert_eq!(gpu.put(&hashes), CopyEnd::Stalled);
     node.controls[0].be_late(0);

@@ -34,7 +34,7 @@ fn the_device_tier_evicts_what_is_loaded_less_and_never_what_is_being_read() {
         gpu.load_and_check(&hot);
         gpu.load_and_check(&cold);
     }
-    // Blocks that come into the tier are summed first, behind the loads.
+    // Blocks that enter the tier are summed first, after the loads.
     wait::until("the tier is full", || {
         gpu.load_and_check(&hot);
         gpu.load_and_check(&cold);

@@ -21,7 +21,7 @@ fn pages(layout: &PagedLayout, chunks: u64) -> Vec<PageCopy> {
     (0..chunks).flat_map(of_chunk).collect()
 }
 
-/// Where in a block each page of each plane goes, by carrying the pieces out on paper.
+/// The place in a block of each page of each plane, found by carrying the pieces out on paper.
 fn carried(layout: &PagedLayout, division: &Division, half_bytes: u64) -> BTreeMap<(u32, u32), u64> {
     let mut places = BTreeMap::new();
     for piece in &division.pieces {

@@ -15,12 +15,12 @@ pub(super) fn library() -> &'static Library {
         let folder = tempfile::tempdir().unwrap();
         let (source, built) =
             (Path::new(env!("CARGO_MANIFEST_DIR")).join("fake/libcuda.c"), folder.path().join("libcuda.so"));
-        // By its name in itself it is found where the driver is looked for, once it is loaded.
+        // Once the library is loaded, the search for the driver finds it by its own name (`soname`).
         let flags =
             ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,libcuda.so", "-o"];
         let done = Command::new("gcc").args(flags).arg(&built).arg(&source).status().unwrap();
         assert!(done.success(), "gcc did not build {}", source.display());
-        // SAFETY: the library has no initialisers.
+        // SAFETY: the library has no initializers.
         unsafe { Library::new(&built) }.unwrap()
     })
 }
@@ -31,19 +31,19 @@ pub(super) fn seed(seed: u64) {
     unsafe { library().get::<unsafe extern "C" fn(u64)>(b"fake_seed").unwrap()(seed) }
 }
 
-/// Streams stand still.
+/// Stops all streams, or lets them go on.
 pub(super) fn stall(is_stalled: bool) {
     // SAFETY: as in `seed`.
     unsafe { library().get::<unsafe extern "C" fn(i32)>(b"fake_stall").unwrap()(is_stalled.into()) }
 }
 
-/// The context breaks after so many operations of streams.
+/// Breaks the context after this many operations of streams.
 pub(super) fn break_after(operations: i32) {
     // SAFETY: as in `seed`.
     unsafe { library().get::<unsafe extern "C" fn(i32)>(b"fake_break").unwrap()(operations) }
 }
 
-/// A call fails after so many of its kind went well.
+/// Makes a call fail after this many successful calls of its kind.
 pub(super) fn fail(call: &str, after: i32, code: i32) {
     let call = CString::new(call).unwrap();
     // SAFETY: as in `seed`; the name ends with a zero.
@@ -53,7 +53,7 @@ pub(super) fn fail(call: &str, after: i32, code: i32) {
     }
 }
 
-/// What is held of the driver: contexts, pieces of device memory, pieces of pinned memory.
+/// The number of contexts, pieces of device memory and pieces of pinned memory that are held.
 pub(super) fn held() -> [i32; 3] {
     let names: [&[u8]; 3] = [b"fake_contexts", b"fake_ranges", b"fake_pinned"];
     // SAFETY: as in `seed`.

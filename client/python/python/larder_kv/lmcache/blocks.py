@@ -10,7 +10,7 @@ from larder_kv.namespace import NamespaceSpec, Pool
 
 
 def digest(*fields: object) -> bytes:
-    """One key of 32 bytes for the fields of one of LMCache's."""
+    """The 32-byte key for the fields of one of LMCache's keys."""
     content = hashlib.sha256()
     for field in fields:
         part = field if isinstance(field, bytes) else str(field).encode()
@@ -36,7 +36,7 @@ def namespace(
 
 
 class Buffers:
-    """The blocks that a call names, each one buffer of its size."""
+    """The blocks that a call names, each in one buffer of its size."""
 
     def __init__(self, buffers: Sequence[Any]) -> None:
         self._buffers = buffers
@@ -47,6 +47,6 @@ class Buffers:
             lease.copy_block(position, self._buffers[first + position])
 
     def write(self, staged: Sequence[larder_kv.StagedChunk], numbers: Sequence[int]) -> None:
-        """Copies buffers to staged chunks, one each."""
+        """Copies buffers to staged chunks, one buffer to each."""
         for chunk, number in zip(staged, numbers, strict=True):
             chunk.copy_from(self._buffers[number])

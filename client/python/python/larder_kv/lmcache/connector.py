@@ -44,7 +44,7 @@ class LarderAdapter(ConnectorAdapter):
         try:
             return LarderConnector(context)
         except UnsupportedError as error:
-            # Any other error LMCache only logs, to go on without a cache.
+            # LMCache only logs any other error, and goes on without a cache.
             raise IrrecoverableException(str(error)) from error
 
 
@@ -79,7 +79,7 @@ class LarderConnector(RemoteConnector):
         return self._present([key]) == 1
 
     def support_batched_contains(self) -> bool:
-        """It does."""
+        """Batched lookups are supported."""
         return True
 
     def batched_contains(self, keys: Keys) -> int:
@@ -95,11 +95,11 @@ class LarderConnector(RemoteConnector):
         return (await self._load([key]))[0]
 
     def support_batched_get(self) -> bool:
-        """It does."""
+        """Batched loads are supported."""
         return True
 
     async def batched_get(self, keys: Keys) -> Chunks:
-        """Loads chunks; None for the first chunk that does not come, and all behind it."""
+        """Loads chunks; None for the first chunk that does not come, and for all chunks after it."""
         return await self._load(keys)
 
     async def batched_get_non_blocking(self, lookup_id: str, keys: Keys) -> list[MemoryObj]:
@@ -111,7 +111,7 @@ class LarderConnector(RemoteConnector):
         await self._save([key], [memory_obj])
 
     def support_batched_put(self) -> bool:
-        """It does."""
+        """Batched saves are supported."""
         return True
 
     async def batched_put(self, keys: Keys, memory_objs: list[MemoryObj]) -> None:
@@ -119,7 +119,7 @@ class LarderConnector(RemoteConnector):
         await self._save(keys, memory_objs)
 
     async def list(self) -> list[str]:
-        """Not known: chunks belong to a cluster."""
+        """Returns nothing: chunks belong to a whole cluster."""
         return []
 
     def remove_sync(self, key: CacheEngineKey) -> bool:
@@ -183,7 +183,7 @@ class LarderConnector(RemoteConnector):
             chunk.ref_count_down()
 
     def _save_now(self, keys: Sequence[CacheEngineKey], chunks: Sequence[MemoryObj]) -> None:
-        # A prompt's last, partial chunk is always computed.
+        # A prompt's last, partial chunk is always computed again.
         whole = [
             (digest(key.to_string()), chunk.byte_array)
             for key, chunk in zip(keys, chunks, strict=True)
@@ -205,7 +205,7 @@ class LarderConnector(RemoteConnector):
             raise
 
     def _namespace(self) -> NamespaceSpec:
-        # Made at its first use: LMCache chooses the start of its hashes after it made its connectors.
+        # Made at its first use: LMCache chooses the seed of its hashes after it has made its connectors.
         with self._spec_once:
             if self._spec is None:
                 shapes = [tuple(shape) for shape in self.meta_shapes]

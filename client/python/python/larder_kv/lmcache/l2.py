@@ -103,7 +103,7 @@ class LarderL2Adapter(L2AdapterInterface):
             return self._found.pop(task_id, None)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
-        """Nothing is locked."""
+        """Does nothing: no object is locked."""
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2TaskId:
         """Begins to load objects."""
@@ -122,7 +122,7 @@ class LarderL2Adapter(L2AdapterInterface):
             return self._loaded.pop(task_id, None)
 
     def report_status(self) -> dict[str, Any]:
-        """For LMCache's status page. An absent node causes misses, and a restart of the server would not help."""
+        """The status for LMCache's status page. An absent node causes only misses, and a restart of the server would not help."""
         return {
             "type": type(self).__name__,
             "is_healthy": True,
@@ -176,7 +176,7 @@ class LarderL2Adapter(L2AdapterInterface):
         self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]
     ) -> Callable[[NamespaceSpec, Sequence[int]], list[bool]]:
         def load(spec: NamespaceSpec, numbers: Sequence[int]) -> list[bool]:
-            # A missing object must not hide the objects behind it.
+            # A missing object must not hide the objects after it.
             wanted = [digest_of(keys[number]) for number in numbers]
             there = [place for place, is_there in enumerate(self._keyed.exists(spec, wanted)) if is_there]
             buffers = Buffers([objects[numbers[place]].byte_array for place in there])
@@ -191,7 +191,7 @@ class LarderL2Adapter(L2AdapterInterface):
         kinds: Sequence[tuple[str, int] | None],
         call: Callable[[NamespaceSpec, Sequence[int]], list[bool]],
     ) -> list[bool]:
-        """Calls once for each kind among the named objects, and puts the answers in order."""
+        """Calls once for each kind of the named objects, and returns the answers in the order of the objects."""
         groups: dict[NamespaceSpec, list[int]] = {}
         for number, (key, kind) in enumerate(zip(keys, kinds, strict=True)):
             if (spec := self._namespace(key, kind)) is not None:
@@ -228,7 +228,7 @@ def digest_of(key: ObjectKey) -> bytes:
 
 def kind_of(one: MemoryObj) -> tuple[str, int]:
     """The kind of an object: its shapes and data types, and their number of bytes."""
-    # Objects of one part have no lists.
+    # Metadata of objects with one part have no lists.
     shapes = getattr(one.metadata, "shapes", None) or [one.get_shape()]
     return kind(shapes, getattr(one.metadata, "dtypes", None) or [one.get_dtype()])
 

@@ -20,7 +20,7 @@ Of a name with several addresses, each is an engine; the addresses are looked up
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs it, and returns the exit code: 0 after a signal, 1 if it could not serve, 2 for wrong arguments."""
+    """Runs the router, and returns the exit code: 0 after a signal, 1 if it could not serve, 2 for wrong arguments."""
     parser = make_parser()
     given = parser.parse_args(arguments)
     try:
@@ -168,7 +168,7 @@ def roles(given: argparse.Namespace) -> list[tuple[Role, list[str]]]:
 
 
 def source(role: Role, text: str) -> Source:
-    """An engine, or several, of `[NODE=]URL`."""
+    """Parses `[NODE=]URL`: an engine, or several."""
     found = re.fullmatch(r"(?:([^=/]+)=)?(https?://.+)", text)
     url = urlsplit(found[2]) if found else None
     if not found or url is None or not url.hostname or url.path.strip("/") or url.query:
@@ -177,7 +177,7 @@ def source(role: Role, text: str) -> Source:
 
 
 def address(name: str, text: str) -> tuple[str, int]:
-    """HOST:PORT."""
+    """Parses HOST:PORT."""
     found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:]+):([0-9]{1,5})", text)
     if not found or int(found[2]) > 65_535:
         raise ValueError(f"{name} {text!r} is no HOST:PORT")
@@ -185,14 +185,14 @@ def address(name: str, text: str) -> tuple[str, int]:
 
 
 def seconds(text: str) -> float:
-    """A time above 0."""
+    """Parses a time above 0."""
     if not 0 < float(text) <= 86_400:
         raise ValueError
     return float(text)
 
 
 def whole(least: int):  # type: ignore[no-untyped-def]
-    """A reader of whole numbers from `least` on."""
+    """Makes a parser of whole numbers from `least` on."""
 
     def read_whole(text: str) -> int:
         if int(text) < least:

@@ -16,13 +16,13 @@ from larder_kv.router.metrics import Metrics
 logger = logging.getLogger("larder.router")
 
 DEADLINE_SECONDS = 0.5
-"""Time limit of a question; after that the load alone decides."""
+"""Time limit of a question; after it, only the load decides."""
 PAUSE_SECONDS = 2.0
 """Pause before a coordinator that did not answer is asked again."""
 REFRESH_SECONDS, REFRESH_EMPTY_SECONDS, KEPT_SECONDS = 10.0, 1.0, 300.0
 NODES_AT_ONCE, MOST_NAMESPACES = 8, 8
 MOVED = 10
-"""Tokens to move that cost as much as one to compute."""
+"""Moving this many tokens costs as much as computing one."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Costs:
         return self.tokens - self.cached + self.cached // MOVED
 
     def of_decode(self) -> dict[str, int]:
-        """The cost at each node when another has computed the prompt: the tokens to move."""
+        """The cost at each node if another node has computed the prompt: the tokens to move."""
         return {node: (self.tokens - held) // MOVED for node, held in self.held.items()}
 
 
@@ -56,19 +56,19 @@ class Costing:
         self._coordinators = [one if "://" in one else f"http://{one}" for one in coordinators]
         self._tenant, self._session, self._metrics = tenant, session, metrics
         self._paused_until = 0.0
-        # Namespaces by fingerprint, each with the time at which a node had it last.
+        # Namespaces by fingerprint, each with the last time at which a node had it.
         self._namespaces: dict[str, tuple[float, dict[str, Any]]] = {}
         self._turn = 0
         self._refreshing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Learns the namespaces, and goes on doing so."""
+        """Learns the namespaces, and keeps learning them."""
         with suppress(aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
             await self.refresh()
         self._refreshing = asyncio.create_task(self._refresh_again())
 
     async def close(self) -> None:
-        """Ends that."""
+        """Stops learning."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
@@ -119,7 +119,7 @@ class Costing:
                     answer.raise_for_status()
                     return await answer.json(content_type=None)
             except (aiohttp.ClientError, OSError):
-                # The next one is asked first from now on.
+                # From now on, the next coordinator is asked first.
                 self._coordinators = self._coordinators[1:] + self._coordinators[:1]
                 if last == 0:
                     raise
@@ -135,7 +135,7 @@ class Costing:
                 logger.warning("the namespaces are unknown: %r", error)
 
     async def refresh(self) -> None:
-        """Asks some nodes, others each time, for their namespaces."""
+        """Asks some nodes for their namespaces, other nodes each time."""
         async with asyncio.timeout(REFRESH_SECONDS):
             nodes = [one["http"] for one in (await self._coordinator("GET", "/status"))["nodes"]]
             first = self._turn % len(nodes) if nodes else 0
@@ -144,7 +144,7 @@ class Costing:
             told = await asyncio.gather(*map(self._namespaces_of, nodes), return_exceptions=True)
         for one in told:
             for namespace in one if isinstance(one, list) else []:
-                # Prompts in namespaces of other engines cannot be hashed from tokens.
+                # The prompts of other engines' namespaces cannot be hashed from tokens.
                 if namespace["tenant"] == self._tenant and namespace["hash"]:
                     self._namespaces[namespace["fingerprint"]] = (time.monotonic(), namespace)
         kept = sorted(self._namespaces.items(), key=lambda one: -one[1][0])

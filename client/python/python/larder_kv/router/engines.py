@@ -21,21 +21,21 @@ logger = logging.getLogger("larder.router")
 Role = Literal["both", "prefill", "decode"]
 
 OPEN_TOKENS = 100
-"""What a request that generates weighs, in tokens of prefill."""
+"""The cost of a request that generates, in tokens of prefill."""
 FAILURES = 2
 """Checks that must fail before an engine counts as gone."""
 LEARN_SECONDS = 15.0
-"""How often an engine whose node is unknown is asked for it."""
+"""How often an engine is asked for its node, if the node is unknown."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Engines as the command line names them: one, or all that a name resolves to."""
+    """Engines as the command line names them: one engine, or all engines of a name."""
 
     role: Role
     url: str
     node: str | None = None
-    """The node that it uses. An engine says so itself where this is not given."""
+    """The node that the engine uses. If not given, the engine is asked."""
 
 
 @dataclass(eq=False)
@@ -45,25 +45,25 @@ class Engine:
     url: str
     source: Source
     name: str | None = None
-    """The name in its certificate, if it is not that of the URL."""
+    """The name in the engine's certificate, if it differs from the URL's."""
     node: str | None = None
     device: int = 0
     adapters: dict[str, str] = field(default_factory=dict)
-    """Paths of its LoRA adapters, by name."""
+    """Paths of the engine's LoRA adapters, by name."""
     model: str | None = None
     is_up: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while it is not up."""
+    """Set while the engine is not up."""
     failures: int = 0
     open: int = 0
-    """Requests that it has."""
+    """Number of its open requests."""
     backlog: int = 0
-    """What they cost, in tokens of prefill."""
+    """The cost of its open requests, in tokens of prefill."""
     learn_at: float = 0.0
 
     @contextmanager
     def working(self, tokens: int) -> Iterator["Work"]:
-        """Counts a request of that cost."""
+        """Counts a request of this cost while it runs."""
         work = Work(self, tokens)
         try:
             yield work
@@ -72,7 +72,7 @@ class Engine:
 
 
 class Work:
-    """One request at an engine: its weight is its prompt's cost, and while it generates, `OPEN_TOKENS`."""
+    """One request at an engine. It counts with its prompt's cost, and with `OPEN_TOKENS` while it generates."""
 
     def __init__(self, engine: Engine, tokens: int) -> None:
         self._engine, self._tokens = engine, tokens + OPEN_TOKENS
@@ -80,18 +80,18 @@ class Work:
         engine.backlog += self._tokens
 
     def generates(self) -> None:
-        """The prompt is computed."""
+        """Notes that the prompt is computed."""
         self._engine.backlog -= self._tokens - OPEN_TOKENS
         self._tokens = OPEN_TOKENS
 
     def end(self) -> None:
-        """The request has ended."""
+        """Notes that the request has ended."""
         self._engine.open -= 1
         self._engine.backlog -= self._tokens
 
 
 class Fleet:
-    """Every engine; checks each again and again."""
+    """All engines; checks each again and again."""
 
     def __init__(
         self,
@@ -144,11 +144,11 @@ class Fleet:
         return sorted(weighed, key=lambda one: one[0].backlog + one[1])
 
     def failed(self, engine: Engine) -> None:
-        """An engine could not be reached: it gets no requests until a check succeeds."""
+        """Notes that an engine could not be reached: it gets no requests until a check succeeds."""
         self._set_up(engine, False)
 
     def forget_node(self, engine: Engine) -> None:
-        """The cluster does not know the engine's node: it has a new name."""
+        """Forgets an engine's node, as the cluster does not know it: the node has a new name."""
         if engine.source.node is None:
             engine.node = None
 
@@ -165,7 +165,7 @@ class Fleet:
                 urls = await addresses(source)
             except OSError as error:
                 logger.warning("%s: %s", source.url, error)
-                # What it was stays.
+                # The known engines of this name stay.
                 found |= {key: one for key, one in self._engines.items() if one.source == source}
                 continue
             for url in urls:
@@ -207,7 +207,7 @@ class Fleet:
                     await self._learn(engine)
 
     async def _learn(self, engine: Engine) -> None:
-        """Asks for an engine's models, and with one token for the node that it uses."""
+        """Asks an engine for its models, and, with a request of one token, for the node that it uses."""
         async with self._session.get(engine.url + "/v1/models", **self.ssl(engine)) as answer:
             models = (await answer.json())["data"]
         engine.model = models[0]["id"]

@@ -1,4 +1,4 @@
-"""The router's figures for Prometheus."""
+"""The router's metrics for Prometheus."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -6,7 +6,7 @@ FIRST_BYTE_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 
 
 
 class Metrics:
-    """One router's."""
+    """The metrics of one router."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -62,5 +62,5 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -15,7 +15,7 @@ from larder_kv.router.metrics import Metrics
 T = TypeVar("T")
 
 BUSY = (429, 502, 503, 504)
-"""The statuses of an engine that has no room now, or lacks its own parts."""
+"""The statuses of an engine that has no room now, or lacks a part of itself."""
 OF_ONE_CONNECTION = (
     *("connection", "content-length", "host", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
     *("transfer-encoding", "upgrade", "expect"),
@@ -26,7 +26,7 @@ ERROR_BYTES = 65_536
 
 
 class TryAnotherError(Exception):
-    """This engine does not serve the request, and the client has got nothing of its answer yet."""
+    """This engine does not serve the request. The client has not received any part of its answer yet."""
 
     def __init__(self, why: str, answer: web.Response | None = None) -> None:
         super().__init__(why)
@@ -43,7 +43,7 @@ class Begun:
     first: bytes
 
     def close(self) -> None:
-        """Breaks it off; an engine that still generates stops."""
+        """Breaks the answer off; an engine that still generates stops."""
         self.answer.close()
 
 
@@ -111,7 +111,7 @@ class Relay:
                 request.transport.abort()
             return said
         finally:
-            # An answer that has been read whole has given its connection back before this.
+            # An answer that was read completely has given its connection back before this.
             begun.close()
         self._metrics.requests.labels("answered").inc()
         return said
@@ -130,7 +130,7 @@ class Relay:
             raise
 
     async def _while_up(self, engine: Engine, awaited: Awaitable[T]) -> T:
-        """Awaits it as long as the engine's checks succeed; an engine that hangs would keep the request otherwise."""
+        """Awaits a result as long as the engine's checks succeed: an engine that hangs must not keep the request."""
         if not engine.is_up:
             return await awaited
         task = asyncio.ensure_future(awaited)
@@ -146,11 +146,11 @@ class Relay:
 
 
 class CutError(Exception):
-    """An engine's answer has ended before its end."""
+    """An engine's answer was cut off."""
 
 
 async def next_part(answer: aiohttp.ClientResponse) -> bytes:
-    """The next part; empty at the end."""
+    """The next part of an answer; empty at the end."""
     try:
         return await answer.content.readany()
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -158,7 +158,7 @@ async def next_part(answer: aiohttp.ClientResponse) -> bytes:
 
 
 async def whole(begun: Begun) -> web.Response | None:
-    """A short answer, such as an error's; None if it does not come."""
+    """Reads a short answer, such as an error's; None if it does not come."""
     try:
         text = begun.first + await begun.answer.content.read(ERROR_BYTES)
     except (aiohttp.ClientError, TimeoutError, OSError):

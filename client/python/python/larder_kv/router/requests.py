@@ -1,4 +1,4 @@
-"""The content of a request, and the requests for prefill and decode that are made from it. Pure."""
+"""The content of a request, and the requests for prefill and decode made from it. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ NOT_FOR_PREFILL = (
 )
 """Fields that change the generated tokens, never the prompt."""
 HAND_OVER = ("do_remote_decode", "do_remote_prefill", "remote_attempt", "remote_device", "remote_node")
-"""Keys of `kv_transfer_params` that the router sets: a client's own would name any node."""
+"""Keys of `kv_transfer_params` that the router sets: a client's own values could name any node."""
 
 
 class WrongRequestError(ValueError):
-    """No engine could answer; the message says why."""
+    """No engine could answer this request; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Asked:
 
     @classmethod
     def parse(cls, path: str, body: bytes) -> "Asked":
-        """Raises `WrongRequestError` if the body is no JSON object."""
+        """Parses a request. Raises `WrongRequestError` if the body is no JSON object."""
         try:
             found = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -76,12 +76,12 @@ class Asked:
         return {key: self.body[key] for key in keys if key in self.body}
 
     def may_be_handed_over(self) -> bool:
-        """Whether one engine may compute its prompt for another."""
+        """Whether one engine may compute this prompt for another."""
         has_one_prompt = self.tokens() is not None or isinstance(self.body.get("prompt"), str) or "messages" in self.body
         return self.path in GENERATING and has_one_prompt and not self.body.get("use_beam_search")
 
     def for_prefill(self, attempt: int) -> dict[str, Any]:
-        """The request that computes the prompt, and one token."""
+        """The request that makes an engine compute the prompt, and one token."""
         body = self._with_params({"do_remote_decode": True, "remote_attempt": attempt})
         body = {key: value for key, value in body.items() if key not in NOT_FOR_PREFILL}
         if self.path == "/inference/v1/generate":
@@ -110,7 +110,7 @@ def text(value: object) -> str | None:
 
 
 def only_text(messages: object) -> bool:
-    """Whether messages have no images or other media: their tokens do not name these."""
+    """Whether messages are text only. The tokens of images or other media do not identify them."""
     if not isinstance(messages, list):
         return False
     for message in messages:

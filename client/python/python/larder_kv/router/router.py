@@ -20,7 +20,7 @@ from larder_kv.router.requests import GENERATING, Asked, WrongRequestError
 logger = logging.getLogger("larder.router")
 
 MOST_TRIES = 3
-"""Engines of a kind that get one request, at most: a request that kills engines does not kill all of them."""
+"""The most engines of a kind that get one request: a request that kills engines does not kill all of them."""
 UNKNOWN_TOKENS = 1_000
 """The cost of a request without an answer about cached tokens."""
 TOKENIZE_SECONDS = 0.5
@@ -29,7 +29,7 @@ HandOver = Literal["in-turn", "at-once"]
 
 
 class Router:
-    """Answers requests by the engines of a fleet."""
+    """Answers requests with the engines of a fleet."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Router:
         self._has_prefill = fleet.has("prefill")
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """A request's answer."""
+        """Answers a request."""
         if self._open >= self._most_requests:
             return self._refuse(503, f"the router has {self._most_requests} requests already", {"retry-after": "1"})
         self._open += 1
@@ -94,7 +94,7 @@ class Router:
             body = asked.body if asked else None
             order = self._fleet.choose(("both", "decode"), {}, 0)
             return await self._first_that_answers(request.method, request.path, headers, body, order, working)
-        # The body is another one from here on.
+        # From here on the body is a different one.
         headers = {name: value for name, value in headers.items() if name.lower() != "content-encoding"}
         costs = await self._costs(asked, headers.get("traceparent"))
         self._metrics.routed.labels("cache" if costs else "load").inc()
@@ -112,10 +112,10 @@ class Router:
     async def _hand(
         self, asked: Asked, headers: Mapping[str, str], costs: Costs | None, working: contextlib.ExitStack
     ) -> Begun:
-        """Lets one engine compute the prompt for another; if none does, the other engine computes it itself."""
+        """Makes one engine compute the prompt for another; if no engine does, the other engine computes the prompt itself."""
         body: Mapping[str, Any] = asked.body
         prefills = islice(self._order(("prefill",), costs), MOST_TRIES)
-        # Engines that wait for a failed prefill: their node waits for a moment more, for others too.
+        # Engines that wait for a failed prefill: their node waits a moment longer, for other requests too.
         waiting: list[Engine] = []
         for attempt, (engine, tokens) in enumerate(prefills):
             try:
@@ -144,9 +144,9 @@ class Router:
         working: contextlib.ExitStack,
         waiting: list[Engine],
     ) -> Begun:
-        """Prefill and decode at the same time; `chosen` is the prefill's engine and the prompt's cost there. Raises
-        `TryAnotherError` if the prefill fails before decode's first byte: decode is broken off, as it would wait for that node.
-        Engines that were asked to decode join those that are `waiting`."""
+        """Runs prefill and decode at the same time; `chosen` is the prefill's engine and the prompt's cost there. Raises
+        `TryAnotherError` if the prefill fails before decode's first byte: decode is broken off, as it would wait for the
+        prefill's node. Engines that were asked to decode join those that are `waiting`."""
         prefill, tokens = chosen
         told = {
             "do_remote_prefill": True,
@@ -195,7 +195,7 @@ class Router:
         working: contextlib.ExitStack,
         tried: list[Engine] | None = None,
     ) -> Begun:
-        """Tries engines in this order, and adds them to `tried`. Raises the last one's `TryAnotherError`."""
+        """Tries engines in this order, and adds them to `tried`. Raises the `TryAnotherError` of the last one."""
         last: TryAnotherError | None = None
         for engine, tokens in islice(order, MOST_TRIES):
             if tried is not None:
@@ -257,7 +257,7 @@ class Router:
         return None
 
     def _lora(self, model: str | None) -> Mapping[str, str] | None:
-        """The adapter of that name, if it is one."""
+        """The adapter of that name; None if there is none."""
         for engine in self._fleet.up("both", "prefill", "decode"):
             if model in engine.adapters:
                 return {"name": model or "", "path": engine.adapters[model or ""]}

@@ -23,7 +23,7 @@ from larder_kv.router.router import HandOver, Router
 logger = logging.getLogger("larder.router")
 
 CERTIFICATE_SECONDS = 10.0
-"""How often the certificate's files are looked at."""
+"""How often the certificate's files are checked."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ async def serve(options: Options, ready: Callable[[str, str | None], None]) -> N
         metrics = Metrics()
         connect = aiohttp.ClientTimeout(total=None, sock_connect=options.connect_seconds, sock_read=options.idle_seconds)
         control = await parts.enter_async_context(aiohttp.ClientSession(timeout=connect, trust_env=False))
-        # A connection for each request: an engine may close an idle one just when a request goes out.
+        # A connection of its own for each request: an engine may close an idle connection just when a request goes out.
         data = aiohttp.ClientSession(
             timeout=connect,
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
@@ -107,7 +107,7 @@ async def serve(options: Options, ready: Callable[[str, str | None], None]) -> N
 
 
 async def serve_clients(options: Options, router: Router, parts: AsyncExitStack) -> web.AppRunner:
-    """The server for clients; only the paths of inference are there."""
+    """Makes the server for clients; it has only the paths of inference."""
     app = web.Application(client_max_size=options.most_body_bytes)
     for path in (*GENERATING, *OTHERS, *options.allow):
         app.router.add_post(path, router.answer)
@@ -136,7 +136,7 @@ async def serve_clients(options: Options, router: Router, parts: AsyncExitStack)
 async def serve_status(
     options: Options, fleet: Fleet, metrics: Metrics, ending: asyncio.Event, parts: AsyncExitStack
 ) -> str | None:
-    """The server for probes and Prometheus; its URL."""
+    """Starts the server for probes and Prometheus; returns its URL."""
     if options.status_listen is None:
         return None
 
@@ -180,7 +180,7 @@ async def reload_certificate(context: ssl.SSLContext, certificate: Path, key: Pa
 
 
 def modified(path: Path) -> float:
-    """When a file was written last; 0 while it is away."""
+    """The time at which a file was last written; 0 while the file is missing."""
     try:
         return os.stat(path).st_mtime
     except OSError:

@@ -25,7 +25,7 @@ def read(config: Any, page_tokens: int, settings: NodeSettings) -> Facts:
     arguments = server_arguments()
     details = {name: getattr(arguments, name, None) for name in OF_ENGINE}
     for name in ("model_path", "speculative_draft_model_path"):
-        # Where the files say nothing, they are told apart by `model_revision`, and else refused.
+        # If the files do not identify the weights, `model_revision` must tell the models apart; without it they are refused.
         if details[name] and not settings.model_revision and Path(str(details[name])).is_dir():
             details[f"{name} weights"] = weights_digest(Path(str(details[name])))
     return Facts(

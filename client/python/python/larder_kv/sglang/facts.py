@@ -1,10 +1,10 @@
-"""The facts that decide whether two engines' pages are interchangeable, and the namespaces made of them.
+"""The facts that decide whether two engines' pages are interchangeable, and the namespaces made from them.
 
-A page's hash names its whole prefix, so a hit needs no order, and SGLang does not say reliably where in its prompt a page
-stands: the `prefix_keys` of a prefetch lack the pages of the node that it continues. So the namespaces are flat. Host
-pools besides the KV have namespaces of their own, since SGLang saves them at other times and of other pages. Each rank
-has namespaces of its own too, as ranks may be on several hosts; SGLang takes the shortest of their prefixes. Ranks with
-equal bytes (latent attention) share one, which the first rank fills.
+The namespaces are flat. A page's hash names its whole prefix, so a hit needs no order; and SGLang does not say reliably where in
+its prompt a page stands: the `prefix_keys` of a prefetch lack the pages of the node that it continues. Host pools besides the KV
+have namespaces of their own, since SGLang saves them at other times and for other pages. Each rank has namespaces of its own too,
+as ranks may be on several hosts; SGLang takes the shortest of their prefixes. Ranks with equal bytes (latent attention) share a
+namespace, which the first rank fills.
 """
 
 import hashlib
@@ -51,11 +51,11 @@ class Facts:
     def namespace(self, pool: PoolFacts) -> NamespaceSpec:
         """The namespace of one pool of this rank.
 
-        It is flat. A page's hash names its whole prefix, so order adds nothing to a hit; and of SGLang's `prefix_keys` some are
-        missing (of a prefetch those of the node that it goes on from), so that pages would be given wrong places.
+        It is flat. A page's hash names its whole prefix, so order adds nothing to a hit; and some of SGLang's `prefix_keys` are
+        missing (for a prefetch, those of the node that it continues), so pages would get wrong places.
 
-        Each rank has namespaces of its own: SGLang takes the shortest of its ranks' prefixes, and ranks on several hosts are
-        each served by their own node.
+        Each rank has namespaces of its own: SGLang takes the shortest of its ranks' prefixes, and ranks on several hosts are each
+        served by their own node.
         """
         details = json.dumps(self.details, sort_keys=True, default=str)
         digest = hashlib.sha256(details.encode()).hexdigest()[:32]

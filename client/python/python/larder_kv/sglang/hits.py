@@ -14,13 +14,13 @@ class PoolPages:
     name: str
     policy: Policy
     has: Sequence[bool]
-    """By page of the prompt."""
+    """For each page of the prompt, whether the pool has it."""
     trailing: int = 1
     """`trailing_pages`: number of pages at a prefix's end that the pool needs."""
     block_pages: int = 0
-    """`block_groups`: pages of the prompt that one group stands for."""
+    """`block_groups`: pages of the prompt for which one group stands."""
     group_pages: int = 0
-    """`block_groups`: pages of one group, the first of its block."""
+    """`block_groups`: pages of one group; they are the first pages of its block."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Hits:
     pages: int
     """The longest prefix that every pool can restore."""
     of_pool: dict[str, int]
-    """By pool, the KV among them, the longest prefix that it can restore by itself; pools with none are left out."""
+    """By pool, including the KV, the longest prefix that the pool can restore by itself; pools without one are left out."""
     restorable: list[int]
     """All lengths of prefixes that every pool can restore, ascending."""
 
@@ -41,7 +41,7 @@ def fold(kv_pages: int, pools: Sequence[PoolPages]) -> Hits:
     restorable = list(range(1, kv_pages + 1))
     for pool in pools:
         if pool.policy == "block_groups":
-            # Another form of the same pages: it says how far it goes and cuts nothing.
+            # This pool has another form of the same pages: it has a longest prefix of its own, and cuts no other.
             own = [leading_blocks(pool, kv_pages)]
         else:
             own = RESTORABLE[pool.policy](pool, kv_pages)
@@ -53,12 +53,12 @@ def fold(kv_pages: int, pools: Sequence[PoolPages]) -> Hits:
 
 
 def leading(has: Sequence[bool]) -> int:
-    """Number of present pages from the first on."""
+    """Number of pages that are there, from the first on."""
     return next((number for number, is_there in enumerate(has) if not is_there), len(has))
 
 
 def leading_blocks(pool: PoolPages, pages: int) -> int:
-    """Pages that the leading whole groups stand for."""
+    """Pages for which the leading whole groups stand."""
     covered = 0
     while pool.block_pages > 0 and covered + pool.block_pages <= pages:
         if not all(pool.has[covered : covered + pool.group_pages]):
@@ -68,12 +68,12 @@ def leading_blocks(pool: PoolPages, pages: int) -> int:
 
 
 def everywhere(pool: PoolPages, pages: int) -> list[int]:
-    """Prefixes whose pages the pool has all."""
+    """Prefixes of which the pool has all pages."""
     return list(range(1, leading(pool.has[:pages]) + 1))
 
 
 def at_the_end(pool: PoolPages, pages: int) -> list[int]:
-    """Prefixes whose last pages the pool has, or all pages of a shorter prefix."""
+    """Prefixes of which the pool has the last pages, or all pages of a shorter prefix."""
     found, run = [], 0
     for end in range(1, pages + 1):
         run = run + 1 if pool.has[end - 1] else 0

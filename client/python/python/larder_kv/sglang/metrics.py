@@ -9,7 +9,7 @@ from typing import Any
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
 KEPT = 1_024
-"""Limit of measurements that wait for SGLang to take them; further ones are left out."""
+"""The most measurements that wait for SGLang to take them; further measurements are left out."""
 
 
 class Transfers:
@@ -21,7 +21,7 @@ class Transfers:
 
     @contextmanager
     def measured(self, pages: str, bandwidth: str, page_bytes: int) -> Iterator[list[int]]:
-        """Measures one; the block appends the pages that it moved."""
+        """Measures one transfer; the `with` block appends the pages that it moved."""
         start = time.perf_counter()
         moved: list[int] = []
         yield moved
@@ -33,7 +33,7 @@ class Transfers:
                 getattr(self._taken, bandwidth).append(moved[0] * page_bytes / seconds / 1e9)
 
     def take(self) -> StorageMetrics:
-        """Hands over the measurements since the last call."""
+        """Returns the measurements since the last call."""
         with self._lock:
             taken, self._taken = self._taken, StorageMetrics()
         return taken

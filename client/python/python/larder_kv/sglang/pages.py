@@ -1,4 +1,4 @@
-"""The pages that a call of SGLang's names, as pieces of host memory."""
+"""The pages that a call of SGLang names, as pieces of host memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Pages:
         self.memory.load(lease, self.addresses[part], self.sizes[part])
 
     def write(self, staged: Sequence[larder_kv.StagedChunk], numbers: Sequence[int]) -> None:
-        """Copies pages to staged chunks, one each."""
+        """Copies pages to staged chunks, one page to each."""
         pieces = [number * self.pieces + piece for number in numbers for piece in range(self.pieces)]
         addresses = [self.addresses[piece] for piece in pieces]
         self.memory.save(staged, addresses, [self.sizes[piece] for piece in pieces])

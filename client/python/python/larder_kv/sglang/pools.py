@@ -73,7 +73,7 @@ def buffers(pool: Any) -> Iterator[torch.Tensor]:
         try:
             candidates += pool.get_hybrid_pool_buffer()
         except (AttributeError, NotImplementedError, TypeError):
-            # It is made for pools beside the KV: those whose KV buffer says all do not have it.
+            # SGLang makes this buffer for pools besides the KV. Pools whose `kv_buffer` has all pages lack it.
             pass
     for candidate in candidates:
         if isinstance(candidate, torch.Tensor):

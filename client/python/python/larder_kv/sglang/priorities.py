@@ -1,7 +1,7 @@
-"""SGLang's priorities of requests, as those of the pages that it saves.
+"""Turns SGLang's priorities of requests into priorities of the pages that it saves.
 
-SGLang tells a storage nothing about requests. Its tree of prefixes hears each request's priority, and a hook there (SGLang's own
-registry of hooks) notes it under the hashes of the prompt's pages, before SGLang saves them.
+SGLang tells a storage nothing about requests. Its tree of prefixes knows each request's priority. A hook there (SGLang's own
+registry of hooks) notes the priority under the hashes of the prompt's pages, before SGLang saves the pages.
 """
 
 import logging
@@ -26,7 +26,7 @@ class Priorities:
         self._known: OrderedDict[str, int] = OrderedDict()
 
     def note(self, keys: Sequence[str], priority: int) -> None:
-        """A request with this priority has these pages."""
+        """Notes that a request with this priority has these pages."""
         clamped = min(max(priority, -128), 127)
         with self._lock:
             for key in keys:
@@ -45,7 +45,7 @@ _is_hooked = False
 
 
 def hear(storage: Any) -> Priorities:
-    """The priorities that a storage's cache hears of from now on."""
+    """The priorities of the requests that a storage's cache gets from now on."""
     _heard[storage] = priorities = Priorities()
     _hook()
     return priorities
@@ -61,7 +61,7 @@ def inserted(result: Any, cache: Any, params: Any) -> None:
             tree = cache.tree_core
             priorities.note([*tree.get_prefix_hash_values(node), *tree.get_hash_values(node)], int(priority))
     except Exception:
-        # Said once: the next insertion would fail as well.
+        # Logged once: the next insertion would fail as well.
         _heard.clear()
         logger.warning("the priorities of requests are not used from now on", exc_info=True)
 

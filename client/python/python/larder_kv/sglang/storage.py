@@ -1,4 +1,4 @@
-"""The storage that SGLang loads: its calls on host pools and page hashes, as calls on keys of a Larder node."""
+"""The storage that SGLang loads: turns its calls on host pools and page hashes into calls on keys of a Larder node."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ logger = logging.getLogger("sglang.larder")
 
 KV, MAMBA = "kv", "mamba"
 NAMESPACES = 16
-"""Limit of one session."""
+"""The most namespaces of one session."""
 
 
 class LarderStorage(HiCacheStorage):
@@ -67,7 +67,7 @@ class LarderStorage(HiCacheStorage):
         name = str(host_pool_name)
         if name == KV:
             return
-        # Where all ranks have the same KV, SGLang has the first one save, and all of them only the recurrent state.
+        # If all ranks have the same KV, SGLang has the first rank save it, and all ranks save only the recurrent state.
         is_replicated = self._config.is_mla_model and name != MAMBA
         if is_replicated and self._config.tp_size > 1 and "MHA" in type(host_pool).__name__:
             raise UnsupportedError(
@@ -95,7 +95,7 @@ class LarderStorage(HiCacheStorage):
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
-        """Loads pages into the host pool, up to the first that does not come."""
+        """Loads pages into the host pool, up to the first page that does not come."""
         return self._load(KV, keys, host_indices)
 
     def batch_set_v1(
@@ -107,13 +107,13 @@ class LarderStorage(HiCacheStorage):
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
-        """The same for pools besides the KV."""
+        """As `batch_get_v1`, for pools besides the KV."""
         return self._each(transfers, self._load)
 
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
-        """The same for pools besides the KV."""
+        """As `batch_set_v1`, for pools besides the KV."""
         return self._each(transfers, self._save)
 
     def exists(self, key: str) -> bool:
@@ -213,13 +213,13 @@ class LarderStorage(HiCacheStorage):
         results = {}
         for transfer in transfers:
             keys = transfer.keys or []
-            # SGLang counts what came by the names that it gave.
+            # SGLang counts the loaded pages by the names that it gave.
             results[transfer.name] = move(str(transfer.name), keys, transfer.host_indices) if keys else []
         return results
 
 
 def digests(keys: Sequence[str]) -> list[bytes]:
-    """Page hashes, of SGLang's 64 hexadecimal digits."""
+    """Page hashes as bytes, from SGLang's 64 hexadecimal digits."""
     return [bytes.fromhex(key) for key in keys]
 
 
@@ -227,6 +227,7 @@ OF_SGLANG = frozenset(
     "backend_name module_path class_name interface_v1 prefetch_threshold prefetch_timeout_base prefetch_timeout_per_ki_token "
     "hicache_storage_pass_prefix_keys file_storage_path".split()
 )
-"""What SGLang reads from the storage's configuration. Its cache takes some of it out; its decode engines' offloading does not."""
+"""The keys that SGLang reads from the storage's configuration. Its cache removes some of them; its decode engines' offloading
+does not."""
 LABELS = ("model_name", "tp_rank", "pp_rank")
 NEEDS_V1 = 'the storage copies pages in place: its configuration needs `"interface_v1": 1`'

@@ -1,7 +1,7 @@
 """For vLLM: the connector (`kv_connector="LarderConnector"`, `kv_connector_module_path="larder_kv.vllm"`), and a tier below
 vLLM's own offloading (`LarderTier`).
 
-Importing this package needs no vLLM; naming one of them does.
+Importing this package needs no vLLM; naming either class does.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The class that vLLM loads: it hands each call to the half that this process has."""
+"""The class that vLLM loads: it passes each call to the half that this process has."""
 
 import logging
 from collections.abc import Iterable

@@ -32,14 +32,14 @@ COUNTERS = {
 
 
 class Counts:
-    """Counters that threads add to, taken away by the engine at each step."""
+    """Counters that threads add to; the engine takes the counts at each step."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
 
     def add(self, name: str, more: int = 1) -> None:
-        """Counts; `name` is one of `COUNTERS`."""
+        """Adds to a counter; `name` is one of `COUNTERS`."""
         if name not in COUNTERS:
             raise KeyError(name)
         if more:
@@ -54,5 +54,5 @@ class Counts:
 
 
 def summed(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
-    """The sums of two takes."""
+    """The sums of two results of `take`."""
     return {name: first.get(name, 0) + second.get(name, 0) for name in first.keys() | second.keys()}

@@ -12,8 +12,8 @@ from larder_kv.vllm.published import Stored
 logger = logging.getLogger("vllm.larder")
 
 MOST_SAID = 65_536
-"""Limit of remembered chunks, which are not described again; a chunk that the node forgot is described again after it has left
-this memory."""
+"""The most chunks that are remembered and not described again. A chunk that the node has forgotten is described again once it is
+no longer remembered here."""
 
 
 class Describer:
@@ -30,7 +30,7 @@ class Describer:
         if node is None:
             return
         if node is not self._heard:
-            # A node that starts again knows nothing.
+            # A node that started again knows no descriptions.
             self._heard = node
             self._said.clear()
         new = [(place, name) for place, name in enumerate(names) if name not in self._said]
@@ -60,5 +60,5 @@ def described(chunk: Stored) -> larder_kv.DescribedChunk:
 
 
 def text_of(key: object) -> str:
-    """The text of a key that JSON cannot express: the digest of an embedding."""
+    """The text of a key that JSON cannot express: an embedding's digest."""
     return key.hex() if isinstance(key, bytes) else str(key)

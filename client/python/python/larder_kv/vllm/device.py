@@ -15,7 +15,7 @@ from larder_kv.vllm.memory import Mark, Pages, done
 
 
 class Device(Protocol):
-    """Describes allocations as memory, and marks the times from which they may be copied."""
+    """Describes allocations as memory, and makes marks after which they may be copied."""
 
     def pages(self, layers: Sequence[larder_kv.LayerPages], pages_per_chunk: int) -> Pages:
         """These layers; their regions are the allocations in order."""
@@ -55,7 +55,7 @@ class GpuDevice:
 
     def mark(self) -> Mark:
         """See `Device`."""
-        # A thread that waits for it sleeps: a step takes far too long to spin.
+        # A thread that waits for the event sleeps: a step takes far too long to spin.
         event = torch.cuda.Event(blocking=True)
         event.record()
         return event.synchronize  # type: ignore[no-any-return]

@@ -300,7 +300,7 @@ def details(
     """The facts that change KV bytes and have no field in a namespace."""
     model = config.model_config
     folder = Path(model.model)
-    # The source of the configuration, and its reader, change no number.
+    # The source of the configuration, and its reader, do not change the numbers.
     known = {key: value for key, value in model.hf_text_config.to_dict().items() if key not in ELSEWHERE}
     found: dict[str, object] = {
         "commit": getattr(model.hf_config, "_commit_hash", None),

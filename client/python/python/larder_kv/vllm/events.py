@@ -1,4 +1,4 @@
-"""The gained and lost chunks of the node on this host, for routers that follow them."""
+"""Follows the chunks that the node on this host gains and loses, for routers."""
 
 import http.client
 import json
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 logger = logging.getLogger("vllm.larder")
 
 MOST_WAITING = 100_000
-"""Events that wait for the engine to take them; beyond it all chunks are told again."""
+"""Events that wait for the engine to take them; beyond this limit all chunks are published again."""
 
 
 @dataclass(frozen=True)

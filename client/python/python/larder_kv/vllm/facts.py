@@ -1,4 +1,4 @@
-"""The facts that decide whether two engines' KV is interchangeable, and the namespace made of them."""
+"""The facts that decide whether two engines' KV is interchangeable, and the namespace made from them."""
 
 import hashlib
 import json
@@ -27,9 +27,9 @@ class Facts:
     page_bytes: int
     """Bytes of one block in one layer of one slice."""
     details: Mapping[str, object]
-    """Whatever else changes the numbers: the model's configuration, quantization, names of layers."""
+    """All other facts that change the numbers: the model's configuration, quantization, names of layers."""
     others: Sequence[Pool] = ()
-    """The pools of a hybrid model besides the first one, of which `layers` and `page_bytes` speak."""
+    """The pools of a hybrid model besides the first one, which `layers` and `page_bytes` describe."""
 
     def namespace(self) -> NamespaceSpec:
         """The namespace. Facts without a field are part of the revision, as a digest."""
@@ -47,7 +47,7 @@ class Facts:
             engine_block_tokens=self.block_tokens,
             tensor_parallel=self.ranks.tensor,
             pipeline_parallel=self.ranks.pipeline,
-            # Prefill-context parallelism alone changes no KV.
+            # Without decode-context parallelism, prefill-context parallelism changes no KV.
             context_parallel=self.ranks.decode_context,
             slices=self.ranks.slices,
             pools=[Pool(layers=self.layers, layer_bytes=self.page_bytes * pages), *self.others],

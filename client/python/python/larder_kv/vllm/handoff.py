@@ -33,7 +33,7 @@ def writer_of(params: Mapping[str, Any] | None) -> Writer | None:
 
 
 def attempt_of(params: Mapping[str, Any] | None) -> int | None:
-    """The attempt at a prefill for a decode elsewhere; None if the request is decoded here."""
+    """The attempt at a prefill for a decode on another engine; None if the request is decoded here."""
     return attempt_in(params) if params and params.get("do_remote_decode") else None
 
 
@@ -68,7 +68,7 @@ def report_of(asked: Mapping[str, Any] | None, node: Open | None) -> dict[str, A
 def follow_chunks(
     node: Open, hashes: Sequence[bytes], first_chunk: int, writer: Writer, patience: float
 ) -> larder_kv.Follow:
-    """Follows the chunks from `first_chunk` on. Chunks that are here already count as come."""
+    """Follows the chunks from `first_chunk` on. Chunks that are here already count as having come."""
     chain = node.namespace.chain(list(hashes)).part(first_chunk)
     return node.session.follow(
         node.namespace,
@@ -88,9 +88,9 @@ def hand_over_layer(
     copy: Callable[[larder_kv.StagedLayers, list[int]], bool],
     pool: int,
 ) -> bool:
-    """Hands over a pool's layer that the engine has computed. `pieces` are positions of chunks and their blocks, each piece as
-    large as the room allows. `copy` fills the room from the blocks; if it returns False, because the blocks may not be read any
-    more, this ends with False."""
+    """Hands over a layer of a pool that the engine has computed. `pieces` are positions of chunks and their blocks, each piece as
+    large as the room allows. `copy` fills the room from the blocks. If it returns False, because the blocks may no longer be
+    read, this function returns False too."""
     for positions, pages in pieces:
         staged = node.session.stage_layers(reservation, positions, layer, layer + 1, pool=pool)
         if not copy(staged, pages):

@@ -1,4 +1,4 @@
-"""vLLM's block hash `sha256_cbor`, computed independently: its own must agree before it is trusted as a key."""
+"""vLLM's block hash `sha256_cbor`, computed independently: vLLM's own hash must agree before it is trusted as a key."""
 
 import hashlib
 from collections.abc import Callable, Sequence

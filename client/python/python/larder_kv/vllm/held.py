@@ -22,7 +22,7 @@ class HeldBlocks:
 
     @property
     def null(self) -> int:
-        """The block that stands for a missing one."""
+        """The block that stands for a missing block."""
         return int(self._pool.null_block.block_id)
 
     def hold(self, blocks: Iterable[int]) -> int:

@@ -55,7 +55,7 @@ def payloads(envelope: Any) -> Iterable[Any]:
 
 
 def is_right(key: str, value: object) -> bool:
-    """Whether a hint is known, and its value of its type and range."""
+    """Whether a hint is known, and its value has the right type and range."""
     match key:
         case "priority":
             return type(value) is int and LEAST_PRIORITY <= value <= MOST_PRIORITY

@@ -19,7 +19,7 @@ logger = logging.getLogger("vllm.larder")
 
 MOST_TASKS, MOST_SESSIONS = 4_096, 4_096
 AGAIN_SECONDS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Pauses before further tries of a pin while chunks of the request are missing: they are saved behind the engine's steps."""
+"""Pauses before a pin is tried again while chunks of the request are missing: chunks are saved after the engine's steps."""
 AHEAD_SECONDS = 2.0
 """The prompt is brought near at least this long before the expected turn; a tenth of the time until then if that is longer."""
 NEAR_SECONDS = 10.0
@@ -53,7 +53,7 @@ class Turns:
 
 
 class Keeper:
-    """A thread that pins and brings, one task at a time; tasks beyond the limit are dropped and counted."""
+    """A thread that pins chunks and brings them near, one task at a time; tasks beyond the limit are dropped and counted."""
 
     def __init__(self, node: Node, counts: Counts) -> None:
         self._node, self._counts = node, counts
@@ -65,13 +65,13 @@ class Keeper:
         self._thread: threading.Thread | None = None
 
     def comes(self, hints: Hints) -> None:
-        """A request has come: plans for the return of its session are no longer needed."""
+        """Notes that a request has come: plans for the return of its session are no longer needed."""
         if hints.session is not None:
             with self._changed:
                 self._turns(hints.session).number += 1
 
     def ends(self, hints: Hints, hashes: list[bytes]) -> None:
-        """A request has ended; its chunks have these hashes from the first on."""
+        """Notes that a request has ended; `hashes` are those of its chunks from the first on."""
         if not hashes or not hints.is_for_the_end:
             return
         now = time.monotonic()
@@ -139,7 +139,7 @@ class Keeper:
             self._pin(node, task)
         elif not self._has_come_back(task):
             chain = node.namespace.chain(task.hashes)
-            # No prompt asks for it: it is counted apart from prompts.
+            # No request asks for this lookup: `preempted` counts it apart from requests.
             ticket = node.session.lookup_and_prefetch(node.namespace, chain, preempted=True)
             with node.session.collect(ticket, wait=NEAR_SECONDS) as lease:
                 self._counts.add("brought_chunks", lease.chunks)
@@ -166,7 +166,7 @@ class Keeper:
                 unpin(node, former[1])
 
     def _has_come_back(self, task: Task) -> bool:
-        """Whether the session's next turn was there already."""
+        """Whether the session's next turn has come already."""
         with self._changed:
             turns = self._sessions.get(task.session) if task.session is not None else None
             return turns is not None and turns.number != task.turn

@@ -43,7 +43,7 @@ def layer_pages(tensor: LayerTensor, layout: str | None, blocks: int, block_toke
     size = tensor.element_bytes
     run = dims["C"][0]
     runs: list[tuple[int, int]] = []
-    # From the inside out: a dimension that lies right behind the run extends it.
+    # From the inside out: a dimension that directly follows the run extends it.
     for name in (letter for letter in reversed(layout) if letter in "HN"):
         count, stride = dims[name]
         if not runs and stride == run:

@@ -11,7 +11,7 @@ Pages = larder_kv.PagedMemory | larder_kv.GpuPagedMemory
 """The layers of one pool, in host or GPU memory."""
 
 Mark = Callable[[], None]
-"""Waits until a device has done all orders from before the mark was made."""
+"""Waits until a device has done all orders that came before the mark."""
 
 
 def done() -> None:
@@ -36,13 +36,13 @@ class PoolMemory:
 
 @dataclass(frozen=True)
 class ChunkBlocks:
-    """A chunk that is saved, and where it stands in the engine's memory."""
+    """A chunk to save, and its blocks in the engine's memory."""
 
     staged: larder_kv.StagedChunk
     blocks: Sequence[list[int]]
     """Its blocks, by group."""
     pools: Sequence[int]
-    """The pools that are to be written of it."""
+    """The pools of the chunk that are to be written."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,16 @@ class Memory:
         self.layers = ends[-1]
         """Layers of all pools."""
         self.depth = max(pool.pages.layers for pool in pools)
-        """Layers of the pool that has the most."""
+        """The number of layers of the pool with the most layers."""
 
     @property
     def loads_in_order(self) -> bool:
-        """Whether `load` finishes a chunk before it begins the next: then all chunks before a damaged one are loaded."""
+        """Whether `load` finishes a chunk before it begins the next: then all chunks before a damaged chunk are loaded."""
         return len(self._pools) == 1 and self._pools[0].is_uniform
 
     @property
     def first(self) -> Pages:
-        """The first pool's pages: the only ones, if all layers of a model are alike."""
+        """The pages of the first pool, which is the only one if all layers of a model are alike."""
         return self._pools[0].pages
 
     def at_layer(self, layer: int) -> list[MemoryLayer]:
@@ -93,7 +93,7 @@ class Memory:
 
     @property
     def given(self) -> list[MemoryLayer]:
-        """Every layer, in the order of the hand-over: a step computes layers one after the other, and states at its end."""
+        """Every layer in the order of the hand-over: a step computes layers one after the other, and states at its end."""
         every = [one for layer in range(self.depth) for one in self.at_layer(layer)]
         return sorted(every, key=lambda one: self._pools[one.pool].is_state)
 
@@ -137,7 +137,7 @@ class Memory:
         return [number for number, pool in enumerate(self._pools) if all(blocks[group] for group in pool.groups)]
 
     def save(self, chunks: Sequence[ChunkBlocks]) -> None:
-        """Copies what is to be written of these chunks."""
+        """Copies the chunks' blocks that are to be written."""
         for number, pool in enumerate(self._pools):
             written = [chunk for chunk in chunks if number in chunk.pools]
             if not written:

@@ -15,27 +15,27 @@ class StepPlan(KVConnectorMetadata):
     step: int
     """Its number."""
     recovered: int
-    """The last step that was planned when the scheduler last heard of a failed load; -1 before that. Steps behind it know of
-    the failure."""
+    """The last step that had been planned when the scheduler last heard of a failed load; -1 before that. Later steps know of the
+    failure."""
     actor: int | None
-    """The number of the node's actor that the engine uses; None where the scheduler was not at the node yet."""
+    """The number of the node's actor that the engine uses; None if the scheduler has not reached the node yet."""
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     """Requests whose blocks are about to be overwritten."""
     is_idle: bool = False
-    """Whether the engine computes nothing in it."""
+    """Whether the engine computes nothing in this step."""
     finished: list[str] = field(default_factory=list)
-    """Requests whose blocks are freed when the workers say that they read them no more."""
+    """Requests whose blocks are freed when the workers report that they no longer read them."""
 
 
 @dataclass
 class SavesEnded(KVConnectorWorkerMetadata):
-    """Saves whose blocks are read no more, by number: how many of the ranks say so."""
+    """Saves whose blocks are no longer read, by number, with the number of ranks that report so."""
 
     ranks: Counter[int]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "SavesEnded":
-        """The reports of this and another rank together."""
+        """The reports of this rank and another together."""
         assert isinstance(other, SavesEnded)
         return SavesEnded(self.ranks + other.ranks)

@@ -1,4 +1,4 @@
-"""The connector's counters as vLLM's logs and Prometheus have them."""
+"""The connector's counters for vLLM's logs and Prometheus."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any

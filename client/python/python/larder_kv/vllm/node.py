@@ -1,4 +1,4 @@
-"""The connection to the node. The node may start later and stop at any time."""
+"""The connection to the node, which may start later and stop at any time."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -69,7 +69,7 @@ class Offload:
             self._submit(lambda: self._ask(asked))
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        """The known presence of these keys is out of date: they are asked for anew."""
+        """Forgets whether these keys are there: they are asked for anew."""
         with self._lock:
             for key in keys:
                 if self._known.get(key) is not None:
@@ -90,12 +90,12 @@ class Offload:
         return finished
 
     def has_jobs(self) -> bool:
-        """Whether something is under way, or has ended and was not told."""
+        """Whether a job is under way, or has ended and was not reported."""
         with self._lock:
             return bool(self._jobs or self._finished)
 
     def drain(self) -> None:
-        """Waits until nothing is under way: then nobody reads or writes rows."""
+        """Waits until no job is under way: then nobody reads or writes rows."""
         while True:
             with self._lock:
                 jobs = list(self._jobs)
@@ -128,7 +128,7 @@ class Offload:
                 found = {at for span in spans for at in range(span.start, span.end)}
             except larder_kv.LarderError as error:
                 self._heard(node, error)
-            # Whatever it is: the engine would ask for these keys for ever.
+            # Catches everything: otherwise the engine would ask for these keys for ever.
             except BaseException:
                 logger.exception("a lookup failed")
         with self._lock:
@@ -165,7 +165,7 @@ class Offload:
 
     def _store(self, node: Open, keys: Sequence[bytes], rows: Sequence[int]) -> list[bytes]:
         reservation = node.session.reserve(node.namespace, chain(node, keys))
-        # A window that is full of what waits for its commit would wait for itself.
+        # A window that is full of chunks that wait for their commit would wait for itself.
         at_once = max((node.session.window_bytes or UNBOUNDED_BYTES) // (2 * self._row_bytes), 1)
         positions = reservation.chunks
         for start in range(0, len(positions), at_once):
@@ -176,7 +176,7 @@ class Offload:
         return list(keys)
 
     def _load(self, node: Open, keys: Sequence[bytes], rows: Sequence[int]) -> list[bytes]:
-        """A lease ends at the first missing key; the keys behind it get another lease."""
+        """Loads keys. A lease ends at the first missing key; the keys after it get another lease."""
         loaded: list[bytes] = []
         start = 0
         while start < len(keys):
@@ -186,7 +186,7 @@ class Offload:
                     try:
                         lease.copy_block(position, self._row(rows[start + position]))
                     except larder_kv.DamagedError as error:
-                        # The others are of use without it.
+                        # The other chunks are of use without this one.
                         logger.warning("a chunk was not loaded: %s", error)
                         continue
                     loaded.append(keys[start + position])
@@ -202,5 +202,5 @@ class Offload:
 
 
 def chain(node: Open, keys: Sequence[bytes]) -> larder_kv.Chain:
-    """The node's keys for keys of any length."""
+    """The node's chain for keys of any length."""
     return node.namespace.chain([hashlib.sha256(key).digest() for key in keys])

@@ -21,9 +21,9 @@ class Shape:
 
     chunk_tokens: int
     block_tokens: int
-    """Tokens of one engine block; with several groups, of the first, which is attention."""
+    """Tokens of one engine block; with several groups, of a block of the first group, which is attention."""
     hash_tokens: int = 0
-    """Tokens that one of the engine's hashes stands for; 0: the tokens of a block."""
+    """Tokens for which one of the engine's hashes stands; 0: the tokens of a block."""
     number: int = 0
     """The first group's index among a request's lists of blocks."""
     others: tuple[Group, ...] = ()
@@ -67,7 +67,7 @@ class Load:
     pages: list[int]
     """The targets of the blocks: numbers in the engine's cache."""
     writer: Writer | None = None
-    """The engine that computes the blocks, if another does."""
+    """The engine that computes the blocks, if another engine does."""
     others: tuple[Run, ...] = ()
     """The blocks of a hybrid model's other groups."""
 
@@ -120,18 +120,20 @@ class Saved:
 class Garbage:
     """Steps that computed from missing blocks: none of their results may be saved.
 
-    That holds for later steps too until one comes that was planned by a scheduler who knew: steps may be planned ahead.
+    This also holds for later steps, until a step that was planned by a scheduler that knew of the failure: steps may be planned
+    ahead.
     """
 
     failed_step: int = -1
     """The last step that began with a failed load."""
 
     def load_failed(self, step: int) -> None:
-        """A synchronous load of this step failed."""
+        """Notes that a synchronous load of this step failed."""
         self.failed_step = step
 
     def may_save(self, recovered: int) -> bool:
-        """Whether a step may be saved. `recovered` is the last step that the scheduler knew when it heard of a failed load."""
+        """Whether a step may be saved. `recovered` is the last step that had been planned when the scheduler heard of a failed
+        load."""
         return self.failed_step <= recovered
 
 
@@ -144,7 +146,7 @@ def plan_load(
     table: Sequence[int],
     writer: Writer | None = None,
 ) -> Load:
-    """Loads `tokens` tokens behind the first `computed`; `table` has the request's blocks."""
+    """Loads `tokens` tokens after the first `computed`; `table` has the request's blocks."""
     first, end = computed // shape.block_tokens, (computed + tokens) // shape.block_tokens
     chunks = -(-(computed + tokens) // shape.chunk_tokens)
     return Load(request, list(hashes[:chunks]), first, list(table[first:end]), writer)
@@ -157,7 +159,7 @@ def tail(load: Load, shape: Shape) -> tuple[int, int]:
 
 
 def failed_pages(load: Load, shape: Shape, leased_chunks: int) -> list[int]:
-    """Blocks of a load that do not come, if only its first `leased_chunks` chunks do."""
+    """Blocks of a load that do not come, if only its first `leased_chunks` chunks come."""
     _, skipped = tail(load, shape)
     come = max(leased_chunks * shape.pages_per_chunk - skipped, 0)
     return load.pages[come:]

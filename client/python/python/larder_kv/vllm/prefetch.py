@@ -1,5 +1,5 @@
-"""Prefetches of requests that wait to be scheduled. The scheduler sends each request to the node as it comes, and asks for its outcome
-when the request's turn comes; a thread waits only for a prompt that another engine computes."""
+"""Prefetches of requests that wait to be scheduled. The scheduler sends each request to the node as it comes, and asks for the
+outcome when the request's turn comes. A thread waits only for a prompt that another engine computes."""
 
 import logging
 import threading
@@ -17,46 +17,46 @@ logger = logging.getLogger("vllm.larder")
 
 @dataclass
 class Prefetch:
-    """One request's prefix."""
+    """The prefetch of one request's prefix."""
 
     request: str
     hashes: list[bytes]
     writer: Writer | None = None
-    """Whose engine computes what is not cached yet."""
+    """The engine that computes the chunks that are not cached yet."""
     node: Open | None = None
-    """Where it was asked for."""
+    """The node that was asked for the prefix."""
     pending: larder_kv.PendingLease | None = None
     """The lease to come."""
     chunks: int | None = None
-    """Chunks in place, once that is known."""
+    """Number of chunks in place, once it is known."""
     spans: list[tuple[int, int, str]] = field(default_factory=list)
-    """Where they were found."""
+    """The tiers in which the chunks were found."""
     lease: larder_kv.Lease | None = None
-    """Keeps them in place until they are loaded."""
+    """The lease, which keeps the chunks in place until they are loaded."""
     follow: larder_kv.Follow | None = None
-    """Keeps the chunks that are still being written in place."""
+    """The follow, which keeps the chunks in place that are still being written."""
     dropped: bool = False
     followed: threading.Event = field(default_factory=threading.Event)
     """Set when the thread that follows a writer has set `chunks`."""
     was_waited_for: bool = False
-    """Whether a step has waited for it."""
+    """Whether a step has waited for this prefetch."""
 
 
 class Prefetcher:
-    """At most `settings.prefetches` are under way at the node; others wait in the order of their arrival."""
+    """Starts prefetches. At most `settings.prefetches` are under way at the node; others wait in the order of their arrival."""
 
     def __init__(self, node: Node, counts: Counts, settings: Settings) -> None:
         self._node, self._counts, self._settings = node, counts, settings
         self._known: dict[str, Prefetch] = {}
         self._dropping = threading.Lock()
         self._prefetches: tuple[Open, larder_kv.Prefetches] | None = None
-        # A prompt that another engine computes is waited for as long as that takes: it has a thread of its own.
+        # A prompt that another engine computes may take long, so it has a thread of its own.
         self._handoffs = ThreadPoolExecutor(settings.handoffs, thread_name_prefix="larder-handoff")
 
     def start(
         self, request: str, hashes: list[bytes], prompt_tokens: int, preempted: bool, writer: Writer | None = None
     ) -> Prefetch:
-        """Begins to bring a request's prefix. Without a node or a full chunk nothing is there to bring."""
+        """Begins to bring a request's prefix. Without a node or a full chunk there is nothing to bring."""
         self.drop(request)
         prefetch = self._known[request] = Prefetch(request, hashes, writer)
         prefetch.node = node = self._node.current()
@@ -89,7 +89,7 @@ class Prefetcher:
         return self._known.get(request)
 
     def look(self, prefetch: Prefetch, seconds: float) -> int | None:
-        """Chunks in place; None where that is not known within `seconds`."""
+        """Number of chunks in place; None if it is not known within `seconds`."""
         if prefetch.chunks is None:
             if prefetch.writer is not None:
                 prefetch.followed.wait(seconds)
@@ -98,7 +98,7 @@ class Prefetcher:
         return prefetch.chunks
 
     def drop(self, request: str) -> None:
-        """Gives back what a request holds; it was loaded, or the request has gone."""
+        """Gives back what a request holds: its prefix was loaded, or the request is gone."""
         prefetch = self._known.pop(request, None)
         if prefetch is None:
             return
@@ -107,7 +107,7 @@ class Prefetcher:
         release(prefetch)
 
     def close(self) -> None:
-        """Ends the threads and gives back what requests hold."""
+        """Ends the threads and gives back what all requests hold."""
         for prefetch in self._known.values():
             prefetch.dropped = True
         self._handoffs.shutdown(cancel_futures=True)
@@ -124,7 +124,7 @@ class Prefetcher:
         """Takes the lease, and returns its chunks."""
         pending = prefetch.pending
         if pending is None:
-            # It was dropped meanwhile.
+            # The prefetch was dropped meanwhile.
             return 0
         try:
             outcome = pending.wait(seconds)
@@ -140,14 +140,14 @@ class Prefetcher:
         return prefetch.lease.chunks
 
     def _follow_writer(self, prefetch: Prefetch, writer: Writer) -> None:
-        """Takes the lease, and follows the chunks behind it until their first layer is there."""
+        """Takes the lease, and follows the chunks after it until their first layer is there."""
         chunks = None
         while chunks is None and not prefetch.dropped:
             chunks = self._take(prefetch, LOOK_AGAIN_SECONDS)
         if chunks is not None and prefetch.lease is not None and chunks < len(prefetch.hashes):
             try:
                 chunks += self._follow(prefetch, writer, chunks)
-            # Whatever it is: the request would wait for ever.
+            # Catches everything: otherwise the request would wait for ever.
             except BaseException as error:
                 self._failed(prefetch, error)
                 chunks = 0
@@ -159,7 +159,7 @@ class Prefetcher:
             release(prefetch)
 
     def _follow(self, prefetch: Prefetch, writer: Writer, first_chunk: int) -> int:
-        """Follows the chunks that are not cached yet, until their first layer is there; how many there are."""
+        """Follows the chunks that are not cached yet, until their first layer is there; returns their number."""
         assert prefetch.node is not None
         node, patience = prefetch.node, self._settings.handoff_seconds
         follow = prefetch.follow = follow_chunks(node, prefetch.hashes, first_chunk, writer, patience)
@@ -178,13 +178,13 @@ class Prefetcher:
             self._node.lost(prefetch.node)
         elif not isinstance(error, larder_kv.LarderError):
             logger.error("a prefetch failed", exc_info=error)
-        # What a request that has gone held was released meanwhile.
+        # The grants of a request that is gone were released meanwhile.
         if not prefetch.dropped:
             self._counts.add("lookups_failed")
 
 
 def release(prefetch: Prefetch) -> None:
-    """Gives back what it holds."""
+    """Gives back all that a prefetch holds."""
     pending, prefetch.pending = prefetch.pending, None
     lease, prefetch.lease = prefetch.lease, None
     follow, prefetch.follow = prefetch.follow, None
@@ -197,4 +197,4 @@ def release(prefetch: Prefetch) -> None:
 
 
 LOOK_AGAIN_SECONDS = 0.5
-"""How often a hand-over looks whether its request is still there."""
+"""How often a hand-over checks whether its request is still there."""

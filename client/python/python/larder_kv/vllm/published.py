@@ -1,10 +1,10 @@
 """The events about the node's chunks for routers. An event is complete if this engine knows the chunk's tokens.
 
-A node knows names of chunks, not tokens. The engine knows the tokens of the prompts that it got. An event of a chunk that both
+A node knows names of chunks, not tokens. The engine knows the tokens of the prompts that it got. The event of a chunk that both
 know has all fields of vLLM's own events: the hash of each block, its tokens, its parent, LoRA adapter and extra keys. The event
-of another chunk waits until a prompt brings the tokens, since a router may end its subscription at an event without tokens. The
-event of a chunk follows its parent's, since routers drop a block with an unknown parent. If events must not tell tokens, an event
-has only the chunk's name.
+of any other chunk waits until a prompt brings the tokens, since a router may end its subscription at an event without tokens. The
+event of a chunk follows its parent's, since routers drop a block with an unknown parent. If events must not contain tokens, an
+event has only the chunk's name.
 """
 
 from array import array
@@ -123,7 +123,7 @@ class Published:
         return told
 
     def _wait_no_more(self, name: bytes) -> None:
-        """Forgets a removed chunk that may have waited for its parent."""
+        """Forgets a removed chunk that may be waiting for its parent."""
         parent = self._parents.pop(name, None)
         if parent is not None:
             del self._children[parent][name]

@@ -35,7 +35,7 @@ class Ranks:
         return rank // (self.prefill_context * self.tensor)
 
     def slice_of(self, rank: int) -> int:
-        """The part of a chunk that a rank holds."""
+        """The slice of a chunk that a rank holds."""
         in_stage = rank % (self.prefill_context * self.tensor)
         if not self._spreads_tokens:
             in_stage %= self.tensor

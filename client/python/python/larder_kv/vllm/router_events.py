@@ -20,7 +20,7 @@ LOCAL, OWNER = "LOCAL", "larder"
 
 
 def event_of(chunk: Stored | Removed) -> KVCacheEvent:
-    """A chunk as vLLM tells of its own blocks."""
+    """The event about a chunk, in the form of vLLM's events about its own blocks."""
     hashes = [maybe_convert_block_hash(BlockHash(one)) for one in chunk.hashes]
     if isinstance(chunk, Removed):
         return BlockRemoved(block_hashes=hashes, medium=MEDIUM_CPU, locality=LOCAL, ownership=OWNER)

@@ -1,4 +1,4 @@
-"""The worker half's saves out of the engine's blocks, on a thread of their own: whole chunks, or layer by layer."""
+"""The worker half's saves of the engine's blocks, on a thread of their own: whole chunks, or layer by layer."""
 
 import logging
 import queue
@@ -20,8 +20,8 @@ from larder_kv.vllm.transfer import LayerGate
 logger = logging.getLogger("vllm.larder")
 
 TOKEN_FIRST_SECONDS = 0.003
-"""How long a save waits behind its step: the engine's thread samples the step's tokens and hands them out meanwhile, and needs the
-interpreter's lock and the processors for that."""
+"""How long a save waits after its step. In this time the engine's thread samples the step's tokens and hands them out; it needs
+the interpreter's lock and the processors for that."""
 
 
 @dataclass
@@ -41,7 +41,8 @@ class SaveJob:
 
 
 class HandOver:
-    """The chunks of one request, given layer by layer ahead of their commit, in the pools that the engine has of each."""
+    """The chunks of one request, handed over layer by layer ahead of their commit, in the pools that the engine has of each
+    chunk."""
 
     def __init__(self, memory: Memory, shape: Shape, counts: Counts, copying: threading.Lock) -> None:
         self._memory, self._shape, self._counts, self._copying = memory, shape, counts, copying
@@ -92,7 +93,7 @@ class HandOver:
 
 
 class Saver:
-    """Saves blocks behind the engine's back: a step never waits for it."""
+    """Saves blocks in the background: a step never waits for a save."""
 
     def __init__(self, node: Node, memory: Memory, shape: Shape, counts: Counts, queue_chunks: int) -> None:
         self._node, self._memory, self._shape, self._counts = node, memory, shape, counts
@@ -102,15 +103,15 @@ class Saver:
         self._copying = threading.Lock()
         self._jobs: list[SaveJob] = []
         self._ended: list[int] = []
-        # Requests with an unsaved chunk: a lookup could not find the chunks behind it.
+        # Requests with an unsaved chunk: a lookup could not find the chunks after it.
         self._holed: set[str] = set()
-        # Jobs of one step that are handed over go together, since each layer is waited for.
+        # Jobs of one step that are handed over are done together, since they wait for each layer.
         self._work: queue.SimpleQueue[list[SaveJob] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="larder-save", daemon=True)
         self._thread.start()
 
     def save_soon(self, saves: Sequence[Save], gate: LayerGate) -> None:
-        """Takes saves of a step, or sheds them. Layers are read once `gate` lets them pass."""
+        """Accepts the saves of a step, or sheds them. Layers are read once `gate` lets them pass."""
         handed_over: list[SaveJob] = []
         for save in saves:
             job = SaveJob(save, gate)
@@ -125,7 +126,8 @@ class Saver:
             self._work.put(handed_over)
 
     def take_ended(self) -> list[int]:
-        """The numbers of saves that have ended, however they did, since the last call: their blocks are read no more."""
+        """The numbers of the saves that have ended since the last call, whatever their result: their blocks are no longer
+        read."""
         with self._lock:
             ended, self._ended = self._ended, []
         return ended
@@ -136,7 +138,7 @@ class Saver:
             self._holed.discard(request)
             for job in self._jobs:
                 job.cancelled |= job.save.request == request
-        # A copy that had begun has ended when the lock is free.
+        # Once the lock is free, a copy that had begun has ended.
         with self._copying:
             pass
 
@@ -146,7 +148,7 @@ class Saver:
             return any(job.save.request == request for job in self._jobs)
 
     def forget(self, request: str) -> None:
-        """The request has gone."""
+        """Forgets a request that is gone."""
         with self._lock:
             self._holed.discard(request)
 
@@ -164,7 +166,7 @@ class Saver:
                 self._hand_over(jobs)
 
     def _take(self, job: SaveJob) -> str | None:
-        """Takes a save, or returns the counter's name of its shedding."""
+        """Accepts a save, or returns the name of the counter of its shedding."""
         with self._lock:
             waiting = sum(other.chunks for other in self._jobs)
             if job.save.request in self._holed:
@@ -176,7 +178,7 @@ class Saver:
             return None
 
     def _leave(self, save: Save) -> None:
-        """The save's blocks are read no more."""
+        """Notes that the save's blocks are no longer read."""
         if save.number is not None:
             with self._lock:
                 self._ended.append(save.number)
@@ -212,7 +214,7 @@ class Saver:
             self._end(job, self._save(job, hand_over.finish))
 
     def _save(self, job: SaveJob, write: Callable[[Open, SaveJob], bool]) -> str | None:
-        """Saves the chunks or a part of them; or returns the counter's name of its failure."""
+        """Saves the chunks or a part of them, or returns the name of the counter of its failure."""
         node = self._node.current()
         if node is None:
             return "shed_chunks_node"
@@ -233,7 +235,7 @@ class Saver:
             if isinstance(error, larder_kv.EndedError):
                 self._node.lost(node)
             return "shed_chunks_node"
-        # Whatever it is: without this thread nothing would be saved again.
+        # Catches everything: without this thread nothing would be saved again.
         except BaseException:
             logger.exception("a save failed")
             return "shed_chunks_node"
@@ -251,7 +253,7 @@ class Saver:
         for start in range(0, len(positions), at_once):
             part = positions[start : start + at_once]
             staged = session.stage_chunks(reservation, part)
-            # This session has one slice, so that blocks are numbered as pools are.
+            # This session has one slice, so a block has the number of its pool.
             wanted = [chunk.blocks for chunk in staged]
             rows = [ChunkBlocks(chunk, blocks[chunk.position], there) for chunk, there in zip(staged, wanted, strict=True)]
             job.gate.wait_all()
@@ -276,6 +278,6 @@ def blocks_of_chunk(save: Save, shape: Shape, position: int) -> tuple[list[int],
 
 
 def _window_bytes(session: larder_kv.Session) -> int:
-    """Bytes that may be written at a time: the window's, or, for an engine that writes into the node's memory itself, those of a
-    usual window."""
+    """The most bytes that may be written at a time: those of the window, or those of a usual window for an engine that writes
+    into the node's memory itself."""
     return session.window_bytes or Settings.window_bytes

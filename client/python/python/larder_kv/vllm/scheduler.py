@@ -1,7 +1,7 @@
-"""The connector's scheduler half: prefetches, loads and saves. It waits for lookups for a moment at most.
+"""The connector's scheduler half: prefetches, loads and saves. It waits only a moment for lookups.
 
-Threads hold a prefetch's lease until the workers have their own. A prompt that another engine computes is scheduled when
-layer 0 of its chunks is there; its load waits for each further layer.
+Threads hold a prefetch's lease until the workers have their own. A prompt that another engine computes is scheduled when layer 0
+of its chunks is there; its load waits for each further layer.
 """
 
 import atexit
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.larder")
 
 SOURCES = {
-    # A copy in GPU memory of what the host has; the connector reads the latter.
+    # GPU memory has only copies of chunks in host memory; the connector reads from host memory.
     "device": CacheHitSource.HOST,
     "host": CacheHitSource.HOST,
     "disk": CacheHitSource.DISK,
     "peer": CacheHitSource.P2P,
-    # vLLM has no word for it.
+    # vLLM has no name for an object store.
     "object": CacheHitSource.EXTERNAL_UNSPECIFIED,
 }
 
@@ -61,7 +61,7 @@ SOURCES = {
 AGAIN_AT_ONCE = 256
 """Chunks that are published again with one step."""
 IDLE_SECONDS, BUSY_SECONDS = 0.002, 0.000_5
-"""How long a step may wait for lookups, by whether the engine computed something in the step before."""
+"""How long a step may wait for lookups: after a step without computation, and after a step with computation."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class Loading:
     """A load under way."""
 
     step: int | None
-    """The step that needs it; None for an asynchronous one."""
+    """The step that needs the load; None for an asynchronous load."""
     pages: frozenset[int]
 
 
 class SchedulerHalf:
-    """Called by vLLM's scheduler, on its thread."""
+    """The scheduler half. vLLM's scheduler calls it, on its own thread."""
 
     def __init__(self, engine: Engine, loads: bool, saves: bool) -> None:
         self.shape, self.settings = engine.shape, engine.settings
@@ -83,7 +83,7 @@ class SchedulerHalf:
         self._held: HeldBlocks | None = None
         self._explained = False
         self._loads, self._saves = loads, saves
-        # It reads every rank's slice, so that what it brings is there for all of them.
+        # The session reads every rank's slice, so that prefetched chunks are there for all ranks.
         self._actor = ChosenActor(self.settings.device)
         self._node = engine.open_node(range(engine.ranks.slices), 0, self.counts, self._actor)
         self._node.wait_for_first_try(self.settings.reconnect_seconds)
@@ -94,7 +94,7 @@ class SchedulerHalf:
         self._again_at = 0.0
         self._prefetcher = Prefetcher(self._node, self.counts, self.settings)
         self._keeper = Keeper(self._node, self.counts)
-        # Of requests that have some.
+        # The hints of requests, only if there are some.
         self._hints: dict[str, Hints] = {}
         self._requests: dict[str, Request] = {}
         self._saved: dict[str, Saved] = {}
@@ -102,20 +102,20 @@ class SchedulerHalf:
         self._started_at: dict[str, int] = {}
         # Loads under way, whose leases are given back when they have ended.
         self._loading: dict[str, Loading] = {}
-        # Requests of which a load failed: another would likely fail too, so the rest is computed.
+        # Requests with a failed load: another load would likely fail too, so the rest is computed.
         self._unlucky: set[str] = set()
         self._finished: list[str] = []
         self._step, self._recovered = 0, -1
-        # Whether the last step computed nothing, and how long the rest of this one may wait for lookups.
+        # Whether the last step computed nothing, and how long the present step may still wait for lookups.
         self._is_idle, self._patience = True, IDLE_SECONDS
         atexit.register(self.close)
 
     def bind(self, pool: "BlockPool") -> None:
-        """Takes the engine's blocks, of which a hybrid model's are held while they are being saved."""
+        """Takes the engine's block pool. Blocks of a hybrid model are held while they are being saved."""
         self._held = HeldBlocks(pool, self._ranks)
 
     def is_holding_blocks(self) -> bool:
-        """Whether blocks come free only with a step in which the workers say that they have saved them."""
+        """Whether some blocks become free only with a step in which the workers report that they have saved them."""
         return bool(self._held)
 
     def on_new_request(self, request: "Request") -> None:
@@ -147,7 +147,7 @@ class SchedulerHalf:
         name = request.request_id
         prefetch = self._prefetcher.find(name)
         if tokens == 0 or prefetch is None:
-            # Nothing is loaded, or it is loaded already: what is held is not needed any more.
+            # Nothing is loaded, or it is loaded already: the prefetch is not needed any more.
             if name not in self._loading:
                 self._prefetcher.drop(name)
             return
@@ -178,7 +178,7 @@ class SchedulerHalf:
         self._step += 1
         preempted = sorted(output.preempted_req_ids or ())
         for name in preempted:
-            # Saves that had not ended are stopped, so all of its chunks are planned anew.
+            # Unfinished saves are stopped, so all chunks of the request are planned anew.
             if name in self._saved:
                 self._saved[name] = self._saved[name].anew()
             self._prefetcher.drop(name)
@@ -198,14 +198,14 @@ class SchedulerHalf:
     def update_output(self, output: "KVConnectorOutput") -> None:
         if isinstance(output.kv_connector_worker_meta, SavesEnded) and self._held is not None:
             self._held.ended(output.kv_connector_worker_meta.ranks)
-        # They are computed from the first token on.
+        # These requests are computed from the first token on.
         for name in output.failed_recving or ():
             self._unlucky.add(name)
             if name in self._saved:
                 self._saved[name].chunks = 0
         if output.invalid_block_ids:
             self._recovered = self._step
-            # What was planned from a failed load on was not saved: plan it anew. The node says what it has.
+            # Saves planned after a failed load were not made: plan them anew. The node says which chunks it has.
             for saved in self._saved.values():
                 saved.chunks = 0
             failed = output.invalid_block_ids
@@ -213,7 +213,7 @@ class SchedulerHalf:
         self._release_loaded(output.finished_recving or ())
 
     def end(self, request: "Request") -> tuple[bool, dict[str, Any] | None]:
-        """A request has finished: whether its blocks must stay for now, and what its answer tells."""
+        """A request has finished. Returns whether its blocks must stay for now, and the parameters in its answer."""
         if hints := self._hints.pop(request.request_id, None):
             chunks = request.num_computed_tokens // self.shape.chunk_tokens
             self._keeper.ends(hints, self.shape.chunk_hashes(request.block_hashes, chunks))
@@ -222,7 +222,7 @@ class SchedulerHalf:
         return self.finished(request), params or None
 
     def params_for_decode(self, request: "Request") -> dict[str, Any] | None:
-        """What the request's answer tells the engine that decodes it."""
+        """The parameters in the request's answer for the engine that decodes it."""
         attempt = attempt_of(request.kv_transfer_params)
         if attempt is None or not self._saves:
             return None
@@ -230,7 +230,7 @@ class SchedulerHalf:
         return params_for_decode(self._node.current(), attempt, self.shape.chunk_hashes(request.block_hashes, chunks))
 
     def finished(self, request: "Request") -> bool:
-        """Whether its blocks must stay until the workers have read them."""
+        """Whether the request's blocks must stay until the workers have read them."""
         name = request.request_id
         self._requests.pop(name, None)
         saved = self._saved.pop(name, None)
@@ -238,14 +238,14 @@ class SchedulerHalf:
         self._loading.pop(name, None)
         self._unlucky.discard(name)
         self._prefetcher.drop(name)
-        # A load that is planned still goes out: vLLM waits for it.
+        # A planned load still goes out: vLLM waits for it.
         if saved is None or not saved.in_flight:
             return False
         self._finished.append(name)
         return True
 
     def take_events(self) -> "list[KVCacheEvent]":
-        """What the node gained and lost, as vLLM tells of its own blocks."""
+        """The chunks that the node has gained and lost, in the form of vLLM's events about its own blocks."""
         if self._events is None:
             return []
         told: list[Stored | Removed] = list(self._published.take(self._events.take()))
@@ -258,7 +258,7 @@ class SchedulerHalf:
         return [event_of(one) for one in told]
 
     def close(self) -> None:
-        """Ends what this half has begun. Threads must not be in native code when the interpreter goes down."""
+        """Ends the work of this half. Threads must not be in native code when the interpreter goes down."""
         atexit.unregister(self.close)
         if self._events is not None:
             self._events.close()
@@ -267,7 +267,7 @@ class SchedulerHalf:
         self._node.close()
 
     def _take_hints(self, request: "Request") -> Hints:
-        """What is hinted about a request that comes."""
+        """The hints of a request that comes."""
         if not self.settings.hints:
             return NONE
         hints, wrong = hints_of(request.kv_transfer_params, getattr(request, "kv_hints", None))
@@ -298,8 +298,9 @@ class SchedulerHalf:
         return self._prefetcher.start(request.request_id, hashes, request.num_tokens, preempted, writer)
 
     def _look(self, prefetch: Prefetch) -> int | None:
-        """The chunks that a prefetch has brought, once that is known. Waits a moment for it: once where the engine computes for
-        others, since a prompt that is not known yet waits for a whole step; else each time, since an idle engine asks without pause."""
+        """The number of chunks that a prefetch has brought, once it is known. Waits a moment for it. If the engine computes for
+        other requests, waits once, since a prompt that is not ready yet waits for a whole step. Otherwise waits each time, since
+        an idle engine asks without pause."""
         patience = 0.0 if prefetch.was_waited_for and not self._is_idle else self._patience
         before = time.monotonic()
         chunks = self._prefetcher.look(prefetch, patience)
@@ -308,7 +309,7 @@ class SchedulerHalf:
         return chunks
 
     def _describe(self, request: "Request", first: int, end: int) -> None:
-        """Tells of these chunks what routers need to know."""
+        """Passes on the tokens of these chunks, which routers need to know."""
         names = self.shape.chunk_hashes(request.block_hashes, end)[first:]
         if self._events is not None and self.settings.events_tokens != "off":
             for chunk, name in enumerate(names, start=first):
@@ -318,7 +319,7 @@ class SchedulerHalf:
             self._describer.say(names, lambda place: chunk_of(request, self.shape, first + place))
 
     def _explain_short_prompts(self, tokens: int) -> None:
-        """Says once why short prompts never hit."""
+        """Logs once why short prompts never hit."""
         if not self._explained:
             self._explained = True
             logger.info(
@@ -329,7 +330,7 @@ class SchedulerHalf:
             )
 
     def _plan_save(self, name: str, tokens: int, state: "KVConnectorBlockState") -> Save | None:
-        """What a step completes of a request."""
+        """The save of the chunks of a request that a step completes."""
         request, saved = self._requests.get(name), self._saved.get(name)
         if request is None or saved is None:
             return None
@@ -352,7 +353,7 @@ class SchedulerHalf:
 
     def _release_loaded(self, received: Iterable[str]) -> None:
         """Gives back the leases of loads that have ended."""
-        # The last step that was planned may not have begun.
+        # The last planned step may not have begun.
         ended = [name for name, load in self._loading.items() if load.step is not None and load.step < self._step]
         for name in (*ended, *received):
             self._loading.pop(name, None)

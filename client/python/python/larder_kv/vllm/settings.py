@@ -89,8 +89,8 @@ class Settings(NodeSettings):
         return super().parse(given, where)
 
     def check_events(self, endpoints: Sequence[str] | None) -> None:
-        """Raises `UnsupportedError` if events would reach nobody, or tokens anybody. `endpoints` are vLLM's publisher's; None if
-        it publishes nothing."""
+        """Raises `UnsupportedError` if events would reach nobody, or if tokens could reach other hosts. `endpoints` are those of
+        vLLM's publisher; None if it publishes nothing."""
         if self.events is None:
             if self.events_tokens != "off" or self.events_again_seconds is not None:
                 raise UnsupportedError("`events_tokens` and `events_again_seconds` need `events`, the node's HTTP address")

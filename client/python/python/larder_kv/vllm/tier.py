@@ -1,7 +1,7 @@
 """The class that vLLM's own offloading loads as a tier below its host memory: `"type": "LarderTier"`, `"module_path":
 "larder_kv.vllm"`.
 
-vLLM moves blocks between GPUs and host memory; this moves them between host memory and the node.
+vLLM moves blocks between GPUs and host memory; the tier moves them between host memory and the node.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class LarderTier(SecondaryTierManager):
     """Chunks of vLLM's offloading in a Larder cluster, from the scheduler's process; interface: vLLM's SecondaryTierManager."""
 
     medium: ClassVar[Medium] = Medium.STORAGE
-    # From memory or disk, of this host or another one: vLLM has one word for a tier.
+    # Chunks come from memory or disk, of this host or another: vLLM has one name for a tier.
     cache_hit_source: ClassVar[CacheHitSource] = CacheHitSource.EXTERNAL_UNSPECIFIED
 
     def __init__(
@@ -119,7 +119,7 @@ class LarderTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        # The node's chunks change: the next request asks again.
+        # The node's chunks change, so the next request asks again.
         self._offload.forget(list(self._asked.pop(req_context.req_id, ())))
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -146,8 +146,8 @@ def rows_of(job: TransferJob) -> list[int]:
 
 
 def namespace_of(spec: "OffloadingSpec", row_bytes: int, model_revision: str) -> larder_kv.NamespaceSpec:
-    """The namespace contains the facts that vLLM's own file tier has in its paths, and two more that it leaves out: the layout,
-    and the weights."""
+    """The namespace. It contains the facts that vLLM's own file tier has in its paths, and two facts that the file tier leaves
+    out: the layout, and the weights."""
     fields: dict[str, Any] = dict(FileMapper.from_offloading_spec("/", spec).fields)
     if not spec.config.canonical_layout:
         fields["kv_cache_layout"] = spec.config.kv_cache_layout

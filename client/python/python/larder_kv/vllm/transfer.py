@@ -29,13 +29,13 @@ class LayerGate:
         self._changed = threading.Condition()
 
     def open(self, layer: int, mark: Mark = done) -> None:
-        """The layer is there once `mark` is reached."""
+        """Marks the layer as there once `mark` is reached."""
         with self._changed:
             self._marks[layer] = mark
             self._changed.notify_all()
 
     def open_all(self, mark: Mark = done) -> None:
-        """All other layers are there once `mark` is reached."""
+        """Marks all other layers as there once `mark` is reached."""
         with self._changed:
             self._marks = [own or mark for own in self._marks]
             self._changed.notify_all()
@@ -95,7 +95,7 @@ class Loader:
         self._done: set[str] = set()
         self._failed: set[int] = set()
         self._failed_requests: set[str] = set()
-        # Bounded by the engine's own running and waiting requests: each has one load at most.
+        # Bounded by the engine's own running and waiting requests: each has at most one load.
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="larder-load", daemon=True)
         self._thread.start()
@@ -130,7 +130,7 @@ class Loader:
             self._changed.wait_for(lambda: self._done or not self._under_way, seconds)
 
     def take_done(self) -> set[str]:
-        """Requests whose asynchronous loads have ended, well or not, since the last call."""
+        """Requests whose asynchronous loads have ended since the last call, whatever their result."""
         with self._lock:
             done, self._done = self._done, set()
         return done
@@ -175,7 +175,7 @@ class Loader:
         self._ended(load)
 
     def _ended(self, load: Load) -> None:
-        """An asynchronous load has ended, well or not."""
+        """Notes that an asynchronous load has ended, whatever its result."""
         with self._changed:
             self._done.add(load.request)
             self._under_way -= 1
@@ -199,7 +199,7 @@ class Loader:
     def _load_followed(self, one: Followed, layer: int) -> None:
         """Copies a layer when it has come; blocks without the layer fail."""
         if not one.pages:
-            # A writer that was given up is not waited for again.
+            # A writer that was given up on is not waited for again.
             return
         chunks = len(one.load.hashes) - one.load.first_page // self._shape.pages_per_chunk
         come = one.node.session.wait_for_layers(one.follow, layer + 1, seconds=self._patience)
@@ -229,14 +229,14 @@ class Loader:
                 self._counts.add("loaded_blocks", sum(len(run.blocks) for run in one.runs) if one.pages else 0)
 
     def _damaged(self, load: Load, error: larder_kv.DamagedError, pages: Sequence[int]) -> None:
-        """A chunk is wrong, so these blocks fail."""
+        """Notes that a chunk is damaged: these blocks fail."""
         logger.warning("blocks of request %s are computed again: %s", load.request, error)
         self._counts.add("damaged_chunks")
         self._fail(load, pages)
 
     def _fail(self, load: Load, pages: Sequence[int]) -> None:
-        """Notes blocks that did not come. A hybrid model's request is then computed as a whole: no shorter prefix is known to
-        have every group at its end."""
+        """Notes blocks that did not come. A hybrid model's request is then computed as a whole: no shorter prefix is known at
+        which every group can be restored."""
         if load.others and pages:
             with self._lock:
                 is_new = load.request not in self._failed_requests
@@ -289,7 +289,7 @@ class Loader:
             yield
         except BaseException as error:
             if isinstance(error, larder_kv.LarderError):
-                # A node that goes away, or an engine that computes a prompt too slowly: that happens.
+                # Expected: the node went away, or an engine computes a prompt too slowly.
                 logger.warning("blocks are computed here, since they did not come: %s", error)
             else:
                 logger.exception("a load failed")

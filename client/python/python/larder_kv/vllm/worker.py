@@ -38,7 +38,7 @@ DRAIN_SECONDS = 10.0
 
 
 class WorkerHalf:
-    """Called by vLLM's model runner, on its thread."""
+    """The worker half. vLLM's model runner calls it, on its own thread."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.counts = engine, Counts()
@@ -52,7 +52,7 @@ class WorkerHalf:
         self._loaded: LayerGate | None = None
         self._computed: LayerGate | None = None
         self._finished: set[str] = set()
-        # Saves that nobody does here.
+        # Saves that this rank leaves to others.
         self._unsaved: list[int] = []
         self._garbage = Garbage()
         atexit.register(self.close)
@@ -92,7 +92,7 @@ class WorkerHalf:
         """Begins the step's loads: synchronous ones are leased before this returns."""
         if self._loader is None or self._device is None or not plan.loads:
             return
-        # Steps that are still under way may write blocks that were given to these loads meanwhile.
+        # Steps that are still under way may write blocks that these loads were given meanwhile.
         free = self._device.mark()
         if self.engine.settings.load == "async":
             self._loader.load_soon(plan.loads, free)
@@ -107,15 +107,15 @@ class WorkerHalf:
             self._loaded.wait(self._layers[name])
 
     def layer_computed(self, name: str, plan: StepPlan) -> None:
-        """The step has written the layer: what is handed over may be read. Other saves begin with the end of the step: an engine on
-        processors would lose them to its saves, and on a GPU each copy is an order to it."""
+        """Notes that the step has written the layer: saves that are handed over may read it. Other saves begin with the end of
+        the step: an engine on processors would lose processors to its saves, and on a GPU each copy is an order to the GPU."""
         if name in self._layers and self._device is not None and any(save.attempt is not None for save in plan.saves):
             self._begin_saves(plan)
             if self._computed is not None:
                 self._computed.open(self._layers[name], self._device.mark())
 
     def end_step(self, plan: StepPlan) -> None:
-        """The forward pass is over. This does not wait for saves."""
+        """Ends the forward pass. Does not wait for saves."""
         if self._loaded is not None:
             self._loaded.wait_all()
             self._loaded = None
@@ -133,8 +133,9 @@ class WorkerHalf:
             self._computed = None
 
     def finished(self, plan: StepPlan) -> tuple[set[str], set[str]]:
-        """Requests whose blocks are read no more, and requests whose loads have ended. A step without computation waits a moment
-        for a load: otherwise the engine would ask again at once, and keep the interpreter's lock from the loading thread."""
+        """Requests whose blocks are no longer read, and requests whose loads have ended. A step without computation waits a
+        moment for a load: otherwise the engine would ask again at once, and keep the interpreter's lock from the loading
+        thread."""
         if plan.is_idle and self._loader is not None:
             self._loader.wait_for_one(IDLE_SECONDS)
         self._finished.update(plan.finished)
@@ -151,11 +152,11 @@ class WorkerHalf:
         return self._loader.take_failed() if self._loader else set()
 
     def failed_requests(self, received: set[str]) -> set[str]:
-        """Of the requests with ended loads, those that must be computed as a whole."""
+        """The requests with ended loads that must be computed as a whole."""
         return self._loader.take_failed_requests(received) if self._loader else set()
 
     def ended_saves(self) -> SavesEnded | None:
-        """Saves whose blocks are read no more, since the last call."""
+        """Saves whose blocks are no longer read, since the last call."""
         ended, self._unsaved = self._unsaved, []
         if self._saver is not None:
             ended += self._saver.take_ended()
@@ -188,7 +189,7 @@ class WorkerHalf:
             self._saver.cancel(request)
 
     def _begin_saves(self, plan: StepPlan) -> None:
-        """Hands the step's saves over, once. None if the step computed from blocks that did not come."""
+        """Begins the step's saves, once. Begins none if the step computed from blocks that did not come."""
         if self._computed is not None or self._saver is None:
             return
         self._computed = LayerGate(self._memory_layers)
