@@ -194,10 +194,6 @@ fn names_sizes_and_addresses_that_nobody_could_use_are_refused() {
     let endless = format!("name = '{}'", "x".repeat(10_000));
     let cluster = |keys: &str| format!("cluster = {{ {keys}, ca = '/ca', certificate = '/c', key = '/k' }}");
     let cases = [
-        (
-            &cluster("coordinator = 'a:1', block_threads = 9"),
-            "`cluster.block_threads` is 9: set it to at most 8",
-        ),
         ("tenants = [{ name = '', socket = '/a' }]", "[[tenants]] name \"\": it must be 1 to 256 of"),
         (
             "tenants = [{ name = 'a b', socket = '/a' }]",
@@ -236,6 +232,10 @@ fn names_sizes_and_addresses_that_nobody_could_use_are_refused() {
         (
             &cluster("coordinator = 'host:7601', advertise = '10.0.0.1:0'"),
             "[cluster] advertise is 10.0.0.1:0: write",
+        ),
+        (
+            &cluster("coordinator = 'a:1', block_threads = 9"),
+            "`cluster.block_threads` is 9: set it to at most 8",
         ),
         (&cluster("coordinator = 'host:7601', advertise = '[::]:7'"), "[cluster] advertise is [::]:7: write"),
         (
