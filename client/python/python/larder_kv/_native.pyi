@@ -319,111 +319,111 @@ class Session:
     """A session with the node on this host: `Session(path)`, where `path` is the tenant's socket. Threads share it; each of its
     methods waits without the interpreter's lock, and requests of several threads are under way at the same time.
 
-    `client` says who asks, for the node's log; `device` is the number of the GPU actor (the one with the fewest sessions where
-    not given); `window_bytes` is the write window wanted, 0 for a session that never writes; `timeout` is in seconds, for
-    each request. `verify` says which blocks are verified when they are read: "off", "sample" (one in 64, chosen by `verify_seed`,
-    at random where that is not given) or "always"; one that is wrong raises `DamagedError`, and the node is told.
+    `client` is the caller's name, for the node's log; `device` is the number of the GPU actor (if not given, the actor with the
+    fewest sessions); `window_bytes` is the requested write window, 0 for a session that never writes; `timeout` is in seconds,
+    for each request. `verify` says which blocks are verified when they are read: "off", "sample" (one in 64, chosen by
+    `verify_seed`, at random if not given) or "always". A wrong block raises `DamagedError`, and the node is told.
 
     The session ends when it was closed, by `close()` or as a context manager, or dropped, and its last lease, ticket and
     reservation are gone. It belongs to the process that opened it: after a fork, the child gets `ForkedError`.
 
-    Raises `ConnectError` where nobody listens there, `BusyError` and `RefusedError` where the node wants no session now."""
+    Raises `ConnectError` if nobody listens there, `BusyError` and `RefusedError` if the node wants no session now."""
 
     def __new__(cls, path: str | PathLike[str], *, client: str | None = None, device: int | None = None, window_bytes: int = 64 << 20, timeout: float = 10.0, verify: _Verify = "sample", verify_seed: int | None = None) -> Self: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *_error: _Error) -> None: ...
     def register(self, spec: NamespaceSpec, *, slices: Sequence[int] | None = None) -> Namespace:
-        """Makes a namespace known: `spec` is a `NamespaceSpec`, `slices` are those that this session reads and writes (slice 0 where
-        not given).
+        """Registers a namespace: `spec` is a `NamespaceSpec`, `slices` are those that this session reads and writes (slice 0 if not
+        given).
 
-        Raises `ValueError` where the namespace is impossible, `RefusedError` where the node says so."""
+        Raises `ValueError` if the namespace is impossible, `RefusedError` if the node refuses it."""
     def lookup(self, namespace: Namespace, chain: Chain, *, prompt_tokens: int | None = None, skip_read: bool = False, preempted: bool = False, tiers: Sequence[_Tier] = (), pin_seconds: float | None = None, prefill_tokens_per_second: float | None = None) -> Found:
         """Asks how much of a prompt is in the cache. Nothing found is a result with 0 tokens.
 
         `prompt_tokens`: tokens of the whole prompt; the answer leaves at least one of them to compute. `skip_read`: the caller
-        cannot use a hit, count it apart. `preempted`: the request had been preempted. `tiers`: where to look ("host", "disk",
-        "peer", "object"; everywhere where empty). `pin_seconds`: pin what is found for so long. `prefill_tokens_per_second`: how fast
-        the engine computes; the node counts the seconds of prefill that a hit saves."""
+        cannot use a hit, so the lookup is counted apart. `preempted`: the request had been preempted. `tiers`: the tiers to look
+        in ("host", "disk", "peer", "object"; all if empty). `pin_seconds`: pin the found chunks for this time.
+        `prefill_tokens_per_second`: how fast the engine computes; the node counts the seconds of prefill that a hit saves."""
     def lookup_and_prefetch(self, namespace: Namespace, chain: Chain, *, prompt_tokens: int | None = None, skip_read: bool = False, preempted: bool = False, tiers: Sequence[_Tier] = (), pin_seconds: float | None = None, prefill_tokens_per_second: float | None = None, request: str | None = None) -> Ticket:
-        """Asks how much of a prompt can be served, and has the node bring it into its memory meanwhile, from disk and other nodes.
-        The options are those of `lookup`. Where `prefill_tokens_per_second` says how fast the engine computes, only what comes
-        sooner is brought. `request`: the engine's own id of the request, by which `larder explain` finds it."""
+        """Asks how much of a prompt can be served. Meanwhile the node brings these chunks into its memory, from disk and other
+        nodes. The options are those of `lookup`. If `prefill_tokens_per_second` is given, only chunks that come sooner than the
+        engine computes them are brought. `request`: the engine's own id of the request, by which `larder explain` finds it."""
     def progress(self, ticket: Ticket) -> Progress:
         """Asks how far a prefetch is."""
     def collect(self, ticket: Ticket, *, wait: _Wait = "complete") -> Lease:
-        """Ends a prefetch and leases the contiguous prefix that has come. `wait` is "complete" (until all has come or failed to),
-        "best_effort" (what is there now) or a number of seconds."""
+        """Ends a prefetch and leases the contiguous prefix that has come. `wait` is "complete" (until all has come or failed to
+        come), "best_effort" (what has come by now) or a number of seconds."""
     def lease(self, namespace: Namespace, chain: Chain) -> Lease:
         """Asks to read the longest prefix of `chain` that is here or can be brought in time. A miss is a lease of 0 chunks.
 
-        Raises `BusyError` where the session reads too much already."""
+        Raises `BusyError` if the session reads too much already."""
     def reserve(self, namespace: Namespace, chain: Chain, *, priority: int = 0, attempt: int = 0, pools: Sequence[Sequence[int]] | None = None) -> Reservation:
-        """Asks for room for those chunks of `chain` that are missing. `priority` is 0 for ordinary traffic; higher stays longer
-        under the `priority` policy. Where `attempt` is not 0, the reservations of
-        earlier attempts for these chunks end. `pools` says for each chunk by their numbers which pools will be written, all
-        where not given: pools that every chunk has are written whether named or not, others may be added later.
+        """Asks for room for those chunks of `chain` that are missing. `priority` is 0 for ordinary traffic; chunks of a higher
+        priority stay longer under the `priority` policy. If `attempt` is not 0, the reservations of earlier attempts for these
+        chunks end. `pools` says, for each chunk, the numbers of the pools that will be written, all if not given: pools that
+        every chunk has are written whether named or not, others may be added later.
 
-        Raises `BusyError` where there is no room."""
+        Raises `BusyError` if there is no room."""
     def stage(self, reservation: Reservation, position: int) -> StagedChunk:
         """Gives the reserved chunk at `position` (in the chain) room to be filled; waits until the write window has some.
 
-        Raises `WindowError` where a chunk is larger than the window, `RequestTimeout` where no room was freed in time."""
+        Raises `WindowError` if a chunk is larger than the window, `RequestTimeout` if no room was freed in time."""
     def stage_chunks(self, reservation: Reservation, positions: Sequence[int]) -> list[StagedChunk]:
         """Gives the reserved chunks at `positions` room to be filled, as `stage` does for one.
 
-        Raises as `stage`: `WindowError` where they are more together than the window holds."""
+        Raises as `stage`: `WindowError` if the chunks together are larger than the window."""
     def commit(self, reservation: Reservation, staged: Sequence[StagedChunk]) -> int:
         """Hands filled chunks of one reservation over, and returns how many the node keeps."""
     def stage_layers(self, reservation: Reservation, positions: Sequence[int], start: int, end: int, *, pool: int = 0) -> StagedLayers:
-        """Gives layers `start` to before `end` of one pool of reserved chunks room to be filled; `positions` are those of the chunks
-        in the chain, ascending. Waits until the write window has some.
+        """Takes room in the write window for layers `start` to before `end` of one pool of reserved chunks, to be filled. Waits
+        until there is room. `positions` are the chunks' positions in the chain, ascending.
 
-        Raises `WindowError` where they are more than the window holds, `RequestTimeout` where no room was freed in time."""
+        Raises `WindowError` if the layers are larger than the window, `RequestTimeout` if no room was freed in time."""
     def hand_over(self, staged: StagedLayers) -> None:
-        """Hands filled layers over: whoever follows the chunks may read them. The chunks are committed, with `commit_handed_over`,
-        when all their layers were.
+        """Hands filled layers over: followers of the chunks may read them. When all layers of the chunks were handed over,
+        `commit_handed_over` commits the chunks.
 
-        Raises `RefusedError` where the reservation has ended, by its deadline or a later attempt."""
+        Raises `RefusedError` if the reservation has ended, by its deadline or a later attempt."""
     def commit_handed_over(self, reservation: Reservation, positions: Sequence[int]) -> int:
         """Commits chunks of which all layers were handed over, and returns how many the node keeps.
 
-        Raises `RefusedError` where layers are missing."""
+        Raises `RefusedError` if layers are missing."""
     def follow(self, namespace: Namespace, chain: Chain, *, node: str | None = None, device: int = 0, attempt: int = 0, patience: float = 10.0) -> Follow:
         """Follows chunks that are being written, or soon will be: on this node, or by an engine that talks to the actor `device` of
-        the node `node`, whose layers come as it hands them over. Room for them is taken at once, for all or for none. What is of an
-        earlier attempt than `attempt` does not count; what does not come for `patience` seconds is lost.
+        the node `node`; its layers come as it hands them over. Room for these chunks is taken at once, for all or for none.
+        Layers of an earlier attempt than `attempt` do not count; chunks of which nothing comes for `patience` seconds are lost.
 
-        Raises `BusyError` where there is no room."""
+        Raises `BusyError` if there is no room."""
     def wait_for_layers(self, follow: Follow, layers: int, *, seconds: float = 1.0) -> InPlace:
-        """Waits until so many layers of what is followed are in place, or nothing more will come, or for `seconds`; what is in place
-        then."""
+        """Waits until `layers` layers of the followed chunks are in place, or nothing more will come, or `seconds` have passed.
+        Returns what is in place then."""
     def describe(self, namespace: Namespace, chunks: Sequence[DescribedChunk]) -> None:
-        """Says of which tokens chunks are, for the events of a node that tells them (`[kv_events] tokens`); others drop it. Waits for
-        nothing.
+        """Describes the tokens of chunks, for the events of a node that publishes tokens (`[kv_events] tokens`); other nodes drop
+        the description. Never waits.
 
-        Raises `ValueError` where a chunk has not as many tokens for each block, or more of anything than a node takes."""
+        Raises `ValueError` if the blocks of a chunk do not have equally many tokens, or a chunk has more of anything than a node
+        takes."""
     def register_tensors(self, namespace: Namespace, memory: Sequence[IpcMemory | DescriptorMemory], layers: Sequence[LayerPages], *, pages_per_chunk: int, block: int = 0) -> NodeTensors:
-        """Makes GPU memory known that the node is to copy to and from: `memory` has, as `larder_kv.IpcMemory` or
-        `larder_kv.DescriptorMemory`, the regions that `layers` name; the rest is as for `GpuPagedMemory`. `block` is the block of each
-        chunk that these layers are.
+        """Registers GPU memory for copies by the node. `memory` has, as `larder_kv.IpcMemory` or `larder_kv.DescriptorMemory`, the
+        regions that `layers` name; the rest is as for `GpuPagedMemory`. These layers hold the block `block` of each chunk.
 
-        Raises `RefusedError` where there is no GPU that the node could use, or this memory cannot be shared."""
+        Raises `RefusedError` if there is no GPU that the node could use, or this memory cannot be shared."""
     def load_pages(self, tensors: NodeTensors, lease: Lease, pages: Sequence[int], *, first_page: int = 0, layers: tuple[int, int] | None = None) -> NodeCopy:
-        """Has the node begin to copy what is leased into `pages`: consecutive pages of the prompt, of which the first is number
-        `first_page`, counted from the lease's first chunk. `layers` are first and end, all where not given. The lease may be given
-        back meanwhile. What the engine's streams do to these pages must be done.
+        """Has the node begin to copy leased blocks into `pages`: consecutive pages of the prompt, from number `first_page` on,
+        counted from the lease's first chunk. `layers` are first and end, all layers if not given. The lease may be given back
+        meanwhile. The engine's streams must have finished their work on these pages.
 
-        Raises `BusyError` where too many copies are under way."""
+        Raises `BusyError` if too many copies are under way."""
     def save_pages(self, tensors: NodeTensors, reservation: Reservation, positions: Sequence[int], pages: Sequence[int], *, layers: tuple[int, int] | None = None) -> NodeCopy:
         """Has the node begin to copy `pages`, chunk by chunk, into the reserved chunks at `positions`. When all layers are done,
-        `commit_handed_over` commits them; where a copy does not end as "done" they are given up.
+        `commit_handed_over` commits the chunks. If a copy does not end as "done", its chunks are given up.
 
-        Raises `BusyError` where too many copies are under way."""
+        Raises `BusyError` if too many copies are under way."""
     def wait_for_copy(self, copy: NodeCopy, layers: int | None = None, *, seconds: float = 10.0) -> CopyProgress:
-        """Waits until so many layers of a copy are done, or it has ended, or `seconds` have passed, and says how far it is then.
-        Layers that are done may be used while the others are under way. Waits for the end where `layers` is not given."""
+        """Waits until `layers` layers of a copy are done, or it has ended, or `seconds` have passed, and says how far it is then.
+        Layers that are done may be used while the others are under way. Waits for the end if `layers` is not given."""
     def pin(self, namespace: Namespace, chain: Chain, seconds: float) -> Pinned:
-        """Keeps the longest prefix of `chain` that is here from eviction, for `seconds` or what the node grants."""
+        """Keeps the longest prefix of `chain` that is here from eviction, for `seconds`, or for as long as the node grants."""
     def unpin(self, pin: int) -> None:
         """Ends a pin before its deadline."""
     @property
