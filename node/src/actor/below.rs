@@ -117,8 +117,10 @@ impl GpuActor {
                 "too_large"
             }
         };
-        if tier == Below::Disk {
-            self.hands.metrics.not_written(why);
+        match (tier, &self.hands.objects) {
+            (Below::Disk, _) => self.hands.metrics.not_written(why),
+            (Below::Object, Some(objects)) => objects.tier.not_written(why),
+            (Below::Object, None) => {}
         }
     }
 }

@@ -117,6 +117,11 @@ impl ObjectTier {
         Ok(Self { writes, reads, finds, _thread: thread, said, deadline, metrics })
     }
 
+    /// Counts a chunk that cannot be ordered to be written, and why.
+    pub(crate) fn not_written(&self, why: &'static str) {
+        self.metrics.answered(why);
+    }
+
     /// Orders a chunk to be written. The order is carried out even if nobody waits for the answer; the places must stay as they
     /// are until then. The answer `Closed` means that the store failed, or is left alone; then nobody knows whether the chunk
     /// is there.

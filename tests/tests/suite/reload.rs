@@ -272,11 +272,13 @@ fn a_tenant_whose_socket_cannot_be_made_changes_nothing() {
 #[test]
 fn a_refused_exchange_of_sockets_leaves_each_tenant_its_own() {
     let cluster = cluster(1, "");
-    let own = cluster.socket(0).display().to_string();
-    // The guest wants the host's socket, and the host one that cannot be made.
+    let (own, blocked) = (cluster.socket(0).display().to_string(), cluster.dir().join("blocked.sock"));
+    fs::write(&blocked, "in the way").unwrap();
+    // The guest wants the host's socket, and the host a socket that cannot be made.
     with_guest(&cluster, true);
     edit(&cluster, "node-0", |text| {
-        text.replace(&own, "/none/host.sock").replace(&guest(&cluster).display().to_string(), &own)
+        let text = text.replace(&own, &blocked.display().to_string());
+        text.replace(&guest(&cluster).display().to_string(), &own)
     });
     let (status, report, _) = admin(&cluster, &["reload"]);
     assert_eq!(status, Some(1), "{report}");
