@@ -175,7 +175,8 @@ fn a_drain_outlives_a_moment_in_which_the_only_other_node_is_suspect() {
     wait::through(Duration::from_millis(300), || {});
     cluster.node(0).signal(Signal::CONT).unwrap();
     wait::until("node-0 is back", || (state(&cluster, "node-0")? == "alive").then_some(()));
-    assert_eq!(state(&cluster, "node-1").as_deref(), Some("draining"));
+    // On a busy machine node-1 may be suspect for a moment, too.
+    wait::until("node-1 drains on", || (state(&cluster, "node-1")? == "draining").then_some(()));
     assert!(!cluster.node(1).log().contains("the drain is given up"));
 }
 
