@@ -103,7 +103,7 @@ pub struct BlockMove {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {
-    /// It asks for nothing.
+    /// The order asks for nothing.
     #[error("an order copies at least one page or block")]
     Empty,
     /// Longer than [`MAX_COPIES`].

@@ -94,13 +94,13 @@ pub enum TraceError {
         id: u64,
         /// The id's position in this prompt.
         index: usize,
-        /// The id before it in this prompt.
+        /// The id before this id in this prompt.
         parent: Option<u64>,
-        /// The line of its first occurrence.
+        /// The line of the id's first occurrence.
         known_line: u64,
         /// The id's position in the earlier prompt.
         known_index: usize,
-        /// The id before it there.
+        /// The id before this id in the earlier prompt.
         known_parent: Option<u64>,
     },
     /// A recorded lookup has more full chunks than tokens for them.

@@ -24,12 +24,12 @@ pub struct Change {
 /// The change of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// It was computed or copied here.
+    /// The chunk was computed or copied here.
     Gained,
-    /// It moved here from this holder. Once the home knows, the holder may give up its copy
+    /// The chunk moved here from this holder. Once the home knows, the holder may give up its copy
     /// ([`larder_protocol::peer::PeerRequest::Moved`]).
     MovedFrom(Holder),
-    /// It was evicted, or given up.
+    /// The chunk was evicted, or given up.
     Lost,
 }
 

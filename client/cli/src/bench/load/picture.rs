@@ -69,7 +69,7 @@ fn text(svg: &mut String, x: f64, y: f64, anchor: &str, color: &str, words: &str
     );
 }
 
-/// The name of a line, its figure, and its colour.
+/// The name of a line, its figure, and its color.
 type Line = (&'static str, fn(&KindSeen) -> u64, &'static str);
 
 const LINES: [Line; 3] = [
