@@ -15,7 +15,7 @@ use crate::trace::CHUNK_TOKENS;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Loss {
-    /// The token stands in no full chunk, or is the last of its prompt: no cache can serve it.
+    /// The token is in no full chunk, or is the last of its prompt: no cache can serve it.
     NoFullChunk,
     /// No request before had its chunk.
     NeverSeen,

@@ -82,7 +82,7 @@ pub enum TraceError {
         /// The size of blocks that would give this number of ids, if one is likely.
         fits: Option<u64>,
     },
-    /// An id stands twice in one prompt, or after two different prefixes: ids are not chained.
+    /// An id occurs twice in one prompt, or after two different prefixes: ids are not chained.
     #[error(
         "line {line}: block {id} is number {index} after {after}, but on line {known_line} number {known_index} after {known_after}; an id must name its whole prefix (if ids name only blocks, as AIPerf's do, `larder plan --content-ids` chains them)",
         after = Named(*.parent), known_after = Named(*.known_parent)
