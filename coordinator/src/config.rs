@@ -54,7 +54,7 @@ pub struct Config {
     pub peer: PeerConfig,
     /// The state's file.
     pub state: StateConfig,
-    /// Times after which nodes count as silent.
+    /// The heartbeat, and how long the coordinator waits for silent nodes.
     pub membership: MembershipConfig,
     /// The election of a leader among several coordinators.
     pub election: ElectionConfig,
@@ -108,7 +108,7 @@ pub struct StateConfig {
     pub path: PathBuf,
 }
 
-/// Times after which nodes count as silent.
+/// The heartbeat, and how long the coordinator waits for silent nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MembershipConfig {

@@ -103,8 +103,9 @@ pub struct Election {
     /// The question that waits for its answer, and when it was sent.
     asked: Option<(RegisterOp, Millis)>,
     lookout: Lookout,
-    /// When this coordinator did something last, and when it woke up after it had stood still.
+    /// When this coordinator did something last.
     awake: Millis,
+    /// When this coordinator woke up after it had stood still.
     awoke: Millis,
 }
 

@@ -133,7 +133,7 @@ pub enum JoinRefused {
     /// The cluster is full.
     #[error("the cluster has {MAX_MEMBERS} nodes, the limit: stop one of them first")]
     Full,
-    /// Its numbers are impossible: neither time nor a coordinator can have led to them.
+    /// The node's numbers are impossible: neither time nor a coordinator can have led to them.
     #[error(
         "the node names incarnation {incarnation} and term {term}, which are impossible: restart the node, and check its clock"
     )]

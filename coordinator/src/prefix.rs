@@ -36,7 +36,7 @@ pub(crate) struct Holdings {
     pub(crate) cluster_chunks: usize,
     /// Chunks of the longest prefix that each member holds alone, by name.
     pub(crate) chunks: BTreeMap<String, usize>,
-    /// Chunks of the cluster's prefix that each member holds, wherever they stand in it, by name.
+    /// Chunks of the cluster's prefix that each member holds, wherever they are in it, by name.
     pub(crate) held: BTreeMap<String, usize>,
     /// Homes that did not answer: the counts above lack their rows.
     pub(crate) silent_homes: Vec<String>,

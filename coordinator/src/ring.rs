@@ -77,7 +77,7 @@ fn fill_up(plan: &mut Plan, ring: &Ring<'_>, homes: &mut [NodeNumber]) {
     if plan.neediest().is_none() {
         return;
     }
-    // The partitions of each home, and by home the partitions that the ring would give another node. The first partition stands
+    // The partitions of each home, and by home the partitions that the ring would give another node. The first partition is
     // last.
     let mut all: BTreeMap<NodeNumber, Vec<usize>> = BTreeMap::new();
     let mut wanted: BTreeMap<(NodeNumber, NodeNumber), Vec<usize>> = BTreeMap::new();

@@ -38,7 +38,7 @@ pub struct CopyPool {
 pub struct CopyLimits {
     /// Threads.
     pub threads: usize,
-    /// Their CPUs.
+    /// The CPUs of these threads.
     pub cpus: CpuSet,
     /// Orders that may wait.
     pub queue_orders: usize,

@@ -1,6 +1,6 @@
 //! The disk tier: keeps chunks when memory is needed, and when the node restarts.
 //!
-//! A tier stands by itself: one preallocated, locked file of segments per actor. Its thread ([`tier`]) takes orders that name
+//! A tier is independent: one preallocated, locked file of segments per actor. Its thread ([`tier`]) takes orders that name
 //! places in the arena, and answers each order when the bytes are in place: a write after its sync, a read after key, length
 //! and checksums were right. [`format`](mod@format) describes the bytes on disk. [`log`] decides which segment takes a record
 //! and which is freed. One sync serves all writes that were waiting.

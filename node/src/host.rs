@@ -115,7 +115,7 @@ impl Source {
         std::fs::read_to_string(&self.0).map_err(|source| HostError::Read { path: self.0.clone(), source })
     }
 
-    /// The number after `key`, in bytes. The key may stand anywhere in a line, as in `... MemTotal: 24684092 kB`.
+    /// The number after `key`, in bytes. The key may be anywhere in a line, as in `... MemTotal: 24684092 kB`.
     fn kibibytes(&self, text: &str, key: &'static str) -> Result<u64, HostError> {
         text.lines()
             .find_map(|line| line.split_once(key)?.1.trim().strip_suffix("kB")?.trim().parse::<u64>().ok())

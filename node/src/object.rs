@@ -1,6 +1,6 @@
 //! The object tier: chunks in a store that all nodes share, and that outlives them.
 //!
-//! A tier stands by itself: a node has one tier, which its actors share. Its thread ([`tier`]) takes orders that name places in
+//! A tier is independent: a node has one tier, which its actors share. Its thread ([`tier`]) takes orders that name places in
 //! the arena, as the disk tier's does. A block is one object, so that ranks and pools never overwrite each other. The object is
 //! a record of the disk tier's format ([`crate::disk::format`]) with this block alone, at page 0 of segment 0 of a
 //! storage whose identity is [`STORAGE`]. Its name is `PREFIX/v1/FINGERPRINT/HH/HASH-SLICE-POOL`: fingerprint and hash of the

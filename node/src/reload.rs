@@ -174,7 +174,7 @@ impl Reloads {
     /// Reloads at every SIGHUP, and when the file changed.
     ///
     /// # Cancel safety
-    /// If dropped, the node reloads no more.
+    /// If dropped, the node no longer reloads.
     pub(crate) async fn watch(self) {
         let Some(reloadable) = &self.0.reloadable else { return };
         // Errors are logged.

@@ -11,7 +11,7 @@ use rustix::thread::{sched_getaffinity, sched_setaffinity, set_name};
 
 use crate::host::CpuSet;
 
-/// Waits for a thread when dropped. The field that gives the thread work must be dropped first, so it stands before this field in
+/// Waits for a thread when dropped. The field that gives the thread work must be dropped first, so it is before this field in
 /// a struct.
 #[derive(Debug)]
 pub(crate) struct Joined(Option<JoinHandle<()>>);

@@ -16,7 +16,7 @@ pub struct Etcd {
     command: Command,
     child: Child,
     url: String,
-    // Last: the directory is removed when etcd writes there no more.
+    // Last: the directory is removed when etcd no longer writes there.
     _dir: TempDir,
 }
 

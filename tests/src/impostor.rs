@@ -29,21 +29,21 @@ use crate::visitor;
 /// The answers of an impostor to requests for the blocks that it announced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manners {
-    /// It has none of the blocks.
+    /// The impostor has none of the blocks.
     HasNothing,
-    /// It sends the right checksum, and bytes with one wrong bit.
+    /// The impostor sends the right checksum, and bytes with one wrong bit.
     FlipsABit,
-    /// It sends bytes and checksum of another chunk.
+    /// The impostor sends bytes and checksum of another chunk.
     SendsAnother,
-    /// It sends half of the announced bytes.
+    /// The impostor sends half of the announced bytes.
     StopsHalfway,
-    /// It sends blocks of twice the size.
+    /// The impostor sends blocks of twice the size.
     SendsTwice,
-    /// It sends bytes that are no message.
+    /// The impostor sends bytes that are no message.
     TalksGarbage,
-    /// It sends nothing, and keeps the stream open.
+    /// The impostor sends nothing, and keeps the stream open.
     SaysNothing,
-    /// It sends the right bytes, at [`THROTTLED_BLOCKS_PER_SECOND`].
+    /// The impostor sends the right bytes, at [`THROTTLED_BLOCKS_PER_SECOND`].
     IsThrottled,
 }
 

@@ -51,7 +51,7 @@ pub fn fill(hash: &ChunkHash, out: &mut [u8]) {
     fill_from(&mut seeds(hash), out);
 }
 
-/// The position of the first byte that is not the chunk's; `None` if all are.
+/// The position of the first wrong byte; `None` if all bytes are the chunk's.
 #[must_use]
 pub fn first_difference(hash: &ChunkHash, bytes: &[u8]) -> Option<usize> {
     let mut seeds = seeds(hash);

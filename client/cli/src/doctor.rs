@@ -101,7 +101,7 @@ impl Subject {
 }
 
 impl Level {
-    /// Its name.
+    /// The level's name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",

@@ -27,7 +27,7 @@ pub(crate) struct Drained {
     /// The reason, if the node did not leave.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
-    /// Time of the drain.
+    /// Duration of the drain, in seconds.
     pub(crate) seconds: f64,
     /// Chunks that were in its memory at the start.
     pub(crate) found_chunks: u64,

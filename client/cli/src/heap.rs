@@ -9,7 +9,7 @@ use std::io::Write as _;
 #[derive(Debug)]
 pub struct Heap;
 
-/// A refusal of more than this goes to the caller, who may handle it (as `Vec::try_reserve` does).
+/// If more bytes than this are refused, the refusal goes to the caller, which may handle it (as `Vec::try_reserve` does).
 const REFUSABLE_BYTES: usize = 1 << 30;
 
 // SAFETY: every call goes to the system's allocator, or the program ends.

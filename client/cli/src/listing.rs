@@ -106,7 +106,7 @@ impl Listing {
         self.rows.push(row);
     }
 
-    /// Whether it has no row.
+    /// Whether the list has no row.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

@@ -23,7 +23,7 @@ fn write_line(to: &mut impl io::Write, text: &str) -> io::Result<bool> {
     }
 }
 
-/// A number with its thousands apart.
+/// A number whose groups of three digits are separated.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();

@@ -171,7 +171,7 @@ impl Prompt {
         }
     }
 
-    /// The hashes of its full chunks, computed without a node.
+    /// The hashes of the prompt's full chunks, computed without a node.
     pub(crate) fn hashes(&self, fingerprint: Fingerprint, chunk_tokens: u32) -> Vec<ChunkHash> {
         match self {
             Self::Tokens(tokens) => {

@@ -331,7 +331,7 @@ impl HostControl {
         self.script().faults.push_back(None);
     }
 
-    /// Calls return no more, until [`HostControl::release_calls`].
+    /// Calls no longer return, until [`HostControl::release_calls`].
     pub fn hold_calls(&self) {
         self.script().holds_calls = true;
     }

@@ -1,6 +1,6 @@
 //! Copies between an engine's paged KV memory on a GPU and contiguous blocks.
 //!
-//! [`PagedLayout`] says where an engine's bytes stand. [`Order`] says which bytes to copy; it is checked before a byte moves.
+//! [`PagedLayout`] says where an engine's bytes are. [`Order`] says which bytes to copy; it is checked before a byte moves.
 //! [`Device`] copies: on CUDA ([`cuda`]), or in tests in host memory ([`host`]). One [`DeviceThread`] per GPU is the only
 //! caller of its device. The bytes of a block equal those of copies by the CPU, so engines of both kinds share blocks.
 //!

@@ -103,7 +103,7 @@ pub struct BlockMove {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {
-    /// It asks for nothing.
+    /// The order asks for nothing.
     #[error("an order copies at least one page or block")]
     Empty,
     /// Longer than [`MAX_COPIES`].
@@ -165,7 +165,7 @@ pub(crate) trait Places {
     fn region(&self, region: RegionId) -> Option<(u64, bool)>;
     /// The layout of tensors; `None` if there are none.
     fn layout(&self, tensors: TensorsId) -> Option<&PagedLayout>;
-    /// Whether a region is host memory, in which flags can stand.
+    /// Whether a region is host memory, which can hold flags.
     fn is_host(&self, region: RegionId) -> bool;
 }
 

@@ -47,9 +47,9 @@ pub struct Metric {
 /// A kind of metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
-    /// It only grows.
+    /// The value only grows.
     Counter,
-    /// It grows and shrinks.
+    /// The value grows and shrinks.
     Gauge,
     /// Values are counted in buckets, whose upper bounds these are.
     Histogram(&'static [f64]),
@@ -67,7 +67,7 @@ pub struct Label {
 /// The values of a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Values {
-    /// These and no others.
+    /// These values and no others.
     OneOf(&'static [&'static str]),
     /// One value for each instance of this, which is bounded.
     Each(&'static str),
@@ -117,7 +117,7 @@ impl Kind {
         Self::Histogram(upper_bounds)
     }
 
-    /// Its name in Prometheus' text format.
+    /// The kind's name in Prometheus' text format.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {

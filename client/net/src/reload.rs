@@ -13,7 +13,7 @@ use tokio::time::{MissedTickBehavior, interval};
 /// Calls `reload` at every SIGHUP, and when the file changed, with the cause.
 ///
 /// # Cancel safety
-/// Dropped, it reloads no more.
+/// Once dropped, it no longer reloads.
 pub async fn when_to_reload(file: &Path, mut reload: impl AsyncFnMut(&'static str)) {
     let mut hangup = match signal(SignalKind::hangup()) {
         Ok(hangup) => hangup,

@@ -42,14 +42,14 @@ pub struct Sampler {
     ratio: f64,
 }
 
-/// The side of a call on which a span stands.
+/// The side of a call that a span describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpanKind {
-    /// It asks another process.
+    /// The asking side: the other process answers.
     Client,
-    /// It answers another process.
+    /// The answering side: the other process asks.
     Server,
-    /// It is work within a process.
+    /// No call, but work within a process.
     Internal,
 }
 

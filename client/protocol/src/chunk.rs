@@ -10,7 +10,7 @@ use rkyv::bytecheck::CheckBytes;
 use rkyv::rancor::Fallible;
 use rkyv::{Archive, Deserialize, Serialize};
 
-/// The hash that names a chunk and, because hashes are chained, the whole prefix up to its end.
+/// The 32-byte hash that names a chunk and, because hashes are chained, the whole prefix up to its end.
 ///
 /// It is Larder's own hash (see [`crate::hashing`]) or the engine's.
 #[derive(Archive, Serialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, rkyv::Portable)]

@@ -9,7 +9,7 @@ pub struct AttentionGeometry {
     pub kv_heads: u32,
     /// Elements of one head; for MLA the latent rank plus the rotary part.
     pub head_size: u32,
-    /// 2 if keys and values are kept apart, 1 if one tensor serves as both (MLA).
+    /// 2 if keys and values are separate, 1 if one tensor serves as both (MLA).
     pub tensors: u32,
     /// Bytes of one element: 2 for fp16 and bf16, 1 for fp8.
     pub element_bytes: u32,

@@ -15,7 +15,7 @@ use crate::table::{Epoch, NodeNumber, TablePage};
 /// A message of a follower.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum FollowerMessage {
-    /// A node wants to be a member; the node's name stands in its certificate.
+    /// A node wants to be a member; the node's name is in its certificate.
     Join(Join),
     /// The node lives.
     Heartbeat(Heartbeat),

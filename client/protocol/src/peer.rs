@@ -3,7 +3,7 @@
 //! Every request is a bidirectional QUIC stream of its own: the asker writes one message ([`PeerRequest`]) and ends its half. The
 //! other side answers with one message ([`PeerResponse`]). After the answer to a fetch, the blocks' bytes follow. A follow is
 //! answered with one message ([`PeerResponse::Followed`]) for each piece of news. If a request belongs to a trace,
-//! [`PeerRequest::Trace`] stands before the request. A message on a stream is
+//! [`PeerRequest::Trace`] comes before the request. A message on a stream is
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -302,7 +302,7 @@ pub enum PeerResponse {
     Busy(RetryAfter),
     /// The request is impossible, or not for this node or this asker.
     Refused(String),
-    /// The answering node's room. It stands before another answer on the same stream. A node that does not send it has free room,
+    /// The answering node's room. It comes before another answer on the same stream. A node that does not send it has free room,
     /// and serves nothing.
     Room(Room),
     /// Whether the node fetches each of the offered chunks, in the order of the offer.

@@ -111,7 +111,7 @@ impl PurgeScope {
 }
 
 impl NamespaceName {
-    /// Whether it is the name of this namespace.
+    /// Whether this is the name of the namespace of this fingerprint.
     #[must_use]
     pub fn names(&self, fingerprint: &Fingerprint) -> bool {
         fingerprint.0.starts_with(&self.0)

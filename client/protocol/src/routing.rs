@@ -19,7 +19,7 @@ pub struct Prompt {
 pub struct Candidate {
     /// Tokens that the node's engines have yet to compute for other requests.
     pub backlog_tokens: u64,
-    /// Tokens of the cluster's prefix that the node holds itself, wherever they stand in the prefix.
+    /// Tokens of the cluster's prefix that the node holds itself, wherever they are in the prefix.
     pub held_tokens: u64,
 }
 

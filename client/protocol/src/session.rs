@@ -138,9 +138,9 @@ pub struct Lookup {
     /// Tokens of the whole prompt: the answer leaves at least one token to compute.
     pub prompt_tokens: u64,
     /// Whether the caller cannot use a hit (prompt log-probabilities, pooling). If so, the answer is zero, and the lookup is
-    /// counted apart.
+    /// counted separately.
     pub skip_read: bool,
-    /// Whether the request was preempted before. If so, the lookup is counted apart.
+    /// Whether the request was preempted before. If so, the lookup is counted separately.
     pub preempted: bool,
     /// Tiers to look in; all tiers if empty.
     pub tiers: Vec<Tier>,

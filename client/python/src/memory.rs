@@ -115,7 +115,7 @@ impl Memory {
         assert!(self.writable && range.start <= range.end && range.end <= self.bytes);
         let bytes = (range.end - range.start) as usize;
         // SAFETY: the range lies within the buffer (asserted), which Python keeps in place while `_buffer` is exported, and
-        // which it exported as writable. The slice lives for one copy; whoever else touches these bytes meanwhile breaks
+        // which it exported as writable. The slice lives for one copy; anybody who touches these bytes meanwhile breaks
         // the contract of the methods that call this.
         unsafe { slice::from_raw_parts_mut(self.start.add(range.start as usize), bytes) }
     }

@@ -333,7 +333,7 @@ sessions! {
         let (session, lease) = (self.session()?, lease.guard()?);
         let (load, tensors) = (tensors.load(pages, first_page, layers)?, tensors.get()?.clone());
         Ok(async move {
-            // Verified on another thread, since verifying takes as long as reading. `load_pages` does not verify these blocks again.
+            // Verified on another thread, since verifying takes as long as reading. `load_pages` does not verify them again.
             let (verified, of_load, of_tensors) = (Arc::clone(&lease), load.clone(), tensors.clone());
             let verify = move || of_tensors.verify(&verified, &of_load);
             spawn_blocking(verify).await.unwrap_or(Ok(()))?;

@@ -162,7 +162,7 @@ impl Session {
     ///
     /// # Errors
     /// `Refused` if the node has no GPU for this, this kind of memory cannot be shared, or the layout is not that of the
-    /// namespace; `NotShared` for memory that no other process can map; the general ones of [`SessionError`].
+    /// namespace; `NotShared` for memory that no other process can map; the general errors of [`SessionError`].
     ///
     /// # Panics
     /// Panics if the namespace has no such block.
@@ -214,7 +214,8 @@ impl Session {
     /// Cancel safe: a copy that has begun goes on.
     ///
     /// # Errors
-    /// `Refused` if the pages are not those of the lease or the tensors; `Damaged`; `Busy`; the general ones of [`SessionError`].
+    /// `Refused` if the pages are not those of the lease or the tensors; `Damaged`; `Busy`; the general errors of
+    /// [`SessionError`].
     ///
     /// # Panics
     /// Panics if the tensors hold another block than that to load.
@@ -255,7 +256,7 @@ impl Session {
     /// Cancel safe.
     ///
     /// # Errors
-    /// The general ones of [`SessionError`].
+    /// The general errors of [`SessionError`].
     pub fn wait_for_copy(&self, copy: &NodeCopy, layers: u32, patience: Duration) -> Call<CopyProgress> {
         let (known, asked) = (Arc::clone(&copy.0), Arc::clone(&copy.0));
         let known = move || {

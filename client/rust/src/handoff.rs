@@ -20,7 +20,7 @@ use crate::session::Session;
 
 impl Session {
     /// Asks for room as [`Session::reserve_pools`] does, in a numbered attempt at a hand-over. If `pools` is empty, asks for all
-    /// pools. Reservations of earlier attempts for these chunks end: their holders can write no more.
+    /// pools. Reservations of earlier attempts for these chunks end: their holders can no longer write.
     ///
     /// Cancel safe: the reservation is given back.
     ///
@@ -78,7 +78,7 @@ impl Session {
     /// Cancel safe: layers whose message was sent are handed over nevertheless.
     ///
     /// # Errors
-    /// `Refused` if the reservation ended, by its deadline or a later attempt; the general ones of [`SessionError`].
+    /// `Refused` if the reservation ended, by its deadline or a later attempt; the general errors of [`SessionError`].
     pub fn hand_over(&self, staged: StagedLayers) -> Call<()> {
         let LayersPart { request, range } = staged.into_part();
         self.ask(Request::HandOver(request), move |_, response, _| {
@@ -97,7 +97,7 @@ impl Session {
     /// Cancel safe: chunks whose message was sent are committed nevertheless; the others are not.
     ///
     /// # Errors
-    /// `Refused` if layers are missing, or the reservation ended; the general ones of [`SessionError`].
+    /// `Refused` if layers are missing, or the reservation ended; the general errors of [`SessionError`].
     pub fn commit_handed_over(&self, reservation: &Reservation, positions: &[u32]) -> Call<u32> {
         self.commit_parts(reservation.handed_over_parts(positions))
     }
@@ -109,7 +109,7 @@ impl Session {
     /// Cancel safe: the room is given back.
     ///
     /// # Errors
-    /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
+    /// `Chain` for an impossible chain; `Busy`; the general errors of [`SessionError`].
     pub fn follow(&self, namespace: &Namespace, chain: &Chain, options: FollowOptions) -> Call<Follow> {
         let FollowOptions { writer, attempt, patience } = options;
         let request = Request::Follow(handoff::Follow {
@@ -133,7 +133,7 @@ impl Session {
     /// Cancel safe. One caller at a time should wait for a follow: a second caller may wait until the first one has its result.
     ///
     /// # Errors
-    /// The general ones of [`SessionError`].
+    /// The general errors of [`SessionError`].
     pub fn wait_for_layers(&self, follow: &Follow, layers: u32, patience: Duration) -> Call<InPlace> {
         let (known, asked) = (Arc::clone(&follow.0), Arc::clone(&follow.0));
         let known = move || {

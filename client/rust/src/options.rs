@@ -46,9 +46,9 @@ pub struct UnknownVerify(String);
 pub struct LookupOptions {
     /// Tokens of the whole prompt: the answer leaves at least one of them to compute.
     pub prompt_tokens: u64,
-    /// The caller cannot use a hit (prompt log-probabilities, pooling): the answer is zero, and the lookup is counted apart.
+    /// The caller cannot use a hit (prompt log-probabilities, pooling): the answer is zero, and the lookup is counted separately.
     pub skip_read: bool,
-    /// The request had been preempted before; its lookup is counted apart.
+    /// The request had been preempted before; its lookup is counted separately.
     pub preempted: bool,
     /// Tiers to look in; all tiers if empty.
     pub tiers: Vec<Tier>,

@@ -321,7 +321,7 @@ impl Remaining {
 }
 
 impl Claim {
-    /// The offset of block `block` in the window's room for a chunk of which these pools are written. Blocks stand one behind the
+    /// The offset of block `block` in the window's room for a chunk of which these pools are written. Blocks are one behind the
     /// other, each at a multiple of [`BLOCK_ALIGNMENT`]. If `block` is the number of blocks, the result is the size of the whole
     /// room.
     fn block_offset(&self, pools: PoolSet, block: usize) -> u64 {

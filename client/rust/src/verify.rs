@@ -121,7 +121,7 @@ impl Proofs {
         Ok(())
     }
 
-    /// Verifies `bytes` (of the block) where they stand, unless that was done before or need not be.
+    /// Verifies `bytes` (of the block) where they are, unless that was done before or need not be.
     pub(crate) fn check(&self, reading: Reading<'_>, bytes: &Range<u64>) -> Result<(), Damaged> {
         if !self.must_check(&reading)? {
             return Ok(());

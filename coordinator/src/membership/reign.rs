@@ -10,9 +10,9 @@ use super::{DurableState, Given, KnownMember, Membership, Millis, Patience, well
 /// The way in which a coordinator leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Office {
-    /// It is the only coordinator.
+    /// There is no other coordinator.
     Alone,
-    /// It was elected, and leads until this time.
+    /// The coordinator was elected, and leads until this time.
     Elected(Millis),
 }
 
@@ -27,7 +27,7 @@ impl Membership {
         candidate
     }
 
-    /// Whether it leads: it makes tables and hears nodes.
+    /// Whether the coordinator leads: it makes tables and hears nodes.
     #[must_use]
     pub fn leads(&self, now: Millis) -> bool {
         match self.office {
@@ -36,7 +36,7 @@ impl Membership {
         }
     }
 
-    /// The term of its tables.
+    /// The term of the coordinator's tables.
     #[must_use]
     pub fn term(&self) -> u64 {
         self.epoch.term

@@ -1,6 +1,6 @@
 //! A register in Kubernetes: one Lease, compared by its resource version.
 //!
-//! The record stands in an annotation of the Lease. The fields of the Lease repeat it for users of `kubectl`. They decide
+//! The record is in an annotation of the Lease. The fields of the Lease repeat it for users of `kubectl`. They decide
 //! nothing, except that a Lease with a foreign holder is refused. A write names the resource version that it replaces, so the API
 //! server does at most one of two.
 

@@ -93,5 +93,5 @@ const LONGEST: u32 = 1_000;
 
 const OPERATIONS: usize = 1_000_000;
 
-/// An odd number, so that popular chunks are not neighbours.
+/// An odd number, so that popular chunks are not neighbors.
 const SPREAD: usize = 0x9e37_79b9;

@@ -13,7 +13,8 @@
 //!
 //! This module keeps the purpose of each copy until the copy has ended.
 //!
-//! [`Store::reserve`]: crate::store::Store::reserve [`Store::begin_commit`]: crate::store::Store::begin_commit
+//! [`Store::reserve`]: crate::store::Store::reserve
+//! [`Store::begin_commit`]: crate::store::Store::begin_commit
 //! [`Store::finish_commit`]: crate::store::Store::finish_commit
 
 use std::collections::{HashMap, VecDeque};

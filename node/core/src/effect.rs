@@ -106,7 +106,7 @@ pub enum Effect {
     /// and [`DeviceEvent::Ended`](crate::DeviceEvent::Ended) is the last answer.
     DeviceCopy(DeviceOrder),
     /// Nobody waits for this copy by the device any more: the device does not begin it if there is still time. The shell must
-    /// answer all the same.
+    /// answer nevertheless.
     CancelDeviceCopy(DeviceCopyNumber),
     /// Gives an extent new memory: [`Event::ExtentRenewed`](crate::Event::ExtentRenewed) answers.
     Renew(u32),
@@ -150,7 +150,7 @@ pub enum Effect {
     Fetch(FetchOrder),
     /// Makes an order urgent: an engine stands still until it is answered.
     Hurry(OrderNumber),
-    /// Nobody waits for this order any more. The shell must answer all the same.
+    /// Nobody waits for this order any more. The shell must answer nevertheless.
     CancelOrder(OrderNumber),
     /// Reads a chunk from a tier: [`Event::ReadEnded`](crate::Event::ReadEnded) answers. [`Core::wanted`](crate::Core::wanted)
     /// says where its blocks go.

@@ -322,7 +322,7 @@ pub enum Event {
 /// The result for one chunk of an order to another actor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Arrival {
-    /// Its blocks are in their slots, and right.
+    /// The chunk's blocks are in their slots, and right.
     Here {
         /// Checksums of the blocks that came: by slice, then pool.
         checksums: Vec<Checksums>,
@@ -330,7 +330,7 @@ pub enum Arrival {
         pools: PoolSet,
         /// How often the chunk was read, this time included.
         reads: u32,
-        /// Whether its holder has it on disk.
+        /// Whether the chunk's holder has it on disk.
         is_on_disk: bool,
     },
     /// The holder does not have it.
@@ -430,7 +430,7 @@ pub enum DeviceEvent {
 /// The result of a read. Except after [`Self::Lost`], nothing is written to the read's slots any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReadAnswer {
-    /// Its blocks are in their slots, and right.
+    /// The chunk's blocks are in their slots, and right.
     Here {
         /// Checksums of the blocks that came: by slice, then pool.
         checksums: Vec<Checksums>,

@@ -17,7 +17,7 @@
 //! ```
 //!
 //! Answers may come in any order, late, twice or never. While something is written into a slot, nobody else gets the slot until
-//! the effect is answered. Requests of sessions begin in `requests`. Decisions stand in [`store`] (which chunks are kept),
+//! the effect is answered. Requests of sessions begin in `requests`. Decisions are in [`store`] (which chunks are kept),
 //! `copies` (copies and checksums of bytes), `device` (GPU copies), `bring` (where chunks come from), [`tiers`] (disk and object
 //! store) and `announce` (what others hear). The [`directory`] and the [`exchange`] of a node are cores of their own.
 

@@ -11,11 +11,11 @@ pub enum ChunkOutcome {
     BehindGap(Tier),
     /// The chunk was there, but computing it is faster than bringing it.
     ComputedFaster(Tier),
-    /// Nobody looked for it: a token of the prompt must be left to compute, or the engine cannot use a hit.
+    /// Nobody looked for the chunk: a token of the prompt must be left to compute, or the engine cannot use a hit.
     NotAsked,
     /// The chunk was being written.
     BeingWritten,
-    /// Nobody had it. The record of evictions says whether it was here before.
+    /// Nobody had the chunk. The record of evictions says whether it was here before.
     Absent,
     /// The home of the chunk's directory rows did not answer: others may have the chunk.
     HomeSilent,

@@ -63,7 +63,7 @@ impl<K: Copy + Eq + Hash> Turns<K> {
         self.line.insert(waiting.turn, key);
     }
 
-    /// The key whose turn it is.
+    /// The key of the request whose turn it is.
     #[must_use]
     pub fn next(&self) -> Option<K> {
         self.line.first_key_value().map(|(_, &key)| key)

@@ -35,7 +35,7 @@ struct Budget {
 }
 
 impl Reporter {
-    /// Its name in metrics.
+    /// The reporter's name in metrics.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {

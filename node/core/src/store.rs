@@ -8,7 +8,7 @@
 //! 2. **Put.** [`Store::reserve`] takes slots; [`Store::begin_commit`] says which bytes to copy; [`Store::finish_commit`]
 //!    with their checksums makes the chunks readable. [`Store::begin_layers`] and [`Store::finish_layers`] do the same for
 //!    layers ahead of their commit.
-//! 3. **Get.** [`Store::lookup`] says which chunks are here, [`Store::lease`] says where they stand, [`Store::release`] ends the
+//! 3. **Get.** [`Store::lookup`] says which chunks are here, [`Store::lease`] says where they are, [`Store::release`] ends the
 //!    lease. [`Store::gather`] leases chunks, some of which must first be brought into memory: [`Store::fetched`] answers each
 //!    [`Wanted`], and [`Store::finish_gather`] ends the gather. [`Store::follow`] reads chunks that are being written.
 //! 4. **Peers.** [`Store::grant`] lends a chunk to a peer, [`Store::end_grant`] ends the loan; [`Store::give_up`] drops chunks

@@ -137,7 +137,7 @@ impl Core {
                 self.missed_on_disk(chunk);
             }
             (ReadAnswer::Impossible, Below::Disk) => self.missed_on_disk(chunk),
-            // The object store is busy or closed: computing is the better way.
+            // Nothing was read from the object store: computing is the better way.
             (ReadAnswer::Busy | ReadAnswer::Closed | ReadAnswer::Impossible, Below::Object) => {
                 self.did_not_come(chunk);
             }

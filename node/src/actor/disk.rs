@@ -1,4 +1,4 @@
-//! The actor's disk, apart from reads and writes: lists of the chunks on disk, and descriptions of their namespaces.
+//! The actor's disk, except reads and writes: lists of the chunks on disk, and descriptions of their namespaces.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -26,7 +26,7 @@ pub struct ExtentSpec {
     pub binding: Binding,
     /// Whether to try for huge pages.
     pub huge_pages: HugePages,
-    /// Whether engines may map it writable.
+    /// Whether engines may map the memory writable.
     pub trust_engines: bool,
 }
 
@@ -114,13 +114,13 @@ impl ExtentMemory {
         self.mapping.bytes()
     }
 
-    /// The kind of its pages.
+    /// The kind of the memory's pages.
     #[must_use]
     pub fn pages(&self) -> Pages {
         self.pages
     }
 
-    /// Whether engines may map it writable.
+    /// Whether engines may map the memory writable.
     #[must_use]
     pub fn is_writable_by_engines(&self) -> bool {
         self.spec.trust_engines

@@ -48,7 +48,7 @@
 //! | 16..32 | storage identity |
 //! | 32..40 | `u64` sequence of the segment |
 //! | 40..44 | `u32` number of the segment |
-//! | 44..48 | `u32` page of the segment at which the record stands |
+//! | 44..48 | `u32` page of the segment at which the record begins |
 //! | 48..56 | `u64` sequence of the record |
 //! | 56..88 | fingerprint of the namespace |
 //! | 88..120 | chunk hash |
@@ -83,7 +83,7 @@
 //! | 64..96 | hash of the parent |
 //! | 96..128 | hash of the anchor |
 //! | 128..132 | `u32` index of the chunk |
-//! | 132..136 | `u32` page of the segment at which the record stands |
+//! | 132..136 | `u32` page of the segment at which the record begins |
 //! | 136..140 | `u32` pages of the record |
 //! | 140..141 | `u8` a bit for each pool of the record, the first the lowest |
 //! | 141..144 | zeros |
@@ -221,7 +221,7 @@ pub struct FooterTail {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
-    /// Something else stands there, or nothing yet.
+    /// Something else is there, or nothing yet.
     #[error("there is no such structure")]
     Magic,
     /// Another version wrote the bytes.

@@ -1,4 +1,4 @@
-//! The log: decides which segment takes the next record and which is freed next, and knows where each record stands.
+//! The log: decides which segment takes the next record and which is freed next, and knows where each record is.
 //!
 //! Pure: the log says what to write, and is told when that is done. The segments form a queue by age. The oldest segment
 //! is freed as a whole. Before that, its records that were read since they were written move to the young end, up to half a
@@ -125,7 +125,7 @@ pub struct Log {
 struct Segment {
     /// 0 for a free segment.
     sequence: u64,
-    /// Ids of the records that were committed here; some stand elsewhere by now, or are gone.
+    /// Ids of the records that were committed here; some are elsewhere by now, or are gone.
     records: Vec<u32>,
 }
 
@@ -502,7 +502,7 @@ impl FooterEntry {
     }
 }
 
-/// The page of a segment at which its first record stands.
+/// The page of a segment at which its first record begins.
 pub const FIRST_PAGE: u32 = 1;
 
 /// Segments that are kept free, so that few writes wait until one is given up.

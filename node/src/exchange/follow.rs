@@ -316,7 +316,7 @@ fn verified(chunk: &FetchChunk, said: &[u64]) -> Arrival {
     Arrival::Here { checksums, pools, reads: 1, is_on_disk: false }
 }
 
-/// The checksums of a block as it stands in its slot.
+/// The checksums of a block in its slot.
 fn sums_of(to: &Destination) -> Option<Checksums> {
     let ranges = block_ranges(to.bytes, to.range_bytes).map(|range| {
         let mut sum = RangeChecksum::new();

@@ -97,7 +97,7 @@ impl Rooms {
         newer
     }
 
-    /// Writes the room that stands before an answer to another node.
+    /// Writes the room that comes before an answer to another node.
     pub(super) async fn write_before(
         &self,
         send: &mut SendStream,

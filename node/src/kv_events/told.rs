@@ -264,7 +264,7 @@ pub(super) fn tell_late(
 }
 
 impl Event {
-    /// An event with only the chunk's name. A prompt's first chunk has no parent: its parent is the namespace, which is no block.
+    /// An event with only the chunk's name. It names no parent for a prompt's first chunk: the parent is the namespace, no block.
     fn bare(chunk: &ChunkRef, chunk_tokens: u32) -> Self {
         let parent = (chunk.index > 0).then_some(chunk.parent);
         Self::Stored { hashes: vec![chunk.hash], parent, chunk_tokens }

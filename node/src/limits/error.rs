@@ -137,7 +137,7 @@ pub enum ConfigError {
         /// Actors that share the capacity.
         actors: u64,
     },
-    /// The watermarks are no fractions, or stand in the wrong order.
+    /// The watermarks are no fractions, or are in the wrong order.
     #[error("[host] low_watermark is {low}, high_watermark {high}: they must be 0 < low < high <= 1")]
     Watermarks {
         /// The lower watermark.

@@ -30,7 +30,7 @@ pub struct ActorMetrics {
     moved_bytes: [IntCounter; 2],
     /// Chunks migrated, replicated, passed, missed and forwarded.
     fetched: [IntCounter; 5],
-    /// Layers given, sent, and come from other nodes.
+    /// Layers handed over by engines, sent to other nodes, and received from them.
     handed_over_layers: [IntCounter; 3],
     handed_over_bytes: [IntCounter; 3],
     /// Indexed by [`DeviceCopyEnd`].

@@ -1,4 +1,4 @@
-//! Decides when a failing store is left alone, for reading and writing apart.
+//! Decides when a failing store is left alone, separately for reading and for writing.
 //!
 //! Pure: the breaker is told the results of requests, and says whether the next request may be made.
 

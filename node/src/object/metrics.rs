@@ -52,7 +52,7 @@ pub enum Kind {
     Delete,
 }
 
-/// The two sides of a store, which may refuse apart from each other.
+/// The two sides of a store, each of which may refuse alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum Side {

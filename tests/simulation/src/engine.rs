@@ -145,25 +145,25 @@ fn positions(bits: u64) -> Vec<u32> {
 /// Something that an engine does later.
 #[derive(Debug, Clone)]
 pub(crate) enum Deed {
-    /// It starts, and opens a session.
+    /// The engine starts, and opens a session.
     Start,
-    /// It turns to another prompt.
+    /// The engine turns to another prompt.
     Wake,
-    /// It has read what it leased.
+    /// The engine has read what it leased.
     Release(u64),
-    /// It waits for a prefetch.
+    /// The engine waits for a prefetch.
     Collect { space: usize, chain: Chain, ticket: u64 },
-    /// It reads the found chunks.
+    /// The engine reads the found chunks.
     Read { space: usize, chain: Chain },
-    /// It writes the reserved chunks.
+    /// The engine writes the reserved chunks.
     Write { space: usize, chain: Chain, reservation: u64, chunks: Vec<u32>, pools: Vec<PoolSet> },
-    /// It hands over the next layer, or commits.
+    /// The engine hands over the next layer, or commits.
     NextLayer { space: usize, chain: Chain, writing: Writing },
-    /// It asks how much of the followed chunks is in place.
+    /// The engine asks how much of the followed chunks is in place.
     AskInPlace { space: usize, chain: Chain, follow: u64, layers: u32 },
-    /// It asks for the progress of a copy.
+    /// The engine asks for the progress of a copy.
     AskCopy { space: usize, chain: Chain, copy: u64, lease: Option<u64>, writing: Option<Writing> },
-    /// It lets go of a pin.
+    /// The engine lets go of a pin.
     Unpin(u64),
 }
 

@@ -41,16 +41,16 @@ impl fmt::Display for Request {
 /// How an engine reads.
 #[derive(Debug, Clone, Copy)]
 enum Way {
-    /// It looks up the prompt and leases what was found.
+    /// The engine looks up the prompt and leases what was found.
     LookUp {
         pin: Option<Duration>,
     },
-    /// It leases at once, without a lookup.
+    /// The engine leases at once, without a lookup.
     Lease,
     Prefetch(Wait),
-    /// It begins a prefetch and gives it up.
+    /// The engine begins a prefetch and gives it up.
     GiveUp,
-    /// It follows the prompt's present writer, and reads the layers that are in place.
+    /// The engine follows the prompt's present writer, and reads the layers that are in place.
     Follow,
 }
 

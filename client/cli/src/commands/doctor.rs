@@ -146,7 +146,7 @@ impl Report {
     }
 }
 
-/// The level's colour: green, blue, yellow, bold red.
+/// The level's color: green, blue, yellow, bold red.
 fn colour(level: Level) -> &'static str {
     match level {
         Level::Ok => "32",

@@ -134,7 +134,7 @@ pub struct LogTail {
 }
 
 impl Died {
-    /// Whether it has drained, and asks to be started again.
+    /// Whether the process has drained, and asks to be started again.
     pub(crate) fn is_to_restart(&self) -> bool {
         self.status.and_then(|status| status.code()) == Some(TO_RESTART.into())
     }

@@ -75,7 +75,7 @@ impl Files {
         socket_in(&self.dir, name)
     }
 
-    /// Makes an authority for the cluster. Its certificate stands in the directory; its key is written nowhere.
+    /// Makes an authority for the cluster. Its certificate is in the directory; its key is written nowhere.
     pub(super) fn create_authority(&self) -> Result<Authority, DevError> {
         let path = self.dir.join("ca.pem");
         let made = Authority::create(Validity::days(CERTIFICATE_DAYS));

@@ -22,7 +22,7 @@ pub enum Goal {
 pub struct Advice<'a> {
     /// The size that reaches the goal, or comes nearest to it.
     pub choice: &'a Outcome,
-    /// Whether it reaches the goal.
+    /// Whether this size reaches the goal.
     pub is_enough: bool,
     /// The next cheaper outcome, among the outcomes that hit more than all cheaper ones.
     pub cheaper: Option<&'a Outcome>,

@@ -147,7 +147,7 @@ impl Link {
         })
     }
 
-    /// Whether it has a session.
+    /// Whether the link has a session.
     #[must_use]
     pub fn is_open(&self) -> bool {
         matches!(&*self.state.borrow(), LinkState::Open(_))

@@ -15,7 +15,7 @@ use crate::trace::CHUNK_TOKENS;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Loss {
-    /// The token stands in no full chunk, or is the last of its prompt: no cache can serve it.
+    /// The token is in no full chunk, or is the last of its prompt: no cache can serve it.
     NoFullChunk,
     /// No request before had its chunk.
     NeverSeen,
@@ -23,19 +23,19 @@ pub enum Loss {
     BeingWritten,
     /// Requests computed its chunk, and no node kept it, for lack of room or because the node was gone.
     NotSaved,
-    /// Its chunk was evicted by the last node that had it.
+    /// The token's chunk was evicted by the last node that had it.
     Evicted,
     /// A node holds its chunk, and the lookup did not find it: the directory had not heard of it yet.
     NotFound,
-    /// The lookup found its chunk, and the engine computed it rather than wait for it.
+    /// The lookup found the token's chunk, and the engine computed it rather than wait for it.
     NotLoaded,
-    /// The lookup found its chunk, but the lease lacked it: it was evicted meanwhile, or there was no room for it.
+    /// The lookup found the token's chunk, but the lease lacked it: it was evicted meanwhile, or there was no room for it.
     LeaseFellShort,
-    /// The lease lacked its chunk, which another node holds but did not send.
+    /// The lease lacked the token's chunk, which another node holds but did not send.
     PeerFailed,
-    /// The lease lacked its chunk, since its time was up.
+    /// The lease lacked the token's chunk, since the time was up.
     Deadline,
-    /// The node of its request was gone, or failed.
+    /// The node of the token's request was gone, or failed.
     NodeGone,
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 #[derive(Debug, Clone)]
 pub struct ModelConfig {
     fields: Map<String, Value>,
-    /// The outermost object: some fields stand only there.
+    /// The outermost object: some fields are only there.
     outer: Map<String, Value>,
 }
 

@@ -21,7 +21,7 @@ pub enum LayerKind {
 }
 
 impl LayerKind {
-    /// Whether it keeps keys and values of every token.
+    /// Whether the layer keeps keys and values of every token.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Full | Self::Both)
     }
@@ -31,12 +31,12 @@ impl LayerKind {
         matches!(self, Self::Sliding(_))
     }
 
-    /// Whether it keeps keys and values.
+    /// Whether the layer keeps keys and values.
     pub fn has_attention(&self) -> bool {
         self.is_full() || self.is_sliding()
     }
 
-    /// Whether it keeps a state.
+    /// Whether the layer keeps a state.
     pub fn has_state(&self) -> bool {
         matches!(self, Self::State | Self::Both)
     }

@@ -101,7 +101,7 @@ pub struct Capacity {
     pub bytes: u64,
     /// Whole chunks.
     pub chunks: u64,
-    /// Their tokens.
+    /// Tokens of these chunks.
     pub tokens: u64,
 }
 

@@ -19,7 +19,7 @@ use serde::Deserialize;
 use super::TraceError;
 use super::wrong::size_that_fits;
 
-/// A row as it stands in the file.
+/// A row of the file.
 #[derive(Debug, Deserialize)]
 pub(super) struct InputRow {
     pub(super) timestamp: Option<f64>,

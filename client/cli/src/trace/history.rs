@@ -3,7 +3,7 @@
 //! A log's lines have two fields more than a trace's (`chunk_tokens`, `namespace`), and ids for full chunks only. Its ids
 //! are hashes of 53 bits; a chunk of one namespace is never one of another.
 //!
-//! Requests of a trace are played in the order of their times, wherever they stand in the file.
+//! Requests of a trace are played in the order of their times, wherever they are in the file.
 
 use std::io::BufRead;
 use std::path::{Path, PathBuf};

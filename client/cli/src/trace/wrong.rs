@@ -82,7 +82,7 @@ pub enum TraceError {
         /// The size of blocks that would give this number of ids, if one is likely.
         fits: Option<u64>,
     },
-    /// An id stands twice in one prompt, or after two different prefixes: ids are not chained.
+    /// An id occurs twice in one prompt, or after two different prefixes: ids are not chained.
     #[error(
         "line {line}: block {id} is number {index} after {after}, but on line {known_line} number {known_index} after {known_after}; an id must name its whole prefix (if ids name only blocks, as AIPerf's do, `larder plan --content-ids` chains them)",
         after = Named(*.parent), known_after = Named(*.known_parent)
@@ -94,13 +94,13 @@ pub enum TraceError {
         id: u64,
         /// The id's position in this prompt.
         index: usize,
-        /// The id before it in this prompt.
+        /// The id before this id in this prompt.
         parent: Option<u64>,
-        /// The line of its first occurrence.
+        /// The line of the id's first occurrence.
         known_line: u64,
         /// The id's position in the earlier prompt.
         known_index: usize,
-        /// The id before it there.
+        /// The id before this id in the earlier prompt.
         known_parent: Option<u64>,
     },
     /// A recorded lookup has more full chunks than tokens for them.

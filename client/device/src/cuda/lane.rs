@@ -135,7 +135,7 @@ impl KernelTable {
         unsafe { lane.kernels.copy(self.pinned.address(), self.device.address(), bytes.len() as u64) }
     }
 
-    /// Its memory on the device.
+    /// The table's memory on the device.
     pub(super) fn into_device(self) -> DeviceMemory {
         self.device
     }

@@ -37,7 +37,7 @@ impl VllmOrder {
     /// All orders.
     pub const ALL: [Self; 6] = [Self::Lbhnc, Self::Lbnhc, Self::Lhbnc, Self::Blhnc, Self::Blnhc, Self::Bhlnc];
 
-    /// Its name in vLLM.
+    /// The order's name in vLLM.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -235,7 +235,7 @@ const FIRST_BUFFER_BYTES: usize = 16 << 10;
 /// A buffer that grew beyond this is given back once it is empty.
 const KEPT_BUFFER_BYTES: usize = 512 << 10;
 
-/// The most bytes of a greeting. The longest part of a greeting is the client's name.
+/// The most bytes of a greeting. The longest part of a greeting is the client's name, at most 256 bytes.
 pub const MAX_GREETING_BYTES: u32 = 4 << 10;
 
 /// One frame of the largest size.

@@ -129,7 +129,7 @@ impl Connections {
         Ok(Open { connections: self.clone(), number })
     }
 
-    /// Reads no more from any client, and refuses new clients. An idle connection ends at once, a busy one when its requests are
+    /// Stops reading from all clients, and refuses new clients. An idle connection ends at once, a busy one when its requests are
     /// answered. Returns when all have ended.
     pub(super) async fn end(&self) {
         {

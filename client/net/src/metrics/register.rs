@@ -10,7 +10,7 @@ use super::{Kind, Label, Metric, Section, combinations};
 
 /// The handles of one section of a table, as [`metrics_table!`](crate::metrics_table) makes them.
 pub trait Part: Sized {
-    /// Its rows.
+    /// The section, with its rows.
     const SECTION: Section;
 
     /// Registers all handles; `fixed` are labels that have one value in all of these handles.
@@ -30,9 +30,9 @@ pub trait Part: Sized {
 
 /// A type of handles.
 pub trait Handle: Collector + Clone + 'static {
-    /// The kind of its metric; a histogram has no buckets here.
+    /// The kind of the metric; a histogram has no buckets here.
     const KIND: Kind;
-    /// Whether it has labels whose values are not fixed.
+    /// Whether the metric has labels whose values are not fixed.
     const BY_LABELS: bool;
 
     /// Makes a handle.

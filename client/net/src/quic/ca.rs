@@ -85,7 +85,7 @@ impl Authority {
         Ok(Self { certificate_pem: certificate_pem.to_owned(), issuer })
     }
 
-    /// Its certificate (PEM).
+    /// The authority's certificate (PEM).
     #[must_use]
     pub fn certificate_pem(&self) -> &str {
         &self.certificate_pem

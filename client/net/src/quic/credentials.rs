@@ -87,7 +87,7 @@ pub enum CredentialsError {
 }
 
 impl CredentialFiles {
-    /// Authorities, certificate and key as they stand in the files.
+    /// Authorities, certificate and key as they are in the files.
     pub(super) fn read(&self) -> Result<[Vec<u8>; 3], CredentialsError> {
         let read = |path: &PathBuf| {
             std::fs::read(path).map_err(|source| CredentialsError::Read { path: path.clone(), source })
@@ -151,7 +151,8 @@ impl Credentials {
         Ok(Self { identity, pem, client, server, client_for_blocks, server_for_blocks })
     }
 
-    /// The same credentials for connections that carry only fetches. They connect only to endpoints with such credentials.
+    /// The same credentials for connections that carry only fetches. They connect only to endpoints with such credentials, and no
+    /// other endpoint connects to them.
     #[must_use]
     pub fn for_blocks(&self) -> Self {
         let (client, server) = (Arc::clone(&self.client_for_blocks), Arc::clone(&self.server_for_blocks));

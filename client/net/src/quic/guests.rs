@@ -223,7 +223,7 @@ impl Guests {
 }
 
 impl Guest {
-    /// Its connection.
+    /// The guest's connection.
     #[must_use]
     pub fn connection(&self) -> &Connection {
         &self.connection

@@ -24,16 +24,16 @@ pub enum InspectError {
     /// The files are no credentials.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
-    /// The certificate may be used no more.
+    /// The certificate may no longer be used.
     #[error("the certificate has expired")]
     Expired {
-        /// When it expired.
+        /// When the certificate expired.
         not_after: SystemTime,
     },
     /// The certificate may not be used yet.
     #[error("the certificate is not valid yet")]
     NotYet {
-        /// From when on it may be used.
+        /// The time from which on the certificate may be used.
         not_before: SystemTime,
     },
     /// No trusted authority has issued it.

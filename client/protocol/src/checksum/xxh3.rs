@@ -444,7 +444,7 @@ const BLOCK_STRIPES: usize = (SECRET.len() - STRIPE_BYTES) / 8;
 /// Up to this number of bytes, the specification has another sum, computed over all bytes at once.
 const LONGEST_SHORT: u64 = 240;
 
-/// Bytes that are held back at most: whole stripes, and more bytes than the longest short sum.
+/// The most bytes that are held back: whole stripes, and more bytes than `LONGEST_SHORT`.
 const HELD_BYTES: usize = 256;
 
 /// The copy prefetches this many bytes ahead: the processor itself does not look beyond a page.

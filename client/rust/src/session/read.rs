@@ -25,7 +25,7 @@ impl Session {
     /// Cancel safe: the node may know the namespace nevertheless.
     ///
     /// # Errors
-    /// `Refused` if the namespace is impossible or the sizes disagree; the general ones of [`SessionError`].
+    /// `Refused` if the namespace is impossible or the sizes disagree; the general errors of [`SessionError`].
     pub fn register(&self, spec: &NamespaceSpec, slices: &[u16], block_bytes: &[u64]) -> Call<Namespace> {
         let asked =
             Register { spec: spec.clone(), slices: slices.to_vec(), block_bytes: block_bytes.to_vec() };
@@ -49,7 +49,7 @@ impl Session {
     /// Cancel safe: a pin that was asked for ends.
     ///
     /// # Errors
-    /// `Chain` for an impossible chain; the general ones of [`SessionError`].
+    /// `Chain` for an impossible chain; the general errors of [`SessionError`].
     pub fn lookup(&self, namespace: &Namespace, chain: &Chain, options: LookupOptions) -> Call<Found> {
         let request = Request::Lookup(lookup_message(namespace, self.link.chain(chain), options));
         let asked = chain.len() as u64;
@@ -72,7 +72,7 @@ impl Session {
     /// Cancel safe: the lease is given back.
     ///
     /// # Errors
-    /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
+    /// `Chain` for an impossible chain; `Busy`; the general errors of [`SessionError`].
     pub fn lease(&self, namespace: &Namespace, chain: &Chain) -> Call<LeaseGuard> {
         let request = Request::Lease(Lease { namespace: namespace.number(), chain: self.link.chain(chain) });
         let (known, asked) = (namespace.clone(), chain.hashes.clone());
@@ -89,7 +89,7 @@ impl Session {
     /// Cancel safe: the prefetch ends, and a pin that was asked for too.
     ///
     /// # Errors
-    /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
+    /// `Chain` for an impossible chain; `Busy`; the general errors of [`SessionError`].
     pub fn prefetch(&self, namespace: &Namespace, chain: &Chain, options: LookupOptions) -> Call<Ticket> {
         let request = Request::Prefetch(lookup_message(namespace, self.link.chain(chain), options));
         let (known, asked) = (namespace.clone(), chain.hashes.as_slice().into());
@@ -106,7 +106,7 @@ impl Session {
     /// Cancel safe.
     ///
     /// # Errors
-    /// The general ones of [`SessionError`].
+    /// The general errors of [`SessionError`].
     pub fn progress(&self, ticket: &Ticket) -> Call<Progress> {
         if ticket.number() == 0 {
             return self.call(Step::Done(Ok(NOTHING_TO_BRING)));
@@ -124,7 +124,7 @@ impl Session {
     /// Cancel safe: the lease is given back.
     ///
     /// # Errors
-    /// The general ones of [`SessionError`].
+    /// The general errors of [`SessionError`].
     pub fn collect(&self, ticket: Ticket, wait: Wait) -> Call<LeaseGuard> {
         let namespace = ticket.namespace().clone();
         if ticket.number() == 0 {
@@ -149,7 +149,7 @@ impl Session {
     /// Cancel safe: the pin ends.
     ///
     /// # Errors
-    /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
+    /// `Chain` for an impossible chain; `Busy`; the general errors of [`SessionError`].
     pub fn pin(&self, namespace: &Namespace, chain: &Chain, duration: Duration) -> Call<Pinned> {
         let (number, asked) = (namespace.number(), chain.len());
         let request = Request::Pin(Pin {
@@ -173,7 +173,7 @@ impl Session {
     /// Cancel safe: a request that was sent takes effect.
     ///
     /// # Errors
-    /// `Refused` if there is no such pin; the general ones of [`SessionError`].
+    /// `Refused` if there is no such pin; the general errors of [`SessionError`].
     pub fn unpin(&self, pin: u64) -> Call<()> {
         self.ask(Request::Unpin(pin), |_, response, _| match response {
             Response::Unpinned => Ok(()),

@@ -20,7 +20,7 @@ impl Session {
     /// Cancel safe: the reservation is given back.
     ///
     /// # Errors
-    /// `Chain` for an impossible chain; `Busy`; the general ones of [`SessionError`].
+    /// `Chain` for an impossible chain; `Busy`; the general errors of [`SessionError`].
     pub fn reserve(&self, namespace: &Namespace, chain: &Chain, priority: i8) -> Call<Reservation> {
         self.reserve_attempt(namespace, chain, &[], priority, 0)
     }
@@ -66,7 +66,7 @@ impl Session {
     /// Cancel safe: chunks whose message was sent are committed nevertheless; the others are not.
     ///
     /// # Errors
-    /// `Refused` if the reservation's deadline passed; the general ones of [`SessionError`].
+    /// `Refused` if the reservation's deadline passed; the general errors of [`SessionError`].
     ///
     /// # Panics
     /// Panics if a chunk belongs to another reservation.

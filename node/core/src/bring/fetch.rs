@@ -328,7 +328,7 @@ impl Core {
                     self.came(id, holder, came);
                     continue;
                 }
-                // The exchange waits for busy nodes, but not for busy siblings.
+                // A busy sibling is asked again later. The exchange itself waits for busy nodes.
                 Arrival::Busy { retry_after_ms } if is_near => {
                     busy.push((id, retry_after_ms));
                     continue;

@@ -12,8 +12,10 @@
 //!
 //! A lookup goes the same way up to `locate`, and brings nothing.
 //!
-//! [`Store::find`]: crate::store::Store::find [`Store::lease_found`]: crate::store::Store::lease_found [`Store::gather`]:
-//! crate::store::Store::gather [`Store::finish_gather`]: crate::store::Store::finish_gather
+//! [`Store::find`]: crate::store::Store::find
+//! [`Store::lease_found`]: crate::store::Store::lease_found
+//! [`Store::gather`]: crate::store::Store::gather
+//! [`Store::finish_gather`]: crate::store::Store::finish_gather
 
 use std::time::Duration;
 

@@ -65,7 +65,7 @@ impl Cache {
     }
 
     /// Removes gained chunks that need no announcement, since an answer named enough other holders. One node in four announces
-    /// the chunk all the same, to replace holders that lose it.
+    /// the chunk nevertheless, to replace holders that lose it.
     pub fn leave_out(&self, changes: &mut Changes, now: Millis) {
         let Changes::Since(changes) = changes else { return };
         if self.common.len() > 0 {
@@ -176,7 +176,7 @@ pub const HOLDERS_MS: u64 = 1_000;
 /// that are computed meanwhile.
 pub const NOBODY_MS: u64 = 20;
 
-/// From this number of members on, common chunks have answers of their own.
+/// In clusters of at least this many members, answers about common chunks are kept longer.
 pub const LARGE: usize = 64;
 
 /// One in this many nodes that gain a common chunk announces it.

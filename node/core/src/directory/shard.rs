@@ -284,7 +284,7 @@ impl Shard {
             } else if rows.iter_hash(row.digest).filter(|other| other.digest == row.digest).count()
                 < MAX_ROW_HOLDERS
             {
-                // The row was left out for want of room, not since enough others have the chunk.
+                // The row was left out because there was no room, not because enough others have the chunk.
                 state.missing = state.missing.saturating_sub(1);
             }
         }

@@ -40,7 +40,7 @@ impl Neighbours {
         }
     }
 
-    /// Forgets a node that did not take offered chunks: it is offered no more until it is heard again.
+    /// Forgets a node that did not take offered chunks: it gets no offers until it is heard again.
     pub fn forget(&mut self, node: NodeNumber) {
         if let Some((room, _)) = self.heard.remove(&node) {
             self.served -= room.served;

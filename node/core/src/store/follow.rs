@@ -118,7 +118,7 @@ enum Followed {
     Coming(ChunkId),
     /// Committed.
     Here(ChunkId),
-    /// It did not come. If there is an id, its slots may still be read.
+    /// The chunk did not come. If there is an id, the chunk's slots may still be read.
     Lost(Option<ChunkId>),
 }
 

@@ -63,7 +63,7 @@ pub struct Offered {
     pub number: u64,
     /// The node.
     pub to: NodeNumber,
-    /// Their namespace.
+    /// The chunks' namespace.
     pub fingerprint: Fingerprint,
     /// The least worth among these chunks, in this store.
     pub worth: Worth,

@@ -34,9 +34,9 @@ pub struct PinFacts {
     pub pin: u64,
     /// Its tenant.
     pub tenant: TenantId,
-    /// Chunks that it keeps.
+    /// Chunks that the pin keeps.
     pub chunks: u64,
-    /// Their bytes.
+    /// Bytes of these chunks.
     pub bytes: u64,
     /// The time until it ends, in milliseconds.
     pub left_ms: u64,

@@ -59,7 +59,7 @@ impl ChunkNumber {
         Self(number.expect("an index holds fewer than 2^32 chunks"))
     }
 
-    /// Its position in a vector of chunks.
+    /// The chunk's position in a vector of chunks.
     #[must_use]
     pub fn position(self) -> usize {
         self.0.get() as usize - 1
@@ -81,7 +81,7 @@ impl ChunkId {
         Self { number, generation }
     }
 
-    /// Its place.
+    /// The chunk's place in the index.
     #[must_use]
     pub fn number(self) -> ChunkNumber {
         self.number

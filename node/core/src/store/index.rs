@@ -25,7 +25,7 @@ pub(crate) struct Index {
     /// it.
     since_tenths: Vec<u32>,
     vacant: Vec<ChunkNumber>,
-    /// Chunks that were taken out but still stand in the table, with the hashes of their keys.
+    /// Chunks that were taken out but are still in the table, with the hashes of their keys.
     departed: Vec<(u64, ChunkNumber)>,
     table: HashTable<ChunkNumber>,
     hasher: DefaultHashBuilder,
@@ -144,7 +144,7 @@ impl Index {
         })
     }
 
-    /// Whether a chunk of this name may stand here: its known name is the same, or it fits between the parent and the children
+    /// Whether a chunk of this name may be here: its known name is the same, or it fits between the parent and the children
     /// that are here. `flat` chunks have no parent and no children. Anchors are not compared: the tree knows them better.
     ///
     /// # Errors

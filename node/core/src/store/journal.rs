@@ -24,12 +24,12 @@ pub struct Change {
 /// The change of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// It was computed or copied here.
+    /// The chunk was computed or copied here.
     Gained,
-    /// It moved here from this holder. Once the home knows, the holder may give up its copy
+    /// The chunk moved here from this holder. Once the home knows, the holder may give up its copy
     /// ([`larder_protocol::peer::PeerRequest::Moved`]).
     MovedFrom(Holder),
-    /// It was evicted, or given up.
+    /// The chunk was evicted, or given up.
     Lost,
 }
 
@@ -60,8 +60,8 @@ impl Store {
         std::mem::take(&mut self.journal.changes)
     }
 
-    /// Notes that a chunk was gained (as `kind` says) or lost: if others can read it now but not before (`was_held`), or the
-    /// reverse.
+    /// Notes a change of a chunk, if there is one. `kind` says how it was gained if others can read it now but could not before
+    /// (`was_held`). In the reverse case the chunk was lost.
     pub(super) fn tell(&mut self, id: ChunkId, was_held: bool, kind: ChangeKind) {
         let chunk = self.index.get(id);
         let kind = match (was_held, is_held(chunk)) {

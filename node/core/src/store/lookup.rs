@@ -40,14 +40,14 @@ pub struct Usable {
     pub chunks: usize,
     /// Tokens of one chunk.
     pub chunk_tokens: u32,
-    /// Their namespace.
+    /// The chunks' namespace.
     pub fingerprint: Fingerprint,
 }
 
 /// Blocks that may be read until the lease is released.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Leased {
-    /// Its number; 0 if nothing is leased.
+    /// The lease's number; 0 if nothing is leased.
     pub lease: u64,
     /// Chunks leased, from the chain's first on.
     pub chunks: u32,
@@ -63,7 +63,7 @@ pub struct Leased {
 }
 
 impl Leased {
-    /// Takes the blocks out of the answer, but not the new extents: the session gets these all the same.
+    /// Takes the blocks out of the answer, but not the new extents: the session gets these nevertheless.
     pub(super) fn show_nothing(&mut self) {
         self.places.clear();
         self.checksums.clear();
@@ -81,11 +81,11 @@ pub struct Walk {
 /// The place of a chunk in this store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Presence {
-    /// It can be read in memory.
+    /// The chunk can be read in memory.
     Here(ChunkId),
-    /// It is on disk alone, or on its way from there.
+    /// The chunk is on disk alone, or on its way from there.
     OnDisk(ChunkId),
-    /// It cannot be read.
+    /// The chunk cannot be read.
     Absent,
 }
 

@@ -59,9 +59,9 @@ pub struct NamespaceFacts {
     pub engine_block_tokens: u32,
     /// The hash algorithm of chunks.
     pub hash: HashAlgorithm,
-    /// Sessions that registered it.
+    /// Sessions that registered the namespace.
     pub sessions: u32,
-    /// Chunks of it that are here.
+    /// Chunks of the namespace that are here.
     pub chunks: u32,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct Pool {
 }
 
 impl Namespace {
-    /// The name of its tenant.
+    /// The name of the namespace's tenant.
     pub(crate) fn tenant_name(&self) -> &str {
         &self.facts.tenant
     }
@@ -207,7 +207,7 @@ impl Namespaces {
         self.known.get(number.0 as usize)
     }
 
-    /// Mutable access to such a namespace.
+    /// Mutable access to a namespace, for its known number.
     pub(crate) fn get_mut(&mut self, number: NamespaceId) -> &mut Namespace {
         &mut self.known[number.0 as usize]
     }

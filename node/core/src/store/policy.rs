@@ -34,7 +34,7 @@ pub trait Policy: fmt::Debug + Send {
     /// alone.
     fn is_now(&mut self, _now_ms: u64) {}
 
-    /// Adds a cached chunk, which may go until [`Policy::block`] says otherwise.
+    /// Adds a cached chunk, which may be evicted until [`Policy::block`] says otherwise.
     ///
     /// Chunks of one commit come from last to first, so that the head of a prompt ends up the most recent.
     fn insert(&mut self, chunk: ChunkNumber, facts: Facts);
@@ -45,13 +45,13 @@ pub trait Policy: fmt::Debug + Send {
     /// Removes a cached chunk, blocked or not.
     fn remove(&mut self, chunk: ChunkNumber, why: Removal);
 
-    /// Notes that a cached chunk may not go: it has a cached child, or is leased, pinned or written.
+    /// Notes that a cached chunk may not be evicted: it has a cached child, or is leased, pinned or written.
     fn block(&mut self, chunk: ChunkNumber);
 
-    /// Notes that a blocked chunk may go again.
+    /// Notes that a blocked chunk may be evicted again.
     fn unblock(&mut self, chunk: ChunkNumber);
 
-    /// The next chunk to evict among the chunks that may go and that `judge` accepts; `None` if there is none.
+    /// The next chunk to evict among the chunks that may be evicted and that `judge` accepts; `None` if there is none.
     ///
     /// The chunk stays in the policy until [`Policy::remove`].
     fn victim(&mut self, judge: Judge<'_>) -> Option<ChunkNumber>;
@@ -76,9 +76,9 @@ pub struct Facts {
 /// Why a chunk left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removal {
-    /// The policy chose it as the victim.
+    /// The policy chose the chunk as the victim.
     Evicted,
-    /// It left for another reason, which says nothing about its worth.
+    /// The chunk left for another reason, which says nothing about its worth.
     Dropped,
 }
 
@@ -145,7 +145,7 @@ impl PolicyName {
     /// Every policy there is.
     pub const ALL: [Self; 12] = *Self::VARIANTS.first_chunk().expect("there are twelve");
 
-    /// Its name in configuration, commands and metrics.
+    /// The policy's name in configuration, commands and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         self.into()

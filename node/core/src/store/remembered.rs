@@ -26,11 +26,11 @@ pub enum EvictionRule {
     Clearing,
     /// The disk had no room for it any more, could not read it, or was closed.
     Disk,
-    /// It moved to another actor, which keeps it.
+    /// The chunk moved to another actor, which keeps it.
     Moved,
     /// An admin had it purged, or its tenant left.
     Purged,
-    /// Its bytes were wrong.
+    /// The chunk's bytes were wrong.
     Damaged,
 }
 
@@ -83,7 +83,7 @@ pub(super) struct EvictionMemory {
 }
 
 impl EvictionRule {
-    /// Its name in answers and on the command line.
+    /// The rule's name in answers and on the command line.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         self.into()

@@ -106,8 +106,8 @@ impl Store {
         }
     }
 
-    /// Evicts until no more is cached than allowed, or no chunk may go. It runs whenever a chunk was added or let go, so that a
-    /// reservation seldom has to evict.
+    /// Evicts until no more is cached than allowed, or no chunk may be evicted. It runs whenever a chunk was added or let go, so
+    /// that a reservation seldom has to evict.
     pub(super) fn evict_above_watermark(&mut self) {
         self.evict_ahead(0, 0);
     }
@@ -152,7 +152,8 @@ impl Store {
         self.take_free_slot(class, owner)
     }
 
-    /// Applies a change to a chunk's claims or pins and tells the policy if the chunk may go now, or may no longer go.
+    /// Applies a change to a chunk's claims or pins and tells the policy if the chunk may be evicted now, or may no longer be
+    /// evicted.
     pub(super) fn change(&mut self, id: ChunkId, change: impl FnOnce(&mut Chunk)) {
         let chunk = self.index.get_mut(id);
         let could_go = chunk.may_go();
@@ -168,7 +169,7 @@ impl Store {
     }
 
     /// Takes a chunk that nobody claims out of memory, and frees its slots. Unless it is on disk, it also leaves the index. Its
-    /// parent may go if this was the last child in memory.
+    /// parent may be evicted if this was the last child in memory.
     pub(super) fn forget(&mut self, id: ChunkId) {
         self.take_out(id);
         self.index.settle();
@@ -187,7 +188,7 @@ impl Store {
         }
     }
 
-    /// Notes that a chunk is in memory, or about to be: its parent may not go before it.
+    /// Notes that a chunk is in memory, or about to be: its parent may not be evicted before it.
     pub(super) fn occupy(&mut self, id: ChunkId) {
         let parent = self.index.parent(id);
         let parent_was_free = parent.is_some_and(|parent| self.index.get(parent).may_go());
@@ -201,7 +202,8 @@ impl Store {
         }
     }
 
-    /// Notes that a chunk is no longer in memory, or about to leave it. Its parent may go if this was the last child in memory.
+    /// Notes that a chunk is no longer in memory, or about to leave it. Its parent may be evicted if this was the last child in
+    /// memory.
     pub(super) fn vacate(&mut self, id: ChunkId) {
         if !self.index.get(id).is_resident() {
             return;
@@ -224,7 +226,8 @@ impl Store {
         victim.map(|victim| self.evict(self.index.id(victim), reason)).is_some()
     }
 
-    /// The policy's next victim. If another node has read it, a later victim that no other node has read may go before it.
+    /// The policy's next victim. If another node has read it, a later victim that no other node has read may be evicted before
+    /// it.
     fn next_victim(&mut self) -> Option<ChunkNumber> {
         let (index, now) = (&self.index, self.used_now());
         let mut first_read = None;
@@ -313,7 +316,7 @@ impl Store {
         victim.map(|number| index.id(number))
     }
 
-    /// These chunks and all their descendants, leaves first; `None` if one of them may not go.
+    /// These chunks and all their descendants, leaves first; `None` if one of them may not be evicted.
     fn subtrees(&self, chunks: &[ChunkNumber]) -> Option<Vec<ChunkId>> {
         let mut seen = HashSet::new();
         let mut all = Vec::new();

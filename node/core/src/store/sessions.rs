@@ -69,9 +69,9 @@ pub(crate) struct Item {
 pub(crate) enum ItemState {
     /// The session may write and commit it.
     Reserved,
-    /// Its bytes are being copied.
+    /// The chunk's bytes are being copied.
     Copying(OrderId),
-    /// It is committed, or the copy failed.
+    /// The chunk is committed, or the copy failed.
     Done,
 }
 

@@ -47,15 +47,15 @@ pub struct WriteId {
 pub struct ChunkWrite {
     /// The write's number; [`Store::written`] or [`Store::postpone_write`] must follow.
     pub write: WriteId,
-    /// Its namespace's number.
+    /// The number of the chunk's namespace.
     pub namespace: u32,
-    /// The fingerprint of its namespace.
+    /// The fingerprint of the chunk's namespace.
     pub fingerprint: Fingerprint,
-    /// Its name.
+    /// The chunk's name.
     pub chunk: ChunkRef,
     /// Whether an older record may lack some of these blocks, so that this write replaces it.
     pub replaces: bool,
-    /// The places of its pools' blocks, by slice, then pool, with their checksums.
+    /// The places of the chunk's blocks, by slice, then pool, with their checksums.
     pub blocks: Vec<(BlockMove, Checksums)>,
 }
 
@@ -76,11 +76,11 @@ pub(super) struct WriteLine {
 /// The moment in a chunk's life at which a write is considered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Moment {
-    /// It was committed here, or moved here.
+    /// The chunk was committed here, or moved here.
     Came,
-    /// It was used.
+    /// The chunk was used.
     Used,
-    /// It leaves memory.
+    /// The chunk leaves memory.
     Evicted,
 }
 

@@ -63,7 +63,7 @@ impl Index {
         self.ids.find(hash, |&id| self.records[id as usize].is(namespace, &key.hash)).copied()
     }
 
-    /// Notes that a chunk's record now stands at `place`, where nobody has read it yet.
+    /// Notes that a chunk's record is now at `place`, where nobody has read it yet.
     pub(super) fn insert(&mut self, key: &ChunkKey, place: RecordPlace) -> u32 {
         if let Some(id) = self.find(key) {
             let record = &mut self.records[id as usize];

@@ -61,7 +61,7 @@ fn open_locked(path: &Path) -> io::Result<DiskFile> {
     DiskFile::open(path)
 }
 
-/// The superblock that stands in the file; `None` in a new one.
+/// The superblock of the file; `None` for a new file.
 fn find(
     file: &DiskFile,
     transfers: &mut Transfers,

@@ -4,7 +4,7 @@
 //! at a time. Then it wipes the first page of each of the chunk's records, so that no search through a segment finds them
 //! either. The rest of a record's bytes stays on the drive until it is overwritten, and cannot be told from free space. In the
 //! end the headers of free segments are wiped, since a start would believe what an earlier use left there. One free segment
-//! may get a header with a later sequence number instead. Then no start gives a number again whose footer may still stand
+//! may get a header with a later sequence number instead. Then no start gives a number again whose footer may still be
 //! somewhere.
 
 use std::io;

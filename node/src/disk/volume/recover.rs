@@ -139,7 +139,7 @@ impl Volume {
         Ok(scanned)
     }
 
-    /// The header of the record that stands at a page.
+    /// The header of the record that begins at a page.
     fn record_at(&mut self, window: &mut ReadAhead, page: u32) -> io::Result<Option<RecordHeader>> {
         let first = window.from(self, page, 1)?;
         let Ok(pages) = RecordHeader::peek_pages(first) else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! The health of reading and of writing, apart from each other: when the store was heard last, and when it is left alone.
+//! The separate health of reading and of writing: when the store was heard last, and when it is left alone.
 
 use std::cell::{Cell, RefCell};
 use std::sync::PoisonError;

@@ -50,7 +50,7 @@ pub fn svg(steps: &[Step], limit: Duration) -> String {
             svg,
             "<polyline points=\"{path}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2.5\"/>"
         );
-        // The name stands where the line begins, since the ends of lines come close to each other.
+        // The name is where the line begins, since the ends of lines come close to each other.
         if let Some((x, y)) = points.first() {
             text(&mut svg, x + 4.0, y - 7.0, "start", color, name);
         }
@@ -69,7 +69,7 @@ fn text(svg: &mut String, x: f64, y: f64, anchor: &str, color: &str, words: &str
     );
 }
 
-/// The name of a line, its figure, and its colour.
+/// The name of a line, its figure, and its color.
 type Line = (&'static str, fn(&KindSeen) -> u64, &'static str);
 
 const LINES: [Line; 3] = [
@@ -80,7 +80,7 @@ const LINES: [Line; 3] = [
 
 const TITLE: &str = "How long requests take, from when they were due, as they become more";
 const DASHED: &str = "stroke=\"#9aa5b1\" stroke-dasharray=\"6 4\"";
-/// Times below this stand at the bottom.
+/// Times below this are at the bottom.
 const FLOOR_US: f64 = 10.0;
 const LEFT: f64 = 72.0;
 const RIGHT: f64 = 600.0;

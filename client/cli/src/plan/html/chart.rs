@@ -13,7 +13,7 @@ pub(super) struct Series {
     pub(super) points: Vec<(f64, f64)>,
 }
 
-/// Bars that stand together.
+/// Bars that are drawn together.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Group {
     /// The label below them.
@@ -22,7 +22,7 @@ pub(super) struct Group {
     pub(super) bars: Vec<(&'static str, f64, String)>,
 }
 
-/// Lines in percent over capacities. Their labels stand at the right, never over each other.
+/// Lines in percent over capacities. Their labels are at the right, never over each other.
 pub(super) fn lines(series: &[Series], ticks: &[(f64, String)], mark: Option<(f64, String)>) -> String {
     let xs = || {
         series

@@ -237,7 +237,7 @@ fn telling_capacity(facts: &Facts<'_>) -> Option<u64> {
         .min_by(|&a, &b| distance(a).total_cmp(&distance(b)))
 }
 
-/// Bars by node count, of the best policy at one capacity; those of one node stand alone.
+/// Bars by node count, of the best policy at one capacity; the bars of one node are separate.
 fn by_nodes(
     facts: &Facts<'_>,
     capacity: u64,

@@ -23,7 +23,7 @@ impl Store {
         self.take_layers(session, ask, false)
     }
 
-    /// Takes over layers that stand in the session's window, or that a device writes into their places.
+    /// Takes over layers that are in the session's window, or that a device writes into their places.
     pub(in crate::store) fn take_layers(
         &mut self,
         session: SessionId,

@@ -42,9 +42,9 @@ pub struct LayersInPlace {
     pub place: Place,
     /// Offset of the layers in the block.
     pub offset: u64,
-    /// Their bytes.
+    /// Bytes of the layers.
     pub bytes: u64,
-    /// Their checksum, over their bytes and the block's name.
+    /// The checksum over the layers' bytes and the block's name.
     pub checksum: u64,
 }
 

@@ -51,7 +51,7 @@ pub(super) struct Marks(u8);
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Mark {
-    /// It is in memory, or about to be; otherwise it is only on disk.
+    /// The chunk is in memory, or about to be; otherwise it is only on disk.
     Resident = 1,
     Copy = 2,
     Forwarded = 4,
@@ -74,14 +74,14 @@ impl Marks {
 /// Whether a chunk counts as cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Standing {
-    /// It stays until it is evicted.
+    /// The chunk stays until it is evicted.
     #[default]
     Kept,
-    /// It was fetched and stays only as long as somebody claims it.
+    /// The chunk was fetched and stays only as long as somebody claims it.
     Passing,
-    /// It was evicted, and stays only as long as a write, a forward or a reader claims it.
+    /// The chunk was evicted, and stays only as long as a write, a forward or a reader claims it.
     Leaving,
-    /// Its bytes are wrong, or it was purged: nobody finds it, and it stays only until its readers have let go.
+    /// The chunk's bytes are wrong, or it was purged: nobody finds it, and it stays only until its readers have let go.
     Condemned,
 }
 
@@ -119,7 +119,7 @@ pub(crate) enum Block {
     Absent,
     /// A reservation holds its slot.
     Writing(Slot),
-    /// It can be read.
+    /// The block can be read.
     Ready(Slot, Checksums),
 }
 
@@ -152,7 +152,7 @@ impl Chunk {
         }
     }
 
-    /// The chunk before it, if that is here.
+    /// The chunk before this chunk, if it is here.
     pub(crate) fn parent_number(&self) -> Option<ChunkNumber> {
         self.parent
     }
@@ -162,7 +162,7 @@ impl Chunk {
         self.pools.has(0)
     }
 
-    /// Whether it has pools in memory that its record on disk lacks.
+    /// Whether the chunk has pools in memory that its record on disk lacks.
     pub(crate) fn outgrew_disk(&self) -> bool {
         self.disk == OnDisk::Here && !self.disk_pools.has_all(self.pools)
     }
@@ -189,17 +189,17 @@ impl Chunk {
         self.set_forwarded(false);
     }
 
-    /// Whether eviction may take it.
+    /// Whether the chunk may be evicted.
     pub(crate) fn may_go(&self) -> bool {
         self.claims == 0 && self.pins == 0 && self.resident_children == 0
     }
 
-    /// Whether it is in memory, or about to be.
+    /// Whether the chunk is in memory, or about to be.
     pub(crate) fn is_resident(&self) -> bool {
         self.marks.has(Mark::Resident)
     }
 
-    /// Whether another node holds it too.
+    /// Whether another node holds the chunk too.
     pub(crate) fn is_copy(&self) -> bool {
         self.marks.has(Mark::Copy)
     }
@@ -208,7 +208,7 @@ impl Chunk {
         self.marks.set(Mark::Copy, is_copy);
     }
 
-    /// Whether another node evicted it and sent it here, and nobody has used it since.
+    /// Whether another node evicted the chunk and sent it here, and nobody has used it since.
     pub(crate) fn was_forwarded(&self) -> bool {
         self.marks.has(Mark::Forwarded)
     }
@@ -226,31 +226,31 @@ impl Chunk {
         self.marks.set(Mark::ReadElsewhere, true);
     }
 
-    /// Whether this node has it on disk, but not in memory.
+    /// Whether this node has the chunk on disk, but not in memory.
     pub(crate) fn is_on_disk_alone(&self) -> bool {
         self.disk == OnDisk::Here && !self.is_resident()
     }
 
-    /// The slots of its readable blocks.
+    /// The slots of the chunk's readable blocks.
     pub(crate) fn readable_slots(&self) -> impl Iterator<Item = Slot> {
         self.blocks
             .iter()
             .filter_map(|block| if let Block::Ready(slot, _) = block { Some(*slot) } else { None })
     }
 
-    /// Its slots.
+    /// The chunk's slots.
     pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> {
         self.blocks.iter().filter_map(Block::slot)
     }
 }
 
 impl Block {
-    /// Whether nobody has written it.
+    /// Whether nobody has written the block.
     pub(crate) fn is_absent(&self) -> bool {
         matches!(self, Self::Absent)
     }
 
-    /// Its checksum; 0 if it cannot be read.
+    /// The block's checksum; 0 if the block cannot be read.
     pub(crate) fn checksum(&self) -> u64 {
         match self {
             Self::Absent | Self::Writing(_) => 0,
@@ -258,7 +258,7 @@ impl Block {
         }
     }
 
-    /// Its slot, if it has one.
+    /// The block's slot, if it has one.
     pub(crate) fn slot(&self) -> Option<Slot> {
         match self {
             Self::Absent => None,

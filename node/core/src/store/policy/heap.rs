@@ -1,7 +1,8 @@
 //! Chunks by key, the smallest first: for orders in which a chunk may enter anywhere.
 //!
-//! A binary heap of the chunks that may go. An entry is stale if its chunk has left, changed its key or was blocked. A stale
-//! entry is dropped when it comes up, or when stale entries outnumber the others. So every operation takes amortized O(log n).
+//! A binary heap of the chunks that may be evicted. An entry is stale if its chunk has left, changed its key or was blocked. A
+//! stale entry is dropped when it comes up, or when stale entries outnumber the others. So every operation takes amortized O(log
+//! n).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -56,18 +57,18 @@ impl Heap {
         self.states[chunk.position()] = State::default();
     }
 
-    /// Blocks a chunk: it may not go.
+    /// Blocks a chunk: it may not be evicted.
     pub(super) fn block(&mut self, chunk: ChunkNumber) {
         self.states[chunk.position()].is_blocked = true;
     }
 
-    /// Unblocks a chunk: it may go.
+    /// Unblocks a chunk: it may be evicted.
     pub(super) fn unblock(&mut self, chunk: ChunkNumber) {
         self.states[chunk.position()].is_blocked = false;
         self.enter(chunk);
     }
 
-    /// The chunk with the smallest key that may go and that `judge` accepts.
+    /// The chunk with the smallest key that may be evicted and that `judge` accepts.
     pub(super) fn first(&mut self, judge: Judge<'_>) -> Option<ChunkNumber> {
         let mut skipped = Vec::new();
         let mut first = None;

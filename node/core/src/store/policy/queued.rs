@@ -17,7 +17,7 @@ pub(super) trait Rule: fmt::Debug + Send {
     /// Notes that a chunk leaves. It is still in its queue.
     fn leaves(&mut self, _: &Queues, _: ChunkNumber, _: Removal) {}
 
-    /// The chunk that should go next; see [`Policy::victim`].
+    /// The chunk that should be evicted next; see [`Policy::victim`].
     fn victim(&mut self, queues: &mut Queues, judge: Judge<'_>) -> Option<ChunkNumber> {
         queues.first(0, judge)
     }

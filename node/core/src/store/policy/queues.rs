@@ -1,8 +1,8 @@
 //! Ordered lists of chunks, which most policies share: a chunk enters at the end.
 //!
 //! Every operation takes constant time, except the search for a victim. The search parks the blocked chunks at the head of a
-//! list. When a parked chunk may go again, it comes back into its old place through a sorted map. A chunk is parked at most once
-//! between two moves, and the map holds only chunks older than the whole list, so it stays small.
+//! list. When a parked chunk may be evicted again, it comes back into its old place through a sorted map. A chunk is parked at
+//! most once between two moves, and the map holds only chunks older than the whole list, so it stays small.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ struct List {
     tail: Option<ChunkNumber>,
     /// Parked chunks included.
     len: usize,
-    /// Parked chunks that may go again, by stamp.
+    /// Parked chunks that may be evicted again, by stamp.
     returned: BTreeMap<u64, ChunkNumber>,
 }
 
@@ -80,7 +80,7 @@ impl Queues {
         self.nodes[chunk.position()] = QueueLink::default();
     }
 
-    /// Blocks a chunk: it may not go.
+    /// Blocks a chunk: it may not be evicted.
     pub(super) fn block(&mut self, chunk: ChunkNumber) {
         let (list, stamp) = (self.list(chunk), self.stamp(chunk));
         match self.place(chunk) {
@@ -90,7 +90,7 @@ impl Queues {
         }
     }
 
-    /// Unblocks a chunk: it may go.
+    /// Unblocks a chunk: it may be evicted.
     pub(super) fn unblock(&mut self, chunk: ChunkNumber) {
         let (list, stamp) = (self.list(chunk), self.stamp(chunk));
         match self.place(chunk) {
@@ -100,7 +100,7 @@ impl Queues {
         }
     }
 
-    /// The first chunk of a list that may go and that `judge` takes.
+    /// The first chunk of a list that may be evicted and that `judge` takes.
     pub(super) fn first(&mut self, list: usize, judge: Judge<'_>) -> Option<ChunkNumber> {
         // Returned chunks are older than everything listed: they were parked from the head of the list.
         for &chunk in self.lists[list].returned.values() {

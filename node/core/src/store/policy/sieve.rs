@@ -2,9 +2,9 @@
 //! others once.
 //!
 //! Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is simpler than LRU" (NSDI 2024). The queue is kept in two lists: chunks that
-//! the hand has yet to reach, with new chunks at the end, and chunks that it has passed. A chunk that may not go stays where the
-//! hand met it. So the ancestors of cached chunks are spared without a mark. If only chunks in use were blocked, a hand that
-//! passes over them instead would hit up to 1.5 points more in small caches.
+//! the hand has yet to reach, with new chunks at the end, and chunks that it has passed. A chunk that may not be evicted stays
+//! where the hand met it. So the ancestors of cached chunks are spared without a mark. If only chunks in use were blocked, a hand
+//! that passes over them instead would hit up to 1.5 points more in small caches.
 
 use super::queued::Rule;
 use super::queues::Queues;

@@ -26,7 +26,7 @@ impl Candidates {
         self.seen.clear();
     }
 
-    /// Forgets candidates that were used or may not go.
+    /// Forgets candidates that were used or may not be evicted.
     pub(super) fn refresh(&mut self, state: &State) {
         self.seen.retain(|candidate| {
             state.known(candidate.chunk).is_some_and(|node| node.used.uses == candidate.used)

@@ -29,7 +29,7 @@ impl Kind {
         self.0 >> LAST_AT & 1 == 1
     }
 
-    /// The band of its cost; see [`Costs`](super::costs::Costs).
+    /// The band of the kind's cost; see [`Costs`](super::costs::Costs).
     pub(super) fn cost_band(self) -> usize {
         usize::from(self.0 >> COST_AT)
     }
@@ -66,7 +66,7 @@ impl Kind {
         Self(self.0 & !(3 << COST_AT) | (band as u16) << COST_AT)
     }
 
-    /// Its class, a number below [`CLASSES`].
+    /// The kind's class, a number below [`CLASSES`].
     #[inline]
     pub(super) fn class(self) -> usize {
         let turn = match self.turn() {

@@ -1,4 +1,4 @@
-//! The policy's state of each cached chunk, and the list of the chunks that may go.
+//! The policy's state of each cached chunk, and the list of the chunks that may be evicted.
 
 use super::kinds::Kind;
 use crate::store::ids::ChunkNumber;
@@ -22,7 +22,7 @@ pub(super) struct ChunkState {
     pub(super) used: Moment,
     /// 32 bits of its hash.
     pub(super) hash: u32,
-    /// The chunk's place among the chunks that may go, from 1 on; 0 if it may not go.
+    /// The chunk's place among the chunks that may be evicted, from 1 on; 0 if it may not be evicted.
     free_at: u32,
     /// The lowest bits of its place in its prompt.
     pub(super) index: u16,
@@ -58,7 +58,7 @@ impl ChunkState {
 }
 
 impl State {
-    /// Adds a chunk that may go.
+    /// Adds a chunk that may be evicted.
     pub(super) fn insert(&mut self, chunk: ChunkNumber, node: ChunkState) {
         if self.nodes.len() <= chunk.position() {
             self.nodes.resize(chunk.position() + 1, ChunkState::default());
@@ -92,7 +92,7 @@ impl State {
         self.nodes.get(chunk.position()).filter(|node| node.kind != Kind::default())
     }
 
-    /// Notes that a chunk may not go.
+    /// Notes that a chunk may not be evicted.
     pub(super) fn block(&mut self, chunk: ChunkNumber) {
         debug_assert!(self.is_free(chunk), "a chunk is blocked once");
         let place = std::mem::take(&mut self.node_mut(chunk).free_at) as usize - 1;
@@ -102,19 +102,19 @@ impl State {
         }
     }
 
-    /// Notes that a chunk may go.
+    /// Notes that a chunk may be evicted.
     pub(super) fn unblock(&mut self, chunk: ChunkNumber) {
         debug_assert!(!self.is_free(chunk), "a chunk is unblocked after it was blocked");
         self.free.push(chunk);
         self.node_mut(chunk).free_at = self.free.len() as u32;
     }
 
-    /// Whether a chunk is here and may go.
+    /// Whether a chunk is here and may be evicted.
     pub(super) fn is_free(&self, chunk: ChunkNumber) -> bool {
         self.node(chunk).free_at > 0
     }
 
-    /// The chunks that may go, in no order.
+    /// The chunks that may be evicted, in no order.
     pub(super) fn free(&self) -> &[ChunkNumber] {
         &self.free
     }

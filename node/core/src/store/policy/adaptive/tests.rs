@@ -65,8 +65,8 @@ fn steps() -> impl Strategy<Value = Vec<(Step, usize)>> {
     prop::collection::vec((step, 0..120_usize), 1..3_000)
 }
 
-/// Plays steps, and returns the victims. Checks that each victim may go and was not refused, and that a victim is found whenever
-/// a chunk may go.
+/// Plays steps, and returns the victims. Checks that each victim may be evicted and was not refused, and that a victim is found
+/// whenever a chunk may be evicted.
 fn played(steps: &[(Step, usize)]) -> Vec<Option<usize>> {
     let mut policy = Adaptive::policy(NonZeroU32::new(3));
     let mut model: Vec<Option<bool>> = vec![None; 120];
@@ -119,7 +119,7 @@ fn played(steps: &[(Step, usize)]) -> Vec<Option<usize>> {
 }
 
 proptest! {
-    /// Victims may go, a victim is found whenever a chunk may go, and the same steps have the same victims.
+    /// Victims may be evicted, a victim is found whenever a chunk may be evicted, and the same steps have the same victims.
     #[test]
     fn victims_may_go_and_histories_repeat(steps in steps()) {
         prop_assert_eq!(played(&steps), played(&steps));
