@@ -4,10 +4,10 @@
 //! object store has it, or if it is on the disk of a node that comes back. The others are offered in batches: the actor asks the
 //! directory who else has them, then asks the taker with the most room to keep the rest, and waits for its answer. The taker
 //! fetches them like any other chunk ([`take`]), so the usual path checks names, checksums and bounds. A taker that does not
-//! answer, or refuses all, is not asked again while another taker takes something. If no taker does, these takers are asked a few
-//! more times: they may have stood still for a moment, or may not know yet who asks. A drain is over when nothing is left to
-//! offer, when each taker's next victim is worth more than the chunks that are left, when no taker takes anything, or when its
-//! time is up.
+//! answer, or refuses all, is not asked again while another taker takes something. If no taker does, takers that refuse are asked a
+//! few more times: they may not know yet who asks. Silent takers are asked for 5 seconds: they may stand still for a moment. A
+//! drain is over when nothing is left to offer, when each taker's next victim is worth more than the chunks that are left, when no
+//! taker takes anything, or when its time is up.
 //!
 //! While it drains, an actor serves reads and keeps nothing new: engines are told that there is nothing to write, and fetched
 //! chunks pass.
@@ -53,6 +53,8 @@ pub(crate) struct Drain {
     not_before: Duration,
     /// How often takers may be asked for their room again.
     asks_left: u8,
+    /// The end of the patience with silent takers; `None` before the first pause for them, and whenever chunks have moved.
+    silent_until: Option<Duration>,
     /// Whether the pause before asking them again has begun.
     is_pausing: bool,
     counts: DrainCounts,
@@ -155,6 +157,7 @@ impl Core {
             step: DrainStep::Ready,
             not_before: self.now,
             asks_left: ASKS_AGAIN,
+            silent_until: None,
             is_pausing: false,
             counts: DrainCounts::default(),
             is_over: false,
@@ -185,14 +188,16 @@ impl Core {
     fn ask_the_unwilling(&mut self) -> bool {
         let Some(drain) = &mut self.drain else { return false };
         let unwilling: Vec<Holder> = drain.takers.unwilling().take(MOST_POLLED).collect();
-        if unwilling.is_empty() || drain.asks_left == 0 {
+        let waits_for_silent =
+            drain.takers.has_silent() && self.now < *drain.silent_until.get_or_insert(self.now + SILENT_FOR);
+        if unwilling.is_empty() || (drain.asks_left == 0 && !waits_for_silent) {
             return false;
         }
         drain.is_pausing = !drain.is_pausing;
         if drain.is_pausing {
             drain.not_before = self.now + ASK_AGAIN_AFTER;
         } else {
-            drain.asks_left -= 1;
+            drain.asks_left = drain.asks_left.saturating_sub(1);
             self.poll(unwilling);
         }
         true
@@ -368,6 +373,7 @@ impl Drain {
         {
             if is_kept {
                 self.counts.moved += 1;
+                self.silent_until = None;
                 self.counts.moved_bytes += bytes;
                 continue;
             }
@@ -396,10 +402,13 @@ const MOST_POLLED: usize = 64;
 /// How long the takers' room is waited for.
 const POLL_DEADLINE: Duration = Duration::from_secs(1);
 
-/// How often takers that refuse all or do not answer are asked again, and the pause before each time: a node that joined just now
-/// hears of the others within that time.
+/// How often takers that refuse all are asked again, and the pause before each time: a node that joined just now hears of the
+/// others within that time.
 const ASKS_AGAIN: u8 = 4;
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(250);
+
+/// How long silent takers are asked again: by then, the coordinator calls a dead taker suspect.
+const SILENT_FOR: Duration = Duration::from_secs(5);
 
 /// How long a taker may take to fetch a batch.
 const TAKE_DEADLINE: Duration = Duration::from_secs(8);

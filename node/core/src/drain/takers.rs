@@ -52,6 +52,11 @@ impl Takers {
         unwilling.map(|&(taker, _)| taker)
     }
 
+    /// Whether a taker did not answer.
+    pub(super) fn has_silent(&self) -> bool {
+        self.0.iter().any(|(_, room)| room.has_failed)
+    }
+
     /// Whether an actor of this node is among the takers.
     pub(super) fn has_node(&self, node: NodeNumber) -> bool {
         self.0.iter().any(|(taker, _)| taker.node == node)
