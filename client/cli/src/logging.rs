@@ -95,6 +95,7 @@ pub(crate) fn log_panics() {
         let backtrace = Backtrace::capture();
         let backtrace = (backtrace.status() == BacktraceStatus::Captured).then_some(backtrace);
         tracing::error!(
+            target: PANIC,
             thread = thread.name(),
             backtrace = backtrace.as_ref().map(tracing::field::display),
             "{}",
@@ -126,6 +127,9 @@ impl Write for Lines {
     }
 }
 
+/// The target of panics.
+const PANIC: &str = "panic";
+
 /// Lines that wait to be written.
 const WAITING_LINES: usize = 8_192;
 
@@ -153,9 +157,9 @@ pub(crate) fn set_filter(filter: &str) -> anyhow::Result<()> {
 }
 
 /// Parses a filter. The HTTP server logs each invalid request, and strangers can send any number, so it stays silent unless
-/// `filter` names it.
+/// `filter` names it. Panics are logged by every filter.
 fn env_filter(filter: &str) -> anyhow::Result<EnvFilter> {
-    EnvFilter::try_new(format!("actix_http=off,{filter},{TARGET}=off"))
+    EnvFilter::try_new(format!("actix_http=off,{filter},{TARGET}=off,{PANIC}=error"))
         .with_context(|| Usage(format!("`{filter}` is no log filter: try `info` or `larder_node=debug`")))
 }
 
@@ -175,10 +179,11 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_an_error_in_the_log() {
+    fn a_panic_is_an_error_in_the_log_whatever_the_filter() {
         let log = tempfile::NamedTempFile::new().unwrap();
         let file = log.reopen().unwrap();
-        let subscriber = tracing_subscriber::fmt().with_writer(std::sync::Mutex::new(file)).finish();
+        let log_lines = tracing_subscriber::fmt().with_writer(std::sync::Mutex::new(file));
+        let subscriber = log_lines.with_env_filter(env_filter("larder_node=debug").unwrap()).finish();
         tracing::subscriber::with_default(subscriber, || {
             log_panics();
             let worked = std::panic::catch_unwind(|| panic!("seven of {}", 8));
