@@ -15,7 +15,7 @@ pub fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MAX_BYTES {
-        return Err(io::Error::new(ErrorKind::InvalidData, "it is longer than 4 MiB: no configuration is"));
+        return Err(io::Error::new(ErrorKind::InvalidData, "the file is longer than 4 MiB"));
     }
     Ok(text)
 }

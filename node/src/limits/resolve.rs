@@ -338,10 +338,11 @@ fn check_tenants(tenants: &[TenantConfig]) -> Result<(), ConfigError> {
 
 /// The one spelling of a socket's path. Follows links in the path of the folder, if the folder exists.
 fn place_of(socket: &Path) -> PathBuf {
+    let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.to_owned());
     let folder = socket.parent().and_then(|folder| folder.canonicalize().ok());
     match (folder, socket.file_name()) {
         (Some(folder), Some(name)) => folder.join(name),
-        _ => socket.components().collect(),
+        _ => socket,
     }
 }
 
