@@ -160,7 +160,8 @@ impl Reloads {
         if merged.tenants != running.tenants {
             if let Err(error) = parts.change_tenants(&limits).await {
                 if merged.log != running.log {
-                    (reloadable.set_log)(running.log.as_deref())?;
+                    // The former filter was valid.
+                    _ = (reloadable.set_log)(running.log.as_deref());
                 }
                 return Err(error);
             }
