@@ -36,7 +36,7 @@ macro_rules! sessions {
             #[pyo3(signature = (
                 path: "str | PathLike[str]", *, client: "str | None" = None, device: "int | None" = None,
                 window_bytes: "int" = 64 << 20, timeout: "float" = 10.0, verify: "_Verify" = String::from("sample"),
-                verify_seed: "int | None" = None))]
+                verify_seed: "int | None" = None, copy_threads: "int" = 0))]
             fn $open<'py>(
                 py: Python<'py>,
                 path: PathBuf,
@@ -46,8 +46,9 @@ macro_rules! sessions {
                 timeout: f64,
                 verify: String,
                 verify_seed: Option<u64>,
+                copy_threads: usize,
             ) -> PyResult<$opened> {
-                Self::open(py, Opening { path, client, device, window_bytes, timeout, verify, verify_seed })
+                Self::open(py, Opening { path, client, device, window_bytes, timeout, verify, verify_seed, copy_threads })
             }
 
             $(

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::errors::{damaged, released};
-use crate::memory::Memory;
+use crate::memory::{Memory, Target, copy_parts};
 use crate::namespace::check_block;
 use crate::process::Own;
 use crate::view::BlockView;
@@ -38,22 +38,21 @@ impl Lease {
         let slot = self.slot.get()?.lock().unwrap_or_else(PoisonError::into_inner);
         slot.clone().ok_or_else(|| released("lease"))
     }
+}
 
-    /// The guard, if block `block` of the chunk at `position` may be read.
-    fn readable(&self, position: usize, block: usize) -> PyResult<Arc<LeaseGuard>> {
-        let guard = self.guard()?;
-        if position >= guard.chunks() {
-            let text = format!("{} chunks are leased, there is none at {position}", guard.chunks());
-            return Err(PyIndexError::new_err(text));
-        }
-        check_block(guard.namespace(), block)?;
-        if !guard.has_block(position, block) {
-            let text =
-                format!("block {block} of the chunk at {position} is not needed to restore this prefix");
-            return Err(PyValueError::new_err(text));
-        }
-        Ok(guard)
+/// # Errors
+/// `IndexError` or `ValueError` if block `block` of the chunk at `position` may not be read.
+fn check_readable(guard: &LeaseGuard, position: usize, block: usize) -> PyResult<()> {
+    if position >= guard.chunks() {
+        let text = format!("{} chunks are leased, there is none at {position}", guard.chunks());
+        return Err(PyIndexError::new_err(text));
     }
+    check_block(guard.namespace(), block)?;
+    if !guard.has_block(position, block) {
+        let text = format!("block {block} of the chunk at {position} is not needed to restore this prefix");
+        return Err(PyValueError::new_err(text));
+    }
+    Ok(())
 }
 
 #[pymethods]
@@ -92,14 +91,40 @@ impl Lease {
         out: &Bound<'_, PyAny>,
         block: usize,
     ) -> PyResult<()> {
-        let guard = self.readable(position, block)?;
-        let out = Memory::writable(out)?;
-        let bytes = guard.namespace().block_bytes(block);
-        if out.len() != bytes {
-            let text = format!("the block has {bytes} bytes, `out` has {}", out.len());
-            return Err(PyValueError::new_err(text));
+        self.copy_blocks(py, vec![out.clone()], position, block)
+    }
+
+    /// Copies block `block` of the chunks from position `first` on, one to each of `outs`, as `copy_block` does. The session's
+    /// `copy_threads` share large copies.
+    ///
+    /// Raises `DamagedError` if a verified block is wrong: the blocks of the chunks before its `position` are copied.
+    #[pyo3(signature = (outs, *, first = 0, block = 0))]
+    fn copy_blocks(
+        &self,
+        py: Python<'_>,
+        outs: Vec<Bound<'_, PyAny>>,
+        first: usize,
+        block: usize,
+    ) -> PyResult<()> {
+        let guard = self.guard()?;
+        let mut memories = Vec::with_capacity(outs.len());
+        for (position, out) in (first..).zip(&outs) {
+            check_readable(&guard, position, block)?;
+            let (out, bytes) = (Memory::writable(out)?, guard.namespace().block_bytes(block));
+            if out.len() != bytes {
+                let text = format!("the block has {bytes} bytes, `out` has {}", out.len());
+                return Err(PyValueError::new_err(text));
+            }
+            memories.push(out);
         }
-        py.detach(|| out.fill_from(&guard, position, block)).map_err(|error| damaged(&error))
+        let targets = (first..).zip(&memories).map(|(position, memory)| Target {
+            memory,
+            range: 0..memory.len(),
+            position,
+            block,
+            offset: 0,
+        });
+        py.detach(|| copy_parts(&guard, targets)).map_err(|error| damaged(&error))
     }
 
     /// A read-only view of block `block` of the chunk at `position`, without a copy: pass it to `memoryview`, `numpy.frombuffer`
@@ -109,7 +134,9 @@ impl Lease {
     /// Raises `DamagedError` if the session verified the block and it is wrong.
     #[pyo3(signature = (position, block = 0))]
     fn view(&self, py: Python<'_>, position: usize, block: usize) -> PyResult<BlockView> {
-        BlockView::new(py, self.readable(position, block)?, position, block)
+        let guard = self.guard()?;
+        check_readable(&guard, position, block)?;
+        BlockView::new(py, guard, position, block)
     }
 
     /// Gives the lease back, at once and without waiting; views of it keep it until they are gone.

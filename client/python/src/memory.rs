@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::slice;
 
-use larder_client::{Damaged, LeaseGuard, StagedChunk, StagedLayers};
+use larder_client::{BlockPart, Damaged, LeaseGuard, StagedChunk, StagedLayers};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -19,6 +19,15 @@ pub(crate) struct Memory {
     writable: bool,
     /// Keeps the memory.
     _buffer: PyUntypedBuffer,
+}
+
+/// A part of a leased block, and the part of a memory that it is copied to.
+pub(crate) struct Target<'a> {
+    pub(crate) memory: &'a Memory,
+    pub(crate) range: Range<u64>,
+    pub(crate) position: usize,
+    pub(crate) block: usize,
+    pub(crate) offset: u64,
 }
 
 // SAFETY: an exported buffer may be used from any thread until it is released, which `PyUntypedBuffer` does under the
@@ -74,35 +83,6 @@ impl Memory {
         (start.checked_add(bytes)? <= self.bytes).then_some(start)
     }
 
-    /// Copies a whole block into this memory, which has exactly the block's size.
-    ///
-    /// # Errors
-    /// [`Damaged`]: the memory then has unknown bytes.
-    ///
-    /// # Panics
-    /// Panics if the memory has another size, or is read-only.
-    pub(crate) fn fill_from(&self, guard: &LeaseGuard, position: usize, block: usize) -> Result<(), Damaged> {
-        guard.copy_block(position, block, self.target(&(0..self.bytes)))
-    }
-
-    /// Copies bytes of a block, from `offset` on, to `range`.
-    ///
-    /// # Errors
-    /// [`Damaged`]: nothing is copied.
-    ///
-    /// # Panics
-    /// Panics if the range is beyond the memory or the block, or the memory is read-only.
-    pub(crate) fn copy_from(
-        &self,
-        range: Range<u64>,
-        guard: &LeaseGuard,
-        position: usize,
-        block: usize,
-        offset: u64,
-    ) -> Result<(), Damaged> {
-        guard.copy_range(position, block, offset, self.target(&range))
-    }
-
     /// The target of one copy.
     ///
     /// # Panics
@@ -149,6 +129,46 @@ impl Memory {
         let bytes = unsafe { slice::from_raw_parts(self.start.add(range.start as usize), bytes) };
         staged.copy_from(chunk, part, offset, bytes);
     }
+}
+
+impl<'a> Target<'a> {
+    fn part(&self) -> BlockPart<'a> {
+        let &Self { memory, position, block, offset, .. } = self;
+        BlockPart { position, block, offset, out: memory.target(&self.range) }
+    }
+}
+
+/// Copies parts of leased blocks, by the session's copy threads unless two targets share memory.
+///
+/// # Errors
+/// [`Damaged`]: the parts before it are copied.
+///
+/// # Panics
+/// Panics if a range is beyond its memory or its block, or a memory is read-only.
+pub(crate) fn copy_parts<'a>(
+    guard: &LeaseGuard,
+    mut targets: impl Iterator<Item = Target<'a>>,
+) -> Result<(), Damaged> {
+    if guard.copy_threads() > 1 {
+        let targets: Vec<_> = targets.collect();
+        return if are_apart(&targets) {
+            guard.copy_parts(targets.iter().map(Target::part))
+        } else {
+            targets.iter().try_for_each(|target| guard.copy_parts([target.part()]))
+        };
+    }
+    targets.try_for_each(|target| guard.copy_parts([target.part()]))
+}
+
+/// Whether no two targets share a byte.
+fn are_apart(targets: &[Target<'_>]) -> bool {
+    let place = |Target { memory, range, .. }: &Target<'_>| {
+        let start = memory.start as u64;
+        (start + range.start, start + range.end)
+    };
+    let mut places: Vec<_> = targets.iter().map(place).collect();
+    places.sort_unstable();
+    places.windows(2).all(|two| two[0].1 <= two[1].0)
 }
 
 /// A duplicate of Python's descriptor, owned by Rust.

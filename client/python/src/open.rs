@@ -28,6 +28,7 @@ pub(crate) struct Opening {
     pub(crate) timeout: f64,
     pub(crate) verify: String,
     pub(crate) verify_seed: Option<u64>,
+    pub(crate) copy_threads: usize,
 }
 
 impl Opening {
@@ -46,6 +47,7 @@ impl Opening {
                 .parse()
                 .map_err(|error: UnknownVerify| PyValueError::new_err(error.to_string()))?,
             verify_seed: self.verify_seed,
+            copy_threads: self.copy_threads,
         };
         Ok((runtime()?, Session::connect(self.path, options).into_future()))
     }

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use crate::errors::damaged;
 use crate::handoff::StagedLayers;
 use crate::lease::Lease;
-use crate::memory::Memory;
+use crate::memory::{Memory, Target, copy_parts};
 use crate::reservation::StagedChunk;
 
 /// An engine's KV memory: pages of a fixed number of tokens, each layer's addressed by strides.
@@ -116,7 +116,7 @@ impl PagedMemory {
         Ok(())
     }
 
-    /// Copies page by page, without the interpreter's lock. The arguments were checked.
+    /// Copies pages, without the interpreter's lock. The arguments were checked.
     fn copy_in(
         &self,
         guard: &LeaseGuard,
@@ -125,14 +125,15 @@ impl PagedMemory {
         first_page: u64,
         layers: &Range<usize>,
     ) -> Result<(), Damaged> {
-        for (number, &page) in (first_page..).zip(pages) {
-            let (position, in_chunk) =
-                ((number / self.pages_per_chunk) as usize, number % self.pages_per_chunk);
-            for PageRun { region, range, offset } in self.pieces(layers.clone(), page, in_chunk) {
-                self.regions[region].copy_from(range, guard, position, block, offset)?;
-            }
-        }
-        Ok(())
+        let targets =
+            (first_page..).zip(pages).flat_map(|(number, &page)| {
+                let (position, in_chunk) =
+                    ((number / self.pages_per_chunk) as usize, number % self.pages_per_chunk);
+                self.pieces(layers.clone(), page, in_chunk).map(move |PageRun { region, range, offset }| {
+                    Target { memory: &self.regions[region], range, position, block, offset }
+                })
+            });
+        copy_parts(guard, targets)
     }
 }
 
@@ -242,7 +243,7 @@ impl PagedMemory {
         for chunk in &staged {
             chunk.check(block, 0, self.block_bytes())?;
         }
-        StagedChunk::fill(py, staged.iter().map(|chunk| &**chunk), |number, chunk| {
+        StagedChunk::fill(py, staged.iter().map(|chunk| &**chunk), self.block_bytes(), |number, chunk| {
             let of_chunk = &pages[number * pages_per_chunk..][..pages_per_chunk];
             for (in_chunk, &page) in (0..).zip(of_chunk) {
                 for PageRun { region, range, offset } in self.pieces(layers.clone(), page, in_chunk) {

@@ -1,7 +1,9 @@
 //! Chunks that Python may write.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use larder_client::copies::by_threads;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -81,20 +83,26 @@ impl StagedChunk {
         taken.ok_or_else(|| released("staged chunk"))
     }
 
-    /// Fills chunks with the interpreter's lock released once for all of them; `write` copies to the chunk of that number.
+    /// Fills chunks, each with about `bytes` bytes, by the session's copy threads. The interpreter's lock is released once for all
+    /// of them. `write` copies to the chunk of that number.
     pub(crate) fn fill<'a>(
         py: Python<'_>,
         staged: impl IntoIterator<Item = &'a Self>,
-        mut write: impl FnMut(usize, &mut larder_client::StagedChunk) + Send,
+        bytes: u64,
+        write: impl Fn(usize, &mut larder_client::StagedChunk) + Sync + Send,
     ) -> PyResult<()> {
         let slots = staged.into_iter().map(|chunk| chunk.slot.get()).collect::<PyResult<Vec<_>>>()?;
+        let Some(first) = slots.first() else { return Ok(()) };
+        let is_released = AtomicBool::new(false);
         py.detach(|| {
-            for (number, slot) in slots.into_iter().enumerate() {
-                let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-                write(number, slot.as_mut().ok_or_else(|| released("staged chunk"))?);
-            }
-            Ok(())
-        })
+            let threads = locked(first).as_ref().map_or(1, larder_client::StagedChunk::copy_threads);
+            let bytes = bytes * slots.len() as u64;
+            by_threads(threads, bytes, slots.iter().enumerate(), |(number, slot)| match &mut *locked(slot) {
+                Some(chunk) => write(number, chunk),
+                None => is_released.store(true, Ordering::Relaxed),
+            });
+        });
+        if is_released.into_inner() { Err(released("staged chunk")) } else { Ok(()) }
     }
 
     /// Lends the chunk to `copy`, which gives it back. If `copy` fails, the chunk is dropped.
@@ -214,7 +222,36 @@ impl StagedChunk {
     fn copy_from(&self, py: Python<'_>, data: &Bound<'_, PyAny>, block: usize, offset: u64) -> PyResult<()> {
         let data = Memory::readable(data)?;
         self.check(block, offset, data.len())?;
-        Self::fill(py, [self], |_, staged| data.copy_to(0..data.len(), staged, block, offset))
+        Self::fill(py, [self], data.len(), |_, staged| data.copy_to(0..data.len(), staged, block, offset))
+    }
+
+    /// Copies `sources` to block `block` of `staged` chunks, one source to each: contiguous buffers of exactly the block's size. The
+    /// session's `copy_threads` share large copies. Other threads run meanwhile; none may change the sources.
+    #[staticmethod]
+    #[pyo3(signature = (staged, sources, *, block = 0))]
+    fn copy_all(
+        py: Python<'_>,
+        staged: Vec<PyRef<'_, Self>>,
+        sources: Vec<Bound<'_, PyAny>>,
+        block: usize,
+    ) -> PyResult<()> {
+        if staged.len() != sources.len() {
+            let text = format!("there are {} staged chunks and {} sources", staged.len(), sources.len());
+            return Err(PyValueError::new_err(text));
+        }
+        let Some(first) = staged.first() else { return Ok(()) };
+        let bytes = first.block_bytes(block)?;
+        let sources = sources.iter().map(Memory::readable).collect::<PyResult<Vec<_>>>()?;
+        for (chunk, source) in staged.iter().zip(&sources) {
+            chunk.check(block, 0, source.len())?;
+            if source.len() != bytes {
+                let text = format!("the block has {bytes} bytes, a source has {}", source.len());
+                return Err(PyValueError::new_err(text));
+            }
+        }
+        Self::fill(py, staged.iter().map(|chunk| &**chunk), bytes, |number, chunk| {
+            sources[number].copy_to(0..bytes, chunk, block, 0);
+        })
     }
 
     /// Frees the room without a commit.
@@ -227,4 +264,8 @@ impl StagedChunk {
     fn __repr__(&self) -> String {
         format!("<larder_kv.StagedChunk at {}>", self.position)
     }
+}
+
+fn locked<T>(slot: &Mutex<T>) -> MutexGuard<'_, T> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
 }

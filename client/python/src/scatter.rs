@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::errors::damaged;
 use crate::lease::Lease;
-use crate::memory::Memory;
+use crate::memory::{Memory, Target, copy_parts};
 use crate::reservation::StagedChunk;
 
 /// An engine's memory, in which a block is one or more pieces, each given by its address.
@@ -103,11 +103,14 @@ impl ScatteredMemory {
         let chunks = chunks.unwrap_or(guard.chunks());
         check_leased(&guard, chunks, block)?;
         let pieces = self.pieces(&addresses, &sizes, chunks, guard.namespace().block_bytes(block))?;
-        let copied = py.detach(|| {
-            pieces.into_iter().try_for_each(|PageRun { region, start, bytes, block: position, offset }| {
-                self.regions[region].copy_from(start..start + bytes, &guard, position, block, offset)
-            })
+        let targets = pieces.iter().map(|piece| Target {
+            memory: &self.regions[piece.region],
+            range: piece.start..piece.start + piece.bytes,
+            position: piece.block,
+            block,
+            offset: piece.offset,
         });
+        let copied = py.detach(|| copy_parts(&guard, targets));
         copied.map_err(|error| damaged(&error))
     }
 
@@ -128,12 +131,12 @@ impl ScatteredMemory {
             chunk.check(block, 0, block_bytes)?;
         }
         let pieces = self.pieces(&addresses, &sizes, staged.len(), block_bytes)?;
-        let mut pieces = pieces.into_iter().peekable();
-        StagedChunk::fill(py, staged.iter().map(|chunk| &**chunk), |number, chunk| {
-            while let Some(PageRun { region, start, bytes, offset, .. }) =
-                pieces.next_if(|piece| piece.block == number)
+        StagedChunk::fill(py, staged.iter().map(|chunk| &**chunk), block_bytes, |number, chunk| {
+            let first = pieces.partition_point(|piece| piece.block < number);
+            for PageRun { region, start, bytes, offset, .. } in
+                pieces[first..].iter().take_while(|piece| piece.block == number)
             {
-                self.regions[region].copy_to(start..start + bytes, chunk, block, offset);
+                self.regions[*region].copy_to(*start..start + bytes, chunk, block, *offset);
             }
         })
     }

@@ -30,7 +30,8 @@ use crate::waiting::{Task, Thread, awaitable, wait};
 /// `client` is the caller's name, for the node's log; `device` is the number of the GPU actor (if not given, the actor with the
 /// fewest sessions); `window_bytes` is the requested write window, 0 for a session that never writes; `timeout` is in seconds,
 /// for each request. `verify` says which blocks are verified when they are read: "off", "sample" (one in 64, chosen by
-/// `verify_seed`, at random if not given) or "always". A wrong block raises `DamagedError`, and the node is told.
+/// `verify_seed`, at random if not given) or "always". A wrong block raises `DamagedError`, and the node is told. Copies of 4 MiB
+/// and more take up to `copy_threads` threads, the calling one among them; 0 is half of the process's CPUs, at most 4.
 ///
 /// The session ends when it was closed, by `close()` or as a context manager, or dropped, and its last lease, ticket and
 /// reservation are gone. It belongs to the process that opened it: after a fork, the child gets `ForkedError`.

@@ -194,6 +194,21 @@ impl LeaseGuard {
         self.proofs.check(self.reading(position, block, bytes)?, bytes)
     }
 
+    /// Whether reading the block now verifies it, or finds that it is damaged.
+    ///
+    /// # Panics
+    /// Panics if there is no such block, or it may not be read.
+    pub(crate) fn is_verified_now(&self, position: usize, block: usize) -> bool {
+        let reading = self.reading(position, block, &(0..0));
+        reading.and_then(|reading| self.proofs.must_check(&reading)).unwrap_or(true)
+    }
+
+    /// Threads that copy many bytes out of the blocks at once: at least one.
+    #[must_use]
+    pub fn copy_threads(&self) -> usize {
+        self.link.copy_threads
+    }
+
     /// Notes how many layers of the first followed chunks have come. The checksums of layers are noted before the layers count.
     /// Layers that have come stay, even if the rest does not come.
     pub(crate) fn heard(

@@ -3,8 +3,9 @@
 //! A [`Session`] makes [`Call`]s: a task on tokio awaits them, a thread without a runtime waits for them, with [`Call::wait`].
 //!
 //! - **get**: [`Session::lookup`] says how much of a prompt is here, [`Session::lease`] keeps it in place,
-//!   [`LeaseGuard::copy_block`] copies it out, dropping the guard gives it back. Blocks are verified when they are read, as
-//!   [`SessionOptions::verify`] says. A block with wrong bytes is [`Damaged`], and the node is told.
+//!   [`LeaseGuard::copy_block`] copies one block out, [`LeaseGuard::copy_parts`] many by several threads, dropping the guard
+//!   gives the chunks back. Blocks are verified when they are read, as [`SessionOptions::verify`] says. A block with wrong bytes
+//!   is [`Damaged`], and the node is told.
 //! - **put**: [`Session::reserve`] says which chunks are missing, [`Session::stage`] gives one of them room,
 //!   [`StagedChunk::copy_from`] fills it, [`Session::commit`] hands it over.
 //! - **hand over**: [`Session::stage_layers`] and [`Session::hand_over`] give others some layers ahead of the commit;
@@ -12,6 +13,7 @@
 //! - **GPU memory**: [`EngineLane`] copies it in the engine's process, the [`device_lane`] has the node copy it.
 
 mod call;
+pub mod copies;
 pub mod device_lane;
 pub mod engine_lane;
 mod error;
@@ -33,6 +35,7 @@ mod verify;
 mod window;
 
 pub use call::{Call, CallFuture};
+pub use copies::BlockPart;
 pub use device_lane::{NodeCopy, NodeTensors};
 pub use engine_lane::EngineLane;
 pub use error::{Damaged, ProtocolError, SessionError};

@@ -20,6 +20,7 @@ use larder_protocol::session::{Request, Response, Welcome, decode_response};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use self::round_trip::{Answer, Deliver, RoundTrip};
+use crate::copies;
 use crate::error::{ProtocolError, SessionError};
 use crate::extents::Extents;
 use crate::lock;
@@ -57,6 +58,8 @@ pub(crate) struct Link {
     pub(crate) traffic: Arc<Traffic>,
     /// Decides which blocks are verified.
     pub(crate) verifier: Verifier,
+    /// Threads that copy many bytes, the calling thread among them: at least one.
+    pub(crate) copy_threads: usize,
     pub(crate) welcome: Welcome,
     pub(crate) timeout: Duration,
 }
@@ -89,8 +92,9 @@ impl Link {
         window: Option<Arc<Window>>,
         options: &SessionOptions,
     ) -> Self {
-        let &SessionOptions { timeout, verify, verify_seed, .. } = options;
+        let &SessionOptions { timeout, verify, verify_seed, copy_threads, .. } = options;
         Self {
+            copy_threads: copies::copy_threads(copy_threads),
             verifier: Verifier::new(verify, verify_seed),
             socket,
             reader: Mutex::new(reader),

@@ -21,6 +21,9 @@ pub struct SessionOptions {
     pub verify: Verify,
     /// The seed by which [`Verify::Sample`] chooses blocks; a random seed if `None`.
     pub verify_seed: Option<u64>,
+    /// Threads that copy many bytes out of blocks ([`LeaseGuard::copy_parts`](crate::LeaseGuard::copy_parts)), the calling thread
+    /// among them, at most 64; 0 for half of the CPUs that the process may use, at most 4. The threads exist as long as the copy.
+    pub copy_threads: usize,
 }
 
 /// Which blocks a session verifies as it reads them.
@@ -81,6 +84,7 @@ impl Default for SessionOptions {
             timeout: Duration::from_secs(10),
             verify: Verify::default(),
             verify_seed: None,
+            copy_threads: 0,
         }
     }
 }

@@ -246,6 +246,12 @@ impl StagedChunk {
         self.claim.namespace.blocks_of(self.pools)
     }
 
+    /// Threads that may fill the session's chunks at once ([`copies::by_threads`](crate::copies::by_threads)): at least one.
+    #[must_use]
+    pub fn copy_threads(&self) -> usize {
+        self.claim.link.copy_threads
+    }
+
     /// Copies `bytes` into block `block`, at `offset` bytes from its start, and counts them. All bytes of all
     /// [`StagedChunk::blocks`] must be written before the commit.
     ///

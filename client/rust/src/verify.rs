@@ -155,7 +155,7 @@ impl Proofs {
     }
 
     /// Whether a block is to be verified and was not yet.
-    fn must_check(&self, reading: &Reading<'_>) -> Result<bool, Damaged> {
+    pub(crate) fn must_check(&self, reading: &Reading<'_>) -> Result<bool, Damaged> {
         let verdict =
             self.verdicts.get(reading.index).map_or(RIGHT, |verdict| verdict.load(Ordering::Acquire));
         match verdict {

@@ -130,6 +130,9 @@ class Lease:
     def copy_block(self, position: int, out: Buffer, block: int = 0) -> None:
         """Copies a block into `out`, a writable, contiguous buffer of exactly its size."""
 
+    def copy_blocks(self, outs: Sequence[Buffer], *, first: int = 0, block: int = 0) -> None:
+        """Copies the blocks of the chunks from `first` on, one into each of `outs`; `copy_threads` threads share large copies."""
+
     def view(self, position: int, block: int = 0) -> BlockView:
         """The block without a copy, for `memoryview`, `numpy.frombuffer` or `torch.frombuffer`."""
 
@@ -166,6 +169,10 @@ class StagedChunk:
     @property
     def blocks(self) -> list[int]: ...
     def copy_from(self, data: Buffer, *, block: int = 0, offset: int = 0) -> None: ...
+    @staticmethod
+    def copy_all(staged: Sequence[StagedChunk], sources: Sequence[Buffer], *, block: int = 0) -> None:
+        """Copies one source to each staged chunk; `copy_threads` threads share large copies."""
+
     def drop(self) -> None: ...
 
 @final
@@ -322,14 +329,15 @@ class Session:
     `client` is the caller's name, for the node's log; `device` is the number of the GPU actor (if not given, the actor with the
     fewest sessions); `window_bytes` is the requested write window, 0 for a session that never writes; `timeout` is in seconds,
     for each request. `verify` says which blocks are verified when they are read: "off", "sample" (one in 64, chosen by
-    `verify_seed`, at random if not given) or "always". A wrong block raises `DamagedError`, and the node is told.
+    `verify_seed`, at random if not given) or "always". A wrong block raises `DamagedError`, and the node is told. Copies of 4 MiB
+    and more take up to `copy_threads` threads, the calling one among them; 0 is half of the process's CPUs, at most 4.
 
     The session ends when it was closed, by `close()` or as a context manager, or dropped, and its last lease, ticket and
     reservation are gone. It belongs to the process that opened it: after a fork, the child gets `ForkedError`.
 
     Raises `ConnectError` if nobody listens there, `BusyError` and `RefusedError` if the node wants no session now."""
 
-    def __new__(cls, path: str | PathLike[str], *, client: str | None = None, device: int | None = None, window_bytes: int = 64 << 20, timeout: float = 10.0, verify: _Verify = "sample", verify_seed: int | None = None) -> Self: ...
+    def __new__(cls, path: str | PathLike[str], *, client: str | None = None, device: int | None = None, window_bytes: int = 64 << 20, timeout: float = 10.0, verify: _Verify = "sample", verify_seed: int | None = None, copy_threads: int = 0) -> Self: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *_error: _Error) -> None: ...
     def register(self, spec: NamespaceSpec, *, slices: Sequence[int] | None = None) -> Namespace:
@@ -443,7 +451,7 @@ class AsyncSession:
     `Session`. Many requests may be under way at the same time. Cancelling one is safe: what a late answer grants is given back."""
 
     @staticmethod
-    async def connect(path: str | PathLike[str], *, client: str | None = None, device: int | None = None, window_bytes: int = 64 << 20, timeout: float = 10.0, verify: _Verify = "sample", verify_seed: int | None = None) -> AsyncSession: ...
+    async def connect(path: str | PathLike[str], *, client: str | None = None, device: int | None = None, window_bytes: int = 64 << 20, timeout: float = 10.0, verify: _Verify = "sample", verify_seed: int | None = None, copy_threads: int = 0) -> AsyncSession: ...
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *_error: _Error) -> None: ...
     async def register(self, spec: NamespaceSpec, *, slices: Sequence[int] | None = None) -> Namespace: ...

@@ -167,6 +167,13 @@ class NodeSettings:
         "the loaded blocks to verify; `sample` is one in 64; a wrong block is a miss, and the node drops its chunk",
         default="sample",
     )
+    copy_threads: int = setting(
+        "threads that share a copy of 4 MiB or more between the engine's memory and the node's; 0 for half of the CPUs that the "
+        "engine may use, at most 4",
+        default=0,
+        least=0,
+        most=64,
+    )
     model_revision: str = setting(
         "names the model's weights if neither the engine nor the files do", default="", form=NAME
     )
@@ -193,6 +200,7 @@ class NodeSettings:
             window_bytes=window_bytes,
             timeout=self.timeout_seconds,
             verify=self.verify,
+            copy_threads=self.copy_threads,
         )
 
     def check_block(self, what: str, block_bytes: int) -> None:

@@ -1,13 +1,13 @@
 //! Verifying what is read.
 
-use larder_client::{Damaged, Session, SessionOptions, Verify};
+use larder_client::{BlockPart, Damaged, Session, SessionOptions, Verify};
 use larder_protocol::ChunkHash;
 use larder_protocol::session::{Leased, ReportDamage, Request, Response};
 
 use crate::fake_node::{BLOCK_BYTES, FakeNode, SLICES, chain, leased, node, options, pattern, spec};
 
 fn verifying(verify: Verify) -> SessionOptions {
-    SessionOptions { verify, ..options() }
+    SessionOptions { verify, copy_threads: 4, ..options() }
 }
 
 /// Leases three chunks and passes the lease to `read`. `spoil` changes the node's answer; `reports` are the chunks that the node
@@ -89,6 +89,55 @@ fn a_part_of_a_block_is_verified_with_all_of_it_before_a_byte_is_copied() {
         assert!(lease.copy_range(1, 1, 0, &mut out).is_err());
         assert_eq!(out, [9; 10]);
         assert!(lease.copy_range(1, 0, 0, &mut out).is_ok());
+    });
+}
+
+/// Parts of all blocks of three chunks, in order, again and again: enough for several threads.
+fn many_parts(memory: &mut [u8]) -> Vec<BlockPart<'_>> {
+    let blocks = (0..12_usize).cycle().flat_map(|i| {
+        let bytes = BLOCK_BYTES[i % 2];
+        [(i, 0, bytes / 3), (i, bytes / 3, bytes - bytes / 3), (i, 0, bytes)]
+    });
+    let (mut left, mut parts) = (memory, Vec::new());
+    for (i, offset, bytes) in blocks {
+        let Some((out, rest)) = left.split_at_mut_checked(bytes as usize) else { break };
+        parts.push(BlockPart { position: i / 4, block: i % 4, offset, out });
+        left = rest;
+    }
+    parts
+}
+
+fn is_right(part: &BlockPart<'_>) -> bool {
+    let i = part.position * 4 + part.block;
+    let (start, end) = (part.offset as usize, part.offset as usize + part.out.len());
+    *part.out == pattern(i, BLOCK_BYTES[i % 2])[start..end]
+}
+
+#[test]
+fn several_threads_copy_many_parts_each_to_its_own_memory() {
+    for verify in [Verify::Off, Verify::Sample, Verify::Always] {
+        with_lease(
+            verify,
+            |_| {},
+            vec![],
+            |lease| {
+                let mut memory = vec![0; 12 << 20];
+                lease.copy_parts(many_parts(&mut memory)).unwrap();
+                assert!(many_parts(&mut memory).iter().all(is_right));
+            },
+        );
+    }
+}
+
+#[test]
+fn of_many_parts_those_before_the_first_damaged_one_are_right() {
+    with_lease(Verify::Always, another_chunks_place, vec![1], |lease| {
+        let mut memory = vec![0; 12 << 20];
+        let damaged = Damaged { position: 1, block: 1, hash: ChunkHash([1; 32]), has_come: true };
+        assert_eq!(lease.copy_parts(many_parts(&mut memory)), Err(damaged));
+        let parts = many_parts(&mut memory);
+        let before = parts.iter().position(|part| (part.position, part.block) == (1, 1)).unwrap();
+        assert!(parts[..before].iter().all(is_right));
     });
 }
 

@@ -43,10 +43,8 @@ class Buffers:
 
     def fill(self, lease: larder_kv.Lease, first: int) -> None:
         """Copies all leased chunks to buffers `first` on."""
-        for position in range(lease.chunks):
-            lease.copy_block(position, self._buffers[first + position])
+        lease.copy_blocks(self._buffers[first : first + lease.chunks])
 
     def write(self, staged: Sequence[larder_kv.StagedChunk], numbers: Sequence[int]) -> None:
         """Copies buffers to staged chunks, one buffer to each."""
-        for chunk, number in zip(staged, numbers, strict=True):
-            chunk.copy_from(self._buffers[number])
+        larder_kv.StagedChunk.copy_all(staged, [self._buffers[number] for number in numbers])

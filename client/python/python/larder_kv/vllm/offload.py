@@ -170,8 +170,7 @@ class Offload:
         positions = reservation.chunks
         for start in range(0, len(positions), at_once):
             staged = node.session.stage_chunks(reservation, positions[start : start + at_once])
-            for chunk in staged:
-                chunk.copy_from(self._row(rows[chunk.position]))
+            larder_kv.StagedChunk.copy_all(staged, [self._row(rows[chunk.position]) for chunk in staged])
             node.session.commit(reservation, staged)
         return list(keys)
 
@@ -181,15 +180,17 @@ class Offload:
         start = 0
         while start < len(keys):
             with node.session.lease(node.namespace, chain(node, keys[start:])) as lease:
-                come = lease.chunks
-                for position in range(come):
+                come, at = lease.chunks, 0
+                while at < come:
+                    end = come
                     try:
-                        lease.copy_block(position, self._row(rows[start + position]))
+                        lease.copy_blocks([self._row(row) for row in rows[start + at : start + come]], first=at)
                     except larder_kv.DamagedError as error:
                         # The other chunks are of use without this one.
                         logger.warning("a chunk was not loaded: %s", error)
-                        continue
-                    loaded.append(keys[start + position])
+                        end = error.position
+                    loaded += keys[start + at : start + end]
+                    at = end + 1
             start += come + 1
         return loaded
 
