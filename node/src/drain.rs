@@ -134,10 +134,12 @@ impl Drains {
         }
         let Known { table, own, .. } = self.0.known.borrow().clone();
         if table.member(own).is_none() {
-            return Err("the node is no member of its cluster: nobody would take its chunks".to_owned());
+            return Err(
+                "the node is no member of its cluster, so no other node would take its chunks".to_owned()
+            );
         }
         if self.takers().is_empty() {
-            return Err("every other node drains or is gone: nobody would take its chunks; to end it all the same, stop its process".to_owned());
+            return Err("every other node drains or is gone, so no other node would take its chunks: to end this node nevertheless, stop its process".to_owned());
         }
         let within = Duration::from_millis(within_ms.min(MOST_WITHIN_MS));
         self.wish(Wish {

@@ -63,7 +63,7 @@ type Hear = Box<dyn FnMut(DeviceReport) + Send>;
 
 /// The ring, or all places for orders, are taken: try again after the next [`DeviceReport::Done`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the device has too many orders")]
+#[error("the device has too many orders: try again when one has ended")]
 pub struct Busy;
 
 enum Request {
@@ -328,7 +328,7 @@ impl Worker {
 /// Calls a device. A device that panics is lost: its work is unknown.
 fn guarded<T>(call: impl FnOnce() -> Result<T, DeviceError>) -> Result<T, DeviceError> {
     catch_unwind(AssertUnwindSafe(call))
-        .unwrap_or_else(|_| Err(DeviceError::Lost("its code panicked".into())))
+        .unwrap_or_else(|_| Err(DeviceError::Lost("the code of the device panicked".into())))
 }
 
 /// Calls that may wait beside orders.

@@ -158,7 +158,9 @@ impl CoordinatorClient {
         };
         let mut dials: FuturesUnordered<_> = addresses.iter().map(|&address| dial(address)).collect();
         let mut ended: Failed = match addresses.is_empty() {
-            true => format!("no name of a coordinator has an address: {}", names.join(", ")).into(),
+            true => {
+                format!("none of these names of coordinators has an address: {}", names.join(", ")).into()
+            }
             false => format!("no coordinator answers at {}", names.join(", ")).into(),
         };
         let mut patience = DIAL_DEADLINE;

@@ -101,11 +101,11 @@ async fn read_hello(socket: &UnixStream, reader: &mut FrameReader) -> Result<(u6
         if let Some(frame) = frame {
             let number = frame.header.request;
             if !frame.descriptors.is_empty() {
-                return Err(malformed(number, &"a hello brings no descriptors"));
+                return Err(malformed(number, &"a hello must have no descriptors"));
             }
             let hello = match decode_request(frame.payload) {
                 Ok(Request::Hello(hello)) => hello,
-                Ok(_) => return Err(malformed(number, &"a session starts with a hello")),
+                Ok(_) => return Err(malformed(number, &"a session must start with a hello")),
                 Err(error) => return Err(malformed(number, &error)),
             };
             if hello.client.len() > MAX_NAME_BYTES {

@@ -138,7 +138,7 @@ fn the_last_node_is_not_drained_nor_one_that_nobody_knows_nor_by_anybody_but_an_
     let cluster = cluster(1, "");
     let (status, _, said) = admin(&cluster, &["drain", "node-0"]);
     assert_eq!(status, Some(1));
-    assert!(said.contains("nobody would take its chunks"), "{said}");
+    assert!(said.contains("no other node would take its chunks"), "{said}");
     let (status, _, said) = admin(&cluster, &["drain", "node-7"]);
     assert_eq!(status, Some(2));
     assert!(said.contains("the coordinator knows no node `node-7`"), "{said}");

@@ -489,7 +489,7 @@ fn check(call: &'static str, result: CUresult) -> Result<(), CudaError> {
 }
 
 fn beyond(call: &'static str) -> CudaError {
-    CudaError { call, code: 1, name: "it is smaller than was said".into() }
+    CudaError { call, code: 1, name: "the allocation is smaller than the engine said".into() }
 }
 
 /// Logs a failure to free something, which nobody can repair.
