@@ -499,7 +499,7 @@ async fn keep(
             return error;
         }
         if is_own && !membership.lock().leads(uptime.now()) {
-            tracing::warn!(epoch = %table.epoch, "a table came too late: this coordinator leads no more");
+            tracing::warn!(epoch = %table.epoch, "a table was made too late: this coordinator no longer leads");
             membership.lock().resign();
             continue;
         }

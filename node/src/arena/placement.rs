@@ -93,7 +93,7 @@ impl ArenaPlacement {
         let found = maps::node_bytes(starts);
         SAID.call_once(|| match &found {
             Ok(_) => {
-                tracing::info!(%refusal, "move_pages is refused: /proc/self/numa_maps says where memory is")
+                tracing::info!(%refusal, "move_pages is refused: the node reads the places of memory from /proc/self/numa_maps")
             }
             Err(error) => tracing::warn!(
                 %refusal, %error,
@@ -180,7 +180,7 @@ impl ArenaPlacement {
     pub(crate) fn warn_if_wrong(&self) {
         if self.misplaced_pages() > 0 {
             let (asked, sampled, misplaced) = (self.asked, self.sampled_pages(), self.misplaced_pages());
-            tracing::warn!(asked, sampled, misplaced, on = ?self.pages_on, "the arena is not where it was asked for");
+            tracing::warn!(asked, sampled, misplaced, on = ?self.pages_on, "some pages of the arena are not on the requested NUMA node");
         }
     }
 

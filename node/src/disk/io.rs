@@ -158,7 +158,9 @@ impl DiskFile {
                 self.file.set_len(has)?;
                 return Err(error.into());
             }
-            None => tracing::warn!("the file system cannot take the disk tier's space ahead of need"),
+            None => {
+                tracing::warn!("the file system cannot reserve the disk tier's space: keep this space free")
+            }
         }
         self.resize(has.max(bytes))
     }

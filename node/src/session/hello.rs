@@ -269,7 +269,7 @@ async fn make_window(
     // This blocks while the kernel clears the memory.
     let made = threads::blocking(move || Window::create(bytes, numa_node, Some(share))).await;
     made.map(|window| Some(Arc::new(window))).map_err(|error| {
-        tracing::warn!(%error, source = ?std::error::Error::source(&error), "no write window");
+        tracing::warn!(%error, source = ?std::error::Error::source(&error), "cannot make the write window of a session");
         refusal(RefusalCode::Internal, &error)
     })
 }

@@ -495,7 +495,7 @@ fn beyond(call: &'static str) -> CudaError {
 /// Logs a failure to free something, which nobody can repair.
 fn log(call: &'static str, result: CUresult) {
     if let Err(error) = check(call, result) {
-        tracing::warn!(%error, "the CUDA driver refused to end something");
+        tracing::warn!(%error, "the CUDA driver refused to free a resource");
     }
 }
 
