@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_changes_and_the_rest_is_named() {
+    fn the_patience_of_membership_changes_at_once_and_other_settings_are_named() {
         let (running, mut new) = (Config::default(), Config::default());
         new.membership.remove_after_ms = 60_000;
         new.membership.heartbeat_ms = 500;

@@ -440,7 +440,7 @@ fn manual_pages_are_written_where_they_are_asked_for() {
 }
 
 #[test]
-fn who_gets_no_memory_says_so_and_does_not_abort() {
+fn a_command_without_memory_says_so_and_does_not_abort() {
     let trace = tempfile::NamedTempFile::new().unwrap();
     let requests: String = (0..200_000)
         .map(|n| {

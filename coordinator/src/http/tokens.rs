@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_hears_what_to_do() {
+    fn a_refusal_names_the_remedy() {
         let none = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let refused = |tokenizers: &Tokenizers, model: &str| {
             none.block_on(tokenizers.tokens(ask(model))).unwrap_err().to_string()

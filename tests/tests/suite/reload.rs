@@ -171,7 +171,7 @@ fn reload(cluster: &Cluster) -> Value {
 }
 
 #[test]
-fn a_tenant_comes_goes_and_begins_anew_when_it_comes_again() {
+fn a_tenant_that_is_removed_and_added_again_begins_without_chunks() {
     let cluster = cluster(1, "[audit]\npath = \"{name}.audit\"\n");
     let host = Engine::connect(&cluster.socket(0));
     let hashes = larder_tests::content::prompt(b'a', 30);
