@@ -192,7 +192,8 @@ async fn ask(
     let connection = nodes.connection(table, member.number).await.ok_or_else(lost)?;
     if connection.version() < request.since() {
         // The connection stays usable.
-        let why = format!("it speaks {}, which lacks this answer: upgrade the node", connection.version());
+        let why =
+            format!("the node speaks {}, which lacks this answer: upgrade the node", connection.version());
         return Ok(PeerResponse::Refused(why));
     }
     let (mut send, mut receive) = connection.quic().open_bi().await.map_err(|_| lost())?;

@@ -164,8 +164,8 @@ pub(crate) fn ask_member(member: &Member) -> anyhow::Result<(Value, NodeStatus)>
 
 fn is_another(address: &impl Display, found: &str, asked: &str) -> String {
     format!(
-        "{address} is {found}, not {asked}: {asked} registers an address that is not its own for others. Let its [http] \
-         listen and its [cluster] coordinator name addresses that other hosts reach, or set [cluster] advertise"
+        "{address} is {found}, not {asked}: {asked} registers an address that leads other hosts elsewhere. In the configuration \
+         of {asked}, set [http] listen and [cluster] coordinator to addresses that other hosts reach, or set [cluster] advertise"
     )
 }
 

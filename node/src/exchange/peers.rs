@@ -423,7 +423,7 @@ async fn converse(
 ) -> Result<(Room, PeerResponse), Box<dyn std::error::Error>> {
     let version = connection.version();
     if version < request.since() {
-        return Err(format!("it speaks {version}, which has no such request: upgrade it").into());
+        return Err(format!("the node speaks {version}, which has no such request: upgrade the node").into());
     }
     let (mut send, mut receive) = connection.quic().open_bi().await?;
     send.set_priority(SMALL_FIRST)?;
